@@ -1,0 +1,39 @@
+# Options, and moe_flags: the compile flags of every target of this project.
+include(GNUInstallDirs)
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+option(MOE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
+set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")
+set(MOE_ENABLE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set(MOE_MPI openmpi CACHE STRING "Which MPI to link: openmpi or mpich")
+set(MOE_SANITIZE "" CACHE STRING "-fsanitize= value: address,undefined or thread")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+add_library(moe_flags INTERFACE)
+target_compile_features(moe_flags INTERFACE cxx_std_20)
+target_include_directories(moe_flags INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/moe-1>)
+
+# What only this project's own files get; a user's code keeps its own choices.
+add_library(moe_private_flags INTERFACE)
+target_compile_options(moe_private_flags INTERFACE
+  -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
+  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
+  $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror>)
+if(MOE_SANITIZE)
+  target_compile_options(moe_private_flags INTERFACE -fsanitize=${MOE_SANITIZE} -fno-omit-frame-pointer -g -O1)
+  target_link_options(moe_private_flags INTERFACE -fsanitize=${MOE_SANITIZE})
+  if(MOE_SANITIZE MATCHES "undefined")
+    target_compile_options(moe_private_flags INTERFACE -fno-sanitize-recover=undefined)
+  endif()
+endif()
+target_link_libraries(moe_private_flags INTERFACE moe_flags)

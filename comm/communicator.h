@@ -1,0 +1,193 @@
+// Collective communication among the ranks of one group.
+#ifndef MOE_COMM_COMMUNICATOR_H_
+#define MOE_COMM_COMMUNICATOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+enum class ReduceOp : uint8_t { kSum, kMax };
+
+// Memory that every rank of a group can read in place. The owner writes `local()`; peers read
+// through `peer(r)`. Who may touch it when is ordered by Communicator::Fence.
+class PeerBuffer {
+ public:
+  virtual ~PeerBuffer() = default;
+  virtual absl::Span<std::byte> local() const = 0;  // [bytes], zeroed, 64-byte aligned
+  // The buffer of rank r, readable from this rank. peer(own rank) is local().
+  virtual const std::byte* peer(int r) const = 0;
+};
+
+// What a rank is doing, for the message of a failed wait: "dispatch, layer 3, step 120".
+struct CommPhase {
+  const char* name = "";  // a string literal
+  int layer = -1;         // -1: not inside a layer
+  int64_t step = -1;
+};
+
+// One step of a group of point-to-point transfers.
+struct SendRecvOp {
+  int peer = 0;
+  const void* send = nullptr;  // nullptr: this op receives
+  void* recv = nullptr;        // nullptr: this op sends
+  int64_t bytes = 0;
+};
+
+// One rank's end of a group of size() ranks, numbered 0 .. size()-1.
+//
+// Collectives must be called by every rank of the group, in the same order, with arguments that
+// agree. They are enqueued on `stream` and return at once; buffers belong to the operation until
+// the stream passes it. A CPU stream may run them before returning.
+//
+// Thread use: one host thread and one stream at a time. For collectives that overlap each other,
+// Split() a second communicator.
+//
+// Errors. Bad arguments: kInvalidArgument at once, before anything is sent, the same on every
+// backend; the communicator stays usable. A lost peer, Abort() or a timeout: kAborted,
+// kUnavailable or kDeadlineExceeded, from this or a later call or from Stream::Synchronize();
+// the communicator is then dead and every later call returns the same status. Messages name the
+// rank, the phase, who was waited for and how long.
+//
+// Backends override the Do* functions only; checks live here so that all backends agree.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual absl::string_view backend() const = 0;  // "local", "mpi", "nccl"
+  virtual absl::Duration timeout() const = 0;     // deadline of every wait
+
+  // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
+  // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to
+  // run. T: float, double, BFloat16 (summed in float32), int32_t, int64_t. This is the backend's
+  // own algorithm; RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
+  template <typename T>
+  absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
+    return CheckedAllReduce(inout.data(), inout.size(), DTypeOf<T>::value, op, stream);
+  }
+
+  // `send` is R equal blocks; this rank receives the sum (or max) over ranks of block rank().
+  // recv.size() * R == send.size().
+  template <typename T>
+  absl::Status ReduceScatter(absl::Span<const T> send, absl::Span<T> recv, ReduceOp op,
+                             Stream& stream) {
+    return CheckedReduceScatter(send.data(), send.size(), recv.data(), recv.size(),
+                                DTypeOf<T>::value, op, stream);
+  }
+
+  // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks.
+  template <typename T>
+  absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
+    return CheckedAllGather(send.data(), send.size(), recv.data(), recv.size(), DTypeOf<T>::value,
+                            stream);
+  }
+
+  // Equal blocks: rank r receives block r of every rank, in rank order.
+  template <typename T>
+  absl::Status AllToAll(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
+    return CheckedAllToAll(send.data(), send.size(), recv.data(), recv.size(), DTypeOf<T>::value,
+                           stream);
+  }
+
+  // Rank r receives send[r] of every rank, in rank order.
+  //   send         elements grouped by destination, sum(send_counts) of them
+  //   send_counts  [R] elements to each rank, >= 0 (host memory)
+  //   recv         elements grouped by source, sum(recv_counts) of them
+  //   recv_counts  [R] elements from each rank, >= 0 (host memory); must equal what peers send
+  template <typename T>
+  absl::Status AllToAllV(absl::Span<const T> send, absl::Span<const int64_t> send_counts,
+                         absl::Span<T> recv, absl::Span<const int64_t> recv_counts,
+                         Stream& stream) {
+    return CheckedAllToAllV(send.data(), send.size(), send_counts, recv.data(), recv.size(),
+                            recv_counts, DTypeOf<T>::value, stream);
+  }
+
+  // Every rank's `inout` becomes root's.
+  template <typename T>
+  absl::Status Broadcast(absl::Span<T> inout, int root, Stream& stream) {
+    return CheckedBroadcast(inout.data(), inout.size(), DTypeOf<T>::value, root, stream);
+  }
+
+  // A group of sends and receives that progress together; done when all are. Between two ranks,
+  // the i-th send meets the i-th receive, and their sizes must agree. Not every rank need call it:
+  // only those with something to move (ranks that wait for an absent peer time out).
+  absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream);
+
+  // Blocks the host until every rank has called it.
+  virtual absl::Status Barrier() = 0;
+
+  // Stream-ordered barrier: work after it in `stream` sees everything that any rank put into its
+  // peer buffers before its own Fence. Publishing and releasing peer memory are Fences.
+  absl::Status Fence(Stream& stream);
+
+  // Collective, blocks the host. Ranks with equal `color` >= 0 form a group, ordered by (key,
+  // rank); color -1 gets nullptr. The new communicator shares nothing with this one but its fate:
+  // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+
+  // Whether AllocatePeerBuffer works here.
+  virtual bool has_peer_memory() const { return false; }
+
+  // Collective, blocks the host; `bytes` may differ between ranks. kUnimplemented without peer
+  // memory.
+  virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes);
+
+  // Ends this rank's part: its pending and later calls return kAborted. Peers learn of it at once
+  // where the backend can tell them (local), else by their timeout. Callable from any thread.
+  virtual void Abort(absl::Status reason) = 0;
+
+  // What this rank does next; goes into the message of a failed wait. Cheap.
+  void SetPhase(const CommPhase& phase) { phase_ = phase; }
+  const CommPhase& phase() const { return phase_; }
+
+ protected:
+  Communicator() = default;
+  virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                                   Stream& stream) = 0;
+  virtual absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
+                                       ReduceOp op, Stream& stream) = 0;
+  virtual absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
+                                   Stream& stream) = 0;
+  virtual absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
+                                   void* recv, absl::Span<const int64_t> recv_bytes,
+                                   Stream& stream) = 0;
+  virtual absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) = 0;
+  virtual absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) = 0;
+  virtual absl::Status DoFence(Stream& stream) = 0;
+
+ private:
+  absl::Status CheckedAllReduce(void* inout, size_t count, DType type, ReduceOp op, Stream& stream);
+  absl::Status CheckedReduceScatter(const void* send, size_t send_count, void* recv,
+                                    size_t recv_count, DType type, ReduceOp op, Stream& stream);
+  absl::Status CheckedAllGather(const void* send, size_t send_count, void* recv, size_t recv_count,
+                                DType type, Stream& stream);
+  absl::Status CheckedAllToAll(const void* send, size_t send_count, void* recv, size_t recv_count,
+                               DType type, Stream& stream);
+  absl::Status CheckedAllToAllV(const void* send, size_t send_count,
+                                absl::Span<const int64_t> send_counts, void* recv,
+                                size_t recv_count, absl::Span<const int64_t> recv_counts,
+                                DType type, Stream& stream);
+  absl::Status CheckedBroadcast(void* inout, size_t count, DType type, int root, Stream& stream);
+
+  CommPhase phase_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_COMMUNICATOR_H_

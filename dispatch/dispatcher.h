@@ -1,0 +1,84 @@
+// Moves rows between token order at home and expert order at the experts' ranks.
+#ifndef MOE_DISPATCH_DISPATCHER_H_
+#define MOE_DISPATCH_DISPATCHER_H_
+
+#include <cstdint>
+#include <memory>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "dispatch/dispatch_plan.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+enum class DispatchAlgorithm : uint8_t {
+  kStaged,        // gather to send order, AllToAllV, regroup by index
+  kDirect,        // rows are read straight from the peer's memory: no staging copy
+  kHierarchical,  // two levels: between groups of node_size ranks, then inside the group
+};
+
+struct DispatcherOptions {
+  DispatchAlgorithm algorithm = DispatchAlgorithm::kStaged;
+  int node_size = 1;  // hierarchical: ranks per "host"; must divide the group's size
+};
+
+// Two data movers serve the four movements of a layer:
+//   Dispatch, DispatchScaled   home -> experts: tokens (forward), weight * dy (combine's backward)
+//   Return                     experts -> home: outputs (forward), input gradients (backward)
+// What happens at home with returned rows (weighted sum, row dots, plain sum) is kernels/combine,
+// with plan.home_row_of_slot().
+//
+// Each call moves one chunk of the plan and is enqueued on `exchange`, after what is already there
+// (the caller makes `exchange` wait for the producer of its input). So the exchange of chunk c + 1
+// overlaps the experts of chunk c when `exchange` is not the compute stream. All calls are
+// collective over the group; every rank makes them chunk by chunk, ascending, in the same order.
+//
+// Same bits whatever the algorithm: rows are rounded to T before they travel, also when they stay
+// on their rank or are read in place.
+template <typename T>
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  // Collective. kDirect without peer memory becomes kStaged and says so once in the log.
+  // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher.
+  static absl::StatusOr<std::unique_ptr<Dispatcher>> Create(const DispatcherOptions& options,
+                                                            Communicator& comm);
+  virtual DispatchAlgorithm algorithm() const = 0;
+
+  // Memory for rows that will be given to Return, [plan.expert_rows(), H]: peer memory for kDirect
+  // (peers read it in place), else from `workspace`. Collective when it has to grow. Valid until
+  // the next call of this function; write it only after the previous Return's last chunk.
+  virtual absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
+                                                     Workspace& workspace) = 0;
+
+  // This chunk's part of expert_rows = rows of x at the ranks they come from; padding rows are 0.
+  //   x            [T, H] at home; must not change until the last chunk has been exchanged
+  //   expert_rows  [N, H], all chunks; only this chunk's rows are written
+  // `workspace` lends staging memory that must live until `exchange` passes this point.
+  virtual absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                                MatrixView<T> expert_rows, Workspace& workspace,
+                                Stream& exchange) = 0;
+
+  // This chunk's part of expert_rows = weight[slot] * dy[token of slot], the product in float32,
+  // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home.
+  virtual absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
+                                      absl::Span<const float> weight, MatrixView<T> expert_rows,
+                                      Workspace& workspace, Stream& exchange) = 0;
+
+  // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
+  // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
+  virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                              MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_DISPATCH_DISPATCHER_H_

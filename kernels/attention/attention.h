@@ -1,0 +1,53 @@
+// Causal multi-head attention with rotary positions over packed sequences.
+#ifndef MOE_KERNELS_ATTENTION_ATTENTION_H_
+#define MOE_KERNELS_ATTENTION_ATTENTION_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// Heads lie side by side in the columns: head a is columns [a * D, (a + 1) * D), D = cols / heads.
+// sequence_offsets [B + 1] (host memory) cuts the T rows into sequences that do not see each other.
+struct AttentionShape {
+  int heads = 1;
+  absl::Span<const int64_t> sequence_offsets;
+};
+
+// +1 rotates forward, -1 is the inverse rotation (backward).
+enum class RotaryDirection : int8_t { kForward = 1, kBackward = -1 };
+
+// Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted from the
+// start of the row's sequence; in place. D must be even. Su et al. (2021), arXiv:2104.09864, in
+// the half-split layout of Llama.
+template <typename T>
+absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
+                         MatrixView<T> x, Stream& stream);
+
+// out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, k, v, out [T, heads * D];
+// log_sum_exp [T, heads] float32 is kept for backward.
+// A token's bits depend on its own sequence only: float32, keys in ascending order.
+template <typename T>
+absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
+                             MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,
+                             MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream);
+
+// d_q, d_k, d_v (overwritten) from d_out and what forward kept.
+template <typename T>
+absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<const T> q,
+                                     MatrixView<const T> k, MatrixView<const T> v,
+                                     MatrixView<const T> out, MatrixView<const float> log_sum_exp,
+                                     MatrixView<const T> d_out, MatrixView<T> d_q,
+                                     MatrixView<T> d_k, MatrixView<T> d_v, Workspace& workspace,
+                                     Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_ATTENTION_ATTENTION_H_

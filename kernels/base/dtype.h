@@ -1,0 +1,104 @@
+// Element types that cross the library's interfaces.
+// No Abseil here: .cu files include this header.
+#ifndef MOE_KERNELS_BASE_DTYPE_H_
+#define MOE_KERNELS_BASE_DTYPE_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kUInt8 };
+
+// Storage of bfloat16: the upper half of a float32. Arithmetic happens in float32.
+struct BFloat16 {
+  uint16_t bits = 0;
+
+  BFloat16() = default;
+  // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
+  MOE_HOST_DEVICE constexpr explicit BFloat16(float value) {
+    const uint32_t u = std::bit_cast<uint32_t>(value);
+    const bool is_nan = (u & 0x7fffffffu) > 0x7f800000u;
+    bits =
+        static_cast<uint16_t>(is_nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  MOE_HOST_DEVICE constexpr explicit operator float() const {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+  bool operator==(const BFloat16&) const = default;
+};
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kFloat32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kFloat64;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kInt32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kInt64;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::kUInt8;
+};
+
+// Bytes of one element.
+constexpr int64_t SizeOf(DType type) {
+  switch (type) {
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return 2;
+    case DType::kUInt8:
+      return 1;
+  }
+  return 0;
+}
+
+// "f32", "bf16" ...: the names that flags and tables use.
+constexpr const char* NameOf(DType type) {
+  switch (type) {
+    case DType::kFloat32:
+      return "f32";
+    case DType::kFloat64:
+      return "f64";
+    case DType::kBFloat16:
+      return "bf16";
+    case DType::kFloat16:
+      return "f16";
+    case DType::kInt32:
+      return "i32";
+    case DType::kInt64:
+      return "i64";
+    case DType::kUInt8:
+      return "u8";
+  }
+  return "?";
+}
+
+// Whether an operation replaces its output or adds to it.
+enum class Write : uint8_t { kOverwrite, kAdd };
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_DTYPE_H_

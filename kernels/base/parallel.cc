@@ -1,0 +1,70 @@
+#include "kernels/base/parallel.h"
+
+#include <algorithm>
+
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include "kernels/base/status_macros.h"
+
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define MOE_TSAN_RELEASE(address) __tsan_release(address)
+#define MOE_TSAN_ACQUIRE(address) __tsan_acquire(address)
+#else
+#define MOE_TSAN_RELEASE(address) (void)(address)
+#define MOE_TSAN_ACQUIRE(address) (void)(address)
+#endif
+
+namespace moe {
+namespace {
+
+thread_local bool inside_for = false;
+
+}  // namespace
+
+struct ThreadPool::Arena {
+  explicit Arena(int threads) : arena(threads, /*reserved_for_masters=*/1) {}
+  oneapi::tbb::task_arena arena;
+};
+
+ThreadPool::ThreadPool(int threads) : threads_(threads) {
+  MOE_CHECK(threads >= 1);
+  if (threads > 1) arena_ = std::make_unique<Arena>(threads);
+}
+
+ThreadPool::~ThreadPool() = default;
+
+ThreadPool& ThreadPool::Serial() {
+  static ThreadPool* const serial = new ThreadPool(1);
+  return *serial;
+}
+
+void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> body) {
+  grain = std::max<int64_t>(grain, 1);
+  const int64_t ranges = (n + grain - 1) / grain;
+  const auto run = [&](int64_t range) {
+    body(range * grain, std::min(n, (range + 1) * grain));
+  };
+  if (arena_ == nullptr || inside_for || ranges <= 1) {
+    for (int64_t range = 0; range < ranges; ++range) run(range);
+    return;
+  }
+  char fork = 0, join = 0;  // addresses that stand for the two edges
+  MOE_TSAN_RELEASE(&fork);
+  arena_->arena.execute([&] {
+    oneapi::tbb::parallel_for(
+        int64_t{0}, ranges,
+        [&](int64_t range) {
+          MOE_TSAN_ACQUIRE(&fork);
+          inside_for = true;
+          run(range);
+          inside_for = false;
+          MOE_TSAN_RELEASE(&join);
+        },
+        oneapi::tbb::simple_partitioner());
+  });
+  MOE_TSAN_ACQUIRE(&join);
+}
+
+}  // namespace moe

@@ -1,0 +1,78 @@
+// Ordered execution on a device: the one seam that lets CPU and CUDA share every algorithm above.
+#ifndef MOE_KERNELS_BASE_STREAM_H_
+#define MOE_KERNELS_BASE_STREAM_H_
+
+#include <cstdint>
+#include <memory>
+
+#include <absl/functional/any_invocable.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "kernels/base/parallel.h"
+
+namespace moe {
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;  // CUDA ordinal; 0 for the CPU.
+};
+
+// A point in a stream. Copyable; copies share the point.
+class Event {
+ public:
+  struct State;
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// A FIFO queue of work on one device.
+//
+// Errors are sticky, as on CUDA: the first failing task stops the queue, later tasks are dropped,
+// and every later call returns that first status. A stream is used by one host thread at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  virtual Device device() const = 0;
+
+  // CPU: the threads that operations enqueued here may use.
+  virtual ThreadPool& threads() const { return ThreadPool::Serial(); }
+
+  // Runs `task` on the host after all work already in the stream. The task must not call CUDA.
+  virtual absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) = 0;
+
+  // Marks the work enqueued so far.
+  virtual absl::StatusOr<Event> Record() = 0;
+
+  // Holds back later work in this stream until `event` has passed. Does not block the host.
+  virtual absl::Status WaitFor(const Event& event) = 0;
+
+  // Blocks the host until the stream is empty; returns the first error, if any.
+  virtual absl::Status Synchronize() = 0;
+
+  // cudaStream_t on CUDA, nullptr on the CPU.
+  virtual void* native_handle() const { return nullptr; }
+
+ protected:
+  Stream() = default;
+};
+
+// CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
+// overlaps). CUDA: a non-blocking stream. `threads`, if given, must outlive the stream.
+absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr);
+
+// CPU only: runs each task before Enqueue returns. What compute uses on the CPU.
+std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads = nullptr);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_STREAM_H_

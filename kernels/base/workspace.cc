@@ -1,0 +1,57 @@
+#include "kernels/base/workspace.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+
+namespace moe {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kSmallestChunk = int64_t{1} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::byte*> Workspace::Take(int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("Workspace: ", bytes, " bytes, expected >= 0"));
+  }
+  const int64_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  while (chunk_ < chunks_.size() && used_ + size > chunks_[chunk_].bytes()) {
+    ++chunk_;
+    used_ = 0;
+  }
+  if (chunk_ == chunks_.size()) {
+    const int64_t last = chunks_.empty() ? kSmallestChunk : 2 * chunks_.back().bytes();
+    MOE_ASSIGN_OR_RETURN(Buffer chunk, Buffer::Allocate(std::max(size, last), *memory_));
+    ++allocations_;
+    chunks_.push_back(std::move(chunk));
+    used_ = 0;
+  }
+  std::byte* const data = chunks_[chunk_].data() + used_;
+  used_ += size;
+  peak_ = std::max(peak_, used_bytes());
+  return data;
+}
+
+int64_t Workspace::used_bytes() const {
+  int64_t total = used_;
+  for (size_t i = 0; i < chunk_; ++i) total += chunks_[i].bytes();
+  return total;
+}
+
+void Workspace::Release(Mark mark) {
+  chunk_ = mark.chunk;
+  used_ = mark.used;
+  if (chunk_ != 0 || used_ != 0 || chunks_.size() < 2) return;
+  int64_t total = 0;
+  for (const Buffer& chunk : chunks_) total += chunk.bytes();
+  chunks_.clear();
+  // On failure the next Take allocates, and reports, as it needs.
+  if (absl::StatusOr<Buffer> joined = Buffer::Allocate(total, *memory_); joined.ok()) {
+    ++allocations_;
+    chunks_.push_back(*std::move(joined));
+  }
+}
+
+}  // namespace moe

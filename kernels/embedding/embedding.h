@@ -1,0 +1,26 @@
+// Token embedding.
+#ifndef MOE_KERNELS_EMBEDDING_EMBEDDING_H_
+#define MOE_KERNELS_EMBEDDING_EMBEDDING_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+// d_table[v, :] (+)= sum over t with ids[t] == v, ascending, of dx[t, :], in float32.
+//   ids [T] in [0, V);  dx [T, H];  d_table [V, H]. kOverwrite zeroes rows no token names.
+// (The forward pass is GatherRows of the table by ids.)
+// Errors: kInvalidArgument if shapes disagree or an id is out of range.
+template <typename T>
+absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
+                               MatrixView<float> d_table, Write write, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EMBEDDING_EMBEDDING_H_

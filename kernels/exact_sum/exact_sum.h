@@ -1,0 +1,42 @@
+// Sums of float32 that do not depend on their order: fixed-point integers.
+#ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_
+#define MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+// The fixed-point grid of one training run. A value x becomes q = round_to_nearest_even(x / unit),
+// an int64, and integer addition is associative: any order of terms, accumulation over rounds, and
+// a ring over int64 all give the same bits. (Idea: Demmel and Nguyen, "Reproducible summation",
+// IEEE TC 2015, with one bin, because gradients of a mean loss have a known range.)
+struct ExactGrid {
+  int unit_log2 = -50;    // unit = 2^unit_log2 (times the loss scale's log2)
+  int64_t max_terms = 1;  // M: no more than M terms are ever added to one element
+
+  // |q| above this counts as non-finite, so that max_terms of them cannot overflow.
+  int64_t limit() const { return INT64_MAX / max_terms; }
+};
+
+// sum[i] += q(partial[i]); *non_finite += number of NaN, infinite or too large elements, which
+// contribute 0. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
+absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
+                             absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream);
+
+// out[i] = float(double(sum[i]) * unit * scale): one rounding to double, an exact product when
+// scale is a power of two (else one more), one rounding to float. sum, out [n].
+absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
+                          absl::Span<float> out, Stream& stream);
+
+// Sum of squares in float64 with a layout-free order: blocks of 4096 elements, each summed in
+// ascending order over 16 interleaved partials folded pairwise, blocks folded in ascending order.
+absl::Status SumOfSquares(absl::Span<const float> x, double* result, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_

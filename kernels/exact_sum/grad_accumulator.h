@@ -1,0 +1,51 @@
+// Where the partial gradients of one parameter add up over the micro-batches of a step.
+#ifndef MOE_KERNELS_EXACT_SUM_GRAD_ACCUMULATOR_H_
+#define MOE_KERNELS_EXACT_SUM_GRAD_ACCUMULATOR_H_
+
+#include <cstdint>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+#include "kernels/exact_sum/exact_sum.h"
+
+namespace moe {
+
+// A view over one parameter's part of a reducer bucket: float32 (`fast` numerics) or int64 on an
+// exact grid (`layout-invariant`). Copyable; the bucket owns the memory.
+class GradAccumulator {
+ public:
+  GradAccumulator() = default;
+  // Float32: partials are added in the order they come.
+  explicit GradAccumulator(absl::Span<float> sum) : float_sum_(sum) {}
+  // Exact: partials are rounded to the grid once and added as integers. `non_finite` counts what
+  // the grid cannot hold; it is shared by the parameters of a bucket.
+  GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, int64_t* non_finite)
+      : exact_sum_(sum), grid_(grid), non_finite_(non_finite) {}
+
+  bool exact() const { return non_finite_ != nullptr; }
+  int64_t size() const {
+    return static_cast<int64_t>(exact() ? exact_sum_.size() : float_sum_.size());
+  }
+
+  // Adds one partial. `compute(out, write)` fills (kOverwrite) or adds to (kAdd) `out`, all of the
+  // parameter's elements; it is called once, with scratch from `workspace` when exact. On the CPU
+  // the stream must run inline. One call is one partial of the numerics contract: in exact
+  // accumulation call it once per micro-batch (an expert: once per segment).
+  absl::Status Add(absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
+                   Workspace& workspace, Stream& stream) const;
+
+ private:
+  absl::Span<float> float_sum_;
+  absl::Span<int64_t> exact_sum_;
+  ExactGrid grid_;
+  int64_t* non_finite_ = nullptr;
+};
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXACT_SUM_GRAD_ACCUMULATOR_H_

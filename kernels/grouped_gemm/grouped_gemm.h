@@ -1,0 +1,60 @@
+// Matrix products of rows grouped by expert, with a summation order that is part of the contract.
+#ifndef MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_H_
+#define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]. Groups may be empty.
+// T (float or BFloat16) is the storage type of the inputs; every product is accumulated in float32.
+//
+// Order of summation: an output element starts from 0 (Write::kOverwrite) or from its old value
+// (Write::kAdd, float32 outputs only) and takes its terms in ascending order of the reduced index,
+// one fused multiply-add each, rounded to the output type once at the end. It therefore has the
+// same bits for any number of rows, tiles or threads, on any SIMD width, in body or tail; the
+// reference is a loop over std::fma.
+//
+// All views live on stream.device() and stay valid until the stream passes this point; offsets
+// [L + 1] and the weight views themselves are host memory and are read before the call returns.
+// `workspace` lends packing buffers for the length of the call on the CPU.
+// Errors: kInvalidArgument if shapes disagree or offsets do not ascend; kResourceExhausted.
+
+// y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
+template <typename T>
+absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
+                         absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
+                         Workspace& workspace, Stream& stream);
+
+// dx[n, k] = sum_o dy[n, o] * weight[g][o, k].   dy [N, O], weight[g] [O, K], dx [N, K].
+template <typename T>
+absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
+                                      absl::Span<const MatrixView<const T>> weight,
+                                      MatrixView<T> dx, Workspace& workspace, Stream& stream);
+
+// dw[o, k] (+)= sum_n dy[n, o] * x[n, k].   One group: dy [N, O], x [N, K], dw [O, K].
+// With N = 0, kOverwrite writes zeros.
+template <typename T>
+absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
+                                Write write, Workspace& workspace, Stream& stream);
+
+// The dense layer is one group: y = x * weight^T, dx = dy * weight.
+// TOut may be float where T is BFloat16 (router and output logits).
+template <typename T, typename TOut = T>
+absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
+                  Workspace& workspace, Stream& stream);
+template <typename T, typename TOut = T>
+absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weight,
+                               MatrixView<TOut> dx, Workspace& workspace, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_H_

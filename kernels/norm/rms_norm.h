@@ -1,0 +1,37 @@
+// Root-mean-square normalisation. Zhang and Sennrich (2019), arXiv:1910.07467.
+#ifndef MOE_KERNELS_NORM_RMS_NORM_H_
+#define MOE_KERNELS_NORM_RMS_NORM_H_
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// y[t, h] = x[t, h] * rstd[t] * weight[h],  rstd[t] = 1 / sqrt(mean_h x[t, h]^2 + epsilon).
+//   x, y [T, H];  weight [H] float32;  rstd [T] float32, kept for backward.
+// The sum of squares is float32 in the fixed order of CombineWeightGradient's dot product.
+template <typename T>
+absl::Status RmsNorm(MatrixView<const T> x, absl::Span<const float> weight, float epsilon,
+                     MatrixView<T> y, absl::Span<float> rstd, Stream& stream);
+
+// dx (+)= gradient by x; d_weight[h] (+)= sum_t dy[t, h] * x[t, h] * rstd[t], t ascending, float32.
+//   dx [T, H] with kAdd adds to the residual stream's gradient (one rounding).
+template <typename T>
+absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weight,
+                             absl::Span<const float> rstd, MatrixView<const T> dy, MatrixView<T> dx,
+                             Write write_dx, absl::Span<float> d_weight, Write write_d_weight,
+                             Stream& stream);
+
+// out = a + b in float32, rounded to T once. All [T, H]; out may be a or b.
+template <typename T>
+absl::Status AddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
+                     Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_NORM_RMS_NORM_H_

@@ -1,0 +1,41 @@
+// Row gather used by dispatch (token order -> send order -> expert order).
+#ifndef MOE_KERNELS_PERMUTE_PERMUTE_H_
+#define MOE_KERNELS_PERMUTE_PERMUTE_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+// out[i, :] = in[source_row[i], :] for i in [0, N).
+//
+//   in          [T, H]  any strides, contiguous columns
+//   source_row  [N]     values in [0, T); -1 writes a zero row (capacity padding)
+//   out         [N, H]  must not overlap `in`
+//
+// All three live on stream.device() and must stay valid until the stream passes this point.
+// Enqueues and returns; bitwise deterministic; reads N*H and writes N*H elements.
+//
+// Errors: kInvalidArgument if N or H disagree. Indices out of range are a bug in the caller:
+// undefined in release builds, trapped in debug builds.
+// Instantiated for float and BFloat16.
+template <typename T>
+absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
+                        MatrixView<T> out, Stream& stream);
+
+// out[i, :] = scale[i] * in[source_row[i], :], the product taken in float32 and rounded to T once.
+//   scale [N] float32. Rows with source_row -1 are zero.
+// What combine backward sends: the token's dy, scaled by the combine weight.
+template <typename T>
+absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
+                              absl::Span<const float> scale, MatrixView<T> out, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_PERMUTE_PERMUTE_H_

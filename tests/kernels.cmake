@@ -1,0 +1,2 @@
+# tests of kernels/
+moe_test(base_test LABELS unit cpu SOURCES base_test.cc LIBS moe_kernels)
