@@ -1,0 +1,84 @@
+// Feed-forward networks over rows grouped by expert.
+#ifndef MOE_MOE_EXPERTS_H_
+#define MOE_MOE_EXPERTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/swiglu/swiglu.h"
+#include "moe/context.h"
+#include "moe/parameter.h"
+
+namespace moe {
+
+struct ExpertsConfig {
+  int64_t hidden_size = 0;      // H
+  int64_t ffn_hidden_size = 0;  // F
+  Activation activation = Activation::kSwiGlu;
+  double down_init_std = 0.02;
+};
+
+// What backward needs of one call; views into the workspace.
+template <typename T>
+struct ExpertsSaved {
+  MatrixView<const T> rows;  // [N, H]
+  MatrixView<T> gate_up;     // [N, 2F] (or [N, F] when not gated)
+  MatrixView<T> hidden;      // [N, F]
+};
+
+// L networks: out = act(x W_gate^T, x W_up^T) W_down^T, for rows sorted by network. Serves the
+// routed experts (group kExpert), the shared expert and dense layers (one network, kReplicated).
+//
+// Parameters per network: "<prefix>gate_up_proj.weight" [2F, H] (gate rows, then up rows; plain
+// activations: "up_proj.weight" [F, H]) and "<prefix>down_proj.weight" [H, F].
+template <typename T>
+class Experts {
+ public:
+  // prefixes [L]: name prefix of each network.
+  static absl::StatusOr<std::unique_ptr<Experts>> Create(const ExpertsConfig& config,
+                                                         absl::Span<const std::string> prefixes,
+                                                         ParameterGroup group,
+                                                         ParameterStore& store);
+
+  int local_experts() const { return static_cast<int>(down_.size()); }
+  const ExpertsConfig& config() const { return config_; }
+
+  // Takes the memory of backward's inputs for N rows.
+  absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
+                       ExpertsSaved<T>& saved) const;
+
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
+  // same rows of saved. Rows of other networks are untouched.
+  absl::Status Forward(int first, int last, absl::Span<const int64_t> offsets,
+                       ExpertsSaved<T>& saved, MatrixView<T> out, const Context& context) const;
+
+  // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
+  // segment_offsets [L * G + 1]. In fast numerics the segments of a network are merged.
+  // Overwrites saved.gate_up with its gradient.
+  absl::Status Backward(int first, int last, absl::Span<const int64_t> offsets,
+                        absl::Span<const int64_t> segment_offsets, int64_t segments,
+                        ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
+                        const Context& context) const;
+
+  // In forward order; for marking gradients ready.
+  absl::Span<Parameter* const> parameters() const { return all_; }
+
+ private:
+  explicit Experts(const ExpertsConfig& config) : config_(config) {}
+  // Adds x[begin, end)^T dy[begin, end) to `parameter`, one partial per segment.
+  absl::Status AddWeightGradient(const Parameter& parameter, MatrixView<const T> dy,
+                                 MatrixView<const T> x, absl::Span<const int64_t> segments,
+                                 const Context& context) const;
+
+  const ExpertsConfig config_;
+  std::vector<Parameter*> gate_up_, down_, all_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_EXPERTS_H_

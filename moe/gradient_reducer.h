@@ -1,0 +1,88 @@
+// Sums gradients over ranks while backward is still running.
+#ifndef MOE_MOE_GRADIENT_REDUCER_H_
+#define MOE_MOE_GRADIENT_REDUCER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "comm/all_reduce.h"
+#include "moe/context.h"
+#include "moe/parameter.h"
+
+namespace moe {
+
+struct GradientReducerOptions {
+  int64_t bucket_bytes = int64_t{25} << 20;  // a bucket closes when it holds at least this much
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
+  ExactGrid grid;  // layout-invariant numerics: unit and number of micro-batches
+};
+
+// Packs the parameters of a store into buckets, last parameter first (the order backward fills
+// them), replicated and expert parameters apart, and sums each bucket over its group on a stream of
+// its own as soon as its last gradient is ready. Buckets start in a fixed order on every rank,
+// whatever order gradients finish in, so ranks cannot cross.
+// Source: Li et al., "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
+//
+// fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, each with one more
+// element that counts the values the grid could not hold.
+class GradientReducer {
+ public:
+  // Gives every parameter of `store` its accumulator. `stream`: CPU queue or the compute stream.
+  static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
+      const GradientReducerOptions& options, ParameterStore& store, const Context& context,
+      Stream& stream);
+
+  // Zeroes all buckets. Before the first round of a step.
+  absl::Status Begin();
+
+  // The gradient of `parameter` is complete once the compute stream passes this point. Once per
+  // parameter and step, in the last round.
+  absl::Status MarkReady(const Parameter& parameter);
+
+  // Makes the compute stream wait for the last bucket.
+  absl::Status Finish();
+
+  // After Finish and with the compute stream idle: how many gradient elements over all ranks of
+  // this rank's buckets were NaN, infinite or off the grid (layout-invariant; 0 in fast).
+  int64_t non_finite() const;
+
+  // The summed gradient times `scale` (1 / number of micro-batches), as float32. Layout-invariant:
+  // converted into `scratch` (at least parameter.size() elements); fast: scaled into `scratch`.
+  absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
+                                                   absl::Span<float> scratch, Stream& stream) const;
+
+  int buckets() const { return static_cast<int>(buckets_.size()); }
+  // Bytes this rank has sent for gradients so far (ring formula).
+  int64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  struct Bucket {
+    ParameterGroup group = ParameterGroup::kReplicated;
+    int64_t elements = 0;  // without the counter
+    int parameters = 0;
+    int ready = 0;
+    Buffer sum;  // float32, or int64 with one counter at the end
+    Event filled;
+  };
+
+  GradientReducer(const GradientReducerOptions& options, const Context& context, Stream& stream)
+      : options_(options), context_(context), stream_(stream) {}
+  absl::Status Launch(Bucket& bucket);
+
+  const GradientReducerOptions options_;
+  const Context context_;
+  Stream& stream_;
+  std::unique_ptr<AllReducer> world_, expert_;
+  std::vector<int> bucket_of_;   // by parameter index
+  std::vector<Bucket> buckets_;  // in launch order
+  size_t next_ = 0;              // first bucket not yet launched
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_GRADIENT_REDUCER_H_

@@ -1,0 +1,64 @@
+// Text as training data: bytes read from files, cut into sequences, ordered by a seed.
+#ifndef MOE_MOE_LM_TEXT_DATA_H_
+#define MOE_MOE_LM_TEXT_DATA_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+namespace moe::lm {
+
+// The bytes of a set of files, split into training text and held-out text.
+struct Corpus {
+  std::vector<uint8_t> train;
+  std::vector<uint8_t> held_out;
+  std::vector<std::string> files;  // read, in order
+  int64_t skipped_files = 0;       // symbolic links, files with NUL bytes, empty files
+};
+
+// Every 20th block of 16 KiB of the whole text is held out, whatever the layout.
+inline constexpr int64_t kHeldOutBlockBytes = 16 << 10;
+inline constexpr int64_t kHeldOutEvery = 20;
+
+// Reads files and, in name order, folders (recursively); inside folders symbolic links and files
+// with NUL bytes are skipped. kNotFound for a path that does not exist (named);
+// kInvalidArgument if the text is empty or a split is shorter than one sequence of sequence_length
+// + 1 bytes (names both lengths).
+absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
+
+// Non-overlapping sequences of a text: sequence i predicts bytes [i*S + 1, i*S + S] from
+// [i*S, i*S + S - 1].
+int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length);
+void CopySequence(absl::Span<const uint8_t> text, int64_t sequence_length, int64_t sequence,
+                  absl::Span<int32_t> tokens, absl::Span<int32_t> targets);
+
+// The global order of training sequences: epoch e is a permutation that depends on (seed, e) alone.
+// A global batch takes the next `batch` sequences; an incomplete last batch of an epoch is dropped.
+// Ranks read disjoint parts because they take disjoint places of the order.
+class Sampler {
+ public:
+  Sampler(int64_t sequences, int64_t batch, uint64_t seed);
+  int64_t batches_per_epoch() const;
+  // Sequence at place `index` in [0, batch) of the batch of `step` (from 0).
+  int64_t At(int64_t step, int64_t index);
+
+ private:
+  void Shuffle(int64_t epoch);
+  const int64_t sequences_, batch_;
+  const uint64_t seed_;
+  int64_t epoch_ = -1;
+  std::vector<int64_t> order_;
+};
+
+// The contiguous, balanced range of micro-batches of `rank`: [M r / R, M (r + 1) / R).
+struct MicroBatchRange {
+  int64_t begin = 0, end = 0;
+};
+MicroBatchRange MicroBatchesOf(int rank, int ranks, int64_t micro_batches);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_TEXT_DATA_H_

@@ -1,0 +1,91 @@
+// The training loop of one rank.
+#ifndef MOE_MOE_LM_TRAINER_H_
+#define MOE_MOE_LM_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "comm/all_reduce.h"
+#include "moe/context.h"
+#include "moe/lm/text_data.h"
+#include "moe/lm/transformer.h"
+#include "moe/optimizer.h"
+
+namespace moe::lm {
+
+struct TrainConfig {
+  TransformerConfig model;
+  DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16
+  Numerics numerics = Numerics::kFast;
+  int64_t sequence_length = 128;
+  int64_t micro_batch_size = 4;  // sequences per micro-batch
+  int64_t micro_batches = 8;     // M per step, over all ranks
+  int64_t steps = 100;
+  uint64_t seed = 1234;
+  LearningRateSchedule schedule;
+  OptimizerOptions optimizer;
+  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  int64_t bucket_bytes = int64_t{25} << 20;
+  int expert_parallel_size = 1;
+  int threads = 1;  // per rank
+  int64_t log_interval = 10;
+  int64_t eval_interval = 0;     // steps between validation passes; 0 = only before and after
+  int64_t eval_sequences = 256;  // at most this many held-out sequences
+};
+
+// Of one optimiser step, the same on every rank.
+struct StepMetrics {
+  int64_t step = 0;  // from 1
+  float loss = 0;    // mean over the global batch, nats per token
+  bool has_validation = false;
+  float validation_loss = 0;
+  double learning_rate = 0;
+  double grad_norm = 0;
+  double step_seconds = 0;  // slowest rank
+  double tokens_per_second = 0;
+  double drop_fraction = 0;  // of all slots of the step
+  double max_violation = 0;  // worst MoE layer
+  int dead_experts = 0;      // over all MoE layers
+  double aux_loss = 0;       // mean over micro-batches of the summed load-balance losses
+  std::vector<std::vector<int64_t>> expert_load;  // [MoE layer][E] slots of the step
+  // Mean over ranks, this step.
+  double phase_seconds[static_cast<int>(Phase::kCount)] = {};
+  int64_t peak_bytes = 0;  // most memory of any rank (workspace + parameters + optimiser + buckets)
+};
+
+struct TrainReport {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  float validation_loss_before = 0, validation_loss_after = 0;  // nats per byte
+  float final_loss = 0;
+  double phase_seconds[static_cast<int>(Phase::kCount)] = {};  // mean over ranks
+  std::vector<std::vector<int64_t>> expert_load;               // [MoE layer][E], all steps
+  int64_t dropped_slots = 0, total_slots = 0;
+  uint64_t weights_xxh3 = 0;
+  int64_t parameters_total = 0;   // over all experts, replicas counted once
+  int64_t parameters_active = 0;  // used by one token
+  ExchangeBytes exchange_bytes;   // sum over ranks
+  int64_t all_reduce_bytes = 0;   // sum over ranks
+};
+
+// Called on rank 0 after every step.
+using StepCallback = std::function<void(const StepMetrics&)>;
+
+// kInvalidArgument naming flag, value and nearest valid choice; no side effects. `ranks` is the
+// size of the world. Also checks that EP divides the ranks and that micro-batches >= 1.
+absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
+
+// Collective over `world`; returns the same report on every rank. kDataLoss when the loss or the
+// gradients are not finite (all ranks agree on it); errors of the communicator otherwise.
+absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
+                                  std::unique_ptr<Communicator> world, const StepCallback& on_step);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_TRAINER_H_

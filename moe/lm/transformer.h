@@ -1,0 +1,82 @@
+// The reference model: a decoder-only byte-level transformer with mixture-of-experts layers.
+#ifndef MOE_MOE_LM_TRANSFORMER_H_
+#define MOE_MOE_LM_TRANSFORMER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/context.h"
+#include "moe/experts.h"
+#include "moe/moe_layer.h"
+#include "moe/parameter.h"
+
+namespace moe::lm {
+
+struct TransformerConfig {
+  int64_t vocab_size = 256;
+  int64_t hidden_size = 128;
+  int num_layers = 4;
+  int num_attention_heads = 4;
+  float rotary_base = 10000.0f;
+  float norm_epsilon = 1e-5f;
+  double init_std = 0.02;
+  // Layers l with l % moe_layer_freq == moe_layer_freq - 1 are MoE layers; the others have a dense
+  // feed-forward network of dense_ffn_hidden_size. 1 = every layer.
+  int moe_layer_freq = 1;
+  int64_t dense_ffn_hidden_size = 0;  // 0: top_k * the expert width
+  MoeLayerConfig moe;                 // router.hidden_size is filled in
+};
+
+// kInvalidArgument naming field, value and nearest valid choice.
+absl::Status ValidateTransformerConfig(const TransformerConfig& config);
+
+// Router measures of one forward pass, per MoE layer.
+struct ForwardStats {
+  std::vector<RouterStats> router;
+};
+
+// Pre-norm blocks: x += Attention(RMSNorm(x)); x += FeedForward(RMSNorm(x)); then RMSNorm and an
+// untied output layer. Residual stream in T (float or BFloat16); logits and loss in float32.
+// Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight" [3H, H],
+// "…self_attn.o_proj.weight", "…input_layernorm.weight", "…post_attention_layernorm.weight",
+// "…mlp.…", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight".
+template <typename T>
+class Transformer {
+ public:
+  // Collective. Output projections (o_proj, down_proj) start with init_std / sqrt(2 * layers), as
+  // GPT-2 does.
+  static absl::StatusOr<std::unique_ptr<Transformer>> Create(const TransformerConfig& config,
+                                                             ParameterStore& store,
+                                                             const Context& context);
+  ~Transformer();
+
+  // Loss only. tokens, targets [T]; row_loss [T] in nats. Collective over the expert-parallel group.
+  absl::Status Evaluate(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
+                        const Batch& batch, absl::Span<float> row_loss, ForwardStats* stats);
+
+  // Forward and backward of one round (one micro-batch, or none: T = 0). Gradients are those of
+  // loss_scale * (mean of row_loss + the router's losses). `ready` is called for every parameter
+  // exactly once, in the same order on all ranks, as its gradient of this round is complete.
+  absl::Status ForwardBackward(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
+                               const Batch& batch, float loss_scale, absl::Span<float> row_loss,
+                               ForwardStats* stats, GradientReady ready);
+
+  const TransformerConfig& config() const;
+  int moe_layers() const;
+  // Sum over the MoE layers.
+  ExchangeBytes exchange_bytes() const;
+
+ private:
+  struct Impl;
+  explicit Transformer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_TRANSFORMER_H_

@@ -1,0 +1,66 @@
+// AdamW over a parameter store, with clipping by the true global norm and a learning-rate schedule.
+#ifndef MOE_MOE_OPTIMIZER_H_
+#define MOE_MOE_OPTIMIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "moe/context.h"
+#include "moe/gradient_reducer.h"
+#include "moe/parameter.h"
+
+namespace moe {
+
+// Linear warm-up to `peak`, then a cosine down to `minimum` at `total_steps`. Loshchilov and
+// Hutter, "SGDR" (2017), arXiv:1608.03983, one cycle.
+struct LearningRateSchedule {
+  double peak = 1e-3;
+  double minimum = 0;
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 1;
+  // step counts from 1.
+  double At(int64_t step) const;
+};
+
+struct OptimizerOptions {
+  float beta1 = 0.9f;
+  float beta2 = 0.95f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0.1f;  // not for vectors (norms, biases)
+  double clip_grad = 1.0;     // 0 = off
+};
+
+// Replicas take the same step from the same sums, so their weights stay equal without exchange.
+class Optimizer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
+                                                           ParameterStore& store,
+                                                           const Context& context);
+
+  // One step from the reducer's sums times gradient_scale. Collective over the expert-parallel
+  // group (norms of expert parameters, each expert counted once). Returns the gradient norm before
+  // clipping: square root of the float64 sums of squares per tensor, folded in canonical order, so
+  // the same bits at any layout. A non-finite norm leaves the weights alone.
+  absl::StatusOr<double> Step(GradientReducer& reducer, double gradient_scale,
+                              double learning_rate);
+
+ private:
+  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context)
+      : options_(options), store_(store), context_(context) {}
+
+  const OptimizerOptions options_;
+  ParameterStore& store_;
+  const Context context_;
+  std::vector<Buffer> m_, v_;       // by parameter index
+  std::vector<int64_t> canonical_;  // by parameter index: position among all parameters by name
+  int64_t canonical_count_ = 0;
+  int64_t step_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_OPTIMIZER_H_

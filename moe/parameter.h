@@ -1,0 +1,94 @@
+// Trainable tensors: float32 masters, compute copies, gradients, canonical names.
+#ifndef MOE_MOE_PARAMETER_H_
+#define MOE_MOE_PARAMETER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/exact_sum/grad_accumulator.h"
+
+namespace moe {
+
+// Which ranks hold the same values, and so over whom gradients are summed.
+enum class ParameterGroup : uint8_t {
+  kReplicated,  // every rank of the world
+  kExpert,      // the ranks that hold the same experts (expert-data-parallel)
+};
+
+enum class Initializer : uint8_t { kNormal, kOnes, kZeros };
+
+struct ParameterSpec {
+  std::string name;  // canonical: "layers.0.mlp.experts.3.down_proj.weight"
+  int64_t rows = 1;
+  int64_t cols = 1;
+  ParameterGroup group = ParameterGroup::kReplicated;
+  Initializer initializer = Initializer::kNormal;
+  double init_std = 0.02;
+  bool weight_decay = true;
+};
+
+// One tensor on this rank.
+class Parameter {
+ public:
+  const ParameterSpec& spec() const { return spec_; }
+  int64_t size() const { return spec_.rows * spec_.cols; }
+
+  absl::Span<float> master() const { return master_.span<float>(); }
+  // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
+  // BFloat16 (present when the store's compute type says so).
+  template <typename T>
+  MatrixView<const T> view() const;
+  absl::Span<const float> vector() const { return master_.span<float>(); }
+
+  // Where partial gradients go; set by the GradientReducer.
+  const GradAccumulator& grad() const { return grad_; }
+  void set_grad(const GradAccumulator& grad) { grad_ = grad; }
+
+  // Position in ParameterStore::parameters(); the same on all ranks of the parameter's group.
+  int index() const { return index_; }
+
+ private:
+  friend class ParameterStore;
+  ParameterSpec spec_;
+  int index_ = 0;
+  Buffer master_;
+  Buffer compute_;  // empty for float
+  GradAccumulator grad_;
+};
+
+// Owns the parameters that live on this rank, in the order they were added (forward order).
+class ParameterStore {
+ public:
+  // compute: kFloat32 or kBFloat16. Initial values are a function of (seed, name, element) alone:
+  // they do not depend on the layout.
+  ParameterStore(DType compute, uint64_t seed) : compute_(compute), seed_(seed) {}
+
+  // kInvalidArgument for a name already there or a negative size.
+  absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
+
+  DType compute() const { return compute_; }
+  absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
+
+  // Rounds the master into the compute copy; after every change of the master.
+  absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
+
+  // Elements on this rank.
+  int64_t total_size() const;
+
+ private:
+  const DType compute_;
+  const uint64_t seed_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_PARAMETER_H_
