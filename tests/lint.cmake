@@ -1,1 +1,46 @@
-# tests of lint
+# Checks of the source tree itself, and of the installed package. Sources are read when a test runs,
+# so nothing here needs a new configure when a file comes.
+
+function(moe_source_check name)
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -DROOT=${PROJECT_SOURCE_DIR}
+    -P ${PROJECT_SOURCE_DIR}/cmake/check_${name}.cmake)
+  set_tests_properties(${name} PROPERTIES LABELS lint TIMEOUT 60
+    SKIP_REGULAR_EXPRESSION "SKIPPED")
+endfunction()
+
+moe_source_check(layering)
+moe_source_check(length)
+moe_source_check(format)
+
+# The layering check itself: a tree with one wrong include per rule must be refused, and say so.
+add_test(NAME layering_refuses COMMAND ${CMAKE_COMMAND} -DSCRATCH=${CMAKE_CURRENT_BINARY_DIR}/layering
+  -DCHECK=${PROJECT_SOURCE_DIR}/cmake/check_layering.cmake
+  -P ${CMAKE_CURRENT_SOURCE_DIR}/layering_refuses.cmake)
+set_tests_properties(layering_refuses PROPERTIES LABELS lint TIMEOUT 30)
+
+# Every header compiles alone, and twice. Built by its test only.
+file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
+  ${PROJECT_SOURCE_DIR}/kernels/*.h ${PROJECT_SOURCE_DIR}/comm/*.h ${PROJECT_SOURCE_DIR}/gating/*.h
+  ${PROJECT_SOURCE_DIR}/dispatch/*.h ${PROJECT_SOURCE_DIR}/moe/*.h
+  ${PROJECT_SOURCE_DIR}/benchmarks/*.h ${PROJECT_SOURCE_DIR}/tests/*.h)
+list(FILTER headers EXCLUDE REGEX "^tests/consumer/")
+list(FILTER headers EXCLUDE REGEX "-inl\\.h$") # Highway: compiled once per target, by its own .cc
+if(NOT MOE_MPI_FOUND)
+  list(FILTER headers EXCLUDE REGEX "^comm/mpi/")
+endif()
+set(units "")
+foreach(header ${headers})
+  string(MAKE_C_IDENTIFIER ${header} unit)
+  set(unit ${CMAKE_CURRENT_BINARY_DIR}/headers/${unit}.cc)
+  file(CONFIGURE OUTPUT ${unit} CONTENT "#include \"${header}\"\n#include \"${header}\"\n")
+  list(APPEND units ${unit})
+endforeach()
+add_library(headers_compile_alone OBJECT EXCLUDE_FROM_ALL ${units})
+target_link_libraries(headers_compile_alone PRIVATE moe_private_flags moe_mpi
+  absl::status absl::statusor absl::strings absl::span absl::any_invocable absl::function_ref
+  absl::time PkgConfig::HWY TBB::tbb GTest::gmock)
+target_compile_options(headers_compile_alone PRIVATE -O0 -g0)
+target_include_directories(headers_compile_alone PRIVATE ${RANDOM123_INCLUDE_DIR})
+add_test(NAME headers_compile_alone
+  COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target headers_compile_alone)
+set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 600 RUN_SERIAL TRUE)

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that are missing, and only those.
+#
+#   scripts/install_deps.sh [--demo]
+#
+# --demo leaves out what only the tests need. Nothing missing: changes nothing, needs no root.
+# Exit codes: 0 everything is there; 1 apt failed; 2 not possible here (what is needed is listed).
+set -euo pipefail
+
+build=(
+  g++ cmake ninja-build pkg-config
+  libabsl-dev                   # status, spans, strings, time
+  libhwy-dev                    # SIMD
+  libtbb-dev                    # threads inside a rank
+  librandom123-dev              # counter-based random numbers
+  libxxhash-dev                 # checksums
+  libhwloc-dev                  # topology
+  libfmt-dev libspdlog-dev      # logging of the programs
+  libboost-program-options-dev  # command line
+  nlohmann-json3-dev            # configuration and result files
+)
+demo=(fortunes)  # the text the demo trains on
+tests=(
+  ccache                          # the flavours share most of their objects
+  libgtest-dev libgmock-dev libbenchmark-dev
+  libopenmpi-dev openmpi-bin
+  libmpich-dev mpich
+  clang-format clang-tidy
+)
+
+case "${1-}" in
+  "") wanted=("${build[@]}" "${demo[@]}" "${tests[@]}") ;;
+  --demo) wanted=("${build[@]}" "${demo[@]}") ;;
+  *)
+    echo "usage: scripts/install_deps.sh [--demo]" >&2
+    exit 2
+    ;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "install_deps: this system has no apt. Needed, by their Debian names:" >&2
+  printf '  %s\n' "${wanted[@]}" >&2
+  exit 2
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+  status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
+  [[ $status == "install ok installed" ]] || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  echo "install_deps: all ${#wanted[@]} packages are installed"
+  exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "install_deps: neither root nor sudo. As root, run:" >&2
+    echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 2
+  fi
+  as_root=(sudo)
+fi
+
+echo "install_deps: installing ${missing[*]}"
+"${as_root[@]}" apt-get update -qq || { echo "install_deps: apt-get update failed" >&2; exit 1; }
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" ||
+  { echo "install_deps: apt-get install failed" >&2; exit 1; }
