@@ -1,0 +1,36 @@
+// The one matrix product that every function of grouped_gemm.h comes down to, as plain loops and as
+// the packed CPU path. Internal: callers include grouped_gemm.h.
+#ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe::gemm {
+
+// How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *
+// b [depth, cols].
+enum class Layout : uint8_t { kPlain, kTransposed };
+
+// c (+)= a * b. T: float or BFloat16; TOut: float or T. kAdd needs TOut = float.
+template <typename T, typename TOut>
+struct Problem {
+  MatrixView<const T> a;  // [rows, depth], transposed [depth, rows]
+  MatrixView<const T> b;  // [depth, cols], transposed [cols, depth]
+  MatrixView<TOut> c;     // [rows, cols]
+  Layout a_layout = Layout::kPlain;
+  Layout b_layout = Layout::kPlain;
+  Write write = Write::kOverwrite;
+
+  int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
+};
+
+// The specification: for every element one chain of std::fma in ascending depth, rounded once.
+template <typename T, typename TOut>
+void Reference(const Problem<T, TOut>& problem);
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
