@@ -44,3 +44,7 @@ target_include_directories(headers_compile_alone PRIVATE ${RANDOM123_INCLUDE_DIR
 add_test(NAME headers_compile_alone
   COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target headers_compile_alone)
 set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 600 RUN_SERIAL TRUE)
+
+if(TARGET moe AND MOE_MPI_FOUND)
+  add_dependencies(mpi_tests moe)
+endif()

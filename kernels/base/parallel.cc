@@ -7,7 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(MOE_ANNOTATE_THREADS)  // a ThreadSanitizer build: see kernels/CMakeLists.txt
 #include <sanitizer/tsan_interface.h>
 #define MOE_TSAN_RELEASE(address) __tsan_release(address)
 #define MOE_TSAN_ACQUIRE(address) __tsan_acquire(address)

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds `moe` and trains a small mixture-of-experts language model on the jokes and quotations of
+# the `fortunes` package, on four in-process ranks.
+#
+#   scripts/demo.sh [flags of moe train...]      e.g. scripts/demo.sh --steps 20
+#
+# Flags given here come last, so they win. Results: build/demo/run/metrics.jsonl.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+scripts/install_deps.sh --demo
+text=/usr/share/games/fortunes
+dir=build/demo
+mkdir -p "$dir"
+build() {
+  cmake --preset demo && cmake --build --preset demo -j "$jobs" --target moe
+}
+echo "demo: building (the log is $dir/build.log)"
+if ! build >"$dir/build.log" 2>&1; then
+  tail -n 60 "$dir/build.log" >&2
+  echo "demo: the build failed" >&2
+  exit 1
+fi
+moe=$(find "$dir" -name moe -type f -perm -u+x -print -quit)
+set -x
+exec "$moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 --topk 2 "$@"

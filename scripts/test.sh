@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Builds and runs every test in four flavours, and says what passed:
+#
+#   scripts/test.sh [stage...]      stages: release mpich asan tsan (default: all four)
+#
+# Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
+# build/<stage>/. The last line is "N passed, N failed": test programs and checks that ctest ran in
+# all stages, a stage that does not build counting as one failure. Exit code 1 if anything failed.
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+exec </dev/null
+
+stages=("$@")
+((${#stages[@]})) || stages=(release mpich asan tsan)
+for stage in "${stages[@]}"; do
+  case "$stage" in
+    release | mpich | asan | tsan) ;;
+    *)
+      echo "test: unknown stage '$stage', expected release, mpich, asan or tsan" >&2
+      exit 2
+      ;;
+  esac
+done
+
+scripts/install_deps.sh || exit $?
+
+# ThreadSanitizer of GCC 12 cannot map its shadow when the kernel randomises addresses over more
+# than 28 bits; without randomisation it can.
+unrandomised() {
+  local bits
+  bits=$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)
+  if ((bits > 28)) && setarch -R true 2>/dev/null; then
+    setarch -R "$@"
+  else
+    "$@"
+  fi
+}
+
+passed=0 failed=0 rows=()
+
+# An attribute of the <testsuite> element of a JUnit file.
+count_of() { sed -n "/<testsuite/,/>/s/.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
+
+fail_stage() { # stage, what, log file, build seconds
+  echo "test: $1: $2 failed; the end of $3:"
+  tail -n 60 "$3"
+  failed=$((failed + 1))
+  rows+=("$(printf '%-8s %7ss %7s %7s %7s %7s' "$1" "$4" - - 1 -)")
+}
+
+# run_stage <preset> [<build target>...] [-- <cmake arguments>...]
+run_stage() {
+  local stage=$1 targets=() dir=build/$1 start build_seconds
+  shift
+  while (($#)) && [[ $1 != -- ]]; do
+    targets+=(--target "$1")
+    shift
+  done
+  (($#)) && shift
+  mkdir -p "$dir"
+  rm -f "$dir/junit.xml"
+  start=$SECONDS
+  echo "=== $stage: configure and build"
+  if ! cmake --preset "$stage" -DMOE_BUILD_TESTS=ON "$@" >"$dir/configure.log" 2>&1; then
+    fail_stage "$stage" configure "$dir/configure.log" $((SECONDS - start))
+    return
+  fi
+  if ! cmake --build --preset "$stage" -j "$jobs" "${targets[@]}" >"$dir/build.log" 2>&1; then
+    fail_stage "$stage" build "$dir/build.log" $((SECONDS - start))
+    return
+  fi
+  build_seconds=$((SECONDS - start))
+
+  start=$SECONDS
+  echo "=== $stage: test"
+  unrandomised ctest --preset "$stage" -j "$jobs" --output-junit "$PWD/$dir/junit.xml" \
+    >"$dir/test.log" 2>&1
+  local rc=$? tests bad skipped good
+  tests=$(count_of tests "$dir/junit.xml") bad=$(count_of failures "$dir/junit.xml")
+  skipped=$(count_of skipped "$dir/junit.xml")
+  if [[ -z $tests || -z $bad || -z $skipped || $tests == 0 ]]; then
+    fail_stage "$stage" "ctest, without a result," "$dir/test.log" "$build_seconds"
+    return
+  fi
+  good=$((tests - bad - skipped))
+  if ((rc != 0 && bad == 0)); then
+    bad=1 # ctest is unhappy though no test says so
+  fi
+  if ((bad)); then
+    echo "test: $stage: $bad failed; from $dir/test.log:"
+    grep -vE '^ +Start +[0-9]+: | +Passed +[0-9.]+ sec$' "$dir/test.log" | tail -n 300
+  fi
+  passed=$((passed + good)) failed=$((failed + bad))
+  rows+=("$(printf '%-8s %7ss %6ss %7s %7s %7s' "$stage" "$build_seconds" $((SECONDS - start)) \
+    "$good" "$bad" "$skipped")")
+}
+
+for stage in "${stages[@]}"; do
+  case "$stage" in
+    release) run_stage release -- -DMOE_ENABLE_MPI=ON ;;
+    mpich) run_stage mpich mpi_tests ;;
+    asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
+    tsan) run_stage tsan -- -DMOE_ENABLE_MPI=OFF ;;
+  esac
+done
+
+echo
+printf '%-8s %8s %7s %7s %7s %7s\n' stage build tests passed failed skipped
+printf '%s\n' "${rows[@]}"
+echo "total time ${SECONDS}s on $jobs cores"
+echo "$passed passed, $failed failed"
+((failed == 0))
