@@ -1,11 +1,16 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <new>
 #include <string>
+#include <type_traits>
 
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 
 namespace moe {
@@ -35,8 +40,10 @@ template void Reference(const Problem<BFloat16, float>&);
 
 namespace {
 
+using gemm::BlockGrid;
 using gemm::Layout;
 using gemm::Problem;
+using gemm::Slot;
 
 template <typename T>
 std::string Shape(const MatrixView<T>& m) {
@@ -78,23 +85,95 @@ MatrixView<T> Rows(const MatrixView<T>& m, int64_t begin, int64_t end) {
   return {m.data() + begin * m.stride(), end - begin, m.cols(), m.stride()};
 }
 
-// What a queued task needs, in workspace memory.
+// Products of the CPU's work below which a fork costs more than it saves.
+constexpr int64_t kProductsPerThread = int64_t{1} << 18;
+
+// All that a task needs, in workspace memory: `blocks_before[p]` blocks of the problems before p.
 template <typename T, typename TOut>
-struct Call {
+struct Task {
   absl::Span<const Problem<T, TOut>> problems;
+  absl::Span<const int64_t> blocks_before;  // one more than problems
+  float* slots = nullptr;                   // one for each worker
+  int64_t slot_floats = 0;
+  int64_t workers = 0;
+  std::atomic<int64_t> next_block = 0;
+  std::atomic<bool> done = false;
 };
 
+template <typename T>
+BlockGrid GridOf(const T& problem) {
+  return {problem.c.rows(), problem.c.cols(), problem.a_layout};
+}
+
+// Every worker takes the next block until none is left. Which worker computes a block does not
+// show in its bits.
 template <typename T, typename TOut>
-absl::Status Run(absl::Span<const Problem<T, TOut>> problems, Workspace& workspace,
-                 Stream& stream) {
-  (void)workspace;
-  if (stream.device().kind != DeviceKind::kCpu) {
-    return absl::UnimplementedError("GroupedGemm: this build has no CUDA kernels");
+void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
+  const int64_t blocks = task.blocks_before.back();
+  threads.For(task.workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker) {
+      const Slot slot{task.slots + worker * task.slot_floats};
+      while (true) {
+        const int64_t i = task.next_block.fetch_add(1, std::memory_order_relaxed);
+        if (i >= blocks) break;
+        const auto after =
+            std::upper_bound(task.blocks_before.begin(), task.blocks_before.end(), i);
+        const size_t p = static_cast<size_t>(after - task.blocks_before.begin()) - 1;
+        const Problem<T, TOut>& problem = task.problems[p];
+        gemm::RunBlock(problem, GridOf(problem).At(i - task.blocks_before[p]), slot);
+      }
+    }
+  });
+}
+
+// Takes the memory of a task from `workspace`. `problems` live there already.
+template <typename T, typename TOut>
+absl::StatusOr<Task<T, TOut>*> MakeTask(absl::Span<const Problem<T, TOut>> problems,
+                                        Workspace& workspace, const ThreadPool& threads) {
+  using TaskType = Task<T, TOut>;
+  MOE_ASSIGN_OR_RETURN(const auto memory, workspace.Array<std::byte>(sizeof(TaskType)));
+  static_assert(alignof(TaskType) <= 64 && std::is_trivially_destructible_v<TaskType>);
+  TaskType* const task = new (memory.data()) TaskType;
+  MOE_ASSIGN_OR_RETURN(const auto blocks_before,
+                       workspace.Array<int64_t>(static_cast<int64_t>(problems.size()) + 1));
+  double products = 0;
+  blocks_before[0] = 0;
+  for (size_t p = 0; p < problems.size(); ++p) {
+    const Problem<T, TOut>& problem = problems[p];
+    blocks_before[p + 1] = blocks_before[p] + GridOf(problem).size();
+    products += static_cast<double>(problem.c.rows()) * static_cast<double>(problem.c.cols()) *
+                static_cast<double>(problem.depth());
+    task->slot_floats = std::max(task->slot_floats, Slot::Size(problem.a_layout));
   }
-  return stream.Enqueue([problems] {
-    for (const Problem<T, TOut>& problem : problems) gemm::Reference(problem);
+  const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
+  task->problems = problems;
+  task->blocks_before = blocks_before;
+  task->workers = std::min<int64_t>(threads.threads(), blocks_before.back());
+  if (useful < static_cast<double>(task->workers)) task->workers = static_cast<int64_t>(useful);
+  task->workers = std::max<int64_t>(task->workers, 1);
+  MOE_ASSIGN_OR_RETURN(const auto slots, workspace.Array<float>(task->workers * task->slot_floats));
+  task->slots = slots.data();
+  return task;
+}
+
+// Gives back what the task took since `mark` if it has run: a stream that queues may still need it.
+template <typename T, typename TOut>
+absl::Status Run(absl::Span<const Problem<T, TOut>> problems, Workspace::Mark mark,
+                 Workspace& workspace, Stream& stream) {
+  MOE_ASSIGN_OR_RETURN(auto* const task, MakeTask(problems, workspace, stream.threads()));
+  ThreadPool& threads = stream.threads();
+  const absl::Status status = stream.Enqueue([task, &threads] {
+    RunTask(*task, threads);
+    task->done.store(true, std::memory_order_release);
     return absl::OkStatus();
   });
+  if (task->done.load(std::memory_order_acquire)) workspace.Release(mark);
+  return status;
+}
+
+absl::Status CheckDevice(absl::string_view function, const Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(function, ": this build has no CUDA kernels"));
 }
 
 // One problem per group: rows of `a` and `c`, cut by the offsets, times weight[g].
@@ -102,6 +181,7 @@ template <typename T, typename TOut>
 absl::Status RunGroups(MatrixView<const T> a, absl::Span<const int64_t> offsets,
                        absl::Span<const MatrixView<const T>> weight, Layout weight_layout,
                        MatrixView<TOut> c, Workspace& workspace, Stream& stream) {
+  const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(const auto problems,
                        (workspace.Array<Problem<T, TOut>>(static_cast<int64_t>(weight.size()))));
   for (size_t g = 0; g < weight.size(); ++g) {
@@ -110,7 +190,7 @@ absl::Status RunGroups(MatrixView<const T> a, absl::Span<const int64_t> offsets,
                    .c = Rows(c, offsets[g], offsets[g + 1]),
                    .b_layout = weight_layout};
   }
-  return Run<T, TOut>(problems, workspace, stream);
+  return Run<T, TOut>(problems, mark, workspace, stream);
 }
 
 template <typename T, typename TOut>
@@ -118,6 +198,7 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                      Workspace& workspace, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckOffsets(function, offsets, weight.size(), x.rows()));
@@ -132,6 +213,7 @@ absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
                            absl::Span<const int64_t> offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
                            Workspace& workspace, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
   MOE_RETURN_IF_ERROR(CheckOffsets(function, offsets, weight.size(), dy.rows()));
@@ -162,12 +244,14 @@ template <typename T>
 absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
                                 Write write, Workspace& workspace, Stream& stream) {
   constexpr char kFunction[] = "GemmWeightGradient";
+  MOE_RETURN_IF_ERROR(CheckDevice(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), dw.rows()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, dy.rows(), dw.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dw", dw, dy.cols(), x.cols()));
+  const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<Problem<T, float>>(1)));
   problems[0] = {.a = dy, .b = x, .c = dw, .a_layout = Layout::kTransposed, .write = write};
-  return Run<T, float>(problems, workspace, stream);
+  return Run<T, float>(problems, mark, workspace, stream);
 }
 
 template <typename T, typename TOut>

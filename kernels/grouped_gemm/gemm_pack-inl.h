@@ -1,0 +1,187 @@
+// Copies of operands in the order in which the register tile reads them, always as float32, and
+// the way back for outputs. Compiled once per SIMD target.
+#if defined(MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
+#undef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
+#else
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
+#endif
+
+#include <algorithm>
+
+#include <hwy/highway.h>
+
+#include "kernels/grouped_gemm/gemm_blocks.h"
+#include "kernels/grouped_gemm/gemm_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace moe::gemm {
+namespace HWY_NAMESPACE {
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloat(D d, const float* from) {
+  return hn::LoadU(d, from);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloat(D d, const BFloat16* from) {
+  const hn::Rebind<uint16_t, D> half;
+  const hn::RebindToUnsigned<D> bits;
+  const auto wide = hn::PromoteTo(bits, hn::LoadU(half, &from->bits));
+  return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+}
+
+template <class D>
+HWY_INLINE void StoreRounded(hn::Vec<D> value, D d, float* to) {
+  hn::StoreU(value, d, to);
+}
+
+// As BFloat16(float): to nearest, ties to even; a NaN keeps its upper bits and becomes quiet.
+template <class D>
+HWY_INLINE void StoreRounded(hn::Vec<D> value, D d, BFloat16* to) {
+  const hn::Rebind<uint16_t, D> half;
+  const hn::RebindToUnsigned<D> bits;
+  const hn::RebindToSigned<D> ints;
+  const auto u = hn::BitCast(bits, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(bits, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(bits, 0x7fff)), odd));
+  const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40));
+  const auto result = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(value)), quiet, rounded);
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(ints, result)), half, &to->bits);
+}
+
+// `count` elements, converted.
+template <class From, class To>
+HWY_INLINE void Convert(const From* from, int64_t count, To* to) {
+  const FloatTag d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) StoreRounded(LoadFloat(d, from + i), d, to + i);
+  for (; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
+}
+
+// Rows of 8 (4) floats, transposed in registers: column k of `from` to to + k * to_stride.
+using TransposeTag = hn::CappedTag<float, 8>;
+constexpr int64_t kTranspose = static_cast<int64_t>(hn::MaxLanes(TransposeTag()));
+static_assert(kTranspose == 4 || kTranspose == 8);
+
+template <class T>
+HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, int64_t to_stride) {
+  const TransposeTag d;
+  const hn::RepartitionToWide<TransposeTag> pairs;
+  using V = hn::Vec<TransposeTag>;
+  V row[kTranspose];
+  MOE_UNROLL
+  for (int i = 0; i < kTranspose; ++i) row[i] = LoadFloat(d, from + i * from_stride);
+  // Within 128-bit blocks: 4 x 4 for each four rows.
+  V out[kTranspose];
+  MOE_UNROLL
+  for (int i = 0; i < kTranspose; i += 4) {
+    const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row[i], row[i + 1]));
+    const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row[i + 2], row[i + 3]));
+    const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row[i], row[i + 1]));
+    const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row[i + 2], row[i + 3]));
+    out[i] = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
+    out[i + 1] = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
+    out[i + 2] = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
+    out[i + 3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
+  }
+  if constexpr (kTranspose == 4) {
+    MOE_UNROLL
+    for (int k = 0; k < 4; ++k) hn::StoreU(out[k], d, to + k * to_stride);
+  } else {  // Across the two blocks.
+    MOE_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      hn::StoreU(hn::ConcatLowerLower(d, out[k + 4], out[k]), d, to + k * to_stride);
+      hn::StoreU(hn::ConcatUpperUpper(d, out[k + 4], out[k]), d, to + (k + 4) * to_stride);
+    }
+  }
+}
+
+// b^T: columns are rows of memory. to[k * kTileCols + j] = from[j][k], zeros for j >= cols.
+template <class T>
+void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
+  int64_t j = 0;
+  for (; j + kTranspose <= cols; j += kTranspose) {
+    const T* const rows = from + j * stride;
+    int64_t k = 0;
+    for (; k + kTranspose <= depth; k += kTranspose) {
+      TransposeSquare(rows + k, stride, to + k * kTileCols + j, kTileCols);
+    }
+    for (; k < depth; ++k) {
+      for (int64_t i = 0; i < kTranspose; ++i) {
+        to[k * kTileCols + j + i] = static_cast<float>(rows[i * stride + k]);
+      }
+    }
+  }
+  for (; j < kTileCols; ++j) {
+    for (int64_t k = 0; k < depth; ++k) {
+      to[k * kTileCols + j] = j < cols ? static_cast<float>(from[j * stride + k]) : 0.0f;
+    }
+  }
+}
+
+// b as it lies: to[k * kTileCols + j] = from[k][j], zeros for j >= cols.
+template <class T>
+void PackPlainTile(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
+  cols = std::min(cols, kTileCols);
+  for (int64_t k = 0; k < depth; ++k, from += stride, to += kTileCols) {
+    Convert(from, cols, to);
+    std::fill(to + cols, to + kTileCols, 0.0f);
+  }
+}
+
+// Steps [k, k + depth) and columns [col, col + cols) of b: one tile-wide strip after the other.
+template <class T, class TOut>
+void PackPanel(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t col, int64_t cols,
+               float* to) {
+  const int64_t stride = problem.b.stride();
+  for (int64_t j = 0; j < cols; j += kTileCols, to += depth * kTileCols) {
+    if (problem.b_layout == Layout::kTransposed) {
+      const T* const from = problem.b.data() + (col + j) * stride + k;
+      PackTransposedTile(from, stride, std::min(kTileCols, cols - j), depth, to);
+    } else {
+      PackPlainTile(problem.b.data() + k * stride + col + j, stride, cols - j, depth, to);
+    }
+  }
+}
+
+template <int kRows, class T>
+HWY_INLINE void PackRows(const T* from, int64_t stride, int64_t depth, int64_t rows, float* to) {
+  const int64_t count = kRows > 0 ? kRows : rows;
+  for (int64_t k = 0; k < depth; ++k) {
+    MOE_UNROLL
+    for (int64_t i = 0; i < count; ++i) {
+      to[k * count + i] = static_cast<float>(from[k * stride + i]);
+    }
+  }
+}
+
+// Transposed a: steps [k, k + depth) of the rows of `cut` that start at `row`. Tile t lies at
+// to + cut.Begin(t) * depth, and in it step after step, the tile's rows side by side.
+template <class T, class TOut>
+void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t row,
+                        const EvenCut& cut, float* to) {
+  constexpr int64_t kSteps = 16;  // of all tiles at a time, while their cache lines are near
+  const int64_t stride = problem.a.stride();
+  for (int64_t s = 0; s < depth; s += kSteps) {
+    const int64_t steps = std::min(kSteps, depth - s);
+    for (int64_t t = 0; t < cut.parts; ++t) {
+      const int64_t begin = cut.Begin(t);
+      const int64_t rows = cut.Begin(t + 1) - begin;
+      const T* const from = problem.a.data() + (k + s) * stride + row + begin;
+      float* const tile = to + begin * depth + s * rows;
+      if (rows == kTileRows) {
+        PackRows<kTileRows>(from, stride, steps, rows, tile);
+      } else {
+        PackRows<0>(from, stride, steps, rows, tile);
+      }
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace moe::gemm
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

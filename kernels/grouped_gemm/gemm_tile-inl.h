@@ -1,0 +1,142 @@
+// The register tile: rows of a times a packed panel of b. Compiled once per SIMD target.
+#if defined(MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_
+#undef MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_
+#else
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_
+#endif
+
+#include <bit>
+#include <cstring>
+
+#include <hwy/highway.h>
+
+#include "kernels/grouped_gemm/gemm_blocks.h"
+
+// The accumulators live in registers only if the loops over them are unrolled.
+#ifndef MOE_UNROLL
+#ifdef __clang__
+#define MOE_UNROLL _Pragma("unroll")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 8")
+#endif
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace moe::gemm {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
+// AVX2 has 16 registers, AVX-512 and NEON have 32.
+constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+constexpr int64_t kTileCols = kVectors * kLanes;
+static_assert(kPanelCols % kTileCols == 0);
+
+// Float32 rows: element (i, k) at data[i * row_stride + k * step].
+struct FloatRows {
+  HWY_INLINE FloatVector Broadcast(int64_t i, int64_t k) const {
+    return hn::Set(FloatTag(), data[i * row_stride + k * step]);
+  }
+  static constexpr int64_t kPeeled = 0;
+  HWY_INLINE FloatVector BroadcastPeeled(int64_t i, int64_t k) const { return Broadcast(i, k); }
+
+  const float* data;
+  int64_t row_stride;
+  int64_t step;
+};
+
+// BFloat16 rows, dense in k. A float32 is the bfloat16 in its upper half and zeros below: one
+// 32-bit broadcast of elements (k - 1, k) and a mask give element k. The first element of a row
+// may have none before it.
+struct BFloat16Rows {
+  HWY_INLINE FloatVector Broadcast(int64_t i, int64_t k) const {
+    uint32_t pair;
+    std::memcpy(&pair, data + i * row_stride + k - 1, sizeof pair);
+    const hn::RebindToUnsigned<FloatTag> bits;
+    return hn::BitCast(FloatTag(), hn::And(hn::Set(bits, pair), hn::Set(bits, 0xffff0000u)));
+  }
+  static constexpr int64_t kPeeled = 1;
+  HWY_INLINE FloatVector BroadcastPeeled(int64_t i, int64_t k) const {
+    return hn::Set(FloatTag(), static_cast<float>(data[i * row_stride + k]));
+  }
+
+  const BFloat16* data;
+  int64_t row_stride;
+};
+static_assert(std::endian::native == std::endian::little);
+
+// c [kRows, kTileCols] = (add ? c : 0) + a * b over `depth` ascending steps, one fused
+// multiply-add per element and step. b is packed: step k at b + k * kTileCols.
+template <int kRows, class Rows>
+HWY_NOINLINE void Tile(const Rows a, const float* HWY_RESTRICT b, int64_t depth,
+                       float* HWY_RESTRICT c, int64_t c_stride, bool add) {
+  const FloatTag d;
+  FloatVector sum[kRows][kVectors];
+  MOE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = add ? hn::LoadU(d, c + i * c_stride + j * kLanes) : hn::Zero(d);
+    }
+  }
+  int64_t k = 0;
+  if constexpr (Rows::kPeeled > 0) {
+    for (; k < Rows::kPeeled && k < depth; ++k, b += kTileCols) {
+      MOE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const FloatVector x = a.BroadcastPeeled(i, k);
+        MOE_UNROLL
+        for (int j = 0; j < kVectors; ++j) {
+          sum[i][j] = hn::MulAdd(x, hn::Load(d, b + j * kLanes), sum[i][j]);
+        }
+      }
+    }
+  }
+  for (; k < depth; ++k, b += kTileCols) {
+    FloatVector column[kVectors];
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) column[j] = hn::Load(d, b + j * kLanes);
+    MOE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const FloatVector x = a.Broadcast(i, k);
+      MOE_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(x, column[j], sum[i][j]);
+    }
+  }
+  MOE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * c_stride + j * kLanes);
+  }
+}
+
+template <class Rows>
+void TileOf(int64_t rows, const Rows& a, const float* b, int64_t depth, float* c, int64_t c_stride,
+            bool add) {
+  switch (rows) {
+    case 1:
+      return Tile<1>(a, b, depth, c, c_stride, add);
+    case 2:
+      return Tile<2>(a, b, depth, c, c_stride, add);
+    case 3:
+      return Tile<3>(a, b, depth, c, c_stride, add);
+    case 4:
+      return Tile<4>(a, b, depth, c, c_stride, add);
+    case 5:
+      return Tile<5>(a, b, depth, c, c_stride, add);
+    default:
+      static_assert(kTileRows == 6);
+      return Tile<6>(a, b, depth, c, c_stride, add);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace moe::gemm
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
