@@ -48,6 +48,10 @@ class PhaseClock {
   std::array<Clock::time_point, static_cast<size_t>(Phase::kCount)> started_ = {};
 };
 
+// Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
+// are the same stream.
+absl::Status JoinStreams(Stream& later, Stream& earlier);
+
 // Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
 // stream when nothing is to overlap, else a queue.
 struct Context {

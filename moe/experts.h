@@ -20,7 +20,8 @@ struct ExpertsConfig {
   int64_t hidden_size = 0;      // H
   int64_t ffn_hidden_size = 0;  // F
   Activation activation = Activation::kSwiGlu;
-  double down_init_std = 0.02;
+  double init_std = 0.02;       // gate and up projections
+  double down_init_std = 0.02;  // down projection
 };
 
 // What backward needs of one call; views into the workspace.
@@ -75,8 +76,11 @@ class Experts {
                                  MatrixView<const T> x, absl::Span<const int64_t> segments,
                                  const Context& context) const;
 
+  MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
+
   const ExpertsConfig config_;
   std::vector<Parameter*> gate_up_, down_, all_;
+  std::vector<MatrixView<const T>> gate_up_views_, down_views_;
 };
 
 }  // namespace moe

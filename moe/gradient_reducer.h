@@ -69,15 +69,23 @@ class GradientReducer {
     Event filled;
   };
 
+  struct Place {
+    int bucket = 0;
+    int64_t offset = 0;  // elements
+  };
+
   GradientReducer(const GradientReducerOptions& options, const Context& context, Stream& stream)
       : options_(options), context_(context), stream_(stream) {}
+  static std::vector<std::vector<const Parameter*>> Partition(const ParameterStore& store,
+                                                              int64_t bucket_bytes,
+                                                              int64_t element_bytes);
   absl::Status Launch(Bucket& bucket);
 
   const GradientReducerOptions options_;
   const Context context_;
   Stream& stream_;
   std::unique_ptr<AllReducer> world_, expert_;
-  std::vector<int> bucket_of_;   // by parameter index
+  std::vector<Place> place_;     // by parameter index
   std::vector<Bucket> buckets_;  // in launch order
   size_t next_ = 0;              // first bucket not yet launched
   int64_t bytes_sent_ = 0;

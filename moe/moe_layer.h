@@ -23,7 +23,8 @@ struct MoeLayerConfig {
   int64_t ffn_hidden_size = 0;  // F of one expert
   int64_t shared_expert_ffn_hidden_size = 0;  // 0 = no shared expert
   Activation activation = Activation::kSwiGlu;
-  double down_init_std = 0.02;
+  double init_std = 0.02;       // router, gate and up projections
+  double down_init_std = 0.02;  // down projections
   DispatcherOptions dispatcher;
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
 };
@@ -57,8 +58,8 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H]. `saved` is needed for Backward and may be null in evaluation; `layer_index` names
-  // this layer in error messages.
+  // x, y [T, H]. `saved` is needed for Backward and may be null in evaluation. Messages of failed
+  // waits name the layer and step that the mesh's phase holds.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
@@ -77,6 +78,16 @@ class MoeLayer {
       : config_(config),
         context_(context),
         placement_(config.router.num_experts, context.mesh->expert_parallel().size()) {}
+
+  // Chunk by chunk: send(c) on the exchange stream, compute(first, last) on local experts once the
+  // chunk is here, receive(c) on the exchange stream. All sends are enqueued first.
+  template <typename Send, typename Compute, typename Receive>
+  absl::Status ExchangeAroundExperts(const DispatchPlan& plan, Phase send_phase,
+                                     Phase receive_phase, Send send, Compute compute,
+                                     Receive receive);
+  absl::StatusOr<absl::Span<const int64_t>> SharedOffsets(int64_t tokens);
+  absl::Status SharedForward(MatrixView<const T> x, MatrixView<T> y, MoeLayerSaved<T>& saved);
+  absl::Status SharedBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, MatrixView<T> dx);
 
   const MoeLayerConfig config_;
   const Context context_;

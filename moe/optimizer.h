@@ -9,6 +9,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "moe/canonical_index.h"
 #include "moe/context.h"
 #include "moe/gradient_reducer.h"
 #include "moe/parameter.h"
@@ -49,15 +50,18 @@ class Optimizer {
                               double learning_rate);
 
  private:
-  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context)
-      : options_(options), store_(store), context_(context) {}
+  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context,
+            CanonicalIndex index)
+      : options_(options), store_(store), context_(context), index_(std::move(index)) {}
+  absl::StatusOr<double> GradientNorm(GradientReducer& reducer, double gradient_scale,
+                                      absl::Span<float> scratch);
 
   const OptimizerOptions options_;
   ParameterStore& store_;
   const Context context_;
-  std::vector<Buffer> m_, v_;       // by parameter index
-  std::vector<int64_t> canonical_;  // by parameter index: position among all parameters by name
-  int64_t canonical_count_ = 0;
+  const CanonicalIndex index_;
+  std::vector<Buffer> m_, v_;  // by parameter index
+  int64_t largest_ = 0;        // elements of the largest parameter
   int64_t step_ = 0;
 };
 

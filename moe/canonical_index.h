@@ -1,0 +1,49 @@
+// One order of all parameters of a model, whatever rank holds them.
+#ifndef MOE_MOE_CANONICAL_INDEX_H_
+#define MOE_MOE_CANONICAL_INDEX_H_
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
+#include "moe/parameter.h"
+
+namespace moe {
+
+// The parameters of all ranks of an expert-parallel group, sorted by name. Sums over parameters
+// (gradient norm, weight hash) walk this order, so they do not depend on the layout.
+class CanonicalIndex {
+ public:
+  // Collective over `group`, blocks the host.
+  static absl::StatusOr<CanonicalIndex> Create(const ParameterStore& store, Communicator& group,
+                                               Stream& stream);
+
+  int64_t size() const { return size_; }
+  // Position of a local parameter in the canonical order.
+  int64_t position(const Parameter& parameter) const { return position_[parameter.index()]; }
+  // Whether this rank speaks for the parameter: each has one speaker in the group.
+  bool speaks_for(const Parameter& parameter) const {
+    return first_rank_ || parameter.spec().group == ParameterGroup::kExpert;
+  }
+
+ private:
+  CanonicalIndex() = default;
+  std::vector<int64_t> position_;
+  int64_t size_ = 0;
+  bool first_rank_ = false;
+};
+
+// XXH3 of the canonical sequence of (name, XXH3 of the float32 master). Equal weights give an equal
+// hash at any layout. Collective over `group`, blocks the host.
+absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
+                                     Communicator& group, Stream& stream);
+
+// Elements of all experts and of the replicated parameters once. Collective, blocks the host.
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,
+                                        Communicator& group, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CANONICAL_INDEX_H_

@@ -1,0 +1,168 @@
+#include "moe/gradient_reducer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+
+// Which parameters make up each bucket, in launch order: backward fills a bucket last when it
+// reaches the bucket's first parameter.
+std::vector<std::vector<const Parameter*>> GradientReducer::Partition(const ParameterStore& store,
+                                                                      int64_t bucket_bytes,
+                                                                      int64_t element_bytes) {
+  struct Open {
+    std::vector<const Parameter*> parameters;
+    int64_t bytes = 0;
+  };
+  std::vector<std::vector<const Parameter*>> closed;
+  Open open[2];  // by group
+  const auto all = store.parameters();
+  for (auto p = all.rbegin(); p != all.rend(); ++p) {
+    Open& bucket = open[static_cast<int>((*p)->spec().group)];
+    bucket.parameters.push_back(p->get());
+    bucket.bytes += (*p)->size() * element_bytes;
+    if (bucket.bytes >= bucket_bytes)
+      closed.push_back(std::move(std::exchange(bucket, {}).parameters));
+  }
+  for (Open& bucket : open) {
+    if (!bucket.parameters.empty()) closed.push_back(std::move(bucket.parameters));
+  }
+  std::stable_sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) {
+    return a.back()->index() > b.back()->index();
+  });
+  return closed;
+}
+
+absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
+    const GradientReducerOptions& options, ParameterStore& store, const Context& context,
+    Stream& stream) {
+  if (options.bucket_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GradientReducer: bucket of ", options.bucket_bytes, " bytes, expected >= 1"));
+  }
+  auto reducer = std::unique_ptr<GradientReducer>(new GradientReducer(options, context, stream));
+  MOE_ASSIGN_OR_RETURN(reducer->world_,
+                       AllReducer::Create(options.algorithm, context.mesh->world_gradients()));
+  MOE_ASSIGN_OR_RETURN(reducer->expert_,
+                       AllReducer::Create(options.algorithm, context.mesh->expert_gradients()));
+
+  const bool exact = context.numerics == Numerics::kLayoutInvariant;
+  const int64_t element_bytes = exact ? sizeof(int64_t) : sizeof(float);
+  reducer->place_.resize(store.parameters().size());
+  const auto partition = Partition(store, options.bucket_bytes, element_bytes);
+  reducer->buckets_.reserve(partition.size());
+  for (const auto& parameters : partition) {
+    Bucket& bucket = reducer->buckets_.emplace_back();
+    bucket.group = parameters.front()->spec().group;
+    bucket.parameters = static_cast<int>(parameters.size());
+    for (const Parameter* p : parameters) {
+      reducer->place_[p->index()] = {static_cast<int>(reducer->buckets_.size()) - 1,
+                                     bucket.elements};
+      bucket.elements += p->size();
+    }
+    MOE_ASSIGN_OR_RETURN(bucket.sum,
+                         Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes));
+  }
+  for (const auto& parameter : store.parameters()) {
+    const Place place = reducer->place_[parameter->index()];
+    Bucket& bucket = reducer->buckets_[place.bucket];
+    if (exact) {
+      const auto sum = bucket.sum.span<int64_t>();
+      parameter->set_grad(GradAccumulator(sum.subspan(place.offset, parameter->size()),
+                                          options.grid, &sum[bucket.elements]));
+    } else {
+      parameter->set_grad(
+          GradAccumulator(bucket.sum.span<float>().subspan(place.offset, parameter->size())));
+    }
+  }
+  return reducer;
+}
+
+absl::Status GradientReducer::Begin() {
+  for (Bucket& bucket : buckets_) {
+    bucket.ready = 0;
+    MOE_RETURN_IF_ERROR(context_.compute->Enqueue([&bucket] {
+      std::memset(bucket.sum.data(), 0, bucket.sum.bytes());
+      return absl::OkStatus();
+    }));
+  }
+  next_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
+  Bucket& bucket = buckets_[place_[parameter.index()].bucket];
+  if (++bucket.ready > bucket.parameters) {
+    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                      " was marked ready twice in one step"));
+  }
+  if (bucket.ready == bucket.parameters) {
+    MOE_ASSIGN_OR_RETURN(bucket.filled, context_.compute->Record());
+  }
+  for (; next_ < buckets_.size() && buckets_[next_].ready == buckets_[next_].parameters; ++next_) {
+    MOE_RETURN_IF_ERROR(Launch(buckets_[next_]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::Launch(Bucket& bucket) {
+  const bool replicated = bucket.group == ParameterGroup::kReplicated;
+  Communicator& group =
+      replicated ? context_.mesh->world_gradients() : context_.mesh->expert_gradients();
+  if (group.size() == 1) return absl::OkStatus();
+  AllReducer& all_reduce = replicated ? *world_ : *expert_;
+  group.SetPhase({.name = "all-reduce", .step = context_.mesh->world().phase().step});
+  MOE_RETURN_IF_ERROR(stream_.WaitFor(bucket.filled));
+  if (context_.clock != nullptr) {
+    MOE_RETURN_IF_ERROR(context_.clock->Start(Phase::kAllReduce, stream_));
+  }
+  MOE_RETURN_IF_ERROR(context_.numerics == Numerics::kLayoutInvariant
+                          ? all_reduce.Sum(bucket.sum.span<int64_t>(), stream_)
+                          : all_reduce.Sum(bucket.sum.span<float>(), stream_));
+  bytes_sent_ += 2 * bucket.sum.bytes() * (group.size() - 1) / group.size();
+  if (context_.clock == nullptr) return absl::OkStatus();
+  return context_.clock->Stop(Phase::kAllReduce, stream_);
+}
+
+absl::Status GradientReducer::Finish() {
+  if (next_ != buckets_.size()) {
+    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", buckets_.size() - next_,
+                                                      " of ", buckets_.size(),
+                                                      " buckets still miss gradients"));
+  }
+  return JoinStreams(*context_.compute, stream_);
+}
+
+int64_t GradientReducer::non_finite() const {
+  if (context_.numerics != Numerics::kLayoutInvariant) return 0;
+  int64_t total = 0;
+  for (const Bucket& bucket : buckets_) total += bucket.sum.span<int64_t>()[bucket.elements];
+  return total;
+}
+
+absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
+                                                                  double scale,
+                                                                  absl::Span<float> scratch,
+                                                                  Stream& stream) const {
+  const Place place = place_[parameter.index()];
+  const Buffer& sum = buckets_[place.bucket].sum;
+  const auto out = scratch.subspan(0, parameter.size());
+  if (context_.numerics == Numerics::kLayoutInvariant) {
+    MOE_RETURN_IF_ERROR(ExactToFloat(options_.grid,
+                                     sum.span<int64_t>().subspan(place.offset, parameter.size()),
+                                     scale, out, stream));
+    return out;
+  }
+  const auto in = sum.span<float>().subspan(place.offset, parameter.size());
+  MOE_RETURN_IF_ERROR(stream.Enqueue([in, out, factor = static_cast<float>(scale)] {
+    for (size_t i = 0; i < in.size(); ++i) out[i] = in[i] * factor;
+    return absl::OkStatus();
+  }));
+  return out;
+}
+
+}  // namespace moe

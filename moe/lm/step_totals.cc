@@ -1,0 +1,85 @@
+#include "moe/lm/step_totals.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::lm {
+namespace {
+
+constexpr double kUnit = 0x1p-30;
+// Per micro-batch: 2^52 units are 4 million nats, and 2048 such sums still fit an int64.
+constexpr double kLimit = 0x1p52;
+
+}  // namespace
+
+void StepTotals::AddReal(Field field, double value) {
+  const double scaled = value / kUnit;
+  if (!(std::fabs(scaled) < kLimit)) {  // NaN, infinite, or absurd
+    ++fields_[kNonFinite];
+    return;
+  }
+  fields_[field] += std::llrint(scaled);
+}
+
+void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats) {
+  if (row_loss.empty()) return;
+  AddReal(kLoss, std::accumulate(row_loss.begin(), row_loss.end(), 0.0));
+  fields_[kTokens] += static_cast<int64_t>(row_loss.size());
+  for (size_t layer = 0; layer < stats.router.size(); ++layer) {
+    const RouterStats& router = stats.router[layer];
+    AddReal(kAuxLoss, router.aux_loss);
+    fields_[kDropped] += router.dropped_slots;
+    for (int32_t e = 0; e < experts_; ++e) {
+      fields_[kSlots] += router.expert_count[e];
+      fields_[kFields + layer * experts_ + e] += router.expert_count[e];
+    }
+  }
+}
+
+absl::Status StepTotals::Reduce(Communicator& world, Stream& stream) {
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(fields_), ReduceOp::kSum, stream));
+  return stream.Synchronize();
+}
+
+float StepTotals::MeanLoss() const {
+  if (fields_[kTokens] == 0) return 0;
+  return static_cast<float>(static_cast<double>(fields_[kLoss]) * kUnit /
+                            static_cast<double>(fields_[kTokens]));
+}
+
+double StepTotals::MeanAuxLoss(int64_t micro_batches) const {
+  return static_cast<double>(fields_[kAuxLoss]) * kUnit / static_cast<double>(micro_batches);
+}
+
+std::vector<std::vector<int64_t>> StepTotals::ExpertLoad() const {
+  std::vector<std::vector<int64_t>> load;
+  for (int layer = 0; layer < moe_layers_; ++layer) {
+    const auto first = fields_.begin() + kFields + int64_t{layer} * experts_;
+    load.emplace_back(first, first + experts_);
+  }
+  return load;
+}
+
+double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load) {
+  double worst = 0;
+  for (const auto& load : expert_load) {
+    const int64_t total = std::accumulate(load.begin(), load.end(), int64_t{0});
+    if (total == 0) continue;
+    const double mean = static_cast<double>(total) / static_cast<double>(load.size());
+    worst = std::max(
+        worst, (static_cast<double>(*std::max_element(load.begin(), load.end())) - mean) / mean);
+  }
+  return worst;
+}
+
+int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load) {
+  int dead = 0;
+  for (const auto& load : expert_load)
+    dead += static_cast<int>(std::count(load.begin(), load.end(), 0));
+  return dead;
+}
+
+}  // namespace moe::lm

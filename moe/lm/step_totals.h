@@ -1,0 +1,62 @@
+// What the ranks of a world tell each other about one step, in integers: the sums are exact, so
+// metrics have the same bits at any layout.
+#ifndef MOE_MOE_LM_STEP_TOTALS_H_
+#define MOE_MOE_LM_STEP_TOTALS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "moe/lm/transformer.h"
+
+namespace moe::lm {
+
+// Sums over micro-batches, first of this rank, after Reduce of all ranks. Real values are rounded
+// to multiples of 2^-30 as they are added.
+class StepTotals {
+ public:
+  StepTotals(int moe_layers, int32_t experts)
+      : moe_layers_(moe_layers),
+        experts_(experts),
+        fields_(kFields + static_cast<size_t>(moe_layers) * experts, 0) {}
+
+  void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
+  // One micro-batch: the losses of its tokens, and what its routers did.
+  void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
+  void AddNonFinite(int64_t count) { fields_[kNonFinite] += count; }
+  // Collective over `world`, blocks the host.
+  absl::Status Reduce(Communicator& world, Stream& stream);
+
+  int64_t tokens() const { return fields_[kTokens]; }
+  int64_t slots() const { return fields_[kSlots]; }
+  int64_t dropped() const { return fields_[kDropped]; }
+  int64_t non_finite() const { return fields_[kNonFinite]; }
+  // Mean loss of a token, over micro-batches of equal length the mean of their means.
+  float MeanLoss() const;
+  // Sum over MoE layers of the load-balance loss, mean over micro-batches.
+  double MeanAuxLoss(int64_t micro_batches) const;
+  // [MoE layer][E] slots.
+  std::vector<std::vector<int64_t>> ExpertLoad() const;
+
+ private:
+  enum Field : size_t { kLoss, kTokens, kAuxLoss, kSlots, kDropped, kNonFinite, kFields };
+
+  void AddReal(Field field, double value);
+
+  const int moe_layers_;
+  const int32_t experts_;
+  std::vector<int64_t> fields_;  // then [MoE layer][E] counts
+};
+
+// (max c - mean c) / mean c of the worst layer; 0 without tokens.
+double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load);
+// Experts that no token chose, over all layers.
+int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_STEP_TOTALS_H_

@@ -1,0 +1,360 @@
+#include "moe/lm/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/canonical_index.h"
+#include "moe/lm/step_totals.h"
+#include "moe/session.h"
+
+namespace moe::lm {
+namespace {
+
+constexpr int kPhases = static_cast<int>(Phase::kCount);
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The training loop of one rank, for a model of storage type T.
+template <typename T>
+class Trainer {
+ public:
+  Trainer(const TrainConfig& config, const Corpus& corpus, Session& session)
+      : config_(config),
+        corpus_(corpus),
+        context_(session.context()),
+        world_(context_.mesh->world()),
+        store_(config.dtype, config.seed),
+        sampler_(SequenceCount(corpus.train, config.sequence_length),
+                 config.micro_batches * config.micro_batch_size, config.seed),
+        sequence_offsets_(config.micro_batch_size + 1) {
+    for (int64_t i = 0; i <= config.micro_batch_size; ++i) {
+      sequence_offsets_[i] = i * config.sequence_length;
+    }
+    const int64_t tokens = sequence_offsets_.back();
+    tokens_.resize(tokens);
+    targets_.resize(tokens);
+    row_loss_.resize(tokens);
+  }
+
+  absl::Status Build(Session& session);
+  absl::StatusOr<TrainReport> Run(const StepCallback& on_step);
+
+ private:
+  // A micro-batch of this rank: sequences count * S tokens, or none.
+  Batch LoadMicroBatch(absl::Span<const uint8_t> text, absl::Span<const int64_t> sequences,
+                       int64_t first_sequence, int64_t step, Mode mode);
+  absl::Status Step(int64_t step);
+  absl::StatusOr<float> Validate(int64_t step);
+  absl::Status Measure(double seconds, StepMetrics& metrics);
+  absl::Status Finish(TrainReport& report);
+
+  const TrainConfig& config_;
+  const Corpus& corpus_;
+  const Context& context_;
+  Communicator& world_;
+  ParameterStore store_;
+  Sampler sampler_;
+  std::vector<int64_t> sequence_offsets_;
+  std::vector<int64_t> micro_batch_offsets_ = {0, 0};
+  std::vector<int32_t> tokens_, targets_;
+  std::vector<float> row_loss_;
+  std::unique_ptr<Transformer<T>> model_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepTotals> totals_;
+  ForwardStats stats_;
+  double grad_norm_ = 0;
+};
+
+template <typename T>
+absl::Status Trainer<T>::Build(Session& session) {
+  MOE_ASSIGN_OR_RETURN(model_, Transformer<T>::Create(config_.model, store_, context_));
+  MOE_ASSIGN_OR_RETURN(reducer_,
+                       GradientReducer::Create({.bucket_bytes = config_.bucket_bytes,
+                                                .algorithm = config_.all_reduce,
+                                                .grid = {.max_terms = config_.micro_batches}},
+                                               store_, context_, session.gradient_stream()));
+  MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(config_.optimizer, store_, context_));
+  totals_ =
+      std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_experts);
+  return absl::OkStatus();
+}
+
+template <typename T>
+Batch Trainer<T>::LoadMicroBatch(absl::Span<const uint8_t> text,
+                                 absl::Span<const int64_t> sequences, int64_t first_sequence,
+                                 int64_t step, Mode mode) {
+  const int64_t length = config_.sequence_length;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto part = [&](std::vector<int32_t>& v) {
+      return absl::MakeSpan(v).subspan(static_cast<int64_t>(i) * length, length);
+    };
+    CopySequence(text, length, sequences[i], part(tokens_), part(targets_));
+  }
+  micro_batch_offsets_[1] = sequence_offsets_[sequences.size()];
+  return {.sequence_offsets = absl::MakeSpan(sequence_offsets_).subspan(0, sequences.size() + 1),
+          .micro_batch_offsets = micro_batch_offsets_,
+          .first_global_token = first_sequence * length,
+          .step = step,
+          .mode = mode};
+}
+
+template <typename T>
+absl::Status Trainer<T>::Step(int64_t step) {
+  context_.mesh->SetPhase({.name = "step", .step = step});
+  totals_->Clear();
+  MOE_RETURN_IF_ERROR(reducer_->Begin());
+  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), config_.micro_batches);
+  const int64_t rounds = (config_.micro_batches + world_.size() - 1) / world_.size();
+  std::vector<int64_t> sequences;
+  for (int64_t round = 0; round < rounds; ++round) {
+    sequences.clear();
+    const int64_t first = (mine.begin + round) * config_.micro_batch_size;
+    for (int64_t i = 0; mine.begin + round < mine.end && i < config_.micro_batch_size; ++i) {
+      sequences.push_back(sampler_.At(step - 1, first + i));
+    }
+    const Batch batch = LoadMicroBatch(corpus_.train, sequences, first, step, Mode::kTraining);
+    const int64_t count = micro_batch_offsets_[1];
+    const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
+    const bool last = round == rounds - 1;
+    MOE_RETURN_IF_ERROR(model_->ForwardBackward(
+        absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count),
+        batch, /*loss_scale=*/1.0f, losses, &stats_, [&](Parameter& parameter) {
+          return last ? reducer_->MarkReady(parameter) : absl::OkStatus();
+        }));
+    totals_->Add(losses, stats_);
+  }
+  MOE_RETURN_IF_ERROR(reducer_->Finish());
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  totals_->AddNonFinite(reducer_->non_finite());
+  context_.mesh->SetPhase({.name = "step totals", .step = step});
+  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.compute));
+  if (totals_->non_finite() > 0) {
+    return absl::DataLossError(
+        absl::StrCat("step ", step, ": loss or gradients are not finite (", totals_->non_finite(),
+                     " values); expected finite ones: lower --lr or raise --lr-warmup-steps"));
+  }
+  context_.mesh->SetPhase({.name = "optimiser", .step = step});
+  const auto start = Clock::now();
+  MOE_ASSIGN_OR_RETURN(grad_norm_,
+                       optimizer_->Step(*reducer_, 1.0 / static_cast<double>(config_.micro_batches),
+                                        config_.schedule.At(step)));
+  context_.clock->Add(Phase::kOptimizer, SecondsSince(start));
+  if (!std::isfinite(grad_norm_)) {
+    return absl::DataLossError(
+        absl::StrCat("step ", step, ": gradient norm is ", grad_norm_,
+                     ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
+  context_.mesh->SetPhase({.name = "validation", .step = step});
+  totals_->Clear();
+  const int64_t count =
+      std::min(config_.eval_sequences, SequenceCount(corpus_.held_out, config_.sequence_length));
+  const int64_t micro_batches = (count + config_.micro_batch_size - 1) / config_.micro_batch_size;
+  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches);
+  const int64_t rounds = (micro_batches + world_.size() - 1) / world_.size();
+  std::vector<int64_t> sequences;
+  for (int64_t round = 0; round < rounds; ++round) {
+    sequences.clear();
+    const int64_t first = (mine.begin + round) * config_.micro_batch_size;
+    const int64_t end = std::min(count, first + config_.micro_batch_size);
+    for (int64_t i = first; mine.begin + round < mine.end && i < end; ++i) sequences.push_back(i);
+    const Batch batch = LoadMicroBatch(corpus_.held_out, sequences, first, step, Mode::kEvaluation);
+    const int64_t tokens = micro_batch_offsets_[1];
+    const auto losses = absl::MakeSpan(row_loss_).subspan(0, tokens);
+    MOE_RETURN_IF_ERROR(model_->Evaluate(absl::MakeSpan(tokens_).subspan(0, tokens),
+                                         absl::MakeSpan(targets_).subspan(0, tokens), batch, losses,
+                                         &stats_));
+    totals_->Add(losses, stats_);
+  }
+  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.compute));
+  if (totals_->non_finite() > 0) {
+    return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
+  }
+  return totals_->MeanLoss();
+}
+
+// Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
+template <typename T>
+absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
+  const int64_t state_bytes = store_.total_size() * static_cast<int64_t>(sizeof(float)) *
+                              (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
+  double most[2] = {seconds, static_cast<double>(state_bytes + context_.workspace->peak_bytes())};
+  double sum[kPhases];
+  for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
+  context_.clock->Reset();
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.compute));
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  metrics.step_seconds = most[0];
+  metrics.peak_bytes = static_cast<int64_t>(most[1]);
+  for (int p = 0; p < kPhases; ++p) metrics.phase_seconds[p] = sum[p] / world_.size();
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
+  TrainReport report;
+  MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(0));
+  report.expert_load.assign(model_->moe_layers(),
+                            std::vector<int64_t>(config_.model.moe.router.num_experts, 0));
+  context_.clock->Reset();
+  for (int64_t step = 1; step <= config_.steps; ++step) {
+    const auto start = Clock::now();
+    MOE_RETURN_IF_ERROR(Step(step));
+    StepMetrics metrics = {.step = step,
+                           .loss = totals_->MeanLoss(),
+                           .learning_rate = config_.schedule.At(step),
+                           .grad_norm = grad_norm_,
+                           .aux_loss = totals_->MeanAuxLoss(config_.micro_batches),
+                           .expert_load = totals_->ExpertLoad()};
+    metrics.max_violation = MaxViolation(metrics.expert_load);
+    metrics.dead_experts = DeadExperts(metrics.expert_load);
+    if (totals_->slots() > 0) {
+      metrics.drop_fraction =
+          static_cast<double>(totals_->dropped()) / static_cast<double>(totals_->slots());
+    }
+    report.tokens += totals_->tokens();
+    report.dropped_slots += totals_->dropped();
+    report.total_slots += totals_->slots();
+    const int64_t step_tokens = totals_->tokens();
+    MOE_RETURN_IF_ERROR(Measure(SecondsSince(start), metrics));
+    metrics.tokens_per_second = static_cast<double>(step_tokens) / metrics.step_seconds;
+    report.seconds += metrics.step_seconds;
+    report.final_loss = metrics.loss;
+    for (int p = 0; p < kPhases; ++p) report.phase_seconds[p] += metrics.phase_seconds[p];
+    for (size_t layer = 0; layer < report.expert_load.size(); ++layer) {
+      for (size_t e = 0; e < report.expert_load[layer].size(); ++e) {
+        report.expert_load[layer][e] += metrics.expert_load[layer][e];
+      }
+    }
+    const bool evaluate =
+        step == config_.steps || (config_.eval_interval > 0 && step % config_.eval_interval == 0);
+    if (evaluate) {
+      MOE_ASSIGN_OR_RETURN(metrics.validation_loss, Validate(step));
+      metrics.has_validation = true;
+      report.validation_loss_after = metrics.validation_loss;
+      context_.clock->Reset();
+    }
+    report.steps = step;
+    if (world_.rank() == 0 && on_step) on_step(metrics);
+  }
+  MOE_RETURN_IF_ERROR(Finish(report));
+  return report;
+}
+
+template <typename T>
+absl::Status Trainer<T>::Finish(TrainReport& report) {
+  context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
+  Communicator& group = context_.mesh->expert_parallel();
+  Stream& stream = *context_.compute;
+  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store_, group, stream));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(store_, index, group, stream));
+  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(store_, index, group, stream));
+  const MoeLayerConfig& moe = config_.model.moe;
+  const int64_t expert_size =
+      config_.model.hidden_size * moe.ffn_hidden_size * (IsGated(moe.activation) ? 3 : 2);
+  report.parameters_active =
+      report.parameters_total -
+      model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
+  const ExchangeBytes mine = model_->exchange_bytes();
+  int64_t bytes[] = {mine.self, mine.same_node, mine.cross_node, reducer_->bytes_sent()};
+  MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  report.exchange_bytes.self = bytes[0];
+  report.exchange_bytes.same_node = bytes[1];
+  report.exchange_bytes.cross_node = bytes[2];
+  report.all_reduce_bytes = bytes[3];
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
+                                    Session& session, const StepCallback& on_step) {
+  Trainer<T> trainer(config, corpus, session);
+  MOE_RETURN_IF_ERROR(trainer.Build(session));
+  return trainer.Run(on_step);
+}
+
+}  // namespace
+
+absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
+  const auto at_least_one = [](const char* flag, int64_t value) {
+    if (value >= 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected at least 1"));
+  };
+  MOE_RETURN_IF_ERROR(at_least_one("--steps", config.steps));
+  MOE_RETURN_IF_ERROR(at_least_one("--seq-length", config.sequence_length));
+  MOE_RETURN_IF_ERROR(at_least_one("--micro-batch-size", config.micro_batch_size));
+  MOE_RETURN_IF_ERROR(at_least_one("--micro-batches", config.micro_batches));
+  MOE_RETURN_IF_ERROR(at_least_one("--threads", config.threads));
+  MOE_RETURN_IF_ERROR(at_least_one("--eval-sequences", config.eval_sequences));
+  MOE_RETURN_IF_ERROR(at_least_one("--ep", config.expert_parallel_size));
+  const int ep = config.expert_parallel_size;
+  if (ranks % ep != 0) {
+    std::string divisors;
+    for (int d = 1; d <= ranks; ++d) {
+      if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ep is ", ep, ", expected a divisor of the ", ranks, " ranks: ", divisors));
+  }
+  const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
+  if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical &&
+      (dispatcher.node_size < 1 || ep % dispatcher.node_size != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--node-size is ", dispatcher.node_size, ", expected a divisor of --ep ", ep));
+  }
+  if (config.model.moe.overlap_degree < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--moe-overlap-degree is ", config.model.moe.overlap_degree, ", expected at least 1"));
+  }
+  if (!(config.schedule.peak > 0) || config.schedule.minimum < 0 ||
+      config.schedule.minimum > config.schedule.peak) {
+    return absl::InvalidArgumentError(absl::StrCat("--lr is ", config.schedule.peak,
+                                                   " and --min-lr ", config.schedule.minimum,
+                                                   ", expected 0 <= min-lr <= lr and lr > 0"));
+  }
+  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32 or bf16"));
+  }
+  return ValidateTransformerConfig(config.model);
+}
+
+absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
+                                  std::unique_ptr<Communicator> world,
+                                  const StepCallback& on_step) {
+  MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
+  const int64_t batch = config.micro_batches * config.micro_batch_size;
+  const int64_t sequences = SequenceCount(corpus.train, config.sequence_length);
+  if (sequences < batch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the training text has ", sequences, " sequences of ", config.sequence_length,
+                     " bytes, expected at least one global batch of ", batch,
+                     ": lower --micro-batches or --micro-batch-size"));
+  }
+  MOE_ASSIGN_OR_RETURN(const auto session,
+                       Session::Create({.expert_parallel_size = config.expert_parallel_size,
+                                        .threads = config.threads,
+                                        .numerics = config.numerics,
+                                        .overlap_exchange = config.model.moe.overlap_degree > 1},
+                                       std::move(world)));
+  if (config.dtype == DType::kBFloat16) return TrainAs<BFloat16>(config, corpus, *session, on_step);
+  return TrainAs<float>(config, corpus, *session, on_step);
+}
+
+}  // namespace moe::lm

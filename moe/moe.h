@@ -1,0 +1,14 @@
+// The library's front door: everything a program needs to insert, run and train MoE layers.
+#ifndef MOE_MOE_MOE_H_
+#define MOE_MOE_MOE_H_
+
+// IWYU pragma: begin_exports
+#include "comm/create.h"
+#include "moe/gradient_reducer.h"
+#include "moe/moe_layer.h"
+#include "moe/optimizer.h"
+#include "moe/parameter.h"
+#include "moe/session.h"
+// IWYU pragma: end_exports
+
+#endif  // MOE_MOE_MOE_H_

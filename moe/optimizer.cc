@@ -1,0 +1,90 @@
+#include "moe/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "kernels/adamw/adamw.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/exact_sum/exact_sum.h"
+
+namespace moe {
+
+double LearningRateSchedule::At(int64_t step) const {
+  if (step <= warmup_steps)
+    return peak * static_cast<double>(step) / static_cast<double>(warmup_steps);
+  const int64_t decay_steps = std::max<int64_t>(1, total_steps - warmup_steps);
+  const double progress =
+      std::min(1.0, static_cast<double>(step - warmup_steps) / static_cast<double>(decay_steps));
+  return minimum + 0.5 * (peak - minimum) * (1.0 + std::cos(std::numbers::pi * progress));
+}
+
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
+                                                             ParameterStore& store,
+                                                             const Context& context) {
+  MOE_ASSIGN_OR_RETURN(
+      CanonicalIndex index,
+      CanonicalIndex::Create(store, context.mesh->expert_parallel(), *context.compute));
+  auto optimizer =
+      std::unique_ptr<Optimizer>(new Optimizer(options, store, context, std::move(index)));
+  for (const auto& p : store.parameters()) {
+    const int64_t bytes = p->size() * static_cast<int64_t>(sizeof(float));
+    for (std::vector<Buffer>* moments : {&optimizer->m_, &optimizer->v_}) {
+      MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
+      moments->push_back(std::move(buffer));
+    }
+    optimizer->largest_ = std::max(optimizer->largest_, p->size());
+  }
+  return optimizer;
+}
+
+absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double gradient_scale,
+                                               absl::Span<float> scratch) {
+  Stream& stream = *context_.compute;
+  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size()));
+  std::fill(squares.begin(), squares.end(), 0.0);
+  for (const auto& p : store_.parameters()) {
+    if (!index_.speaks_for(*p)) continue;
+    MOE_ASSIGN_OR_RETURN(const auto gradient,
+                         reducer.Gradient(*p, gradient_scale, scratch, stream));
+    MOE_RETURN_IF_ERROR(SumOfSquares(gradient, &squares[index_.position(*p)], stream));
+  }
+  // One rank speaks for each tensor and the others add 0: exact in any order.
+  MOE_RETURN_IF_ERROR(
+      context_.mesh->expert_parallel().AllReduce<double>(squares, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  double total = 0;
+  for (const double s : squares) total += s;
+  return std::sqrt(total);
+}
+
+absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient_scale,
+                                       double learning_rate) {
+  Stream& stream = *context_.compute;
+  const WorkspaceScope scope(*context_.workspace);
+  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(largest_));
+  MOE_ASSIGN_OR_RETURN(const double norm, GradientNorm(reducer, gradient_scale, scratch));
+  if (!std::isfinite(norm)) return norm;
+
+  ++step_;
+  const bool clip = options_.clip_grad > 0 && norm > options_.clip_grad;
+  AdamWOptions adamw = {
+      .learning_rate = static_cast<float>(learning_rate),
+      .beta1 = options_.beta1,
+      .beta2 = options_.beta2,
+      .epsilon = options_.epsilon,
+      .gradient_scale = clip ? static_cast<float>(options_.clip_grad / norm) : 1.0f,
+      .step = step_};
+  for (const auto& p : store_.parameters()) {
+    MOE_ASSIGN_OR_RETURN(const auto gradient,
+                         reducer.Gradient(*p, gradient_scale, scratch, stream));
+    adamw.weight_decay = p->spec().weight_decay ? options_.weight_decay : 0.0f;
+    MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, p->master(), m_[p->index()].span<float>(),
+                              v_[p->index()].span<float>(), stream));
+    MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
+  }
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return norm;
+}
+
+}  // namespace moe

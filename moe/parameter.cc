@@ -1,0 +1,83 @@
+#include "moe/parameter.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cast/cast.h"
+
+namespace moe {
+namespace {
+
+// A parameter's own random sequence: keyed by its name, so that it does not matter which rank
+// creates it, or when.
+void Initialize(const ParameterSpec& spec, uint64_t seed, absl::Span<float> values) {
+  if (spec.initializer != Initializer::kNormal) {
+    std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
+    return;
+  }
+  RandomKey key = {.seed = seed,
+                   .purpose = RandomPurpose::kInit,
+                   .layer = static_cast<uint32_t>(XXH3_64bits(spec.name.data(), spec.name.size()))};
+  for (size_t i = 0; i < values.size(); ++i) {
+    key.item = i / 2;
+    values[i] = static_cast<float>(spec.init_std * Normal(key, i % 2));
+  }
+}
+
+}  // namespace
+
+template <>
+MatrixView<const float> Parameter::view<float>() const {
+  return {master().data(), spec_.rows, spec_.cols};
+}
+
+template <>
+MatrixView<const BFloat16> Parameter::view<BFloat16>() const {
+  MOE_CHECK(compute_.data() != nullptr || size() == 0);  // the store computes in float
+  return {compute_.span<BFloat16>().data(), spec_.rows, spec_.cols};
+}
+
+absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
+  if (spec.rows < 0 || spec.cols < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ParameterStore: ", spec.name, " is [", spec.rows, ", ", spec.cols, "]"));
+  }
+  for (const auto& other : parameters_) {
+    if (other->spec().name == spec.name) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ParameterStore: ", spec.name, " was added before"));
+    }
+  }
+  auto parameter = std::make_unique<Parameter>();
+  parameter->spec_ = spec;
+  parameter->index_ = static_cast<int>(parameters_.size());
+  MOE_ASSIGN_OR_RETURN(parameter->master_,
+                       Buffer::Allocate(parameter->size() * static_cast<int64_t>(sizeof(float))));
+  if (compute_ == DType::kBFloat16) {
+    MOE_ASSIGN_OR_RETURN(parameter->compute_,
+                         Buffer::Allocate(parameter->size() * SizeOf(compute_)));
+  }
+  Initialize(spec, seed_, parameter->master());
+  MOE_RETURN_IF_ERROR(RefreshCompute(*parameter, *MakeInlineStream()));
+  parameters_.push_back(std::move(parameter));
+  return parameters_.back().get();
+}
+
+absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
+  if (compute_ != DType::kBFloat16) return absl::OkStatus();
+  return Cast<float, BFloat16>(parameter.master(), parameter.compute_.span<BFloat16>(), stream);
+}
+
+int64_t ParameterStore::total_size() const {
+  int64_t total = 0;
+  for (const auto& parameter : parameters_) total += parameter->size();
+  return total;
+}
+
+}  // namespace moe

@@ -1,0 +1,47 @@
+// Owns what one rank needs to run a model, and lends it as a Context.
+#ifndef MOE_MOE_SESSION_H_
+#define MOE_MOE_SESSION_H_
+
+#include <memory>
+
+#include <absl/status/statusor.h>
+
+#include "comm/mesh.h"
+#include "kernels/base/parallel.h"
+#include "moe/context.h"
+
+namespace moe {
+
+struct SessionOptions {
+  int expert_parallel_size = 1;
+  int threads = 1;  // of this rank
+  Numerics numerics = Numerics::kFast;
+  bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
+};
+
+// One per rank, used by the thread that created it. Everything built from its context must be gone
+// before it.
+class Session {
+ public:
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create.
+  static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
+                                                         std::unique_ptr<Communicator> world);
+
+  const Context& context() const { return context_; }
+  // Where gradient buckets are summed: a queue, so that it overlaps backward.
+  Stream& gradient_stream() { return *gradients_; }
+
+ private:
+  explicit Session(int threads) : pool_(threads) {}
+
+  ThreadPool pool_;
+  PhaseClock clock_;
+  Workspace workspace_;
+  std::unique_ptr<Mesh> mesh_;
+  Context context_;
+  std::unique_ptr<Stream> compute_, exchange_, gradients_;  // last: they stop first
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_SESSION_H_
