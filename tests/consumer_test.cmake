@@ -1,0 +1,50 @@
+# Installs the build into a scratch folder, then builds and runs the README's first program against
+# it, as a user would. Run: cmake -DBUILD=<build> -DSOURCE=<source tree> -DSCRATCH=<folder>
+#   [-DCOMPILER_LAUNCHER=<ccache>] -P consumer_test.cmake
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE rc OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  if(NOT rc EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}: exit code ${rc}\n${out}")
+  endif()
+  set(output "${out}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${SCRATCH})
+set(project ${SCRATCH}/project)
+file(MAKE_DIRECTORY ${project})
+file(COPY ${SOURCE}/tests/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
+  DESTINATION ${project})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
+# The include path must hold nothing but moe-1, or the names kernels/ and comm/ reach the user.
+file(GLOB names RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
+if(NOT names STREQUAL "moe-1")
+  message(FATAL_ERROR "include/ holds '${names}', expected moe-1 alone")
+endif()
+run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build -DCMAKE_BUILD_TYPE=Release
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+run(${CMAKE_COMMAND} --build ${project}/build)
+run(${project}/build/first_layer)
+# It learns: the last loss it prints is well below the first.
+string(REGEX MATCHALL "loss [0-9.]+" losses "${output}")
+list(LENGTH losses count)
+if(count LESS 2)
+  message(FATAL_ERROR "first_layer printed no losses:\n${output}")
+endif()
+list(GET losses 0 first)
+list(GET losses -1 last)
+string(SUBSTRING ${first} 5 -1 first)
+string(SUBSTRING ${last} 5 -1 last)
+if(NOT last LESS first)
+  message(FATAL_ERROR "the loss did not fall:\n${output}")
+endif()
+message(STATUS "loss ${first} -> ${last}")
+
+# A version that was not asked for is refused.
+file(WRITE ${project}/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\nfind_package(moe 99 REQUIRED)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${project} -B ${project}/build99
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix RESULT_VARIABLE rc OUTPUT_QUIET ERROR_QUIET)
+if(rc EQUAL 0)
+  message(FATAL_ERROR "find_package(moe 99) was accepted")
+endif()
