@@ -1,0 +1,25 @@
+// Sums along a row in an order that is fixed by the row's length alone.
+#ifndef MOE_KERNELS_BASE_FIXED_DOT_H_
+#define MOE_KERNELS_BASE_FIXED_DOT_H_
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+
+namespace moe {
+
+// sum_i a[i] * b[i] in float32: 16 interleaved partial sums (element i goes to partial i mod 16,
+// ascending, fused multiply-add), folded pairwise (8 + 8, 4 + 4, 2 + 2, 1 + 1). `a` and `b` may be
+// the same row; 0 elements give 0. The bits are those of this order on every SIMD target with fused
+// multiply-add (AVX2, AVX-512, NEON); the fallback without one rounds twice.
+// Instantiated for float and BFloat16.
+template <typename T>
+float FixedDot(const T* a, const T* b, int64_t n);
+
+// sum_i a[i], in the same order.
+template <typename T>
+float FixedSum(const T* a, int64_t n);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_FIXED_DOT_H_

@@ -1,0 +1,94 @@
+// kernels/base/fixed_dot: the order of the sums, to the bit.
+#include "kernels/base/fixed_dot.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/base/rng.h"
+
+namespace moe {
+namespace {
+
+float Fold(const std::vector<float>& s) {
+  const auto four = [&](int i) {
+    return (s[i] + s[i + 8]) + (s[i + 4] + s[i + 12]);
+  };
+  return (four(0) + four(2)) + (four(1) + four(3));
+}
+
+template <typename T>
+float DotInPlainLoops(const std::vector<T>& a, const std::vector<T>& b) {
+  std::vector<float> s(16, 0.0f);
+  for (size_t i = 0; i < a.size(); ++i) {
+    s[i % 16] = std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), s[i % 16]);
+  }
+  return Fold(s);
+}
+
+template <typename T>
+float SumInPlainLoops(const std::vector<T>& a) {
+  std::vector<float> s(16, 0.0f);
+  for (size_t i = 0; i < a.size(); ++i) s[i % 16] += static_cast<float>(a[i]);
+  return Fold(s);
+}
+
+template <typename T>
+std::vector<T> RandomRow(int64_t n, uint64_t seed) {
+  std::vector<T> row(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    row[i] = T(static_cast<float>(Normal({.seed = seed, .item = static_cast<uint64_t>(i)})));
+  }
+  return row;
+}
+
+template <typename T>
+class FixedDotTest : public testing::Test {};
+using Types = testing::Types<float, BFloat16>;
+TYPED_TEST_SUITE(FixedDotTest, Types);
+
+TYPED_TEST(FixedDotTest, SumsSmallIntegersExactly) {
+  std::vector<TypeParam> a, b;
+  for (int i = 1; i <= 20; ++i) {
+    a.push_back(TypeParam(static_cast<float>(i)));
+    b.push_back(TypeParam(2.0f));
+  }
+  EXPECT_EQ(FixedDot(a.data(), b.data(), 20), 420.0f);
+  EXPECT_EQ(FixedSum(a.data(), 20), 210.0f);
+  EXPECT_EQ(FixedSum(a.data(), 17), 153.0f);
+}
+
+TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLength) {
+  for (int64_t n = 0; n <= 70; ++n) {
+    const auto a = RandomRow<TypeParam>(n, 1), b = RandomRow<TypeParam>(n, 2);
+    EXPECT_EQ(FixedDot(a.data(), b.data(), n), DotInPlainLoops(a, b)) << n;
+    EXPECT_EQ(FixedDot(a.data(), a.data(), n), DotInPlainLoops(a, a)) << n;
+    EXPECT_EQ(FixedSum(a.data(), n), SumInPlainLoops(a)) << n;
+  }
+}
+
+TYPED_TEST(FixedDotTest, ReadsOnlyItsOwnElementsAtAnyAlignment) {
+  const int64_t n = 37;
+  for (int64_t offset = 0; offset < 5; ++offset) {
+    auto row = RandomRow<TypeParam>(n, 3);
+    const float expected = SumInPlainLoops(row);
+    row.insert(row.begin(), offset, TypeParam(1e30f));
+    row.insert(row.end(), 20, TypeParam(std::numeric_limits<float>::quiet_NaN()));
+    EXPECT_EQ(FixedSum(row.data() + offset, n), expected) << offset;
+  }
+}
+
+TYPED_TEST(FixedDotTest, NonFiniteElementsShow) {
+  for (const int64_t at : {0, 15, 16, 36}) {
+    auto row = RandomRow<TypeParam>(37, 4);
+    const auto other = RandomRow<TypeParam>(37, 5);
+    row[at] = TypeParam(std::numeric_limits<float>::quiet_NaN());
+    EXPECT_TRUE(std::isnan(FixedDot(row.data(), other.data(), 37))) << at;
+    EXPECT_TRUE(std::isnan(FixedSum(row.data(), 37))) << at;
+  }
+}
+
+}  // namespace
+}  // namespace moe
