@@ -1,0 +1,159 @@
+#include "moe/lm/text_data.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace moe::lm {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kPeriod = kHeldOutBlockBytes * kHeldOutEvery;
+
+// A folder of its own for every test.
+class TextDataTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    root_ = fs::path(::testing::TempDir()) /
+            ("text_data_" + std::to_string(getpid()) + "_" + test->name());
+    fs::create_directories(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string Write(const std::string& name, const std::string& bytes) {
+    const fs::path path = root_ / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path.string();
+  }
+
+  fs::path root_;
+};
+
+// A text whose bytes tell their place: never 0, and blocks differ.
+std::string Text(int64_t bytes) {
+  std::string text(bytes, '\0');
+  for (int64_t i = 0; i < bytes; ++i) {
+    text[i] = static_cast<char>(1 + (i * 7 + i / kHeldOutBlockBytes * 13) % 251);
+  }
+  return text;
+}
+
+TEST_F(TextDataTest, HoldsOutTheLastBlockOfEveryTwenty) {
+  const std::string text = Text(2 * kPeriod + 5);
+  const auto corpus = ReadCorpus({Write("a", text)}, 16);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  std::string train, held_out;
+  for (int64_t block = 0; block <= 2 * kHeldOutEvery; ++block) {
+    const std::string part = text.substr(block * kHeldOutBlockBytes, kHeldOutBlockBytes);
+    (block == 19 || block == 39 ? held_out : train) += part;
+  }
+  EXPECT_EQ(std::string(corpus->train.begin(), corpus->train.end()), train);
+  EXPECT_EQ(std::string(corpus->held_out.begin(), corpus->held_out.end()), held_out);
+}
+
+TEST_F(TextDataTest, BlocksRunAcrossFiles) {
+  const std::string text = Text(kPeriod);
+  const std::string first = Write("a", text.substr(0, 1001));
+  const std::string second = Write("b", text.substr(1001));
+  const auto whole = ReadCorpus({Write("whole", text)}, 16);
+  const auto parts = ReadCorpus({first, second}, 16);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  EXPECT_EQ(parts->train, whole->train);
+  EXPECT_EQ(parts->held_out, whole->held_out);
+  EXPECT_THAT(parts->files, ElementsAre(first, second));
+}
+
+TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
+  const std::string text = Text(kPeriod);
+  const std::string b = Write("text/b", text);
+  const std::string c = Write("text/c/z", text);
+  const std::string upper = Write("text/Z", text);  // by bytes: before the small letters
+  Write("text/nul", std::string("a\0b", 3));
+  Write("text/empty", "");
+  const std::string outside = Write("outside", text);
+  fs::create_symlink(outside, root_ / "text/a_link");
+  fs::create_directory_symlink(root_ / "text/c", root_ / "text/folder_link");
+  const auto corpus = ReadCorpus({(root_ / "text").string()}, 16);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_THAT(corpus->files, ElementsAre(upper, b, c));
+  EXPECT_EQ(corpus->skipped_files, 4);
+  EXPECT_EQ(static_cast<int64_t>(corpus->train.size() + corpus->held_out.size()), 3 * kPeriod);
+}
+
+TEST_F(TextDataTest, NamedSymbolicLinksAreFollowed) {
+  const std::string text = Text(kPeriod);
+  fs::create_symlink(Write("file", text), root_ / "file_link");
+  Write("folder/a", text);
+  fs::create_directory_symlink(root_ / "folder", root_ / "folder_link");
+  const std::string file_link = (root_ / "file_link").string();
+  const std::string folder_link = (root_ / "folder_link").string();
+  const auto corpus = ReadCorpus({file_link, folder_link}, 16);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_THAT(corpus->files, ElementsAre(file_link, folder_link + "/a"));
+}
+
+TEST_F(TextDataTest, NamedPathsMustHoldText) {
+  const std::string missing = (root_ / "missing").string();
+  EXPECT_EQ(ReadCorpus({missing}, 16).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(ReadCorpus({missing}, 16).status().message()), HasSubstr(missing));
+  const std::string empty = Write("empty", "");
+  EXPECT_EQ(ReadCorpus({empty}, 16).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ReadCorpus({empty}, 16).status().message()), HasSubstr("is empty"));
+  EXPECT_EQ(ReadCorpus({"/dev/null"}, 16).status().code(), absl::StatusCode::kInvalidArgument);
+  fs::create_directory(root_ / "folder");
+  EXPECT_EQ(ReadCorpus({(root_ / "folder").string()}, 16).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadCorpus({}, 16).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// The message's own bound is the true one: a byte less is refused, that many are enough.
+TEST_F(TextDataTest, TextMustReachOneSequenceInBothSplits) {
+  for (const int64_t length : {int64_t{1}, int64_t{128}, kHeldOutBlockBytes, int64_t{40000}}) {
+    const int64_t held_out_blocks = (length + 1 + kHeldOutBlockBytes - 1) / kHeldOutBlockBytes;
+    const int64_t least = held_out_blocks * (kPeriod - kHeldOutBlockBytes) + length + 1;
+    const auto enough = ReadCorpus({Write("text", Text(least))}, length);
+    ASSERT_TRUE(enough.ok()) << enough.status();
+    EXPECT_EQ(SequenceCount(enough->held_out, length), 1);
+    const absl::Status status = ReadCorpus({Write("text", Text(least - 1))}, length).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(least) + " bytes or more"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(length + 1) + " bytes"));
+  }
+}
+
+TEST(SequenceTest, CountsSequencesThatHaveATargetForEveryToken) {
+  const std::vector<uint8_t> text(100, 'x');
+  const auto count = [&](int64_t bytes, int64_t length) {
+    return SequenceCount(absl::MakeSpan(text).subspan(0, bytes), length);
+  };
+  EXPECT_EQ(count(0, 4), 0);
+  EXPECT_EQ(count(1, 4), 0);
+  EXPECT_EQ(count(4, 4), 0);
+  EXPECT_EQ(count(5, 4), 1);
+  EXPECT_EQ(count(8, 4), 1);
+  EXPECT_EQ(count(9, 4), 2);
+  EXPECT_EQ(count(100, 1), 99);
+}
+
+TEST(SequenceTest, TargetsAreTheNextBytes) {
+  const std::vector<uint8_t> text = {10, 11, 12, 13, 14, 15, 255};
+  std::vector<int32_t> tokens(3), targets(3);
+  CopySequence(text, 3, 1, absl::MakeSpan(tokens), absl::MakeSpan(targets));
+  EXPECT_THAT(tokens, ElementsAre(13, 14, 15));
+  EXPECT_THAT(targets, ElementsAre(14, 15, 255));  // bytes above 127 stay positive
+}
+
+}  // namespace
+}  // namespace moe::lm
