@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Trains the reference model at every layout and compares every loss and the final weights, bit by
+# bit, with one rank's:
+#
+#   scripts/invariance_all.sh [--quick] [flags of moe train...]
+#
+# Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
+# mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2).
+# --quick takes each axis on its own around one layout. Uses build/release; MPI runs are left out
+# where the build has none. The last line is "N layouts equal, N differ or fail".
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+exec </dev/null
+
+quick=
+if [[ ${1-} == --quick ]]; then
+  quick=1
+  shift
+fi
+extra=("$@")
+
+dir=build/release
+moe=$(find "$dir" -name moe -type f -perm -u+x -print -quit 2>/dev/null)
+if [[ -z $moe ]]; then
+  echo "invariance: no program moe in $dir: run cmake --preset release && cmake --build --preset release" >&2
+  exit 2
+fi
+mpiexec=$(sed -n 's/^MOE_MPIEXEC:FILEPATH=//p' "$dir/CMakeCache.txt")
+transports=(local)
+if grep -q '^MOE_ENABLE_MPI:[A-Z]*=OFF' "$dir/CMakeCache.txt" || [[ $mpiexec == *NOTFOUND || -z $mpiexec ]]; then
+  echo "invariance: no MPI in $dir, local ranks only"
+else
+  transports+=(mpi)
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# Small, but with uneven experts per rank and, at most rank counts, ranks without a micro-batch.
+model=(--data README.md --data CONTRIBUTING.md --data docs --data LICENSE
+  --numerics layout-invariant --num-experts 6 --topk 2 --num-layers 2 --hidden-size 48
+  --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
+  --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
+
+# What must be equal: every hexadecimal number of every step, and the weights.
+series() { grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | tr -d ' '; }
+
+equal=0 bad=0
+layout() { # ranks ep transport dispatch overlap threads
+  local ranks=$1 ep=$2 transport=$3 dispatch=$4 overlap=$5 threads=$6
+  local out=$work/run flags launch=() node_size=1 n
+  rm -rf "$out"
+  flags=(--ep "$ep" --dispatch "$dispatch" --moe-overlap-degree "$overlap" --threads "$threads")
+  if [[ $dispatch == hierarchical ]]; then
+    for ((n = 2; n <= ep; ++n)); do
+      ((ep % n == 0)) && node_size=$n && break
+    done
+    flags+=(--node-size "$node_size")
+  fi
+  if [[ $transport == mpi ]]; then
+    launch=("$mpiexec" -n "$ranks")
+    flags+=(--backend mpi)
+  else
+    flags+=(--ranks "$ranks")
+  fi
+  local name="ranks $ranks ep $ep $transport $dispatch overlap $overlap threads $threads"
+  if ! timeout 300 "${launch[@]}" "$moe" train "${model[@]}" "${flags[@]}" --out "$out" \
+    "${extra[@]}" >"$work/log" 2>&1; then
+    echo "FAIL   $name"
+    tail -n 5 "$work/log"
+    bad=$((bad + 1))
+    return
+  fi
+  series "$out/metrics.jsonl" >"$work/series"
+  if [[ ! -f $work/oracle ]]; then
+    cp "$work/series" "$work/oracle"
+    if ! grep -q weights_xxh3 "$work/oracle" || ! grep -q loss_hex "$work/oracle"; then
+      echo "invariance: metrics.jsonl of one rank has no loss_hex or no weights_xxh3" >&2
+      exit 1
+    fi
+  fi
+  if cmp -s "$work/oracle" "$work/series"; then
+    echo "equal  $name"
+    equal=$((equal + 1))
+  else
+    echo "DIFFER $name"
+    diff "$work/oracle" "$work/series" | head -n 4
+    bad=$((bad + 1))
+  fi
+}
+
+layout 1 1 local staged 1 1 # the oracle
+if [[ $quick ]]; then
+  for ranks in 2 3 4 5 6 8; do layout $ranks $ranks local staged 1 1; done
+  layout 6 1 local staged 1 1
+  layout 6 3 local staged 1 1
+  layout 4 4 local direct 1 1
+  layout 4 4 local hierarchical 1 1
+  layout 2 2 local staged 4 1
+  layout 2 2 local staged 1 2
+  [[ ${#transports[@]} == 1 ]] || layout 4 2 mpi staged 1 1
+else
+  for ranks in 1 2 3 4 5 6 8; do
+    for ((ep = 1; ep <= ranks; ++ep)); do
+      ((ranks % ep == 0)) || continue
+      for transport in "${transports[@]}"; do
+        for dispatch in staged direct hierarchical; do
+          for overlap in 1 4; do
+            for threads in 1 2; do
+              layout $ranks $ep "$transport" "$dispatch" $overlap $threads
+            done
+          done
+        done
+      done
+    done
+  done
+fi
+echo "$equal layouts equal, $bad differ or fail"
+((bad == 0))
