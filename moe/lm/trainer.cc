@@ -250,7 +250,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
       context_.clock->Reset();
     }
     report.steps = step;
-    if (world_.rank() == 0 && on_step) on_step(metrics);
+    if (world_.rank() == 0 && on_step) MOE_RETURN_IF_ERROR(on_step(metrics));
   }
   MOE_RETURN_IF_ERROR(Finish(report));
   return report;

@@ -74,8 +74,8 @@ struct TrainReport {
   int64_t all_reduce_bytes = 0;   // sum over ranks
 };
 
-// Called on rank 0 after every step.
-using StepCallback = std::function<void(const StepMetrics&)>;
+// Called on rank 0 after every step. An error ends this rank's training with that error.
+using StepCallback = std::function<absl::Status(const StepMetrics&)>;
 
 // kInvalidArgument naming flag, value and nearest valid choice; no side effects. `ranks` is the
 // size of the world. Also checks that EP divides the ranks and that micro-batches >= 1.
