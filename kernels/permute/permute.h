@@ -36,6 +36,16 @@ template <typename T>
 absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                               absl::Span<const float> scale, MatrixView<T> out, Stream& stream);
 
+// out[i, :] = in[source_view[i]][source_row[i], :], times scale[i] (as above) unless `scale` is
+// empty: rows read straight from the memory of several ranks.
+//   in           one view per rank, [*, H]; the span itself must also live until the stream passes
+//   source_view  [N]  values in [0, in.size()); of no matter where source_row is -1
+template <typename T>
+absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
+                              absl::Span<const int32_t> source_view,
+                              absl::Span<const int32_t> source_row, absl::Span<const float> scale,
+                              MatrixView<T> out, Stream& stream);
+
 }  // namespace moe
 
 #endif  // MOE_KERNELS_PERMUTE_PERMUTE_H_

@@ -1,0 +1,179 @@
+// kernels/combine: by hand, then bit for bit against the plain loops.
+#include "kernels/combine/combine.h"
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/base/rng.h"
+#include "kernels/combine/combine_cpu.h"
+
+namespace moe {
+namespace {
+
+template <typename T>
+std::vector<T> RandomValues(int64_t n, uint64_t seed) {
+  std::vector<T> values(n);
+  for (int64_t i = 0; i < n; ++i) {
+    values[i] = T(static_cast<float>(Normal({.seed = seed, .item = static_cast<uint64_t>(i)})));
+  }
+  return values;
+}
+
+// Tokens with 0, 1, 2 ... slots, some of them dropped, rows in any order.
+struct Slots {
+  explicit Slots(int64_t tokens, int64_t rows) {
+    offset.push_back(0);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = 0; k < t % 5; ++k) {
+        const auto random = Random4({.seed = 9, .item = static_cast<uint64_t>(t * 5 + k)});
+        row.push_back(static_cast<int32_t>(random[0] % (rows + 1)) - 1);
+      }
+      offset.push_back(static_cast<int64_t>(row.size()));
+    }
+    weight = RandomValues<float>(static_cast<int64_t>(row.size()), 10);
+  }
+  std::vector<int64_t> offset;
+  std::vector<int32_t> row;
+  std::vector<float> weight;
+};
+
+template <typename T>
+class CombineTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16>;
+TYPED_TEST_SUITE(CombineTest, Types);
+
+TYPED_TEST(CombineTest, SumsByHand) {
+  using T = TypeParam;
+  // Token 0: slots 0 (row 1) and 1 (dropped); token 1: none; token 2: slot 2 (row 0), 3 (row 1).
+  const std::vector<T> rows = {T(1.0f), T(2.0f), T(10.0f), T(20.0f)};
+  const std::vector<int64_t> offset = {0, 2, 2, 4};
+  const std::vector<int32_t> row = {1, -1, 0, 1};
+  const std::vector<float> weight = {0.5f, 9.0f, 2.0f, 0.25f};
+  std::vector<T> out(6, T(100.0f));
+  const MatrixView<const T> from(rows.data(), 2, 2);
+  const MatrixView<T> to(out.data(), 3, 2);
+  const auto stream = MakeInlineStream();
+  const auto floats = [](const std::vector<T>& v) {
+    return std::vector<float>(v.begin(), v.end());
+  };
+  ASSERT_TRUE(CombineRows<T>(from, offset, row, weight, to, Write::kAdd, *stream).ok());
+  EXPECT_EQ(floats(out), (std::vector<float>{105, 110, 100, 100, 104.5f, 109}));
+  ASSERT_TRUE(CombineRows<T>(from, offset, row, {}, to, Write::kOverwrite, *stream).ok());
+  EXPECT_EQ(floats(out), (std::vector<float>{10, 20, 0, 0, 11, 22}));
+
+  const std::vector<T> dy = {T(1.0f), T(2.0f), T(3.0f), T(4.0f), T(5.0f), T(6.0f)};
+  std::vector<float> d_weight(4, -1.0f);
+  ASSERT_TRUE(CombineWeightGradient<T>({dy.data(), 3, 2}, from, offset, row,
+                                       absl::MakeSpan(d_weight), *stream)
+                  .ok());
+  EXPECT_EQ(d_weight, (std::vector<float>{50, 0, 17, 170}));
+}
+
+TYPED_TEST(CombineTest, EqualsThePlainLoopsForAnyWidthAndThreadCount) {
+  using T = TypeParam;
+  const int64_t tokens = 103, num_rows = 60;
+  const Slots slots(tokens, num_rows);
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const auto stream = MakeInlineStream(&pool);
+    for (const int64_t hidden : {1, 7, 16, 17, 63, 64, 65, 200, 1031}) {
+      const int64_t stride = hidden + 3;
+      const auto rows = RandomValues<T>(num_rows * stride, 1);
+      const auto old = RandomValues<T>(tokens * stride, 2);
+      const MatrixView<const T> from(rows.data(), num_rows, hidden, stride);
+      for (const bool weighted : {false, true}) {
+        for (const Write write : {Write::kOverwrite, Write::kAdd}) {
+          absl::Span<const float> weight;
+          if (weighted) weight = slots.weight;
+          std::vector<T> got = old, want = old;
+          ASSERT_TRUE(CombineRows<T>(from, slots.offset, slots.row, weight,
+                                     {got.data(), tokens, hidden, stride}, write, *stream)
+                          .ok());
+          combine::Reference<T>(combine::Combine<T>{
+              from, slots.offset, slots.row, weight, {want.data(), tokens, hidden, stride}, write});
+          EXPECT_TRUE(got == want) << "H=" << hidden << " weighted=" << weighted
+                                   << " add=" << (write == Write::kAdd) << " threads=" << threads;
+        }
+      }
+      std::vector<float> got(slots.row.size(), NAN), want(slots.row.size(), NAN);
+      const MatrixView<const T> dy(old.data(), tokens, hidden, stride);
+      ASSERT_TRUE(
+          CombineWeightGradient<T>(dy, from, slots.offset, slots.row, absl::MakeSpan(got), *stream)
+              .ok());
+      combine::Reference<T>(
+          combine::WeightGradient<T>{dy, from, slots.offset, slots.row, absl::MakeSpan(want)});
+      EXPECT_EQ(got, want) << "H=" << hidden << " threads=" << threads;
+    }
+  }
+}
+
+// Against the dot product in double. Products are exact there; H float32 additions are off by at
+// most H * 2^-24 of the sum of magnitudes, doubled for the roundings of rounded partials.
+TYPED_TEST(CombineTest, WeightGradientIsTheDotProduct) {
+  using T = TypeParam;
+  const int64_t tokens = 11, num_rows = 8, hidden = 37;
+  const Slots slots(tokens, num_rows);
+  const auto rows = RandomValues<T>(num_rows * hidden, 5);
+  const auto dy = RandomValues<T>(tokens * hidden, 6);
+  std::vector<float> d_weight(slots.row.size());
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(CombineWeightGradient<T>({dy.data(), tokens, hidden}, {rows.data(), num_rows, hidden},
+                                       slots.offset, slots.row, absl::MakeSpan(d_weight), *stream)
+                  .ok());
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t s = slots.offset[t]; s < slots.offset[t + 1]; ++s) {
+      double want = 0, magnitude = 0;
+      for (int64_t h = 0; slots.row[s] >= 0 && h < hidden; ++h) {
+        const double term = static_cast<double>(static_cast<float>(dy[t * hidden + h])) *
+                            static_cast<float>(rows[slots.row[s] * hidden + h]);
+        want += term;
+        magnitude += std::abs(term);
+      }
+      EXPECT_NEAR(d_weight[s], want, hidden * 0x1p-23 * magnitude);
+    }
+  }
+}
+
+TYPED_TEST(CombineTest, AcceptsNoTokens) {
+  using T = TypeParam;
+  const auto stream = MakeInlineStream();
+  const std::vector<int64_t> offset = {0};
+  EXPECT_TRUE(
+      CombineRows<T>({nullptr, 0, 4}, offset, {}, {}, {nullptr, 0, 4}, Write::kAdd, *stream).ok());
+  EXPECT_TRUE(
+      CombineRows<T>({nullptr, 0, 4}, {}, {}, {}, {nullptr, 0, 4}, Write::kAdd, *stream).ok());
+  EXPECT_TRUE(
+      CombineWeightGradient<T>({nullptr, 0, 4}, {nullptr, 0, 4}, offset, {}, {}, *stream).ok());
+}
+
+TYPED_TEST(CombineTest, RefusesShapesThatDisagree) {
+  using T = TypeParam;
+  const auto stream = MakeInlineStream();
+  std::vector<T> data(12);
+  std::vector<float> weight(3);
+  const std::vector<int64_t> offset = {0, 1, 3};
+  const std::vector<int32_t> row = {0, 1, 2};
+  const MatrixView<const T> rows(data.data(), 3, 4), narrow(data.data(), 3, 3);
+  const MatrixView<T> out(data.data(), 2, 4);
+  const auto code = absl::StatusCode::kInvalidArgument;
+  const auto combine = [&](MatrixView<const T> r, absl::Span<const int64_t> o,
+                           absl::Span<const int32_t> of, absl::Span<const float> w) {
+    return CombineRows<T>(r, o, of, w, out, Write::kOverwrite, *stream).code();
+  };
+  EXPECT_EQ(combine(narrow, offset, row, weight), code);
+  EXPECT_EQ(combine(rows, {offset.data(), 2}, row, weight), code);
+  EXPECT_EQ(combine(rows, offset, {row.data(), 2}, {}), code);
+  EXPECT_EQ(combine(rows, offset, row, {weight.data(), 2}), code);
+  EXPECT_EQ(combine(rows, {}, row, weight), code);
+  EXPECT_EQ(CombineWeightGradient<T>(out, rows, offset, row, {weight.data(), 2}, *stream).code(),
+            code);
+  EXPECT_EQ(
+      CombineWeightGradient<T>(out, narrow, offset, row, absl::MakeSpan(weight), *stream).code(),
+      code);
+}
+
+}  // namespace
+}  // namespace moe
