@@ -13,7 +13,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
+
+#include "kernels/grouped_gemm/simd_targets.h"
 
 namespace moe {
 namespace {
@@ -128,29 +129,19 @@ void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<f
   }
 }
 
-// Every SIMD target with fused multiply-add that this CPU has, and the plain loops.
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets = {HWY_EMU128};
-  for (const int64_t target : {int64_t{HWY_AVX3}, int64_t{HWY_AVX2}, int64_t{HWY_NEON}}) {
-    if (hwy::SupportedTargets() & target) targets.push_back(target);
-  }
-  return targets;
-}
-
 template <typename T>
 class GroupedGemmTest : public ::testing::Test {
  protected:
-  ~GroupedGemmTest() override { hwy::SetSupportedTargetsForTest(0); }
+  ~GroupedGemmTest() override { gemm::UseSimdTarget(""); }
 
   // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads; `check` follows each.
   template <class Op, class Check>
   void ForEachMachine(const Op& op, const Check& check) {
-    for (const int64_t target : targets_) {
-      hwy::SetSupportedTargetsForTest(target);
+    for (const std::string& target : targets_) {
+      gemm::UseSimdTarget(target);
       for (ThreadPool* const pool : pools_) {
-        if (target == HWY_EMU128 && pool->threads() != 2) continue;  // slow, and alike
-        SCOPED_TRACE(testing::Message()
-                     << hwy::TargetName(target) << ", " << pool->threads() << " threads");
+        if (target == "EMU128" && pool->threads() != 2) continue;  // slow, and alike
+        SCOPED_TRACE(testing::Message() << target << ", " << pool->threads() << " threads");
         const auto stream = MakeInlineStream(pool);
         const absl::Status status = op(*stream);
         ASSERT_TRUE(status.ok()) << status;
@@ -210,7 +201,7 @@ class GroupedGemmTest : public ::testing::Test {
   Workspace workspace_;
   ThreadPool one_{1}, two_{2}, three_{3};
   const std::vector<ThreadPool*> pools_ = {&one_, &two_, &three_};
-  const std::vector<int64_t> targets_ = Targets();
+  const std::vector<std::string> targets_ = gemm::SimdTargets();
 };
 
 using Storage = ::testing::Types<float, BFloat16>;

@@ -1,0 +1,254 @@
+// gemm_bench: grouped products on the CPU against the float32 peak of the cores they run on.
+//   gemm_bench --rows 8,32,128,512 --in 1024 --out 2816 --experts 4 --threads 1
+// Every round measures the peak (a loop of multiply-adds in registers) right before each case, so
+// that both see the same clock and the same neighbours. peak% is the median over rounds of the
+// ratio, with its 10th and 90th percentile. wrong = sampled elements whose bits differ from a chain
+// of std::fma.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
+
+#include <boost/program_options.hpp>
+
+#include "kernels/grouped_gemm/fma_peak.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+
+namespace moe::bench {
+namespace {
+
+struct Options {
+  std::string rows = "8,32,128,512";
+  int64_t in = 1024;   // K
+  int64_t out = 2816;  // O
+  int64_t experts = 4;
+  int threads = 1;
+  int rounds = 11;
+  std::string target;  // the best
+};
+
+double Seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// GFLOP/s of `threads` cores together.
+double Peak(ThreadPool& pool) {
+  constexpr int64_t kSteps = 400'000;
+  std::vector<double> operations(static_cast<size_t>(pool.threads()));
+  const double seconds = Seconds([&] {
+    pool.For(pool.threads(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        operations[static_cast<size_t>(i)] = gemm::RunFma(kSteps);
+    });
+  });
+  double total = 0;
+  for (const double n : operations) total += n;
+  return total / seconds / 1e9;
+}
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))];
+}
+
+// One expert's operands and outputs, for every product.
+template <typename T>
+struct Data {
+  Data(int64_t n, const Options& o) : rows(n), in(o.in), out(o.out), experts(o.experts) {
+    std::minstd_rand engine(7);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    const auto fill = [&](std::vector<T>& v, int64_t size) {
+      v.resize(static_cast<size_t>(size));
+      for (T& e : v) e = T(uniform(engine));
+    };
+    fill(x, rows * experts * in);
+    fill(dy, rows * experts * out);
+    fill(w, experts * out * in);
+    y.resize(dy.size());
+    dx.resize(x.size());
+    dw.resize(w.size());
+    for (int64_t e = 0; e <= experts; ++e) offsets.push_back(e * rows);
+    for (int64_t e = 0; e < experts; ++e) weight.emplace_back(w.data() + e * out * in, out, in);
+  }
+
+  absl::Status Forward(Workspace& workspace, Stream& stream) {
+    return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, weight,
+                          {y.data(), rows * experts, out}, workspace, stream);
+  }
+  absl::Status InputGradient(Workspace& workspace, Stream& stream) {
+    return GroupedGemmInputGradient<T>({dy.data(), rows * experts, out}, offsets, weight,
+                                       {dx.data(), rows * experts, in}, workspace, stream);
+  }
+  absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
+    for (int64_t e = 0; e < experts; ++e) {
+      MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
+          {dy.data() + e * rows * out, rows, out}, {x.data() + e * rows * in, rows, in},
+          {dw.data() + e * out * in, out, in}, Write::kOverwrite, workspace, stream));
+    }
+    return absl::OkStatus();
+  }
+
+  // Elements of the three outputs, spread evenly, that do not have the bits of the specification.
+  int64_t Wrong() const {
+    constexpr int64_t kSamples = 97;
+    int64_t wrong = 0;
+    for (int64_t s = 0; s < kSamples; ++s) {
+      const int64_t n = rows * experts * s / kSamples, e = n / rows;
+      const int64_t o = out * (s * 31 % kSamples) / kSamples;
+      const int64_t k = in * (s * 57 % kSamples) / kSamples;
+      float want_y = 0, want_dx = 0, want_dw = 0;
+      for (int64_t i = 0; i < in; ++i)
+        want_y = Fma(x[n * in + i], w[(e * out + o) * in + i], want_y);
+      for (int64_t i = 0; i < out; ++i) {
+        want_dx = Fma(dy[n * out + i], w[(e * out + i) * in + k], want_dx);
+      }
+      for (int64_t i = e * rows; i < (e + 1) * rows; ++i) {
+        want_dw = Fma(dy[i * out + o], x[i * in + k], want_dw);
+      }
+      wrong += !(T(want_y) == y[n * out + o]) + !(T(want_dx) == dx[n * in + k]) +
+               (want_dw != dw[(e * out + o) * in + k]);
+    }
+    return wrong;
+  }
+  static float Fma(T a, T b, float c) {
+    return std::fma(static_cast<float>(a), static_cast<float>(b), c);
+  }
+
+  int64_t rows, in, out, experts;
+  std::vector<T> x, dy, w, y, dx;
+  std::vector<float> dw;
+  std::vector<int64_t> offsets;
+  std::vector<MatrixView<const T>> weight;
+};
+
+struct Case {
+  const char* product;
+  std::function<absl::Status()> run;
+  std::vector<double> gflops, ratio;
+};
+
+// Measures the three products on `rows` rows per expert. False if an element is wrong.
+template <typename T>
+absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& options,
+                             ThreadPool& pool) {
+  Data<T> data(rows, options);
+  Workspace workspace;
+  const auto stream = MakeInlineStream(&pool);
+  Case cases[] = {{"forward",
+                   [&] {
+                     return data.Forward(workspace, *stream);
+                   }},
+                  {"input gradient",
+                   [&] {
+                     return data.InputGradient(workspace, *stream);
+                   }},
+                  {"weight gradient", [&] {
+                     return data.WeightGradient(workspace, *stream);
+                   }}};
+  const double operations = 2.0 * static_cast<double>(rows * options.experts) *
+                            static_cast<double>(options.in) * static_cast<double>(options.out);
+  for (int round = -1; round < options.rounds; ++round) {
+    for (Case& c : cases) {
+      const double peak = Peak(pool);
+      absl::Status status;
+      const double seconds = Seconds([&] { status = c.run(); });
+      MOE_RETURN_IF_ERROR(status);
+      if (round < 0) continue;  // warm-up: the workspace grows, pages are touched
+      c.gflops.push_back(operations / seconds / 1e9);
+      c.ratio.push_back(100 * c.gflops.back() / peak);
+    }
+  }
+  const int64_t wrong = data.Wrong();
+  for (const Case& c : cases) {
+    std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %6lld\n", type, c.product,
+                static_cast<long long>(rows), Quantile(c.gflops, 0.5), Quantile(c.ratio, 0.5),
+                Quantile(c.ratio, 0.1), Quantile(c.ratio, 0.9), static_cast<long long>(wrong));
+  }
+  std::fflush(stdout);
+  return wrong == 0;
+}
+
+absl::StatusOr<bool> Run(const Options& options) {
+  ThreadPool pool(options.threads);
+  std::printf("K %lld, O %lld, %lld experts, %d threads; peak now %.1f GFLOP/s\n",
+              static_cast<long long>(options.in), static_cast<long long>(options.out),
+              static_cast<long long>(options.experts), options.threads, Peak(pool));
+  std::printf("%-5s %-16s %6s %9s %7s %6s %6s %6s\n", "type", "product", "rows", "GFLOP/s", "peak%",
+              "p10", "p90", "wrong");
+  bool right = true;
+  for (const absl::string_view text : absl::StrSplit(options.rows, ',')) {
+    int64_t rows = 0;
+    if (!absl::SimpleAtoi(text, &rows) || rows < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--rows: '", text, "', expected positive numbers separated by commas"));
+    }
+    MOE_ASSIGN_OR_RETURN(const bool f32, Measure<float>("f32", rows, options, pool));
+    MOE_ASSIGN_OR_RETURN(const bool bf16, Measure<BFloat16>("bf16", rows, options, pool));
+    right = right && f32 && bf16;
+  }
+  return right;
+}
+
+}  // namespace
+}  // namespace moe::bench
+
+int main(int argc, char** argv) {
+  namespace po = boost::program_options;
+  moe::bench::Options options;
+  po::options_description flags("gemm_bench");
+  const auto value = [](auto& field) {
+    return po::value(&field)->default_value(field);
+  };
+  flags.add_options()("help", "print this")                                        //
+      ("rows", value(options.rows), "rows per expert, separated by commas")        //
+      ("in", value(options.in), "columns of x (K)")                                //
+      ("out", value(options.out), "columns of y (O)")                              //
+      ("experts", value(options.experts), "experts, all of the same size")         //
+      ("threads", value(options.threads), "threads of the products and the peak")  //
+      ("target", value(options.target), "SIMD target: AVX3, AVX2, NEON; empty for the best")(
+          "rounds", value(options.rounds), "timed rounds");
+  try {
+    po::variables_map vm;
+    po::store(po::parse_command_line(argc, argv, flags), vm);
+    po::notify(vm);
+    if (vm.count("help")) {
+      std::ostringstream text;
+      text << flags;
+      std::fputs(text.str().c_str(), stdout);
+      return 0;
+    }
+  } catch (const po::error& e) {  // Boost throws; our code does not. Stop it here.
+    std::fprintf(stderr, "gemm_bench: %s\n", e.what());
+    return 2;
+  }
+  if (options.in < 1 || options.out < 1 || options.experts < 1 || options.threads < 1 ||
+      options.rounds < 1) {
+    std::fprintf(stderr, "gemm_bench: sizes, threads and rounds are expected to be positive\n");
+    return 2;
+  }
+  const std::vector<std::string> targets = moe::gemm::SimdTargets();
+  if (!options.target.empty() &&
+      std::find(targets.begin(), targets.end(), options.target) == targets.end()) {
+    std::fprintf(stderr, "gemm_bench: --target: this CPU has no '%s'\n", options.target.c_str());
+    return 2;
+  }
+  moe::gemm::UseSimdTarget(options.target);
+  const absl::StatusOr<bool> right = moe::bench::Run(options);
+  if (!right.ok()) {
+    std::fprintf(stderr, "gemm_bench: %s\n", right.status().ToString().c_str());
+    return 1;
+  }
+  return *right ? 0 : 1;
+}

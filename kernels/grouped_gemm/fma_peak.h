@@ -1,0 +1,15 @@
+// The float32 limit of one core, to hold measured products against.
+#ifndef MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
+#define MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
+
+#include <cstdint>
+
+namespace moe::gemm {
+
+// Runs `steps` rounds of independent fused multiply-adds in registers, on the widest vectors that
+// the products use. Returns the number of floating-point operations (two for each multiply-add).
+double RunFma(int64_t steps);
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_

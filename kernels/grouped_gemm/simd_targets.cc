@@ -1,0 +1,35 @@
+#include "kernels/grouped_gemm/simd_targets.h"
+
+#include <cstdint>
+
+#include <hwy/targets.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::gemm {
+namespace {
+
+constexpr int64_t kFused[] = {HWY_AVX3, HWY_AVX2, HWY_NEON};
+
+}  // namespace
+
+std::vector<std::string> SimdTargets() {
+  std::vector<std::string> names;
+  for (const int64_t target : kFused) {
+    if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
+  }
+  names.emplace_back(hwy::TargetName(HWY_EMU128));
+  return names;
+}
+
+void UseSimdTarget(absl::string_view name) {
+  int64_t chosen = 0;  // no restriction
+  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_EMU128}) {
+    if (name == hwy::TargetName(target)) chosen = target;
+  }
+  MOE_CHECK(chosen != 0 || name.empty());
+  hwy::SetSupportedTargetsForTest(chosen);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace moe::gemm
