@@ -76,14 +76,15 @@ class Communicator {
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
   // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to
   // run. T: float, double, BFloat16 (summed in float32), int32_t, int64_t. This is the backend's
-  // own algorithm; RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
+  // own algorithm (local: peers' buffers are read in place, summed in rank order); RingAllReduce
+  // (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>
   absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
     return CheckedAllReduce(inout.data(), inout.size(), DTypeOf<T>::value, op, stream);
   }
 
   // `send` is R equal blocks; this rank receives the sum (or max) over ranks of block rank().
-  // recv.size() * R == send.size().
+  // recv.size() * R == send.size(); recv may be block rank() of send, else they must not overlap.
   template <typename T>
   absl::Status ReduceScatter(absl::Span<const T> send, absl::Span<T> recv, ReduceOp op,
                              Stream& stream) {
@@ -91,7 +92,8 @@ class Communicator {
                                 DTypeOf<T>::value, op, stream);
   }
 
-  // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks.
+  // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks. send may
+  // be block rank() of recv, else they must not overlap.
   template <typename T>
   absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
     return CheckedAllGather(send.data(), send.size(), recv.data(), recv.size(), DTypeOf<T>::value,
@@ -125,8 +127,9 @@ class Communicator {
   }
 
   // A group of sends and receives that progress together; done when all are. Between two ranks,
-  // the i-th send meets the i-th receive, and their sizes must agree. Not every rank need call it:
-  // only those with something to move (ranks that wait for an absent peer time out).
+  // the i-th send meets the i-th receive, and their sizes must agree; ops of 0 bytes are skipped on
+  // both sides. Not every rank need call it: only those with something to move (ranks that wait for
+  // an absent peer time out).
   absl::Status SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream);
 
   // Blocks the host until every rank has called it.
@@ -158,6 +161,8 @@ class Communicator {
 
  protected:
   Communicator() = default;
+  // Streams of another device are refused with kUnimplemented.
+  virtual DeviceKind device_kind() const { return DeviceKind::kCpu; }
   virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                    Stream& stream) = 0;
   virtual absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,

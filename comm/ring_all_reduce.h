@@ -3,6 +3,7 @@
 #define MOE_COMM_RING_ALL_REDUCE_H_
 
 #include <cstdint>
+#include <memory>
 
 #include <absl/status/status.h>
 #include <absl/types/span.h>
@@ -20,7 +21,8 @@ enum class AllReduceAlgorithm : uint8_t {
 };
 
 struct RingOptions {
-  // A block is cut into chunks of this size, so that receiving one overlaps adding the last.
+  // What is received to be added comes in chunks of this size: still in the cache when it is added,
+  // and the scratch stays small. Bounded below by one cache line.
   int64_t chunk_bytes = int64_t{1} << 18;
 };
 
@@ -32,8 +34,8 @@ struct RingOptions {
 // any R. R need not divide the length. Patarasuk and Yuan, "Bandwidth optimal all-reduce
 // algorithms" (2009), doi:10.1016/j.jpdc.2008.09.002.
 //
-// Scratch (two chunks) belongs to the object: nothing is allocated after the first call of a size.
-// Errors: those of SendRecv.
+// Scratch (one chunk) belongs to the object and is allocated by the first call. `comm` must outlive
+// the object. Errors: those of SendRecv.
 class RingAllReduce {
  public:
   explicit RingAllReduce(Communicator& comm, const RingOptions& options = {});

@@ -1,0 +1,179 @@
+#include "comm/communicator.h"
+
+#include <absl/container/inlined_vector.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "comm/reduce.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+absl::Status CheckStream(absl::string_view what, DeviceKind expected, const Stream& stream) {
+  if (stream.device().kind == expected) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      what, ": the stream is of the ", expected == DeviceKind::kCpu ? "CUDA device" : "CPU",
+      ", expected one of the ", expected == DeviceKind::kCpu ? "CPU" : "CUDA device"));
+}
+
+absl::Status CheckReducible(absl::string_view what, DType type, ReduceOp op) {
+  if (IsReducible(type) && (op == ReduceOp::kSum || op == ReduceOp::kMax)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": type ", NameOf(type),
+                   " cannot be reduced, expected f32, f64, bf16, i32 or i64 and sum or max"));
+}
+
+// Whether [a, a + n) and [b, b + m) share a byte.
+bool Overlap(const void* a, int64_t n, const void* b, int64_t m) {
+  const auto p = reinterpret_cast<uintptr_t>(a);
+  const auto q = reinterpret_cast<uintptr_t>(b);
+  return n > 0 && m > 0 && p < q + static_cast<uintptr_t>(m) && q < p + static_cast<uintptr_t>(n);
+}
+
+absl::Status CheckApart(absl::string_view what, const void* send, int64_t send_bytes,
+                        const void* recv, int64_t recv_bytes) {
+  if (!Overlap(send, send_bytes, recv, recv_bytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": send and recv overlap, expected separate buffers"));
+}
+
+absl::Status CheckCounts(absl::string_view side, absl::Span<const int64_t> counts, int ranks,
+                         size_t elements) {
+  if (counts.size() != static_cast<size_t>(ranks)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AllToAllV: ", side, "_counts has ", counts.size(), " entries for ", ranks, " ranks"));
+  }
+  int64_t left = static_cast<int64_t>(elements);
+  for (const int64_t count : counts) {
+    if (count < 0 || count > left) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("AllToAllV: ", side, "_counts = [", absl::StrJoin(counts, ", "),
+                       "], expected counts >= 0 with sum ", elements));
+    }
+    left -= count;
+  }
+  if (left == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("AllToAllV: ", side, "_counts sum to ",
+                                                 static_cast<int64_t>(elements) - left,
+                                                 ", buffer has ", elements, " elements"));
+}
+
+using Counts = absl::InlinedVector<int64_t, 16>;
+
+}  // namespace
+
+absl::Status Communicator::CheckedAllReduce(void* inout, size_t count, DType type, ReduceOp op,
+                                            Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("AllReduce", device_kind(), stream));
+  MOE_RETURN_IF_ERROR(CheckReducible("AllReduce", type, op));
+  return DoAllReduce(inout, static_cast<int64_t>(count), type, op, stream);
+}
+
+absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_count, void* recv,
+                                                size_t recv_count, DType type, ReduceOp op,
+                                                Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("ReduceScatter", device_kind(), stream));
+  MOE_RETURN_IF_ERROR(CheckReducible("ReduceScatter", type, op));
+  if (send_count != recv_count * static_cast<size_t>(size())) {
+    return absl::InvalidArgumentError(absl::StrCat("ReduceScatter: send has ", send_count,
+                                                   " elements, recv ", recv_count, ", expected ",
+                                                   size(), " times as many in send"));
+  }
+  const int64_t bytes = static_cast<int64_t>(recv_count) * SizeOf(type);
+  if (recv != static_cast<const std::byte*>(send) + bytes * rank()) {
+    MOE_RETURN_IF_ERROR(CheckApart("ReduceScatter", send, bytes * size(), recv, bytes));
+  }
+  return DoReduceScatter(send, recv, static_cast<int64_t>(recv_count), type, op, stream);
+}
+
+absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count, void* recv,
+                                            size_t recv_count, DType type, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("AllGather", device_kind(), stream));
+  if (recv_count != send_count * static_cast<size_t>(size())) {
+    return absl::InvalidArgumentError(absl::StrCat("AllGather: send has ", send_count,
+                                                   " elements, recv ", recv_count, ", expected ",
+                                                   size(), " times as many in recv"));
+  }
+  const int64_t bytes = static_cast<int64_t>(send_count) * SizeOf(type);
+  if (send != static_cast<std::byte*>(recv) + bytes * rank()) {
+    MOE_RETURN_IF_ERROR(CheckApart("AllGather", send, bytes, recv, bytes * size()));
+  }
+  return DoAllGather(send, recv, bytes, stream);
+}
+
+absl::Status Communicator::CheckedAllToAll(const void* send, size_t send_count, void* recv,
+                                           size_t recv_count, DType type, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("AllToAll", device_kind(), stream));
+  const auto ranks = static_cast<size_t>(size());
+  if (send_count != recv_count || send_count % ranks != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("AllToAll: send has ", send_count,
+                                                   " elements, recv ", recv_count,
+                                                   ", expected equal multiples of ", ranks));
+  }
+  const int64_t bytes = static_cast<int64_t>(send_count) * SizeOf(type);
+  MOE_RETURN_IF_ERROR(CheckApart("AllToAll", send, bytes, recv, bytes));
+  const Counts each(ranks, bytes / size());
+  return DoAllToAllV(send, each, recv, each, stream);
+}
+
+absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
+                                            absl::Span<const int64_t> send_counts, void* recv,
+                                            size_t recv_count,
+                                            absl::Span<const int64_t> recv_counts, DType type,
+                                            Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("AllToAllV", device_kind(), stream));
+  MOE_RETURN_IF_ERROR(CheckCounts("send", send_counts, size(), send_count));
+  MOE_RETURN_IF_ERROR(CheckCounts("recv", recv_counts, size(), recv_count));
+  const int64_t width = SizeOf(type);
+  MOE_RETURN_IF_ERROR(CheckApart("AllToAllV", send, static_cast<int64_t>(send_count) * width, recv,
+                                 static_cast<int64_t>(recv_count) * width));
+  Counts send_bytes(send_counts.begin(), send_counts.end());
+  Counts recv_bytes(recv_counts.begin(), recv_counts.end());
+  for (int64_t& bytes : send_bytes) bytes *= width;
+  for (int64_t& bytes : recv_bytes) bytes *= width;
+  return DoAllToAllV(send, send_bytes, recv, recv_bytes, stream);
+}
+
+absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType type, int root,
+                                            Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("Broadcast", device_kind(), stream));
+  if (root < 0 || root >= size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Broadcast: root is ", root, ", expected 0 .. ", size() - 1));
+  }
+  return DoBroadcast(inout, static_cast<int64_t>(count) * SizeOf(type), root, stream);
+}
+
+absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("SendRecv", device_kind(), stream));
+  std::vector<SendRecvOp> moving;
+  moving.reserve(ops.size());
+  for (const SendRecvOp& op : ops) {
+    if (op.peer < 0 || op.peer >= size() || op.bytes < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("SendRecv: peer ", op.peer, ", ", op.bytes,
+                                                     " bytes, expected a peer in 0 .. ", size() - 1,
+                                                     " and bytes >= 0"));
+    }
+    if (op.bytes == 0) continue;  // nothing to move, on both ends
+    if ((op.send == nullptr) == (op.recv == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("SendRecv: an op with peer ", op.peer,
+                       " has both or neither of send and recv, expected one"));
+    }
+    moving.push_back(op);
+  }
+  return DoSendRecv(std::move(moving), stream);
+}
+
+absl::Status Communicator::Fence(Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckStream("Fence", device_kind(), stream));
+  return DoFence(stream);
+}
+
+absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(int64_t /*bytes*/) {
+  return absl::UnimplementedError(
+      absl::StrCat("AllocatePeerBuffer: backend ", backend(), " has no peer memory"));
+}
+
+}  // namespace moe

@@ -1,0 +1,292 @@
+#include "comm/local/local_group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/copy.h"
+#include "comm/wait_report.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+using Clock = Doorbell::Clock;
+
+// About 20 us: longer than a peer that already runs needs, shorter than a sleep and a wake-up.
+constexpr int kSpins = 600;
+
+int SpinsFor(size_t ranks) {
+  return ranks <= std::thread::hardware_concurrency() ? kSpins : 0;
+}
+
+Clock::time_point DeadlineAfter(absl::Duration timeout) {
+  constexpr absl::Duration kLongest = absl::Hours(24 * 365);  // time_point overflows on infinity
+  return Clock::now() + absl::ToChronoNanoseconds(std::min(timeout, kLongest));
+}
+
+absl::Status CheckSameCollective(const LocalPost& mine, const LocalPost& other, int my_rank,
+                                 int other_rank) {
+  // Operation names are literals of one file, but equal literals need not share an address.
+  if (absl::string_view(mine.operation) != other.operation) {
+    return absl::InvalidArgumentError(absl::StrCat(mine.operation, ": rank ", other_rank, " is in ",
+                                                   other.operation, ", expected the same on all"));
+  }
+  if (mine.count != other.count || mine.type != other.type || mine.op != other.op ||
+      mine.root != other.root) {
+    const auto text = [](const LocalPost& p) {
+      return absl::StrCat(p.count, " x ", NameOf(p.type), p.op == ReduceOp::kMax ? ", max" : "",
+                          ", root ", p.root);
+    };
+    return absl::InvalidArgumentError(absl::StrCat(mine.operation, ": rank ", my_rank, " has ",
+                                                   text(mine), ", rank ", other_rank, " has ",
+                                                   text(other), ", expected the same on all"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void LocalFate::Kill(int world_rank, absl::Status reason) {
+  std::lock_guard<std::mutex> lock(mu_);
+  own_.emplace(world_rank, reason);
+  if (origin_ >= 0) return;
+  origin_ = world_rank;
+  reason_ = std::move(reason);
+  dead_.store(true, std::memory_order_seq_cst);
+  for (LocalGroup* group : groups_) group->WakeAll();
+}
+
+absl::Status LocalFate::StatusOf(int world_rank) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (origin_ < 0) return absl::OkStatus();
+  const auto [own, is_new] = own_.try_emplace(world_rank);
+  if (is_new) {
+    const std::string text = absl::StrCat("rank ", world_rank, " was stopped by rank ", origin_,
+                                          ": ", reason_.message());
+    own->second = absl::IsDeadlineExceeded(reason_) ? absl::DeadlineExceededError(text)
+                                                    : absl::AbortedError(text);
+  }
+  return own->second;
+}
+
+int LocalFate::origin() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return origin_;
+}
+
+void LocalFate::Add(LocalGroup* group) {
+  std::lock_guard<std::mutex> lock(mu_);
+  groups_.push_back(group);
+}
+
+void LocalFate::Remove(LocalGroup* group) {
+  std::lock_guard<std::mutex> lock(mu_);
+  groups_.erase(std::find(groups_.begin(), groups_.end(), group));
+}
+
+LocalGroup::LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members,
+                       absl::Duration timeout)
+    : fate_(std::move(fate)),
+      members_(std::move(members)),
+      timeout_(timeout),
+      spins_(SpinsFor(members_.size())),
+      posts_(members_.size()),
+      host_posts_(members_.size()),
+      mailboxes_(members_.size() * members_.size()),
+      ranks_(members_.size()) {
+  for (Meeting& meeting : meetings_) meeting.arrivals = std::vector<Arrival>(members_.size());
+  for (RankState& rank : ranks_) {
+    rank.first.resize(members_.size());
+    rank.blocked.resize(members_.size());
+  }
+  fate_->Add(this);
+}
+
+LocalGroup::~LocalGroup() {
+  fate_->Remove(this);
+}
+
+void LocalGroup::WakeAll() {
+  for (Meeting& meeting : meetings_) meeting.bell.Ring();
+  for (RankState& rank : ranks_) rank.bell.Ring();
+}
+
+absl::Status LocalGroup::Fail(const LocalCaller& caller, absl::Status reason) {
+  fate_->Kill(world_rank(caller.rank), std::move(reason));
+  return fate_->StatusOf(world_rank(caller.rank));
+}
+
+absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>& missing,
+                              absl::Duration waited) {
+  const std::string place = DescribePlace(world_rank(caller.rank), caller.operation, caller.phase);
+  return Fail(caller, LateError(place, missing, waited, timeout_));
+}
+
+absl::Status LocalGroup::WaitUntil(Doorbell& bell, const LocalCaller& caller,
+                                   absl::FunctionRef<bool()> done,
+                                   absl::FunctionRef<bool(int)> is_missing) {
+  const Clock::time_point start = Clock::now();
+  const Clock::time_point deadline = DeadlineAfter(timeout_);
+  while (true) {
+    const uint32_t seen = bell.count();
+    if (done()) return absl::OkStatus();
+    if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+    if (bell.WaitChange(seen, spins_, deadline) || done()) continue;
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (is_missing(r)) missing.push_back(world_rank(r));
+    }
+    if (missing.empty()) continue;  // the last one came just now, and rings next
+    return Late(caller, missing, absl::FromChrono(Clock::now() - start));
+  }
+}
+
+absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
+  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  Meeting& meeting = meetings_[lane];
+  const uint64_t generation = meeting.generation.load(std::memory_order_acquire);
+  const uint64_t my_count =
+      1 + meeting.arrivals[caller.rank].count.fetch_add(1, std::memory_order_relaxed);
+  if (meeting.here.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+    meeting.here.store(0, std::memory_order_relaxed);
+    meeting.generation.store(generation + 1, std::memory_order_release);
+    meeting.bell.Ring();
+    return absl::OkStatus();
+  }
+  return WaitUntil(
+      meeting.bell, caller,
+      [&] { return meeting.generation.load(std::memory_order_acquire) != generation; },
+      [&](int r) { return meeting.arrivals[r].count.load(std::memory_order_relaxed) < my_count; });
+}
+
+absl::Status LocalGroup::Enter(const LocalCaller& caller) {
+  inside_.fetch_add(1, std::memory_order_seq_cst);
+  if (!fate_->dead()) return absl::OkStatus();
+  Leave();
+  return fate_->StatusOf(world_rank(caller.rank));
+}
+
+// Who is inside only copies, so this ends soon; the order (dead_, then inside_) against Enter's
+// (inside_, then dead_) leaves nobody unseen.
+absl::Status LocalGroup::Drain(absl::Status status) {
+  while (inside_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  return status;
+}
+
+absl::Status LocalGroup::Collective(
+    const LocalCaller& caller, const LocalPost& post,
+    absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)> work) {
+  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  posts_[caller.rank] = post;
+  absl::Status status = Meet(kStreamLane, caller);
+  if (status.ok()) status = Enter(caller);
+  if (!status.ok()) return Drain(std::move(status));
+  for (int r = 0; r < size() && status.ok(); ++r) {
+    status = CheckSameCollective(post, posts_[r], world_rank(caller.rank), world_rank(r));
+  }
+  if (status.ok()) status = work(posts_);
+  Leave();
+  if (!status.ok()) {
+    // Everyone may see the same disagreement: each rank reports what it saw itself.
+    return Drain(Fail(caller, std::move(status)));
+  }
+  status = Meet(kStreamLane, caller);
+  return status.ok() ? status : Drain(std::move(status));
+}
+
+absl::Status LocalGroup::HostExchange(const LocalCaller& caller, void* value,
+                                      absl::FunctionRef<void(absl::Span<void* const>)> work) {
+  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  host_posts_[caller.rank] = value;
+  absl::Status status = Meet(kHostLane, caller);
+  if (status.ok()) status = Enter(caller);
+  if (!status.ok()) return Drain(std::move(status));
+  work(host_posts_);
+  Leave();
+  status = Meet(kHostLane, caller);
+  return status.ok() ? status : Drain(std::move(status));
+}
+
+void LocalGroup::PostSends(const LocalCaller& caller, absl::Span<const SendRecvOp> ops) {
+  RankState& self = ranks_[caller.rank];
+  self.sends.clear();
+  self.sends.reserve(ops.size());  // pointers into it must stay valid
+  std::fill(self.first.begin(), self.first.end(), nullptr);
+  // Backwards, so that each send can link to the next one with the same peer.
+  for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+    if (op->send == nullptr) continue;
+    LocalSend*& first = self.first[op->peer];
+    self.sends.push_back({static_cast<const std::byte*>(op->send), op->bytes, first});
+    first = &self.sends.back();
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (self.first[peer] == nullptr) continue;
+    mailbox(caller.rank, peer).first.store(self.first[peer], std::memory_order_release);
+    ranks_[peer].bell.Ring();
+  }
+}
+
+absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<const SendRecvOp> ops) {
+  RankState& self = ranks_[caller.rank];
+  std::fill(self.blocked.begin(), self.blocked.end(), 0);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const int peer = ops[i].peer;
+    if (self.taken[i] || self.blocked[peer]) continue;
+    Mailbox& box = mailbox(peer, caller.rank);
+    LocalSend* const send = box.first.load(std::memory_order_acquire);
+    if (send == nullptr) {
+      self.blocked[peer] = 1;  // later receives from this peer must not overtake this one
+      continue;
+    }
+    if (send->bytes != ops[i].bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("SendRecv: rank ", world_rank(caller.rank), " expects ", ops[i].bytes,
+                       " bytes from rank ", world_rank(peer), ", which sends ", send->bytes));
+    }
+    MOE_RETURN_IF_ERROR(Enter(caller));
+    CopyBytes(ops[i].recv, send->data, send->bytes);
+    Leave();
+    self.taken[i] = 1;
+    // After this the sender may return: `send` is gone.
+    box.first.store(send->next, std::memory_order_release);
+    ranks_[peer].bell.Ring();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalGroup::SendRecv(const LocalCaller& caller, absl::Span<const SendRecvOp> ops) {
+  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  RankState& self = ranks_[caller.rank];
+  self.taken.assign(ops.size(), 0);
+  for (size_t i = 0; i < ops.size(); ++i) self.taken[i] = ops[i].send != nullptr ? 1 : 0;
+  PostSends(caller, ops);
+  const auto owes_me = [&](int r) {
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (!self.taken[i] && ops[i].peer == r) return true;
+    }
+    return false;
+  };
+  const auto has_mine = [&](int r) {
+    return mailbox(caller.rank, r).first.load(std::memory_order_acquire) != nullptr;
+  };
+  const auto is_missing = [&](int r) {
+    return owes_me(r) || has_mine(r);
+  };
+  absl::Status failed;
+  const auto done = [&] {
+    failed = TakeWhatCame(caller, ops);
+    if (!failed.ok()) return true;
+    for (int r = 0; r < size(); ++r) {
+      if (is_missing(r)) return false;
+    }
+    return true;
+  };
+  absl::Status status = WaitUntil(self.bell, caller, done, is_missing);
+  if (!failed.ok()) status = Fail(caller, std::move(failed));
+  return status.ok() ? status : Drain(std::move(status));
+}
+
+}  // namespace moe

@@ -1,0 +1,167 @@
+// How the ranks (threads) of one process meet: shared by the local backend's communicators.
+#ifndef MOE_COMM_LOCAL_LOCAL_GROUP_H_
+#define MOE_COMM_LOCAL_LOCAL_GROUP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "comm/local/doorbell.h"
+#include "kernels/base/dtype.h"
+
+namespace moe {
+
+class LocalGroup;
+
+// What all groups of one world share: whether it still lives. The first Kill wins.
+class LocalFate {
+ public:
+  // Ends the world and wakes every waiter of every group. The first reason of a rank is what its
+  // own calls return from then on.
+  void Kill(int world_rank, absl::Status reason);
+  bool dead() const { return dead_.load(std::memory_order_seq_cst); }
+  // Why `world_rank`'s calls fail: the reason itself on the rank it comes from; elsewhere
+  // kDeadlineExceeded stays what it is and all else becomes kAborted, naming that rank. The same
+  // at every call. OK while the world lives.
+  absl::Status StatusOf(int world_rank);
+  // The rank that ended the world; -1 while it lives.
+  int origin() const;
+
+ private:
+  friend class LocalGroup;
+  void Add(LocalGroup* group);
+  void Remove(LocalGroup* group);
+
+  mutable std::mutex mu_;
+  std::vector<LocalGroup*> groups_;  // guarded by mu_
+  absl::Status reason_;              // guarded by mu_
+  int origin_ = -1;                  // guarded by mu_
+  std::map<int, absl::Status> own_;  // guarded by mu_; what the calls of a world rank return
+  std::atomic<bool> dead_{false};
+};
+
+// Who waits, in what, for the message of a wait that fails.
+struct LocalCaller {
+  int rank = 0;
+  const char* operation = "";
+  CommPhase phase;
+};
+
+// What a rank shows the others for the length of one collective.
+struct LocalPost {
+  const char* operation = "";
+  const std::byte* send = nullptr;
+  std::byte* inout = nullptr;
+  int64_t count = 0;
+  DType type = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  absl::Span<const int64_t> send_bytes;  // AllToAllV: to each rank
+};
+
+// One send of SendRecv, in a list by destination until the receiver has copied it.
+struct LocalSend {
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+  LocalSend* next = nullptr;
+};
+
+class LocalGroup {
+ public:
+  // `members[i]` is the world rank of rank i.
+  LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members, absl::Duration timeout);
+  ~LocalGroup();
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  int size() const { return static_cast<int>(members_.size()); }
+  int world_rank(int rank) const { return members_[rank]; }
+  absl::Duration timeout() const { return timeout_; }
+  LocalFate& fate() const { return *fate_; }
+  const std::shared_ptr<LocalFate>& shared_fate() const { return fate_; }
+
+  // Collectives run in streams, Barrier and Split on host threads, possibly at the same time.
+  // Each side meets on its own lane.
+  enum Lane : uint8_t { kStreamLane, kHostLane };
+
+  // Returns when every rank has called it on this lane, or with the reason the world died.
+  absl::Status Meet(Lane lane, const LocalCaller& caller);
+
+  // One collective: shows `post` to all, runs `work` on everyone's posts when all are there, and
+  // returns when all have finished theirs, so that buffers may be reused. `work` failing ends the
+  // world. Posts that disagree (see SameCollective) fail before `work`.
+  absl::Status Collective(const LocalCaller& caller, const LocalPost& post,
+                          absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)> work);
+
+  absl::Status SendRecv(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
+
+  // Host lane: shows `value` to all and hands `work` everyone's; then waits for all.
+  absl::Status HostExchange(const LocalCaller& caller, void* value,
+                            absl::FunctionRef<void(absl::Span<void* const>)> work);
+
+  void WakeAll();
+
+ private:
+  struct alignas(64) Arrival {
+    std::atomic<uint64_t> count{0};  // times this rank has met on the lane
+  };
+  struct Meeting {
+    std::atomic<int> here{0};
+    std::atomic<uint64_t> generation{0};
+    std::vector<Arrival> arrivals;  // [R], names those who are missing
+    Doorbell bell;
+  };
+  struct alignas(64) Mailbox {
+    std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken
+  };
+  struct alignas(64) RankState {
+    Doorbell bell;                  // SendRecv: something came, or something of mine was taken
+    std::vector<LocalSend> sends;   // storage of this rank's posts; used by this rank only
+    std::vector<LocalSend*> first;  // per peer
+    std::vector<char> taken;        // per op: received, or nothing to receive
+    std::vector<char> blocked;      // per peer
+  };
+
+  Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
+
+  // Blocks until done() or the world dies or the deadline passes (which ends the world).
+  absl::Status WaitUntil(Doorbell& bell, const LocalCaller& caller, absl::FunctionRef<bool()> done,
+                         absl::FunctionRef<bool(int)> is_missing);
+  absl::Status Late(const LocalCaller& caller, const std::vector<int>& missing,
+                    absl::Duration waited);
+  absl::Status Fail(const LocalCaller& caller, absl::Status reason);
+
+  // Between Enter and Leave a rank may touch its peers' buffers. A rank that sees the world die
+  // waits in Drain until no peer does, so that it may free them.
+  absl::Status Enter(const LocalCaller& caller);
+  void Leave() { inside_.fetch_sub(1, std::memory_order_seq_cst); }
+  absl::Status Drain(absl::Status status);
+
+  void PostSends(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
+  absl::Status TakeWhatCame(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
+
+  const std::shared_ptr<LocalFate> fate_;
+  const std::vector<int> members_;
+  const absl::Duration timeout_;
+  const int spins_;
+  Meeting meetings_[2];            // by lane
+  std::vector<LocalPost> posts_;   // entry r: written by rank r before a Meet, read after it
+  std::vector<void*> host_posts_;  // the same, host lane
+  std::vector<Mailbox> mailboxes_;
+  std::vector<RankState> ranks_;
+  std::atomic<int> inside_{0};
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_LOCAL_LOCAL_GROUP_H_
