@@ -1,0 +1,114 @@
+#include "kernels/topk_gate/topk_gate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/topk_gate_cpu.h"
+
+namespace moe {
+namespace {
+
+// Rows that one task takes: enough to pay for its scratch, few enough to balance threads.
+constexpr int64_t kRowsPerTask = 256;
+
+absl::Status CheckArguments(const MatrixView<const float>& logits, const TopKGateOutput& out) {
+  const auto shape = [](const auto& m) {
+    return absl::StrCat("[", m.rows(), ", ", m.cols(), "]");
+  };
+  const int64_t rows = logits.rows();
+  const int64_t experts = logits.cols();
+  const int64_t k = out.expert.cols();
+  if (experts < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TopKGate: logits are ", shape(logits), ", expected at least one expert"));
+  }
+  if (k < 1 || k > experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TopKGate: k is ", k, ", expected 1 .. ", experts, " (the experts)"));
+  }
+  if (out.probs.rows() != rows || out.probs.cols() != experts || out.expert.rows() != rows ||
+      out.value.rows() != rows || out.value.cols() != k) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TopKGate: probs ", shape(out.probs), ", expert ", shape(out.expert), ", value ",
+        shape(out.value), ", expected [T, E], [T, K], [T, K] with logits ", shape(logits)));
+  }
+  if (!out.log_sum_exp.empty() && out.log_sum_exp.size() != static_cast<size_t>(rows)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TopKGate: log_sum_exp holds ", out.log_sum_exp.size(), ", expected 0 or ", rows));
+  }
+  if (out.count.size() != static_cast<size_t>(experts)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TopKGate: count holds ", out.count.size(), ", expected ", experts));
+  }
+  return absl::OkStatus();
+}
+
+// The order of selection: larger first, then the lower id; a NaN after everything else.
+bool Precedes(float a, int32_t id_a, float b, int32_t id_b) {
+  if (std::isnan(a) != std::isnan(b)) return std::isnan(b);
+  if (a != b && !std::isnan(a)) return a > b;
+  return id_a < id_b;
+}
+
+}  // namespace
+
+void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
+                       int64_t end) {
+  const auto experts = static_cast<int32_t>(logits.cols());
+  for (int64_t t = begin; t < end; ++t) {
+    const float* const row = logits.row(t);
+    float max = -std::numeric_limits<float>::infinity();
+    for (int32_t e = 0; e < experts; ++e) max = row[e] > max ? row[e] : max;
+
+    std::array<float, 16> partial{};
+    for (int32_t e = 0; e < experts; ++e) {
+      out.probs(t, e) = std::exp(row[e] - max);
+      partial[static_cast<size_t>(e % 16)] += out.probs(t, e);
+    }
+    for (size_t half = 8; half > 0; half /= 2) {
+      for (size_t j = 0; j < half; ++j) partial[j] += partial[j + half];
+    }
+    const float sum = partial[0];
+    for (int32_t e = 0; e < experts; ++e) out.probs(t, e) /= sum;
+    if (!out.log_sum_exp.empty()) {
+      out.log_sum_exp[static_cast<size_t>(t)] =
+          static_cast<float>(static_cast<double>(max) + std::log(static_cast<double>(sum)));
+    }
+
+    for (int64_t j = 0; j < out.expert.cols(); ++j) {
+      int32_t best = -1;
+      for (int32_t e = 0; e < experts; ++e) {
+        const int32_t* const taken = out.expert.row(t);
+        if (std::find(taken, taken + j, e) != taken + j) continue;
+        if (best < 0 || Precedes(row[e], e, row[best], best)) best = e;
+      }
+      out.expert(t, j) = best;
+      out.value(t, j) = out.probs(t, best);
+    }
+  }
+}
+
+absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckArguments(logits, out));
+  if (stream.device().kind != DeviceKind::kCpu) {
+    return absl::UnimplementedError("TopKGate: CUDA");
+  }
+  return stream.Enqueue([logits, out, &threads = stream.threads()] {
+    threads.For(logits.rows(), kRowsPerTask,
+                [&](int64_t begin, int64_t end) { TopKGateCpu(logits, out, begin, end); });
+    std::fill(out.count.begin(), out.count.end(), int64_t{0});
+    for (int64_t t = 0; t < logits.rows(); ++t) {
+      for (int64_t j = 0; j < out.expert.cols(); ++j) {
+        ++out.count[static_cast<size_t>(out.expert(t, j))];
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moe
