@@ -19,14 +19,17 @@ struct Corpus {
   int64_t skipped_files = 0;       // symbolic links, files with NUL bytes, empty files
 };
 
-// Every 20th block of 16 KiB of the whole text is held out, whatever the layout.
+// Every 20th block of 16 KiB of the whole text is held out, whatever the layout: blocks 1, 21, 41,
+// ... from 0. The second is the first of them, so that a text just above 16 KiB is enough.
 inline constexpr int64_t kHeldOutBlockBytes = 16 << 10;
 inline constexpr int64_t kHeldOutEvery = 20;
+inline constexpr int64_t kFirstHeldOut = 1;
 
-// Reads files and, in name order, folders (recursively); inside folders symbolic links and files
-// with NUL bytes are skipped. kNotFound for a path that does not exist (named);
-// kInvalidArgument if the text is empty or a split is shorter than one sequence of sequence_length
-// + 1 bytes (names both lengths).
+// Reads files and, in name order (by bytes), folders (recursively). Inside folders symbolic links,
+// files with NUL bytes and empty files are skipped; a path named in `paths` may be a symbolic link.
+// kNotFound for a path that does not exist (named); kInvalidArgument if a named file or the whole
+// text is empty or a split is shorter than one sequence of sequence_length + 1 bytes (names both
+// lengths); the system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
 // Non-overlapping sequences of a text: sequence i predicts bytes [i*S + 1, i*S + S] from
