@@ -49,14 +49,14 @@ std::string Text(int64_t bytes) {
   return text;
 }
 
-TEST_F(TextDataTest, HoldsOutTheLastBlockOfEveryTwenty) {
+TEST_F(TextDataTest, HoldsOutTheSecondBlockOfEveryTwenty) {
   const std::string text = Text(2 * kPeriod + 5);
   const auto corpus = ReadCorpus({Write("a", text)}, 16);
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   std::string train, held_out;
   for (int64_t block = 0; block <= 2 * kHeldOutEvery; ++block) {
     const std::string part = text.substr(block * kHeldOutBlockBytes, kHeldOutBlockBytes);
-    (block == 19 || block == 39 ? held_out : train) += part;
+    (block == 1 || block == 21 ? held_out : train) += part;
   }
   EXPECT_EQ(std::string(corpus->train.begin(), corpus->train.end()), train);
   EXPECT_EQ(std::string(corpus->held_out.begin(), corpus->held_out.end()), held_out);
@@ -122,7 +122,8 @@ TEST_F(TextDataTest, NamedPathsMustHoldText) {
 TEST_F(TextDataTest, TextMustReachOneSequenceInBothSplits) {
   for (const int64_t length : {int64_t{1}, int64_t{128}, kHeldOutBlockBytes, int64_t{40000}}) {
     const int64_t held_out_blocks = (length + 1 + kHeldOutBlockBytes - 1) / kHeldOutBlockBytes;
-    const int64_t least = held_out_blocks * (kPeriod - kHeldOutBlockBytes) + length + 1;
+    const int64_t least =
+        kHeldOutBlockBytes + (held_out_blocks - 1) * (kPeriod - kHeldOutBlockBytes) + length + 1;
     const auto enough = ReadCorpus({Write("text", Text(least))}, length);
     ASSERT_TRUE(enough.ok()) << enough.status();
     EXPECT_EQ(SequenceCount(enough->held_out, length), 1);

@@ -112,14 +112,13 @@ void Reader::Append(const fs::path& path, const std::vector<uint8_t>& bytes) {
   corpus_.files.push_back(path.string());
 }
 
-// Block b is held out if b is the last of its kHeldOutEvery.
 void SplitText(const std::vector<uint8_t>& text, Corpus& corpus) {
   const auto size = static_cast<int64_t>(text.size());
   for (int64_t block = 0; block * kHeldOutBlockBytes < size; ++block) {
     const int64_t begin = block * kHeldOutBlockBytes;
     const int64_t end = std::min(size, begin + kHeldOutBlockBytes);
     std::vector<uint8_t>& part =
-        block % kHeldOutEvery == kHeldOutEvery - 1 ? corpus.held_out : corpus.train;
+        block % kHeldOutEvery == kFirstHeldOut ? corpus.held_out : corpus.train;
     part.insert(part.end(), text.begin() + begin, text.begin() + end);
   }
 }
@@ -145,11 +144,10 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
   const auto train_bytes = static_cast<int64_t>(corpus.train.size());
   const auto held_out_bytes = static_cast<int64_t>(corpus.held_out.size());
   if (train_bytes < sequence_bytes || held_out_bytes < sequence_bytes) {
-    // The held-out text reaches its n-th byte after this many bytes of text; by then there is more
-    // to train on.
+    // Where the held-out text reaches its n-th byte; by then there is more to train on.
     const int64_t full_blocks = (sequence_bytes - 1) / kHeldOutBlockBytes;
-    const int64_t least =
-        (full_blocks + 1) * (kHeldOutEvery - 1) * kHeldOutBlockBytes + sequence_bytes;
+    const int64_t least = kFirstHeldOut * kHeldOutBlockBytes +
+                          full_blocks * (kHeldOutEvery - 1) * kHeldOutBlockBytes + sequence_bytes;
     return absl::InvalidArgumentError(
         absl::StrCat("the text is ", text.size(), " bytes: ", train_bytes, " to train on and ",
                      held_out_bytes, " held out, expected at least one sequence of ",
