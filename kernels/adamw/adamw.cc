@@ -1,0 +1,53 @@
+#include "kernels/adamw/adamw.h"
+
+#include <cmath>
+
+#include "kernels/adamw/adamw_cpu.h"
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+constexpr int64_t kGrain = int64_t{1} << 14;  // elements
+
+AdamWStep StepOf(const AdamWOptions& o) {
+  const auto step = static_cast<double>(o.step);
+  return {.gradient_scale = o.gradient_scale,
+          .beta1 = o.beta1,
+          .one_minus_beta1 = 1.0f - o.beta1,
+          .beta2 = o.beta2,
+          .one_minus_beta2 = 1.0f - o.beta2,
+          .correction1 = static_cast<float>(1.0 - std::pow(static_cast<double>(o.beta1), step)),
+          .correction2 = static_cast<float>(1.0 - std::pow(static_cast<double>(o.beta2), step)),
+          .epsilon = o.epsilon,
+          .learning_rate = o.learning_rate,
+          .weight_decay = o.weight_decay};
+}
+
+}  // namespace
+
+absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient,
+                   absl::Span<float> weight, absl::Span<float> m, absl::Span<float> v,
+                   Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckCpu("AdamW", stream));
+  const auto n = static_cast<int64_t>(gradient.size());
+  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "weight", weight.size(), n));
+  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "m", m.size(), n));
+  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "v", v.size(), n));
+  if (options.step < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AdamW: step is ", options.step, ", expected >= 1"));
+  }
+  const AdamWStep step = StepOf(options);
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
+      AdamWRange(step, gradient.data() + begin, weight.data() + begin, m.data() + begin,
+                 v.data() + begin, end - begin);
+    });
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moe

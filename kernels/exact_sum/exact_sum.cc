@@ -1,0 +1,93 @@
+#include "kernels/exact_sum/exact_sum.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/exact_sum/exact_sum_cpu.h"
+
+namespace moe {
+namespace {
+
+constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
+constexpr int64_t kBlock = 4096;              // elements a block of SumOfSquares
+constexpr int64_t kBlocksPerRange = 8;
+constexpr int64_t kBlocksPerFork = 256;  // so that their sums fit on the stack
+
+absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
+  if (grid.max_terms < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": max_terms is ", grid.max_terms, ", expected >= 1"));
+  }
+  // Beyond this neither the unit nor its inverse is a normal float64.
+  if (grid.unit_log2 < -1000 || grid.unit_log2 > 1000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": unit_log2 is ", grid.unit_log2, ", expected -1000 to 1000"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
+                             absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckCpu("ExactAccumulate", stream));
+  MOE_RETURN_IF_ERROR(CheckGrid("ExactAccumulate", grid));
+  const auto n = static_cast<int64_t>(partial.size());
+  MOE_RETURN_IF_ERROR(CheckLength("ExactAccumulate", "sum", sum.size(), n));
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    const double inverse_unit = std::ldexp(1.0, -grid.unit_log2);
+    std::atomic<int64_t> count = 0;  // integers: the order does not matter
+    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
+      const int64_t bad = ExactAccumulateRange(partial.data() + begin, inverse_unit, grid.limit(),
+                                               sum.data() + begin, end - begin);
+      if (bad > 0) count.fetch_add(bad, std::memory_order_relaxed);
+    });
+    *non_finite += count;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
+                          absl::Span<float> out, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckCpu("ExactToFloat", stream));
+  MOE_RETURN_IF_ERROR(CheckGrid("ExactToFloat", grid));
+  const auto n = static_cast<int64_t>(sum.size());
+  MOE_RETURN_IF_ERROR(CheckLength("ExactToFloat", "out", out.size(), n));
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    const double factor = std::ldexp(scale, grid.unit_log2);
+    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
+      ExactToFloatRange(sum.data() + begin, factor, out.data() + begin, end - begin);
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SumOfSquares(absl::Span<const float> x, double* result, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckCpu("SumOfSquares", stream));
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    const auto n = static_cast<int64_t>(x.size());
+    const int64_t blocks = (n + kBlock - 1) / kBlock;
+    double total = 0;
+    for (int64_t first = 0; first < blocks; first += kBlocksPerFork) {
+      double sums[kBlocksPerFork];
+      const int64_t count = std::min(kBlocksPerFork, blocks - first);
+      threads.For(count, kBlocksPerRange, [&](int64_t begin, int64_t end) {
+        for (int64_t b = begin; b < end; ++b) {
+          const int64_t at = (first + b) * kBlock;
+          sums[b] = SumOfSquaresBlock(x.data() + at, std::min(kBlock, n - at));
+        }
+      });
+      for (int64_t b = 0; b < count; ++b) total += sums[b];
+    }
+    *result = total;
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moe

@@ -1,0 +1,22 @@
+// Ranges of the exact sums on the CPU.
+#ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_CPU_H_
+#define MOE_KERNELS_EXACT_SUM_EXACT_SUM_CPU_H_
+
+#include <cstdint>
+
+namespace moe {
+
+// sum[i] += round(partial[i] * inverse_unit); returns the number of elements that are no number or
+// whose |q| is above `limit`, which add 0.
+int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
+                             int64_t n);
+
+// out[i] = float(double(sum[i]) * factor)
+void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n);
+
+// One block of SumOfSquares.
+double SumOfSquaresBlock(const float* x, int64_t n);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_CPU_H_

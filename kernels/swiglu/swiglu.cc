@@ -1,0 +1,83 @@
+#include "kernels/swiglu/swiglu.h"
+
+#include <algorithm>
+
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/swiglu/swiglu_cpu.h"
+
+namespace moe {
+namespace {
+
+// Rows a range, so that a range holds some 8000 elements: below that a fork costs more than it saves.
+int64_t RowGrain(int64_t cols) {
+  return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols));
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status ActivationForward(Activation activation, MatrixView<const T> gate,
+                               MatrixView<const T> up, MatrixView<T> out, Stream& stream) {
+  constexpr const char* kFunction = "ActivationForward";
+  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
+  const bool gated = IsGated(activation);
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "gate", gate, gate.rows(), gate.cols()));
+  if (gated) MOE_RETURN_IF_ERROR(CheckShape(kFunction, "up", up, gate.rows(), gate.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, gate.rows(), gate.cols()));
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    threads.For(gate.rows(), RowGrain(gate.cols()), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        ActivationForwardRow<T>(activation, {.gate = gate.row(n),
+                                             .up = gated ? up.row(n) : nullptr,
+                                             .out = out.row(n),
+                                             .n = gate.cols()});
+      }
+    });
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
+absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
+                                MatrixView<const T> up, MatrixView<const T> d_out,
+                                MatrixView<T> d_gate, MatrixView<T> d_up, Stream& stream) {
+  constexpr const char* kFunction = "ActivationBackward";
+  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
+  const bool gated = IsGated(activation);
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "gate", gate, gate.rows(), gate.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_out", d_out, gate.rows(), gate.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_gate", d_gate, gate.rows(), gate.cols()));
+  if (gated) {
+    MOE_RETURN_IF_ERROR(CheckShape(kFunction, "up", up, gate.rows(), gate.cols()));
+    MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_up", d_up, gate.rows(), gate.cols()));
+  }
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
+    threads.For(gate.rows(), RowGrain(gate.cols()), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        ActivationBackwardRow<T>(activation, {.gate = gate.row(n),
+                                              .up = gated ? up.row(n) : nullptr,
+                                              .d_out = d_out.row(n),
+                                              .d_gate = d_gate.row(n),
+                                              .d_up = gated ? d_up.row(n) : nullptr,
+                                              .n = gate.cols()});
+      }
+    });
+    return absl::OkStatus();
+  });
+}
+
+template absl::Status ActivationForward(Activation, MatrixView<const float>,
+                                        MatrixView<const float>, MatrixView<float>, Stream&);
+template absl::Status ActivationForward(Activation, MatrixView<const BFloat16>,
+                                        MatrixView<const BFloat16>, MatrixView<BFloat16>, Stream&);
+template absl::Status ActivationBackward(Activation, MatrixView<const float>,
+                                         MatrixView<const float>, MatrixView<const float>,
+                                         MatrixView<float>, MatrixView<float>, Stream&);
+template absl::Status ActivationBackward(Activation, MatrixView<const BFloat16>,
+                                         MatrixView<const BFloat16>, MatrixView<const BFloat16>,
+                                         MatrixView<BFloat16>, MatrixView<BFloat16>, Stream&);
+
+}  // namespace moe

@@ -1,0 +1,204 @@
+#include "kernels/swiglu/swiglu_cpu.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "kernels/base/simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/swiglu/swiglu_cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include "kernels/base/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace moe {
+namespace HWY_NAMESPACE {
+namespace {
+
+HWY_INLINE FloatLanes One() {
+  return hn::Set(FloatTag(), 1.0f);
+}
+
+// 1 / (1 + e^-x), from e^-|x| so that nothing overflows.
+HWY_INLINE FloatLanes Sigmoid(FloatLanes x) {
+  const auto e = ExpLanes(hn::Neg(hn::Abs(x)));
+  const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(FloatTag())), e, One());
+  return hn::Div(numerator, hn::Add(One(), e));
+}
+
+struct Gradients {
+  FloatLanes gate, up;
+};
+
+struct SwiGlu {
+  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
+    return hn::Mul(hn::Mul(gate, Sigmoid(gate)), up);
+  }
+  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes up, FloatLanes d_out) {
+    const auto sigmoid = Sigmoid(gate);
+    const auto silu = hn::Mul(gate, sigmoid);
+    // silu' = sigmoid (1 + gate (1 - sigmoid))
+    const auto slope = hn::Mul(sigmoid, hn::MulAdd(gate, hn::Sub(One(), sigmoid), One()));
+    return {hn::Mul(hn::Mul(d_out, up), slope), hn::Mul(d_out, silu)};
+  }
+};
+
+// Applies a scalar function to every lane.
+template <typename F>
+HWY_INLINE FloatLanes PerLane(F f, FloatLanes x) {
+  float lanes[kLanes];
+  StoreLanes(x, lanes);
+  for (float& lane : lanes) lane = f(lane);
+  return LoadLanes(lanes);
+}
+
+// The normal distribution: P(X <= x), and its density. erfc keeps the digits of the left tail.
+inline float NormalCdf(float x) {
+  return 0.5f * std::erfc(-x * (std::numbers::sqrt2_v<float> / 2));
+}
+inline float NormalDensity(float x) {
+  constexpr float kNormalizer = 0.3989422804014327f;  // 1 / sqrt(2 pi)
+  return kNormalizer * std::exp(-0.5f * x * x);
+}
+
+struct GeGlu {
+  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
+    return hn::Mul(hn::Mul(gate, PerLane(NormalCdf, gate)), up);
+  }
+  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes up, FloatLanes d_out) {
+    const auto cdf = PerLane(NormalCdf, gate);
+    const auto slope = hn::MulAdd(gate, PerLane(NormalDensity, gate), cdf);
+    return {hn::Mul(hn::Mul(d_out, up), slope), hn::Mul(d_out, hn::Mul(gate, cdf))};
+  }
+};
+
+// max(x, 0); NaN stays NaN.
+HWY_INLINE FloatLanes Positive(FloatLanes x) {
+  return hn::IfThenElse(hn::Lt(x, hn::Zero(FloatTag())), hn::Zero(FloatTag()), x);
+}
+
+struct Relu {
+  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes) { return Positive(gate); }
+  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes, FloatLanes d_out) {
+    const auto on = hn::Gt(gate, hn::Zero(FloatTag()));
+    return {hn::IfThenElseZero(on, d_out), d_out};
+  }
+};
+
+struct Relu2 {
+  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes) {
+    const auto x = Positive(gate);
+    return hn::Mul(x, x);
+  }
+  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes, FloatLanes d_out) {
+    const auto x = Positive(gate);
+    return {hn::Mul(d_out, hn::Add(x, x)), d_out};
+  }
+};
+
+// Body and tail run the same lanes: a tail is copied into a padded vector.
+template <class Op, bool kGated, typename T>
+HWY_INLINE void Forward(const ActivationRow<T>& row) {
+  int64_t i = 0;
+  for (; i + kLanes <= row.n; i += kLanes) {
+    const auto gate = LoadLanes(row.gate + i);
+    StoreLanes(Op::Forward(gate, kGated ? LoadLanes(row.up + i) : gate), row.out + i);
+  }
+  if (i == row.n) return;
+  const int64_t rest = row.n - i;
+  const auto gate = LoadFirst(row.gate + i, rest);
+  StoreFirst(Op::Forward(gate, kGated ? LoadFirst(row.up + i, rest) : gate), row.out + i, rest);
+}
+
+template <class Op, bool kGated, typename T>
+HWY_INLINE void Backward(const ActivationRow<T>& row) {
+  int64_t i = 0;
+  for (; i + kLanes <= row.n; i += kLanes) {
+    const auto gate = LoadLanes(row.gate + i);
+    const Gradients d =
+        Op::Backward(gate, kGated ? LoadLanes(row.up + i) : gate, LoadLanes(row.d_out + i));
+    StoreLanes(d.gate, row.d_gate + i);
+    if constexpr (kGated) StoreLanes(d.up, row.d_up + i);
+  }
+  if (i == row.n) return;
+  const int64_t rest = row.n - i;
+  const auto gate = LoadFirst(row.gate + i, rest);
+  const Gradients d = Op::Backward(gate, kGated ? LoadFirst(row.up + i, rest) : gate,
+                                   LoadFirst(row.d_out + i, rest));
+  StoreFirst(d.gate, row.d_gate + i, rest);
+  if constexpr (kGated) StoreFirst(d.up, row.d_up + i, rest);
+}
+
+template <typename T>
+HWY_INLINE void ForwardAny(Activation activation, const ActivationRow<T>& row) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return Forward<SwiGlu, true>(row);
+    case Activation::kGeGlu:
+      return Forward<GeGlu, true>(row);
+    case Activation::kRelu:
+      return Forward<Relu, false>(row);
+    case Activation::kRelu2:
+      return Forward<Relu2, false>(row);
+  }
+}
+
+template <typename T>
+HWY_INLINE void BackwardAny(Activation activation, const ActivationRow<T>& row) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return Backward<SwiGlu, true>(row);
+    case Activation::kGeGlu:
+      return Backward<GeGlu, true>(row);
+    case Activation::kRelu:
+      return Backward<Relu, false>(row);
+    case Activation::kRelu2:
+      return Backward<Relu2, false>(row);
+  }
+}
+
+void ForwardF32(Activation a, const ActivationRow<float>& row) {
+  ForwardAny(a, row);
+}
+void ForwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
+  ForwardAny(a, row);
+}
+void BackwardF32(Activation a, const ActivationRow<float>& row) {
+  BackwardAny(a, row);
+}
+void BackwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
+  BackwardAny(a, row);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace moe
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace moe {
+
+HWY_EXPORT(ForwardF32);
+HWY_EXPORT(ForwardBF16);
+HWY_EXPORT(BackwardF32);
+HWY_EXPORT(BackwardBF16);
+
+template <>
+void ActivationForwardRow(Activation activation, const ActivationRow<float>& row) {
+  HWY_DYNAMIC_DISPATCH(ForwardF32)(activation, row);
+}
+template <>
+void ActivationForwardRow(Activation activation, const ActivationRow<BFloat16>& row) {
+  HWY_DYNAMIC_DISPATCH(ForwardBF16)(activation, row);
+}
+template <>
+void ActivationBackwardRow(Activation activation, const ActivationRow<float>& row) {
+  HWY_DYNAMIC_DISPATCH(BackwardF32)(activation, row);
+}
+template <>
+void ActivationBackwardRow(Activation activation, const ActivationRow<BFloat16>& row) {
+  HWY_DYNAMIC_DISPATCH(BackwardBF16)(activation, row);
+}
+
+}  // namespace moe
+#endif  // HWY_ONCE
