@@ -11,7 +11,9 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "gating/capacity.h"
 #include "gating/routing.h"
+#include "gating/token_groups.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
@@ -20,15 +22,10 @@
 
 namespace moe {
 
-enum class DropPolicy : uint8_t { kProbability, kPosition };
-enum class LoadBalancing : uint8_t { kNone, kAuxLoss, kSeqAuxLoss };
+class Gate;
 
-// The unit over which capacity and load balance are defined; never "the tokens of a rank".
-// Zero: the micro-batch. -1: the sequence. N > 0: blocks of N tokens within a micro-batch (N must
-// divide every micro-batch's length).
-struct TokenGroup {
-  int64_t tokens = 0;
-};
+// The unit of the load-balance loss: the token group, or the sequence whatever the group is.
+enum class LoadBalancing : uint8_t { kNone, kAuxLoss, kSeqAuxLoss };
 
 struct RouterConfig {
   std::string gate = "mixtral";           // switch, gshard, mixtral, olmoe, qwen3
@@ -39,6 +36,9 @@ struct RouterConfig {
   DropPolicy drop_policy = DropPolicy::kProbability;
   bool pad_to_capacity = false;
   TokenGroup token_group;
+  // Length of every micro-batch; 0 = they may differ. Needed to pad: a rank without a micro-batch
+  // must know the same number of rows as the others.
+  int64_t micro_batch_tokens = 0;
   LoadBalancing load_balancing = LoadBalancing::kAuxLoss;
   float aux_loss_coeff = 0.0f;
   float z_loss_coeff = 0.0f;
@@ -55,43 +55,56 @@ struct RouterStats {
   int64_t dropped_slots = 0;
 };
 
-// What backward needs; views into the workspace given to Forward.
+// What backward needs; views into the workspace given to Forward (`tokens`: the caller's memory).
 template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H]
   MatrixView<const float> logits;  // [T, E]
   MatrixView<const float> probs;   // [T, E] softmax(logits)
   Routing routing;
-  Batch batch;              // its spans are copied into the workspace
-  MatrixView<float> d_aux;  // [T, E] gradient of the losses by the logits
+  Batch batch;                    // its spans are copied into the workspace
+  MatrixView<const float> d_aux;  // [T, E] gradient of the losses by the logits; empty = no losses
 };
 
-// A softmax top-k router. Stateless but for its configuration; the weight [E, H] float32 is the
-// caller's parameter. Logits are float32 whatever T is.
+// A softmax top-k router. Stateless but for its configuration, so threads may share one; the weight
+// [E, H] is the caller's parameter. Logits are float32 whatever T is (float or BFloat16).
+// On the CPU both calls return when their results are there.
 template <typename T>
 class Router {
  public:
   static absl::StatusOr<std::unique_ptr<Router>> Create(const RouterConfig& config);
+  ~Router();
   const RouterConfig& config() const { return config_; }
 
-  // tokens [T, H], weight [E, H] in T. `saved` may be null in evaluation.
+  // tokens [T, H], weight [E, H] in T. `saved` and `stats` may be null; the losses and their
+  // gradients do not depend on batch.mode.
   // Ties: lowest expert id; between tokens the lowest token. Same bits for a token whatever else
   // the call carries, apart from capacity and losses, which are defined per token group.
+  // An empty batch.sequence_offsets stands for one sequence of all tokens.
+  // Errors: kInvalidArgument for shapes, for offsets that do not fit the tokens or the token
+  // group, for a micro-batch that is not micro_batch_tokens long; kUnimplemented on CUDA.
   absl::StatusOr<Routing> Forward(MatrixView<const T> tokens, MatrixView<const T> weight,
                                   const Batch& batch, Workspace& workspace, Stream& stream,
                                   RouterSaved<T>* saved, RouterStats* stats) const;
 
-  // From d_weight [slots] (gradient by the combine weights): adds to d_tokens [T, H] and adds one
-  // partial per micro-batch to d_router_weight [E * H]. The losses' own gradient, scaled by
-  // loss_scale, is included: the result is the gradient of (model loss + aux + z).
+  // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
+  // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
+  // has tokens to d_router_weight [E * H]. The losses' own gradient, scaled by loss_scale, is
+  // included: the result is the gradient of (model loss + aux + z), d_weight carrying the scale.
   absl::Status Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                         MatrixView<const T> weight, float loss_scale, MatrixView<T> d_tokens,
                         const GradAccumulator& d_router_weight, Workspace& workspace,
                         Stream& stream) const;
 
  private:
-  explicit Router(const RouterConfig& config) : config_(config) {}
+  Router(const RouterConfig& config, std::unique_ptr<const Gate> gate);
+
+  absl::StatusOr<MatrixView<const float>> Logits(MatrixView<const T> tokens,
+                                                 MatrixView<const T> weight, const Batch& batch,
+                                                 Workspace& workspace, Stream& stream) const;
+
   const RouterConfig config_;
+  const std::unique_ptr<const Gate> gate_;
 };
 
 }  // namespace moe

@@ -1,0 +1,47 @@
+// The router's own losses: load balance and z-loss, values and gradients.
+#ifndef MOE_GATING_BALANCE_H_
+#define MOE_GATING_BALANCE_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "gating/token_groups.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// What the load-balance loss of a batch is computed from.
+struct BalanceInput {
+  MatrixView<const float> probs;          // [T, E]
+  absl::Span<const int64_t> slot_offset;  // [T + 1]
+  absl::Span<const int32_t> expert;       // [slots]
+  // Of each token's slots only the first this many enter c, and the formula's k; GShard: 1.
+  int32_t choices = 1;
+};
+
+// *loss += sum over micro-batches of mean over the micro-batch's groups g of
+//
+//   L_g = coeff * E / (k * T_g^2) * sum_i (sum_{t in g} p_ti) * c_i,
+//
+// c_i = slots of the group routed to expert i, those that capacity drops included (as Megatron).
+// L_g = coeff at perfect balance. c has no gradient, so by the logits
+//   dL_g/dl_ti = p_ti * (G_i - sum_j p_tj G_j),  G_i = coeff * E * c_i / (k * T_g^2).
+// The gradient is added to d_logits [T, E] (empty view = not wanted).
+// Sums are float64: over tokens ascending, then experts ascending, then groups ascending.
+// (Switch Transformers, arXiv:2101.03961, eq. 4 to 6; over sequences: DeepSeek-V3, 2412.19437.)
+absl::Status AddLoadBalanceLoss(const BalanceInput& input, const TokenGroups& groups, float coeff,
+                                double* loss, MatrixView<float> d_logits, Workspace& workspace);
+
+// *loss += sum over micro-batches b of coeff * mean_{t in b} lse_t^2, whatever the token group.
+//   log_sum_exp [T] of the logits. d_logits += coeff * 2 * lse_t * p_ti / T_b.
+// (ST-MoE, arXiv:2202.08906, eq. 5.)
+void AddZLoss(MatrixView<const float> probs, absl::Span<const float> log_sum_exp,
+              absl::Span<const int64_t> micro_batch_offsets, float coeff, double* loss,
+              MatrixView<float> d_logits);
+
+}  // namespace moe
+
+#endif  // MOE_GATING_BALANCE_H_

@@ -1,0 +1,105 @@
+#include "gating/capacity.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+// One group's slots: [first, last), of tokens [begin, end).
+struct GroupSlots {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
+// Slot-major: choice by choice, so that a second choice never displaces a first one.
+void DropByPosition(const CapacitySlots& slots, const GroupSlots& group, int64_t capacity,
+                    absl::Span<int64_t> taken, absl::Span<uint8_t> dropped) {
+  std::fill(taken.begin(), taken.end(), int64_t{0});
+  bool more = true;
+  for (int64_t choice = 0; more; ++choice) {
+    more = false;
+    for (int64_t t = group.begin; t < group.end; ++t) {
+      const int64_t s = slots.slot_offset[static_cast<size_t>(t)] + choice;
+      if (s >= slots.slot_offset[static_cast<size_t>(t) + 1]) continue;
+      more = true;
+      int64_t& rank = taken[static_cast<size_t>(slots.expert[static_cast<size_t>(s)])];
+      if (rank++ >= capacity) dropped[static_cast<size_t>(s)] = 1;
+    }
+  }
+}
+
+// `start` [E + 1] and `by_expert` [slots of the group] are scratch.
+void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t capacity,
+                  absl::Span<int64_t> start, absl::Span<int64_t> by_expert,
+                  absl::Span<uint8_t> dropped) {
+  // Counting sort of the group's slots by expert, ascending slots within one.
+  std::fill(start.begin(), start.end(), int64_t{0});
+  const auto expert = [&](int64_t s) {
+    return static_cast<size_t>(slots.expert[static_cast<size_t>(s)]);
+  };
+  for (int64_t s = group.first; s < group.last; ++s) ++start[expert(s)];
+  int64_t end = 0;
+  for (int64_t& count : start) count = end += count;  // ends; the last entry repeats the total
+  for (int64_t s = group.last; s-- > group.first;) {
+    by_expert[static_cast<size_t>(--start[expert(s)])] = s;
+  }
+
+  const auto kept_before = [&](int64_t a, int64_t b) {
+    const float weight_a = slots.weight[static_cast<size_t>(a)];
+    const float weight_b = slots.weight[static_cast<size_t>(b)];
+    if (std::isnan(weight_a) != std::isnan(weight_b)) return std::isnan(weight_b);
+    if (weight_a != weight_b && !std::isnan(weight_a)) return weight_a > weight_b;
+    return a < b;  // slots of one expert belong to different tokens, in token order
+  };
+  for (size_t e = 0; e + 1 < start.size(); ++e) {
+    if (start[e + 1] - start[e] <= capacity) continue;
+    const auto first = by_expert.begin() + start[e];
+    const auto last = by_expert.begin() + start[e + 1];
+    std::nth_element(first, first + capacity, last, kept_before);
+    for (auto s = first + capacity; s != last; ++s) dropped[static_cast<size_t>(*s)] = 1;
+  }
+}
+
+}  // namespace
+
+int64_t ExpertCapacity(int64_t group_tokens, int32_t top_k, int32_t num_experts,
+                       double capacity_factor) {
+  const double slots = static_cast<double>(group_tokens * top_k);
+  const double capacity = std::ceil(slots * capacity_factor / num_experts);
+  if (!(capacity < static_cast<double>(group_tokens))) return group_tokens;
+  return static_cast<int64_t>(capacity);
+}
+
+absl::StatusOr<int64_t> MarkDropped(const CapacitySlots& slots, const TokenGroups& groups,
+                                    int32_t top_k, double capacity_factor, DropPolicy policy,
+                                    absl::Span<uint8_t> dropped, Workspace& workspace) {
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> per_expert,
+                       workspace.Array<int64_t>(int64_t{slots.num_experts} + 1));
+  absl::Span<int64_t> by_expert;
+  if (policy == DropPolicy::kProbability) {
+    MOE_ASSIGN_OR_RETURN(by_expert,
+                         workspace.Array<int64_t>(static_cast<int64_t>(slots.expert.size())));
+  }
+  std::fill(dropped.begin(), dropped.end(), uint8_t{0});
+  for (size_t g = 0; g + 1 < groups.offsets.size(); ++g) {
+    GroupSlots group{.begin = groups.offsets[g], .end = groups.offsets[g + 1]};
+    group.first = slots.slot_offset[static_cast<size_t>(group.begin)];
+    group.last = slots.slot_offset[static_cast<size_t>(group.end)];
+    const int64_t capacity =
+        ExpertCapacity(group.end - group.begin, top_k, slots.num_experts, capacity_factor);
+    if (policy == DropPolicy::kPosition) {
+      DropByPosition(slots, group, capacity, per_expert, dropped);
+    } else {
+      DropByWeight(slots, group, capacity, per_expert, by_expert, dropped);
+    }
+  }
+  return std::count(dropped.begin(), dropped.end(), uint8_t{1});
+}
+
+}  // namespace moe
