@@ -30,7 +30,7 @@ install(EXPORT moe-targets NAMESPACE moe:: DESTINATION ${moe_package_dir})
 
 # The MPI backend is a component of its own: find_package(moe COMPONENTS mpi) then finds the MPI that
 # it was built with, and other users need none.
-if(MOE_MPI_FOUND)
+if(TARGET moe_comm_mpi)
   set_target_properties(moe_comm_mpi PROPERTIES EXPORT_NAME mpi)
   install(TARGETS moe_comm_mpi moe_mpi EXPORT moe-mpi-targets)
   install(EXPORT moe-mpi-targets NAMESPACE moe:: DESTINATION ${moe_package_dir})
