@@ -1,151 +1,16 @@
 #include "gating/router.h"
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <numeric>
 #include <string>
-#include <type_traits>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/base/rng.h"
+#include "tests/router_case.h"
 #include "tests/routing_oracle.h"
 
 namespace moe {
 namespace {
-
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-// One router with its inputs; the router's weight is the identity, so that logits are the tokens
-// and the gradient by the tokens is the gradient by the logits, unless a test sets another one.
-template <typename T>
-struct Case {
-  RouterConfig config;
-  int64_t tokens = 0;
-  std::vector<T> x, weight;
-  std::vector<int64_t> sequences, micro_batches;
-
-  Workspace workspace;
-  std::unique_ptr<Stream> stream = MakeInlineStream();
-  RouterSaved<T> saved;
-  RouterStats stats;
-  Routing routing;
-
-  Batch batch() const {
-    return {.sequence_offsets = sequences, .micro_batch_offsets = micro_batches};
-  }
-  MatrixView<const T> X() const { return {x.data(), tokens, config.hidden_size}; }
-  MatrixView<const T> W() const { return {weight.data(), config.num_experts, config.hidden_size}; }
-};
-
-template <typename T>
-std::vector<T> RandomVector(size_t size, uint64_t seed, double scale = 1) {
-  std::vector<T> values(size);
-  for (size_t i = 0; i < size; ++i) {
-    values[i] = static_cast<T>(static_cast<float>(scale * Normal({.seed = seed, .item = i})));
-  }
-  return values;
-}
-
-RouterConfig SmallConfig(const std::string& gate, int32_t experts) {
-  const int32_t k = gate == "switch" ? 1 : gate == "gshard" ? 2 : std::min(3, experts);
-  return {.gate = gate, .num_experts = experts, .top_k = k, .hidden_size = experts};
-}
-
-// Three micro-batches of sequences of 4, 8, 12 | 12, 12 | 24 tokens.
-template <typename T = float>
-std::unique_ptr<Case<T>> LogitCase(const RouterConfig& config, uint64_t seed) {
-  auto c = std::make_unique<Case<T>>();
-  c->config = config;
-  c->sequences = {0, 4, 12, 24, 36, 48, 72};
-  c->micro_batches = {0, 24, 48, 72};
-  c->tokens = 72;
-  c->x = RandomVector<T>(static_cast<size_t>(72 * config.num_experts), seed);
-  c->weight.assign(
-      static_cast<size_t>(config.num_experts) * static_cast<size_t>(config.num_experts), T(0.0f));
-  for (size_t e = 0; e < static_cast<size_t>(config.num_experts); ++e) {
-    c->weight[e * static_cast<size_t>(config.num_experts) + e] = T(1.0f);
-  }
-  return c;
-}
-
-template <typename T>
-absl::Status Forward(Case<T>& c) {
-  auto router = Router<T>::Create(c.config);
-  if (!router.ok()) return router.status();
-  auto routing =
-      (*router)->Forward(c.X(), c.W(), c.batch(), c.workspace, *c.stream, &c.saved, &c.stats);
-  if (!routing.ok()) return routing.status();
-  c.routing = *routing;
-  return absl::OkStatus();
-}
-
-template <typename T>
-struct Gradients {
-  std::vector<T> d_tokens;
-  std::vector<float> d_weight;
-};
-
-template <typename T>
-Gradients<T> Backward(Case<T>& c, const std::vector<float>& d_slot, float loss_scale = 1) {
-  Gradients<T> g;
-  g.d_tokens.assign(c.x.size(), T(0.0f));
-  g.d_weight.assign(c.weight.size(), 0.0f);
-  const auto router = Router<T>::Create(c.config);
-  const absl::Status status =
-      (*router)->Backward(d_slot, c.saved, c.W(), loss_scale,
-                          MatrixView<T>(g.d_tokens.data(), c.tokens, c.config.hidden_size),
-                          GradAccumulator(absl::MakeSpan(g.d_weight)), c.workspace, *c.stream);
-  EXPECT_TRUE(status.ok()) << status;
-  return g;
-}
-
-oracle::RoutingSpec SpecOf(const RouterConfig& config) {
-  const int64_t group = config.token_group.tokens;
-  const oracle::Unit unit = group == 0    ? oracle::Unit::kMicroBatch
-                            : group == -1 ? oracle::Unit::kSequence
-                                          : oracle::Unit::kBlock;
-  return {.gate = config.gate,
-          .experts = config.num_experts,
-          .top_k = config.top_k,
-          .capacity_factor = config.capacity_factor.value_or(0),
-          .drop = config.drop_policy == DropPolicy::kPosition ? oracle::Drop::kByPosition
-                                                              : oracle::Drop::kByWeight,
-          .capacity_unit = unit,
-          .balance_unit =
-              config.load_balancing == LoadBalancing::kSeqAuxLoss ? oracle::Unit::kSequence : unit,
-          .block = group,
-          .aux_coeff = config.load_balancing == LoadBalancing::kNone
-                           ? 0
-                           : static_cast<double>(config.aux_loss_coeff),
-          .z_coeff = static_cast<double>(config.z_loss_coeff)};
-}
-
-// x * W^T in float64.
-template <typename T>
-oracle::RoutingInput InputOf(const Case<T>& c) {
-  oracle::RoutingInput input;
-  input.sequence_offsets = c.sequences;
-  input.micro_batch_offsets = c.micro_batches;
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    std::vector<double> l;
-    for (int64_t e = 0; e < c.config.num_experts; ++e) {
-      double sum = 0;
-      for (int64_t h = 0; h < c.config.hidden_size; ++h) {
-        sum += double{static_cast<float>(c.X()(t, h))} * double{static_cast<float>(c.W()(e, h))};
-      }
-      l.push_back(sum);
-    }
-    input.logits.push_back(l);
-  }
-  return input;
-}
 
 // The configurations that together meet every branch: units, policies, losses.
 std::vector<RouterConfig> Variants(const std::string& gate) {
@@ -193,7 +58,7 @@ TEST_P(RouterGateTest, RoutingAndLossesAreThoseOfTheOracle) {
     const oracle::RoutingSpec spec = SpecOf(config);
     const oracle::RoutingInput input = InputOf(*c);
     ASSERT_GT(oracle::DecisionMargin(spec, input), 1e-5);  // float32 rounding is below 1e-6
-    ASSERT_TRUE(Forward(*c).ok());
+    ASSERT_TRUE(RunForward(*c).ok());
     const oracle::RoutingResult want = oracle::Route(spec, input);
 
     size_t s = 0;
@@ -228,14 +93,14 @@ TEST_P(RouterGateTest, GradientIsThatOfFiniteDifferences) {
     const auto c = LogitCase(config, 11);
     const oracle::RoutingSpec spec = SpecOf(config);
     const oracle::RoutingInput input = InputOf(*c);
-    ASSERT_TRUE(Forward(*c).ok());
+    ASSERT_TRUE(RunForward(*c).ok());
     const auto k = static_cast<size_t>(config.top_k);
     const std::vector<float> d_slot = RandomVector<float>(72 * k, 12);
     std::vector<std::vector<double>> d_weight(72);
     for (size_t s = 0; s < d_slot.size(); ++s) d_weight[s / k].push_back(double{d_slot[s]});
     const auto want = oracle::LogitGradient(spec, input, d_weight);
 
-    const Gradients<float> g = Backward(*c, d_slot);
+    const RouterGradients<float> g = RunBackward(*c, d_slot);
     const auto experts = static_cast<size_t>(config.num_experts);
     for (size_t t = 0; t < 72; ++t) {
       for (size_t e = 0; e < experts; ++e) {
@@ -251,6 +116,49 @@ TEST_P(RouterGateTest, GradientIsThatOfFiniteDifferences) {
         for (size_t t = 0; t < 72; ++t) sum += want[t][e] * double{c->x[t * experts + h]};
         ASSERT_NEAR(g.d_weight[e * experts + h], sum, 72 * 5e-6) << e << " " << h;
       }
+    }
+  }
+}
+
+TEST(Router, LogitsAreTheProductOfTokensAndWeight) {
+  RouterConfig config = SmallConfig("qwen3", 6);
+  config.hidden_size = 19;
+  const auto c = LogitCase(config, 21);
+  c->x = RandomVector<float>(72 * 19, 22);
+  c->weight = RandomVector<float>(6 * 19, 23, 0.3);
+  const oracle::RoutingInput input = InputOf(*c);
+  ASSERT_GT(oracle::DecisionMargin(SpecOf(config), input), 1e-4);
+  ASSERT_TRUE(RunForward(*c).ok());
+  const oracle::RoutingResult want = oracle::Route(SpecOf(config), input);
+  for (int64_t t = 0; t < 72; ++t) {
+    for (int64_t e = 0; e < 6; ++e) {
+      // 19 fused terms, each below 4 * 1.2: 19 roundings of a sum below 20.
+      const double l = input.logits[static_cast<size_t>(t)][static_cast<size_t>(e)];
+      ASSERT_NEAR(c->saved.logits(t, e), l, 19 * 20 * 0x1p-24);
+    }
+    const oracle::TokenRouting& token = want.token[static_cast<size_t>(t)];
+    for (size_t j = 0; j < 3; ++j) {
+      ASSERT_EQ(c->routing.expert[static_cast<size_t>(3 * t) + j], token.expert[j]);
+    }
+  }
+  // The gradient goes through the weight: d_tokens = d_logits W, dW = d_logits^T x.
+  const std::vector<float> d_slot = RandomVector<float>(72 * 3, 24);
+  std::vector<std::vector<double>> d_weight(72);
+  for (size_t s = 0; s < d_slot.size(); ++s) d_weight[s / 3].push_back(double{d_slot[s]});
+  const auto d_logits = oracle::LogitGradient(SpecOf(config), input, d_weight);
+  const RouterGradients<float> g = RunBackward(*c, d_slot);
+  for (size_t t = 0; t < 72; ++t) {
+    for (size_t h = 0; h < 19; ++h) {
+      double sum = 0;
+      for (size_t e = 0; e < 6; ++e) sum += d_logits[t][e] * double{c->weight[e * 19 + h]};
+      ASSERT_NEAR(g.d_tokens[t * 19 + h], sum, 2e-5);  // six terms with the error of d_logits
+    }
+  }
+  for (size_t e = 0; e < 6; ++e) {
+    for (size_t h = 0; h < 19; ++h) {
+      double sum = 0;
+      for (size_t t = 0; t < 72; ++t) sum += d_logits[t][e] * double{c->x[t * 19 + h]};
+      ASSERT_NEAR(g.d_weight[e * 19 + h], sum, 72 * 1e-5);
     }
   }
 }

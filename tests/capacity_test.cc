@@ -1,0 +1,219 @@
+#include "gating/capacity.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "gating/token_groups.h"
+#include "kernels/base/rng.h"
+
+namespace moe {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(ExpertCapacity, IsTheCeilingOfSlotsTimesFactorOverExperts) {
+  EXPECT_EQ(ExpertCapacity(8, 1, 4, 1.0), 2);
+  EXPECT_EQ(ExpertCapacity(10, 1, 4, 1.0), 3);  // 2.5
+  EXPECT_EQ(ExpertCapacity(8, 2, 4, 1.25), 5);
+  EXPECT_EQ(ExpertCapacity(9, 2, 4, 1.25), 6);   // 5.625
+  EXPECT_EQ(ExpertCapacity(10, 1, 11, 1.1), 1);  // 10 * 1.1 is 11 in double
+  EXPECT_EQ(ExpertCapacity(64, 2, 8, 1e-9), 1);
+}
+
+TEST(ExpertCapacity, IsNeverAboveTheTokensOfTheGroup) {
+  EXPECT_EQ(ExpertCapacity(8, 2, 4, 2.0), 8);
+  EXPECT_EQ(ExpertCapacity(8, 2, 4, 2.01), 8);
+  EXPECT_EQ(ExpertCapacity(8, 2, 4, 1e300), 8);
+  EXPECT_EQ(ExpertCapacity(8, 1, 1, 1.0), 8);
+  EXPECT_EQ(ExpertCapacity(0, 2, 4, 1.0), 0);
+}
+
+// K slots a token over `tokens`, experts and weights in slot order; one group unless offsets say
+// otherwise.
+struct Slots {
+  int32_t k;
+  int32_t experts;
+  std::vector<int32_t> expert;
+  std::vector<float> weight;
+  std::vector<int64_t> groups;
+
+  std::vector<uint8_t> Dropped(double factor, DropPolicy policy) const {
+    std::vector<int64_t> offset(expert.size() / static_cast<size_t>(k) + 1);
+    for (size_t t = 0; t < offset.size(); ++t) offset[t] = static_cast<int64_t>(t) * k;
+    return Dropped(offset, factor, policy);
+  }
+
+  std::vector<uint8_t> Dropped(const std::vector<int64_t>& offset, double factor,
+                               DropPolicy policy) const {
+    Workspace workspace;
+    std::vector<uint8_t> dropped(expert.size(), 77);
+    const std::vector<int64_t> whole = {0, static_cast<int64_t>(offset.size()) - 1};
+    TokenGroups tokens;
+    tokens.offsets = groups.empty() ? whole : groups;
+    const auto count = MarkDropped(
+        {.slot_offset = offset, .expert = expert, .weight = weight, .num_experts = experts}, tokens,
+        k, factor, policy, absl::MakeSpan(dropped), workspace);
+    EXPECT_TRUE(count.ok()) << count.status();
+    EXPECT_EQ(*count, std::count(dropped.begin(), dropped.end(), 1));
+    EXPECT_EQ(workspace.used_bytes(), 0);
+    return dropped;
+  }
+};
+
+TEST(MarkDropped, ByPositionQueuesSecondChoicesAfterAllFirstOnes) {
+  const Slots slots = {.k = 2,
+                       .experts = 2,
+                       .expert = {0, 1,  //
+                                  1, 0,  //
+                                  0, 1},
+                       .weight = {.1f, .9f, .2f, .8f, .3f, .7f}};
+  // C = ceil(3 * 2 * 0.6 / 2) = 2. Expert 0: tokens 0 and 2 by first choice, token 1 is too late;
+  // expert 1: token 1 by first choice, then token 0.
+  EXPECT_THAT(slots.Dropped(0.6, DropPolicy::kPosition), ElementsAre(0, 0, 0, 1, 0, 1));
+  // C = 1.
+  EXPECT_THAT(slots.Dropped(0.3, DropPolicy::kPosition), ElementsAre(0, 1, 0, 1, 1, 1));
+  EXPECT_THAT(slots.Dropped(1.0, DropPolicy::kPosition), Each(0));
+}
+
+TEST(MarkDropped, ByProbabilityKeepsTheLargestWeights) {
+  const Slots slots = {.k = 2,
+                       .experts = 2,
+                       .expert = {0, 1,  //
+                                  1, 0,  //
+                                  0, 1},
+                       .weight = {.1f, .9f, .2f, .8f, .3f, .7f}};
+  // C = 2. Expert 0 wants .1 .8 .3, expert 1 wants .9 .2 .7.
+  EXPECT_THAT(slots.Dropped(0.6, DropPolicy::kProbability), ElementsAre(1, 0, 1, 0, 0, 0));
+  EXPECT_THAT(slots.Dropped(0.3, DropPolicy::kProbability), ElementsAre(1, 0, 1, 0, 1, 1));
+}
+
+TEST(MarkDropped, EqualWeightsKeepTheLowestTokensAndNanIsLast) {
+  const Slots ties = {.k = 1,
+                      .experts = 1,
+                      .expert = std::vector<int32_t>(6, 0),
+                      .weight = {.5f, .5f, .7f, .5f, .5f, .7f}};
+  EXPECT_THAT(ties.Dropped(0.5, DropPolicy::kProbability), ElementsAre(0, 1, 0, 1, 1, 0));
+  const Slots nans = {.k = 1,
+                      .experts = 1,
+                      .expert = std::vector<int32_t>(6, 0),
+                      .weight = {kNan, .1f, kNan, 0.0f, kNan, .2f}};
+  EXPECT_THAT(nans.Dropped(0.5, DropPolicy::kProbability), ElementsAre(1, 0, 1, 0, 1, 0));
+  EXPECT_THAT(nans.Dropped(0.6, DropPolicy::kProbability), ElementsAre(0, 0, 1, 0, 1, 0));
+}
+
+TEST(MarkDropped, EveryGroupHasItsOwnCapacity) {
+  Slots slots = {.k = 1,
+                 .experts = 2,
+                 .expert = {0, 0, 0, 0, 0, 0, 1},
+                 .weight = {.1f, .2f, .3f, .4f, .5f, .6f, .7f},
+                 .groups = {0, 4, 7}};
+  // C = ceil(4 / 2) and ceil(3 / 2): two each.
+  EXPECT_THAT(slots.Dropped(1, DropPolicy::kPosition), ElementsAre(0, 0, 1, 1, 0, 0, 0));
+  EXPECT_THAT(slots.Dropped(1, DropPolicy::kProbability), ElementsAre(1, 1, 0, 0, 0, 0, 0));
+  slots.groups = {0, 7};  // C = 4
+  EXPECT_THAT(slots.Dropped(1, DropPolicy::kPosition), ElementsAre(0, 0, 0, 0, 1, 1, 0));
+}
+
+TEST(MarkDropped, TokensMayHaveAnyNumberOfSlots) {
+  const Slots slots = {
+      .k = 1, .experts = 2, .expert = {0, 1, 0, 0, 1}, .weight = {.1f, .2f, .3f, .4f, .5f}};
+  // Token 0: experts 0 and 1; token 1: none; token 2: 0; token 3: 0 and 1. C = ceil(4 / 2) = 2.
+  EXPECT_THAT(slots.Dropped({0, 2, 2, 3, 5}, 1, DropPolicy::kPosition), ElementsAre(0, 0, 0, 1, 0));
+  EXPECT_THAT(slots.Dropped({0, 2, 2, 3, 5}, 1, DropPolicy::kProbability),
+              ElementsAre(1, 0, 0, 0, 0));
+}
+
+TEST(MarkDropped, NoSlotsDropNothing) {
+  EXPECT_THAT((Slots{.k = 2, .experts = 3}.Dropped(1, DropPolicy::kProbability)), ElementsAre());
+  EXPECT_THAT((Slots{.k = 2, .experts = 3}.Dropped(1, DropPolicy::kPosition)), ElementsAre());
+}
+
+TEST(MarkDropped, KeepsExactlyTheCapacityAndTheBestOfEachExpert) {
+  constexpr int64_t kTokens = 301;
+  constexpr int32_t kExperts = 13, kTopK = 3;
+  Slots slots = {.k = kTopK, .experts = kExperts};
+  for (uint64_t t = 0; t < kTokens; ++t) {
+    for (uint32_t j = 0; j < kTopK; ++j) {
+      const auto first = Random4({.seed = 1, .item = t})[0] % 4;  // skewed to experts 0 .. 8
+      slots.expert.push_back(static_cast<int32_t>(first + 5 * j / 2));
+      slots.weight.push_back(static_cast<float>(Random4({.seed = 2, .item = t}, j)[0] % 8));
+    }
+  }
+  const int64_t capacity = ExpertCapacity(kTokens, kTopK, kExperts, 0.7);
+  for (const DropPolicy policy : {DropPolicy::kProbability, DropPolicy::kPosition}) {
+    const std::vector<uint8_t> dropped = slots.Dropped(0.7, policy);
+    for (int32_t e = 0; e < kExperts; ++e) {
+      int64_t kept = 0, wanted = 0;
+      float lowest_kept = 1e9f, highest_dropped = -1e9f;
+      for (size_t s = 0; s < dropped.size(); ++s) {
+        if (slots.expert[s] != e) continue;
+        ++wanted;
+        kept += dropped[s] == 0;
+        float& bound = dropped[s] != 0 ? highest_dropped : lowest_kept;
+        bound =
+            dropped[s] != 0 ? std::max(bound, slots.weight[s]) : std::min(bound, slots.weight[s]);
+      }
+      EXPECT_EQ(kept, std::min(wanted, capacity)) << e;
+      if (policy == DropPolicy::kProbability) {
+        EXPECT_GE(lowest_kept, highest_dropped) << e;
+      }
+    }
+  }
+}
+
+// Groups of 12 tokens in micro-batches of 6, 0, 6 and sequences of 2, 0, 4, 6.
+class TokenGroupsTest : public testing::Test {
+ protected:
+  absl::StatusOr<TokenGroups> Make(int64_t group) {
+    const auto batch = CopyBatch(
+        {.sequence_offsets = sequences_, .micro_batch_offsets = micro_batches_}, 12, workspace_);
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    return MakeTokenGroups({group}, *batch, workspace_);
+  }
+
+  std::vector<int64_t> sequences_ = {0, 2, 2, 6, 12};
+  std::vector<int64_t> micro_batches_ = {0, 6, 6, 12};
+  Workspace workspace_;
+};
+
+TEST_F(TokenGroupsTest, AreMicroBatchesSequencesOrBlocksAndNeverEmpty) {
+  const auto micro_batches = Make(TokenGroup::kMicroBatch);
+  EXPECT_THAT(micro_batches->offsets, ElementsAre(0, 6, 12));
+  EXPECT_THAT(micro_batches->micro_batch, ElementsAre(0, 1, 1, 2));
+  const auto sequences = Make(TokenGroup::kSequence);
+  EXPECT_THAT(sequences->offsets, ElementsAre(0, 2, 6, 12));
+  EXPECT_THAT(sequences->micro_batch, ElementsAre(0, 2, 2, 3));
+  const auto blocks = Make(3);
+  EXPECT_THAT(blocks->offsets, ElementsAre(0, 3, 6, 9, 12));
+  EXPECT_THAT(blocks->micro_batch, ElementsAre(0, 2, 2, 4));
+}
+
+TEST_F(TokenGroupsTest, AbsentOffsetsStandForOneUnit) {
+  sequences_ = micro_batches_ = {};
+  EXPECT_THAT(Make(TokenGroup::kMicroBatch)->offsets, ElementsAre(0, 12));
+  EXPECT_THAT(Make(TokenGroup::kSequence)->offsets, ElementsAre(0, 12));
+  EXPECT_THAT(Make(4)->offsets, ElementsAre(0, 4, 8, 12));
+}
+
+TEST_F(TokenGroupsTest, RefusesUnitsThatCrossAMicroBatch) {
+  EXPECT_THAT(std::string(Make(4).status().message()), HasSubstr("expected a divisor of 6"));
+  sequences_ = {0, 8, 12};
+  EXPECT_THAT(std::string(Make(TokenGroup::kSequence).status().message()),
+              HasSubstr("a sequence crosses the micro-batch of tokens 0 .. 6"));
+  sequences_ = {0, 6, 12};
+  EXPECT_TRUE(Make(TokenGroup::kSequence).ok());
+}
+
+}  // namespace
+}  // namespace moe
