@@ -1,0 +1,112 @@
+// Transfers over one MPI communicator, polled against a deadline.
+#ifndef MOE_COMM_MPI_MPI_LANE_H_
+#define MOE_COMM_MPI_MPI_LANE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/time/time.h>
+
+#include <mpi.h>
+
+#include "comm/communicator.h"
+
+namespace moe {
+
+// Whether the world of this process still lives; shared by its groups. The first reason wins.
+class MpiFate {
+ public:
+  absl::Status Kill(absl::Status reason);  // returns what all calls return from now on
+  bool dead() const { return dead_.load(std::memory_order_acquire); }
+  absl::Status status() const;
+
+ private:
+  mutable std::mutex mu_;
+  absl::Status reason_;  // guarded by mu_
+  std::atomic<bool> dead_{false};
+};
+
+// What is running, for matching and for the message of a wait that fails.
+struct MpiCall {
+  const char* operation = "";
+  int tag = 0;  // one per kind of operation: different collectives never meet
+  CommPhase phase;
+};
+
+// One thread at a time. Owns `comm`.
+class MpiLane {
+ public:
+  // world_ranks[r] names rank r in messages.
+  MpiLane(MPI_Comm comm, std::vector<int> world_ranks, absl::Duration timeout,
+          std::shared_ptr<MpiFate> fate);
+  ~MpiLane();
+  MpiLane(const MpiLane&) = delete;
+  MpiLane& operator=(const MpiLane&) = delete;
+
+  MPI_Comm comm() const { return comm_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
+  absl::Duration timeout() const { return timeout_; }
+  const std::shared_ptr<MpiFate>& fate() const { return fate_; }
+
+  // Begin, then any number of Send and Receive (0 bytes are sent too), then Finish, which returns
+  // when all are done. Sizes that disagree are kInvalidArgument there; errors end the world.
+  void Begin(const MpiCall& call);
+  void Send(int peer, const void* data, int64_t bytes);
+  void Receive(int peer, void* data, int64_t bytes);
+  absl::Status Finish();
+
+  // Begin .. Finish with nothing but one operation of the MPI library: `start(&request)`.
+  template <typename Start>
+  absl::Status Run(const MpiCall& call, Start start) {
+    if (fate_->dead()) return fate_->status();
+    Begin(call);
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = start(&request);
+    Started(code, {.peer = -1, .bytes = 0, .receives = false}, request);
+    return Finish();
+  }
+
+  // Returns when every rank has called it.
+  absl::Status Meet(const MpiCall& call);
+
+  // Shows `mine` [bytes] to all: all [R * bytes], in rank order.
+  absl::Status Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes);
+
+ private:
+  struct Transfer {
+    int peer;  // -1: an operation of the library
+    int64_t bytes;
+    bool receives;
+  };
+
+  void Started(int code, const Transfer& transfer, MPI_Request request);
+  absl::Status Poll();
+  absl::Status CheckReceived() const;
+  absl::Status Broken(int code) const;
+  std::vector<int> Missing();
+  void DropRequests();
+
+  const MPI_Comm comm_;
+  const std::vector<int> world_ranks_;
+  const absl::Duration timeout_;
+  const std::shared_ptr<MpiFate> fate_;
+  int rank_ = 0;
+
+  // The call between Begin and Finish; entry i of all three is one transfer.
+  MpiCall call_;
+  absl::Status started_;  // first error of starting
+  std::vector<Transfer> transfers_;
+  std::vector<MPI_Request> requests_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_MPI_MPI_LANE_H_

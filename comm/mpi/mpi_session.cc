@@ -1,0 +1,51 @@
+#include "comm/mpi/mpi_session.h"
+
+#include <absl/strings/str_cat.h>
+#include <unistd.h>
+
+#include "comm/mpi/mpi_status.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+
+absl::Status FromMpi(int code, absl::string_view what) {
+  if (code == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
+  return absl::UnavailableError(
+      absl::StrCat(what, ": ", absl::string_view(text, static_cast<size_t>(length))));
+}
+
+absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Start() {
+  int initialized = 0;
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Initialized(&initialized), "MPI_Initialized"));
+  std::unique_ptr<MpiSession> session(new MpiSession(initialized == 0));
+  int level = MPI_THREAD_SINGLE;
+  MOE_RETURN_IF_ERROR(session->owns_
+                          ? FromMpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level),
+                                    "MPI_Init_thread")
+                          : FromMpi(MPI_Query_thread(&level), "MPI_Query_thread"));
+  if (level < MPI_THREAD_MULTIPLE) {
+    return absl::UnavailableError(
+        "MpiSession: MPI grants less than MPI_THREAD_MULTIPLE, which streams need");
+  }
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_rank(MPI_COMM_WORLD, &session->rank_), "MPI_Comm_rank"));
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_size(MPI_COMM_WORLD, &session->size_), "MPI_Comm_size"));
+  return session;
+}
+
+MpiSession::~MpiSession() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (owns_ && initialized != 0 && finalized == 0) MPI_Finalize();
+}
+
+void MpiSession::Abort(int exit_code) {
+  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  _exit(exit_code);  // MPI_Abort does not return where a launcher watches
+}
+
+}  // namespace moe
