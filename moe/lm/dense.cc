@@ -1,0 +1,62 @@
+#include "moe/lm/dense.h"
+
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/norm/rms_norm.h"
+
+namespace moe::lm {
+
+template <typename T>
+absl::Status AddWeightGradient(const Parameter& weight, MatrixView<const T> dy,
+                               MatrixView<const T> x, const Context& context) {
+  return weight.grad().Add(
+      [&](absl::Span<float> out, Write write) {
+        return GemmWeightGradient<T>(
+            dy, x, MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
+            *context.workspace, *context.compute);
+      },
+      *context.workspace, *context.compute);
+}
+
+template absl::Status AddWeightGradient<float>(const Parameter&, MatrixView<const float>,
+                                               MatrixView<const float>, const Context&);
+template absl::Status AddWeightGradient<BFloat16>(const Parameter&, MatrixView<const BFloat16>,
+                                                  MatrixView<const BFloat16>, const Context&);
+
+template <typename T>
+absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_size, float epsilon,
+                                        ParameterStore& store) {
+  MOE_ASSIGN_OR_RETURN(Parameter* const weight, store.Add({.name = name,
+                                                           .rows = 1,
+                                                           .cols = hidden_size,
+                                                           .initializer = Initializer::kOnes,
+                                                           .weight_decay = false}));
+  return Norm(weight, epsilon);
+}
+
+template <typename T>
+absl::Status Norm<T>::Forward(MatrixView<const T> x, NormSaved<T>& saved,
+                              const Context& context) const {
+  saved.x = x;
+  MOE_ASSIGN_OR_RETURN(saved.y, context.workspace->Matrix<T>(x.rows(), x.cols()));
+  MOE_ASSIGN_OR_RETURN(saved.rstd, context.workspace->Array<float>(x.rows()));
+  return RmsNorm<T>(x, weight_->vector(), epsilon_, saved.y, saved.rstd, *context.compute);
+}
+
+template <typename T>
+absl::Status Norm<T>::Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,
+                               Write write_dx, GradientReady ready, const Context& context) const {
+  if (dy.rows() > 0) {
+    MOE_RETURN_IF_ERROR(weight_->grad().Add(
+        [&](absl::Span<float> d_weight, Write write) {
+          return RmsNormBackward<T>(saved.x, weight_->vector(), saved.rstd, dy, dx, write_dx,
+                                    d_weight, write, *context.compute);
+        },
+        *context.workspace, *context.compute));
+  }
+  return ready(*weight_);
+}
+
+template class Norm<float>;
+template class Norm<BFloat16>;
+
+}  // namespace moe::lm

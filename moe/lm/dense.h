@@ -1,0 +1,63 @@
+// What the dense parts of the reference model share: timing, weight gradients, normalisation.
+#ifndef MOE_MOE_LM_DENSE_H_
+#define MOE_MOE_LM_DENSE_H_
+
+#include <string>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/tensor_view.h"
+#include "moe/context.h"
+#include "moe/moe_layer.h"
+#include "moe/parameter.h"
+
+namespace moe::lm {
+
+// Runs `body` and counts its time in the compute stream as dense work.
+template <typename Body>
+absl::Status TimedDense(const Context& context, Body body) {
+  if (context.clock == nullptr) return body();
+  MOE_RETURN_IF_ERROR(context.clock->Start(Phase::kDense, *context.compute));
+  MOE_RETURN_IF_ERROR(body());
+  return context.clock->Stop(Phase::kDense, *context.compute);
+}
+
+// Adds dy^T x, one partial, to the gradient of `weight` [O, K].   dy [T, O], x [T, K].
+template <typename T>
+absl::Status AddWeightGradient(const Parameter& weight, MatrixView<const T> dy,
+                               MatrixView<const T> x, const Context& context);
+
+// What backward needs of one normalisation; views into the workspace.
+template <typename T>
+struct NormSaved {
+  MatrixView<const T> x;   // [T, H]
+  MatrixView<T> y;         // [T, H]
+  absl::Span<float> rstd;  // [T]
+};
+
+// RMSNorm with its weight "<name>" [H], which starts as ones.
+template <typename T>
+class Norm {
+ public:
+  static absl::StatusOr<Norm> Create(const std::string& name, int64_t hidden_size, float epsilon,
+                                     ParameterStore& store);
+
+  // saved.y = RMSNorm(x); takes memory for saved.y and saved.rstd.
+  absl::Status Forward(MatrixView<const T> x, NormSaved<T>& saved, const Context& context) const;
+  // dx (+)= gradient by x; the weight's partial is added and the weight marked ready. Without
+  // tokens there is no partial.
+  absl::Status Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,
+                        Write write_dx, GradientReady ready, const Context& context) const;
+
+ private:
+  Norm(Parameter* weight, float epsilon) : weight_(weight), epsilon_(epsilon) {}
+
+  Parameter* weight_;
+  float epsilon_;
+};
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_DENSE_H_

@@ -1,0 +1,71 @@
+// y = x + FeedForward(RMSNorm(x)): the second half of a transformer layer.
+#ifndef MOE_MOE_LM_FEED_FORWARD_BLOCK_H_
+#define MOE_MOE_LM_FEED_FORWARD_BLOCK_H_
+
+#include <memory>
+#include <string>
+
+#include <absl/status/statusor.h>
+
+#include "gating/routing.h"
+#include "moe/experts.h"
+#include "moe/lm/dense.h"
+#include "moe/moe_layer.h"
+
+namespace moe::lm {
+
+// What backward needs of one call; views into the workspace.
+template <typename T>
+struct FeedForwardBlockSaved {
+  NormSaved<T> norm;
+  MoeLayerSaved<T> moe;   // MoE layers
+  ExpertsSaved<T> dense;  // dense layers
+};
+
+// Parameters: "<prefix>post_attention_layernorm.weight", then those of the network at
+// "<prefix>mlp.": a mixture of experts, or one dense network. A mixture is collective over the
+// expert-parallel group, with zero tokens too.
+template <typename T>
+class FeedForwardBlock {
+ public:
+  struct NormConfig {
+    int64_t hidden_size = 0;
+    float epsilon = 1e-5f;
+  };
+  static absl::StatusOr<FeedForwardBlock> CreateMoe(const NormConfig& norm,
+                                                    const MoeLayerConfig& config,
+                                                    const std::string& prefix,
+                                                    ParameterStore& store, const Context& context);
+  static absl::StatusOr<FeedForwardBlock> CreateDense(const NormConfig& norm,
+                                                      const ExpertsConfig& config,
+                                                      const std::string& prefix,
+                                                      ParameterStore& store);
+
+  // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace. `stats` is
+  // written by MoE layers, and may be null.
+  absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                       FeedForwardBlockSaved<T>& saved, RouterStats* stats,
+                       const Context& context) const;
+  // d [T, H]: in, the gradient by y; out, the gradient by x. loss_scale multiplies the gradient of
+  // the router's own losses.
+  absl::Status Backward(FeedForwardBlockSaved<T>& saved, float loss_scale, MatrixView<T> d,
+                        GradientReady ready, const Context& context) const;
+
+  // Null in a dense layer.
+  const MoeLayer<T>* moe() const { return moe_.get(); }
+
+ private:
+  explicit FeedForwardBlock(const Norm<T>& norm) : norm_(norm) {}
+  absl::Status DenseForward(MatrixView<const T> x, MatrixView<T> y, FeedForwardBlockSaved<T>& saved,
+                            const Context& context) const;
+  absl::Status DenseBackward(FeedForwardBlockSaved<T>& saved, MatrixView<T> d, GradientReady ready,
+                             const Context& context) const;
+
+  Norm<T> norm_;
+  std::unique_ptr<MoeLayer<T>> moe_;   // either this
+  std::unique_ptr<Experts<T>> dense_;  // or this
+};
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_FEED_FORWARD_BLOCK_H_

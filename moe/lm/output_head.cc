@@ -1,0 +1,84 @@
+#include "moe/lm/output_head.h"
+
+#include <type_traits>
+
+#include "kernels/base/workspace.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+
+namespace moe::lm {
+namespace {
+
+// Memory for the gradient by the logits: the logits' own where the types agree.
+template <typename T>
+absl::StatusOr<MatrixView<T>> LogitGradientMemory(MatrixView<float> logits, Workspace& workspace) {
+  if constexpr (std::is_same_v<T, float>) {
+    return logits;
+  } else {
+    return workspace.Matrix<T>(logits.rows(), logits.cols());
+  }
+}
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const OutputHeadConfig& config,
+                                                    ParameterStore& store) {
+  MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
+                                                           config.norm_epsilon, store));
+  MOE_ASSIGN_OR_RETURN(Parameter* const lm_head, store.Add({.name = "lm_head.weight",
+                                                            .rows = config.vocab_size,
+                                                            .cols = config.hidden_size,
+                                                            .init_std = config.init_std}));
+  return OutputHead(config, norm, lm_head);
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(MatrixView<const T> x, NormSaved<T>& saved,
+                                                        const Context& context) const {
+  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved, context));
+  MOE_ASSIGN_OR_RETURN(const auto logits,
+                       context.workspace->Matrix<float>(x.rows(), config_.vocab_size));
+  MOE_RETURN_IF_ERROR(
+      (Gemm<T, float>(saved.y, lm_head_->view<T>(), logits, *context.workspace, *context.compute)));
+  return logits;
+}
+
+template <typename T>
+absl::Status OutputHead<T>::Loss(MatrixView<const T> x, absl::Span<const int32_t> targets,
+                                 absl::Span<float> row_loss, const Context& context) const {
+  if (x.rows() == 0) return absl::OkStatus();
+  const WorkspaceScope scope(*context.workspace);
+  NormSaved<T> saved;
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
+  return CrossEntropy<T>(logits, targets, /*scale=*/0, row_loss, {}, *context.compute);
+}
+
+template <typename T>
+absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
+                                            absl::Span<const int32_t> targets, float scale,
+                                            absl::Span<float> row_loss, MatrixView<T> dx,
+                                            GradientReady ready, const Context& context) const {
+  Workspace& workspace = *context.workspace;
+  const WorkspaceScope scope(workspace);
+  NormSaved<T> saved;
+  if (x.rows() == 0) {
+    MOE_RETURN_IF_ERROR(ready(*lm_head_));
+    return norm_.Backward(saved, dx, dx, Write::kOverwrite, ready, context);
+  }
+  MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
+  MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
+  MOE_RETURN_IF_ERROR(
+      CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(*lm_head_, d_logits, saved.y, context));
+  MOE_RETURN_IF_ERROR(ready(*lm_head_));
+  MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(
+      GemmInputGradient<T>(d_logits, lm_head_->view<T>(), d_normed, workspace, *context.compute));
+  return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
+}
+
+template class OutputHead<float>;
+template class OutputHead<BFloat16>;
+
+}  // namespace moe::lm

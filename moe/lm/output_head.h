@@ -1,0 +1,50 @@
+// The end of the model: final normalisation, output layer, loss.
+#ifndef MOE_MOE_LM_OUTPUT_HEAD_H_
+#define MOE_MOE_LM_OUTPUT_HEAD_H_
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/lm/dense.h"
+
+namespace moe::lm {
+
+struct OutputHeadConfig {
+  int64_t vocab_size = 0;   // V
+  int64_t hidden_size = 0;  // H
+  float norm_epsilon = 1e-5f;
+  double init_std = 0.02;
+};
+
+// row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
+// Parameters: "model.norm.weight" [H], "lm_head.weight" [V, H]. Zero tokens only mark parameters
+// ready. Scratch is given back before each call returns.
+template <typename T>
+class OutputHead {
+ public:
+  static absl::StatusOr<OutputHead> Create(const OutputHeadConfig& config, ParameterStore& store);
+
+  // x [T, H]; targets [T] in [0, V); row_loss [T] in nats.
+  absl::Status Loss(MatrixView<const T> x, absl::Span<const int32_t> targets,
+                    absl::Span<float> row_loss, const Context& context) const;
+  // Loss, and dx [T, H] overwritten with the gradient by x of scale * (sum of row_loss).
+  absl::Status LossAndGradient(MatrixView<const T> x, absl::Span<const int32_t> targets,
+                               float scale, absl::Span<float> row_loss, MatrixView<T> dx,
+                               GradientReady ready, const Context& context) const;
+
+ private:
+  OutputHead(const OutputHeadConfig& config, const Norm<T>& norm, Parameter* lm_head)
+      : config_(config), norm_(norm), lm_head_(lm_head) {}
+  absl::StatusOr<MatrixView<float>> Logits(MatrixView<const T> x, NormSaved<T>& saved,
+                                           const Context& context) const;
+
+  OutputHeadConfig config_;
+  Norm<T> norm_;
+  Parameter* lm_head_;
+};
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_OUTPUT_HEAD_H_

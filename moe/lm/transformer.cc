@@ -1,0 +1,270 @@
+#include "moe/lm/transformer.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/workspace.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/permute/permute.h"
+#include "moe/lm/attention_block.h"
+#include "moe/lm/feed_forward_block.h"
+#include "moe/lm/output_head.h"
+#include "moe/lm/token_batch.h"
+
+namespace moe::lm {
+template <typename T>
+struct Transformer<T>::Impl {
+  struct Layer {
+    AttentionBlock<T> attention;
+    FeedForwardBlock<T> feed_forward;
+  };
+  struct LayerSaved {
+    AttentionBlockSaved<T> attention;
+    FeedForwardBlockSaved<T> feed_forward;
+  };
+
+  absl::Status AddLayer(ParameterStore& store);
+  RouterStats* StatsOf(int layer, ForwardStats* stats) const;
+  absl::Status Embed(absl::Span<const int32_t> tokens, MatrixView<T> x) const;
+  absl::Status LayerForward(int layer, MatrixView<const T> x, const Batch& batch,
+                            MatrixView<T> middle, MatrixView<T> y, LayerSaved& saved,
+                            ForwardStats* stats) const;
+  absl::StatusOr<MatrixView<const T>> Forward(absl::Span<const int32_t> tokens, const Batch& batch,
+                                              ForwardStats* stats);
+  absl::Status Backward(absl::Span<const int32_t> tokens, const Batch& batch, float loss_scale,
+                        MatrixView<T> d, GradientReady ready);
+
+  TransformerConfig config;
+  Context context;
+  Parameter* embedding = nullptr;
+  std::vector<Layer> layers;
+  std::optional<OutputHead<T>> head;
+  std::vector<LayerSaved> saved;  // of the round that runs
+  int moe_layers = 0;
+};
+
+template <typename T>
+absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
+  const int index = static_cast<int>(layers.size());
+  const std::string prefix = absl::StrCat("model.layers.", index, ".");
+  const double out_init_std = config.init_std / std::sqrt(2.0 * config.num_layers);
+  MOE_ASSIGN_OR_RETURN(auto attention,
+                       AttentionBlock<T>::Create({.hidden_size = config.hidden_size,
+                                                  .heads = config.num_attention_heads,
+                                                  .rotary_base = config.rotary_base,
+                                                  .norm_epsilon = config.norm_epsilon,
+                                                  .init_std = config.init_std,
+                                                  .out_init_std = out_init_std},
+                                                 prefix, store));
+  const typename FeedForwardBlock<T>::NormConfig norm = {.hidden_size = config.hidden_size,
+                                                         .epsilon = config.norm_epsilon};
+  if (index % config.moe_layer_freq == config.moe_layer_freq - 1) {
+    MoeLayerConfig moe = config.moe;
+    moe.init_std = config.init_std;
+    moe.down_init_std = out_init_std;
+    MOE_ASSIGN_OR_RETURN(auto mixture,
+                         FeedForwardBlock<T>::CreateMoe(norm, moe, prefix, store, context));
+    layers.push_back({std::move(attention), std::move(mixture)});
+    ++moe_layers;
+    return absl::OkStatus();
+  }
+  MOE_ASSIGN_OR_RETURN(
+      auto dense, FeedForwardBlock<T>::CreateDense(norm,
+                                                   {.hidden_size = config.hidden_size,
+                                                    .ffn_hidden_size = config.dense_ffn_hidden_size,
+                                                    .activation = config.moe.activation,
+                                                    .init_std = config.init_std,
+                                                    .down_init_std = out_init_std},
+                                                   prefix, store));
+  layers.push_back({std::move(attention), std::move(dense)});
+  return absl::OkStatus();
+}
+
+// Where MoE layer `layer` writes its measures; null in a dense layer or when not wanted.
+template <typename T>
+RouterStats* Transformer<T>::Impl::StatsOf(int layer, ForwardStats* stats) const {
+  if (stats == nullptr || layers[layer].feed_forward.moe() == nullptr) return nullptr;
+  return &stats->router[layer / config.moe_layer_freq];
+}
+
+template <typename T>
+absl::Status Transformer<T>::Impl::Embed(absl::Span<const int32_t> tokens, MatrixView<T> x) const {
+  return TimedDense(
+      context, [&] { return GatherRows<T>(embedding->view<T>(), tokens, x, *context.compute); });
+}
+
+template <typename T>
+absl::Status Transformer<T>::Impl::LayerForward(int layer, MatrixView<const T> x,
+                                                const Batch& batch, MatrixView<T> middle,
+                                                MatrixView<T> y, LayerSaved& layer_saved,
+                                                ForwardStats* stats) const {
+  context.mesh->SetPhase({.name = "forward", .layer = layer, .step = batch.step});
+  const Layer& l = layers[layer];
+  MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+    return l.attention.Forward(x, batch, middle, layer_saved.attention, context);
+  }));
+  return l.feed_forward.Forward(middle, batch, y, layer_saved.feed_forward, StatsOf(layer, stats),
+                                context);
+}
+
+// The residual stream after the last layer, with everything that backward needs kept.
+template <typename T>
+absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(absl::Span<const int32_t> tokens,
+                                                                  const Batch& batch,
+                                                                  ForwardStats* stats) {
+  Workspace& workspace = *context.workspace;
+  const auto count = static_cast<int64_t>(tokens.size());
+  MOE_ASSIGN_OR_RETURN(MatrixView<T> x, workspace.Matrix<T>(count, config.hidden_size));
+  MOE_RETURN_IF_ERROR(Embed(tokens, x));
+  for (int l = 0; l < config.num_layers; ++l) {
+    MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, config.hidden_size));
+    MOE_ASSIGN_OR_RETURN(const auto y, workspace.Matrix<T>(count, config.hidden_size));
+    MOE_RETURN_IF_ERROR(LayerForward(l, x, batch, middle, y, saved[l], stats));
+    x = y;
+  }
+  return MatrixView<const T>(x);
+}
+
+template <typename T>
+absl::Status Transformer<T>::Impl::Backward(absl::Span<const int32_t> tokens, const Batch& batch,
+                                            float loss_scale, MatrixView<T> d,
+                                            GradientReady ready) {
+  for (int l = config.num_layers - 1; l >= 0; --l) {
+    context.mesh->SetPhase({.name = "backward", .layer = l, .step = batch.step});
+    MOE_RETURN_IF_ERROR(
+        layers[l].feed_forward.Backward(saved[l].feed_forward, loss_scale, d, ready, context));
+    MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+      return layers[l].attention.Backward(batch, saved[l].attention, d, ready, context);
+    }));
+  }
+  if (!tokens.empty()) {
+    MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+      return embedding->grad().Add(
+          [&](absl::Span<float> out, Write write) {
+            return EmbeddingBackward<T>(
+                tokens, d, MatrixView<float>(out.data(), config.vocab_size, config.hidden_size),
+                write, *context.compute);
+          },
+          *context.workspace, *context.compute);
+    }));
+  }
+  return ready(*embedding);
+}
+
+template <typename T>
+Transformer<T>::Transformer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+template <typename T>
+Transformer<T>::~Transformer() = default;
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
+    const TransformerConfig& config, ParameterStore& store, const Context& context) {
+  MOE_RETURN_IF_ERROR(ValidateTransformerConfig(config));
+  if (store.compute() != DTypeOf<T>::value) {
+    return absl::InvalidArgumentError(absl::StrCat("Transformer: the store computes in ",
+                                                   NameOf(store.compute()), ", expected ",
+                                                   NameOf(DTypeOf<T>::value)));
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  impl->config.moe.router.hidden_size = config.hidden_size;
+  if (config.dense_ffn_hidden_size == 0) {
+    impl->config.dense_ffn_hidden_size = config.moe.router.top_k * config.moe.ffn_hidden_size;
+  }
+  impl->context = context;
+  MOE_ASSIGN_OR_RETURN(impl->embedding, store.Add({.name = "model.embed_tokens.weight",
+                                                   .rows = config.vocab_size,
+                                                   .cols = config.hidden_size,
+                                                   .init_std = config.init_std}));
+  impl->layers.reserve(config.num_layers);
+  for (int l = 0; l < config.num_layers; ++l) MOE_RETURN_IF_ERROR(impl->AddLayer(store));
+  MOE_ASSIGN_OR_RETURN(impl->head, OutputHead<T>::Create({.vocab_size = config.vocab_size,
+                                                          .hidden_size = config.hidden_size,
+                                                          .norm_epsilon = config.norm_epsilon,
+                                                          .init_std = config.init_std},
+                                                         store));
+  impl->saved.resize(config.num_layers);
+  return std::unique_ptr<Transformer>(new Transformer(std::move(impl)));
+}
+
+template <typename T>
+absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
+                                      absl::Span<const int32_t> targets, const Batch& batch,
+                                      absl::Span<float> row_loss, ForwardStats* stats) {
+  Impl& m = *impl_;
+  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::Evaluate", tokens, targets, batch,
+                                      m.config.vocab_size, row_loss.size()));
+  if (stats != nullptr) stats->router.resize(m.moe_layers);
+  Workspace& workspace = *m.context.workspace;
+  const WorkspaceScope scope(workspace);
+  const auto count = static_cast<int64_t>(tokens.size());
+  MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
+  MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
+  MOE_RETURN_IF_ERROR(m.Embed(tokens, x));
+  for (int l = 0; l < m.config.num_layers; ++l) {
+    // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
+    const WorkspaceScope layer_scope(workspace);
+    typename Impl::LayerSaved layer_saved;
+    MOE_RETURN_IF_ERROR(m.LayerForward(l, x, batch, middle, x, layer_saved, stats));
+  }
+  return TimedDense(m.context, [&] { return m.head->Loss(x, targets, row_loss, m.context); });
+}
+
+template <typename T>
+absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
+                                             absl::Span<const int32_t> targets, const Batch& batch,
+                                             float loss_scale, absl::Span<float> row_loss,
+                                             ForwardStats* stats, GradientReady ready) {
+  Impl& m = *impl_;
+  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::ForwardBackward", tokens, targets, batch,
+                                      m.config.vocab_size, row_loss.size()));
+  if (batch.micro_batch_offsets.size() > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Transformer::ForwardBackward: ", batch.micro_batch_offsets.size() - 1,
+                     " micro-batches, expected one per round"));
+  }
+  if (stats != nullptr) stats->router.resize(m.moe_layers);
+  Workspace& workspace = *m.context.workspace;
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(tokens, batch, stats));
+  MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(x.rows(), x.cols()));
+  const float scale = tokens.empty() ? 0 : loss_scale / static_cast<float>(tokens.size());
+  MOE_RETURN_IF_ERROR(TimedDense(m.context, [&] {
+    return m.head->LossAndGradient(x, targets, scale, row_loss, d, ready, m.context);
+  }));
+  MOE_RETURN_IF_ERROR(m.Backward(tokens, batch, loss_scale, d, ready));
+  return JoinStreams(*m.context.compute, *m.context.exchange);
+}
+
+template <typename T>
+const TransformerConfig& Transformer<T>::config() const {
+  return impl_->config;
+}
+
+template <typename T>
+int Transformer<T>::moe_layers() const {
+  return impl_->moe_layers;
+}
+
+template <typename T>
+ExchangeBytes Transformer<T>::exchange_bytes() const {
+  ExchangeBytes total;
+  for (const auto& layer : impl_->layers) {
+    const MoeLayer<T>* const moe = layer.feed_forward.moe();
+    if (moe == nullptr) continue;
+    const ExchangeBytes bytes = moe->exchange_bytes();
+    total.self += bytes.self;
+    total.same_node += bytes.same_node;
+    total.cross_node += bytes.cross_node;
+  }
+  return total;
+}
+
+template class Transformer<float>;
+template class Transformer<BFloat16>;
+
+}  // namespace moe::lm

@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/lm/transformer.h"
+
+namespace moe::lm {
+namespace {
+
+absl::Status AtLeast(const char* field, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("Transformer: ", field, " is ", value, ", expected at least ", least));
+}
+
+absl::Status Positive(const char* field, double value, double nearest) {
+  if (value > 0 && std::isfinite(value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Transformer: ", field, " is ", value, ", expected a positive number, such as ", nearest));
+}
+
+// Rotary positions turn pairs, so a head must have an even width.
+absl::Status CheckHeads(int64_t hidden_size, int64_t heads) {
+  const int64_t unit = 2 * heads;
+  if (hidden_size % unit == 0) return absl::OkStatus();
+  const int64_t nearest = std::max<int64_t>(1, (hidden_size + heads) / unit) * unit;
+  return absl::InvalidArgumentError(absl::StrCat("Transformer: hidden_size is ", hidden_size,
+                                                 ", expected an even multiple of the ", heads,
+                                                 " attention heads, nearest ", nearest));
+}
+
+}  // namespace
+
+absl::Status ValidateTransformerConfig(const TransformerConfig& config) {
+  MOE_RETURN_IF_ERROR(AtLeast("vocab_size", config.vocab_size, 1));
+  if (config.vocab_size > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("Transformer: vocab_size is ", config.vocab_size,
+                                                   ", expected at most ",
+                                                   std::numeric_limits<int32_t>::max()));
+  }
+  MOE_RETURN_IF_ERROR(AtLeast("hidden_size", config.hidden_size, 2));
+  MOE_RETURN_IF_ERROR(AtLeast("num_layers", config.num_layers, 1));
+  MOE_RETURN_IF_ERROR(AtLeast("num_attention_heads", config.num_attention_heads, 1));
+  MOE_RETURN_IF_ERROR(CheckHeads(config.hidden_size, config.num_attention_heads));
+  MOE_RETURN_IF_ERROR(Positive("rotary_base", config.rotary_base, 10000));
+  MOE_RETURN_IF_ERROR(Positive("norm_epsilon", config.norm_epsilon, 1e-5));
+  MOE_RETURN_IF_ERROR(Positive("init_std", config.init_std, 0.02));
+  MOE_RETURN_IF_ERROR(AtLeast("moe_layer_freq", config.moe_layer_freq, 1));
+  if (config.moe_layer_freq > config.num_layers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Transformer: moe_layer_freq is ", config.moe_layer_freq, ", expected at most num_layers ",
+        config.num_layers, ", or there is no MoE layer"));
+  }
+  MOE_RETURN_IF_ERROR(AtLeast("dense_ffn_hidden_size", config.dense_ffn_hidden_size, 0));
+  MOE_RETURN_IF_ERROR(AtLeast("ffn_hidden_size", config.moe.ffn_hidden_size, 1));
+  MOE_RETURN_IF_ERROR(
+      AtLeast("shared_expert_ffn_hidden_size", config.moe.shared_expert_ffn_hidden_size, 0));
+  MOE_RETURN_IF_ERROR(AtLeast("overlap_degree", config.moe.overlap_degree, 1));
+  RouterConfig router = config.moe.router;
+  router.hidden_size = config.hidden_size;
+  return ValidateRouterConfig(router);
+}
+
+}  // namespace moe::lm
