@@ -1,1 +1,12 @@
-# tests of moe
+# tests of moe/
+add_library(layer_harness STATIC layer_harness.cc layer_oracle.cc routing_oracle.cc)
+target_link_libraries(layer_harness PUBLIC moe_moe GTest::gtest PRIVATE moe_private_flags)
+moe_test(gradient_reducer_test LABELS unit cpu threads SOURCES gradient_reducer_test.cc LIBS moe_moe)
+moe_test(moe_layer_test LABELS unit cpu threads SOURCES moe_layer_test.cc LIBS layer_harness TIMEOUT 300)
+add_library(transformer_harness STATIC transformer_harness.cc transformer_oracle.cc)
+target_link_libraries(transformer_harness PUBLIC layer_harness PRIVATE moe_private_flags)
+moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transformer_config_test.cc
+  LIBS transformer_harness)
+moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_layout_test.cc
+  LIBS transformer_harness TIMEOUT 300)
+moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)

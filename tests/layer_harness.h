@@ -1,0 +1,65 @@
+// Runs one MoE layer, forward and backward, in any layout of local ranks.
+#ifndef MOE_TESTS_LAYER_HARNESS_H_
+#define MOE_TESTS_LAYER_HARNESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "comm/all_reduce.h"
+#include "moe/moe_layer.h"
+#include "moe/session.h"
+
+namespace moe::testing {
+
+// How the same work is laid out.
+struct Layout {
+  int ranks = 1;
+  int expert_parallel = 1;
+  DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
+  int node_size = 1;
+  int overlap = 1;
+  int threads = 1;
+  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+};
+std::ostream& operator<<(std::ostream& out, const Layout& layout);
+
+// The work: micro-batches of one global batch, and the gradient that comes back from above.
+struct LayerWork {
+  MoeLayerConfig config;
+  std::vector<int64_t> micro_batch_tokens;  // tokens of each micro-batch, zeros allowed
+  std::vector<float> x, dy;                 // [all tokens, H]
+  // Changes initial parameters, on whatever rank holds them.
+  std::function<void(Parameter&)> override_parameter = [](Parameter&) {
+  };
+  uint64_t seed = 5;
+
+  int64_t tokens() const;
+};
+
+// Normal values from a counter-based generator.
+LayerWork MakeWork(const MoeLayerConfig& config, std::vector<int64_t> micro_batch_tokens);
+
+// Everything the layer computes, put together from all ranks.
+struct LayerResult {
+  std::vector<float> y, dx;                           // [all tokens, H]
+  std::map<std::string, std::vector<float>> weights;  // by name
+  std::map<std::string, std::vector<float>> gradients;
+  std::vector<int64_t> expert_count;
+  int64_t dropped_slots = 0;
+  double aux_loss = 0, z_loss = 0;  // sums over micro-batches
+};
+
+// T: storage type of activations and compute weights.
+template <typename T>
+LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numerics);
+
+// Every element has the same bits.
+void ExpectSameBits(const LayerResult& got, const LayerResult& expected);
+
+}  // namespace moe::testing
+
+#endif  // MOE_TESTS_LAYER_HARNESS_H_

@@ -1,0 +1,278 @@
+// The whole layer against a dense float64 loop, and against itself in every layout.
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/delay_communicator.h"
+#include "tests/layer_harness.h"
+#include "tests/layer_oracle.h"
+#include "tests/local_ranks.h"
+
+namespace moe {
+namespace {
+
+using testing::LayerResult;
+using testing::LayerWork;
+using testing::Layout;
+using testing::MakeWork;
+using testing::RunLayer;
+
+MoeLayerConfig SmallConfig() {
+  return {.router = {.gate = "mixtral",
+                     .num_experts = 5,
+                     .top_k = 2,
+                     .hidden_size = 7,
+                     .aux_loss_coeff = 0.02f,
+                     .z_loss_coeff = 0.003f},
+          .ffn_hidden_size = 6,
+          .init_std = 0.5,
+          .down_init_std = 0.5};
+}
+
+// float32 against float64: every element is a sum of fewer than `terms` products of rounded
+// factors, so its error is below terms * 2^-24 times the sum of the magnitudes, which the largest
+// element of the tensor times `terms` bounds generously for the random inputs used here.
+void ExpectNear(const std::string& name, absl::Span<const float> got,
+                absl::Span<const double> expected) {
+  ASSERT_EQ(got.size(), expected.size()) << name;
+  constexpr double kTerms = 64;
+  double largest = 1e-3;
+  for (const double v : expected) largest = std::max(largest, std::fabs(v));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], expected[i], kTerms * 0x1p-24 * largest) << name << "[" << i << "]";
+  }
+}
+
+void ExpectMatchesOracle(const testing::OracleResult& oracle, const LayerResult& result) {
+  ExpectNear("y", result.y, oracle.y);
+  ExpectNear("dx", result.dx, oracle.dx);
+  for (const auto& [name, gradient] : oracle.gradients) {
+    ASSERT_TRUE(result.gradients.contains(name)) << name;
+    ExpectNear(name, result.gradients.at(name), gradient);
+  }
+  ASSERT_EQ(result.gradients.size(), oracle.gradients.size());
+  EXPECT_EQ(result.dropped_slots, oracle.dropped_slots);
+  EXPECT_NEAR(result.aux_loss, oracle.aux_loss, 1e-6 * std::fabs(oracle.aux_loss) + 1e-12);
+  EXPECT_NEAR(result.z_loss, oracle.z_loss, 1e-6 * std::fabs(oracle.z_loss) + 1e-12);
+}
+
+// In both modes every layout agrees with the oracle; in layout-invariant numerics with the bits of
+// one rank.
+void ExpectHoldsInLayouts(const LayerWork& work, const std::vector<Layout>& layouts) {
+  const LayerResult one = RunLayer<float>(work, {}, Numerics::kLayoutInvariant);
+  const testing::OracleResult oracle = testing::DenseLoop(work, one.weights);
+  ExpectMatchesOracle(oracle, one);
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(::testing::PrintToString(layout));
+    testing::ExpectSameBits(RunLayer<float>(work, layout, Numerics::kLayoutInvariant), one);
+    ExpectMatchesOracle(oracle, RunLayer<float>(work, layout, Numerics::kFast));
+  }
+}
+
+std::vector<Layout> ExpertParallel(std::initializer_list<int> sizes) {
+  std::vector<Layout> layouts;
+  for (const int ep : sizes) layouts.push_back({.ranks = ep, .expert_parallel = ep});
+  return layouts;
+}
+
+TEST(MoeLayerTest, MatchesTheOracleForEveryExpertParallelSize) {
+  ExpectHoldsInLayouts(MakeWork(SmallConfig(), {6, 5, 7, 6, 1, 6, 6, 9}),
+                       ExpertParallel({1, 2, 3, 4, 8}));
+}
+
+TEST(MoeLayerTest, MatchesTheOracleWhenExpertsAreReplicated) {
+  ExpectHoldsInLayouts(MakeWork(SmallConfig(), {6, 5, 7, 6, 4, 6}),
+                       {{.ranks = 4, .expert_parallel = 2},
+                        {.ranks = 3, .expert_parallel = 1},
+                        {.ranks = 6, .expert_parallel = 3}});
+}
+
+TEST(MoeLayerTest, RanksWithoutTokensJoin) {
+  // Two micro-batches on four ranks, and empty micro-batches.
+  ExpectHoldsInLayouts(MakeWork(SmallConfig(), {6, 8}), ExpertParallel({3, 4}));
+  ExpectHoldsInLayouts(MakeWork(SmallConfig(), {0, 6, 0, 5}), ExpertParallel({2, 4}));
+}
+
+TEST(MoeLayerTest, AllTokensToOneExpert) {
+  LayerWork work = MakeWork(SmallConfig(), {6, 5, 7, 6});
+  const int64_t hidden = work.config.router.hidden_size;
+  for (int64_t t = 0; t < work.tokens(); ++t) work.x[t * hidden] = 1.0f;
+  work.override_parameter = [hidden](Parameter& p) {
+    if (p.spec().name == "mlp.gate.weight") p.master()[3 * hidden] = 40.0f;
+  };
+  work.config.router.gate = "switch";
+  work.config.router.top_k = 1;
+  const LayerResult one = RunLayer<float>(work, {}, Numerics::kLayoutInvariant);
+  EXPECT_EQ(one.expert_count[3], work.tokens());
+  ExpectHoldsInLayouts(work, ExpertParallel({2, 3, 4, 8}));
+}
+
+TEST(MoeLayerTest, EveryTokenToEveryExpert) {
+  MoeLayerConfig config = SmallConfig();
+  config.router.top_k = config.router.num_experts;
+  ExpectHoldsInLayouts(MakeWork(config, {4, 3, 5}), ExpertParallel({2, 3, 5}));
+}
+
+TEST(MoeLayerTest, FewerExpertsThanRanks) {
+  MoeLayerConfig config = SmallConfig();
+  config.router.num_experts = 2;
+  ExpectHoldsInLayouts(MakeWork(config, {4, 3, 5, 2}), ExpertParallel({3, 4, 8}));
+}
+
+TEST(MoeLayerTest, CapacityDropsTheSameSlotsInEveryLayout) {
+  for (const auto policy : {DropPolicy::kProbability, DropPolicy::kPosition}) {
+    for (const bool pad : {false, true}) {
+      MoeLayerConfig config = SmallConfig();
+      config.router.capacity_factor = 0.75;
+      config.router.drop_policy = policy;
+      config.router.pad_to_capacity = pad;
+      config.router.micro_batch_tokens = 6;
+      const LayerWork work = MakeWork(config, {6, 6, 6, 6, 6});
+      EXPECT_GT(RunLayer<float>(work, {}, Numerics::kFast).dropped_slots, 0);
+      ExpectHoldsInLayouts(work, ExpertParallel({2, 3, 4}));
+    }
+  }
+}
+
+TEST(MoeLayerTest, EveryGateMatchesTheOracle) {
+  for (const auto& [gate, top_k] : std::vector<std::pair<std::string, int>>{
+           {"switch", 1}, {"gshard", 2}, {"olmoe", 3}, {"qwen3", 3}}) {
+    SCOPED_TRACE(gate);
+    MoeLayerConfig config = SmallConfig();
+    config.router.gate = gate;
+    config.router.top_k = top_k;
+    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2, 3}));
+    config.router.capacity_factor = 1.0;
+    config.router.load_balancing = LoadBalancing::kSeqAuxLoss;
+    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2}));
+  }
+}
+
+TEST(MoeLayerTest, EveryActivationAndASharedExpert) {
+  for (const auto activation :
+       {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu, Activation::kRelu2}) {
+    MoeLayerConfig config = SmallConfig();
+    config.activation = activation;
+    config.shared_expert_ffn_hidden_size = 5;
+    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2, 3}));
+  }
+}
+
+TEST(MoeLayerTest, SameBitsForEveryDispatchOverlapAndThreadCount) {
+  std::vector<Layout> layouts;
+  for (const auto dispatch :
+       {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect, DispatchAlgorithm::kHierarchical}) {
+    for (const int overlap : {1, 2, 4}) {
+      layouts.push_back({.ranks = 4,
+                         .expert_parallel = 4,
+                         .dispatch = dispatch,
+                         .node_size = 2,
+                         .overlap = overlap,
+                         .threads = overlap == 2 ? 2 : 1});
+    }
+  }
+  layouts.push_back({.ranks = 5,
+                     .expert_parallel = 5,
+                     .dispatch = DispatchAlgorithm::kDirect,
+                     .overlap = 3,
+                     .all_reduce = AllReduceAlgorithm::kDirect});
+  MoeLayerConfig config = SmallConfig();
+  config.router.num_experts = 18;
+  config.router.top_k = 3;
+  ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7, 6, 3}), layouts);
+}
+
+TEST(MoeLayerTest, BFloat16HasTheSameBitsInEveryLayout) {
+  const LayerWork work = MakeWork(SmallConfig(), {6, 5, 7, 6, 3});
+  const LayerResult one = RunLayer<BFloat16>(work, {}, Numerics::kLayoutInvariant);
+  for (const Layout& layout :
+       {Layout{.ranks = 2, .expert_parallel = 2},
+        Layout{.ranks = 4, .expert_parallel = 2, .dispatch = DispatchAlgorithm::kDirect},
+        Layout{.ranks = 4,
+        .expert_parallel = 4,
+        .dispatch = DispatchAlgorithm::kHierarchical,
+        .node_size = 2,
+        .overlap = 2}}) {
+    SCOPED_TRACE(::testing::PrintToString(layout));
+    testing::ExpectSameBits(RunLayer<BFloat16>(work, layout, Numerics::kLayoutInvariant), one);
+  }
+  // bfloat16 keeps 8 bits; sums of a few dozen such products stay within 2^-4 of the largest.
+  const LayerResult f32 = RunLayer<float>(work, {}, Numerics::kLayoutInvariant);
+  double largest = 0;
+  for (const float v : f32.y) largest = std::max(largest, std::fabs(double{v}));
+  for (size_t i = 0; i < f32.y.size(); ++i) {
+    ASSERT_NEAR(one.y[i], f32.y[i], 0x1p-4 * largest) << i;
+  }
+}
+
+TEST(MoeLayerTest, FastNumericsRepeatsItsOwnBits) {
+  const LayerWork work = MakeWork(SmallConfig(), {6, 5, 7, 6, 3, 8});
+  const Layout layout = {.ranks = 4, .expert_parallel = 2, .overlap = 2};
+  testing::ExpectSameBits(RunLayer<float>(work, layout, Numerics::kFast),
+                          RunLayer<float>(work, layout, Numerics::kFast));
+}
+
+// Forward on two ranks whose transfers sleep. With one chunk the exchange and the experts add up;
+// with four they overlap, but for the first chunk in and the last chunk out.
+TEST(MoeLayerTest, ExchangeOverlapsTheExperts) {
+  constexpr int64_t kTokens = 2048, kHidden = 256;
+  const auto time_forward = [&](int overlap, double us_per_kib) {
+    absl::Duration best = absl::InfiniteDuration();
+    testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> inner) -> absl::Status {
+      const int rank = inner->rank();
+      auto world =
+          std::make_unique<testing::DelayCommunicator>(std::move(inner), [&](int64_t bytes) {
+            return bytes < 8192
+                       ? absl::ZeroDuration()
+                       : absl::Microseconds(static_cast<double>(bytes) / 1024 * us_per_kib);
+          });
+      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({.expert_parallel_size = 2,
+                                                                .overlap_exchange = overlap > 1},
+                                                               std::move(world)));
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_ASSIGN_OR_RETURN(
+          const auto layer,
+          MoeLayer<float>::Create(
+              {.router = {.gate = "switch", .num_experts = 16, .top_k = 1, .hidden_size = kHidden},
+               .ffn_hidden_size = 512,
+               .overlap_degree = overlap},
+              "mlp.", store, session->context()));
+      std::vector<float> x(kTokens * kHidden), y(x.size());
+      for (size_t i = 0; i < x.size(); ++i) {
+        x[i] = static_cast<float>(std::sin(static_cast<double>(i * (rank + 1))));
+      }
+      const int64_t bounds[] = {0, kTokens};
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        const WorkspaceScope scope(*session->context().workspace);
+        MOE_RETURN_IF_ERROR(session->context().mesh->world().Barrier());
+        const absl::Time start = absl::Now();
+        MOE_RETURN_IF_ERROR(layer->Forward({x.data(), kTokens, kHidden},
+                                           {.sequence_offsets = bounds},
+                                           {y.data(), kTokens, kHidden}, nullptr, nullptr));
+        if (rank == 0) best = std::min(best, absl::Now() - start);
+      }
+      return absl::OkStatus();
+    });
+    return best;
+  };
+  const absl::Duration compute = time_forward(1, 0);
+  // Choose the link so that the exchange alone takes about as long as the experts: calibrate with a
+  // slow one.
+  const absl::Duration slow = time_forward(1, 10) - compute;
+  const double us_per_kib = 10 * absl::FDivDuration(compute, slow);
+  const absl::Duration apart = time_forward(1, us_per_kib);
+  const absl::Duration exchange = apart - compute;
+  const absl::Duration together = time_forward(4, us_per_kib);
+  const absl::Duration longer = std::max(compute, exchange);
+  EXPECT_LT(together, longer + 0.6 * std::min(compute, exchange))
+      << "compute " << compute << ", exchange " << exchange << ", together " << together;
+}
+
+}  // namespace
+}  // namespace moe

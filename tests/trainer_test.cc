@@ -1,0 +1,223 @@
+// Training: the loss falls, and the same bits come out of every layout.
+#include "moe/lm/trainer.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/lm/step_totals.h"
+#include "tests/layer_harness.h"
+#include "tests/local_ranks.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::Layout;
+
+// English-like text with structure at several lengths, so that there is something to learn.
+Corpus MakeCorpus() {
+  const std::string words[] = {"the ",   "expert ", "routes ", "a ",
+                               "token ", "home. ",  "gate ",   "\n"};
+  std::string text;
+  for (uint32_t i = 0, state = 1; text.size() < 40000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    text += words[(state >> 24) % 8];
+  }
+  Corpus corpus;
+  corpus.train.assign(text.begin(), text.begin() + 36000);
+  corpus.held_out.assign(text.begin() + 36000, text.end());
+  return corpus;
+}
+
+TrainConfig SmallConfig() {
+  TrainConfig config;
+  config.model = {.hidden_size = 16, .num_layers = 2, .num_attention_heads = 2, .init_std = 0.1};
+  config.model.moe.router = {.num_experts = 5, .top_k = 2, .aux_loss_coeff = 0.01f};
+  config.model.moe.ffn_hidden_size = 12;
+  config.numerics = Numerics::kLayoutInvariant;
+  config.sequence_length = 16;
+  config.micro_batch_size = 2;
+  config.micro_batches = 6;
+  config.steps = 10;
+  config.schedule = {.peak = 1e-2, .minimum = 1e-3, .warmup_steps = 2, .total_steps = 10};
+  config.eval_interval = 5;
+  config.eval_sequences = 7;  // an incomplete last micro-batch
+  return config;
+}
+
+// What two runs are compared by.
+struct Trace {
+  std::vector<float> loss, validation_loss;
+  std::vector<double> grad_norm, aux_loss;
+  std::vector<std::vector<std::vector<int64_t>>> load;
+  uint64_t weights = 0;
+  absl::Status status;
+};
+
+Trace TrainIn(TrainConfig config, const Layout& layout, const Corpus& corpus) {
+  config.expert_parallel_size = layout.expert_parallel;
+  config.threads = layout.threads;
+  config.all_reduce = layout.all_reduce;
+  config.model.moe.overlap_degree = layout.overlap;
+  config.model.moe.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
+  Trace trace;
+  std::mutex mu;
+  ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+    const auto report = Train(config, corpus, std::move(world), [&](const StepMetrics& m) {
+      trace.loss.push_back(m.loss);
+      if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
+      trace.grad_norm.push_back(m.grad_norm);
+      trace.aux_loss.push_back(m.aux_loss);
+      trace.load.push_back(m.expert_load);
+      return absl::OkStatus();
+    });
+    const std::lock_guard<std::mutex> lock(mu);
+    trace.status.Update(report.status());
+    if (report.ok()) trace.weights = report->weights_xxh3;
+    return absl::OkStatus();
+  });
+  return trace;
+}
+
+void ExpectSameTrace(const Trace& got, const Trace& expected) {
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  EXPECT_EQ(got.loss, expected.loss);  // float ==: no NaN, no -0 among losses
+  EXPECT_EQ(got.validation_loss, expected.validation_loss);
+  EXPECT_EQ(got.grad_norm, expected.grad_norm);
+  EXPECT_EQ(got.aux_loss, expected.aux_loss);
+  EXPECT_EQ(got.load, expected.load);
+  EXPECT_EQ(got.weights, expected.weights);
+}
+
+constexpr auto kStaged = DispatchAlgorithm::kStaged;
+constexpr auto kDirect = DispatchAlgorithm::kDirect;
+constexpr auto kHierarchical = DispatchAlgorithm::kHierarchical;
+
+// Every EP that divides every rank count, and a pairwise cover of the other axes over them.
+const Layout kLayouts[] = {
+    {.ranks = 2, .expert_parallel = 1, .dispatch = kDirect, .overlap = 4},
+    {.ranks = 2, .expert_parallel = 2, .threads = 2},
+    {.ranks = 3, .expert_parallel = 1, .threads = 2},
+    {.ranks = 3, .expert_parallel = 3, .dispatch = kDirect, .overlap = 4},
+    {.ranks = 4, .expert_parallel = 1},
+    {.ranks = 4, .expert_parallel = 2, .dispatch = kHierarchical, .node_size = 2, .overlap = 4},
+    {.ranks = 4, .expert_parallel = 4, .dispatch = kHierarchical, .node_size = 2, .threads = 2},
+    {.ranks = 5, .expert_parallel = 1, .overlap = 4, .all_reduce = AllReduceAlgorithm::kDirect},
+    {.ranks = 5, .expert_parallel = 5, .dispatch = kDirect, .threads = 2},
+    {.ranks = 6, .expert_parallel = 1, .dispatch = kDirect},
+    {.ranks = 6, .expert_parallel = 2, .dispatch = kStaged, .overlap = 4, .threads = 2},
+    {.ranks = 6, .expert_parallel = 3, .dispatch = kHierarchical, .node_size = 3},
+    {.ranks = 6, .expert_parallel = 6, .dispatch = kHierarchical, .node_size = 2, .overlap = 4},
+    {.ranks = 8, .expert_parallel = 1, .dispatch = kHierarchical, .threads = 2},
+    {.ranks = 8,
+     .expert_parallel = 2,
+     .dispatch = kDirect,
+     .overlap = 4,
+     .threads = 2,
+     .all_reduce = AllReduceAlgorithm::kDirect},
+    {.ranks = 8, .expert_parallel = 4},
+    {.ranks = 8, .expert_parallel = 8, .dispatch = kHierarchical, .node_size = 4, .overlap = 4},
+};
+
+class TrainerLayoutTest : public ::testing::TestWithParam<Layout> {};
+
+// Six micro-batches: more than one a rank below six ranks, none for some at eight.
+TEST_P(TrainerLayoutTest, TenStepsHaveTheBitsOfOneRank) {
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(SmallConfig(), {}, *corpus));
+  ASSERT_EQ(one->loss.size(), 10u);
+  ExpectSameTrace(TrainIn(SmallConfig(), GetParam(), *corpus), *one);
+}
+
+// The same with what depends on groups of tokens: capacity, and bfloat16 storage.
+TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
+  TrainConfig config = SmallConfig();
+  config.steps = 3;
+  config.dtype = DType::kBFloat16;
+  config.model.moe.router.capacity_factor = 1.0;
+  config.model.moe.shared_expert_ffn_hidden_size = 8;
+  config.model.moe_layer_freq = 2;  // layer 0 is dense
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(config, {}, *corpus));
+  ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(kLayouts));
+
+TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = SmallConfig();
+  const Trace exact = TrainIn(config, {}, corpus);
+  config.numerics = Numerics::kFast;
+  const Layout layout = {.ranks = 4, .expert_parallel = 2, .overlap = 4};
+  const Trace fast = TrainIn(config, layout, corpus);
+  ExpectSameTrace(TrainIn(config, layout, corpus), fast);
+  // The first losses come from equal weights; later ones part slowly, as float32 sums do.
+  EXPECT_EQ(fast.loss[0], exact.loss[0]);
+  for (size_t i = 0; i < exact.loss.size(); ++i) {
+    EXPECT_NEAR(fast.loss[i], exact.loss[i], 1e-3 * exact.loss[i]) << i;
+  }
+}
+
+TEST(TrainerTest, LossFallsOnRealStructure) {
+  TrainConfig config = SmallConfig();
+  config.steps = 60;
+  config.schedule.total_steps = 60;
+  config.numerics = Numerics::kFast;
+  const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, MakeCorpus());
+  ASSERT_TRUE(trace.status.ok()) << trace.status;
+  EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing known yet
+  EXPECT_LT(trace.loss.back(), 2.5);  // the text has 20 letters: ln 20 = 3.0 is chance among them
+}
+
+TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
+  TrainConfig config = SmallConfig();
+  config.schedule = {.peak = 1e30, .warmup_steps = 0, .total_steps = 10};
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    config.numerics = numerics;
+    const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, MakeCorpus());
+    EXPECT_EQ(trace.status.code(), absl::StatusCode::kDataLoss) << trace.status;
+    EXPECT_THAT(std::string(trace.status.message()), ::testing::HasSubstr("not finite"));
+  }
+}
+
+TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
+  TrainConfig config = SmallConfig();
+  EXPECT_TRUE(ValidateTrainConfig(config, 4).ok());
+  config.expert_parallel_size = 4;
+  const absl::Status status = ValidateTrainConfig(config, 6);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "--ep is 4, expected a divisor of the 6 ranks: 1, 2, 3, 6");
+  config = SmallConfig();
+  config.micro_batches = 0;
+  EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
+  config = SmallConfig();
+  config.model.moe.router.top_k = 6;
+  EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
+}
+
+TEST(StepTotalsTest, CountsWhatItCannotAdd) {
+  StepTotals totals(0, 1);
+  const float rows[] = {1.5f, 0.25f};
+  totals.Add(rows, {});
+  EXPECT_EQ(totals.MeanLoss(), 0.875f);
+  const float bad[] = {std::numeric_limits<float>::quiet_NaN()};
+  totals.Add(bad, {});
+  EXPECT_EQ(totals.non_finite(), 1);
+}
+
+TEST(LoadMeasuresTest, HandMadeCounts) {
+  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 4, 4}, {8, 0, 4, 4}}), 1.0);
+  EXPECT_EQ(DeadExperts({{4, 4, 4, 4}, {8, 0, 4, 0}}), 2);
+  EXPECT_DOUBLE_EQ(MaxViolation({{0, 0}}), 0.0);
+}
+
+}  // namespace
+}  // namespace moe::lm
