@@ -184,7 +184,7 @@ TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
     config.numerics = numerics;
     const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, MakeCorpus());
     EXPECT_EQ(trace.status.code(), absl::StatusCode::kDataLoss) << trace.status;
-    EXPECT_THAT(std::string(trace.status.message()), ::testing::HasSubstr("not finite"));
+    EXPECT_THAT(std::string(trace.status.message()), ::testing::HasSubstr("finite"));
   }
 }
 
