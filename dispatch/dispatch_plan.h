@@ -35,43 +35,141 @@ struct DispatchPlanOptions {
 //                  sorted by (expert, source rank, token, choice) = (expert, global token, choice).
 //                  This is what Experts reads; chunks are contiguous in it.
 //   return rows    expert rows on their way home: sorted by (chunk, source = home rank, expert,
-//                  token, choice) at the expert's rank, arriving by (chunk, expert's rank, expert,
-//                  token, choice) at home
+//                  token, choice) at the expert's rank
+//   home rows      the same rows as they arrive at home, by (chunk, expert's rank, expert, token,
+//                  choice)
+// docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
+// slots have no row anywhere.
 //
-// Immutable after Build; its arrays live in the workspace given to Build (host memory).
+// Immutable after Build; its arrays live in the workspace given to Build (host memory). Copies are
+// views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
 class DispatchPlan {
  public:
   // Collective over `comm` (the expert-parallel group); every rank passes the same number of
-  // micro-batches B (micro_batch_offsets [B + 1], empty ones allowed), the same options and E.
-  // Costs one AllGather of B*E int32 counts, one all-to-all of one int32 per expert row (which send
-  // row it reads), and one host wait. With padding no host wait would be needed; on the CPU a wait
-  // is free. Errors: kInvalidArgument if routing and placement disagree or an id is out of range;
-  // any error of the communicator.
+  // micro-batches B (micro_batch_offsets [B + 1] over its T tokens, empty ones allowed; an empty
+  // span is one micro-batch), the same options, padding and E. `placement` is of the routed experts.
+  // Costs one AllGather of B*E + d*R + 4 int32, one all-to-all of one int32 per expert row (the
+  // token it carries), and two host waits. With padding no host wait would be needed; on the CPU a
+  // wait is free. `stream` is synchronised; nothing else of `comm` may be under way.
+  // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
+  // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
+  // AllGather, on all ranks alike, if ranks disagree on d or padded_rows or an expert rank would
+  // hold 2^31 rows; any error of the communicator.
   static absl::StatusOr<DispatchPlan> Build(const Routing& routing,
                                             absl::Span<const int64_t> micro_batch_offsets,
                                             const ExpertPlacement& placement,
                                             const DispatchPlanOptions& options, Communicator& comm,
                                             Workspace& workspace, Stream& stream);
 
-  int chunks() const;           // d
-  int64_t tokens() const;       // T
-  int64_t send_rows() const;    // S, all chunks
-  int64_t recv_rows() const;    // received rows, all chunks
-  int64_t expert_rows() const;  // N, all chunks
-  int64_t return_rows() const;  // rows that come home = kept slots (or padded)
-  absl::Span<const int32_t> chunk_first_expert() const;  // [d + 1] local expert ids
+  int chunks() const { return chunks_; }                          // d
+  int ranks() const { return ranks_; }                            // R
+  int rank() const { return rank_; }                              // of this plan's holder
+  int64_t tokens() const { return tokens_; }                      // T
+  int64_t slots() const { return Size(home_row_of_slot_); }       // of the routing
+  int64_t send_rows() const { return send_begin_.back(); }        // S, all chunks
+  int64_t recv_rows() const { return recv_begin_.back(); }        // received rows, all chunks
+  int64_t expert_rows() const { return expert_offsets_.back(); }  // N, all chunks
+  int64_t return_rows() const {
+    return Size(home_slot_);
+  }  // rows that come home = kept slots (or padded)
+  // [d + 1] local expert ids
+  absl::Span<const int32_t> chunk_first_expert() const { return chunk_first_expert_; }
 
   // [L + 1] expert l reads expert rows expert_offsets[l] .. expert_offsets[l + 1].
-  absl::Span<const int64_t> expert_offsets() const;
+  absl::Span<const int64_t> expert_offsets() const { return expert_offsets_; }
   // [L * G + 1] row offsets per (local expert, segment); G = R * B segments, one per (source rank,
   // micro-batch), ascending: a weight gradient's partials run over exactly one of these.
-  absl::Span<const int64_t> segment_offsets() const;
-  int64_t segments() const;  // G
+  absl::Span<const int64_t> segment_offsets() const { return segment_offsets_; }
+  int64_t segments() const { return segments_; }  // G
 
-  // [slots] row of home_rows where the slot's expert row comes back; -1 = dropped.
-  absl::Span<const int32_t> home_row_of_slot() const;
+  // [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or identity.
+  absl::Span<const int32_t> home_row_of_slot() const { return home_row_of_slot_; }
+
+  // --- What dispatchers move by. Rows of a chunk are [begin(c), begin(c + 1)) of their kind.
+
+  int64_t send_begin(int chunk) const { return send_begin_[chunk]; }
+  int64_t recv_begin(int chunk) const { return recv_begin_[chunk]; }
+  int64_t expert_begin(int chunk) const { return expert_offsets_[chunk_first_expert_[chunk]]; }
+  int64_t home_begin(int chunk) const { return home_begin_[chunk]; }
+
+  // [send rows of the chunk] token that each carries; -1 = an empty place.
+  absl::Span<const int32_t> send_token(int chunk) const {
+    return Part(send_token_, send_begin_[chunk], send_begin_[chunk + 1]);
+  }
+  // [expert rows of the chunk] row among the chunk's received rows that each is a copy of.
+  absl::Span<const int32_t> expert_source(int chunk) const {
+    return Part(expert_source_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  // [expert rows of the chunk] rank each comes from, and the token it is there (-1 = empty place).
+  absl::Span<const int32_t> expert_peer(int chunk) const {
+    return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  absl::Span<const int32_t> expert_token(int chunk) const {
+    return Part(expert_token_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  // [return rows of the chunk] expert row (of all N) that each carries home.
+  absl::Span<const int32_t> return_order(int chunk) const {
+    return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  // [home rows of the chunk] slot of each, -1 = an empty place.
+  absl::Span<const int32_t> home_slot(int chunk) const {
+    return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
+  }
+  absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
+  // [home rows of the chunk] rank that computes each, and the expert row it is there (of all N).
+  absl::Span<const int32_t> home_peer(int chunk) const {
+    return Part(home_peer_, home_begin_[chunk], home_begin_[chunk + 1]);
+  }
+  absl::Span<const int32_t> home_source(int chunk) const {
+    return Part(home_source_, home_begin_[chunk], home_begin_[chunk + 1]);
+  }
+  // Expert rows of local expert `expert` that are `source`'s start here; SourceBegin(expert, R) is
+  // where the next expert's start.
+  int64_t SourceBegin(int64_t expert, int source) const {
+    return segment_offsets_[expert * segments_ + source * (segments_ / ranks_)];
+  }
+  // Home row, at rank `source`, of its first row for local expert `expert`; the others follow it.
+  int64_t PeerHomeRow(int64_t expert, int source) const {
+    return peer_home_row_[expert * ranks_ + source];
+  }
+
+  // Rows that `source` sends to `destination` in this chunk (known for every pair), and expert rows
+  // of `destination` that are `source`'s, which is also what returns from there.
+  int64_t SendRows(int chunk, int source, int destination) const {
+    return send_table_[source * send_stride_ + chunk * ranks_ + destination];
+  }
+  int64_t ExpertRows(int chunk, int source, int destination) const {
+    return expert_table_[(int64_t{source} * chunks_ + chunk) * ranks_ + destination];
+  }
+
+  // The largest T, return_rows() and expert_rows() of any rank: the size of peer memory.
+  int64_t max_tokens() const { return max_tokens_; }
+  int64_t max_return_rows() const { return max_return_rows_; }
+  int64_t max_expert_rows() const { return max_expert_rows_; }
+
+ private:
+  friend class DispatchPlanBuilder;
+  DispatchPlan() = default;
+
+  template <typename T>
+  static int64_t Size(absl::Span<T> all) {
+    return static_cast<int64_t>(all.size());
+  }
+  static absl::Span<const int32_t> Part(absl::Span<const int32_t> all, int64_t begin, int64_t end) {
+    return all.subspan(begin, end - begin);
+  }
+
+  int chunks_ = 1, ranks_ = 1, rank_ = 0;
+  int64_t tokens_ = 0, segments_ = 0, send_stride_ = 0;
+  int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
+  absl::Span<const int32_t> chunk_first_expert_;
+  absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_;  // [d + 1]
+  absl::Span<const int64_t> expert_offsets_, segment_offsets_, peer_home_row_;
+  absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
+  absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_, return_order_;
+  absl::Span<const int32_t> send_table_, expert_table_;
 };
 
 }  // namespace moe

@@ -26,7 +26,18 @@ enum class DispatchAlgorithm : uint8_t {
 
 struct DispatcherOptions {
   DispatchAlgorithm algorithm = DispatchAlgorithm::kStaged;
-  int node_size = 1;  // hierarchical: ranks per "host"; must divide the group's size
+  // Ranks per node: rank r is on node r / node_size; 0 = the whole group is one node. Hierarchical
+  // travels by it (it must divide the group's size), all algorithms count bytes by it.
+  int node_size = 0;
+};
+
+// Payload that left this rank since its dispatcher was made, by where it went: rows, and the weights
+// that DispatchScaled sends beside them (4 bytes a row). Read by the peer or sent, it counts at the
+// rank whose rows they are. Hierarchical counts every hop at the rank that makes it.
+struct ExchangeBytes {
+  int64_t self = 0;
+  int64_t same_node = 0;
+  int64_t cross_node = 0;
 };
 
 // Two data movers serve the four movements of a layer:
@@ -40,6 +51,13 @@ struct DispatcherOptions {
 // overlaps the experts of chunk c when `exchange` is not the compute stream. All calls are
 // collective over the group; every rank makes them chunk by chunk, ascending, in the same order.
 //
+// Bytes sent by one rank in one direction, for S send rows (distinct tokens per rank and chunk), P
+// kept slots, H columns of b bytes and s ranks per node, including those to itself:
+//   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them
+//   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of outputs
+//   hierarchical  as staged, twice: between nodes, then inside the node. A rank talks to R/s + s
+//                 ranks instead of R, in messages s times as large across nodes.
+//
 // Same bits whatever the algorithm: rows are rounded to T before they travel, also when they stay
 // on their rank or are read in place.
 template <typename T>
@@ -48,10 +66,13 @@ class Dispatcher {
   virtual ~Dispatcher() = default;
 
   // Collective. kDirect without peer memory becomes kStaged and says so once in the log.
-  // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher.
+  // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher;
+  // while kDirect grows its peer memory (first calls, larger batches) the dispatcher waits for the
+  // exchange stream it used last, and nothing else of `comm` may be under way.
   static absl::StatusOr<std::unique_ptr<Dispatcher>> Create(const DispatcherOptions& options,
                                                             Communicator& comm);
   virtual DispatchAlgorithm algorithm() const = 0;
+  virtual const ExchangeBytes& bytes() const = 0;
 
   // Memory for rows that will be given to Return, [plan.expert_rows(), H]: peer memory for kDirect
   // (peers read it in place), else from `workspace`. Collective when it has to grow. Valid until
@@ -68,13 +89,16 @@ class Dispatcher {
                                 Stream& exchange) = 0;
 
   // This chunk's part of expert_rows = weight[slot] * dy[token of slot], the product in float32,
-  // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home.
+  // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home; neither may
+  // change until the last chunk has been exchanged. dy travels as x does, once per rank; the weights
+  // travel beside it and are applied at the experts' rank, to the same bits.
   virtual absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
                                       absl::Span<const float> weight, MatrixView<T> expert_rows,
                                       Workspace& workspace, Stream& exchange) = 0;
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
-  // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
+  // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready. home_rows
+  // is dense (stride == cols).
   virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
                               MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
 };

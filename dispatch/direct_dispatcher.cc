@@ -1,0 +1,211 @@
+// Direct dispatch: rows are read straight from the memory of the ranks that hold them.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "dispatch/dispatcher_base.h"
+#include "kernels/permute/permute.h"
+
+namespace moe {
+namespace {
+
+// Peer memory that grows. Every rank asks for the same size, so all grow together.
+class GrowingPeerBuffer {
+ public:
+  // Collective when it grows: `last`, if any, is the stream with work that may still read or write
+  // the memory, or use `comm`; it is waited for.
+  absl::Status Reserve(int64_t bytes, Communicator& comm, Stream* last) {
+    if (buffer_ != nullptr && bytes <= bytes_) return absl::OkStatus();
+    if (last != nullptr) MOE_RETURN_IF_ERROR(last->Synchronize());
+    // A quarter more, so that slowly growing batches do not come here each time.
+    const int64_t wanted = std::max<int64_t>(bytes + bytes / 4, 64);
+    MOE_ASSIGN_OR_RETURN(auto grown, comm.AllocatePeerBuffer(wanted));
+    buffer_ = std::move(grown);  // all ranks were in the call above: nobody reads the old memory
+    bytes_ = wanted;
+    return absl::OkStatus();
+  }
+  bool holds(const void* data) const { return buffer_ != nullptr && data == local(); }
+  std::byte* local() const { return buffer_->local().data(); }
+  const std::byte* peer(int r) const { return buffer_->peer(r); }
+
+ private:
+  std::shared_ptr<PeerBuffer> buffer_;
+  int64_t bytes_ = 0;
+};
+
+// Fences around every use of the memory: one after it is written, and one after the last chunk has
+// been read, so that the owner may write again. Dispatch costs 2, Return d + 1.
+template <typename T>
+class DirectDispatcher final : public DispatcherBase<T> {
+ public:
+  DirectDispatcher(const DispatcherOptions& options, Communicator& comm)
+      : DispatcherBase<T>(options, comm) {}
+
+  DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kDirect; }
+
+  absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
+                                             Workspace&) override {
+    MOE_RETURN_IF_ERROR(
+        returned_.Reserve(plan.max_expert_rows() * RowBytes(hidden), this->comm_, last_stream_));
+    return MatrixView<T>(reinterpret_cast<T*>(returned_.local()), plan.expert_rows(), hidden);
+  }
+
+  absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
+                        MatrixView<T> expert_rows, Workspace& workspace,
+                        Stream& exchange) override {
+    MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
+    if (chunk == 0) {
+      MOE_RETURN_IF_ERROR(ReserveForTokens(plan, x.cols(), exchange));
+      MOE_RETURN_IF_ERROR(PublishTokens(x, exchange));
+      MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+    }
+    return ReadTokens(plan, chunk, {}, expert_rows, workspace, exchange);
+  }
+
+  absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
+                              absl::Span<const float> weight, MatrixView<T> expert_rows,
+                              Workspace& workspace, Stream& exchange) override {
+    MOE_RETURN_IF_ERROR(
+        this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
+    MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
+    if (chunk == 0) {
+      MOE_RETURN_IF_ERROR(ReserveForTokens(plan, dy.cols(), exchange));
+      MOE_RETURN_IF_ERROR(PublishTokens(dy, exchange));
+      MOE_RETURN_IF_ERROR(PublishWeights(plan, weight, dy.cols(), exchange));
+      MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+    }
+    MOE_ASSIGN_OR_RETURN(const auto scale,
+                         ReadWeights(plan, chunk, dy.cols(), workspace, exchange));
+    return ReadTokens(plan, chunk, scale, expert_rows, workspace, exchange);
+  }
+
+  absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
+                      MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
+    MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
+    const int64_t hidden = home_rows.cols();
+    if (!returned_.holds(expert_rows.data()) || expert_rows.stride() != hidden) {
+      return absl::InvalidArgumentError(
+          "Return: expert_rows is not the view that ReturnBuffer gave out last");
+    }
+    last_stream_ = &exchange;
+    MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+    MOE_ASSIGN_OR_RETURN(const auto peers,
+                         Views(returned_, plan.max_expert_rows(), hidden, workspace));
+    MOE_RETURN_IF_ERROR(GatherRowsOfMany<T>(peers, plan.home_peer(chunk), plan.home_source(chunk),
+                                            {}, this->HomeRowsOf(plan, chunk, home_rows),
+                                            exchange));
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
+    }
+    return FenceAfterLast(plan, chunk, exchange);
+  }
+
+ private:
+  static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
+
+  // Where the weights stand behind the tokens, the same on every rank.
+  static int64_t WeightsBegin(const DispatchPlan& plan, int64_t hidden) {
+    return (plan.max_tokens() * RowBytes(hidden) + 63) / 64 * 64;
+  }
+
+  absl::Status ReserveForTokens(const DispatchPlan& plan, int64_t hidden, Stream& exchange) {
+    const int64_t weight_bytes = plan.max_return_rows() * static_cast<int64_t>(sizeof(float));
+    MOE_RETURN_IF_ERROR(
+        published_.Reserve(WeightsBegin(plan, hidden) + weight_bytes, this->comm_, &exchange));
+    last_stream_ = &exchange;
+    return absl::OkStatus();
+  }
+
+  absl::Status PublishTokens(MatrixView<const T> x, Stream& exchange) {
+    const MatrixView<T> to(reinterpret_cast<T*>(published_.local()), x.rows(), x.cols());
+    return exchange.Enqueue([=, &threads = exchange.threads()] {
+      const int64_t grain = std::max<int64_t>(1, (int64_t{64} << 10) / (RowBytes(x.cols()) + 1));
+      threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) std::copy_n(x.row(t), x.cols(), to.row(t));
+      });
+      return absl::OkStatus();
+    });
+  }
+
+  // In the order of home rows, all chunks.
+  absl::Status PublishWeights(const DispatchPlan& plan, absl::Span<const float> weight,
+                              int64_t hidden, Stream& exchange) {
+    auto* const to = reinterpret_cast<float*>(published_.local() + WeightsBegin(plan, hidden));
+    return exchange.Enqueue([to, weight, slot = plan.home_slot()] {
+      for (size_t i = 0; i < slot.size(); ++i) to[i] = slot[i] < 0 ? 0.0f : weight[slot[i]];
+      return absl::OkStatus();
+    });
+  }
+
+  // [expert rows of the chunk] the weight of each: those of one expert and source lie together.
+  absl::StatusOr<absl::Span<const float>> ReadWeights(const DispatchPlan& plan, int chunk,
+                                                      int64_t hidden, Workspace& workspace,
+                                                      Stream& exchange) {
+    const int64_t begin = plan.expert_begin(chunk), end = plan.expert_begin(chunk + 1);
+    const int64_t offset = WeightsBegin(plan, hidden);
+    MOE_ASSIGN_OR_RETURN(const auto scale, workspace.Array<float>(end - begin));
+    MOE_RETURN_IF_ERROR(exchange.Enqueue([this, plan, chunk, begin, offset, scale] {
+      for (int l = plan.chunk_first_expert()[chunk]; l < plan.chunk_first_expert()[chunk + 1];
+           ++l) {
+        for (int r = 0; r < plan.ranks(); ++r) {
+          const int64_t first = plan.SourceBegin(l, r);
+          const auto* const from = reinterpret_cast<const float*>(published_.peer(r) + offset);
+          std::copy_n(from + plan.PeerHomeRow(l, r), plan.SourceBegin(l, r + 1) - first,
+                      scale.begin() + (first - begin));
+        }
+      }
+      return absl::OkStatus();
+    }));
+    return scale;
+  }
+
+  absl::Status ReadTokens(const DispatchPlan& plan, int chunk, absl::Span<const float> scale,
+                          MatrixView<T> expert_rows, Workspace& workspace, Stream& exchange) {
+    const int64_t hidden = expert_rows.cols();
+    MOE_ASSIGN_OR_RETURN(const auto peers, Views(published_, plan.max_tokens(), hidden, workspace));
+    MOE_RETURN_IF_ERROR(
+        GatherRowsOfMany<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
+                            this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
+    const int64_t row_bytes =
+        RowBytes(hidden) + (scale.empty() ? 0 : static_cast<int64_t>(sizeof(float)));
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(p, plan.ExpertRows(chunk, plan.rank(), p) * row_bytes);
+    }
+    return FenceAfterLast(plan, chunk, exchange);
+  }
+
+  absl::Status FenceAfterLast(const DispatchPlan& plan, int chunk, Stream& exchange) {
+    return chunk + 1 == plan.chunks() ? this->comm_.Fence(exchange) : absl::OkStatus();
+  }
+
+  // Every rank's rows in `buffer`.
+  absl::StatusOr<absl::Span<const MatrixView<const T>>> Views(const GrowingPeerBuffer& buffer,
+                                                              int64_t rows, int64_t hidden,
+                                                              Workspace& workspace) const {
+    MOE_ASSIGN_OR_RETURN(const auto views,
+                         workspace.Array<MatrixView<const T>>(this->comm_.size()));
+    for (int r = 0; r < this->comm_.size(); ++r) {
+      views[r] = {reinterpret_cast<const T*>(buffer.peer(r)), rows, hidden};
+    }
+    return views;
+  }
+
+  GrowingPeerBuffer published_;  // x or dy [max T, H], then weights [max return rows]
+  GrowingPeerBuffer returned_;   // [max N, H]
+  Stream* last_stream_ = nullptr;
+};
+
+}  // namespace
+
+template <typename T>
+std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
+                                                    Communicator& comm) {
+  return std::make_unique<DirectDispatcher<T>>(options, comm);
+}
+
+template std::unique_ptr<Dispatcher<float>> MakeDirectDispatcher(const DispatcherOptions&,
+                                                                 Communicator&);
+template std::unique_ptr<Dispatcher<BFloat16>> MakeDirectDispatcher(const DispatcherOptions&,
+                                                                    Communicator&);
+
+}  // namespace moe

@@ -1,0 +1,133 @@
+#include "dispatch/dispatcher.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "dispatch/dispatcher_base.h"
+#include "kernels/base/log.h"
+#include "kernels/base/shape_check.h"
+
+namespace moe {
+namespace {
+
+// The divisors of `size` next to `wanted`: "2 or 4", or one of them.
+std::string NearestDivisors(int wanted, int size) {
+  int below = 0, above = 0;
+  for (int d = 1; d <= size; ++d) {
+    if (size % d != 0) continue;
+    if (d < wanted) below = d;
+    if (d > wanted && above == 0) above = d;
+  }
+  if (below == 0) return absl::StrCat(above);
+  return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
+}
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
+    const DispatcherOptions& options, Communicator& comm) {
+  const int node_size = options.node_size;
+  const bool hierarchical = options.algorithm == DispatchAlgorithm::kHierarchical;
+  if (node_size < 0 || (hierarchical && node_size != 0 && comm.size() % node_size != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Dispatcher: node size ", node_size, " for ", comm.size(),
+        " ranks, expected a divisor of them: ", NearestDivisors(node_size, comm.size())));
+  }
+  if (hierarchical) return MakeHierarchicalDispatcher<T>(options, comm);
+  if (options.algorithm == DispatchAlgorithm::kDirect) {
+    if (comm.has_peer_memory()) return MakeDirectDispatcher<T>(options, comm);
+    if (comm.rank() == 0) {
+      Log(LogLevel::kWarning,
+          absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
+                       " backend does not have here: running staged"));
+    }
+  }
+  return MakeStagedDispatcher<T>(options, comm);
+}
+
+template <typename T>
+absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
+                                           int chunk) const {
+  if (plan.ranks() == comm_.size() && plan.rank() == comm_.rank() && chunk >= 0 &&
+      chunk < plan.chunks()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": chunk ", chunk, " of a plan of ", plan.chunks(),
+                   " chunks for rank ", plan.rank(), " of ", plan.ranks(),
+                   ", expected a plan for rank ", comm_.rank(), " of ", comm_.size()));
+}
+
+template <typename T>
+absl::Status DispatcherBase<T>::CheckDispatch(absl::string_view function, const DispatchPlan& plan,
+                                              int chunk, MatrixView<const T> x,
+                                              MatrixView<T> expert_rows,
+                                              const Stream& exchange) const {
+  MOE_RETURN_IF_ERROR(CheckChunk(function, plan, chunk));
+  MOE_RETURN_IF_ERROR(CheckShape(function, "input", x, plan.tokens(), x.cols()));
+  MOE_RETURN_IF_ERROR(
+      CheckShape(function, "expert_rows", expert_rows, plan.expert_rows(), x.cols()));
+  return CheckCpu(function, exchange);
+}
+
+template <typename T>
+absl::Status DispatcherBase<T>::CheckWeights(const DispatchPlan& plan,
+                                             absl::Span<const float> weight) const {
+  return CheckLength("DispatchScaled", "weight", weight.size(), plan.slots());
+}
+
+template <typename T>
+absl::Status DispatcherBase<T>::CheckReturn(const DispatchPlan& plan, int chunk,
+                                            MatrixView<const T> expert_rows,
+                                            MatrixView<T> home_rows, const Stream& exchange) const {
+  constexpr char kName[] = "Return";
+  MOE_RETURN_IF_ERROR(CheckChunk(kName, plan, chunk));
+  MOE_RETURN_IF_ERROR(
+      CheckShape(kName, "expert_rows", expert_rows, plan.expert_rows(), home_rows.cols()));
+  MOE_RETURN_IF_ERROR(
+      CheckShape(kName, "home_rows", home_rows, plan.return_rows(), home_rows.cols()));
+  if (home_rows.stride() != home_rows.cols()) {
+    return absl::InvalidArgumentError(absl::StrCat(kName, ": home_rows has stride ",
+                                                   home_rows.stride(), ", expected dense rows of ",
+                                                   home_rows.cols()));
+  }
+  return CheckCpu(kName, exchange);
+}
+
+absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, int chunk,
+                                                     absl::Span<const float> weight,
+                                                     Workspace& workspace, Stream& stream) {
+  const absl::Span<const int32_t> slot = plan.home_slot(chunk);
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
+  MOE_RETURN_IF_ERROR(stream.Enqueue([=] {
+    for (size_t i = 0; i < slot.size(); ++i) {
+      out.data()[i] = slot[i] < 0 ? 0.0f : weight[slot[i]];
+    }
+    return absl::OkStatus();
+  }));
+  return out;
+}
+
+absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan& plan, int chunk,
+                                                             MatrixView<const float> received,
+                                                             Workspace& workspace, Stream& stream) {
+  const absl::Span<const int32_t> order = plan.return_order(chunk);
+  MOE_ASSIGN_OR_RETURN(const auto scale,
+                       workspace.Array<float>(static_cast<int64_t>(order.size())));
+  const int64_t begin = plan.expert_begin(chunk);
+  MOE_RETURN_IF_ERROR(stream.Enqueue([=] {
+    for (size_t i = 0; i < order.size(); ++i) scale[order[i] - begin] = received.data()[i];
+    return absl::OkStatus();
+  }));
+  return scale;
+}
+
+template class DispatcherBase<float>;
+template class DispatcherBase<BFloat16>;
+template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> Dispatcher<float>::Create(
+    const DispatcherOptions&, Communicator&);
+template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> Dispatcher<BFloat16>::Create(
+    const DispatcherOptions&, Communicator&);
+
+}  // namespace moe
