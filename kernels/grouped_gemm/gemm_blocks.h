@@ -10,22 +10,32 @@
 
 namespace moe::gemm {
 
-// Columns packed at a time, a multiple of every target's tile width; and the depth packed at a
-// time. A packed panel, 64 x 512 float32 = 128 KiB, stays in a second-level cache while all rows
-// of a block pass by it.
-inline constexpr int64_t kPanelCols = 64;
-inline constexpr int64_t kDepthBlock = 512;
 // Rows of the register tile. 6 x 4 accumulators, 4 columns and a broadcast fill 32 registers;
-// 6 x 2 fill 16.
+// 6 x 2 fill 16. And the most columns that a target's tile has; all divide it.
 inline constexpr int64_t kTileRows = 6;
+inline constexpr int64_t kMaxTileCols = 64;
 
-// Rows that share one packed panel. More rows spread the cost of packing b further; the float32
-// partial sums of a block (rows x 64) have to stay in cache as well.
-inline constexpr int64_t kBlockRows = 512;
-// With a transposed, its block (rows x 512) is packed too and shared by several panels, so that
-// both copies are small beside the products.
-inline constexpr int64_t kTransposedBlockRows = 192;
-inline constexpr int64_t kTransposedBlockCols = 4 * kPanelCols;
+// A panel is the part of b that is packed at a time, 128 KiB as float32: it stays in a second-level
+// cache while the rows of a block pass by it. Panels run along the rows of b's memory, because
+// lines a power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not
+// fit any second-level cache.
+struct Shape {
+  int64_t panel_cols;
+  int64_t panel_depth;
+  // Rows of a block. More spread the cost of packing b further; float32 sums of a panel's columns
+  // (rows x panel_cols), and the packed rows of a transposed a, have to stay in cache as well.
+  int64_t block_rows;
+};
+inline constexpr Shape kTransposedB = {.panel_cols = 64, .panel_depth = 512, .block_rows = 512};
+inline constexpr Shape kPlainB = {.panel_cols = 256, .panel_depth = 128, .block_rows = 252};
+
+constexpr const Shape& ShapeFor(Layout b_layout) {
+  return b_layout == Layout::kTransposed ? kTransposedB : kPlainB;
+}
+
+// Columns of a block, where all threads have work: the next panel is fetched while one is
+// multiplied, and a packed a is shared by all.
+inline constexpr int64_t kMaxBlockCols = 1024;
 
 // A rectangle of the output: what one thread computes in one go.
 struct Block {
@@ -41,12 +51,14 @@ struct EvenCut {
   int64_t parts;
 };
 
-// The blocks of one problem: rows cut evenly, columns in whole panels.
+// The blocks of one problem: rows cut evenly, columns into whole panels, `block_cols` or one panel
+// wide. No cut shows in the bits of the result.
 struct BlockGrid {
-  BlockGrid(int64_t row_count, int64_t col_count, Layout a_layout)
-      : rows(row_count, a_layout == Layout::kPlain ? kBlockRows : kTransposedBlockRows),
+  BlockGrid(int64_t row_count, int64_t col_count, const Shape& shape, int64_t max_block_cols)
+      : rows(row_count, shape.block_rows),
         cols(col_count),
-        block_cols(a_layout == Layout::kPlain ? kPanelCols : kTransposedBlockCols),
+        block_cols(
+            std::max(shape.panel_cols, max_block_cols / shape.panel_cols * shape.panel_cols)),
         col_blocks((cols + block_cols - 1) / block_cols) {}
 
   int64_t size() const { return rows.parts * col_blocks; }
@@ -63,12 +75,15 @@ struct BlockGrid {
   int64_t col_blocks;
 };
 
-// Scratch of one thread, in floats: a packed panel of b, partial sums of one panel, and the packed
-// block of a transposed a.
+// Scratch of one thread, in floats: a packed panel of b, the sums of one panel's columns, and the
+// packed rows of a transposed a.
 struct Slot {
-  static constexpr int64_t kPanel = kPanelCols * kDepthBlock;
-  static constexpr int64_t kSums = kPanelCols * kBlockRows;
-  static constexpr int64_t kA = kTransposedBlockRows * kDepthBlock;
+  static constexpr int64_t kPanel = std::max(kTransposedB.panel_cols * kTransposedB.panel_depth,
+                                             kPlainB.panel_cols* kPlainB.panel_depth);
+  static constexpr int64_t kSums = std::max(kTransposedB.panel_cols * kTransposedB.block_rows,
+                                            kPlainB.panel_cols* kPlainB.block_rows);
+  static constexpr int64_t kA = std::max(kTransposedB.panel_depth * kTransposedB.block_rows,
+                                         kPlainB.panel_depth* kPlainB.block_rows);
   static constexpr int64_t Size(Layout a_layout) {
     return kPanel + kSums + (a_layout == Layout::kPlain ? 0 : kA);
   }

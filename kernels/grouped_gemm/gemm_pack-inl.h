@@ -98,62 +98,74 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
 }
 
 // b^T: columns are rows of memory. to[k * kTileCols + j] = from[j][k], zeros for j >= cols.
+// Memory runs along k: whole cache lines of a few rows at a time, and stores that stay close.
 template <class T>
 void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
-  int64_t j = 0;
-  for (; j + kTranspose <= cols; j += kTranspose) {
-    const T* const rows = from + j * stride;
-    int64_t k = 0;
-    for (; k + kTranspose <= depth; k += kTranspose) {
-      TransposeSquare(rows + k, stride, to + k * kTileCols + j, kTileCols);
+  constexpr int64_t kPackSteps = 64;
+  const int64_t whole = cols / kTranspose * kTranspose;
+  for (int64_t begin = 0; begin < depth; begin += kPackSteps) {
+    const int64_t end = std::min(depth, begin + kPackSteps);
+    for (int64_t j = 0; j < whole; j += kTranspose) {
+      const T* const rows = from + j * stride;
+      int64_t k = begin;
+      for (; k + kTranspose <= end; k += kTranspose) {
+        TransposeSquare(rows + k, stride, to + k * kTileCols + j, kTileCols);
+      }
+      for (; k < end; ++k) {
+        for (int64_t i = 0; i < kTranspose; ++i) {
+          to[k * kTileCols + j + i] = static_cast<float>(rows[i * stride + k]);
+        }
+      }
     }
-    for (; k < depth; ++k) {
-      for (int64_t i = 0; i < kTranspose; ++i) {
-        to[k * kTileCols + j + i] = static_cast<float>(rows[i * stride + k]);
+    for (int64_t j = whole; j < kTileCols; ++j) {
+      for (int64_t k = begin; k < end; ++k) {
+        to[k * kTileCols + j] = j < cols ? static_cast<float>(from[j * stride + k]) : 0.0f;
       }
     }
   }
-  for (; j < kTileCols; ++j) {
-    for (int64_t k = 0; k < depth; ++k) {
-      to[k * kTileCols + j] = j < cols ? static_cast<float>(from[j * stride + k]) : 0.0f;
-    }
-  }
 }
 
-// b as it lies: to[k * kTileCols + j] = from[k][j], zeros for j >= cols.
+// A panel of b, tile-wide strips one after the other: column j of step k at
+// to[(j / kTileCols * depth + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
 template <class T>
-void PackPlainTile(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
-  cols = std::min(cols, kTileCols);
+void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
   for (int64_t k = 0; k < depth; ++k, from += stride, to += kTileCols) {
-    Convert(from, cols, to);
-    std::fill(to + cols, to + kTileCols, 0.0f);
-  }
-}
-
-// Steps [k, k + depth) and columns [col, col + cols) of b: one tile-wide strip after the other.
-template <class T, class TOut>
-void PackPanel(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t col, int64_t cols,
-               float* to) {
-  const int64_t stride = problem.b.stride();
-  for (int64_t j = 0; j < cols; j += kTileCols, to += depth * kTileCols) {
-    if (problem.b_layout == Layout::kTransposed) {
-      const T* const from = problem.b.data() + (col + j) * stride + k;
-      PackTransposedTile(from, stride, std::min(kTileCols, cols - j), depth, to);
-    } else {
-      PackPlainTile(problem.b.data() + k * stride + col + j, stride, cols - j, depth, to);
+    for (int64_t j = 0; j < cols; j += kTileCols) {
+      float* const strip = to + j * depth;
+      const int64_t count = std::min(kTileCols, cols - j);
+      Convert(from + j, count, strip);
+      std::fill(strip + count, strip + kTileCols, 0.0f);
     }
   }
 }
 
-template <int kRows, class T>
+template <class T>
+void PackTransposedPanel(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
+  for (int64_t j = 0; j < cols; j += kTileCols) {
+    PackTransposedTile(from + j * stride, stride, std::min(kTileCols, cols - j), depth,
+                       to + j * depth);
+  }
+}
+
+// to[k * rows + i] = from[k][i].
+template <class T>
 HWY_INLINE void PackRows(const T* from, int64_t stride, int64_t depth, int64_t rows, float* to) {
-  const int64_t count = kRows > 0 ? kRows : rows;
   for (int64_t k = 0; k < depth; ++k) {
-    MOE_UNROLL
-    for (int64_t i = 0; i < count; ++i) {
-      to[k * count + i] = static_cast<float>(from[k * stride + i]);
+    for (int64_t i = 0; i < rows; ++i) to[k * rows + i] = static_cast<float>(from[k * stride + i]);
+  }
+}
+
+// The same for whole tiles, where kTranspose elements of every step may be read: a step is stored
+// with a few elements of the tile behind it, which the next step overwrites.
+template <class T>
+HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t depth, float* to) {
+  const TransposeTag d;
+  for (int64_t k = 0; k + 1 < depth; ++k) {
+    for (int64_t i = 0; i < kTileRows; i += kTranspose) {
+      hn::StoreU(LoadFloat(d, from + k * stride + i), d, to + k * kTileRows + i);
     }
   }
+  PackRows(from + (depth - 1) * stride, stride, 1, kTileRows, to + (depth - 1) * kTileRows);
 }
 
 // Transposed a: steps [k, k + depth) of the rows of `cut` that start at `row`. Tile t lies at
@@ -162,6 +174,7 @@ template <class T, class TOut>
 void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t row,
                         const EvenCut& cut, float* to) {
   constexpr int64_t kSteps = 16;  // of all tiles at a time, while their cache lines are near
+  constexpr int64_t kWide = (kTileRows + kTranspose - 1) / kTranspose * kTranspose;
   const int64_t stride = problem.a.stride();
   for (int64_t s = 0; s < depth; s += kSteps) {
     const int64_t steps = std::min(kSteps, depth - s);
@@ -170,10 +183,10 @@ void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t dept
       const int64_t rows = cut.Begin(t + 1) - begin;
       const T* const from = problem.a.data() + (k + s) * stride + row + begin;
       float* const tile = to + begin * depth + s * rows;
-      if (rows == kTileRows) {
-        PackRows<kTileRows>(from, stride, steps, rows, tile);
+      if (rows == kTileRows && row + begin + kWide <= problem.a.cols()) {
+        PackRowsWide(from, stride, steps, tile);
       } else {
-        PackRows<0>(from, stride, steps, rows, tile);
+        PackRows(from, stride, steps, rows, tile);
       }
     }
   }

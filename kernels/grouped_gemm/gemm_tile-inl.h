@@ -6,12 +6,14 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include <hwy/highway.h>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
+#include "kernels/grouped_gemm/gemm_prefetch.h"
 
 // The accumulators live in registers only if the loops over them are unrolled.
 #ifndef MOE_UNROLL
@@ -34,7 +36,7 @@ constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 // AVX2 has 16 registers, AVX-512 and NEON have 32.
 constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 constexpr int64_t kTileCols = kVectors * kLanes;
-static_assert(kPanelCols % kTileCols == 0);
+static_assert(kMaxTileCols % kTileCols == 0);
 
 // Float32 rows: element (i, k) at data[i * row_stride + k * step].
 struct FloatRows {
@@ -73,7 +75,7 @@ static_assert(std::endian::native == std::endian::little);
 // multiply-add per element and step. b is packed: step k at b + k * kTileCols.
 template <int kRows, class Rows>
 HWY_NOINLINE void Tile(const Rows a, const float* HWY_RESTRICT b, int64_t depth,
-                       float* HWY_RESTRICT c, int64_t c_stride, bool add) {
+                       float* HWY_RESTRICT c, int64_t c_stride, bool add, Prefetcher& next) {
   const FloatTag d;
   FloatVector sum[kRows][kVectors];
   MOE_UNROLL
@@ -96,15 +98,19 @@ HWY_NOINLINE void Tile(const Rows a, const float* HWY_RESTRICT b, int64_t depth,
       }
     }
   }
-  for (; k < depth; ++k, b += kTileCols) {
-    FloatVector column[kVectors];
-    MOE_UNROLL
-    for (int j = 0; j < kVectors; ++j) column[j] = hn::Load(d, b + j * kLanes);
-    MOE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const FloatVector x = a.Broadcast(i, k);
+  while (k < depth) {
+    next.Burst();
+    const int64_t end = std::min(depth, k + Prefetcher::kSteps);
+    for (; k < end; ++k, b += kTileCols) {
+      FloatVector column[kVectors];
       MOE_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(x, column[j], sum[i][j]);
+      for (int j = 0; j < kVectors; ++j) column[j] = hn::Load(d, b + j * kLanes);
+      MOE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const FloatVector x = a.Broadcast(i, k);
+        MOE_UNROLL
+        for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(x, column[j], sum[i][j]);
+      }
     }
   }
   MOE_UNROLL
@@ -114,23 +120,30 @@ HWY_NOINLINE void Tile(const Rows a, const float* HWY_RESTRICT b, int64_t depth,
   }
 }
 
+// The rows of a tile of c to come, so that its stores do not wait for memory.
+HWY_INLINE void PrefetchForWrite(const float* c, int64_t rows, int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < kTileCols; j += 16) __builtin_prefetch(c + i * stride + j, 1);
+  }
+}
+
 template <class Rows>
 void TileOf(int64_t rows, const Rows& a, const float* b, int64_t depth, float* c, int64_t c_stride,
-            bool add) {
+            bool add, Prefetcher& next) {
   switch (rows) {
     case 1:
-      return Tile<1>(a, b, depth, c, c_stride, add);
+      return Tile<1>(a, b, depth, c, c_stride, add, next);
     case 2:
-      return Tile<2>(a, b, depth, c, c_stride, add);
+      return Tile<2>(a, b, depth, c, c_stride, add, next);
     case 3:
-      return Tile<3>(a, b, depth, c, c_stride, add);
+      return Tile<3>(a, b, depth, c, c_stride, add, next);
     case 4:
-      return Tile<4>(a, b, depth, c, c_stride, add);
+      return Tile<4>(a, b, depth, c, c_stride, add, next);
     case 5:
-      return Tile<5>(a, b, depth, c, c_stride, add);
+      return Tile<5>(a, b, depth, c, c_stride, add, next);
     default:
       static_assert(kTileRows == 6);
-      return Tile<6>(a, b, depth, c, c_stride, add);
+      return Tile<6>(a, b, depth, c, c_stride, add, next);
   }
 }
 

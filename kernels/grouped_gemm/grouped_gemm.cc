@@ -96,13 +96,14 @@ struct Task {
   float* slots = nullptr;                   // one for each worker
   int64_t slot_floats = 0;
   int64_t workers = 0;
+  int64_t block_cols = 0;
   std::atomic<int64_t> next_block = 0;
   std::atomic<bool> done = false;
 };
 
-template <typename T>
-BlockGrid GridOf(const T& problem) {
-  return {problem.c.rows(), problem.c.cols(), problem.a_layout};
+template <typename T, typename TOut>
+BlockGrid GridOf(const Problem<T, TOut>& problem, int64_t block_cols) {
+  return {problem.c.rows(), problem.c.cols(), gemm::ShapeFor(problem.b_layout), block_cols};
 }
 
 // Every worker takes the next block until none is left. Which worker computes a block does not
@@ -120,10 +121,37 @@ void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
             std::upper_bound(task.blocks_before.begin(), task.blocks_before.end(), i);
         const size_t p = static_cast<size_t>(after - task.blocks_before.begin()) - 1;
         const Problem<T, TOut>& problem = task.problems[p];
-        gemm::RunBlock(problem, GridOf(problem).At(i - task.blocks_before[p]), slot);
+        gemm::RunBlock(problem, GridOf(problem, task.block_cols).At(i - task.blocks_before[p]),
+                       slot);
       }
     }
   });
+}
+
+// Workers and the size of blocks: four blocks for each thread if there is that much work.
+template <typename T, typename TOut>
+void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPool& threads) {
+  double products = 0;
+  int64_t most_blocks = 0;
+  int64_t cols = 0;
+  for (const Problem<T, TOut>& problem : task.problems) {
+    products += static_cast<double>(problem.c.rows()) * static_cast<double>(problem.c.cols()) *
+                static_cast<double>(problem.depth());
+    most_blocks += GridOf(problem, 0).size();
+    cols += GridOf(problem, 0).rows.parts * problem.c.cols();
+    task.slot_floats = std::max(task.slot_floats, Slot::Size(problem.a_layout));
+  }
+  const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
+  task.workers = std::clamp<int64_t>(most_blocks, 1, threads.threads());
+  if (useful < static_cast<double>(task.workers)) {
+    task.workers = std::max<int64_t>(1, static_cast<int64_t>(useful));
+  }
+  task.block_cols = std::min(gemm::kMaxBlockCols, cols / (4 * task.workers));
+  blocks_before[0] = 0;
+  for (size_t p = 0; p < task.problems.size(); ++p) {
+    blocks_before[p + 1] = blocks_before[p] + GridOf(task.problems[p], task.block_cols).size();
+  }
+  task.blocks_before = blocks_before;
 }
 
 // Takes the memory of a task from `workspace`. `problems` live there already.
@@ -134,23 +162,10 @@ absl::StatusOr<Task<T, TOut>*> MakeTask(absl::Span<const Problem<T, TOut>> probl
   MOE_ASSIGN_OR_RETURN(const auto memory, workspace.Array<std::byte>(sizeof(TaskType)));
   static_assert(alignof(TaskType) <= 64 && std::is_trivially_destructible_v<TaskType>);
   TaskType* const task = new (memory.data()) TaskType;
+  task->problems = problems;
   MOE_ASSIGN_OR_RETURN(const auto blocks_before,
                        workspace.Array<int64_t>(static_cast<int64_t>(problems.size()) + 1));
-  double products = 0;
-  blocks_before[0] = 0;
-  for (size_t p = 0; p < problems.size(); ++p) {
-    const Problem<T, TOut>& problem = problems[p];
-    blocks_before[p + 1] = blocks_before[p] + GridOf(problem).size();
-    products += static_cast<double>(problem.c.rows()) * static_cast<double>(problem.c.cols()) *
-                static_cast<double>(problem.depth());
-    task->slot_floats = std::max(task->slot_floats, Slot::Size(problem.a_layout));
-  }
-  const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
-  task->problems = problems;
-  task->blocks_before = blocks_before;
-  task->workers = std::min<int64_t>(threads.threads(), blocks_before.back());
-  if (useful < static_cast<double>(task->workers)) task->workers = static_cast<int64_t>(useful);
-  task->workers = std::max<int64_t>(task->workers, 1);
+  Plan(*task, blocks_before, threads);
   MOE_ASSIGN_OR_RETURN(const auto slots, workspace.Array<float>(task->workers * task->slot_floats));
   task->slots = slots.data();
   return task;

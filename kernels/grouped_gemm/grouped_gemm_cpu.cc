@@ -25,101 +25,168 @@ namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
 
-// Where a panel's float32 sums are kept between depth blocks: in c itself if its elements are
-// float32 and whole tiles fit, else in the slot.
+// A panel of b: `depth` steps from `k`, `cols` columns from `col`.
+struct Panel {
+  int64_t k, depth, col, cols;
+  bool first, last;  // of its columns' depth blocks
+};
+
+// The panels of one block, in the order in which they are multiplied: all of some columns, in
+// ascending depth, before the next columns.
+class Panels {
+ public:
+  Panels(const Block& block, int64_t depth, const Shape& shape)
+      : block_(block),
+        depth_(depth),
+        panel_cols_(shape.panel_cols),
+        depths_(std::max<int64_t>(depth, 1), shape.panel_depth) {}
+
+  int64_t size() const {
+    return depths_.parts * ((block_.col_end - block_.col_begin + panel_cols_ - 1) / panel_cols_);
+  }
+  Panel At(int64_t i) const {
+    const int64_t d = i % depths_.parts;
+    // A product over nothing still writes zeros: one panel of no steps.
+    const int64_t begin = depths_.Begin(d), end = std::min(depths_.Begin(d + 1), depth_);
+    const int64_t col = block_.col_begin + i / depths_.parts * panel_cols_;
+    return {.k = begin,
+            .depth = end - begin,
+            .col = col,
+            .cols = std::min(panel_cols_, block_.col_end - col),
+            .first = d == 0,
+            .last = d + 1 == depths_.parts};
+  }
+
+ private:
+  Block block_;
+  int64_t depth_;
+  int64_t panel_cols_;
+  EvenCut depths_;
+};
+
+// Where the float32 sums of a panel's columns are kept: in c itself if its elements are float32,
+// whole tiles fit and there is one depth block, else in the slot, row behind row. (Rows of c may
+// lie a power of two apart and push each other out of cache between depth blocks.)
 template <class T, class TOut>
 class Sums {
  public:
-  Sums(const Problem<T, TOut>& problem, const Block& block, int64_t col, int64_t cols, Slot slot)
-      : out_(problem.c.data() + block.row_begin * problem.c.stride() + col),
+  Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, Slot slot)
+      : out_(problem.c.data() + block.row_begin * problem.c.stride() + panel.col),
         out_stride_(problem.c.stride()),
         rows_(block.row_end - block.row_begin),
-        cols_(cols),
+        cols_(panel.cols),
+        cols_padded_((cols_ + kTileCols - 1) / kTileCols * kTileCols),
+        direct_(std::is_same_v<TOut, float> && cols_ == cols_padded_ && panel.first && panel.last),
         scratch_(slot.sums()) {}
 
+  bool direct() const { return direct_; }
   float* data() const {
     if constexpr (std::is_same_v<TOut, float>) {
       if (direct()) return out_;
     }
     return scratch_;
   }
-  int64_t stride() const { return direct() ? out_stride_ : kPanelCols; }
+  int64_t stride() const { return direct() ? out_stride_ : cols_padded_; }
 
   // Before the first depth block of an addition.
   void Load() const {
     if (direct()) return;
     for (int64_t i = 0; i < rows_; ++i) {
-      Convert(out_ + i * out_stride_, cols_, scratch_ + i * kPanelCols);
+      Convert(out_ + i * out_stride_, cols_, scratch_ + i * cols_padded_);
     }
   }
   // After the last depth block.
   void Store() const {
     if (direct()) return;
     for (int64_t i = 0; i < rows_; ++i) {
-      Convert(scratch_ + i * kPanelCols, cols_, out_ + i * out_stride_);
+      Convert(scratch_ + i * cols_padded_, cols_, out_ + i * out_stride_);
     }
   }
 
  private:
-  bool direct() const { return std::is_same_v<TOut, float> && cols_ % kTileCols == 0; }
-
   TOut* out_;
   int64_t out_stride_;
   int64_t rows_;
   int64_t cols_;
+  int64_t cols_padded_;
+  bool direct_;
   float* scratch_;
 };
 
 // All rows of the block times one packed panel.
 template <class T, class TOut>
 void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                   int64_t k, int64_t depth, int64_t cols, Slot slot, float* sums, int64_t stride,
-                   bool add) {
-  for (int64_t j = 0; j < cols; j += kTileCols) {
-    const float* const b = slot.panel() + j * depth;
+                   const Panel& panel, Slot slot, const Sums<T, TOut>& sums, Prefetcher& next) {
+  const bool add = !panel.first || problem.write == Write::kAdd;
+  const int64_t stride = sums.stride();
+  for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+    const float* const b = slot.panel() + j * panel.depth;
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t);
       const int64_t rows = tiles.Begin(t + 1) - row;
-      float* const c = sums + row * stride + j;
+      float* const c = sums.data() + row * stride + j;
+      if (sums.direct() && t + 2 < tiles.parts) PrefetchForWrite(c + rows * stride, rows, stride);
       if (problem.a_layout == Layout::kTransposed) {
-        const FloatRows a{slot.a() + row * depth, 1, rows};
-        TileOf(rows, a, b, depth, c, stride, add);
+        const FloatRows a{slot.a() + row * panel.depth, 1, rows};
+        TileOf(rows, a, b, panel.depth, c, stride, add, next);
         continue;
       }
-      const T* const data = problem.a.data() + (block.row_begin + row) * problem.a.stride() + k;
+      const T* const data =
+          problem.a.data() + (block.row_begin + row) * problem.a.stride() + panel.k;
       if constexpr (std::is_same_v<T, float>) {
-        TileOf(rows, FloatRows{data, problem.a.stride(), 1}, b, depth, c, stride, add);
+        TileOf(rows, FloatRows{data, problem.a.stride(), 1}, b, panel.depth, c, stride, add, next);
       } else {
-        TileOf(rows, BFloat16Rows{data, problem.a.stride()}, b, depth, c, stride, add);
+        TileOf(rows, BFloat16Rows{data, problem.a.stride()}, b, panel.depth, c, stride, add, next);
       }
     }
   }
 }
 
-// Depth blocks in ascending order; each adds to the float32 sums that the one before left. Storing
-// and loading a float32 keeps its bits, so an element still is one chain of multiply-adds. Only
-// the last panel of a block may need the slot's sums: blocks of bfloat16 outputs have one panel.
+// Where a panel starts in memory.
+template <class T, class TOut>
+const T* DataOf(const Problem<T, TOut>& problem, const Panel& panel) {
+  return problem.b_layout == Layout::kTransposed
+             ? problem.b.data() + panel.col * problem.b.stride() + panel.k
+             : problem.b.data() + panel.k * problem.b.stride() + panel.col;
+}
+
+template <class T, class TOut>
+void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
+  const auto pack =
+      problem.b_layout == Layout::kTransposed ? &PackTransposedPanel<T> : &PackPlainPanel<T>;
+  pack(DataOf(problem, panel), problem.b.stride(), panel.cols, panel.depth, to);
+}
+
+template <class T, class TOut>
+Prefetcher PrefetchPanel(const Problem<T, TOut>& problem, const Panel& panel, int64_t steps) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  const bool transposed = problem.b_layout == Layout::kTransposed;
+  return {DataOf(problem, panel), transposed ? panel.cols : panel.depth,
+          (transposed ? panel.depth : panel.cols) * kBytes, problem.b.stride() * kBytes, steps};
+}
+
+// Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
+// keeps its bits, so an element still is one chain of multiply-adds.
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, Slot slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
-  // A product over nothing still writes zeros: one depth block of no steps.
-  const EvenCut depths(problem.depth(), kDepthBlock);
-  const int64_t last = std::max<int64_t>(depths.parts, 1) - 1;
-  for (int64_t i = 0; i <= last; ++i) {
-    const int64_t k = depths.parts > 0 ? depths.Begin(i) : 0;
-    const int64_t depth = depths.parts > 0 ? depths.Begin(i + 1) - k : 0;
-    if (problem.a_layout == Layout::kTransposed) {
-      PackTransposedRows(problem, k, depth, block.row_begin, tiles, slot.a());
+  const Panels panels(block, problem.depth(), ShapeFor(problem.b_layout));
+  for (int64_t i = 0; i < panels.size(); ++i) {
+    const Panel panel = panels.At(i);
+    const bool same_rows = i > 0 && panel.first && panel.last;  // one depth block, packed before
+    if (problem.a_layout == Layout::kTransposed && !same_rows) {
+      PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, slot.a());
     }
-    for (int64_t col = block.col_begin; col < block.col_end; col += kPanelCols) {
-      const int64_t cols = std::min(kPanelCols, block.col_end - col);
-      const Sums<T, TOut> sums(problem, block, col, cols, slot);
-      if (i == 0 && problem.write == Write::kAdd) sums.Load();
-      PackPanel(problem, k, depth, col, cols, slot.panel());
-      MultiplyPanel(problem, block, tiles, k, depth, cols, slot, sums.data(), sums.stride(),
-                    i > 0 || problem.write == Write::kAdd);
-      if (i == last) sums.Store();
+    const Sums<T, TOut> sums(problem, block, panel, slot);
+    if (panel.first && problem.write == Write::kAdd) sums.Load();
+    Pack(problem, panel, slot.panel());
+    Prefetcher next;
+    if (i + 1 < panels.size()) {
+      const int64_t strips = (panel.cols + kTileCols - 1) / kTileCols;
+      next = PrefetchPanel(problem, panels.At(i + 1), panel.depth * tiles.parts * strips);
     }
+    MultiplyPanel(problem, block, tiles, panel, slot, sums, next);
+    if (panel.last) sums.Store();
   }
 }
 
