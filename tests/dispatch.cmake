@@ -2,3 +2,5 @@
 moe_test(placement_test LABELS unit cpu SOURCES placement_test.cc LIBS moe_dispatch)
 moe_test(dispatch_plan_test LABELS unit cpu
   SOURCES dispatch_plan_test.cc dispatch_world.cc comm_env_local.cc LIBS moe_dispatch)
+moe_test(dispatcher_test LABELS unit cpu
+  SOURCES dispatcher_test.cc dispatch_world.cc comm_env_local.cc LIBS moe_dispatch)
