@@ -27,6 +27,8 @@ namespace moe {
 // their arguments; MPI's all-reduce is deterministic for one library, rank count and length, but
 // rounds floats as it likes.
 //
+// With MPICH, errors return only if MPI_COMM_WORLD has MPI_ERRORS_RETURN (MpiSession sets it).
+//
 // Errors: kUnavailable for what MPI reports, kFailedPrecondition without MPI_THREAD_MULTIPLE,
 // kDeadlineExceeded when a rank of `comm` does not come.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MPI_Comm comm,

@@ -109,82 +109,74 @@ absl::Status MpiLane::Finish() {
   if (fate_->dead()) return fate_->status();
   absl::Status status = started_;
   if (status.ok()) status = Poll();
-  if (status.ok()) status = CheckReceived();
   if (status.ok()) return status;
   DropRequests();
   return fate_->Kill(std::move(status));
 }
 
+// Polls one request at a time, which moves the others too: the cost of a poll does not grow with
+// their number.
 absl::Status MpiLane::Poll() {
-  statuses_.resize(requests_.size());
   const auto start = Clock::now();
-  for (int polls = 0;; polls = std::min(polls + 1, kSpinPolls + kYieldPolls)) {
+  int polls = 0;
+  for (size_t at = 0; at < requests_.size();) {
     int done = 0;
-    const int code =
-        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, statuses_.data());
-    if (code != MPI_SUCCESS) return Broken(code);
-    if (done != 0) return absl::OkStatus();
-    if (fate_->dead()) return fate_->status();  // Abort, or another group of this world
-    if (polls < kSpinPolls) continue;
-    const absl::Duration waited = absl::FromChrono(Clock::now() - start);
-    if (waited > timeout_) {
-      const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.phase);
-      return LateError(place, Missing(), waited, timeout_);
+    MOE_RETURN_IF_ERROR(Test(at, &done));
+    if (done != 0) {
+      ++at;
+      polls = 0;
+      continue;
     }
+    if (fate_->dead()) return fate_->status();  // Abort, or another group of this world
     BackOff(polls);
+    if (++polls < kSpinPolls) continue;
+    polls = std::min(polls, kSpinPolls + kYieldPolls);
+    const absl::Duration waited = absl::FromChrono(Clock::now() - start);
+    if (waited > timeout_) return Late(at, waited);
   }
+  return absl::OkStatus();
 }
 
-// Ranks whose part is not done. An operation of the library does not tell whom it waits for.
-std::vector<int> MpiLane::Missing() {
+absl::Status MpiLane::Test(size_t i, int* done) {
+  const Transfer& transfer = transfers_[i];
+  MPI_Status status;
+  const int code = MPI_Test(&requests_[i], done, &status);
+  if (code != MPI_SUCCESS) {
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(code, &error_class);
+    return error_class == MPI_ERR_TRUNCATE && transfer.receives ? Disagree(transfer, "more")
+                                                                : FromMpi(code, call_.operation);
+  }
+  if (*done == 0 || !transfer.receives) return absl::OkStatus();
+  int bytes = 0;
+  MPI_Get_count(&status, MPI_BYTE, &bytes);
+  return bytes == transfer.bytes ? absl::OkStatus() : Disagree(transfer, absl::StrCat(bytes));
+}
+
+absl::Status MpiLane::Disagree(const Transfer& transfer, absl::string_view sent) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfer.bytes,
+                   " bytes from rank ", world_ranks_[transfer.peer], ", which sends ", sent));
+}
+
+absl::Status MpiLane::Late(size_t first, absl::Duration waited) {
   std::vector<int> missing;
-  for (size_t i = 0; i < requests_.size(); ++i) {
+  for (size_t i = first; i < requests_.size(); ++i) {
     int done = 0;
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
-    MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
+    MOE_RETURN_IF_ERROR(Test(i, &done));
     if (done != 0) continue;
     if (transfers_[i].peer >= 0) {
       missing.push_back(world_ranks_[transfers_[i].peer]);
       continue;
     }
-    for (int r = 0; r < size(); ++r) {
-      if (r != rank_) missing.push_back(world_ranks_[r]);
-    }
+    // An operation of the library does not tell whom it waits for.
+    missing = world_ranks_;
+    missing.erase(missing.begin() + rank_);
   }
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  return missing;
-}
-
-absl::Status MpiLane::Broken(int code) const {
-  int error_class = MPI_SUCCESS;
-  MPI_Error_class(code, &error_class);
-  if (error_class != MPI_ERR_IN_STATUS) return FromMpi(code, call_.operation);
-  for (size_t i = 0; i < statuses_.size(); ++i) {
-    const int error = statuses_[i].MPI_ERROR;
-    if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
-    MPI_Error_class(error, &error_class);
-    if (error_class == MPI_ERR_TRUNCATE && transfers_[i].peer >= 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfers_[i].bytes,
-          " bytes from rank ", world_ranks_[transfers_[i].peer], ", which sends more"));
-    }
-    return FromMpi(error, call_.operation);
-  }
-  return FromMpi(code, call_.operation);
-}
-
-absl::Status MpiLane::CheckReceived() const {
-  for (size_t i = 0; i < transfers_.size(); ++i) {
-    if (!transfers_[i].receives) continue;
-    int bytes = 0;
-    MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
-    if (bytes == transfers_[i].bytes) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfers_[i].bytes,
-        " bytes from rank ", world_ranks_[transfers_[i].peer], ", which sends ", bytes));
-  }
-  return absl::OkStatus();
+  const std::string place = DescribePlace(world_ranks_[rank_], call_.operation, call_.phase);
+  return LateError(place, missing, waited, timeout_);
 }
 
 // The caller gets its buffers back: what has not started to arrive is cancelled. What MPI already

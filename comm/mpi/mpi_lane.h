@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 #include <absl/time/time.h>
 
 #include <mpi.h>
@@ -88,9 +89,9 @@ class MpiLane {
 
   void Started(int code, const Transfer& transfer, MPI_Request request);
   absl::Status Poll();
-  absl::Status CheckReceived() const;
-  absl::Status Broken(int code) const;
-  std::vector<int> Missing();
+  absl::Status Test(size_t i, int* done);
+  absl::Status Disagree(const Transfer& transfer, absl::string_view sent) const;
+  absl::Status Late(size_t first, absl::Duration waited);
   void DropRequests();
 
   const MPI_Comm comm_;
@@ -99,12 +100,11 @@ class MpiLane {
   const std::shared_ptr<MpiFate> fate_;
   int rank_ = 0;
 
-  // The call between Begin and Finish; entry i of all three is one transfer.
+  // The call between Begin and Finish; entry i of both vectors is one transfer.
   MpiCall call_;
   absl::Status started_;  // first error of starting
   std::vector<Transfer> transfers_;
   std::vector<MPI_Request> requests_;
-  std::vector<MPI_Status> statuses_;
 };
 
 }  // namespace moe

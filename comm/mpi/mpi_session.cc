@@ -30,6 +30,9 @@ absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Start() {
     return absl::UnavailableError(
         "MpiSession: MPI grants less than MPI_THREAD_MULTIPLE, which streams need");
   }
+  // MPICH reports a failed MPI_Test to MPI_COMM_WORLD's handler, whatever the communicator.
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                              "MPI_Comm_set_errhandler"));
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_rank(MPI_COMM_WORLD, &session->rank_), "MPI_Comm_rank"));
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_size(MPI_COMM_WORLD, &session->size_), "MPI_Comm_size"));
   return session;

@@ -14,8 +14,8 @@ namespace moe {
 // destroyed on the main thread.
 class MpiSession {
  public:
-  // MPI_Init_thread(MPI_THREAD_MULTIPLE), unless someone else has initialised MPI. kUnavailable
-  // when MPI fails or grants less.
+  // MPI_Init_thread(MPI_THREAD_MULTIPLE), unless someone else has initialised MPI; errors on
+  // MPI_COMM_WORLD return instead of ending the job. kUnavailable when MPI fails or grants less.
   static absl::StatusOr<std::unique_ptr<MpiSession>> Start();
 
   // MPI_Finalize, if Start initialised. It waits for the other processes without a deadline: after
