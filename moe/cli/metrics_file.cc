@@ -1,0 +1,141 @@
+#include "moe/cli/metrics_file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "moe/cli/exit_code.h"
+
+namespace moe::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+double Milliseconds(const lm::StepMetrics& metrics, Phase phase) {
+  return metrics.phase_seconds[static_cast<int>(phase)] * 1e3;
+}
+
+absl::Status IoError(absl::string_view what, const std::string& path, int error) {
+  return WithExitCode(
+      absl::InternalError(absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error))),
+      ExitCode::kIo);
+}
+
+// Creates the folder and those above it; `made` gets the ones that were not there, innermost first.
+absl::Status MakeFolder(const std::string& folder, std::vector<std::string>& made) {
+  std::error_code error;
+  const fs::file_status status = fs::status(folder, error);
+  if (fs::is_directory(status)) return absl::OkStatus();
+  if (fs::exists(status)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--out is '", folder, "', which is a file, expected a folder"));
+  }
+  fs::path missing = fs::path(folder).lexically_normal();
+  if (!missing.has_filename()) missing = missing.parent_path();  // "run/"
+  for (; !missing.empty() && !fs::exists(missing, error); missing = missing.parent_path()) {
+    made.push_back(missing.string());
+  }
+  fs::create_directories(folder, error);
+  if (error) return IoError("make the folder", folder, error.value());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string HexOf(float value) {
+  return absl::StrFormat("%a", static_cast<double>(value));
+}
+
+std::string HashText(uint64_t hash) {
+  return absl::StrFormat("%016x", hash);
+}
+
+std::string StepLine(const lm::StepMetrics& metrics) {
+  Json line;
+  line["step"] = metrics.step;
+  line["loss"] = metrics.loss;
+  line["loss_hex"] = HexOf(metrics.loss);
+  line["val_loss"] = nullptr;
+  line["val_loss_hex"] = nullptr;
+  if (metrics.has_validation) {
+    line["val_loss"] = metrics.validation_loss;
+    line["val_loss_hex"] = HexOf(metrics.validation_loss);
+  }
+  line["lr"] = metrics.learning_rate;
+  line["grad_norm"] = metrics.grad_norm;
+  line["tokens_per_s"] = metrics.tokens_per_second;
+  line["step_ms"] = metrics.step_seconds * 1e3;
+  line["a2a_ms"] = Milliseconds(metrics, Phase::kDispatch) + Milliseconds(metrics, Phase::kCombine);
+  line["expert_ms"] = Milliseconds(metrics, Phase::kExpert);
+  line["all_reduce_ms"] = Milliseconds(metrics, Phase::kAllReduce);
+  line["drop_fraction"] = metrics.drop_fraction;
+  line["max_vio"] = metrics.max_violation;
+  line["dead_experts"] = metrics.dead_experts;
+  line["aux_loss"] = metrics.aux_loss;
+  line["peak_bytes"] = metrics.peak_bytes;
+  line["expert_load"] = metrics.expert_load;
+  return line.dump();
+}
+
+std::string FinalLine(const lm::TrainReport& report) {
+  Json line;
+  line["steps"] = report.steps;
+  line["tokens"] = report.tokens;
+  line["seconds"] = report.seconds;
+  line["val_loss_before"] = report.validation_loss_before;
+  line["val_loss_before_hex"] = HexOf(report.validation_loss_before);
+  line["val_loss"] = report.validation_loss_after;
+  line["val_loss_hex"] = HexOf(report.validation_loss_after);
+  line["weights_xxh3"] = HashText(report.weights_xxh3);
+  return line.dump();
+}
+
+absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder) {
+  std::vector<std::string> made;
+  if (absl::Status status = MakeFolder(folder, made); !status.ok()) return status;
+  const std::string path = (fs::path(folder) / "metrics.jsonl").string();
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) return IoError("write", path, errno);
+  return std::unique_ptr<MetricsFile>(new MetricsFile(path, std::move(made), file));
+}
+
+MetricsFile::~MetricsFile() {
+  ::close(file_);
+  if (size_bytes_ > 0) return;
+  std::error_code ignored;  // what stays is an empty file, or a folder that others use
+  for (const std::string& path : made_) fs::remove(path, ignored);
+}
+
+absl::Status MetricsFile::Append(absl::string_view line) {
+  if (size_bytes_ == 0 && ::ftruncate(file_, 0) != 0) return IoError("write", path_, errno);
+  const std::string text = absl::StrCat(line, "\n");
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = ::write(file_, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : EIO;
+      if (done > 0 && ::ftruncate(file_, size_bytes_) != 0) {
+        return IoError("write, or cut back to whole lines,", path_, error);
+      }
+      return IoError("write", path_, error);
+    }
+    done += static_cast<size_t>(n);
+  }
+  size_bytes_ += static_cast<int64_t>(text.size());
+  return absl::OkStatus();
+}
+
+}  // namespace moe::cli

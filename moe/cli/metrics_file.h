@@ -1,0 +1,60 @@
+// DIR/metrics.jsonl: one JSON object per step, then one of the whole run.
+#ifndef MOE_MOE_CLI_METRICS_FILE_H_
+#define MOE_MOE_CLI_METRICS_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// C's "%a" of the float: "0x1.62e43p+2". Equal text means equal bits (of numbers).
+std::string HexOf(float value);
+// Sixteen hexadecimal digits.
+std::string HashText(uint64_t hash);
+
+// Objects on one line, without the line's end. Numbers in the units of their names; floats are
+// written so that reading them gives the same bits. Key order as listed:
+//   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm,
+//   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
+//   aux_loss, peak_bytes, expert_load [MoE layer][E]
+std::string StepLine(const lm::StepMetrics& metrics);
+//   steps, tokens, seconds, val_loss_before, val_loss_before_hex, val_loss, val_loss_hex,
+//   weights_xxh3
+std::string FinalLine(const lm::TrainReport& report);
+
+// A line is in the file whole or not at all: each is one write, cut back if it fails halfway.
+class MetricsFile {
+ public:
+  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote.
+  // kInvalidArgument if `folder` is a file; errors of the system carry exit code 4.
+  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
+  // When no line was written, removes the file and the folders that Create made.
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  // An error carries exit code 4 and names the file.
+  absl::Status Append(absl::string_view line);
+  const std::string& path() const { return path_; }
+
+ private:
+  MetricsFile(std::string path, std::vector<std::string> made, int file)
+      : path_(std::move(path)), made_(std::move(made)), file_(file) {}
+
+  const std::string path_;
+  const std::vector<std::string> made_;  // what Create made, innermost first
+  const int file_;
+  int64_t size_bytes_ = 0;
+};
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_METRICS_FILE_H_

@@ -1,0 +1,29 @@
+// What `moe train` says before and after training.
+#ifndef MOE_MOE_CLI_REPORT_H_
+#define MOE_MOE_CLI_REPORT_H_
+
+#include <string>
+
+#include "moe/cli/train_options.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// Where the ranks run, for people: "4 ranks, threads of this process".
+struct RunFacts {
+  std::string backend;       // "local", "mpi"
+  std::string command;       // reproduces the run
+  std::string metrics_path;  // empty: no files
+};
+
+// Lines before training: text read, model, mesh, step.
+std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
+                      const std::string& backend);
+
+// The end report, as tables.
+std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
+                       const RunFacts& facts);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_REPORT_H_

@@ -1,0 +1,255 @@
+#include "moe/cli/settings.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_replace.h>
+#include <absl/strings/str_split.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/suggest.h"
+
+namespace moe::cli {
+namespace {
+
+std::string Dashed(absl::string_view name) {
+  return absl::StrReplaceAll(name, {{"_", "-"}});
+}
+
+bool HasForm(const Setting& setting, const std::string& text) {
+  const auto& words = setting.words;
+  if (std::find(words.begin(), words.end(), text) != words.end()) return true;
+  switch (setting.kind) {
+    case Kind::kInteger: {
+      int value = 0;
+      return absl::SimpleAtoi(text, &value);
+    }
+    case Kind::kSeed: {
+      uint64_t value = 0;
+      return absl::SimpleAtoi(text, &value);
+    }
+    case Kind::kReal: {
+      double value = 0;
+      return absl::SimpleAtod(text, &value) && std::isfinite(value);
+    }
+    case Kind::kWord:
+      return false;
+    case Kind::kSwitch:
+      return text == "true" || text == "false";
+    case Kind::kText:
+    case Kind::kPaths:
+      return !text.empty();
+  }
+  return false;
+}
+
+std::string ExpectedForm(const Setting& setting, const std::string& text) {
+  const std::string words = absl::StrJoin(setting.words, ", ");
+  const std::string or_words = words.empty() ? "" : absl::StrCat(" or ", words);
+  switch (setting.kind) {
+    case Kind::kInteger:
+      return absl::StrCat("a whole number below 2^31", or_words);
+    case Kind::kSeed:
+      return "a whole number from 0 to 2^64 - 1";
+    case Kind::kReal:
+      return absl::StrCat("a finite number", or_words);
+    case Kind::kWord:
+      return absl::StrCat("one of ", words, DidYouMean(text, setting.words, "", ""));
+    case Kind::kSwitch:
+      return "true or false";
+    case Kind::kText:
+    case Kind::kPaths:
+      break;
+  }
+  return "some text";
+}
+
+absl::Status CheckForm(const Setting& setting, const std::vector<std::string>& texts,
+                       const std::string& where) {
+  for (const std::string& text : texts) {
+    if (HasForm(setting, text)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, " is '", text, "', expected ", ExpectedForm(setting, text)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Settings::Settings(std::vector<Setting> table) : table_(std::move(table)) {
+  for (const Setting& s : table_) {
+    Value& value = values_[s.name];
+    if (!s.fallback.empty()) value.texts = {s.fallback};
+    if (s.kind == Kind::kSwitch && s.fallback.empty()) value.texts = {"false"};
+  }
+}
+
+const Setting* Settings::Find(absl::string_view name) const {
+  const std::string wanted = Dashed(name);
+  for (const Setting& s : table_) {
+    if (s.name == wanted || (!s.alias.empty() && s.alias == wanted)) return &s;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Settings::Names() const {
+  std::vector<std::string> names;
+  for (const Setting& s : table_) {
+    names.push_back(s.name);
+    if (!s.alias.empty()) names.push_back(s.alias);
+  }
+  return names;
+}
+
+absl::Status Settings::Set(const Setting& setting, std::vector<std::string> texts, Origin origin,
+                           std::string where) {
+  MOE_RETURN_IF_ERROR(CheckForm(setting, texts, where));
+  Value& value = values_[setting.name];
+  if (value.origin > origin) return absl::OkStatus();
+  const bool again = value.origin == origin;
+  if (again && (origin == Origin::kFile || origin == Origin::kEnvironment) &&
+      value.texts != texts) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, " is ", absl::StrJoin(texts, " "), ", but ", value.where, " already says ",
+        absl::StrJoin(value.texts, " "), " for the same setting; expected one of them"));
+  }
+  if (again && setting.kind == Kind::kPaths && origin == Origin::kFlag) {
+    value.texts.insert(value.texts.end(), texts.begin(), texts.end());
+    return absl::OkStatus();
+  }
+  value = {.texts = std::move(texts), .origin = origin, .where = std::move(where)};
+  return absl::OkStatus();
+}
+
+const Value& Settings::value(absl::string_view name) const {
+  const auto it = values_.find(name);
+  MOE_CHECK(it != values_.end());
+  return it->second;
+}
+
+const std::string& Settings::text(absl::string_view name) const {
+  static const std::string empty_text;
+  const Value& v = value(name);
+  return v.texts.empty() ? empty_text : v.texts.front();
+}
+
+int Settings::integer(absl::string_view name) const {
+  int result = 0;
+  MOE_CHECK(absl::SimpleAtoi(text(name), &result));
+  return result;
+}
+
+uint64_t Settings::seed(absl::string_view name) const {
+  uint64_t result = 0;
+  MOE_CHECK(absl::SimpleAtoi(text(name), &result));
+  return result;
+}
+
+double Settings::real(absl::string_view name) const {
+  double result = 0;
+  MOE_CHECK(absl::SimpleAtod(text(name), &result));
+  return result;
+}
+
+absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings& settings,
+                             std::vector<std::string>& warnings) {
+  std::vector<std::string> sorted(environment.begin(), environment.end());
+  std::sort(sorted.begin(), sorted.end());
+  for (const std::string& entry : sorted) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    absl::string_view rest = parts.first;
+    if (!absl::ConsumePrefix(&rest, "MOE_")) continue;
+    const std::string variable(parts.first);
+    const std::string name = Dashed(absl::AsciiStrToLower(rest));
+    const Setting* setting = settings.Find(name);
+    if (setting == nullptr) setting = settings.Find(absl::StrCat("moe-", name));
+    if (setting == nullptr || setting->flag_only) {
+      const std::string nearest = Nearest(name, settings.Names());
+      if (!nearest.empty() && EditDistance(name, nearest) <= 2) {
+        warnings.push_back(absl::StrCat("environment variable ", variable, " sets nothing; --",
+                                        nearest, " is near it"));
+      }
+      continue;
+    }
+    std::vector<std::string> texts = {std::string(parts.second)};
+    if (setting->kind == Kind::kPaths) texts = absl::StrSplit(parts.second, ':');
+    MOE_RETURN_IF_ERROR(settings.Set(*setting, std::move(texts), Origin::kEnvironment, variable));
+  }
+  return absl::OkStatus();
+}
+
+std::string DescribeOrigin(const Value& value) {
+  switch (value.origin) {
+    case Origin::kDefault:
+      return "default";
+    case Origin::kPreset:
+      return absl::StrCat("preset ", value.where);
+    case Origin::kFile:
+      return absl::StrCat("file ", value.where);
+    case Origin::kEnvironment:
+      return absl::StrCat("env ", value.where);
+    case Origin::kFlag:
+      return absl::StrCat("flag ", value.where);
+  }
+  return "?";
+}
+
+std::string PrintSettings(const Settings& settings) {
+  size_t name_width = 0;
+  size_t text_width = 0;
+  const auto text_of = [&](const Setting& s) {
+    const Value& value = settings.value(s.name);
+    return value.texts.empty() ? std::string("-") : absl::StrJoin(value.texts, " ");
+  };
+  for (const Setting& s : settings.table()) {
+    if (s.flag_only) continue;
+    name_width = std::max(name_width, s.name.size());
+    text_width = std::max(text_width, std::min<size_t>(text_of(s).size(), 40));
+  }
+  std::string out;
+  for (const Setting& s : settings.table()) {
+    if (s.flag_only) continue;
+    const std::string text = text_of(s);
+    const std::string name_pad(name_width + 2 - s.name.size(), ' ');
+    const std::string text_pad(std::max(text_width, text.size()) + 2 - text.size(), ' ');
+    absl::StrAppend(&out, s.name, name_pad, text, text_pad, DescribeOrigin(settings.value(s.name)),
+                    "\n");
+  }
+  return out;
+}
+
+std::string FlagsOf(const Settings& settings, const std::vector<std::string>& skip) {
+  std::string out;
+  for (const Setting& s : settings.table()) {
+    const Value& value = settings.value(s.name);
+    if (s.flag_only || value.origin <= Origin::kPreset ||
+        std::find(skip.begin(), skip.end(), s.name) != skip.end()) {
+      continue;
+    }
+    if (value.texts == std::vector<std::string>{s.fallback}) continue;
+    if (s.kind == Kind::kSwitch) {
+      if (value.texts.front() == "true") absl::StrAppend(&out, " --", s.name);
+      continue;
+    }
+    for (const std::string& text : value.texts) {
+      absl::StrAppend(&out, " --", s.name, " ", ShellQuote(text));
+    }
+  }
+  return out;
+}
+
+std::string ShellQuote(absl::string_view text) {
+  const auto plain = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("_-./:=,+@%", c);
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return std::string(text);
+  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,278 @@
+#include "moe/cli/train_options.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/config_file.h"
+#include "moe/cli/train_batch.h"
+#include "moe/cli/train_settings.h"
+
+namespace moe::cli {
+namespace {
+
+absl::Status Wrong(absl::string_view flag, absl::string_view value, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected ", expected));
+}
+
+Activation ActivationOf(const std::string& name) {
+  if (name == "geglu") return Activation::kGeGlu;
+  if (name == "relu") return Activation::kRelu;
+  return name == "relu2" ? Activation::kRelu2 : Activation::kSwiGlu;
+}
+
+absl::StatusOr<TokenGroup> TokenGroupOf(const Settings& settings) {
+  if (settings.is("moe-token-group", "micro-batch")) return TokenGroup{TokenGroup::kMicroBatch};
+  if (settings.is("moe-token-group", "sequence")) return TokenGroup{TokenGroup::kSequence};
+  const int tokens = settings.integer("moe-token-group");
+  if (tokens >= 1) return TokenGroup{tokens};
+  return Wrong("--moe-token-group", settings.text("moe-token-group"),
+               "sequence, micro-batch or a number of tokens from 1");
+}
+
+absl::StatusOr<RouterConfig> RouterOf(const Settings& settings) {
+  RouterConfig router;
+  router.gate = settings.text("router");
+  router.num_experts = settings.integer("num-experts");
+  router.top_k = settings.integer("moe-router-topk");
+  if (!settings.is("moe-expert-capacity-factor", "none")) {
+    router.capacity_factor = settings.real("moe-expert-capacity-factor");
+  }
+  router.drop_policy = settings.is("moe-token-drop-policy", "position") ? DropPolicy::kPosition
+                                                                        : DropPolicy::kProbability;
+  router.pad_to_capacity = settings.on("moe-pad-expert-input-to-capacity");
+  MOE_ASSIGN_OR_RETURN(router.token_group, TokenGroupOf(settings));
+  const std::string& balance = settings.text("moe-router-load-balancing-type");
+  router.load_balancing = balance == "none"           ? LoadBalancing::kNone
+                          : balance == "seq_aux_loss" ? LoadBalancing::kSeqAuxLoss
+                                                      : LoadBalancing::kAuxLoss;
+  router.aux_loss_coeff = static_cast<float>(settings.real("moe-aux-loss-coeff"));
+  router.z_loss_coeff = static_cast<float>(settings.real("moe-z-loss-coeff"));
+  return router;
+}
+
+DispatcherOptions DispatcherOf(const Settings& settings) {
+  const std::string& name = settings.text("dispatch");
+  return {.algorithm = name == "direct"         ? DispatchAlgorithm::kDirect
+                       : name == "hierarchical" ? DispatchAlgorithm::kHierarchical
+                                                : DispatchAlgorithm::kStaged,
+          .node_size = settings.integer("node-size")};
+}
+
+absl::StatusOr<lm::TransformerConfig> ModelOf(const Settings& settings) {
+  lm::TransformerConfig model;
+  model.hidden_size = settings.integer("hidden-size");
+  model.num_layers = settings.integer("num-layers");
+  model.num_attention_heads = settings.integer("num-attention-heads");
+  model.moe_layer_freq = settings.integer("moe-layer-freq");
+  MOE_ASSIGN_OR_RETURN(model.moe.router, RouterOf(settings));
+  model.moe.router.hidden_size = model.hidden_size;
+  model.moe.ffn_hidden_size = settings.integer("moe-ffn-hidden-size");
+  model.moe.shared_expert_ffn_hidden_size = settings.integer("moe-shared-expert-intermediate-size");
+  model.moe.activation = ActivationOf(settings.text("activation"));
+  model.moe.dispatcher = DispatcherOf(settings);
+  model.moe.overlap_degree = settings.integer("moe-overlap-degree");
+  return model;
+}
+
+void SetOptimizer(const Settings& settings, lm::TrainConfig& train) {
+  train.schedule = {.peak = settings.real("lr"),
+                    .minimum = settings.real("min-lr"),
+                    .warmup_steps = settings.integer("lr-warmup-steps"),
+                    .total_steps = settings.empty("lr-decay-steps")
+                                       ? train.steps
+                                       : settings.integer("lr-decay-steps")};
+  train.optimizer = {.beta1 = static_cast<float>(settings.real("adam-beta1")),
+                     .beta2 = static_cast<float>(settings.real("adam-beta2")),
+                     .epsilon = static_cast<float>(settings.real("adam-eps")),
+                     .weight_decay = static_cast<float>(settings.real("weight-decay")),
+                     .clip_grad = settings.real("clip-grad")};
+}
+
+absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const World& world) {
+  lm::TrainConfig train;
+  MOE_ASSIGN_OR_RETURN(train.model, ModelOf(settings));
+  train.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  train.numerics = settings.is("numerics", "fast") ? Numerics::kFast : Numerics::kLayoutInvariant;
+  train.sequence_length = settings.integer("seq-length");
+  MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
+  train.micro_batch_size = batch.micro_batch_size;
+  train.micro_batches = batch.micro_batches;
+  train.model.moe.router.micro_batch_tokens = batch.micro_batch_size * train.sequence_length;
+  train.steps = settings.integer("steps");
+  train.seed = settings.seed("seed");
+  SetOptimizer(settings, train);
+  train.all_reduce = settings.is("all-reduce", "direct")    ? AllReduceAlgorithm::kDirect
+                     : settings.is("all-reduce", "library") ? AllReduceAlgorithm::kLibrary
+                                                            : AllReduceAlgorithm::kRing;
+  train.bucket_bytes = static_cast<int64_t>(settings.real("bucket-size-mb") * 0x1p20);
+  train.expert_parallel_size = settings.integer("expert-model-parallel-size");
+  train.threads = settings.is("threads", "auto")
+                      ? std::max(1, world.cores / std::max(1, world.local_ranks))
+                      : settings.integer("threads");
+  train.log_interval = settings.integer("log-interval");
+  train.eval_interval = settings.integer("eval-interval");
+  train.eval_sequences = settings.integer("eval-sequences");
+  return train;
+}
+
+// Names of fields in the library's messages become the flags that set them.
+std::string InFlags(absl::string_view message, const Settings& settings) {
+  static constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
+      {"top_k", "moe-router-topk"},
+      {"gate", "router"},
+      {"ffn_hidden_size", "moe-ffn-hidden-size"},
+      {"shared_expert_ffn_hidden_size", "moe-shared-expert-intermediate-size"},
+      {"micro_batch_tokens", "micro-batch-size x --seq-length"}};
+  const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
+  if (!router) absl::ConsumePrefix(&message, "Transformer: ");
+  std::string out;
+  for (size_t i = 0; i < message.size();) {
+    size_t end = i;
+    while (end < message.size() && (absl::ascii_islower(message[end]) || message[end] == '_')) {
+      ++end;
+    }
+    const absl::string_view word = message.substr(i, end - i);
+    std::string flag;
+    if (absl::StrContains(word, "_") || (router && i == 0)) {
+      for (const auto& [field, name] : kOthers) {
+        if (word == field) flag = std::string(name);
+      }
+      const Setting* setting = settings.Find(word);
+      if (setting == nullptr) setting = settings.Find(absl::StrCat("moe-", word));
+      if (flag.empty() && setting != nullptr) flag = setting->name;
+    }
+    if (!flag.empty()) {
+      absl::StrAppend(&out, "--", flag);
+    } else {
+      absl::StrAppend(&out, word);
+    }
+    i = end;
+    if (i < message.size()) out += message[i++];
+  }
+  return out;
+}
+
+// What ValidateTrainConfig does not look at.
+absl::Status CheckProgram(const Settings& settings, const World& world,
+                          const lm::TrainConfig& train) {
+  const auto at_least = [&](const char* name, int least) {
+    const std::string& text = settings.text(name);
+    return settings.integer(name) >= least
+               ? absl::OkStatus()
+               : Wrong(absl::StrCat("--", name), text, absl::StrCat("at least ", least));
+  };
+  MOE_RETURN_IF_ERROR(at_least("log-interval", 1));
+  MOE_RETURN_IF_ERROR(at_least("eval-interval", 0));
+  MOE_RETURN_IF_ERROR(at_least("node-size", 0));
+  MOE_RETURN_IF_ERROR(at_least("lr-warmup-steps", 0));
+  if (!settings.empty("lr-decay-steps") && train.schedule.total_steps < 1) {
+    return Wrong("--lr-decay-steps", settings.text("lr-decay-steps"), "at least 1");
+  }
+  const auto in_unit = [&](const char* name) {
+    const double value = settings.real(name);
+    return value >= 0 && value < 1
+               ? absl::OkStatus()
+               : Wrong(absl::StrCat("--", name), settings.text(name), "0 <= beta < 1");
+  };
+  MOE_RETURN_IF_ERROR(in_unit("adam-beta1"));
+  MOE_RETURN_IF_ERROR(in_unit("adam-beta2"));
+  for (const char* name : {"weight-decay", "clip-grad", "adam-eps"}) {
+    if (settings.real(name) < 0) {
+      return Wrong(absl::StrCat("--", name), settings.text(name), "0 or more");
+    }
+  }
+  for (const char* name : {"comm-timeout", "bucket-size-mb"}) {
+    if (settings.real(name) <= 0) {
+      return Wrong(absl::StrCat("--", name), settings.text(name), "more than 0");
+    }
+  }
+  if (world.threads && train.all_reduce == AllReduceAlgorithm::kLibrary) {
+    return Wrong("--all-reduce", "library",
+                 "ring or direct: ranks are threads here, which have no library; it needs mpirun");
+  }
+  return absl::OkStatus();
+}
+
+// Sizes that no machine holds, and whose products would not fit 64 bits.
+absl::Status CheckSizes(const lm::TrainConfig& train) {
+  constexpr double kMost = 1e12;
+  const double batch = static_cast<double>(train.micro_batches) *
+                       static_cast<double>(train.micro_batch_size) *
+                       static_cast<double>(train.sequence_length);
+  if (batch > kMost) return Wrong("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
+  const lm::TransformerConfig& model = train.model;
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const double widest = std::max(
+      {static_cast<double>(model.moe.ffn_hidden_size) * std::max(model.moe.router.num_experts, 1),
+       static_cast<double>(model.moe.shared_expert_ffn_hidden_size), 4 * hidden});
+  const double parameters = 3 * hidden * widest * model.num_layers;
+  if (parameters > kMost) {
+    return Wrong("the model", absl::StrCat("about ", parameters, " parameters"), "at most 1e12");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
+                                           absl::Span<const std::string> environment,
+                                           std::vector<std::string>& warnings) {
+  Settings settings(TrainSettings());
+  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  if (settings.on("help")) return settings;
+  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
+  if (!settings.empty("config")) {
+    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
+  }
+  const std::string& router = settings.text("router");
+  MOE_RETURN_IF_ERROR(settings.Set(*settings.Find("topk"), {router == "switch" ? "1" : "2"},
+                                   Origin::kPreset, absl::StrCat("--router ", router)));
+  return settings;
+}
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world) {
+  TrainOptions options;
+  MOE_ASSIGN_OR_RETURN(options.train, TrainConfigOf(settings, world));
+  MOE_RETURN_IF_ERROR(CheckProgram(settings, world, options.train));
+  if (const absl::Status status = lm::ValidateTrainConfig(options.train, world.ranks);
+      !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  MOE_RETURN_IF_ERROR(CheckSizes(options.train));
+  options.data = settings.value("data").texts;
+  options.out = settings.text("out");
+  options.ranks = world.ranks;
+  options.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
+  if (options.data.empty()) {
+    return absl::InvalidArgumentError("--data is missing, expected a text file or a folder");
+  }
+  return options;
+}
+
+ModelSize SizeOf(const lm::TransformerConfig& config) {
+  const int64_t hidden = config.hidden_size;
+  const MoeLayerConfig& moe = config.moe;
+  const int64_t matrices = IsGated(moe.activation) ? 3 : 2;
+  const int64_t expert = matrices * hidden * moe.ffn_hidden_size;
+  const int64_t dense_width = config.dense_ffn_hidden_size > 0
+                                  ? config.dense_ffn_hidden_size
+                                  : moe.router.top_k * moe.ffn_hidden_size;
+  const int64_t moe_layers = config.num_layers / config.moe_layer_freq;
+  const int64_t dense_layers = config.num_layers - moe_layers;
+  ModelSize size;
+  size.active = 2 * config.vocab_size * hidden + hidden +
+                config.num_layers * (4 * hidden * hidden + 2 * hidden) +
+                dense_layers * matrices * hidden * dense_width +
+                moe_layers * (moe.router.num_experts * hidden + moe.router.top_k * expert +
+                              matrices * hidden * moe.shared_expert_ffn_hidden_size);
+  size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;
+  return size;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,300 @@
+#include "moe/cli/train_settings.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+namespace {
+
+using Table = std::vector<Setting>;
+
+// Defaults stand in TrainConfig; only what has none there stands here.
+const lm::TrainConfig& Defaults() {
+  static const lm::TrainConfig config;
+  return config;
+}
+
+template <typename T>
+std::string Text(T value) {
+  return absl::StrCat(value);
+}
+
+void AddData(Table& table) {
+  const char* const kGroup = "Data and steps";
+  const lm::TrainConfig& d = Defaults();
+  table.insert(
+      table.end(),
+      {{kGroup, "data", "", 0, Kind::kPaths, "PATH", "",
+        "text file, or folder read in name order without symbolic links and files with NUL bytes; "
+        "repeatable; needed"},
+       {kGroup, "out", "", 0, Kind::kText, "DIR", "",
+        "folder for metrics.jsonl, made if it is not there; without it no file is written"},
+       {kGroup, "steps", "", 0, Kind::kInteger, "N", Text(d.steps), "optimiser steps"},
+       {kGroup, "seq-length", "", 0, Kind::kInteger, "N", Text(d.sequence_length),
+        "bytes a sequence predicts"},
+       {kGroup, "micro-batch-size", "", 0, Kind::kInteger, "N", Text(d.micro_batch_size),
+        "sequences of a micro-batch"},
+       {kGroup, "micro-batches", "", 0, Kind::kInteger, "M", Text(d.micro_batches),
+        "micro-batches of a step, over all ranks; ranks need not divide it"},
+       {kGroup, "train-batch-size", "", 0, Kind::kInteger, "N", "",
+        "sequences of a step = micro-batch-size x M; sets the one of them that is not given"},
+       {kGroup, "gradient-accumulation-steps", "", 0, Kind::kInteger, "N", "",
+        "micro-batches of a rank: M = N x ranks"},
+       {kGroup, "eval-interval", "", 0, Kind::kInteger, "N", Text(d.eval_interval),
+        "steps between passes over held-out text; 0 = before and after training only"},
+       {kGroup, "eval-sequences", "", 0, Kind::kInteger, "N", Text(d.eval_sequences),
+        "most held-out sequences of a pass"},
+       {kGroup, "seed", "", 0, Kind::kSeed, "N", Text(d.seed),
+        "of initial weights and the order of sequences"}});
+}
+
+void AddModel(Table& table) {
+  const char* const kGroup = "Model";
+  const lm::TransformerConfig& d = Defaults().model;
+  table.insert(
+      table.end(),
+      {{kGroup, "num-layers", "", 0, Kind::kInteger, "N", Text(d.num_layers), "transformer layers"},
+       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden_size),
+        "width of the residual stream"},
+       {kGroup, "num-attention-heads", "", 0, Kind::kInteger, "N", Text(d.num_attention_heads),
+        "heads; must divide H"},
+       {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "8",
+        "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model"},
+       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", "256", "width of one expert"},
+       {kGroup, "moe-shared-expert-intermediate-size", "", 0, Kind::kInteger, "F",
+        Text(d.moe.shared_expert_ffn_hidden_size),
+        "width of an expert that every token passes; 0 = none"},
+       {kGroup, "moe-layer-freq", "", 0, Kind::kInteger, "N", Text(d.moe_layer_freq),
+        "every N-th layer has experts; the others are dense, of width topk x F"},
+       {kGroup,
+        "activation",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "swiglu",
+        "of the experts",
+        {"swiglu", "geglu", "relu", "relu2"}},
+       {kGroup,
+        "dtype",
+        "",
+        0,
+        Kind::kWord,
+        "TYPE",
+        NameOf(Defaults().dtype),
+        "of activations and compute weights; sums, optimiser and master weights are f32",
+        {"f32", "bf16"}}});
+}
+
+void AddRouting(Table& table) {
+  const char* const kGroup = "Routing";
+  const RouterConfig& d = Defaults().model.moe.router;
+  table.insert(
+      table.end(),
+      {{kGroup,
+        "router",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        d.gate,
+        "gate; also presets topk: 1 for switch, 2 for the others",
+        {"switch", "gshard", "mixtral", "olmoe", "qwen3"}},
+       {kGroup, "moe-router-topk", "topk", 0, Kind::kInteger, "K", Text(d.top_k),
+        "experts per token, at most E"},
+       {kGroup,
+        "moe-expert-capacity-factor",
+        "capacity-factor",
+        0,
+        Kind::kReal,
+        "X|none",
+        "none",
+        "an expert takes at most C = ceil(T K X / E) of the T tokens of a group; none = dropless",
+        {"none"}},
+       {kGroup,
+        "moe-token-drop-policy",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "probs",
+        "over capacity, keep the largest weights (probs) or the first tokens (position)",
+        {"probs", "position"}},
+       {kGroup, "moe-pad-expert-input-to-capacity", "", 0, Kind::kSwitch, "", "",
+        "give every expert exactly C rows"},
+       {kGroup,
+        "moe-token-group",
+        "",
+        0,
+        Kind::kInteger,
+        "sequence|micro-batch|N",
+        "micro-batch",
+        "tokens over which capacity and balance are defined; N divides a micro-batch",
+        {"sequence", "micro-batch"}},
+       {kGroup,
+        "moe-router-load-balancing-type",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "aux_loss",
+        "balance loss: per token group, per sequence, or none",
+        {"aux_loss", "seq_aux_loss", "none"}},
+       {kGroup, "moe-aux-loss-coeff", "", 0, Kind::kReal, "X", "0.01",
+        "of the balance loss X E / (K T^2) sum_i (sum_t p_ti) c_i, which is X at balance"},
+       {kGroup, "moe-z-loss-coeff", "", 0, Kind::kReal, "X", Text(d.z_loss_coeff),
+        "of X mean_t (logsumexp_i l_ti)^2"}});
+}
+
+void AddParallel(Table& table) {
+  const char* const kGroup = "Ranks";
+  const lm::TrainConfig& d = Defaults();
+  table.insert(
+      table.end(),
+      {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
+        "threads of this process; under mpirun its size, which R must equal if given"},
+       {kGroup,
+        "backend",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "auto",
+        "local: threads; mpi: processes; auto: mpi under mpirun, else local",
+        {"auto", "local", "mpi"}},
+       {kGroup,
+        "device",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "cpu",
+        "cuda needs a build with CUDA",
+        {"cpu", "cuda"}},
+       {kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N",
+        Text(d.expert_parallel_size),
+        "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP"},
+       {kGroup,
+        "threads",
+        "",
+        0,
+        Kind::kInteger,
+        "N|auto",
+        "auto",
+        "of each rank; auto = cores / ranks of this machine, at least 1",
+        {"auto"}},
+       {kGroup,
+        "numerics",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "fast",
+        "layout-invariant: the same bits at any number of ranks, split and transport",
+        {"fast", "layout-invariant"}},
+       {kGroup,
+        "dispatch",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "staged",
+        "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
+        "node",
+        {"staged", "direct", "hierarchical"}},
+       {kGroup, "node-size", "", 0, Kind::kInteger, "N", Text(d.model.moe.dispatcher.node_size),
+        "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP"},
+       {kGroup, "moe-overlap-degree", "", 0, Kind::kInteger, "D", Text(d.model.moe.overlap_degree),
+        "chunks of local experts, so that exchange and computation overlap; 1 = no overlap"},
+       {kGroup,
+        "all-reduce",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "ring",
+        "of gradients; direct reads peers' memory; library is MPI's own (mpi only)",
+        {"ring", "direct", "library"}},
+       {kGroup, "bucket-size-mb", "", 0, Kind::kReal, "MiB", Text(d.bucket_bytes >> 20),
+        "of gradients that travel together"},
+       {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
+        "a rank that waits longer than this for another one gives up (exit 8)"}});
+}
+
+void AddOptimizer(Table& table) {
+  const char* const kGroup = "Optimiser (AdamW)";
+  const lm::TrainConfig& d = Defaults();
+  table.insert(
+      table.end(),
+      {{kGroup, "lr", "", 0, Kind::kReal, "X", Text(d.schedule.peak), "peak learning rate"},
+       {kGroup, "min-lr", "", 0, Kind::kReal, "X", Text(d.schedule.minimum),
+        "learning rate at the end of the cosine"},
+       {kGroup, "lr-warmup-steps", "", 0, Kind::kInteger, "N", Text(d.schedule.warmup_steps),
+        "steps from 0 to lr, linearly"},
+       {kGroup, "lr-decay-steps", "", 0, Kind::kInteger, "N", "",
+        "step at which the cosine reaches min-lr; default: --steps"},
+       {kGroup, "weight-decay", "", 0, Kind::kReal, "X", Text(d.optimizer.weight_decay),
+        "decoupled; not for norms"},
+       {kGroup, "clip-grad", "", 0, Kind::kReal, "X", Text(d.optimizer.clip_grad),
+        "largest gradient norm, every expert counted once; 0 = off"},
+       {kGroup, "adam-beta1", "", 0, Kind::kReal, "X", Text(d.optimizer.beta1), ""},
+       {kGroup, "adam-beta2", "", 0, Kind::kReal, "X", Text(d.optimizer.beta2), ""},
+       {kGroup, "adam-eps", "", 0, Kind::kReal, "X", Text(d.optimizer.epsilon), ""}});
+}
+
+void AddOutput(Table& table) {
+  const char* const kGroup = "Output and settings";
+  table.insert(
+      table.end(),
+      {{kGroup, "log-interval", "", 0, Kind::kInteger, "N", Text(Defaults().log_interval),
+        "steps between progress lines; on a terminal one line is refreshed every step"},
+       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no progress, only errors and the report"},
+       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "",
+        "name every file read, and a progress line for every step"},
+       {kGroup,
+        "color",
+        "",
+        0,
+        Kind::kWord,
+        "WHEN",
+        "auto",
+        "auto: on a terminal, unless NO_COLOR is set",
+        {"auto", "always", "never"}},
+       {kGroup,
+        "config",
+        "",
+        0,
+        Kind::kText,
+        "FILE.json",
+        "",
+        "settings by name, or DeepSpeed's keys where they mean the same",
+        {},
+        true},
+       {kGroup,
+        "print-config",
+        "",
+        0,
+        Kind::kSwitch,
+        "",
+        "",
+        "print every setting and where it came from, and stop",
+        {},
+        true},
+       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+}
+
+}  // namespace
+
+std::vector<Setting> TrainSettings() {
+  Table table;
+  AddData(table);
+  AddModel(table);
+  AddRouting(table);
+  AddParallel(table);
+  AddOptimizer(table);
+  AddOutput(table);
+  return table;
+}
+
+}  // namespace moe::cli
