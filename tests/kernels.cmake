@@ -11,3 +11,5 @@ moe_test(embedding_test LABELS unit cpu SOURCES embedding_test.cc LIBS moe_kerne
 moe_test(cross_entropy_test LABELS unit cpu SOURCES cross_entropy_test.cc LIBS moe_kernels)
 moe_test(adamw_test LABELS unit cpu SOURCES adamw_test.cc LIBS moe_kernels)
 moe_test(exact_sum_test LABELS unit cpu SOURCES exact_sum_test.cc LIBS moe_kernels)
+moe_test(attention_test LABELS unit cpu SOURCES attention_test.cc LIBS moe_kernels)
+moe_test(rotary_test LABELS unit cpu SOURCES rotary_test.cc LIBS moe_kernels)

@@ -17,6 +17,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/grouped_gemm/simd_targets.h"
 
 namespace moe::testing {
 
@@ -148,6 +149,15 @@ class TestStream {
  private:
   ThreadPool pool_;
   std::unique_ptr<Stream> stream_;
+};
+
+// Operations use the named SIMD target while this lives.
+class SimdTarget {
+ public:
+  explicit SimdTarget(const std::string& name) { gemm::UseSimdTarget(name); }
+  ~SimdTarget() { gemm::UseSimdTarget(""); }
+  SimdTarget(const SimdTarget&) = delete;
+  SimdTarget& operator=(const SimdTarget&) = delete;
 };
 
 inline std::string Message(const absl::Status& status) {

@@ -1,124 +1,119 @@
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <vector>
+#include <atomic>
 
+#include "kernels/attention/attention_cpu.h"
+#include "kernels/attention/attention_shape.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
-namespace {
 
 absl::Status CheckAttentionShape(absl::string_view function, const AttentionShape& shape,
                                  int64_t rows, int64_t cols) {
-  if (shape.heads < 1 || cols % shape.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": ", shape.heads, " heads for ", cols,
-                                                   " columns, expected a divisor >= 1"));
+  if (shape.heads < 1 || cols < shape.heads || cols % shape.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": ", cols, " columns for ",
+                                                   shape.heads, " heads, expected a multiple"));
   }
-  const auto& offsets = shape.sequence_offsets;
+  const absl::Span<const int64_t> offsets = shape.sequence_offsets;
   if (offsets.empty() || offsets.front() != 0 || offsets.back() != rows) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": sequence_offsets [", offsets.size(),
-                                                   "], expected 0 first and ", rows,
-                                                   " (the rows) last"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        function, ": sequence_offsets [", offsets.size(), "]",
+        offsets.empty() ? std::string()
+                        : absl::StrCat(" from ", offsets.front(), " to ", offsets.back()),
+        ", expected them from 0 to ", rows, ", the rows"));
   }
-  if (!std::is_sorted(offsets.begin(), offsets.end())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(function, ": sequence_offsets descend, expected ascending"));
+  for (size_t s = 1; s < offsets.size(); ++s) {
+    if (offsets[s - 1] <= offsets[s]) continue;
+    return absl::InvalidArgumentError(absl::StrCat(function, ": sequence_offsets[", s, "] is ",
+                                                   offsets[s], ", expected at least ",
+                                                   offsets[s - 1]));
   }
   return absl::OkStatus();
 }
 
-struct Task {
-  int64_t begin, end, column, depth;
-  int head;
-};
+namespace {
 
-template <typename F>
-void ForEachHead(const AttentionShape& shape, int64_t cols, ThreadPool& threads, const F& run) {
-  const int64_t depth = cols / shape.heads;
-  const auto sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
-  threads.For(sequences * shape.heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t s = i / shape.heads;
-      const int head = static_cast<int>(i % shape.heads);
-      run(Task{shape.sequence_offsets[s], shape.sequence_offsets[s + 1], head * depth, depth,
-               head});
-    }
-  });
+int64_t LongestSequence(const AttentionShape& shape) {
+  int64_t longest = 0;
+  for (size_t s = 1; s < shape.sequence_offsets.size(); ++s) {
+    longest = std::max(longest, shape.sequence_offsets[s] - shape.sequence_offsets[s - 1]);
+  }
+  return longest;
 }
 
-template <typename A, typename B>
-float DotRow(const A* a, const B* b, int64_t n) {
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<float>(a[i]) * static_cast<float>(b[i]);
-  return sum;
+// The part of a [T, heads * D] view that belongs to one head of one sequence.
+struct HeadRange {
+  int64_t begin, end;  // rows
+  int64_t head, depth;
+
+  template <typename T>
+  MatrixView<T> Of(MatrixView<T> m) const {
+    return ColumnRange(RowRange(m, begin, end), head * depth, (head + 1) * depth);
+  }
+  template <typename T>
+  MatrixView<T> PerHead(MatrixView<T> m) const {  // of a [T, heads] view
+    return ColumnRange(RowRange(m, begin, end), head, head + 1);
+  }
+};
+
+// One row of scratch for each thread that works on heads.
+absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t floats,
+                                            const ThreadPool& threads, Workspace& workspace) {
+  const auto sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
+  const int64_t slots = std::min<int64_t>(threads.threads(), sequences * shape.heads);
+  return workspace.Matrix<float>(slots, (floats + 15) / 16 * 16);
+}
+
+// Calls run(range, scratch) for every head of every sequence. Each slot takes the next head that
+// no other has taken: sequences differ in length. A head's bits do not depend on its slot.
+template <typename F>
+void ForEachHead(const AttentionShape& shape, int64_t depth, MatrixView<float> slots,
+                 ThreadPool& threads, const F& run) {
+  const auto sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
+  std::atomic<int64_t> next = 0;
+  threads.For(slots.rows(), 1, [&](int64_t slot, int64_t) {
+    while (true) {
+      const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= sequences * shape.heads) return;
+      const int64_t s = i / shape.heads;
+      const HeadRange range = {.begin = shape.sequence_offsets[s],
+                               .end = shape.sequence_offsets[s + 1],
+                               .head = i % shape.heads,
+                               .depth = depth};
+      if (range.begin < range.end) run(range, slots.row(slot));
+    }
+  });
 }
 
 }  // namespace
 
 template <typename T>
-absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
-                         MatrixView<T> x, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("ApplyRotary", stream));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape("ApplyRotary", shape, x.rows(), x.cols()));
-  const int64_t depth = x.cols() / shape.heads;
-  if (depth % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ApplyRotary: head size ", depth, ", expected an even one"));
-  }
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    ForEachHead(shape, x.cols(), threads, [&](const Task& task) {
-      const int64_t half = task.depth / 2;
-      for (int64_t t = task.begin; t < task.end; ++t) {
-        T* const row = x.row(t) + task.column;
-        for (int64_t d = 0; d < half; ++d) {
-          const double angle =
-              static_cast<double>(t - task.begin) *
-              std::pow(static_cast<double>(base),
-                       -2.0 * static_cast<double>(d) / static_cast<double>(task.depth));
-          const auto c = static_cast<float>(std::cos(angle));
-          const auto s = static_cast<float>(std::sin(angle)) * static_cast<float>(direction);
-          const auto a = static_cast<float>(row[d]);
-          const auto b = static_cast<float>(row[d + half]);
-          row[d] = T(a * c - b * s);
-          row[d + half] = T(b * c + a * s);
-        }
-      }
-    });
-    return absl::OkStatus();
-  });
-}
-
-template <typename T>
 absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,
-                             MatrixView<float> log_sum_exp, Workspace&, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("CausalAttention", stream));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape("CausalAttention", shape, q.rows(), q.cols()));
+                             MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream) {
+  constexpr const char* kFunction = "CausalAttention";
+  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "k", k, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
   ThreadPool& threads = stream.threads();
+  const int64_t depth = q.cols() / shape.heads;
+  MOE_ASSIGN_OR_RETURN(
+      const MatrixView<float> slots,
+      TakeSlots(shape, HeadForwardScratch(LongestSequence(shape), depth), threads, workspace));
   return stream.Enqueue([=, &threads] {
-    ForEachHead(shape, q.cols(), threads, [&](const Task& task) {
-      const float scale = 1.0f / std::sqrt(static_cast<float>(task.depth));
-      std::vector<float> p(task.end - task.begin), o(task.depth);
-      for (int64_t i = task.begin; i < task.end; ++i) {
-        float max = -INFINITY, sum = 0;
-        for (int64_t j = task.begin; j <= i; ++j) {
-          p[j - task.begin] =
-              scale * DotRow(q.row(i) + task.column, k.row(j) + task.column, task.depth);
-          max = std::max(max, p[j - task.begin]);
-        }
-        std::fill(o.begin(), o.end(), 0.0f);
-        for (int64_t j = task.begin; j <= i; ++j) {
-          const float e = std::exp(p[j - task.begin] - max);
-          sum += e;
-          for (int64_t d = 0; d < task.depth; ++d)
-            o[d] += e * static_cast<float>(v.row(j)[task.column + d]);
-        }
-        for (int64_t d = 0; d < task.depth; ++d) out.row(i)[task.column + d] = T(o[d] / sum);
-        log_sum_exp.row(i)[task.head] = max + std::log(sum);
-      }
+    ForEachHead(shape, depth, slots, threads, [&](const HeadRange& head, float* scratch) {
+      AttendHead<T>({.q = head.Of(q),
+                     .k = head.Of(k),
+                     .v = head.Of(v),
+                     .out = head.Of(out),
+                     .log_sum_exp = head.PerHead(log_sum_exp)},
+                    scratch);
     });
     return absl::OkStatus();
   });
@@ -129,56 +124,58 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
                                      MatrixView<const T> k, MatrixView<const T> v,
                                      MatrixView<const T> out, MatrixView<const float> log_sum_exp,
                                      MatrixView<const T> d_out, MatrixView<T> d_q,
-                                     MatrixView<T> d_k, MatrixView<T> d_v, Workspace&,
+                                     MatrixView<T> d_k, MatrixView<T> d_v, Workspace& workspace,
                                      Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("CausalAttentionBackward", stream));
-  MOE_RETURN_IF_ERROR(CheckAttentionShape("CausalAttentionBackward", shape, q.rows(), q.cols()));
+  constexpr const char* kFunction = "CausalAttentionBackward";
+  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
+  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  const auto check = [&](const char* name, const auto& m) {
+    return CheckShape(kFunction, name, m, q.rows(), q.cols());
+  };
+  MOE_RETURN_IF_ERROR(check("k", k));
+  MOE_RETURN_IF_ERROR(check("v", v));
+  MOE_RETURN_IF_ERROR(check("out", out));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
+  MOE_RETURN_IF_ERROR(check("d_out", d_out));
+  MOE_RETURN_IF_ERROR(check("d_q", d_q));
+  MOE_RETURN_IF_ERROR(check("d_k", d_k));
+  MOE_RETURN_IF_ERROR(check("d_v", d_v));
   ThreadPool& threads = stream.threads();
+  const int64_t depth = q.cols() / shape.heads;
+  MOE_ASSIGN_OR_RETURN(
+      const MatrixView<float> slots,
+      TakeSlots(shape, HeadBackwardScratch(LongestSequence(shape), depth), threads, workspace));
   return stream.Enqueue([=, &threads] {
-    ForEachHead(shape, q.cols(), threads, [&](const Task& task) {
-      const int64_t n = task.end - task.begin, depth = task.depth, c = task.column;
-      const float scale = 1.0f / std::sqrt(static_cast<float>(depth));
-      std::vector<float> dk(n * depth), dv(n * depth), dq(depth);
-      for (int64_t i = 0; i < n; ++i) {
-        const T* const qi = q.row(task.begin + i) + c;
-        const T* const doi = d_out.row(task.begin + i) + c;
-        const float delta = DotRow(doi, out.row(task.begin + i) + c, depth);
-        std::fill(dq.begin(), dq.end(), 0.0f);
-        for (int64_t j = 0; j <= i; ++j) {
-          const T* const kj = k.row(task.begin + j) + c;
-          const float p =
-              std::exp(scale * DotRow(qi, kj, depth) - log_sum_exp.row(task.begin + i)[task.head]);
-          const float ds = p * (DotRow(doi, v.row(task.begin + j) + c, depth) - delta) * scale;
-          for (int64_t d = 0; d < depth; ++d) {
-            dv[j * depth + d] += p * static_cast<float>(doi[d]);
-            dk[j * depth + d] += ds * static_cast<float>(qi[d]);
-            dq[d] += ds * static_cast<float>(kj[d]);
-          }
-        }
-        for (int64_t d = 0; d < depth; ++d) d_q.row(task.begin + i)[c + d] = T(dq[d]);
-      }
-      for (int64_t j = 0; j < n; ++j) {
-        for (int64_t d = 0; d < depth; ++d) {
-          d_k.row(task.begin + j)[c + d] = T(dk[j * depth + d]);
-          d_v.row(task.begin + j)[c + d] = T(dv[j * depth + d]);
-        }
-      }
+    ForEachHead(shape, depth, slots, threads, [&](const HeadRange& head, float* scratch) {
+      AttendHeadBackward<T>({.q = head.Of(q),
+                             .k = head.Of(k),
+                             .v = head.Of(v),
+                             .out = head.Of(out),
+                             .d_out = head.Of(d_out),
+                             .log_sum_exp = head.PerHead(log_sum_exp),
+                             .d_q = head.Of(d_q),
+                             .d_k = head.Of(d_k),
+                             .d_v = head.Of(d_v)},
+                            scratch);
     });
     return absl::OkStatus();
   });
 }
 
-#define MOE_INSTANTIATE(T)                                                                        \
-  template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection, MatrixView<T>, \
-                                    Stream&);                                                     \
-  template absl::Status CausalAttention(const AttentionShape&, MatrixView<const T>,               \
-                                        MatrixView<const T>, MatrixView<const T>, MatrixView<T>,  \
-                                        MatrixView<float>, Workspace&, Stream&);                  \
-  template absl::Status CausalAttentionBackward(                                                  \
-      const AttentionShape&, MatrixView<const T>, MatrixView<const T>, MatrixView<const T>,       \
-      MatrixView<const T>, MatrixView<const float>, MatrixView<const T>, MatrixView<T>,           \
-      MatrixView<T>, MatrixView<T>, Workspace&, Stream&);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
+using F32 = MatrixView<float>;
+using ConstF32 = MatrixView<const float>;
+using BF16 = MatrixView<BFloat16>;
+using ConstBF16 = MatrixView<const BFloat16>;
+template absl::Status CausalAttention(const AttentionShape&, ConstF32, ConstF32, ConstF32, F32, F32,
+                                      Workspace&, Stream&);
+template absl::Status CausalAttention(const AttentionShape&, ConstBF16, ConstBF16, ConstBF16, BF16,
+                                      F32, Workspace&, Stream&);
+template absl::Status CausalAttentionBackward(const AttentionShape&, ConstF32, ConstF32, ConstF32,
+                                              ConstF32, ConstF32, ConstF32, F32, F32, F32,
+                                              Workspace&, Stream&);
+template absl::Status CausalAttentionBackward(const AttentionShape&, ConstBF16, ConstBF16,
+                                              ConstBF16, ConstBF16, ConstF32, ConstBF16, BF16, BF16,
+                                              BF16, Workspace&, Stream&);
 
 }  // namespace moe

@@ -26,14 +26,19 @@ enum class RotaryDirection : int8_t { kForward = 1, kBackward = -1 };
 
 // Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted from the
 // start of the row's sequence; in place. D must be even. Su et al. (2021), arXiv:2104.09864, in
-// the half-split layout of Llama.
+// the half-split layout of Llama. Angles in float64; their cosines and sines are kept for the
+// process, one table per (base, D).
 template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
                          MatrixView<T> x, Stream& stream);
 
 // out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, k, v, out [T, heads * D];
 // log_sum_exp [T, heads] float32 is kept for backward.
-// A token's bits depend on its own sequence only: float32, keys in ascending order.
+// A token's bits depend on its own sequence only: float32, keys in ascending order; what later tokens
+// hold, even a NaN, does not change a bit. Two passes, K and V of a head packed once.
+// Scratch: about n (2 D + 8) floats a thread for the longest sequence n (backward n (5 D + 16)),
+// taken at the call and left to the caller's mark.
+// Errors: kInvalidArgument if shapes disagree or the sequences do not cover the T rows.
 template <typename T>
 absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,

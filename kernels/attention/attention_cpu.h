@@ -1,0 +1,68 @@
+// Attention of one head over one sequence on the CPU. Instantiated for float and BFloat16.
+#ifndef MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
+#define MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
+
+#include <cstdint>
+
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+// All [n, D] but log_sum_exp [n, 1]: the rows of one sequence, the columns of one head.
+template <typename T>
+struct HeadForward {
+  MatrixView<const T> q, k, v;
+  MatrixView<T> out;
+  MatrixView<float> log_sum_exp;
+};
+
+template <typename T>
+struct HeadBackward {
+  MatrixView<const T> q, k, v, out, d_out;
+  MatrixView<const float> log_sum_exp;
+  MatrixView<T> d_q, d_k, d_v;
+};
+
+// Blocking of the widest SIMD target: 8 queries a block, 32 keys a panel, 16 lanes.
+inline constexpr int64_t kMaxBlockRows = 8;
+inline constexpr int64_t kMaxPanelKeys = 32;
+constexpr int64_t PaddedDepth(int64_t depth) {
+  return (depth + 15) / 16 * 16;
+}
+constexpr int64_t PaddedTokens(int64_t n) {
+  return (n + kMaxPanelKeys - 1) / kMaxPanelKeys * kMaxPanelKeys;
+}
+
+// float32 elements of scratch that a sequence of n tokens needs; grows with n.
+constexpr int64_t HeadForwardScratch(int64_t n, int64_t depth) {
+  return PaddedTokens(n) * (depth + PaddedDepth(depth) + kMaxBlockRows) +
+         2 * kMaxBlockRows * PaddedDepth(depth);
+}
+constexpr int64_t HeadBackwardScratch(int64_t n, int64_t depth) {
+  return PaddedTokens(n) * (2 * depth + 3 * PaddedDepth(depth) + 2 * kMaxBlockRows) +
+         3 * kMaxBlockRows * PaddedDepth(depth);
+}
+
+// Hands out the scratch.
+class HeadScratch {
+ public:
+  explicit HeadScratch(float* next) : next_(next) {}
+  float* Take(int64_t count) {
+    float* const part = next_;
+    next_ += count;
+    return part;
+  }
+
+ private:
+  float* next_;
+};
+
+// scratch: as many elements, 64-byte aligned, contents of no matter.
+template <typename T>
+void AttendHead(const HeadForward<T>& head, float* scratch);
+template <typename T>
+void AttendHeadBackward(const HeadBackward<T>& head, float* scratch);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
