@@ -4,7 +4,25 @@ moe_test(ring_all_reduce_test LABELS unit cpu
   SOURCES ring_all_reduce_test.cc comm_env_local.cc LIBS moe_comm)
 moe_test(mesh_test LABELS unit cpu
   SOURCES mesh_test.cc comm_env_local.cc LIBS moe_comm)
-if(MOE_MPI_FOUND)
-  moe_test(comm_contract_mpi_test LABELS contract mpi NPROC 1 2 3 4
-    SOURCES comm_contract_test.cc comm_env_mpi.cc LIBS moe_comm_mpi)
+moe_test(bootstrap_test LABELS unit cpu
+  SOURCES bootstrap_test.cc LIBS moe_comm_run)
+if(NOT MOE_MPI_FOUND)
+  return()
 endif()
+
+moe_test(comm_contract_mpi_test LABELS contract mpi NPROC 1 2 3 4
+  SOURCES comm_contract_test.cc comm_env_mpi.cc LIBS moe_comm_mpi)
+
+# Exit codes under a launcher. The launcher's own is what a user's script sees.
+add_executable(run_ranks_main run_ranks_main.cc)
+target_link_libraries(run_ranks_main PRIVATE moe_comm_run moe_private_flags)
+function(moe_exit_code_test mode ranks code)
+  add_test(NAME run_ranks_mpi.${mode}.np${ranks}
+    COMMAND sh -c "\"$1\" \"$2\" \"$3\" \"$4\" \"$5\"; code=$?; test $code -eq ${code} || { echo exit $code; exit 1; }"
+      sh ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:run_ranks_main> ${mode})
+  set_tests_properties(run_ranks_mpi.${mode}.np${ranks} PROPERTIES LABELS "contract;mpi" TIMEOUT 30
+    ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1")
+endfunction()
+moe_exit_code_test(ok 3 0)
+moe_exit_code_test(fail 3 6)
+moe_exit_code_test(missing 2 8)

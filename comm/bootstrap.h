@@ -1,0 +1,66 @@
+// Who started this process, and as which rank.
+#ifndef MOE_COMM_BOOTSTRAP_H_
+#define MOE_COMM_BOOTSTRAP_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+namespace moe {
+
+enum class LaunchSource : uint8_t {
+  kNone,      // started by hand
+  kFlags,     // explicit flags
+  kTorchrun,  // RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
+  kOpenMpi,   // OMPI_COMM_WORLD_*
+  kPmi,       // PMI_RANK, PMI_SIZE: MPICH's hydra and its relatives
+  kPmix,      // PMIX_RANK
+  kSlurm,     // SLURM_PROCID, SLURM_NTASKS inside a job step
+};
+
+struct LaunchInfo {
+  LaunchSource source = LaunchSource::kNone;
+  int rank = 0;
+  int size = 1;         // 0: only MPI knows (PMIX_RANK comes without one)
+  int local_rank = 0;   // on this host; 0 when the launcher does not say
+  int local_size = 0;   // ranks on this host; 0 when the launcher does not say
+  std::string address;  // of rank 0, where given
+  int port = 0;
+};
+
+// Flags that name the launch; all that has no value was not given.
+struct LaunchFlags {
+  std::optional<int> rank, size, local_rank;
+  std::string address;
+  std::optional<int> port;
+};
+
+// The value of an environment variable, or nullptr. Programs pass std::getenv.
+using EnvLookup = absl::FunctionRef<const char*(const char*)>;
+
+// Reads the first complete set, in the order of LaunchSource: flags (rank and size; the rest is
+// optional), RANK and its companions, OMPI_COMM_WORLD_*, PMI_*, PMIX_RANK, SLURM_*. Empty variables
+// count as unset. SLURM_* count only inside a step (SLURM_STEP_ID) of more than one task: a
+// shell inside an allocation launches nothing.
+//
+// kInvalidArgument, naming the two variables at odds: a set of which only a part is there; a rank
+// outside its size; RANK and WORLD_SIZE that contradict the MPI launcher's. (When they agree the
+// MPI launcher is reported: it can do what both say.) A pure function of its arguments.
+absl::StatusOr<LaunchInfo> DetectLaunch(const LaunchFlags& flags, EnvLookup lookup);
+
+// "OMPI_COMM_WORLD_RANK": the variable that `source` is recognised by; "--rank" for flags.
+const char* NameOf(LaunchSource source);
+
+// Whether MPI, once started, sees the ranks that the launcher started. kUnauthenticated when not:
+// the usual cause is a launcher of the other MPI, whose processes each see a world of one.
+//   linked_mpi  "openmpi" or "mpich", what this build links
+absl::Status CheckMpiSize(const LaunchInfo& launch, absl::string_view linked_mpi, int mpi_size);
+
+}  // namespace moe
+
+#endif  // MOE_COMM_BOOTSTRAP_H_

@@ -1,0 +1,277 @@
+// comm/bootstrap.h and comm/create.h: who started us, where ranks run, how failures come together.
+#include "comm/bootstrap.h"
+
+#include <atomic>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <absl/strings/cord.h>
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/create.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+absl::StatusOr<LaunchInfo> Detect(const Variables& variables, const LaunchFlags& flags = {}) {
+  return DetectLaunch(flags, [&](const char* name) -> const char* {
+    const auto at = variables.find(name);
+    return at == variables.end() ? nullptr : at->second.c_str();
+  });
+}
+
+const Variables kTorchrun = {{"RANK", "2"},
+                             {"WORLD_SIZE", "4"},
+                             {"LOCAL_RANK", "0"},
+                             {"MASTER_ADDR", "node7"},
+                             {"MASTER_PORT", "29500"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "8"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+
+Variables With(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+void ExpectRefused(const Variables& variables, const char* one, const char* other) {
+  const absl::Status status = Detect(variables).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(one), HasSubstr(other)));
+}
+
+TEST(DetectLaunchTest, NothingSetIsNoLaunch) {
+  const LaunchInfo info = Detect({{"HOME", "/root"}, {"RANK", ""}}).value();
+  EXPECT_EQ(info.source, LaunchSource::kNone);
+  EXPECT_EQ(info.rank, 0);
+  EXPECT_EQ(info.size, 1);
+}
+
+TEST(DetectLaunchTest, ReadsTorchrun) {
+  const LaunchInfo info = Detect(kTorchrun).value();
+  EXPECT_EQ(info.source, LaunchSource::kTorchrun);
+  EXPECT_EQ(info.rank, 2);
+  EXPECT_EQ(info.size, 4);
+  EXPECT_EQ(info.address, "node7");
+  EXPECT_EQ(info.port, 29500);
+}
+
+TEST(DetectLaunchTest, ReadsOpenMpi) {
+  const LaunchInfo info = Detect(kOpenMpi).value();
+  EXPECT_EQ(info.source, LaunchSource::kOpenMpi);
+  EXPECT_EQ(info.rank, 3);
+  EXPECT_EQ(info.size, 8);
+  EXPECT_EQ(info.local_rank, 1);
+  EXPECT_EQ(info.local_size, 2);
+}
+
+TEST(DetectLaunchTest, ReadsHydra) {
+  const LaunchInfo info =
+      Detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}}).value();
+  EXPECT_EQ(info.source, LaunchSource::kPmi);
+  EXPECT_EQ(info.rank, 1);
+  EXPECT_EQ(info.size, 2);
+  EXPECT_EQ(info.local_rank, 1);
+}
+
+TEST(DetectLaunchTest, PmixLeavesTheSizeToMpi) {
+  const LaunchInfo info = Detect({{"PMIX_RANK", "5"}}).value();
+  EXPECT_EQ(info.source, LaunchSource::kPmix);
+  EXPECT_EQ(info.rank, 5);
+  EXPECT_EQ(info.size, 0);
+}
+
+TEST(DetectLaunchTest, SlurmCountsOnlyInsideAStepOfSeveralTasks) {
+  const Variables batch = {
+      {"SLURM_JOB_ID", "9"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "1"}};
+  EXPECT_EQ(Detect(batch).value().source, LaunchSource::kNone);
+  const LaunchInfo step = Detect(With(batch, {{"SLURM_STEP_ID", "0"}})).value();
+  EXPECT_EQ(step.source, LaunchSource::kSlurm);
+  EXPECT_EQ(step.rank, 1);
+  EXPECT_EQ(step.size, 2);
+  EXPECT_EQ(step.local_rank, 1);
+  const Variables shell = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}};
+  EXPECT_EQ(Detect(shell).value().source, LaunchSource::kNone);
+}
+
+TEST(DetectLaunchTest, TheFirstCompleteSetWins) {
+  const Variables slurm = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}};
+  // mpirun inside a Slurm step: its daemons are the step's tasks, its ranks are not.
+  EXPECT_EQ(Detect(With(kOpenMpi, slurm)).value().source, LaunchSource::kOpenMpi);
+  EXPECT_EQ(Detect(With(kTorchrun, slurm)).value().source, LaunchSource::kTorchrun);
+  EXPECT_EQ(Detect(With(kOpenMpi, {{"PMIX_RANK", "3"}})).value().source, LaunchSource::kOpenMpi);
+  LaunchFlags flags;
+  flags.rank = 1;
+  flags.size = 2;
+  const LaunchInfo info = Detect(kOpenMpi, flags).value();
+  EXPECT_EQ(info.source, LaunchSource::kFlags);
+  EXPECT_EQ(info.rank, 1);
+}
+
+TEST(DetectLaunchTest, AgreeingVariablesLeaveTheMpiLauncher) {
+  const Variables same = With(kOpenMpi, {{"RANK", "3"},
+                                         {"WORLD_SIZE", "8"},
+                                         {"LOCAL_RANK", "1"},
+                                         {"MASTER_ADDR", "a"},
+                                         {"MASTER_PORT", "1"}});
+  EXPECT_EQ(Detect(same).value().source, LaunchSource::kOpenMpi);
+}
+
+TEST(DetectLaunchTest, APartialSetNamesBothVariables) {
+  ExpectRefused({{"RANK", "0"}}, "RANK is set", "WORLD_SIZE is not");
+  ExpectRefused({{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set", "RANK is not");
+  ExpectRefused({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}, "RANK is set",
+                "MASTER_ADDR is not");
+  ExpectRefused({{"OMPI_COMM_WORLD_SIZE", "2"}}, "OMPI_COMM_WORLD_SIZE is set",
+                "OMPI_COMM_WORLD_RANK is not");
+  ExpectRefused({{"PMI_RANK", "2"}}, "PMI_RANK is set", "PMI_SIZE is not");
+  ExpectRefused({{"SLURM_STEP_ID", "1"}, {"SLURM_PROCID", "2"}}, "SLURM_PROCID is set",
+                "SLURM_NTASKS is not");
+  LaunchFlags flags;
+  flags.rank = 0;
+  EXPECT_THAT(std::string(Detect({}, flags).status().message()),
+              AllOf(HasSubstr("--rank"), HasSubstr("--world-size")));
+}
+
+TEST(DetectLaunchTest, AContradictingSetNamesBothVariables) {
+  ExpectRefused(With(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "8"}}), "OMPI_COMM_WORLD_RANK is 8",
+                "OMPI_COMM_WORLD_SIZE is 8");
+  ExpectRefused(With(kTorchrun, kOpenMpi), "WORLD_SIZE is 4", "OMPI_COMM_WORLD_SIZE is 8");
+  ExpectRefused(With(kTorchrun, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), "RANK is 2",
+                "PMI_RANK is 1");
+}
+
+TEST(DetectLaunchTest, ValuesThatAreNoNumbersAreRefused) {
+  for (const char* bad : {"x", "-1", "1.5", "99999999999"}) {
+    ExpectRefused({{"PMI_RANK", bad}, {"PMI_SIZE", "4"}}, "PMI_RANK is", bad);
+  }
+  ExpectRefused({{"PMI_RANK", "0"}, {"PMI_SIZE", "0"}}, "PMI_SIZE is '0'", "integer >= 1");
+}
+
+TEST(CheckMpiSizeTest, AWorldOfOneBelowALauncherIsTheOtherMpi) {
+  const LaunchInfo open_mpi = {.source = LaunchSource::kOpenMpi, .rank = 1, .size = 4};
+  EXPECT_TRUE(CheckMpiSize(open_mpi, "openmpi", 4).ok());
+  const absl::Status status = CheckMpiSize(open_mpi, "mpich", 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("launch of 4 ranks, MPI sees 1"), HasSubstr("mpiexec.mpich")));
+  const LaunchInfo pmi = {.source = LaunchSource::kPmi, .size = 2};
+  EXPECT_THAT(std::string(CheckMpiSize(pmi, "openmpi", 1).message()), HasSubstr("mpiexec.openmpi"));
+  EXPECT_TRUE(CheckMpiSize({}, "mpich", 1).ok());
+  EXPECT_TRUE(CheckMpiSize({.source = LaunchSource::kPmix, .size = 0}, "openmpi", 3).ok());
+}
+
+TEST(PlanWorldTest, WithoutALauncherRanksAreThreads) {
+  const WorldPlan plan = PlanWorld({}, {}).value();
+  EXPECT_EQ(plan.backend, Backend::kLocal);
+  EXPECT_EQ(plan.ranks, 4);
+  EXPECT_EQ(PlanWorld({.ranks = 7}, {}).value().ranks, 7);
+}
+
+TEST(PlanWorldTest, UnderALauncherTheEnvironmentDecides) {
+  const LaunchInfo launch = {.source = LaunchSource::kOpenMpi, .rank = 1, .size = 2};
+  const auto plan = PlanWorld({}, launch);
+  if (HasBackend(Backend::kMpi)) {
+    EXPECT_EQ(plan->backend, Backend::kMpi);
+    EXPECT_EQ(plan->ranks, 2);
+    EXPECT_EQ(plan->launch.rank, 1);
+    EXPECT_TRUE(PlanWorld({.ranks = 2}, launch).ok());
+  } else {
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
+  }
+  EXPECT_EQ(PlanWorld({.ranks = 3}, launch).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PlanWorld({.backend = Backend::kLocal}, launch).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PlanWorldTest, ALaunchByTorchrunGetsTheMpirunLine) {
+  const absl::Status status =
+      PlanWorld({}, {.source = LaunchSource::kTorchrun, .rank = 0, .size = 6}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mpirun -n 6 moe"));
+}
+
+TEST(PlanWorldTest, ImpossibleRankCountsAreRefused) {
+  EXPECT_EQ(PlanWorld({.ranks = 0}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status alone = PlanWorld({.backend = Backend::kMpi, .ranks = 2}, {}).status();
+  EXPECT_EQ(alone.code(), HasBackend(Backend::kMpi) ? absl::StatusCode::kInvalidArgument
+                                                    : absl::StatusCode::kUnimplemented);
+}
+
+RunOptions Threads(int ranks) {
+  return {.plan = {.ranks = ranks}, .timeout = absl::Seconds(30)};
+}
+
+TEST(RunRanksTest, RunsTheBodyOnceOnEveryRank) {
+  for (const int ranks : {1, 2, 5}) {
+    std::vector<int> runs(ranks, 0);
+    std::atomic<int> together{0};
+    const absl::Status status = RunRanks(Threads(ranks), [&](std::unique_ptr<Communicator> world) {
+      EXPECT_EQ(world->size(), ranks);
+      ++runs[world->rank()];
+      together += 1;
+      MOE_RETURN_IF_ERROR(world->Barrier());
+      EXPECT_EQ(together.load(), ranks);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(runs, std::vector<int>(ranks, 1));
+  }
+}
+
+TEST(RunRanksTest, TheRootCauseComesOutNotItsEchoes) {
+  for (int culprit = 0; culprit < 4; ++culprit) {
+    const absl::Status status =
+        RunRanks(Threads(4), [&](std::unique_ptr<Communicator> world) -> absl::Status {
+          if (world->rank() == culprit) {
+            absl::Status loss = absl::DataLossError(absl::StrCat("loss is NaN on rank ", culprit));
+            loss.SetPayload("moe/exit-code", absl::Cord("6"));
+            return loss;
+          }
+          return world->Barrier();  // the others wait, and are woken
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_EQ(status.message(), absl::StrCat("loss is NaN on rank ", culprit));
+    EXPECT_TRUE(status.GetPayload("moe/exit-code").has_value());
+  }
+}
+
+TEST(RunRanksTest, ARankThatStaysAwayIsNamed) {
+  RunOptions options = Threads(3);
+  options.timeout = absl::Milliseconds(150);
+  const absl::Status status =
+      RunRanks(options, [](std::unique_ptr<Communicator> world) -> absl::Status {
+        if (world->rank() == 2) return absl::OkStatus();  // forgets the barrier
+        return world->Barrier();
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Barrier"));
+}
+
+TEST(RunRanksTest, ExceptionsBecomeStatuses) {
+  const absl::Status memory =
+      RunRanks(Threads(2), [](std::unique_ptr<Communicator> world) -> absl::Status {
+        if (world->rank() == 1) throw std::bad_alloc();
+        return world->Barrier();
+      });
+  EXPECT_EQ(memory.code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status other = RunRanks(
+      Threads(1),
+      [](std::unique_ptr<Communicator>) -> absl::Status { throw std::runtime_error("odd"); });
+  EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("odd"));
+}
+
+}  // namespace
+}  // namespace moe

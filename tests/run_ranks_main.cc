@@ -1,0 +1,72 @@
+// Runs RunRanks as a program would, for tests of exit codes under mpiexec.
+//   run_ranks_main ok        every rank sums the ranks and checks the sum
+//   run_ranks_main fail      the last rank fails with kDataLoss while the others wait: exit 6
+//   run_ranks_main missing   the last rank stays away: exit 8 after the deadline
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include <unistd.h>
+
+#include "comm/create.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+int ExitCode(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kDataLoss:
+      return 6;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 8;
+    case absl::StatusCode::kUnauthenticated:
+      return 9;
+    case absl::StatusCode::kUnimplemented:
+      return 10;
+    default:
+      return 1;
+  }
+}
+
+void Report(const absl::Status& status) {
+  std::fprintf(stderr, "run_ranks_main: %s\n", status.ToString().c_str());
+}
+
+absl::Status Body(const std::string& mode, std::unique_ptr<Communicator> world) {
+  const bool last = world->rank() == world->size() - 1;
+  if (mode == "fail" && last) return absl::DataLossError("loss is NaN");
+  if (mode == "missing" && last) sleep(60);
+  const auto stream = MakeInlineStream();
+  int64_t sum = world->rank() + 1;
+  MOE_RETURN_IF_ERROR(world->AllReduce<int64_t>({&sum, 1}, ReduceOp::kSum, *stream));
+  const int64_t ranks = world->size();
+  if (sum == ranks * (ranks + 1) / 2) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the ranks sum to ", sum));
+}
+
+int Main(const std::string& mode) {
+  const auto launch = DetectLaunch({}, [](const char* name) { return std::getenv(name); });
+  const auto plan = launch.ok() ? PlanWorld({}, *launch) : launch.status();
+  if (!plan.ok()) {
+    Report(plan.status());
+    return ExitCode(plan.status());
+  }
+  const RunOptions options = {.plan = *plan,
+                              .timeout = absl::Seconds(mode == "missing" ? 1 : 30),
+                              .report = Report,
+                              .exit_code = ExitCode};
+  const absl::Status status = RunRanks(
+      options, [&](std::unique_ptr<Communicator> world) { return Body(mode, std::move(world)); });
+  if (!status.ok()) Report(status);
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace moe
+
+int main(int argc, char** argv) {
+  return moe::Main(argc > 1 ? argv[1] : "ok");
+}
