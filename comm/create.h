@@ -66,7 +66,8 @@ using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> wo
 // started and finalized here. Call it once per process under MPI.
 //
 // Threads: when one fails, the others' waits end; the result is the status of the rank that failed
-// first, not the echoes of the others. MPI: a failed rank does not return (see RunOptions).
+// first, not the echoes of the others. MPI: a failed rank does not return (see RunOptions), unless
+// it is the only one.
 // Exceptions of `body` become kResourceExhausted (std::bad_alloc) or kInternal.
 //   kUnauthenticated: MPI sees other ranks than the launcher started (CheckMpiSize)
 //   kUnavailable: MPI does not start
