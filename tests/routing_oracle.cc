@@ -151,6 +151,16 @@ double BalanceLoss(const RoutingSpec& spec, const RoutingInput& input,
   return spec.aux_coeff * spec.experts / (static_cast<double>(counted) * n * n) * sum;
 }
 
+// The micro-batch as an input of its own: nothing in routing crosses it.
+RoutingInput OneMicroBatch(const RoutingInput& input, Range part) {
+  RoutingInput own = {.micro_batch_offsets = {0, part.second - part.first}};
+  own.logits = {input.logits.begin() + part.first, input.logits.begin() + part.second};
+  for (const int64_t s : input.sequence_offsets) {
+    if (s >= part.first && s <= part.second) own.sequence_offsets.push_back(s - part.first);
+  }
+  return own;
+}
+
 }  // namespace
 
 RoutingResult Route(const RoutingSpec& spec, const RoutingInput& input) {
@@ -182,27 +192,28 @@ RoutingResult Route(const RoutingSpec& spec, const RoutingInput& input) {
 
 std::vector<Row> LogitGradient(const RoutingSpec& spec, const RoutingInput& input,
                                const std::vector<Row>& d_weight, double step) {
-  const auto objective = [&](const RoutingInput& at) {
-    const RoutingResult r = Route(spec, at);
-    double sum = r.aux_loss + r.z_loss;
-    for (size_t t = 0; t < r.token.size(); ++t) {
-      for (size_t j = 0; j < r.token[t].weight.size(); ++j) {
-        sum += d_weight[t][j] * r.token[t].weight[j];
-      }
-    }
-    return sum;
-  };
   std::vector<Row> gradient = input.logits;
-  RoutingInput moved = input;
-  for (size_t t = 0; t < gradient.size(); ++t) {
-    for (size_t e = 0; e < gradient[t].size(); ++e) {
-      const double at = input.logits[t][e];
-      moved.logits[t][e] = at + step;
-      const double above = objective(moved);
-      moved.logits[t][e] = at - step;
-      const double below = objective(moved);
-      moved.logits[t][e] = at;
-      gradient[t][e] = (above - below) / (2 * step);
+  for (const Range& part : MicroBatches(input)) {
+    RoutingInput moved = OneMicroBatch(input, part);
+    const auto objective = [&] {
+      const RoutingResult r = Route(spec, moved);
+      double sum = r.aux_loss + r.z_loss;
+      for (size_t t = 0; t < r.token.size(); ++t) {
+        const Row& d = d_weight[static_cast<size_t>(part.first) + t];
+        for (size_t j = 0; j < d.size(); ++j) sum += d[j] * r.token[t].weight[j];
+      }
+      return sum;
+    };
+    for (size_t t = 0; t < moved.logits.size(); ++t) {
+      for (size_t e = 0; e < moved.logits[t].size(); ++e) {
+        const double at = moved.logits[t][e];
+        moved.logits[t][e] = at + step;
+        const double above = objective();
+        moved.logits[t][e] = at - step;
+        const double below = objective();
+        moved.logits[t][e] = at;
+        gradient[static_cast<size_t>(part.first) + t][e] = (above - below) / (2 * step);
+      }
     }
   }
   return gradient;

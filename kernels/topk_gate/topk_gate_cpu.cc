@@ -90,9 +90,13 @@ HWY_INLINE int32_t TakeLargest(int64_t padded, int32_t* keys) {
   for (int64_t e = 0; e < padded; e += lanes) max = hn::Max(max, hn::LoadU(kInts, keys + e));
   max = hn::MaxOfLanes(kInts, max);
   for (int64_t e = 0;; e += lanes) {  // ends: the maximum is among the keys
-    const intptr_t lane = hn::FindFirstTrue(kInts, hn::Eq(hn::LoadU(kInts, keys + e), max));
+    const Ints block = hn::LoadU(kInts, keys + e);
+    const intptr_t lane = hn::FindFirstTrue(kInts, hn::Eq(block, max));
     if (lane < 0) continue;
-    keys[e + lane] = kTaken;
+    // A whole vector is stored, since the next search loads whole vectors: a narrow store would not
+    // be forwarded to it.
+    const auto taken = hn::Eq(hn::Iota(kInts, 0), hn::Set(kInts, static_cast<int32_t>(lane)));
+    hn::StoreU(hn::IfThenElse(taken, hn::Set(kInts, kTaken), block), kInts, keys + e);
     return static_cast<int32_t>(e + lane);
   }
 }
