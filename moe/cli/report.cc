@@ -120,7 +120,7 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       CountText(size.total), CountText(size.active), train.model.num_layers,
       train.model.hidden_size, moe.router.num_experts, moe.ffn_hidden_size, moe.router.top_k,
       moe.router.gate);
-  Add(text, "mesh   {} ranks ({}) = EP {} x DP {}, {} threads each; {}, {}\n", options.ranks,
+  Add(text, "mesh   {} ranks ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n", options.ranks,
       RanksAre(backend), train.expert_parallel_size, options.ranks / train.expert_parallel_size,
       train.threads, NameOf(train.dtype),
       train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
@@ -145,7 +145,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   Add(text, "files         {}\n",
       facts.metrics_path.empty() ? "none (--out DIR writes metrics.jsonl)" : facts.metrics_path);
   Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
-  Add(text, "again         {}\n", facts.command);
+  Add(text, "reproduce     {}\n", facts.command);
   return fmt::to_string(text);
 }
 

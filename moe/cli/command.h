@@ -1,0 +1,23 @@
+// A command of the program.
+#ifndef MOE_MOE_CLI_COMMAND_H_
+#define MOE_MOE_CLI_COMMAND_H_
+
+#include <string>
+#include <vector>
+
+#include "moe/cli/exit_code.h"
+
+namespace moe::cli {
+
+struct Invocation {
+  std::string program;                   // as it was called
+  std::vector<std::string> args;         // after the command's name
+  std::vector<std::string> environment;  // "NAME=value"
+};
+
+// Prints an error, if any, as one line on standard error.
+ExitCode TrainCommand(const Invocation& invocation);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_COMMAND_H_

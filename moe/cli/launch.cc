@@ -1,0 +1,76 @@
+#include "moe/cli/launch.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::cli {
+namespace {
+
+// The library names functions and fields; people know flags.
+absl::Status InFlags(const absl::Status& status) {
+  absl::string_view message = status.message();
+  for (const absl::string_view prefix : {"DetectLaunch: ", "PlanWorld: "}) {
+    message = absl::StripPrefix(message, prefix);
+  }
+  const bool field =
+      absl::StartsWith(message, "ranks is") || absl::StartsWith(message, "backend is");
+  return absl::Status(status.code(), absl::StrCat(field ? "--" : "", message));
+}
+
+WorldRequest RequestOf(const Settings& settings) {
+  WorldRequest request;
+  request.default_ranks = settings.integer("ranks");
+  if (settings.given("ranks")) request.ranks = settings.integer("ranks");
+  if (settings.is("backend", "local")) request.backend = Backend::kLocal;
+  if (settings.is("backend", "mpi")) request.backend = Backend::kMpi;
+  return request;
+}
+
+}  // namespace
+
+absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
+                                  absl::Span<const std::string> environment) {
+  if (settings.is("device", "cuda")) {
+    return absl::UnimplementedError(
+        "--device is cuda, expected cpu: this build has no CUDA kernels");
+  }
+  std::map<std::string, std::string> variables;
+  for (const std::string& entry : environment) {
+    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
+  }
+  const auto lookup = [&](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+  const absl::StatusOr<LaunchInfo> info = DetectLaunch({}, lookup);
+  if (!info.ok()) return InFlags(info.status());
+  Launch launch;
+  const WorldRequest request = RequestOf(settings);
+  absl::StatusOr<WorldPlan> plan = PlanWorld(request, *info);
+  if (!plan.ok()) return InFlags(plan.status());
+  launch.plan = *std::move(plan);
+  // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
+  const int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks is missing, expected the number that the launcher (",
+                     moe::NameOf(info->source), ") started, which it does not tell"));
+  }
+  launch.world = {
+      .ranks = ranks,
+      .local_ranks = launch.plan.launch.local_size > 0 ? launch.plan.launch.local_size : ranks,
+      .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+      .threads = launch.plan.backend == Backend::kLocal};
+  return launch;
+}
+
+}  // namespace moe::cli

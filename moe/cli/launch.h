@@ -1,0 +1,32 @@
+// Who the ranks are: flags and launch environment together.
+#ifndef MOE_MOE_CLI_LAUNCH_H_
+#define MOE_MOE_CLI_LAUNCH_H_
+
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/create.h"
+#include "moe/cli/settings.h"
+#include "moe/cli/train_options.h"
+
+namespace moe::cli {
+
+struct Launch {
+  WorldPlan plan;
+  World world;
+  // Of this process: the rank under MPI, 0 for threads.
+  int rank() const { return plan.backend == Backend::kMpi ? plan.launch.rank : 0; }
+};
+
+// From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
+//   kInvalidArgument (exit 2): contradictions, by name
+//   kUnimplemented (exit 10): a backend or device that this build does not have
+absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
+                                  absl::Span<const std::string> environment);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_LAUNCH_H_

@@ -1,0 +1,185 @@
+// moe train: trains the reference model on text files.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/command.h"
+#include "moe/cli/launch.h"
+#include "moe/cli/metrics_file.h"
+#include "moe/cli/progress.h"
+#include "moe/cli/report.h"
+#include "moe/cli/terminal.h"
+#include "moe/cli/train_options.h"
+#include "moe/cli/train_settings.h"
+
+namespace moe::cli {
+namespace {
+
+absl::Status Print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
+    return absl::OkStatus();
+  }
+  return WithExitCode(absl::InternalError("cannot write to standard output"), ExitCode::kIo);
+}
+
+// Reads the text and checks that it holds one step.
+absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
+  const lm::TrainConfig& train = options.train;
+  auto corpus = lm::ReadCorpus(options.data, train.sequence_length);
+  if (!corpus.ok()) {
+    const ExitCode code = ExitCodeOf(corpus.status());
+    return WithExitCode(
+        absl::Status(corpus.status().code(), absl::StrCat("--data: ", corpus.status().message())),
+        code == ExitCode::kUsage ? code : ExitCode::kIo);
+  }
+  const int64_t sequences = lm::SequenceCount(corpus->train, train.sequence_length);
+  const int64_t batch = train.micro_batches * train.micro_batch_size;
+  if (sequences >= batch) return corpus;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--data: the text to train on has ", sequences, " sequences of ", train.sequence_length,
+      " bytes, expected at least the ", batch, " of one step: give more text, or at most ",
+      std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
+}
+
+// One line on standard error, whatever a library put into its message.
+void PrintError(const absl::Status& status) {
+  fmt::print(stderr, "moe train: {}\n", absl::StrReplaceAll(status.message(), {{"\n", " "}}));
+  std::fflush(stderr);
+}
+
+// The command line that gives the same run.
+std::string CommandOf(const Invocation& invocation, const Settings& settings,
+                      const Launch& launch) {
+  const bool processes = launch.plan.backend != Backend::kLocal;
+  const std::string launcher =
+      processes ? absl::StrCat("mpirun -n ", launch.world.ranks, " ") : std::string();
+  std::vector<std::string> skip = {"quiet", "verbose", "color", "log-interval"};
+  if (processes) skip.emplace_back("ranks");
+  return absl::StrCat(launcher, ShellQuote(invocation.program), " train", FlagsOf(settings, skip));
+}
+
+// A run whose settings are known.
+class TrainRun {
+ public:
+  TrainRun(const Invocation& invocation, const Settings& settings, const Launch& launch)
+      : invocation_(invocation), settings_(settings), launch_(launch) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status Prepare();
+  void PrintStart() const;
+  RunOptions RankOptions() const;
+  absl::Status Finish(const lm::TrainReport& report);
+  bool speaks() const { return launch_.rank() == 0; }
+  const char* backend() const { return NameOf(launch_.plan.backend); }
+
+  const Invocation& invocation_;
+  const Settings& settings_;
+  const Launch& launch_;
+  TrainOptions options_;
+  lm::Corpus corpus_;
+  std::unique_ptr<MetricsFile> metrics_;
+};
+
+// Everything that can be refused, before a rank starts or a file is touched.
+absl::Status TrainRun::Prepare() {
+  MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
+  MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+  if (speaks() && !options_.out.empty()) {
+    MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
+  }
+  return absl::OkStatus();
+}
+
+void TrainRun::PrintStart() const {
+  if (settings_.on("quiet") || !speaks()) return;
+  if (settings_.on("verbose")) {
+    for (const std::string& file : corpus_.files) fmt::print(stderr, "read   {}\n", file);
+  }
+  fmt::print(stderr, "{}", StartText(options_, corpus_, backend()));
+}
+
+RunOptions TrainRun::RankOptions() const {
+  const auto report = [first = speaks()](const absl::Status& status) {
+    // Errors that all ranks see at once come from the first alone: it ends the others, which wait.
+    const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
+    if (common && !first) absl::SleepFor(absl::Seconds(1));
+    PrintError(status);
+  };
+  const auto code = [](const absl::Status& status) {
+    return static_cast<int>(ExitCodeOf(status));
+  };
+  return {
+      .plan = launch_.plan, .timeout = options_.comm_timeout, .report = report, .exit_code = code};
+}
+
+absl::Status TrainRun::Run() {
+  MOE_RETURN_IF_ERROR(Prepare());
+  PrintStart();
+  Progress progress({.steps = options_.train.steps,
+                     .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
+                     .quiet = settings_.on("quiet")},
+                    StderrTerminal(settings_), stderr);
+  const lm::StepCallback on_step = [&](const lm::StepMetrics& metrics) {
+    progress.Show(metrics);
+    return metrics_ == nullptr ? absl::OkStatus() : metrics_->Append(StepLine(metrics));
+  };
+  lm::TrainReport report;
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool first = world->rank() == 0;
+    if (world->size() != options_.ranks) {
+      return absl::InvalidArgumentError(absl::StrCat("--ranks is ", options_.ranks,
+                                                     ", expected the ", world->size(),
+                                                     " that the launcher started"));
+    }
+    MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
+                         lm::Train(options_.train, corpus_, std::move(world), on_step));
+    if (first) report = std::move(mine);
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(), body));
+  progress.End();
+  return speaks() ? Finish(report) : absl::OkStatus();
+}
+
+absl::Status TrainRun::Finish(const lm::TrainReport& report) {
+  RunFacts facts = {.backend = backend(), .command = CommandOf(invocation_, settings_, launch_)};
+  if (metrics_ != nullptr) {
+    MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+    facts.metrics_path = metrics_->path();
+  }
+  return Print(ReportText(options_, report, facts));
+}
+
+absl::Status Run(const Invocation& invocation, bool& speaks) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const Settings settings,
+                       LoadTrainSettings(invocation.args, invocation.environment, warnings));
+  if (settings.on("help")) return Print(TrainHelp());
+  if (settings.on("print-config")) return Print(PrintSettings(settings));
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
+  speaks = launch.rank() == 0;
+  for (const std::string& warning : warnings) {
+    if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe train: warning: {}\n", warning);
+  }
+  return TrainRun(invocation, settings, launch).Run();
+}
+
+}  // namespace
+
+ExitCode TrainCommand(const Invocation& invocation) {
+  bool speaks = true;
+  const absl::Status status = Run(invocation, speaks);
+  if (!status.ok() && speaks) PrintError(status);
+  return ExitCodeOf(status);
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,130 @@
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/cli/exit_code.h"
+#include "moe/cli/launch.h"
+#include "moe/cli/train_options.h"
+
+namespace moe::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Strings = std::vector<std::string>;
+
+absl::StatusOr<Launch> Plan(const Strings& args, const Strings& environment) {
+  Strings warnings;
+  auto settings = LoadTrainSettings(args, environment, warnings);
+  if (!settings.ok()) return settings.status();
+  return PlanLaunch(*settings, environment);
+}
+
+Strings OpenMpi(int rank, int size) {
+  return {"OMPI_COMM_WORLD_RANK=" + std::to_string(rank),
+          "OMPI_COMM_WORLD_SIZE=" + std::to_string(size), "OMPI_COMM_WORLD_LOCAL_RANK=0",
+          "OMPI_COMM_WORLD_LOCAL_SIZE=2"};
+}
+
+// Expects a refusal of one line with this exit code.
+std::string Refused(const Strings& args, const Strings& environment, ExitCode code) {
+  const absl::Status status = Plan(args, environment).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(ExitCodeOf(status), code) << status;
+  const std::string message(status.message());
+  EXPECT_THAT(message, Not(HasSubstr("\n")));
+  return message;
+}
+
+TEST(LaunchTest, WithoutALauncherRanksAreThreads) {
+  const auto launch = Plan({}, {});
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->plan.backend, Backend::kLocal);
+  EXPECT_EQ(launch->world.ranks, 4);
+  EXPECT_TRUE(launch->world.threads);
+  EXPECT_EQ(Plan({"--ranks", "7"}, {})->world.ranks, 7);
+  EXPECT_EQ(Plan({}, {"MOE_RANKS=6"})->world.ranks, 6);
+  EXPECT_THAT(Refused({"--ranks", "0"}, {}, ExitCode::kUsage), HasSubstr("--ranks is 0"));
+}
+
+TEST(LaunchTest, ALauncherDecides) {
+  if (!HasBackend(Backend::kMpi)) GTEST_SKIP() << "no MPI in this build";
+  const auto launch = Plan({}, OpenMpi(1, 3));
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->plan.backend, Backend::kMpi);
+  EXPECT_EQ(launch->rank(), 1);
+  EXPECT_EQ(launch->world.ranks, 3);
+  EXPECT_EQ(launch->world.local_ranks, 2);
+  EXPECT_FALSE(launch->world.threads);
+  EXPECT_TRUE(Plan({"--ranks", "3"}, OpenMpi(1, 3)).ok());
+}
+
+TEST(LaunchTest, RanksMustAgreeWithTheLauncher) {
+  const std::string message = Refused({"--ranks", "4"}, OpenMpi(1, 3), ExitCode::kUsage);
+  EXPECT_THAT(message, ::testing::StartsWith("--ranks is 4"));
+  EXPECT_THAT(message, HasSubstr("3"));
+  EXPECT_THAT(Refused({"--backend", "local"}, OpenMpi(0, 2), ExitCode::kUsage),
+              ::testing::StartsWith("--backend is local"));
+}
+
+TEST(LaunchTest, PartialAndContradictingSetsNameBoth) {
+  const std::string partial = Refused({}, {"OMPI_COMM_WORLD_RANK=0"}, ExitCode::kUsage);
+  EXPECT_THAT(partial, HasSubstr("OMPI_COMM_WORLD_RANK"));
+  EXPECT_THAT(partial, HasSubstr("OMPI_COMM_WORLD_SIZE"));
+  Strings both = OpenMpi(1, 3);
+  both.insert(both.end(),
+              {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "MASTER_ADDR=a", "MASTER_PORT=1"});
+  const std::string contradicting = Refused({}, both, ExitCode::kUsage);
+  EXPECT_THAT(contradicting, HasSubstr("WORLD_SIZE is 2"));
+  EXPECT_THAT(contradicting, HasSubstr("OMPI_COMM_WORLD_SIZE is 3"));
+}
+
+TEST(LaunchTest, TorchrunIsToldToUseMpirun) {
+  const Strings torchrun = {"RANK=1", "WORLD_SIZE=5", "LOCAL_RANK=1", "MASTER_ADDR=a",
+                            "MASTER_PORT=1"};
+  EXPECT_THAT(Refused({}, torchrun, ExitCode::kBackend), HasSubstr("mpirun -n 5"));
+}
+
+TEST(LaunchTest, MpiNeedsALauncherForMoreThanOneRank) {
+  if (!HasBackend(Backend::kMpi)) {
+    EXPECT_THAT(Refused({"--backend", "mpi"}, {}, ExitCode::kBackend), HasSubstr("mpi"));
+    return;
+  }
+  EXPECT_THAT(Refused({"--backend", "mpi", "--ranks", "4"}, {}, ExitCode::kUsage),
+              HasSubstr("mpirun -n 4"));
+  EXPECT_EQ(Plan({"--backend", "mpi"}, {})->world.ranks, 1);
+}
+
+TEST(LaunchTest, CudaIsNotInThisBuild) {
+  EXPECT_THAT(Refused({"--device", "cuda"}, {}, ExitCode::kBackend),
+              ::testing::StartsWith("--device is cuda, expected cpu"));
+}
+
+TEST(LaunchTest, APmixRankNeedsRanks) {
+  if (!HasBackend(Backend::kMpi)) GTEST_SKIP() << "no MPI in this build";
+  EXPECT_THAT(Refused({}, {"PMIX_RANK=0"}, ExitCode::kUsage), HasSubstr("--ranks is missing"));
+  EXPECT_EQ(Plan({"--ranks", "3"}, {"PMIX_RANK=0"})->world.ranks, 3);
+}
+
+// One entry per row of the interface's table.
+TEST(ExitCodeTest, EveryKindHasItsCode) {
+  EXPECT_EQ(ExitCodeOf(absl::OkStatus()), ExitCode::kOk);
+  EXPECT_EQ(ExitCodeOf(absl::InternalError("")), ExitCode::kCheckFailed);
+  EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("")), ExitCode::kUsage);
+  EXPECT_EQ(ExitCodeOf(absl::NotFoundError("")), ExitCode::kUsage);
+  EXPECT_EQ(ExitCodeOf(absl::ResourceExhaustedError("")), ExitCode::kMemory);
+  EXPECT_EQ(ExitCodeOf(absl::DataLossError("")), ExitCode::kNumerics);
+  EXPECT_EQ(ExitCodeOf(absl::AbortedError("")), ExitCode::kPeer);
+  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("")), ExitCode::kPeer);
+  EXPECT_EQ(ExitCodeOf(absl::DeadlineExceededError("")), ExitCode::kTimeout);
+  EXPECT_EQ(ExitCodeOf(absl::UnauthenticatedError("")), ExitCode::kRendezvous);
+  EXPECT_EQ(ExitCodeOf(absl::UnimplementedError("")), ExitCode::kBackend);
+  EXPECT_EQ(ExitCodeOf(WithExitCode(absl::InternalError(""), ExitCode::kIo)), ExitCode::kIo);
+  EXPECT_EQ(ExitCodeOf(WithExitCode(absl::DataLossError(""), ExitCode::kBadInput)),
+            ExitCode::kBadInput);
+}
+
+}  // namespace
+}  // namespace moe::cli

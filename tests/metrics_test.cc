@@ -1,0 +1,267 @@
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "moe/cli/exit_code.h"
+#include "moe/cli/metrics_file.h"
+#include "moe/cli/progress.h"
+#include "moe/cli/terminal.h"
+
+namespace moe::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void SetPhase(lm::StepMetrics& metrics, Phase phase, double seconds) {
+  metrics.phase_seconds[static_cast<int>(phase)] = seconds;
+}
+
+// The step of the interface's example line.
+lm::StepMetrics Example() {
+  lm::StepMetrics m;
+  m.step = 120;
+  m.loss = 3.4215f;
+  m.learning_rate = 2.95e-4;
+  m.grad_norm = 0.873;
+  m.step_seconds = 0.0412;
+  m.tokens_per_second = 198312;
+  m.drop_fraction = 0.0042;
+  m.max_violation = 0.31;
+  m.aux_loss = 1.02e-2;
+  m.peak_bytes = int64_t{812} << 20;
+  SetPhase(m, Phase::kDispatch, 0.0081);
+  SetPhase(m, Phase::kCombine, 0.0040);
+  SetPhase(m, Phase::kExpert, 0.0098);
+  SetPhase(m, Phase::kAllReduce, 0.0032);
+  m.expert_load = {{3, 5}, {8, 0}};
+  return m;
+}
+
+TEST(ProgressTest, TheLineIsTheInterfaces) {
+  EXPECT_EQ(ProgressText(Example(), 1000, 36.3),
+            "step   120/1000 | loss 3.4215 | lr 2.95e-04 | gnorm 0.873 | 41.2 ms | 198,312 tok/s | "
+            "moe: a2a 12.1 ms 29% expert 9.8 ms drop 0.42% maxvio 0.31 dead 0 aux 1.02e-02 | ar "
+            "3.2 ms 8% | 812 MiB | eta 00:00:36");
+}
+
+// What Progress writes to a file that is no terminal, or passes for one.
+std::string Shown(const ProgressOptions& options, const Terminal& terminal,
+                  const std::vector<lm::StepMetrics>& steps) {
+  std::FILE* const file = std::tmpfile();
+  {
+    Progress progress(options, terminal, file);
+    for (const lm::StepMetrics& m : steps) progress.Show(m);
+  }
+  std::rewind(file);
+  std::string text(1 << 16, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+std::vector<lm::StepMetrics> Steps(int64_t count) {
+  std::vector<lm::StepMetrics> steps(count, Example());
+  for (int64_t i = 0; i < count; ++i) steps[i].step = i + 1;
+  return steps;
+}
+
+TEST(ProgressTest, PlainLinesComeEveryInterval) {
+  std::vector<int> shown;
+  std::istringstream lines(Shown({.steps = 8, .log_interval = 3}, {}, Steps(8)));
+  for (std::string line; std::getline(lines, line);) shown.push_back(std::stoi(line.substr(4)));
+  EXPECT_THAT(shown, ElementsAre(1, 3, 6, 8));
+}
+
+TEST(ProgressTest, ATerminalHasOneRefreshedLine) {
+  const std::string text =
+      Shown({.steps = 2, .log_interval = 100}, {.present = true, .columns = 60}, Steps(2));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);  // the end of the last state
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\r'), 2);
+  EXPECT_THAT(text, HasSubstr("\r[######------] step     1/2 | loss"));
+  EXPECT_THAT(text, HasSubstr("\r[############] step     2/2 | loss"));
+  EXPECT_EQ(text.find("\033[36m"), text.npos);
+  const size_t first = text.find('\r');
+  EXPECT_EQ(text.find("\033[K") - first - 1, 59u);  // a column is left free: no line break
+}
+
+TEST(ProgressTest, ColorOnlyWhereAsked) {
+  EXPECT_THAT(Shown({.steps = 1}, {.present = true, .color = true}, Steps(1)),
+              HasSubstr("\033[36m"));
+}
+
+TEST(ProgressTest, QuietIsSilent) {
+  EXPECT_EQ(Shown({.steps = 3, .quiet = true}, {}, Steps(3)), "");
+}
+
+TEST(ProgressTest, ValidationHasALineOfItsOwn) {
+  std::vector<lm::StepMetrics> steps = Steps(1);
+  steps[0].has_validation = true;
+  steps[0].validation_loss = static_cast<float>(2 * std::log(2.0));
+  EXPECT_THAT(Shown({.steps = 1}, {}, steps), HasSubstr("2.0000 bits per byte\n"));
+}
+
+TEST(TextTest, NumbersForPeople) {
+  EXPECT_EQ(WithCommas(0), "0");
+  EXPECT_EQ(WithCommas(999), "999");
+  EXPECT_EQ(WithCommas(1000), "1,000");
+  EXPECT_EQ(WithCommas(-1234567), "-1,234,567");
+  EXPECT_EQ(ClockText(0.4), "00:00:00");
+  EXPECT_EQ(ClockText(3661.6), "01:01:02");
+  EXPECT_EQ(BytesText(0), "0 B");
+  EXPECT_EQ(BytesText(999), "999 B");
+  EXPECT_EQ(BytesText(1000), "1.00 kB");
+  EXPECT_EQ(BytesText(12345), "12.3 kB");
+  EXPECT_EQ(BytesText(2.5e9), "2.50 GB");
+  EXPECT_EQ(BytesText(999999), "1.00 MB");
+}
+
+TEST(HexTest, ReadsBackToTheSameBits) {
+  EXPECT_EQ(HexOf(1.0f), "0x1p+0");
+  EXPECT_EQ(HexOf(5.5f), "0x1.6p+2");
+  for (const float value : {3.4215f, 1e-45f, 3.4e38f, -0.0f, 0.1f, 2.0f / 3.0f}) {
+    const float back = std::strtof(HexOf(value).c_str(), nullptr);
+    EXPECT_EQ(std::signbit(back), std::signbit(value));
+    EXPECT_EQ(back, value);
+  }
+}
+
+TEST(HashTest, HasSixteenDigits) {
+  EXPECT_EQ(HashText(0x1f), "000000000000001f");
+  EXPECT_EQ(HashText(0xfedcba9876543210u), "fedcba9876543210");
+}
+
+TEST(StepLineTest, HasEveryKeyInOrder) {
+  const Json line = Json::parse(StepLine(Example()));
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  EXPECT_THAT(keys, ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr",
+                                "grad_norm", "tokens_per_s", "step_ms", "a2a_ms", "expert_ms",
+                                "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts",
+                                "aux_loss", "peak_bytes", "expert_load"));
+  EXPECT_EQ(line["step"], 120);
+  EXPECT_EQ(line["loss"].get<float>(), 3.4215f);
+  EXPECT_EQ(std::strtof(line["loss_hex"].get<std::string>().c_str(), nullptr), 3.4215f);
+  EXPECT_TRUE(line["val_loss"].is_null());
+  EXPECT_TRUE(line["val_loss_hex"].is_null());
+  EXPECT_NEAR(line["a2a_ms"].get<double>(), 12.1, 1e-9);
+  EXPECT_NEAR(line["step_ms"].get<double>(), 41.2, 1e-9);
+  EXPECT_EQ(line["expert_load"], Json::parse("[[3,5],[8,0]]"));
+}
+
+TEST(StepLineTest, ValidationIsThereWhenMeasured) {
+  lm::StepMetrics metrics = Example();
+  metrics.has_validation = true;
+  metrics.validation_loss = 1.25f;
+  const Json line = Json::parse(StepLine(metrics));
+  EXPECT_EQ(line["val_loss"], 1.25);
+  EXPECT_EQ(line["val_loss_hex"], "0x1.4p+0");
+}
+
+TEST(FinalLineTest, HasTheHashAndBothLosses) {
+  lm::TrainReport report;
+  report.steps = 3;
+  report.validation_loss_before = 5.5f;
+  report.validation_loss_after = 2.5f;
+  report.weights_xxh3 = 0xabc;
+  const Json line = Json::parse(FinalLine(report));
+  EXPECT_EQ(line["weights_xxh3"], "0000000000000abc");
+  EXPECT_EQ(line["val_loss_before"], 5.5);
+  EXPECT_EQ(line["val_loss"], 2.5);
+  EXPECT_EQ(line["val_loss_hex"], "0x1.4p+1");
+  EXPECT_EQ(line["steps"], 3);
+}
+
+class MetricsFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    root_ = fs::path(::testing::TempDir()) /
+            ("metrics_" + std::to_string(getpid()) + "_" + test->name());
+    fs::create_directories(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  static std::string Read(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  fs::path root_;
+};
+
+TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {
+  const fs::path folder = root_ / "a/b";
+  auto file = MetricsFile::Create(folder.string() + "/");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->Append("{\"step\":1}").ok());
+  EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n");  // while the run goes on
+  EXPECT_TRUE((*file)->Append("{\"step\":2}").ok());
+  file->reset();
+  EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+TEST_F(MetricsFileTest, LeavesNothingWithoutALine) {
+  { ASSERT_TRUE(MetricsFile::Create((root_ / "a/b").string()).ok()); }
+  EXPECT_FALSE(fs::exists(root_ / "a"));
+  EXPECT_TRUE(fs::exists(root_));
+}
+
+TEST_F(MetricsFileTest, AnEarlierRunStaysUntilTheFirstLine) {
+  std::ofstream(root_ / "metrics.jsonl") << "earlier and longer\n";
+  { ASSERT_TRUE(MetricsFile::Create(root_.string()).ok()); }
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "earlier and longer\n");
+  {
+    auto file = MetricsFile::Create(root_.string());
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE((*file)->Append("{}").ok());
+  }
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
+}
+
+TEST_F(MetricsFileTest, AFileIsNoFolder) {
+  std::ofstream(root_ / "file") << "x";
+  const absl::Status status = MetricsFile::Create((root_ / "file").string()).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("expected a folder"));
+}
+
+TEST_F(MetricsFileTest, AFolderThatCannotBeMadeIsAnIoError) {
+  const absl::Status status = MetricsFile::Create("/proc/no/such").status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
+}
+
+// The system ends a write at the limit on file size just as at the end of a full disk.
+TEST_F(MetricsFileTest, AFullDiskLeavesWholeLines) {
+  auto file = MetricsFile::Create(root_.string());
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Append(std::string(99, 'a')).ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 150;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status status = (*file)->Append(std::string(99, 'b'));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("metrics.jsonl"));
+  file->reset();
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), std::string(99, 'a') + "\n");
+}
+
+}  // namespace
+}  // namespace moe::cli
