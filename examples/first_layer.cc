@@ -1,19 +1,18 @@
-// Trains one mixture-of-experts layer to negate its input: 8 experts, 4 ranks (threads here), every
-// expert on one rank of each pair.
+// Trains one mixture-of-experts layer to negate its input: 8 experts, divided over pairs of ranks.
+// Started by hand it runs 4 ranks as threads; under mpirun every process is a rank.
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <moe/moe.h>
 
-constexpr int kRanks = 4;
 constexpr int64_t kTokens = 64, kHidden = 16;  // of one rank; of one token
 
 absl::Status Train(std::unique_ptr<moe::Communicator> world) {
-  const int rank = world->rank();
+  const int rank = world->rank(), ranks = world->size();
   MOE_ASSIGN_OR_RETURN(const auto session,
                        moe::Session::Create({.expert_parallel_size = 2}, std::move(world)));
   const moe::Context& context = session->context();
@@ -50,23 +49,24 @@ absl::Status Train(std::unique_ptr<moe::Communicator> world) {
                         [&](moe::Parameter& parameter) { return reducer->MarkReady(parameter); }));
     MOE_RETURN_IF_ERROR(reducer->Finish());
     MOE_RETURN_IF_ERROR(context.compute->Synchronize());
-    MOE_RETURN_IF_ERROR(optimizer->Step(*reducer, 1.0 / kRanks, /*learning_rate=*/0.01).status());
+    MOE_RETURN_IF_ERROR(optimizer->Step(*reducer, 1.0 / ranks, /*learning_rate=*/0.01).status());
     if (rank == 0 && step % 50 == 0) std::printf("step %3d  loss %.4f\n", step, loss);
   }
   return absl::OkStatus();
 }
 
+void Report(const absl::Status& status) {
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+}
+
+absl::Status Run() {
+  MOE_ASSIGN_OR_RETURN(const moe::LaunchInfo launch, moe::DetectLaunch({}, std::getenv));
+  MOE_ASSIGN_OR_RETURN(const moe::WorldPlan plan, moe::PlanWorld({.default_ranks = 4}, launch));
+  return moe::RunRanks({.plan = plan, .report = Report}, Train);
+}
+
 int main() {
-  std::vector<std::unique_ptr<moe::Communicator>> world = moe::MakeLocalWorld({.ranks = kRanks});
-  std::vector<absl::Status> result(kRanks);
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < kRanks; ++r) {
-    ranks.emplace_back([&, r] { result[r] = Train(std::move(world[r])); });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  for (const absl::Status& status : result) {
-    if (status.ok()) continue;
-    std::fprintf(stderr, "%s\n", status.ToString().c_str());
-    return 1;
-  }
+  const absl::Status status = Run();
+  if (!status.ok()) Report(status);
+  return status.ok() ? 0 : 1;
 }

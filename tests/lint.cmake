@@ -45,24 +45,18 @@ add_test(NAME headers_compile_alone
   COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target headers_compile_alone)
 set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 600 RUN_SERIAL TRUE)
 
-if(TARGET moe AND MOE_MPI_FOUND)
+if(MOE_MPI_FOUND)
   add_dependencies(mpi_tests moe)
 endif()
 
 # The README's program, build file, commands and links are true.
-set(moe_program_dir "")
-if(TARGET moe)
-  set(moe_program_dir $<TARGET_FILE_DIR:moe>)
-endif()
 add_test(NAME readme COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/readme_test.sh ${PROJECT_SOURCE_DIR}
-  "${moe_program_dir}" $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
+  $<TARGET_FILE_DIR:moe> $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
 set_tests_properties(readme PROPERTIES LABELS lint TIMEOUT 300)
 
 # A user's project against an installed tree.
-if(TARGET moe::moe)
-  add_test(NAME consumer COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR}
-    -DSOURCE=${PROJECT_SOURCE_DIR} -DSCRATCH=${CMAKE_CURRENT_BINARY_DIR}/consumer
-    -DCOMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
-    -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer_test.cmake)
-  set_tests_properties(consumer PROPERTIES LABELS package TIMEOUT 300 RUN_SERIAL TRUE)
-endif()
+add_test(NAME consumer COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR}
+  -DSOURCE=${PROJECT_SOURCE_DIR} -DSCRATCH=${CMAKE_CURRENT_BINARY_DIR}/consumer
+  -DCOMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
+  -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer_test.cmake)
+set_tests_properties(consumer PROPERTIES LABELS package TIMEOUT 300 RUN_SERIAL TRUE)
