@@ -2,10 +2,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include <absl/strings/str_cat.h>
+#include <absl/synchronization/notification.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/base/status_macros.h"
 #include "moe/lm/transformer.h"
+#include "moe/session.h"
+#include "tests/local_ranks.h"
 #include "tests/transformer_harness.h"
 
 namespace moe::lm {
@@ -15,7 +20,10 @@ using ::moe::testing::Layout;
 using ::moe::testing::MakeModelWork;
 using ::moe::testing::ModelResult;
 using ::moe::testing::ModelWork;
+using ::moe::testing::OneRank;
+using ::moe::testing::RunLocalRanks;
 using ::moe::testing::RunModel;
+using ::testing::HasSubstr;
 
 TransformerConfig LayoutConfig() {
   TransformerConfig config = {.vocab_size = 11,
@@ -122,6 +130,56 @@ TEST(Transformer, RankWithoutTokensStillServesItsExperts) {
     }
   }
   EXPECT_TRUE(served);
+}
+
+TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}});
+  absl::Status status;
+  absl::Notification called;
+  RunLocalRanks(
+      2,
+      [&](std::unique_ptr<Communicator> world) -> absl::Status {
+        const bool present = world->rank() == 0;
+        MOE_ASSIGN_OR_RETURN(const auto session,
+                             Session::Create({.expert_parallel_size = 2}, std::move(world)));
+        ParameterStore store(DType::kFloat32, 3);
+        MOE_ASSIGN_OR_RETURN(const auto model,
+                             Transformer<float>::Create(work.config, store, session->context()));
+        if (!present) {
+          // Stays alive, but never calls.
+          called.WaitForNotificationWithTimeout(absl::Seconds(10));
+          return absl::OkStatus();
+        }
+        std::vector<float> loss(work.tokens.size());
+        const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+        status =
+            model->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets, .step = 120},
+                            absl::MakeSpan(loss), nullptr);
+        called.Notify();
+        return absl::OkStatus();
+      },
+      absl::Seconds(1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  // Layer 0 is dense: the first exchange is layer 1's.
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1, step 120"));
+}
+
+TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
+  TransformerConfig config = LayoutConfig();
+  config.moe_layer_freq = 1;
+  OneRank<float> rank(config);
+  const ModelWork work = MakeModelWork(config, {{5, 3}});
+  std::vector<float> loss(work.tokens.size());
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+  ASSERT_TRUE(rank.model
+                  ->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets},
+                             absl::MakeSpan(loss), nullptr)
+                  .ok());
+  // Three layers; a token travels to a rank once, however many of its experts are there, and comes
+  // back once per expert: 8 rows out, 16 home, of 12 floats.
+  EXPECT_EQ(rank.model->exchange_bytes().self, 3 * (8 + 16) * 12 * 4);
+  EXPECT_EQ(rank.model->exchange_bytes().same_node + rank.model->exchange_bytes().cross_node, 0);
+  EXPECT_GT(rank.session->context().clock->seconds(Phase::kDense), 0);
 }
 
 }  // namespace
