@@ -1,6 +1,7 @@
 # tests of kernels/
 moe_test(base_test LABELS unit cpu SOURCES base_test.cc LIBS moe_kernels)
 moe_test(grouped_gemm_test LABELS unit cpu SOURCES grouped_gemm_test.cc LIBS moe_kernels)
+moe_test(grouped_gemm_bits_test LABELS unit cpu SOURCES grouped_gemm_bits_test.cc LIBS moe_kernels)
 moe_test(fixed_dot_test LABELS unit cpu SOURCES fixed_dot_test.cc LIBS moe_kernels)
 moe_test(permute_test LABELS unit cpu SOURCES permute_test.cc LIBS moe_kernels)
 moe_test(combine_test LABELS unit cpu SOURCES combine_test.cc LIBS moe_kernels)
@@ -13,3 +14,4 @@ moe_test(adamw_test LABELS unit cpu SOURCES adamw_test.cc LIBS moe_kernels)
 moe_test(exact_sum_test LABELS unit cpu SOURCES exact_sum_test.cc LIBS moe_kernels)
 moe_test(attention_test LABELS unit cpu SOURCES attention_test.cc LIBS moe_kernels)
 moe_test(rotary_test LABELS unit cpu SOURCES rotary_test.cc LIBS moe_kernels)
+moe_test(simd_target_test LABELS unit cpu SOURCES simd_target_test.cc LIBS moe_kernels)

@@ -75,29 +75,28 @@ struct BlockGrid {
   int64_t col_blocks;
 };
 
-// Scratch of one thread, in floats: a packed panel of b, the sums of one panel's columns, and the
-// packed rows of a transposed a.
+// Scratch of one thread: a packed panel of b, the sums of its columns, and the packed rows of a
+// transposed a. Each part is a multiple of 64 bytes long.
 struct Slot {
-  static constexpr int64_t kPanel = std::max(kTransposedB.panel_cols * kTransposedB.panel_depth,
-                                             kPlainB.panel_cols* kPlainB.panel_depth);
-  static constexpr int64_t kSums = std::max(kTransposedB.panel_cols * kTransposedB.block_rows,
-                                            kPlainB.panel_cols* kPlainB.block_rows);
-  static constexpr int64_t kA = std::max(kTransposedB.panel_depth * kTransposedB.block_rows,
-                                         kPlainB.panel_depth* kPlainB.block_rows);
-  static constexpr int64_t Size(Layout a_layout) {
-    return kPanel + kSums + (a_layout == Layout::kPlain ? 0 : kA);
+  Slot(float* data, const Shape& shape)
+      : panel(data),
+        sums(panel + shape.panel_cols * shape.panel_depth),
+        a(sums + shape.panel_cols * shape.block_rows) {}
+  // In floats.
+  static constexpr int64_t Size(const Shape& shape, Layout a_layout) {
+    return shape.panel_cols * (shape.panel_depth + shape.block_rows) +
+           (a_layout == Layout::kTransposed ? shape.panel_depth * shape.block_rows : 0);
   }
-  float* panel() const { return data; }
-  float* sums() const { return data + kPanel; }
-  float* a() const { return data + kPanel + kSums; }
 
-  float* data;
+  float* panel;
+  float* sums;
+  float* a;
 };
 
 // Computes one block of one problem with the best instructions of this CPU.
-void RunBlock(const Problem<float, float>& problem, const Block& block, Slot slot);
-void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, Slot slot);
-void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, Slot slot);
+void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot);
+void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot);
+void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, const Slot& slot);
 
 }  // namespace moe::gemm
 

@@ -70,14 +70,14 @@ class Panels {
 template <class T, class TOut>
 class Sums {
  public:
-  Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, Slot slot)
+  Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, const Slot& slot)
       : out_(problem.c.data() + block.row_begin * problem.c.stride() + panel.col),
         out_stride_(problem.c.stride()),
         rows_(block.row_end - block.row_begin),
         cols_(panel.cols),
         cols_padded_((cols_ + kTileCols - 1) / kTileCols * kTileCols),
         direct_(std::is_same_v<TOut, float> && cols_ == cols_padded_ && panel.first && panel.last),
-        scratch_(slot.sums()) {}
+        scratch_(slot.sums) {}
 
   bool direct() const { return direct_; }
   float* data() const {
@@ -116,18 +116,19 @@ class Sums {
 // All rows of the block times one packed panel.
 template <class T, class TOut>
 void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                   const Panel& panel, Slot slot, const Sums<T, TOut>& sums, Prefetcher& next) {
+                   const Panel& panel, const Slot& slot, const Sums<T, TOut>& sums,
+                   Prefetcher& next) {
   const bool add = !panel.first || problem.write == Write::kAdd;
   const int64_t stride = sums.stride();
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
-    const float* const b = slot.panel() + j * panel.depth;
+    const float* const b = slot.panel + j * panel.depth;
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t);
       const int64_t rows = tiles.Begin(t + 1) - row;
       float* const c = sums.data() + row * stride + j;
       if (sums.direct() && t + 2 < tiles.parts) PrefetchForWrite(c + rows * stride, rows, stride);
       if (problem.a_layout == Layout::kTransposed) {
-        const FloatRows a{slot.a() + row * panel.depth, 1, rows};
+        const FloatRows a{slot.a + row * panel.depth, 1, rows};
         TileOf(rows, a, b, panel.depth, c, stride, add, next);
         continue;
       }
@@ -168,18 +169,18 @@ Prefetcher PrefetchPanel(const Problem<T, TOut>& problem, const Panel& panel, in
 // Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
 // keeps its bits, so an element still is one chain of multiply-adds.
 template <class T, class TOut>
-void Run(const Problem<T, TOut>& problem, const Block& block, Slot slot) {
+void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
   const Panels panels(block, problem.depth(), ShapeFor(problem.b_layout));
   for (int64_t i = 0; i < panels.size(); ++i) {
     const Panel panel = panels.At(i);
     const bool same_rows = i > 0 && panel.first && panel.last;  // one depth block, packed before
     if (problem.a_layout == Layout::kTransposed && !same_rows) {
-      PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, slot.a());
+      PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, slot.a);
     }
     const Sums<T, TOut> sums(problem, block, panel, slot);
     if (panel.first && problem.write == Write::kAdd) sums.Load();
-    Pack(problem, panel, slot.panel());
+    Pack(problem, panel, slot.panel);
     Prefetcher next;
     if (i + 1 < panels.size()) {
       const int64_t strips = (panel.cols + kTileCols - 1) / kTileCols;
@@ -193,7 +194,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, Slot slot) {
 #else
 
 template <class T, class TOut>
-void Run(const Problem<T, TOut>& problem, const Block& block, Slot) {
+void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
   const auto cut = [](auto m, int64_t row, int64_t rows, int64_t col, int64_t cols) {
     return decltype(m)(m.data() + row * m.stride() + col, rows, cols, m.stride());
   };
@@ -211,13 +212,14 @@ void Run(const Problem<T, TOut>& problem, const Block& block, Slot) {
 
 #endif  // HWY_NATIVE_FMA
 
-void RunFloat(const Problem<float, float>& problem, const Block& block, Slot slot) {
+void RunFloat(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
   Run(problem, block, slot);
 }
-void RunBFloat16(const Problem<BFloat16, BFloat16>& problem, const Block& block, Slot slot) {
+void RunBFloat16(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot) {
   Run(problem, block, slot);
 }
-void RunBFloat16ToFloat(const Problem<BFloat16, float>& problem, const Block& block, Slot slot) {
+void RunBFloat16ToFloat(const Problem<BFloat16, float>& problem, const Block& block,
+                        const Slot& slot) {
   Run(problem, block, slot);
 }
 
@@ -233,13 +235,13 @@ HWY_EXPORT(RunFloat);
 HWY_EXPORT(RunBFloat16);
 HWY_EXPORT(RunBFloat16ToFloat);
 
-void RunBlock(const Problem<float, float>& problem, const Block& block, Slot slot) {
+void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunFloat)(problem, block, slot);
 }
-void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, Slot slot) {
+void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunBFloat16)(problem, block, slot);
 }
-void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, Slot slot) {
+void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunBFloat16ToFloat)(problem, block, slot);
 }
 

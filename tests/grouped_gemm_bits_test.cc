@@ -1,0 +1,209 @@
+// Products have the bits of a loop over std::fma, whatever the shape, SIMD target or thread count.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+#include "tests/gemm_matrix.h"
+
+namespace moe {
+namespace {
+
+constexpr int64_t kSizes[] = {1, 2, 3, 5, 7, 17, 63, 64, 65, 100};
+
+template <typename T>
+void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<float>& dw) {
+  for (int64_t o = 0; o < dw.rows(); ++o) {
+    for (int64_t k = 0; k < dw.cols(); ++k) {
+      for (int64_t n = 0; n < x.rows(); ++n) {
+        dw(o, k) = std::fma(dy.at(n, o), x.at(n, k), dw(o, k));
+      }
+    }
+  }
+}
+
+template <typename T>
+class GroupedGemmBits : public ::testing::Test {
+ protected:
+  ~GroupedGemmBits() override { gemm::UseSimdTarget(""); }
+
+  // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads; `check` follows each.
+  template <class Op, class Check>
+  void ForEachMachine(const Op& op, const Check& check) {
+    for (const std::string& target : targets_) {
+      gemm::UseSimdTarget(target);
+      for (ThreadPool* const pool : pools_) {
+        if (target == "EMU128" && pool->threads() != 2) continue;  // slow, and alike
+        SCOPED_TRACE(testing::Message() << target << ", " << pool->threads() << " threads");
+        const auto stream = MakeInlineStream(pool);
+        const absl::Status status = op(*stream);
+        ASSERT_TRUE(status.ok()) << status;
+        check();
+      }
+    }
+  }
+
+  // Both directions, rows given per group.
+  void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad) {
+    SCOPED_TRACE(testing::Message() << "O " << out << ", K " << in);
+    const Groups<T> groups(rows, out, in);
+    const auto x = Matrix<T>::Random(groups.total(), in, pad, 1);
+    const auto dy = Matrix<T>::Random(groups.total(), out, pad, 2);
+    const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad);
+    const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad);
+    Matrix<T> y(0, 0), dx(0, 0);
+    ForEachMachine(
+        [&](Stream& stream) {
+          y = Matrix<T>(groups.total(), out, pad);
+          dx = Matrix<T>(groups.total(), in, pad);
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, groups.views(), y.view(),
+                                             workspace_, stream));
+          return GroupedGemmInputGradient<T>(dy.cview(), groups.offsets, groups.views(), dx.view(),
+                                             workspace_, stream);
+        },
+        [&] {
+          EXPECT_EQ(y.Differences(want_y), 0);
+          EXPECT_EQ(dx.Differences(want_dx), 0);
+        });
+  }
+
+  void CheckWeightGradient(int64_t rows, int64_t out, int64_t in, int64_t pad) {
+    SCOPED_TRACE(testing::Message() << "N " << rows << ", O " << out << ", K " << in);
+    const auto x = Matrix<T>::Random(rows, in, pad, 3);
+    const auto dy = Matrix<T>::Random(rows, out, pad, 4);
+    const auto old = Matrix<float>::Random(out, in, pad, 5);
+    Matrix<float> want_sum = old, want(out, in, pad), sum(0, 0), dw(0, 0);
+    for (int64_t o = 0; o < out; ++o) std::fill_n(&want(o, 0), in, 0.0f);
+    AddExpectedWeightGradient(dy, x, want_sum);
+    AddExpectedWeightGradient(dy, x, want);
+    ForEachMachine(
+        [&](Stream& stream) {
+          sum = old;
+          dw = Matrix<float>(out, in, pad);
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), sum.view(), Write::kAdd,
+                                                    workspace_, stream));
+          return GemmWeightGradient<T>(dy.cview(), x.cview(), dw.view(), Write::kOverwrite,
+                                       workspace_, stream);
+        },
+        [&] {
+          EXPECT_EQ(sum.Differences(want_sum), 0);
+          EXPECT_EQ(dw.Differences(want), 0);
+        });
+  }
+
+  Workspace workspace_;
+  ThreadPool one_{1}, two_{2}, three_{3};
+  const std::vector<ThreadPool*> pools_ = {&one_, &two_, &three_};
+  const std::vector<std::string> targets_ = gemm::SimdTargets();
+};
+
+using Storage = ::testing::Types<float, BFloat16>;
+TYPED_TEST_SUITE(GroupedGemmBits, Storage);
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGroups) {
+  const std::vector<int64_t> rows = {0, 1, 2, 0, 3, 5, 7, 17, 63, 64, 65, 100, 0};
+  const auto few = absl::MakeConstSpan(rows).subspan(0, 8);
+  for (const int64_t out : kSizes) {
+    for (const int64_t in : kSizes) {
+      // All row counts at a few shapes, small ones everywhere.
+      const bool all = out == 65 || in == 65;
+      this->CheckGroups(all ? absl::MakeConstSpan(rows) : few, out, in, (out + in) % 4);
+    }
+  }
+}
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
+  this->CheckGroups({520, 0, 3}, 130, 17, 1);  // more rows than a block, several panels
+  this->CheckGroups({7, 13}, 70, 1100, 3);     // deeper than a depth block, both ways
+  this->CheckGroups({7, 13}, 1100, 70, 0);
+  this->CheckGroups(std::vector<int64_t>(300, 1), 9, 11, 0);  // many groups
+}
+
+TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
+  for (const int64_t rows : kSizes) {
+    for (const int64_t out : kSizes) {
+      for (const int64_t in : {int64_t{1}, int64_t{7}, int64_t{64}, int64_t{65}}) {
+        this->CheckWeightGradient(rows, out, in, (rows + out + in) % 4);
+      }
+    }
+  }
+  this->CheckWeightGradient(1100, 70, 65, 1);   // deeper than a depth block
+  this->CheckWeightGradient(5, 401, 1100, 2);   // more rows and columns than a block
+  this->CheckWeightGradient(150, 300, 300, 0);  // all of these, with whole tiles
+}
+
+TYPED_TEST(GroupedGemmBits, WeightGradientOfNoRowsIsZeroOrUnchanged) {
+  this->CheckWeightGradient(0, 17, 65, 1);
+}
+
+TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
+  using T = TypeParam;
+  const Groups<T> group({67}, 33, 129);
+  const auto x = Matrix<T>::Random(67, 129, 1, 6);
+  const auto dy = Matrix<T>::Random(67, 33, 1, 7);
+  const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
+  const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
+  Matrix<float> y(0, 0), dx(0, 0);
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        y = Matrix<float>(67, 33, 2);
+        dx = Matrix<float>(67, 129, 2);
+        MOE_RETURN_IF_ERROR((Gemm<T, float>(x.cview(), group.weight[0].cview(), y.view(),
+                                            this->workspace_, stream)));
+        return GemmInputGradient<T, float>(dy.cview(), group.weight[0].cview(), dx.view(),
+                                           this->workspace_, stream);
+      },
+      [&] {
+        EXPECT_EQ(y.Differences(want_y), 0);
+        EXPECT_EQ(dx.Differences(want_dx), 0);
+      });
+}
+
+TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
+  using T = TypeParam;
+  Matrix<T> x(5, 0), w(70, 0), y(5, 70);
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        y = Matrix<T>(5, 70);
+        return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
+      },
+      [&] {
+        for (int64_t r = 0; r < 5; ++r) {
+          for (int64_t c = 0; c < 70; ++c) ASSERT_EQ(Bits(y(r, c)), 0u);
+        }
+      });
+}
+
+TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
+  using T = TypeParam;
+  const float huge = 0x1.8p127f;
+  Matrix<T> x(4, 2), w(3, 2), y(4, 3);
+  const float rows[4][2] = {{0x1p-75f, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
+  for (int64_t r = 0; r < 4; ++r) {
+    for (int64_t c = 0; c < 2; ++c) x(r, c) = T(rows[r][c]);
+  }
+  const float tiny = std::is_same_v<T, float> ? 0x1p-74f : 0x1p-58f;  // products 2^-149, 2^-133
+  for (int64_t o = 0; o < 3; ++o) {
+    w(o, 0) = T(o == 0 ? tiny : 1.0f);
+    w(o, 1) = T(1.0f);
+  }
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
+      },
+      [&] {
+        EXPECT_EQ(y.at(0, 0), 0x1p-75f * tiny);
+        EXPECT_GT(y.at(0, 0), 0.0f);
+        EXPECT_EQ(y.at(1, 1), INFINITY);
+        for (int64_t o = 0; o < 3; ++o) EXPECT_TRUE(std::isnan(y.at(2, o)));
+        EXPECT_EQ(y.at(3, 2), 2.0f);
+      });
+}
+
+}  // namespace
+}  // namespace moe
