@@ -10,3 +10,19 @@ if(TARGET moe_cli)
   moe_test(metrics_test LABELS unit SOURCES metrics_test.cc
     LIBS moe_cli nlohmann_json::nlohmann_json)
 endif()
+
+# End to end: the program as users call it.
+if(TARGET moe)
+  function(moe_cli_test name)
+    cmake_parse_arguments(A "" "TIMEOUT" "LABELS;ARGS" ${ARGN})
+    add_test(NAME cli_${name}
+      COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/cli/${name}.sh $<TARGET_FILE:moe> ${A_ARGS})
+    set_tests_properties(cli_${name} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+  endfunction()
+  moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
+  moe_cli_test(train LABELS smoke TIMEOUT 300)
+  if(MOE_MPI_FOUND)
+    moe_cli_test(mpi LABELS mpi TIMEOUT 120 ARGS ${MPIEXEC_EXECUTABLE} ${MOE_MPI})
+    set_tests_properties(cli_mpi PROPERTIES PROCESSORS 4)
+  endif()
+endif()

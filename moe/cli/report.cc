@@ -49,11 +49,16 @@ void AddLoss(Text& text, const lm::TrainReport& report) {
 
 void AddPhases(Text& text, const lm::TrainReport& report) {
   Add(text, "\n{:<14}{:>10}  {:>9}\n", "phase", "seconds", "of steps");
-  for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
-    const double seconds = report.phase_seconds[p];
-    Add(text, "{:<14}{:>10.2f}  {:>7.1f} %\n", NameOf(static_cast<Phase>(p)), seconds,
+  double sum = 0;
+  const auto row = [&](const char* name, double seconds) {
+    Add(text, "{:<14}{:>10.3f}  {:>7.1f} %\n", name, seconds,
         report.seconds > 0 ? 100 * seconds / report.seconds : 0);
+    sum += seconds;
+  };
+  for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
+    row(NameOf(static_cast<Phase>(p)), report.phase_seconds[p]);
   }
+  if (sum < report.seconds) row("other, waiting", report.seconds - sum);
   Add(text,
       "mean over ranks; the all-reduce overlaps backward, so shares may add up to over 100 %\n");
 }

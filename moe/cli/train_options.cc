@@ -126,6 +126,7 @@ std::string InFlags(absl::string_view message, const Settings& settings) {
   static constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
       {"top_k", "moe-router-topk"},
       {"gate", "router"},
+      {"pad_to_capacity", "moe-pad-expert-input-to-capacity"},
       {"ffn_hidden_size", "moe-ffn-hidden-size"},
       {"shared_expert_ffn_hidden_size", "moe-shared-expert-intermediate-size"},
       {"micro_batch_tokens", "micro-batch-size x --seq-length"}};

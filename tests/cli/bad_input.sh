@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Whatever is wrong with a call: the exit code, one line on standard error that says what is and
+# what was expected, nothing on standard output, and no file.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "$work" || exit 1
+
+# refused <exit code> <part of the line> <command...>
+refused() {
+  local code=$1 part=$2
+  shift 2
+  run "$@"
+  expect "$code" "$*"
+  (($(wc -l <"$work/stderr") == 1)) || fail "$*: $(wc -l <"$work/stderr") lines on stderr"
+  grep -qF -- "$part" "$work/stderr" || fail "$*: no '$part' in: $(cat "$work/stderr")"
+  [[ ! -s $work/stdout ]] || fail "$*: wrote to stdout"
+  [[ ! -e $work/out ]] || fail "$*: left files"
+  rm -rf "$work/out"
+}
+train() { refused "$1" "$2" "$moe" train "${model[@]}" --steps 2 --out "$work/out" "${@:3}"; }
+
+# Commands and flags.
+refused 2 "no command" "$moe"
+refused 2 "unknown command 'trian'; did you mean 'train'?" "$moe" trian
+train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
+train 2 "unknown flag '--trace'" --trace x
+train 2 "unknown flag '--share-device'" --share-device
+train 2 "--steps has no value, expected --steps N" --steps
+train 2 "--steps is 'many', expected a whole number" --steps many
+train 2 "--lr is 'inf', expected a finite number" --lr inf
+train 2 "unexpected argument 'book.txt'" book.txt
+train 2 "did you mean 'qwen3'?" --router qwen
+
+# The environment and configuration files.
+MOE_STEPS=many train 2 "MOE_STEPS is 'many'"
+echo '{"num_expert": 8}' >config.json
+train 2 "config.json: unknown key 'num_expert'; did you mean 'num_experts'?" --config config.json
+echo '{"steps": 1, "steps": 2}' >config.json
+train 2 "key 'steps' stands there twice" --config config.json
+echo '{"steps": ' >config.json
+train 2 "malformed JSON" --config config.json
+echo '{"zero_optimization": {"stage": 2}}' >config.json
+train 2 "DeepSpeed's key 'zero_optimization.stage' is not supported" --config config.json
+echo '{"fp16": {"enabled": true}}' >config.json
+train 2 "f16 needs a GPU build" --config config.json
+train 2 "'none.json'" --config none.json
+
+# The text.
+refused 2 "--data is missing" "$moe" train --out "$work/out"
+train 2 "'no/such' does not exist" --data no/such
+: >empty
+train 2 "'empty' is empty" --data empty
+mkdir folder
+refused 2 "no text in" "$moe" train --data folder --out "$work/out"
+make_text short 16415 # a byte less than a block and a sequence of 33
+refused 2 "16416 bytes or more" "$moe" train --data short --seq-length 31 --out "$work/out"
+train 2 "of one step: give more text, or at most" --micro-batches 10000
+train 2 "is a device or pipe" --data /dev/null
+
+# The model and its layout.
+train 2 "--ep is 3, expected a divisor of the 4 ranks: 1, 2, 4" --ep 3
+train 2 "--moe-router-topk is 5, expected at most 4" --topk 5
+train 2 "--moe-router-topk is 2, expected 1" --router switch --topk 2
+train 2 "--moe-expert-capacity-factor is 0, expected" --capacity-factor 0
+train 2 "--moe-expert-capacity-factor is -1, expected" --capacity-factor -1
+train 2 "--moe-pad-expert-input-to-capacity is true, expected" --moe-pad-expert-input-to-capacity
+train 2 "--moe-token-group is 7, expected a divisor of 64" --moe-token-group 7
+train 2 "--hidden-size is 33, expected" --hidden-size 33
+train 2 "--num-layers is 0, expected at least 1" --num-layers 0
+train 2 "--steps is 0, expected at least 1" --steps 0
+train 2 "--ranks is 0, expected" --ranks 0
+train 2 "--node-size is 3, expected a divisor of --ep 4" --ep 4 --dispatch hierarchical --node-size 3
+train 2 "--all-reduce is library, expected ring or direct" --all-reduce library
+train 2 "--train-batch-size is 13, expected 12: --micro-batch-size 2 x 6" --train-batch-size 13
+train 2 "--comm-timeout is 0, expected more than 0" --comm-timeout 0
+train 2 "--micro-batches is 6, expected 8" --gradient-accumulation-steps 2
+train 2 "--dtype is 'f16', expected one of f32, bf16" --dtype f16
+
+# What this build or place has not.
+train 10 "--device is cuda, expected cpu" --device cuda
+RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
+RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
+OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4
+
+# Files.
+: >file
+refused 2 "--out is 'file', which is a file" "$moe" train "${model[@]}" --out file
+refused 4 "cannot make the folder '/proc/out'" "$moe" train "${model[@]}" --out /proc/out
+
+# An earlier run's results outlive a refused call.
+mkdir kept
+echo kept >kept/metrics.jsonl
+run "$moe" train "${model[@]}" --out kept --ep 3
+expect 2 "kept"
+[[ $(cat kept/metrics.jsonl) == kept ]] || fail "a refused call touched an earlier run"
+finish

@@ -1,0 +1,66 @@
+# Sourced by the end-to-end tests of the program: bash TEST.sh <moe> [<mpiexec> ...].
+set -uo pipefail
+moe=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# Nothing from outside decides.
+for name in ${!MOE_@} ${!OMPI_COMM_@} ${!PMI_@} ${!PMIX_@} ${!SLURM_@} RANK WORLD_SIZE LOCAL_RANK \
+  MASTER_ADDR MASTER_PORT; do
+  unset "$name"
+done
+export NO_COLOR=1
+failures=0
+
+fail() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+}
+
+finish() {
+  ((failures == 0)) && echo "all passed"
+  exit $((failures > 0))
+}
+
+# run <command...>: sets rc and seconds, leaves $work/stdout and $work/stderr.
+run() {
+  local begin=$SECONDS
+  timeout 300 "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
+  rc=$?
+  seconds=$((SECONDS - begin))
+}
+
+# expect <exit code> <what>: of the last run.
+expect() {
+  ((rc == $1)) && return
+  fail "$2: exit code $rc, expected $1"
+  tail -n 5 "$work/stderr"
+}
+
+# make_text <file> <bytes>: words, the same every time, with something to learn.
+make_text() {
+  awk -v bytes="$2" 'BEGIN {
+    split("the router sends every token to two experts and each of them answers in turn", word, " ")
+    state = 1
+    while (length(text) < bytes) {
+      state = (state * 1103515245 + 12345) % 2147483648
+      text = text word[1 + int(state / 65536) % 14] (state % 7 == 0 ? ".\n" : " ")
+    }
+    printf "%s", substr(text, 1, bytes)
+  }' >"$1"
+}
+
+# value <file> <key> [<line>]: a JSON scalar of one line of a metrics file, without quotes.
+value() { sed -n "${3:-\$}p" "$1" | sed -n "s/.*\"$2\":\"\{0,1\}\([^\",}]*\).*/\1/p"; }
+
+# Everything that must have the same bits in two runs.
+bits() { grep -oE '"([a-z_]+_hex|weights_xxh3)":"[^"]*"' "$1"; }
+
+# below <a> <b>: a < b, as real numbers.
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; }
+
+# A model that trains in moments. 40,000 bytes hold it: 23,616 to train on.
+text=$work/text
+make_text "$text" 40000
+model=(--data "$text" --num-layers 2 --hidden-size 32 --num-attention-heads 2 --num-experts 4
+  --moe-ffn-hidden-size 32 --seq-length 32 --micro-batch-size 2 --micro-batches 6
+  --eval-sequences 16 --threads 1)

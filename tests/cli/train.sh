@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# `moe train` on threads, end to end.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# The loss falls, and the report, the metrics and the progress agree about it.
+run "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 30 --lr 0.01 --lr-warmup-steps 3 \
+  --log-interval 10 --eval-interval 15 --out "$work/a"
+expect 0 "training"
+metrics=$work/a/metrics.jsonl
+(($(wc -l <"$metrics") == 31)) || fail "metrics: $(wc -l <"$metrics") lines, expected 30 steps and an end"
+below "$(value "$metrics" loss 30)" "$(awk "BEGIN { print 0.7 * $(value "$metrics" loss 1) }")" ||
+  fail "loss $(value "$metrics" loss 1) -> $(value "$metrics" loss 30), expected 30 % less"
+below "$(value "$metrics" val_loss)" "$(value "$metrics" val_loss_before)" ||
+  fail "held-out loss did not fall"
+[[ $(value "$metrics" val_loss 14) == null ]] || fail "val_loss of a step without validation"
+[[ $(value "$metrics" val_loss 15) != null ]] || fail "val_loss is missing at --eval-interval"
+[[ $(value "$metrics" val_loss_hex) == "$(value "$metrics" val_loss_hex 30)" ]] ||
+  fail "the last validation and the end disagree"
+hash=$(value "$metrics" weights_xxh3)
+[[ $hash =~ ^[0-9a-f]{16}$ ]] || fail "weights_xxh3 is '$hash'"
+grep -qE "^weights_xxh3 +$hash$" "$work/stdout" || fail "the report has another hash"
+for phase in gate plan dispatch expert combine dense all-reduce optimiser; do
+  grep -qE "^$phase +[0-9.]+ +[0-9.]+ %$" "$work/stdout" || fail "no phase $phase in the report"
+done
+for part in "held-out bits per byte" "tok/s" "expert load" "dropped 0 of" "gradients: all-reduce" \
+  "metrics.jsonl"; do
+  grep -qF -- "$part" "$work/stdout" || fail "no '$part' in the report"
+done
+for step in 1 10 20 30; do
+  grep -qE "^step +$step/30 \| loss [0-9.]+ \| lr [0-9.e+-]+ \| gnorm [0-9.]+ \| [0-9.]+ ms \| [0-9,]+ tok/s \| moe: a2a [0-9.]+ ms [0-9]+% expert [0-9.]+ ms drop [0-9.]+% maxvio [0-9.]+ dead [0-9]+ aux [0-9.e+-]+ \| ar [0-9.]+ ms [0-9]+% \| [0-9]+ MiB \| eta [0-9:]+$" \
+    "$work/stderr" || fail "no progress line for step $step"
+done
+grep -q "^step *11/" "$work/stderr" && fail "a line for step 11 with --log-interval 10"
+grep -qF "text   1 files, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files skipped" \
+  "$work/stderr" || fail "what was read is not printed"
+
+# The command in the report gives the same run (fast numerics: the same layout, the same bits).
+again=$(sed -n 's/^reproduce *//p' "$work/stdout")
+run bash -c "$again --out $work/b"
+expect 0 "reproduce: $again"
+[[ $(bits "$metrics") == "$(bits "$work/b/metrics.jsonl")" ]] || fail "the run did not repeat"
+
+# The model size that is announced is the one that was trained.
+announced=$(sed -n 's/^model  \([0-9,]*\) parameters, \([0-9,]*\) used.*/\1 \2/p' "$work/stderr")
+trained=$(sed -n 's/^parameters *\([0-9,]*\) in all, \([0-9,]*\) used.*/\1 \2/p' "$work/stdout")
+[[ -n $announced && $announced == "$trained" ]] || fail "size: '$announced' and '$trained'"
+
+# Any number of ranks, more than micro-batches too, gives the same bits in layout-invariant numerics.
+invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet)
+reference=
+for layout in "1 1 staged" "3 3 direct" "8 4 hierarchical"; do
+  read -r ranks ep dispatch <<<"$layout"
+  run "$moe" train "${invariant[@]}" --ranks "$ranks" --ep "$ep" --dispatch "$dispatch" \
+    --node-size "$((ep == 4 ? 2 : 1))" --out "$work/layout"
+  expect 0 "ranks $layout"
+  [[ ! -s $work/stderr ]] || fail "--quiet, but: $(head -n 1 "$work/stderr")"
+  now=$(bits "$work/layout/metrics.jsonl")
+  reference=${reference:-$now}
+  [[ -n $now && $now == "$reference" ]] || fail "ranks $layout: other bits than one rank"
+done
+
+# Precedence, through the whole program.
+echo '{"steps": 3, "seed": 4, "num_layers": 5}' >"$work/config.json"
+MOE_STEPS=2 MOE_SEED=6 run "$moe" train --steps 1 --config "$work/config.json" --print-config
+expect 0 "--print-config"
+for line in "steps +1 +flag --steps" "seed +6 +env MOE_SEED" \
+  "num-layers +5 +file .*config.json: num_layers" "lr-warmup-steps +[0-9]+ +default"; do
+  grep -qE "^$line$" "$work/stdout" || fail "--print-config has no line '$line'"
+done
+
+# Divergence: exit 6, one line, and the steps until then are whole.
+run "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0 --out "$work/nan"
+expect 6 "divergence"
+(($(wc -l <"$work/stderr") == 1)) || fail "divergence: $(wc -l <"$work/stderr") lines on stderr"
+grep -q "finite" "$work/stderr" || fail "divergence: $(cat "$work/stderr")"
+[[ ! -s $work/nan/metrics.jsonl || $(tail -c 1 "$work/nan/metrics.jsonl" | od -An -c) == *'\n'* ]] ||
+  fail "divergence: half a line in metrics.jsonl"
+
+# A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
+(
+  trap '' XFSZ
+  ulimit -f 2
+  timeout 300 "$moe" train "${model[@]}" --quiet --steps 50 --out "$work/full" \
+    >"$work/stdout" 2>"$work/stderr"
+)
+rc=$?
+expect 4 "full disk"
+(($(wc -l <"$work/stderr") == 1)) || fail "full disk: $(wc -l <"$work/stderr") lines on stderr"
+grep -qF "metrics.jsonl" "$work/stderr" || fail "full disk: $(cat "$work/stderr")"
+[[ $(tail -c 1 "$work/full/metrics.jsonl" | od -An -c) == *'\n'* ]] ||
+  fail "full disk: half a line in metrics.jsonl"
+run bash -c '"$0" train --help >/dev/full' "$moe"
+expect 4 "full standard output"
+
+# Help and version.
+for call in "--help" "help" "help train" "train --help" "--version"; do
+  # shellcheck disable=SC2086
+  run "$moe" $call
+  expect 0 "moe $call"
+  [[ -s $work/stdout && ! -s $work/stderr ]] || fail "moe $call: wrong streams"
+done
+finish
