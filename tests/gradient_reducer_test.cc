@@ -18,6 +18,7 @@
 #include "moe/session.h"
 #include "tests/delay_communicator.h"
 #include "tests/local_ranks.h"
+#include "tests/timing.h"
 
 namespace moe {
 namespace {
@@ -167,6 +168,7 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
 // Eight buckets of 10 ms each while backward takes 10 ms a parameter: one after the other that is
 // 160 ms, overlapped about 90 ms.
 TEST(GradientReducerTest, BucketsTravelWhileBackwardRuns) {
+  MOE_SKIP_TIMING_UNDER_SANITIZERS();
   constexpr int kParameters = 8;
   constexpr absl::Duration kEach = absl::Milliseconds(10);
   absl::Duration took;

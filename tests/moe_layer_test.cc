@@ -13,6 +13,7 @@
 #include "tests/layer_harness.h"
 #include "tests/layer_oracle.h"
 #include "tests/local_ranks.h"
+#include "tests/timing.h"
 
 namespace moe {
 namespace {
@@ -221,6 +222,7 @@ TEST(MoeLayerTest, FastNumericsRepeatsItsOwnBits) {
 // Forward on two ranks whose transfers sleep. With one chunk the exchange and the experts add up;
 // with four they overlap, but for the first chunk in and the last chunk out.
 TEST(MoeLayerTest, ExchangeOverlapsTheExperts) {
+  MOE_SKIP_TIMING_UNDER_SANITIZERS();
   constexpr int64_t kTokens = 2048, kHidden = 256;
   const auto time_forward = [&](int overlap, double us_per_kib) {
     absl::Duration best = absl::InfiniteDuration();
