@@ -86,8 +86,8 @@ TEST_P(ActivationTest, ForwardMatchesFloat64) {
   }
 }
 
-// The terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with at most 16
-// roundings, times |d_out * up| < 9: 180 roundings, which allows for 300.
+// The terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with at most
+// 16 roundings, times |d_out * up| < 9: 180 roundings; 300 are allowed.
 TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
   TestStream stream;
   const int64_t cols = 19;

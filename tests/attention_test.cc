@@ -4,12 +4,14 @@
 #include <cmath>
 #include <string>
 
+#include "tests/attention_oracle.h"
 #include "tests/gradcheck.h"
 #include "tests/op_test.h"
 
 namespace moe {
 namespace {
 
+using testing::AttentionOracle;
 using testing::kFloatRounding;
 using testing::kNaN;
 using testing::Matrix;
@@ -66,95 +68,8 @@ struct Problem {
   }
 };
 
-// float64 attention in plain loops. Beside every value x it keeps a bound: the sum of the absolute
-// values of the terms of x, where a probability counts 1 + |score| times. Every factor of a term is
-// a chain of at most D or n additions and 20 more operations, so that float32 stays within
-// 2 (D + n + 20) roundings of the bound.
-struct Oracle {
-  struct Value {
-    std::vector<double> value, bound;
-    explicit Value(size_t n) : value(n, 0.0), bound(n, 0.0) {}
-    void Add(size_t i, double term, double magnitude) {
-      value[i] += term;
-      bound[i] += magnitude;
-    }
-  };
-  Value out, log_sum_exp, d_q, d_k, d_v;
-
-  Oracle(int heads, const Offsets& offsets, const std::vector<double>& q,
-         const std::vector<double>& k, const std::vector<double>& v,
-         const std::vector<double>& d_out)
-      : out(q.size()),
-        log_sum_exp(size_t(offsets.back() * heads)),
-        d_q(q.size()),
-        d_k(q.size()),
-        d_v(q.size()) {
-    const int64_t cols = offsets.back() == 0 ? 0 : int64_t(q.size()) / offsets.back();
-    for (size_t s = 1; s < offsets.size(); ++s) {
-      for (int64_t i = offsets[s - 1]; i < offsets[s]; ++i) {
-        for (int a = 0; a < heads; ++a) {
-          Query(offsets[s - 1], i, a, heads, cols, q, k, v, d_out);
-        }
-      }
-    }
-  }
-
- private:
-  void Query(int64_t begin, int64_t i, int head, int heads, int64_t cols,
-             const std::vector<double>& q, const std::vector<double>& k,
-             const std::vector<double>& v, const std::vector<double>& d_out) {
-    const int64_t depth = cols / heads;
-    const double scale = 1 / std::sqrt(static_cast<double>(depth));
-    const auto at = [&](int64_t row, int64_t d) {
-      return size_t(row * cols + head * depth + d);
-    };
-    std::vector<double> score, magnitude;
-    double sum = 0, largest = 0;
-    for (int64_t j = begin; j <= i; ++j) {
-      score.push_back(0);
-      magnitude.push_back(0);
-      for (int64_t d = 0; d < depth; ++d) {
-        score.back() += scale * q[at(i, d)] * k[at(j, d)];
-        magnitude.back() += scale * std::abs(q[at(i, d)] * k[at(j, d)]);
-      }
-      sum += std::exp(score.back());
-      largest = std::max(largest, magnitude.back());
-    }
-    log_sum_exp.Add(size_t(i * heads + head), std::log(sum), 1 + largest);
-    std::vector<double> p;
-    for (int64_t j = begin; j <= i; ++j) {
-      p.push_back(std::exp(score[j - begin]) / sum);
-      for (int64_t d = 0; d < depth; ++d) {
-        const double term = p.back() * v[at(j, d)];
-        out.Add(at(i, d), term, (1 + largest) * std::abs(term));
-      }
-    }
-    double dot = 0, dot_bound = 0;
-    for (int64_t d = 0; d < depth; ++d) {
-      dot += d_out[at(i, d)] * out.value[at(i, d)];
-      dot_bound += std::abs(d_out[at(i, d)]) * out.bound[at(i, d)];
-    }
-    for (int64_t j = begin; j <= i; ++j) {
-      double product = 0, product_bound = 0;
-      for (int64_t d = 0; d < depth; ++d) {
-        product += d_out[at(i, d)] * v[at(j, d)];
-        product_bound += std::abs(d_out[at(i, d)] * v[at(j, d)]);
-      }
-      const double weight = p[j - begin];
-      const double slope = scale * weight * (product - dot);
-      const double slope_bound = scale * weight * (1 + largest) * (product_bound + dot_bound);
-      for (int64_t d = 0; d < depth; ++d) {
-        d_q.Add(at(i, d), slope * k[at(j, d)], slope_bound * std::abs(k[at(j, d)]));
-        d_k.Add(at(j, d), slope * q[at(i, d)], slope_bound * std::abs(q[at(i, d)]));
-        d_v.Add(at(j, d), weight * d_out[at(i, d)],
-                weight * (1 + largest) * std::abs(d_out[at(i, d)]));
-      }
-    }
-  }
-};
-
-void ExpectNear(const Matrix<float>& actual, const Oracle::Value& expected, double roundings,
-                const char* name) {
+void ExpectNear(const Matrix<float>& actual, const AttentionOracle::Value& expected,
+                double roundings, const char* name) {
   const auto values = actual.values();
   ASSERT_EQ(values.size(), expected.value.size()) << name;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -198,8 +113,8 @@ TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64OnEverySimdTarget) {
     for (const Case& c : kCases) {
       Problem<float> p(c.heads, c.depth, c.offsets);
       p.Compute(stream);
-      const Oracle expected(c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
-                            p.d_out.values());
+      const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
+                                     p.d_out.values());
       const double roundings = 2 * static_cast<double>(c.depth + p.q.rows() + 20);
       ExpectNear(p.out, expected.out, roundings, "out");
       ExpectNear(p.log_sum_exp, expected.log_sum_exp, roundings, "log_sum_exp");
@@ -217,12 +132,12 @@ TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
   p.Compute(stream);
   const auto q = p.q.values(), k = p.k.values(), v = p.v.values(), d_out = p.d_out.values();
   const auto loss = [&](const auto& queries, const auto& keys, const auto& values) {
-    const Oracle oracle(p.heads, p.offsets, queries, keys, values, d_out);
+    const AttentionOracle oracle(p.heads, p.offsets, queries, keys, values, d_out);
     double sum = 0;
     for (size_t i = 0; i < d_out.size(); ++i) sum += d_out[i] * oracle.out.value[i];
     return sum;
   };
-  const Oracle oracle(p.heads, p.offsets, q, k, v, d_out);
+  const AttentionOracle oracle(p.heads, p.offsets, q, k, v, d_out);
   double bound = 0;
   for (const auto* x : {&oracle.d_q, &oracle.d_k, &oracle.d_v}) {
     for (const double b : x->bound) bound = std::max(bound, b);

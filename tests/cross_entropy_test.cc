@@ -45,9 +45,9 @@ TEST(CrossEntropyTest, EqualLogitsByHand) {
   EXPECT_EQ(d_logits.values(), (std::vector<double>{0.125, 0.125, -0.375, 0.125}));
 }
 
-// The loss is log(sum) - (x_target - max). The sum has an error of 2 roundings for each exp, as much
-// for the difference in its exponent (below 16 roundings, as |x - max| < 16), and n / 16 + 4
-// additions; both terms of the loss are below 16.
+// The loss is log(sum) - (x_target - max). The sum has 2 roundings for each exp, up to 16 for the
+// difference in its exponent (|x - max| < 16), and n / 16 + 4 for the additions; both terms of the
+// loss are below 16.
 TEST(CrossEntropyTest, LossMatchesFloat64) {
   TestStream stream;
   for (const int64_t n : {1, 2, 15, 16, 17, 40, 257}) {

@@ -97,8 +97,8 @@ TEST(RmsNormTest, SumOfSquaresHasTheFixedOrder) {
   }
 }
 
-// dx is a sum of two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|, both
-// under 30 for these inputs, with at most 16 roundings each; d_weight sums 5 terms below 20.
+// dx is a sum of two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|,
+// both under 30 for these inputs, with at most 16 roundings each; d_weight sums 5 terms below 20.
 TEST(RmsNormTest, BackwardMatchesFiniteDifferences) {
   TestStream stream;
   const int64_t rows = 5, cols = 21;

@@ -34,8 +34,8 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
 
 // out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, k, v, out [T, heads * D];
 // log_sum_exp [T, heads] float32 is kept for backward.
-// A token's bits depend on its own sequence only: float32, keys in ascending order; what later tokens
-// hold, even a NaN, does not change a bit. Two passes, K and V of a head packed once.
+// A token's bits depend on its own sequence only: float32, keys in ascending order. What later
+// tokens hold, even a NaN, does not change a bit of it. Two passes, K and V of a head packed once.
 // Scratch: about n (2 D + 8) floats a thread for the longest sequence n (backward n (5 D + 16)),
 // taken at the call and left to the caller's mark.
 // Errors: kInvalidArgument if shapes disagree or the sequences do not cover the T rows.

@@ -95,7 +95,8 @@ HWY_INLINE void MultiplyPanels(const float* block, int64_t block_stride, const f
   }
 }
 
-// out[r, c] = sum over j <= first + r of weight[r, j] * rows[j, c], for kVectors vectors of columns.
+// out[r, c] = sum over j <= first + r of weight[r, j] * rows[j, c], for kVectors vectors of
+// columns.
 template <int64_t kVectors>
 HWY_INLINE void WeightedRows(const float* weight, int64_t weight_stride, const float* rows,
                              int64_t row_stride, int64_t first, float* out) {

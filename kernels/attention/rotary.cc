@@ -10,10 +10,80 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_shape.h"
 #include "kernels/base/shape_check.h"
+#include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/rotary.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include "kernels/base/simd-inl.h"
 
+HWY_BEFORE_NAMESPACE();
 namespace moe {
+namespace HWY_NAMESPACE {
 namespace {
+
+struct Pair {
+  FloatLanes first, second;
+};
+
+HWY_INLINE Pair Rotate(Pair x, FloatLanes cosine, FloatLanes sine) {
+  return {hn::Sub(hn::Mul(x.first, cosine), hn::Mul(x.second, sine)),
+          hn::Add(hn::Mul(x.second, cosine), hn::Mul(x.first, sine))};
+}
+
+// All heads of one row: pairs (d, d + half) by the table's row of its position.
+template <typename T>
+HWY_INLINE void RotateRow(const float* cosine, const float* sine, float direction, int64_t half,
+                          int heads, T* x) {
+  const auto sign = hn::Set(FloatTag(), direction);
+  for (int head = 0; head < heads; ++head, x += 2 * half) {
+    int64_t d = 0;
+    for (; d + kLanes <= half; d += kLanes) {
+      const Pair y = Rotate({LoadLanes(x + d), LoadLanes(x + half + d)}, LoadLanes(cosine + d),
+                            hn::Mul(sign, LoadLanes(sine + d)));
+      StoreLanes(y.first, x + d);
+      StoreLanes(y.second, x + half + d);
+    }
+    if (d == half) continue;
+    const int64_t rest = half - d;
+    const Pair y = Rotate({LoadFirst(x + d, rest), LoadFirst(x + half + d, rest)},
+                          LoadFirst(cosine + d, rest), hn::Mul(sign, LoadFirst(sine + d, rest)));
+    StoreFirst(y.first, x + d, rest);
+    StoreFirst(y.second, x + half + d, rest);
+  }
+}
+
+void RotateF32(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               float* x) {
+  RotateRow(cosine, sine, direction, half, heads, x);
+}
+void RotateBF16(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+                BFloat16* x) {
+  RotateRow(cosine, sine, direction, half, heads, x);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace moe
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace moe {
+
+HWY_EXPORT(RotateF32);
+HWY_EXPORT(RotateBF16);
+
+namespace {
+
+void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               float* x) {
+  HWY_DYNAMIC_DISPATCH(RotateF32)(cosine, sine, direction, half, heads, x);
+}
+void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               BFloat16* x) {
+  HWY_DYNAMIC_DISPATCH(RotateBF16)(cosine, sine, direction, half, heads, x);
+}
 
 // cos and sin of position * base^(-2d/D), taken in float64: [positions, D/2] each.
 struct RotaryTable {
@@ -56,18 +126,6 @@ std::shared_ptr<const RotaryTable> TableFor(float base, int64_t half, int64_t po
   return table;
 }
 
-// One head of one row: pairs (d, d + half).
-template <typename T>
-void Rotate(const float* cosine, const float* sine, float direction, int64_t half, T* x) {
-  for (int64_t d = 0; d < half; ++d) {
-    const auto a = static_cast<float>(x[d]);
-    const auto b = static_cast<float>(x[d + half]);
-    const float s = direction * sine[d];
-    x[d] = T(a * cosine[d] - b * s);
-    x[d + half] = T(b * cosine[d] + a * s);
-  }
-}
-
 }  // namespace
 
 template <typename T>
@@ -97,10 +155,8 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
       for (int64_t t = begin; t < end; ++t) {
         while (*next <= t) ++next;
         const int64_t at = (t - *(next - 1)) * half;
-        for (int64_t head = 0; head < shape.heads; ++head) {
-          Rotate(table->cosine.data() + at, table->sine.data() + at, static_cast<float>(direction),
-                 half, x.row(t) + head * depth);
-        }
+        RotateRow(table->cosine.data() + at, table->sine.data() + at, static_cast<float>(direction),
+                  half, shape.heads, x.row(t));
       }
     });
     return absl::OkStatus();
@@ -113,3 +169,4 @@ template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
                                   MatrixView<BFloat16>, Stream&);
 
 }  // namespace moe
+#endif  // HWY_ONCE

@@ -14,7 +14,8 @@
 namespace moe {
 
 // d_table[v, :] (+)= sum over t with ids[t] == v, ascending, of dx[t, :], in float32.
-//   ids [T] in [0, V), checked at the call;  dx [T, H];  d_table [V, H]. kOverwrite zeroes rows no token names.
+//   ids [T] in [0, V), checked at the call;  dx [T, H];  d_table [V, H]. kOverwrite zeroes rows
+//   that no token names.
 // (The forward pass is GatherRows of the table by ids.)
 // Errors: kInvalidArgument if shapes disagree or an id is out of range.
 template <typename T>

@@ -38,7 +38,7 @@ int64_t Accumulate(const float* partial, double inverse_unit, int64_t limit, int
   const LongTag dl;
   const auto magic = hn::Set(d, 0x1.8p52);
   const auto unit = hn::Set(d, inverse_unit);
-  // Below an integer bound y also rounds to no more than it. A limit under 2^51 is exact in float64.
+  // What is below an integer rounds to no more than it. A limit under 2^51 is exact in float64.
   const auto bound = hn::Set(d, std::min(0x1p51, static_cast<double>(limit)));
   int64_t non_finite = 0;
   int64_t i = 0;

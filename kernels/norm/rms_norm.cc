@@ -9,7 +9,7 @@
 namespace moe {
 namespace {
 
-// Rows a range, so that a range holds some 8000 elements: below that a fork costs more than it saves.
+// Rows a range, so that it holds some 8000 elements: below that a fork costs more than it saves.
 int64_t RowGrain(int64_t cols) {
   return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols));
 }
