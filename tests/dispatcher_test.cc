@@ -12,7 +12,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/log.h"
-#include "kernels/base/rng.h"
 #include "kernels/combine/combine.h"
 #include "tests/comm_env.h"
 #include "tests/dispatch_world.h"
@@ -27,10 +26,9 @@ constexpr absl::Duration kTimeout = absl::Seconds(20);
 // An element that names where it comes from, so that a misplaced row is a wrong row.
 template <typename T>
 T ValueOf(uint64_t seed, int rank, int64_t row, int64_t h) {
-  return T(static_cast<float>(Normal({.seed = seed,
-                                      .layer = static_cast<uint32_t>(rank),
-                                      .step = static_cast<uint64_t>(row),
-                                      .item = static_cast<uint64_t>(h)})));
+  uint64_t mixed = (seed * 1000003 + static_cast<uint64_t>(rank)) * 1000003 + uint64_t(row);
+  mixed = (mixed * 1000003 + static_cast<uint64_t>(h)) * 0x9e3779b97f4a7c15u;
+  return T(static_cast<float>(static_cast<int32_t>(mixed >> 40) - (1 << 23)) * 0x1p-20f);
 }
 
 // [rows, hidden] of ValueOf, with a gap between rows.
@@ -48,12 +46,22 @@ struct Values {
   MatrixView<T> view;
 };
 
+// A world and the rows of every rank's experts.
+struct SolvedWorld : World {
+  explicit SolvedWorld(const WorldCase& c) : World(MakeWorld(c)) {
+    for (int r = 0; r < ranks; ++r) expert_rows.push_back(ExpertRows(r));
+    for (int32_t e = 0; e < experts; ++e) owner.push_back(Owner(e));
+  }
+  std::vector<std::vector<OracleRow>> expert_rows;
+  std::vector<int> owner;
+};
+
 // One rank's part in a batch: everything that the layer would hold.
 template <typename T>
 class Batch {
  public:
-  Batch(const World& world, const WorldCase& c, int64_t hidden, uint64_t seed, Communicator& comm,
-        Workspace& workspace, Stream& stream)
+  Batch(const SolvedWorld& world, const WorldCase& c, int64_t hidden, uint64_t seed,
+        Communicator& comm, Workspace& workspace, Stream& stream)
       : world_(world),
         me_(comm.rank()),
         hidden_(hidden),
@@ -116,7 +124,7 @@ class Batch {
   }
 
   void ExpectExpertRows(bool scaled) {
-    const std::vector<OracleRow> want = world_.ExpertRows(me_);
+    const std::vector<OracleRow>& want = world_.expert_rows[me_];
     ASSERT_EQ(expert_rows_.rows(), static_cast<int64_t>(want.size()));
     for (size_t n = 0; n < want.size(); ++n) {
       const auto& [source, token, slot] = want[n];
@@ -131,14 +139,12 @@ class Batch {
   }
   void ExpectHomeRows() {
     const RankRouting& mine = world_.routing[me_];
-    std::vector<std::vector<OracleRow>> there(world_.ranks);
-    for (int r = 0; r < world_.ranks; ++r) there[r] = world_.ExpertRows(r);
     for (int64_t t = 0; t < mine.tokens(); ++t) {
       for (int64_t s = mine.slot_offset[t]; s < mine.slot_offset[t + 1]; ++s) {
         if (!world_.Kept(me_, s)) continue;
-        const int owner = world_.Owner(mine.expert[s]);
-        const auto at = std::find(there[owner].begin(), there[owner].end(), OracleRow{me_, t, s}) -
-                        there[owner].begin();
+        const int owner = world_.owner[mine.expert[s]];
+        const auto& there = world_.expert_rows[owner];
+        const auto at = std::find(there.begin(), there.end(), OracleRow{me_, t, s}) - there.begin();
         for (int64_t h = 0; h < hidden_; ++h) {
           ASSERT_EQ(home_rows_(plan_.home_row_of_slot()[s], h), ValueOf<T>(seed_ + 1, owner, at, h))
               << "slot " << s;
@@ -151,7 +157,7 @@ class Batch {
   }
 
  private:
-  const World& world_;
+  const SolvedWorld& world_;
   const int me_;
   const int64_t hidden_;
   const uint64_t seed_;
@@ -162,12 +168,13 @@ class Batch {
   MatrixView<T> expert_rows_, home_rows_;
 };
 
-// The algorithms that a group of this size can run.
+// The algorithms that a group of this size can run. Node sizes 1 and R are the ends of one code path;
+// groups of up to 4 try them.
 std::vector<DispatcherOptions> AllOptions(int ranks) {
   std::vector<DispatcherOptions> all = {{.algorithm = DispatchAlgorithm::kStaged},
                                         {.algorithm = DispatchAlgorithm::kDirect}};
   for (int s = 1; s <= ranks; ++s) {
-    if (ranks % s == 0) {
+    if (ranks % s == 0 && (ranks <= 4 || (s > 1 && s < ranks))) {
       all.push_back({.algorithm = DispatchAlgorithm::kHierarchical, .node_size = s});
     }
   }
@@ -188,11 +195,12 @@ TYPED_TEST_SUITE(DispatcherTest, Types);
 
 template <typename T>
 void ExpectRowsGoWhereTheWorldSays(const WorldCase& c, EnvStream kind) {
-  const World world = MakeWorld(c);
-  for (const DispatcherOptions& options : AllOptions(c.ranks)) {
-    Env().Run(c.ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
+  const SolvedWorld world(c);
+  Env().Run(c.ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    for (const DispatcherOptions& options : AllOptions(c.ranks)) {
       SCOPED_TRACE(Describe(c, options, comm.rank()));
-      Workspace workspace;
+      WorkspaceScope scope(workspace);
       auto dispatcher = Dispatcher<T>::Create(options, comm);
       ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
       Batch<T> batch(world, c, 5, c.seed * 10, comm, workspace, stream);
@@ -209,8 +217,8 @@ void ExpectRowsGoWhereTheWorldSays(const WorldCase& c, EnvStream kind) {
       ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
       batch.ExpectExpertRows(true);
       batch.ExpectHomeRows();
-    });
-  }
+    }
+  });
 }
 
 TYPED_TEST(DispatcherTest, MovesEveryRowToItsPlaceAndBack) {
@@ -221,7 +229,7 @@ TYPED_TEST(DispatcherTest, MovesEveryRowToItsPlaceAndBack) {
 
 TYPED_TEST(DispatcherTest, MovesTheSameRowsFromAQueue) {
   for (const WorldCase& c : WorldCases(std::min(4, Env().max_ranks()))) {
-    if (c.ranks > 1) ExpectRowsGoWhereTheWorldSays<TypeParam>(c, EnvStream::kQueue);
+    if (c.ranks > 2) ExpectRowsGoWhereTheWorldSays<TypeParam>(c, EnvStream::kQueue);
   }
 }
 
@@ -231,7 +239,7 @@ TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
   using T = TypeParam;
   const int ranks = std::min(4, Env().max_ranks());
   std::vector<WorldCase> cases;
-  std::vector<World> worlds;
+  std::vector<SolvedWorld> worlds;
   for (const int64_t tokens : {5, 40, 40, 7, 90}) {
     cases.push_back({.name = "sequence",
                      .ranks = ranks,
@@ -239,7 +247,7 @@ TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
                      .tokens = {tokens, 0, tokens / 2},
                      .overlap = 2,
                      .seed = static_cast<uint64_t>(tokens)});
-    worlds.push_back(MakeWorld(cases.back()));
+    worlds.emplace_back(cases.back());
   }
   for (const DispatcherOptions& options : AllOptions(ranks)) {
     Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
@@ -270,7 +278,7 @@ TYPED_TEST(DispatcherTest, TokensComeBackAsTheyLeft) {
   using T = TypeParam;
   const int ranks = std::min(3, Env().max_ranks());
   const WorldCase c = {.name = "round trip", .ranks = ranks, .experts = 7, .tokens = {20, 3, 0}};
-  const World world = MakeWorld(c);
+  const SolvedWorld world(c);
   for (const DispatcherOptions& options : AllOptions(ranks)) {
     Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
       SCOPED_TRACE(Describe(c, options, comm.rank()));
@@ -305,7 +313,7 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
   using T = TypeParam;
   if (Env().max_ranks() < 4) GTEST_SKIP() << "needs 4 ranks";
   const WorldCase c = {.name = "bytes", .ranks = 4, .experts = 8, .top_k = 8, .tokens = {10}};
-  const World world = MakeWorld(c);
+  const SolvedWorld world(c);
   const int64_t row = 8 * sizeof(T), tokens = 10 * row, slots = 20 * row, weights = 20 * 4;
   const auto run = [&](DispatchAlgorithm algorithm, auto expect) {
     Env().Run(4, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
@@ -356,7 +364,7 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
 TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
   using T = TypeParam;
   const WorldCase c = {.name = "bad", .ranks = 1, .experts = 3, .tokens = {4}};
-  const World world = MakeWorld(c);
+  const SolvedWorld world(c);
   for (const DispatcherOptions& options : AllOptions(1)) {
     Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
       SCOPED_TRACE(Describe(c, options, 0));
