@@ -1,5 +1,5 @@
 moe_test(comm_contract_local_test LABELS contract cpu
-  SOURCES comm_contract_test.cc comm_env_local.cc LIBS moe_comm)
+  SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_local.cc LIBS moe_comm)
 moe_test(ring_all_reduce_test LABELS unit cpu
   SOURCES ring_all_reduce_test.cc comm_env_local.cc LIBS moe_comm)
 moe_test(mesh_test LABELS unit cpu
@@ -11,7 +11,7 @@ if(NOT MOE_MPI_FOUND)
 endif()
 
 moe_test(comm_contract_mpi_test LABELS contract mpi NPROC 1 2 3 4
-  SOURCES comm_contract_test.cc comm_env_mpi.cc LIBS moe_comm_mpi)
+  SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_mpi.cc LIBS moe_comm_mpi)
 
 # Exit codes under a launcher. The launcher's own is what a user's script sees.
 add_executable(run_ranks_main run_ranks_main.cc)

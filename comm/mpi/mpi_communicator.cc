@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -10,13 +9,13 @@
 
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
 
 #include "comm/copy.h"
+#include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_status.h"
-#include "comm/reduce.h"
 #include "comm/wait_report.h"
-#include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -24,164 +23,11 @@ namespace {
 
 using Bytes = absl::InlinedVector<int64_t, 16>;
 
-enum Tag : int { kMeet = 1, kSplit, kRollCall, kAllToAllV, kAllGather, kReduce, kSendRecv };
-
-// Received parts of a reduction are summed while they are still in the cache, and the scratch stays
-// small: R segments.
-constexpr int64_t kSegmentBytes = int64_t{512} << 10;
-// Elements of one call of the MPI library, whose counts are int.
-constexpr int64_t kLibraryCount = int64_t{1} << 28;
-
 std::byte* AsBytes(void* p) {
   return static_cast<std::byte*>(p);
 }
 const std::byte* AsBytes(const void* p) {
   return static_cast<const std::byte*>(p);
-}
-
-MPI_Datatype ToMpi(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return MPI_FLOAT;
-    case DType::kFloat64:
-      return MPI_DOUBLE;
-    case DType::kInt32:
-      return MPI_INT32_T;
-    case DType::kInt64:
-      return MPI_INT64_T;
-    default:
-      return MPI_DATATYPE_NULL;
-  }
-}
-
-// What one rank of a group owns; shared with the tasks that are still in a stream.
-struct MpiGroup {
-  MpiGroup(MPI_Comm stream_comm, MPI_Comm host_comm, const std::vector<int>& world_ranks,
-           absl::Duration timeout, std::shared_ptr<MpiFate> fate)
-      : stream(stream_comm, world_ranks, timeout, fate),
-        host(host_comm, world_ranks, timeout, std::move(fate)) {}
-
-  // Elements [begin, end) of `count`: the part that rank r sums.
-  int64_t PartBegin(int64_t count, int r) const {
-    const int ranks = stream.size();
-    return count / ranks * r + std::min<int64_t>(count % ranks, r);
-  }
-
-  absl::Status RollCall(const char* operation, const CommPhase& phase, int64_t count, DType type,
-                        ReduceOp op, int root);
-  absl::Status SumParts(const MpiCall& call, const std::byte* const* parts,
-                        absl::Span<const int64_t> counts, std::byte* out, DType type, ReduceOp op);
-
-  MpiLane stream;  // collectives: used by the stream's thread
-  MpiLane host;    // Barrier, Split: used by the host thread, maybe at the same time
-  Buffer scratch;  // of the stream lane
-};
-
-// MPI does not compare arguments: ranks show each other theirs first, which also tells who is
-// missing and lets the library's operation start with everyone there.
-absl::Status MpiGroup::RollCall(const char* operation, const CommPhase& phase, int64_t count,
-                                DType type, ReduceOp op, int root) {
-  struct Card {
-    char operation[12] = {};
-    int32_t type, op, root;
-    int64_t count;
-  };
-  Card mine{.type = static_cast<int32_t>(type),
-            .op = static_cast<int32_t>(op),
-            .root = root,
-            .count = count};
-  std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
-  std::vector<Card> all(stream.size());
-  MOE_RETURN_IF_ERROR(
-      stream.Gather({operation, kRollCall, phase}, &mine, all.data(), sizeof(Card)));
-  for (int r = 0; r < stream.size(); ++r) {
-    const Card& other = all[r];
-    if (std::memcmp(&other, &mine, sizeof(Card)) == 0) continue;
-    const auto text = [](const Card& c) {
-      return absl::StrCat(c.operation, " of ", c.count, " x ", NameOf(static_cast<DType>(c.type)),
-                          c.op == static_cast<int32_t>(ReduceOp::kMax) ? ", max" : "", ", root ",
-                          c.root);
-    };
-    return stream.fate()->Kill(absl::InvalidArgumentError(absl::StrCat(
-        operation, ": rank ", stream.world_ranks()[stream.rank()], " has ", text(mine), ", rank ",
-        stream.world_ranks()[r], " has ", text(other), ", expected the same on all")));
-  }
-  return absl::OkStatus();
-}
-
-// out[i] = parts[rank][i] of every rank, summed in rank order: sends parts[p] (counts[p] elements)
-// to rank p, a segment at a time.
-absl::Status MpiGroup::SumParts(const MpiCall& call, const std::byte* const* parts,
-                                absl::Span<const int64_t> counts, std::byte* out, DType type,
-                                ReduceOp op) {
-  const int ranks = stream.size();
-  const int rank = stream.rank();
-  const int64_t width = SizeOf(type);
-  const int64_t segment = kSegmentBytes / width;
-  const int64_t longest = *std::max_element(counts.begin(), counts.end());
-  if (scratch.bytes() == 0) {
-    MOE_ASSIGN_OR_RETURN(scratch, Buffer::Allocate(kSegmentBytes * ranks));
-  }
-  for (int64_t begin = 0; begin == 0 || begin < longest; begin += segment) {
-    const auto length = [&](int r) {
-      return std::clamp<int64_t>(counts[r] - begin, 0, segment);
-    };
-    absl::InlinedVector<const std::byte*, 16> inputs(ranks);
-    stream.Begin(call);
-    for (int i = 1; i < ranks; ++i) {
-      const int r = (rank + i) % ranks;
-      std::byte* const slot = scratch.data() + r * kSegmentBytes;
-      inputs[r] = slot;
-      stream.Receive(r, slot, length(rank) * width);
-    }
-    for (int i = 1; i < ranks; ++i) {
-      const int r = (rank + i) % ranks;
-      stream.Send(r, parts[r] + begin * width, length(r) * width);
-    }
-    inputs[rank] = parts[rank] + begin * width;
-    MOE_RETURN_IF_ERROR(stream.Finish());
-    std::byte* const output = out + begin * width;
-    ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), 0, length(rank), type, op);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AllReduceInRankOrder(MpiGroup& group, const CommPhase& phase, std::byte* inout,
-                                  int64_t count, DType type, ReduceOp op) {
-  const int ranks = group.stream.size();
-  const int rank = group.stream.rank();
-  const int64_t width = SizeOf(type);
-  absl::InlinedVector<const std::byte*, 16> parts;
-  Bytes counts;
-  for (int r = 0; r < ranks; ++r) {
-    parts.push_back(inout + group.PartBegin(count, r) * width);
-    counts.push_back(group.PartBegin(count, r + 1) - group.PartBegin(count, r));
-  }
-  std::byte* const own = inout + group.PartBegin(count, rank) * width;
-  MOE_RETURN_IF_ERROR(
-      group.SumParts({"AllReduce", kReduce, phase}, parts.data(), counts, own, type, op));
-  group.stream.Begin({"AllReduce", kAllGather, phase});
-  for (int i = 1; i < ranks; ++i) {
-    const int r = (rank + i) % ranks;
-    group.stream.Receive(r, inout + group.PartBegin(count, r) * width, counts[r] * width);
-  }
-  for (int i = 1; i < ranks; ++i) {
-    group.stream.Send((rank + i) % ranks, own, counts[rank] * width);
-  }
-  return group.stream.Finish();
-}
-
-absl::Status AllReduceByLibrary(MpiGroup& group, const CommPhase& phase, std::byte* inout,
-                                int64_t count, DType type, ReduceOp op) {
-  MOE_RETURN_IF_ERROR(group.RollCall("AllReduce", phase, count, type, op, 0));
-  for (int64_t begin = 0; begin < count; begin += kLibraryCount) {
-    const auto n = static_cast<int>(std::min(count - begin, kLibraryCount));
-    MOE_RETURN_IF_ERROR(group.stream.Run({"AllReduce", 0, phase}, [&](MPI_Request* request) {
-      return MPI_Iallreduce(MPI_IN_PLACE, inout + begin * SizeOf(type), n, ToMpi(type),
-                            op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, group.stream.comm(), request);
-    }));
-  }
-  return absl::OkStatus();
 }
 
 class MpiCommunicator final : public Communicator {
@@ -221,8 +67,8 @@ absl::Status MpiCommunicator::DoAllReduce(void* inout, int64_t count, DType type
   return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
     // MPI has no bf16, and pairs summed in bf16 would round at every step.
     return type == DType::kBFloat16
-               ? AllReduceInRankOrder(*group, at, AsBytes(inout), count, type, op)
-               : AllReduceByLibrary(*group, at, AsBytes(inout), count, type, op);
+               ? group->AllReduceInRankOrder(at, AsBytes(inout), count, type, op)
+               : group->AllReduceByLibrary(at, AsBytes(inout), count, type, op);
   });
 }
 
@@ -287,8 +133,8 @@ absl::Status MpiCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, 
   return stream.Enqueue([group = group_, at = phase(), inout, bytes, root]() -> absl::Status {
     MOE_RETURN_IF_ERROR(
         group->RollCall("Broadcast", at, bytes, DType::kUInt8, ReduceOp::kSum, root));
-    for (int64_t begin = 0; begin < bytes; begin += kLibraryCount) {
-      const auto n = static_cast<int>(std::min(bytes - begin, kLibraryCount));
+    for (int64_t begin = 0; begin < bytes; begin += kMpiLibraryCount) {
+      const auto n = static_cast<int>(std::min(bytes - begin, kMpiLibraryCount));
       MOE_RETURN_IF_ERROR(group->stream.Run({"Broadcast", 0, at}, [&](MPI_Request* request) {
         return MPI_Ibcast(AsBytes(inout) + begin, n, MPI_BYTE, root, group->stream.comm(), request);
       }));

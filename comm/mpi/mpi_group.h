@@ -1,0 +1,71 @@
+// What one rank of a group owns under MPI, and the reductions over it.
+#ifndef MOE_COMM_MPI_MPI_GROUP_H_
+#define MOE_COMM_MPI_MPI_GROUP_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include <mpi.h>
+
+#include "comm/communicator.h"
+#include "comm/mpi/mpi_lane.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/dtype.h"
+
+namespace moe {
+
+enum MpiTag : int { kMeet = 1, kSplit, kRollCall, kAllToAllV, kAllGather, kReduce, kSendRecv };
+
+// Elements (or bytes) of one call of the MPI library, whose counts are int.
+inline constexpr int64_t kMpiLibraryCount = int64_t{1} << 28;
+
+// Shared with the tasks that are still in a stream. All functions are collective, block, and run on
+// the stream's thread.
+class MpiGroup {
+ public:
+  MpiGroup(MPI_Comm stream_comm, MPI_Comm host_comm, const std::vector<int>& world_ranks,
+           absl::Duration timeout, std::shared_ptr<MpiFate> fate)
+      : stream(stream_comm, world_ranks, timeout, fate),
+        host(host_comm, world_ranks, timeout, std::move(fate)) {}
+
+  // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
+  // and lets the library's operation start with everyone there. kInvalidArgument if they differ.
+  absl::Status RollCall(const char* operation, const CommPhase& phase, int64_t count, DType type,
+                        ReduceOp op, int root);
+
+  // out[i] = parts[own rank][i] of every rank, summed in rank order: parts[r] (counts[r] elements)
+  // goes to rank r, a segment at a time. `out` may be parts[own rank].
+  absl::Status SumParts(const MpiCall& call, const std::byte* const* parts,
+                        absl::Span<const int64_t> counts, std::byte* out, DType type, ReduceOp op);
+
+  // SumParts, then everyone gets every part: rank order, 2*S*(R-1)/R bytes.
+  absl::Status AllReduceInRankOrder(const CommPhase& phase, std::byte* inout, int64_t count,
+                                    DType type, ReduceOp op);
+  // MPI_Iallreduce; not bf16.
+  absl::Status AllReduceByLibrary(const CommPhase& phase, std::byte* inout, int64_t count,
+                                  DType type, ReduceOp op);
+
+  MpiLane stream;  // collectives: used by the stream's thread
+  MpiLane host;    // Barrier, Split: used by the host thread, maybe at the same time
+
+ private:
+  // Elements [PartBegin(r), PartBegin(r + 1)) of `count` are the part that rank r sums.
+  int64_t PartBegin(int64_t count, int r) const {
+    const int ranks = stream.size();
+    return count / ranks * r + std::min<int64_t>(count % ranks, r);
+  }
+
+  Buffer scratch_;  // one segment from each rank
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_MPI_MPI_GROUP_H_
