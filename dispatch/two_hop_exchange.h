@@ -1,0 +1,83 @@
+// All-to-all of rows in two hops: between nodes, and inside a node. Internal to the hierarchical
+// dispatcher.
+#ifndef MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
+#define MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// Rank r is local rank l of node m, r = m * s + l for s = node_size. Two groups meet at every rank:
+// its rail (the ranks of its local rank, one per node) and its node.
+//   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m'
+//   Back  (m', l') -> node -> (m', l) -> rail -> (m, l)
+// so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every rank
+// knows the number of rows between every pair, so no message says how long another one is.
+class TwoHopExchange {
+ public:
+  // Rows that `source` has for `destination`.
+  using RowCount = absl::FunctionRef<int64_t(int source, int destination)>;
+  // Called once per hop and peer.
+  using CountBytes = absl::FunctionRef<void(int peer, int64_t bytes)>;
+
+  // Collective: splits `comm`. node_size divides its size.
+  static absl::StatusOr<TwoHopExchange> Create(Communicator& comm, int node_size);
+
+  int nodes() const { return nodes_; }
+  int node_size() const { return node_size_; }
+  int RankOf(int node, int local) const { return node * node_size_ + local; }
+  // Calls visit(rank) for all ranks, by (local rank, node).
+  void ForEachRankByRail(absl::FunctionRef<void(int rank)> visit) const;
+
+  // send: rows by destination. The result: rows by (local rank, node) of their source.
+  template <typename U>
+  absl::StatusOr<MatrixView<U>> Out(MatrixView<const U> send, RowCount rows, CountBytes count_bytes,
+                                    Workspace& workspace, Stream& stream);
+
+  // send: rows by (local rank, node) of their home. received: rows by the rank that sent them.
+  // rows(home, sender): the pairs of Out, turned round.
+  template <typename U>
+  absl::Status Back(MatrixView<const U> send, RowCount rows, MatrixView<U> received,
+                    CountBytes count_bytes, Workspace& workspace, Stream& stream);
+
+  // from: blocks of rows(outer, inner) rows each, by (outer, inner). The result: by (inner, outer).
+  template <typename U>
+  static absl::StatusOr<MatrixView<U>> Transpose(
+      MatrixView<const U> from, int outer, int inner,
+      absl::FunctionRef<int64_t(int outer, int inner)> rows, Workspace& workspace, Stream& stream);
+
+ private:
+  TwoHopExchange(Communicator& comm, int node_size)
+      : comm_(&comm),
+        node_size_(node_size),
+        nodes_(comm.size() / node_size),
+        my_node_(comm.rank() / node_size),
+        my_local_(comm.rank() % node_size) {}
+
+  // One hop inside `group`, whose rank i is rank_of(i) of the whole.
+  template <typename U>
+  absl::Status Hop(Communicator& group, absl::FunctionRef<int(int)> rank_of,
+                   MatrixView<const U> send, absl::FunctionRef<int64_t(int)> sent,
+                   MatrixView<U> received, absl::FunctionRef<int64_t(int)> received_rows,
+                   CountBytes count_bytes, Workspace& workspace, Stream& stream);
+
+  int64_t SumOverNodes(absl::FunctionRef<int64_t(int)> rows) const;
+  int64_t SumOverLocals(absl::FunctionRef<int64_t(int)> rows) const;
+
+  Communicator* comm_;
+  int node_size_, nodes_, my_node_, my_local_;
+  std::unique_ptr<Communicator> rail_, node_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
