@@ -1,4 +1,5 @@
-// Staged dispatch: gather to send order, AllToAllV, regroup by index; and back.
+// Staged dispatch: gather to send order, AllToAllV, regroup by index; and back. A group of one rank
+// gathers once, straight into the order that is wanted.
 #include "dispatch/dispatcher_base.h"
 #include "kernels/permute/permute.h"
 
@@ -22,6 +23,11 @@ class StagedDispatcher final : public DispatcherBase<T> {
                         MatrixView<T> expert_rows, Workspace& workspace,
                         Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
+    if (plan.ranks() == 1) {
+      CountSent(plan, chunk, x.cols());
+      return GatherRows<T>(x, plan.expert_token(chunk),
+                           this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
+    }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
     return GatherRows<T>(received, plan.expert_source(chunk),
                          this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
@@ -33,6 +39,15 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(
         this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
     MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
+    if (plan.ranks() == 1) {
+      CountSent(plan, chunk, dy.cols());
+      CountWeights(plan, chunk);
+      MOE_ASSIGN_OR_RETURN(const auto scale,  // one rank's home rows are its expert rows
+                           WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
+      return GatherScaledRows<T>(dy, plan.expert_token(chunk),
+                                 {scale.data(), static_cast<size_t>(scale.rows())},
+                                 this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
+    }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, dy, workspace, exchange));
     MOE_ASSIGN_OR_RETURN(const auto scale, SendWeights(plan, chunk, weight, workspace, exchange));
     return GatherScaledRows<T>(received, plan.expert_source(chunk), scale,
@@ -44,21 +59,34 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
     const int64_t hidden = home_rows.cols();
     const auto order = plan.return_order(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto send,
-                         workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
-    MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, exchange));
+    const auto home = this->HomeRowsOf(plan, chunk, home_rows);
     const int me = plan.rank();
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, p, me) * RowBytes(hidden));
     }
+    if (plan.ranks() == 1) return GatherRows<T>(expert_rows, order, home, exchange);
+    MOE_ASSIGN_OR_RETURN(const auto send,
+                         workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
+    MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, exchange));
     return ExchangeRows<T>(
-        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); },
-        this->HomeRowsOf(plan, chunk, home_rows),
+        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
         [&](int p) { return plan.ExpertRows(chunk, me, p); }, workspace, exchange);
   }
 
  private:
   static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
+
+  void CountSent(const DispatchPlan& plan, int chunk, int64_t hidden) {
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(p, plan.SendRows(chunk, plan.rank(), p) * RowBytes(hidden));
+    }
+  }
+  void CountWeights(const DispatchPlan& plan, int chunk) {
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(
+          p, plan.ExpertRows(chunk, plan.rank(), p) * static_cast<int64_t>(sizeof(float)));
+    }
+  }
 
   // The chunk's received rows.
   absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchPlan& plan, int chunk,
@@ -75,9 +103,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
         [&](int p) { return plan.SendRows(chunk, p, me); }, workspace, exchange));
-    for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes(hidden));
-    }
+    CountSent(plan, chunk, hidden);
     return received;
   }
 
@@ -94,9 +120,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(ExchangeRows<float>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
         [&](int p) { return plan.ExpertRows(chunk, p, me); }, workspace, exchange));
-    for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.ExpertRows(chunk, me, p) * static_cast<int64_t>(sizeof(float)));
-    }
+    CountWeights(plan, chunk);
     return WeightsInExpertOrder(plan, chunk, received, workspace, exchange);
   }
 };
