@@ -35,8 +35,11 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# The text: a copy, since pages may be edited while this runs.
+mkdir "$work/text"
+cp -r README.md CONTRIBUTING.md LICENSE docs "$work/text"
 # Small, but with uneven experts per rank and, at most rank counts, ranks without a micro-batch.
-model=(--data README.md --data CONTRIBUTING.md --data docs --data LICENSE
+model=(--data "$work/text"
   --numerics layout-invariant --num-experts 6 --topk 2 --num-layers 2 --hidden-size 48
   --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
   --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
