@@ -58,7 +58,7 @@ void AddModel(Table& table) {
        {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden_size),
         "width of the residual stream"},
        {kGroup, "num-attention-heads", "", 0, Kind::kInteger, "N", Text(d.num_attention_heads),
-        "heads; must divide H"},
+        "attention heads; 2 N divides H"},
        {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "8",
         "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model"},
        {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", "256", "width of one expert"},
@@ -238,9 +238,12 @@ void AddOptimizer(Table& table) {
         "decoupled; not for norms"},
        {kGroup, "clip-grad", "", 0, Kind::kReal, "X", Text(d.optimizer.clip_grad),
         "largest gradient norm, every expert counted once; 0 = off"},
-       {kGroup, "adam-beta1", "", 0, Kind::kReal, "X", Text(d.optimizer.beta1), ""},
-       {kGroup, "adam-beta2", "", 0, Kind::kReal, "X", Text(d.optimizer.beta2), ""},
-       {kGroup, "adam-eps", "", 0, Kind::kReal, "X", Text(d.optimizer.epsilon), ""}});
+       {kGroup, "adam-beta1", "", 0, Kind::kReal, "X", Text(d.optimizer.beta1),
+        "decay of the mean gradient"},
+       {kGroup, "adam-beta2", "", 0, Kind::kReal, "X", Text(d.optimizer.beta2),
+        "decay of the mean squared gradient"},
+       {kGroup, "adam-eps", "", 0, Kind::kReal, "X", Text(d.optimizer.epsilon),
+        "added to the root of the mean squared gradient"}});
 }
 
 void AddOutput(Table& table) {
