@@ -12,9 +12,11 @@ namespace {
 constexpr int64_t kTile = 1024;  // elements; 8 KiB of accumulators stay in the L1 cache
 
 // Integers wrap around: signed overflow would be undefined.
-template <typename A>
-A Sum(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
+template <ReduceOp kOp, typename A>
+A Apply(A a, A b) {
+  if constexpr (kOp == ReduceOp::kMax) {
+    return std::max(a, b);
+  } else if constexpr (std::is_integral_v<A>) {
     using U = std::make_unsigned_t<A>;
     return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
   } else {
@@ -22,42 +24,70 @@ A Sum(A a, A b) {
   }
 }
 
-// T is stored, A is what it is reduced in.
-template <typename T, typename A>
-struct Reducer {
-  static void Load(A* acc, const T* in, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) acc[i] = static_cast<A>(in[i]);
+// out[i] = a[i] op b[i]. T is stored, A is what it is reduced in. Element by element, so vector
+// width does not change the bits.
+template <ReduceOp kOp, typename A, typename X, typename T>
+[[gnu::always_inline]] inline void CombineLoop(A* out, const X* a, const T* b, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = Apply<kOp>(static_cast<A>(a[i]), static_cast<A>(b[i]));
   }
-  static void Add(A* acc, const T* in, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) acc[i] = Sum(acc[i], static_cast<A>(in[i]));
-  }
-  static void Max(A* acc, const T* in, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) acc[i] = std::max(acc[i], static_cast<A>(in[i]));
-  }
+}
 
-  static void Run(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
-                  int64_t begin, int64_t end, ReduceOp op) {
-    alignas(64) A acc[kTile];
-    alignas(64) T out[kTile];
-    for (int64_t at = begin; at < end; at += kTile) {
-      const int64_t n = std::min(kTile, end - at);
-      Load(acc, reinterpret_cast<const T*>(inputs[0]) + at, n);
-      for (const std::byte* input : inputs.subspan(1)) {
-        const T* const in = reinterpret_cast<const T*>(input) + at;
-        op == ReduceOp::kSum ? Add(acc, in, n) : Max(acc, in, n);
-      }
-      const void* result = acc;
-      if constexpr (!std::is_same_v<T, A>) {
-        for (int64_t i = 0; i < n; ++i) out[i] = T(acc[i]);
-        result = out;
-      }
-      const size_t bytes = static_cast<size_t>(n) * sizeof(T);
-      for (std::byte* output : outputs) {
-        std::memcpy(output + at * static_cast<int64_t>(sizeof(T)), result, bytes);
-      }
+#if defined(__x86_64__)
+template <ReduceOp kOp, typename A, typename X, typename T>
+[[gnu::target("avx2")]] void CombineAvx2(A* out, const X* a, const T* b, int64_t n) {
+  CombineLoop<kOp>(out, a, b, n);
+}
+bool HasAvx2() {
+  static const bool has = __builtin_cpu_supports("avx2") != 0;
+  return has;
+}
+#endif
+
+template <ReduceOp kOp, typename A, typename X, typename T>
+void Combine(A* out, const X* a, const T* b, int64_t n) {
+#if defined(__x86_64__)
+  if (HasAvx2()) return CombineAvx2<kOp>(out, a, b, n);
+#endif
+  CombineLoop<kOp>(out, a, b, n);
+}
+
+template <ReduceOp kOp, typename T, typename A>
+void ReduceTiles(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
+                 int64_t begin, int64_t end) {
+  alignas(64) A acc[kTile];
+  alignas(64) T rounded[kTile];
+  const auto input = [&](size_t r) {
+    return reinterpret_cast<const T*>(inputs[r]);
+  };
+  for (int64_t at = begin; at < end; at += kTile) {
+    const int64_t n = std::min(kTile, end - at);
+    const void* result = acc;
+    if (inputs.size() == 1) result = input(0) + at;
+    if (inputs.size() > 1) Combine<kOp>(acc, input(0) + at, input(1) + at, n);
+    for (size_t r = 2; r < inputs.size(); ++r) {
+      Combine<kOp>(acc, static_cast<const A*>(acc), input(r) + at, n);
+    }
+    if (!std::is_same_v<T, A> && inputs.size() > 1) {
+      for (int64_t i = 0; i < n; ++i) rounded[i] = T(acc[i]);
+      result = rounded;
+    }
+    for (std::byte* output : outputs) {
+      std::byte* const to = output + at * static_cast<int64_t>(sizeof(T));
+      if (to != result) std::memcpy(to, result, static_cast<size_t>(n) * sizeof(T));
     }
   }
-};
+}
+
+template <typename T, typename A>
+void Reduce(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
+            int64_t begin, int64_t end, ReduceOp op) {
+  if (op == ReduceOp::kSum) {
+    ReduceTiles<ReduceOp::kSum, T, A>(inputs, outputs, begin, end);
+  } else {
+    ReduceTiles<ReduceOp::kMax, T, A>(inputs, outputs, begin, end);
+  }
+}
 
 }  // namespace
 
@@ -69,15 +99,15 @@ void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::by
                    int64_t begin, int64_t end, DType type, ReduceOp op) {
   switch (type) {
     case DType::kFloat32:
-      return Reducer<float, float>::Run(inputs, outputs, begin, end, op);
+      return Reduce<float, float>(inputs, outputs, begin, end, op);
     case DType::kFloat64:
-      return Reducer<double, double>::Run(inputs, outputs, begin, end, op);
+      return Reduce<double, double>(inputs, outputs, begin, end, op);
     case DType::kBFloat16:
-      return Reducer<BFloat16, float>::Run(inputs, outputs, begin, end, op);
+      return Reduce<BFloat16, float>(inputs, outputs, begin, end, op);
     case DType::kInt32:
-      return Reducer<int32_t, int32_t>::Run(inputs, outputs, begin, end, op);
+      return Reduce<int32_t, int32_t>(inputs, outputs, begin, end, op);
     case DType::kInt64:
-      return Reducer<int64_t, int64_t>::Run(inputs, outputs, begin, end, op);
+      return Reduce<int64_t, int64_t>(inputs, outputs, begin, end, op);
     case DType::kFloat16:
     case DType::kUInt8:
       break;
@@ -86,11 +116,11 @@ void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::by
 }
 
 void AddPartial(float* acc, const float* partial, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) acc[i] = partial[i] + acc[i];
+  Combine<ReduceOp::kSum>(acc, partial, static_cast<const float*>(acc), n);
 }
 
 void AddPartial(int64_t* acc, const int64_t* partial, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) acc[i] = Sum(partial[i], acc[i]);
+  Combine<ReduceOp::kSum>(acc, partial, static_cast<const int64_t*>(acc), n);
 }
 
 }  // namespace moe

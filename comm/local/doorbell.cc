@@ -34,7 +34,7 @@ void Relax() {
 
 }  // namespace
 
-// Ring and WaitChange are a Dekker pair: one writes count_ then reads sleepers_, the other writes
+// Ring and SleepChange are a Dekker pair: one writes count_ then reads sleepers_, the other writes
 // sleepers_ then reads count_ (inside the kernel). Both need sequential consistency.
 void Doorbell::Ring() {
   count_.fetch_add(1, std::memory_order_seq_cst);
@@ -42,11 +42,15 @@ void Doorbell::Ring() {
   (void)syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool Doorbell::WaitChange(uint32_t seen, int spins, Clock::time_point deadline) {
+bool Doorbell::SpinChange(uint32_t seen, int spins) const {
   for (int i = 0; i < spins; ++i) {
     if (count() != seen) return true;
     Relax();
   }
+  return false;
+}
+
+bool Doorbell::SleepChange(uint32_t seen, Clock::time_point deadline) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (count_.load(std::memory_order_seq_cst) == seen && Clock::now() < deadline) {
     Sleep(count_, seen, deadline);

@@ -15,13 +15,6 @@ namespace {
 
 using Clock = Doorbell::Clock;
 
-// About 20 us: longer than a peer that already runs needs, shorter than a sleep and a wake-up.
-constexpr int kSpins = 600;
-
-int SpinsFor(size_t ranks) {
-  return ranks <= std::thread::hardware_concurrency() ? kSpins : 0;
-}
-
 Clock::time_point DeadlineAfter(absl::Duration timeout) {
   constexpr absl::Duration kLongest = absl::Hours(24 * 365);  // time_point overflows on infinity
   return Clock::now() + absl::ToChronoNanoseconds(std::min(timeout, kLongest));
@@ -92,7 +85,7 @@ LocalGroup::LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members
     : fate_(std::move(fate)),
       members_(std::move(members)),
       timeout_(timeout),
-      spins_(SpinsFor(members_.size())),
+      may_spin_(members_.size() <= std::thread::hardware_concurrency()),
       posts_(members_.size()),
       host_posts_(members_.size()),
       mailboxes_(members_.size() * members_.size()),
@@ -125,7 +118,7 @@ absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>&
   return Fail(caller, LateError(place, missing, waited, timeout_));
 }
 
-absl::Status LocalGroup::WaitUntil(Doorbell& bell, const LocalCaller& caller,
+absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                                    absl::FunctionRef<bool()> done,
                                    absl::FunctionRef<bool(int)> is_missing) {
   const Clock::time_point start = Clock::now();
@@ -134,7 +127,12 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, const LocalCaller& caller,
     const uint32_t seen = bell.count();
     if (done()) return absl::OkStatus();
     if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
-    if (bell.WaitChange(seen, spins_, deadline) || done()) continue;
+    if (may_spin_) {  // ranks that outnumber the cores would only keep their peers from running
+      const bool rang = bell.SpinChange(seen, spin.Next());
+      spin.Report(rang);
+      if (rang) continue;
+    }
+    if (bell.SleepChange(seen, deadline) || done()) continue;
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (is_missing(r)) missing.push_back(world_rank(r));
@@ -157,7 +155,7 @@ absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
     return absl::OkStatus();
   }
   return WaitUntil(
-      meeting.bell, caller,
+      meeting.bell, meeting.arrivals[caller.rank].spin, caller,
       [&] { return meeting.generation.load(std::memory_order_acquire) != generation; },
       [&](int r) { return meeting.arrivals[r].count.load(std::memory_order_relaxed) < my_count; });
 }
@@ -284,7 +282,7 @@ absl::Status LocalGroup::SendRecv(const LocalCaller& caller, absl::Span<const Se
     }
     return true;
   };
-  absl::Status status = WaitUntil(self.bell, caller, done, is_missing);
+  absl::Status status = WaitUntil(self.bell, self.spin, caller, done, is_missing);
   if (!failed.ok()) status = Fail(caller, std::move(failed));
   return status.ok() ? status : Drain(std::move(status));
 }

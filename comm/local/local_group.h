@@ -114,6 +114,7 @@ class LocalGroup {
  private:
   struct alignas(64) Arrival {
     std::atomic<uint64_t> count{0};  // times this rank has met on the lane
+    SpinBudget spin;                 // of the thread that meets; used by it only
   };
   struct Meeting {
     std::atomic<int> here{0};
@@ -125,6 +126,7 @@ class LocalGroup {
     std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken
   };
   struct alignas(64) RankState {
+    SpinBudget spin;
     Doorbell bell;                  // SendRecv: something came, or something of mine was taken
     std::vector<LocalSend> sends;   // storage of this rank's posts; used by this rank only
     std::vector<LocalSend*> first;  // per peer
@@ -135,8 +137,8 @@ class LocalGroup {
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
 
   // Blocks until done() or the world dies or the deadline passes (which ends the world).
-  absl::Status WaitUntil(Doorbell& bell, const LocalCaller& caller, absl::FunctionRef<bool()> done,
-                         absl::FunctionRef<bool(int)> is_missing);
+  absl::Status WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
+                         absl::FunctionRef<bool()> done, absl::FunctionRef<bool(int)> is_missing);
   absl::Status Late(const LocalCaller& caller, const std::vector<int>& missing,
                     absl::Duration waited);
   absl::Status Fail(const LocalCaller& caller, absl::Status reason);
@@ -153,7 +155,7 @@ class LocalGroup {
   const std::shared_ptr<LocalFate> fate_;
   const std::vector<int> members_;
   const absl::Duration timeout_;
-  const int spins_;
+  const bool may_spin_;
   Meeting meetings_[2];            // by lane
   std::vector<LocalPost> posts_;   // entry r: written by rank r before a Meet, read after it
   std::vector<void*> host_posts_;  // the same, host lane
