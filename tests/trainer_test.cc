@@ -79,7 +79,8 @@ Trace TrainIn(TrainConfig config, const Layout& layout, const Corpus& corpus) {
       return absl::OkStatus();
     });
     const std::lock_guard<std::mutex> lock(mu);
-    trace.status.Update(report.status());
+    // The root cause, not the echo of a peer that ended first.
+    if (trace.status.ok() || absl::IsAborted(trace.status)) trace.status = report.status();
     if (report.ok()) trace.weights = report->weights_xxh3;
     return absl::OkStatus();
   });
@@ -142,6 +143,8 @@ TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
   config.steps = 3;
   config.dtype = DType::kBFloat16;
   config.model.moe.router.capacity_factor = 1.0;
+  config.model.moe.router.pad_to_capacity = true;
+  config.model.moe.router.token_group.tokens = 8;
   config.model.moe.shared_expert_ffn_hidden_size = 8;
   config.model.moe_layer_freq = 2;  // layer 0 is dense
   static const Corpus* const corpus = new Corpus(MakeCorpus());

@@ -21,6 +21,26 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Capacity padding and blocks of N tokens need micro-batches of one known length.
+bool NeedsWholeMicroBatches(const TrainConfig& config) {
+  const RouterConfig& router = config.model.moe.router;
+  return router.pad_to_capacity || router.token_group.tokens > 0;
+}
+
+// The last incomplete micro-batch is shortened, or left out where it cannot be.
+int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus) {
+  const int64_t count =
+      std::min(config.eval_sequences, SequenceCount(corpus.held_out, config.sequence_length));
+  return NeedsWholeMicroBatches(config) ? count - count % config.micro_batch_size : count;
+}
+
+TransformerConfig ModelConfig(const TrainConfig& config) {
+  TransformerConfig model = config.model;
+  model.moe.router.micro_batch_tokens =
+      NeedsWholeMicroBatches(config) ? config.micro_batch_size * config.sequence_length : 0;
+  return model;
+}
+
 // The training loop of one rank, for a model of storage type T.
 template <typename T>
 class Trainer {
@@ -75,7 +95,7 @@ class Trainer {
 
 template <typename T>
 absl::Status Trainer<T>::Build(Session& session) {
-  MOE_ASSIGN_OR_RETURN(model_, Transformer<T>::Create(config_.model, store_, context_));
+  MOE_ASSIGN_OR_RETURN(model_, Transformer<T>::Create(ModelConfig(config_), store_, context_));
   MOE_ASSIGN_OR_RETURN(reducer_,
                        GradientReducer::Create({.bucket_bytes = config_.bucket_bytes,
                                                 .algorithm = config_.all_reduce,
@@ -159,8 +179,7 @@ template <typename T>
 absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
   context_.mesh->SetPhase({.name = "validation", .step = step});
   totals_->Clear();
-  const int64_t count =
-      std::min(config_.eval_sequences, SequenceCount(corpus_.held_out, config_.sequence_length));
+  const int64_t count = ValidationSequences(config_, corpus_);
   const int64_t micro_batches = (count + config_.micro_batch_size - 1) / config_.micro_batch_size;
   const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches);
   const int64_t rounds = (micro_batches + world_.size() - 1) / world_.size();
@@ -332,7 +351,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
     return absl::InvalidArgumentError(
         absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32 or bf16"));
   }
-  return ValidateTransformerConfig(config.model);
+  return ValidateTransformerConfig(ModelConfig(config));
 }
 
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
@@ -347,14 +366,25 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                      " bytes, expected at least one global batch of ", batch,
                      ": lower --micro-batches or --micro-batch-size"));
   }
+  if (ValidationSequences(config, corpus) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the held-out text has ", SequenceCount(corpus.held_out, config.sequence_length),
+        " sequences of ", config.sequence_length, " bytes and --eval-sequences is ",
+        config.eval_sequences, ", expected at least one micro-batch of ", config.micro_batch_size,
+        ": lower --micro-batch-size"));
+  }
   MOE_ASSIGN_OR_RETURN(const auto session,
                        Session::Create({.expert_parallel_size = config.expert_parallel_size,
                                         .threads = config.threads,
                                         .numerics = config.numerics,
                                         .overlap_exchange = config.model.moe.overlap_degree > 1},
                                        std::move(world)));
-  if (config.dtype == DType::kBFloat16) return TrainAs<BFloat16>(config, corpus, *session, on_step);
-  return TrainAs<float>(config, corpus, *session, on_step);
+  auto report = config.dtype == DType::kBFloat16
+                    ? TrainAs<BFloat16>(config, corpus, *session, on_step)
+                    : TrainAs<float>(config, corpus, *session, on_step);
+  // The others may be waiting for this rank.
+  if (!report.ok()) session->context().mesh->Abort(report.status());
+  return report;
 }
 
 }  // namespace moe::lm
