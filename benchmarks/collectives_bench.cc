@@ -1,5 +1,5 @@
 // collectives_bench: time and bandwidth of the collectives, checked, against plain copies.
-//   collectives_bench --ranks 2 --begin 65536 --end 67108864 --factor 4
+//   collectives_bench --ranks 2 --pin --begin 65536 --end 67108864 --factor 4
 //   mpirun -n 2 collectives_bench
 // A round times a few calls back to back on every rank and takes the slowest rank; us is the median
 // over rounds, best the fastest round (on a busy machine the better figure), algbw and busbw belong
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <absl/strings/str_split.h>
+#include <sched.h>
 
 #include <boost/program_options.hpp>
 
@@ -41,6 +42,7 @@ struct Options {
   int rounds = 21;
   int64_t ring_chunk = RingOptions{}.chunk_bytes;
   double timeout_s = 60;
+  bool pin = false;
 };
 
 // One collective on buffers of its own. send[i] of rank r is Value(r, i): small integers, so that
@@ -212,7 +214,28 @@ absl::Status RunCase(Bench& b, const Case& c, const Options& options) {
                     : absl::InternalError(absl::StrCat(c.name, ": wrong result"));
 }
 
+// Keeps this thread on the rank-th of the CPUs that the process may use, as mpirun does: on a busy
+// machine the scheduler may put two ranks on one core, which measures the scheduler.
+absl::Status Pin(int rank) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+    return absl::InternalError("--pin: the CPUs of this process are unknown");
+  }
+  int skip = rank % CPU_COUNT(&allowed);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || skip-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof(one), &one) == 0) return absl::OkStatus();
+    break;
+  }
+  return absl::InternalError(absl::StrCat("--pin: rank ", rank, " cannot be pinned"));
+}
+
 absl::Status RunRank(const Options& options, std::unique_ptr<Communicator> world) {
+  if (options.pin) MOE_RETURN_IF_ERROR(Pin(world->rank()));
   const auto stream = MakeInlineStream();
   if (world->rank() == 0) {
     std::printf("# backend %s\n%-18s %5s %11s %11s %11s %9s %9s %9s %6s\n",
@@ -266,7 +289,8 @@ int Main(int argc, char** argv) {
       "factor", po::value(&o.factor)->default_value(o.factor), "between sizes")(
       "rounds", po::value(&o.rounds)->default_value(o.rounds), "timed rounds")(
       "ring-chunk", po::value(&o.ring_chunk)->default_value(o.ring_chunk), "bytes")(
-      "timeout", po::value(&o.timeout_s)->default_value(o.timeout_s), "of every wait, seconds");
+      "timeout", po::value(&o.timeout_s)->default_value(o.timeout_s), "of every wait, seconds")(
+      "pin", po::bool_switch(&o.pin), "one core for each thread");
   try {
     po::variables_map given;
     po::store(po::parse_command_line(argc, argv, flags), given);

@@ -117,14 +117,16 @@ absl::Status MpiCommunicator::DoAllToAllV(const void* send, absl::Span<const int
       to += in[r];
     }
     const std::byte* from = AsBytes(send);
+    const std::byte* own_from = nullptr;
     for (int r = 0; r < lane.size(); ++r) {
       if (r == rank) {
-        CopyBytes(own, from, out[r]);
+        own_from = from;
       } else {
         lane.Send(r, from, out[r]);
       }
       from += out[r];
     }
+    CopyBytes(own, own_from, out[rank]);  // while the peers take theirs
     return lane.Finish();
   });
 }
