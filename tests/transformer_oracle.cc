@@ -92,7 +92,7 @@ void TransformerOracle::Pass::Rotate(Matrix& x) {
   for (size_t s = 0; s + 1 < batch_.sequence_offsets.size(); ++s) {
     for (int64_t t = batch_.sequence_offsets[s]; t < batch_.sequence_offsets[s + 1]; ++t) {
       const auto position = static_cast<double>(t - batch_.sequence_offsets[s]);
-      for (int64_t head = 0; head < 2 * config_.num_attention_heads; ++head) {
+      for (int64_t head = 0; head < int64_t{2} * config_.num_attention_heads; ++head) {
         for (int64_t d = 0; d < width / 2; ++d) {
           const double angle =
               position * std::pow(static_cast<double>(config_.rotary_base),
