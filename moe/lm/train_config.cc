@@ -1,0 +1,98 @@
+#include "moe/lm/train_config.h"
+
+#include <algorithm>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::lm {
+namespace {
+
+// Capacity padding and blocks of N tokens need micro-batches of one known length.
+bool NeedsWholeMicroBatches(const TrainConfig& config) {
+  const RouterConfig& router = config.model.moe.router;
+  return router.pad_to_capacity || router.token_group.tokens > 0;
+}
+
+}  // namespace
+
+TransformerConfig ModelConfig(const TrainConfig& config) {
+  TransformerConfig model = config.model;
+  model.moe.router.micro_batch_tokens =
+      NeedsWholeMicroBatches(config) ? config.micro_batch_size * config.sequence_length : 0;
+  return model;
+}
+
+int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus) {
+  const int64_t count =
+      std::min(config.eval_sequences, SequenceCount(corpus.held_out, config.sequence_length));
+  return NeedsWholeMicroBatches(config) ? count - count % config.micro_batch_size : count;
+}
+
+absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
+  const int64_t batch = config.micro_batches * config.micro_batch_size;
+  const int64_t sequences = SequenceCount(corpus.train, config.sequence_length);
+  if (sequences < batch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the training text has ", sequences, " sequences of ", config.sequence_length,
+                     " bytes, expected at least one global batch of ", batch,
+                     ": lower --micro-batches or --micro-batch-size"));
+  }
+  if (ValidationSequences(config, corpus) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the held-out text has ", SequenceCount(corpus.held_out, config.sequence_length),
+        " sequences of ", config.sequence_length, " bytes and --eval-sequences is ",
+        config.eval_sequences, ", expected at least one micro-batch of ", config.micro_batch_size,
+        ": lower --micro-batch-size"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
+  const auto at_least_one = [](const char* flag, int64_t value) {
+    if (value >= 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected at least 1"));
+  };
+  MOE_RETURN_IF_ERROR(at_least_one("--steps", config.steps));
+  MOE_RETURN_IF_ERROR(at_least_one("--seq-length", config.sequence_length));
+  MOE_RETURN_IF_ERROR(at_least_one("--micro-batch-size", config.micro_batch_size));
+  MOE_RETURN_IF_ERROR(at_least_one("--micro-batches", config.micro_batches));
+  MOE_RETURN_IF_ERROR(at_least_one("--threads", config.threads));
+  MOE_RETURN_IF_ERROR(at_least_one("--eval-sequences", config.eval_sequences));
+  MOE_RETURN_IF_ERROR(at_least_one("--ep", config.expert_parallel_size));
+  const int ep = config.expert_parallel_size;
+  if (ranks % ep != 0) {
+    std::string divisors;
+    for (int d = 1; d <= ranks; ++d) {
+      if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ep is ", ep, ", expected a divisor of the ", ranks, " ranks: ", divisors));
+  }
+  const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
+  if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
+      (dispatcher.node_size < 0 || ep % dispatcher.node_size != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("--node-size is ", dispatcher.node_size,
+                                                   ", expected 0 (one node) or a divisor of --ep ",
+                                                   ep));
+  }
+  if (config.model.moe.overlap_degree < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--moe-overlap-degree is ", config.model.moe.overlap_degree, ", expected at least 1"));
+  }
+  if (!(config.schedule.peak > 0) || config.schedule.minimum < 0 ||
+      config.schedule.minimum > config.schedule.peak) {
+    return absl::InvalidArgumentError(absl::StrCat("--lr is ", config.schedule.peak,
+                                                   " and --min-lr ", config.schedule.minimum,
+                                                   ", expected 0 <= min-lr <= lr and lr > 0"));
+  }
+  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32 or bf16"));
+  }
+  return ValidateTransformerConfig(ModelConfig(config));
+}
+
+}  // namespace moe::lm

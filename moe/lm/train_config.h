@@ -1,0 +1,25 @@
+// What follows from a training configuration: the model's, and what the text must hold.
+#ifndef MOE_MOE_LM_TRAIN_CONFIG_H_
+#define MOE_MOE_LM_TRAIN_CONFIG_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+
+#include "moe/lm/trainer.h"
+
+namespace moe::lm {
+
+// The model's configuration with what depends on the shape of a micro-batch filled in.
+TransformerConfig ModelConfig(const TrainConfig& config);
+
+// Held-out sequences of one validation pass. The last incomplete micro-batch is shortened, or left
+// out where padding or token blocks need whole ones.
+int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus);
+
+// kInvalidArgument unless the text holds one global batch and one micro-batch to validate on.
+absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_TRAIN_CONFIG_H_
