@@ -21,6 +21,6 @@ if ! build >"$dir/build.log" 2>&1; then
   echo "demo: the build failed" >&2
   exit 1
 fi
-moe=$(find "$dir" -name moe -type f -perm -u+x -print -quit)
 set -x
-exec "$moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 --topk 2 "$@"
+exec "$dir/moe/cli/moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 \
+  --topk 2 --steps 1000 --lr 0.002 --lr-warmup-steps 50 --eval-interval 200 --log-interval 20 "$@"

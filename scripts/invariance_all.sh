@@ -20,9 +20,9 @@ fi
 extra=("$@")
 
 dir=build/release
-moe=$(find "$dir" -name moe -type f -perm -u+x -print -quit 2>/dev/null)
-if [[ -z $moe ]]; then
-  echo "invariance: no program moe in $dir: run cmake --preset release && cmake --build --preset release" >&2
+moe=$dir/moe/cli/moe
+if [[ ! -x $moe ]]; then
+  echo "invariance: no $moe: run cmake --preset release && cmake --build --preset release" >&2
   exit 2
 fi
 mpiexec=$(sed -n 's/^MOE_MPIEXEC:FILEPATH=//p' "$dir/CMakeCache.txt")

@@ -46,7 +46,7 @@ add_test(NAME headers_compile_alone
 set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 600 RUN_SERIAL TRUE)
 
 if(MOE_MPI_FOUND)
-  add_dependencies(mpi_tests moe)
+  add_dependencies(mpi_tests moe run_ranks_main) # beside the programs of moe_test
 endif()
 
 # The README's program, build file, commands and links are true.
