@@ -33,8 +33,10 @@ class GrowingPeerBuffer {
   int64_t bytes_ = 0;
 };
 
-// Fences around every use of the memory: one after it is written, and one after the last chunk has
-// been read, so that the owner may write again. Dispatch costs 2, Return d + 1.
+// A fence after memory is written, and one between the last read of it and the next write. Tokens are
+// written by this class, which leaves that fence out where another one came in between (the fences of
+// Return, in a layer): Dispatch costs 1 fence, or 2. Outputs are written by the caller whenever it
+// likes after Return, so Return ends with a fence: d + 1.
 template <typename T>
 class DirectDispatcher final : public DispatcherBase<T> {
  public:
@@ -55,9 +57,9 @@ class DirectDispatcher final : public DispatcherBase<T> {
                         Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
     if (chunk == 0) {
-      MOE_RETURN_IF_ERROR(ReserveForTokens(plan, x.cols(), exchange));
+      MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), exchange));
       MOE_RETURN_IF_ERROR(PublishTokens(x, exchange));
-      MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+      MOE_RETURN_IF_ERROR(Fence(exchange));
     }
     return ReadTokens(plan, chunk, {}, expert_rows, workspace, exchange);
   }
@@ -69,10 +71,10 @@ class DirectDispatcher final : public DispatcherBase<T> {
         this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
     MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
     if (chunk == 0) {
-      MOE_RETURN_IF_ERROR(ReserveForTokens(plan, dy.cols(), exchange));
+      MOE_RETURN_IF_ERROR(PrepareTokens(plan, dy.cols(), exchange));
       MOE_RETURN_IF_ERROR(PublishTokens(dy, exchange));
       MOE_RETURN_IF_ERROR(PublishWeights(plan, weight, dy.cols(), exchange));
-      MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+      MOE_RETURN_IF_ERROR(Fence(exchange));
     }
     MOE_ASSIGN_OR_RETURN(const auto scale,
                          ReadWeights(plan, chunk, dy.cols(), workspace, exchange));
@@ -88,7 +90,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
           "Return: expert_rows is not the view that ReturnBuffer gave out last");
     }
     last_stream_ = &exchange;
-    MOE_RETURN_IF_ERROR(this->comm_.Fence(exchange));
+    MOE_RETURN_IF_ERROR(Fence(exchange));
     MOE_ASSIGN_OR_RETURN(const auto peers,
                          Views(returned_, plan.max_expert_rows(), hidden, workspace));
     MOE_RETURN_IF_ERROR(GatherRowsOfMany<T>(peers, plan.home_peer(chunk), plan.home_source(chunk),
@@ -97,7 +99,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
     }
-    return FenceAfterLast(plan, chunk, exchange);
+    return chunk + 1 == plan.chunks() ? Fence(exchange) : absl::OkStatus();
   }
 
  private:
@@ -108,12 +110,18 @@ class DirectDispatcher final : public DispatcherBase<T> {
     return (plan.max_tokens() * RowBytes(hidden) + 63) / 64 * 64;
   }
 
-  absl::Status ReserveForTokens(const DispatchPlan& plan, int64_t hidden, Stream& exchange) {
+  absl::Status Fence(Stream& exchange) {
+    tokens_being_read_ = false;
+    return this->comm_.Fence(exchange);
+  }
+
+  // Makes published_ large enough and free to be written.
+  absl::Status PrepareTokens(const DispatchPlan& plan, int64_t hidden, Stream& exchange) {
     const int64_t weight_bytes = plan.max_return_rows() * static_cast<int64_t>(sizeof(float));
     MOE_RETURN_IF_ERROR(
         published_.Reserve(WeightsBegin(plan, hidden) + weight_bytes, this->comm_, &exchange));
     last_stream_ = &exchange;
-    return absl::OkStatus();
+    return tokens_being_read_ ? Fence(exchange) : absl::OkStatus();
   }
 
   absl::Status PublishTokens(MatrixView<const T> x, Stream& exchange) {
@@ -163,6 +171,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
                           MatrixView<T> expert_rows, Workspace& workspace, Stream& exchange) {
     const int64_t hidden = expert_rows.cols();
     MOE_ASSIGN_OR_RETURN(const auto peers, Views(published_, plan.max_tokens(), hidden, workspace));
+    tokens_being_read_ = true;
     MOE_RETURN_IF_ERROR(
         GatherRowsOfMany<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
                             this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
@@ -171,11 +180,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, plan.rank(), p) * row_bytes);
     }
-    return FenceAfterLast(plan, chunk, exchange);
-  }
-
-  absl::Status FenceAfterLast(const DispatchPlan& plan, int chunk, Stream& exchange) {
-    return chunk + 1 == plan.chunks() ? this->comm_.Fence(exchange) : absl::OkStatus();
+    return absl::OkStatus();
   }
 
   // Every rank's rows in `buffer`.
@@ -192,6 +197,8 @@ class DirectDispatcher final : public DispatcherBase<T> {
 
   GrowingPeerBuffer published_;  // x or dy [max T, H], then weights [max return rows]
   GrowingPeerBuffer returned_;   // [max N, H]
+  // Whether reads of published_ were enqueued after the last fence; the same on all ranks.
+  bool tokens_being_read_ = false;
   Stream* last_stream_ = nullptr;
 };
 

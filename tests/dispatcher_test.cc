@@ -273,6 +273,35 @@ TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
   }
 }
 
+// The same direction again and again: what one call published is not overwritten by the next while
+// slower ranks still read it.
+TYPED_TEST(DispatcherTest, OneDirectionRepeatsInAQueueWithoutWaiting) {
+  using T = TypeParam;
+  const int ranks = std::min(4, Env().max_ranks());
+  const WorldCase c = {.name = "repeats", .ranks = ranks, .experts = 4, .tokens = {60}};
+  const SolvedWorld world(c);
+  for (const DispatcherOptions& options : AllOptions(ranks)) {
+    Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(c, options, comm.rank()));
+      Workspace workspace;
+      auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      std::vector<std::unique_ptr<Batch<T>>> batches;
+      for (uint64_t i = 0; i < 4; ++i) {
+        batches.push_back(
+            std::make_unique<Batch<T>>(world, c, 40, 50 * i, comm, workspace, stream));
+      }
+      for (auto& batch : batches) batch->Dispatch(**dispatcher);
+      for (auto& batch : batches) batch->Return(**dispatcher);
+      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      for (auto& batch : batches) {
+        batch->ExpectExpertRows(false);
+        batch->ExpectHomeRows();
+      }
+    });
+  }
+}
+
 // Weights 1/2 of two copies: exact in both types.
 TYPED_TEST(DispatcherTest, TokensComeBackAsTheyLeft) {
   using T = TypeParam;
