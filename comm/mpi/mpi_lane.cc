@@ -19,21 +19,12 @@ using Clock = std::chrono::steady_clock;
 // MPI counts are int: larger transfers go in pieces.
 constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
-// MPI moves data only inside its calls, so waiting is calling. A peer that runs answers within the
-// first polls; then cores may be fewer than ranks, and a rank that keeps its core keeps its peers
-// from sending.
+// MPI moves data only inside its calls, so waiting is calling, also while a large message is on its
+// way. Cores may be fewer than ranks: after the first polls every poll offers the core to others.
+// Only a peer that is far behind is worth sleeping for.
 constexpr int kSpinPolls = 200;
-constexpr int kYieldPolls = 400;
+constexpr std::chrono::milliseconds kNapAfter(10);
 constexpr std::chrono::microseconds kNap(50);
-
-void BackOff(int polls) {
-  if (polls < kSpinPolls) return;
-  if (polls < kSpinPolls + kYieldPolls) {
-    std::this_thread::yield();
-    return;
-  }
-  std::this_thread::sleep_for(kNap);
-}
 
 }  // namespace
 
@@ -128,11 +119,17 @@ absl::Status MpiLane::Poll() {
       continue;
     }
     if (fate_->dead()) return fate_->status();  // Abort, or another group of this world
-    BackOff(polls);
-    if (++polls < kSpinPolls) continue;
-    polls = std::min(polls, kSpinPolls + kYieldPolls);
-    const absl::Duration waited = absl::FromChrono(Clock::now() - start);
-    if (waited > timeout_) return Late(at, waited);
+    if (polls < kSpinPolls) {
+      ++polls;
+      continue;
+    }
+    const auto waited = Clock::now() - start;
+    if (absl::FromChrono(waited) > timeout_) return Late(at, absl::FromChrono(waited));
+    if (waited < kNapAfter) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
   }
   return absl::OkStatus();
 }
