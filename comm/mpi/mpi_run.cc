@@ -1,26 +1,82 @@
 #include "comm/mpi/mpi_run.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/time.h>
+#include <unistd.h>
 
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
+namespace {
+
+// MPI_Init and MPI_Finalize wait for every process of the job, and nothing wakes them: when one
+// takes longer than the deadline this reports and ends the process, and the launcher the job.
+class Watchdog {
+ public:
+  Watchdog(const char* what, const RunOptions& options)
+      : thread_([this, what, &options] { Watch(what, options); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard<std::mutex> lock(mu_);
+      done_ = true;
+    }
+    cv_.notify_one();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  void Watch(const char* what, const RunOptions& options) {
+    std::unique_lock<std::mutex> lock(mu_);
+    if (cv_.wait_for(lock, absl::ToChronoNanoseconds(options.timeout), [this] { return done_; })) {
+      return;
+    }
+    const absl::Status late = absl::DeadlineExceededError(
+        absl::StrCat(what, ": not done after ", absl::FormatDuration(options.timeout),
+                     ", expected every process of the job to join: one is missing or stopped"));
+    if (options.report) options.report(late);
+    _exit(options.exit_code ? options.exit_code(late) : 1);
+  }
+
+  std::mutex mu_;
+  std::condition_variable cv_;
+  bool done_ = false;   // guarded by mu_
+  std::thread thread_;  // last: starts after the state above exists
+};
+
+absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& options) {
+  const Watchdog watchdog("MPI_Init_thread", options);
+  return MpiSession::Start();
+}
+
+}  // namespace
 
 absl::string_view LinkedMpi() {
   return MOE_LINKED_MPI;
 }
 
 absl::Status RunMpiRank(const RunOptions& options, RankBody body) {
-  MOE_ASSIGN_OR_RETURN(const std::unique_ptr<MpiSession> session, MpiSession::Start());
+  MOE_ASSIGN_OR_RETURN(std::unique_ptr<MpiSession> session, StartInTime(options));
   absl::Status status = CheckMpiSize(options.plan.launch, LinkedMpi(), session->size());
   if (status.ok()) {
     auto world = MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout);
     status = world.ok() ? body(*std::move(world)) : world.status();
   }
   // Alone, MPI_Finalize waits for nobody: the caller may report and leave by itself.
-  if (status.ok() || session->size() == 1) return status;
+  if (status.ok() || session->size() == 1) {
+    const Watchdog watchdog("MPI_Finalize", options);
+    session.reset();
+    return status;
+  }
   if (options.report) options.report(status);
   MpiSession::Abort(options.exit_code ? options.exit_code(status) : 1);
 }
