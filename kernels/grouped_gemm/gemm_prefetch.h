@@ -1,4 +1,4 @@
-// Fetches the part of b that is packed next while the tiles multiply. Internal.
+// Fetches what is multiplied next while the tiles multiply. Internal.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PREFETCH_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PREFETCH_H_
 
@@ -8,8 +8,8 @@
 
 namespace moe::gemm {
 
-// Walks a matrix in memory, cache line by cache line. Weights of a mixture seldom are in cache, and
-// a packed panel takes less time to multiply than to load: neither may wait for the other.
+// Walks two pieces of memory, cache line by cache line. Weights of a mixture seldom are in cache,
+// and a packed panel takes less time to multiply than to load: neither may wait for the other.
 class Prefetcher {
  public:
   // Steps of a tile between two bursts, so that the loop over steps stays free of address
@@ -17,20 +17,31 @@ class Prefetcher {
   static constexpr int64_t kSteps = 16;
   static constexpr int64_t kLine = 64;
 
+  // `rows` rows of `row_bytes` bytes, `stride_bytes` apart.
+  struct Rows {
+    const void* data = nullptr;
+    int64_t rows = 0;
+    int64_t row_bytes = 0;
+    int64_t stride_bytes = 0;
+
+    int64_t lines() const { return rows * (row_bytes / kLine + 1); }
+  };
+
   Prefetcher() = default;
-  // `rows` rows of `row_bytes`, `stride_bytes` apart, spread over `steps` steps of tiles.
-  Prefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t steps)
-      : row_(static_cast<const char*>(data)),
-        row_bytes_(row_bytes),
-        stride_bytes_(stride_bytes),
-        rows_left_(rows) {
-    const int64_t lines = rows * (row_bytes / kLine + 1);
+  // First `first`, then `second`, spread over `steps` steps of tiles.
+  Prefetcher(const Rows& first, const Rows& second, int64_t steps) : second_(second) {
+    Begin(first);
     const int64_t bursts = steps / kSteps + 1;
-    lines_per_burst_ = (lines + bursts - 1) / bursts;
+    lines_per_burst_ = (first.lines() + second.lines() + bursts - 1) / bursts;
   }
 
   HWY_INLINE void Burst() {
-    for (int64_t i = 0; i < lines_per_burst_ && rows_left_ > 0; ++i) {
+    for (int64_t i = 0; i < lines_per_burst_; ++i) {
+      if (rows_left_ == 0) {
+        if (second_.rows == 0) return;
+        Begin(second_);
+        second_.rows = 0;
+      }
       // Into the second-level cache: the first is full of what is multiplied now.
       __builtin_prefetch(row_ + offset_, /*rw=*/0, /*locality=*/2);
       offset_ += kLine;
@@ -42,11 +53,19 @@ class Prefetcher {
   }
 
  private:
+  void Begin(const Rows& rows) {
+    row_ = static_cast<const char*>(rows.data);
+    row_bytes_ = rows.row_bytes;
+    stride_bytes_ = rows.stride_bytes;
+    rows_left_ = rows.rows;
+  }
+
   const char* row_ = nullptr;
   int64_t row_bytes_ = 0;
   int64_t stride_bytes_ = 0;
   int64_t rows_left_ = 0;
   int64_t offset_ = 0;
+  Rows second_;
   int64_t lines_per_burst_ = 0;
 };
 

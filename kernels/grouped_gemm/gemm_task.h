@@ -121,7 +121,7 @@ absl::Status Run(absl::Span<const Problem<T, TOut>> problems, Workspace::Mark ma
   }
   Task<T, TOut>* const task = *made;
   ThreadPool& threads = stream.threads();
-  const absl::Status status = stream.Enqueue([task, &threads] {
+  absl::Status status = stream.Enqueue([task, &threads] {
     RunTask(*task, threads);
     task->done.store(true, std::memory_order_release);
     return absl::OkStatus();

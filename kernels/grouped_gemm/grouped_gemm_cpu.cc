@@ -1,6 +1,7 @@
 // One block of a product on the CPU: pack, multiply, round. Needs fused multiply-add (x86-64-v3,
 // AVX-512 or NEON); where the CPU has none, the plain loops of the specification run instead.
 #include <type_traits>
+#include <utility>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
 
@@ -143,27 +144,37 @@ void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const Ev
   }
 }
 
-// Where a panel starts in memory.
-template <class T, class TOut>
-const T* DataOf(const Problem<T, TOut>& problem, const Panel& panel) {
-  return problem.b_layout == Layout::kTransposed
-             ? problem.b.data() + panel.col * problem.b.stride() + panel.k
-             : problem.b.data() + panel.k * problem.b.stride() + panel.col;
-}
-
 template <class T, class TOut>
 void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
-  const auto pack =
-      problem.b_layout == Layout::kTransposed ? &PackTransposedPanel<T> : &PackPlainPanel<T>;
-  pack(DataOf(problem, panel), problem.b.stride(), panel.cols, panel.depth, to);
+  const int64_t stride = problem.b.stride();
+  if (problem.b_layout == Layout::kTransposed) {
+    const T* const from = problem.b.data() + panel.col * stride + panel.k;
+    return PackTransposedPanel(from, stride, panel.cols, panel.depth, to);
+  }
+  PackPlainPanel(problem.b.data() + panel.k * stride + panel.col, stride, panel.cols, panel.depth,
+                 to);
 }
 
+// For the time in which `panel` is multiplied: `next`, and the rows of a if it needs others.
 template <class T, class TOut>
-Prefetcher PrefetchPanel(const Problem<T, TOut>& problem, const Panel& panel, int64_t steps) {
+Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
+                       const Panel& next, int64_t tiles) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
-  const bool transposed = problem.b_layout == Layout::kTransposed;
-  return {DataOf(problem, panel), transposed ? panel.cols : panel.depth,
-          (transposed ? panel.depth : panel.cols) * kBytes, problem.b.stride() * kBytes, steps};
+  const auto piece = [](const MatrixView<const T>& m, bool transposed, int64_t row, int64_t rows,
+                        int64_t col, int64_t cols) -> Prefetcher::Rows {
+    if (transposed) {
+      std::swap(row, col);
+      std::swap(rows, cols);
+    }
+    return {m.data() + row * m.stride() + col, rows, cols * kBytes, m.stride() * kBytes};
+  };
+  const int64_t a_rows = next.k == panel.k ? 0 : block.row_end - block.row_begin;
+  const int64_t strips = (panel.cols + kTileCols - 1) / kTileCols;
+  return {piece(problem.b, problem.b_layout == Layout::kTransposed, next.k, next.depth, next.col,
+                next.cols),
+          piece(problem.a, problem.a_layout == Layout::kTransposed, block.row_begin, a_rows, next.k,
+                next.depth),
+          panel.depth * tiles * strips};
 }
 
 // Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
@@ -183,8 +194,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
     Pack(problem, panel, slot.panel);
     Prefetcher next;
     if (i + 1 < panels.size()) {
-      const int64_t strips = (panel.cols + kTileCols - 1) / kTileCols;
-      next = PrefetchPanel(problem, panels.At(i + 1), panel.depth * tiles.parts * strips);
+      next = PrefetchFor(problem, block, panel, panels.At(i + 1), tiles.parts);
     }
     MultiplyPanel(problem, block, tiles, panel, slot, sums, next);
     if (panel.last) sums.Store();
