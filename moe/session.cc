@@ -1,10 +1,41 @@
 #include "moe/session.h"
 
+#include <algorithm>
+#include <cstring>
+#include <string>
+
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/simd_targets.h"
 
 namespace moe {
+namespace {
+
+// Up to 8 letters as a number, and back.
+int64_t Pack(absl::string_view name) {
+  int64_t packed = 0;
+  std::memcpy(&packed, name.data(), std::min(name.size(), sizeof(packed)));
+  return packed;
+}
+std::string Unpack(int64_t packed) {
+  char letters[sizeof(packed) + 1] = {};
+  std::memcpy(letters, &packed, sizeof(packed));
+  return letters;
+}
+
+}  // namespace
+
+absl::Status CheckOneSimdTarget(absl::string_view target, Communicator& world, Stream& stream) {
+  int64_t extremes[] = {Pack(target), -Pack(target)};
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(extremes), ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  if (extremes[0] == -extremes[1]) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(extremes[0]), " and ",
+                   Unpack(-extremes[1]),
+                   ", expected one SIMD target: use machines of one kind, or --numerics fast"));
+}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world) {
@@ -16,6 +47,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
   MOE_ASSIGN_OR_RETURN(session->mesh_,
                        Mesh::Create(std::move(world), options.expert_parallel_size));
   session->compute_ = MakeInlineStream(&session->pool_);
+  if (options.numerics == Numerics::kLayoutInvariant) {
+    MOE_RETURN_IF_ERROR(CheckOneSimdTarget(gemm::SimdTargets().front(), session->mesh_->world(),
+                                           *session->compute_));
+  }
   if (options.overlap_exchange) {
     MOE_ASSIGN_OR_RETURN(session->exchange_, MakeStream({}));
   }

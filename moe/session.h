@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 
 #include "comm/mesh.h"
 #include "kernels/base/parallel.h"
@@ -19,11 +20,16 @@ struct SessionOptions {
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
 };
 
+// kFailedPrecondition unless every rank of `world` names the same SIMD target ("AVX3", "AVX2" ...,
+// at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
+absl::Status CheckOneSimdTarget(absl::string_view target, Communicator& world, Stream& stream);
+
 // One per rank, used by the thread that created it. Everything built from its context must be gone
 // before it.
 class Session {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Mesh::Create.
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create; in layout-invariant
+  // numerics those of CheckOneSimdTarget.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

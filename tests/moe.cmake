@@ -10,3 +10,4 @@ moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transforme
 moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_layout_test.cc
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
+moe_test(session_test LABELS unit cpu threads SOURCES session_test.cc LIBS moe_moe)
