@@ -100,7 +100,7 @@ for stage in "${stages[@]}"; do
     release) run_stage release -- -DMOE_ENABLE_MPI=ON ;;
     mpich) run_stage mpich mpi_tests ;;
     asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
-    tsan) run_stage tsan -- -DMOE_ENABLE_MPI=OFF ;;
+    tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF ;;
   esac
 done
 

@@ -1,10 +1,10 @@
-moe_test(comm_contract_local_test LABELS contract cpu
+moe_test(comm_contract_local_test LABELS contract cpu threads
   SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_local.cc LIBS moe_comm)
-moe_test(ring_all_reduce_test LABELS unit cpu
+moe_test(ring_all_reduce_test LABELS unit cpu threads
   SOURCES ring_all_reduce_test.cc comm_env_local.cc LIBS moe_comm)
-moe_test(mesh_test LABELS unit cpu
+moe_test(mesh_test LABELS unit cpu threads
   SOURCES mesh_test.cc comm_env_local.cc LIBS moe_comm)
-moe_test(bootstrap_test LABELS unit cpu
+moe_test(bootstrap_test LABELS unit cpu threads
   SOURCES bootstrap_test.cc LIBS moe_comm_run)
 if(NOT MOE_MPI_FOUND)
   return()
