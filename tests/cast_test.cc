@@ -1,13 +1,14 @@
 // kernels/cast: rounding, every length, any number of threads.
 #include "kernels/cast/cast.h"
 
+#include <bit>
+
 #include "tests/op_test.h"
 
 namespace moe {
 namespace {
 
 using testing::kInfinity;
-using testing::kNaN;
 using testing::RandomFloats;
 using testing::SameBits;
 using testing::TestStream;

@@ -16,7 +16,7 @@ using testing::SameBits;
 using testing::TestStream;
 
 double ReferenceLoss(const double* logits, int64_t n, int64_t target) {
-  double max = -INFINITY, sum = 0;
+  double max = -HUGE_VAL, sum = 0;
   for (int64_t v = 0; v < n; ++v) max = std::max(max, logits[v]);
   for (int64_t v = 0; v < n; ++v) sum += std::exp(logits[v] - max);
   return max + std::log(sum) - logits[target];

@@ -2,9 +2,10 @@
 #ifndef MOE_TESTS_OP_TEST_H_
 #define MOE_TESTS_OP_TEST_H_
 
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -102,7 +103,8 @@ class Matrix {
 
 template <typename T>
 bool SameBits(const T& a, const T& b) {
-  return std::memcmp(&a, &b, sizeof(T)) == 0;
+  using Bytes = std::array<unsigned char, sizeof(T)>;
+  return std::bit_cast<Bytes>(a) == std::bit_cast<Bytes>(b);
 }
 
 // Same shape and same bits, row by row; `rows_of_b` begins at b's row `first`.

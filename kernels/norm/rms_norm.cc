@@ -58,8 +58,7 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
   MOE_RETURN_IF_ERROR(CheckBackward(x, weight, rstd, dy, dx, d_weight));
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    // The weight's gradient first: dx may be dy's own memory. Threads share its columns, so that
-    // every element sees its tokens in ascending order.
+    // Threads share the weight's columns, so that every element sees its tokens in ascending order.
     threads.For(x.cols(), kNormColumns, [&](int64_t begin, int64_t end) {
       RmsNormWeightColumns<T>(ColumnRange(x, begin, end), rstd.data(), ColumnRange(dy, begin, end),
                               d_weight.data() + begin, write_d_weight);
