@@ -1,6 +1,7 @@
 #include "comm/local/doorbell.h"
 
 #include <climits>
+#include <thread>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -46,6 +47,15 @@ bool Doorbell::SpinChange(uint32_t seen, int spins) const {
   for (int i = 0; i < spins; ++i) {
     if (count() != seen) return true;
     Relax();
+  }
+  return false;
+}
+
+bool Doorbell::YieldChange(uint32_t seen) const {
+  constexpr int kYields = 4;
+  for (int i = 0; i < kYields; ++i) {
+    std::this_thread::yield();
+    if (count() != seen) return true;
   }
   return false;
 }

@@ -24,6 +24,10 @@ class alignas(64) Doorbell {
   // Looks `spins` times; true when count() != seen was among them.
   bool SpinChange(uint32_t seen, int spins) const;
 
+  // Offers the core to others a few times; the same result. A peer that waits for this very core
+  // comes sooner than by a sleep and a wake-up.
+  bool YieldChange(uint32_t seen) const;
+
   // Sleeps. True once count() != seen; false when `deadline` has passed first.
   bool SleepChange(uint32_t seen, Clock::time_point deadline);
 

@@ -127,12 +127,12 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
     const uint32_t seen = bell.count();
     if (done()) return absl::OkStatus();
     if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
-    if (may_spin_) {  // ranks that outnumber the cores would only keep their peers from running
+    if (may_spin_) {
       const bool rang = bell.SpinChange(seen, spin.Next());
       spin.Report(rang);
       if (rang) continue;
     }
-    if (bell.SleepChange(seen, deadline) || done()) continue;
+    if (bell.YieldChange(seen) || bell.SleepChange(seen, deadline) || done()) continue;
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (is_missing(r)) missing.push_back(world_rank(r));

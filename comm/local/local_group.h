@@ -155,8 +155,8 @@ class LocalGroup {
   const std::shared_ptr<LocalFate> fate_;
   const std::vector<int> members_;
   const absl::Duration timeout_;
-  const bool may_spin_;
-  Meeting meetings_[2];            // by lane
+  const bool may_spin_;  // ranks that outnumber the cores only keep their peers from running
+  Meeting meetings_[2];  // by lane
   std::vector<LocalPost> posts_;   // entry r: written by rank r before a Meet, read after it
   std::vector<void*> host_posts_;  // the same, host lane
   std::vector<Mailbox> mailboxes_;
