@@ -348,7 +348,7 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
   EXPECT_THAT(MakeError({"--all-reduce", "library"}), HasSubstr("expected ring or direct"));
   EXPECT_TRUE(Make({"--all-reduce", "library"}, {.ranks = 4, .threads = false}).ok());
   EXPECT_THAT(MakeError({"--dispatch", "hierarchical", "--ep", "4", "--node-size", "3"}),
-              HasSubstr("--node-size is 3, expected a divisor of --ep 4"));
+              HasSubstr("--node-size is 3, expected 0 (one node) or a divisor of --ep 4"));
   EXPECT_THAT(MakeError({"--moe-token-group", "7"}), HasSubstr("--moe-token-group is 7, expected"));
   EXPECT_THAT(MakeError({"--moe-token-group", "0"}), HasSubstr("--moe-token-group is 0, expected"));
   for (const char* flag :

@@ -43,6 +43,10 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
     return absl::UnimplementedError(
         "--device is cuda, expected cpu: this build has no CUDA kernels");
   }
+  if (settings.is("backend", "nccl")) {
+    return absl::UnimplementedError(
+        "--backend is nccl, expected local or mpi: this build has no NCCL");
+  }
   std::map<std::string, std::string> variables;
   for (const std::string& entry : environment) {
     variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));

@@ -161,8 +161,9 @@ void AddParallel(Table& table) {
         Kind::kWord,
         "NAME",
         "auto",
-        "local: threads; mpi: processes; auto: mpi under mpirun, else local",
-        {"auto", "local", "mpi"}},
+        "local: threads; mpi: processes; auto: mpi under mpirun, else local; nccl needs a build "
+        "with CUDA",
+        {"auto", "local", "mpi", "nccl"}},
        {kGroup,
         "device",
         "",

@@ -68,7 +68,7 @@ train 2 "--hidden-size is 33, expected" --hidden-size 33
 train 2 "--num-layers is 0, expected at least 1" --num-layers 0
 train 2 "--steps is 0, expected at least 1" --steps 0
 train 2 "--ranks is 0, expected" --ranks 0
-train 2 "--node-size is 3, expected a divisor of --ep 4" --ep 4 --dispatch hierarchical --node-size 3
+train 2 "--node-size is 3, expected 0 (one node) or a divisor of --ep 4" --ep 4 --dispatch hierarchical --node-size 3
 train 2 "--all-reduce is library, expected ring or direct" --all-reduce library
 train 2 "--train-batch-size is 13, expected 12: --micro-batch-size 2 x 6" --train-batch-size 13
 train 2 "--comm-timeout is 0, expected more than 0" --comm-timeout 0
@@ -77,6 +77,7 @@ train 2 "--dtype is 'f16', expected one of f32, bf16" --dtype f16
 
 # What this build or place has not.
 train 10 "--device is cuda, expected cpu" --device cuda
+train 10 "--backend is nccl, expected local or mpi" --backend nccl
 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
 RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4
