@@ -10,4 +10,7 @@ moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transforme
 moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_layout_test.cc
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
+# Alone: it compares durations.
+moe_test(overlap_test LABELS unit cpu SOURCES overlap_test.cc LIBS moe_moe TIMEOUT 300)
+set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)
 moe_test(session_test LABELS unit cpu threads SOURCES session_test.cc LIBS moe_moe)

@@ -1,19 +1,12 @@
 // The whole layer against a dense float64 loop, and against itself in every layout.
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
-#include <absl/strings/match.h>
-#include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/delay_communicator.h"
 #include "tests/layer_harness.h"
 #include "tests/layer_oracle.h"
-#include "tests/local_ranks.h"
-#include "tests/timing.h"
 
 namespace moe {
 namespace {
@@ -217,63 +210,6 @@ TEST(MoeLayerTest, FastNumericsRepeatsItsOwnBits) {
   const Layout layout = {.ranks = 4, .expert_parallel = 2, .overlap = 2};
   testing::ExpectSameBits(RunLayer<float>(work, layout, Numerics::kFast),
                           RunLayer<float>(work, layout, Numerics::kFast));
-}
-
-// Forward on two ranks whose transfers sleep. With one chunk the exchange and the experts add up;
-// with four they overlap, but for the first chunk in and the last chunk out.
-TEST(MoeLayerTest, ExchangeOverlapsTheExperts) {
-  MOE_SKIP_TIMING_UNDER_SANITIZERS();
-  constexpr int64_t kTokens = 2048, kHidden = 256;
-  const auto time_forward = [&](int overlap, double us_per_kib) {
-    absl::Duration best = absl::InfiniteDuration();
-    testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> inner) -> absl::Status {
-      const int rank = inner->rank();
-      auto world =
-          std::make_unique<testing::DelayCommunicator>(std::move(inner), [&](int64_t bytes) {
-            return bytes < 8192
-                       ? absl::ZeroDuration()
-                       : absl::Microseconds(static_cast<double>(bytes) / 1024 * us_per_kib);
-          });
-      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({.expert_parallel_size = 2,
-                                                                .overlap_exchange = overlap > 1},
-                                                               std::move(world)));
-      ParameterStore store(DType::kFloat32, 1);
-      MOE_ASSIGN_OR_RETURN(
-          const auto layer,
-          MoeLayer<float>::Create(
-              {.router = {.gate = "switch", .num_experts = 16, .top_k = 1, .hidden_size = kHidden},
-               .ffn_hidden_size = 512,
-               .overlap_degree = overlap},
-              "mlp.", store, session->context()));
-      std::vector<float> x(kTokens * kHidden), y(x.size());
-      for (size_t i = 0; i < x.size(); ++i) {
-        x[i] = static_cast<float>(std::sin(static_cast<double>(i * (rank + 1))));
-      }
-      const int64_t bounds[] = {0, kTokens};
-      for (int repeat = 0; repeat < 5; ++repeat) {
-        const WorkspaceScope scope(*session->context().workspace);
-        MOE_RETURN_IF_ERROR(session->context().mesh->world().Barrier());
-        const absl::Time start = absl::Now();
-        MOE_RETURN_IF_ERROR(layer->Forward({x.data(), kTokens, kHidden},
-                                           {.sequence_offsets = bounds},
-                                           {y.data(), kTokens, kHidden}, nullptr, nullptr));
-        if (rank == 0) best = std::min(best, absl::Now() - start);
-      }
-      return absl::OkStatus();
-    });
-    return best;
-  };
-  const absl::Duration compute = time_forward(1, 0);
-  // Choose the link so that the exchange alone takes about as long as the experts: calibrate with a
-  // slow one.
-  const absl::Duration slow = time_forward(1, 10) - compute;
-  const double us_per_kib = 10 * absl::FDivDuration(compute, slow);
-  const absl::Duration apart = time_forward(1, us_per_kib);
-  const absl::Duration exchange = apart - compute;
-  const absl::Duration together = time_forward(4, us_per_kib);
-  const absl::Duration longer = std::max(compute, exchange);
-  EXPECT_LT(together, longer + 0.6 * std::min(compute, exchange))
-      << "compute " << compute << ", exchange " << exchange << ", together " << together;
 }
 
 }  // namespace
