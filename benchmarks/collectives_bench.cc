@@ -55,7 +55,7 @@ struct Case {
 };
 
 float Value(int rank, int64_t i) {
-  return static_cast<float>((7 * rank + i) % 61);
+  return static_cast<float>((int64_t{7} * rank + i) % 61);
 }
 
 // What all cases of one size share.

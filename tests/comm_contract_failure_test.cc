@@ -22,7 +22,7 @@ class CommFailureTest : public testing::CommTest {};
 TEST_P(CommFailureTest, BadArgumentsAreRefusedAndTheCommunicatorStaysUsable) {
   OnEachRank([](Communicator& comm, Stream& stream) {
     const int ranks = comm.size();
-    std::vector<float> x(4 * ranks), y(4 * ranks);
+    std::vector<float> x(size_t{4} * ranks), y(size_t{4} * ranks);
     const absl::Span<float> out = absl::MakeSpan(y);
     const std::vector<int64_t> good(ranks, 4);
     const auto refused = [](const absl::Status& status) {

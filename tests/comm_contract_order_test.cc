@@ -48,11 +48,12 @@ TEST_P(CommOrderTest, SendRecvMatchesInOrderBetweenTwoRanks) {
   OnEachRank([](Communicator& comm, Stream& stream) {
     // Three messages of different sizes to everyone (self included), in one group.
     const int ranks = comm.size();
-    constexpr int kMessages = 3;
-    std::vector<std::vector<int32_t>> send(ranks * kMessages), recv(ranks * kMessages);
+    constexpr int64_t kMessages = 3;
+    std::vector<std::vector<int32_t>> send(static_cast<size_t>(ranks * kMessages)),
+        recv(send.size());
     std::vector<SendRecvOp> ops;
     for (int peer = 0; peer < ranks; ++peer) {
-      for (int m = 0; m < kMessages; ++m) {
+      for (int64_t m = 0; m < kMessages; ++m) {
         auto& out = send[peer * kMessages + m];
         auto& in = recv[peer * kMessages + m];
         out.assign(m + 1, Tagged(comm.rank(), peer, m));
@@ -65,7 +66,7 @@ TEST_P(CommOrderTest, SendRecvMatchesInOrderBetweenTwoRanks) {
     ASSERT_TRUE(comm.SendRecv(ops, stream).ok());
     ASSERT_TRUE(stream.Synchronize().ok());
     for (int peer = 0; peer < ranks; ++peer) {
-      for (int m = 0; m < kMessages; ++m) {
+      for (int64_t m = 0; m < kMessages; ++m) {
         EXPECT_THAT(recv[peer * kMessages + m], Each(Tagged(peer, comm.rank(), m)));
       }
     }

@@ -259,9 +259,10 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffe
         absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
   }
   absl::StatusOr<Buffer> own = Buffer::Allocate(bytes);
+  const absl::Status allocated = own.status();
   // null tells the others that this rank has no memory: none of them gets a buffer.
   std::shared_ptr<const Buffer> shared;
-  if (own.ok()) shared = std::make_shared<const Buffer>(*std::move(own));
+  if (allocated.ok()) shared = std::make_shared<const Buffer>(*std::move(own));
   std::vector<std::shared_ptr<const Buffer>> buffers(group_->size());
   const LocalCaller caller = Caller("AllocatePeerBuffer");
   MOE_RETURN_IF_ERROR(group_->HostExchange(caller, &shared, [&](absl::Span<void* const> all) {
@@ -269,7 +270,7 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffe
       buffers[r] = *static_cast<std::shared_ptr<const Buffer>*>(all[r]);
     }
   }));
-  if (!own.ok()) return own.status();
+  MOE_RETURN_IF_ERROR(allocated);
   for (int r = 0; r < group_->size(); ++r) {
     if (buffers[r] != nullptr) continue;
     return absl::ResourceExhaustedError(absl::StrCat(

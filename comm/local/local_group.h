@@ -126,9 +126,9 @@ class LocalGroup {
     std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken
   };
   struct alignas(64) RankState {
-    SpinBudget spin;
     Doorbell bell;                  // SendRecv: something came, or something of mine was taken
-    std::vector<LocalSend> sends;   // storage of this rank's posts; used by this rank only
+    SpinBudget spin;                // this and the rest: used by this rank only
+    std::vector<LocalSend> sends;   // storage of this rank's posts
     std::vector<LocalSend*> first;  // per peer
     std::vector<char> taken;        // per op: received, or nothing to receive
     std::vector<char> blocked;      // per peer
