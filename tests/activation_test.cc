@@ -1,5 +1,7 @@
 // kernels/swiglu: activations and their gradients.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 
 #include "kernels/swiglu/swiglu.h"
@@ -15,7 +17,7 @@ using testing::SameBits;
 using testing::TestStream;
 
 constexpr Activation kAll[] = {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu,
-                               Activation::kRelu2};
+                               Activation::kRelu2, Activation::kClampedSwiGlu};
 
 double Reference(Activation activation, double gate, double up) {
   switch (activation) {
@@ -27,6 +29,10 @@ double Reference(Activation activation, double gate, double up) {
       return std::max(gate, 0.0);
     case Activation::kRelu2:
       return std::pow(std::max(gate, 0.0), 2);
+    case Activation::kClampedSwiGlu: {
+      const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+      return (u + 1) * g / (1 + std::exp(-1.702 * g));
+    }
   }
   return 0;
 }
@@ -46,7 +52,7 @@ absl::Status Backward(Activation activation, const Matrix<T>& gate, const Matrix
 }
 
 std::string Name(const ::testing::TestParamInfo<Activation>& test) {
-  constexpr const char* kNames[] = {"SwiGlu", "GeGlu", "Relu", "Relu2"};
+  constexpr const char* kNames[] = {"SwiGlu", "GeGlu", "Relu", "Relu2", "ClampedSwiGlu"};
   return kNames[static_cast<int>(test.param)];
 }
 
@@ -67,8 +73,102 @@ TEST(ActivationValuesTest, AreThoseComputedByHand) {
   EXPECT_EQ(out.values(), (std::vector<double>{0, 0, 1, 4}));
 }
 
+// (u + 1) g sigmoid(1.702 g); sigmoid(1.702) = 0.84579..., and the gate has no lower clamp.
+TEST(ClampedSwiGluTest, ValuesInsideAndOutsideBothClampsAreThoseComputedByHand) {
+  TestStream stream;
+  constexpr struct {
+    float gate, up;
+    double out;
+  } kCases[] = {{0, 3, 0},
+                {1, 1, 1.691591532},
+                {1, 7, 6.766366127},
+                {1, 9, 6.766366127},
+                {1, -7, -5.074774596},
+                {1, -9, -5.074774596},
+                {7, 0, 6.999953128},
+                {8, 0, 6.999953128},
+                {1000, -1, 0},
+                {-9, 0, -2.003177987e-6}};
+  constexpr int64_t kCount = std::size(kCases);
+  Matrix<float> gate(1, kCount), up(1, kCount), out(1, kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    gate.at(0, i) = kCases[i].gate;
+    up.at(0, i) = kCases[i].up;
+  }
+  ASSERT_TRUE(Forward(Activation::kClampedSwiGlu, gate, up, out, stream).ok());
+  for (int64_t i = 0; i < kCount; ++i) {
+    EXPECT_NEAR(out(0, i), kCases[i].out, 1e-9 + 1e-6 * std::abs(out(0, i))) << i;
+  }
+  EXPECT_EQ(out(0, 2), out(0, 3));  // on the clamp and beyond it
+  EXPECT_EQ(out(0, 4), out(0, 5));
+  EXPECT_EQ(out(0, 6), out(0, 7));
+}
+
+TEST(ClampedSwiGluTest, GradientsPassOnTheClampsAndStopOneUlpOutside) {
+  TestStream stream;
+  const float above = std::nextafter(7.0f, 8.0f), below = std::nextafter(-7.0f, -8.0f);
+  const float ups[] = {2, 7, above, -7, below, testing::kNaN};
+  constexpr int64_t kCount = std::size(ups);
+  Matrix<float> gate(3, kCount), up(3, kCount), d_out(3, kCount, 1.0f);
+  for (int64_t i = 0; i < kCount; ++i) {
+    gate.at(0, i) = 1;
+    gate.at(1, i) = 7;
+    gate.at(2, i) = above;
+    for (int64_t r = 0; r < 3; ++r) up.at(r, i) = ups[i];
+  }
+  Matrix<float> d_gate(3, kCount), d_up(3, kCount);
+  ASSERT_TRUE(Backward(Activation::kClampedSwiGlu, gate, up, d_out, d_gate, d_up, stream).ok());
+  constexpr double kSlopeOfOne = 1.067780, kSlopeOfSeven = 1.000073;  // (g sigmoid(1.702 g))'
+  constexpr double kUpPlusOne[] = {3, 8, 8, -6, -6};
+  constexpr double kGatedOne = 0.845796, kGatedSeven = 6.999953;  // g sigmoid(1.702 g)
+  constexpr bool kUpPasses[] = {true, true, false, true, false};
+  for (int64_t i = 0; i + 1 < kCount; ++i) {
+    EXPECT_NEAR(d_gate(0, i), kUpPlusOne[i] * kSlopeOfOne, 1e-5) << i;
+    EXPECT_NEAR(d_gate(1, i), kUpPlusOne[i] * kSlopeOfSeven, 1e-5) << i;
+    EXPECT_EQ(d_gate(2, i), 0) << i;
+    EXPECT_NEAR(d_up(0, i), kUpPasses[i] ? kGatedOne : 0, 1e-5) << i;
+    EXPECT_NEAR(d_up(1, i), kUpPasses[i] ? kGatedSeven : 0, 1e-5) << i;
+    EXPECT_EQ(d_up(2, i), d_up(1, i)) << i;  // the gate's clamp does not stop the other gradient
+  }
+  EXPECT_TRUE(std::isnan(d_gate(0, kCount - 1)));
+  EXPECT_EQ(d_up(0, kCount - 1), 0);  // a NaN lies in no interval
+}
+
+// Roundings as in BackwardMatchesFiniteDifferences, of terms below 1.1 * 8 * |d_out| < 30: 4 times
+// its bound.
+TEST(ClampedSwiGluTest, GradientsMatchFiniteDifferencesOnBothSidesOfTheClamps) {
+  TestStream stream;
+  const int64_t cols = 64;
+  auto gate = Matrix<float>::Random(1, cols, 1, 6), up = Matrix<float>::Random(1, cols, 2, 6);
+  int64_t outside = 0;
+  for (Matrix<float>* m : {&gate, &up}) {
+    for (int64_t c = 0; c < cols; ++c) {  // the differences must not straddle a clamp
+      if (std::abs(std::abs(m->at(0, c)) - 7) < 0.01f) m->at(0, c) = 6.5f;
+      outside += m->at(0, c) > 7;
+    }
+  }
+  ASSERT_GT(outside, 0);
+  const auto d_out = Matrix<float>::Random(1, cols, 3);
+  Matrix<float> d_gate(1, cols), d_up(1, cols);
+  ASSERT_TRUE(Backward(Activation::kClampedSwiGlu, gate, up, d_out, d_gate, d_up, stream).ok());
+  const auto w = d_out.values(), g = gate.values(), u = up.values();
+  const auto loss = [&](const std::vector<double>& gates, const std::vector<double>& ups) {
+    double sum = 0;
+    for (size_t i = 0; i < w.size(); ++i) {
+      sum += w[i] * Reference(Activation::kClampedSwiGlu, gates[i], ups[i]);
+    }
+    return sum;
+  };
+  const double tolerance = 1200 * kFloatRounding;
+  testing::ExpectGradient([&](const auto& x) { return loss(x, u); }, g, d_gate.values(), tolerance,
+                          "d_gate");
+  testing::ExpectGradient([&](const auto& x) { return loss(g, x); }, u, d_up.values(), tolerance,
+                          "d_up");
+}
+
 // exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
-// argument's rounding, which the tail magnifies by up to x^2 (30 at |x| = 5.5): 64 roundings.
+// argument's rounding, which the tail magnifies by up to x^2 (30 at |x| = 5.5); the clamped sigmoid's argument has 2,
+// magnified by |1.702 gate| < 12: 64 roundings.
 TEST_P(ActivationTest, ForwardMatchesFloat64) {
   TestStream stream;
   for (const int64_t cols : {1, 7, 16, 33, 100}) {
@@ -119,7 +219,7 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
 TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereAndOnAnyNumberOfThreads) {
   const int64_t rows = 400, cols = 53;
   const auto gate = Matrix<float>::Random(rows, cols, 4, 3),
-             up = Matrix<float>::Random(rows, cols, 5);
+             up = Matrix<float>::Random(rows, cols, 5, 4);
   const auto d_out = Matrix<float>::Random(rows, cols, 6);
   TestStream one;
   Matrix<float> out(rows, cols), d_gate(rows, cols), d_up(rows, cols);

@@ -1,5 +1,6 @@
 #include "tests/layer_oracle.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <absl/strings/str_cat.h>
@@ -21,6 +22,11 @@ double Activate(Activation activation, double gate, double up) {
       return std::max(gate, 0.0);
     case Activation::kRelu2:
       return std::max(gate, 0.0) * std::max(gate, 0.0);
+    case Activation::kClampedSwiGlu: {
+      const double g = std::min<double>(gate, kClampLimit);
+      const double u = std::clamp<double>(up, -kClampLimit, kClampLimit);
+      return (u + 1) * g / (1 + std::exp(-kClampAlpha * g));
+    }
   }
   return 0;
 }

@@ -87,7 +87,8 @@ Values Fused() {
     const auto a = Matrix<T>::Random(kRows, n, 1), b = Matrix<T>::Random(kRows, n, 2),
                d = Matrix<T>::Random(kRows, n, 3);
     Matrix<T> out(kRows, n), d_a(kRows, n), d_b(kRows, n);
-    for (const Activation activation : {Activation::kSwiGlu, Activation::kGeGlu}) {
+    for (const Activation activation :
+         {Activation::kSwiGlu, Activation::kGeGlu, Activation::kClampedSwiGlu}) {
       EXPECT_TRUE(ActivationForward<T>(activation, a.view(), b.view(), out.view(), *stream).ok());
       EXPECT_TRUE(ActivationBackward<T>(activation, a.view(), b.view(), d.view(), d_a.view(),
                                         d_b.view(), *stream)

@@ -42,6 +42,36 @@ struct SwiGlu {
   }
 };
 
+struct ClampedSwiGlu {
+  // Comparisons rather than Min and Max, which lose a NaN on some targets.
+  static HWY_INLINE FloatLanes AtMost(FloatLanes x, float limit) {
+    const auto bound = hn::Set(FloatTag(), limit);
+    return hn::IfThenElse(hn::Gt(x, bound), bound, x);
+  }
+  static HWY_INLINE FloatLanes UpPlusOne(FloatLanes up) {
+    const auto bound = hn::Set(FloatTag(), -kClampLimit);
+    const auto u = AtMost(up, kClampLimit);
+    return hn::Add(hn::IfThenElse(hn::Lt(u, bound), bound, u), One());
+  }
+  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
+    const auto g = AtMost(gate, kClampLimit);
+    const auto sigmoid = Sigmoid(hn::Mul(hn::Set(FloatTag(), kClampAlpha), g));
+    return hn::Mul(hn::Mul(g, sigmoid), UpPlusOne(up));
+  }
+  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes up, FloatLanes d_out) {
+    const auto limit = hn::Set(FloatTag(), kClampLimit);
+    const auto g = AtMost(gate, kClampLimit);
+    const auto z = hn::Mul(hn::Set(FloatTag(), kClampAlpha), g);
+    const auto sigmoid = Sigmoid(z);
+    // (g sigmoid(z))' = sigmoid (1 + z (1 - sigmoid))
+    const auto slope = hn::Mul(sigmoid, hn::MulAdd(z, hn::Sub(One(), sigmoid), One()));
+    const auto d_gate = hn::Mul(hn::Mul(d_out, UpPlusOne(up)), slope);
+    const auto d_up = hn::Mul(d_out, hn::Mul(g, sigmoid));
+    return {hn::IfThenElseZero(hn::Le(gate, limit), d_gate),
+            hn::IfThenElseZero(hn::Le(hn::Abs(up), limit), d_up)};
+  }
+};
+
 // Polynomial of the Chebyshev fit below, highest power first.
 constexpr float kErfcFit[] = {0.17087277f,  -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
                               -0.18628806f, 0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
@@ -147,6 +177,8 @@ HWY_INLINE void ForwardAny(Activation activation, const ActivationRow<T>& row) {
       return Forward<Relu, false>(row);
     case Activation::kRelu2:
       return Forward<Relu2, false>(row);
+    case Activation::kClampedSwiGlu:
+      return Forward<ClampedSwiGlu, true>(row);
   }
 }
 
@@ -161,6 +193,8 @@ HWY_INLINE void BackwardAny(Activation activation, const ActivationRow<T>& row) 
       return Backward<Relu, false>(row);
     case Activation::kRelu2:
       return Backward<Relu2, false>(row);
+    case Activation::kClampedSwiGlu:
+      return Backward<ClampedSwiGlu, true>(row);
   }
 }
 
