@@ -5,6 +5,7 @@ moe_test(grouped_gemm_bits_test LABELS unit cpu threads SOURCES grouped_gemm_bit
 moe_test(fixed_dot_test LABELS unit cpu SOURCES fixed_dot_test.cc LIBS moe_kernels)
 moe_test(permute_test LABELS unit cpu SOURCES permute_test.cc LIBS moe_kernels)
 moe_test(combine_test LABELS unit cpu SOURCES combine_test.cc LIBS moe_kernels)
+moe_test(bias_test LABELS unit cpu threads SOURCES bias_test.cc LIBS moe_kernels)
 moe_test(cast_test LABELS unit cpu SOURCES cast_test.cc LIBS moe_kernels)
 moe_test(activation_test LABELS unit cpu SOURCES activation_test.cc LIBS moe_kernels)
 moe_test(rms_norm_test LABELS unit cpu SOURCES rms_norm_test.cc LIBS moe_kernels)

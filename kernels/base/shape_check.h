@@ -7,6 +7,7 @@
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
@@ -29,6 +30,29 @@ inline absl::Status CheckLength(absl::string_view function, absl::string_view na
   if (static_cast<int64_t>(length) == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(function, ": ", name, " is [", length, "], expected [", expected, "]"));
+}
+
+// kInvalidArgument unless offsets [groups + 1] cut rows [0, rows) into groups, which may be empty.
+// `members` is what there is one of for each group ("weights").
+inline absl::Status CheckGroups(absl::string_view function, absl::string_view members,
+                                absl::Span<const int64_t> offsets, size_t groups, int64_t rows) {
+  if (offsets.size() != groups + 1) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": ", offsets.size(), " offsets for ",
+                                                   groups, " ", members, ", expected ",
+                                                   groups + 1));
+  }
+  if (offsets.front() != 0 || offsets.back() != rows) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets run from ", offsets.front(),
+                                                   " to ", offsets.back(), ", expected 0 to ", rows,
+                                                   " rows"));
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    if (offsets[g] <= offsets[g + 1]) continue;
+    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets[", g, "] = ", offsets[g],
+                                                   " is above offsets[", g + 1,
+                                                   "] = ", offsets[g + 1], ", expected ascending"));
+  }
+  return absl::OkStatus();
 }
 
 // kUnimplemented on devices that the operation has no kernel for in this build.

@@ -1,9 +1,8 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
-#include <string>
-
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_task.h"
@@ -13,40 +12,6 @@ namespace {
 
 using gemm::Layout;
 using gemm::Problem;
-
-template <typename T>
-std::string Shape(const MatrixView<T>& m) {
-  return absl::StrCat("[", m.rows(), ", ", m.cols(), "]");
-}
-
-template <typename T>
-absl::Status CheckShape(absl::string_view function, absl::string_view name, const MatrixView<T>& m,
-                        int64_t rows, int64_t cols) {
-  if (m.rows() == rows && m.cols() == cols && m.stride() >= cols) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(function, ": ", name, " is ", Shape(m),
-                                                 " with stride ", m.stride(), ", expected [", rows,
-                                                 ", ", cols, "]"));
-}
-
-absl::Status CheckOffsets(absl::string_view function, absl::Span<const int64_t> offsets,
-                          size_t groups, int64_t rows) {
-  if (offsets.size() != groups + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": ", offsets.size(), " offsets for ",
-                                                   groups, " weights, expected ", groups + 1));
-  }
-  if (offsets.front() != 0 || offsets.back() != rows) {
-    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets run from ", offsets.front(),
-                                                   " to ", offsets.back(), ", expected 0 to ", rows,
-                                                   " rows"));
-  }
-  for (size_t g = 0; g < groups; ++g) {
-    if (offsets[g] <= offsets[g + 1]) continue;
-    return absl::InvalidArgumentError(absl::StrCat(function, ": offsets[", g, "] = ", offsets[g],
-                                                   " is above offsets[", g + 1,
-                                                   "] = ", offsets[g + 1], ", expected ascending"));
-  }
-  return absl::OkStatus();
-}
 
 // Rows [begin, end) of `m`.
 template <typename T>
@@ -84,7 +49,7 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
   MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
-  MOE_RETURN_IF_ERROR(CheckOffsets(function, offsets, weight.size(), x.rows()));
+  MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, y.cols(), x.cols()));
   }
@@ -99,7 +64,7 @@ absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
   MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
-  MOE_RETURN_IF_ERROR(CheckOffsets(function, offsets, weight.size(), dy.rows()));
+  MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, dy.cols(), dx.cols()));
   }

@@ -1,0 +1,45 @@
+// Biases of rows grouped by expert, and their gradients.
+#ifndef MOE_KERNELS_BIAS_BIAS_H_
+#define MOE_KERNELS_BIAS_BIAS_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+// y[n, c] = T(float(y[n, c]) + bias[g][c]) for the rows n of group g, in float32, rounded to T once.
+//
+//   y        [N, C]  any stride >= C; columns beyond C are not touched
+//   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, ascending; groups
+//                    may be empty
+//   bias     [L]     bias[g] is [C]
+//
+// y and every bias[g] live on stream.device() and stay valid until the stream passes this point;
+// offsets and the L spans themselves are host memory and are read before the call returns. Enqueues
+// one task per group that has rows, which its rows share among stream.threads(); reads and writes
+// N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
+// Errors: kInvalidArgument if shapes disagree or offsets do not ascend; kUnimplemented on CUDA.
+// Instantiated for float and BFloat16.
+template <typename T>
+absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
+                     absl::Span<const absl::Span<const float>> bias, Stream& stream);
+
+// d_bias[c] (+)= sum_n dy[n, c].   One group: dy [N, C], d_bias [C] float32.
+//
+// An element starts from 0 (Write::kOverwrite) or from its old value (Write::kAdd) and takes its
+// terms in ascending n, one float32 addition each: the same bits on any number of threads and any
+// SIMD width. With N = 0, kOverwrite writes zeros. Threads share the columns. Reads N*C elements.
+// Memory, errors and instances as above.
+template <typename T>
+absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Write write,
+                          Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BIAS_BIAS_H_
