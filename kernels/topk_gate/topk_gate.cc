@@ -9,12 +9,10 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
+#include "kernels/topk_gate/topk_select_cpu.h"
 
 namespace moe {
 namespace {
-
-// Rows that one task takes: enough to pay for its scratch, few enough to balance threads.
-constexpr int64_t kRowsPerTask = 256;
 
 absl::Status CheckArguments(const MatrixView<const float>& logits, const TopKGateOutput& out) {
   const auto shape = [](const auto& m) {
@@ -48,47 +46,32 @@ absl::Status CheckArguments(const MatrixView<const float>& logits, const TopKGat
   return absl::OkStatus();
 }
 
-// The order of selection: larger first, then the lower id; a NaN after everything else.
-bool Precedes(float a, int32_t id_a, float b, int32_t id_b) {
-  if (std::isnan(a) != std::isnan(b)) return std::isnan(b);
-  if (a != b && !std::isnan(a)) return a > b;
-  return id_a < id_b;
-}
-
 }  // namespace
+
+ExpSum ExpSumReference(const float* row, int64_t experts) {
+  float max = -std::numeric_limits<float>::infinity();
+  for (int64_t e = 0; e < experts; ++e) max = row[e] > max ? row[e] : max;
+  std::array<float, 16> partial{};
+  for (int64_t e = 0; e < experts; ++e) {
+    partial[static_cast<size_t>(e % 16)] += std::exp(row[e] - max);
+  }
+  for (size_t half = 8; half > 0; half /= 2) {
+    for (size_t j = 0; j < half; ++j) partial[j] += partial[j + half];
+  }
+  return {.max = max, .sum = partial[0]};
+}
 
 void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
                        int64_t end) {
-  const auto experts = static_cast<int32_t>(logits.cols());
+  TopKSelectReference(logits, out.expert, begin, end);
   for (int64_t t = begin; t < end; ++t) {
-    const float* const row = logits.row(t);
-    float max = -std::numeric_limits<float>::infinity();
-    for (int32_t e = 0; e < experts; ++e) max = row[e] > max ? row[e] : max;
-
-    std::array<float, 16> partial{};
-    for (int32_t e = 0; e < experts; ++e) {
-      out.probs(t, e) = std::exp(row[e] - max);
-      partial[static_cast<size_t>(e % 16)] += out.probs(t, e);
+    const ExpSum sum = ExpSumReference(logits.row(t), logits.cols());
+    if (!out.log_sum_exp.empty()) out.log_sum_exp[static_cast<size_t>(t)] = LogSumExp(sum);
+    for (int64_t e = 0; e < logits.cols(); ++e) {
+      out.probs(t, e) = std::exp(logits(t, e) - sum.max) / sum.sum;
     }
-    for (size_t half = 8; half > 0; half /= 2) {
-      for (size_t j = 0; j < half; ++j) partial[j] += partial[j + half];
-    }
-    const float sum = partial[0];
-    for (int32_t e = 0; e < experts; ++e) out.probs(t, e) /= sum;
-    if (!out.log_sum_exp.empty()) {
-      out.log_sum_exp[static_cast<size_t>(t)] =
-          static_cast<float>(static_cast<double>(max) + std::log(static_cast<double>(sum)));
-    }
-
     for (int64_t j = 0; j < out.expert.cols(); ++j) {
-      int32_t best = -1;
-      for (int32_t e = 0; e < experts; ++e) {
-        const int32_t* const taken = out.expert.row(t);
-        if (std::find(taken, taken + j, e) != taken + j) continue;
-        if (best < 0 || Precedes(row[e], e, row[best], best)) best = e;
-      }
-      out.expert(t, j) = best;
-      out.value(t, j) = out.probs(t, best);
+      out.value(t, j) = out.probs(t, out.expert(t, j));
     }
   }
 }
@@ -99,7 +82,7 @@ absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out,
     return absl::UnimplementedError("TopKGate: CUDA");
   }
   return stream.Enqueue([logits, out, &threads = stream.threads()] {
-    threads.For(logits.rows(), kRowsPerTask,
+    threads.For(logits.rows(), kGateRowsPerTask,
                 [&](int64_t begin, int64_t end) { TopKGateCpu(logits, out, begin, end); });
     std::fill(out.count.begin(), out.count.end(), int64_t{0});
     for (int64_t t = 0; t < logits.rows(); ++t) {

@@ -1,7 +1,9 @@
-// The two CPU implementations of TopKGate for rows [begin, end). `count` is not touched.
+// The two CPU implementations of TopKGate for rows [begin, end), and what the operations on rows of
+// expert scores share. `count` is not touched.
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_CPU_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CPU_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/base/tensor_view.h"
@@ -9,7 +11,21 @@
 
 namespace moe {
 
+// Rows that one task takes: enough to pay for its scratch, few enough to balance threads.
+inline constexpr int64_t kGateRowsPerTask = 256;
+
+// sum = sum_e exp(row[e] - max), in the order of TopKGate's contract; max is the largest number of
+// the row, -infinity if it has none.
+struct ExpSum {
+  float max;
+  float sum;
+};
+inline float LogSumExp(const ExpSum& s) {
+  return static_cast<float>(static_cast<double>(s.max) + std::log(static_cast<double>(s.sum)));
+}
+
 // Plain loops: the specification.
+ExpSum ExpSumReference(const float* row, int64_t experts);
 void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
                        int64_t end);
 
