@@ -1,6 +1,7 @@
 #include "gating/balance.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/base/status_macros.h"
 
@@ -21,25 +22,39 @@ void CountChoices(const BalanceInput& input, int64_t begin, int64_t end,
   }
 }
 
-// sums[i] = sum of probs[t, i] over tokens [begin, end), ascending.
-void SumProbs(MatrixView<const float> probs, int64_t begin, int64_t end, absl::Span<double> sums) {
+// p = scale * score for a token.
+double ProbabilityScale(const float* score, size_t experts, ScoreFunction function) {
+  if (function == ScoreFunction::kSoftmax) return 1;
+  double sum = 0;
+  for (size_t i = 0; i < experts; ++i) sum += static_cast<double>(score[i]);
+  return sum == 0 ? 0 : 1 / sum;
+}
+
+// sums[i] = sum of p[t, i] over tokens [begin, end), ascending.
+void SumProbs(const BalanceInput& input, int64_t begin, int64_t end, absl::Span<double> sums) {
   std::fill(sums.begin(), sums.end(), 0.0);
   for (int64_t t = begin; t < end; ++t) {
-    const float* const row = probs.row(t);
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(row[i]);
+    const float* const row = input.score.row(t);
+    const double scale = ProbabilityScale(row, sums.size(), input.function);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += scale * static_cast<double>(row[i]);
   }
 }
 
-// d_logits[t, i] += p_ti * (by_prob[i] - sum_j p_tj * by_prob[j]).
-void AddSoftmaxGradient(MatrixView<const float> probs, int64_t begin, int64_t end,
-                        absl::Span<const double> by_prob, MatrixView<float> d_logits) {
+// d_logits[t, i] += p_ti * (by_prob[i] - sum_j p_tj * by_prob[j]), times 1 - score for a sigmoid.
+void AddLogitGradient(const BalanceInput& input, int64_t begin, int64_t end,
+                      absl::Span<const double> by_prob, MatrixView<float> d_logits) {
+  const bool sigmoid = input.function == ScoreFunction::kSigmoid;
   for (int64_t t = begin; t < end; ++t) {
-    const float* const p = probs.row(t);
+    const float* const score = input.score.row(t);
+    const double scale = ProbabilityScale(score, by_prob.size(), input.function);
     float* const d = d_logits.row(t);
     double mean = 0;
-    for (size_t i = 0; i < by_prob.size(); ++i) mean += static_cast<double>(p[i]) * by_prob[i];
     for (size_t i = 0; i < by_prob.size(); ++i) {
-      d[i] += static_cast<float>(static_cast<double>(p[i]) * (by_prob[i] - mean));
+      mean += scale * static_cast<double>(score[i]) * by_prob[i];
+    }
+    for (size_t i = 0; i < by_prob.size(); ++i) {
+      const auto s = static_cast<double>(score[i]);
+      d[i] += static_cast<float>(scale * s * (by_prob[i] - mean) * (sigmoid ? 1 - s : 1));
     }
   }
 }
@@ -49,7 +64,7 @@ void AddSoftmaxGradient(MatrixView<const float> probs, int64_t begin, int64_t en
 absl::Status AddLoadBalanceLoss(const BalanceInput& input, const TokenGroups& groups, float coeff,
                                 double* loss, MatrixView<float> d_logits, Workspace& workspace) {
   const WorkspaceScope scope(workspace);
-  const int64_t experts = input.probs.cols();
+  const int64_t experts = input.score.cols();
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> counts, workspace.Array<int64_t>(experts));
   MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(experts));
   for (size_t b = 0; b + 1 < groups.micro_batch.size(); ++b) {
@@ -62,18 +77,36 @@ absl::Status AddLoadBalanceLoss(const BalanceInput& input, const TokenGroups& gr
       const auto tokens = static_cast<double>(end - begin);
       const double scale = static_cast<double>(coeff) * static_cast<double>(experts) /
                            (input.choices * tokens * tokens) / static_cast<double>(last - first);
-      CountChoices(input, begin, end, counts);
-      SumProbs(input.probs, begin, end, sums);
+      if (input.expert_share.empty()) CountChoices(input, begin, end, counts);
+      const auto count = [&](size_t i) {
+        return input.expert_share.empty() ? static_cast<double>(counts[i])
+                                          : input.expert_share[i] * input.choices * tokens;
+      };
+      SumProbs(input, begin, end, sums);
       double product = 0;
-      for (size_t i = 0; i < sums.size(); ++i) product += sums[i] * static_cast<double>(counts[i]);
+      for (size_t i = 0; i < sums.size(); ++i) product += sums[i] * count(i);
       micro_batch_loss += scale * product;
       if (d_logits.data() == nullptr) continue;
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] = scale * static_cast<double>(counts[i]);
-      AddSoftmaxGradient(input.probs, begin, end, sums, d_logits);
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] = scale * count(i);
+      AddLogitGradient(input, begin, end, sums, d_logits);
     }
     *loss += micro_batch_loss;
   }
   return absl::OkStatus();
+}
+
+double EntropySum(MatrixView<const float> score, ScoreFunction function) {
+  const auto experts = static_cast<size_t>(score.cols());
+  double sum = 0;
+  for (int64_t t = 0; t < score.rows(); ++t) {
+    const float* const row = score.row(t);
+    const double scale = ProbabilityScale(row, experts, function);
+    for (size_t i = 0; i < experts; ++i) {
+      const double p = scale * static_cast<double>(row[i]);
+      if (p != 0) sum -= p * std::log(p);
+    }
+  }
+  return sum;
 }
 
 void AddZLoss(MatrixView<const float> probs, absl::Span<const float> log_sum_exp,

@@ -7,6 +7,7 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
+#include "gating/router_config.h"
 #include "gating/token_groups.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
@@ -15,11 +16,14 @@ namespace moe {
 
 // What the load-balance loss of a batch is computed from.
 struct BalanceInput {
-  MatrixView<const float> probs;          // [T, E]
+  MatrixView<const float> score;  // [T, E]; p = score, or score / sum of the row if sigmoid
+  ScoreFunction function = ScoreFunction::kSoftmax;
   absl::Span<const int64_t> slot_offset;  // [T + 1]
   absl::Span<const int32_t> expert;       // [slots]
   // Of each token's slots only the first this many enter c, and the formula's k; GShard: 1.
   int32_t choices = 1;
+  // [E] shares f_i that stand for c_i / (k * T_g); empty = c is counted in the group itself.
+  absl::Span<const double> expert_share;
 };
 
 // *loss += sum over micro-batches of mean over the micro-batch's groups g of
@@ -28,12 +32,17 @@ struct BalanceInput {
 //
 // c_i = slots of the group routed to expert i, those that capacity drops included (as Megatron).
 // L_g = coeff at perfect balance. c has no gradient, so by the logits
-//   dL_g/dl_ti = p_ti * (G_i - sum_j p_tj G_j),  G_i = coeff * E * c_i / (k * T_g^2).
-// The gradient is added to d_logits [T, E] (empty view = not wanted).
+//   softmax: dL_g/dl_ti = p_ti * (G_i - sum_j p_tj G_j),  G_i = coeff * E * c_i / (k * T_g^2)
+//   sigmoid: the same times (1 - score_ti).
+// The gradient is added to d_logits [T, >= E] (empty view = not wanted).
 // Sums are float64: over tokens ascending, then experts ascending, then groups ascending.
-// (Switch Transformers, arXiv:2101.03961, eq. 4 to 6; over sequences: DeepSeek-V3, 2412.19437.)
+// (Switch Transformers, arXiv:2101.03961, eq. 4 to 6; over sequences and of sigmoid scores:
+// DeepSeek-V3, 2412.19437.)
 absl::Status AddLoadBalanceLoss(const BalanceInput& input, const TokenGroups& groups, float coeff,
                                 double* loss, MatrixView<float> d_logits, Workspace& workspace);
+
+// Sum over tokens of the entropy of p, nats; 0 log 0 = 0. Rows of NaN give NaN.
+double EntropySum(MatrixView<const float> score, ScoreFunction function);
 
 // *loss += sum over micro-batches b of coeff * mean_{t in b} lse_t^2, whatever the token group.
 //   log_sum_exp [T] of the logits. d_logits += coeff * 2 * lse_t * p_ti / T_b.

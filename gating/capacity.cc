@@ -27,8 +27,9 @@ void DropByPosition(const CapacitySlots& slots, const GroupSlots& group, int64_t
       const int64_t s = slots.slot_offset[static_cast<size_t>(t)] + choice;
       if (s >= slots.slot_offset[static_cast<size_t>(t) + 1]) continue;
       more = true;
-      int64_t& rank = taken[static_cast<size_t>(slots.expert[static_cast<size_t>(s)])];
-      if (rank++ >= capacity) dropped[static_cast<size_t>(s)] = 1;
+      const int32_t expert = slots.expert[static_cast<size_t>(s)];
+      if (expert >= slots.num_experts) continue;
+      if (taken[static_cast<size_t>(expert)]++ >= capacity) dropped[static_cast<size_t>(s)] = 1;
     }
   }
 }
@@ -42,11 +43,16 @@ void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t c
   const auto expert = [&](int64_t s) {
     return static_cast<size_t>(slots.expert[static_cast<size_t>(s)]);
   };
-  for (int64_t s = group.first; s < group.last; ++s) ++start[expert(s)];
+  const auto has_room = [&](int64_t s) {
+    return slots.expert[static_cast<size_t>(s)] >= slots.num_experts;
+  };
+  for (int64_t s = group.first; s < group.last; ++s) {
+    if (!has_room(s)) ++start[expert(s)];
+  }
   int64_t end = 0;
   for (int64_t& count : start) count = end += count;  // ends; the last entry repeats the total
   for (int64_t s = group.last; s-- > group.first;) {
-    by_expert[static_cast<size_t>(--start[expert(s)])] = s;
+    if (!has_room(s)) by_expert[static_cast<size_t>(--start[expert(s)])] = s;
   }
 
   const auto kept_before = [&](int64_t a, int64_t b) {

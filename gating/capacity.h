@@ -26,9 +26,9 @@ int64_t ExpertCapacity(int64_t group_tokens, int32_t top_k, int32_t num_experts,
 // The slots that capacity looks at: token t has slots [slot_offset[t], slot_offset[t + 1]).
 struct CapacitySlots {
   absl::Span<const int64_t> slot_offset;  // [T + 1]
-  absl::Span<const int32_t> expert;       // [slots], below num_experts
+  absl::Span<const int32_t> expert;       // [slots]; identity experts (>= num_experts) have room
   absl::Span<const float> weight;         // [slots] combine weights before any drop
-  int32_t num_experts = 0;                // E
+  int32_t num_experts = 0;                // routed experts
 };
 
 // dropped[s] = 1 where slot s is over its expert's capacity within its token group, else 0.

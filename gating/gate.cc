@@ -1,17 +1,41 @@
 #include "gating/gate.h"
 
 #include <algorithm>
+#include <deque>
+#include <mutex>
 #include <numeric>
+#include <utility>
 
-#include "gating/softmax_top_k.h"
+#include <absl/strings/str_cat.h>
+
+#include "gating/builtin_gates.h"
 
 namespace moe {
 namespace {
 
-constexpr GateEntry kGates[] = {
-    {"switch", 1, MakeSwitchGate}, {"gshard", 2, MakeGshardGate}, {"mixtral", 0, MakeMixtralGate},
-    {"olmoe", 0, MakeOlmoeGate},   {"qwen3", 0, MakeQwen3Gate},
+// A deque: definitions keep their address while others are added.
+struct GateTable {
+  std::mutex mu;
+  std::deque<GateDefinition> gates;  // guarded by mu
+
+  const GateDefinition* Find(absl::string_view name) const {
+    const auto at = std::find_if(gates.begin(), gates.end(), [&](const GateDefinition& gate) {
+      return absl::string_view(gate.name) == name;
+    });
+    return at == gates.end() ? nullptr : &*at;
+  }
 };
+
+GateTable& Table() {
+  static GateTable& table = *new GateTable{
+      .mu = {},
+      .gates = {SwitchGateDefinition(), GshardGateDefinition(), TopKGateDefinition(),
+                MixtralGateDefinition(), Qwen2GateDefinition(), Qwen3GateDefinition(),
+                OlmoeGateDefinition(), DeepSeekV2GateDefinition(), DeepSeekV3GateDefinition(),
+                GptOssGateDefinition(), Llama4GateDefinition(), LongCatGateDefinition(),
+                ExpertChoiceGateDefinition(), NoisyTopKGateDefinition(), SinkhornGateDefinition()}};
+  return table;
+}
 
 // Levenshtein distance.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -30,25 +54,41 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 
 }  // namespace
 
-const GateEntry* FindGate(absl::string_view name) {
-  for (const GateEntry& gate : kGates) {
-    if (name == gate.name) return &gate;
+absl::Status RegisterGate(GateDefinition definition) {
+  if (definition.name.empty() || !definition.make) {
+    return absl::InvalidArgumentError(absl::StrCat("RegisterGate: name '", definition.name, "', ",
+                                                   definition.make ? "a" : "no",
+                                                   " make function, expected both"));
   }
-  return nullptr;
+  GateTable& table = Table();
+  const std::lock_guard<std::mutex> lock(table.mu);
+  if (table.Find(definition.name) != nullptr) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("RegisterGate: there is a gate '", definition.name, "' already"));
+  }
+  table.gates.push_back(std::move(definition));
+  return absl::OkStatus();
+}
+
+const GateDefinition* FindGate(absl::string_view name) {
+  GateTable& table = Table();
+  const std::lock_guard<std::mutex> lock(table.mu);
+  return table.Find(name);
 }
 
 std::vector<std::string> GateNames() {
+  GateTable& table = Table();
+  const std::lock_guard<std::mutex> lock(table.mu);
   std::vector<std::string> names;
-  for (const GateEntry& gate : kGates) names.emplace_back(gate.name);
+  for (const GateDefinition& gate : table.gates) names.push_back(gate.name);
   return names;
 }
 
 std::string NearestGateName(absl::string_view name) {
-  const GateEntry* const nearest =
-      std::min_element(std::begin(kGates), std::end(kGates), [&](const auto& a, const auto& b) {
-        return EditDistance(name, a.name) < EditDistance(name, b.name);
-      });
-  return nearest->name;
+  const std::vector<std::string> names = GateNames();
+  return *std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
+    return EditDistance(name, a) < EditDistance(name, b);
+  });
 }
 
 }  // namespace moe

@@ -7,8 +7,10 @@
 #include <absl/strings/str_cat.h>
 
 #include "gating/balance.h"
-#include "gating/gate.h"
+#include "gating/router_losses.h"
+#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/bias/bias.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
 namespace moe {
@@ -28,11 +30,6 @@ absl::Status CheckMatrix(absl::string_view where, absl::string_view what, Matrix
 absl::Status CheckDevice(absl::string_view where, const Stream& stream) {
   if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(where, ": CUDA"));
-}
-
-template <typename T>
-MatrixView<T> Rows(MatrixView<T> matrix, int64_t begin, int64_t end) {
-  return {matrix.data() + begin * matrix.stride(), end - begin, matrix.cols(), matrix.stride()};
 }
 
 // The tokens of micro-batch b.
@@ -71,14 +68,16 @@ absl::StatusOr<MatrixView<const float>> AsFloat(MatrixView<const T> matrix, Work
   }
 }
 
-// out += term in float32, rounded to T once.
+// out += scale * term in float32 (* factor where there is one), rounded to T once.
 template <typename T>
-absl::Status AddTo(MatrixView<T> out, MatrixView<const float> term, float scale, Stream& stream) {
-  return stream.Enqueue([out, term, scale, &threads = stream.threads()] {
+absl::Status AddTo(MatrixView<T> out, MatrixView<const float> term, float scale,
+                   MatrixView<const float> factor, Stream& stream) {
+  return stream.Enqueue([out, term, scale, factor, &threads = stream.threads()] {
     threads.For(out.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         for (int64_t c = 0; c < out.cols(); ++c) {
-          out(r, c) = static_cast<T>(static_cast<float>(out(r, c)) + scale * term(r, c));
+          const float add = scale * term(r, c) * (factor.data() == nullptr ? 1.0f : factor(r, c));
+          out(r, c) = static_cast<T>(static_cast<float>(out(r, c)) + add);
         }
       }
     });
@@ -101,12 +100,13 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
 
 // Rows an expert gets per micro-batch; from the configuration alone, so that a rank without tokens
 // agrees with the others.
-int64_t PaddedRows(const RouterConfig& config) {
+int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits) {
   if (!config.pad_to_capacity) return 0;
   const int64_t group =
       config.token_group.tokens > 0 ? config.token_group.tokens : config.micro_batch_tokens;
+  const int32_t slots_per_token = traits.limits_itself ? 1 : config.top_k;
   return config.micro_batch_tokens / group *
-         ExpertCapacity(group, config.top_k, config.num_experts, *config.capacity_factor);
+         ExpertCapacity(group, slots_per_token, config.num_experts, *config.capacity_factor);
 }
 
 // Marks and unweights the slots that are over capacity; returns how many.
@@ -114,7 +114,7 @@ absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& ga
                                       const GateSelection& selection, const TokenGroups& groups,
                                       absl::Span<uint8_t> dropped, Workspace& workspace,
                                       Stream& stream) {
-  if (!config.capacity_factor.has_value()) {
+  if (!config.capacity_factor.has_value() || gate.traits().limits_itself) {
     std::fill(dropped.begin(), dropped.end(), uint8_t{0});
     return 0;
   }
@@ -134,57 +134,11 @@ absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& ga
   return count;
 }
 
-struct RouterLosses {
-  double aux = 0;
-  double z = 0;
-  MatrixView<const float> d_logits;  // [T, E]; empty = no losses, or not wanted
-};
-
-enum class Gradient : bool { kNotWanted, kWanted };
-
-absl::StatusOr<RouterLosses> ComputeLosses(const RouterConfig& config, const Gate& gate,
-                                           const GateSelection& selection,
-                                           const TokenGroups& groups, const Batch& batch,
-                                           Gradient gradient, Workspace& workspace) {
-  const bool balance =
-      config.load_balancing != LoadBalancing::kNone && config.aux_loss_coeff != 0.0f;
-  const bool z = config.z_loss_coeff != 0.0f;
-  RouterLosses losses;
-  if (!balance && !z) return losses;
-  MatrixView<float> d_logits;
-  if (gradient == Gradient::kWanted) {
-    MOE_ASSIGN_OR_RETURN(d_logits,
-                         workspace.Matrix<float>(selection.probs.rows(), selection.probs.cols()));
-    std::fill_n(d_logits.data(), d_logits.rows() * d_logits.cols(), 0.0f);
-  }
-  if (balance) {
-    TokenGroups units = groups;
-    if (config.load_balancing == LoadBalancing::kSeqAuxLoss) {
-      MOE_ASSIGN_OR_RETURN(units, MakeTokenGroups({TokenGroup::kSequence}, batch, workspace));
-    }
-    const BalanceInput input = {.probs = selection.probs,
-                                .slot_offset = selection.slot_offset,
-                                .expert = selection.expert,
-                                .choices = gate.balance_choices()};
-    MOE_RETURN_IF_ERROR(
-        AddLoadBalanceLoss(input, units, config.aux_loss_coeff, &losses.aux, d_logits, workspace));
-  }
-  if (z) {
-    AddZLoss(selection.probs, selection.log_sum_exp, batch.micro_batch_offsets, config.z_loss_coeff,
-             &losses.z, d_logits);
-  }
-  losses.d_logits = d_logits;
-  return losses;
-}
-
 }  // namespace
 
 template <typename T>
 Router<T>::Router(const RouterConfig& config, std::unique_ptr<const Gate> gate)
-    : config_(config), gate_(std::move(gate)) {}
-
-template <typename T>
-Router<T>::~Router() = default;
+    : config_(config), gate_(std::move(gate)), traits_(gate_->traits()) {}
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Router<T>>> Router<T>::Create(const RouterConfig& config) {
@@ -193,124 +147,199 @@ absl::StatusOr<std::unique_ptr<Router<T>>> Router<T>::Create(const RouterConfig&
 }
 
 template <typename T>
+absl::Status Router<T>::CheckInputs(MatrixView<const T> tokens,
+                                    const RouterInputs<T>& inputs) const {
+  constexpr absl::string_view kWhere = "Router::Forward";
+  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "tokens", tokens, tokens.rows(), config_.hidden_size));
+  MOE_RETURN_IF_ERROR(
+      CheckMatrix(kWhere, "weight", inputs.weight, weight_rows(), config_.hidden_size));
+  const auto check = [&](absl::string_view what, size_t size, int64_t expected, bool may_be_empty) {
+    if (size == static_cast<size_t>(expected) || (size == 0 && may_be_empty)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(kWhere, ": ", what, " holds ", size, ", expected ", expected));
+  };
+  const int64_t outputs = config_.num_outputs();
+  MOE_RETURN_IF_ERROR(
+      check("bias", inputs.bias.size(), traits_.router_bias ? weight_rows() : 0, false));
+  MOE_RETURN_IF_ERROR(
+      check("expert_bias", inputs.expert_bias.size(), traits_.expert_bias ? outputs : 0, false));
+  return check("expert_share", inputs.expert_share.size(), outputs, true);
+}
+
+template <typename T>
+absl::Status Router<T>::Jitter(RouterSaved<T>& saved, Workspace& workspace, Stream& stream) const {
+  const MatrixView<const T> x = saved.tokens;
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> factor, workspace.Matrix<float>(x.rows(), x.cols()));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<T> jittered, workspace.Matrix<T>(x.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(
+      stream.Enqueue([this, x, factor, jittered, step = saved.batch.step,
+                      first_token = saved.batch.first_global_token, &threads = stream.threads()] {
+        threads.For(x.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
+          for (int64_t t = begin; t < end; ++t) {
+            const RandomKey key = {.seed = config_.seed,
+                                   .purpose = RandomPurpose::kJitter,
+                                   .layer = config_.layer,
+                                   .step = static_cast<uint64_t>(step),
+                                   .item = static_cast<uint64_t>(first_token + t)};
+            for (int64_t h = 0; h < x.cols(); ++h) {
+              const double u = 2 * Uniform(key, static_cast<uint32_t>(h)) - 1;
+              factor(t, h) = static_cast<float>(1 + u * static_cast<double>(traits_.input_jitter));
+              jittered(t, h) = static_cast<T>(static_cast<float>(x(t, h)) * factor(t, h));
+            }
+          }
+        });
+        return absl::OkStatus();
+      }));
+  saved.tokens = jittered;
+  saved.jitter = factor;
+  return absl::OkStatus();
+}
+
+template <typename T>
 absl::StatusOr<MatrixView<const float>> Router<T>::Logits(MatrixView<const T> tokens,
-                                                          MatrixView<const T> weight,
+                                                          const RouterInputs<T>& inputs,
                                                           const Batch& batch, Workspace& workspace,
                                                           Stream& stream) const {
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> logits,
-                       workspace.Matrix<float>(tokens.rows(), weight.rows()));
+                       workspace.Matrix<float>(tokens.rows(), weight_rows()));
   for (size_t b = 0; b < NumMicroBatches(batch); ++b) {
     const MicroBatch part = MicroBatchAt(batch, b);
     if (part.tokens() == 0) continue;
-    MOE_RETURN_IF_ERROR((Gemm<T, float>(Rows(tokens, part.begin, part.end), weight,
-                                        Rows(logits, part.begin, part.end), workspace, stream)));
+    MOE_RETURN_IF_ERROR(
+        (Gemm<T, float>(RowRange(tokens, part.begin, part.end), inputs.weight,
+                        RowRange(logits, part.begin, part.end), workspace, stream)));
+  }
+  if (traits_.router_bias) {
+    const int64_t all[] = {0, tokens.rows()};
+    MOE_RETURN_IF_ERROR(AddBias<float>(logits, all, {inputs.bias}, stream));
   }
   return logits;
 }
 
 template <typename T>
-absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens, MatrixView<const T> weight,
-                                           const Batch& batch, Workspace& workspace, Stream& stream,
+absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
+                                           const RouterInputs<T>& inputs, const Batch& batch,
+                                           Workspace& workspace, Stream& stream,
                                            RouterSaved<T>* saved, RouterStats* stats) const {
-  constexpr absl::string_view kWhere = "Router::Forward";
-  MOE_RETURN_IF_ERROR(CheckDevice(kWhere, stream));
-  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "tokens", tokens, tokens.rows(), config_.hidden_size));
-  MOE_RETURN_IF_ERROR(
-      CheckMatrix(kWhere, "weight", weight, config_.num_experts, config_.hidden_size));
-  MOE_ASSIGN_OR_RETURN(const Batch own_batch, CopyBatch(batch, tokens.rows(), workspace));
-  MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, own_batch));
+  MOE_RETURN_IF_ERROR(CheckDevice("Router::Forward", stream));
+  MOE_RETURN_IF_ERROR(CheckInputs(tokens, inputs));
+  RouterSaved<T> s = {.tokens = tokens};
+  MOE_ASSIGN_OR_RETURN(s.batch, CopyBatch(batch, tokens.rows(), workspace));
+  MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, s.batch));
   MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
-                       MakeTokenGroups(config_.token_group, own_batch, workspace));
+                       MakeTokenGroups(config_.token_group, s.batch, workspace));
 
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> logits,
-                       Logits(tokens, weight, own_batch, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(const GateSelection selection,
-                       gate_->Select(logits, own_batch, workspace, stream));
+  if (traits_.input_jitter != 0 && batch.mode == Mode::kTraining) {
+    MOE_RETURN_IF_ERROR(Jitter(s, workspace, stream));
+  }
+  MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
+  const GateInput input = {
+      .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = inputs.expert_bias};
+  MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
 
-  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
-                       workspace.Array<uint8_t>(static_cast<int64_t>(selection.expert.size())));
-  MOE_ASSIGN_OR_RETURN(
-      const int64_t dropped_slots,
-      ApplyCapacity(config_, *gate_, selection, groups, dropped, workspace, stream));
   MOE_ASSIGN_OR_RETURN(
       const RouterLosses losses,
-      ComputeLosses(config_, *gate_, selection, groups, own_batch,
+      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share,
                     saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted, workspace));
+  s.d_aux = losses.d_logits;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
+                       workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
+  MOE_ASSIGN_OR_RETURN(
+      const int64_t dropped_slots,
+      ApplyCapacity(config_, *gate_, s.selection, groups, dropped, workspace, stream));
 
-  const Routing routing = {.slot_offset = selection.slot_offset,
-                           .expert = selection.expert,
-                           .weight = selection.weight,
-                           .dropped = dropped,
-                           .num_experts = config_.num_experts,
-                           .num_routed_experts = config_.num_experts,
-                           .padded_rows = PaddedRows(config_)};
-  if (saved != nullptr) {
-    *saved = {.tokens = tokens,
-              .logits = logits,
-              .probs = selection.probs,
-              .routing = routing,
-              .batch = own_batch,
-              .d_aux = losses.d_logits};
-  }
+  s.routing = {.slot_offset = s.selection.slot_offset,
+               .expert = s.selection.expert,
+               .weight = s.selection.weight,
+               .dropped = dropped,
+               .weight_on = traits_.weight_on,
+               .num_experts = config_.num_outputs(),
+               .num_routed_experts = config_.num_experts,
+               .padded_rows = PaddedRows(config_, traits_)};
   if (stats != nullptr) {
     stats->aux_loss = losses.aux;
     stats->z_loss = losses.z;
-    stats->expert_count.assign(selection.count.begin(), selection.count.end());
+    stats->entropy_sum = EntropySum(s.selection.score, traits_.score);
+    stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
     stats->dropped_slots = dropped_slots;
   }
-  return routing;
+  if (saved != nullptr) *saved = s;
+  return s.routing;
+}
+
+template <typename T>
+absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
+                                           MatrixView<const float> d_logits,
+                                           MatrixView<const float> weight, MatrixView<T> d_tokens,
+                                           const RouterGradients& gradients, Workspace& workspace,
+                                           Stream& stream) const {
+  const WorkspaceScope scope(workspace);
+  const MatrixView<const float> dy = RowRange(d_logits, begin, end);
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> dx,
+                       workspace.Matrix<float>(end - begin, config_.hidden_size));
+  MOE_RETURN_IF_ERROR((GemmInputGradient<float, float>(dy, weight, dx, workspace, stream)));
+  const MatrixView<const float> jitter =
+      saved.jitter.data() == nullptr ? saved.jitter : RowRange(saved.jitter, begin, end);
+  MOE_RETURN_IF_ERROR(AddTo<T>(RowRange(d_tokens, begin, end), dx, 1.0f, jitter, stream));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
+                       AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));
+  MOE_RETURN_IF_ERROR(gradients.weight.Add(
+      [&](absl::Span<float> out, Write write) {
+        return GemmWeightGradient<float>(
+            dy, x, MatrixView<float>(out.data(), weight_rows(), config_.hidden_size), write,
+            workspace, stream);
+      },
+      workspace, stream));
+  if (traits_.router_bias) {
+    MOE_RETURN_IF_ERROR(
+        gradients.bias.Add([&](absl::Span<float> out,
+                               Write write) { return BiasGradient<float>(dy, out, write, stream); },
+                           workspace, stream));
+  }
+  return stream.Synchronize();  // the scratch of this micro-batch ends here
 }
 
 template <typename T>
 absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                                  MatrixView<const T> weight, float loss_scale,
-                                 MatrixView<T> d_tokens, const GradAccumulator& d_router_weight,
+                                 MatrixView<T> d_tokens, const RouterGradients& gradients,
                                  Workspace& workspace, Stream& stream) const {
   constexpr absl::string_view kWhere = "Router::Backward";
   const int64_t hidden = config_.hidden_size;
-  const int64_t experts = config_.num_experts;
+  const int64_t rows = weight_rows();
   MOE_RETURN_IF_ERROR(CheckDevice(kWhere, stream));
-  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, experts, hidden));
+  MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, rows, hidden));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", d_tokens, saved.tokens.rows(), hidden));
-  if (d_weight.size() != saved.routing.weight.size() ||
-      d_router_weight.size() != experts * hidden) {
-    return absl::InvalidArgumentError(absl::StrCat(kWhere, ": d_weight holds ", d_weight.size(),
-                                                   " and d_router_weight ", d_router_weight.size(),
-                                                   ", expected ", saved.routing.weight.size(),
-                                                   " (slots) and ", experts * hidden, " (E * H)"));
+  if (d_weight.size() != saved.routing.weight.size() || gradients.weight.size() != rows * hidden ||
+      (traits_.router_bias && gradients.bias.size() != rows)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kWhere, ": d_weight holds ", d_weight.size(), ", the weight's gradient ",
+                     gradients.weight.size(), ", the bias's ", gradients.bias.size(), ", expected ",
+                     saved.routing.weight.size(), " (slots), ", rows * hidden, " and ",
+                     traits_.router_bias ? rows : 0));
   }
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
-                       workspace.Matrix<float>(saved.tokens.rows(), experts));
+                       workspace.Matrix<float>(saved.tokens.rows(), rows));
   MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
-                                       .probs = saved.probs,
-                                       .routing = saved.routing,
+                                       .batch = saved.batch,
+                                       .selection = saved.selection,
+                                       .dropped = saved.routing.dropped,
                                        .d_weight = d_weight},
                                       d_logits, stream));
   if (saved.d_aux.data() != nullptr) {
-    MOE_RETURN_IF_ERROR(AddTo(d_logits, saved.d_aux, loss_scale, stream));
+    MOE_RETURN_IF_ERROR(AddTo<float>(d_logits, saved.d_aux, loss_scale, {}, stream));
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight_f32,
                        AsFloat(weight, workspace, stream));
   for (size_t b = 0; b < NumMicroBatches(saved.batch); ++b) {
     const MicroBatch part = MicroBatchAt(saved.batch, b);
     if (part.tokens() == 0) continue;
-    const WorkspaceScope part_scope(workspace);
-    const MatrixView<const float> dy = Rows(d_logits, part.begin, part.end);
-    MOE_ASSIGN_OR_RETURN(const MatrixView<float> dx,
-                         workspace.Matrix<float>(part.tokens(), hidden));
-    MOE_RETURN_IF_ERROR((GemmInputGradient<float, float>(dy, weight_f32, dx, workspace, stream)));
-    MOE_RETURN_IF_ERROR(AddTo<T>(Rows(d_tokens, part.begin, part.end), dx, 1.0f, stream));
-    MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
-                         AsFloat<T>(Rows(saved.tokens, part.begin, part.end), workspace, stream));
-    MOE_RETURN_IF_ERROR(d_router_weight.Add(
-        [&](absl::Span<float> out, Write write) {
-          return GemmWeightGradient<float>(dy, x, MatrixView<float>(out.data(), experts, hidden),
-                                           write, workspace, stream);
-        },
-        workspace, stream));
-    MOE_RETURN_IF_ERROR(stream.Synchronize());  // the scratch of this micro-batch ends here
+    MOE_RETURN_IF_ERROR(MicroBatchBackward(part.begin, part.end, saved, d_logits, weight_f32,
+                                           d_tokens, gradients, workspace, stream));
   }
   return stream.Synchronize();
 }

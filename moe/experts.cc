@@ -3,8 +3,10 @@
 #include <numeric>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/bias/bias.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
 namespace moe {
@@ -16,12 +18,6 @@ absl::StatusOr<absl::Span<const int64_t>> Rebase(absl::Span<const int64_t> offse
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
   for (int g = first; g <= last; ++g) out[g - first] = offsets[g] - offsets[first];
   return out;
-}
-
-template <typename T>
-void CollectViews(absl::Span<Parameter* const> parameters,
-                  std::vector<MatrixView<const T>>& views) {
-  for (const Parameter* p : parameters) views.push_back(p->view<T>());
 }
 
 }  // namespace
@@ -38,26 +34,41 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
   const bool gated = IsGated(config.activation);
   auto experts = std::unique_ptr<Experts>(new Experts(config));
   for (const std::string& prefix : prefixes) {
-    MOE_ASSIGN_OR_RETURN(
-        Parameter* const up,
-        store.Add({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
-                   .rows = config.ffn_hidden_size * (gated ? 2 : 1),
-                   .cols = config.hidden_size,
-                   .group = group,
-                   .init_std = config.init_std}));
-    MOE_ASSIGN_OR_RETURN(Parameter* const down, store.Add({.name = prefix + "down_proj.weight",
-                                                           .rows = config.hidden_size,
-                                                           .cols = config.ffn_hidden_size,
-                                                           .group = group,
-                                                           .init_std = config.down_init_std}));
-    experts->gate_up_.push_back(up);
-    experts->down_.push_back(down);
-    experts->all_.push_back(up);
-    experts->all_.push_back(down);
+    MOE_RETURN_IF_ERROR(
+        experts->AddProjection({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
+                                .rows = config.ffn_hidden_size * (gated ? 2 : 1),
+                                .cols = config.hidden_size,
+                                .group = group,
+                                .init_std = config.init_std},
+                               experts->gate_up_, store));
+    MOE_RETURN_IF_ERROR(experts->AddProjection({.name = prefix + "down_proj.weight",
+                                                .rows = config.hidden_size,
+                                                .cols = config.ffn_hidden_size,
+                                                .group = group,
+                                                .init_std = config.down_init_std},
+                                               experts->down_, store));
   }
-  CollectViews<T>(experts->gate_up_, experts->gate_up_views_);
-  CollectViews<T>(experts->down_, experts->down_views_);
   return experts;
+}
+
+template <typename T>
+absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& projection,
+                                       ParameterStore& store) {
+  MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store.Add(weight));
+  projection.weight.push_back(parameter);
+  projection.weight_view.push_back(parameter->view<T>());
+  all_.push_back(parameter);
+  if (!config_.biases) return absl::OkStatus();
+  ParameterSpec bias = {.name = std::string(absl::StripSuffix(weight.name, "weight")) + "bias",
+                        .cols = weight.rows,
+                        .group = weight.group,
+                        .initializer = Initializer::kZeros,
+                        .weight_decay = false};
+  MOE_ASSIGN_OR_RETURN(Parameter* const added, store.Add(bias));
+  projection.bias.push_back(added);
+  projection.bias_view.push_back(added->vector());
+  all_.push_back(added);
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -89,32 +100,46 @@ absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> 
   MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, workspace));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
-  const auto weights = [&](const std::vector<MatrixView<const T>>& views) {
-    return absl::MakeConstSpan(views).subspan(first, last - first);
-  };
-  MOE_RETURN_IF_ERROR(GroupedGemm<T>(RowRange(saved.rows, begin, end), local,
-                                     weights(gate_up_views_), gate_up, workspace,
-                                     *context.compute));
+  MOE_RETURN_IF_ERROR(
+      Project(gate_up_, first, local, RowRange(saved.rows, begin, end), gate_up, context));
   MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation,
                                            ColumnRange(gate_up, 0, config_.ffn_hidden_size),
                                            UpColumns(gate_up), hidden, *context.compute));
-  return GroupedGemm<T>(hidden, local, weights(down_views_), RowRange(out, begin, end), workspace,
-                        *context.compute);
+  return Project(down_, first, local, hidden, RowRange(out, begin, end), context);
 }
 
 template <typename T>
-absl::Status Experts<T>::AddWeightGradient(const Parameter& parameter, MatrixView<const T> dy,
-                                           MatrixView<const T> x,
-                                           absl::Span<const int64_t> segments,
-                                           const Context& context) const {
-  const auto add = [&](int64_t begin, int64_t end) {
+absl::Status Experts<T>::Project(const Projection& projection, int first,
+                                 absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                 MatrixView<T> y, const Context& context) const {
+  const size_t count = offsets.size() - 1;
+  MOE_RETURN_IF_ERROR(
+      GroupedGemm<T>(x, offsets, absl::MakeConstSpan(projection.weight_view).subspan(first, count),
+                     y, *context.workspace, *context.compute));
+  if (projection.bias.empty()) return absl::OkStatus();
+  return AddBias<T>(y, offsets, absl::MakeConstSpan(projection.bias_view).subspan(first, count),
+                    *context.compute);
+}
+
+template <typename T>
+absl::Status Experts<T>::AddGradients(const Projection& projection, int l, MatrixView<const T> dy,
+                                      MatrixView<const T> x, absl::Span<const int64_t> segments,
+                                      const Context& context) const {
+  const Parameter& weight = *projection.weight[l];
+  const auto add = [&](int64_t begin, int64_t end) -> absl::Status {
     if (begin == end) return absl::OkStatus();
-    return parameter.grad().Add(
+    MOE_RETURN_IF_ERROR(weight.grad().Add(
         [&](absl::Span<float> out, Write write) {
           return GemmWeightGradient<T>(
               RowRange(dy, begin, end), RowRange(x, begin, end),
-              MatrixView<float>(out.data(), parameter.spec().rows, parameter.spec().cols), write,
+              MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
               *context.workspace, *context.compute);
+        },
+        *context.workspace, *context.compute));
+    if (projection.bias.empty()) return absl::OkStatus();
+    return projection.bias[l]->grad().Add(
+        [&](absl::Span<float> out, Write write) {
+          return BiasGradient<T>(RowRange(dy, begin, end), out, write, *context.compute);
         },
         *context.workspace, *context.compute);
   };
@@ -136,20 +161,20 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   Stream& stream = *context.compute;
   const WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, workspace));
-  const auto weights = [&](const std::vector<MatrixView<const T>>& views) {
-    return absl::MakeConstSpan(views).subspan(first, last - first);
+  const auto weights = [&](const Projection& projection) {
+    return absl::MakeConstSpan(projection.weight_view).subspan(first, last - first);
   };
   const auto segments_of = [&](int network) {
     return segment_offsets.subspan(network * segments, segments + 1);
   };
 
   for (int l = first; l < last; ++l) {
-    MOE_RETURN_IF_ERROR(AddWeightGradient(*down_[l], d_out, saved.hidden, segments_of(l), context));
+    MOE_RETURN_IF_ERROR(AddGradients(down_, l, d_out, saved.hidden, segments_of(l), context));
   }
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
                        workspace.Matrix<T>(end - begin, config_.ffn_hidden_size));
-  MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(
-      RowRange(d_out, begin, end), local, weights(down_views_), d_hidden, workspace, stream));
+  MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local,
+                                                  weights(down_), d_hidden, workspace, stream));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto gate = ColumnRange(gate_up, 0, config_.ffn_hidden_size);
   const auto up = UpColumns(gate_up);
@@ -157,9 +182,9 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, stream));
   for (int l = first; l < last; ++l) {
     MOE_RETURN_IF_ERROR(
-        AddWeightGradient(*gate_up_[l], saved.gate_up, saved.rows, segments_of(l), context));
+        AddGradients(gate_up_, l, saved.gate_up, saved.rows, segments_of(l), context));
   }
-  return GroupedGemmInputGradient<T>(gate_up, local, weights(gate_up_views_),
+  return GroupedGemmInputGradient<T>(gate_up, local, weights(gate_up_),
                                      RowRange(d_rows, begin, end), workspace, stream);
 }
 

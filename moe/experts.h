@@ -20,6 +20,7 @@ struct ExpertsConfig {
   int64_t hidden_size = 0;      // H
   int64_t ffn_hidden_size = 0;  // F
   Activation activation = Activation::kSwiGlu;
+  bool biases = false;          // both projections add a bias
   double init_std = 0.02;       // gate and up projections
   double down_init_std = 0.02;  // down projection
 };
@@ -32,11 +33,13 @@ struct ExpertsSaved {
   MatrixView<T> hidden;      // [N, F]
 };
 
-// L networks: out = act(x W_gate^T, x W_up^T) W_down^T, for rows sorted by network. Serves the
-// routed experts (group kExpert), the shared expert and dense layers (one network, kReplicated).
+// L networks: out = act(x W_gate^T + b_gate, x W_up^T + b_up) W_down^T + b_down, for rows sorted by
+// network. Serves the routed experts (group kExpert), the shared expert and dense layers (one
+// network, kReplicated).
 //
 // Parameters per network: "<prefix>gate_up_proj.weight" [2F, H] (gate rows, then up rows; plain
-// activations: "up_proj.weight" [F, H]) and "<prefix>down_proj.weight" [H, F].
+// activations: "up_proj.weight" [F, H]) and "<prefix>down_proj.weight" [H, F]; with biases
+// "<prefix>gate_up_proj.bias" [1, 2F] and "<prefix>down_proj.bias" [1, H], which start at 0.
 template <typename T>
 class Experts {
  public:
@@ -46,7 +49,7 @@ class Experts {
                                                          ParameterGroup group,
                                                          ParameterStore& store);
 
-  int local_experts() const { return static_cast<int>(down_.size()); }
+  int local_experts() const { return static_cast<int>(down_.weight.size()); }
   const ExpertsConfig& config() const { return config_; }
 
   // Takes the memory of backward's inputs for N rows.
@@ -71,16 +74,27 @@ class Experts {
 
  private:
   explicit Experts(const ExpertsConfig& config) : config_(config) {}
-  // Adds x[begin, end)^T dy[begin, end) to `parameter`, one partial per segment.
-  absl::Status AddWeightGradient(const Parameter& parameter, MatrixView<const T> dy,
-                                 MatrixView<const T> x, absl::Span<const int64_t> segments,
-                                 const Context& context) const;
+  // The parameters of one projection of every network.
+  struct Projection {
+    std::vector<Parameter*> weight, bias;  // bias: empty without
+    std::vector<MatrixView<const T>> weight_view;
+    std::vector<absl::Span<const float>> bias_view;
+  };
+  absl::Status AddProjection(const ParameterSpec& weight, Projection& projection,
+                             ParameterStore& store);
+  // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
+  absl::Status Project(const Projection& projection, int first, absl::Span<const int64_t> offsets,
+                       MatrixView<const T> x, MatrixView<T> y, const Context& context) const;
+  // Adds the gradients of network l's projection, one partial per segment.
+  absl::Status AddGradients(const Projection& projection, int l, MatrixView<const T> dy,
+                            MatrixView<const T> x, absl::Span<const int64_t> segments,
+                            const Context& context) const;
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
 
   const ExpertsConfig config_;
-  std::vector<Parameter*> gate_up_, down_, all_;
-  std::vector<MatrixView<const T>> gate_up_views_, down_views_;
+  Projection gate_up_, down_;
+  std::vector<Parameter*> all_;
 };
 
 }  // namespace moe

@@ -22,6 +22,7 @@ std::vector<std::vector<const Parameter*>> GradientReducer::Partition(const Para
   Open open[2];  // by group
   const auto all = store.parameters();
   for (auto p = all.rbegin(); p != all.rend(); ++p) {
+    if (!(*p)->spec().trainable) continue;
     Open& bucket = open[static_cast<int>((*p)->spec().group)];
     bucket.parameters.push_back(p->get());
     bucket.bytes += (*p)->size() * element_bytes;
@@ -68,6 +69,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
                          Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes));
   }
   for (const auto& parameter : store.parameters()) {
+    if (!parameter->spec().trainable) continue;
     const Place place = reducer->place_[parameter->index()];
     Bucket& bucket = reducer->buckets_[place.bucket];
     if (exact) {

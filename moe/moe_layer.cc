@@ -1,10 +1,11 @@
 #include "moe/moe_layer.h"
 
+#include <numeric>
+
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
-#include "kernels/norm/rms_norm.h"
 
 namespace moe {
 namespace {
@@ -52,13 +53,11 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
   MOE_ASSIGN_OR_RETURN(layer->dispatcher_, Dispatcher<T>::Create(config.dispatcher, group));
 
-  MOE_ASSIGN_OR_RETURN(layer->router_weight_, store.Add({.name = prefix + "gate.weight",
-                                                         .rows = router.num_experts,
-                                                         .cols = router.hidden_size,
-                                                         .init_std = config.init_std}));
+  MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));
   ExpertsConfig experts = {.hidden_size = router.hidden_size,
                            .ffn_hidden_size = config.ffn_hidden_size,
                            .activation = config.activation,
+                           .biases = config.projection_biases,
                            .init_std = config.init_std,
                            .down_init_std = config.down_init_std};
   std::vector<std::string> prefixes;
@@ -71,11 +70,66 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                        Experts<T>::Create(experts, prefixes, ParameterGroup::kExpert, store));
   if (config.shared_expert_ffn_hidden_size > 0) {
     experts.ffn_hidden_size = config.shared_expert_ffn_hidden_size;
-    prefixes = {prefix + "shared_expert."};
-    MOE_ASSIGN_OR_RETURN(layer->shared_,
-                         Experts<T>::Create(experts, prefixes, ParameterGroup::kReplicated, store));
+    experts.biases = false;
+    using Gated = typename SharedExpert<T>::Gated;
+    MOE_ASSIGN_OR_RETURN(
+        layer->shared_,
+        SharedExpert<T>::Create(experts, config.gated_shared_expert ? Gated::kYes : Gated::kNo,
+                                prefix, store));
   }
   return layer;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::AddRouterParameters(const std::string& prefix, ParameterStore& store) {
+  const int64_t rows = router_->weight_rows();
+  MOE_ASSIGN_OR_RETURN(router_weight_, store.Add({.name = prefix + "gate.weight",
+                                                  .rows = rows,
+                                                  .cols = config_.router.hidden_size,
+                                                  .init_std = config_.init_std}));
+  if (router_->traits().router_bias) {
+    MOE_ASSIGN_OR_RETURN(router_bias_, store.Add({.name = prefix + "gate.bias",
+                                                  .cols = rows,
+                                                  .initializer = Initializer::kZeros,
+                                                  .weight_decay = false}));
+  }
+  if (router_->traits().expert_bias) {
+    MOE_ASSIGN_OR_RETURN(expert_bias_, store.Add({.name = prefix + "gate.e_score_correction_bias",
+                                                  .cols = config_.router.num_outputs(),
+                                                  .initializer = Initializer::kZeros,
+                                                  .weight_decay = false,
+                                                  .trainable = false}));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+RouterInputs<T> MoeLayer<T>::router_inputs() const {
+  RouterInputs<T> inputs = {.weight = router_weight_->view<T>(), .expert_share = expert_share_};
+  if (router_bias_ != nullptr) inputs.bias = router_bias_->vector();
+  if (expert_bias_ != nullptr) inputs.expert_bias = expert_bias_->vector();
+  return inputs;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::EndStep(absl::Span<const int64_t> expert_count) {
+  const auto outputs = static_cast<size_t>(config_.router.num_outputs());
+  if (expert_count.size() != outputs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer::EndStep: ", expert_count.size(), " counts, expected ", outputs));
+  }
+  const int64_t total = std::accumulate(expert_count.begin(), expert_count.end(), int64_t{0});
+  if (total == 0) return absl::OkStatus();
+  expert_share_.resize(outputs);
+  for (size_t e = 0; e < outputs; ++e) {
+    expert_share_[e] = static_cast<double>(expert_count[e]) / static_cast<double>(total);
+    if (expert_bias_ == nullptr) continue;
+    // mean < c_e, without division: integers compare alike on every rank.
+    const int64_t scaled = expert_count[e] * static_cast<int64_t>(outputs);
+    const float sign = scaled < total ? 1.0f : scaled > total ? -1.0f : 0.0f;
+    expert_bias_->master()[e] += sign * config_.router.bias_update_rate;
+  }
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -93,23 +147,10 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MoeLayerSaved<T>& s = saved != nullptr ? *saved : local;
   s.x = x;
 
-  Routing routing;
-  SetPhaseName(*context_.mesh, "plan");
-  MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(routing, router_->Forward(x, router_weight_->view<T>(), batch, workspace,
-                                                   compute, &s.router, stats));
-    return absl::OkStatus();
-  }));
-  MOE_RETURN_IF_ERROR(Timed(Phase::kPlan, context_.clock, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, x.rows(), workspace));
-    MOE_ASSIGN_OR_RETURN(DispatchPlan plan,
-                         DispatchPlan::Build(routing, offsets, placement_,
-                                             {.overlap_degree = config_.overlap_degree},
-                                             context_.mesh->expert_parallel(), workspace, compute));
-    s.plan = std::make_shared<const DispatchPlan>(std::move(plan));
-    return absl::OkStatus();
-  }));
+  MOE_RETURN_IF_ERROR(Route(batch, s, stats));
   const DispatchPlan& plan = *s.plan;
+  const Routing& routing = s.router.routing;
+  const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(s.home_rows, workspace.Matrix<T>(plan.return_rows(), hidden));
@@ -120,18 +161,54 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   SetPhaseName(*context_.mesh, "dispatch");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, Phase::kDispatch, Phase::kCombine,
-      [&](int chunk) { return dispatcher_->Dispatch(plan, chunk, x, rows, workspace, exchange); },
+      [&](int chunk) {
+        if (!weigh_input) return dispatcher_->Dispatch(plan, chunk, x, rows, workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, x, routing.weight, rows, workspace,
+                                           exchange);
+      },
       [&](int first, int last) {
         return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
       },
       [&](int chunk) {
         return dispatcher_->Return(plan, chunk, out, s.home_rows, workspace, exchange);
       }));
-  if (shared_ != nullptr) MOE_RETURN_IF_ERROR(SharedForward(x, y, s));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(Phase::kCombine, context_.clock, compute, [&] {
-    return CombineRows<T>(s.home_rows, routing.slot_offset, plan.home_row_of_slot(), routing.weight,
-                          y, shared_ != nullptr ? Write::kAdd : Write::kOverwrite, compute);
+    return CombineRows<T>(s.home_rows, routing.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? absl::Span<const float>() : routing.weight, y, write,
+                          compute);
+  });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats) {
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  SetPhaseName(*context_.mesh, "plan");
+  MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&]() -> absl::Status {
+    return router_
+        ->Forward(saved.x, router_inputs(), batch, workspace, compute, &saved.router, stats)
+        .status();
+  }));
+  const Routing& routing = saved.router.routing;
+  if (routing.num_routed_experts < routing.num_experts) {
+    MOE_ASSIGN_OR_RETURN(const auto row, workspace.Array<int32_t>(routing.slots()));
+    for (int64_t t = 0; t < routing.tokens(); ++t) {
+      for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
+        row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
+      }
+    }
+    saved.identity_row = row;
+  }
+  return Timed(Phase::kPlan, context_.clock, compute, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), workspace));
+    MOE_ASSIGN_OR_RETURN(DispatchPlan plan,
+                         DispatchPlan::Build(routing, offsets, placement_,
+                                             {.overlap_degree = config_.overlap_degree},
+                                             context_.mesh->expert_parallel(), workspace, compute));
+    saved.plan = std::make_shared<const DispatchPlan>(std::move(plan));
+    return absl::OkStatus();
   });
 }
 
@@ -158,35 +235,46 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Phase 
 }
 
 template <typename T>
-absl::StatusOr<absl::Span<const int64_t>> MoeLayer<T>::SharedOffsets(int64_t tokens) {
-  MOE_ASSIGN_OR_RETURN(const auto offsets, context_.workspace->Array<int64_t>(2));
-  offsets[0] = 0;
-  offsets[1] = tokens;
-  return offsets;
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved) {
+  Stream& compute = *context_.compute;
+  Write write = Write::kOverwrite;
+  if (shared_ != nullptr) {
+    MOE_RETURN_IF_ERROR(Timed(Phase::kExpert, context_.clock, compute, [&] {
+      return shared_->Forward(saved.x, y, saved.shared, context_);
+    }));
+    write = Write::kAdd;
+  }
+  if (saved.identity_row.empty()) return write;
+  const Routing& routing = saved.router.routing;
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, routing.slot_offset, saved.identity_row,
+                                     routing.weight, y, write, compute));
+  return Write::kAdd;
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::SharedForward(MatrixView<const T> x, MatrixView<T> y,
-                                        MoeLayerSaved<T>& saved) {
-  MOE_RETURN_IF_ERROR(shared_->Prepare(x, *context_.workspace, saved.shared));
-  MOE_ASSIGN_OR_RETURN(const auto offsets, SharedOffsets(x.rows()));
-  return Timed(Phase::kExpert, context_.clock, *context_.compute,
-               [&] { return shared_->Forward(0, 1, offsets, saved.shared, y, context_); });
-}
-
-template <typename T>
-absl::Status MoeLayer<T>::SharedBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                         MatrixView<T> dx) {
+absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       absl::Span<float> d_weight, MatrixView<T> dx) {
   Workspace& workspace = *context_.workspace;
-  MOE_ASSIGN_OR_RETURN(const auto offsets, SharedOffsets(dy.rows()));
-  MOE_ASSIGN_OR_RETURN(const auto segments,
+  Stream& compute = *context_.compute;
+  if (!saved.identity_row.empty()) {
+    const Routing& routing = saved.router.routing;
+    MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(routing.slots()));
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, routing.slot_offset,
+                                                 saved.identity_row, by_identity, compute));
+    MOE_RETURN_IF_ERROR(compute.Enqueue([d_weight, by_identity, row = saved.identity_row] {
+      for (size_t s = 0; s < row.size(); ++s) {
+        if (row[s] >= 0) d_weight[s] = by_identity[s];
+      }
+      return absl::OkStatus();
+    }));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, routing.slot_offset, saved.identity_row, routing.weight,
+                                       dx, Write::kAdd, compute));
+  }
+  if (shared_ == nullptr) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto offsets,
                        MicroBatchOffsets(saved.router.batch, dy.rows(), workspace));
-  MOE_ASSIGN_OR_RETURN(const auto d_shared, workspace.Matrix<T>(dy.rows(), dy.cols()));
-  MOE_RETURN_IF_ERROR(Timed(Phase::kExpert, context_.clock, *context_.compute, [&] {
-    return shared_->Backward(0, 1, offsets, segments, static_cast<int64_t>(segments.size()) - 1,
-                             saved.shared, dy, d_shared, context_);
-  }));
-  return AddRows<T>(dx, d_shared, dx, *context_.compute);
+  return Timed(Phase::kExpert, context_.clock, compute,
+               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
 }
 
 template <typename T>
@@ -204,15 +292,22 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   MOE_ASSIGN_OR_RETURN(const auto home_dx, workspace.Matrix<T>(plan.return_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
 
+  // A weight on the output has its gradient from what came home in forward, one on the input from
+  // what comes home now.
+  const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
+    return Timed(Phase::kGate, context_.clock, compute, [&] {
+      return CombineWeightGradient<T>(at_home, returned, routing.slot_offset,
+                                      plan.home_row_of_slot(), d_weight, compute);
+    });
+  };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
-  MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&] {
-    return CombineWeightGradient<T>(dy, saved.home_rows, routing.slot_offset,
-                                    plan.home_row_of_slot(), d_weight, compute);
-  }));
+  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
   SetPhaseName(*context_.mesh, "combine backward");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, Phase::kCombine, Phase::kDispatch,
       [&](int chunk) {
+        if (weigh_input) return dispatcher_->Dispatch(plan, chunk, dy, d_out, workspace, exchange);
         return dispatcher_->DispatchScaled(plan, chunk, dy, routing.weight, d_out, workspace,
                                            exchange);
       },
@@ -226,18 +321,23 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   for (Parameter* parameter : experts_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
   MOE_RETURN_IF_ERROR(Timed(Phase::kDispatch, context_.clock, compute, [&] {
-    return CombineRows<T>(home_dx, routing.slot_offset, plan.home_row_of_slot(), {}, dx,
+    return CombineRows<T>(home_dx, routing.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? routing.weight : absl::Span<const float>(), dx,
                           Write::kOverwrite, compute);
   }));
+  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(SharedBackward(dy, saved, dx));
     for (Parameter* parameter : shared_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
   }
+  RouterGradients gradients = {.weight = router_weight_->grad()};
+  if (router_bias_ != nullptr) gradients.bias = router_bias_->grad();
   MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&] {
     return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
-                             router_weight_->grad(), workspace, compute);
+                             gradients, workspace, compute);
   }));
+  if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
   return ready(*router_weight_);
 }
 

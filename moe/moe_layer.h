@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
@@ -15,6 +16,7 @@
 #include "moe/context.h"
 #include "moe/experts.h"
 #include "moe/parameter.h"
+#include "moe/shared_expert.h"
 
 namespace moe {
 
@@ -22,9 +24,11 @@ struct MoeLayerConfig {
   RouterConfig router;          // num_experts, top_k, hidden_size, gate, capacity, losses
   int64_t ffn_hidden_size = 0;  // F of one expert
   int64_t shared_expert_ffn_hidden_size = 0;  // 0 = no shared expert
+  bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
   Activation activation = Activation::kSwiGlu;
-  double init_std = 0.02;       // router, gate and up projections
-  double down_init_std = 0.02;  // down projections
+  bool projection_biases = false;  // routed experts' projections add a bias
+  double init_std = 0.02;          // router, gate and up projections
+  double down_init_std = 0.02;     // down projections
   DispatcherOptions dispatcher;
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
 };
@@ -35,14 +39,19 @@ struct MoeLayerSaved {
   MatrixView<const T> x;
   RouterSaved<T> router;
   std::shared_ptr<const DispatchPlan> plan;  // shared with tasks still in the exchange stream
-  ExpertsSaved<T> experts, shared;
-  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home, unweighted
+  ExpertsSaved<T> experts;
+  SharedExpertSaved<T> shared;
+  MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
+  // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
+  absl::Span<const int32_t> identity_row;
 };
 
 // Called when the gradient of a parameter is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
-// y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)).
+// y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
+// weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t: it is
+// added at home, before the others, and nothing travels for it.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
 // Backward) for every round, with zero tokens if it has none. Saved state and scratch live in the
@@ -51,8 +60,10 @@ using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 template <typename T>
 class MoeLayer {
  public:
-  // Adds the layer's parameters ("<prefix>gate.weight", "<prefix>experts.E.…",
-  // "<prefix>shared_expert.…") to `store`. Collective. kInvalidArgument names the bad field.
+  // Adds the layer's parameters to `store`: "<prefix>gate.weight" (gates with a router bias also
+  // "<prefix>gate.bias", with an expert bias "<prefix>gate.e_score_correction_bias", not trained),
+  // "<prefix>experts.E.…", "<prefix>shared_expert.…". Collective. kInvalidArgument names the bad
+  // field.
   static absl::StatusOr<std::unique_ptr<MoeLayer>> Create(const MoeLayerConfig& config,
                                                           const std::string& prefix,
                                                           ParameterStore& store,
@@ -67,6 +78,13 @@ class MoeLayer {
   // multiplies the gradient of the router's own losses (dy carries it already).
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
                         MatrixView<T> dx, GradientReady ready);
+
+  // What the router learns from the load of a whole optimiser step. expert_count [E]: slots over
+  // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on every
+  // rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares that
+  // kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never after
+  // evaluation. kInvalidArgument if the size is wrong.
+  absl::Status EndStep(absl::Span<const int64_t> expert_count);
 
   const MoeLayerConfig& config() const { return config_; }
   const ExpertPlacement& placement() const { return placement_; }
@@ -85,17 +103,26 @@ class MoeLayer {
   absl::Status ExchangeAroundExperts(const DispatchPlan& plan, Phase send_phase,
                                      Phase receive_phase, Send send, Compute compute,
                                      Receive receive);
-  absl::StatusOr<absl::Span<const int64_t>> SharedOffsets(int64_t tokens);
-  absl::Status SharedForward(MatrixView<const T> x, MatrixView<T> y, MoeLayerSaved<T>& saved);
-  absl::Status SharedBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, MatrixView<T> dx);
+  absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
+  RouterInputs<T> router_inputs() const;
+  absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
+  // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
+  // if there is neither and y was left alone, else kAdd.
+  absl::StatusOr<Write> HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved);
+  absl::Status HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                            absl::Span<float> d_weight, MatrixView<T> dx);
 
   const MoeLayerConfig config_;
   const Context context_;
   const ExpertPlacement placement_;
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
-  std::unique_ptr<Experts<T>> experts_, shared_;
+  std::unique_ptr<Experts<T>> experts_;
+  std::unique_ptr<SharedExpert<T>> shared_;
   Parameter* router_weight_ = nullptr;
+  Parameter* router_bias_ = nullptr;  // gates with a router bias
+  Parameter* expert_bias_ = nullptr;  // gates with an expert bias
+  std::vector<double> expert_share_;  // [E] of the last step; empty before the first
 };
 
 }  // namespace moe

@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
   auto optimizer =
       std::unique_ptr<Optimizer>(new Optimizer(options, store, context, std::move(index)));
   for (const auto& p : store.parameters()) {
-    const int64_t bytes = p->size() * static_cast<int64_t>(sizeof(float));
+    const int64_t bytes = p->spec().trainable ? p->size() * static_cast<int64_t>(sizeof(float)) : 0;
     for (std::vector<Buffer>* moments : {&optimizer->m_, &optimizer->v_}) {
       MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
       moments->push_back(std::move(buffer));
@@ -44,7 +44,7 @@ absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double 
   MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size()));
   std::fill(squares.begin(), squares.end(), 0.0);
   for (const auto& p : store_.parameters()) {
-    if (!index_.speaks_for(*p)) continue;
+    if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
     MOE_ASSIGN_OR_RETURN(const auto gradient,
                          reducer.Gradient(*p, gradient_scale, scratch, stream));
     MOE_RETURN_IF_ERROR(SumOfSquares(gradient, &squares[index_.position(*p)], stream));
@@ -76,6 +76,7 @@ absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient
       .gradient_scale = clip ? static_cast<float>(options_.clip_grad / norm) : 1.0f,
       .step = step_};
   for (const auto& p : store_.parameters()) {
+    if (!p->spec().trainable) continue;
     MOE_ASSIGN_OR_RETURN(const auto gradient,
                          reducer.Gradient(*p, gradient_scale, scratch, stream));
     adamw.weight_decay = p->spec().weight_decay ? options_.weight_decay : 0.0f;

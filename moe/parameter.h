@@ -33,6 +33,8 @@ struct ParameterSpec {
   Initializer initializer = Initializer::kNormal;
   double init_std = 0.02;
   bool weight_decay = true;
+  // false: state that is part of the model but has no gradient (a router's expert bias).
+  bool trainable = true;
 };
 
 // One tensor on this rank.

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "gating/router.h"
+#include "gating/token_choice_gate.h"
 #include "kernels/base/rng.h"
 #include "tests/routing_oracle.h"
 
@@ -28,26 +29,28 @@ using ::testing::Pointwise;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::unique_ptr<const Gate> MakeGate(const std::string& name, int32_t top_k) {
-  return FindGate(name)->make({.gate = name, .top_k = top_k});
-}
-
-// One gate on [T, E] logits, with the memory that its results live in.
-struct Run {
+// One gate on [T, logit_sets * E] logits, one micro-batch, with the memory that its results live in.
+struct GateRun {
   std::unique_ptr<const Gate> gate;
   std::vector<float> logits;
-  int64_t experts = 0;
+  int64_t columns = 0;
+  std::vector<float> expert_bias;
+  Batch batch;
   std::vector<uint8_t> dropped;
   Workspace workspace;
   std::unique_ptr<Stream> stream = MakeInlineStream();
   GateSelection selection;
 
   MatrixView<const float> Logits() const {
-    return {logits.data(), static_cast<int64_t>(logits.size()) / experts, experts};
+    return {logits.data(), static_cast<int64_t>(logits.size()) / columns, columns};
   }
 
   void Select() {
-    const auto selected = gate->Select(Logits(), Batch{}, workspace, *stream);
+    batch = *CopyBatch(batch, Logits().rows(), workspace);
+    const TokenGroups groups = *MakeTokenGroups({}, batch, workspace);
+    const auto selected = gate->Select(
+        {.logits = Logits(), .batch = batch, .groups = groups, .expert_bias = expert_bias},
+        workspace, *stream);
     ASSERT_TRUE(selected.ok()) << selected.status();
     selection = *selected;
     dropped.assign(selection.expert.size(), 0);
@@ -55,29 +58,44 @@ struct Run {
 
   std::vector<float> Backward(const std::vector<float>& d_weight) {
     std::vector<float> d_logits(logits.size(), kNan);  // must be overwritten
-    const Routing routing = {.slot_offset = selection.slot_offset,
-                             .expert = selection.expert,
-                             .weight = selection.weight,
-                             .dropped = dropped};
     EXPECT_TRUE(gate->Backward({.logits = Logits(),
-                                .probs = selection.probs,
-                                .routing = routing,
+                                .batch = batch,
+                                .selection = selection,
+                                .dropped = dropped,
                                 .d_weight = d_weight},
-                               MatrixView<float>(d_logits.data(), Logits().rows(), experts),
+                               MatrixView<float>(d_logits.data(), Logits().rows(), columns),
                                *stream)
                     .ok());
     return d_logits;
   }
 };
 
-std::unique_ptr<Run> Select(const std::string& gate, int32_t k, const std::vector<float>& logits,
-                            int64_t experts) {
-  auto run = std::make_unique<Run>();
-  run->gate = MakeGate(gate, k);
+std::unique_ptr<GateRun> Select(const RouterConfig& config, const std::vector<float>& logits,
+                                const std::vector<float>& expert_bias = {}) {
+  auto run = std::make_unique<GateRun>();
+  run->gate = FindGate(config.gate)->make(config);
   run->logits = logits;
-  run->experts = experts;
+  run->columns = int64_t{run->gate->traits().logit_sets} * config.num_outputs();
+  run->expert_bias = expert_bias;
+  if (run->gate->traits().expert_bias && expert_bias.empty()) {
+    run->expert_bias.assign(static_cast<size_t>(config.num_outputs()), 0.0f);
+  }
   run->Select();
   return run;
+}
+
+std::unique_ptr<GateRun> Select(const std::string& gate, int32_t k,
+                                const std::vector<float>& logits, int32_t experts) {
+  return Select({.gate = gate, .num_experts = experts, .top_k = k}, logits);
+}
+
+GateTraits TraitsOf(const std::string& name, int32_t top_k) {
+  return FindGate(name)->make({.gate = name, .num_experts = 8, .top_k = top_k})->traits();
+}
+
+int32_t AnyTopK(const std::string& gate) {
+  const int32_t only = FindGate(gate)->only_top_k;
+  return only != 0 ? only : 2;
 }
 
 // p = 1/8, 2/8, 4/8, 1/8.
@@ -118,11 +136,169 @@ TEST(Gates, HandMadeTokenHasTheWeightsAndGradientsOfItsDefinition) {
 }
 
 TEST(Gates, OnlyGshardCountsFirstChoicesAlone) {
-  EXPECT_EQ(MakeGate("gshard", 2)->balance_choices(), 1);
-  EXPECT_EQ(MakeGate("switch", 1)->balance_choices(), 1);
-  for (const char* gate : {"mixtral", "olmoe", "qwen3"}) {
-    EXPECT_EQ(MakeGate(gate, 3)->balance_choices(), 3) << gate;
+  EXPECT_EQ(TraitsOf("gshard", 2).balance_choices, 1);
+  EXPECT_EQ(TraitsOf("switch", 1).balance_choices, 1);
+  for (const char* gate : {"mixtral", "olmoe", "qwen3", "deepseek-v3", "gpt-oss", "longcat"}) {
+    EXPECT_EQ(TraitsOf(gate, 3).balance_choices, 3) << gate;
   }
+  for (const char* gate : {"expert-choice", "noisy-topk", "sinkhorn"}) {
+    EXPECT_EQ(TraitsOf(gate, 3).balance_choices, 0) << gate;
+  }
+}
+
+// sigmoid(l) = 1/5, 1/2, 4/5, 2/3.
+std::vector<float> Odds() {
+  return {-std::log(4.0f), 0, std::log(4.0f), std::log(2.0f)};
+}
+
+TEST(DeepSeekV3Gate, WeighsByTheUnbiasedScore) {
+  // v = 1/5 + 1, 1/2, 4/5, 2/3: experts 0 and 2; weights 1/5 and 4/5 of their sum, times 5.
+  const RouterConfig config = {
+      .gate = "deepseek-v3", .num_experts = 4, .top_k = 2, .scaling_factor = 5};
+  const auto run = Select(config, Odds(), {1, 0, 0, 0});
+  EXPECT_THAT(run->selection.expert, ElementsAre(0, 2));
+  EXPECT_THAT(run->selection.weight, Pointwise(FloatEq(), std::vector<float>{1, 4}));
+  // dw_0/ds_0 = 5 (1 - 1/5) / 1, dw_0/ds_2 = -5 (1/5) / 1; ds/dl = s (1 - s) = 4/25 both.
+  EXPECT_THAT(run->Backward({1, 0}), Pointwise(testing::FloatNear(1e-6f),
+                                               std::vector<float>{4 * 0.16f, 0, -1 * 0.16f, 0}));
+}
+
+TEST(DeepSeekV3Gate, MaskedExpertIsNeverChosenThoughAllValuesAreNegative) {
+  // Groups {0, 1} and {2, 3}; v = s - 2 is negative everywhere: a mask of 0 would win.
+  const RouterConfig config = {
+      .gate = "deepseek-v3", .num_experts = 4, .top_k = 2, .num_groups = 2, .group_top_k = 1};
+  const auto run = Select(config, Odds(), {-2, -2, -2, -2});
+  EXPECT_THAT(run->selection.expert, ElementsAre(2, 3));
+}
+
+TEST(DeepSeekV3Gate, GroupIsWorthItsTwoBestAndEqualGroupsGoByTheLowestId) {
+  // Group {0, 1, 2}: s = 4/5, 1/5, 1/5 is worth 1; {3, 4, 5}: 1/2, 1/2, 1/5 as much, but later;
+  // {6, 7, 8}: 2/3, 1/2, 1/5 is worth more.
+  const float fifth = -std::log(4.0f), third2 = std::log(2.0f), four = std::log(4.0f);
+  const RouterConfig config = {
+      .gate = "deepseek-v3", .num_experts = 9, .top_k = 3, .num_groups = 3, .group_top_k = 1};
+  const auto best = Select(config, {four, fifth, fifth, 0, 0, fifth, third2, 0, fifth});
+  EXPECT_THAT(best->selection.expert, ElementsAre(6, 7, 8));
+  const auto equal = Select(config, {0, 0, fifth, 0, 0, 0, 0, 0, 0});
+  EXPECT_THAT(equal->selection.expert, ElementsAre(0, 1, 2));
+}
+
+TEST(DeepSeekV2Gate, GroupIsWorthItsBest) {
+  // By sums group {2, 3} would win (6/16 > 5/16 + ...): p = 5, 1, 3, 3 of 12.
+  const std::vector<float> logits = {std::log(5.0f), 0, std::log(3.0f), std::log(3.0f)};
+  const RouterConfig config = {.gate = "deepseek-v2",
+                               .num_experts = 4,
+                               .top_k = 2,
+                               .num_groups = 2,
+                               .group_top_k = 1,
+                               .scaling_factor = 12};
+  const auto run = Select(config, logits);
+  EXPECT_THAT(run->selection.expert, ElementsAre(0, 1));
+  EXPECT_THAT(run->selection.weight, Pointwise(FloatEq(), std::vector<float>{5, 1}));
+}
+
+TEST(Llama4Gate, WeighsTheInputBySigmoidAndSelectsByLogits) {
+  EXPECT_EQ(TraitsOf("llama4", 1).weight_on, WeightOn::kInput);
+  const auto run = Select("llama4", 1, Odds(), 4);
+  EXPECT_THAT(run->selection.expert, ElementsAre(2));
+  EXPECT_FLOAT_EQ(run->selection.weight[0], 0.8f);
+  EXPECT_THAT(run->Backward({1}),
+              Pointwise(testing::FloatNear(1e-7f), std::vector<float>{0, 0, 0.16f, 0}));
+  // Both sigmoids round to 1: the larger logit wins all the same.
+  EXPECT_THAT(Select("llama4", 1, {30, 31}, 2)->selection.expert, ElementsAre(1));
+}
+
+TEST(LongCatGate, IdentityExpertsAreOutputsLikeOthers) {
+  const RouterConfig config = {
+      .gate = "longcat", .num_experts = 2, .num_zero_experts = 2, .top_k = 2, .scaling_factor = 8};
+  const auto run = Select(config, Eighths());
+  EXPECT_THAT(run->selection.expert, ElementsAre(2, 1));
+  EXPECT_THAT(run->selection.weight, Pointwise(FloatEq(), std::vector<float>{4, 2}));
+}
+
+TEST(ExpertChoiceGate, ExpertsTakeTheirBestTokensAndTiesGoToTheLowest) {
+  // Three tokens, two experts, room for ceil(3 * 1 / 2) = 2 each. p of expert 0: 1/2, 1/2, 3/4.
+  const float ln3 = std::log(3.0f);
+  const auto run = Select("expert-choice", 1, {0, 0, 0, 0, ln3, 0}, 2);
+  EXPECT_THAT(run->selection.slot_offset, ElementsAre(0, 2, 3, 4));
+  EXPECT_THAT(run->selection.expert, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(run->selection.weight, Pointwise(FloatEq(), std::vector<float>{.5f, .5f, .5f, .75f}));
+  EXPECT_THAT(run->selection.count, ElementsAre(2, 2));
+}
+
+TEST(GshardGate, RandomSecondChoiceIsKeptAsOftenAsTwiceItsWeight) {
+  // w_2 = 1/5: kept with probability 2/5. 20000 draws: sd sqrt(.24 / 20000) = 0.0035, five of them.
+  RouterConfig config = {
+      .gate = "gshard", .num_experts = 3, .top_k = 2, .random_second_expert = true};
+  std::vector<float> logits;
+  for (int t = 0; t < 20000; ++t) logits.insert(logits.end(), {std::log(4.0f), 0, -9});
+  const auto run = Select(config, logits);
+  const auto kept = static_cast<double>(run->selection.expert.size()) - 20000;
+  EXPECT_NEAR(kept / 20000, 0.4, 0.018);
+  EXPECT_EQ(run->selection.count[0], 20000);
+  for (size_t t = 0; t < 20000; ++t) {
+    const auto first = static_cast<size_t>(run->selection.slot_offset[t]);
+    const bool alone = run->selection.slot_offset[t + 1] - run->selection.slot_offset[t] == 1;
+    ASSERT_FLOAT_EQ(run->selection.weight[first], alone ? 1.0f : 0.8f);
+  }
+  // Not in evaluation.
+  auto evaluation = std::make_unique<GateRun>();
+  evaluation->gate = FindGate("gshard")->make(config);
+  evaluation->logits = logits;
+  evaluation->columns = 3;
+  evaluation->batch.mode = Mode::kEvaluation;
+  evaluation->Select();
+  EXPECT_EQ(evaluation->selection.expert.size(), 40000u);
+}
+
+TEST(NoisyTopKGate, NoiseIsDrawnPerTokenStepAndLayerAndOnlyInTraining) {
+  const std::vector<float> logits(2 * 6, 0.0f);  // two tokens, three experts, equal logits
+  RouterConfig config = {.gate = "noisy-topk", .num_experts = 3, .top_k = 2, .seed = 3};
+  const auto memo = [&](const RouterConfig& c) {
+    const auto run = Select(c, logits);
+    const MatrixView<const float> m = run->selection.memo;
+    return std::vector<float>(m.data(), m.data() + 12);
+  };
+  const std::vector<float> once = memo(config);
+  EXPECT_EQ(memo(config), once);
+  EXPECT_NE(std::vector<float>(once.begin(), once.begin() + 6),
+            std::vector<float>(once.begin() + 6, once.end()));
+  RouterConfig other = config;
+  other.layer = 1;
+  EXPECT_NE(memo(other), once);
+  // softplus(0) + 0.01 = 0.7031...: h = z * that.
+  for (size_t e = 0; e < 3; ++e) EXPECT_NEAR(once[e], once[3 + e] * 0.703147f, 1e-6);
+}
+
+class DoublingGate final : public TokenChoiceGate {
+ public:
+  explicit DoublingGate(int32_t top_k) : TokenChoiceGate({.top_k = top_k}) {}
+
+ private:
+  void Weigh(absl::Span<float> weight) const override {
+    for (float& w : weight) w *= 2;
+  }
+  void WeighBackward(const TokenWeightGradient& token) const override {
+    for (size_t j = 0; j < token.d_score.size(); ++j) {
+      token.d_score[j] = 2.0 * static_cast<double>(token.d_weight[j]);
+    }
+  }
+};
+
+TEST(GateRegistry, RegisteredGateIsFoundByNameAndMayNotReplaceAnother) {
+  const auto make = [](const RouterConfig& config) {
+    return std::make_unique<DoublingGate>(config.top_k);
+  };
+  ASSERT_TRUE(RegisterGate({.name = "doubling", .make = make}).ok());
+  EXPECT_THAT(GateNames(), testing::Contains("doubling"));
+  const auto run = Select("doubling", 1, Eighths(), 4);
+  EXPECT_FLOAT_EQ(run->selection.weight[0], 1.0f);
+  EXPECT_EQ(RegisterGate({.name = "doubling", .make = make}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(RegisterGate({.name = "mixtral", .make = make}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(RegisterGate({.name = "", .make = make}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RegisterGate({.name = "nothing"}).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Gates, EqualLogitsChooseTheLowestIds) {
@@ -147,7 +323,7 @@ TEST(Gates, AllExpertsChosenWeighAsTheSoftmax) {
 
 TEST(Gates, NoTokensSelectNothing) {
   for (const std::string& gate : GateNames()) {
-    const auto run = Select(gate, gate == "switch" ? 1 : 2, {}, 4);
+    const auto run = Select(gate, AnyTopK(gate), {}, 4);
     EXPECT_TRUE(run->selection.expert.empty()) << gate;
     EXPECT_THAT(run->selection.slot_offset, ElementsAre(0)) << gate;
     EXPECT_THAT(run->selection.count, Each(0)) << gate;
@@ -192,16 +368,28 @@ TEST(Gates, DroppedChoiceOfARenormalisedGateStillShapesTheOthers) {
   }
 }
 
-TEST(Gates, NanLogitsGiveNanWeightsAndIdsInRange) {
+TEST(Gates, NanLogitsGiveNanWeightsOfASoftmaxAndIdsInRange) {
   for (const std::string& gate : GateNames()) {
-    const auto run = Select(gate, gate == "switch" ? 1 : 2, {1, kNan, 2, 0, 0, 0}, 3);
-    const size_t k = run->selection.expert.size() / 2;
-    for (size_t s = 0; s < 2 * k; ++s) {
-      EXPECT_GE(run->selection.expert[s], 0);
-      EXPECT_LT(run->selection.expert[s], 3);
-      EXPECT_EQ(std::isnan(run->selection.weight[s]), s < k) << gate;
+    SCOPED_TRACE(gate);
+    const int32_t k = AnyTopK(gate);
+    const GateTraits traits = TraitsOf(gate, k);
+    // Token 0 has a NaN logit, token 1 none.
+    std::vector<float> logits;
+    for (const auto& row : {std::vector<float>{1, kNan, 2}, std::vector<float>{0, 0, 0}}) {
+      logits.insert(logits.end(), row.begin(), row.end());
+      logits.insert(logits.end(), 3 * static_cast<size_t>(traits.logit_sets - 1), 0.0f);
     }
-    EXPECT_EQ(run->selection.expert[0], 2) << gate;
+    const auto run = Select(gate, k, logits, 3);
+    for (const int32_t e : run->selection.expert) EXPECT_TRUE(e >= 0 && e < 3) << e;
+    // Sigmoid scores stand each alone; these three choose by the whole group.
+    const bool alone = traits.balance_choices > 0 && traits.score == ScoreFunction::kSoftmax;
+    if (!alone) continue;
+    for (size_t s = 0; s < run->selection.expert.size(); ++s) {
+      const bool first_token = static_cast<int64_t>(s) < run->selection.slot_offset[1];
+      EXPECT_EQ(std::isnan(run->selection.weight[s]), first_token);
+    }
+    if (traits.expert_bias) continue;  // compares p, which is NaN for all
+    EXPECT_EQ(run->selection.expert[0], 2);
   }
 }
 
@@ -211,12 +399,9 @@ TEST(RoutingOracle, AgreesWithAHandMadeBatch) {
   const oracle::RoutingInput input = {.logits = {{0, ln2, 2 * ln2, 0}, {0, ln2, 2 * ln2, 0}},
                                       .sequence_offsets = {0, 2},
                                       .micro_batch_offsets = {0, 2}};
-  oracle::RoutingSpec spec = {.gate = "gshard",
-                              .experts = 4,
-                              .top_k = 2,
-                              .capacity_factor = 1,
-                              .aux_coeff = 1,
-                              .z_coeff = 1};
+  oracle::RoutingSpec spec = oracle::RuleOf("gshard", 2);
+  spec.experts = 4;
+  spec.capacity_factor = spec.aux_coeff = spec.z_coeff = 1;
   const oracle::RoutingResult gshard = oracle::Route(spec, input);
   EXPECT_THAT(gshard.token[0].expert, ElementsAre(2, 1));
   EXPECT_THAT(gshard.token[1].dropped, ElementsAre(true, true));
@@ -224,6 +409,7 @@ TEST(RoutingOracle, AgreesWithAHandMadeBatch) {
   EXPECT_NEAR(gshard.aux_loss, 4.0 / 4 * (1.0 * 2), 1e-15);  // P_2 = 1, c_2 = 2
   EXPECT_NEAR(gshard.z_loss, 9 * ln2 * ln2, 1e-14);          // lse = log 8
   spec.gate = "olmoe";
+  spec.normalised = false;
   const oracle::RoutingResult olmoe = oracle::Route(spec, input);
   EXPECT_NEAR(olmoe.token[0].weight[1], 0.25, 1e-15);
   EXPECT_NEAR(olmoe.aux_loss, 4.0 / 8 * (0.5 * 2 + 1.0 * 2), 1e-15);

@@ -97,6 +97,7 @@ class RankRun {
 
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
     for (const auto& p : store.parameters()) {
+      if (!p->spec().trainable) continue;
       std::vector<float> scratch(p->size());
       MOE_ASSIGN_OR_RETURN(const auto gradient,
                            reducer.Gradient(*p, 1.0, absl::MakeSpan(scratch), *context_.compute));

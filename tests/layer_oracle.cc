@@ -38,17 +38,16 @@ class DenseLayer {
     for (const auto& [name, values] : weights) weights_[name] = {values.begin(), values.end()};
     x_ = {work.x.begin(), work.x.end()};
     const RouterConfig& router = config_.router;
-    spec_ = {.gate = router.gate,
-             .experts = router.num_experts,
-             .top_k = router.top_k,
-             .capacity_factor = router.capacity_factor.value_or(0),
-             .drop = router.drop_policy == DropPolicy::kPosition ? oracle::Drop::kByPosition
-                                                                 : oracle::Drop::kByWeight,
-             .balance_unit = router.load_balancing == LoadBalancing::kSeqAuxLoss
-                                 ? oracle::Unit::kSequence
-                                 : oracle::Unit::kMicroBatch,
-             .aux_coeff = router.aux_loss_coeff,
-             .z_coeff = router.z_loss_coeff};
+    spec_ = oracle::RuleOf(router.gate, router.top_k);
+    spec_.experts = router.num_experts;
+    spec_.capacity_factor = router.capacity_factor.value_or(0);
+    spec_.drop = router.drop_policy == DropPolicy::kPosition ? oracle::Drop::kByPosition
+                                                             : oracle::Drop::kByWeight;
+    spec_.balance_unit = router.load_balancing == LoadBalancing::kSeqAuxLoss
+                             ? oracle::Unit::kSequence
+                             : oracle::Unit::kMicroBatch;
+    spec_.aux_coeff = router.aux_loss_coeff;
+    spec_.z_coeff = router.z_loss_coeff;
     input_.micro_batch_offsets = {0};
     for (const int64_t n : work.micro_batch_tokens) {
       input_.micro_batch_offsets.push_back(input_.micro_batch_offsets.back() + n);

@@ -23,6 +23,9 @@ struct RouterCase {
   RouterConfig config;
   int64_t tokens = 0;
   std::vector<T> x, weight;
+  std::vector<float> bias, expert_bias;  // where the gate has them
+  int64_t step = 0;
+  Mode mode = Mode::kTraining;
   std::vector<int64_t> sequences, micro_batches;
 
   Workspace workspace;
@@ -32,13 +35,25 @@ struct RouterCase {
   Routing routing;
 
   Batch batch() const {
-    return {.sequence_offsets = sequences, .micro_batch_offsets = micro_batches};
+    return {.sequence_offsets = sequences,
+            .micro_batch_offsets = micro_batches,
+            .step = step,
+            .mode = mode};
   }
   MatrixView<const T> Tokens() const { return {x.data(), tokens, config.hidden_size}; }
   MatrixView<const T> Weight() const {
-    return {weight.data(), config.num_experts, config.hidden_size};
+    const auto rows = static_cast<int64_t>(weight.size()) / config.hidden_size;
+    return {weight.data(), rows, config.hidden_size};
+  }
+  RouterInputs<T> Inputs() const {
+    return {.weight = Weight(), .bias = bias, .expert_bias = expert_bias};
   }
 };
+
+// What a gate adds to a router, without a router.
+inline GateTraits TraitsOf(const RouterConfig& config) {
+  return FindGate(config.gate)->make(config)->traits();
+}
 
 template <typename T>
 std::vector<T> RandomVector(size_t size, uint64_t seed, double scale = 1) {
@@ -50,8 +65,13 @@ std::vector<T> RandomVector(size_t size, uint64_t seed, double scale = 1) {
 }
 
 inline RouterConfig SmallConfig(const std::string& gate, int32_t experts) {
-  const int32_t k = gate == "switch" ? 1 : gate == "gshard" ? 2 : std::min(3, experts);
-  return {.gate = gate, .num_experts = experts, .top_k = k, .hidden_size = experts};
+  const int32_t only = FindGate(gate)->only_top_k;
+  RouterConfig config = {.gate = gate,
+                         .num_experts = experts,
+                         .top_k = only != 0 ? only : std::min(3, experts),
+                         .hidden_size = experts};
+  config.hidden_size *= TraitsOf(config).logit_sets;
+  return config;
 }
 
 // Three micro-batches of sequences of 4, 8, 12 | 12, 12 | 24 tokens.
@@ -62,12 +82,16 @@ std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t se
   c->sequences = {0, 4, 12, 24, 36, 48, 72};
   c->micro_batches = {0, 24, 48, 72};
   c->tokens = 72;
-  c->x = RandomVector<T>(static_cast<size_t>(72 * config.num_experts), seed);
-  c->weight.assign(
-      static_cast<size_t>(config.num_experts) * static_cast<size_t>(config.num_experts), T(0.0f));
-  for (size_t e = 0; e < static_cast<size_t>(config.num_experts); ++e) {
-    c->weight[e * static_cast<size_t>(config.num_experts) + e] = T(1.0f);
+  const GateTraits traits = TraitsOf(config);
+  const auto outputs = static_cast<size_t>(config.num_outputs());
+  const size_t rows = outputs * static_cast<size_t>(traits.logit_sets);
+  c->x = RandomVector<T>(72 * rows, seed);
+  c->weight.assign(rows * static_cast<size_t>(config.hidden_size), T(0.0f));
+  for (size_t e = 0; e < std::min(rows, static_cast<size_t>(config.hidden_size)); ++e) {
+    c->weight[e * static_cast<size_t>(config.hidden_size) + e] = T(1.0f);
   }
+  if (traits.router_bias) c->bias = RandomVector<float>(rows, seed + 1);
+  if (traits.expert_bias) c->expert_bias = RandomVector<float>(outputs, seed + 2, 0.3);
   return c;
 }
 
@@ -75,7 +99,7 @@ template <typename T>
 absl::Status RunForward(RouterCase<T>& c) {
   auto router = Router<T>::Create(c.config);
   if (!router.ok()) return router.status();
-  auto routing = (*router)->Forward(c.Tokens(), c.Weight(), c.batch(), c.workspace, *c.stream,
+  auto routing = (*router)->Forward(c.Tokens(), c.Inputs(), c.batch(), c.workspace, *c.stream,
                                     &c.saved, &c.stats);
   if (!routing.ok()) return routing.status();
   c.routing = *routing;
@@ -83,29 +107,32 @@ absl::Status RunForward(RouterCase<T>& c) {
 }
 
 template <typename T>
-struct RouterGradients {
+struct CaseGradients {
   std::vector<T> d_tokens;
-  std::vector<float> d_weight;
+  std::vector<float> d_weight, d_bias;
 };
 
 template <typename T>
 absl::Status RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot, float loss_scale,
-                         std::vector<T>& d_tokens, const GradAccumulator& d_weight) {
+                         std::vector<T>& d_tokens, const GradAccumulator& d_weight,
+                         const GradAccumulator& d_bias = {}) {
   const auto router = Router<T>::Create(c.config);
   if (!router.ok()) return router.status();
   return (*router)->Backward(d_slot, c.saved, c.Weight(), loss_scale,
                              MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
-                             d_weight, c.workspace, *c.stream);
+                             {.weight = d_weight, .bias = d_bias}, c.workspace, *c.stream);
 }
 
 // From zero, loss scale 1.
 template <typename T>
-RouterGradients<T> RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot) {
-  RouterGradients<T> g;
+CaseGradients<T> RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot) {
+  CaseGradients<T> g;
   g.d_tokens.assign(c.x.size(), T(0.0f));
   g.d_weight.assign(c.weight.size(), 0.0f);
+  g.d_bias.assign(c.bias.size(), 0.0f);
   const absl::Status status =
-      RunBackward(c, d_slot, 1, g.d_tokens, GradAccumulator(absl::MakeSpan(g.d_weight)));
+      RunBackward(c, d_slot, 1, g.d_tokens, GradAccumulator(absl::MakeSpan(g.d_weight)),
+                  GradAccumulator(absl::MakeSpan(g.d_bias)));
   EXPECT_TRUE(status.ok()) << status;
   return g;
 }
@@ -115,32 +142,44 @@ inline oracle::RoutingSpec SpecOf(const RouterConfig& config) {
   const oracle::Unit unit = group == 0    ? oracle::Unit::kMicroBatch
                             : group == -1 ? oracle::Unit::kSequence
                                           : oracle::Unit::kBlock;
-  return {.gate = config.gate,
-          .experts = config.num_experts,
-          .top_k = config.top_k,
-          .capacity_factor = config.capacity_factor.value_or(0),
-          .drop = config.drop_policy == DropPolicy::kPosition ? oracle::Drop::kByPosition
-                                                              : oracle::Drop::kByWeight,
-          .capacity_unit = unit,
-          .balance_unit =
-              config.load_balancing == LoadBalancing::kSeqAuxLoss ? oracle::Unit::kSequence : unit,
-          .block = group,
-          .aux_coeff = config.load_balancing == LoadBalancing::kNone
-                           ? 0
-                           : static_cast<double>(config.aux_loss_coeff),
-          .z_coeff = static_cast<double>(config.z_loss_coeff)};
+  oracle::RoutingSpec spec = oracle::RuleOf(config.gate, config.top_k);
+  spec.experts = config.num_outputs();
+  spec.zero_experts = config.num_zero_experts;
+  spec.capacity_factor = config.capacity_factor.value_or(0);
+  spec.drop = config.drop_policy == DropPolicy::kPosition ? oracle::Drop::kByPosition
+                                                          : oracle::Drop::kByWeight;
+  spec.capacity_unit = unit;
+  spec.balance_unit =
+      config.load_balancing == LoadBalancing::kSeqAuxLoss ? oracle::Unit::kSequence : unit;
+  spec.block = group;
+  spec.groups = config.num_groups;
+  spec.group_top_k = config.group_top_k;
+  spec.scale = static_cast<double>(config.scaling_factor);
+  if (config.gate == "topk") {
+    spec.sigmoid = config.score_function == ScoreFunction::kSigmoid;
+    spec.normalised = spec.sigmoid ? config.top_k > 1 : !config.pre_softmax;
+    spec.group_sum = config.group_top_k == 0 ? 1 : std::max(1, config.top_k / config.group_top_k);
+  }
+  spec.normalised = config.norm_topk_prob.value_or(spec.normalised);
+  spec.aux_coeff = config.load_balancing == LoadBalancing::kNone
+                       ? 0
+                       : static_cast<double>(config.aux_loss_coeff);
+  spec.z_coeff = static_cast<double>(config.z_loss_coeff);
+  return spec;
 }
 
-// x * W^T in float64.
+// x * W^T + b in float64, and the random numbers that the gate will draw.
 template <typename T>
 oracle::RoutingInput InputOf(const RouterCase<T>& c) {
   oracle::RoutingInput input;
   input.sequence_offsets = c.sequences;
   input.micro_batch_offsets = c.micro_batches;
+  input.training = c.mode == Mode::kTraining;
+  input.expert_bias = {c.expert_bias.begin(), c.expert_bias.end()};
   for (int64_t t = 0; t < c.tokens; ++t) {
     std::vector<double> l;
-    for (int64_t e = 0; e < c.config.num_experts; ++e) {
-      double sum = 0;
+    for (int64_t e = 0; e < c.Weight().rows(); ++e) {
+      double sum = c.bias.empty() ? 0 : double{c.bias[static_cast<size_t>(e)]};
       for (int64_t h = 0; h < c.config.hidden_size; ++h) {
         sum += double{static_cast<float>(c.Tokens()(t, h))} *
                double{static_cast<float>(c.Weight()(e, h))};
@@ -148,6 +187,18 @@ oracle::RoutingInput InputOf(const RouterCase<T>& c) {
       l.push_back(sum);
     }
     input.logits.push_back(l);
+    RandomKey key = {.seed = c.config.seed,
+                     .layer = c.config.layer,
+                     .step = static_cast<uint64_t>(c.step),
+                     .item = static_cast<uint64_t>(t)};
+    key.purpose = RandomPurpose::kNoise;
+    std::vector<double> z;
+    for (int32_t e = 0; e < c.config.num_outputs(); ++e) {
+      z.push_back(double{static_cast<float>(Normal(key, static_cast<uint32_t>(e)))});
+    }
+    input.noise.push_back(z);
+    key.purpose = RandomPurpose::kSecondExpert;
+    input.second_draw.push_back(c.config.random_second_expert ? Uniform(key) : 0);
   }
   return input;
 }

@@ -30,7 +30,9 @@ std::string MessageAfter(Change change) {
 }
 
 TEST(RouterConfig, EveryGateHasAValidConfiguration) {
-  EXPECT_THAT(GateNames(), ElementsAre("switch", "gshard", "mixtral", "olmoe", "qwen3"));
+  EXPECT_THAT(GateNames(), ElementsAre("switch", "gshard", "topk", "mixtral", "qwen2", "qwen3",
+                                       "olmoe", "deepseek-v2", "deepseek-v3", "gpt-oss", "llama4",
+                                       "longcat", "expert-choice", "noisy-topk", "sinkhorn"));
   for (const std::string& gate : GateNames()) {
     RouterConfig config = Valid();
     config.gate = gate;
@@ -41,11 +43,13 @@ TEST(RouterConfig, EveryGateHasAValidConfiguration) {
 }
 
 TEST(RouterConfig, UnknownGateNamesTheNearest) {
-  EXPECT_EQ(
-      MessageAfter([](RouterConfig& c) { c.gate = "mixtrel"; }),
-      "RouterConfig.gate is 'mixtrel', expected one of switch, gshard, mixtral, olmoe, qwen3; "
-      "did you mean 'mixtral'?");
-  EXPECT_EQ(NearestGateName("qwen"), "qwen3");
+  EXPECT_EQ(MessageAfter([](RouterConfig& c) { c.gate = "mixtrel"; }),
+            "RouterConfig.gate is 'mixtrel', expected one of switch, gshard, topk, mixtral, qwen2, "
+            "qwen3, "
+            "olmoe, deepseek-v2, deepseek-v3, gpt-oss, llama4, longcat, expert-choice, noisy-topk, "
+            "sinkhorn; did you mean 'mixtral'?");
+  EXPECT_EQ(NearestGateName("qwen"), "qwen2");
+  EXPECT_EQ(NearestGateName("deepseek_v3"), "deepseek-v3");
   EXPECT_EQ(NearestGateName("Olmo"), "olmoe");
   EXPECT_EQ(NearestGateName("shard"), "gshard");
   EXPECT_EQ(NearestGateName("swich"), "switch");

@@ -112,13 +112,13 @@ TEST(RouterContract, ThreadsAndWorkerStreamsGiveTheSameBits) {
   const auto serial = make();
   ASSERT_TRUE(RunForward(*serial).ok());
   const std::vector<float> d_slot = RandomVector<float>(2000 * 3, 43);
-  const RouterGradients<float> want = RunBackward(*serial, d_slot);
+  const CaseGradients<float> want = RunBackward(*serial, d_slot);
 
   ThreadPool pool(3);
   const auto threaded = make();
   threaded->stream = MakeInlineStream(&pool);
   ASSERT_TRUE(RunForward(*threaded).ok());
-  const RouterGradients<float> got = RunBackward(*threaded, d_slot);
+  const CaseGradients<float> got = RunBackward(*threaded, d_slot);
   EXPECT_TRUE(SameBits(threaded->routing.weight, serial->routing.weight));
   EXPECT_TRUE(SameBits(threaded->routing.expert, serial->routing.expert));
   EXPECT_TRUE(SameBits<float>(got.d_tokens, want.d_tokens));
@@ -150,7 +150,7 @@ TEST(RouterContract, BFloat16RoundsTheTokenGradientOnceAndNothingElse) {
   std::vector<float> d_weight(49, 0.0f);
   ASSERT_TRUE(
       RunBackward(*half, d_slot, 1, d_tokens, GradAccumulator(absl::MakeSpan(d_weight))).ok());
-  const RouterGradients<float> want = RunBackward(*full, d_slot);
+  const CaseGradients<float> want = RunBackward(*full, d_slot);
   EXPECT_TRUE(SameBits<float>(d_weight, want.d_weight));
   for (size_t i = 0; i < d_tokens.size(); ++i) {
     const BFloat16 rounded(static_cast<float>(before[i]) + want.d_tokens[i]);
@@ -162,7 +162,7 @@ TEST(RouterContract, BackwardAddsToWhatIsThere) {
   const auto c = LogitCase(FullConfig(), 61);
   ASSERT_TRUE(RunForward(*c).ok());
   const std::vector<float> d_slot = RandomVector<float>(72 * 3, 62);
-  const RouterGradients<float> from_zero = RunBackward(*c, d_slot);
+  const CaseGradients<float> from_zero = RunBackward(*c, d_slot);
   std::vector<float> d_tokens(72 * 7, 100.0f), d_weight(49, 100.0f);
   ASSERT_TRUE(RunBackward(*c, d_slot, 1, d_tokens, GradAccumulator(absl::MakeSpan(d_weight))).ok());
   for (size_t i = 0; i < d_tokens.size(); ++i) {
@@ -178,7 +178,7 @@ TEST(RouterContract, LossScaleMultipliesTheLossesAlone) {
   const auto c = LogitCase(FullConfig(), 63);
   ASSERT_TRUE(RunForward(*c).ok());
   const std::vector<float> zero(72 * 3, 0.0f);
-  const RouterGradients<float> losses = RunBackward(*c, zero);
+  const CaseGradients<float> losses = RunBackward(*c, zero);
   EXPECT_THAT(losses.d_tokens, testing::Contains(testing::Ne(0.0f)));
   std::vector<float> scaled(72 * 7, 0.0f), d_weight(49, 0.0f);
   ASSERT_TRUE(RunBackward(*c, zero, 1024, scaled, GradAccumulator(absl::MakeSpan(d_weight))).ok());
@@ -198,7 +198,7 @@ TEST(RouterContract, DroppedSlotsWeighNothingAndTheirGradientIsNotRead) {
     const auto c = LogitCase(FullConfig(gate), 64);
     ASSERT_TRUE(RunForward(*c).ok());
     std::vector<float> d_slot = RandomVector<float>(c->routing.weight.size(), 65);
-    const RouterGradients<float> want = RunBackward(*c, d_slot);
+    const CaseGradients<float> want = RunBackward(*c, d_slot);
     ASSERT_GT(c->stats.dropped_slots, 0);
     for (size_t s = 0; s < d_slot.size(); ++s) {
       if (c->routing.dropped[s] == 0) continue;
@@ -213,7 +213,7 @@ TEST(RouterContract, BackwardReadsItsOwnCopyOfTheBatch) {
   const auto c = LogitCase(FullConfig(), 66);
   ASSERT_TRUE(RunForward(*c).ok());
   const std::vector<float> d_slot = RandomVector<float>(72 * 3, 67);
-  const RouterGradients<float> want = RunBackward(*c, d_slot);
+  const CaseGradients<float> want = RunBackward(*c, d_slot);
   std::fill(c->micro_batches.begin(), c->micro_batches.end(), -1);
   std::fill(c->sequences.begin(), c->sequences.end(), -1);
   EXPECT_TRUE(SameBits<float>(RunBackward(*c, d_slot).d_weight, want.d_weight));
@@ -288,7 +288,7 @@ TEST(RouterContract, SavedAndStatsAreOptional) {
   const auto c = LogitCase(FullConfig(), 76);
   ASSERT_TRUE(RunForward(*c).ok());
   const auto router = Router<float>::Create(c->config);
-  const auto routing = (*router)->Forward(c->Tokens(), c->Weight(), c->batch(), c->workspace,
+  const auto routing = (*router)->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace,
                                           *c->stream, nullptr, nullptr);
   ASSERT_TRUE(routing.ok());
   EXPECT_TRUE(SameBits(routing->weight, c->routing.weight));
@@ -308,7 +308,7 @@ TEST(RouterContract, NanTokensStayInRangeAndShowInTheLosses) {
     }
     EXPECT_TRUE(std::isnan(c->stats.aux_loss));
     EXPECT_TRUE(std::isnan(c->stats.z_loss));
-    const RouterGradients<float> g = RunBackward(*c, std::vector<float>(72 * 3, 1.0f));
+    const CaseGradients<float> g = RunBackward(*c, std::vector<float>(72 * 3, 1.0f));
     EXPECT_TRUE(std::isnan(g.d_weight[0]));
   }
 }
@@ -322,14 +322,14 @@ TEST(RouterContract, WorkspaceGrowsInTheFirstStepOnly) {
   const auto step = [&] {
     const WorkspaceScope scope(c->workspace);
     EXPECT_TRUE(router
-                    ->Forward(c->Tokens(), c->Weight(), c->batch(), c->workspace, *c->stream,
+                    ->Forward(c->Tokens(), c->Inputs(), c->batch(), c->workspace, *c->stream,
                               &c->saved, &c->stats)
                     .ok());
     const int64_t held = c->workspace.used_bytes();
     EXPECT_TRUE(router
                     ->Backward(d_slot, c->saved, c->Weight(), 1,
-                               MatrixView<BFloat16>(d_tokens.data(), 72, 7), weight.accumulator(),
-                               c->workspace, *c->stream)
+                               MatrixView<BFloat16>(d_tokens.data(), 72, 7),
+                               {weight.accumulator(), {}}, c->workspace, *c->stream)
                     .ok());
     EXPECT_EQ(c->workspace.used_bytes(), held);
   };
@@ -377,7 +377,7 @@ TEST(RouterContract, ForwardRefusesWhatDoesNotFit) {
   const auto router = *Router<float>::Create(c->config);
   const auto shape_message = [&](MatrixView<const float> x, MatrixView<const float> w) {
     const auto routing =
-        router->Forward(x, w, c->batch(), c->workspace, *c->stream, nullptr, nullptr);
+        router->Forward(x, {.weight = w}, c->batch(), c->workspace, *c->stream, nullptr, nullptr);
     EXPECT_EQ(routing.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(routing.status().message());
   };
@@ -394,17 +394,17 @@ TEST(RouterContract, BackwardRefusesWhatDoesNotFit) {
   const auto message = [&](size_t slots, int64_t d_rows, size_t d_weight_size, int64_t w_cols) {
     const std::vector<float> d_slot(slots, 0.0f);
     std::vector<float> d_tokens(72 * 7, 0.0f), d_weight(d_weight_size, 0.0f);
-    const absl::Status status =
-        router->Backward(d_slot, c->saved, {c->weight.data(), 7, w_cols}, 1,
-                         MatrixView<float>(d_tokens.data(), d_rows, 7),
-                         GradAccumulator(absl::MakeSpan(d_weight)), c->workspace, *c->stream);
+    const absl::Status status = router->Backward(
+        d_slot, c->saved, {c->weight.data(), 7, w_cols}, 1,
+        MatrixView<float>(d_tokens.data(), d_rows, 7),
+        {.weight = GradAccumulator(absl::MakeSpan(d_weight))}, c->workspace, *c->stream);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };
   EXPECT_THAT(message(215, 72, 49, 7), HasSubstr("d_weight holds 215"));
   EXPECT_THAT(message(216, 71, 49, 7), HasSubstr("d_tokens is [71, 7], expected [72, 7]"));
   EXPECT_THAT(message(216, 72, 48, 7),
-              HasSubstr("d_router_weight 48, expected 216 (slots) and 49"));
+              HasSubstr("the weight's gradient 48, the bias's 0, expected 216 (slots), 49 and 0"));
   EXPECT_THAT(message(216, 72, 49, 6), HasSubstr("weight is [7, 6], expected [7, 7]"));
 }
 

@@ -1,4 +1,4 @@
-// Softmax top-k routing in plain float64 loops, written from the definitions in docs/routing.md.
+// Every gate and its losses in plain float64 loops, written from the definitions in docs/routing.md.
 // Shares no code with the product: plain types in, plain types out.
 #ifndef MOE_TESTS_ROUTING_ORACLE_H_
 #define MOE_TESTS_ROUTING_ORACLE_H_
@@ -13,9 +13,17 @@ enum class Drop { kByWeight, kByPosition };
 enum class Unit { kMicroBatch, kSequence, kBlock };
 
 struct RoutingSpec {
-  std::string gate;  // switch, gshard, mixtral, olmoe, qwen3
-  int experts = 0;
+  std::string gate;
+  int experts = 0;       // router outputs, identity experts included
+  int zero_experts = 0;  // of which the last so many are identity experts
   int top_k = 0;
+  // What the gate's name stands for; see RuleOf.
+  bool sigmoid = false;
+  bool normalised = false;
+  double scale = 1;
+  int groups = 0;
+  int group_top_k = 0;
+  int group_sum = 1;
   double capacity_factor = 0;  // 0 = dropless
   Drop drop = Drop::kByWeight;
   Unit capacity_unit = Unit::kMicroBatch;
@@ -30,6 +38,10 @@ struct RoutingInput {
   std::vector<std::vector<double>> logits;
   std::vector<int64_t> sequence_offsets;
   std::vector<int64_t> micro_batch_offsets;
+  bool training = true;
+  std::vector<double> expert_bias;         // empty = none
+  std::vector<std::vector<double>> noise;  // noisy-topk: z[t][e]
+  std::vector<double> second_draw;         // gshard: uniform u[t], 0 = keep both
 };
 
 // One token, slots in choice order.
@@ -45,6 +57,9 @@ struct RoutingResult {
   double aux_loss = 0;  // sums over micro-batches
   double z_loss = 0;
 };
+
+// The definition behind a gate's name, for k choices: everything of a spec that is not the user's.
+RoutingSpec RuleOf(const std::string& gate, int top_k);
 
 RoutingResult Route(const RoutingSpec& spec, const RoutingInput& input);
 

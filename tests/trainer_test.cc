@@ -217,9 +217,12 @@ TEST(StepTotalsTest, CountsWhatItCannotAdd) {
 }
 
 TEST(LoadMeasuresTest, HandMadeCounts) {
-  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 4, 4}, {8, 0, 4, 4}}), 1.0);
-  EXPECT_EQ(DeadExperts({{4, 4, 4, 4}, {8, 0, 4, 0}}), 2);
-  EXPECT_DOUBLE_EQ(MaxViolation({{0, 0}}), 0.0);
+  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 4, 4}, {8, 0, 4, 4}}, 4), 1.0);
+  EXPECT_EQ(DeadExperts({{4, 4, 4, 4}, {8, 0, 4, 0}}, 4), 2);
+  EXPECT_DOUBLE_EQ(MaxViolation({{0, 0}}, 2), 0.0);
+  // The last entry is an identity expert: neither overloaded nor dead.
+  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 9}}, 2), 0.0);
+  EXPECT_EQ(DeadExperts({{4, 4, 0}}, 2), 0);
 }
 
 }  // namespace

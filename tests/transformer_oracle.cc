@@ -158,11 +158,10 @@ TransformerOracle::Matrix TransformerOracle::Pass::Network(const Matrix& x,
 TransformerOracle::Matrix TransformerOracle::Pass::Mixture(const Matrix& x,
                                                            const std::string& prefix) {
   const RouterConfig& router = config_.moe.router;
-  const oracle::RoutingSpec spec = {.gate = router.gate,
-                                    .experts = router.num_experts,
-                                    .top_k = router.top_k,
-                                    .aux_coeff = router.aux_loss_coeff,
-                                    .z_coeff = router.z_loss_coeff};
+  oracle::RoutingSpec spec = oracle::RuleOf(router.gate, router.top_k);
+  spec.experts = router.num_experts;
+  spec.aux_coeff = router.aux_loss_coeff;
+  spec.z_coeff = router.z_loss_coeff;
   Matrix logits = Times(x, prefix + "gate.weight");
   for (auto& row : logits) {
     for (double& v : row) v = Wide(v);

@@ -82,6 +82,7 @@ std::string StepLine(const lm::StepMetrics& metrics) {
   line["max_vio"] = metrics.max_violation;
   line["dead_experts"] = metrics.dead_experts;
   line["aux_loss"] = metrics.aux_loss;
+  line["router_entropy"] = metrics.router_entropy;
   line["peak_bytes"] = metrics.peak_bytes;
   line["expert_load"] = metrics.expert_load;
   return line.dump();

@@ -24,7 +24,7 @@ std::string HashText(uint64_t hash);
 // written so that reading them gives the same bits. Key order as listed:
 //   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm,
 //   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
-//   aux_loss, peak_bytes, expert_load [MoE layer][E]
+//   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);
 //   steps, tokens, seconds, val_loss_before, val_loss_before_hex, val_loss, val_loss_hex,
 //   weights_xxh3

@@ -53,6 +53,7 @@ class FeedForwardBlock {
 
   // Null in a dense layer.
   const MoeLayer<T>* moe() const { return moe_.get(); }
+  MoeLayer<T>* moe() { return moe_.get(); }
 
  private:
   explicit FeedForwardBlock(const Norm<T>& norm) : norm_(norm) {}

@@ -31,10 +31,11 @@ void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats
   for (size_t layer = 0; layer < stats.router.size(); ++layer) {
     const RouterStats& router = stats.router[layer];
     AddReal(kAuxLoss, router.aux_loss);
+    AddReal(kEntropy, router.entropy_sum);
     fields_[kDropped] += router.dropped_slots;
-    for (int32_t e = 0; e < experts_; ++e) {
+    for (int32_t e = 0; e < outputs_; ++e) {
       fields_[kSlots] += router.expert_count[e];
-      fields_[kFields + layer * experts_ + e] += router.expert_count[e];
+      fields_[kFields + layer * outputs_ + e] += router.expert_count[e];
     }
   }
 }
@@ -54,31 +55,38 @@ double StepTotals::MeanAuxLoss(int64_t micro_batches) const {
   return static_cast<double>(fields_[kAuxLoss]) * kUnit / static_cast<double>(micro_batches);
 }
 
+double StepTotals::MeanEntropy() const {
+  const int64_t rows = fields_[kTokens] * moe_layers_;
+  return rows == 0 ? 0 : static_cast<double>(fields_[kEntropy]) * kUnit / static_cast<double>(rows);
+}
+
 std::vector<std::vector<int64_t>> StepTotals::ExpertLoad() const {
   std::vector<std::vector<int64_t>> load;
   for (int layer = 0; layer < moe_layers_; ++layer) {
-    const auto first = fields_.begin() + kFields + int64_t{layer} * experts_;
-    load.emplace_back(first, first + experts_);
+    const auto first = fields_.begin() + kFields + int64_t{layer} * outputs_;
+    load.emplace_back(first, first + outputs_);
   }
   return load;
 }
 
-double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load) {
+double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts) {
   double worst = 0;
   for (const auto& load : expert_load) {
-    const int64_t total = std::accumulate(load.begin(), load.end(), int64_t{0});
+    const auto end = load.begin() + experts;
+    const int64_t total = std::accumulate(load.begin(), end, int64_t{0});
     if (total == 0) continue;
-    const double mean = static_cast<double>(total) / static_cast<double>(load.size());
-    worst = std::max(
-        worst, (static_cast<double>(*std::max_element(load.begin(), load.end())) - mean) / mean);
+    const double mean = static_cast<double>(total) / experts;
+    worst = std::max(worst,
+                     (static_cast<double>(*std::max_element(load.begin(), end)) - mean) / mean);
   }
   return worst;
 }
 
-int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load) {
+int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts) {
   int dead = 0;
-  for (const auto& load : expert_load)
-    dead += static_cast<int>(std::count(load.begin(), load.end(), 0));
+  for (const auto& load : expert_load) {
+    dead += static_cast<int>(std::count(load.begin(), load.begin() + experts, 0));
+  }
   return dead;
 }
 

@@ -19,10 +19,11 @@ namespace moe::lm {
 // to multiples of 2^-30 as they are added.
 class StepTotals {
  public:
-  StepTotals(int moe_layers, int32_t experts)
+  // outputs: what a router can choose, identity experts included.
+  StepTotals(int moe_layers, int32_t outputs)
       : moe_layers_(moe_layers),
-        experts_(experts),
-        fields_(kFields + static_cast<size_t>(moe_layers) * experts, 0) {}
+        outputs_(outputs),
+        fields_(kFields + static_cast<size_t>(moe_layers) * outputs, 0) {}
 
   void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
   // One micro-batch: the losses of its tokens, and what its routers did.
@@ -39,23 +40,26 @@ class StepTotals {
   float MeanLoss() const;
   // Sum over MoE layers of the load-balance loss, mean over micro-batches.
   double MeanAuxLoss(int64_t micro_batches) const;
-  // [MoE layer][E] slots.
+  // Entropy of a token's router probabilities, nats: mean over tokens and MoE layers.
+  double MeanEntropy() const;
+  // [MoE layer][E] slots, identity experts last.
   std::vector<std::vector<int64_t>> ExpertLoad() const;
 
  private:
-  enum Field : size_t { kLoss, kTokens, kAuxLoss, kSlots, kDropped, kNonFinite, kFields };
+  enum Field : size_t { kLoss, kTokens, kAuxLoss, kEntropy, kSlots, kDropped, kNonFinite, kFields };
 
   void AddReal(Field field, double value);
 
   const int moe_layers_;
-  const int32_t experts_;
+  const int32_t outputs_;
   std::vector<int64_t> fields_;  // then [MoE layer][E] counts
 };
 
+// Over the first `experts` entries of each layer's load (identity experts come after them):
 // (max c - mean c) / mean c of the worst layer; 0 without tokens.
-double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load);
+double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts);
 // Experts that no token chose, over all layers.
-int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load);
+int DeadExperts(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts);
 
 }  // namespace moe::lm
 

@@ -22,6 +22,7 @@ TransformerConfig ModelConfig(const TrainConfig& config) {
   TransformerConfig model = config.model;
   model.moe.router.micro_batch_tokens =
       NeedsWholeMicroBatches(config) ? config.micro_batch_size * config.sequence_length : 0;
+  model.moe.router.seed = config.seed;
   return model;
 }
 

@@ -84,7 +84,7 @@ absl::Status Trainer<T>::Build(Session& session) {
                                                store_, context_, session.gradient_stream()));
   MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(config_.optimizer, store_, context_));
   totals_ =
-      std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_experts);
+      std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
   return absl::OkStatus();
 }
 
@@ -153,7 +153,7 @@ absl::Status Trainer<T>::Step(int64_t step) {
         absl::StrCat("step ", step, ": gradient norm is ", grad_norm_,
                      ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
   }
-  return absl::OkStatus();
+  return model_->EndStep(totals_->ExpertLoad());
 }
 
 template <typename T>
@@ -210,7 +210,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
   TrainReport report;
   MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(0));
   report.expert_load.assign(model_->moe_layers(),
-                            std::vector<int64_t>(config_.model.moe.router.num_experts, 0));
+                            std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
   context_.clock->Reset();
   for (int64_t step = 1; step <= config_.steps; ++step) {
     const auto start = Clock::now();
@@ -220,9 +220,11 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
                            .learning_rate = config_.schedule.At(step),
                            .grad_norm = grad_norm_,
                            .aux_loss = totals_->MeanAuxLoss(config_.micro_batches),
+                           .router_entropy = totals_->MeanEntropy(),
                            .expert_load = totals_->ExpertLoad()};
-    metrics.max_violation = MaxViolation(metrics.expert_load);
-    metrics.dead_experts = DeadExperts(metrics.expert_load);
+    const int32_t experts = config_.model.moe.router.num_experts;
+    metrics.max_violation = MaxViolation(metrics.expert_load, experts);
+    metrics.dead_experts = DeadExperts(metrics.expert_load, experts);
     if (totals_->slots() > 0) {
       metrics.drop_fraction =
           static_cast<double>(totals_->dropped()) / static_cast<double>(totals_->slots());

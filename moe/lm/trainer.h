@@ -52,7 +52,8 @@ struct StepMetrics {
   double max_violation = 0;  // worst MoE layer
   int dead_experts = 0;      // over all MoE layers
   double aux_loss = 0;       // mean over micro-batches of the summed load-balance losses
-  std::vector<std::vector<int64_t>> expert_load;  // [MoE layer][E] slots of the step
+  double router_entropy = 0;     // of a token's probabilities, nats; mean over tokens and layers
+  std::vector<std::vector<int64_t>> expert_load;  // [MoE layer][E] slots, identity experts last
   // Mean over ranks, this step.
   double phase_seconds[static_cast<int>(Phase::kCount)] = {};
   int64_t peak_bytes = 0;  // most memory of any rank (workspace + parameters + optimiser + buckets)

@@ -63,6 +63,7 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
                                                          .epsilon = config.norm_epsilon};
   if (index % config.moe_layer_freq == config.moe_layer_freq - 1) {
     MoeLayerConfig moe = config.moe;
+    moe.router.layer = static_cast<uint32_t>(index);
     moe.init_std = config.init_std;
     moe.down_init_std = out_init_std;
     MOE_ASSIGN_OR_RETURN(auto mixture,
@@ -238,6 +239,16 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
   }));
   MOE_RETURN_IF_ERROR(m.Backward(tokens, batch, loss_scale, d, ready));
   return JoinStreams(*m.context.compute, *m.context.exchange);
+}
+
+template <typename T>
+absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& expert_load) {
+  size_t index = 0;
+  for (auto& layer : impl_->layers) {
+    MoeLayer<T>* const moe = layer.feed_forward.moe();
+    if (moe != nullptr) MOE_RETURN_IF_ERROR(moe->EndStep(expert_load[index++]));
+  }
+  return absl::OkStatus();
 }
 
 template <typename T>

@@ -66,6 +66,10 @@ class Transformer {
                                const Batch& batch, float loss_scale, absl::Span<float> row_loss,
                                ForwardStats* stats, GradientReady ready);
 
+  // The routers learn from the load of an optimiser step: MoeLayer::EndStep for every MoE layer.
+  // expert_load [MoE layer][E], over all ranks.
+  absl::Status EndStep(const std::vector<std::vector<int64_t>>& expert_load);
+
   const TransformerConfig& config() const;
   int moe_layers() const;
   // Sum over the MoE layers.
