@@ -38,6 +38,9 @@ class RankRun {
       work_.override_parameter(*p);
       MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
     }
+    if (!work_.last_step_count.empty()) {
+      MOE_RETURN_IF_ERROR(layer->EndStep(work_.last_step_count));
+    }
     const int64_t micro_batches = static_cast<int64_t>(work_.micro_batch_tokens.size());
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
@@ -97,6 +100,10 @@ class RankRun {
 
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
     for (const auto& p : store.parameters()) {
+      {
+        const std::lock_guard<std::mutex> lock(mu_);
+        result_.weights[p->spec().name] = {p->master().begin(), p->master().end()};
+      }
       if (!p->spec().trainable) continue;
       std::vector<float> scratch(p->size());
       MOE_ASSIGN_OR_RETURN(const auto gradient,
@@ -107,7 +114,6 @@ class RankRun {
       const auto [at, fresh] = result_.gradients.emplace(name, copy);
       EXPECT_TRUE(fresh || std::memcmp(at->second.data(), copy.data(), copy.size() * 4) == 0)
           << name << ": replicas hold different gradients";
-      result_.weights[name] = {p->master().begin(), p->master().end()};
     }
     return absl::OkStatus();
   }
@@ -158,7 +164,7 @@ LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numer
   LayerResult result;
   result.y.resize(work.x.size());
   result.dx.resize(work.x.size());
-  result.expert_count.resize(work.config.router.num_experts);
+  result.expert_count.resize(work.config.router.num_outputs());
   std::mutex mu;
   LayerWork laid_out = work;
   laid_out.config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};

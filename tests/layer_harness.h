@@ -36,6 +36,8 @@ struct LayerWork {
   std::function<void(Parameter&)> override_parameter = [](Parameter&) {
   };
   uint64_t seed = 5;
+  // Global counts that the layer has learnt from before this step; empty = this is the first step.
+  std::vector<int64_t> last_step_count;
 
   int64_t tokens() const;
 };

@@ -2,78 +2,21 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/layer_harness.h"
-#include "tests/layer_oracle.h"
+#include "tests/layer_case.h"
 
 namespace moe {
 namespace {
 
+using testing::ExpectHoldsInLayouts;
+using testing::ExpertParallel;
 using testing::LayerResult;
 using testing::LayerWork;
 using testing::Layout;
 using testing::MakeWork;
 using testing::RunLayer;
-
-MoeLayerConfig SmallConfig() {
-  return {.router = {.gate = "mixtral",
-                     .num_experts = 5,
-                     .top_k = 2,
-                     .hidden_size = 7,
-                     .aux_loss_coeff = 0.02f,
-                     .z_loss_coeff = 0.003f},
-          .ffn_hidden_size = 6,
-          .init_std = 0.5,
-          .down_init_std = 0.5};
-}
-
-// float32 against float64: every element is a sum of fewer than `terms` products of rounded
-// factors, so its error is below terms * 2^-24 times the sum of the magnitudes, which the largest
-// element of the tensor times `terms` bounds generously for the random inputs used here.
-void ExpectNear(const std::string& name, absl::Span<const float> got,
-                absl::Span<const double> expected) {
-  ASSERT_EQ(got.size(), expected.size()) << name;
-  constexpr double kTerms = 64;
-  double largest = 1e-3;
-  for (const double v : expected) largest = std::max(largest, std::fabs(v));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], expected[i], kTerms * 0x1p-24 * largest) << name << "[" << i << "]";
-  }
-}
-
-void ExpectMatchesOracle(const testing::OracleResult& oracle, const LayerResult& result) {
-  ExpectNear("y", result.y, oracle.y);
-  ExpectNear("dx", result.dx, oracle.dx);
-  for (const auto& [name, gradient] : oracle.gradients) {
-    ASSERT_TRUE(result.gradients.contains(name)) << name;
-    ExpectNear(name, result.gradients.at(name), gradient);
-  }
-  ASSERT_EQ(result.gradients.size(), oracle.gradients.size());
-  EXPECT_EQ(result.dropped_slots, oracle.dropped_slots);
-  EXPECT_NEAR(result.aux_loss, oracle.aux_loss, 1e-6 * std::fabs(oracle.aux_loss) + 1e-12);
-  EXPECT_NEAR(result.z_loss, oracle.z_loss, 1e-6 * std::fabs(oracle.z_loss) + 1e-12);
-}
-
-// In both modes every layout agrees with the oracle; in layout-invariant numerics with the bits of
-// one rank.
-void ExpectHoldsInLayouts(const LayerWork& work, const std::vector<Layout>& layouts) {
-  const LayerResult one = RunLayer<float>(work, {}, Numerics::kLayoutInvariant);
-  const testing::OracleResult oracle = testing::DenseLoop(work, one.weights);
-  ExpectMatchesOracle(oracle, one);
-  for (const Layout& layout : layouts) {
-    SCOPED_TRACE(::testing::PrintToString(layout));
-    testing::ExpectSameBits(RunLayer<float>(work, layout, Numerics::kLayoutInvariant), one);
-    ExpectMatchesOracle(oracle, RunLayer<float>(work, layout, Numerics::kFast));
-  }
-}
-
-std::vector<Layout> ExpertParallel(std::initializer_list<int> sizes) {
-  std::vector<Layout> layouts;
-  for (const int ep : sizes) layouts.push_back({.ranks = ep, .expert_parallel = ep});
-  return layouts;
-}
+using testing::SmallConfig;
 
 TEST(MoeLayerTest, MatchesTheOracleForEveryExpertParallelSize) {
   ExpectHoldsInLayouts(MakeWork(SmallConfig(), {6, 5, 7, 6, 1, 6, 6, 9}),
@@ -131,30 +74,6 @@ TEST(MoeLayerTest, CapacityDropsTheSameSlotsInEveryLayout) {
       EXPECT_GT(RunLayer<float>(work, {}, Numerics::kFast).dropped_slots, 0);
       ExpectHoldsInLayouts(work, ExpertParallel({2, 3, 4}));
     }
-  }
-}
-
-TEST(MoeLayerTest, EveryGateMatchesTheOracle) {
-  for (const auto& [gate, top_k] : std::vector<std::pair<std::string, int>>{
-           {"switch", 1}, {"gshard", 2}, {"olmoe", 3}, {"qwen3", 3}}) {
-    SCOPED_TRACE(gate);
-    MoeLayerConfig config = SmallConfig();
-    config.router.gate = gate;
-    config.router.top_k = top_k;
-    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2, 3}));
-    config.router.capacity_factor = 1.0;
-    config.router.load_balancing = LoadBalancing::kSeqAuxLoss;
-    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2}));
-  }
-}
-
-TEST(MoeLayerTest, EveryActivationAndASharedExpert) {
-  for (const auto activation :
-       {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu, Activation::kRelu2}) {
-    MoeLayerConfig config = SmallConfig();
-    config.activation = activation;
-    config.shared_expert_ffn_hidden_size = 5;
-    ExpectHoldsInLayouts(MakeWork(config, {6, 5, 7}), ExpertParallel({2, 3}));
   }
 }
 

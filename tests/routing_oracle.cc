@@ -309,9 +309,12 @@ double BalanceLoss(const RoutingSpec& spec, const RoutingInput& input,
       count[static_cast<size_t>(tokens[static_cast<size_t>(t)].expert[j])] += 1;
     }
   }
+  const auto n = static_cast<double>(unit.second - unit.first);
+  for (size_t i = 0; i < count.size() && !input.expert_share.empty(); ++i) {
+    count[i] = input.expert_share[i] * n * static_cast<double>(counted);
+  }
   double sum = 0;
   for (size_t i = 0; i < count.size(); ++i) sum += p_sum[i] * count[i];
-  const auto n = static_cast<double>(unit.second - unit.first);
   return spec.aux_coeff * spec.experts / (static_cast<double>(counted) * n * n) * sum;
 }
 
@@ -368,6 +371,7 @@ RoutingInput OneMicroBatch(const RoutingInput& input, Range part) {
   }
   own.training = input.training;
   own.expert_bias = input.expert_bias;
+  own.expert_share = input.expert_share;
   const auto cut = [&](const auto& all) {
     using All = std::decay_t<decltype(all)>;
     return all.empty() ? All() : All(all.begin() + part.first, all.begin() + part.second);

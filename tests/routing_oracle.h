@@ -42,6 +42,8 @@ struct RoutingInput {
   std::vector<double> expert_bias;         // empty = none
   std::vector<std::vector<double>> noise;  // noisy-topk: z[t][e]
   std::vector<double> second_draw;         // gshard: uniform u[t], 0 = keep both
+  std::vector<double>
+      expert_share;  // balance loss against these shares; empty = counts of the unit
 };
 
 // One token, slots in choice order.

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "tests/routing_oracle.h"
+#include "tests/routing_spec.h"
 
 namespace moe::testing {
 
@@ -158,10 +159,7 @@ TransformerOracle::Matrix TransformerOracle::Pass::Network(const Matrix& x,
 TransformerOracle::Matrix TransformerOracle::Pass::Mixture(const Matrix& x,
                                                            const std::string& prefix) {
   const RouterConfig& router = config_.moe.router;
-  oracle::RoutingSpec spec = oracle::RuleOf(router.gate, router.top_k);
-  spec.experts = router.num_experts;
-  spec.aux_coeff = router.aux_loss_coeff;
-  spec.z_coeff = router.z_loss_coeff;
+  const oracle::RoutingSpec spec = SpecOf(router);
   Matrix logits = Times(x, prefix + "gate.weight");
   for (auto& row : logits) {
     for (double& v : row) v = Wide(v);
