@@ -4,6 +4,7 @@
 
 // IWYU pragma: begin_exports
 #include "comm/create.h"
+#include "gating/token_choice_gate.h"
 #include "moe/gradient_reducer.h"
 #include "moe/moe_layer.h"
 #include "moe/optimizer.h"

@@ -15,6 +15,7 @@ set(project ${SCRATCH}/project)
 file(MAKE_DIRECTORY ${project})
 file(COPY ${SOURCE}/tests/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
   DESTINATION ${project})
+file(COPY ${SOURCE}/examples/custom_gate.cc DESTINATION ${project})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
 # The include path must hold nothing but moe-1, or the names kernels/ and comm/ reach the user.
 file(GLOB names RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
@@ -39,6 +40,18 @@ if(NOT last LESS first)
   message(FATAL_ERROR "the loss did not fall:\n${output}")
 endif()
 message(STATUS "loss ${first} -> ${last}")
+
+# A gate registered from outside, built the same way.
+file(WRITE ${project}/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(custom_gate LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
+  "add_executable(custom_gate custom_gate.cc)\ntarget_link_libraries(custom_gate PRIVATE moe::moe)\n")
+run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_gate -DCMAKE_BUILD_TYPE=Release
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+run(${CMAKE_COMMAND} --build ${project}/build_gate)
+run(${project}/build_gate/custom_gate)
+if(NOT output MATCHES "gradient agrees with differences")
+  message(FATAL_ERROR "custom_gate printed:\n${output}")
+endif()
 
 # A version that was not asked for is refused.
 file(WRITE ${project}/CMakeLists.txt
