@@ -267,8 +267,9 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
   MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(store_, index, group, stream));
   MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(store_, index, group, stream));
   const MoeLayerConfig& moe = config_.model.moe;
-  const int64_t expert_size =
-      config_.model.hidden_size * moe.ffn_hidden_size * (IsGated(moe.activation) ? 3 : 2);
+  const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
+  const int64_t expert_size = config_.model.hidden_size * (up_rows + moe.ffn_hidden_size) +
+                              (moe.projection_biases ? up_rows + config_.model.hidden_size : 0);
   report.parameters_active =
       report.parameters_total -
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
