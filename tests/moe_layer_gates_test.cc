@@ -91,6 +91,15 @@ TEST_P(IdentityExpertTest, AreAddedAtHome) {
   ExpectHoldsInLayouts(WorkOf(config), Layouts());
 }
 
+TEST_P(LayerGateTest, PaddedToCapacityMatchesTheOracleInEveryLayout) {
+  MoeLayerConfig config = ConfigOf(GetParam());
+  config.router.capacity_factor = 0.75;
+  config.router.pad_to_capacity = true;
+  config.router.micro_batch_tokens = 6;
+  if ((FindGate(GetParam())->options & kGateZeroExperts) != 0) config.router.num_zero_experts = 1;
+  ExpectHoldsInLayouts(WorkOf(config, {6, 6, 6}), Layouts());
+}
+
 TEST(LayerGates, GroupsAndScalingOfDeepSeek) {
   for (const char* gate : {"deepseek-v2", "deepseek-v3", "topk"}) {
     SCOPED_TRACE(gate);
