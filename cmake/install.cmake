@@ -14,6 +14,7 @@ foreach(layer ${moe_layers})
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1
     FILES_MATCHING PATTERN "*.h"
     PATTERN "*-inl.h" EXCLUDE  # of one .cc, compiled once per SIMD target
+    PATTERN "bounded_json.h" EXCLUDE  # the package does not need nlohmann-json
     PATTERN "cli" EXCLUDE
     PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
 endforeach()

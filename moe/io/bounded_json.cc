@@ -1,0 +1,255 @@
+#include "moe/io/bounded_json.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <iterator>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::json;
+
+// What the lexer has taken so far, and how much of it its buffer holds: it starts a new one at each
+// string and number, and adds everything else to the old one.
+struct Progress {
+  static constexpr int64_t kControlBytes = 8;  // "<U+000A>"
+
+  const char* begin = nullptr;
+  const char* end = nullptr;
+  const char* at = nullptr;
+  int64_t run_bytes = 0;
+  int64_t max_run_bytes = 0;
+  bool in_string = false;
+  bool escaped = false;
+  bool in_number = false;
+
+  bool TooLong() const { return run_bytes > max_run_bytes; }
+
+  void Next() {
+    const char c = *at++;
+    // A message of the lexer spells out control characters.
+    run_bytes += c >= 0 && c < ' ' ? kControlBytes : 1;
+    if (in_string) {
+      if (!escaped && c == '"') in_string = false;
+      escaped = !escaped && c == '\\';
+      return;
+    }
+    const bool digit = c >= '0' && c <= '9';
+    const bool starts_number = !in_number && (digit || c == '-');
+    if (c == '"' || starts_number) run_bytes = 1;
+    in_string = c == '"';
+    escaped = false;
+    in_number = digit || (c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E');
+  }
+};
+
+// The document as nlohmann's parser reads it. A run that is too long looks like the end.
+class Characters {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  explicit Characters(Progress* progress) : progress_(progress) {}  // nullptr: the end
+  reference operator*() const { return *progress_->at; }
+  Characters& operator++() {
+    progress_->Next();
+    return *this;
+  }
+  Characters operator++(int) {
+    const Characters before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const Characters& other) const { return AtEnd() == other.AtEnd(); }
+  bool operator!=(const Characters& other) const { return !(*this == other); }
+
+ private:
+  bool AtEnd() const {
+    return progress_ == nullptr || progress_->at == progress_->end || progress_->TooLong();
+  }
+  Progress* progress_;
+};
+
+// "[json.exception.parse_error.101] parse error at line 1, column 2: what": the last part.
+std::string ReasonOf(const Json::exception& e) {
+  const absl::string_view what = e.what();
+  size_t from = what.find("column ");
+  if (from != what.npos) from = what.find(": ", from);
+  if (from == what.npos) from = what.find("] ");
+  return absl::StrCat("malformed JSON, ", Shown(from == what.npos ? what : what.substr(from + 2)));
+}
+
+// Counts values and depth on the way from nlohmann's events to ours.
+class Counter : public nlohmann::json_sax<Json> {
+ public:
+  Counter(const JsonLimits& limits, JsonEvents& events) : limits_(limits), events_(events) {}
+
+  bool null() override { return Scalar(nullptr); }
+  bool boolean(bool value) override { return Scalar(value); }
+  bool number_integer(int64_t value) override { return Scalar(value); }
+  bool number_unsigned(uint64_t value) override { return Scalar(value); }
+  bool number_float(double value, const std::string&) override { return Scalar(value); }
+  bool string(std::string& value) override { return Scalar(value); }
+  bool binary(Json::binary_t&) override { return Refuse("binary data"); }
+  bool start_object(size_t) override { return Begin() && Take(events_.BeginObject()); }
+  bool start_array(size_t) override { return Begin() && Take(events_.BeginList()); }
+  bool end_object() override { return End(); }
+  bool end_array() override { return End(); }
+  // A copy, not a move: the lexer's buffer is up to twice as large as the text in it.
+  bool key(std::string& name) override { return Take(events_.Key(name)); }
+  bool parse_error(size_t, const std::string&, const Json::exception& e) override {
+    return Refuse(ReasonOf(e));
+  }
+
+  absl::Status status;
+
+ private:
+  bool Refuse(absl::string_view reason) { return Take(absl::DataLossError(reason)); }
+
+  bool Take(absl::Status next) {
+    status = std::move(next);
+    return status.ok();
+  }
+
+  bool Count() {
+    if (++num_values_ <= limits_.max_values) return true;
+    return Refuse(absl::StrCat("more than ", limits_.max_values, " values"));
+  }
+
+  bool Scalar(Json value) { return Count() && Take(events_.Scalar(std::move(value))); }
+
+  bool Begin() {
+    if (++depth_ > limits_.max_depth) {
+      return Refuse(absl::StrCat("nested more than ", limits_.max_depth, " deep"));
+    }
+    return Count();
+  }
+
+  bool End() {
+    --depth_;
+    return Take(events_.End());
+  }
+
+  const JsonLimits& limits_;
+  JsonEvents& events_;
+  int64_t num_values_ = 0;
+  int depth_ = 0;
+};
+
+// Of the last character taken, counted from 1.
+std::string PlaceOf(const Progress& progress) {
+  const char* const last = std::max(progress.begin, progress.at - 1);
+  const int64_t lines = std::count(progress.begin, last, '\n');
+  const char* line = last;
+  while (line != progress.begin && line[-1] != '\n') --line;
+  return absl::StrCat(" (line ", lines + 1, ", column ", last - line + 1, ")");
+}
+
+// Builds a value from events.
+class Builder : public JsonEvents {
+ public:
+  absl::Status BeginObject() override { return Open(Json::object()); }
+  absl::Status BeginList() override { return Open(Json::array()); }
+  absl::Status End() override {
+    open_.pop_back();
+    return absl::OkStatus();
+  }
+  absl::Status Key(std::string name) override {
+    if (open_.back()->contains(name)) {
+      return absl::DataLossError(absl::StrCat("key '", Shown(name), "' stands there twice"));
+    }
+    key_ = std::move(name);
+    return absl::OkStatus();
+  }
+  absl::Status Scalar(Json value) override {
+    Add(std::move(value));
+    return absl::OkStatus();
+  }
+
+  Json root;
+
+ private:
+  absl::Status Open(Json value) {
+    open_.push_back(Add(std::move(value)));
+    return absl::OkStatus();
+  }
+
+  // Where the value now is. It stays there while it is open: only then do its siblings grow.
+  Json* Add(Json value) {
+    if (open_.empty()) {
+      root = std::move(value);
+      return &root;
+    }
+    Json& parent = *open_.back();
+    if (parent.is_array()) {
+      parent.push_back(std::move(value));
+      return &parent.back();
+    }
+    return &(parent[key_] = std::move(value));
+  }
+
+  std::vector<Json*> open_;  // the objects and lists around the next value
+  std::string key_;
+};
+
+}  // namespace
+
+absl::Status ReadJsonEvents(absl::string_view file, absl::string_view document,
+                            const JsonLimits& limits, JsonEvents& events) try {
+  const auto size = static_cast<int64_t>(document.size());
+  if (size > limits.max_bytes) {
+    return absl::DataLossError(
+        absl::StrCat(file, ": JSON of ", size, " bytes, expected at most ", limits.max_bytes));
+  }
+  Progress progress = {.begin = document.data(),
+                       .end = document.data() + size,
+                       .at = document.data(),
+                       .max_run_bytes = limits.max_token_bytes};
+  Counter counter(limits, events);
+  const bool ok = Json::sax_parse(Characters(&progress), Characters(nullptr), &counter);
+  if (ok && !progress.TooLong()) return absl::OkStatus();
+  const std::string reason =
+      progress.TooLong()
+          ? absl::StrCat("a string, number or gap of more than ", limits.max_token_bytes, " bytes")
+          : std::string(counter.status.message());
+  return absl::DataLossError(absl::StrCat(file, ": ", reason, PlaceOf(progress)));
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError(absl::StrCat(file, ": no memory to read its JSON"));
+} catch (const std::exception& e) {
+  return absl::DataLossError(absl::StrCat(file, ": malformed JSON, ", Shown(e.what())));
+}
+
+absl::StatusOr<Json> ParseBoundedJson(absl::string_view file, absl::string_view document,
+                                      const JsonLimits& limits) {
+  Builder builder;
+  MOE_RETURN_IF_ERROR(ReadJsonEvents(file, document, limits, builder));
+  return std::move(builder.root);
+}
+
+std::string Shown(absl::string_view text, int64_t max_bytes) {
+  std::string shown;
+  for (const char c : text.substr(0, static_cast<size_t>(max_bytes))) {
+    if (c >= ' ' && c <= '~') {
+      shown.push_back(c);
+    } else {
+      absl::StrAppend(&shown, "\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    }
+  }
+  if (text.size() > static_cast<size_t>(max_bytes)) absl::StrAppend(&shown, "...");
+  return shown;
+}
+
+}  // namespace moe

@@ -1,0 +1,60 @@
+// JSON from files that nobody vouches for: bounded in size, depth, values and memory, keys unique.
+// Not installed: users of the package need no nlohmann-json.
+#ifndef MOE_MOE_IO_BOUNDED_JSON_H_
+#define MOE_MOE_IO_BOUNDED_JSON_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace moe {
+
+struct JsonLimits {
+  int64_t max_bytes = int64_t{64} << 20;
+  int64_t max_values = int64_t{1} << 19;  // scalars, objects and lists
+  int max_depth = 32;                     // objects and lists around a scalar
+  // A string or number, or what stands between two of them, where an end of line or a tab counts as
+  // eight. The lexer buffers that much, so that this also bounds its memory.
+  int64_t max_token_bytes = int64_t{2} << 20;
+};
+
+// What a reader of a document is told, in the document's order. An error ends the reading; its
+// message becomes the reason in the error of ReadJsonEvents.
+class JsonEvents {
+ public:
+  virtual ~JsonEvents() = default;
+  virtual absl::Status BeginObject() = 0;
+  virtual absl::Status BeginList() = 0;
+  virtual absl::Status End() = 0;
+  // Keys of one object may come twice: that is for the reader to refuse.
+  virtual absl::Status Key(std::string name) = 0;
+  virtual absl::Status Scalar(nlohmann::json value) = 0;
+};
+
+// Reads `document` (RFC 8259, UTF-8) into `events`. `file` is the name used in messages. kDataLoss
+// "<file>: <reason> (line L, column C)" for malformed JSON, anything beyond `limits`, and errors of
+// `events`. kResourceExhausted without memory. Memory beside that of `events` is at most
+// kJsonReaderTokens * limits.max_token_bytes + 64 KiB, whatever the document.
+absl::Status ReadJsonEvents(absl::string_view file, absl::string_view document,
+                            const JsonLimits& limits, JsonEvents& events);
+
+// Two buffers of the lexer, each doubled while it grows, and copies of both in its message when a
+// token is the error.
+inline constexpr int64_t kJsonReaderTokens = 12;
+
+// The document as a value. Errors as above; keys that stand twice in an object are kDataLoss.
+absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::string_view document,
+                                                const JsonLimits& limits = {});
+
+// Text of an untrusted file for a message: escaped, and cut to `max_bytes`.
+std::string Shown(absl::string_view text, int64_t max_bytes = 120);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_IO_BOUNDED_JSON_H_

@@ -1,0 +1,67 @@
+// Tensors by name from a Hugging Face checkpoint: one safetensors file, or several with an index.
+#ifndef MOE_MOE_IO_CHECKPOINT_H_
+#define MOE_MOE_IO_CHECKPOINT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "moe/io/safetensors.h"
+
+namespace moe {
+
+// Name of a tensor -> name of the file that holds it, beside the index.
+using ShardMap = std::map<std::string, std::string>;
+
+// The "weight_map" of an index {"metadata": {...}, "weight_map": {tensor: file}}. Other keys of the
+// document mean nothing here. kDataLoss "<file>: what is, what was expected"; also for a file name
+// that is no plain "*.safetensors" of the same folder: a '/', a leading '.', a NUL.
+absl::StatusOr<ShardMap> ParseShardIndex(absl::string_view file, absl::string_view document);
+
+// A tensor and the file it is in, both as long as the checkpoint lives.
+struct CheckpointTensor {
+  const SafetensorsFile* file = nullptr;
+  const SafetensorsTensor* tensor = nullptr;
+};
+
+// Move-only; for one thread at a time, since Find opens files. What it returned may be read by any.
+class Checkpoint {
+ public:
+  // `path` is a *.safetensors file, an index (*.json), or a folder with model.safetensors or, if
+  // there is none, model.safetensors.index.json. Files of an index are opened when first needed.
+  // kNotFound: no such path, or a folder with neither. Else errors of SafetensorsFile::Open and
+  // ParseShardIndex.
+  static absl::StatusOr<Checkpoint> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  bool Contains(absl::string_view name) const;
+  // In order.
+  std::vector<std::string> Names() const;
+  // kNotFound if the checkpoint has no such tensor. The first tensor of a file opens it: errors of
+  // SafetensorsFile::Open; kDataLoss if it is not there, or lacks a tensor that the index says it has
+  // (names tensor and file).
+  absl::StatusOr<CheckpointTensor> Find(absl::string_view name);
+
+ private:
+  Checkpoint() = default;
+  static absl::StatusOr<Checkpoint> OpenIndex(const std::string& path);
+  absl::StatusOr<const SafetensorsFile*> Shard(const std::string& name);
+
+  std::string path_;    // of the file or the index
+  std::string folder_;  // of the index, with its '/'
+  ShardMap shard_of_;   // empty without an index
+  // By file name; without an index the one file, as "". Pointers, so that a move of the checkpoint
+  // moves no file.
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> open_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_IO_CHECKPOINT_H_

@@ -1,0 +1,166 @@
+#include "moe/io/file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+// One write takes at most this much: Linux cuts longer ones short anyway.
+constexpr size_t kMaxWriteBytes = size_t{1} << 30;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int file) : file_(file) {}
+  ~Descriptor() {
+    if (file_ >= 0) ::close(file_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return file_; }
+
+ private:
+  const int file_;
+};
+
+std::string Said(absl::string_view what, const std::string& path, int error) {
+  return absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
+}
+
+absl::Status OpenError(const std::string& path, int error) {
+  const std::string said = Said("open", path, error);
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(said);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(said);
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO:  // a socket
+      return absl::InvalidArgumentError(said);
+    default:
+      return absl::UnavailableError(said);
+  }
+}
+
+absl::Status WriteError(const std::string& path, int error) {
+  return absl::UnavailableError(Said("write", path, error));
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return path.substr(0, slash + 1);
+}
+
+// A name beside `path` that no other writer of this machine has.
+std::string TemporaryName(const std::string& path) {
+  static std::atomic<int64_t> count = 0;
+  return absl::StrCat(path, ".tmp-", ::getpid(), "-", count.fetch_add(1));
+}
+
+}  // namespace
+
+absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+  // Without O_NONBLOCK a pipe without a writer would hold us here.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) return OpenError(path, errno);
+  struct stat info = {};
+  if (::fstat(file.get(), &info) != 0) return OpenError(path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "' is a ", S_ISDIR(info.st_mode) ? "folder" : "device or pipe",
+                     ", expected a file"));
+  }
+  MappedFile mapped;
+  if (info.st_size == 0) return mapped;  // mmap refuses nothing
+  const auto size = static_cast<size_t>(info.st_size);
+  void* const at = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (at == MAP_FAILED) return absl::UnavailableError(Said("map", path, errno));
+  mapped.bytes_ = {static_cast<const uint8_t*>(at), size};
+  return mapped;
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<uint8_t*>(bytes_.data()), bytes_.size());
+}
+
+WholeFile& WholeFile::operator=(WholeFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(temporary_, other.temporary_);
+  std::swap(file_, other.file_);
+  return *this;
+}
+
+absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path) {
+  struct stat info = {};
+  const bool exists = ::stat(path.c_str(), &info) == 0;
+  if (exists && S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot write '", path, "': it is a folder, expected a file"));
+  }
+  WholeFile whole;
+  whole.path_ = path;
+  if (exists && !S_ISREG(info.st_mode)) {
+    whole.file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  } else {
+    std::string name = TemporaryName(path);
+    whole.file_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (whole.file_ >= 0) whole.temporary_ = std::move(name);
+  }
+  if (whole.file_ >= 0) return whole;
+  const int error = errno;
+  if (error == ENOENT || error == ENOTDIR) {
+    return absl::NotFoundError(absl::StrCat("cannot write '", path, "': its folder is not there"));
+  }
+  return WriteError(path, error);
+}
+
+absl::Status WholeFile::Append(absl::Span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file_, bytes.data(), std::min(bytes.size(), kMaxWriteBytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return WriteError(path_, n < 0 ? errno : EIO);
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WholeFile::Append(absl::string_view text) {
+  return Append(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+}
+
+absl::Status WholeFile::Commit() {
+  // A device or pipe has nothing to flush, and says EINVAL.
+  if (!temporary_.empty() && ::fsync(file_) != 0) return WriteError(path_, errno);
+  const int file = std::exchange(file_, -1);
+  if (::close(file) != 0) return WriteError(path_, errno);
+  if (temporary_.empty()) return absl::OkStatus();
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return WriteError(path_, errno);
+  temporary_.clear();
+  // The name itself is on the disk when its folder is. A folder that cannot be flushed keeps the
+  // file all the same: no reason to fail.
+  const Descriptor folder(::open(FolderOf(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() >= 0) ::fsync(folder.get());
+  return absl::OkStatus();
+}
+
+void WholeFile::Discard() {
+  if (file_ >= 0) ::close(std::exchange(file_, -1));
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  temporary_.clear();
+}
+
+}  // namespace moe

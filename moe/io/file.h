@@ -1,0 +1,68 @@
+// Files read whole, and files written whole or not at all.
+#ifndef MOE_MOE_IO_FILE_H_
+#define MOE_MOE_IO_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+namespace moe {
+
+// The bytes of a file, mapped: they count neither as memory of this process nor are they read before
+// they are looked at. Move-only. A file that others shorten while it is mapped ends the process
+// with SIGBUS: replace files by renaming, as WholeFile does.
+class MappedFile {
+ public:
+  // kNotFound: there is no such path. kPermissionDenied. kInvalidArgument: a folder, device or
+  // pipe. kUnavailable: the system failed. Messages name the path.
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+  MappedFile() = default;
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  absl::Span<const uint8_t> bytes() const { return bytes_; }
+
+ private:
+  absl::Span<const uint8_t> bytes_;
+};
+
+// A file that appears under its name when it is complete: written beside it under a temporary name,
+// flushed to the disk, renamed. What stood there before is replaced, also if it is a symbolic link.
+// A device or pipe that stands there is written in place.
+class WholeFile {
+ public:
+  // kNotFound: the folder is not there. kInvalidArgument: `path` is a folder. kUnavailable: the
+  // system refuses (permission, disk full); programs map it to "a write failed".
+  static absl::StatusOr<WholeFile> Create(const std::string& path);
+  // Removes the temporary file if Commit did not succeed.
+  ~WholeFile() { Discard(); }
+  WholeFile(WholeFile&& other) noexcept { *this = std::move(other); }
+  WholeFile& operator=(WholeFile&& other) noexcept;
+
+  // kUnavailable: the disk is full, or another failure of the system.
+  absl::Status Append(absl::Span<const uint8_t> bytes);
+  absl::Status Append(absl::string_view text);
+  // Once, after the last Append.
+  absl::Status Commit();
+
+ private:
+  WholeFile() = default;
+  void Discard();
+
+  std::string path_;
+  std::string temporary_;  // empty: written in place
+  int file_ = -1;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_IO_FILE_H_

@@ -1,0 +1,101 @@
+#include "moe/io/bounded_json.h"
+
+#include <cstdint>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace moe {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& document, const JsonLimits& limits = {}) {
+  const auto parsed = ParseBoundedJson("f.json", document, limits);
+  EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << document.substr(0, 100);
+  return std::string(parsed.status().message());
+}
+
+TEST(BoundedJsonTest, ReadsEveryKindOfValue) {
+  const auto parsed = ParseBoundedJson(
+      "f.json", R"( {"o": {"l": [1, -2, 2.5, "t", true, null, [], {}]}, "u": "\u00e9\n"} )");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const Json& list = (*parsed)["o"]["l"];
+  ASSERT_EQ(list.size(), 8u);
+  EXPECT_EQ(list[0].get<int>(), 1);
+  EXPECT_EQ(list[1].get<int>(), -2);
+  EXPECT_EQ(list[2].get<double>(), 2.5);
+  EXPECT_EQ(list[3].get<std::string>(), "t");
+  EXPECT_EQ(list[4].get<bool>(), true);
+  EXPECT_TRUE(list[5].is_null());
+  EXPECT_TRUE(list[6].is_array() && list[6].empty());
+  EXPECT_TRUE(list[7].is_object() && list[7].empty());
+  EXPECT_EQ((*parsed)["u"].get<std::string>(), "\xc3\xa9\n");
+}
+
+TEST(BoundedJsonTest, GivesWhatTheLibraryGivesForAnyNesting) {
+  const std::string text = R"([[1,[2,[3]],{"a":[{"b":[]},{"b":{"c":0}}]}],"x",{"y":{"z":[1,2]}}])";
+  const auto parsed = ParseBoundedJson("f.json", text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Json::parse(text));
+}
+
+TEST(BoundedJsonTest, NamesFilePlaceAndReason) {
+  EXPECT_EQ(ErrorOf("{\n  \"a\": 1,\n  \"a\": 2}"),
+            "f.json: key 'a' stands there twice (line 3, column 5)");
+  EXPECT_THAT(ErrorOf("{\n \"a\": tru}"), HasSubstr("f.json: malformed JSON, "));
+  EXPECT_THAT(ErrorOf("{\n \"a\": tru}"), HasSubstr("(line 2, column 10)"));
+  EXPECT_THAT(ErrorOf(""), HasSubstr("(line 1, column 1)"));
+}
+
+TEST(BoundedJsonTest, KeysMayComeAgainInOtherObjects) {
+  EXPECT_TRUE(ParseBoundedJson("f.json", R"([{"a":{"a":1}},{"a":2}])").ok());
+}
+
+TEST(BoundedJsonTest, MalformedDocumentsAreRefused) {
+  for (const char* const text : {"{", "}", "[1,]", "{\"a\"}", "nul", "1 2", "\"\x80\"", "\"\x01\"",
+                                 "\"\\ud800\"", "1e999", "{\"a\":1}x", "// no comments\n1"}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("malformed JSON")) << text;
+  }
+}
+
+TEST(BoundedJsonTest, EveryLimitHoldsExactly) {
+  EXPECT_TRUE(ParseBoundedJson("f", "[[[1]]]", {.max_depth = 3}).ok());
+  EXPECT_THAT(ErrorOf("[[[1]]]", {.max_depth = 2}), HasSubstr("nested more than 2 deep"));
+  EXPECT_TRUE(ParseBoundedJson("f", "[1,{\"a\":2}]", {.max_values = 4}).ok());
+  EXPECT_THAT(ErrorOf("[1,{\"a\":2}]", {.max_values = 3}), HasSubstr("more than 3 values"));
+  EXPECT_TRUE(ParseBoundedJson("f", "[1, 2]", {.max_bytes = 6}).ok());
+  EXPECT_THAT(ErrorOf("[1, 2]", {.max_bytes = 5}), HasSubstr("6 bytes, expected at most 5"));
+}
+
+// Ten characters and the two quotes, and so on: the bound is on what the lexer must hold.
+TEST(BoundedJsonTest, LongTokensAndGapsAreRefused) {
+  const JsonLimits limits = {.max_token_bytes = 12};
+  EXPECT_TRUE(ParseBoundedJson("f", "\"0123456789\"", limits).ok());
+  EXPECT_THAT(ErrorOf("\"0123456789x\"", limits), HasSubstr("more than 12 bytes"));
+  EXPECT_THAT(ErrorOf("\"\\\"\\\"\\\"\\\"\\\"\\\"\"", limits), HasSubstr("more than 12 bytes"));
+  EXPECT_THAT(ErrorOf("1234567890123", limits), HasSubstr("more than 12 bytes"));
+  EXPECT_THAT(ErrorOf("[[[[[[[[[[[[[", limits), HasSubstr("more than 12 bytes"));
+  // Also after a whole document: what follows must not go unread.
+  EXPECT_THAT(ErrorOf("{}              x", limits), HasSubstr("more than 12 bytes"));
+  // Short ones may come as many times as they like.
+  EXPECT_TRUE(ParseBoundedJson("f", R"(["a","b",1,2,3,4,5,6,7,8,-9,-1.5e3,"c","d"])", limits).ok());
+}
+
+TEST(BoundedJsonTest, DeepNestingEndsAtTheLimitAndNotInTheStack) {
+  EXPECT_THAT(ErrorOf(std::string(1 << 20, '[')), HasSubstr("nested more than 32 deep"));
+}
+
+TEST(BoundedJsonTest, MessagesStayShortAndPrintable) {
+  const std::string message = ErrorOf("{\"" + std::string(100000, 'k') + "\x1b[2J\":1}");
+  EXPECT_LT(message.size(), 300u);
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
+  EXPECT_EQ(Shown("a\n\x7f\xc3", 3), "a\\x0a\\x7f...");
+}
+
+}  // namespace
+}  // namespace moe

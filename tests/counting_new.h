@@ -1,0 +1,16 @@
+// Counts what operator new hands out, in a program that links counting_new.cc.
+#ifndef MOE_TESTS_COUNTING_NEW_H_
+#define MOE_TESTS_COUNTING_NEW_H_
+
+#include <cstdint>
+#include <functional>
+
+namespace moe {
+
+// The most bytes that were live at once while `work` ran, beyond those that were before. For one
+// thread.
+int64_t PeakBytesOf(const std::function<void()>& work);
+
+}  // namespace moe
+
+#endif  // MOE_TESTS_COUNTING_NEW_H_
