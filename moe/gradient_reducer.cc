@@ -8,6 +8,15 @@
 #include "kernels/base/status_macros.h"
 
 namespace moe {
+namespace {
+
+absl::Status CheckTrainable(const Parameter& parameter) {
+  if (parameter.spec().trainable) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                 " is not trained, so it has no gradient"));
+}
+
+}  // namespace
 
 // Which parameters make up each bucket, in launch order: backward fills a bucket last when it
 // reaches the bucket's first parameter.
@@ -97,6 +106,7 @@ absl::Status GradientReducer::Begin() {
 }
 
 absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
   Bucket& bucket = buckets_[place_[parameter.index()].bucket];
   if (++bucket.ready > bucket.parameters) {
     return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
@@ -150,6 +160,7 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
                                                                   double scale,
                                                                   absl::Span<float> scratch,
                                                                   Stream& stream) const {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
   const Place place = place_[parameter.index()];
   const Buffer& sum = buckets_[place.bucket].sum;
   const auto out = scratch.subspan(0, parameter.size());

@@ -31,7 +31,8 @@ struct GradientReducerOptions {
 // element that counts the values the grid could not hold.
 class GradientReducer {
  public:
-  // Gives every parameter of `store` its accumulator. `stream`: CPU queue or the compute stream.
+  // Gives every trainable parameter of `store` its accumulator; MarkReady and Gradient refuse the
+  // others (kInvalidArgument). `stream`: CPU queue or the compute stream.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);

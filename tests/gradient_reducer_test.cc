@@ -160,6 +160,39 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
   });
 }
 
+TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1);
+    MOE_ASSIGN_OR_RETURN(Parameter* const state,
+                         store.Add({.name = "bias", .cols = 3, .trainable = false}));
+    MOE_ASSIGN_OR_RETURN(Parameter* const weight, store.Add({.name = "weight", .cols = 2}));
+    const std::vector<float> before(state->master().begin(), state->master().end());
+    MOE_ASSIGN_OR_RETURN(const auto reducer,
+                         GradientReducer::Create({}, store, context, session->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, context));
+    MOE_RETURN_IF_ERROR(reducer->Begin());
+    EXPECT_EQ(reducer->MarkReady(*state).code(), absl::StatusCode::kInvalidArgument);
+    MOE_RETURN_IF_ERROR(weight->grad().Add(
+        [](absl::Span<float> out, Write) {
+          std::fill(out.begin(), out.end(), 1.0f);
+          return absl::OkStatus();
+        },
+        *context.workspace, *context.compute));
+    MOE_RETURN_IF_ERROR(reducer->MarkReady(*weight));
+    MOE_RETURN_IF_ERROR(reducer->Finish());
+    std::vector<float> scratch(3);
+    EXPECT_EQ(
+        reducer->Gradient(*state, 1, absl::MakeSpan(scratch), *context.compute).status().code(),
+        absl::StatusCode::kInvalidArgument);
+    MOE_ASSIGN_OR_RETURN(const double norm, optimizer->Step(*reducer, 0.5, 1e-3));
+    EXPECT_EQ(norm, std::sqrt(2.0));
+    EXPECT_EQ(std::vector<float>(state->master().begin(), state->master().end()), before);
+    return absl::OkStatus();
+  });
+}
+
 TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
   for (const int ep : {1, 2}) {
     RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
