@@ -75,18 +75,18 @@ inline RouterConfig SmallConfig(const std::string& gate, int32_t experts) {
   return config;
 }
 
-// Three micro-batches of sequences of 4, 8, 12 | 12, 12 | 24 tokens.
+// Three micro-batches of sequences of u, 2u, 3u | 3u, 3u | 6u tokens; u = 4: 72 tokens.
 template <typename T = float>
-std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t seed) {
+std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t seed, int64_t u = 4) {
   auto c = std::make_unique<RouterCase<T>>();
   c->config = config;
-  c->sequences = {0, 4, 12, 24, 36, 48, 72};
-  c->micro_batches = {0, 24, 48, 72};
-  c->tokens = 72;
+  c->sequences = {0, u, 3 * u, 6 * u, 9 * u, 12 * u, 18 * u};
+  c->micro_batches = {0, 6 * u, 12 * u, 18 * u};
+  c->tokens = 18 * u;
   const GateTraits traits = TraitsOf(config);
   const auto outputs = static_cast<size_t>(config.num_outputs());
   const size_t rows = outputs * static_cast<size_t>(traits.logit_sets);
-  c->x = RandomVector<T>(72 * rows, seed);
+  c->x = RandomVector<T>(static_cast<size_t>(c->tokens) * rows, seed);
   c->weight.assign(rows * static_cast<size_t>(config.hidden_size), T(0.0f));
   for (size_t e = 0; e < std::min(rows, static_cast<size_t>(config.hidden_size)); ++e) {
     c->weight[e * static_cast<size_t>(config.hidden_size) + e] = T(1.0f);

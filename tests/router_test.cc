@@ -142,14 +142,15 @@ TEST_P(RouterGateTest, GradientIsThatOfFiniteDifferences) {
   for (const RouterConfig& config : Variants(GetParam())) {
     SCOPED_TRACE(testing::Message() << "group " << config.token_group.tokens << " cf "
                                     << config.capacity_factor.value_or(0));
-    const auto c = LogitCase(config, 11);
+    const auto c = LogitCase(config, 11, /*u=*/2);
     const oracle::RoutingSpec spec = SpecOf(config);
     const oracle::RoutingInput input = InputOf(*c);
     ASSERT_TRUE(RunForward(*c).ok());
+    const auto tokens = static_cast<size_t>(c->tokens);
     const auto slots = static_cast<size_t>(c->routing.slots());
     const std::vector<float> d_slot = RandomVector<float>(slots, 12);
-    std::vector<std::vector<double>> d_weight(72);
-    for (size_t t = 0; t < 72; ++t) {
+    std::vector<std::vector<double>> d_weight(tokens);
+    for (size_t t = 0; t < tokens; ++t) {
       const auto first = static_cast<size_t>(c->routing.slot_offset[t]);
       const auto last = static_cast<size_t>(c->routing.slot_offset[t + 1]);
       for (size_t s = first; s < last; ++s) d_weight[t].push_back(double{d_slot[s]});
@@ -158,7 +159,7 @@ TEST_P(RouterGateTest, GradientIsThatOfFiniteDifferences) {
 
     const CaseGradients<float> g = RunBackward(*c, d_slot);
     const auto experts = want.front().size();  // logits of a token
-    for (size_t t = 0; t < 72; ++t) {
+    for (size_t t = 0; t < tokens; ++t) {
       for (size_t e = 0; e < experts; ++e) {
         // Central differences with step 1e-5: h^2/6 * f''' + eps/h, both below 1e-9 here; float32:
         // a dozen roundings of values below 4.
@@ -171,17 +172,17 @@ TEST_P(RouterGateTest, GradientIsThatOfFiniteDifferences) {
     for (size_t e = 0; e < experts; ++e) {
       for (size_t h = 0; h < experts; ++h) {
         double sum = 0;
-        for (size_t t = 0; t < 72; ++t) sum += want[t][e] * double{c->x[t * experts + h]};
+        for (size_t t = 0; t < tokens; ++t) sum += want[t][e] * double{c->x[t * experts + h]};
         ASSERT_NEAR(g.d_weight[e * experts + h], sum,
-                    72 * 5e-6 * static_cast<double>(config.scaling_factor))
+                    static_cast<double>(tokens) * 5e-6 * static_cast<double>(config.scaling_factor))
             << e << " " << h;
       }
     }
     // db = column sums of d_logits.
     for (size_t e = 0; e < g.d_bias.size(); ++e) {
       double sum = 0;
-      for (size_t t = 0; t < 72; ++t) sum += want[t][e];
-      ASSERT_NEAR(g.d_bias[e], sum, 72 * 5e-6) << e;
+      for (size_t t = 0; t < tokens; ++t) sum += want[t][e];
+      ASSERT_NEAR(g.d_bias[e], sum, static_cast<double>(tokens) * 5e-6) << e;
     }
   }
 }
