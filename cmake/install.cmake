@@ -15,6 +15,8 @@ foreach(layer ${moe_layers})
     FILES_MATCHING PATTERN "*.h"
     PATTERN "*-inl.h" EXCLUDE  # of one .cc, compiled once per SIMD target
     PATTERN "bounded_json.h" EXCLUDE  # the package does not need nlohmann-json
+    PATTERN "config_keys.h" EXCLUDE
+    PATTERN "family.h" EXCLUDE
     PATTERN "cli" EXCLUDE
     PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
 endforeach()

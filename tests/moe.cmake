@@ -22,3 +22,7 @@ moe_test(io_test LABELS unit SOURCES bounded_json_test.cc checkpoint_test.cc saf
   safetensors_write_test.cc LIBS moe_moe nlohmann_json::nlohmann_json)
 moe_test(io_memory_test LABELS unit SOURCES io_memory_test.cc counting_new.cc
   LIBS moe_moe nlohmann_json::nlohmann_json)
+# Public models
+moe_test(hf_test LABELS unit SOURCES hf_config_test.cc hf_weights_test.cc LIBS moe_moe)
+moe_test(golden_test LABELS unit cpu threads SOURCES golden_test.cc LIBS moe_moe TIMEOUT 300)
+target_compile_definitions(golden_test PRIVATE MOE_GOLDEN_DATA="${CMAKE_CURRENT_SOURCE_DIR}/golden/data")

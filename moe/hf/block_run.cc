@@ -1,0 +1,352 @@
+#include "moe/hf/block_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/gradient_reducer.h"
+#include "moe/hf/family.h"
+#include "moe/session.h"
+
+namespace moe::hf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// log2 of the exact grid's unit over the largest |dy|.
+constexpr int kUnitLog2 = -40;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+template <typename T>
+std::vector<T> Convert(const std::vector<float>& in) {
+  std::vector<T> out(in.size());
+  std::transform(in.begin(), in.end(), out.begin(), [](float v) { return static_cast<T>(v); });
+  return out;
+}
+
+template <typename T>
+void Append(const std::vector<T>& from, std::vector<float>& to) {
+  for (const T value : from) to.push_back(static_cast<float>(value));
+}
+
+// The whole layer on one rank. T: type of activations and weights.
+template <typename T>
+class RankRun {
+ public:
+  RankRun(const LayerWeights& weights, const BlockInput& input, Session& session)
+      : weights_(weights),
+        input_(input),
+        moe_(weights.config().moe),
+        session_(session),
+        context_(session.context()),
+        world_(context_.mesh->world()),
+        tokens_(input.x.tensor->shape[0]),
+        block_tokens_(BlockTokens(tokens_)),
+        blocks_((tokens_ + block_tokens_ - 1) / block_tokens_),
+        store_(DTypeOf<T>::value, /*seed=*/0) {}
+
+  absl::StatusOr<BlockResult> Run();
+
+ private:
+  bool backward() const { return input_.dy.file != nullptr; }
+  bool first() const { return world_.rank() == 0; }
+  // First block and first token of rank r; those of rank R are the ends.
+  int64_t FirstBlock(int r) const { return blocks_ * r / world_.size(); }
+  int64_t FirstToken(int r) const { return std::min(tokens_, FirstBlock(r) * block_tokens_); }
+
+  absl::Status Build();
+  absl::StatusOr<std::unique_ptr<GradientReducer>> MakeReducer();
+  absl::StatusOr<std::vector<float>> Read(const CheckpointTensor& rows, int64_t first,
+                                          int64_t count) const;
+  // The tokens of one block, or none of them.
+  absl::Status Round(int64_t first, int64_t count, GradientReady ready);
+  void KeepRouting(const RouterSaved<T>& router);
+  absl::Status GatherTokens();
+  // On rank 0: `mine` of every rank, in rank order; `width` elements a token.
+  template <typename V>
+  absl::Status GatherRows(std::vector<V>& mine, int64_t width);
+  absl::Status CheckGradients();
+  absl::Status GatherGradients();
+  // The gradient of a parameter that is here, or of expert `expert` as its owner sends it to rank 0.
+  absl::Status GatherGradient(ParameterKind kind, int32_t expert, int owner);
+  absl::Status SlowestTimes();
+
+  const LayerWeights& weights_;
+  const BlockInput& input_;
+  const MoeLayerConfig& moe_;
+  Session& session_;
+  const Context& context_;
+  Communicator& world_;
+  const int64_t tokens_, block_tokens_, blocks_;
+  ParameterStore store_;
+  std::unique_ptr<MoeLayer<T>> layer_;
+  std::unique_ptr<GradientReducer> reducer_;
+  BlockResult result_;  // of this rank's tokens until they are gathered
+};
+
+template <typename T>
+absl::StatusOr<BlockResult> RankRun<T>::Run() {
+  MOE_RETURN_IF_ERROR(Build());
+  // A rank with fewer blocks joins the exchanges without tokens.
+  const int64_t rounds = std::max<int64_t>(1, (blocks_ + world_.size() - 1) / world_.size());
+  const int64_t end = FirstToken(world_.rank() + 1);
+  for (int64_t round = 0; round < rounds; ++round) {
+    const int64_t begin = std::min(end, FirstToken(world_.rank()) + round * block_tokens_);
+    MOE_RETURN_IF_ERROR(
+        Round(begin, std::min(block_tokens_, end - begin), [&](Parameter& parameter) {
+          return round == rounds - 1 ? reducer_->MarkReady(parameter) : absl::OkStatus();
+        }));
+  }
+  MOE_RETURN_IF_ERROR(GatherTokens());
+  if (backward()) {
+    context_.mesh->SetPhase({.name = "gradients"});
+    MOE_RETURN_IF_ERROR(reducer_->Finish());
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_RETURN_IF_ERROR(CheckGradients());
+    MOE_RETURN_IF_ERROR(GatherGradients());
+  }
+  MOE_RETURN_IF_ERROR(SlowestTimes());
+  result_.tokens = tokens_;
+  return std::move(result_);
+}
+
+template <typename T>
+absl::Status RankRun<T>::Build() {
+  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(moe_, /*prefix=*/"", store_, context_));
+  MOE_RETURN_IF_ERROR(weights_.Load(store_, *context_.compute));
+  if (!backward()) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(reducer_, MakeReducer());
+  return reducer_->Begin();
+}
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<GradientReducer>> RankRun<T>::MakeReducer() {
+  const int64_t begin = FirstToken(world_.rank());
+  const int64_t count = FirstToken(world_.rank() + 1) - begin;
+  float largest = 0;
+  for (int64_t t = 0; t < count; t += block_tokens_) {
+    MOE_ASSIGN_OR_RETURN(const auto rows,
+                         Read(input_.dy, begin + t, std::min(block_tokens_, count - t)));
+    for (const float v : rows) {
+      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+    }
+  }
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<float>(absl::MakeSpan(&largest, 1), ReduceOp::kMax, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  const int scale_log2 = largest > 0 ? std::ilogb(largest) : 0;
+  return GradientReducer::Create(
+      {.grid = {.unit_log2 = kUnitLog2 + scale_log2, .max_terms = std::max<int64_t>(1, blocks_)}},
+      store_, context_, session_.gradient_stream());
+}
+
+template <typename T>
+absl::StatusOr<std::vector<float>> RankRun<T>::Read(const CheckpointTensor& rows, int64_t first,
+                                                    int64_t count) const {
+  std::vector<float> values(count * moe_.router.hidden_size);
+  MOE_RETURN_IF_ERROR(
+      rows.file->ReadFloat32(RowsOf(*rows.tensor, first, count), absl::MakeSpan(values)));
+  return values;
+}
+
+template <typename T>
+absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready) {
+  const WorkspaceScope scope(*context_.workspace);
+  MOE_ASSIGN_OR_RETURN(const auto x_values, Read(input_.x, first, count));
+  std::vector<T> x = Convert<T>(x_values);
+  std::vector<T> y(x.size());
+  const auto view = [&](std::vector<T>& rows) {
+    return MatrixView<T>(rows.data(), count, moe_.router.hidden_size);
+  };
+  const int64_t bounds[] = {0, count};
+  const Batch batch = {.sequence_offsets = bounds,
+                       .micro_batch_offsets = bounds,
+                       .first_global_token = first,
+                       .mode = Mode::kEvaluation};
+  MoeLayerSaved<T> saved;
+  auto start = Clock::now();
+  MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, nullptr));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  result_.forward_seconds += SecondsSince(start);
+  Append(y, result_.y);
+  KeepRouting(saved.router);
+  if (!backward()) return absl::OkStatus();
+
+  MOE_ASSIGN_OR_RETURN(const auto dy_values, Read(input_.dy, first, count));
+  std::vector<T> dy = Convert<T>(dy_values);
+  std::vector<T> dx(x.size());
+  start = Clock::now();
+  MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, /*loss_scale=*/1.0f, view(dx), ready));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  result_.backward_seconds += SecondsSince(start);
+  Append(dx, result_.dx);
+  return absl::OkStatus();
+}
+
+template <typename T>
+void RankRun<T>::KeepRouting(const RouterSaved<T>& router) {
+  const Routing& routing = router.routing;
+  for (int64_t t = 0; t < routing.tokens(); ++t) {
+    const int64_t slot = routing.slot_offset[t];
+    const int64_t choices = routing.slot_offset[t + 1] - slot;
+    for (int64_t k = 0; k < moe_.router.top_k; ++k) {
+      result_.expert_ids.push_back(k < choices ? routing.expert[slot + k] : -1);
+      result_.expert_weights.push_back(k < choices ? routing.weight[slot + k] : 0.0f);
+    }
+    const float* const logits = router.logits.row(t);
+    result_.router_logits.insert(result_.router_logits.end(), logits,
+                                 logits + moe_.router.num_outputs());
+  }
+}
+
+template <typename T>
+template <typename V>
+absl::Status RankRun<T>::GatherRows(std::vector<V>& mine, int64_t width) {
+  std::vector<int64_t> send(world_.size()), receive(world_.size());
+  send[0] = static_cast<int64_t>(mine.size());
+  std::vector<V> all(first() ? tokens_ * width : 0);
+  for (int r = 0; r < world_.size() && first(); ++r) {
+    receive[r] = (FirstToken(r + 1) - FirstToken(r)) * width;
+  }
+  MOE_RETURN_IF_ERROR(
+      world_.AllToAllV<V>(mine, send, absl::MakeSpan(all), receive, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  mine = std::move(all);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status RankRun<T>::GatherTokens() {
+  context_.mesh->SetPhase({.name = "gather results"});
+  const int64_t hidden = moe_.router.hidden_size;
+  MOE_RETURN_IF_ERROR(GatherRows(result_.y, hidden));
+  MOE_RETURN_IF_ERROR(GatherRows(result_.expert_ids, moe_.router.top_k));
+  MOE_RETURN_IF_ERROR(GatherRows(result_.expert_weights, moe_.router.top_k));
+  MOE_RETURN_IF_ERROR(GatherRows(result_.router_logits, moe_.router.num_outputs()));
+  return backward() ? GatherRows(result_.dx, hidden) : absl::OkStatus();
+}
+
+template <typename T>
+absl::Status RankRun<T>::CheckGradients() {
+  int64_t bad = reducer_->non_finite();
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  if (bad == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "weight gradients: ", bad, " elements are not finite or above 2^23 / ", blocks_,
+      " times the largest |dy|, expected none: look at x and dy, or use --numerics fast"));
+}
+
+template <typename T>
+absl::Status RankRun<T>::GatherGradients() {
+  // The ranks of the first expert-parallel group hold every expert once.
+  if (world_.rank() >= context_.mesh->expert_parallel_size()) return absl::OkStatus();
+  if (first()) result_.gradients = LayerGradients(weights_);
+  std::vector<ParameterKind> done;
+  for (const TensorRule& rule : weights_.config().family->tensors) {
+    const ParameterKind kind = rule.parameter;
+    if (!IsTrained(kind) || std::find(done.begin(), done.end(), kind) != done.end()) continue;
+    done.push_back(kind);
+    if (rule.experts == ExpertAxis::kNone) {
+      MOE_RETURN_IF_ERROR(GatherGradient(kind, 0, 0));
+      continue;
+    }
+    for (int32_t e = 0; e < moe_.router.num_experts; ++e) {
+      MOE_RETURN_IF_ERROR(GatherGradient(kind, e, layer_->placement().RankOf(e)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int owner) {
+  Communicator& group = context_.mesh->expert_parallel();
+  Stream& stream = *context_.compute;
+  if (group.rank() != owner && group.rank() != 0) return absl::OkStatus();
+  std::vector<float> values(ShapeOf(kind, moe_).size());
+  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  if (group.rank() != owner) {
+    const SendRecvOp receive = {.peer = owner, .recv = values.data(), .bytes = bytes};
+    MOE_RETURN_IF_ERROR(group.SendRecv({&receive, 1}, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    return result_.gradients.Set(kind, expert, values);
+  }
+  const std::string name = ParameterName(kind, expert);
+  const auto parameters = store_.parameters();
+  const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                  [&](const auto& p) { return p->spec().name == name; });
+  MOE_CHECK(found != parameters.end());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
+                       reducer_->Gradient(**found, 1.0, absl::MakeSpan(values), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  if (owner == 0) return result_.gradients.Set(kind, expert, gradient);
+  const SendRecvOp send = {.peer = 0, .send = gradient.data(), .bytes = bytes};
+  MOE_RETURN_IF_ERROR(group.SendRecv({&send, 1}, stream));
+  return stream.Synchronize();
+}
+
+template <typename T>
+absl::Status RankRun<T>::SlowestTimes() {
+  double seconds[] = {result_.forward_seconds, result_.backward_seconds};
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<double>(absl::MakeSpan(seconds), ReduceOp::kMax, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  result_.forward_seconds = seconds[0];
+  result_.backward_seconds = seconds[1];
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t BlockTokens(int64_t tokens) {
+  // Enough blocks that the ranks of a test have tokens, and then what keeps a rank's matrices busy.
+  constexpr int64_t kBlocks = 16, kMostTokens = 64;
+  return std::clamp<int64_t>((tokens + kBlocks - 1) / kBlocks, 1, kMostTokens);
+}
+
+absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::string_view name,
+                                            std::optional<int64_t> tokens, int64_t hidden) {
+  const auto bad = [&](absl::string_view what, absl::string_view expected) {
+    return absl::DataLossError(
+        absl::StrCat(file.path(), ": tensor '", name, "': ", what, ", expected ", expected));
+  };
+  const SafetensorsTensor* const tensor = file.Find(name);
+  const std::string shape = tokens.has_value()
+                                ? absl::StrCat("[", *tokens, ", ", hidden, "], x's shape")
+                                : absl::StrCat("[tokens, ", hidden, "] (hidden_size)");
+  if (tensor == nullptr) return bad("is missing", shape);
+  if (!IsReadable(tensor->type)) {
+    return bad(absl::StrCat("is ", NameOf(tensor->type)), kReadableTypes);
+  }
+  if (tensor->shape.size() != 2 || tensor->shape[1] != hidden ||
+      tensor->shape[0] != tokens.value_or(tensor->shape[0])) {
+    return bad(absl::StrCat("has shape [", absl::StrJoin(tensor->shape, ", "), "]"), shape);
+  }
+  return CheckpointTensor{.file = &file, .tensor = tensor};
+}
+
+absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInput& input,
+                                     const BlockRunOptions& options,
+                                     std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(const auto session,
+                       Session::Create({.expert_parallel_size = options.expert_parallel_size,
+                                        .threads = options.threads,
+                                        .numerics = options.numerics},
+                                       std::move(world)));
+  auto result = options.dtype == DType::kBFloat16
+                    ? RankRun<BFloat16>(weights, input, *session).Run()
+                    : RankRun<float>(weights, input, *session).Run();
+  // The others may be waiting for this rank.
+  if (!result.ok()) session->context().mesh->Abort(result.status());
+  return result;
+}
+
+}  // namespace moe::hf

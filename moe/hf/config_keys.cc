@@ -1,0 +1,131 @@
+#include "moe/hf/config_keys.h"
+
+#include <cmath>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "moe/io/bounded_json.h"
+
+namespace moe::hf {
+namespace {
+
+using Json = nlohmann::json;
+
+// Values above int64 are no integers here.
+std::optional<int64_t> IntegerOf(const Json& value, IntegerRange range) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return std::nullopt;
+  }
+  const auto number = value.get<int64_t>();
+  if (number < range.least || number > range.most) return std::nullopt;
+  return number;
+}
+
+std::string TextOf(IntegerRange range) {
+  return absl::StrCat("a whole number from ", range.least, " to ", range.most);
+}
+
+// An object or list of a hostile file may be long.
+std::string ShortTextOf(const Json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return absl::StrCat("a list of ", value.size());
+  return Shown(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+}  // namespace
+
+const Json* ConfigKeys::Find(const char* key) const {
+  const auto at = object_.find(key);
+  return at == object_.end() ? nullptr : &*at;
+}
+
+void ConfigKeys::Fail(absl::Status status) {
+  if (status_.ok()) status_ = std::move(status);
+}
+
+void ConfigKeys::Wrong(const char* key, const Json& value, absl::string_view expected) {
+  Fail(absl::DataLossError(
+      absl::StrCat(file_, ": ", path_, key, " is ", ShortTextOf(value), ", expected ", expected)));
+}
+
+void ConfigKeys::Unsupported(const char* key, absl::string_view value, absl::string_view expected) {
+  Fail(absl::UnimplementedError(absl::StrCat(file_, ": ", path_, key, " is ", Shown(value),
+                                             ", which is not supported, expected ", expected)));
+}
+
+void ConfigKeys::RefuseIfSet(const char* key, absl::string_view expected) {
+  const Json* const value = Find(key);
+  if (value == nullptr || value->is_null() || *value == false) return;
+  Unsupported(key, ShortTextOf(*value), expected);
+}
+
+bool ConfigKeys::IsNull(const char* key) const {
+  const Json* const value = Find(key);
+  return value == nullptr || value->is_null();
+}
+
+int64_t ConfigKeys::Integer(const char* key, std::optional<int64_t> fallback, IntegerRange range) {
+  const Json* const value = Find(key);
+  if (value == nullptr) {
+    if (!fallback.has_value()) {
+      Fail(absl::DataLossError(
+          absl::StrCat(file_, ": ", path_, key, " is missing, expected ", TextOf(range))));
+    }
+    return fallback.value_or(range.least);
+  }
+  if (const auto number = IntegerOf(*value, range); number.has_value()) return *number;
+  Wrong(key, *value, TextOf(range));
+  return range.least;
+}
+
+bool ConfigKeys::Bool(const char* key, bool fallback) {
+  const Json* const value = Find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_boolean()) return value->get<bool>();
+  Wrong(key, *value, "true or false");
+  return fallback;
+}
+
+double ConfigKeys::Real(const char* key, double fallback) {
+  const Json* const value = Find(key);
+  if (value == nullptr) return fallback;
+  if (value->is_number() && std::isfinite(value->get<double>())) return value->get<double>();
+  Wrong(key, *value, "a finite number");
+  return fallback;
+}
+
+std::string ConfigKeys::Text(const char* key, absl::string_view fallback) {
+  const Json* const value = Find(key);
+  if (value == nullptr) return std::string(fallback);
+  if (value->is_string()) return value->get<std::string>();
+  Wrong(key, *value, "a text");
+  return std::string(fallback);
+}
+
+std::optional<std::vector<int64_t>> ConfigKeys::Integers(const char* key, IntegerRange range) {
+  if (IsNull(key)) return std::nullopt;
+  const Json& value = *Find(key);
+  const std::string expected =
+      absl::StrCat("a list of whole numbers from ", range.least, " to ", range.most);
+  if (!value.is_array()) {
+    Wrong(key, value, expected);
+    return std::nullopt;
+  }
+  std::vector<int64_t> numbers;
+  for (const Json& element : value) {
+    const auto number = IntegerOf(element, range);
+    if (!number.has_value()) {
+      Wrong(key, value, absl::StrCat(expected, ", not ", ShortTextOf(element), " in it"));
+      return std::nullopt;
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+}  // namespace moe::hf

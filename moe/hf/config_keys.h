@@ -1,0 +1,68 @@
+// Typed and checked reading of the keys of an untrusted config.json.
+// Not installed: users of the package need no nlohmann-json.
+#ifndef MOE_MOE_HF_CONFIG_KEYS_H_
+#define MOE_MOE_HF_CONFIG_KEYS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace moe::hf {
+
+struct IntegerRange {
+  int64_t least = 0;
+  int64_t most = 0;
+};
+// Far above every published model, and small enough that products of four of them fit in int64.
+inline constexpr IntegerRange kWidths = {1, int64_t{1} << 20};   // H, F
+inline constexpr IntegerRange kExperts = {1, int64_t{1} << 16};  // E, K, groups, shared experts
+inline constexpr IntegerRange kLayers = {1, int64_t{1} << 16};
+
+// The object of a config.json. The first error stays in status() and later calls return something
+// valid, so that a reader takes all keys and looks at the status once. Wrong values are kDataLoss,
+// settings that this library does not compute are kUnimplemented; both name file, key, value and
+// what was expected.
+class ConfigKeys {
+ public:
+  // `object` must outlive this. `path` goes before names of keys in messages: "", "text_config.".
+  ConfigKeys(std::string file, std::string path, const nlohmann::json& object)
+      : file_(std::move(file)), path_(std::move(path)), object_(object) {}
+
+  // The value; `fallback` if the key is absent, an error if it is absent without a fallback.
+  int64_t Integer(const char* key, std::optional<int64_t> fallback, IntegerRange range);
+  int32_t Integer32(const char* key, std::optional<int64_t> fallback, IntegerRange range) {
+    return static_cast<int32_t>(Integer(key, fallback, range));
+  }
+  bool Bool(const char* key, bool fallback);
+  double Real(const char* key, double fallback);  // finite
+  std::string Text(const char* key, absl::string_view fallback);
+  // Nothing if the key is absent or null.
+  std::optional<std::vector<int64_t>> Integers(const char* key, IntegerRange range);
+  bool IsNull(const char* key) const;  // absent counts as null
+
+  // kUnimplemented: `key` is `value`, which is valid but nothing that is computed here.
+  void Unsupported(const char* key, absl::string_view value, absl::string_view expected);
+  // The same if the key is there and is neither null nor false.
+  void RefuseIfSet(const char* key, absl::string_view expected);
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const nlohmann::json* Find(const char* key) const;  // nullptr: absent
+  void Wrong(const char* key, const nlohmann::json& value, absl::string_view expected);
+  void Fail(absl::Status status);
+
+  const std::string file_, path_;
+  const nlohmann::json& object_;
+  absl::Status status_;
+};
+
+}  // namespace moe::hf
+
+#endif  // MOE_MOE_HF_CONFIG_KEYS_H_

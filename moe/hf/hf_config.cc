@@ -1,0 +1,137 @@
+#include "moe/hf/hf_config.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_replace.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/hf/config_keys.h"
+#include "moe/hf/family.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
+
+namespace moe::hf {
+namespace {
+
+using Json = nlohmann::json;
+
+// Published ones have some kilobytes.
+constexpr JsonLimits kLimits = {.max_bytes = int64_t{4} << 20,
+                                .max_values = int64_t{1} << 16,
+                                .max_depth = 16,
+                                .max_token_bytes = int64_t{256} << 10};
+
+constexpr const Family* kFamilies[] = {&kMixtral,    &kQwen2Moe,   &kQwen3Moe, &kOlmoe,
+                                       &kDeepSeekV2, &kDeepSeekV3, &kGptOss,   &kLlama4};
+
+absl::Status Expected(absl::string_view file, absl::string_view what, absl::string_view expected) {
+  return absl::DataLossError(absl::StrCat(file, ": ", what, ", expected ", expected));
+}
+
+absl::Status UnknownModel(absl::string_view file, absl::string_view model_type) {
+  std::vector<absl::string_view> known;
+  for (const Family* family : kFamilies) {
+    known.push_back(family->model_type);
+    if (!family->nested_in.empty()) known.push_back(family->nested_in);
+  }
+  return absl::UnimplementedError(absl::StrCat(file, ": model_type is '", Shown(model_type),
+                                               "', which is not supported, expected one of ",
+                                               absl::StrJoin(known, ", ")));
+}
+
+// The model's keys, and where in the document they are.
+struct Model {
+  const Family* family = nullptr;
+  std::string path;
+  const Json* keys = nullptr;
+};
+
+absl::StatusOr<Model> FindModel(absl::string_view file, const Json& document) {
+  if (!document.is_object()) return Expected(file, "the document is no object", "{...}");
+  const auto type = document.find("model_type");
+  if (type == document.end() || !type->is_string()) {
+    return Expected(file, "there is no text model_type", "it, as transformers writes it");
+  }
+  const std::string model_type = *type;
+  for (const Family* family : kFamilies) {
+    if (model_type == family->model_type) return Model{family, "", &document};
+    if (family->nested_in.empty() || model_type != family->nested_in) continue;
+    const auto nested = document.find("text_config");
+    if (nested == document.end() || !nested->is_object()) {
+      return Expected(file,
+                      absl::StrCat("model_type is ", model_type, " and text_config no object"),
+                      absl::StrCat("the keys of ", family->model_type, " in it"));
+    }
+    return Model{family, "text_config.", &*nested};
+  }
+  return UnknownModel(file, model_type);
+}
+
+// One expert's matrices over all experts: what the largest sizes together must not pass.
+absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // elements
+  const int64_t widest = std::max(moe.ffn_hidden_size, moe.shared_expert_ffn_hidden_size);
+  if (widest <= kMost / moe.router.hidden_size / moe.router.num_experts) return absl::OkStatus();
+  return Expected(file,
+                  absl::StrCat("the layer has ", moe.router.num_experts, " experts of [", widest,
+                               ", ", moe.router.hidden_size, "]"),
+                  "at most 2^40 elements of them together");
+}
+
+// The router names its own fields; readers of the file know keys.
+absl::Status CheckRouter(absl::string_view file, const MoeLayerConfig& moe) {
+  const absl::Status status = ValidateRouterConfig(moe.router);
+  if (status.ok()) return status;
+  const std::string message =
+      absl::StrReplaceAll(status.message(), {{"RouterConfig.", ""},
+                                             {"group_top_k", "topk_group"},
+                                             {"top_k", "num_experts_per_tok"},
+                                             {"num_groups", "n_group"},
+                                             {"scaling_factor", "routed_scaling_factor"}});
+  return absl::DataLossError(absl::StrCat(file, ": ", message));
+}
+
+}  // namespace
+
+absl::string_view HfConfig::model_type() const {
+  return family->model_type;
+}
+
+Activation ReadActivation(ConfigKeys& keys) {
+  const std::string name = keys.Text("hidden_act", "silu");
+  if (name == "gelu") return Activation::kGeGlu;
+  if (name != "silu" && name != "swish") {
+    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu or gelu");
+  }
+  return Activation::kSwiGlu;
+}
+
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document) {
+  MOE_ASSIGN_OR_RETURN(const Json json, ParseBoundedJson(file, document, kLimits));
+  MOE_ASSIGN_OR_RETURN(const Model model, FindModel(file, json));
+  ConfigKeys outer(std::string(file), "", json);
+  outer.RefuseIfSet("quantization_config", "none: weights as F32, F16, BF16 or F64");
+  MOE_RETURN_IF_ERROR(outer.status());
+
+  HfConfig config = {.family = model.family};
+  config.moe.router.load_balancing = LoadBalancing::kNone;
+  ConfigKeys keys(std::string(file), model.path, *model.keys);
+  keys.RefuseIfSet("quantization_config", "none: weights as F32, F16, BF16 or F64");
+  model.family->read(keys, config);
+  MOE_RETURN_IF_ERROR(keys.status());
+  MOE_RETURN_IF_ERROR(CheckTotal(file, config.moe));
+  MOE_RETURN_IF_ERROR(CheckRouter(file, config.moe));
+  return config;
+}
+
+absl::StatusOr<HfConfig> ReadHfConfig(const std::string& path) {
+  MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
+  return ParseHfConfig(path, {text, file.bytes().size()});
+}
+
+}  // namespace moe::hf

@@ -1,0 +1,231 @@
+#include "moe/hf/hf_weights.h"
+
+#include <algorithm>
+#include <map>
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/strip.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/hf/family.h"
+#include "moe/io/bounded_json.h"
+
+namespace moe::hf {
+namespace {
+
+// What stands before "layers.N.": a language model, the same inside a larger one, a bare one.
+constexpr absl::string_view kRoots[] = {"model.", "language_model.model.", ""};
+
+std::string PrefixOf(absl::string_view root, int64_t layer, const Family& family) {
+  return absl::StrCat(root, "layers.", layer, ".", family.block, ".");
+}
+
+// The N of "<root>layers.N.<block>.<router weight>"; other names are of no interest.
+std::optional<int64_t> LayerOf(absl::string_view name, absl::string_view root,
+                               const Family& family) {
+  const std::string tail = absl::StrCat(".", family.block, ".", family.tensors.front().name);
+  if (!absl::ConsumePrefix(&name, root) || !absl::ConsumePrefix(&name, "layers.") ||
+      !absl::ConsumeSuffix(&name, tail)) {
+    return std::nullopt;
+  }
+  int64_t layer = 0;
+  // Only what PrefixOf writes: no sign, no leading zero.
+  if (!absl::SimpleAtoi(name, &layer) || absl::StrCat(layer) != name) return std::nullopt;
+  return layer;
+}
+
+// Layers whose router is in the checkpoint, below the first root that has any.
+struct Layers {
+  absl::string_view root = kRoots[0];
+  std::vector<int64_t> present;
+};
+Layers FindLayers(const Checkpoint& checkpoint, const Family& family) {
+  const std::vector<std::string> names = checkpoint.Names();
+  for (const absl::string_view root : kRoots) {
+    Layers layers = {.root = root};
+    for (const std::string& name : names) {
+      if (const auto layer = LayerOf(name, root, family); layer.has_value()) {
+        layers.present.push_back(*layer);
+      }
+    }
+    std::sort(layers.present.begin(), layers.present.end());
+    if (!layers.present.empty()) return layers;
+  }
+  return {};
+}
+
+bool HasExperts(const HfConfig& config, int64_t layer) {
+  return layer >= 0 && layer < config.num_layers() && config.has_experts[layer];
+}
+
+absl::Status CheckLayer(const HfConfig& config, int64_t layer) {
+  if (HasExperts(config, layer)) return absl::OkStatus();
+  if (layer < 0 || layer >= config.num_layers()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer, " does not exist, expected 0 to ", config.num_layers() - 1));
+  }
+  std::vector<int64_t> some;
+  for (int64_t i = 0; i < config.num_layers() && some.size() < 8; ++i) {
+    if (config.has_experts[i]) some.push_back(i);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "layer ", layer, " is dense, expected one with experts: ",
+      some.empty() ? "there is none" : absl::StrJoin(some, ", "), some.size() == 8 ? ", ..." : ""));
+}
+
+absl::Status Bad(absl::string_view file, absl::string_view tensor, absl::string_view what,
+                 absl::string_view expected) {
+  return absl::DataLossError(
+      absl::StrCat(file, ": tensor '", Shown(tensor), "': ", what, ", expected ", expected));
+}
+
+absl::Status Missing(const Checkpoint& checkpoint, const std::string& name) {
+  if (checkpoint.Contains(name + "_blocks")) {
+    return Bad(checkpoint.path(), name, "is there as MXFP4 alone (_blocks, _scales)",
+               absl::StrCat("it unpacked, as ", kReadableTypes));
+  }
+  return Bad(checkpoint.path(), name, "is missing", "it from the configuration");
+}
+
+std::string TextOf(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::string& name,
+                                            absl::Span<const int64_t> shape) {
+  absl::StatusOr<CheckpointTensor> found = checkpoint.Find(name);
+  if (absl::IsNotFound(found.status()) && !checkpoint.Contains(name)) {
+    return Missing(checkpoint, name);
+  }
+  MOE_RETURN_IF_ERROR(found.status());
+  const SafetensorsTensor& tensor = *found->tensor;
+  const std::string& file = found->file->path();
+  if (!IsReadable(tensor.type)) {
+    return Bad(file, name, absl::StrCat("is ", NameOf(tensor.type)), kReadableTypes);
+  }
+  if (tensor.shape != shape) {
+    return Bad(file, name, absl::StrCat("has shape ", TextOf(tensor.shape)),
+               absl::StrCat(TextOf(shape), " from the configuration"));
+  }
+  return found;
+}
+
+// Numbered rules have a tensor per expert, others one.
+int32_t TensorsOf(const TensorRule& rule, const MoeLayerConfig& config) {
+  return rule.experts == ExpertAxis::kNumbered ? config.router.num_experts : 1;
+}
+
+}  // namespace
+
+bool IsReadable(SafetensorsType type) {
+  return type == SafetensorsType::kF32 || type == SafetensorsType::kF16 ||
+         type == SafetensorsType::kBF16 || type == SafetensorsType::kF64;
+}
+
+SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count) {
+  MOE_CHECK(!tensor.shape.empty() && first >= 0 && count >= 0 && first + count <= tensor.shape[0]);
+  SafetensorsTensor part = tensor;
+  if (tensor.shape[0] == 0) return part;
+  part.shape[0] = count;
+  part.num_elements = tensor.num_elements / tensor.shape[0] * count;
+  part.begin_bytes += tensor.size_bytes / tensor.shape[0] * first;
+  part.size_bytes = tensor.size_bytes / tensor.shape[0] * count;
+  return part;
+}
+
+absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config, Checkpoint checkpoint,
+                                                std::optional<int64_t> layer) {
+  if (layer.has_value()) MOE_RETURN_IF_ERROR(CheckLayer(config, *layer));
+  LayerWeights weights(config, std::move(checkpoint));
+  const Family& family = *config.family;
+  const Layers layers = FindLayers(weights.checkpoint_, family);
+  for (const int64_t present : layers.present) {
+    if (HasExperts(config, present)) weights.available_.push_back(present);
+  }
+  if (!layer.has_value() && weights.available_.empty()) {
+    return Bad(weights.path(),
+               absl::StrCat(PrefixOf(layers.root, 0, family), family.tensors.front().name),
+               "is missing",
+               absl::StrCat("it in this or another layer to which ", family.model_type,
+                            "'s configuration gives experts"));
+  }
+  weights.layer_ = layer.has_value() ? *layer : weights.available_.front();
+  MOE_RETURN_IF_ERROR(weights.FindTensors(PrefixOf(layers.root, weights.layer_, family)));
+  return weights;
+}
+
+absl::Status LayerWeights::FindTensors(const std::string& prefix) {
+  for (const TensorRule& rule : config_.family->tensors) {
+    const std::vector<int64_t> shape = TensorShape(rule, config_.moe);
+    for (int32_t e = 0; e < TensorsOf(rule, config_.moe); ++e) {
+      const std::string name = prefix + TensorName(rule, e);
+      MOE_ASSIGN_OR_RETURN(const CheckpointTensor found, FindTensor(checkpoint_, name, shape));
+      tensors_.push_back({.rule = &rule, .expert = e, .found = found});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream) const {
+  std::map<std::string, Parameter*> by_name;
+  for (const auto& parameter : store.parameters())
+    by_name[parameter->spec().name] = parameter.get();
+  std::vector<float> scratch;
+  // `part` of a tensor is all that the parameter has of it.
+  const auto load = [&](const LayerTensor& tensor, int32_t expert,
+                        const SafetensorsTensor& part) -> absl::Status {
+    const auto found = by_name.find(ParameterName(tensor.rule->parameter, expert));
+    if (found == by_name.end()) return absl::OkStatus();  // an expert of another rank
+    scratch.resize(part.num_elements);
+    MOE_RETURN_IF_ERROR(tensor.found.file->ReadFloat32(part, absl::MakeSpan(scratch)));
+    const absl::Span<float> master = found->second->master();
+    ForEachElement(*tensor.rule, config_.moe,
+                   [&](int64_t i, int64_t j) { master[i] = scratch[j]; });
+    return absl::OkStatus();
+  };
+  for (const LayerTensor& tensor : tensors_) {
+    if (tensor.rule->experts != ExpertAxis::kStacked) {
+      MOE_RETURN_IF_ERROR(load(tensor, tensor.expert, *tensor.found.tensor));
+      continue;
+    }
+    for (int32_t e = 0; e < config_.moe.router.num_experts; ++e) {
+      MOE_RETURN_IF_ERROR(load(tensor, e, RowsOf(*tensor.found.tensor, e, 1)));
+    }
+  }
+  for (const auto& parameter : store.parameters()) {
+    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream));
+  }
+  return stream.Synchronize();
+}
+
+LayerGradients::LayerGradients(const LayerWeights& weights) : config_(&weights.config().moe) {
+  for (const LayerTensor& tensor : weights.tensors()) {
+    if (!IsTrained(tensor.rule->parameter)) continue;
+    tensors_.push_back(
+        {.of = &tensor, .values = std::vector<float>(tensor.found.tensor->num_elements)});
+  }
+}
+
+absl::Status LayerGradients::Set(ParameterKind kind, int32_t expert,
+                                 absl::Span<const float> gradient) {
+  const int64_t size = ShapeOf(kind, *config_).size();
+  if (static_cast<int64_t>(gradient.size()) != size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LayerGradients::Set: ", gradient.size(), " elements, expected ", size));
+  }
+  for (Tensor& tensor : tensors_) {
+    const TensorRule& rule = *tensor.of->rule;
+    if (rule.parameter != kind) continue;
+    if (rule.experts == ExpertAxis::kNumbered && tensor.of->expert != expert) continue;
+    // A stacked tensor holds whole parameters.
+    const int64_t begin = rule.experts == ExpertAxis::kStacked ? expert * size : 0;
+    ForEachElement(rule, *config_,
+                   [&](int64_t i, int64_t j) { tensor.values[begin + j] = gradient[i]; });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moe::hf

@@ -1,0 +1,99 @@
+// The weights of one MoE layer in a Hugging Face checkpoint, and gradients in the same names.
+#ifndef MOE_MOE_HF_HF_WEIGHTS_H_
+#define MOE_MOE_HF_HF_WEIGHTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "moe/hf/hf_config.h"
+#include "moe/hf/tensor_rule.h"
+#include "moe/io/checkpoint.h"
+#include "moe/parameter.h"
+
+namespace moe::hf {
+
+// A tensor of the layer: of one expert, of all, or of none.
+struct LayerTensor {
+  const TensorRule* rule = nullptr;
+  int32_t expert = 0;  // kNumbered: whose it is
+  CheckpointTensor found;
+};
+
+// Element types of weights and tokens.
+bool IsReadable(SafetensorsType type);
+inline constexpr char kReadableTypes[] = "F32, F16, BF16 or F64";
+
+// Rows [first, first + count) of the first dimension, as a tensor of the same file.
+SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
+
+// Everything the layer needs was found and has the right shape and a readable element type. Holds the checkpoint open. Move-only; reading is thread-safe.
+class LayerWeights {
+ public:
+  // `layer`: which one; empty = the first with experts that both the checkpoint and the
+  // configuration have. Names start with "model.layers.N." or, in a file of a larger or smaller
+  // model, "language_model.model.layers.N." or "layers.N.". Reads no data.
+  //   kInvalidArgument: `layer` is no layer with experts of the configuration
+  //   kDataLoss: a tensor is missing or is not what the configuration says, or an error of a file
+  // Messages: "<file>: tensor '<name>': what is, what was expected".
+  static absl::StatusOr<LayerWeights> Find(const HfConfig& config, Checkpoint checkpoint,
+                                           std::optional<int64_t> layer);
+
+  int64_t layer() const { return layer_; }
+  // Layers with experts that could have been chosen.
+  absl::Span<const int64_t> available_layers() const { return available_; }
+  const std::string& path() const { return checkpoint_.path(); }
+  const HfConfig& config() const { return config_; }
+  absl::Span<const LayerTensor> tensors() const { return tensors_; }
+
+  // Overwrites the masters of the parameters that `store` holds, a layer created with the prefix ""
+  // and config().moe, whichever experts it has; and refreshes the compute copies. Scratch: one
+  // tensor, of stacked ones one expert's part.
+  absl::Status Load(ParameterStore& store, Stream& stream) const;
+
+ private:
+  LayerWeights(const HfConfig& config, Checkpoint checkpoint)
+      : config_(config), checkpoint_(std::move(checkpoint)) {}
+  absl::Status FindTensors(const std::string& prefix);
+
+  HfConfig config_;
+  Checkpoint checkpoint_;
+  int64_t layer_ = 0;
+  std::vector<int64_t> available_;
+  std::vector<LayerTensor> tensors_;
+};
+
+// Gradients of all trained tensors of a layer, float32, in the checkpoint's names and layouts.
+class LayerGradients {
+ public:
+  LayerGradients() = default;
+  // All zero. `weights` must outlive this.
+  explicit LayerGradients(const LayerWeights& weights);
+
+  // Puts the gradient of a whole parameter where the checkpoint keeps it. kInvalidArgument if the
+  // length is wrong.
+  absl::Status Set(ParameterKind kind, int32_t expert, absl::Span<const float> gradient);
+
+  struct Tensor {
+    const LayerTensor* of = nullptr;
+    std::vector<float> values;
+    const std::string& name() const { return of->found.tensor->name; }
+    const std::vector<int64_t>& shape() const { return of->found.tensor->shape; }
+  };
+  // In the order of the model's rules.
+  absl::Span<const Tensor> tensors() const { return tensors_; }
+
+ private:
+  const MoeLayerConfig* config_ = nullptr;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace moe::hf
+
+#endif  // MOE_MOE_HF_HF_WEIGHTS_H_

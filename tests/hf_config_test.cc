@@ -1,0 +1,240 @@
+#include "moe/hf/hf_config.h"
+
+#include <algorithm>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace moe::hf {
+namespace {
+
+using ::testing::HasSubstr;
+
+HfConfig Parse(const std::string& document) {
+  auto config = ParseHfConfig("config.json", document);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : HfConfig{};
+}
+
+// The configuration of a model with no key but what it cannot do without.
+HfConfig Defaults(const std::string& model_type, const std::string& more = "") {
+  return Parse(absl::StrCat(R"({"model_type": ")", model_type, "\"", more, "}"));
+}
+
+void ExpectRefused(const std::string& document, absl::StatusCode code, const std::string& part) {
+  const auto config = ParseHfConfig("config.json", document);
+  ASSERT_FALSE(config.ok()) << document;
+  EXPECT_EQ(config.status().code(), code) << config.status();
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr(part)) << document;
+}
+void ExpectDataLoss(const std::string& document, const std::string& part) {
+  ExpectRefused(document, absl::StatusCode::kDataLoss, part);
+}
+void ExpectUnsupported(const std::string& document, const std::string& part) {
+  ExpectRefused(document, absl::StatusCode::kUnimplemented, part);
+}
+
+int64_t CountSparse(const HfConfig& config) {
+  return std::count(config.has_experts.begin(), config.has_experts.end(), true);
+}
+
+// Every default below is what an empty configuration of transformers 4.57.6 holds.
+TEST(HfConfig, MixtralDefaults) {
+  const HfConfig config = Defaults("mixtral");
+  const MoeLayerConfig& moe = config.moe;
+  EXPECT_EQ(config.model_type(), "mixtral");
+  EXPECT_EQ(moe.router.gate, "mixtral");
+  EXPECT_EQ(moe.router.num_experts, 8);
+  EXPECT_EQ(moe.router.top_k, 2);
+  EXPECT_EQ(moe.router.hidden_size, 4096);
+  EXPECT_EQ(moe.ffn_hidden_size, 14336);
+  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 0);
+  EXPECT_EQ(moe.activation, Activation::kSwiGlu);
+  EXPECT_EQ(moe.router.load_balancing, LoadBalancing::kNone);
+  EXPECT_EQ(config.num_layers(), 32);
+  EXPECT_EQ(CountSparse(config), 32);
+}
+
+TEST(HfConfig, Qwen2Defaults) {
+  const HfConfig config = Defaults("qwen2_moe");
+  const MoeLayerConfig& moe = config.moe;
+  EXPECT_EQ(moe.router.num_experts, 60);
+  EXPECT_EQ(moe.router.top_k, 4);
+  EXPECT_EQ(moe.router.hidden_size, 2048);
+  EXPECT_EQ(moe.router.norm_topk_prob, false);
+  EXPECT_EQ(moe.ffn_hidden_size, 1408);
+  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 5632);
+  EXPECT_TRUE(moe.gated_shared_expert);
+  EXPECT_EQ(CountSparse(config), 24);
+}
+
+TEST(HfConfig, Qwen3AndOlmoeDoNotNormaliseByDefault) {
+  const HfConfig qwen3 = Defaults("qwen3_moe");
+  EXPECT_EQ(qwen3.moe.router.num_experts, 128);
+  EXPECT_EQ(qwen3.moe.router.top_k, 8);
+  EXPECT_EQ(qwen3.moe.router.norm_topk_prob, false);
+  EXPECT_EQ(qwen3.moe.ffn_hidden_size, 768);
+  EXPECT_EQ(qwen3.moe.shared_expert_ffn_hidden_size, 0);
+  const HfConfig olmoe = Defaults("olmoe");
+  EXPECT_EQ(olmoe.moe.router.num_experts, 64);
+  EXPECT_EQ(olmoe.moe.router.top_k, 8);
+  EXPECT_EQ(olmoe.moe.router.norm_topk_prob, false);
+  EXPECT_EQ(olmoe.moe.ffn_hidden_size, 2048);
+  EXPECT_EQ(CountSparse(olmoe), 16);
+  EXPECT_EQ(Defaults("olmoe", R"(, "norm_topk_prob": true)").moe.router.norm_topk_prob, true);
+}
+
+TEST(HfConfig, DeepSeekV2DefaultsAndItsIgnoredNormalisation) {
+  const HfConfig config =
+      Defaults("deepseek_v2", R"(, "num_experts_per_tok": 6, "norm_topk_prob": true)");
+  const MoeLayerConfig& moe = config.moe;
+  EXPECT_EQ(moe.router.gate, "deepseek-v2");
+  EXPECT_EQ(moe.router.num_experts, 64);
+  EXPECT_EQ(moe.router.num_groups, 0);
+  EXPECT_EQ(moe.router.scaling_factor, 1.0f);
+  EXPECT_FALSE(moe.router.norm_topk_prob.has_value());
+  EXPECT_EQ(moe.ffn_hidden_size, 1407);
+  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 2 * 1407);
+  EXPECT_FALSE(moe.gated_shared_expert);
+  EXPECT_EQ(CountSparse(config), 32);
+  // Groups count with the limited method alone.
+  EXPECT_EQ(Defaults("deepseek_v2", R"(, "num_experts_per_tok": 6, "n_group": 8, "topk_group": 3)")
+                .moe.router.num_groups,
+            0);
+  const HfConfig limited =
+      Defaults("deepseek_v2", R"(, "num_experts_per_tok": 6, "n_group": 8, "topk_group": 3,
+                                   "topk_method": "group_limited_greedy")");
+  EXPECT_EQ(limited.moe.router.num_groups, 8);
+  EXPECT_EQ(limited.moe.router.group_top_k, 3);
+}
+
+TEST(HfConfig, DeepSeekV3Defaults) {
+  const HfConfig config = Defaults("deepseek_v3");
+  const MoeLayerConfig& moe = config.moe;
+  EXPECT_EQ(moe.router.gate, "deepseek-v3");
+  EXPECT_EQ(moe.router.num_experts, 256);
+  EXPECT_EQ(moe.router.top_k, 8);
+  EXPECT_EQ(moe.router.num_groups, 8);
+  EXPECT_EQ(moe.router.group_top_k, 4);
+  EXPECT_EQ(moe.router.scaling_factor, 2.5f);
+  EXPECT_EQ(moe.router.norm_topk_prob, true);
+  EXPECT_EQ(moe.router.hidden_size, 7168);
+  EXPECT_EQ(moe.ffn_hidden_size, 2048);
+  EXPECT_EQ(moe.shared_expert_ffn_hidden_size, 2048);
+  EXPECT_EQ(config.num_layers(), 61);
+  EXPECT_EQ(CountSparse(config), 58);
+  EXPECT_FALSE(config.has_experts[2]);
+  EXPECT_TRUE(config.has_experts[3]);
+}
+
+TEST(HfConfig, GptOssDefaultsAndItsIgnoredActivation) {
+  const HfConfig config = Defaults("gpt_oss", R"(, "hidden_act": "relu", "swiglu_limit": 3.0)");
+  EXPECT_EQ(config.moe.router.num_experts, 128);
+  EXPECT_EQ(config.moe.router.top_k, 4);
+  EXPECT_EQ(config.moe.router.hidden_size, 2880);
+  EXPECT_EQ(config.moe.ffn_hidden_size, 2880);
+  EXPECT_EQ(config.moe.activation, Activation::kClampedSwiGlu);
+  EXPECT_TRUE(config.moe.projection_biases);
+  EXPECT_EQ(CountSparse(config), 36);
+}
+
+TEST(HfConfig, Llama4DefaultsAndNestedKeys) {
+  const HfConfig text = Defaults("llama4_text");
+  EXPECT_EQ(text.moe.router.num_experts, 16);
+  EXPECT_EQ(text.moe.router.top_k, 1);
+  EXPECT_EQ(text.moe.router.hidden_size, 5120);
+  EXPECT_EQ(text.moe.ffn_hidden_size, 8192);
+  EXPECT_EQ(text.moe.shared_expert_ffn_hidden_size, 8192);
+  EXPECT_EQ(CountSparse(text), 48);
+  const HfConfig nested = Parse(R"({"model_type": "llama4", "num_local_experts": 3,
+      "text_config": {"num_local_experts": 5, "interleave_moe_layer_step": 2}})");
+  EXPECT_EQ(nested.model_type(), "llama4_text");
+  EXPECT_EQ(nested.moe.router.num_experts, 5);
+  EXPECT_EQ(CountSparse(nested), 24);
+  EXPECT_TRUE(nested.has_experts[1]);
+}
+
+TEST(HfConfig, WhichLayersHaveExperts) {
+  const HfConfig qwen = Defaults("qwen2_moe", R"(, "num_hidden_layers": 6,
+      "decoder_sparse_step": 2, "mlp_only_layers": [3, 99])");
+  EXPECT_THAT(qwen.has_experts, ::testing::ElementsAre(false, true, false, false, false, true));
+  EXPECT_EQ(CountSparse(Defaults("qwen3_moe", R"(, "mlp_only_layers": null)")), 24);
+  const HfConfig llama = Defaults("llama4_text", R"(, "num_hidden_layers": 4,
+      "moe_layers": [0, 3], "interleave_moe_layer_step": 2)");
+  EXPECT_THAT(llama.has_experts, ::testing::ElementsAre(true, false, false, true));
+  const HfConfig deepseek = Defaults("deepseek_v3", R"(, "num_hidden_layers": 2)");
+  EXPECT_EQ(CountSparse(deepseek), 0);
+}
+
+TEST(HfConfig, GeluIsExactGelu) {
+  EXPECT_EQ(Defaults("mixtral", R"(, "hidden_act": "gelu")").moe.activation, Activation::kGeGlu);
+  EXPECT_EQ(Defaults("mixtral", R"(, "hidden_act": "swish")").moe.activation, Activation::kSwiGlu);
+}
+
+TEST(HfConfig, RefusesWhatIsNoConfiguration) {
+  ExpectDataLoss("", "line 1");
+  ExpectDataLoss("[]", "no object");
+  ExpectDataLoss("{}", "model_type");
+  ExpectDataLoss(R"({"model_type": 3})", "model_type");
+  ExpectDataLoss(R"({"model_type": "mixtral", "model_type": "olmoe"})", "twice");
+  ExpectDataLoss(R"({"model_type": "llama4"})", "text_config");
+  ExpectDataLoss(R"({"model_type": "llama4", "text_config": []})", "text_config");
+  ExpectDataLoss(std::string(100, '['), "deep");
+}
+
+TEST(HfConfig, RefusesValuesOutOfRangeAndOfTheWrongKind) {
+  const auto with = [](const std::string& value) {
+    return R"({"model_type": "mixtral", )" + value + "}";
+  };
+  for (const char* bad : {"0", "-1", "1e2", "4096.0", "1048577", "9223372036854775808",
+                          "18446744073709551616", "1e400", "\"8\"", "true", "null", "[8]", "{}"}) {
+    ExpectDataLoss(with(absl::StrCat(R"("hidden_size": )", bad)),
+                   std::string(bad) == "1e400" ? "" : "hidden_size is ");
+  }
+  ExpectDataLoss(with(R"("num_local_experts": 65537)"), "num_local_experts is 65537");
+  ExpectDataLoss(with(R"("num_hidden_layers": 1000000000)"), "num_hidden_layers");
+  ExpectDataLoss(with(R"("num_experts_per_tok": 9)"), "num_experts_per_tok is 9, expected");
+  ExpectDataLoss(with(R"("hidden_act": 1)"), "hidden_act is 1");
+  ExpectDataLoss(with(R"("num_local_experts": 65536, "num_experts_per_tok": 1,
+                         "intermediate_size": 1048576, "hidden_size": 1048576)"),
+                 "2^40");
+  ExpectDataLoss(R"({"model_type": "olmoe", "norm_topk_prob": 1})", "true or false");
+  ExpectDataLoss(R"({"model_type": "qwen2_moe", "mlp_only_layers": 3})", "mlp_only_layers is 3");
+  ExpectDataLoss(R"({"model_type": "qwen2_moe", "mlp_only_layers": [1, -1]})", "not -1 in it");
+  ExpectDataLoss(R"({"model_type": "deepseek_v2"})", "num_experts_per_tok is missing");
+  ExpectDataLoss(R"({"model_type": "deepseek_v2", "num_experts_per_tok": 2,
+                     "topk_method": "group_limited_greedy"})",
+                 "n_group is missing");
+  ExpectDataLoss(R"({"model_type": "deepseek_v3", "n_group": 7})", "n_group is 7, expected");
+  ExpectDataLoss(R"({"model_type": "deepseek_v3", "n_group": 4, "topk_group": 5})",
+                 "topk_group is 5, expected");
+  ExpectDataLoss(R"({"model_type": "deepseek_v3", "routed_scaling_factor": "2"})",
+                 "routed_scaling_factor");
+}
+
+TEST(HfConfig, NamesWhatIsNotSupportedAndWhatIs) {
+  ExpectUnsupported(R"({"model_type": "phimoe"})", "expected one of mixtral, qwen2_moe");
+  ExpectUnsupported(R"({"model_type": "mixtral", "hidden_act": "gelu_new"})",
+                    "hidden_act is 'gelu_new'");
+  ExpectUnsupported(
+      R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})",
+      "quantization_config is an object");
+  ExpectUnsupported(R"({"model_type": "llama4", "text_config": {"quantization_config": {}}})",
+                    "text_config.quantization_config");
+  ExpectUnsupported(R"({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "mlp_bias": true})",
+                    "mlp_bias is true");
+  ExpectUnsupported(
+      R"({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "topk_method": "noaux_tc"})",
+      "greedy or group_limited_greedy");
+  EXPECT_TRUE(ParseHfConfig("c", R"({"model_type": "mixtral", "quantization_config": null})").ok());
+}
+
+TEST(HfConfig, ReadsFiles) {
+  EXPECT_TRUE(absl::IsNotFound(ReadHfConfig("/no/such/config.json").status()));
+}
+
+}  // namespace
+}  // namespace moe::hf
