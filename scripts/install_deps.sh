@@ -26,6 +26,7 @@ tests=(
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
   clang-format clang-tidy
+  clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
 )
 
 case "${1-}" in

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Writes corpus/<target>/: small valid and hostile files to start the fuzzers from."""
+import json
+import pathlib
+import struct
+
+ROOT = pathlib.Path(__file__).parent / "corpus"
+
+
+def write(target, name, content):
+    path = ROOT / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def safetensors(header, data=b"", size=None):
+    text = header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
+    return struct.pack("<Q", len(text) if size is None else size) + text.encode() + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def main():
+    good = {
+        "__metadata__": {"format": "pt"},
+        "w": tensor("F32", [1, 2], 3, 11),
+        "b": tensor("U8", [3], 0, 3),
+        "h": tensor("F16", [2], 11, 15),
+        "g": tensor("BF16", [1], 15, 17),
+        "d": tensor("F64", [], 17, 25),
+        "e": tensor("I64", [0, 4], 25, 25),
+    }
+    files = {
+        "good": safetensors(good, bytes(range(25))),
+        "empty": safetensors({}),
+        "hole": safetensors({"a": tensor("U8", [1], 1, 2)}, b"12"),
+        "overlap": safetensors({"a": tensor("U8", [2], 0, 2), "b": tensor("U8", [2], 1, 3)}, b"123"),
+        "rest": safetensors({"a": tensor("U8", [1], 0, 1)}, b"12"),
+        "huge": safetensors({"a": tensor("F32", [2**60], 0, 8)}, bytes(8)),
+        "overflow": safetensors({"a": tensor("U8", [2**32, 2**32], 0, 0)}),
+        "subbyte": safetensors({"a": tensor("F4", [2, 3], 0, 3)}, b"123"),
+        "twice": safetensors('{"a":{"dtype":"U8","dtype":"U8"}}'),
+        "deep": safetensors('{"a":' * 8 + "[" * 40),
+        "length": safetensors({}, size=2**64 - 1),
+        "padded": safetensors("{}      "),
+        "escaped": safetensors({"\u00e9\n\"": tensor("I32", [1], 0, 4)}, bytes(4)),
+    }
+    for name, content in files.items():
+        write("safetensors", name, content)
+
+    def index(weights):
+        return json.dumps({"metadata": {"total_size": 8}, "weight_map": weights})
+
+    for name, content in {
+        "good": index({"w.a": "s-1.safetensors", "w.b": "s-2.safetensors"}),
+        "up": index({"w": "../x.safetensors"}),
+        "root": index({"w": "/x.safetensors"}),
+        "nul": index({"w": "x\u0000.safetensors"}),
+        "number": index({"w": 1}),
+        "list": '{"weight_map":["x.safetensors"]}',
+        "none": '{"metadata":{}}',
+        "twice": '{"weight_map":{"w":"a.safetensors","w":"b.safetensors"}}',
+    }.items():
+        write("index", name, content)
+
+    for name, content in {
+        "mixtral": '{"model_type":"mixtral","architectures":["MixtralForCausalLM"],'
+                   '"hidden_size":64,"intermediate_size":128,"num_local_experts":8,'
+                   '"num_experts_per_tok":2,"rms_norm_eps":1e-05,"sliding_window":null,'
+                   '"tie_word_embeddings":false}',
+        "nested": '{"text_config":{"rope_scaling":{"factor":8.0}},"quantization_config":{}}',
+        "numbers": "[0,-0,1.5e-3,18446744073709551615,-9223372036854775808,1e999]",
+        "strings": '["\\u00e9\\ud83d\\ude00\\n","\\ud800","\x7f"]',
+        "twice": '{"hidden_size":1,"hidden_size":2}',
+        "deep": "[" * 40,
+        "cut": '{"hidden_size":',
+        "bom": b"\xef\xbb\xbf{}",
+        "latin": b'"\xe9"',
+    }.items():
+        write("config", name, content)
+
+
+if __name__ == "__main__":
+    main()
