@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -31,7 +32,7 @@ struct Balance {
     double loss = 100;  // is added to
     Workspace workspace;
     const absl::Status status =
-        AddLoadBalanceLoss({.probs = {probs.data(), tokens(), experts},
+        AddLoadBalanceLoss({.score = {probs.data(), tokens(), experts},
                             .slot_offset = offset,
                             .expert = expert,
                             .choices = choices},
@@ -118,12 +119,57 @@ TEST(Losses, WithoutAGradientGiveTheSameValue) {
   const MatrixView<const float> p(probs.data(), 2, 2);
   Workspace workspace;
   double loss = 0;
-  ASSERT_TRUE(AddLoadBalanceLoss({.probs = p, .slot_offset = slots, .expert = expert, .choices = 1},
+  ASSERT_TRUE(AddLoadBalanceLoss({.score = p, .slot_offset = slots, .expert = expert, .choices = 1},
                                  {.offsets = offsets, .micro_batch = one}, 1, &loss, {}, workspace)
                   .ok());
   EXPECT_DOUBLE_EQ(loss, 2.0 / 4 * (1.25 + .75));
   AddZLoss(p, lse, offsets, 1, &loss, {});
   EXPECT_DOUBLE_EQ(loss, 1 + 2.5);
+}
+
+TEST(LoadBalanceLoss, OfSigmoidScoresTakesTheirShares) {
+  // s = 3/4, 1/4 and 1/2, 1/2: p is the same, since rows sum to 1. dl has the factor 1 - s.
+  const std::vector<float> score = {.75f, .25f, .5f, .5f};
+  const std::vector<int64_t> offsets = {0, 2}, slots = {0, 1, 2}, one = {0, 1};
+  const std::vector<int32_t> expert = {0, 0};
+  std::vector<float> gradient(4, 0.0f);
+  Workspace workspace;
+  double loss = 0;
+  ASSERT_TRUE(AddLoadBalanceLoss({.score = {score.data(), 2, 2},
+                                  .function = ScoreFunction::kSigmoid,
+                                  .slot_offset = slots,
+                                  .expert = expert},
+                                 {.offsets = offsets, .micro_batch = one}, 1, &loss,
+                                 MatrixView<float>(gradient.data(), 2, 2), workspace)
+                  .ok());
+  EXPECT_DOUBLE_EQ(loss, 2.0 / 4 * (1.25 * 2));
+  // G = 1, 0; softmax gradients p (G - p_0): 3/16, -3/16 and 1/4, -1/4.
+  EXPECT_THAT(gradient, testing::ElementsAre(3.0f / 16 / 4, -3.0f / 16 * .75f, .125f, -.125f));
+}
+
+TEST(LoadBalanceLoss, AgainstGivenSharesIgnoresTheCounts) {
+  const std::vector<float> probs = {.75f, .25f, .5f, .5f};
+  const std::vector<int64_t> offsets = {0, 2}, slots = {0, 1, 2}, one = {0, 1};
+  const std::vector<int32_t> expert = {0, 0};
+  const std::vector<double> share = {.25, .75};
+  Workspace workspace;
+  double loss = 0;
+  ASSERT_TRUE(AddLoadBalanceLoss({.score = {probs.data(), 2, 2},
+                                  .slot_offset = slots,
+                                  .expert = expert,
+                                  .expert_share = share},
+                                 {.offsets = offsets, .micro_batch = one}, 3, &loss, {}, workspace)
+                  .ok());
+  EXPECT_DOUBLE_EQ(loss, 3 * 2 * (.25 * 1.25 + .75 * .75) / 2);  // alpha E sum f P, P a mean
+}
+
+TEST(EntropySum, IsThatOfEveryTokensShares) {
+  const std::vector<float> softmax = {.5f, .5f, 1, 0};
+  EXPECT_DOUBLE_EQ(EntropySum({softmax.data(), 2, 2}, ScoreFunction::kSoftmax), std::log(2.0));
+  const std::vector<float> sigmoid = {.25f, .25f, .75f, 0};
+  EXPECT_DOUBLE_EQ(EntropySum({sigmoid.data(), 2, 2}, ScoreFunction::kSigmoid), std::log(2.0));
+  const std::vector<float> nan = {std::numeric_limits<float>::quiet_NaN(), 0};
+  EXPECT_TRUE(std::isnan(EntropySum({nan.data(), 1, 2}, ScoreFunction::kSoftmax)));
 }
 
 }  // namespace
