@@ -26,3 +26,5 @@ moe_test(io_memory_test LABELS unit SOURCES io_memory_test.cc counting_new.cc
 moe_test(hf_test LABELS unit SOURCES hf_config_test.cc hf_weights_test.cc LIBS moe_moe)
 moe_test(golden_test LABELS unit cpu threads SOURCES golden_test.cc LIBS moe_moe TIMEOUT 300)
 target_compile_definitions(golden_test PRIVATE MOE_GOLDEN_DATA="${CMAKE_CURRENT_SOURCE_DIR}/golden/data")
+# moe verify's library
+moe_test(verify_test LABELS unit cpu threads SOURCES verify_test.cc LIBS moe_verify TIMEOUT 300)

@@ -1,0 +1,341 @@
+#include "moe/verify/layer_run.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
+#include "moe/gradient_reducer.h"
+#include "moe/session.h"
+
+namespace moe::verify {
+namespace {
+
+constexpr int64_t kNotHeld = std::numeric_limits<int64_t>::min();
+
+// What this rank knows of the results: every element's bits, or kNotHeld.
+class Held {
+ public:
+  explicit Held(const std::vector<TensorSpec>& tensors) : tensors_(tensors) {
+    for (const TensorSpec& spec : tensors) {
+      place_[spec.name] = elements_;
+      elements_ += spec.size();
+    }
+    bits_.assign(elements_, kNotHeld);
+  }
+
+  bool Has(const std::string& name) const { return place_.contains(name); }
+  void Put(const std::string& name, int64_t first, absl::Span<const float> values) {
+    const int64_t at = place_.at(name) + first;
+    for (size_t i = 0; i < values.size(); ++i) bits_[at + i] = std::bit_cast<uint32_t>(values[i]);
+  }
+
+  // Collective. The largest bits over ranks, and the least: copies have equal ones.
+  absl::StatusOr<LayerResult> Gather(Communicator& world, Stream& stream) const {
+    std::vector<int64_t> extremes = bits_;
+    for (const int64_t b : bits_) extremes.push_back(b == kNotHeld ? kNotHeld : -b);
+    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(extremes), ReduceOp::kMax, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    LayerResult result;
+    if (world.rank() != 0) return result;
+    int64_t at = 0;
+    for (const TensorSpec& spec : tensors_) {
+      std::vector<float>& values = result.tensors.emplace_back();
+      for (int64_t i = 0; i < spec.size(); ++i, ++at) {
+        values.push_back(std::bit_cast<float>(static_cast<uint32_t>(extremes[at])));
+        if (extremes[at] != -extremes[elements_ + at]) ++result.torn_replicas;
+      }
+    }
+    return result;
+  }
+
+ private:
+  const std::vector<TensorSpec>& tensors_;
+  std::map<std::string, int64_t> place_;
+  int64_t elements_ = 0;
+  std::vector<int64_t> bits_;
+};
+
+template <typename T>
+std::vector<T> Convert(absl::Span<const float> in) {
+  std::vector<T> out;
+  for (const float v : in) out.push_back(T(v));
+  return out;
+}
+template <typename T>
+std::vector<float> ToFloats(const std::vector<T>& in) {
+  std::vector<float> out;
+  for (const T& v : in) out.push_back(static_cast<float>(v));
+  return out;
+}
+
+// Micro-batches [first, last) in one call; empty: a round without any.
+struct Round {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
+template <typename T>
+class RankRun {
+ public:
+  RankRun(const Problem& problem, Fault fault, const Context& context)
+      : problem_(problem),
+        fault_(fault),
+        context_(context),
+        world_(context.mesh->world()),
+        held_(problem.tensors) {}
+
+  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config, Stream& gradients);
+
+ private:
+  absl::Status SetParameters(const ParameterStore& store);
+  std::vector<Round> Rounds() const;
+  absl::Status CountStep(const std::vector<Round>& rounds);
+  absl::Status FullStep(const std::vector<Round>& rounds, const ParameterStore& store,
+                        GradientReducer& reducer);
+  absl::Status Forward(const Round& round, int64_t step, GradientReady* ready);
+  absl::Status EndStep();
+  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter,
+                                                const GradientReducer& reducer) const;
+  absl::Status KeepGradients(const ParameterStore& store, const GradientReducer& reducer);
+  absl::Status KeepBias(const ParameterStore& store);
+  void ShuffleAndAdd(const ParameterStore& store);
+
+  int64_t micro_batches() const {
+    return static_cast<int64_t>(problem_.spec.micro_batch_tokens.size());
+  }
+
+  const Problem& problem_;
+  const Fault fault_;
+  const Context& context_;
+  Communicator& world_;
+  Held held_;
+  std::unique_ptr<MoeLayer<T>> layer_;
+  std::vector<int64_t> count_, last_count_;  // of this step, [outputs]
+  // kShuffledFloatSum: gradients of every round by name.
+  std::map<std::string, std::vector<std::vector<float>>> round_gradients_;
+};
+
+template <typename T>
+absl::Status RankRun<T>::SetParameters(const ParameterStore& store) {
+  for (const auto& p : store.parameters()) {
+    const auto it = problem_.parameters.find(p->spec().name);
+    if (it == problem_.parameters.end() || static_cast<int64_t>(it->second.size()) != p->size()) {
+      return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
+                                 " that the problem does not know");
+    }
+    std::copy(it->second.begin(), it->second.end(), p->master().begin());
+    MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+std::vector<Round> RankRun<T>::Rounds() const {
+  const int64_t m = micro_batches();
+  const int64_t begin = m * world_.rank() / world_.size();
+  const int64_t end = m * (world_.rank() + 1) / world_.size();
+  if (fault_ == Fault::kRankLocalBalance) return {{begin, end}};
+  const int64_t count = (m + world_.size() - 1) / world_.size();
+  std::vector<Round> rounds;
+  for (int64_t r = 0; r < count; ++r) {
+    rounds.push_back(begin + r < end ? Round{begin + r, begin + r + 1} : Round{end, end});
+  }
+  return rounds;
+}
+
+// The first step: counts alone.
+template <typename T>
+absl::Status RankRun<T>::CountStep(const std::vector<Round>& rounds) {
+  for (const Round& round : rounds) MOE_RETURN_IF_ERROR(Forward(round, 0, nullptr));
+  return EndStep();
+}
+
+template <typename T>
+absl::Status RankRun<T>::FullStep(const std::vector<Round>& rounds, const ParameterStore& store,
+                                  GradientReducer& reducer) {
+  const bool every_round = fault_ == Fault::kShuffledFloatSum;
+  MOE_RETURN_IF_ERROR(reducer.Begin());
+  for (size_t r = 0; r < rounds.size(); ++r) {
+    const bool reduces = every_round || r + 1 == rounds.size();
+    const auto mark = [&](Parameter& p) {
+      return reduces ? reducer.MarkReady(p) : absl::OkStatus();
+    };
+    GradientReady ready = mark;
+    MOE_RETURN_IF_ERROR(Forward(rounds[r], 1, &ready));
+    if (!every_round) continue;
+    MOE_RETURN_IF_ERROR(reducer.Finish());
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    for (const auto& p : store.parameters()) {
+      if (!p->spec().trainable) continue;
+      MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p, reducer));
+      round_gradients_[p->spec().name].push_back(std::move(gradient));
+    }
+    MOE_RETURN_IF_ERROR(reducer.Begin());
+  }
+  if (!every_round) {
+    MOE_RETURN_IF_ERROR(reducer.Finish());
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_RETURN_IF_ERROR(KeepGradients(store, reducer));
+  } else {
+    ShuffleAndAdd(store);
+  }
+  return EndStep();
+}
+
+// One call of the layer; with `ready`, backward and results besides.
+template <typename T>
+absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady* ready) {
+  const WorkspaceScope scope(*context_.workspace);
+  const int64_t hidden = problem_.spec.layer.router.hidden_size;
+  const int64_t first = problem_.micro_batch_offsets[round.first];
+  const int64_t tokens = problem_.micro_batch_offsets[round.last] - first;
+  const auto rows = [&](const std::vector<float>& all) {
+    return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
+  };
+  std::vector<T> x = rows(problem_.x), dy = rows(problem_.dy), y(x.size()), dx(x.size());
+  std::vector<int64_t> sequences = {0};
+  for (const int64_t s : problem_.sequence_offsets) {
+    if (s > first && s <= first + tokens) sequences.push_back(s - first);
+  }
+  const int64_t bounds[] = {0, tokens};
+  const Batch batch = {.sequence_offsets = sequences,
+                       .micro_batch_offsets = bounds,
+                       .first_global_token = first,
+                       .step = step};
+  const auto view = [&](std::vector<T>& v) {
+    return MatrixView<T>(v.data(), tokens, hidden);
+  };
+  MoeLayerSaved<T> saved;
+  RouterStats stats;
+  MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
+  if (ready != nullptr) {
+    MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), *ready));
+  }
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
+  if (ready == nullptr || round.first == round.last) return absl::OkStatus();
+  held_.Put("y", first * hidden, ToFloats(y));
+  held_.Put("dx", first * hidden, ToFloats(dx));
+  const auto put = [&](const char* name, float value) {
+    held_.Put(name, round.first, {&value, 1});
+    const std::vector<float> zeros(round.last - round.first - 1);  // kRankLocalBalance merges some
+    held_.Put(name, round.first + 1, zeros);
+  };
+  put("aux_loss", static_cast<float>(stats.aux_loss));
+  put("z_loss", static_cast<float>(stats.z_loss));
+  put("dropped", static_cast<float>(stats.dropped_slots));
+  return absl::OkStatus();
+}
+
+// Counts of all ranks: integers, so the same everywhere.
+template <typename T>
+absl::Status RankRun<T>::EndStep() {
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  std::vector<float> counts;
+  for (const int64_t c : count_) counts.push_back(static_cast<float>(c));
+  held_.Put("expert_count", 0, counts);
+  MOE_RETURN_IF_ERROR(layer_->EndStep(fault_ == Fault::kStaleCount ? last_count_ : count_));
+  last_count_ = count_;
+  std::fill(count_.begin(), count_.end(), int64_t{0});
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& parameter,
+                                                          const GradientReducer& reducer) const {
+  const bool scaled =
+      fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
+  const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
+  std::vector<float> scratch(parameter.size());
+  MOE_ASSIGN_OR_RETURN(
+      const auto gradient,
+      reducer.Gradient(parameter, scale, absl::MakeSpan(scratch), *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  return std::vector<float>(gradient.begin(), gradient.end());
+}
+
+template <typename T>
+absl::Status RankRun<T>::KeepGradients(const ParameterStore& store,
+                                       const GradientReducer& reducer) {
+  for (const auto& p : store.parameters()) {
+    if (!p->spec().trainable) continue;
+    MOE_ASSIGN_OR_RETURN(const std::vector<float> gradient, GradientOf(*p, reducer));
+    held_.Put(p->spec().name, 0, gradient);
+  }
+  return absl::OkStatus();
+}
+
+// The order of the rounds depends on how many ranks there are, never on which rank adds.
+template <typename T>
+void RankRun<T>::ShuffleAndAdd(const ParameterStore& store) {
+  for (const auto& p : store.parameters()) {
+    if (!p->spec().trainable) continue;
+    auto& rounds = round_gradients_[p->spec().name];
+    RandomKey key = {.purpose = RandomPurpose::kShuffle,
+                     .step = static_cast<uint64_t>(world_.size())};
+    for (size_t i = rounds.size(); i > 1; --i) {
+      key.item = i;
+      std::swap(rounds[i - 1], rounds[static_cast<size_t>(Uniform(key) * static_cast<double>(i))]);
+    }
+    std::vector<float> sum(p->size());
+    for (const auto& round : rounds) {
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += round[i];
+    }
+    held_.Put(p->spec().name, 0, sum);
+  }
+}
+
+template <typename T>
+absl::Status RankRun<T>::KeepBias(const ParameterStore& store) {
+  for (const auto& p : store.parameters()) {
+    if (!p->spec().trainable) held_.Put(p->spec().name, 0, p->master());
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config, Stream& gradients) {
+  ParameterStore store(DTypeOf<T>::value, 0);
+  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", store, context_));
+  MOE_RETURN_IF_ERROR(SetParameters(store));
+  MOE_ASSIGN_OR_RETURN(
+      const auto reducer,
+      GradientReducer::Create({.bucket_bytes = 4096, .grid = {.max_terms = micro_batches()}}, store,
+                              context_, gradients));
+  count_.assign(config.router.num_outputs(), 0);
+  last_count_ = count_;
+  const std::vector<Round> rounds = Rounds();
+  MOE_RETURN_IF_ERROR(CountStep(rounds));
+  MOE_RETURN_IF_ERROR(FullStep(rounds, store, *reducer));
+  MOE_RETURN_IF_ERROR(KeepBias(store));
+  return held_.Gather(world_, *context_.compute);
+}
+
+}  // namespace
+
+absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
+                                     Numerics numerics, Fault fault,
+                                     std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
+  config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
+  config.overlap_degree = layout.overlap;
+  MOE_ASSIGN_OR_RETURN(const auto session,
+                       Session::Create({.expert_parallel_size = layout.expert_parallel,
+                                        .numerics = numerics,
+                                        .overlap_exchange = layout.overlap > 1},
+                                       std::move(world)));
+  if (problem.spec.dtype == DType::kBFloat16) {
+    return RankRun<BFloat16>(problem, fault, session->context())
+        .Run(config, session->gradient_stream());
+  }
+  return RankRun<float>(problem, fault, session->context()).Run(config, session->gradient_stream());
+}
+
+}  // namespace moe::verify

@@ -1,0 +1,135 @@
+#include "moe/verify/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::verify {
+namespace {
+
+// Prefixed with the case, for errors that end the run.
+absl::Status InCase(const Case& what, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(Describe(what.layout), ": ", status.message()));
+}
+
+absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
+  LayerResult result;
+  const RunOptions options = {.plan = {.backend = Backend::kLocal, .ranks = what.layout.ranks},
+                              .timeout = plan.timeout};
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool first = world->rank() == 0;
+    MOE_ASSIGN_OR_RETURN(LayerResult mine, RunLayer(plan.problems[what.problem], what.layout,
+                                                    what.numerics, plan.fault, std::move(world)));
+    if (first) result = std::move(mine);
+    return absl::OkStatus();
+  };
+  if (const absl::Status status = RunRanks(options, body); !status.ok()) {
+    return InCase(what, status);
+  }
+  return result;
+}
+
+class Run {
+ public:
+  Run(const VerifyPlan& plan, const MpiRunner& run_mpi,
+      const std::function<void(const CaseReport&)>& on_report)
+      : plan_(plan), run_mpi_(run_mpi), on_report_(on_report) {}
+
+  absl::Status All() {
+    MOE_RETURN_IF_ERROR(OneRank());
+    for (const Case& what : plan_.cases) {
+      if (what.layout.transport != Backend::kLocal) continue;
+      MOE_ASSIGN_OR_RETURN(const LayerResult result, RunOnThreads(plan_, what));
+      ReportAgainstOneRank(what, result);
+    }
+    return Mpi();
+  }
+
+ private:
+  using Key = std::pair<size_t, Numerics>;
+
+  // The products that everything else is compared with.
+  absl::Status OneRank() {
+    std::set<Key> keys;
+    for (const Case& what : plan_.cases) keys.emplace(what.problem, what.numerics);
+    for (const auto& [problem, numerics] : keys) {
+      Case what = {.problem = problem, .numerics = numerics};
+      what.layout.capacity = plan_.problems[problem].spec.layer.router.capacity_factor;
+      MOE_ASSIGN_OR_RETURN(LayerResult result, RunOnThreads(plan_, what));
+      on_report_({.what = what,
+                  .against = Against::kReference,
+                  .tensors = CompareWithReference(plan_.problems[problem], result),
+                  .torn_replicas = result.torn_replicas});
+      one_rank_[{problem, numerics}] = std::move(result);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Mpi() {
+    std::map<int, std::vector<Case>> by_ranks;  // one launch each
+    for (const Case& what : plan_.cases) {
+      if (what.layout.transport == Backend::kMpi) by_ranks[what.layout.ranks].push_back(what);
+    }
+    for (const auto& [ranks, cases] : by_ranks) {
+      const absl::StatusOr<std::vector<LayerResult>> results = run_mpi_(ranks, cases);
+      if (!results.ok() && !absl::IsUnimplemented(results.status())) return results.status();
+      for (size_t i = 0; i < cases.size(); ++i) {
+        if (results.ok()) {
+          ReportAgainstOneRank(cases[i], (*results)[i]);
+        } else {
+          on_report_({.what = cases[i], .skipped = std::string(results.status().message())});
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void ReportAgainstOneRank(const Case& what, const LayerResult& result) const {
+    const Measure measure =
+        what.numerics == Numerics::kLayoutInvariant ? Measure::kBits : Measure::kTwiceBound;
+    on_report_({.what = what,
+                .against = Against::kOneRank,
+                .tensors = CompareResults(plan_.problems[what.problem], result,
+                                          one_rank_.at({what.problem, what.numerics}), measure),
+                .torn_replicas = result.torn_replicas});
+  }
+
+  const VerifyPlan& plan_;
+  const MpiRunner& run_mpi_;
+  const std::function<void(const CaseReport&)>& on_report_;
+  std::map<Key, LayerResult> one_rank_;
+};
+
+}  // namespace
+
+bool CaseReport::ok() const {
+  return torn_replicas == 0 &&
+         std::all_of(tensors.begin(), tensors.end(), [](const TensorReport& t) { return t.ok(); });
+}
+
+absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
+                    const std::function<void(const CaseReport&)>& on_report) {
+  return Run(plan, run_mpi, on_report).All();
+}
+
+absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
+                                                  const std::vector<Case>& cases, Fault fault,
+                                                  Communicator& world) {
+  std::vector<LayerResult> results;
+  for (const Case& what : cases) {
+    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own, world.Split(0, world.rank()));
+    absl::StatusOr<LayerResult> result =
+        RunLayer(problems[what.problem], what.layout, what.numerics, fault, std::move(own));
+    if (!result.ok()) return InCase(what, result.status());
+    results.push_back(*std::move(result));
+  }
+  return results;
+}
+
+}  // namespace moe::verify

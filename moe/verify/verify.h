@@ -1,0 +1,70 @@
+// Runs problems through layouts and compares what comes out.
+#ifndef MOE_MOE_VERIFY_VERIFY_H_
+#define MOE_MOE_VERIFY_VERIFY_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "moe/context.h"
+#include "moe/verify/compare.h"
+#include "moe/verify/faults.h"
+#include "moe/verify/layer_run.h"
+#include "moe/verify/layout.h"
+#include "moe/verify/problem.h"
+
+namespace moe::verify {
+
+// One run of one layer.
+struct Case {
+  size_t problem = 0;
+  Numerics numerics = Numerics::kFast;
+  Layout layout;
+};
+
+struct VerifyPlan {
+  std::vector<Problem> problems;
+  std::vector<Case> cases;
+  Fault fault = Fault::kNone;
+  absl::Duration timeout = absl::Seconds(60);  // of every wait of a rank
+};
+
+// What a case is compared with.
+enum class Against : uint8_t {
+  kOneRank,    // the product on one rank, local, staged, no overlap
+  kReference,  // that one-rank product itself, with the float64 loop
+};
+
+struct CaseReport {
+  Case what;
+  Against against = Against::kOneRank;
+  std::string skipped;  // why it did not run; empty = it ran
+  std::vector<TensorReport> tensors;
+  int64_t torn_replicas = 0;
+
+  bool ok() const;
+};
+
+// Runs cases whose transport is MPI on `ranks` processes: results in the order of `cases`, or why
+// they cannot run (kUnimplemented: skipped; anything else: the verification fails).
+using MpiRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
+    int ranks, const std::vector<Case>& cases)>;
+
+// First the one-rank product of every (problem, numerics) against the reference, then every case
+// against that product. on_report hears of each as it is known: MPI cases last. Errors are those of
+// ranks (timeouts, lost peers), not wrong results.
+absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
+                    const std::function<void(const CaseReport&)>& on_report);
+
+// The runs of one rank, one after the other; collective over `world`. For MPI processes.
+absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
+                                                  const std::vector<Case>& cases, Fault fault,
+                                                  Communicator& world);
+
+}  // namespace moe::verify
+
+#endif  // MOE_MOE_VERIFY_VERIFY_H_
