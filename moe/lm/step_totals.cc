@@ -76,8 +76,8 @@ double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load, int32_
     const int64_t total = std::accumulate(load.begin(), end, int64_t{0});
     if (total == 0) continue;
     const double mean = static_cast<double>(total) / experts;
-    worst = std::max(worst,
-                     (static_cast<double>(*std::max_element(load.begin(), end)) - mean) / mean);
+    worst =
+        std::max(worst, (static_cast<double>(*std::max_element(load.begin(), end)) - mean) / mean);
   }
   return worst;
 }

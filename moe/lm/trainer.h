@@ -48,11 +48,11 @@ struct StepMetrics {
   double grad_norm = 0;
   double step_seconds = 0;  // slowest rank
   double tokens_per_second = 0;
-  double drop_fraction = 0;  // of all slots of the step
-  double max_violation = 0;  // worst MoE layer
-  int dead_experts = 0;      // over all MoE layers
-  double aux_loss = 0;       // mean over micro-batches of the summed load-balance losses
-  double router_entropy = 0;     // of a token's probabilities, nats; mean over tokens and layers
+  double drop_fraction = 0;   // of all slots of the step
+  double max_violation = 0;   // worst MoE layer
+  int dead_experts = 0;       // over all MoE layers
+  double aux_loss = 0;        // mean over micro-batches of the summed load-balance losses
+  double router_entropy = 0;  // of a token's probabilities, nats; mean over tokens and layers
   std::vector<std::vector<int64_t>> expert_load;  // [MoE layer][E] slots, identity experts last
   // Mean over ranks, this step.
   double phase_seconds[static_cast<int>(Phase::kCount)] = {};
