@@ -17,6 +17,7 @@ struct Invocation {
 
 // Prints an error, if any, as one line on standard error.
 ExitCode TrainCommand(const Invocation& invocation);
+ExitCode LayerCommand(const Invocation& invocation);
 
 }  // namespace moe::cli
 

@@ -22,6 +22,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "train a mixture-of-experts language model on text files", TrainCommand},
+    {"layer", "one MoE layer of a public model, from its own files", LayerCommand},
 };
 
 std::string Help() {

@@ -1,0 +1,79 @@
+#include "moe/cli/program.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+
+#include "moe/cli/exit_code.h"
+#include "moe/io/file.h"
+
+namespace moe::cli {
+namespace {
+
+absl::Status Prefixed(absl::string_view flag, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
+}
+
+}  // namespace
+
+absl::Status Print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
+    return absl::OkStatus();
+  }
+  return WithExitCode(absl::InternalError("cannot write to standard output"), ExitCode::kIo);
+}
+
+void PrintError(absl::string_view command, const absl::Status& status) {
+  fmt::print(stderr, "moe {}: {}\n", std::string(command),
+             absl::StrReplaceAll(status.message(), {{"\n", " "}}));
+  std::fflush(stderr);
+}
+
+RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {
+  auto report = [first = launch.rank() == 0,
+                 command = std::move(command)](const absl::Status& status) {
+    // Errors that all ranks see at once come from the first alone: it ends the others, which wait.
+    const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
+    if (common && !first) absl::SleepFor(absl::Seconds(1));
+    PrintError(command, status);
+  };
+  return {.plan = launch.plan,
+          .timeout = timeout,
+          .report = std::move(report),
+          .exit_code = [](const absl::Status& status) {
+            return static_cast<int>(ExitCodeOf(status));
+          }};
+}
+
+absl::Status InputError(absl::string_view flag, const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::Status named = Prefixed(flag, status);
+  if (absl::IsDataLoss(status) || absl::IsUnimplemented(status)) {
+    return WithExitCode(named, ExitCode::kBadInput);
+  }
+  return absl::IsUnavailable(status) ? WithExitCode(named, ExitCode::kIo) : named;
+}
+
+absl::Status WriteError(absl::string_view flag, const std::string& path,
+                        const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::Status named = Prefixed(flag, status);
+  // A folder that is there and takes no files (/proc) also says that there is no such thing.
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  const bool absent = absl::IsNotFound(status) && !folder.empty() &&
+                      !std::filesystem::is_directory(folder, ignored);
+  if (absent || absl::IsInvalidArgument(status)) return named;
+  return WithExitCode(named, ExitCode::kIo);
+}
+
+absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
+  return WriteError(flag, path, WholeFile::Create(path).status());
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,39 @@
+// What the commands share: results, errors, and running the ranks.
+#ifndef MOE_MOE_CLI_PROGRAM_H_
+#define MOE_MOE_CLI_PROGRAM_H_
+
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+
+#include "comm/create.h"
+#include "moe/cli/launch.h"
+
+namespace moe::cli {
+
+// To standard output, at once. Exit code kIo if it cannot be written.
+absl::Status Print(const std::string& text);
+
+// "moe <command>: <message>": one line on standard error, whatever a library put into the message.
+void PrintError(absl::string_view command, const absl::Status& status);
+
+// How RunRanks reports a rank's failure and ends, with the exit code of its status.
+RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command);
+
+// An error of reading the input file that `flag` names: malformed content is exit code kBadInput, a
+// read that fails kIo, a path that is not there kUsage.
+absl::Status InputError(absl::string_view flag, const absl::Status& status);
+
+// An error of writing the output file that `flag` names: kIo, but kUsage for a folder that is not
+// there.
+absl::Status WriteError(absl::string_view flag, const std::string& path,
+                        const absl::Status& status);
+
+// Whether `path` can be written, before the work that fills it. Errors as WriteError. Leaves no file.
+absl::Status CheckWritable(absl::string_view flag, const std::string& path);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_PROGRAM_H_
