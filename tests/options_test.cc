@@ -108,6 +108,12 @@ TEST(PrecedenceTest, APresetIsBelowEverythingButDefaults) {
   EXPECT_EQ(Load({"--router", "qwen3", "--topk", "4"})->integer("moe-router-topk"), 4);
   EXPECT_EQ(Load({"--router", "qwen3"}, {"MOE_ROUTER_TOPK=3"})->integer("moe-router-topk"), 3);
   EXPECT_EQ(Load({}, {}, R"({"router": "switch"})")->integer("moe-router-topk"), 1);
+  EXPECT_EQ(Load({"--router", "gpt-oss"})->text("activation"), "clamped_swiglu");
+  EXPECT_TRUE(Load({"--router", "gpt-oss"})->on("moe-projection-biases"));
+  EXPECT_EQ(Load({"--router", "gpt-oss", "--activation", "relu"})->text("activation"), "relu");
+  EXPECT_FALSE(Load({"--router", "qwen2"})->on("moe-shared-expert-gate"));
+  EXPECT_TRUE(Load({"--router", "qwen2", "--moe-shared-expert-intermediate-size", "8"})
+                  ->on("moe-shared-expert-gate"));
 }
 
 TEST(PrecedenceTest, ALosingValueIsCheckedToo) {
@@ -157,8 +163,9 @@ TEST(FlagTest, MalformedOnesSayWhatWasExpected) {
   EXPECT_EQ(LoadError({"--dtype", "f16"}),
             "--dtype is 'f16', expected one of f32, bf16; did you mean 'bf16'?");
   EXPECT_EQ(LoadError({"--router", "mixtrall"}),
-            "--router is 'mixtrall', expected one of switch, gshard, mixtral, olmoe, qwen3; did "
-            "you mean 'mixtral'?");
+            "--router is 'mixtrall', expected one of switch, gshard, topk, mixtral, qwen2, qwen3, "
+            "olmoe, deepseek-v2, deepseek-v3, gpt-oss, llama4, longcat, expert-choice, noisy-topk, "
+            "sinkhorn; did you mean 'mixtral'?");
   EXPECT_EQ(LoadError({"--capacity-factor", "nil"}),
             "--capacity-factor is 'nil', expected a finite number or none");
   EXPECT_EQ(LoadError({"book.txt"}),
@@ -334,6 +341,27 @@ TEST(BatchTest, ContradictionsNameBothSides) {
   EXPECT_EQ(MakeError({"--train-batch-size", "1", "--micro-batch-size", "3"}),
             "--train-batch-size is 1, expected a multiple of --micro-batch-size 3, nearest 3");
   EXPECT_EQ(MakeError({"--micro-batches", "0"}), "--micro-batches is 0, expected at least 1");
+}
+
+TEST(TrainOptionsTest, GeneralRoutingFlagsChooseTheGeneralGate) {
+  const RouterConfig router =
+      Make({"--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"})
+          ->train.model.moe.router;
+  EXPECT_EQ(router.gate, "topk");
+  EXPECT_EQ(router.score_function, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(router.expert_bias);
+  EXPECT_EQ(MakeError({"--router", "mixtral", "--moe-router-pre-softmax"}),
+            "--moe-router-pre-softmax is set, expected its default: gate 'mixtral' does not read "
+            "it");
+  // A gate that always has the bias may be asked for it.
+  EXPECT_TRUE(Make({"--router", "deepseek-v3", "--moe-router-enable-expert-bias"}).ok());
+  EXPECT_EQ(Make({"--moe-router-load-balancing-type", "sinkhorn"})->train.model.moe.router.gate,
+            "sinkhorn");
+  EXPECT_THAT(LoadError({"--moe-router-load-balancing-type", "sinkhorn", "--router", "mixtral"}),
+              HasSubstr("expected sinkhorn"));
+  EXPECT_THAT(MakeError({"--moe-router-num-groups", "3", "--moe-router-group-topk", "1"}),
+              HasSubstr("--moe-router-num-groups is 3, expected a divisor of 8"));
+  EXPECT_THAT(MakeError({"--moe-shared-expert-gate"}), HasSubstr("intermediate-size"));
 }
 
 TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {

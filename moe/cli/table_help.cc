@@ -45,7 +45,11 @@ std::string Line(const Setting& s) {
   const auto append = [&](const std::string& part) {
     absl::StrAppend(&text, text.empty() ? "" : " ", part);
   };
-  if (s.kind == Kind::kWord) append(absl::StrCat("(", absl::StrJoin(s.words, "|"), ")"));
+  if (s.kind == Kind::kWord) {
+    const std::string words = absl::StrJoin(s.words, "|");
+    const bool fits = words.size() + 2 <= kWidth - kIndent;
+    append(absl::StrCat("(", fits ? words : absl::StrJoin(s.words, " | "), ")"));
+  }
   if (!s.fallback.empty()) append(absl::StrCat("[", s.fallback, "]"));
   return Wrapped(lead, text);
 }

@@ -1,9 +1,4 @@
-#include <algorithm>
-
-#include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
-
+#include "moe/cli/table_help.h"
 #include "moe/cli/train_settings.h"
 
 namespace moe::cli {
@@ -44,60 +39,10 @@ Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 ou
 6 loss or gradients not finite, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
 )";
 
-constexpr size_t kWidth = 100;
-constexpr size_t kIndent = 40;
-
-// `text` in lines of at most kWidth - kIndent, the first after `lead`.
-std::string Wrapped(const std::string& lead, const std::string& text) {
-  std::string out = lead;
-  size_t column = lead.size();
-  if (column + 1 >= kIndent) {
-    out += "\n";
-    column = 0;
-  }
-  out += std::string(kIndent - column, ' ');
-  column = kIndent;
-  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
-    if (column > kIndent && column + 1 + word.size() > kWidth) {
-      absl::StrAppend(&out, "\n", std::string(kIndent, ' '));
-      column = kIndent;
-    }
-    if (column > kIndent) {
-      out += " ";
-      ++column;
-    }
-    absl::StrAppend(&out, word);
-    column += word.size();
-  }
-  return out + "\n";
-}
-
-std::string Line(const Setting& s) {
-  std::string lead = "  ";
-  if (s.letter != 0) absl::StrAppend(&lead, "-", std::string(1, s.letter), ", ");
-  absl::StrAppend(&lead, "--", s.name);
-  if (!s.alias.empty()) absl::StrAppend(&lead, ", --", s.alias);
-  if (!s.value_name.empty()) absl::StrAppend(&lead, " ", s.value_name);
-  std::string text = s.help;
-  const auto append = [&](const std::string& part) {
-    absl::StrAppend(&text, text.empty() ? "" : " ", part);
-  };
-  if (s.kind == Kind::kWord) append(absl::StrCat("(", absl::StrJoin(s.words, "|"), ")"));
-  if (!s.fallback.empty()) append(absl::StrCat("[", s.fallback, "]"));
-  return Wrapped(lead, text);
-}
-
 }  // namespace
 
 std::string TrainHelp() {
-  std::string out = kHead;
-  std::string group;
-  for (const Setting& s : TrainSettings()) {
-    if (s.group != group) absl::StrAppend(&out, "\n", s.group, "\n");
-    group = s.group;
-    out += Line(s);
-  }
-  return out + kTail;
+  return kHead + TableHelp(TrainSettings()) + kTail;
 }
 
 }  // namespace moe::cli

@@ -10,51 +10,12 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
+#include "moe/cli/layer_settings.h"
 #include "moe/cli/train_batch.h"
 #include "moe/cli/train_settings.h"
 
 namespace moe::cli {
 namespace {
-
-absl::Status Wrong(absl::string_view flag, absl::string_view value, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected ", expected));
-}
-
-Activation ActivationOf(const std::string& name) {
-  if (name == "geglu") return Activation::kGeGlu;
-  if (name == "relu") return Activation::kRelu;
-  return name == "relu2" ? Activation::kRelu2 : Activation::kSwiGlu;
-}
-
-absl::StatusOr<TokenGroup> TokenGroupOf(const Settings& settings) {
-  if (settings.is("moe-token-group", "micro-batch")) return TokenGroup{TokenGroup::kMicroBatch};
-  if (settings.is("moe-token-group", "sequence")) return TokenGroup{TokenGroup::kSequence};
-  const int tokens = settings.integer("moe-token-group");
-  if (tokens >= 1) return TokenGroup{tokens};
-  return Wrong("--moe-token-group", settings.text("moe-token-group"),
-               "sequence, micro-batch or a number of tokens from 1");
-}
-
-absl::StatusOr<RouterConfig> RouterOf(const Settings& settings) {
-  RouterConfig router;
-  router.gate = settings.text("router");
-  router.num_experts = settings.integer("num-experts");
-  router.top_k = settings.integer("moe-router-topk");
-  if (!settings.is("moe-expert-capacity-factor", "none")) {
-    router.capacity_factor = settings.real("moe-expert-capacity-factor");
-  }
-  router.drop_policy = settings.is("moe-token-drop-policy", "position") ? DropPolicy::kPosition
-                                                                        : DropPolicy::kProbability;
-  router.pad_to_capacity = settings.on("moe-pad-expert-input-to-capacity");
-  MOE_ASSIGN_OR_RETURN(router.token_group, TokenGroupOf(settings));
-  const std::string& balance = settings.text("moe-router-load-balancing-type");
-  router.load_balancing = balance == "none"           ? LoadBalancing::kNone
-                          : balance == "seq_aux_loss" ? LoadBalancing::kSeqAuxLoss
-                                                      : LoadBalancing::kAuxLoss;
-  router.aux_loss_coeff = static_cast<float>(settings.real("moe-aux-loss-coeff"));
-  router.z_loss_coeff = static_cast<float>(settings.real("moe-z-loss-coeff"));
-  return router;
-}
 
 DispatcherOptions DispatcherOf(const Settings& settings) {
   const std::string& name = settings.text("dispatch");
@@ -70,11 +31,7 @@ absl::StatusOr<lm::TransformerConfig> ModelOf(const Settings& settings) {
   model.num_layers = settings.integer("num-layers");
   model.num_attention_heads = settings.integer("num-attention-heads");
   model.moe_layer_freq = settings.integer("moe-layer-freq");
-  MOE_ASSIGN_OR_RETURN(model.moe.router, RouterOf(settings));
-  model.moe.router.hidden_size = model.hidden_size;
-  model.moe.ffn_hidden_size = settings.integer("moe-ffn-hidden-size");
-  model.moe.shared_expert_ffn_hidden_size = settings.integer("moe-shared-expert-intermediate-size");
-  model.moe.activation = ActivationOf(settings.text("activation"));
+  MOE_ASSIGN_OR_RETURN(model.moe, LayerConfigOf(settings));
   model.moe.dispatcher = DispatcherOf(settings);
   model.moe.overlap_degree = settings.integer("moe-overlap-degree");
   return model;
@@ -121,44 +78,6 @@ absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const Wo
   return train;
 }
 
-// Names of fields in the library's messages become the flags that set them.
-std::string InFlags(absl::string_view message, const Settings& settings) {
-  static constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
-      {"top_k", "moe-router-topk"},
-      {"gate", "router"},
-      {"pad_to_capacity", "moe-pad-expert-input-to-capacity"},
-      {"ffn_hidden_size", "moe-ffn-hidden-size"},
-      {"shared_expert_ffn_hidden_size", "moe-shared-expert-intermediate-size"},
-      {"micro_batch_tokens", "micro-batch-size x --seq-length"}};
-  const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
-  if (!router) absl::ConsumePrefix(&message, "Transformer: ");
-  std::string out;
-  for (size_t i = 0; i < message.size();) {
-    size_t end = i;
-    while (end < message.size() && (absl::ascii_islower(message[end]) || message[end] == '_')) {
-      ++end;
-    }
-    const absl::string_view word = message.substr(i, end - i);
-    std::string flag;
-    if (absl::StrContains(word, "_") || (router && i == 0)) {
-      for (const auto& [field, name] : kOthers) {
-        if (word == field) flag = std::string(name);
-      }
-      const Setting* setting = settings.Find(word);
-      if (setting == nullptr) setting = settings.Find(absl::StrCat("moe-", word));
-      if (flag.empty() && setting != nullptr) flag = setting->name;
-    }
-    if (!flag.empty()) {
-      absl::StrAppend(&out, "--", flag);
-    } else {
-      absl::StrAppend(&out, word);
-    }
-    i = end;
-    if (i < message.size()) out += message[i++];
-  }
-  return out;
-}
-
 // What ValidateTrainConfig does not look at.
 absl::Status CheckProgram(const Settings& settings, const World& world,
                           const lm::TrainConfig& train) {
@@ -166,36 +85,37 @@ absl::Status CheckProgram(const Settings& settings, const World& world,
     const std::string& text = settings.text(name);
     return settings.integer(name) >= least
                ? absl::OkStatus()
-               : Wrong(absl::StrCat("--", name), text, absl::StrCat("at least ", least));
+               : WrongFlag(absl::StrCat("--", name), text, absl::StrCat("at least ", least));
   };
   MOE_RETURN_IF_ERROR(at_least("log-interval", 1));
   MOE_RETURN_IF_ERROR(at_least("eval-interval", 0));
   MOE_RETURN_IF_ERROR(at_least("node-size", 0));
   MOE_RETURN_IF_ERROR(at_least("lr-warmup-steps", 0));
   if (!settings.empty("lr-decay-steps") && train.schedule.total_steps < 1) {
-    return Wrong("--lr-decay-steps", settings.text("lr-decay-steps"), "at least 1");
+    return WrongFlag("--lr-decay-steps", settings.text("lr-decay-steps"), "at least 1");
   }
   const auto in_unit = [&](const char* name) {
     const double value = settings.real(name);
     return value >= 0 && value < 1
                ? absl::OkStatus()
-               : Wrong(absl::StrCat("--", name), settings.text(name), "0 <= beta < 1");
+               : WrongFlag(absl::StrCat("--", name), settings.text(name), "0 <= beta < 1");
   };
   MOE_RETURN_IF_ERROR(in_unit("adam-beta1"));
   MOE_RETURN_IF_ERROR(in_unit("adam-beta2"));
   for (const char* name : {"weight-decay", "clip-grad", "adam-eps"}) {
     if (settings.real(name) < 0) {
-      return Wrong(absl::StrCat("--", name), settings.text(name), "0 or more");
+      return WrongFlag(absl::StrCat("--", name), settings.text(name), "0 or more");
     }
   }
   for (const char* name : {"comm-timeout", "bucket-size-mb"}) {
     if (settings.real(name) <= 0) {
-      return Wrong(absl::StrCat("--", name), settings.text(name), "more than 0");
+      return WrongFlag(absl::StrCat("--", name), settings.text(name), "more than 0");
     }
   }
   if (world.threads && train.all_reduce == AllReduceAlgorithm::kLibrary) {
-    return Wrong("--all-reduce", "library",
-                 "ring or direct: ranks are threads here, which have no library; it needs mpirun");
+    return WrongFlag(
+        "--all-reduce", "library",
+        "ring or direct: ranks are threads here, which have no library; it needs mpirun");
   }
   return absl::OkStatus();
 }
@@ -206,7 +126,7 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
   const double batch = static_cast<double>(train.micro_batches) *
                        static_cast<double>(train.micro_batch_size) *
                        static_cast<double>(train.sequence_length);
-  if (batch > kMost) return Wrong("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
+  if (batch > kMost) return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
   const lm::TransformerConfig& model = train.model;
   const auto hidden = static_cast<double>(model.hidden_size);
   const double widest = std::max(
@@ -214,7 +134,8 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
        static_cast<double>(model.moe.shared_expert_ffn_hidden_size), 4 * hidden});
   const double parameters = 3 * hidden * widest * model.num_layers;
   if (parameters > kMost) {
-    return Wrong("the model", absl::StrCat("about ", parameters, " parameters"), "at most 1e12");
+    return WrongFlag("the model", absl::StrCat("about ", parameters, " parameters"),
+                     "at most 1e12");
   }
   return absl::OkStatus();
 }
@@ -231,9 +152,7 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
   if (!settings.empty("config")) {
     MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
   }
-  const std::string& router = settings.text("router");
-  MOE_RETURN_IF_ERROR(settings.Set(*settings.Find("topk"), {router == "switch" ? "1" : "2"},
-                                   Origin::kPreset, absl::StrCat("--router ", router)));
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
   return settings;
 }
 

@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "moe/cli/layer_settings.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -55,27 +56,10 @@ void AddModel(Table& table) {
   table.insert(
       table.end(),
       {{kGroup, "num-layers", "", 0, Kind::kInteger, "N", Text(d.num_layers), "transformer layers"},
-       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden_size),
-        "width of the residual stream"},
        {kGroup, "num-attention-heads", "", 0, Kind::kInteger, "N", Text(d.num_attention_heads),
         "attention heads; 2 N divides H"},
-       {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "8",
-        "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model"},
-       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", "256", "width of one expert"},
-       {kGroup, "moe-shared-expert-intermediate-size", "", 0, Kind::kInteger, "F",
-        Text(d.moe.shared_expert_ffn_hidden_size),
-        "width of an expert that every token passes; 0 = none"},
        {kGroup, "moe-layer-freq", "", 0, Kind::kInteger, "N", Text(d.moe_layer_freq),
         "every N-th layer has experts; the others are dense, of width topk x F"},
-       {kGroup,
-        "activation",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        "swiglu",
-        "of the experts",
-        {"swiglu", "geglu", "relu", "relu2"}},
        {kGroup,
         "dtype",
         "",
@@ -85,66 +69,6 @@ void AddModel(Table& table) {
         NameOf(Defaults().dtype),
         "of activations and compute weights; sums, optimiser and master weights are f32",
         {"f32", "bf16"}}});
-}
-
-void AddRouting(Table& table) {
-  const char* const kGroup = "Routing";
-  const RouterConfig& d = Defaults().model.moe.router;
-  table.insert(
-      table.end(),
-      {{kGroup,
-        "router",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        d.gate,
-        "gate; also presets topk: 1 for switch, 2 for the others",
-        {"switch", "gshard", "mixtral", "olmoe", "qwen3"}},
-       {kGroup, "moe-router-topk", "topk", 0, Kind::kInteger, "K", Text(d.top_k),
-        "experts per token, at most E"},
-       {kGroup,
-        "moe-expert-capacity-factor",
-        "capacity-factor",
-        0,
-        Kind::kReal,
-        "X|none",
-        "none",
-        "an expert takes at most C = ceil(T K X / E) of the T tokens of a group; none = dropless",
-        {"none"}},
-       {kGroup,
-        "moe-token-drop-policy",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        "probs",
-        "over capacity, keep the largest weights (probs) or the first tokens (position)",
-        {"probs", "position"}},
-       {kGroup, "moe-pad-expert-input-to-capacity", "", 0, Kind::kSwitch, "", "",
-        "give every expert exactly C rows"},
-       {kGroup,
-        "moe-token-group",
-        "",
-        0,
-        Kind::kInteger,
-        "sequence|micro-batch|N",
-        "micro-batch",
-        "tokens over which capacity and balance are defined; N divides a micro-batch",
-        {"sequence", "micro-batch"}},
-       {kGroup,
-        "moe-router-load-balancing-type",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        "aux_loss",
-        "balance loss: per token group, per sequence, or none",
-        {"aux_loss", "seq_aux_loss", "none"}},
-       {kGroup, "moe-aux-loss-coeff", "", 0, Kind::kReal, "X", "0.01",
-        "of the balance loss X E / (K T^2) sum_i (sum_t p_ti) c_i, which is X at balance"},
-       {kGroup, "moe-z-loss-coeff", "", 0, Kind::kReal, "X", Text(d.z_loss_coeff),
-        "of X mean_t (logsumexp_i l_ti)^2"}});
 }
 
 void AddParallel(Table& table) {
@@ -293,8 +217,12 @@ void AddOutput(Table& table) {
 std::vector<Setting> TrainSettings() {
   Table table;
   AddData(table);
+  const LayerDefaults layer = {
+      .hidden_size = Defaults().model.hidden_size,
+      .z_loss_coeff = static_cast<double>(Defaults().model.moe.router.z_loss_coeff)};
   AddModel(table);
-  AddRouting(table);
+  AddShapeSettings("Model", layer, table);
+  AddRoutingSettings("Routing", layer, table);
   AddParallel(table);
   AddOptimizer(table);
   AddOutput(table);

@@ -69,7 +69,7 @@ std::vector<int64_t> UnevenMicroBatches(int64_t count, int64_t most, const std::
 // The same from a known data seed, without the reference.
 absl::StatusOr<Problem> DrawProblem(const ProblemSpec& spec, uint64_t data_seed);
 
-// The reference's form of a layer: its gate by its mechanisms, as docs/gates.md defines them.
+// The reference's form of a layer: its gate by its mechanisms, as docs/routing.md defines them.
 absl::StatusOr<ReferenceConfig> ReferenceConfigOf(const ProblemSpec& spec);
 
 }  // namespace moe::verify
