@@ -7,6 +7,7 @@ if(TARGET moe_cli)
   find_package(nlohmann_json REQUIRED)
   moe_test(options_test LABELS unit SOURCES options_test.cc LIBS moe_cli)
   moe_test(launch_flags_test LABELS unit SOURCES launch_flags_test.cc LIBS moe_cli)
+  moe_test(doctor_test LABELS unit SOURCES doctor_test.cc LIBS moe_cli)
   moe_test(metrics_test LABELS unit SOURCES metrics_test.cc
     LIBS moe_cli nlohmann_json::nlohmann_json)
 endif()
@@ -21,6 +22,8 @@ if(TARGET moe)
   endfunction()
   moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
   moe_cli_test(train LABELS smoke TIMEOUT 300)
+  moe_cli_test(layer LABELS smoke TIMEOUT 120 ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden/data
+    $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
   if(MOE_MPI_FOUND)
     moe_cli_test(mpi LABELS mpi TIMEOUT 120 ARGS ${MPIEXEC_EXECUTABLE} ${MOE_MPI})
     set_tests_properties(cli_mpi PROPERTIES RUN_SERIAL TRUE) # it measures time
