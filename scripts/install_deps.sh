@@ -14,7 +14,7 @@ build=(
   libtbb-dev                    # threads inside a rank
   librandom123-dev              # counter-based random numbers
   libxxhash-dev                 # checksums
-  libhwloc-dev                  # topology
+  libhwloc-dev                  # what moe doctor knows of cores and caches
   libfmt-dev libspdlog-dev      # logging of the programs
   libboost-program-options-dev  # command line
   nlohmann-json3-dev            # configuration and result files

@@ -93,4 +93,10 @@ echo kept >kept/metrics.jsonl
 run "$moe" train "${model[@]}" --out kept --ep 3
 expect 2 "kept"
 [[ $(cat kept/metrics.jsonl) == kept ]] || fail "a refused call touched an earlier run"
+
+refused 2 "--ranks is 0, expected at least 1" "$moe" doctor --ranks 0
+refused 2 "unknown flag --rank; did you mean '--ranks'?" "$moe" doctor --rank 2
+run "$moe" doctor
+((rc == 0 || rc == 1)) || fail "doctor: exit code $rc"
+grep -q '^[a-z]* *cores ' "$work/stdout" || fail "doctor says nothing of cores"
 finish

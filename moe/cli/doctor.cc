@@ -1,0 +1,92 @@
+// moe doctor: what this build and machine have, and what will be slow here.
+#include <algorithm>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/command.h"
+#include "moe/cli/machine_facts.h"
+#include "moe/cli/program.h"
+#include "moe/cli/settings.h"
+#include "moe/cli/table_help.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kHead[] =
+    R"(usage: moe doctor [--ranks R]
+
+What this build and this machine have, and what will be slow or fail with R ranks here, each with a
+remedy. Starts nothing but `mpirun --version`.
+
+  ok    as it should be
+  note  worth knowing
+  slow  works, but slower than it could
+  bad   something will not work
+
+)";
+
+constexpr char kTail[] = R"(
+Exit codes: 0 no finding is bad, 1 one is, 2 usage.
+)";
+
+std::vector<Setting> DoctorSettings() {
+  const char* const kGroup = "Flags";
+  return {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4", "ranks to judge for"},
+          {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}};
+}
+
+const char* NameOf(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kOk:
+      return "ok";
+    case Verdict::kNote:
+      return "note";
+    case Verdict::kSlow:
+      return "slow";
+    case Verdict::kBad:
+      return "bad";
+  }
+  return "";
+}
+
+std::string Text(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& finding : findings) {
+    text +=
+        fmt::format("{:<5} {:<10} {}\n", NameOf(finding.verdict), finding.subject, finding.what);
+    if (!finding.remedy.empty()) text += fmt::format("{:16} -> {}\n", "", finding.remedy);
+  }
+  return text;
+}
+
+absl::Status Run(const Invocation& invocation) {
+  Settings settings(DoctorSettings());
+  MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
+  if (settings.on("help")) return Print(absl::StrCat(kHead, TableHelp(settings.table()), kTail));
+  const int ranks = settings.integer("ranks");
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks is ", ranks, ", expected at least 1"));
+  }
+  const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
+  MOE_RETURN_IF_ERROR(Print(Text(findings)));
+  const auto bad = std::count_if(findings.begin(), findings.end(), [](const Finding& finding) {
+    return finding.verdict == Verdict::kBad;
+  });
+  if (bad == 0) return absl::OkStatus();
+  return WithExitCode(absl::FailedPreconditionError(
+                          absl::StrCat(bad, bad == 1 ? " finding is" : " findings are", " bad")),
+                      ExitCode::kCheckFailed);
+}
+
+}  // namespace
+
+ExitCode DoctorCommand(const Invocation& invocation) {
+  const absl::Status status = Run(invocation);
+  if (!status.ok()) PrintError("doctor", status);
+  return ExitCodeOf(status);
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,124 @@
+// What `moe doctor` makes of machines that are not this one.
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/cli/machine_facts.h"
+
+namespace moe::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+MachineFacts Healthy() {
+  return {.version = "1.0",
+          .compiler = "12",
+          .build_type = "optimised",
+          .linked_mpi = "openmpi",
+          .cpu_model = "CPU",
+          .usable_cores = 8,
+          .usable_threads = 16,
+          .numa_nodes = 1,
+          .l2_bytes = 1 << 20,
+          .l3_bytes = 32 << 20,
+          .simd_targets = {"AVX2", "EMU128"},
+          .memory_bytes = int64_t{64} << 30,
+          .available_bytes = int64_t{60} << 30,
+          .shm_bytes = int64_t{32} << 30,
+          .shm_free_bytes = int64_t{32} << 30,
+          .mpirun = "/usr/bin/mpirun.openmpi",
+          .mpirun_version = "mpirun (Open MPI) 4.1.4"};
+}
+
+Finding FindingOf(const MachineFacts& facts, const std::string& subject, int ranks = 4) {
+  for (const Finding& finding : Diagnose(facts, ranks)) {
+    if (finding.subject == subject) return finding;
+  }
+  ADD_FAILURE() << "no finding about " << subject;
+  return {};
+}
+
+TEST(Doctor, HealthyMachineNeedsNothing) {
+  for (const Finding& finding : Diagnose(Healthy(), 4)) {
+    EXPECT_TRUE(finding.verdict == Verdict::kOk || finding.verdict == Verdict::kNote)
+        << finding.subject;
+    EXPECT_THAT(finding.remedy, IsEmpty()) << finding.subject;
+  }
+}
+
+TEST(Doctor, EveryProblemHasARemedy) {
+  MachineFacts facts = Healthy();
+  facts.build_type = "with assertions";
+  facts.usable_cores = 2;
+  facts.simd_targets = {"EMU128"};
+  facts.available_bytes = 1 << 20;
+  facts.shm_free_bytes = 64 << 20;
+  facts.stale_segments = 3;
+  facts.root = true;
+  facts.launcher = "WORLD_SIZE";
+  int problems = 0;
+  for (const Finding& finding : Diagnose(facts, 4)) {
+    if (finding.verdict != Verdict::kSlow && finding.verdict != Verdict::kBad) continue;
+    ++problems;
+    EXPECT_FALSE(finding.remedy.empty()) << finding.subject;
+  }
+  EXPECT_EQ(problems, 7);  // build, cores, SIMD, memory, MPI, MPI ranks, /dev/shm
+}
+
+TEST(Doctor, CountsTheQuotaOfAContainer) {
+  MachineFacts facts = Healthy();
+  EXPECT_EQ(FindingOf(facts, "cores", 8).verdict, Verdict::kOk);
+  facts.cpu_quota = 1.5;
+  const Finding finding = FindingOf(facts, "cores", 2);
+  EXPECT_EQ(finding.verdict, Verdict::kSlow);
+  EXPECT_THAT(finding.what, HasSubstr("a quota of 1.5 cores"));
+  EXPECT_THAT(finding.remedy, HasSubstr("--ranks 1 "));
+}
+
+TEST(Doctor, LauncherOfTheOtherMpiIsBad) {
+  MachineFacts facts = Healthy();
+  facts.mpirun = "/usr/bin/mpirun";
+  facts.mpirun_version = "HYDRA build details:";
+  EXPECT_EQ(FindingOf(facts, "MPI").verdict, Verdict::kBad);
+  EXPECT_THAT(FindingOf(facts, "MPI").remedy, HasSubstr("mpirun.openmpi"));
+  facts.linked_mpi = "mpich";
+  EXPECT_EQ(FindingOf(facts, "MPI").verdict, Verdict::kOk);
+  facts.mpirun_version = "mpirun.openmpi (OpenRTE) 4.1.4";
+  EXPECT_EQ(FindingOf(facts, "MPI").verdict, Verdict::kBad);
+  facts.mpirun = facts.mpirun_version = "";
+  EXPECT_THAT(FindingOf(facts, "MPI").remedy, HasSubstr("mpich"));
+}
+
+TEST(Doctor, OpenMpiAsRootNeedsPermission) {
+  MachineFacts facts = Healthy();
+  facts.root = true;
+  EXPECT_EQ(FindingOf(facts, "MPI").verdict, Verdict::kBad);
+  facts.root_allowed = true;
+  EXPECT_EQ(FindingOf(facts, "MPI").verdict, Verdict::kOk);
+}
+
+TEST(Doctor, WithoutMpiSharedMemoryDoesNotMatter) {
+  MachineFacts facts = Healthy();
+  facts.linked_mpi = "";
+  facts.shm_bytes.reset();
+  for (const Finding& finding : Diagnose(facts, 4)) EXPECT_NE(finding.verdict, Verdict::kBad);
+  facts.linked_mpi = "mpich";
+  facts.mpirun_version = "HYDRA build details:";
+  EXPECT_EQ(FindingOf(facts, "/dev/shm").verdict, Verdict::kBad);
+}
+
+TEST(Doctor, GathersWhatEveryMachineHas) {
+  const MachineFacts facts = GatherMachineFacts({});
+  EXPECT_GE(facts.usable_cores, 1);
+  EXPECT_GE(facts.usable_threads, facts.usable_cores);
+  EXPECT_GT(facts.memory_bytes, facts.available_bytes);
+  EXPECT_FALSE(facts.simd_targets.empty());
+  EXPECT_FALSE(facts.version.empty());
+  EXPECT_TRUE(facts.mpirun.empty());  // no PATH was given
+  EXPECT_EQ(GatherMachineFacts({{"WORLD_SIZE=2"}}).launcher, "WORLD_SIZE");
+}
+
+}  // namespace
+}  // namespace moe::cli
