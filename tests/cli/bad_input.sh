@@ -28,7 +28,7 @@ train 2 "--steps has no value, expected --steps N" --steps
 train 2 "--steps is 'many', expected a whole number" --steps many
 train 2 "--lr is 'inf', expected a finite number" --lr inf
 train 2 "unexpected argument 'book.txt'" book.txt
-train 2 "did you mean 'qwen3'?" --router qwen
+train 2 "did you mean 'qwen2'?" --router qwen
 
 # The environment and configuration files.
 MOE_STEPS=many train 2 "MOE_STEPS is 'many'"
@@ -95,7 +95,7 @@ expect 2 "kept"
 [[ $(cat kept/metrics.jsonl) == kept ]] || fail "a refused call touched an earlier run"
 
 refused 2 "--ranks is 0, expected at least 1" "$moe" doctor --ranks 0
-refused 2 "unknown flag --rank; did you mean '--ranks'?" "$moe" doctor --rank 2
+refused 2 "unknown flag '--rank'; did you mean '--ranks'?" "$moe" doctor --rank 2
 run "$moe" doctor
 ((rc == 0 || rc == 1)) || fail "doctor: exit code $rc"
 grep -q '^[a-z]* *cores ' "$work/stdout" || fail "doctor says nothing of cores"
