@@ -110,8 +110,8 @@ TYPED_TEST(CombineTest, EqualsThePlainLoopsForAnyWidthAndThreadCount) {
   }
 }
 
-// Against the dot product in double. Products are exact there; H float32 additions are off by at
-// most H * 2^-24 of the sum of magnitudes, doubled for the roundings of rounded partials.
+// Against the dot product in double, in another order: products are exact in both, H additions are
+// off by at most H * 2^-53 of the sum of magnitudes in each, and the result is rounded to float32.
 TYPED_TEST(CombineTest, WeightGradientIsTheDotProduct) {
   using T = TypeParam;
   const int64_t tokens = 11, num_rows = 8, hidden = 37;
@@ -132,9 +132,26 @@ TYPED_TEST(CombineTest, WeightGradientIsTheDotProduct) {
         want += term;
         magnitude += std::abs(term);
       }
-      EXPECT_NEAR(d_weight[s], want, hidden * 0x1p-23 * magnitude);
+      EXPECT_NEAR(d_weight[s], want, 0x1p-24 * std::abs(want) + hidden * 0x1p-52 * magnitude);
     }
   }
+}
+
+// 2^24 + 2^-6 - 2^24, in one partial sum of the dot product: float32 has no room for 2^-6.
+TYPED_TEST(CombineTest, WeightGradientSurvivesCancellation) {
+  using T = TypeParam;
+  std::vector<T> rows(48, T(0.0f)), dy(48, T(1.0f));
+  rows[5] = dy[5] = dy[37] = T(4096.0f);
+  rows[21] = T(0.015625f);
+  rows[37] = T(-4096.0f);
+  const std::vector<int64_t> offset = {0, 1};
+  const std::vector<int32_t> row = {0};
+  std::vector<float> d_weight(1);
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(CombineWeightGradient<T>({dy.data(), 1, 48}, {rows.data(), 1, 48}, offset, row,
+                                       absl::MakeSpan(d_weight), *stream)
+                  .ok());
+  EXPECT_EQ(d_weight[0], 0.015625f);
 }
 
 TYPED_TEST(CombineTest, AcceptsNoTokens) {

@@ -69,6 +69,30 @@ TYPED_TEST(FixedDotTest, HasTheBitsOfTheContractsOrderAtEveryLength) {
   }
 }
 
+// 2^24 + 1 - 2^24 in one partial sum: float32 has no room for the one.
+TYPED_TEST(FixedDotTest, WideDotKeepsWhatCancellationLeaves) {
+  std::vector<TypeParam> a(33, TypeParam(0.0f));
+  std::vector<TypeParam> b(33, TypeParam(1.0f));
+  a[0] = b[0] = b[32] = TypeParam(4096.0f);
+  a[16] = TypeParam(1.0f);
+  a[32] = TypeParam(-4096.0f);
+  EXPECT_EQ(FixedDot(a.data(), b.data(), 33), 0.0f);
+  EXPECT_EQ(WideDot(a.data(), b.data(), 33), 1.0);
+  for (const int64_t n : {0, 1, 15, 16, 17, 33, 200}) {
+    const auto x = RandomRow<TypeParam>(n, 3);
+    const auto y = RandomRow<TypeParam>(n, 4);
+    double sum = 0;
+    double magnitude = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double term = static_cast<double>(static_cast<float>(x[i])) *
+                          static_cast<double>(static_cast<float>(y[i]));
+      sum += term;
+      magnitude += std::abs(term);
+    }
+    EXPECT_NEAR(WideDot(x.data(), y.data(), n), sum, static_cast<double>(n) * 0x1p-52 * magnitude);
+  }
+}
+
 TYPED_TEST(FixedDotTest, ReadsOnlyItsOwnElementsAtAnyAlignment) {
   const int64_t n = 37;
   for (int64_t offset = 0; offset < 5; ++offset) {

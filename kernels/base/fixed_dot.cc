@@ -52,11 +52,35 @@ HWY_INLINE float Sum(const T* a, int64_t n) {
   return sum.Fold();
 }
 
+template <typename T>
+HWY_INLINE double Wide(const T* a, const T* b, int64_t n) {
+  double partial[kPartials] = {};
+  const auto add = [&](int64_t at, int64_t i) {
+    partial[i] += static_cast<double>(static_cast<float>(a[at + i])) *
+                  static_cast<double>(static_cast<float>(b[at + i]));
+  };
+  const int64_t body = n - n % kPartials;
+  for (int64_t at = 0; at < body; at += kPartials) {
+    for (int64_t i = 0; i < kPartials; ++i) add(at, i);
+  }
+  for (int64_t i = 0; i < n - body; ++i) add(body, i);
+  for (int64_t width = kPartials / 2; width >= 1; width /= 2) {
+    for (int64_t i = 0; i < width; ++i) partial[i] += partial[i + width];
+  }
+  return partial[0];
+}
+
 float DotF32(const float* a, const float* b, int64_t n) {
   return Dot(a, b, n);
 }
 float DotBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
   return Dot(a, b, n);
+}
+double WideF32(const float* a, const float* b, int64_t n) {
+  return Wide(a, b, n);
+}
+double WideBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
+  return Wide(a, b, n);
 }
 float SumF32(const float* a, int64_t n) {
   return Sum(a, n);
@@ -75,6 +99,8 @@ namespace moe {
 
 HWY_EXPORT(DotF32);
 HWY_EXPORT(DotBF16);
+HWY_EXPORT(WideF32);
+HWY_EXPORT(WideBF16);
 HWY_EXPORT(SumF32);
 HWY_EXPORT(SumBF16);
 
@@ -85,6 +111,14 @@ float FixedDot(const float* a, const float* b, int64_t n) {
 template <>
 float FixedDot(const BFloat16* a, const BFloat16* b, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(DotBF16)(a, b, n);
+}
+template <>
+double WideDot(const float* a, const float* b, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(WideF32)(a, b, n);
+}
+template <>
+double WideDot(const BFloat16* a, const BFloat16* b, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(WideBF16)(a, b, n);
 }
 template <>
 float FixedSum(const float* a, int64_t n) {

@@ -16,7 +16,12 @@ namespace moe {
 template <typename T>
 float FixedDot(const T* a, const T* b, int64_t n);
 
-// sum_i a[i], in the same order.
+// The same sum in float64, where products are exact: 16 interleaved partial sums, folded alike. For
+// sums that cancel. The same bits on every SIMD target, with or without fused multiply-add.
+template <typename T>
+double WideDot(const T* a, const T* b, int64_t n);
+
+// sum_i a[i] in float32, in the order of FixedDot.
 template <typename T>
 float FixedSum(const T* a, int64_t n);
 

@@ -30,16 +30,15 @@ template <typename T>
 void Reference(const WeightGradient<T>& g) {
   for (int64_t t = 0; t < g.dy.rows(); ++t) {
     for (int64_t s = g.slot_offset[t]; s < g.slot_offset[t + 1]; ++s) {
-      float partial[16] = {};
+      double partial[16] = {};
       for (int64_t h = 0; g.row_of_slot[s] >= 0 && h < g.dy.cols(); ++h) {
-        partial[h % 16] =
-            std::fma(static_cast<float>(g.dy(t, h)),
-                     static_cast<float>(g.rows(g.row_of_slot[s], h)), partial[h % 16]);
+        partial[h % 16] += static_cast<double>(static_cast<float>(g.dy(t, h))) *
+                           static_cast<double>(static_cast<float>(g.rows(g.row_of_slot[s], h)));
       }
       for (int width = 8; width >= 1; width /= 2) {
         for (int i = 0; i < width; ++i) partial[i] += partial[i + width];
       }
-      g.d_weight[s] = partial[0];
+      g.d_weight[s] = static_cast<float>(partial[0]);
     }
   }
 }

@@ -30,8 +30,8 @@ absl::Status CombineRows(MatrixView<const T> rows, absl::Span<const int64_t> slo
                          MatrixView<T> out, Write write, Stream& stream);
 
 // d_weight[s] = <dy[token of s, :], rows[row_of_slot[s], :]>; 0 for dropped slots.
-// The dot product is float32 with a fixed order: 16 interleaved partial sums (element h goes to
-// partial h mod 16, ascending, fused multiply-add), folded pairwise (8+8, 4+4, 2+2, 1+1).
+// dy and an expert's output are nearly orthogonal, so the dot product cancels: it is WideDot
+// (kernels/base/fixed_dot.h), float64 in a fixed order, rounded to float32 once.
 template <typename T>
 absl::Status CombineWeightGradient(MatrixView<const T> dy, MatrixView<const T> rows,
                                    absl::Span<const int64_t> slot_offset,

@@ -115,7 +115,9 @@ void Run(const WeightGradient<T>& g, ThreadPool& threads) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t s = g.slot_offset[t]; s < g.slot_offset[t + 1]; ++s) {
         const int32_t row = g.row_of_slot[s];
-        g.d_weight[s] = row < 0 ? 0.0f : FixedDot<T>(g.dy.row(t), g.rows.row(row), g.dy.cols());
+        g.d_weight[s] =
+            row < 0 ? 0.0f
+                    : static_cast<float>(WideDot<T>(g.dy.row(t), g.rows.row(row), g.dy.cols()));
       }
     }
   });
