@@ -55,7 +55,7 @@ TrainConfig SmallConfig() {
 // What two runs are compared by.
 struct Trace {
   std::vector<float> loss, validation_loss;
-  std::vector<double> grad_norm, aux_loss;
+  std::vector<double> grad_norm, aux_loss, router_entropy;
   std::vector<std::vector<std::vector<int64_t>>> load;
   uint64_t weights = 0;
   absl::Status status;
@@ -75,6 +75,7 @@ Trace TrainIn(TrainConfig config, const Layout& layout, const Corpus& corpus) {
       if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
       trace.grad_norm.push_back(m.grad_norm);
       trace.aux_loss.push_back(m.aux_loss);
+      trace.router_entropy.push_back(m.router_entropy);
       trace.load.push_back(m.expert_load);
       return absl::OkStatus();
     });
@@ -93,6 +94,7 @@ void ExpectSameTrace(const Trace& got, const Trace& expected) {
   EXPECT_EQ(got.validation_loss, expected.validation_loss);
   EXPECT_EQ(got.grad_norm, expected.grad_norm);
   EXPECT_EQ(got.aux_loss, expected.aux_loss);
+  EXPECT_EQ(got.router_entropy, expected.router_entropy);
   EXPECT_EQ(got.load, expected.load);
   EXPECT_EQ(got.weights, expected.weights);
 }
@@ -152,7 +154,45 @@ TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
   ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
 }
 
+// What a router learns from a whole step: the expert bias, shares for the balance loss.
+TEST_P(TrainerLayoutTest, CountsOfTheWholeStepHaveTheBitsOfOneRank) {
+  TrainConfig config = SmallConfig();
+  config.steps = 4;
+  RouterConfig& router = config.model.moe.router;
+  router.gate = "deepseek-v3";
+  router.num_zero_experts = 1;
+  router.num_groups = 3;
+  router.group_top_k = 2;
+  router.bias_update_rate = 0.05f;
+  router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(config, {}, *corpus));
+  ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(kLayouts));
+
+// Random numbers are keyed by the global token, so neither jitter nor noise nor random second
+// choices know the layout.
+TEST(TrainerTest, EveryGateTrainsWithTheBitsOfOneRank) {
+  const Corpus corpus = MakeCorpus();
+  for (const std::string& gate : GateNames()) {
+    SCOPED_TRACE(gate);
+    TrainConfig config = SmallConfig();
+    config.steps = 3;
+    RouterConfig& router = config.model.moe.router;
+    router.gate = gate;
+    const GateDefinition& definition = *FindGate(gate);
+    if (definition.only_top_k != 0) router.top_k = definition.only_top_k;
+    if ((definition.options & kGateJitter) != 0) router.input_jitter = 0.2f;
+    router.random_second_expert = (definition.options & kGateRandomSecond) != 0;
+    const Trace one = TrainIn(config, {}, corpus);
+    EXPECT_LT(one.loss.back(), one.loss.front());
+    for (const Layout& layout : {kLayouts[3], kLayouts[5], kLayouts[14]}) {
+      ExpectSameTrace(TrainIn(config, layout, corpus), one);
+    }
+  }
+}
 
 TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
   const Corpus corpus = MakeCorpus();
