@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gating/builtin_gates.h"
+#include "gating/token_choice_gate.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/topk_gate.h"
 
@@ -110,25 +111,16 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
 
 absl::Status ExpertChoiceGate::Backward(const GateGradientInput& input, MatrixView<float> d_logits,
                                         Stream& stream) const {
-  // d_l_e = p_e * (dw_e - sum_i p_i dw_i), dw = 0 where the token was not taken.
   return stream.Enqueue([selection = input.selection, d_weight = input.d_weight, d_logits] {
+    std::vector<double> d_prob;
     for (int64_t t = 0; t < d_logits.rows(); ++t) {
-      const float* const p = selection.score.row(t);
       const auto first = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t)]);
       const auto last = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t) + 1]);
-      double mean = 0;
-      for (size_t s = first; s < last; ++s) {
-        mean += static_cast<double>(p[selection.expert[s]]) * static_cast<double>(d_weight[s]);
-      }
-      float* const d = d_logits.row(t);
-      for (int64_t e = 0; e < d_logits.cols(); ++e) {
-        d[e] = static_cast<float>(static_cast<double>(p[e]) * -mean);
-      }
-      for (size_t s = first; s < last; ++s) {
-        const int32_t e = selection.expert[s];
-        d[e] = static_cast<float>(static_cast<double>(p[e]) *
-                                  (static_cast<double>(d_weight[s]) - mean));
-      }
+      d_prob.assign(d_weight.begin() + static_cast<int64_t>(first),
+                    d_weight.begin() + static_cast<int64_t>(last));
+      ScoreBackward(ScoreFunction::kSoftmax,
+                    {selection.score.row(t), static_cast<size_t>(selection.score.cols())},
+                    selection.expert.subspan(first, last - first), d_prob, d_logits.row(t));
     }
     return absl::OkStatus();
   });

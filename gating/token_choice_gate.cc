@@ -19,6 +19,10 @@ namespace {
 constexpr int64_t kTokensPerTask = 512;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
+absl::Span<const float> RowOf(MatrixView<const float> matrix, int64_t t) {
+  return {matrix.row(t), static_cast<size_t>(matrix.cols())};
+}
+
 // Masks one token's values outside its group_top_k best groups.
 class GroupMask {
  public:
@@ -63,32 +67,6 @@ class GroupMask {
   const int64_t size_;
   std::vector<float> worth_, sorted_;
 };
-
-// d_logits[e] = p_e * (d_p_e - sum_i p_i d_p_i), where d_p is 0 but at the selected experts.
-void SoftmaxBackward(const float* probs, int64_t num_experts, absl::Span<const int32_t> expert,
-                     absl::Span<const double> d_prob, float* d_logits) {
-  double mean = 0;
-  for (size_t j = 0; j < expert.size(); ++j) {
-    mean += static_cast<double>(probs[expert[j]]) * d_prob[j];
-  }
-  for (int64_t e = 0; e < num_experts; ++e) {
-    d_logits[e] = static_cast<float>(static_cast<double>(probs[e]) * -mean);
-  }
-  for (size_t j = 0; j < expert.size(); ++j) {
-    d_logits[expert[j]] =
-        static_cast<float>(static_cast<double>(probs[expert[j]]) * (d_prob[j] - mean));
-  }
-}
-
-// d_logits[e] = s_e * (1 - s_e) * d_s_e.
-void SigmoidBackward(const float* score, int64_t num_experts, absl::Span<const int32_t> expert,
-                     absl::Span<const double> d_score, float* d_logits) {
-  std::fill_n(d_logits, num_experts, 0.0f);
-  for (size_t j = 0; j < expert.size(); ++j) {
-    const auto s = static_cast<double>(score[expert[j]]);
-    d_logits[expert[j]] = static_cast<float>(s * (1 - s) * d_score[j]);
-  }
-}
 
 }  // namespace
 
@@ -203,13 +181,34 @@ absl::Status TokenChoiceGate::Backward(const GateGradientInput& input, MatrixVie
                        .dropped = dropped,
                        .d_weight = absl::MakeConstSpan(kept_d_weight).first(k),
                        .d_score = by_score});
-        const auto backward =
-            rule_.score == ScoreFunction::kSoftmax ? SoftmaxBackward : SigmoidBackward;
-        backward(selection.score.row(t), selection.score.cols(), expert, by_score, d_logits.row(t));
+        ScoreBackward(rule_.score, RowOf(selection.score, t), expert, by_score, d_logits.row(t));
       }
     });
     return absl::OkStatus();
   });
+}
+
+void ScoreBackward(ScoreFunction function, absl::Span<const float> score,
+                   absl::Span<const int32_t> expert, absl::Span<const double> d_score,
+                   float* d_logits) {
+  const auto s = [&](size_t j) {
+    return static_cast<double>(score[static_cast<size_t>(expert[j])]);
+  };
+  if (function == ScoreFunction::kSigmoid) {
+    std::fill_n(d_logits, score.size(), 0.0f);
+    for (size_t j = 0; j < expert.size(); ++j) {
+      d_logits[expert[j]] = static_cast<float>(s(j) * (1 - s(j)) * d_score[j]);
+    }
+    return;
+  }
+  double mean = 0;
+  for (size_t j = 0; j < expert.size(); ++j) mean += s(j) * d_score[j];
+  for (size_t e = 0; e < score.size(); ++e) {
+    d_logits[e] = static_cast<float>(static_cast<double>(score[e]) * -mean);
+  }
+  for (size_t j = 0; j < expert.size(); ++j) {
+    d_logits[expert[j]] = static_cast<float>(s(j) * (d_score[j] - mean));
+  }
 }
 
 void Normalise(absl::Span<float> u) {

@@ -61,6 +61,12 @@ class TokenChoiceGate : public Gate {
   const TokenChoiceRule rule_;
 };
 
+// One token: d_logits [E] from the gradient by the scores of its experts, which is 0 for the others.
+//   softmax  d_l_e = p_e (d_p_e - sum_i p_i d_p_i)        sigmoid  d_l_e = s_e (1 - s_e) d_s_e
+void ScoreBackward(ScoreFunction function, absl::Span<const float> score,
+                   absl::Span<const int32_t> expert, absl::Span<const double> d_score,
+                   float* d_logits);
+
 // w_j = u_j / S, S = sum_j u_j, in place. Where every u is 0 (underflow), w is 0.
 void Normalise(absl::Span<float> u);
 
