@@ -81,6 +81,28 @@ def main():
     }.items():
         write("config", name, content)
 
+    golden = ROOT.parent.parent / "golden" / "data"
+    for case in ("mixtral-1", "qwen2_moe-2", "qwen3_moe-1", "olmoe-1", "deepseek_v2-2", "deepseek_v3-1", "gpt_oss-1",
+                 "llama4-2"):
+        write("hf_config", case, (golden / case / "config.json").read_bytes())
+
+    def config(model_type, **keys):
+        return json.dumps({"model_type": model_type, **keys})
+
+    for name, content in {
+        "nested": config("llama4", text_config={"model_type": "llama4_text", "num_local_experts": 2}),
+        "unnested": config("llama4", text_config=[]),
+        "unknown": config("phimoe"),
+        "negative": config("mixtral", hidden_size=-1),
+        "huge": config("mixtral", hidden_size=2**63),
+        "product": config("mixtral", hidden_size=2**20, intermediate_size=2**20, num_local_experts=2**16),
+        "real": config("olmoe", hidden_size=1.5),
+        "null": config("deepseek_v3", n_group=None, topk_group=None),
+        "layers": config("qwen2_moe", num_hidden_layers=3, mlp_only_layers=[0, 2, 65536]),
+        "quantised": config("gpt_oss", quantization_config={"quant_method": "mxfp4"}),
+    }.items():
+        write("hf_config", name, content)
+
 
 if __name__ == "__main__":
     main()

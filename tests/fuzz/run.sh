@@ -17,11 +17,15 @@ build=${2:?usage: run.sh TARGET BUILD_FOLDER [SECONDS]}
 seconds=${3:-30}
 
 case "$target" in
-  safetensors) sources=(bounded_json file safetensors safetensors_header) ;;
-  index) sources=(bounded_json checkpoint file safetensors safetensors_header) ;;
-  config) sources=(bounded_json) ;;
+  safetensors) sources=(io/{bounded_json,file,safetensors,safetensors_header}) ;;
+  index) sources=(io/{bounded_json,checkpoint,file,safetensors,safetensors_header}) ;;
+  config) sources=(io/bounded_json) ;;
+  hf_config)
+    sources=(io/{bounded_json,file} hf/{config_keys,hf_config,tensor_rule}
+      hf/family_{deepseek,gpt_oss,llama4,mixtral,qwen})
+    ;;
   *)
-    echo "fuzz: no target '$target', expected safetensors, index or config" >&2
+    echo "fuzz: no target '$target', expected safetensors, index, config or hf_config" >&2
     exit 2
     ;;
 esac
@@ -39,7 +43,7 @@ fi
 
 launcher=$(command -v ccache || true)
 objects=()
-for source in "$here/${target}_fuzz.cc" "${sources[@]/#/$root/moe/io/}"; do
+for source in "$here/${target}_fuzz.cc" "${sources[@]/#/$root/moe/}"; do
   source=${source%.cc}.cc
   object=$build/$(basename "$source" .cc).o
   $launcher "$cxx" "${flags[@]}" -I"$root" -c "$source" -o "$object"
