@@ -173,6 +173,40 @@ const FaultInfo* FindFault(absl::string_view name) {
   return nullptr;
 }
 
+absl::Status CheckFault(const MoeLayerConfig& config, Fault fault) {
+  const RouterConfig& router = config.router;
+  const GateTraits traits = FindGate(router.gate)->make(router)->traits();
+  const auto need = [&](bool holds, absl::string_view what) {
+    if (holds) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("fault ", NameOf(fault), " with gate '",
+                                                   router.gate, "' changes nothing, expected ",
+                                                   what));
+  };
+  const bool bias = traits.expert_bias;
+  switch (fault) {
+    case Fault::kNone:
+    case Fault::kGradientScaleByEp:
+    case Fault::kShuffledFloatSum:
+      return absl::OkStatus();
+    case Fault::kRankLocalBalance:
+      return need(router.aux_loss_coeff != 0 && router.load_balancing != LoadBalancing::kNone &&
+                      !traits.limits_itself && router.micro_batch_tokens == 0,
+                  "a balance loss, without padding or blocks of tokens");
+    case Fault::kUnstableTie:
+      return need(traits.score == ScoreFunction::kSoftmax && !bias && router.num_groups == 0 &&
+                      traits.logit_sets == 1 && !traits.limits_itself && router.num_experts >= 3 &&
+                      router.top_k < router.num_experts,
+                  "a gate that selects by logits, such as mixtral, and more experts than choices");
+    case Fault::kStaleCount:
+      return need(bias && router.bias_update_rate != 0, "an expert bias, as deepseek-v3 has");
+    case Fault::kBiasedWeights:
+      return need(bias, "an expert bias, as deepseek-v3 has");
+    case Fault::kGroupMaskZero:
+      return need(bias && router.num_groups > 0, "an expert bias and groups of experts");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<MoeLayerConfig> WithFault(const MoeLayerConfig& config, Fault fault) {
   if (!LivesInGate(fault)) return config;
   const GateDefinition* const inner = FindGate(config.router.gate);

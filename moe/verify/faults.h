@@ -36,6 +36,9 @@ const std::vector<FaultInfo>& Faults();
 // nullptr if there is none.
 const FaultInfo* FindFault(absl::string_view name);
 
+// kInvalidArgument if the fault cannot show in this layer: no expert bias, no groups, no ties.
+absl::Status CheckFault(const MoeLayerConfig& config, Fault fault);
+
 // The configuration with the gate wrapped, for faults that live in a gate (registers the wrapper on
 // the first call); others: as it is.
 absl::StatusOr<MoeLayerConfig> WithFault(const MoeLayerConfig& config, Fault fault);

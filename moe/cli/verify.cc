@@ -1,0 +1,124 @@
+// moe verify: any layout against one rank, and one rank against float64.
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/command.h"
+#include "moe/cli/program.h"
+#include "moe/cli/verify_mpi.h"
+#include "moe/cli/verify_options.h"
+#include "moe/cli/verify_report.h"
+
+namespace moe::cli {
+namespace {
+
+// kInvalidArgument if a launcher started this process: verify starts its ranks itself.
+absl::Status RefuseLauncher(const Invocation& invocation) {
+  const auto lookup = [&](const char* name) -> const char* {
+    const std::string prefix = absl::StrCat(name, "=");
+    for (const std::string& entry : invocation.environment) {
+      if (entry.compare(0, prefix.size(), prefix) == 0) return entry.c_str() + prefix.size();
+    }
+    return nullptr;
+  };
+  MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, DetectLaunch({}, lookup));
+  if (launch.source == LaunchSource::kNone) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(moe::NameOf(launch.source),
+                   " is set: a launcher started this process, but moe verify starts its ranks "
+                   "itself; expected to be called without one"));
+}
+
+absl::Status PrintTo(std::FILE* file, const std::string& text) {
+  if (file == stdout) return Print(text);
+  std::fputs(text.c_str(), file);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOptions& options) {
+  const absl::Time start = absl::Now();
+  verify::VerifyPlan plan = {
+      .cases = options.cases, .fault = options.fault, .timeout = options.comm_timeout};
+  for (const verify::ProblemSpec& spec : options.problems) {
+    absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
+    if (absl::IsFailedPrecondition(problem.status())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--router ", spec.layer.router.gate, ": ", problem.status().message()));
+    }
+    MOE_RETURN_IF_ERROR(problem.status());
+    plan.problems.push_back(*std::move(problem));
+  }
+  MpiLauncher launcher(invocation, options, plan.problems);
+  std::vector<std::pair<VerifyWriter, std::FILE*>> writers;
+  writers.emplace_back(VerifyWriter(options.output, options, plan.problems), stdout);
+  if (!options.output_stderr.empty()) {
+    writers.emplace_back(VerifyWriter(options.output_stderr, options, plan.problems), stderr);
+  }
+  for (auto& [writer, file] : writers) MOE_RETURN_IF_ERROR(PrintTo(file, writer.Head()));
+
+  VerifyTotals totals;
+  absl::Status printed;
+  const auto on_report = [&](const verify::CaseReport& report) {
+    totals.Add(report);
+    for (auto& [writer, file] : writers) {
+      const absl::Status status = PrintTo(file, writer.Rows(report));
+      if (printed.ok()) printed = status;
+    }
+  };
+  const auto run_mpi = [&](int ranks, const std::vector<verify::Case>& cases) {
+    auto results = launcher.Run(ranks, cases);
+    if (options.needs_mpi && absl::IsUnimplemented(results.status())) {
+      results = WithExitCode(absl::InternalError(absl::StrCat("--layouts transport=mpi: ",
+                                                              results.status().message())),
+                             ExitCode::kBackend);
+    }
+    return results;
+  };
+  MOE_RETURN_IF_ERROR(verify::Verify(plan, run_mpi, on_report));
+  MOE_RETURN_IF_ERROR(printed);
+  for (auto& [writer, file] : writers) MOE_RETURN_IF_ERROR(PrintTo(file, writer.Tail()));
+  const std::string summary =
+      SummaryText(totals, options, absl::ToDoubleSeconds(absl::Now() - start));
+  MOE_RETURN_IF_ERROR(PrintTo(options.output == "table" ? stdout : stderr, summary));
+  return totals.failed > 0 ? ExitCode::kCheckFailed : ExitCode::kOk;
+}
+
+absl::StatusOr<ExitCode> Run(Invocation invocation) {
+  std::string worker_folder;
+  if (invocation.args.size() >= 2 && invocation.args[0] == kMpiWorkerFlag) {
+    worker_folder = invocation.args[1];
+    invocation.args.erase(invocation.args.begin(), invocation.args.begin() + 2);
+  }
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const Settings settings,
+                       LoadVerifySettings(invocation.args, invocation.environment, warnings));
+  if (settings.on("help")) return ExitCodeOf(Print(VerifyHelp()));
+  if (settings.on("print-config")) return ExitCodeOf(Print(PrintSettings(settings)));
+  if (settings.is("inject", "help")) return ExitCodeOf(Print(FaultNames()));
+  if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
+  MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
+  if (!worker_folder.empty()) {
+    MOE_RETURN_IF_ERROR(RunMpiWorker(worker_folder, options, invocation));
+    return ExitCode::kOk;
+  }
+  for (const std::string& warning : warnings) {
+    if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
+  }
+  return Verify(invocation, options);
+}
+
+}  // namespace
+
+ExitCode VerifyCommand(const Invocation& invocation) {
+  const absl::StatusOr<ExitCode> code = Run(invocation);
+  if (code.ok()) return *code;
+  PrintError("verify", code.status());
+  return ExitCodeOf(code.status());
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,284 @@
+#include "moe/cli/verify_mpi.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+#include <absl/time/clock.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "comm/create.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/exit_code.h"
+#include "moe/cli/program.h"
+
+namespace moe::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kRequest[] = "/request";
+constexpr char kResults[] = "/results";
+constexpr char kErrors[] = "/stderr";
+
+// Wall time that one case may take on a busy machine, beside the start of the processes.
+constexpr absl::Duration kCaseTime = absl::Seconds(5);
+
+absl::Status IoError(const std::string& what) {
+  return WithExitCode(absl::InternalError(absl::StrCat("cannot ", what)), ExitCode::kIo);
+}
+
+// "" if it is not there.
+std::string FindProgram(const std::string& name) {
+  const auto runs = [](const std::string& path) {
+    return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
+  };
+  if (absl::StrContains(name, "/")) return runs(name) ? name : "";
+  const char* const path = std::getenv("PATH");  // as execvp
+  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "" : path, ':')) {
+    const std::string candidate = absl::StrCat(folder, "/", name);
+    if (!folder.empty() && runs(candidate)) return candidate;
+  }
+  return "";
+}
+
+// What a launcher would take for its own, or the processes for theirs, stays out.
+std::vector<std::string> ChildEnvironment(const std::vector<std::string>& environment) {
+  std::vector<std::string> child;
+  for (const std::string& entry : environment) {
+    const absl::string_view name = absl::string_view(entry).substr(0, entry.find('='));
+    bool ours = true;
+    for (const char* prefix : {"OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL"}) {
+      ours = ours && !absl::StartsWith(name, prefix);
+    }
+    for (const char* other :
+         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+      ours = ours && name != other;
+    }
+    if (ours) child.push_back(entry);
+  }
+  // More ranks than cores, and ranks that wait give their core away.
+  child.emplace_back("OMPI_MCA_rmaps_base_oversubscribe=1");
+  child.emplace_back("PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe");
+  child.emplace_back("OMPI_MCA_mpi_yield_when_idle=1");
+  if (geteuid() == 0) {  // in containers; the processes do nothing but compute
+    child.emplace_back("OMPI_ALLOW_RUN_AS_ROOT=1");
+    child.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1");
+  }
+  return child;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::string ThisProgram(const std::string& called) {
+  std::error_code error;
+  const fs::path path = fs::read_symlink("/proc/self/exe", error);
+  return error ? called : path.string();
+}
+
+// The last line that says something, for the message of a failure.
+std::string LastError(const std::string& path) {
+  std::ifstream file(path);
+  std::string line, last;
+  while (std::getline(file, line)) {
+    if (absl::StartsWith(line, "moe verify: ")) return line.substr(std::strlen("moe verify: "));
+    if (!absl::StripAsciiWhitespace(line).empty()) last = line;
+  }
+  return last;
+}
+
+// The child's exit code, or -1 when it did not end by `deadline` and was ended.
+int Wait(pid_t child, absl::Time deadline) {
+  int state = 0;
+  while (waitpid(child, &state, WNOHANG) == 0) {
+    if (absl::Now() > deadline) {
+      kill(child, SIGTERM);  // mpirun ends its processes
+      absl::SleepFor(absl::Seconds(2));
+      kill(child, SIGKILL);
+      waitpid(child, &state, 0);
+      return -1;
+    }
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+}
+
+void WriteRequest(const std::string& path, const std::vector<verify::Case>& cases,
+                  const std::vector<verify::Problem>& problems) {
+  std::ofstream file(path);
+  for (const verify::Case& c : cases) {
+    const verify::Layout& l = c.layout;
+    file << c.problem << ' ' << problems[c.problem].data_seed << ' ' << static_cast<int>(c.numerics)
+         << ' ' << l.ranks << ' ' << l.expert_parallel << ' ' << static_cast<int>(l.dispatch) << ' '
+         << l.overlap << '\n';
+  }
+}
+
+struct Request {
+  std::vector<verify::Problem> problems;
+  std::vector<verify::Case> cases;
+};
+
+absl::StatusOr<Request> ReadRequest(const std::string& path, const VerifyOptions& options) {
+  std::ifstream file(path);
+  Request request;
+  request.problems.resize(options.problems.size());
+  size_t problem = 0;
+  uint64_t seed = 0;
+  int numerics = 0, dispatch = 0;
+  verify::Layout layout;
+  layout.transport = Backend::kMpi;
+  while (file >> problem >> seed >> numerics >> layout.ranks >> layout.expert_parallel >>
+         dispatch >> layout.overlap) {
+    if (problem >= options.problems.size()) {
+      return absl::InternalError("the request names a problem that is not there");
+    }
+    layout.dispatch = static_cast<DispatchAlgorithm>(dispatch);
+    request.cases.push_back({problem, static_cast<Numerics>(numerics), layout});
+    if (!request.problems[problem].tensors.empty()) continue;
+    MOE_ASSIGN_OR_RETURN(request.problems[problem],
+                         verify::DrawProblem(options.problems[problem], seed));
+  }
+  if (request.cases.empty()) return absl::InternalError("cannot read the request");
+  return request;
+}
+
+absl::Status WriteResults(const std::string& path,
+                          const std::vector<verify::LayerResult>& results) {
+  std::ofstream file(path, std::ios::binary);
+  for (const verify::LayerResult& result : results) {
+    file.write(reinterpret_cast<const char*>(&result.torn_replicas), sizeof(result.torn_replicas));
+    for (const std::vector<float>& tensor : result.tensors) {
+      file.write(reinterpret_cast<const char*>(tensor.data()),
+                 static_cast<std::streamsize>(tensor.size() * sizeof(float)));
+    }
+  }
+  file.close();
+  return file ? absl::OkStatus() : IoError(absl::StrCat("write '", path, "'"));
+}
+
+absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
+    const std::string& path, const std::vector<verify::Case>& cases,
+    const std::vector<verify::Problem>& problems) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<verify::LayerResult> results;
+  for (const verify::Case& c : cases) {
+    verify::LayerResult& result = results.emplace_back();
+    file.read(reinterpret_cast<char*>(&result.torn_replicas), sizeof(result.torn_replicas));
+    for (const verify::TensorSpec& spec : problems[c.problem].tensors) {
+      std::vector<float>& tensor = result.tensors.emplace_back(spec.size());
+      file.read(reinterpret_cast<char*>(tensor.data()),
+                static_cast<std::streamsize>(tensor.size() * sizeof(float)));
+    }
+  }
+  if (!file || file.peek() != std::ifstream::traits_type::eof()) {
+    return absl::InternalError("MPI processes left results of another length than asked for");
+  }
+  return results;
+}
+
+}  // namespace
+
+MpiLauncher::~MpiLauncher() {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+}
+
+absl::Status MpiLauncher::MakeFolder() {
+  if (!folder_.empty()) return absl::OkStatus();
+  std::error_code error;
+  std::string pattern = (fs::temp_directory_path(error) / "moe-verify-XXXXXX").string();
+  if (error || mkdtemp(pattern.data()) == nullptr) {
+    return IoError(absl::StrCat("make the folder '", pattern, "': ", std::strerror(errno)));
+  }
+  folder_ = pattern;
+  return absl::OkStatus();
+}
+
+absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t cases) {
+  std::vector<std::string> arguments = {
+      mpirun,         "-n",   absl::StrCat(ranks), ThisProgram(invocation_.program), "verify",
+      kMpiWorkerFlag, folder_};
+  arguments.insert(arguments.end(), invocation_.args.begin(), invocation_.args.end());
+  std::vector<std::string> environment = ChildEnvironment(invocation_.environment);
+  const std::string errors = folder_ + kErrors;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, errors.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  pid_t child = 0;
+  const int failed = posix_spawn(&child, mpirun.c_str(), &actions, nullptr,
+                                 Pointers(arguments).data(), Pointers(environment).data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("'", mpirun, "' does not start: ", std::strerror(failed)));
+  }
+  const absl::Duration limit = options_.comm_timeout + static_cast<double>(cases) * kCaseTime;
+  const int code = Wait(child, absl::Now() + limit);
+  if (code == 0) return absl::OkStatus();
+  if (code < 0) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("mpirun -n ", ranks, " did not end within ", absl::FormatDuration(limit)));
+  }
+  return WithExitCode(
+      absl::InternalError(absl::StrCat("mpirun -n ", ranks, " ended with exit code ", code, ": ",
+                                       LastError(errors))),
+      code <= static_cast<int>(ExitCode::kBackend) ? static_cast<ExitCode>(code) : ExitCode::kPeer);
+}
+
+absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
+    int ranks, const std::vector<verify::Case>& cases) {
+  if (!HasBackend(Backend::kMpi)) {
+    return absl::UnimplementedError("this build has no MPI");
+  }
+  const std::string mpirun = FindProgram(options_.mpirun);
+  if (mpirun.empty()) {
+    return absl::UnimplementedError(absl::StrCat("there is no program '", options_.mpirun, "'"));
+  }
+  MOE_RETURN_IF_ERROR(MakeFolder());
+  std::error_code ignored;
+  fs::remove(folder_ + kResults, ignored);
+  WriteRequest(folder_ + kRequest, cases, problems_);
+  MOE_RETURN_IF_ERROR(Launch(mpirun, ranks, cases.size()));
+  return ReadResults(folder_ + kResults, cases, problems_);
+}
+
+absl::Status RunMpiWorker(const std::string& folder, const VerifyOptions& options,
+                          const Invocation& invocation) {
+  Settings world({{"", "ranks", "", 0, Kind::kInteger, "R", "1", ""},
+                  {"", "backend", "", 0, Kind::kText, "NAME", "mpi", ""},
+                  {"", "device", "", 0, Kind::kText, "NAME", "cpu", ""}});
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(world, invocation.environment));
+  MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(folder + kRequest, options));
+  return RunRanks(RankOptions(launch, options.comm_timeout, "verify"),
+                  [&](std::unique_ptr<Communicator> ranks) -> absl::Status {
+                    MOE_ASSIGN_OR_RETURN(
+                        const auto results,
+                        verify::RunCases(request.problems, request.cases, options.fault, *ranks));
+                    if (ranks->rank() != 0) return absl::OkStatus();
+                    return WriteResults(folder + kResults, results);
+                  });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,358 @@
+#include "moe/cli/verify_options.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "gating/gate.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/layer_settings.h"
+#include "moe/cli/suggest.h"
+#include "moe/cli/table_help.h"
+#include "moe/cli/verify_layouts.h"
+
+namespace moe::cli {
+namespace {
+
+// Small enough for seconds, odd enough for tails: no width is a multiple of a SIMD vector, two
+// experts are left over on four ranks, eight ranks have fewer experts than EP.
+constexpr LayerDefaults kShape = {.num_experts = 6,
+                                  .hidden_size = 28,
+                                  .ffn_hidden_size = 20,
+                                  .aux_loss_coeff = 0.1,
+                                  .z_loss_coeff = 0.01};
+
+constexpr char kHead[] =
+    R"(usage: moe verify [flags]
+
+Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
+gradients, losses and drop counts twice: every layout with the product on one rank, and that product
+with a float64 loop that shares no code with it. Starts its MPI processes itself.
+
+  moe verify
+  moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
+  moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all transport=local'
+  moe verify --inject gradient-scale-by-ep        finds the planted fault: exit 1
+)";
+
+constexpr char kTail[] =
+    R"(
+What must hold
+  one rank against float64       |product - reference| <= bound, element by element
+  layout against one rank        layout-invariant: 0 ulp; fast: |difference| <= 2 bound
+  counts and drops               equal
+The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each):
+  a + b, a b, a / b              operands' errors by their derivatives, + u |result|
+  sum of n terms t, any order    sum error(t) + n u sum |t|
+  exp, log, sigmoid, erf         operand's error by its derivative, + 8 u |result|
+  gradients                      + M 2^-51 for the grid of the exact sums
+  kinks (ReLU, clamps)           where rounding may take either side, both slopes are allowed
+Data: normal numbers from --seed. Two experts share a router row and tokens come in equal pairs, so
+ties are there. If a choice of expert, or a drop, is closer than its rounding bound, the next seed is
+taken and the reason printed. Every run makes two steps: the first moves the expert bias and counts
+for the global loss; results are the second's.
+
+Columns
+  max ulp     floats between the two values, largest over the tensor
+  max rel     |difference| / |expected|
+  of bound    |difference| / bound; above 1 is a failure
+  first       the first wrong element, else the first that differs; expert = first choice of a token
+
+Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
+overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet in
+some layout. --full runs all. Without --router: gates that cover all mechanisms.
+
+Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
+8 timeout, 10 transport=mpi was named and this machine or build has no MPI.
+)";
+
+void AddRun(std::vector<Setting>& table) {
+  const char* const kGroup = "What is run";
+  table.insert(
+      table.end(),
+      {{kGroup, "layouts", "", 0, Kind::kText, "'AXIS=V,V ...'", "",
+        "axes ranks, ep (or all), transport, dispatch, overlap, capacity; others keep their "
+        "defaults"},
+       {kGroup, "full", "", 0, Kind::kSwitch, "", "", "every combination, not a pairwise cover"},
+       {kGroup,
+        "numerics",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "both",
+        "of the product",
+        {"both", "fast", "layout-invariant"}},
+       {kGroup,
+        "dtype",
+        "",
+        0,
+        Kind::kWord,
+        "TYPE",
+        "f32",
+        "of activations and compute weights",
+        {"f32", "bf16"}},
+       {kGroup, "micro-batches", "", 0, Kind::kInteger, "M", "9",
+        "of the batch; one of them is empty"},
+       {kGroup, "micro-batch-tokens", "", 0, Kind::kInteger, "N", "7",
+        "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "
+        "one"},
+       {kGroup, "seed", "", 0, Kind::kSeed, "N", "1", "of data, weights and the gates' noise"},
+       {kGroup,
+        "inject",
+        "",
+        0,
+        Kind::kText,
+        "FAULT",
+        "",
+        "plant a fault around the product, which must be found; help lists them",
+        {},
+        true}});
+}
+
+void AddOutput(std::vector<Setting>& table) {
+  const char* const kGroup = "Output and settings";
+  const std::vector<std::string> forms = {"table", "csv", "json", "jsonl", "md"};
+  table.insert(
+      table.end(),
+      {{kGroup, "output", "", 'o', Kind::kWord, "FORM", "table",
+        "on standard output; all but the table have a row for every tensor", forms},
+       {kGroup, "output-stderr", "", 0, Kind::kWord, "FORM", "",
+        "-oe FORM: this form on standard error, beside the other", forms},
+       {kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
+       {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
+        "a rank that waits longer than this for another one gives up (exit 8)"},
+       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
+       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"},
+       {kGroup,
+        "print-config",
+        "",
+        0,
+        Kind::kSwitch,
+        "",
+        "",
+        "print every setting and where it came from, and stop",
+        {},
+        true},
+       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+}
+
+std::vector<Setting> VerifySettings() {
+  std::vector<Setting> table;
+  AddRun(table);
+  AddShapeSettings("Layer", kShape, table);
+  AddRoutingSettings("Routing", kShape, table);
+  AddOutput(table);
+  return table;
+}
+
+struct Preset {
+  const char* name;
+  const char* value;
+};
+
+// A gate of the default run, with the options that make it different from the others.
+struct Sample {
+  const char* router;
+  std::vector<Preset> presets;
+};
+
+std::vector<Sample> Samples(bool groups_of_two) {
+  Sample deepseek = {"deepseek-v3",
+                     {{"moe-router-topk", "3"},
+                      {"moe-router-topk-scaling-factor", "2.5"},
+                      {"moe-shared-expert-intermediate-size", "12"},
+                      {"moe-router-load-balancing-type", "seq_aux_loss"}}};
+  if (groups_of_two) {
+    deepseek.presets.push_back({"moe-router-num-groups", "3"});
+    deepseek.presets.push_back({"moe-router-group-topk", "2"});
+  }
+  return {{"mixtral", {}},
+          deepseek,
+          {"gshard", {{"moe-router-random-second", "true"}, {"moe-token-drop-policy", "position"}}},
+          {"switch", {{"moe-input-jitter-eps", "0.1"}, {"activation", "relu2"}}},
+          {"gpt-oss", {{"moe-router-load-balancing-type", "global_aux_loss"}}},
+          {"llama4", {{"moe-shared-expert-intermediate-size", "12"}}},
+          {"qwen2",
+           {{"moe-shared-expert-intermediate-size", "12"}, {"moe-shared-expert-gate", "true"}}},
+          {"longcat", {{"num-zero-experts", "2"}, {"activation", "geglu"}}},
+          {"expert-choice", {}},
+          {"noisy-topk", {}},
+          {"sinkhorn", {}}};
+}
+
+absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& sample) {
+  Settings result = settings;
+  const std::string where = absl::StrCat("sample ", sample.router);
+  MOE_RETURN_IF_ERROR(result.Set(*result.Find("router"), {sample.router}, Origin::kPreset, where));
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(result));
+  for (const Preset& preset : sample.presets) {
+    MOE_RETURN_IF_ERROR(
+        result.Set(*result.Find(preset.name), {preset.value}, Origin::kPreset, where));
+  }
+  return result;
+}
+
+// The gates to run: the one that was asked for, the one a fault shows in, or the samples.
+absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::Fault fault) {
+  if (settings.value("router").origin != Origin::kDefault) return std::vector<Settings>{settings};
+  std::vector<Settings> gates;
+  for (const Sample& sample : Samples(settings.integer("num-experts") % 3 == 0)) {
+    const auto& faults = verify::Faults();
+    const bool wanted =
+        fault == verify::Fault::kNone ||
+        std::any_of(faults.begin(), faults.end(), [&](const verify::FaultInfo& info) {
+          return info.fault == fault && std::string(info.router) == sample.router;
+        });
+    if (!wanted) continue;
+    MOE_ASSIGN_OR_RETURN(Settings with, WithSample(settings, sample));
+    gates.push_back(std::move(with));
+  }
+  return gates;
+}
+
+absl::StatusOr<verify::Fault> FaultOf(const Settings& settings) {
+  if (settings.empty("inject")) return verify::Fault::kNone;
+  const std::string& name = settings.text("inject");
+  if (const verify::FaultInfo* const info = verify::FindFault(name)) return info->fault;
+  std::vector<std::string> names;
+  for (const verify::FaultInfo& info : verify::Faults()) names.emplace_back(info.name);
+  return absl::InvalidArgumentError(absl::StrCat("--inject is '", name,
+                                                 "', expected a name of --inject help",
+                                                 DidYouMean(name, names, "", "")));
+}
+
+absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
+  verify::ProblemSpec spec;
+  MOE_ASSIGN_OR_RETURN(spec.layer, LayerConfigOf(settings));
+  spec.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  spec.seed = settings.seed("seed");
+  RouterConfig& router = spec.layer.router;
+  router.seed = spec.seed;
+  const int count = settings.integer("micro-batches");
+  const int most = settings.integer("micro-batch-tokens");
+  if (count < 1) return WrongFlag("--micro-batches", absl::StrCat(count), "at least 1");
+  if (most < 1) return WrongFlag("--micro-batch-tokens", absl::StrCat(most), "at least 1");
+  if (router.pad_to_capacity || router.token_group.tokens > 0) {
+    spec.micro_batch_tokens.assign(count, most);
+    router.micro_batch_tokens = most;
+  } else {
+    spec.micro_batch_tokens = verify::UnevenMicroBatches(count, most, router.gate);
+  }
+  if (const absl::Status status = ValidateRouterConfig(router); !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  if (spec.layer.ffn_hidden_size < 1) {
+    return WrongFlag("--moe-ffn-hidden-size", settings.text("moe-ffn-hidden-size"), "at least 1");
+  }
+  // Multiply-adds of the float64 loop, which carries bounds: some 1e8 a second.
+  const double cost = 1.0 * count * most * static_cast<double>(router.top_k + 1) *
+                      static_cast<double>(router.hidden_size) *
+                      static_cast<double>(spec.layer.ffn_hidden_size) * 9;
+  if (cost > 1e10) {
+    return absl::InvalidArgumentError(
+        fmt::format("the shape needs {:.0e} multiply-adds of float64 a run, expected at most 1e10: "
+                    "lower --hidden-size, --moe-ffn-hidden-size or --micro-batch-tokens",
+                    cost));
+  }
+  return spec;
+}
+
+std::vector<Numerics> NumericsOf(const Settings& settings) {
+  if (settings.is("numerics", "fast")) return {Numerics::kFast};
+  if (settings.is("numerics", "layout-invariant")) return {Numerics::kLayoutInvariant};
+  return {Numerics::kFast, Numerics::kLayoutInvariant};
+}
+
+// --capacity-factor is one more way to name the axis.
+absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
+  if (!settings.given("moe-expert-capacity-factor")) return absl::OkStatus();
+  if (request.names_capacity) {
+    return WrongFlag("--moe-expert-capacity-factor", settings.text("moe-expert-capacity-factor"),
+                     "no such flag beside capacity=... of --layouts");
+  }
+  request.axes.capacity = {std::nullopt};
+  if (!settings.is("moe-expert-capacity-factor", "none")) {
+    request.axes.capacity = {settings.real("moe-expert-capacity-factor")};
+  }
+  return absl::OkStatus();
+}
+
+// One gate: a problem per capacity, and the layouts of each.
+absl::Status AddGate(const Settings& settings, const LayoutRequest& request,
+                     VerifyOptions& options) {
+  MOE_ASSIGN_OR_RETURN(verify::ProblemSpec spec, SpecOf(settings));
+  const size_t first = options.problems.size();
+  for (const auto& capacity : request.axes.capacity) {
+    spec.layer.router.capacity_factor = capacity;
+    MOE_RETURN_IF_ERROR(verify::CheckFault(spec.layer, options.fault));
+    options.problems.push_back(spec);
+  }
+  const std::vector<verify::Layout> layouts = settings.on("full")
+                                                  ? verify::AllLayouts(request.axes)
+                                                  : verify::PairwiseLayouts(request.axes);
+  for (const Numerics numerics : NumericsOf(settings)) {
+    for (const verify::Layout& layout : layouts) {
+      const auto at =
+          std::find(request.axes.capacity.begin(), request.axes.capacity.end(), layout.capacity);
+      const auto index = static_cast<size_t>(at - request.axes.capacity.begin());
+      options.cases.push_back({first + index, numerics, layout});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
+                                            absl::Span<const std::string> environment,
+                                            std::vector<std::string>& warnings) {
+  Settings settings(VerifySettings());
+  std::vector<std::string> flags(args.begin(), args.end());
+  for (std::string& flag : flags) {
+    if (flag == "-oe") flag = "--output-stderr";
+  }
+  MOE_RETURN_IF_ERROR(LoadFlags(flags, settings));
+  if (settings.on("help")) return settings;
+  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
+  return settings;
+}
+
+std::string VerifyHelp() {
+  return absl::StrCat(kHead, TableHelp(VerifySettings()), kTail);
+}
+
+std::string FaultNames() {
+  std::string names;
+  for (const verify::FaultInfo& info : verify::Faults()) absl::StrAppend(&names, info.name, "\n");
+  return names;
+}
+
+absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
+  VerifyOptions options = {.mpirun = settings.text("mpirun"),
+                           .output = settings.text("output"),
+                           .output_stderr = settings.text("output-stderr"),
+                           .verbose = settings.on("verbose"),
+                           .quiet = settings.on("quiet"),
+                           .comm_timeout = absl::Seconds(settings.real("comm-timeout"))};
+  if (settings.real("comm-timeout") <= 0) {
+    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
+  }
+  MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings));
+  LayoutRequest request;
+  if (!settings.empty("layouts")) {
+    MOE_ASSIGN_OR_RETURN(request, ParseLayouts(settings.text("layouts")));
+  } else if (options.fault != verify::Fault::kNone) {
+    request.axes.transport = {Backend::kLocal};  // faults do not depend on it
+  }
+  options.needs_mpi = request.names_mpi;
+  MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
+  MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
+  for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));
+  return options;
+}
+
+}  // namespace moe::cli

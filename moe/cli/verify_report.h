@@ -1,0 +1,47 @@
+// Rows of `moe verify`, in every form of -o.
+#ifndef MOE_MOE_CLI_VERIFY_REPORT_H_
+#define MOE_MOE_CLI_VERIFY_REPORT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moe/cli/verify_options.h"
+#include "moe/verify/verify.h"
+
+namespace moe::cli {
+
+// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md".
+class VerifyWriter {
+ public:
+  VerifyWriter(std::string form, const VerifyOptions& options,
+               const std::vector<verify::Problem>& problems)
+      : form_(std::move(form)), options_(options), problems_(problems) {}
+
+  // All return text to print, maybe none.
+  std::string Head() const;
+  std::string Rows(const verify::CaseReport& report);
+  std::string Tail() const;
+
+ private:
+  std::string TableRows(const verify::CaseReport& report) const;
+  std::string Cells(const verify::CaseReport& report) const;
+
+  const std::string form_;
+  const VerifyOptions& options_;
+  const std::vector<verify::Problem>& problems_;
+  int64_t rows_ = 0;
+};
+
+// What became of a verification.
+struct VerifyTotals {
+  int64_t layouts = 0, references = 0, failed = 0, skipped = 0;
+  std::string skip_reason;
+
+  void Add(const verify::CaseReport& report);
+};
+std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options, double seconds);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_VERIFY_REPORT_H_
