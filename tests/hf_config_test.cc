@@ -194,11 +194,11 @@ TEST(HfConfig, RefusesValuesOutOfRangeAndOfTheWrongKind) {
     ExpectDataLoss(with(absl::StrCat(R"("hidden_size": )", bad)),
                    std::string(bad) == "1e400" ? "" : "hidden_size is ");
   }
-  ExpectDataLoss(with(R"("num_local_experts": 65537)"), "num_local_experts is 65537");
+  ExpectDataLoss(with(R"("num_local_experts": 4097)"), "num_local_experts is 4097");
   ExpectDataLoss(with(R"("num_hidden_layers": 1000000000)"), "num_hidden_layers");
   ExpectDataLoss(with(R"("num_experts_per_tok": 9)"), "num_experts_per_tok is 9, expected");
   ExpectDataLoss(with(R"("hidden_act": 1)"), "hidden_act is 1");
-  ExpectDataLoss(with(R"("num_local_experts": 65536, "num_experts_per_tok": 1,
+  ExpectDataLoss(with(R"("num_local_experts": 4096, "num_experts_per_tok": 1,
                          "intermediate_size": 1048576, "hidden_size": 1048576)"),
                  "2^40");
   ExpectDataLoss(R"({"model_type": "olmoe", "norm_topk_prob": 1})", "true or false");

@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/layer_settings.h"
 #include "moe/cli/table_help.h"
 
 namespace moe::cli {
@@ -153,10 +154,6 @@ Table LayerSettings() {
   return table;
 }
 
-absl::Status Wrong(absl::string_view flag, absl::string_view value, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected ", expected));
-}
-
 absl::Status CheckFiles(const Settings& settings) {
   for (const char* name : {"hf-config", "weights", "input", "output"}) {
     if (!settings.empty(name)) continue;
@@ -181,8 +178,8 @@ absl::Status CheckFiles(const Settings& settings) {
       std::error_code ignored;
       if (settings.text(out) == settings.text(other) ||
           std::filesystem::equivalent(settings.text(out), settings.text(other), ignored)) {
-        return Wrong(absl::StrCat("--", out), settings.text(out),
-                     absl::StrCat("another file than --", other));
+        return WrongFlag(absl::StrCat("--", out), settings.text(out),
+                         absl::StrCat("another file than --", other));
       }
     }
   }
@@ -198,8 +195,9 @@ absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {
   for (int d = 1; d <= ranks; ++d) {
     if (ranks % d == 0) divisors.push_back(d);
   }
-  return Wrong("--ep", settings.text(kName),
-               absl::StrCat("a divisor of the ", ranks, " ranks: ", absl::StrJoin(divisors, ", ")));
+  return WrongFlag(
+      "--ep", settings.text(kName),
+      absl::StrCat("a divisor of the ", ranks, " ranks: ", absl::StrJoin(divisors, ", ")));
 }
 
 }  // namespace
@@ -235,9 +233,9 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
   run.threads = settings.is("threads", "auto")
                     ? std::max(1, world.cores / std::max(1, world.local_ranks))
                     : settings.integer("threads");
-  if (run.threads < 1) return Wrong("--threads", settings.text("threads"), "at least 1");
+  if (run.threads < 1) return WrongFlag("--threads", settings.text("threads"), "at least 1");
   if (options.comm_timeout <= absl::ZeroDuration()) {
-    return Wrong("--comm-timeout", settings.text("comm-timeout"), "more than 0");
+    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
   }
   return options;
 }

@@ -21,7 +21,7 @@ struct IntegerRange {
 };
 // Far above every published model, and small enough that products of four of them fit in int64.
 inline constexpr IntegerRange kWidths = {1, int64_t{1} << 20};   // H, F
-inline constexpr IntegerRange kExperts = {1, int64_t{1} << 16};  // E, K, groups, shared experts
+inline constexpr IntegerRange kExperts = {1, int64_t{1} << 12};  // E, K, groups, shared experts
 inline constexpr IntegerRange kLayers = {1, int64_t{1} << 16};
 
 // The object of a config.json. The first error stays in status() and later calls return something

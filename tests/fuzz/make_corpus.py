@@ -95,7 +95,7 @@ def main():
         "unknown": config("phimoe"),
         "negative": config("mixtral", hidden_size=-1),
         "huge": config("mixtral", hidden_size=2**63),
-        "product": config("mixtral", hidden_size=2**20, intermediate_size=2**20, num_local_experts=2**16),
+        "product": config("mixtral", hidden_size=2**20, intermediate_size=2**20, num_local_experts=2**12),
         "real": config("olmoe", hidden_size=1.5),
         "null": config("deepseek_v3", n_group=None, topk_group=None),
         "layers": config("qwen2_moe", num_hidden_layers=3, mlp_only_layers=[0, 2, 65536]),
