@@ -158,6 +158,9 @@ TEST(ShardIndexTest, MalformedIndexesAreRefused) {
        {"", "[]", "1", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})",
         R"({"weight_map":{"t":1}})", R"({"weight_map":{"t":["a.safetensors"]}})",
         R"({"weight_map":{"t":"a.safetensors","t":"b.safetensors"}})",
+        R"({"weight_map":{"t":"a.safetensors"},"weight_map":{"u":"a.safetensors"}})",
+        R"({"metadata":{"weight_map":{"t":"a.safetensors"}}})", R"([{"weight_map":{"t":"a"}}])",
+        R"({"weight_map":{"t":{"u":"a.safetensors"}}})",
         R"({"weight_map":{"t":"a.safetensors"})"}) {
     const absl::Status status = ParseShardIndex("i.json", text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << text;

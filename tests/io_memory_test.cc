@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "moe/io/bounded_json.h"
+#include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
 #include "tests/counting_new.h"
 #include "tests/io_test.h"
@@ -65,6 +66,23 @@ TEST(IoMemoryTest, LongTokensAreNotHeld) {
   std::string list = R"({"a":{"shape":[)";
   while (static_cast<int64_t>(list.size()) < kLong / 4) list += "1,";
   EXPECT_LE(ReadHeader(list, false), 32 * kMiB);
+}
+
+// As many tensors as an index may have, in names that fit their strings and in names that do not.
+TEST(IoMemoryTest, TheLargestIndexFits) {
+  for (const std::string& prefix : {std::string("m"), std::string(20, 'n')}) {
+    std::string index = R"({"weight_map":{)";
+    for (int i = 0; i < (1 << 18) - 2; ++i) {
+      absl::StrAppend(&index, i == 0 ? "\"" : ",\"", prefix, i, "\":\"", prefix, ".safetensors\"");
+    }
+    index += "}}";
+    const int64_t peak = PeakBytesOf([&] {
+      const auto map = ParseShardIndex("f", index);
+      EXPECT_TRUE(map.ok()) << map.status();
+    });
+    EXPECT_LE(peak, static_cast<int64_t>(index.size()) + 64 * kMiB);
+    EXPECT_GT(peak, 25 * kMiB);
+  }
 }
 
 // A token just short of the limit, in an error: it is in both buffers and in the message.

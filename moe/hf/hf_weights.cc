@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
-#include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/hf/family.h"
@@ -23,42 +21,30 @@ std::string PrefixOf(absl::string_view root, int64_t layer, const Family& family
   return absl::StrCat(root, "layers.", layer, ".", family.block, ".");
 }
 
-// The N of "<root>layers.N.<block>.<router weight>"; other names are of no interest.
-std::optional<int64_t> LayerOf(absl::string_view name, absl::string_view root,
-                               const Family& family) {
-  const std::string tail = absl::StrCat(".", family.block, ".", family.tensors.front().name);
-  if (!absl::ConsumePrefix(&name, root) || !absl::ConsumePrefix(&name, "layers.") ||
-      !absl::ConsumeSuffix(&name, tail)) {
-    return std::nullopt;
-  }
-  int64_t layer = 0;
-  // Only what PrefixOf writes: no sign, no leading zero.
-  if (!absl::SimpleAtoi(name, &layer) || absl::StrCat(layer) != name) return std::nullopt;
-  return layer;
-}
-
-// Layers whose router is in the checkpoint, below the first root that has any.
-struct Layers {
-  absl::string_view root = kRoots[0];
-  std::vector<int64_t> present;
-};
-Layers FindLayers(const Checkpoint& checkpoint, const Family& family) {
-  const std::vector<std::string> names = checkpoint.Names();
-  for (const absl::string_view root : kRoots) {
-    Layers layers = {.root = root};
-    for (const std::string& name : names) {
-      if (const auto layer = LayerOf(name, root, family); layer.has_value()) {
-        layers.present.push_back(*layer);
-      }
-    }
-    std::sort(layers.present.begin(), layers.present.end());
-    if (!layers.present.empty()) return layers;
-  }
-  return {};
-}
-
 bool HasExperts(const HfConfig& config, int64_t layer) {
   return layer >= 0 && layer < config.num_layers() && config.has_experts[layer];
+}
+
+// Layers with experts by the configuration whose router is in the checkpoint, below the first root
+// that has any.
+struct Layers {
+  absl::string_view root = kRoots[0];
+  std::vector<int64_t> available;
+};
+Layers FindLayers(const Checkpoint& checkpoint, const HfConfig& config) {
+  const Family& family = *config.family;
+  for (const absl::string_view root : kRoots) {
+    Layers layers = {.root = root};
+    for (int64_t i = 0; i < config.num_layers(); ++i) {
+      if (!config.has_experts[i]) continue;
+      const std::string prefix = PrefixOf(root, i, family);
+      if (checkpoint.Contains(absl::StrCat(prefix, family.tensors.front().name))) {
+        layers.available.push_back(i);
+      }
+    }
+    if (!layers.available.empty()) return layers;
+  }
+  return {};
 }
 
 absl::Status CheckLayer(const HfConfig& config, int64_t layer) {
@@ -141,10 +127,8 @@ absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config, Checkpoi
   if (layer.has_value()) MOE_RETURN_IF_ERROR(CheckLayer(config, *layer));
   LayerWeights weights(config, std::move(checkpoint));
   const Family& family = *config.family;
-  const Layers layers = FindLayers(weights.checkpoint_, family);
-  for (const int64_t present : layers.present) {
-    if (HasExperts(config, present)) weights.available_.push_back(present);
-  }
+  Layers layers = FindLayers(weights.checkpoint_, config);
+  weights.available_ = std::move(layers.available);
   if (!layer.has_value() && weights.available_.empty()) {
     return Bad(weights.path(),
                absl::StrCat(PrefixOf(layers.root, 0, family), family.tensors.front().name),

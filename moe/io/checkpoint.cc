@@ -6,8 +6,6 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
-#include <nlohmann/json.hpp>
-
 #include "kernels/base/status_macros.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
@@ -16,30 +14,9 @@ namespace moe {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr char kSingleName[] = "model.safetensors";
 constexpr char kIndexName[] = "model.safetensors.index.json";
-
-// Nothing that leads out of the index's folder, or to a file that is hidden there.
-bool IsShardName(absl::string_view name) {
-  return name.find('/') == name.npos && name.find('\0') == name.npos &&
-         !absl::StartsWith(name, ".") && absl::EndsWith(name, ".safetensors");
-}
-
-// Objects and lists without what is in them.
-std::string KindOf(const Json& value) {
-  return value.is_object() ? "an object" : value.is_array() ? "a list" : Shown(value.dump());
-}
-
-absl::StatusOr<std::string> ShardNameOf(absl::string_view file, const std::string& tensor,
-                                        const Json& value) {
-  const auto* const name = value.get_ptr<const std::string*>();
-  if (name != nullptr && IsShardName(*name)) return *name;
-  return absl::DataLossError(
-      absl::StrCat(file, ": tensor '", Shown(tensor), "': is in ", KindOf(value),
-                   ", expected the plain name of a *.safetensors file in the index's folder"));
-}
 
 // The file that stands for a folder.
 absl::StatusOr<std::string> FileIn(const std::string& folder) {
@@ -61,24 +38,6 @@ absl::StatusOr<SafetensorsFile> OpenShard(const std::string& index, const std::s
 }
 
 }  // namespace
-
-absl::StatusOr<ShardMap> ParseShardIndex(absl::string_view file, absl::string_view document) {
-  MOE_ASSIGN_OR_RETURN(const Json index, ParseBoundedJson(file, document));
-  const auto map = index.find("weight_map");  // of no object: the end
-  if (map == index.end() || !map->is_object()) {
-    return absl::DataLossError(
-        absl::StrCat(file, ": no object weight_map, expected {\"weight_map\": {tensor: file}}"));
-  }
-  ShardMap shard_of;
-  for (const auto& [tensor, value] : map->items()) {
-    MOE_ASSIGN_OR_RETURN(std::string name, ShardNameOf(file, tensor, value));
-    shard_of.emplace_hint(shard_of.end(), tensor, std::move(name));
-  }
-  if (shard_of.empty()) {
-    return absl::DataLossError(absl::StrCat(file, ": an empty weight_map, expected tensors"));
-  }
-  return shard_of;
-}
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
   std::error_code ignored;  // what cannot be looked at is opened, which says why it cannot

@@ -18,7 +18,7 @@ seconds=${3:-30}
 
 case "$target" in
   safetensors) sources=(io/{bounded_json,file,safetensors,safetensors_header}) ;;
-  index) sources=(io/{bounded_json,checkpoint,file,safetensors,safetensors_header}) ;;
+  index) sources=(io/{bounded_json,shard_index}) ;;
   config) sources=(io/bounded_json) ;;
   hf_config)
     sources=(io/{bounded_json,file} hf/{config_keys,hf_config,tensor_rule}
