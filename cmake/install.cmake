@@ -18,6 +18,7 @@ foreach(layer ${moe_layers})
     PATTERN "config_keys.h" EXCLUDE
     PATTERN "family.h" EXCLUDE
     PATTERN "cli" EXCLUDE
+    PATTERN "bench" EXCLUDE  # of the program moe bench
     PATTERN "verify" EXCLUDE  # of the program moe verify
     PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
 endforeach()

@@ -1,0 +1,180 @@
+#include "moe/bench/bench_row.h"
+
+#include <cmath>
+#include <iterator>
+
+namespace moe::bench {
+namespace {
+
+constexpr const char* kOpNames[] = {"alltoall",      "alltoallv", "allreduce", "allgather",
+                                    "reducescatter", "p2p",       "memcpy"};
+
+// Changes when a key changes its meaning or goes; new keys at the end of the list leave it.
+constexpr char kSchema[] = "moe.bench/1";
+
+Cell CountOrNull(int64_t value) {
+  if (value < 0) return {};
+  return value;
+}
+
+struct ShortName {
+  const char* name;
+  const char* key;
+};
+constexpr ShortName kShortNames[] = {
+    {"size", "size_bytes"},
+    {"time", "time_us"},
+    {"i_min", "time_us_min"},
+    {"i_max", "time_us_max"},
+    {"p50", "time_us_p50"},
+    {"i_p99", "time_us_p99"},
+    {"p99", "time_us_p99"},
+    {"i_cv", "time_us_cv_pct"},
+    {"cv", "time_us_cv_pct"},
+    {"algbw", "algbw_gbytes_per_s"},
+    {"busbw", "busbw_gbytes_per_s"},
+    {"wrong", "nwrong"},
+    {"wait", "wait_pct"},
+    {"slow", "slow_rank"},
+    {"memcpy", "memcpy_pct"},
+};
+
+bool IsNumber(absl::string_view key) {
+  for (const char* text : {"schema", "op", "algorithm", "backend", "transport", "routing", "dtype",
+                           "status", "error"}) {
+    if (key == text) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const char* NameOf(Op op) {
+  return kOpNames[static_cast<size_t>(op)];
+}
+
+std::optional<Op> OpOf(absl::string_view name) {
+  for (size_t i = 0; i < std::size(kOpNames); ++i) {
+    if (name == kOpNames[i]) return static_cast<Op>(i);
+  }
+  return std::nullopt;
+}
+
+double AlgorithmBandwidth(int64_t size_bytes, double time_us) {
+  return time_us > 0 ? static_cast<double>(size_bytes) / time_us * 1e-3 : 0;
+}
+
+double BusFactor(Op op, int ranks) {
+  const double n = ranks;
+  switch (op) {
+    case Op::kAllReduce:
+      return 2 * (n - 1) / n;
+    case Op::kPointToPoint:
+    case Op::kMemcpy:
+      return 1;
+    default:
+      return (n - 1) / n;
+  }
+}
+
+const std::vector<std::string>& BenchKeys() {
+  static const std::vector<std::string> keys = {"schema",
+                                                "op",
+                                                "algorithm",
+                                                "backend",
+                                                "transport",
+                                                "ranks",
+                                                "hosts",
+                                                "routing",
+                                                "seed",
+                                                "dtype",
+                                                "size_bytes",
+                                                "count",
+                                                "iters",
+                                                "time_us",
+                                                "time_us_min",
+                                                "time_us_max",
+                                                "time_us_p50",
+                                                "time_us_p99",
+                                                "time_us_cv_pct",
+                                                "algbw_gbytes_per_s",
+                                                "busbw_gbytes_per_s",
+                                                "nwrong",
+                                                "imb_tx",
+                                                "imb_rx",
+                                                "wait_pct",
+                                                "slow_rank",
+                                                "bytes_self",
+                                                "bytes_same_host",
+                                                "bytes_cross_host",
+                                                "memcpy_gbytes_per_s",
+                                                "memcpy_pct",
+                                                "source",
+                                                "destination",
+                                                "status",
+                                                "error"};
+  return keys;
+}
+
+std::vector<Cell> BenchCells(const BenchRow& row) {
+  const Statistics& t = row.samples_us;
+  const Cell error = row.wrong > 0 ? Cell("wrong elements") : Cell();
+  return {kSchema,
+          NameOf(row.op),
+          row.algorithm,
+          row.backend,
+          row.transport,
+          int64_t{row.ranks},
+          int64_t{row.hosts},
+          row.routing,
+          row.seed,
+          moe::NameOf(row.dtype),
+          row.size_bytes,
+          row.count,
+          row.iterations,
+          row.time_us,
+          t.min,
+          t.max,
+          t.p50,
+          t.p99,
+          t.cv_pct,
+          row.algbw(),
+          row.busbw(),
+          CountOrNull(row.wrong),
+          row.imbalance_sent,
+          row.imbalance_received,
+          row.wait_pct,
+          int64_t{row.slow_rank},
+          CountOrNull(row.bytes_self),
+          CountOrNull(row.bytes_same_host),
+          CountOrNull(row.bytes_cross_host),
+          row.memcpy_gbytes_per_s,
+          row.memcpy_pct(),
+          CountOrNull(row.source),
+          CountOrNull(row.destination),
+          row.status(),
+          error};
+}
+
+std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column) {
+  for (const ShortName& s : kShortNames) {
+    if (column == s.name) column = s.key;
+  }
+  if (!IsNumber(column)) return std::nullopt;
+  const std::vector<std::string>& keys = BenchKeys();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (column == keys[i]) return BenchCells(row)[i].number();
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> BenchNumberNames() {
+  std::vector<std::string> names;
+  for (const ShortName& s : kShortNames) names.emplace_back(s.name);
+  for (const std::string& key : BenchKeys()) {
+    if (IsNumber(key)) names.push_back(key);
+  }
+  return names;
+}
+
+}  // namespace moe::bench

@@ -1,0 +1,92 @@
+// One result of a benchmark, and the formulas of its figures.
+#ifndef MOE_MOE_BENCH_BENCH_ROW_H_
+#define MOE_MOE_BENCH_BENCH_ROW_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/string_view.h>
+
+#include "kernels/base/dtype.h"
+#include "moe/bench/statistics.h"
+#include "moe/bench/tables.h"
+
+namespace moe::bench {
+
+enum class Op : uint8_t {
+  kAllToAll,
+  kAllToAllV,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kPointToPoint,
+  kMemcpy,
+};
+const char* NameOf(Op op);  // "alltoall" ...
+std::optional<Op> OpOf(absl::string_view name);
+
+// Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time.
+double AlgorithmBandwidth(int64_t size_bytes, double time_us);
+
+// busbw = algbw * BusFactor: what would cross a link of each rank if every algorithm moved the least
+// that it must, so that figures of different rank counts compare (nccl-tests, doc/PERFORMANCE.md).
+//   alltoall, alltoallv, allgather, reducescatter   (n - 1) / n
+//   allreduce                                       2 (n - 1) / n
+//   p2p, memcpy                                     1
+double BusFactor(Op op, int ranks);
+
+// Unknown or not applicable figures are NaN (JSON: null), unknown counts -1 (null).
+struct BenchRow {
+  Op op = Op::kAllToAll;
+  std::string algorithm;  // "staged", "ring", ...
+  std::string backend;    // "local", "mpi"
+  std::string transport;  // what carries the bytes: "memory", "openmpi", "mpich"
+  int ranks = 1;
+  int hosts = 1;  // groups of --node-size ranks, if given
+  std::string routing = "uniform";
+  uint64_t seed = 0;
+  DType dtype = DType::kFloat32;
+  // Per rank, its own part included; skewed: max over ranks of max(sent, received).
+  int64_t size_bytes = 0;
+  int64_t count = 0;  // elements, as nccl-tests counts: of one peer's block, allreduce: of all
+  int64_t iterations = 0;
+  double time_us = 0;     // max over ranks of the mean
+  Statistics samples_us;  // per call, of the slowest rank
+  int64_t wrong = -1;     // elements, over all ranks and checked calls; -1: not checked
+  double imbalance_sent = 1, imbalance_received = 1;
+  double wait_pct = std::numeric_limits<double>::quiet_NaN();
+  int slow_rank = 0;
+  // Of one call, summed over ranks. -1: the backend's library decides.
+  int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
+  // Every rank copies size_bytes of its own at the same time.
+  double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
+  int source = -1, destination = -1;  // p2p
+  bool in_place = false;
+
+  double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
+  double busbw() const { return algbw() * BusFactor(op, ranks); }
+  double memcpy_pct() const { return 100 * algbw() / memcpy_gbytes_per_s; }
+  const char* status() const { return wrong > 0 ? "wrong" : "ok"; }
+};
+
+// Keys and values of the JSON object, CSV line and Markdown row of a result, in this order:
+//   schema, op, algorithm, backend, transport, ranks, hosts, routing, seed, dtype, size_bytes, count,
+//   iters, time_us, time_us_min, time_us_max, time_us_p50, time_us_p99, time_us_cv_pct,
+//   algbw_gbytes_per_s, busbw_gbytes_per_s, nwrong, imb_tx, imb_rx, wait_pct, slow_rank, bytes_self,
+//   bytes_same_host, bytes_cross_host, memcpy_gbytes_per_s, memcpy_pct, source, destination, status,
+//   error
+const std::vector<std::string>& BenchKeys();
+std::vector<Cell> BenchCells(const BenchRow& row);
+
+// A numeric column by key or short name (time, algbw, busbw, wrong, imb_tx, p99, cv, wait, memcpy ...).
+// NaN where the row has none; nullopt for unknown names.
+std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column);
+// Names that BenchNumber knows.
+std::vector<std::string> BenchNumberNames();
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_BENCH_BENCH_ROW_H_

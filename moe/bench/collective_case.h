@@ -1,0 +1,112 @@
+// One collective with buffers of its own: fills them with an exact pattern, calls, counts wrong
+// elements.
+#ifndef MOE_MOE_BENCH_COLLECTIVE_CASE_H_
+#define MOE_MOE_BENCH_COLLECTIVE_CASE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/all_reduce.h"
+#include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "moe/bench/bench_row.h"
+#include "moe/bench/routing_spec.h"
+#include "moe/bench/traffic.h"
+
+namespace moe::bench {
+
+struct CaseSpec {
+  Op op = Op::kAllToAll;
+  DType dtype = DType::kFloat32;  // f32, f64, bf16, i32 or i64
+  int64_t size_bytes = 0;         // per rank; rounded down to whole elements, at least one per peer
+  // alltoall, alltoallv
+  RoutingSpec routing;  // alltoallv
+  int num_experts = 0;  // 0: 8 per rank
+  uint64_t seed = 0;
+  DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
+  int node_size = 0;  // ranks of a host; 0: all. Hierarchical travels by it: it divides R
+  // allreduce. The ring sums f32 and i64; the others all types.
+  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  // p2p
+  int source = 0, destination = 0;
+};
+
+// What an element of a buffer is, so that a misplaced one is a wrong one: bits that name source and
+// index where data is moved, small integers (exact sums in every type) where it is reduced.
+class CollectiveCase {
+ public:
+  // Collective; fills the buffers. `comm` and `stream` must outlive the case.
+  //   kInvalidArgument   a type, node size or algorithm that the collective does not have
+  static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
+                                                                Communicator& comm, Stream& stream);
+  CollectiveCase(const CollectiveCase&) = delete;
+  CollectiveCase& operator=(const CollectiveCase&) = delete;
+
+  // Before every call: what is to be written becomes wrong everywhere; inputs that a call overwrites
+  // are made anew. Not collective.
+  void Prepare();
+  // Collective; done when it returns.
+  absl::Status Call();
+  // Elements of this rank's result that differ from the exact one, bit for bit.
+  int64_t CountWrong() const;
+
+  // Fills in what is known before a call: algorithm, size, count, imbalances, bytes by distance.
+  void Describe(BenchRow& row) const;
+  const Traffic& traffic() const { return traffic_; }  // elements that one call moves
+
+ private:
+  CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)
+      : spec_(spec), comm_(comm), stream_(stream) {}
+
+  absl::Status Setup();
+  absl::Status SetupAllToAll();
+  absl::Status SetupAllGather();
+  absl::Status SetupPointToPoint();
+  absl::Status SetupMemcpy();
+  template <typename T>
+  absl::Status SetupAllReduce();
+  template <typename T>
+  absl::Status SetupReduceScatter();
+  // How all-to-all travels.
+  absl::Status UseStaged();
+  absl::Status UseDirect();
+  absl::Status UseHierarchical();
+  template <typename U>
+  absl::Status UseHierarchicalAs();
+
+  absl::Status Allocate(int64_t send_elements, int64_t result_elements);
+  void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
+  absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
+    return buffer.span<std::byte>().subspan(first * width(), count * width());
+  }
+  int64_t width() const { return SizeOf(spec_.dtype); }
+  int64_t SpecElements() const { return spec_.size_bytes / width(); }
+  // Elements of a block when a rank's buffer is R of them.
+  int64_t BlockElements() const;
+
+  const CaseSpec spec_;
+  Communicator& comm_;
+  Stream& stream_;
+  Buffer send_, recv_, want_;
+  absl::Span<std::byte> result_;  // what a call writes; compared with want_
+  bool in_place_ = false;         // a call starts from a copy of send_ in result_
+  std::string algorithm_;
+  int64_t size_elements_ = 0;  // per rank, as BenchRow::size_bytes
+  int64_t count_ = 0;
+  Traffic traffic_;
+  bool traffic_known_ = true;
+  std::function<absl::Status()> call_;
+};
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_BENCH_COLLECTIVE_CASE_H_

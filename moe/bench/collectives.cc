@@ -1,0 +1,183 @@
+#include "moe/bench/collectives.h"
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::bench {
+namespace {
+
+// A batch is gathered in one piece; this many stamps are 16 MB a rank.
+constexpr int64_t kLargestBatch = 1'000'000;
+
+uint64_t BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return std::hash<std::string>{}(id);
+}
+
+// [rank][call], growing by batches of [R][n].
+class StampLog {
+ public:
+  explicit StampLog(int ranks) : of_rank_(ranks) {}
+
+  void Append(const std::vector<CallStamps>& batch) {
+    const size_t calls = batch.size() / of_rank_.size();
+    for (size_t r = 0; r < of_rank_.size(); ++r) {
+      const auto begin = batch.begin() + static_cast<int64_t>(r * calls);
+      of_rank_[r].insert(of_rank_[r].end(), begin, begin + static_cast<int64_t>(calls));
+    }
+  }
+  // Of the ranks that take part, ascending; slow_rank is one of them.
+  TimingSummary Summary(const std::vector<int>& ranks, ClocksShared clocks) const {
+    std::vector<CallStamps> all;
+    for (const int r : ranks) all.insert(all.end(), of_rank_[r].begin(), of_rank_[r].end());
+    TimingSummary summary = Summarise(all, static_cast<int>(ranks.size()), clocks);
+    summary.slow_rank = ranks[summary.slow_rank];
+    return summary;
+  }
+  // From the first call to the last, by rank 0's clock.
+  absl::Duration Elapsed() const {
+    return absl::Nanoseconds(of_rank_[0].back().leave_ns - of_rank_[0].front().enter_ns);
+  }
+
+ private:
+  std::vector<std::vector<CallStamps>> of_rank_;
+};
+
+// Calls of the next batch: as many as there were, if time allows; 0 = enough.
+int64_t NextBatch(const TimingSummary& so_far, absl::Duration elapsed,
+                  const MeasureOptions& options) {
+  if (so_far.samples_us.cv_pct <= options.max_noise_pct) return 0;
+  const absl::Duration left = options.budget - elapsed;
+  if (left <= absl::ZeroDuration()) return 0;
+  const double affordable = absl::FDivDuration(left, elapsed) * static_cast<double>(so_far.calls);
+  return std::min({so_far.calls, kLargestBatch,
+                   static_cast<int64_t>(std::min(affordable, static_cast<double>(kLargestBatch)))});
+}
+
+absl::Status WarmUp(CollectiveCase& what, int calls) {
+  for (int i = 0; i < calls; ++i) {
+    what.Prepare();
+    MOE_RETURN_IF_ERROR(what.Call());
+  }
+  return absl::OkStatus();
+}
+
+// Ranks that take part.
+std::vector<int> Members(const CaseSpec& spec, int ranks) {
+  if (spec.op == Op::kPointToPoint && spec.source == spec.destination) return {spec.source};
+  if (spec.op == Op::kPointToPoint) {
+    return {std::min(spec.source, spec.destination), std::max(spec.source, spec.destination)};
+  }
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+void SetTimes(const TimingSummary& summary, BenchRow& row) {
+  row.iterations = summary.calls;
+  row.time_us = summary.time_us;
+  row.samples_us = summary.samples_us;
+  row.wait_pct = summary.wait_pct;
+  row.slow_rank = summary.slow_rank;
+}
+
+}  // namespace
+
+absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm,
+                                          Stream& stream) {
+  const uint64_t id = BootId();
+  const auto mine = static_cast<int64_t>(id);
+  std::vector<int64_t> all(comm.size());
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  WorldFacts facts;
+  facts.hosts = static_cast<int>(std::set<int64_t>(all.begin(), all.end()).size());
+  facts.clocks = facts.hosts == 1 ? ClocksShared::kYes : ClocksShared::kNo;
+  facts.transport = comm.backend() == "local" ? "memory" : std::string(mpi);
+  return facts;
+}
+
+absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t calls, Check check,
+                                                  int64_t& wrong, Communicator& comm,
+                                                  Stream& stream) {
+  static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
+  std::vector<CallStamps> mine(calls);
+  for (CallStamps& call : mine) {
+    timed.Prepare();
+    MOE_RETURN_IF_ERROR(comm.Barrier());
+    call.enter_ns = NowNs();
+    MOE_RETURN_IF_ERROR(timed.Call());
+    call.leave_ns = NowNs();
+    if (check == Check::kYes) wrong += timed.CountWrong();
+  }
+  std::vector<CallStamps> all(static_cast<size_t>(calls) * comm.size());
+  const absl::Span<const int64_t> send(reinterpret_cast<const int64_t*>(mine.data()),
+                                       2 * mine.size());
+  const absl::Span<int64_t> received(reinterpret_cast<int64_t*>(all.data()), 2 * all.size());
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return all;
+}
+
+absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOptions& options,
+                                           const WorldFacts& facts, Communicator& comm,
+                                           Stream& stream) {
+  comm.SetPhase({.name = NameOf(spec.op)});
+  MOE_ASSIGN_OR_RETURN(const auto timed, CollectiveCase::Create(spec, comm, stream));
+  BenchRow row;
+  timed->Describe(row);
+  row.hosts =
+      spec.node_size > 0 ? (comm.size() + spec.node_size - 1) / spec.node_size : facts.hosts;
+  row.transport = facts.transport;
+  std::unique_ptr<CollectiveCase> copy;
+  if (spec.op != Op::kMemcpy && spec.op != Op::kPointToPoint) {
+    MOE_ASSIGN_OR_RETURN(
+        copy,
+        CollectiveCase::Create(
+            {.op = Op::kMemcpy, .dtype = spec.dtype, .size_bytes = row.size_bytes}, comm, stream));
+  }
+  MOE_RETURN_IF_ERROR(WarmUp(*timed, options.warmup));
+  if (copy != nullptr) MOE_RETURN_IF_ERROR(WarmUp(*copy, options.warmup));
+
+  const std::vector<int> members = Members(spec, comm.size());
+  StampLog calls(comm.size());
+  StampLog copies(comm.size());
+  TimingSummary summary;
+  int64_t wrong = 0;
+  int64_t batch = options.iterations;
+  while (batch > 0) {
+    MOE_ASSIGN_OR_RETURN(const auto stamps,
+                         TimeCalls(*timed, batch, options.check, wrong, comm, stream));
+    calls.Append(stamps);
+    summary = calls.Summary(members, facts.clocks);
+    if (copy != nullptr) {
+      int64_t unchecked = 0;
+      MOE_ASSIGN_OR_RETURN(const auto copied,
+                           TimeCalls(*copy, std::min<int64_t>(batch, options.iterations),
+                                     Check::kNo, unchecked, comm, stream));
+      copies.Append(copied);
+    }
+    batch = NextBatch(summary, calls.Elapsed(), options);
+  }
+  MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  row.wrong = options.check == Check::kYes ? wrong : -1;
+  SetTimes(summary, row);
+  row.memcpy_gbytes_per_s = row.algbw();
+  if (copy != nullptr) {
+    row.memcpy_gbytes_per_s =
+        AlgorithmBandwidth(row.size_bytes, copies.Summary(members, facts.clocks).time_us);
+  }
+  return row;
+}
+
+}  // namespace moe::bench

@@ -1,0 +1,54 @@
+// --fail-if: a bound on results, for continuous integration.
+#ifndef MOE_MOE_BENCH_FAIL_IF_H_
+#define MOE_MOE_BENCH_FAIL_IF_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+namespace moe::bench {
+
+// An expression over the columns of one row:
+//   or      = and { "||" and }
+//   and     = term { "&&" term }
+//   term    = "(" or ")" | column op number
+//   op      = "<" | "<=" | ">" | ">=" | "==" | "!="
+// A column without a value (NaN) makes every comparison false: what was not measured fails nothing.
+class FailIf {
+ public:
+  // kInvalidArgument with the place and what was expected; a column must be one of `columns`.
+  static absl::StatusOr<FailIf> Parse(absl::string_view text,
+                                      const std::vector<std::string>& columns);
+
+  // The value of a column that Parse accepted.
+  using Lookup = absl::FunctionRef<std::optional<double>(absl::string_view column)>;
+  bool Holds(Lookup lookup) const;
+
+  const std::string& text() const { return text_; }
+
+ private:
+  friend class FailIfParser;
+  enum class Compare : uint8_t { kLess, kLessEqual, kGreater, kGreaterEqual, kEqual, kNotEqual };
+  enum class Kind : uint8_t { kComparison, kAnd, kOr };
+  struct Node {
+    Kind kind = Kind::kComparison;
+    std::string column;
+    Compare compare = Compare::kLess;
+    double number = 0;
+    int left = -1, right = -1;  // nodes, of kAnd and kOr
+  };
+
+  bool Holds(int node, Lookup lookup) const;
+
+  std::string text_;
+  std::vector<Node> nodes_;
+  int root_ = -1;
+};
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_BENCH_FAIL_IF_H_
