@@ -28,3 +28,5 @@ moe_test(golden_test LABELS unit cpu threads SOURCES golden_test.cc LIBS moe_moe
 target_compile_definitions(golden_test PRIVATE MOE_GOLDEN_DATA="${CMAKE_CURRENT_SOURCE_DIR}/golden/data")
 # moe verify's library
 moe_test(verify_test LABELS unit cpu threads SOURCES verify_test.cc LIBS moe_verify TIMEOUT 300)
+moe_test(verify_reference_test LABELS unit SOURCES verify_reference_test.cc verify_compare_test.cc
+  LIBS moe_verify)

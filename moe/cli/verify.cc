@@ -71,13 +71,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
     }
   };
   const auto run_mpi = [&](int ranks, const std::vector<verify::Case>& cases) {
-    auto results = launcher.Run(ranks, cases);
-    if (options.needs_mpi && absl::IsUnimplemented(results.status())) {
-      results = WithExitCode(absl::InternalError(absl::StrCat("--layouts transport=mpi: ",
-                                                              results.status().message())),
-                             ExitCode::kBackend);
-    }
-    return results;
+    return launcher.Run(ranks, cases);
   };
   MOE_RETURN_IF_ERROR(verify::Verify(plan, run_mpi, on_report));
   MOE_RETURN_IF_ERROR(printed);
@@ -108,6 +102,12 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   }
   for (const std::string& warning : warnings) {
     if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
+  }
+  if (options.needs_mpi) {
+    if (const absl::Status status = MpiLauncher::CheckPresent(options); !status.ok()) {
+      return absl::UnimplementedError(
+          absl::StrCat("--layouts names transport=mpi, but ", status.message()));
+    }
   }
   return Verify(invocation, options);
 }

@@ -247,20 +247,24 @@ absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t ca
       code <= static_cast<int>(ExitCode::kBackend) ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
-absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
-    int ranks, const std::vector<verify::Case>& cases) {
+absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options) {
   if (!HasBackend(Backend::kMpi)) {
     return absl::UnimplementedError("this build has no MPI");
   }
-  const std::string mpirun = FindProgram(options_.mpirun);
-  if (mpirun.empty()) {
-    return absl::UnimplementedError(absl::StrCat("there is no program '", options_.mpirun, "'"));
+  if (FindProgram(options.mpirun).empty()) {
+    return absl::UnimplementedError(absl::StrCat("there is no program '", options.mpirun, "'"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
+    int ranks, const std::vector<verify::Case>& cases) {
+  MOE_RETURN_IF_ERROR(CheckPresent(options_));
   MOE_RETURN_IF_ERROR(MakeFolder());
   std::error_code ignored;
   fs::remove(folder_ + kResults, ignored);
   WriteRequest(folder_ + kRequest, cases, problems_);
-  MOE_RETURN_IF_ERROR(Launch(mpirun, ranks, cases.size()));
+  MOE_RETURN_IF_ERROR(Launch(FindProgram(options_.mpirun), ranks, cases.size()));
   return ReadResults(folder_ + kResults, cases, problems_);
 }
 

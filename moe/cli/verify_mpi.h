@@ -28,7 +28,10 @@ class MpiLauncher {
   MpiLauncher(const MpiLauncher&) = delete;
   MpiLauncher& operator=(const MpiLauncher&) = delete;
 
-  // kUnimplemented: this build has no MPI, or mpirun is not there. kDeadlineExceeded: the processes
+  // kUnimplemented: this build has no MPI, or mpirun is not there.
+  static absl::Status CheckPresent(const VerifyOptions& options);
+
+  // As CheckPresent. kDeadlineExceeded: the processes
   // took longer than --comm-timeout and what their cases may take. Others: what they ended with.
   absl::StatusOr<std::vector<verify::LayerResult>> Run(int ranks,
                                                        const std::vector<verify::Case>& cases);

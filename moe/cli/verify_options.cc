@@ -247,17 +247,28 @@ absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
   if (spec.layer.ffn_hidden_size < 1) {
     return WrongFlag("--moe-ffn-hidden-size", settings.text("moe-ffn-hidden-size"), "at least 1");
   }
-  // Multiply-adds of the float64 loop, which carries bounds: some 1e8 a second.
-  const double cost = 1.0 * count * most * static_cast<double>(router.top_k + 1) *
-                      static_cast<double>(router.hidden_size) *
-                      static_cast<double>(spec.layer.ffn_hidden_size) * 9;
-  if (cost > 1e10) {
-    return absl::InvalidArgumentError(
-        fmt::format("the shape needs {:.0e} multiply-adds of float64 a run, expected at most 1e10: "
-                    "lower --hidden-size, --moe-ffn-hidden-size or --micro-batch-tokens",
-                    cost));
-  }
   return spec;
+}
+
+// The float64 loop carries bounds, some 1e8 multiply-adds a second, and 100 bytes a parameter.
+absl::Status CheckSize(const std::vector<verify::ProblemSpec>& problems) {
+  constexpr double kMostWork = 3e9, kMostParameters = 2e7;
+  double work = 0, parameters = 0;
+  for (const verify::ProblemSpec& spec : problems) {
+    const RouterConfig& router = spec.layer.router;
+    const auto ffn = static_cast<double>(spec.layer.ffn_hidden_size);
+    const auto shared = static_cast<double>(spec.layer.shared_expert_ffn_hidden_size);
+    const auto hidden = static_cast<double>(router.hidden_size);
+    double tokens = 0;
+    for (const int64_t t : spec.micro_batch_tokens) tokens += static_cast<double>(t);
+    work += 2 * 9 * tokens * hidden * (router.top_k * ffn + shared);  // two steps, three passes
+    parameters = std::max(parameters, 3 * hidden * (router.num_experts * ffn + shared));
+  }
+  if (work <= kMostWork && parameters <= kMostParameters) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "the shapes need {:.1e} multiply-adds of float64 and {:.1e} parameters, expected at most "
+      "{:.0e} and {:.0e}: name one --router, or lower --hidden-size or --moe-ffn-hidden-size",
+      work, parameters, kMostWork, kMostParameters));
 }
 
 std::vector<Numerics> NumericsOf(const Settings& settings) {
@@ -352,6 +363,7 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
   for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));
+  MOE_RETURN_IF_ERROR(CheckSize(options.problems));
   return options;
 }
 

@@ -1,5 +1,6 @@
 #include "moe/verify/problem.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <absl/strings/match.h>
@@ -40,8 +41,8 @@ void CutBatch(Problem& problem) {
   for (const int64_t tokens : problem.spec.micro_batch_tokens) {
     const int64_t begin = problem.micro_batch_offsets.back();
     problem.micro_batch_offsets.push_back(begin + tokens);
-    // Two sequences of unequal length, where there are two tokens.
-    if (tokens >= 2) problem.sequence_offsets.push_back(begin + (tokens + 2) / 3);
+    // Two sequences, of two tokens at least: Sinkhorn makes all experts of a lone token equal.
+    if (tokens >= 4) problem.sequence_offsets.push_back(begin + std::max<int64_t>(2, tokens / 3));
     if (tokens >= 1) problem.sequence_offsets.push_back(begin + tokens);
   }
 }

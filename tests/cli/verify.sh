@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# `moe verify`: bash verify.sh <moe> [<mpiexec>]
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=${2:-}
+
+# Everything as it comes; without MPI its layouts are skipped.
+run "$moe" verify
+expect 0 "defaults"
+((seconds < 60)) || fail "defaults took $seconds s, expected below 60"
+grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
+for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
+  noisy-topk sinkhorn; do
+  grep -qE "^$gate +8 ranks .* one rank .* ok" "$work/stdout" || fail "$gate: no layout of 8 ranks"
+done
+if [[ -n $mpiexec ]]; then
+  grep -qE " mpi .* layout-invariant +one rank .* ok" "$work/stdout" || fail "no MPI layout ran"
+fi
+run "$moe" verify --mpirun /nowhere/mpirun --router mixtral
+expect 0 "no mpirun"
+grep -q "skipped: " "$work/stdout" || fail "no mpirun: nothing skipped"
+run "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
+expect 10 "no mpirun, but named"
+
+# Every planted fault is found, in the tensor it is in.
+local_only=(--layouts 'ranks=1,2,4 transport=local' -q)
+declare -A where=(
+  [gradient-scale-by-ep]="experts.down_proj.weight"
+  [rank-local-balance]="gate.weight"
+  [shuffled-float-sum]="experts.gate_up_proj.weight"
+  [unstable-tie]="expert_count"
+  [stale-count]="gate.e_score_correction_bias"
+  [biased-weights]=" y "
+  [group-mask-zero]="expert_count"
+)
+run "$moe" verify --inject help
+expect 0 "--inject help"
+mapfile -t faults <"$work/stdout"
+((${#faults[@]} == ${#where[@]})) || fail "--inject help: ${#faults[@]} names"
+for fault in "${faults[@]}"; do
+  run "$moe" verify --inject "$fault" "${local_only[@]}"
+  expect 1 "$fault"
+  grep -F FAILED "$work/stdout" | grep -qF -- "${where[$fault]}" ||
+    fail "$fault: no failure in ${where[$fault]}"
+done
+run "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
+expect 0 "a fault that one rank cannot show"
+grep -q MISSED "$work/stdout" || fail "a missed fault: not said"
+
+# Usage.
+refuse() {
+  local pattern=$1
+  shift
+  run "$moe" verify "$@"
+  expect 2 "$*"
+  grep -qE "$pattern" "$work/stderr" || fail "$*: $(cat "$work/stderr")"
+  (($(wc -l <"$work/stderr") == 1)) || fail "$*: not one line"
+}
+refuse "did you mean '--layouts'" --layout ranks=1
+refuse "unknown axis 'rank'.*did you mean 'ranks'" --layouts rank=1
+refuse "ranks is '0'" --layouts ranks=0
+refuse "no ep of 3 divides" --layouts 'ranks=2 ep=3'
+refuse "did you mean 'staged'" --layouts dispatch=stagged
+refuse "did you mean 'gradient-scale-by-ep'" --inject gradient-scale
+refuse "expected an expert bias" --inject biased-weights --router mixtral
+refuse "did you mean 'mixtral'" --router mixtrall
+refuse "expected at most 6" --topk 7
+refuse "lower --hidden-size" --hidden-size 100000
+refuse "no such flag beside capacity" --capacity-factor 2 --layouts capacity=1.0
+OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 refuse "a launcher started this process"
+
+# Forms.
+run "$moe" verify --router mixtral --layouts 'ranks=1,2 transport=local' -o jsonl
+expect 0 "-o jsonl"
+if command -v python3 >/dev/null; then
+  python3 - "$work/stdout" <<'PY' || fail "-o jsonl: malformed"
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+assert {r["numerics"] for r in rows} == {"fast", "layout-invariant"}
+assert {r["against"] for r in rows} == {"float64", "one rank"}
+assert all(r["verdict"] == "ok" for r in rows)
+exact = [r for r in rows if r["numerics"] != "fast" and r["against"] == "one rank"]
+assert exact and all(r["max_ulp"] == 0 and r["differing"] == 0 for r in exact)
+assert any(r["max_of_bound"] > 0 for r in rows)
+PY
+fi
+run "$moe" verify --router mixtral --layouts 'ranks=1 transport=local' -o csv -oe md
+expect 0 "-o csv -oe md"
+head -n 1 "$work/stdout" | grep -q "^router,ranks,ep," || fail "-o csv: no header"
+head -n 1 "$work/stderr" | grep -q "^| router | ranks " || fail "-oe md: no header"
+
+# Other shapes.
+run "$moe" verify --dtype bf16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
+  --layouts 'ranks=1,3,5 transport=local' -q
+expect 0 "bf16, seven experts"
+run "$moe" verify --moe-pad-expert-input-to-capacity --capacity-factor 1.25 --router mixtral \
+  --layouts 'ranks=2 transport=local' -q
+expect 0 "padding"
+finish
