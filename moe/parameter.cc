@@ -17,7 +17,8 @@ namespace {
 // A parameter's own random sequence: keyed by its name, so that it does not matter which rank
 // creates it, or when.
 void Initialize(const ParameterSpec& spec, uint64_t seed, absl::Span<float> values) {
-  if (spec.initializer != Initializer::kNormal) {
+  // A deviation of 0 is for weights that are read from files: no reason to draw numbers.
+  if (spec.initializer != Initializer::kNormal || spec.init_std == 0) {
     std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
     return;
   }

@@ -119,6 +119,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
 
   HfConfig config = {.family = model.family};
   config.moe.router.load_balancing = LoadBalancing::kNone;
+  config.moe.init_std = config.moe.down_init_std = 0;  // weights come from files
   ConfigKeys keys(std::string(file), model.path, *model.keys);
   keys.RefuseIfSet("quantization_config", "none: weights as F32, F16, BF16 or F64");
   model.family->read(keys, config);

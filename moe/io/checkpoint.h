@@ -23,6 +23,7 @@ using ShardMap = std::map<std::string, std::string>;
 // The "weight_map" of an index {"metadata": {...}, "weight_map": {tensor: file}}. Other keys of the
 // document mean nothing here. kDataLoss "<file>: what is, what was expected"; also for a file name
 // that is no plain "*.safetensors" of the same folder: a '/', a leading '.', a NUL.
+// Allocates at most the size of the document and 64 MiB.
 absl::StatusOr<ShardMap> ParseShardIndex(absl::string_view file, absl::string_view document);
 
 // A tensor and the file it is in, both as long as the checkpoint lives.
