@@ -5,10 +5,12 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "gating/router_config.h"
 #include "gating/token_groups.h"
+#include "kernels/base/parallel.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
 
@@ -41,8 +43,20 @@ struct BalanceInput {
 absl::Status AddLoadBalanceLoss(const BalanceInput& input, const TokenGroups& groups, float coeff,
                                 double* loss, MatrixView<float> d_logits, Workspace& workspace);
 
-// Sum over tokens of the entropy of p, nats; 0 log 0 = 0. Rows of NaN give NaN.
-double EntropySum(MatrixView<const float> score, ScoreFunction function);
+// The probabilities of a batch as its gate has them.
+struct EntropyInput {
+  MatrixView<const float> logits;  // [T, >= E]
+  MatrixView<const float> score;   // [T, E]; p as in BalanceInput
+  ScoreFunction function = ScoreFunction::kSoftmax;
+  absl::Span<const float> log_sum_exp;  // [T]; read for a softmax
+};
+
+// Sum over tokens, ascending, of the entropy of p, nats; 0 log 0 = 0. Rows of NaN give NaN.
+//   softmax  lse_t - sum_i p_ti l_ti        sigmoid  log S_t - sum_i s_ti log s_ti / S_t
+// float64; the same bits on any number of threads. A softmax costs T * E multiply-adds, no
+// logarithm.
+absl::StatusOr<double> EntropySum(const EntropyInput& input, Workspace& workspace,
+                                  ThreadPool& threads);
 
 // *loss += sum over micro-batches b of coeff * mean_{t in b} lse_t^2, whatever the token group.
 //   log_sum_exp [T] of the logits. d_logits += coeff * 2 * lse_t * p_ti / T_b.

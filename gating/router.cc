@@ -262,7 +262,11 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
   if (stats != nullptr) {
     stats->aux_loss = losses.aux;
     stats->z_loss = losses.z;
-    stats->entropy_sum = EntropySum(s.selection.score, traits_.score);
+    MOE_ASSIGN_OR_RETURN(stats->entropy_sum, EntropySum({.logits = s.logits,
+                                                         .score = s.selection.score,
+                                                         .function = traits_.score,
+                                                         .log_sum_exp = s.selection.log_sum_exp},
+                                                        workspace, stream.threads()));
     stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
     stats->dropped_slots = dropped_slots;
   }

@@ -164,12 +164,27 @@ TEST(LoadBalanceLoss, AgainstGivenSharesIgnoresTheCounts) {
 }
 
 TEST(EntropySum, IsThatOfEveryTokensShares) {
-  const std::vector<float> softmax = {.5f, .5f, 1, 0};
-  EXPECT_DOUBLE_EQ(EntropySum({softmax.data(), 2, 2}, ScoreFunction::kSoftmax), std::log(2.0));
-  const std::vector<float> sigmoid = {.25f, .25f, .75f, 0};
-  EXPECT_DOUBLE_EQ(EntropySum({sigmoid.data(), 2, 2}, ScoreFunction::kSigmoid), std::log(2.0));
-  const std::vector<float> nan = {std::numeric_limits<float>::quiet_NaN(), 0};
-  EXPECT_TRUE(std::isnan(EntropySum({nan.data(), 1, 2}, ScoreFunction::kSoftmax)));
+  Workspace workspace;
+  ThreadPool two(2);
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // Ten logits: more than one block of partials. 1/2, 1/2 and a certain choice.
+  std::vector<float> logits(20, -inf), probs(20, 0.0f);
+  logits[3] = logits[9] = 1;
+  probs[3] = probs[9] = 0.5f;
+  logits[18] = 7;
+  probs[18] = 1;
+  const std::vector<float> lse = {1 + std::log(2.0f), 7};
+  const EntropyInput softmax = {
+      .logits = {logits.data(), 2, 10}, .score = {probs.data(), 2, 10}, .log_sum_exp = lse};
+  EXPECT_NEAR(*EntropySum(softmax, workspace, two), std::log(2.0), 2 * 0x1p-24 * 1.7);
+  probs[3] = nan;
+  EXPECT_TRUE(std::isnan(*EntropySum(softmax, workspace, two)));
+
+  const std::vector<float> score = {.25f, .25f, .75f, 0};
+  EXPECT_DOUBLE_EQ(*EntropySum({.score = {score.data(), 2, 2}, .function = ScoreFunction::kSigmoid},
+                               workspace, ThreadPool::Serial()),
+                   std::log(2.0));
 }
 
 }  // namespace
