@@ -90,7 +90,8 @@ double SigmoidEntropy(const EntropyInput& input, int64_t t) {
   for (int64_t e = 0; e < input.score.cols(); ++e) {
     const auto s = static_cast<double>(score[e]);
     sum += s;
-    if (s != 0) weighted += s * std::log(s);
+    // The score is a float32: so may be its logarithm, at a third of the time.
+    if (s != 0) weighted += s * static_cast<double>(std::log(score[e]));
   }
   return sum == 0 ? 0 : std::log(sum) - weighted / sum;
 }
