@@ -186,6 +186,29 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
                        {.numerics = Numerics::kFast, .threads = 2}));
 }
 
+TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
+  const BlockRunOptions options = {.dtype = DType::kBFloat16};
+  const BlockResult one = RunCase(*weights_, input_, {.ranks = 1, .expert_parallel = 1}, options);
+  ExpectSameBits(RunCase(*weights_, input_, {.ranks = 3, .expert_parallel = 3}, options), one);
+  ExpectSameBits(RunCase(*weights_, input_, {.ranks = 4, .expert_parallel = 2}, options), one);
+  // Rounded inputs may choose other experts; logits are sums of products of rounded factors, each
+  // within 2 * 2^-9 of the exact ones: by Cauchy-Schwarz within 2^-8 |x| |w|, here in row norms.
+  const std::vector<float> logits = Floats(*io_, "router_logits");
+  const std::vector<float> x = Floats(*io_, "x");
+  const int64_t hidden = moe().router.hidden_size;
+  const LayerTensor& router = weights_->tensors().front();
+  std::vector<float> w(router.found.tensor->num_elements);
+  ASSERT_TRUE(router.found.file->ReadFloat32(*router.found.tensor, absl::MakeSpan(w)).ok());
+  const int64_t experts = moe().router.num_experts;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const auto row = [&](const std::vector<float>& of, size_t r) {
+      return Norm(absl::MakeConstSpan(of).subspan(r * hidden, hidden));
+    };
+    EXPECT_NEAR(one.router_logits[i], logits[i],
+                0x1.02p-8 * row(x, i / experts) * row(w, i % experts));
+  }
+}
+
 TEST_P(GoldenTest, WithoutOutputGradientTheSameForward) {
   const BlockResult both = RunCase(*weights_, input_, {.ranks = 2, .expert_parallel = 2});
   const BlockResult forward =

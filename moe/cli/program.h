@@ -31,7 +31,8 @@ absl::Status InputError(absl::string_view flag, const absl::Status& status);
 absl::Status WriteError(absl::string_view flag, const std::string& path,
                         const absl::Status& status);
 
-// Whether `path` can be written, before the work that fills it. Errors as WriteError. Leaves no file.
+// Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
+// file.
 absl::Status CheckWritable(absl::string_view flag, const std::string& path);
 
 }  // namespace moe::cli

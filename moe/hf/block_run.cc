@@ -74,7 +74,7 @@ class RankRun {
   absl::Status GatherRows(std::vector<V>& mine, int64_t width);
   absl::Status CheckGradients();
   absl::Status GatherGradients();
-  // The gradient of a parameter that is here, or of expert `expert` as its owner sends it to rank 0.
+  // Puts the gradient of a parameter into the result, from here or as its owner sends it to rank 0.
   absl::Status GatherGradient(ParameterKind kind, int32_t expert, int owner);
   absl::Status SlowestTimes();
 

@@ -1,4 +1,4 @@
-// What differs between the public models' MoE layers: keys, defaults, names, layouts. One file each.
+// What differs between the public models' MoE layers: keys, defaults, names, layouts.
 #ifndef MOE_MOE_HF_FAMILY_H_
 #define MOE_MOE_HF_FAMILY_H_
 
@@ -30,7 +30,7 @@ extern const Family kMixtral, kQwen2Moe, kQwen3Moe, kOlmoe, kDeepSeekV2, kDeepSe
 // "hidden_act", which every model has. Others than silu and gelu are unsupported.
 Activation ReadActivation(ConfigKeys& keys);
 
-// gate_proj, up_proj and down_proj, a tensor each, as most models name them. `name` up to them.
+// gate_proj, up_proj and down_proj, a tensor each, as most models name them.
 inline constexpr std::array<TensorRule, 3> kNumberedExperts = {{
     {"experts.{e}.gate_proj.weight", ParameterKind::kExpertGateUp, ExpertAxis::kNumbered,
      TensorRows::kGate},

@@ -33,7 +33,8 @@ inline constexpr char kReadableTypes[] = "F32, F16, BF16 or F64";
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
 
-// Everything the layer needs was found and has the right shape and a readable element type. Holds the checkpoint open. Move-only; reading is thread-safe.
+// The tensors of one layer, all found, with the right shapes and readable element types. Holds the
+// checkpoint open. Move-only; reading is thread-safe.
 class LayerWeights {
  public:
   // `layer`: which one; empty = the first with experts that both the checkpoint and the

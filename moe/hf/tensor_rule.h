@@ -67,8 +67,8 @@ std::string ParameterName(ParameterKind kind, int32_t expert);
 std::string TensorName(const TensorRule& rule, int32_t expert);
 std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& config);
 
-// Calls copy(i, j) for every element j of the tensor (stacked: of one expert's part of it), which is
-// element i of the parameter. Import and export are this one walk, so that they are inverse.
+// Calls copy(i, j) for every element j of the tensor (stacked: of one expert's part of it), which
+// is element i of the parameter. Import and export are this one walk, so that they are inverse.
 template <typename Copy>
 void ForEachElement(const TensorRule& rule, const MoeLayerConfig& config, Copy copy) {
   const ParameterShape shape = ShapeOf(rule.parameter, config);
