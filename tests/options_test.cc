@@ -418,6 +418,20 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
   const int64_t rest = 2 * 256 * 8 + 8 + 3 * (4 * 64 + 16) + (32 + 168) + 2 * 240;
   EXPECT_EQ(SizeOf(model).total, rest + 4 * 120);
   EXPECT_EQ(SizeOf(model).active, rest + 2 * 120);
+
+  // A bias of 4 on the logits; biases of 2 * 5 + 8 on an expert; a gate of 8 on the shared expert.
+  model.moe.router.gate = "gpt-oss";
+  model.moe.projection_biases = true;
+  model.moe.gated_shared_expert = true;
+  EXPECT_EQ(SizeOf(model).active, rest + 4 + 2 * (120 + 18) + 8);
+  // Two rows of logits per output, identity experts among them: (4 + 2) * 2 rows instead of 4.
+  model.moe = {.router = {.gate = "noisy-topk",
+                          .num_experts = 4,
+                          .num_zero_experts = 2,
+                          .top_k = 2,
+                          .hidden_size = 8},
+               .ffn_hidden_size = 5};
+  EXPECT_EQ(SizeOf(model).active, rest - 168 + 8 * 8 + 2 * 120);
 }
 
 TEST(ReproduceTest, FlagsGiveTheSameSettings) {

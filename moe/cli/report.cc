@@ -72,7 +72,8 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   const bool listed = model.moe.router.num_experts <= static_cast<int>(kMostListed);
   Add(text, "{}\n", listed ? "   each expert" : "");
   for (size_t i = 0; i < report.expert_load.size(); ++i) {
-    const std::vector<int64_t>& load = report.expert_load[i];
+    const auto& all = report.expert_load[i];
+    const std::vector<int64_t> load(all.begin(), all.begin() + model.moe.router.num_experts);
     const auto total = static_cast<double>(
         std::max<int64_t>(1, std::accumulate(load.begin(), load.end(), int64_t{0})));
     const auto [least, most] = std::minmax_element(load.begin(), load.end());
@@ -85,6 +86,11 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
     if (listed) Add(text, "  ");
     for (size_t e = 0; listed && e < load.size(); ++e) Add(text, " {:>5.1f}", share(load[e]));
     Add(text, "\n");
+    if (all.size() == load.size()) continue;
+    const auto identity =
+        static_cast<double>(std::accumulate(all.begin() + load.size(), all.end(), int64_t{0}));
+    Add(text, "{:<8}and {:.2f} % of all slots to experts that return the token\n", "",
+        100 * identity / std::max(1.0, total + identity));
   }
   const double dropped = report.total_slots > 0 ? static_cast<double>(report.dropped_slots) /
                                                       static_cast<double>(report.total_slots)

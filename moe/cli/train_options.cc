@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
+#include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
 #include "moe/cli/layer_settings.h"
@@ -179,7 +180,14 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   const int64_t hidden = config.hidden_size;
   const MoeLayerConfig& moe = config.moe;
   const int64_t matrices = IsGated(moe.activation) ? 3 : 2;
-  const int64_t expert = matrices * hidden * moe.ffn_hidden_size;
+  const int64_t biases = moe.projection_biases ? (matrices - 1) * moe.ffn_hidden_size + hidden : 0;
+  const int64_t expert = matrices * hidden * moe.ffn_hidden_size + biases;
+  const GateDefinition* const gate = FindGate(moe.router.gate);
+  const GateTraits traits = gate == nullptr ? GateTraits() : gate->make(moe.router)->traits();
+  const int64_t logits = int64_t{traits.logit_sets} * moe.router.num_outputs();
+  const int64_t router = logits * hidden + (traits.router_bias ? logits : 0);
+  const int64_t shared = matrices * hidden * moe.shared_expert_ffn_hidden_size +
+                         (moe.gated_shared_expert ? hidden : 0);
   const int64_t dense_width = config.dense_ffn_hidden_size > 0
                                   ? config.dense_ffn_hidden_size
                                   : moe.router.top_k * moe.ffn_hidden_size;
@@ -189,8 +197,7 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   size.active = 2 * config.vocab_size * hidden + hidden +
                 config.num_layers * (4 * hidden * hidden + 2 * hidden) +
                 dense_layers * matrices * hidden * dense_width +
-                moe_layers * (moe.router.num_experts * hidden + moe.router.top_k * expert +
-                              matrices * hidden * moe.shared_expert_ffn_hidden_size);
+                moe_layers * (router + moe.router.top_k * expert + shared);
   size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;
   return size;
 }

@@ -241,10 +241,13 @@ absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t ca
     return absl::DeadlineExceededError(
         absl::StrCat("mpirun -n ", ranks, " did not end within ", absl::FormatDuration(limit)));
   }
+  // Small numbers may be the launcher's own.
+  const bool ours =
+      code >= static_cast<int>(ExitCode::kMemory) && code <= static_cast<int>(ExitCode::kBackend);
   return WithExitCode(
       absl::InternalError(absl::StrCat("mpirun -n ", ranks, " ended with exit code ", code, ": ",
                                        LastError(errors))),
-      code <= static_cast<int>(ExitCode::kBackend) ? static_cast<ExitCode>(code) : ExitCode::kPeer);
+      ours ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
 absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options) {

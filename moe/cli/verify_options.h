@@ -14,12 +14,14 @@
 
 namespace moe::cli {
 
+std::vector<Setting> VerifySettings();
+std::string VerifyHelp();
+
 // Flags over environment over presets over defaults. kInvalidArgument.
 absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
                                             absl::Span<const std::string> environment,
                                             std::vector<std::string>& warnings);
 
-std::string VerifyHelp();
 // The names of --inject, one a line.
 std::string FaultNames();
 

@@ -92,6 +92,24 @@ grep -qF "metrics.jsonl" "$work/stderr" || fail "full disk: $(cat "$work/stderr"
 run bash -c '"$0" train --help >/dev/full' "$moe"
 expect 4 "full standard output"
 
+# Every gate trains, and to the same bits on one rank and on three.
+for gate in switch gshard topk mixtral qwen2 qwen3 olmoe deepseek-v2 deepseek-v3 gpt-oss llama4 \
+  longcat expert-choice noisy-topk sinkhorn; do
+  gate_model=("${model[@]}" --router "$gate" --numerics layout-invariant --steps 2 --quiet
+    --moe-shared-expert-intermediate-size 16)
+  for ranks in 1 3; do
+    run "$moe" train "${gate_model[@]}" --ranks $ranks --ep $ranks --out "$work/$gate-$ranks"
+    expect 0 "--router $gate on $ranks ranks"
+  done
+  [[ -n $(bits "$work/$gate-1/metrics.jsonl") &&
+    $(bits "$work/$gate-1/metrics.jsonl") == "$(bits "$work/$gate-3/metrics.jsonl")" ]] ||
+    fail "--router $gate: other bits on three ranks"
+done
+run "$moe" train "${model[@]}" --router longcat --num-zero-experts 2 --steps 2 --quiet \
+  --moe-router-load-balancing-type global_aux_loss
+expect 0 "identity experts"
+grep -q "experts that return the token" "$work/stdout" || fail "identity experts: no load"
+
 # Help and version.
 for call in "--help" "help" "help train" "train --help" "--version"; do
   # shellcheck disable=SC2086

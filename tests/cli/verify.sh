@@ -39,7 +39,7 @@ mapfile -t faults <"$work/stdout"
 for fault in "${faults[@]}"; do
   run "$moe" verify --inject "$fault" "${local_only[@]}"
   expect 1 "$fault"
-  grep -F FAILED "$work/stdout" | grep -qF -- "${where[$fault]}" ||
+  grep -qE -- "${where[$fault]}.* FAILED" "$work/stdout" ||
     fail "$fault: no failure in ${where[$fault]}"
 done
 run "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q

@@ -1,0 +1,149 @@
+// The flags of `moe verify` and its help.
+#include <absl/strings/str_cat.h>
+
+#include "moe/cli/layer_settings.h"
+#include "moe/cli/table_help.h"
+#include "moe/cli/verify_options.h"
+
+namespace moe::cli {
+namespace {
+
+// Small enough for seconds, odd enough for tails: no width is a multiple of a SIMD vector, two
+// experts are left over on four ranks, eight ranks have fewer experts than EP.
+constexpr LayerDefaults kShape = {.num_experts = 6,
+                                  .hidden_size = 28,
+                                  .ffn_hidden_size = 20,
+                                  .aux_loss_coeff = 0.1,
+                                  .z_loss_coeff = 0.01};
+
+constexpr char kHead[] =
+    R"(usage: moe verify [flags]
+
+Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
+gradients, losses and drop counts twice: every layout with the product on one rank, and that product
+with a float64 loop that shares no code with it. Starts its MPI processes itself.
+
+  moe verify
+  moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
+  moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all transport=local'
+  moe verify --inject gradient-scale-by-ep        finds the planted fault: exit 1
+)";
+
+constexpr char kTail[] =
+    R"(
+What must hold
+  one rank against float64       |product - reference| <= bound, element by element
+  layout against one rank        layout-invariant: 0 ulp; fast: |difference| <= 2 bound
+  counts and drops               equal
+The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each):
+  a + b, a b, a / b              operands' errors by their derivatives, + u |result|
+  sum of n terms t, any order    sum error(t) + n u sum |t|
+  exp, log, sigmoid, erf         operand's error by its derivative, + 8 u |result|
+  gradients                      + M 2^-51 for the grid of the exact sums
+  kinks (ReLU, clamps)           where rounding may take either side, both slopes are allowed
+Data: normal numbers from --seed. Two experts share a router row and tokens come in equal pairs, so
+ties are there. If a choice of expert, or a drop, is closer than its rounding bound, the next seed is
+taken and the reason printed. Every run makes two steps: the first moves the expert bias and counts
+for the global loss; results are the second's.
+
+Columns
+  max ulp     floats between the two values, largest over the tensor
+  max rel     |difference| / |expected|
+  of bound    |difference| / bound; above 1 is a failure
+  first       the first wrong element, else the first that differs; expert = first choice of a token
+
+Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
+overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet in
+some layout. --full runs all. Without --router: gates that cover all mechanisms.
+
+Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
+8 timeout, 10 transport=mpi was named and this machine or build has no MPI.
+)";
+
+void AddRun(std::vector<Setting>& table) {
+  const char* const kGroup = "What is run";
+  table.insert(
+      table.end(),
+      {{kGroup, "layouts", "", 0, Kind::kText, "'AXIS=V,V ...'", "",
+        "axes ranks, ep (or all), transport, dispatch, overlap, capacity; others keep their "
+        "defaults"},
+       {kGroup, "full", "", 0, Kind::kSwitch, "", "", "every combination, not a pairwise cover"},
+       {kGroup,
+        "numerics",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "both",
+        "of the product",
+        {"both", "fast", "layout-invariant"}},
+       {kGroup,
+        "dtype",
+        "",
+        0,
+        Kind::kWord,
+        "TYPE",
+        "f32",
+        "of activations and compute weights",
+        {"f32", "bf16"}},
+       {kGroup, "micro-batches", "", 0, Kind::kInteger, "M", "9",
+        "of the batch; one of them is empty"},
+       {kGroup, "micro-batch-tokens", "", 0, Kind::kInteger, "N", "7",
+        "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "
+        "one"},
+       {kGroup, "seed", "", 0, Kind::kSeed, "N", "1", "of data, weights and the gates' noise"},
+       {kGroup,
+        "inject",
+        "",
+        0,
+        Kind::kText,
+        "FAULT",
+        "",
+        "plant a fault around the product, which must be found; help lists them",
+        {},
+        true}});
+}
+
+void AddOutput(std::vector<Setting>& table) {
+  const char* const kGroup = "Output and settings";
+  const std::vector<std::string> forms = {"table", "csv", "json", "jsonl", "md"};
+  table.insert(
+      table.end(),
+      {{kGroup, "output", "", 'o', Kind::kWord, "FORM", "table",
+        "on standard output; all but the table have a row for every tensor", forms},
+       {kGroup, "output-stderr", "", 0, Kind::kWord, "FORM", "",
+        "-oe FORM: this form on standard error, beside the other", forms},
+       {kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
+       {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
+        "a rank that waits longer than this for another one gives up (exit 8)"},
+       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
+       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"},
+       {kGroup,
+        "print-config",
+        "",
+        0,
+        Kind::kSwitch,
+        "",
+        "",
+        "print every setting and where it came from, and stop",
+        {},
+        true},
+       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+}
+
+}  // namespace
+
+std::vector<Setting> VerifySettings() {
+  std::vector<Setting> table;
+  AddRun(table);
+  AddShapeSettings("Layer", kShape, table);
+  AddRoutingSettings("Routing", kShape, table);
+  AddOutput(table);
+  return table;
+}
+
+std::string VerifyHelp() {
+  return absl::StrCat(kHead, TableHelp(VerifySettings()), kTail);
+}
+
+}  // namespace moe::cli
