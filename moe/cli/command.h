@@ -17,6 +17,7 @@ struct Invocation {
 
 // Prints an error, if any, as one line on standard error.
 ExitCode TrainCommand(const Invocation& invocation);
+ExitCode BenchCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);

@@ -22,6 +22,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"train", "train a mixture-of-experts language model on text files", TrainCommand},
+    {"bench", "times and checks collectives, even and skewed", BenchCommand},
     {"layer", "one MoE layer of a public model, from its own files", LayerCommand},
     {"verify", "any layout against one rank, and one rank against float64", VerifyCommand},
     {"doctor", "what this build and machine have, and what will be slow", DoctorCommand},

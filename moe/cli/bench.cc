@@ -1,0 +1,178 @@
+// moe bench: times and checks collectives.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/bench/collectives.h"
+#include "moe/bench/pair_bench.h"
+#include "moe/cli/bench_options.h"
+#include "moe/cli/bench_output.h"
+#include "moe/cli/bench_settings.h"
+#include "moe/cli/command.h"
+#include "moe/cli/pin.h"
+#include "moe/cli/program.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "bench";
+
+class BenchRun {
+ public:
+  BenchRun(const BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status Prepare();
+  absl::Status OnRank(Communicator& world, BenchOutput& output);
+  std::string About(const bench::WorldFacts& facts) const;
+  void Note(const bench::BenchRow& row) const;
+  absl::Status Verdict() const;
+  bool speaks() const { return launch_.rank() == 0; }
+  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
+
+  const BenchCall& call_;
+  const Launch& launch_;
+  BenchOptions options_;
+  std::vector<bench::BenchRow> rows_;  // of this process's first rank
+};
+
+// Everything that can be refused, before a rank starts.
+absl::Status BenchRun::Prepare() {
+  MOE_ASSIGN_OR_RETURN(options_, MakeBenchOptions(call_, launch_));
+  if (!speaks()) return absl::OkStatus();
+  if (!options_.json_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("-J", options_.json_path));
+  if (!options_.svg_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("--svg", options_.svg_path));
+  return absl::OkStatus();
+}
+
+std::string BenchRun::About(const bench::WorldFacts& facts) const {
+  const bench::MeasureOptions& m = options_.measure;
+  const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
+  std::string text =
+      fmt::format("# moe bench {}: {} ranks on {} host{}, {}", call_.operation, launch_.world.ranks,
+                  facts.hosts, facts.hosts == 1 ? "" : "s", facts.transport);
+  if (skewed)
+    absl::StrAppend(&text, ", routing ", options_.spec.routing.text, ", seed ", options_.spec.seed);
+  if (options_.spec.node_size > 0) {
+    absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
+  }
+  return text +
+         fmt::format(
+             "\n# time: max over ranks of the mean of at least {} calls, until i_cv% <= {} or {} "
+             "s\n#\n",
+             m.iterations, m.max_noise_pct, absl::ToDoubleSeconds(m.budget));
+}
+
+// What was measured in place of what was asked for.
+void BenchRun::Note(const bench::BenchRow& row) const {
+  if (options_.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
+  if (row.algorithm == "direct") return;
+  fmt::print(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n",
+             row.backend, row.algorithm);
+}
+
+absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
+  const bool first = world.rank() == 0;
+  const bool keeps = launch_.plan.backend != Backend::kLocal || first;
+  if (options_.pin) {
+    const bool processes = launch_.plan.backend != Backend::kLocal;
+    MOE_RETURN_IF_ERROR(PinToCore(processes ? launch_.plan.launch.local_rank : world.rank()));
+  }
+  const auto stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world, *stream));
+  if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
+  for (const int64_t size : options_.sizes) {
+    bench::CaseSpec spec = options_.spec;
+    spec.size_bytes = size;
+    std::vector<bench::BenchRow> rows;
+    if (pairs()) {
+      MOE_ASSIGN_OR_RETURN(rows,
+                           bench::MeasurePairs(spec, options_.measure, facts, world, *stream));
+    } else {
+      MOE_ASSIGN_OR_RETURN(bench::BenchRow row,
+                           bench::MeasureCollective(spec, options_.measure, facts, world, *stream));
+      rows.push_back(std::move(row));
+    }
+    if (first && size == options_.sizes.front()) Note(rows.front());
+    if (first) MOE_RETURN_IF_ERROR(output.Add(rows));
+    if (keeps) rows_.insert(rows_.end(), rows.begin(), rows.end());
+  }
+  return absl::OkStatus();
+}
+
+// The same in every process: all have the same rows.
+absl::Status BenchRun::Verdict() const {
+  int64_t wrong = 0;
+  for (const bench::BenchRow& row : rows_) wrong += row.wrong > 0 ? row.wrong : 0;
+  if (wrong > 0) {
+    return WithExitCode(absl::InternalError(absl::StrCat(
+                            wrong, " wrong elements, expected none; see the column #wrong")),
+                        ExitCode::kCheckFailed);
+  }
+  if (!options_.fail_if.has_value()) return absl::OkStatus();
+  for (const bench::BenchRow& row : rows_) {
+    const auto lookup = [&](absl::string_view column) {
+      return bench::BenchNumber(row, column);
+    };
+    if (!options_.fail_if->Holds(lookup)) continue;
+    const std::string pair =
+        row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
+    return WithExitCode(
+        absl::InternalError(fmt::format(
+            "--fail-if '{}' holds at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
+            options_.fail_if->text(), row.size_bytes, pair, row.time_us, row.algbw(), row.busbw())),
+        ExitCode::kCheckFailed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BenchRun::Run() {
+  MOE_RETURN_IF_ERROR(Prepare());
+  BenchOutput output(options_);
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    if (world->size() != launch_.world.ranks) {
+      return absl::InvalidArgumentError(absl::StrCat("--ranks is ", launch_.world.ranks,
+                                                     ", expected the ", world->size(),
+                                                     " that the launcher started"));
+    }
+    return OnRank(*world, output);
+  };
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+  if (speaks()) MOE_RETURN_IF_ERROR(output.End());
+  return Verdict();
+}
+
+absl::Status Run(const Invocation& invocation, bool& speaks) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const BenchCall call,
+                       LoadBenchCall(invocation.args, invocation.environment, warnings));
+  if (call.settings.on("help")) return Print(BenchHelp());
+  if (call.settings.on("print-config")) return Print(PrintSettings(call.settings));
+  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(call.settings, invocation.environment));
+  speaks = launch.rank() == 0;
+  for (const std::string& warning : warnings) {
+    if (speaks && !call.settings.on("quiet")) {
+      fmt::print(stderr, "moe bench: warning: {}\n", warning);
+    }
+  }
+  return BenchRun(call, launch).Run();
+}
+
+}  // namespace
+
+ExitCode BenchCommand(const Invocation& invocation) {
+  bool speaks = true;
+  const absl::Status status = Run(invocation, speaks);
+  if (!status.ok() && speaks) PrintError(kCommand, status);
+  return ExitCodeOf(status);
+}
+
+}  // namespace moe::cli

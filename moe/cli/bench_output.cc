@@ -1,0 +1,95 @@
+#include "moe/cli/bench_output.h"
+
+#include <cstdio>
+#include <optional>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/bench/bench_table.h"
+#include "moe/bench/heat_map.h"
+#include "moe/cli/program.h"
+#include "moe/io/file.h"
+
+namespace moe::cli {
+namespace {
+
+void PrintToStderr(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
+  bench::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
+  for (const bench::BenchRow& row : rows) map.gbytes_per_s.push_back(row.algbw());
+  map.title = absl::StrCat("GB/s between ranks, ", rows[0].size_bytes, " bytes, ",
+                           rows[0].transport, "; the diagonal copies inside the rank");
+  return map;
+}
+
+absl::Status WriteFile(const char* flag, const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  const auto write = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(path));
+    MOE_RETURN_IF_ERROR(file.Append(absl::string_view(text)));
+    return file.Commit();
+  };
+  return WriteError(flag, path, write());
+}
+
+}  // namespace
+
+BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
+  const auto writer = [](std::optional<bench::TableForm> form) {
+    return form.has_value() ? std::make_unique<bench::TableWriter>(*form, bench::BenchKeys())
+                            : nullptr;
+  };
+  out_ = writer(options.output);
+  err_ = writer(options.output_err);
+}
+
+absl::Status BenchOutput::Begin(const std::string& about) {
+  if (err_ != nullptr) PrintToStderr(err_->Begin());
+  if (out_ != nullptr) return Print(out_->Begin());
+  if (options_.format == BenchFormat::kNccl) return Print(absl::StrCat(about, bench::NcclHead()));
+  return Print(absl::StrCat(about, pairs() ? "" : bench::BenchHead()));
+}
+
+absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
+  std::string text;
+  for (const bench::BenchRow& row : rows) {
+    const std::vector<bench::Cell> cells = bench::BenchCells(row);
+    if (err_ != nullptr) PrintToStderr(err_->Row(cells));
+    if (out_ != nullptr) {
+      text += out_->Row(cells);
+    } else if (options_.format == BenchFormat::kNccl) {
+      text += bench::NcclLine(row);
+    } else if (!pairs()) {
+      text += bench::BenchLine(row);
+    }
+  }
+  if (out_ == nullptr && options_.format == BenchFormat::kTable && pairs()) {
+    text = bench::HeatText(HeatMapOf(rows));
+  }
+  rows_.insert(rows_.end(), rows.begin(), rows.end());
+  last_.assign(rows.begin(), rows.end());
+  return Print(text);
+}
+
+absl::Status BenchOutput::End() {
+  if (err_ != nullptr) PrintToStderr(err_->End());
+  const std::string foot = out_ != nullptr ? out_->End()
+                           : options_.format == BenchFormat::kNccl || pairs()
+                               ? bench::NcclFoot(rows_)
+                               : bench::BenchFoot(rows_);
+  MOE_RETURN_IF_ERROR(Print(foot));
+  std::vector<std::vector<bench::Cell>> cells;
+  for (const bench::BenchRow& row : rows_) cells.push_back(bench::BenchCells(row));
+  MOE_RETURN_IF_ERROR(
+      WriteFile("-J", options_.json_path,
+                bench::WriteTable(bench::TableForm::kJson, bench::BenchKeys(), cells)));
+  if (options_.svg_path.empty()) return absl::OkStatus();
+  return WriteFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,215 @@
+#include "moe/cli/bench_settings.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/bench/collectives.h"
+#include "moe/cli/table_help.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kHead[] =
+    R"(usage: moe bench OPERATION [flags]
+
+Times a collective over a range of sizes and checks every timed call, as nccl-tests do, on threads
+of this process or, under mpirun, on processes.
+
+Operations
+  alltoall        equal blocks between all ranks
+  alltoallv       the blocks of --routing: even, skewed, ragged
+  allreduce       sum, in place, by --all-reduce
+  allgather       every rank's block to all ranks
+  reducescatter   sum, each rank keeps its block
+  p2p             one pair at a time, every pair: a table in GB/s
+  memcpy          every rank copies its own bytes at the same time: this machine's limit
+
+  moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
+  moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
+  mpirun -n 4 moe bench allreduce --all-reduce library -d bf16 --fail-if 'busbw<1.5'
+)";
+
+constexpr char kTail[] =
+    R"(
+Columns, for n ranks; GB = 1e9 bytes
+  size     bytes of a rank, its own part included; skewed: max over ranks of max(sent, received)
+  count    elements: of one block; allreduce, alltoallv, p2p: of size
+  time     max over ranks of the mean over calls; each call starts at a barrier
+  algbw    size / time
+  busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
+  #wrong   elements that differ from the exact result, over all ranks and timed calls
+  i_min i_max i_p99 i_cv%   of the calls' times, each that of its slowest rank; cv = deviation / mean
+  imb_tx imb_rx   max / mean over ranks of the bytes sent and received
+  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for the
+           last rank to enter at A: time that no algorithm could have used
+  slow     the rank for which the mean of enter + leave is the largest
+  %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
+
+Routing of alltoallv, in tokens (a 4096th of a rank's elements) drawn with --seed
+  uniform       the same for every pair
+  zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
+  hot_expert:P  expert 0 with probability P, the others evenly; hot_rank:P the same of ranks
+  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none
+  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d
+
+-o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
+(busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
+< <= > >= == !=, &&, ||, parentheses; it fails if a row satisfies it.
+
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
+
+Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix, 4 a write failed, 5 out
+of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+)";
+
+using Table = std::vector<Setting>;
+
+template <typename T>
+std::string Text(T value) {
+  return absl::StrCat(value);
+}
+
+void AddSizes(Table& table) {
+  const char* const kGroup = "Sizes and calls (nccl-tests' letters)";
+  const bench::MeasureOptions d;
+  table.insert(
+      table.end(),
+      {{kGroup, "minbytes", "", 'b', Kind::kText, "BYTES", "64K",
+        "smallest size; K, M, G = 1024^i"},
+       {kGroup, "maxbytes", "", 'e', Kind::kText, "BYTES", "16M", "largest size"},
+       {kGroup, "stepfactor", "", 'f', Kind::kInteger, "N", "4", "between sizes"},
+       {kGroup, "stepbytes", "", 'i', Kind::kText, "BYTES", "", "between sizes, instead of -f"},
+       {kGroup, "iters", "", 'n', Kind::kInteger, "N", Text(d.iterations), "timed calls, at least"},
+       {kGroup, "warmup-iters", "", 'w', Kind::kInteger, "N", Text(d.warmup), "calls before them"},
+       {kGroup, "max-noise", "", 0, Kind::kReal, "PERCENT", Text(d.max_noise_pct),
+        "calls go on, doubling, until i_cv% is at most this"},
+       {kGroup, "timeout", "", 'T', Kind::kReal, "SECONDS", "1",
+        "... or until a size has taken this long; 0: exactly -n calls"},
+       {kGroup,
+        "check",
+        "",
+        'c',
+        Kind::kWord,
+        "0|1",
+        "1",
+        "count wrong elements of every timed call",
+        {"0", "1"}},
+       {kGroup,
+        "datatype",
+        "dtype",
+        'd',
+        Kind::kWord,
+        "TYPE",
+        "f32",
+        "of the elements; the ring sums f32 and i64",
+        {"f32", "f64", "bf16", "i32", "i64", "float", "double", "bfloat16", "int32", "int64"}}});
+}
+
+void AddTraffic(Table& table) {
+  const char* const kGroup = "Traffic and algorithms";
+  table.insert(
+      table.end(),
+      {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform", "of alltoallv; see below"},
+       {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
+        "over all ranks, for zipf and hot_expert; 0 = 8 per rank"},
+       {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},
+       {kGroup,
+        "dispatch",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "staged",
+        "how all-to-alls travel: one exchange; peers' memory read in place; one rank per host",
+        {"staged", "direct", "hierarchical"}},
+       {kGroup, "node-size", "", 0, Kind::kInteger, "N", "0",
+        "ranks that stand for one host; 0 = all, and hosts are the real ones"},
+       {kGroup,
+        "all-reduce",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "auto",
+        "library: MPI's (mpi only); direct: peers' memory (threads only); auto: the ring for its "
+        "types, else what the backend has",
+        {"auto", "ring", "direct", "library"}}});
+}
+
+void AddRanks(Table& table) {
+  const char* const kGroup = "Ranks";
+  table.insert(table.end(),
+               {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
+                 "threads of this process; under mpirun its size, which R must equal if given"},
+                {kGroup,
+                 "backend",
+                 "",
+                 0,
+                 Kind::kWord,
+                 "NAME",
+                 "auto",
+                 "local: threads; mpi: processes; auto: mpi under mpirun, else local",
+                 {"auto", "local", "mpi", "nccl"}},
+                {kGroup,
+                 "device",
+                 "",
+                 0,
+                 Kind::kWord,
+                 "NAME",
+                 "cpu",
+                 "cuda needs a build with CUDA",
+                 {"cpu", "cuda"}},
+                {kGroup, "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"},
+                {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
+                 "a rank that waits longer than this for another one gives up (exit 8)"}});
+}
+
+void AddOutput(Table& table) {
+  const char* const kGroup = "Output";
+  const std::vector<std::string> kForms = {"csv", "json", "jsonl", "md"};
+  table.insert(
+      table.end(),
+      {{kGroup,
+        "format",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "table",
+        "nccl: nccl-tests' thirteen columns, N/A where a call has no in-place or out-of-place form",
+        {"table", "nccl"}},
+       {kGroup, "output", "", 'o', Kind::kWord, "FORM", "", "instead of the table", kForms},
+       {kGroup, "output-err", "oe", 0, Kind::kWord, "FORM", "",
+        "(or -oe) to standard error, beside the table", kForms},
+       {kGroup, "json-file", "", 'J', Kind::kText, "FILE", "", "all rows as one JSON array"},
+       {kGroup, "svg", "", 0, Kind::kText, "FILE", "", "p2p: the table of the largest size"},
+       {kGroup, "fail-if", "", 0, Kind::kText, "EXPR", "", "exit 1 if it holds for a row"},
+       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no notes on standard error"},
+       {kGroup,
+        "print-config",
+        "",
+        0,
+        Kind::kSwitch,
+        "",
+        "",
+        "print every setting and where it came from, and stop",
+        {},
+        true},
+       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+}
+
+}  // namespace
+
+std::vector<Setting> BenchSettings() {
+  Table table;
+  AddSizes(table);
+  AddTraffic(table);
+  AddRanks(table);
+  AddOutput(table);
+  return table;
+}
+
+std::string BenchHelp() {
+  return absl::StrCat(kHead, TableHelp(BenchSettings()), kTail);
+}
+
+}  // namespace moe::cli

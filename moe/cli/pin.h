@@ -1,0 +1,16 @@
+// Keeps a rank on one core.
+#ifndef MOE_MOE_CLI_PIN_H_
+#define MOE_MOE_CLI_PIN_H_
+
+#include <absl/status/status.h>
+
+namespace moe::cli {
+
+// Keeps this thread, and those it starts, on one of the CPUs that the process may use: the rank-th,
+// round robin. On a busy machine the scheduler may put two ranks on one core while another idles,
+// which measures the scheduler. kInternal if the system refuses.
+absl::Status PinToCore(int rank);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_PIN_H_
