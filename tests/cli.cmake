@@ -22,6 +22,8 @@ if(TARGET moe)
   endfunction()
   moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
   moe_cli_test(train LABELS smoke TIMEOUT 300)
+  moe_cli_test(bench LABELS smoke TIMEOUT 120 ARGS
+    $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
   moe_cli_test(verify LABELS smoke TIMEOUT 300 ARGS
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
   moe_cli_test(layer LABELS smoke TIMEOUT 120 ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden/data

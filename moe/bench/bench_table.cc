@@ -129,6 +129,7 @@ std::string BenchFoot(absl::Span<const BenchRow> rows) {
     if (largest == nullptr || row.size_bytes > largest->size_bytes) largest = &row;
   }
   if (largest == nullptr) return text;
+  absl::StrAppend(&text, absl::StrFormat("# %-20s : %s\n", "Algorithm", largest->algorithm));
   if (largest->bytes_self < 0) {
     absl::StrAppend(&text, absl::StrFormat("# %-20s : not known: the library of %s decides\n",
                                            "Bytes by distance", largest->transport));

@@ -21,8 +21,8 @@ std::string BenchLine(const BenchRow& row);
 std::string NcclHead();
 std::string NcclLine(const BenchRow& row);
 
-// After the last row: what nccl-tests prints there and, of the largest row of `rows`, bytes by
-// distance.
+// After the last row: what nccl-tests prints there and, of the largest row of `rows`, the algorithm
+// and bytes by distance.
 std::string BenchFoot(absl::Span<const BenchRow> rows);
 // nccl-tests' two lines of it alone.
 std::string NcclFoot(absl::Span<const BenchRow> rows);

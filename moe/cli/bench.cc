@@ -41,7 +41,7 @@ class BenchRun {
   const BenchCall& call_;
   const Launch& launch_;
   BenchOptions options_;
-  std::vector<bench::BenchRow> rows_;  // of this process's first rank
+  std::vector<bench::BenchRow> rows_;  // of rank 0
 };
 
 // Everything that can be refused, before a rank starts.
@@ -81,7 +81,6 @@ void BenchRun::Note(const bench::BenchRow& row) const {
 
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
-  const bool keeps = launch_.plan.backend != Backend::kLocal || first;
   if (options_.pin) {
     const bool processes = launch_.plan.backend != Backend::kLocal;
     MOE_RETURN_IF_ERROR(PinToCore(processes ? launch_.plan.launch.local_rank : world.rank()));
@@ -102,13 +101,15 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
       rows.push_back(std::move(row));
     }
     if (first && size == options_.sizes.front()) Note(rows.front());
-    if (first) MOE_RETURN_IF_ERROR(output.Add(rows));
-    if (keeps) rows_.insert(rows_.end(), rows.begin(), rows.end());
+    if (!first) continue;
+    MOE_RETURN_IF_ERROR(output.Add(rows));
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
   }
   return absl::OkStatus();
 }
 
-// The same in every process: all have the same rows.
+// Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
+// the table is out.
 absl::Status BenchRun::Verdict() const {
   int64_t wrong = 0;
   for (const bench::BenchRow& row : rows_) wrong += row.wrong > 0 ? row.wrong : 0;
@@ -146,7 +147,8 @@ absl::Status BenchRun::Run() {
     return OnRank(*world, output);
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
-  if (speaks()) MOE_RETURN_IF_ERROR(output.End());
+  if (!speaks()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(output.End());
   return Verdict();
 }
 

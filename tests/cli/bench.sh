@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# `moe bench` on threads and, given <mpiexec>, on processes: bash bench.sh <moe> [<mpiexec>]
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=${2:-}
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+cd "$work" || exit 1
+# Exactly three calls of two sizes: these runs test results, not speed.
+short=(-b 4K -e 16K -f 4 -n 3 -w 1 -T 0)
+
+# refused <exit code> <part of the line> <flags...>
+refused() {
+  local code=$1 part=$2
+  shift 2
+  run "$moe" bench "$@"
+  expect "$code" "bench $*"
+  (($(wc -l <stderr) == 1)) || fail "bench $*: $(wc -l <stderr) lines on stderr"
+  grep -qF -- "$part" stderr || fail "bench $*: no '$part' in: $(cat stderr)"
+  [[ ! -s stdout ]] || fail "bench $*: wrote to stdout"
+}
+
+# Bad calls.
+refused 2 "no operation, expected moe bench alltoall|"
+refused 2 "unknown operation 'alltoal'; did you mean 'alltoall'?" alltoal
+refused 2 "unknown flag '--rank'; did you mean '--ranks'?" alltoall --rank 2
+refused 2 "-b is '4Q', expected bytes" alltoall -b 4Q
+refused 2 "-e is 1K, expected at least -b 4K" alltoall -b 4K -e 1K
+refused 2 "-f is 1, expected at least 2" alltoall -f 1
+refused 2 "expected either -i or -f" alltoall -f 2 -i 4K
+refused 2 "-n is 0, expected 1 to" alltoall -n 0
+refused 2 "--routing is 'zip:1', expected uniform, zipf:S" alltoallv --routing zip:1
+refused 2 "only alltoallv has unequal blocks" alltoall --routing ragged
+refused 2 "--node-size is 3, expected a divisor of the 4 ranks" alltoall --dispatch hierarchical --node-size 3
+refused 2 "the ring sums f32 and i64" allreduce --all-reduce ring -d bf16
+refused 2 "which have no library" allreduce --all-reduce library
+refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" alltoall --fail-if 'busw<1'
+refused 2 "only p2p has a picture" alltoall --svg x.svg
+refused 2 "cannot open 'none'" alltoallv --routing matrix:none
+refused 2 "recorded routing cannot be replayed yet" alltoallv --routing trace:run
+echo "1 2 3" >matrix
+refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
+refused 4 "/proc/x.json" alltoall -J /proc/x.json
+refused 10 "--backend is nccl" alltoall --backend nccl
+
+# Every operation, routing and way to travel is right on every number of ranks.
+for ranks in 1 3 8; do
+  for call in alltoall alltoallv allreduce allgather reducescatter memcpy p2p \
+    "alltoall --dispatch direct" "allreduce -d bf16" "reducescatter -d i64" \
+    "alltoallv --routing zipf:1.2" "alltoallv --routing hot_expert:0.5 --dispatch direct" \
+    "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1" \
+    "alltoallv --routing ragged -d f64" "alltoallv --routing zero_rank"; do
+    # shellcheck disable=SC2086
+    run "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
+    expect 0 "$call on $ranks ranks"
+    rows=$([[ $call == p2p ]] && echo $((2 * ranks * ranks)) || echo 2)
+    (($(grep -c '"nwrong":0,.*"status":"ok","error":null}$' stderr) == rows)) ||
+      fail "$call on $ranks ranks: not $rows right rows: $(cat stderr)"
+    grep -q "^# Out of bounds values : 0 OK" stdout || fail "$call on $ranks ranks: no footer"
+  done
+done
+run "$moe" bench alltoall --ranks 1 "${short[@]}"
+grep -q "With one rank nothing crosses a bus" stdout || fail "one rank: no note"
+
+# A traffic matrix, seeds and hosts by flag.
+printf '0 1\n3 0 # half as much comes back\n' >matrix
+run "$moe" bench alltoallv --routing matrix:matrix --ranks 2 -b 3000 -e 3000 -n 3 -T 0 --node-size 1 -o jsonl
+expect 0 "matrix"
+[[ $(value stdout bytes_cross_host) == 4000 && $(value stdout bytes_self) == 0 &&
+  $(value stdout size_bytes) == 3000 && $(value stdout hosts) == 2 ]] || fail "matrix: $(cat stdout)"
+for seed in 1 1 2; do
+  run "$moe" bench alltoallv --routing ragged --seed $seed --ranks 3 "${short[@]}" -o jsonl
+  sizes+=("$(value stdout size_bytes)")
+done
+[[ ${sizes[0]} == "${sizes[1]}" && ${sizes[0]} != "${sizes[2]}" ]] || fail "seeds: ${sizes[*]}"
+
+# Forms. nccl-tests' line is 12 12 8 6 6 and twice 7 6 6 6 columns, two apart.
+run "$moe" bench allreduce --ranks 2 "${short[@]}" --format nccl
+expect 0 "--format nccl"
+(($(grep -cE '^[0-9 ]{12}  [0-9 ]{12}     float     sum      -1(  +N/A){4}  [0-9. ]{7}  [0-9. ]{6}  [0-9. ]{6}       0$' stdout) == 2)) ||
+  fail "--format nccl: $(cat stdout)"
+awk '!/^#/ { if (NF != 13) exit 1 }' stdout || fail "--format nccl: not thirteen columns"
+run "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
+expect 0 "-o csv"
+awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
+[[ $(head -c 1 rows.json) == "[" && $(grep -c '"op":"alltoall"' rows.json) == 2 ]] || fail "-J: $(cat rows.json)"
+run "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0 --svg pairs.svg
+expect 0 "p2p"
+(($(grep -cE '^ +[012]( +[0-9.]+.*){3}$' stdout) == 3)) || fail "p2p: $(cat stdout)"
+(($(grep -c '<rect .*<title>' pairs.svg) == 9)) || fail "--svg: not nine cells"
+
+# Bounds: exit 1 and the row, after the table.
+run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
+expect 1 "--fail-if"
+grep -qF "holds at size 16384" stderr || fail "--fail-if: $(cat stderr)"
+grep -q "^# Avg bus" stdout || fail "--fail-if: no table"
+run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'busbw<0 || wrong>0'
+expect 0 "--fail-if that does not hold"
+run "$moe" bench allgather --ranks 2 "${short[@]}" -c 0 --fail-if 'wrong>=0'
+expect 0 "-c 0: nothing was checked"
+grep -qE '  +N/A  ' stdout || fail "-c 0: #wrong is not N/A"
+run bash -c '"$0" bench alltoall -n 1 -T 0 >/dev/full' "$moe"
+expect 4 "full standard output"
+run "$moe" bench --help
+expect 0 "--help"
+grep -qF "busbw    algbw (n-1)/n" stdout || fail "--help: no formulas"
+
+if [[ -n $mpiexec ]]; then
+  for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 1" \
+    "allreduce --all-reduce library" "allreduce -d bf16" reducescatter allgather p2p; do
+    # shellcheck disable=SC2086
+    run "$mpiexec" -n 3 "$moe" bench $call "${short[@]}"
+    expect 0 "$call on three processes"
+    (($(grep -c "^# Out of bounds values : 0 OK" stdout) == 1)) || fail "$call on three processes: $(cat stdout)"
+  done
+  run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --dispatch direct
+  grep -qF "needs peer memory, which mpi has not: staged" stderr || fail "direct on processes: no note"
+  run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --fail-if 'time>0'
+  expect 1 "--fail-if on three processes"
+  (($(grep -c "^moe bench: " stderr) == 1)) || fail "--fail-if on three processes: $(grep -c "^moe bench: " stderr) lines"
+  run "$mpiexec" -n 3 "$moe" bench allreduce --all-reduce direct
+  expect 2 "direct all-reduce on processes"
+fi
+finish
