@@ -23,7 +23,8 @@ constexpr char kCommand[] = "layer";
 
 // Names what Find says of the layer after the flag that chose it.
 absl::Status WeightsError(const absl::Status& status) {
-  return InputError(absl::IsInvalidArgument(status) ? "--layer" : "--weights", status);
+  if (!absl::IsOutOfRange(status)) return InputError("--weights", status);
+  return absl::InvalidArgumentError(absl::StrCat("--layer: ", status.message()));
 }
 
 class LayerRun {

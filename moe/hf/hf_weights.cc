@@ -50,14 +50,14 @@ Layers FindLayers(const Checkpoint& checkpoint, const HfConfig& config) {
 absl::Status CheckLayer(const HfConfig& config, int64_t layer) {
   if (HasExperts(config, layer)) return absl::OkStatus();
   if (layer < 0 || layer >= config.num_layers()) {
-    return absl::InvalidArgumentError(
+    return absl::OutOfRangeError(
         absl::StrCat("layer ", layer, " does not exist, expected 0 to ", config.num_layers() - 1));
   }
   std::vector<int64_t> some;
   for (int64_t i = 0; i < config.num_layers() && some.size() < 8; ++i) {
     if (config.has_experts[i]) some.push_back(i);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return absl::OutOfRangeError(absl::StrCat(
       "layer ", layer, " is dense, expected one with experts: ",
       some.empty() ? "there is none" : absl::StrJoin(some, ", "), some.size() == 8 ? ", ..." : ""));
 }
