@@ -276,12 +276,12 @@ std::string InFlags(absl::string_view message, const Settings& settings) {
     const absl::string_view word = message.substr(i, end - i);
     std::string flag;
     if (absl::StrContains(word, "_") || (router && i == 0)) {
-      for (const auto& [field, name] : kOthers) {
-        if (word == field) flag = std::string(name);
-      }
       const Setting* setting = settings.Find(word);
       if (setting == nullptr) setting = settings.Find(absl::StrCat("moe-", word));
-      if (flag.empty() && setting != nullptr) flag = setting->name;
+      if (setting != nullptr) flag = setting->name;
+      for (const auto& [field, name] : kOthers) {
+        if (flag.empty() && word == field) flag = std::string(name);
+      }
     }
     if (!flag.empty()) {
       absl::StrAppend(&out, "--", flag);

@@ -110,39 +110,46 @@ void Tie(std::vector<float>& values, int64_t cols, int64_t from, int64_t to) {
   std::copy_n(values.begin() + from * cols, cols, values.begin() + to * cols);
 }
 
+// How the values of a parameter are drawn.
+struct Spread {
+  double mean = 0;
+  double deviation = 1;
+  bool float32 = false;  // whatever the storage type is
+};
+
+Spread SpreadOf(const TensorSpec& spec, const ReferenceConfig& config) {
+  const double by_input = 1 / std::sqrt(static_cast<double>(spec.cols));
+  if (spec.name == "gate.e_score_correction_bias") {
+    // Mostly negative v = s + b, and near enough to s to change the selection.
+    const bool sigmoid = config.gate.score == ReferenceScore::kSigmoid;
+    const double scale = sigmoid ? 1.0 : 1.0 / static_cast<double>(config.outputs());
+    return {-0.75 * scale, 0.25 * scale, true};
+  }
+  if (absl::EndsWith(spec.name, "bias")) return {0, 0.2, true};
+  if (spec.name == "gate.weight") {
+    // Sinkhorn stops at a change of 1e-4: nearly even scores get there in few iterations, whose
+    // rounding bound stays below it.
+    const bool sinkhorn = config.gate.selection == ReferenceSelection::kSinkhorn;
+    return {0, by_input * (sinkhorn ? 0.1 : 1.5)};
+  }
+  const bool clamped = config.activation == ReferenceActivation::kClampedSwiGlu;
+  if (clamped && absl::EndsWith(spec.name, "up_proj.weight")) {
+    return {0, by_input * 4};  // some reach the clamps at 7
+  }
+  return {0, by_input};
+}
+
 void DrawParameters(Problem& problem, const ReferenceConfig& config) {
-  const double by_hidden = 1 / std::sqrt(static_cast<double>(config.hidden));
   uint32_t tensor = 2;
   const bool tied = config.experts >= 3;
   for (const TensorSpec& spec : problem.tensors) {
     if (spec.kind != TensorKind::kParameter && spec.name != "gate.e_score_correction_bias") {
       continue;
     }
-    Draw draw(problem, tensor++);
-    double mean = 0, deviation = by_hidden;
-    int bits = 0;
-    if (absl::EndsWith(spec.name, "bias")) {
-      deviation = 0.2;
-      bits = 24;  // biases stay float32
-    } else if (absl::EndsWith(spec.name, "down_proj.weight")) {
-      deviation = 1 / std::sqrt(static_cast<double>(spec.cols));
-    } else if (config.activation == ReferenceActivation::kClampedSwiGlu &&
-               absl::EndsWith(spec.name, "up_proj.weight")) {
-      deviation *= 4;  // some reach the clamps at 7
-    } else if (spec.name == "gate.weight") {
-      // Sinkhorn stops at a change of 1e-4: nearly even scores get there in few iterations, whose
-      // rounding bound stays below it.
-      const bool sinkhorn = config.gate.selection == ReferenceSelection::kSinkhorn;
-      deviation *= sinkhorn ? 0.1 : 1.5;
-    }
-    if (spec.name == "gate.e_score_correction_bias") {
-      // Mostly negative v = s + b, and near enough to s to change the selection.
-      const bool sigmoid = config.gate.score == ReferenceScore::kSigmoid;
-      const double scale = sigmoid ? 1.0 : 1.0 / static_cast<double>(config.outputs());
-      mean = -0.75 * scale;
-      deviation = 0.25 * scale;
-    }
-    std::vector<float> values = draw.Normals(spec.size(), mean, deviation, bits);
+    const Spread spread = SpreadOf(spec, config);
+    std::vector<float> values =
+        Draw(problem, tensor++)
+            .Normals(spec.size(), spread.mean, spread.deviation, spread.float32 ? 24 : 0);
     if (tied && spec.name == "gate.weight") Tie(values, config.hidden, 1, config.experts - 1);
     if (tied && (spec.name == "gate.bias" || spec.name == "gate.e_score_correction_bias")) {
       Tie(values, 1, 1, config.experts - 1);

@@ -112,18 +112,47 @@ int32_t ThresholdOf(const ReferenceToken& token, int64_t e) {
   return best;
 }
 
+Bounded NoiseWidth(const ReferenceToken& token, int64_t e) {
+  return Softplus(token.width_logits[e]) + 0.01;
+}
+
+// P(e is chosen | its noise is drawn again) = Phi(u), u = (l_e - h_threshold) / width.
+Bounded Distance(const ReferenceToken& token, int64_t e) {
+  return (token.logits[e] - token.noisy[ThresholdOf(token, e)]) / NoiseWidth(token, e);
+}
+
+// One token's part of the gradient, given the slopes of CV^2 by importance and by load. Without
+// `by_load` the load is a count, which has no gradient.
+void AddNoisyGradient(const ReferenceToken& token, double scale,
+                      const std::vector<Bounded>& by_importance,
+                      const std::vector<Bounded>* by_load, Sum* d_logits) {
+  const auto outputs = static_cast<int64_t>(token.logits.size());
+  std::vector<Sum> dh(outputs), dl(outputs), d_width(outputs);
+  Sum mean;
+  for (const ReferenceSlot& s : token.slots) mean.Add(s.before * by_importance[s.expert]);
+  for (const ReferenceSlot& s : token.slots) {
+    dh[s.expert].Add(s.before * (by_importance[s.expert] - mean.Total()));
+  }
+  for (int64_t e = 0; by_load != nullptr && e < outputs; ++e) {
+    const Bounded u = Distance(token, e);
+    const Bounded du = (*by_load)[e] * NormalDensity(u) / NoiseWidth(token, e);
+    dl[e].Add(du);
+    dh[ThresholdOf(token, e)].Add(-du);
+    d_width[e].Add(-(du * u));
+  }
+  for (int64_t e = 0; e < outputs; ++e) {  // h = l + z * width(r)
+    const Bounded h = dh[e].Total();
+    d_logits[e].Add((dl[e].Total() + h) * scale);
+    d_logits[outputs + e].Add((d_width[e].Total() + h * token.noise[e]) *
+                              Sigmoid(token.width_logits[e]) * scale);
+  }
+}
+
 // Noisy top-k: scale * (CV^2(importance) + CV^2(load)).
 Bounded NoisyLoss(const ReferenceConfig& config, const Unit& unit,
                   const std::vector<ReferenceToken>& tokens, Grid<Sum>& d_logits) {
   const int64_t outputs = config.outputs();
   const bool smooth = config.top_k < outputs;
-  // P(e is chosen | its noise is drawn again) = Phi(u), u = (l_e - h_threshold) / width
-  const auto width = [](const ReferenceToken& token, int64_t e) {
-    return Softplus(token.width_logits[e]) + 0.01;
-  };
-  const auto distance = [&](const ReferenceToken& token, int64_t e) {
-    return (token.logits[e] - token.noisy[ThresholdOf(token, e)]) / width(token, e);
-  };
   std::vector<Sum> importance_sum(outputs), load_sum(outputs);
   for (int64_t t = unit.range.first; t < unit.range.second; ++t) {
     for (const ReferenceSlot& s : tokens[t].slots) {
@@ -131,7 +160,7 @@ Bounded NoisyLoss(const ReferenceConfig& config, const Unit& unit,
       if (!smooth) load_sum[s.expert].Add(1);
     }
     for (int64_t e = 0; smooth && e < outputs; ++e) {
-      load_sum[e].Add(NormalCdf(distance(tokens[t], e)));
+      load_sum[e].Add(NormalCdf(Distance(tokens[t], e)));
     }
   }
   std::vector<Bounded> importance, load;
@@ -139,29 +168,9 @@ Bounded NoisyLoss(const ReferenceConfig& config, const Unit& unit,
   for (const Sum& s : load_sum) load.push_back(s.Total());
   const Variation by_importance = SquaredVariation(importance);
   const Variation by_load = SquaredVariation(load);
-
   for (int64_t t = unit.range.first; t < unit.range.second; ++t) {
-    const ReferenceToken& token = tokens[t];
-    std::vector<Sum> dh(outputs), dl(outputs), d_width(outputs);
-    Sum mean;
-    for (const ReferenceSlot& s : token.slots) mean.Add(s.before * by_importance.slopes[s.expert]);
-    for (const ReferenceSlot& s : token.slots) {
-      dh[s.expert].Add(s.before * (by_importance.slopes[s.expert] - mean.Total()));
-    }
-    for (int64_t e = 0; smooth && e < outputs; ++e) {
-      const Bounded u = distance(token, e);
-      const Bounded du = by_load.slopes[e] * NormalDensity(u) / width(token, e);
-      dl[e].Add(du);
-      dh[ThresholdOf(token, e)].Add(-du);
-      d_width[e].Add(-(du * u));
-    }
-    for (int64_t e = 0; e < outputs; ++e) {  // h = l + z * width(r)
-      const Bounded h = dh[e].Total();
-      d_logits(t, e).Add((dl[e].Total() + h) * unit.scale);
-      d_logits(t, outputs + e)
-          .Add((d_width[e].Total() + h * token.noise[e]) * Sigmoid(token.width_logits[e]) *
-               unit.scale);
-    }
+    AddNoisyGradient(tokens[t], unit.scale, by_importance.slopes,
+                     smooth ? &by_load.slopes : nullptr, &d_logits(t, 0));
   }
   return (by_importance.value + by_load.value) * unit.scale;
 }

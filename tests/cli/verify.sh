@@ -64,6 +64,7 @@ refuse "did you mean 'gradient-scale-by-ep'" --inject gradient-scale
 refuse "expected an expert bias" --inject biased-weights --router mixtral
 refuse "did you mean 'mixtral'" --router mixtrall
 refuse "expected at most 6" --topk 7
+refuse "expected a divisor of 7 \(--micro-batch-tokens\)" --moe-token-group 4
 refuse "lower --hidden-size" --hidden-size 100000
 refuse "no such flag beside capacity" --capacity-factor 2 --layouts capacity=1.0
 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 refuse "a launcher started this process"
