@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/pair_bench.h"
+#include "moe/cli/bench_gemm.h"
 #include "moe/cli/bench_options.h"
 #include "moe/cli/bench_output.h"
 #include "moe/cli/bench_settings.h"
@@ -165,6 +166,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
       fmt::print(stderr, "moe bench: warning: {}\n", warning);
     }
   }
+  if (call.operation == "gemm") return RunGemmBench(call, launch);
   return BenchRun(call, launch).Run();
 }
 

@@ -26,7 +26,7 @@ constexpr size_t kMostSizes = 10'000;
 
 const std::vector<std::string>& Operations() {
   static const std::vector<std::string> names = {
-      "alltoall", "alltoallv", "allreduce", "allgather", "reducescatter", "p2p", "memcpy"};
+      "alltoall", "alltoallv", "allreduce", "allgather", "reducescatter", "p2p", "memcpy", "gemm"};
   return names;
 }
 
@@ -161,7 +161,8 @@ absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure
   return absl::OkStatus();
 }
 
-absl::Status SetOutput(const Settings& settings, BenchOptions& options) {
+absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
+                       BenchOptions& options) {
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
   if (!settings.empty("output")) options.output = bench::TableFormOf(settings.text("output"));
   if (!settings.empty("output-err")) {
@@ -174,7 +175,7 @@ absl::Status SetOutput(const Settings& settings, BenchOptions& options) {
     return WrongFlag("--svg", options.svg_path, "none: only p2p has a picture");
   }
   if (settings.empty("fail-if")) return absl::OkStatus();
-  auto parsed = bench::FailIf::Parse(settings.text("fail-if"), bench::BenchNumberNames());
+  auto parsed = bench::FailIf::Parse(settings.text("fail-if"), columns);
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
   }
@@ -241,12 +242,68 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.threads, options.spec));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, options));
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::BenchNumberNames(), options));
   options.pin = settings.on("pin");
   if (settings.real("comm-timeout") <= 0) {
     return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
   }
   options.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
+  return options;
+}
+
+absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
+  const Settings& settings = call.settings;
+  GemmBenchOptions options;
+  for (const char* name : {"minbytes", "maxbytes", "stepfactor", "stepbytes", "dispatch",
+                           "node-size", "all-reduce", "ranks", "pin"}) {
+    if (!settings.given(name)) continue;
+    return WrongFlag(absl::StrCat("--", name), settings.text(name),
+                     "none: gemm runs on one rank; its threads are --threads");
+  }
+  if (launch.plan.backend != Backend::kLocal) {
+    return absl::InvalidArgumentError("gemm runs on one rank, expected no launcher");
+  }
+  bench::GemmSpec& spec = options.spec;
+  spec.dtype = TypeOf(settings.text("datatype"));
+  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16) {
+    return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
+  }
+  const auto at_least_one = [&](const char* name, auto& field) -> absl::Status {
+    field = settings.integer(name);
+    if (field >= 1) return absl::OkStatus();
+    return WrongFlag(absl::StrCat("--", name), settings.text(name), "at least 1");
+  };
+  MOE_RETURN_IF_ERROR(at_least_one("tokens", spec.tokens));
+  MOE_RETURN_IF_ERROR(at_least_one("moe-router-topk", spec.top_k));
+  MOE_RETURN_IF_ERROR(at_least_one("hidden-size", spec.hidden));
+  MOE_RETURN_IF_ERROR(at_least_one("moe-ffn-hidden-size", spec.ffn));
+  MOE_RETURN_IF_ERROR(at_least_one("threads", options.threads));
+  spec.num_experts = settings.integer("num-experts") == 0 ? 8 : settings.integer("num-experts");
+  if (spec.num_experts < 1) {
+    return WrongFlag("--num-experts", settings.text("num-experts"), "at least 0");
+  }
+  auto routing = bench::ParseRouting(settings.text("routing"));
+  if (!routing.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
+  }
+  spec.routing = *std::move(routing);
+  spec.seed = settings.seed("seed");
+  if (const auto rows = bench::ExpertRows(spec); !rows.ok()) {
+    return WrongFlag("--routing", spec.routing.text,
+                     "uniform, zipf:S or hot_expert:P, which are of experts");
+  }
+  bench::MeasureOptions measure;
+  MOE_RETURN_IF_ERROR(SetMeasure(settings, measure));
+  options.measure = {.iterations = measure.iterations,
+                     .warmup = measure.warmup,
+                     .budget = measure.budget,
+                     .max_noise_pct = measure.max_noise_pct};
+  BenchOptions output;
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::GemmKeys(), output));
+  options.output = output.output;
+  options.output_err = output.output_err;
+  options.json_path = output.json_path;
+  options.fail_if = std::move(output.fail_if);
   return options;
 }
 

@@ -14,6 +14,7 @@
 
 #include "moe/bench/collectives.h"
 #include "moe/bench/fail_if.h"
+#include "moe/bench/gemm_bench.h"
 #include "moe/bench/tables.h"
 #include "moe/cli/launch.h"
 #include "moe/cli/settings.h"
@@ -48,6 +49,18 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 // Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
 // flag, value and what was expected; a malformed matrix carries exit code 3.
 absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch);
+
+// `moe bench gemm`.
+struct GemmBenchOptions {
+  bench::GemmSpec spec;
+  bench::GemmOptions measure;
+  int threads = 1;
+  std::optional<bench::TableForm> output, output_err;
+  std::string json_path;
+  std::optional<bench::FailIf> fail_if;
+};
+// As MakeBenchOptions; flags of collectives are refused.
+absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch);
 
 // "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
 absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text);

@@ -14,11 +14,6 @@
 namespace moe::cli {
 namespace {
 
-void PrintToStderr(const std::string& text) {
-  std::fputs(text.c_str(), stderr);
-  std::fflush(stderr);
-}
-
 bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
   bench::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
   for (const bench::BenchRow& row : rows) map.gbytes_per_s.push_back(row.algbw());
@@ -27,7 +22,14 @@ bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
   return map;
 }
 
-absl::Status WriteFile(const char* flag, const std::string& path, const std::string& text) {
+}  // namespace
+
+void PrintBenchForm(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+absl::Status WriteBenchFile(const char* flag, const std::string& path, const std::string& text) {
   if (path.empty()) return absl::OkStatus();
   const auto write = [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(path));
@@ -36,8 +38,6 @@ absl::Status WriteFile(const char* flag, const std::string& path, const std::str
   };
   return WriteError(flag, path, write());
 }
-
-}  // namespace
 
 BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
   const auto writer = [](std::optional<bench::TableForm> form) {
@@ -49,7 +49,7 @@ BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
 }
 
 absl::Status BenchOutput::Begin(const std::string& about) {
-  if (err_ != nullptr) PrintToStderr(err_->Begin());
+  if (err_ != nullptr) PrintBenchForm(err_->Begin());
   if (out_ != nullptr) return Print(out_->Begin());
   if (options_.format == BenchFormat::kNccl) return Print(absl::StrCat(about, bench::NcclHead()));
   return Print(absl::StrCat(about, pairs() ? "" : bench::BenchHead()));
@@ -59,7 +59,7 @@ absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
   std::string text;
   for (const bench::BenchRow& row : rows) {
     const std::vector<bench::Cell> cells = bench::BenchCells(row);
-    if (err_ != nullptr) PrintToStderr(err_->Row(cells));
+    if (err_ != nullptr) PrintBenchForm(err_->Row(cells));
     if (out_ != nullptr) {
       text += out_->Row(cells);
     } else if (options_.format == BenchFormat::kNccl) {
@@ -77,7 +77,7 @@ absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
 }
 
 absl::Status BenchOutput::End() {
-  if (err_ != nullptr) PrintToStderr(err_->End());
+  if (err_ != nullptr) PrintBenchForm(err_->End());
   const std::string foot = out_ != nullptr ? out_->End()
                            : options_.format == BenchFormat::kNccl || pairs()
                                ? bench::NcclFoot(rows_)
@@ -86,10 +86,10 @@ absl::Status BenchOutput::End() {
   std::vector<std::vector<bench::Cell>> cells;
   for (const bench::BenchRow& row : rows_) cells.push_back(bench::BenchCells(row));
   MOE_RETURN_IF_ERROR(
-      WriteFile("-J", options_.json_path,
-                bench::WriteTable(bench::TableForm::kJson, bench::BenchKeys(), cells)));
+      WriteBenchFile("-J", options_.json_path,
+                     bench::WriteTable(bench::TableForm::kJson, bench::BenchKeys(), cells)));
   if (options_.svg_path.empty()) return absl::OkStatus();
-  return WriteFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
+  return WriteBenchFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
 }
 
 }  // namespace moe::cli

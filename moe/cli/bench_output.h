@@ -15,6 +15,11 @@
 
 namespace moe::cli {
 
+// For -oe: to standard error.
+void PrintBenchForm(const std::string& text);
+// `text` as a whole file; nothing to do without a path. Errors as WriteError.
+absl::Status WriteBenchFile(const char* flag, const std::string& path, const std::string& text);
+
 // Prints rows as they come, in the forms that the options ask for. Of the rank that speaks.
 class BenchOutput {
  public:

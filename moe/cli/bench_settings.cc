@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/bench/collectives.h"
+#include "moe/bench/gemm_bench.h"
 #include "moe/cli/table_help.h"
 
 namespace moe::cli {
@@ -22,6 +23,7 @@ Operations
   reducescatter   sum, each rank keeps its block
   p2p             one pair at a time, every pair: a table in GB/s
   memcpy          every rank copies its own bytes at the same time: this machine's limit
+  gemm            not a collective: the grouped products of experts, on one rank
 
   moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
   moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
@@ -43,6 +45,10 @@ Columns, for n ranks; GB = 1e9 bytes
            last rank to enter at A: time that no algorithm could have used
   slow     the rank for which the mean of enter + leave is the largest
   %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
+
+gemm: y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N =
+T K rows; time is the median; %peak is the median of calls of GFLOP/s over those of a loop of
+multiply-adds in registers, on the same threads, run before each call.
 
 Routing of alltoallv, in tokens (a 4096th of a rank's elements) drawn with --seed
   uniform       the same for every pair
@@ -108,9 +114,10 @@ void AddTraffic(Table& table) {
   const char* const kGroup = "Traffic and algorithms";
   table.insert(
       table.end(),
-      {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform", "of alltoallv; see below"},
+      {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform",
+        "of alltoallv and gemm; see below"},
        {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
-        "over all ranks, for zipf and hot_expert; 0 = 8 per rank"},
+        "over all ranks, for zipf, hot_expert and gemm; 0 = 8 per rank"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},
        {kGroup,
         "dispatch",
@@ -133,6 +140,19 @@ void AddTraffic(Table& table) {
         "library: MPI's (mpi only); direct: peers' memory (threads only); auto: the ring for its "
         "types, else what the backend has",
         {"auto", "ring", "direct", "library"}}});
+}
+
+void AddGemm(Table& table) {
+  const char* const kGroup = "gemm";
+  const bench::GemmSpec d;
+  table.insert(
+      table.end(),
+      {{kGroup, "tokens", "", 0, Kind::kInteger, "T", Text(d.tokens), "tokens"},
+       {kGroup, "moe-router-topk", "topk", 0, Kind::kInteger, "K", Text(d.top_k),
+        "experts of each token"},
+       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden), "columns of x"},
+       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", Text(d.ffn), "columns of y"},
+       {kGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of the products and of the peak"}});
 }
 
 void AddRanks(Table& table) {
@@ -203,6 +223,7 @@ std::vector<Setting> BenchSettings() {
   Table table;
   AddSizes(table);
   AddTraffic(table);
+  AddGemm(table);
   AddRanks(table);
   AddOutput(table);
   return table;

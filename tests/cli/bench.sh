@@ -88,6 +88,18 @@ expect 0 "p2p"
 (($(grep -cE '^ +[012]( +[0-9.]+.*){3}$' stdout) == 3)) || fail "p2p: $(cat stdout)"
 (($(grep -c '<rect .*<title>' pairs.svg) == 9)) || fail "--svg: not nine cells"
 
+# Products of experts, on one rank.
+gemm=(gemm --tokens 64 --hidden-size 33 --moe-ffn-hidden-size 17 --num-experts 4 -n 3 -T 0)
+run "$moe" bench "${gemm[@]}" --routing zipf:1 -oe jsonl
+expect 0 "gemm"
+(($(grep -c '"nwrong":0,"status":"ok"' stderr) == 3)) || fail "gemm: $(cat stderr)"
+(($(grep -cE '^  (forward|input_grad|weight_grad) +128 ' stdout) == 3)) || fail "gemm: $(cat stdout)"
+run "$moe" bench "${gemm[@]}" -d bf16 -o csv --fail-if 'peak_pct<1000'
+expect 1 "gemm --fail-if"
+refused 2 "gemm runs on one rank" gemm --ranks 2
+refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
+refused 2 "-d is i64, expected f32 or bf16" gemm -d i64
+
 # Bounds: exit 1 and the row, after the table.
 run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
 expect 1 "--fail-if"
