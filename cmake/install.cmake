@@ -19,6 +19,7 @@ foreach(layer ${moe_layers})
     PATTERN "family.h" EXCLUDE
     PATTERN "cli" EXCLUDE
     PATTERN "bench" EXCLUDE  # of the program moe bench
+    PATTERN "report" EXCLUDE  # of the program moe report
     PATTERN "verify" EXCLUDE  # of the program moe verify
     PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
 endforeach()

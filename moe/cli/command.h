@@ -21,6 +21,7 @@ ExitCode BenchCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
+ExitCode ReportCommand(const Invocation& invocation);
 
 }  // namespace moe::cli
 

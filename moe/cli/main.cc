@@ -25,6 +25,7 @@ constexpr Command kCommands[] = {
     {"bench", "times and checks collectives, even and skewed", BenchCommand},
     {"layer", "one MoE layer of a public model, from its own files", LayerCommand},
     {"verify", "any layout against one rank, and one rank against float64", VerifyCommand},
+    {"report", "one HTML file with charts of what the others measured", ReportCommand},
     {"doctor", "what this build and machine have, and what will be slow", DoctorCommand},
 };
 

@@ -1,0 +1,263 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/report/format.h"
+#include "moe/report/labels.h"
+#include "moe/report/palette.h"
+#include "moe/report/sections.h"
+#include "moe/report/table.h"
+#include "moe/report/xy_chart.h"
+
+namespace moe::report {
+namespace {
+
+// More curves than this are not told apart at a glance; the table has them all.
+constexpr size_t kMaxSeries = 8;
+
+struct NamedRow {
+  const Run* run = nullptr;
+  const BenchRow* row = nullptr;
+};
+
+using Key = std::vector<std::string>;
+using Series = std::vector<std::pair<Key, std::vector<NamedRow>>>;
+
+// What was measured, but for its size; the run stands first.
+Key SeriesKey(const NamedRow& r) {
+  return {r.run->name,
+          r.row->algorithm,
+          r.row->backend,
+          r.row->transport,
+          absl::StrCat(CountText(r.row->ranks), " ranks"),
+          r.row->dtype,
+          r.row->routing};
+}
+
+// Whether two runs measured the same thing. If none did, files are parts of one measurement: one per
+// routing, say.
+bool RunsRepeat(const std::vector<NamedRow>& rows) {
+  std::map<std::pair<Key, double>, const Run*> seen;
+  return std::any_of(rows.begin(), rows.end(), [&](const NamedRow& r) {
+    Key key = SeriesKey(r);
+    key.front().clear();
+    const auto at = seen.emplace(std::pair(std::move(key), r.row->size_bytes), r.run).first;
+    return at->second != r.run;
+  });
+}
+
+// In the order of first appearance; over all routings unless they are told apart.
+Series SeriesOf(const std::vector<NamedRow>& rows, bool by_routing) {
+  const bool by_run = RunsRepeat(rows);
+  Series series;
+  std::map<Key, size_t> index;
+  for (const NamedRow& r : rows) {
+    Key key = SeriesKey(r);
+    if (!by_routing) key.back().clear();
+    if (!by_run) key.front().clear();
+    const auto [at, is_new] = index.emplace(std::move(key), series.size());
+    if (is_new) series.push_back({at->first, {}});
+    series[at->second].second.push_back(r);
+  }
+  return series;
+}
+
+std::vector<std::string> NamesOf(const Series& series) {
+  std::vector<Key> keys;
+  for (const auto& [key, rows] : series) keys.push_back(key);
+  return DistinctLabels(keys);
+}
+
+// What an operation is judged by.
+struct Yardstick {
+  double BenchRow::*value;
+  const char* name;
+  const char* unit;
+  bool is_time = false;
+};
+
+Yardstick YardstickOf(const std::vector<NamedRow>& rows) {
+  const auto any = [&](double BenchRow::*value) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const NamedRow& r) { return r.row->*value > 0; });
+  };
+  // The bus bandwidth of one rank is 0.
+  if (any(&BenchRow::busbw)) return {&BenchRow::busbw, "bus bandwidth", "GB/s"};
+  if (any(&BenchRow::algbw)) return {&BenchRow::algbw, "bandwidth", "GB/s"};
+  return {&BenchRow::time_us, "time", "us", true};
+}
+
+// One point per size: the mean of its rows; the whisker is their standard deviation, of one row the
+// variation of its calls.
+XyPoint PointOf(const Yardstick& yardstick, double size, const std::vector<const BenchRow*>& rows) {
+  double sum = 0, squares = 0;
+  for (const BenchRow* r : rows) sum += r->*yardstick.value;
+  const auto n = static_cast<double>(rows.size());
+  XyPoint p = {.x = size, .y = sum / n};
+  for (const BenchRow* r : rows)
+    squares += (r->*yardstick.value - p.y) * (r->*yardstick.value - p.y);
+  const double cv = rows.front()->cv_pct;
+  if (rows.size() > 1) {
+    p.y_error = std::sqrt(squares / (n - 1));
+  } else if (std::isfinite(cv)) {
+    p.y_error = p.y * cv / 100;
+  }
+  p.tooltip = absl::StrCat(BytesText(size), ": ", NumberText(p.y), " ± ", NumberText(p.y_error, 2),
+                           " ", yardstick.unit);
+  return p;
+}
+
+std::vector<XyPoint> PointsOf(const Yardstick& yardstick, const std::vector<NamedRow>& rows) {
+  std::map<double, std::vector<const BenchRow*>> by_size;
+  for (const NamedRow& r : rows) {
+    if (std::isfinite(r.row->*yardstick.value)) by_size[r.row->size_bytes].push_back(r.row);
+  }
+  std::vector<XyPoint> points;
+  for (const auto& [size, of_size] : by_size) points.push_back(PointOf(yardstick, size, of_size));
+  return points;
+}
+
+// The rate at which every rank copies as many bytes of its own: no exchange through memory is faster.
+XySeries LimitOf(const std::vector<NamedRow>& rows) {
+  XySeries limit = {
+      .name = "limit: memcpy of this size", .style = XyStyle::kLimit, .look = kNumInks - 1};
+  const Yardstick memcpy = {&BenchRow::memcpy, "memcpy", "GB/s"};
+  for (XyPoint& p : PointsOf(memcpy, rows)) limit.points.push_back({.x = p.x, .y = p.y});
+  return limit;
+}
+
+XyChart SizeChart(const std::string& op, size_t index, const std::vector<NamedRow>& rows) {
+  const Yardstick yardstick = YardstickOf(rows);
+  const Series all = SeriesOf(rows, true);
+  const std::vector<std::string> names = NamesOf(all);
+  XyChart chart = {.text = {.id = absl::StrCat("bench-size-", index),
+                            .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
+                            .note = yardstick.is_time ? "Lower is better." : "Higher is better."},
+                   .x_label = "bytes per rank",
+                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+                   .x_kind = ScaleKind::kBytes,
+                   .y_kind = ScaleKind::kLog};
+  absl::StrAppend(&chart.text.note, " Whiskers: standard deviation.");
+  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
+    chart.series.push_back({.name = names[i],
+                            .style = XyStyle::kLinePoints,
+                            .look = static_cast<int>(i),
+                            .points = PointsOf(yardstick, all[i].second)});
+  }
+  if (all.size() > kMaxSeries) {
+    absl::StrAppend(&chart.text.note, " The first ", kMaxSeries, " of ", all.size(),
+                    " series; the table has all.");
+  }
+  if (!yardstick.is_time) chart.series.push_back(LimitOf(rows));
+  return chart;
+}
+
+// Of every routing of a series, its largest size.
+std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const std::vector<NamedRow>& rows) {
+  std::map<std::string, const BenchRow*> largest;
+  for (const NamedRow& r : rows) {
+    const BenchRow*& best = largest[r.row->routing];
+    if (best == nullptr || r.row->size_bytes > best->size_bytes) best = r.row;
+  }
+  std::vector<XyPoint> points;
+  for (const auto& [routing, row] : largest) {
+    points.push_back(
+        {.x = row->imbalance(),
+         .y = row->*yardstick.value,
+         .tooltip = absl::StrCat(routing, ", ", BytesText(row->size_bytes), ": ",
+                                 NumberText(row->*yardstick.value), " ", yardstick.unit),
+         .label = routing});
+  }
+  return points;
+}
+
+// Empty unless routings differ in their imbalance.
+std::string SkewChart(const std::string& op, size_t index, const std::vector<NamedRow>& rows) {
+  const auto [low, high] = std::minmax_element(
+      rows.begin(), rows.end(),
+      [](const NamedRow& a, const NamedRow& b) { return a.row->imbalance() < b.row->imbalance(); });
+  if (!(low->row->imbalance() < high->row->imbalance())) return "";
+  const Yardstick yardstick = YardstickOf(rows);
+  XyChart chart = {.text = {.id = absl::StrCat("bench-skew-", index),
+                            .title = absl::StrCat(op, ": skew against ", yardstick.name),
+                            .note = "The largest size of each routing. Imbalance 1 is even."},
+                   .x_label = "imbalance: most loaded rank / mean",
+                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+                   .y_from_zero = true};
+  const Series all = SeriesOf(rows, false);
+  const std::vector<std::string> names = NamesOf(all);
+  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
+    chart.series.push_back({.name = names[i],
+                            .look = static_cast<int>(i),
+                            .points = SkewPoints(yardstick, all[i].second)});
+  }
+  return HasPoints(chart) ? Render(chart) : "";
+}
+
+std::vector<TableCell> RowOf(const NamedRow& r) {
+  const BenchRow& b = *r.row;
+  TableCell status = TableCell::Text(b.error.empty() ? b.status : b.status + ": " + b.error);
+  if (b.failed()) status.css_class = "worse";
+  return {TableCell::Text(r.run->name),
+          TableCell::Text(b.op),
+          TableCell::Text(b.algorithm),
+          TableCell::Text(b.backend),
+          TableCell::Number(b.ranks, CountText(b.ranks)),
+          TableCell::Text(b.routing),
+          TableCell::Text(b.dtype),
+          TableCell::Number(b.size_bytes, BytesText(b.size_bytes)),
+          TableCell::Number(b.time_us, 4),
+          TableCell::Number(b.time_us_p99, 4),
+          TableCell::Number(b.cv_pct, 2),
+          TableCell::Number(b.algbw),
+          TableCell::Number(b.busbw),
+          TableCell::Number(b.memcpy),
+          TableCell::Number(b.imbalance()),
+          TableCell::Number(b.wait_pct),
+          TableCell::Number(b.wrong, CountText(b.wrong)),
+          status};
+}
+
+std::string RowTable(const std::vector<NamedRow>& rows) {
+  Table table = {.title = "All benchmark rows",
+                 .names = {"run", "op", "algorithm", "backend", "ranks", "routing", "dtype", "size",
+                           "time (us)", "p99 (us)", "cv (%)", "algbw (GB/s)", "busbw (GB/s)",
+                           "memcpy (GB/s)", "imbalance", "wait (%)", "wrong", "status"}};
+  for (const NamedRow& r : rows) table.rows.push_back(RowOf(r));
+  return Render(table);
+}
+
+}  // namespace
+
+Section BenchSection(absl::Span<const Run> runs) {
+  Section section = {.id = "bench", .heading = "Benchmarks"};
+  std::vector<NamedRow> all;
+  std::vector<std::pair<std::string, std::vector<NamedRow>>> ops;
+  for (const Run& run : runs) {
+    for (const BenchRow& row : run.bench) {
+      all.push_back({&run, &row});
+      if (row.failed()) continue;
+      const auto same = [&](const auto& op) {
+        return op.first == row.op;
+      };
+      auto at = std::find_if(ops.begin(), ops.end(), same);
+      if (at == ops.end()) at = ops.insert(ops.end(), {row.op, {}});
+      at->second.push_back({&run, &row});
+    }
+  }
+  if (all.empty()) return section;
+  section.body = "<div class=\"charts\">\n";
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const XyChart chart = SizeChart(ops[i].first, i, ops[i].second);
+    if (HasPoints(chart)) section.body += Render(chart);
+    section.body += SkewChart(ops[i].first, i, ops[i].second);
+  }
+  section.body += "</div>\n" + RowTable(all);
+  return section;
+}
+
+}  // namespace moe::report

@@ -1,0 +1,220 @@
+#include "moe/report/compare.h"
+
+#include <map>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/report/format.h"
+#include "moe/report/labels.h"
+#include "moe/report/pareto.h"
+
+namespace moe::report {
+namespace {
+
+struct Metric {
+  const char* key;
+  const char* name;
+  Better better;
+};
+
+struct Measured {
+  Metric metric;
+  Sample sample;
+};
+
+// What a group is, as texts, and its measurements; in the order of the file.
+using Key = std::vector<std::string>;
+using Groups = std::vector<std::pair<Key, std::vector<Measured>>>;
+
+template <typename Row, typename KeyOf>
+std::vector<std::pair<Key, std::vector<const Row*>>> Grouped(const std::vector<Row>& rows,
+                                                             KeyOf key_of) {
+  std::vector<std::pair<Key, std::vector<const Row*>>> groups;
+  std::map<Key, size_t> index;
+  for (const Row& row : rows) {
+    if (row.failed()) continue;
+    const auto [at, is_new] = index.emplace(key_of(row), groups.size());
+    if (is_new) groups.push_back({at->first, {}});
+    groups[at->second].second.push_back(&row);
+  }
+  return groups;
+}
+
+// Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one alone.
+template <typename Row>
+void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::*value,
+         double Row::*cv_pct, std::vector<Measured>& into) {
+  std::vector<double> values;
+  const Row* last = nullptr;
+  for (const Row* row : rows) {
+    if (!std::isfinite(row->*value)) continue;
+    values.push_back(row->*value);
+    last = row;
+  }
+  if (values.empty()) return;
+  const bool alone = values.size() == 1 && cv_pct != nullptr;
+  into.push_back({metric, alone ? SampleOf(values[0], last->*cv_pct) : SampleOf(values)});
+}
+
+Key KeyOf(const BenchRow& r) {
+  return {r.op,
+          r.algorithm,
+          r.backend,
+          r.transport,
+          absl::StrCat(CountText(r.ranks), " ranks"),
+          absl::StrCat(CountText(r.hosts), " hosts"),
+          r.routing,
+          r.dtype,
+          BytesText(r.size_bytes)};
+}
+
+Key KeyOf(const SweepRow& r) {
+  const bool dropless = std::isinf(r.capacity_factor);
+  return {absl::StrCat("E ", CountText(r.experts)),
+          absl::StrCat("K ", CountText(r.top_k)),
+          dropless ? "dropless" : absl::StrCat("cf ", NumberText(r.capacity_factor)),
+          absl::StrCat("ep ", CountText(r.ep)),
+          absl::StrCat("dp ", CountText(r.dp)),
+          absl::StrCat(CountText(r.tokens_per_rank), " tokens")};
+}
+
+Groups BenchGroups(const Run& run) {
+  Groups groups;
+  for (const auto& [what, group] : Grouped(run.bench, [](const BenchRow& r) { return KeyOf(r); })) {
+    std::vector<Measured> m;
+    // One figure per group: the others follow from it.
+    Add(group, {"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw, &BenchRow::cv_pct, m);
+    if (m.empty() || m.back().sample.mean == 0) {  // of one rank it is 0
+      m.clear();
+      Add(group, {"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw, &BenchRow::cv_pct,
+          m);
+    }
+    if (m.empty()) {
+      Add(group, {"time", "time (us)", Better::kLower}, &BenchRow::time_us, &BenchRow::cv_pct, m);
+    }
+    groups.emplace_back(what, std::move(m));
+  }
+  return groups;
+}
+
+Groups SweepGroups(const Run& run) {
+  Groups groups;
+  for (const auto& [what, group] : Grouped(run.sweep, [](const SweepRow& r) { return KeyOf(r); })) {
+    std::vector<Measured> m;
+    Add<SweepRow>(group, {"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s, nullptr,
+                  m);
+    // One row is the mean of repetitions and brings their standard deviation.
+    if (group.size() == 1 && !m.empty() && std::isfinite(group[0]->tokens_per_s_sd)) {
+      m.back().sample.error = group[0]->tokens_per_s_sd;
+      m.back().sample.degrees = std::numeric_limits<double>::infinity();
+    }
+    Add<SweepRow>(group, {"step_ms", "step (ms)", Better::kLower}, &SweepRow::step_ms, nullptr, m);
+    Add<SweepRow>(group, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &SweepRow::a2a_ms, nullptr,
+                  m);
+    Add<SweepRow>(group, {"drop_end", "dropped (%)", Better::kLower}, &SweepRow::drop_final_pct,
+                  nullptr, m);
+    Add<SweepRow>(group, {"val_loss", "validation loss", Better::kLower},
+                  &SweepRow::validation_loss, nullptr, m);
+    Add<SweepRow>(group, {"peak_mib", "peak memory (MiB)", Better::kLower}, &SweepRow::peak_mib,
+                  nullptr, m);
+    groups.emplace_back(what, std::move(m));
+  }
+  return groups;
+}
+
+void AddSeries(const Run& run, const Metric& metric, double TrainStep::*value,
+               std::vector<Measured>& into) {
+  std::vector<double> values;
+  for (size_t i = FirstSteadyStep(run); i < run.steps.size(); ++i) {
+    if (std::isfinite(run.steps[i].*value)) values.push_back(run.steps[i].*value);
+  }
+  if (!values.empty()) into.push_back({metric, SampleOfSeries(values)});
+}
+
+Groups TrainGroups(const Run& run) {
+  std::vector<Measured> m;
+  if (run.totals.has_value() && std::isfinite(run.totals->validation_loss)) {
+    m.push_back(
+        {{"val_loss", "validation loss", Better::kLower}, {.mean = run.totals->validation_loss}});
+  }
+  AddSeries(run, {"tok_s", "tokens/s", Better::kHigher}, &TrainStep::tokens_per_s, m);
+  AddSeries(run, {"step_ms", "step (ms)", Better::kLower}, &TrainStep::step_ms, m);
+  AddSeries(run, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &TrainStep::a2a_ms, m);
+  AddSeries(run, {"expert_ms", "experts (ms)", Better::kLower}, &TrainStep::expert_ms, m);
+  AddSeries(run, {"all_reduce_ms", "all-reduce (ms)", Better::kLower}, &TrainStep::all_reduce_ms,
+            m);
+  AddSeries(run, {"drop", "dropped (share)", Better::kLower}, &TrainStep::drop_fraction, m);
+  return {{{""}, std::move(m)}};
+}
+
+Groups GroupsOf(const Run& run) {
+  if (run.kind == RunKind::kBench) return BenchGroups(run);
+  return run.kind == RunKind::kSweep ? SweepGroups(run) : TrainGroups(run);
+}
+
+Verdict Judge(const Difference& d, Better better) {
+  if (d.a == d.b) return Verdict::kEqual;
+  if (!std::isfinite(d.noise_pct) || !std::isfinite(d.change_pct)) return Verdict::kUnknownNoise;
+  if (std::abs(d.change_pct) <= d.noise_pct) return Verdict::kWithinNoise;
+  return (d.change_pct > 0) == (better == Better::kHigher) ? Verdict::kBetter : Verdict::kWorse;
+}
+
+Difference DifferenceOf(const std::string& what, const Measured& a, const Measured& b) {
+  Difference d = {.what = what,
+                  .metric = a.metric.name,
+                  .key = a.metric.key,
+                  .a = a.sample.mean,
+                  .b = b.sample.mean};
+  if (d.a != 0) {
+    d.change_pct = 100 * (d.b - d.a) / std::abs(d.a);
+    d.noise_pct = 100 * NoiseOfDifference(a.sample, b.sample) / std::abs(d.a);
+  } else if (d.b == 0) {
+    d.change_pct = 0;
+  }
+  d.verdict = Judge(d, a.metric.better);
+  return d;
+}
+
+}  // namespace
+
+absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
+  if (a.kind != b.kind) {
+    return absl::InvalidArgumentError(absl::StrCat("'", a.path, "' is of moe ", NameOf(a.kind),
+                                                   " and '", b.path, "' of moe ", NameOf(b.kind),
+                                                   ", expected two of one command"));
+  }
+  Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
+  const Groups in_a = GroupsOf(a);
+  const Groups in_b = GroupsOf(b);
+  std::map<Key, const std::vector<Measured>*> of_b;
+  for (const auto& [what, measured] : in_b) of_b[what] = &measured;
+  std::vector<Key> common;
+  for (const auto& [what, measured] : in_a) {
+    if (of_b.count(what) > 0) common.push_back(what);
+  }
+  comparison.only_in_a = static_cast<int>(in_a.size() - common.size());
+  comparison.only_in_b = static_cast<int>(in_b.size() - common.size());
+  const std::vector<std::string> labels = DistinctLabels(common);
+  size_t next = 0;
+  for (const auto& [what, measured] : in_a) {
+    if (of_b.count(what) == 0) continue;
+    const std::string& label = labels[next++];
+    for (const Measured& ma : measured) {
+      for (const Measured& mb : *of_b[what]) {
+        if (absl::string_view(ma.metric.key) != mb.metric.key) continue;
+        comparison.differences.push_back(DifferenceOf(label, ma, mb));
+      }
+    }
+  }
+  if (comparison.differences.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no row of '", a.path, "' has a counterpart in '", b.path, "'"));
+  }
+  comparison.same_weights = a.totals.has_value() && b.totals.has_value() &&
+                            !a.totals->weights_hash.empty() &&
+                            a.totals->weights_hash == b.totals->weights_hash;
+  return comparison;
+}
+
+}  // namespace moe::report

@@ -1,0 +1,240 @@
+#include "moe/report/row_reader.h"
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/io/bounded_json.h"
+
+namespace moe::report {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Takes keys from an object; remembers the first that is wrong.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  // A number from `low` to `high`. Absent or null: kNone.
+  double Number(const char* key, double low = 0, double high = kInfinity) {
+    const Json* const value = Find(key);
+    if (value == nullptr) return kNone;
+    if (!value->is_number()) return Refuse(key, *value, "a number");
+    const auto number = value->get<double>();
+    if (number >= low && number <= high) return number;
+    return Refuse(key, *value,
+                  std::isinf(high) ? absl::StrCat("at least ", low)
+                                   : absl::StrCat("from ", low, " to ", high));
+  }
+  double Real(const char* key) { return Number(key, -kInfinity); }
+  double Percent(const char* key) { return Number(key, 0, 100); }
+
+  std::string Text(const char* key) {
+    const Json* const value = Find(key);
+    if (value == nullptr) return "";
+    if (value->is_string()) return value->get<std::string>();
+    Refuse(key, *value, "a string");
+    return "";
+  }
+
+  // A number, or the word "none" for infinity.
+  double CapacityFactor(const char* key) {
+    const Json* const value = Find(key);
+    if (value == nullptr || *value == "none") return kInfinity;
+    return Number(key);
+  }
+
+  const Json* Find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  double Refuse(const char* key, const Json& value, const std::string& expected) {
+    if (status.ok()) {
+      status = absl::DataLossError(absl::StrCat(
+          key, " is ", Shown(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40),
+          ", expected ", expected));
+    }
+    return kNone;
+  }
+
+  absl::Status status;
+
+ private:
+  const Json& object_;
+};
+
+absl::StatusOr<RunKind> KindOf(const Json& object) {
+  if (!object.is_object()) {
+    return absl::DataLossError(absl::StrCat("a row is a JSON ", object.type_name(),
+                                            ", expected an object with the keys of its command"));
+  }
+  const auto has = [&](const char* key) {
+    return object.contains(key);
+  };
+  if (has("op") && (has("time_us") || has("size_bytes"))) return RunKind::kBench;
+  if (has("experts") && has("topk")) return RunKind::kSweep;
+  if ((has("step") && has("loss")) || (has("steps") && has("weights_xxh3"))) return RunKind::kTrain;
+  return absl::DataLossError(
+      "a row of no known command, expected op and time_us (moe bench), experts and topk (moe "
+      "sweep), or step and loss (moe train)");
+}
+
+absl::Status AddBench(Fields& f, Run& run) {
+  BenchRow row;
+  row.op = f.Text("op");
+  row.algorithm = f.Text("algorithm");
+  row.backend = f.Text("backend");
+  row.transport = f.Text("transport");
+  row.routing = f.Text("routing");
+  row.dtype = f.Text("dtype");
+  row.status = f.Text("status");
+  row.error = f.Text("error");
+  row.ranks = f.Number("ranks");
+  row.hosts = f.Number("hosts");
+  row.size_bytes = f.Number("size_bytes");
+  row.time_us = f.Number("time_us");
+  row.time_us_p99 = f.Number("time_us_p99");
+  row.cv_pct = f.Number("time_us_cv_pct");
+  row.algbw = f.Number("algbw_gbytes_per_s");
+  row.busbw = f.Number("busbw_gbytes_per_s");
+  row.memcpy = f.Number("memcpy_gbytes_per_s");
+  row.sent_imbalance = f.Number("imb_tx");
+  row.received_imbalance = f.Number("imb_rx");
+  row.wait_pct = f.Number("wait_pct");
+  row.wrong = f.Number("nwrong");
+  run.bench.push_back(std::move(row));
+  return f.status;
+}
+
+absl::Status AddSweep(Fields& f, Run& run) {
+  SweepRow row;
+  row.experts = f.Number("experts");
+  row.top_k = f.Number("topk");
+  row.capacity_factor = f.CapacityFactor("cf");
+  row.ep = f.Number("ep");
+  row.dp = f.Number("dp");
+  row.tokens_per_rank = f.Number("tok_per_rank");
+  row.params_total = f.Number("params_total");
+  row.params_active = f.Number("params_active");
+  row.tokens_per_s = f.Number("tok_s");
+  row.tokens_per_s_sd = f.Number("tok_s_sd");
+  row.step_ms = f.Number("step_ms");
+  row.a2a_ms = f.Number("a2a_ms");
+  row.all_reduce_ms = f.Number("ar_ms");
+  row.expert_ms = f.Number("expert_ms");
+  row.drop_initial_pct = f.Percent("drop_init");
+  row.drop_final_pct = f.Percent("drop_end");
+  row.max_violation = f.Number("max_vio");
+  row.dead_experts = f.Number("dead");
+  row.validation_loss = f.Real("val_loss");
+  row.peak_mib = f.Number("peak_mib");
+  row.status = f.Text("status");
+  row.error = f.Text("error");
+  run.sweep.push_back(std::move(row));
+  return f.status;
+}
+
+// expert_load: [layer][expert], the same shape at every step.
+absl::Status ReadLoad(Fields& f, Run& run, TrainStep& row) {
+  const Json* const load = f.Find("expert_load");
+  const auto refuse = [](const std::string& reason) {
+    return absl::DataLossError(absl::StrCat("expert_load ", reason));
+  };
+  if (load == nullptr) {
+    if (run.num_layers == 0) return absl::OkStatus();
+    return refuse("is not there, expected that of each step");
+  }
+  if (!load->is_array()) return refuse("is no list, expected [layer][expert]");
+  const bool first = run.steps.empty();
+  if (first) run.num_layers = static_cast<int>(load->size());
+  for (const Json& layer : *load) {
+    if (!layer.is_array()) return refuse("has a layer that is no list, expected [layer][expert]");
+    if (first && &layer == &load->front()) run.num_experts = static_cast<int>(layer.size());
+    if (static_cast<int>(layer.size()) != run.num_experts) {
+      return refuse(absl::StrCat("has ", layer.size(), " experts in a layer, expected the ",
+                                 run.num_experts, " of the first"));
+    }
+    for (const Json& slots : layer) {
+      if (!slots.is_number() || slots.get<double>() < 0)
+        return refuse("holds something else than counts");
+      row.expert_load.push_back(slots.get<float>());
+    }
+  }
+  if (static_cast<int>(load->size()) == run.num_layers) return absl::OkStatus();
+  return refuse(absl::StrCat("has ", load->size(), " layers, expected the ", run.num_layers,
+                             " of the first step"));
+}
+
+absl::Status AddStep(Fields& f, Run& run) {
+  TrainStep row;
+  row.step = f.Number("step");
+  row.loss = f.Real("loss");
+  row.validation_loss = f.Real("val_loss");
+  row.tokens_per_s = f.Number("tokens_per_s");
+  row.step_ms = f.Number("step_ms");
+  row.a2a_ms = f.Number("a2a_ms");
+  row.expert_ms = f.Number("expert_ms");
+  row.all_reduce_ms = f.Number("all_reduce_ms");
+  row.drop_fraction = f.Number("drop_fraction", 0, 1);
+  row.max_violation = f.Number("max_vio");
+  row.dead_experts = f.Number("dead_experts");
+  row.peak_bytes = f.Number("peak_bytes");
+  MOE_RETURN_IF_ERROR(f.status);
+  if (std::isnan(row.step)) return absl::DataLossError("step is null, expected a number");
+  if (run.totals.has_value()) return absl::DataLossError("a step stands after the run's end");
+  if (!run.steps.empty() && row.step <= run.steps.back().step) {
+    return absl::DataLossError(absl::StrCat("step ", row.step, " stands after step ",
+                                            run.steps.back().step, ", expected steps in order"));
+  }
+  MOE_RETURN_IF_ERROR(ReadLoad(f, run, row));
+  run.steps.push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+absl::Status AddTotals(Fields& f, Run& run) {
+  if (run.totals.has_value()) return absl::DataLossError("the run ends twice");
+  TrainTotals totals;
+  totals.steps = f.Number("steps");
+  totals.tokens = f.Number("tokens");
+  totals.seconds = f.Number("seconds");
+  totals.validation_loss_before = f.Real("val_loss_before");
+  totals.validation_loss = f.Real("val_loss");
+  totals.weights_hash = f.Text("weights_xxh3");
+  run.totals = totals;
+  return f.status;
+}
+
+}  // namespace
+
+absl::Status AddRow(const Json& object, Run& run) {
+  MOE_ASSIGN_OR_RETURN(const RunKind kind, KindOf(object));
+  const bool first =
+      run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();
+  if (!first && kind != run.kind) {
+    return absl::DataLossError(absl::StrCat("a row of moe ", NameOf(kind),
+                                            " stands among rows of moe ", NameOf(run.kind)));
+  }
+  run.kind = kind;
+  Fields fields(object);
+  switch (kind) {
+    case RunKind::kBench:
+      return AddBench(fields, run);
+    case RunKind::kSweep:
+      return AddSweep(fields, run);
+    case RunKind::kTrain:
+      return object.contains("step") ? AddStep(fields, run) : AddTotals(fields, run);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moe::report

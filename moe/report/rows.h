@@ -1,0 +1,84 @@
+// What bench, sweep and train leave behind, as rows with types. docs/report.md lists the keys.
+#ifndef MOE_MOE_REPORT_ROWS_H_
+#define MOE_MOE_REPORT_ROWS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe::report {
+
+// Of a number that a row does not have.
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// Of `moe bench`. Numbers are kNone where the benchmark has no such figure.
+struct BenchRow {
+  std::string op, algorithm, backend, transport, routing, dtype, status, error;
+  double ranks = kNone, hosts = kNone;
+  double size_bytes = kNone;
+  double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;
+  double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
+  double sent_imbalance = kNone, received_imbalance = kNone;
+  double wait_pct = kNone, wrong = kNone;
+
+  // The larger of both: what the most loaded rank has, over the mean.
+  double imbalance() const;
+  bool failed() const { return !status.empty() && status != "ok"; }
+};
+
+// Of `moe sweep`.
+struct SweepRow {
+  double experts = kNone, top_k = kNone;
+  double capacity_factor = kNone;  // infinity: dropless
+  double ep = kNone, dp = kNone, tokens_per_rank = kNone;
+  double params_total = kNone, params_active = kNone;
+  double tokens_per_s = kNone, tokens_per_s_sd = kNone;
+  double step_ms = kNone, a2a_ms = kNone, all_reduce_ms = kNone, expert_ms = kNone;
+  double drop_initial_pct = kNone, drop_final_pct = kNone;
+  double max_violation = kNone, dead_experts = kNone, validation_loss = kNone, peak_mib = kNone;
+  std::string status, error;
+
+  bool failed() const { return !status.empty() && status != "ok"; }
+};
+
+// One line of `moe train`'s metrics.jsonl. expert_load: [layer][expert] slots, flattened.
+struct TrainStep {
+  double step = 0, loss = kNone, validation_loss = kNone;
+  double tokens_per_s = kNone, step_ms = kNone, a2a_ms = kNone, expert_ms = kNone;
+  double all_reduce_ms = kNone, drop_fraction = kNone, max_violation = kNone;
+  double dead_experts = kNone, peak_bytes = kNone;
+  std::vector<float> expert_load;
+};
+
+// Its last line.
+struct TrainTotals {
+  double steps = kNone, tokens = kNone, seconds = kNone;
+  double validation_loss_before = kNone, validation_loss = kNone;
+  std::string weights_hash;
+};
+
+enum class RunKind : uint8_t { kBench, kSweep, kTrain };
+const char* NameOf(RunKind kind);  // "bench", "sweep", "train"
+
+// One input.
+struct Run {
+  std::string name;  // short, different from those of other inputs
+  std::string path;  // as given
+  RunKind kind = RunKind::kTrain;
+  std::vector<BenchRow> bench;
+  std::vector<SweepRow> sweep;
+  std::vector<TrainStep> steps;
+  std::optional<TrainTotals> totals;    // absent: the run did not end
+  int num_layers = 0, num_experts = 0;  // of expert_load; 0: no layer has experts
+};
+
+// Index of the first step that counts for speed: the very first pays for memory and code that later
+// ones reuse, so that it is left out if there are others.
+size_t FirstSteadyStep(const Run& run);
+
+}  // namespace moe::report
+
+#endif  // MOE_MOE_REPORT_ROWS_H_
