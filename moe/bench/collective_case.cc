@@ -2,16 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "comm/copy.h"
-#include "dispatch/two_hop_exchange.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/workspace.h"
 
 namespace moe::bench {
 namespace {
@@ -26,53 +22,6 @@ uint64_t Tag(int source, int64_t index) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
-}
-
-// Element i of rank r's input to a sum. 61 is prime: blocks of any size differ from each other.
-int64_t Term(int rank, int64_t i) {
-  return (int64_t{7} * rank + i) % 61;
-}
-
-template <typename T>
-T Exact(int64_t value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return BFloat16(static_cast<float>(value));
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-int64_t SumOfTerms(int ranks, int64_t i) {
-  int64_t sum = 0;
-  for (int r = 0; r < ranks; ++r) sum += Term(r, i);
-  return sum;
-}
-
-absl::Span<const uint8_t> In(const Buffer& buffer, int64_t bytes) {
-  return buffer.span<const uint8_t>().first(bytes);
-}
-absl::Span<uint8_t> Out(const Buffer& buffer, int64_t bytes) {
-  return buffer.span<uint8_t>().first(bytes);
-}
-
-std::vector<int64_t> Times(absl::Span<const int64_t> counts, int64_t factor) {
-  std::vector<int64_t> out(counts.begin(), counts.end());
-  for (int64_t& value : out) value *= factor;
-  return out;
-}
-
-const char* AlgorithmName(AllReduceAlgorithm algorithm) {
-  if (algorithm == AllReduceAlgorithm::kRing) return "ring";
-  return algorithm == AllReduceAlgorithm::kDirect ? "direct" : "library";
-}
-
-// `each` elements between every two ranks and inside every rank.
-Traffic EvenTraffic(int ranks, int64_t each) {
-  Traffic traffic(ranks);
-  for (int s = 0; s < ranks; ++s) {
-    for (int d = 0; d < ranks; ++d) traffic.at(s, d) = each;
-  }
-  return traffic;
 }
 
 }  // namespace
@@ -90,36 +39,21 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const Cas
 }
 
 absl::Status CollectiveCase::Setup() {
-  const auto reduction = [this](auto type) {
-    using T = decltype(type);
-    return spec_.op == Op::kAllReduce ? SetupAllReduce<T>() : SetupReduceScatter<T>();
-  };
   switch (spec_.op) {
     case Op::kAllToAll:
     case Op::kAllToAllV:
       return SetupAllToAll();
+    case Op::kAllReduce:
+    case Op::kReduceScatter:
+      return SetupSum();
     case Op::kAllGather:
       return SetupAllGather();
     case Op::kPointToPoint:
       return SetupPointToPoint();
     case Op::kMemcpy:
-      return SetupMemcpy();
-    case Op::kAllReduce:
-    case Op::kReduceScatter:
       break;
   }
-  switch (spec_.dtype) {
-    case DType::kFloat64:
-      return reduction(double{});
-    case DType::kBFloat16:
-      return reduction(BFloat16{});
-    case DType::kInt32:
-      return reduction(int32_t{});
-    case DType::kInt64:
-      return reduction(int64_t{});
-    default:
-      return reduction(float{});
-  }
+  return SetupMemcpy();
 }
 
 int64_t CollectiveCase::BlockElements() const {
@@ -144,131 +78,6 @@ void CollectiveCase::FillTagged(absl::Span<std::byte> to, int source, int64_t fi
   }
 }
 
-absl::Status CollectiveCase::SetupAllToAll() {
-  const int ranks = comm_.size();
-  const int me = comm_.rank();
-  if (spec_.op == Op::kAllToAll) {
-    traffic_ = EvenTraffic(ranks, BlockElements());
-  } else {
-    traffic_ = MakeTraffic(spec_.routing,
-                           {.ranks = ranks,
-                            .count = SpecElements(),
-                            .num_experts = spec_.num_experts > 0 ? spec_.num_experts : 8 * ranks,
-                            .seed = spec_.seed});
-  }
-  size_elements_ = traffic_.Largest();
-  count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
-  MOE_RETURN_IF_ERROR(Allocate(traffic_.Sent(me), traffic_.Received(me)));
-  FillTagged(send_.span<std::byte>(), me, 0);
-  std::vector<int> sources(ranks);
-  std::iota(sources.begin(), sources.end(), 0);
-  if (spec_.dispatch == DispatchAlgorithm::kHierarchical) {
-    // Rows come by (local rank, node) of their source.
-    const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
-    std::stable_sort(sources.begin(), sources.end(),
-                     [&](int a, int b) { return a % node_size < b % node_size; });
-  }
-  int64_t place = 0;
-  for (const int s : sources) {
-    const auto before = traffic_.from(s).first(me);
-    const int64_t first = std::accumulate(before.begin(), before.end(), int64_t{0});
-    FillTagged(Elements(want_, place, traffic_.at(s, me)), s, first);
-    place += traffic_.at(s, me);
-  }
-  if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
-  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && comm_.has_peer_memory();
-  return direct ? UseDirect() : UseStaged();
-}
-
-absl::Status CollectiveCase::UseStaged() {
-  algorithm_ = "staged";
-  const int me = comm_.rank();
-  if (spec_.op == Op::kAllToAll) {
-    call_ = [this] {
-      return comm_.AllToAll<uint8_t>(In(send_, send_.bytes()), Out(recv_, recv_.bytes()), stream_);
-    };
-    return absl::OkStatus();
-  }
-  call_ = [this, sent = Times(traffic_.from(me), width()),
-           received = Times(traffic_.to(me), width())] {
-    return comm_.AllToAllV<uint8_t>(In(send_, send_.bytes()), sent, Out(recv_, recv_.bytes()),
-                                    received, stream_);
-  };
-  return absl::OkStatus();
-}
-
-absl::Status CollectiveCase::UseDirect() {
-  algorithm_ = "direct";
-  const int ranks = comm_.size();
-  const int me = comm_.rank();
-  MOE_ASSIGN_OR_RETURN(std::shared_ptr<PeerBuffer> shared, comm_.AllocatePeerBuffer(send_.bytes()));
-  CopyBytes(shared->local().data(), send_.data(), send_.bytes());
-  struct Piece {
-    int from;
-    int64_t offset, to, bytes;
-  };
-  std::vector<Piece> pieces;
-  int64_t place = 0;
-  for (int s = 0; s < ranks; ++s) {
-    const auto before = traffic_.from(s).first(me);
-    const int64_t offset = std::accumulate(before.begin(), before.end(), int64_t{0});
-    pieces.push_back({s, offset * width(), place * width(), traffic_.at(s, me) * width()});
-    place += traffic_.at(s, me);
-  }
-  // Ranks start at different peers, so that none is read by all at once.
-  std::rotate(pieces.begin(), pieces.begin() + me, pieces.end());
-  call_ = [this, shared, pieces]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
-    MOE_RETURN_IF_ERROR(stream_.Enqueue([this, &shared, &pieces] {
-      for (const Piece& piece : pieces) {
-        CopyBytes(recv_.data() + piece.to, shared->peer(piece.from) + piece.offset, piece.bytes);
-      }
-      return absl::OkStatus();
-    }));
-    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
-    return stream_.Synchronize();
-  };
-  return absl::OkStatus();
-}
-
-absl::Status CollectiveCase::UseHierarchical() {
-  // The exchange moves rows of float32 or bf16: any element is a row of one bf16 or some float32.
-  return width() == 2 ? UseHierarchicalAs<BFloat16>() : UseHierarchicalAs<float>();
-}
-
-template <typename U>
-absl::Status CollectiveCase::UseHierarchicalAs() {
-  algorithm_ = "hierarchical";
-  const int ranks = comm_.size();
-  const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
-  if (ranks % node_size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("CollectiveCase: node size ", node_size,
-                                                   ", expected a divisor of the ", ranks,
-                                                   " ranks for hierarchical dispatch"));
-  }
-  MOE_ASSIGN_OR_RETURN(TwoHopExchange made, TwoHopExchange::Create(comm_, node_size));
-  const auto exchange = std::make_shared<TwoHopExchange>(std::move(made));
-  const auto workspace = std::make_shared<Workspace>();
-  const int64_t cols = width() / static_cast<int64_t>(sizeof(U));
-  const MatrixView<const U> send(reinterpret_cast<const U*>(send_.data()),
-                                 traffic_.Sent(comm_.rank()), cols);
-  // The result stays in the workspace, where the next call takes the same places again.
-  call_ = [this, exchange, workspace, send]() -> absl::Status {
-    workspace->Release({});
-    const auto rows = [this](int s, int d) {
-      return traffic_.at(s, d);
-    };
-    MOE_ASSIGN_OR_RETURN(const auto received,
-                         exchange->Out<U>(
-                             send, rows, [](int, int64_t) {}, *workspace, stream_));
-    MOE_RETURN_IF_ERROR(stream_.Synchronize());
-    result_ = {reinterpret_cast<std::byte*>(received.data()),
-               static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};
-    return absl::OkStatus();
-  };
-  return absl::OkStatus();
-}
-
 absl::Status CollectiveCase::SetupAllGather() {
   const int ranks = comm_.size();
   const int64_t block = BlockElements();
@@ -282,68 +91,7 @@ absl::Status CollectiveCase::SetupAllGather() {
   FillTagged(send_.span<std::byte>(), comm_.rank(), 0);
   for (int s = 0; s < ranks; ++s) FillTagged(Elements(want_, s * block, block), s, 0);
   call_ = [this] {
-    return comm_.AllGather<uint8_t>(In(send_, send_.bytes()), Out(recv_, recv_.bytes()), stream_);
-  };
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status CollectiveCase::SetupReduceScatter() {
-  const int ranks = comm_.size();
-  const int me = comm_.rank();
-  const int64_t block = BlockElements();
-  algorithm_ = comm_.backend() == "local" ? "direct" : "pairwise";
-  traffic_ = EvenTraffic(ranks, block);
-  size_elements_ = ranks * block;
-  count_ = block;
-  MOE_RETURN_IF_ERROR(Allocate(ranks * block, block));
-  for (int64_t i = 0; i < ranks * block; ++i) send_.span<T>()[i] = Exact<T>(Term(me, i));
-  for (int64_t i = 0; i < block; ++i) {
-    want_.span<T>()[i] = Exact<T>(SumOfTerms(ranks, me * block + i));
-  }
-  call_ = [this, ranks, block] {
-    return comm_.ReduceScatter<T>(send_.span<const T>().first(ranks * block),
-                                  recv_.span<T>().first(block), ReduceOp::kSum, stream_);
-  };
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status CollectiveCase::SetupAllReduce() {
-  const int ranks = comm_.size();
-  const int64_t count = std::max<int64_t>(1, SpecElements());
-  algorithm_ = AlgorithmName(spec_.all_reduce);
-  size_elements_ = count_ = count;
-  in_place_ = true;
-  MOE_RETURN_IF_ERROR(Allocate(count, count));
-  for (int64_t i = 0; i < count; ++i) {
-    send_.span<T>()[i] = Exact<T>(Term(comm_.rank(), i));
-    want_.span<T>()[i] = Exact<T>(SumOfTerms(ranks, i));
-  }
-  traffic_ =
-      EvenTraffic(ranks, spec_.all_reduce == AllReduceAlgorithm::kDirect ? 2 * count / ranks : 0);
-  if (spec_.all_reduce == AllReduceAlgorithm::kRing) {
-    for (int r = 0; r < ranks; ++r) {
-      traffic_.at(r, (r + 1) % ranks) = 2 * count * (ranks - 1) / ranks;
-    }
-  }
-  traffic_known_ = spec_.all_reduce != AllReduceAlgorithm::kLibrary;
-  MOE_ASSIGN_OR_RETURN(std::unique_ptr<AllReducer> made,
-                       AllReducer::Create(spec_.all_reduce, comm_));
-  const std::shared_ptr<AllReducer> reducer = std::move(made);
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, int64_t>) {
-    call_ = [this, reducer, count] {
-      return reducer->Sum(recv_.span<T>().first(count), stream_);
-    };
-    return absl::OkStatus();
-  }
-  if (spec_.all_reduce == AllReduceAlgorithm::kRing) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CollectiveCase: the ring sums f32 and i64, not ", moe::NameOf(spec_.dtype),
-                     ", expected direct (threads) or library (mpi)"));
-  }
-  call_ = [this, count] {
-    return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_);
+    return comm_.AllGather<uint8_t>(SendBytes(), ResultBytes(), stream_);
   };
   return absl::OkStatus();
 }

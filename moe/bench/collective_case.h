@@ -72,6 +72,7 @@ class CollectiveCase {
   absl::Status SetupAllGather();
   absl::Status SetupPointToPoint();
   absl::Status SetupMemcpy();
+  absl::Status SetupSum();
   template <typename T>
   absl::Status SetupAllReduce();
   template <typename T>
@@ -88,6 +89,8 @@ class CollectiveCase {
   absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
     return buffer.span<std::byte>().subspan(first * width(), count * width());
   }
+  absl::Span<const uint8_t> SendBytes() const { return send_.span<const uint8_t>(); }
+  absl::Span<uint8_t> ResultBytes() const { return recv_.span<uint8_t>(); }
   int64_t width() const { return SizeOf(spec_.dtype); }
   int64_t SpecElements() const { return spec_.size_bytes / width(); }
   // Elements of a block when a rank's buffer is R of them.

@@ -147,6 +147,14 @@ Traffic MakeTraffic(const RoutingSpec& routing, const TrafficOptions& options) {
   return traffic;
 }
 
+Traffic EvenTraffic(int ranks, int64_t each) {
+  Traffic traffic(ranks);
+  for (int s = 0; s < ranks; ++s) {
+    for (int d = 0; d < ranks; ++d) traffic.at(s, d) = each;
+  }
+  return traffic;
+}
+
 double Imbalance(absl::Span<const int64_t> per_rank) {
   const int64_t sum = std::accumulate(per_rank.begin(), per_rank.end(), int64_t{0});
   if (sum == 0) return 1;

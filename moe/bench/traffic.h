@@ -58,6 +58,9 @@ inline constexpr int64_t kTokensPerRank = 4096;
 // Depends on the arguments only: every rank computes the same.
 Traffic MakeTraffic(const RoutingSpec& routing, const TrafficOptions& options);
 
+// `each` elements between every two ranks and inside every rank.
+Traffic EvenTraffic(int ranks, int64_t each);
+
 // max / mean; 1 when nothing moves.
 double Imbalance(absl::Span<const int64_t> per_rank);
 double SendImbalance(const Traffic& traffic);
