@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/table_help.h"
 
@@ -75,75 +76,35 @@ void AddFiles(Table& table) {
 
 void AddRanks(Table& table) {
   const char* const kGroup = "Ranks and numbers";
-  table.insert(table.end(),
-               {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
-                 "threads of this process; under mpirun its size, which R must equal if given"},
-                {kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N", "",
-                 "EP: ranks that share one set of experts; divides R; default: R"},
-                {kGroup,
-                 "backend",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "auto",
-                 "local: threads; mpi: processes; auto: mpi under mpirun, else local",
-                 {"auto", "local", "mpi", "nccl"}},
-                {kGroup,
-                 "device",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "cpu",
-                 "cuda needs a build with CUDA",
-                 {"cpu", "cuda"}},
-                {kGroup,
-                 "threads",
-                 "",
-                 0,
-                 Kind::kInteger,
-                 "N|auto",
-                 "auto",
-                 "of each rank; auto = cores / ranks of this machine, at least 1",
-                 {"auto"}},
-                {kGroup,
-                 "dtype",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "f32",
-                 "of activations and weights in the layer; files stay F32",
-                 {"f32", "bf16"}},
-                {kGroup,
-                 "numerics",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "layout-invariant",
-                 "layout-invariant: the same bits for any number of ranks and split",
-                 {"fast", "layout-invariant"}},
-                {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
-                 "a rank that waits longer than this for another one gives up (exit 8)"}});
+  AddRankSettings(kGroup, table);
+  table.push_back({kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N", "",
+                   "EP: ranks that share one set of experts; divides R; default: R"});
+  AddThreadsSetting(kGroup, table);
+  table.insert(table.end(), {{kGroup,
+                              "dtype",
+                              "",
+                              0,
+                              Kind::kWord,
+                              "NAME",
+                              "f32",
+                              "of activations and weights in the layer; files stay F32",
+                              {"f32", "bf16"}},
+                             {kGroup,
+                              "numerics",
+                              "",
+                              0,
+                              Kind::kWord,
+                              "NAME",
+                              "layout-invariant",
+                              "layout-invariant: the same bits for any number of ranks and split",
+                              {"fast", "layout-invariant"}}});
+  AddTimeoutSetting(kGroup, table);
 }
 
 void AddOutput(Table& table) {
   const char* const kGroup = "Output and settings";
-  table.insert(table.end(),
-               {{kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "only errors and the result"},
-                {kGroup,
-                 "print-config",
-                 "",
-                 0,
-                 Kind::kSwitch,
-                 "",
-                 "",
-                 "print every setting and where it came from, and stop",
-                 {},
-                 true},
-                {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+  table.push_back({kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "only errors and the result"});
+  AddHelpSettings(kGroup, table);
 }
 
 Table LayerSettings() {

@@ -13,6 +13,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/launch.h"
 #include "moe/cli/metrics_file.h"
+#include "moe/cli/program.h"
 #include "moe/cli/progress.h"
 #include "moe/cli/report.h"
 #include "moe/cli/terminal.h"
@@ -22,12 +23,7 @@
 namespace moe::cli {
 namespace {
 
-absl::Status Print(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
-    return absl::OkStatus();
-  }
-  return WithExitCode(absl::InternalError("cannot write to standard output"), ExitCode::kIo);
-}
+constexpr char kCommand[] = "train";
 
 // Reads the text and checks that it holds one step.
 absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
@@ -46,12 +42,6 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
       "--data: the text to train on has ", sequences, " sequences of ", train.sequence_length,
       " bytes, expected at least the ", batch, " of one step: give more text, or at most ",
       std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
-}
-
-// One line on standard error, whatever a library put into its message.
-void PrintError(const absl::Status& status) {
-  fmt::print(stderr, "moe train: {}\n", absl::StrReplaceAll(status.message(), {{"\n", " "}}));
-  std::fflush(stderr);
 }
 
 // The command line that gives the same run.
@@ -76,7 +66,6 @@ class TrainRun {
  private:
   absl::Status Prepare();
   void PrintStart() const;
-  RunOptions RankOptions() const;
   absl::Status Finish(const lm::TrainReport& report);
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
@@ -107,20 +96,6 @@ void TrainRun::PrintStart() const {
   fmt::print(stderr, "{}", StartText(options_, corpus_, backend()));
 }
 
-RunOptions TrainRun::RankOptions() const {
-  const auto report = [first = speaks()](const absl::Status& status) {
-    // Errors that all ranks see at once come from the first alone: it ends the others, which wait.
-    const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
-    if (common && !first) absl::SleepFor(absl::Seconds(1));
-    PrintError(status);
-  };
-  const auto code = [](const absl::Status& status) {
-    return static_cast<int>(ExitCodeOf(status));
-  };
-  return {
-      .plan = launch_.plan, .timeout = options_.comm_timeout, .report = report, .exit_code = code};
-}
-
 absl::Status TrainRun::Run() {
   MOE_RETURN_IF_ERROR(Prepare());
   PrintStart();
@@ -145,7 +120,7 @@ absl::Status TrainRun::Run() {
     if (first) report = std::move(mine);
     return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(), body));
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   progress.End();
   return speaks() ? Finish(report) : absl::OkStatus();
 }
@@ -178,7 +153,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
 ExitCode TrainCommand(const Invocation& invocation) {
   bool speaks = true;
   const absl::Status status = Run(invocation, speaks);
-  if (!status.ok() && speaks) PrintError(status);
+  if (!status.ok() && speaks) PrintError(kCommand, status);
   return ExitCodeOf(status);
 }
 

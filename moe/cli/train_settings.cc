@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/lm/trainer.h"
 
@@ -74,42 +75,15 @@ void AddModel(Table& table) {
 void AddParallel(Table& table) {
   const char* const kGroup = "Ranks";
   const lm::TrainConfig& d = Defaults();
+  AddRankSettings(kGroup, table);
+  table.push_back(
+      {kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N",
+       Text(d.expert_parallel_size),
+       "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP"});
+  AddThreadsSetting(kGroup, table);
   table.insert(
       table.end(),
-      {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
-        "threads of this process; under mpirun its size, which R must equal if given"},
-       {kGroup,
-        "backend",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        "auto",
-        "local: threads; mpi: processes; auto: mpi under mpirun, else local; nccl needs a build "
-        "with CUDA",
-        {"auto", "local", "mpi", "nccl"}},
-       {kGroup,
-        "device",
-        "",
-        0,
-        Kind::kWord,
-        "NAME",
-        "cpu",
-        "cuda needs a build with CUDA",
-        {"cpu", "cuda"}},
-       {kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N",
-        Text(d.expert_parallel_size),
-        "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP"},
-       {kGroup,
-        "threads",
-        "",
-        0,
-        Kind::kInteger,
-        "N|auto",
-        "auto",
-        "of each rank; auto = cores / ranks of this machine, at least 1",
-        {"auto"}},
-       {kGroup,
+      {{kGroup,
         "numerics",
         "",
         0,
@@ -142,9 +116,8 @@ void AddParallel(Table& table) {
         "of gradients; direct reads peers' memory; library is MPI's own (mpi only)",
         {"ring", "direct", "library"}},
        {kGroup, "bucket-size-mb", "", 0, Kind::kReal, "MiB", Text(d.bucket_bytes >> 20),
-        "of gradients that travel together"},
-       {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
-        "a rank that waits longer than this for another one gives up (exit 8)"}});
+        "of gradients that travel together"}});
+  AddTimeoutSetting(kGroup, table);
 }
 
 void AddOptimizer(Table& table) {
@@ -198,18 +171,8 @@ void AddOutput(Table& table) {
         "",
         "settings by name, or DeepSpeed's keys where they mean the same",
         {},
-        true},
-       {kGroup,
-        "print-config",
-        "",
-        0,
-        Kind::kSwitch,
-        "",
-        "",
-        "print every setting and where it came from, and stop",
-        {},
-        true},
-       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+        true}});
+  AddHelpSettings(kGroup, table);
 }
 
 }  // namespace

@@ -4,21 +4,17 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
-#include <absl/strings/str_replace.h>
 #include <fmt/format.h>
-
-#include <nlohmann/json.hpp>
 
 namespace moe::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using bench::Cell;
 using verify::Against;
 using verify::CaseReport;
 using verify::TensorReport;
 
-constexpr char kTableRow[] = "{:<13} {:<48} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
+constexpr char kTableRow[] = "{:<13} {:<50} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
 
 std::string CapacityText(const verify::Layout& layout) {
   return layout.capacity.has_value() ? absl::StrCat(*layout.capacity) : std::string("none");
@@ -41,7 +37,7 @@ std::string LayoutText(const verify::Layout& l) {
 std::string FirstText(const TensorReport& t) {
   if (t.differing == 0) return "-";
   return t.ok() ? Describe(t.first)
-                : fmt::format("{}: {:.6g}, expected {:.6g}", Describe(t.first), t.got, t.expected);
+                : fmt::format("{}: {:.9g}, expected {:.9g}", Describe(t.first), t.got, t.expected);
 }
 
 // One tensor, or all of a case that holds, in one.
@@ -63,37 +59,56 @@ TensorReport Merged(const std::vector<TensorReport>& tensors) {
   return all;
 }
 
-// One tensor of one case as name and value, for the machine-readable forms.
-Json RowOf(const CaseReport& report, const TensorReport& t, const std::string& router) {
+// The machine-readable forms have a row for every tensor of every case.
+const std::vector<std::string>& Columns() {
+  static const auto& columns =
+      *new std::vector<std::string>{"router",       "ranks",   "ep",       "transport",
+                                    "dispatch",     "overlap", "capacity", "numerics",
+                                    "against",      "tensor",  "measure",  "elements",
+                                    "differing",    "wrong",   "max_ulp",  "max_relative_error",
+                                    "max_of_bound", "first",   "token",    "column",
+                                    "expert",       "got",     "expected", "allowed",
+                                    "verdict",      "reason"};
+  return columns;
+}
+
+std::vector<Cell> CellsOf(const CaseReport& report, const TensorReport& t,
+                          const std::string& router) {
   const verify::Layout& l = report.what.layout;
-  Json row;
-  row["router"] = router;
-  row["ranks"] = l.ranks;
-  row["ep"] = l.expert_parallel;
-  row["transport"] = moe::NameOf(l.transport);
-  row["dispatch"] = verify::NameOf(l.dispatch);
-  row["overlap"] = l.overlap;
-  row["capacity"] = l.capacity.has_value() ? Json(*l.capacity) : Json(nullptr);
-  row["numerics"] = NumericsText(report.what.numerics);
-  row["against"] = AgainstText(report.against);
-  row["tensor"] = t.tensor;
-  row["measure"] = NameOf(t.measure);
-  row["elements"] = t.elements;
-  row["differing"] = t.differing;
-  row["wrong"] = t.wrong;
-  row["max_ulp"] = t.max_ulp;
-  row["max_relative_error"] = t.max_relative_error;
-  row["max_of_bound"] = t.max_of_bound;
-  row["first"] = t.differing == 0 ? Json(nullptr) : Json(Describe(t.first));
-  row["token"] = t.first.token < 0 ? Json(nullptr) : Json(t.first.token);
-  row["column"] = t.first.column < 0 ? Json(nullptr) : Json(t.first.column);
-  row["expert"] = t.first.expert < 0 ? Json(nullptr) : Json(t.first.expert);
-  row["got"] = t.differing == 0 ? Json(nullptr) : Json(t.got);
-  row["expected"] = t.differing == 0 ? Json(nullptr) : Json(t.expected);
-  row["allowed"] = t.differing == 0 ? Json(nullptr) : Json(t.allowed);
-  row["verdict"] = !report.skipped.empty() ? "skipped" : t.ok() ? "ok" : "FAILED";
-  row["reason"] = report.skipped;
-  return row;
+  const auto if_differs = [&](Cell cell) {
+    return t.differing == 0 ? Cell() : std::move(cell);
+  };
+  const auto if_known = [](int64_t index) {
+    return index < 0 ? Cell() : Cell(index);
+  };
+  return {router,
+          int64_t{l.ranks},
+          int64_t{l.expert_parallel},
+          moe::NameOf(l.transport),
+          verify::NameOf(l.dispatch),
+          int64_t{l.overlap},
+          l.capacity.has_value() ? Cell(*l.capacity) : Cell(),
+          NumericsText(report.what.numerics),
+          AgainstText(report.against),
+          t.tensor,
+          NameOf(t.measure),
+          t.elements,
+          t.differing,
+          t.wrong,
+          t.max_ulp,
+          t.max_relative_error,
+          t.max_of_bound,
+          if_differs(Describe(t.first)),
+          if_known(t.first.token),
+          if_known(t.first.column),
+          if_known(t.first.expert),
+          if_differs(t.got),
+          if_differs(t.expected),
+          if_differs(t.allowed),
+          !report.skipped.empty() ? "skipped"
+          : t.ok()                ? "ok"
+                                  : "FAILED",
+          report.skipped};
 }
 
 // The rows of one case: its tensors, replicas that differ, or why it was skipped.
@@ -105,21 +120,6 @@ std::vector<TensorReport> TensorsOf(const CaseReport& report) {
         {.tensor = "replicas", .differing = report.torn_replicas, .wrong = report.torn_replicas});
   }
   return tensors;
-}
-
-std::string CsvCell(const Json& value) {
-  std::string text = value.is_string() ? value.get<std::string>()
-                     : value.is_null() ? std::string()
-                                       : value.dump();
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
-}
-
-std::vector<std::string> Keys() {
-  std::vector<std::string> keys;
-  const Json row = RowOf({}, {}, "");
-  for (auto it = row.begin(); it != row.end(); ++it) keys.push_back(it.key());
-  return keys;
 }
 
 std::string GateText(const verify::Problem& problem) {
@@ -140,21 +140,20 @@ std::string GateText(const verify::Problem& problem) {
 
 }  // namespace
 
+VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options,
+                           const std::vector<verify::Problem>& problems)
+    : options_(options), problems_(problems) {
+  if (const auto machine_form = bench::TableFormOf(form)) rows_.emplace(*machine_form, Columns());
+}
+
 std::string VerifyWriter::Head() const {
-  if (form_ == "table") {
-    std::string text;
-    for (const verify::Problem& problem : problems_) text += GateText(problem);
-    if (options_.quiet) return text + "\n";
-    return text + "\n" +
-           fmt::format(kTableRow, "router", "layout", "numerics", "against", "tensor", "max ulp",
-                       "max rel", "of bound", "first", "verdict");
-  }
-  if (form_ == "csv") return absl::StrJoin(Keys(), ",") + "\n";
-  if (form_ == "json") return "[";
-  if (form_ != "md") return "";
-  const std::vector<std::string> keys = Keys();
-  return absl::StrCat("| ", absl::StrJoin(keys, " | "), " |\n|",
-                      absl::StrJoin(std::vector<std::string>(keys.size(), "---"), "|"), "|\n");
+  if (rows_.has_value()) return rows_->Begin();
+  std::string text;
+  for (const verify::Problem& problem : problems_) text += GateText(problem);
+  if (options_.quiet) return text + "\n";
+  return text + "\n" +
+         fmt::format(kTableRow, "router", "layout", "numerics", "against", "tensor", "max ulp",
+                     "max rel", "of bound", "first", "verdict");
 }
 
 std::string VerifyWriter::TableRows(const CaseReport& report) const {
@@ -181,30 +180,15 @@ std::string VerifyWriter::TableRows(const CaseReport& report) const {
 }
 
 std::string VerifyWriter::Rows(const CaseReport& report) {
-  if (form_ == "table") return TableRows(report);
+  if (!rows_.has_value()) return TableRows(report);
   const std::string& router = options_.problems[report.what.problem].layer.router.gate;
   std::string text;
-  for (const TensorReport& t : TensorsOf(report)) {
-    const Json row = RowOf(report, t, router);
-    if (form_ == "jsonl") {
-      absl::StrAppend(&text, row.dump(), "\n");
-    } else if (form_ == "json") {
-      absl::StrAppend(&text, rows_ == 0 ? "\n" : ",\n", row.dump());
-    } else {
-      std::vector<std::string> cells;
-      for (const auto& value : row) cells.push_back(CsvCell(value));
-      absl::StrAppend(&text,
-                      form_ == "csv" ? absl::StrJoin(cells, ",")
-                                     : absl::StrCat("| ", absl::StrJoin(cells, " | "), " |"),
-                      "\n");
-    }
-    ++rows_;
-  }
+  for (const TensorReport& t : TensorsOf(report)) text += rows_->Row(CellsOf(report, t, router));
   return text;
 }
 
 std::string VerifyWriter::Tail() const {
-  return form_ == "json" ? "\n]\n" : "";
+  return rows_.has_value() ? rows_->End() : "";
 }
 
 void VerifyTotals::Add(const CaseReport& report) {

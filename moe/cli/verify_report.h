@@ -3,9 +3,11 @@
 #define MOE_MOE_CLI_VERIFY_REPORT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "moe/bench/tables.h"
 #include "moe/cli/verify_options.h"
 #include "moe/verify/verify.h"
 
@@ -14,9 +16,8 @@ namespace moe::cli {
 // Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md".
 class VerifyWriter {
  public:
-  VerifyWriter(std::string form, const VerifyOptions& options,
-               const std::vector<verify::Problem>& problems)
-      : form_(std::move(form)), options_(options), problems_(problems) {}
+  VerifyWriter(const std::string& form, const VerifyOptions& options,
+               const std::vector<verify::Problem>& problems);
 
   // All return text to print, maybe none.
   std::string Head() const;
@@ -25,12 +26,10 @@ class VerifyWriter {
 
  private:
   std::string TableRows(const verify::CaseReport& report) const;
-  std::string Cells(const verify::CaseReport& report) const;
 
-  const std::string form_;
   const VerifyOptions& options_;
   const std::vector<verify::Problem>& problems_;
-  int64_t rows_ = 0;
+  std::optional<bench::TableWriter> rows_;  // empty: the table for people
 };
 
 // What became of a verification.

@@ -1,6 +1,7 @@
 // The flags of `moe verify` and its help.
 #include <absl/strings/str_cat.h>
 
+#include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/table_help.h"
 #include "moe/cli/verify_options.h"
@@ -114,21 +115,10 @@ void AddOutput(std::vector<Setting>& table) {
        {kGroup, "output-stderr", "", 0, Kind::kWord, "FORM", "",
         "-oe FORM: this form on standard error, beside the other", forms},
        {kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
-       {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
-        "a rank that waits longer than this for another one gives up (exit 8)"},
        {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
-       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"},
-       {kGroup,
-        "print-config",
-        "",
-        0,
-        Kind::kSwitch,
-        "",
-        "",
-        "print every setting and where it came from, and stop",
-        {},
-        true},
-       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"}});
+  AddTimeoutSetting(kGroup, table);
+  AddHelpSettings(kGroup, table);
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+#include "moe/cli/common_settings.h"
+
+namespace moe::cli {
+
+void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
+  table.insert(table.end(),
+               {{group, "ranks", "", 0, Kind::kInteger, "R", "4",
+                 "threads of this process; under mpirun its size, which R must equal if given"},
+                {group,
+                 "backend",
+                 "",
+                 0,
+                 Kind::kWord,
+                 "NAME",
+                 "auto",
+                 "local: threads; mpi: processes; auto: mpi under mpirun, else local",
+                 {"auto", "local", "mpi", "nccl"}},
+                {group,
+                 "device",
+                 "",
+                 0,
+                 Kind::kWord,
+                 "NAME",
+                 "cpu",
+                 "cuda needs a build with CUDA",
+                 {"cpu", "cuda"}}});
+}
+
+void AddThreadsSetting(const std::string& group, std::vector<Setting>& table) {
+  table.push_back({group,
+                   "threads",
+                   "",
+                   0,
+                   Kind::kInteger,
+                   "N|auto",
+                   "auto",
+                   "of each rank; auto = cores / ranks of this machine, at least 1",
+                   {"auto"}});
+}
+
+void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table) {
+  table.push_back({group, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
+                   "a rank that waits longer than this for another one gives up (exit 8)"});
+}
+
+void AddHelpSettings(const std::string& group, std::vector<Setting>& table) {
+  table.insert(table.end(),
+               {{group,
+                 "print-config",
+                 "",
+                 0,
+                 Kind::kSwitch,
+                 "",
+                 "",
+                 "print every setting and where it came from, and stop",
+                 {},
+                 true},
+                {group, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,26 @@
+// Rows that stand in the tables of several commands.
+#ifndef MOE_MOE_CLI_COMMON_SETTINGS_H_
+#define MOE_MOE_CLI_COMMON_SETTINGS_H_
+
+#include <string>
+#include <vector>
+
+#include "moe/cli/settings.h"
+
+namespace moe::cli {
+
+// --ranks, --backend and --device: what PlanLaunch reads.
+void AddRankSettings(const std::string& group, std::vector<Setting>& table);
+
+// --threads N|auto: of each rank.
+void AddThreadsSetting(const std::string& group, std::vector<Setting>& table);
+
+// --comm-timeout.
+void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table);
+
+// --print-config and --help.
+void AddHelpSettings(const std::string& group, std::vector<Setting>& table);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_COMMON_SETTINGS_H_
