@@ -43,6 +43,14 @@ void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table) {
                    "a rank that waits longer than this for another one gives up (exit 8)"});
 }
 
+void AddFormSettings(const std::string& group, std::vector<Setting>& table) {
+  const std::vector<std::string> forms = {"table", "csv", "json", "jsonl", "md"};
+  table.insert(table.end(), {{group, "output", "", 'o', Kind::kWord, "FORM", "table",
+                              "of the rows on standard output", forms},
+                             {group, "output-stderr", "", 0, Kind::kWord, "FORM", "",
+                              "-oe FORM: this form on standard error, beside the other", forms}});
+}
+
 void AddHelpSettings(const std::string& group, std::vector<Setting>& table) {
   table.insert(table.end(),
                {{group,

@@ -18,6 +18,10 @@ void AddThreadsSetting(const std::string& group, std::vector<Setting>& table);
 // --comm-timeout.
 void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table);
 
+// --output (-o) and --output-stderr (-oe): the form of the command's rows, "table" or what
+// bench::TableFormOf reads.
+void AddFormSettings(const std::string& group, std::vector<Setting>& table);
+
 // --print-config and --help.
 void AddHelpSettings(const std::string& group, std::vector<Setting>& table);
 

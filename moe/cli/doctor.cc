@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/bench/tables.h"
 #include "moe/cli/command.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/machine_facts.h"
 #include "moe/cli/program.h"
 #include "moe/cli/settings.h"
@@ -16,7 +18,7 @@ namespace moe::cli {
 namespace {
 
 constexpr char kHead[] =
-    R"(usage: moe doctor [--ranks R]
+    R"(usage: moe doctor [--ranks R] [-o FORM]
 
 What this build and this machine have, and what will be slow or fail with R ranks here, each with a
 remedy. Starts nothing but `mpirun --version`.
@@ -34,8 +36,11 @@ Exit codes: 0 no finding is bad, 1 one is, 2 usage.
 
 std::vector<Setting> DoctorSettings() {
   const char* const kGroup = "Flags";
-  return {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4", "ranks to judge for"},
-          {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}};
+  std::vector<Setting> table = {
+      {kGroup, "ranks", "", 0, Kind::kInteger, "R", "4", "ranks to judge for"}};
+  AddFormSettings(kGroup, table);
+  AddHelpSettings(kGroup, table);
+  return table;
 }
 
 const char* NameOf(Verdict verdict) {
@@ -52,12 +57,17 @@ const char* NameOf(Verdict verdict) {
   return "";
 }
 
-std::string Text(const std::vector<Finding>& findings) {
+std::string Text(const std::vector<Finding>& findings, const std::string& form) {
+  if (const auto machine_form = bench::TableFormOf(form)) {
+    std::vector<std::vector<bench::Cell>> rows;
+    for (const Finding& f : findings)
+      rows.push_back({NameOf(f.verdict), f.subject, f.what, f.remedy});
+    return bench::WriteTable(*machine_form, {"verdict", "subject", "finding", "remedy"}, rows);
+  }
   std::string text;
-  for (const Finding& finding : findings) {
-    text +=
-        fmt::format("{:<5} {:<10} {}\n", NameOf(finding.verdict), finding.subject, finding.what);
-    if (!finding.remedy.empty()) text += fmt::format("{:16} -> {}\n", "", finding.remedy);
+  for (const Finding& f : findings) {
+    text += fmt::format("{:<5} {:<10} {}\n", NameOf(f.verdict), f.subject, f.what);
+    if (!f.remedy.empty()) text += fmt::format("{:16} -> {}\n", "", f.remedy);
   }
   return text;
 }
@@ -66,12 +76,16 @@ absl::Status Run(const Invocation& invocation) {
   Settings settings(DoctorSettings());
   MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
   if (settings.on("help")) return Print(absl::StrCat(kHead, TableHelp(settings.table()), kTail));
+  if (settings.on("print-config")) return Print(PrintSettings(settings));
   const int ranks = settings.integer("ranks");
   if (ranks < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--ranks is ", ranks, ", expected at least 1"));
   }
   const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
-  MOE_RETURN_IF_ERROR(Print(Text(findings)));
+  MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"))));
+  if (!settings.empty("output-stderr")) {
+    fmt::print(stderr, "{}", Text(findings, settings.text("output-stderr")));
+  }
   const auto bad = std::count_if(findings.begin(), findings.end(), [](const Finding& finding) {
     return finding.verdict == Verdict::kBad;
   });

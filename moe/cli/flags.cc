@@ -82,12 +82,16 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
       po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;
   try {
     const po::options_description description = Describe(settings);
-    const po::parsed_options parsed =
-        po::command_line_parser(std::vector<std::string>(args.begin(), args.end()))
-            .options(description)
-            .style(kStyle)
-            .allow_unregistered()
-            .run();
+    std::vector<std::string> flags(args.begin(), args.end());
+    // llama-bench's name: two letters behind one dash would be -o with the value "e".
+    if (settings.Find("output-stderr") != nullptr) {
+      std::replace(flags.begin(), flags.end(), std::string("-oe"), std::string("--output-stderr"));
+    }
+    const po::parsed_options parsed = po::command_line_parser(flags)
+                                          .options(description)
+                                          .style(kStyle)
+                                          .allow_unregistered()
+                                          .run();
     for (const auto& option : parsed.options) MOE_RETURN_IF_ERROR(Store(option, settings));
   } catch (const po::invalid_command_line_syntax& e) {
     return MissingValue(e.get_option_name(), settings);

@@ -188,11 +188,7 @@ absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
                                             absl::Span<const std::string> environment,
                                             std::vector<std::string>& warnings) {
   Settings settings(VerifySettings());
-  std::vector<std::string> flags(args.begin(), args.end());
-  for (std::string& flag : flags) {
-    if (flag == "-oe") flag = "--output-stderr";
-  }
-  MOE_RETURN_IF_ERROR(LoadFlags(flags, settings));
+  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
   if (settings.on("help")) return settings;
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));

@@ -107,14 +107,10 @@ void AddRun(std::vector<Setting>& table) {
 
 void AddOutput(std::vector<Setting>& table) {
   const char* const kGroup = "Output and settings";
-  const std::vector<std::string> forms = {"table", "csv", "json", "jsonl", "md"};
+  AddFormSettings(kGroup, table);
   table.insert(
       table.end(),
-      {{kGroup, "output", "", 'o', Kind::kWord, "FORM", "table",
-        "on standard output; all but the table have a row for every tensor", forms},
-       {kGroup, "output-stderr", "", 0, Kind::kWord, "FORM", "",
-        "-oe FORM: this form on standard error, beside the other", forms},
-       {kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
+      {{kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
        {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
        {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"}});
   AddTimeoutSetting(kGroup, table);

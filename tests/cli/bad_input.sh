@@ -99,4 +99,7 @@ refused 2 "unknown flag '--rank'; did you mean '--ranks'?" "$moe" doctor --rank 
 run "$moe" doctor
 ((rc == 0 || rc == 1)) || fail "doctor: exit code $rc"
 grep -q '^[a-z]* *cores ' "$work/stdout" || fail "doctor says nothing of cores"
+run "$moe" doctor -o csv -oe jsonl
+head -n 1 "$work/stdout" | grep -qx 'verdict,subject,finding,remedy' || fail "doctor -o csv: no header"
+grep -q '^{"verdict":"[a-z]*","subject":"cores"' "$work/stderr" || fail "doctor -oe jsonl: no cores"
 finish
