@@ -22,8 +22,8 @@ struct GemmSpec {
   int64_t tokens = 1024;          // T
   int top_k = 2;                  // K: T * K rows in all
   int num_experts = 8;            // E
-  int64_t hidden = 1024;          // H
-  int64_t ffn = 1024;             // F
+  int64_t hidden = 512;           // H
+  int64_t ffn = 512;              // F
   RoutingSpec routing;            // uniform, zipf or hot_expert: rows per expert
   uint64_t seed = 0;
 };

@@ -11,7 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/pair_bench.h"
-#include "moe/cli/bench_gemm.h"
+#include "moe/cli/bench_experts.h"
 #include "moe/cli/bench_options.h"
 #include "moe/cli/bench_output.h"
 #include "moe/cli/bench_settings.h"
@@ -49,7 +49,8 @@ class BenchRun {
 absl::Status BenchRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeBenchOptions(call_, launch_));
   if (!speaks()) return absl::OkStatus();
-  if (!options_.json_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("-J", options_.json_path));
+  if (!options_.output.json_path.empty())
+    MOE_RETURN_IF_ERROR(CheckWritable("-J", options_.output.json_path));
   if (!options_.svg_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("--svg", options_.svg_path));
   return absl::OkStatus();
 }
@@ -74,7 +75,7 @@ std::string BenchRun::About(const bench::WorldFacts& facts) const {
 
 // What was measured in place of what was asked for.
 void BenchRun::Note(const bench::BenchRow& row) const {
-  if (options_.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
+  if (options_.run.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
   if (row.algorithm == "direct") return;
   fmt::print(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n",
              row.backend, row.algorithm);
@@ -82,10 +83,7 @@ void BenchRun::Note(const bench::BenchRow& row) const {
 
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
-  if (options_.pin) {
-    const bool processes = launch_.plan.backend != Backend::kLocal;
-    MOE_RETURN_IF_ERROR(PinToCore(processes ? launch_.plan.launch.local_rank : world.rank()));
-  }
+  if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world));
   const auto stream = MakeInlineStream();
   MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world, *stream));
   if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
@@ -119,18 +117,19 @@ absl::Status BenchRun::Verdict() const {
                             wrong, " wrong elements, expected none; see the column #wrong")),
                         ExitCode::kCheckFailed);
   }
-  if (!options_.fail_if.has_value()) return absl::OkStatus();
+  if (!options_.output.fail_if.has_value()) return absl::OkStatus();
   for (const bench::BenchRow& row : rows_) {
     const auto lookup = [&](absl::string_view column) {
       return bench::BenchNumber(row, column);
     };
-    if (!options_.fail_if->Holds(lookup)) continue;
+    if (!options_.output.fail_if->Holds(lookup)) continue;
     const std::string pair =
         row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
     return WithExitCode(
         absl::InternalError(fmt::format(
             "--fail-if '{}' holds at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
-            options_.fail_if->text(), row.size_bytes, pair, row.time_us, row.algbw(), row.busbw())),
+            options_.output.fail_if->text(), row.size_bytes, pair, row.time_us, row.algbw(),
+            row.busbw())),
         ExitCode::kCheckFailed);
   }
   return absl::OkStatus();
@@ -147,7 +146,7 @@ absl::Status BenchRun::Run() {
     }
     return OnRank(*world, output);
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.run.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(output.End());
   return Verdict();
@@ -167,6 +166,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
     }
   }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
+  if (call.operation == "layer") return RunLayerBench(call, launch);
   return BenchRun(call, launch).Run();
 }
 

@@ -1,6 +1,7 @@
 #include "moe/cli/bench_options.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include <absl/strings/numbers.h>
@@ -25,8 +26,9 @@ constexpr int64_t kMostBytes = int64_t{1} << 40;
 constexpr size_t kMostSizes = 10'000;
 
 const std::vector<std::string>& Operations() {
-  static const std::vector<std::string> names = {
-      "alltoall", "alltoallv", "allreduce", "allgather", "reducescatter", "p2p", "memcpy", "gemm"};
+  static const std::vector<std::string> names = {"alltoall",  "alltoallv",     "allreduce",
+                                                 "allgather", "reducescatter", "p2p",
+                                                 "memcpy",    "gemm",          "layer"};
   return names;
 }
 
@@ -82,6 +84,24 @@ absl::Status ReadMatrix(int ranks, bench::RoutingSpec& routing) {
   return absl::OkStatus();
 }
 
+// How all-to-alls travel.
+absl::Status SetDispatch(const Settings& settings, int ranks, bench::CaseSpec& spec) {
+  spec.dispatch = settings.is("dispatch", "direct")         ? DispatchAlgorithm::kDirect
+                  : settings.is("dispatch", "hierarchical") ? DispatchAlgorithm::kHierarchical
+                                                            : DispatchAlgorithm::kStaged;
+  spec.node_size = settings.integer("node-size");
+  if (spec.node_size < 0 || spec.node_size > ranks) {
+    return WrongFlag("--node-size", settings.text("node-size"),
+                     absl::StrCat("0 to the ", ranks, " ranks"));
+  }
+  if (spec.dispatch == DispatchAlgorithm::kHierarchical && spec.node_size > 0 &&
+      ranks % spec.node_size != 0) {
+    return WrongFlag("--node-size", settings.text("node-size"),
+                     absl::StrCat("a divisor of the ", ranks, " ranks for hierarchical dispatch"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& spec) {
   const bool skewed = spec.op == bench::Op::kAllToAllV;
   if (settings.given("routing") && !skewed) {
@@ -101,23 +121,10 @@ absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& sp
     return WrongFlag("--num-experts", settings.text("num-experts"), "at least 0");
   }
   spec.seed = settings.seed("seed");
-  spec.dispatch = settings.is("dispatch", "direct")         ? DispatchAlgorithm::kDirect
-                  : settings.is("dispatch", "hierarchical") ? DispatchAlgorithm::kHierarchical
-                                                            : DispatchAlgorithm::kStaged;
   if (settings.given("dispatch") && !skewed && spec.op != bench::Op::kAllToAll) {
     return WrongFlag("--dispatch", settings.text("dispatch"), "none: it is of all-to-alls");
   }
-  spec.node_size = settings.integer("node-size");
-  if (spec.node_size < 0 || spec.node_size > ranks) {
-    return WrongFlag("--node-size", settings.text("node-size"),
-                     absl::StrCat("0 to the ", ranks, " ranks"));
-  }
-  if (spec.dispatch == DispatchAlgorithm::kHierarchical && spec.node_size > 0 &&
-      ranks % spec.node_size != 0) {
-    return WrongFlag("--node-size", settings.text("node-size"),
-                     absl::StrCat("a divisor of the ", ranks, " ranks for hierarchical dispatch"));
-  }
-  return absl::OkStatus();
+  return SetDispatch(settings, ranks, spec);
 }
 
 absl::Status SetAllReduce(const Settings& settings, bool threads, bench::CaseSpec& spec) {
@@ -144,6 +151,47 @@ absl::Status SetAllReduce(const Settings& settings, bool threads, bench::CaseSpe
   return absl::OkStatus();
 }
 
+absl::Status RefuseGiven(const Settings& settings, std::initializer_list<const char*> names,
+                         absl::string_view expected) {
+  for (const char* name : names) {
+    if (!settings.given(name)) continue;
+    return WrongFlag(absl::StrCat("--", name), settings.text(name), expected);
+  }
+  return absl::OkStatus();
+}
+
+// Type, shape and threads; num_experts 0 = not given.
+absl::Status SetExperts(const Settings& settings, bench::GemmSpec& spec, int& threads) {
+  spec.dtype = TypeOf(settings.text("datatype"));
+  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16) {
+    return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
+  }
+  const auto at_least = [&](int least, const char* name, auto& field) -> absl::Status {
+    field = settings.integer(name);
+    if (field >= least) return absl::OkStatus();
+    return WrongFlag(absl::StrCat("--", name), settings.text(name),
+                     absl::StrCat("at least ", least));
+  };
+  MOE_RETURN_IF_ERROR(at_least(1, "tokens", spec.tokens));
+  MOE_RETURN_IF_ERROR(at_least(1, "moe-router-topk", spec.top_k));
+  MOE_RETURN_IF_ERROR(at_least(1, "hidden-size", spec.hidden));
+  MOE_RETURN_IF_ERROR(at_least(1, "moe-ffn-hidden-size", spec.ffn));
+  MOE_RETURN_IF_ERROR(at_least(0, "num-experts", spec.num_experts));
+  MOE_RETURN_IF_ERROR(at_least(1, "threads", threads));
+  spec.seed = settings.seed("seed");
+  return absl::OkStatus();
+}
+
+absl::Status SetRun(const Settings& settings, BenchRunOptions& run) {
+  run.pin = settings.on("pin");
+  run.quiet = settings.on("quiet");
+  if (settings.real("comm-timeout") <= 0) {
+    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
+  }
+  run.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
+  return absl::OkStatus();
+}
+
 absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure) {
   measure.iterations = settings.integer("iters");
   measure.warmup = settings.integer("warmup-iters");
@@ -162,18 +210,12 @@ absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure
 }
 
 absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
-                       BenchOptions& options) {
-  options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
-  if (!settings.empty("output")) options.output = bench::TableFormOf(settings.text("output"));
+                       BenchOutputOptions& options) {
+  if (!settings.empty("output")) options.form = bench::TableFormOf(settings.text("output"));
   if (!settings.empty("output-err")) {
-    options.output_err = bench::TableFormOf(settings.text("output-err"));
+    options.form_err = bench::TableFormOf(settings.text("output-err"));
   }
   options.json_path = settings.text("json-file");
-  options.svg_path = settings.text("svg");
-  options.quiet = settings.on("quiet");
-  if (!options.svg_path.empty() && options.spec.op != bench::Op::kPointToPoint) {
-    return WrongFlag("--svg", options.svg_path, "none: only p2p has a picture");
-  }
   if (settings.empty("fail-if")) return absl::OkStatus();
   auto parsed = bench::FailIf::Parse(settings.text("fail-if"), columns);
   if (!parsed.ok()) {
@@ -242,52 +284,34 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.threads, options.spec));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::BenchNumberNames(), options));
-  options.pin = settings.on("pin");
-  if (settings.real("comm-timeout") <= 0) {
-    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::BenchNumberNames(), options.output));
+  options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
+  options.svg_path = settings.text("svg");
+  if (!options.svg_path.empty() && options.spec.op != bench::Op::kPointToPoint) {
+    return WrongFlag("--svg", options.svg_path, "none: only p2p has a picture");
   }
-  options.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
+  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }
 
 absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
   const Settings& settings = call.settings;
-  GemmBenchOptions options;
-  for (const char* name : {"minbytes", "maxbytes", "stepfactor", "stepbytes", "dispatch",
-                           "node-size", "all-reduce", "ranks", "pin"}) {
-    if (!settings.given(name)) continue;
-    return WrongFlag(absl::StrCat("--", name), settings.text(name),
-                     "none: gemm runs on one rank; its threads are --threads");
-  }
+  MOE_RETURN_IF_ERROR(RefuseGiven(settings,
+                                  {"minbytes", "maxbytes", "stepfactor", "stepbytes", "dispatch",
+                                   "node-size", "all-reduce", "ranks", "pin"},
+                                  "none: gemm runs on one rank; its threads are --threads"));
   if (launch.plan.backend != Backend::kLocal) {
     return absl::InvalidArgumentError("gemm runs on one rank, expected no launcher");
   }
+  GemmBenchOptions options;
   bench::GemmSpec& spec = options.spec;
-  spec.dtype = TypeOf(settings.text("datatype"));
-  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16) {
-    return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
-  }
-  const auto at_least_one = [&](const char* name, auto& field) -> absl::Status {
-    field = settings.integer(name);
-    if (field >= 1) return absl::OkStatus();
-    return WrongFlag(absl::StrCat("--", name), settings.text(name), "at least 1");
-  };
-  MOE_RETURN_IF_ERROR(at_least_one("tokens", spec.tokens));
-  MOE_RETURN_IF_ERROR(at_least_one("moe-router-topk", spec.top_k));
-  MOE_RETURN_IF_ERROR(at_least_one("hidden-size", spec.hidden));
-  MOE_RETURN_IF_ERROR(at_least_one("moe-ffn-hidden-size", spec.ffn));
-  MOE_RETURN_IF_ERROR(at_least_one("threads", options.threads));
-  spec.num_experts = settings.integer("num-experts") == 0 ? 8 : settings.integer("num-experts");
-  if (spec.num_experts < 1) {
-    return WrongFlag("--num-experts", settings.text("num-experts"), "at least 0");
-  }
+  MOE_RETURN_IF_ERROR(SetExperts(settings, spec, options.threads));
+  if (spec.num_experts == 0) spec.num_experts = 8;
   auto routing = bench::ParseRouting(settings.text("routing"));
   if (!routing.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
   }
   spec.routing = *std::move(routing);
-  spec.seed = settings.seed("seed");
   if (const auto rows = bench::ExpertRows(spec); !rows.ok()) {
     return WrongFlag("--routing", spec.routing.text,
                      "uniform, zipf:S or hot_expert:P, which are of experts");
@@ -298,12 +322,37 @@ absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, con
                      .warmup = measure.warmup,
                      .budget = measure.budget,
                      .max_noise_pct = measure.max_noise_pct};
-  BenchOptions output;
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::GemmKeys(), output));
-  options.output = output.output;
-  options.output_err = output.output_err;
-  options.json_path = output.json_path;
-  options.fail_if = std::move(output.fail_if);
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::GemmKeys(), options.output));
+  return options;
+}
+
+absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
+                                                        const Launch& launch) {
+  const Settings& settings = call.settings;
+  const int ranks = launch.world.ranks;
+  MOE_RETURN_IF_ERROR(RefuseGiven(
+      settings, {"minbytes", "maxbytes", "stepfactor", "stepbytes", "all-reduce", "routing"},
+      "none: the layer's own router decides what travels"));
+  LayerBenchOptions options;
+  bench::GemmSpec shape;
+  MOE_RETURN_IF_ERROR(SetExperts(settings, shape, options.spec.threads));
+  bench::CaseSpec exchange;
+  MOE_RETURN_IF_ERROR(SetDispatch(settings, ranks, exchange));
+  options.spec.dtype = shape.dtype;
+  options.spec.tokens = shape.tokens;
+  options.spec.top_k = shape.top_k;
+  options.spec.num_experts = shape.num_experts > 0 ? shape.num_experts : 8 * ranks;
+  options.spec.hidden = shape.hidden;
+  options.spec.ffn = shape.ffn;
+  options.spec.seed = shape.seed;
+  options.spec.dispatcher = {.algorithm = exchange.dispatch, .node_size = exchange.node_size};
+  if (options.spec.top_k > options.spec.num_experts) {
+    return WrongFlag("--topk", settings.text("moe-router-topk"),
+                     absl::StrCat("at most the ", options.spec.num_experts, " experts"));
+  }
+  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::LayerKeys(), options.output));
+  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }
 

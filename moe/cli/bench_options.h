@@ -15,6 +15,7 @@
 #include "moe/bench/collectives.h"
 #include "moe/bench/fail_if.h"
 #include "moe/bench/gemm_bench.h"
+#include "moe/bench/layer_bench.h"
 #include "moe/bench/tables.h"
 #include "moe/cli/launch.h"
 #include "moe/cli/settings.h"
@@ -23,17 +24,29 @@ namespace moe::cli {
 
 enum class BenchFormat : uint8_t { kTable, kNccl };
 
+// Where results go, the same for every operation.
+struct BenchOutputOptions {
+  std::optional<bench::TableForm> form, form_err;  // -o, -oe
+  std::string json_path;
+  std::optional<bench::FailIf> fail_if;
+};
+
+// How ranks run, the same for every operation that has some.
+struct BenchRunOptions {
+  bool pin = false;
+  bool quiet = false;
+  absl::Duration comm_timeout;
+};
+
+// Collectives.
 struct BenchOptions {
   bench::CaseSpec spec;  // all but its size
   bench::MeasureOptions measure;
   std::vector<int64_t> sizes;  // bytes, ascending
   BenchFormat format = BenchFormat::kTable;
-  std::optional<bench::TableForm> output, output_err;
-  std::string json_path, svg_path;
-  std::optional<bench::FailIf> fail_if;
-  bool pin = false;
-  bool quiet = false;
-  absl::Duration comm_timeout;
+  std::string svg_path;
+  BenchOutputOptions output;
+  BenchRunOptions run;
 };
 
 // Flags over environment over defaults. `args`: the operation, then flags; alone --help and
@@ -50,17 +63,24 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 // flag, value and what was expected; a malformed matrix carries exit code 3.
 absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch);
 
-// `moe bench gemm`.
+// `moe bench gemm` and `moe bench layer`. As MakeBenchOptions; flags that an operation does not read
+// are refused.
 struct GemmBenchOptions {
   bench::GemmSpec spec;
   bench::GemmOptions measure;
   int threads = 1;
-  std::optional<bench::TableForm> output, output_err;
-  std::string json_path;
-  std::optional<bench::FailIf> fail_if;
+  BenchOutputOptions output;
 };
-// As MakeBenchOptions; flags of collectives are refused.
 absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch);
+
+struct LayerBenchOptions {
+  bench::LayerSpec spec;
+  bench::MeasureOptions measure;
+  BenchOutputOptions output;
+  BenchRunOptions run;
+};
+absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
+                                                        const Launch& launch);
 
 // "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
 absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text);

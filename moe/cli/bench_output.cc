@@ -44,8 +44,8 @@ BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
     return form.has_value() ? std::make_unique<bench::TableWriter>(*form, bench::BenchKeys())
                             : nullptr;
   };
-  out_ = writer(options.output);
-  err_ = writer(options.output_err);
+  out_ = writer(options.output.form);
+  err_ = writer(options.output.form_err);
 }
 
 absl::Status BenchOutput::Begin(const std::string& about) {
@@ -86,7 +86,7 @@ absl::Status BenchOutput::End() {
   std::vector<std::vector<bench::Cell>> cells;
   for (const bench::BenchRow& row : rows_) cells.push_back(bench::BenchCells(row));
   MOE_RETURN_IF_ERROR(
-      WriteBenchFile("-J", options_.json_path,
+      WriteBenchFile("-J", options_.output.json_path,
                      bench::WriteTable(bench::TableForm::kJson, bench::BenchKeys(), cells)));
   if (options_.svg_path.empty()) return absl::OkStatus();
   return WriteBenchFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));

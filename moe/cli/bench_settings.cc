@@ -24,6 +24,7 @@ Operations
   p2p             one pair at a time, every pair: a table in GB/s
   memcpy          every rank copies its own bytes at the same time: this machine's limit
   gemm            not a collective: the grouped products of experts, on one rank
+  layer           a whole MoE layer, forward and backward, by phase
 
   moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
   moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
@@ -49,6 +50,9 @@ Columns, for n ranks; GB = 1e9 bytes
 gemm: y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N =
 T K rows; time is the median; %peak is the median of calls of GFLOP/s over those of a loop of
 multiply-adds in registers, on the same threads, run before each call.
+layer: T tokens a rank, experts over all ranks; phases of the slowest rank, medians; share: mean over
+ranks of phase / pass; experts do 6 T K H F operations forward, 12 backward, per rank. #wrong counts
+results that differ from the first call's.
 
 Routing of alltoallv, in tokens (a 4096th of a rank's elements) drawn with --seed
   uniform       the same for every pair
@@ -117,7 +121,7 @@ void AddTraffic(Table& table) {
       {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform",
         "of alltoallv and gemm; see below"},
        {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
-        "over all ranks, for zipf, hot_expert and gemm; 0 = 8 per rank"},
+        "over all ranks, for zipf, hot_expert, gemm and layer; 0 = 8 per rank"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},
        {kGroup,
         "dispatch",
@@ -143,16 +147,17 @@ void AddTraffic(Table& table) {
 }
 
 void AddGemm(Table& table) {
-  const char* const kGroup = "gemm";
+  const char* const kGroup = "gemm and layer";
   const bench::GemmSpec d;
   table.insert(
       table.end(),
-      {{kGroup, "tokens", "", 0, Kind::kInteger, "T", Text(d.tokens), "tokens"},
+      {{kGroup, "tokens", "", 0, Kind::kInteger, "T", Text(d.tokens), "tokens; of each rank"},
        {kGroup, "moe-router-topk", "topk", 0, Kind::kInteger, "K", Text(d.top_k),
         "experts of each token"},
-       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden), "columns of x"},
-       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", Text(d.ffn), "columns of y"},
-       {kGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of the products and of the peak"}});
+       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden), "width of a token"},
+       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", Text(d.ffn),
+        "width of an expert"},
+       {kGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of each rank"}});
 }
 
 void AddRanks(Table& table) {

@@ -23,4 +23,9 @@ absl::Status PinToCore(int rank) {
   return absl::InternalError(absl::StrCat("--pin: rank ", rank, " cannot be pinned"));
 }
 
+absl::Status PinRank(const Launch& launch, const Communicator& world) {
+  const bool processes = launch.plan.backend != Backend::kLocal;
+  return PinToCore(processes ? launch.plan.launch.local_rank : world.rank());
+}
+
 }  // namespace moe::cli

@@ -4,12 +4,18 @@
 
 #include <absl/status/status.h>
 
+#include "comm/communicator.h"
+#include "moe/cli/launch.h"
+
 namespace moe::cli {
 
 // Keeps this thread, and those it starts, on one of the CPUs that the process may use: the rank-th,
 // round robin. On a busy machine the scheduler may put two ranks on one core while another idles,
 // which measures the scheduler. kInternal if the system refuses.
 absl::Status PinToCore(int rank);
+
+// The same for a rank of `launch`: processes by their rank on this machine, threads by `world`'s.
+absl::Status PinRank(const Launch& launch, const Communicator& world);
 
 }  // namespace moe::cli
 

@@ -42,13 +42,15 @@ refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --r
 refused 4 "/proc/x.json" alltoall -J /proc/x.json
 refused 10 "--backend is nccl" alltoall --backend nccl
 
-# Every operation, routing and way to travel is right on every number of ranks.
-for ranks in 1 3 8; do
-  for call in alltoall alltoallv allreduce allgather reducescatter memcpy p2p \
-    "alltoall --dispatch direct" "allreduce -d bf16" "reducescatter -d i64" \
-    "alltoallv --routing zipf:1.2" "alltoallv --routing hot_expert:0.5 --dispatch direct" \
-    "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1" \
-    "alltoallv --routing ragged -d f64" "alltoallv --routing zero_rank"; do
+# Every operation, routing and way to travel is right, on one rank and on more than there are cores too.
+calls=(alltoall allreduce p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64"
+  "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1")
+more=(alltoallv allgather memcpy "alltoall --dispatch direct" "allreduce -d bf16"
+  "alltoallv --routing hot_expert:0.5 --dispatch direct" "alltoallv --routing ragged -d f64"
+  "alltoallv --routing zero_rank")
+for ranks in 1 8 3; do
+  ((ranks == 3)) && calls+=("${more[@]}")
+  for call in "${calls[@]}"; do
     # shellcheck disable=SC2086
     run "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
     expect 0 "$call on $ranks ranks"
@@ -100,6 +102,19 @@ refused 2 "gemm runs on one rank" gemm --ranks 2
 refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
 refused 2 "-d is i64, expected f32 or bf16" gemm -d i64
 
+# A whole layer.
+layer=(layer --tokens 32 --hidden-size 16 --moe-ffn-hidden-size 8 --num-experts 5 -n 3 -T 0)
+for ranks in 1 3; do
+  run "$moe" bench "${layer[@]}" --ranks "$ranks" -oe jsonl
+  expect 0 "layer on $ranks ranks"
+  (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer: $(cat stderr)"
+done
+(($(grep -cE '^  (forward|backward) +(gate|plan|dispatch|expert|combine|all) ' stdout) == 12)) || fail "layer: $(cat stdout)"
+run "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
+expect 1 "layer --fail-if"
+refused 2 "--topk is 9, expected at most the 8 experts" layer --num-experts 8 --topk 9
+refused 2 "the layer's own router decides" layer --routing zipf:1
+
 # Bounds: exit 1 and the row, after the table.
 run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
 expect 1 "--fail-if"
@@ -124,6 +139,9 @@ if [[ -n $mpiexec ]]; then
     expect 0 "$call on three processes"
     (($(grep -c "^# Out of bounds values : 0 OK" stdout) == 1)) || fail "$call on three processes: $(cat stdout)"
   done
+  run "$mpiexec" -n 3 "$moe" bench "${layer[@]}"
+  expect 0 "layer on three processes"
+  (($(grep -cE '^  (forward|backward) +all ' stdout) == 2)) || fail "layer on three processes: $(cat stdout)"
   run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --dispatch direct
   grep -qF "needs peer memory, which mpi has not: staged" stderr || fail "direct on processes: no note"
   run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --fail-if 'time>0'
