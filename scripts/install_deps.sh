@@ -27,6 +27,7 @@ tests=(
   libmpich-dev mpich
   clang-format clang-tidy
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
+  chromium                       # looks at the pages of moe report; 414 MB with what it needs
 )
 
 case "${1-}" in

@@ -34,7 +34,9 @@ Key SeriesKey(const NamedRow& r) {
           r.row->backend,
           r.row->transport,
           absl::StrCat(CountText(r.row->ranks), " ranks"),
+          absl::StrCat(CountText(r.row->hosts), " hosts"),
           r.row->dtype,
+          r.row->shape,
           r.row->routing};
 }
 
@@ -45,7 +47,7 @@ bool RunsRepeat(const std::vector<NamedRow>& rows) {
   return std::any_of(rows.begin(), rows.end(), [&](const NamedRow& r) {
     Key key = SeriesKey(r);
     key.front().clear();
-    const auto at = seen.emplace(std::pair(std::move(key), r.row->size_bytes), r.run).first;
+    const auto at = seen.emplace(std::pair(std::move(key), r.row->size()), r.run).first;
     return at->second != r.run;
   });
 }
@@ -77,7 +79,8 @@ struct Yardstick {
   double BenchRow::*value;
   const char* name;
   const char* unit;
-  bool is_time = false;
+  double BenchRow::*limit;  // no value passes it; nullptr: nobody knows
+  const char* limit_name;
 };
 
 Yardstick YardstickOf(const std::vector<NamedRow>& rows) {
@@ -85,19 +88,38 @@ Yardstick YardstickOf(const std::vector<NamedRow>& rows) {
     return std::any_of(rows.begin(), rows.end(),
                        [&](const NamedRow& r) { return r.row->*value > 0; });
   };
+  // The rate at which every rank copies as many bytes of its own.
+  static constexpr char kMemcpy[] = "limit: memcpy of this size";
   // The bus bandwidth of one rank is 0.
-  if (any(&BenchRow::busbw)) return {&BenchRow::busbw, "bus bandwidth", "GB/s"};
-  if (any(&BenchRow::algbw)) return {&BenchRow::algbw, "bandwidth", "GB/s"};
-  return {&BenchRow::time_us, "time", "us", true};
+  if (any(&BenchRow::busbw)) {
+    return {&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
+  }
+  if (any(&BenchRow::algbw)) {
+    return {&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
+  }
+  if (any(&BenchRow::gflops)) {
+    return {&BenchRow::gflops, "rate", "GFLOP/s", &BenchRow::peak_gflops, "limit: measured peak"};
+  }
+  return {&BenchRow::time_us, "time", "us", nullptr, ""};
+}
+
+bool HasBytes(const std::vector<NamedRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const NamedRow& r) { return std::isfinite(r.row->size_bytes); });
+}
+
+std::string SizeText(const BenchRow& row) {
+  return std::isfinite(row.size_bytes) ? BytesText(row.size_bytes)
+                                       : CountText(row.size()) + " rows";
 }
 
 // One point per size: the mean of its rows; the whisker is their standard deviation, of one row the
 // variation of its calls.
-XyPoint PointOf(const Yardstick& yardstick, double size, const std::vector<const BenchRow*>& rows) {
+XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& rows) {
   double sum = 0, squares = 0;
   for (const BenchRow* r : rows) sum += r->*yardstick.value;
   const auto n = static_cast<double>(rows.size());
-  XyPoint p = {.x = size, .y = sum / n};
+  XyPoint p = {.x = rows.front()->size(), .y = sum / n};
   for (const BenchRow* r : rows)
     squares += (r->*yardstick.value - p.y) * (r->*yardstick.value - p.y);
   const double cv = rows.front()->cv_pct;
@@ -106,27 +128,25 @@ XyPoint PointOf(const Yardstick& yardstick, double size, const std::vector<const
   } else if (std::isfinite(cv)) {
     p.y_error = p.y * cv / 100;
   }
-  p.tooltip = absl::StrCat(BytesText(size), ": ", NumberText(p.y), " ± ", NumberText(p.y_error, 2),
-                           " ", yardstick.unit);
+  p.tooltip = absl::StrCat(SizeText(*rows.front()), ": ", NumberText(p.y), " ± ",
+                           NumberText(p.y_error, 2), " ", yardstick.unit);
   return p;
 }
 
 std::vector<XyPoint> PointsOf(const Yardstick& yardstick, const std::vector<NamedRow>& rows) {
   std::map<double, std::vector<const BenchRow*>> by_size;
   for (const NamedRow& r : rows) {
-    if (std::isfinite(r.row->*yardstick.value)) by_size[r.row->size_bytes].push_back(r.row);
+    if (std::isfinite(r.row->*yardstick.value)) by_size[r.row->size()].push_back(r.row);
   }
   std::vector<XyPoint> points;
-  for (const auto& [size, of_size] : by_size) points.push_back(PointOf(yardstick, size, of_size));
+  for (const auto& [size, of_size] : by_size) points.push_back(PointOf(yardstick, of_size));
   return points;
 }
 
-// The rate at which every rank copies as many bytes of its own: no exchange through memory is faster.
-XySeries LimitOf(const std::vector<NamedRow>& rows) {
-  XySeries limit = {
-      .name = "limit: memcpy of this size", .style = XyStyle::kLimit, .look = kNumInks - 1};
-  const Yardstick memcpy = {&BenchRow::memcpy, "memcpy", "GB/s"};
-  for (XyPoint& p : PointsOf(memcpy, rows)) limit.points.push_back({.x = p.x, .y = p.y});
+XySeries LimitOf(const Yardstick& yardstick, const std::vector<NamedRow>& rows) {
+  XySeries limit = {.name = yardstick.limit_name, .style = XyStyle::kLimit, .look = kNumInks - 1};
+  const Yardstick own = {yardstick.limit, "", yardstick.unit, nullptr, ""};
+  for (const XyPoint& p : PointsOf(own, rows)) limit.points.push_back({.x = p.x, .y = p.y});
   return limit;
 }
 
@@ -134,13 +154,14 @@ XyChart SizeChart(const std::string& op, size_t index, const std::vector<NamedRo
   const Yardstick yardstick = YardstickOf(rows);
   const Series all = SeriesOf(rows, true);
   const std::vector<std::string> names = NamesOf(all);
-  XyChart chart = {.text = {.id = absl::StrCat("bench-size-", index),
-                            .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
-                            .note = yardstick.is_time ? "Lower is better." : "Higher is better."},
-                   .x_label = "bytes per rank",
-                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
-                   .x_kind = ScaleKind::kBytes,
-                   .y_kind = ScaleKind::kLog};
+  XyChart chart = {
+      .text = {.id = absl::StrCat("bench-size-", index),
+               .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
+               .note = yardstick.limit == nullptr ? "Lower is better." : "Higher is better."},
+      .x_label = HasBytes(rows) ? "bytes per rank" : "rows",
+      .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+      .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
+      .y_kind = ScaleKind::kLog};
   absl::StrAppend(&chart.text.note, " Whiskers: standard deviation.");
   for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
     chart.series.push_back({.name = names[i],
@@ -152,7 +173,7 @@ XyChart SizeChart(const std::string& op, size_t index, const std::vector<NamedRo
     absl::StrAppend(&chart.text.note, " The first ", kMaxSeries, " of ", all.size(),
                     " series; the table has all.");
   }
-  if (!yardstick.is_time) chart.series.push_back(LimitOf(rows));
+  if (yardstick.limit != nullptr) chart.series.push_back(LimitOf(yardstick, rows));
   return chart;
 }
 
@@ -161,14 +182,14 @@ std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const std::vector<Na
   std::map<std::string, const BenchRow*> largest;
   for (const NamedRow& r : rows) {
     const BenchRow*& best = largest[r.row->routing];
-    if (best == nullptr || r.row->size_bytes > best->size_bytes) best = r.row;
+    if (best == nullptr || r.row->size() > best->size()) best = r.row;
   }
   std::vector<XyPoint> points;
   for (const auto& [routing, row] : largest) {
     points.push_back(
         {.x = row->imbalance(),
          .y = row->*yardstick.value,
-         .tooltip = absl::StrCat(routing, ", ", BytesText(row->size_bytes), ": ",
+         .tooltip = absl::StrCat(routing, ", ", SizeText(*row), ": ",
                                  NumberText(row->*yardstick.value), " ", yardstick.unit),
          .label = routing});
   }
@@ -209,13 +230,15 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
           TableCell::Number(b.ranks, CountText(b.ranks)),
           TableCell::Text(b.routing),
           TableCell::Text(b.dtype),
-          TableCell::Number(b.size_bytes, BytesText(b.size_bytes)),
+          TableCell::Number(b.size(), SizeText(b)),
           TableCell::Number(b.time_us, 4),
           TableCell::Number(b.time_us_p99, 4),
           TableCell::Number(b.cv_pct, 2),
           TableCell::Number(b.algbw),
           TableCell::Number(b.busbw),
           TableCell::Number(b.memcpy),
+          TableCell::Number(b.gflops),
+          TableCell::Number(b.peak_gflops),
           TableCell::Number(b.imbalance()),
           TableCell::Number(b.wait_pct),
           TableCell::Number(b.wrong, CountText(b.wrong)),
@@ -223,10 +246,16 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
 }
 
 std::string RowTable(const std::vector<NamedRow>& rows) {
-  Table table = {.title = "All benchmark rows",
-                 .names = {"run", "op", "algorithm", "backend", "ranks", "routing", "dtype", "size",
-                           "time (us)", "p99 (us)", "cv (%)", "algbw (GB/s)", "busbw (GB/s)",
-                           "memcpy (GB/s)", "imbalance", "wait (%)", "wrong", "status"}};
+  Table table = {.title = "All benchmark rows", .names = {"run",          "op",
+                                                          "algorithm",    "backend",
+                                                          "ranks",        "routing",
+                                                          "dtype",        "size",
+                                                          "time (us)",    "p99 (us)",
+                                                          "cv (%)",       "algbw (GB/s)",
+                                                          "busbw (GB/s)", "memcpy (GB/s)",
+                                                          "GFLOP/s",      "peak (GFLOP/s)",
+                                                          "imbalance",    "wait (%)",
+                                                          "wrong",        "status"}};
   for (const NamedRow& r : rows) table.rows.push_back(RowOf(r));
   return Render(table);
 }

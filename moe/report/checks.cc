@@ -24,9 +24,9 @@ CheckRow RowOf(std::string name, std::initializer_list<std::pair<const char*, do
 }
 
 CheckRow RowOf(const Run& run, const BenchRow& r) {
-  return RowOf(absl::StrCat(run.name, " ", r.op, " ", BytesText(r.size_bytes)),
+  return RowOf(absl::StrCat(run.name, " ", r.op, " ", r.algorithm, " ", CountText(r.size())),
                {{"ranks", r.ranks},
-                {"size", r.size_bytes},
+                {"size", r.size()},
                 {"time", r.time_us},
                 {"p99", r.time_us_p99},
                 {"cv", r.cv_pct},
@@ -36,6 +36,8 @@ CheckRow RowOf(const Run& run, const BenchRow& r) {
                 {"imb_tx", r.sent_imbalance},
                 {"imb_rx", r.received_imbalance},
                 {"wait", r.wait_pct},
+                {"gflops", r.gflops},
+                {"peak_pct", 100 * r.gflops / r.peak_gflops},
                 {"wrong", r.wrong}});
 }
 

@@ -65,8 +65,9 @@ Key KeyOf(const BenchRow& r) {
           absl::StrCat(CountText(r.ranks), " ranks"),
           absl::StrCat(CountText(r.hosts), " hosts"),
           r.routing,
+          r.shape,
           r.dtype,
-          BytesText(r.size_bytes)};
+          std::isfinite(r.size_bytes) ? BytesText(r.size_bytes) : CountText(r.size()) + " rows"};
 }
 
 Key KeyOf(const SweepRow& r) {
@@ -89,6 +90,9 @@ Groups BenchGroups(const Run& run) {
       m.clear();
       Add(group, {"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw, &BenchRow::cv_pct,
           m);
+    }
+    if (m.empty()) {
+      Add(group, {"gflops", "GFLOP/s", Better::kHigher}, &BenchRow::gflops, &BenchRow::cv_pct, m);
     }
     if (m.empty()) {
       Add(group, {"time", "time (us)", Better::kLower}, &BenchRow::time_us, &BenchRow::cv_pct, m);

@@ -39,7 +39,7 @@ struct Comparison {
 //   bench  op, algorithm, backend, transport, ranks, hosts, routing, dtype, size
 //   sweep  experts, topk, cf, ep, dp, tok_per_rank
 //   train  the whole run; speeds over its steps
-// Of bench the figure is busbw, algbw of one rank, time of what moves no bytes.
+// Of bench the figure is busbw, algbw of one rank, GFLOP/s of products, else time.
 // Failed rows are left out. kInvalidArgument for runs of two kinds, and when nothing has a
 // counterpart.
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b);

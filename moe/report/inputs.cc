@@ -127,6 +127,11 @@ const char* NameOf(RunKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+double BenchRow::size() const {
+  if (std::isfinite(size_bytes)) return size_bytes;
+  return std::isfinite(rows) ? rows : 0;
+}
+
 double BenchRow::imbalance() const {
   return std::fmax(sent_imbalance, received_imbalance);
 }

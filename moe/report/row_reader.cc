@@ -93,6 +93,7 @@ absl::Status AddBench(Fields& f, Run& run) {
   BenchRow row;
   row.op = f.Text("op");
   row.algorithm = f.Text("algorithm");
+  if (row.algorithm.empty()) row.algorithm = f.Text("product");
   row.backend = f.Text("backend");
   row.transport = f.Text("transport");
   row.routing = f.Text("routing");
@@ -112,6 +113,13 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.received_imbalance = f.Number("imb_rx");
   row.wait_pct = f.Number("wait_pct");
   row.wrong = f.Number("nwrong");
+  row.rows = f.Number("rows");
+  if (f.Find("hidden") != nullptr) {
+    row.shape =
+        absl::StrCat("E ", f.Number("experts"), " H ", f.Number("hidden"), " F ", f.Number("ffn"));
+  }
+  row.gflops = f.Number("gflops_per_s");
+  row.peak_gflops = f.Number("peak_gflops_per_s");
   run.bench.push_back(std::move(row));
   return f.status;
 }

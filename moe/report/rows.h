@@ -17,13 +17,17 @@ inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 // Of `moe bench`. Numbers are kNone where the benchmark has no such figure.
 struct BenchRow {
   std::string op, algorithm, backend, transport, routing, dtype, status, error;
+  std::string shape;  // of products: "E 8 H 64 F 128"
   double ranks = kNone, hosts = kNone;
   double size_bytes = kNone;
   double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;
   double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
   double sent_imbalance = kNone, received_imbalance = kNone;
   double wait_pct = kNone, wrong = kNone;
+  double rows = kNone, gflops = kNone, peak_gflops = kNone;  // of products; per second
 
+  // Bytes; of what has none, rows; 0 of neither.
+  double size() const;
   // The larger of both: what the most loaded rank has, over the mean.
   double imbalance() const;
   bool failed() const { return !status.empty() && status != "ok"; }

@@ -13,7 +13,7 @@ namespace moe::report {
 // Size of letters in the drawing's units, which the page shows about one to one.
 inline constexpr double kFontSize = 14;
 // Of digits and letters on the average; wide enough that estimates err on the safe side.
-inline constexpr double kLetterWidth = 7.7;
+inline constexpr double kLetterWidth = 8.4;
 double TextWidth(absl::string_view text);
 
 struct Place {

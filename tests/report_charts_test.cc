@@ -1,0 +1,233 @@
+// Charts of moe report: texts, scales, the Pareto front, and a mark for every value.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/report/bar_chart.h"
+#include "moe/report/format.h"
+#include "moe/report/heat_map.h"
+#include "moe/report/labels.h"
+#include "moe/report/palette.h"
+#include "moe/report/pareto.h"
+#include "moe/report/scale.h"
+#include "moe/report/table.h"
+#include "moe/report/xy_chart.h"
+
+namespace moe::report {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+std::vector<std::string> LabelsOf(const Scale& scale) {
+  std::vector<std::string> labels;
+  for (const Tick& tick : scale.ticks()) labels.push_back(tick.label);
+  return labels;
+}
+
+TEST(FormatTest, NumbersKeepTheirDigitsAndNoMore) {
+  EXPECT_EQ(NumberText(0), "0");
+  EXPECT_EQ(NumberText(12.34), "12.3");
+  EXPECT_EQ(NumberText(1.5), "1.5");
+  EXPECT_EQ(NumberText(9.996), "10");
+  EXPECT_EQ(NumberText(-1234.5), "-1,234");  // ties to even
+  EXPECT_EQ(NumberText(0.01234), "0.0123");
+  EXPECT_EQ(NumberText(1.2e-7, 2), "1.2e-07");
+  EXPECT_EQ(NumberText(NAN), "–");
+  EXPECT_EQ(CountText(131072), "131,072");
+  EXPECT_EQ(CountText(-1000), "-1,000");
+  EXPECT_EQ(CountText(999), "999");
+  EXPECT_EQ(BytesText(512), "512 B");
+  EXPECT_EQ(BytesText(1536), "1.5 KiB");
+  EXPECT_EQ(BytesText(1023 * 1024), "1,023 KiB");
+}
+
+TEST(FormatTest, HostileTextsBecomeHarmless) {
+  EXPECT_EQ(Escape("<script>alert('x')&\"</script>"),
+            "&lt;script&gt;alert(&#39;x&#39;)&amp;&quot;&lt;/script&gt;");
+  const std::string bad = "\xEF\xBF\xBD";
+  EXPECT_EQ(Escape(std::string("a\0b", 3)), "a" + bad + "b");
+  EXPECT_EQ(Escape("\xFF\xC0\xAF"), bad + bad + bad);  // no UTF-8; an overlong '/'
+  EXPECT_EQ(Escape("\xED\xA0\x80"), bad + bad + bad);  // a surrogate
+  EXPECT_EQ(Escape("\xE2\x82"), bad + bad);            // cut off
+  EXPECT_EQ(Escape("é€😀"), "é€😀");
+  EXPECT_EQ(Shortened("äöü", 3), "äöü");
+  EXPECT_EQ(Shortened("äöüß", 3), "äö…");
+}
+
+TEST(ScaleTest, TicksAreNiceNumbersAroundTheData) {
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 0.3, 9.1, 5)),
+              ElementsAre("0", "2", "4", "6", "8", "10"));
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 3.41, 3.59, 4)),
+              ElementsAre("3.4", "3.45", "3.5", "3.55", "3.6"));
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kWhole, 1, 3, 5)), ElementsAre("1", "2", "3"));
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLog, 3, 4000, 5)),
+              ElementsAre("1", "10", "100", "1,000", "10,000"));
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLog, 1.5, 18, 6)),
+              ElementsAre("1", "2", "5", "10", "20"));
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kBytes, 1024, 1 << 20, 5)),
+              ElementsAre("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB"));
+}
+
+TEST(ScaleTest, EveryValueStandsOnTheScale) {
+  for (const ScaleKind kind :
+       {ScaleKind::kLinear, ScaleKind::kWhole, ScaleKind::kLog, ScaleKind::kBytes}) {
+    for (const double low : {1e-9, 0.1, 1.0, 7.0, 12345.0}) {
+      for (const double factor : {1.0, 1.0001, 3.0, 99.0, 100.0, 1e6}) {
+        const Scale scale = Scale::Of(kind, low, low * factor, 5);
+        EXPECT_GE(scale.Place(low), -1e-6) << low << " " << factor;
+        EXPECT_LE(scale.Place(low * factor), 1 + 1e-6) << low << " " << factor;
+        EXPECT_GE(scale.ticks().size(), 2u);
+        EXPECT_LE(scale.ticks().size(), 9u);
+      }
+    }
+  }
+}
+
+TEST(ScaleTest, AWordReplacesTheNumbersNearIt) {
+  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 1, 2.1, 5, Tick{2.1, "dropless"})),
+              ElementsAre("1", "1.5", "dropless"));
+}
+
+TEST(ParetoTest, ByHand) {
+  // Cheap and good: 1; in between: 0; best: 3. 2 is beaten by 0, 4 by 3.
+  const std::vector<std::pair<double, double>> points = {{2, 5}, {1, 9}, {3, 6}, {4, 1}, {5, 1}};
+  EXPECT_THAT(ParetoFront(points, Better::kLower, Better::kLower), ElementsAre(1, 0, 3));
+  EXPECT_THAT(ParetoFront(points, Better::kHigher, Better::kLower), ElementsAre(4));
+  EXPECT_THAT(ParetoFront(points, Better::kHigher, Better::kHigher), ElementsAre(1, 2, 4));
+  EXPECT_THAT(ParetoFront({{1, 1}, {1, 1}, {1, 2}}, Better::kLower, Better::kLower),
+              ElementsAre(0, 1));
+  EXPECT_THAT(ParetoFront({{NAN, 1}, {1, NAN}}, Better::kLower, Better::kLower), IsEmpty());
+}
+
+XyChart Chart(XyStyle style, int num_points) {
+  XyChart chart = {.text = {.id = "c", .title = "<script>alert(1)</script>"},
+                   .x_label = "size (B)",
+                   .y_label = "rate (GB/s)"};
+  chart.series.push_back({.name = "<b>s</b>", .style = style});
+  for (int i = 0; i < num_points; ++i)
+    chart.series[0].points.push_back({.x = i + 1.0, .y = 2.0 * i});
+  return chart;
+}
+
+TEST(XyChartTest, HasAMarkForEveryPoint) {
+  const std::string html = Render(Chart(XyStyle::kLinePoints, 7));
+  EXPECT_EQ(Count(html, "class=\"mark "), 7);
+  EXPECT_THAT(html, HasSubstr("data-marks=\"7\""));
+  EXPECT_THAT(html, HasSubstr("size (B)"));
+  EXPECT_THAT(html, HasSubstr("rate (GB/s)"));
+  EXPECT_THAT(html, Not(HasSubstr("<script>")));
+  EXPECT_THAT(html, Not(HasSubstr("<b>s")));
+}
+
+TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
+  XyChart chart = Chart(XyStyle::kPoints, 3);
+  chart.series[0].points.push_back({.x = NAN, .y = 1});
+  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"3\""));
+  chart.y_kind = ScaleKind::kLog;  // the first point is at 0
+  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"2\""));
+  EXPECT_FALSE(HasPoints(Chart(XyStyle::kPoints, 0)));
+}
+
+TEST(XyChartTest, TheFrontIsALineAndARingPerPoint) {
+  XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: the first alone is best
+  chart.front = Front{Better::kLower, Better::kLower};
+  EXPECT_EQ(Count(Render(chart), "class=\"mark ring\""), 1);
+  chart.front = Front{Better::kHigher, Better::kLower};  // all of them
+  EXPECT_EQ(Count(Render(chart), "class=\"mark ring\""), 4);
+  EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"9\""));
+}
+
+TEST(XyChartTest, ThinningKeepsSpikes) {
+  std::vector<XyPoint> points;
+  for (int i = 0; i < 100000; ++i) points.push_back({.x = i + 0.0, .y = i == 54321 ? 9.0 : i % 2});
+  const std::vector<XyPoint> thinned = Thinned(points);
+  EXPECT_LE(thinned.size(), static_cast<size_t>(kMaxCurvePoints));
+  double last = -1, highest = 0;
+  for (const XyPoint& p : thinned) {
+    EXPECT_GT(p.x, last);
+    last = p.x;
+    highest = std::max(highest, p.y);
+  }
+  EXPECT_EQ(highest, 9);
+}
+
+TEST(StackedBarTest, PartsAddUpToTheScale) {
+  const std::string html = Render(StackedBarChart{.text = {.id = "b", .title = "t"},
+                                                  .x_label = "ms",
+                                                  .unit = "ms",
+                                                  .parts = {"p", "q"},
+                                                  .bars = {{"one", {3, 1}}, {"two", {0, NAN}}}});
+  EXPECT_THAT(html, HasSubstr("data-marks=\"2\""));
+  EXPECT_THAT(html, HasSubstr("p: 3 ms, 75 % of 4 ms"));
+}
+
+TEST(HeatMapTest, HasACellPerValue) {
+  HeatMap map = {.text = {.id = "h", .title = "t"}, .columns = {{"1", "step 1"}, {"2", "step 2"}}};
+  map.rows = {{"0", "expert 0"}, {"1", "expert 1"}, {"2", "expert 2"}};
+  map.values = {0, 1, 2, 3, 4, 0.5};
+  const std::string html = Render(map);
+  EXPECT_THAT(html, HasSubstr("data-marks=\"6\""));
+  EXPECT_THAT(html, HasSubstr("expert 2, step 1: 4"));
+  EXPECT_THAT(html, HasSubstr("fill=\"#00224e\""));  // 0
+  EXPECT_THAT(html, HasSubstr("fill=\"#fee838\""));  // the largest
+}
+
+TEST(TableTest, SortsByNumbersNotByTexts) {
+  const std::string html =
+      Render(Table{.title = "<t>",
+                   .names = {"name", "size", "nothing"},
+                   .rows = {{TableCell::Text("<i>"), TableCell::Number(2048, "2 KiB"),
+                             TableCell::Number(NAN)}}});
+  EXPECT_THAT(html, HasSubstr("<td data-value=\"2048\" class=\"number\">2 KiB</td>"));
+  EXPECT_THAT(html, Not(HasSubstr("nothing")));
+  EXPECT_THAT(html, Not(HasSubstr("<i>")));
+}
+
+TEST(LabelsTest, SayWhatDiffers) {
+  EXPECT_THAT(DistinctLabels({{"run", "ring", "4"}, {"run", "direct", "4"}}),
+              ElementsAre("ring", "direct"));
+  EXPECT_THAT(DistinctLabels({{"", "ring"}}), ElementsAre("ring"));
+}
+
+// WCAG 2.1: relative luminance, and the contrast of two.
+double Luminance(int colour) {
+  double sum = 0;
+  const double weights[] = {0.0722, 0.7152, 0.2126};  // blue, green, red
+  for (const double weight : weights) {
+    const double c = (colour & 0xFF) / 255.0;
+    sum += weight * (c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4));
+    colour >>= 8;
+  }
+  return sum;
+}
+double Contrast(int a, int b) {
+  const double la = Luminance(a), lb = Luminance(b);
+  return (std::max(la, lb) + 0.05) / (std::min(la, lb) + 0.05);
+}
+
+TEST(PaletteTest, IsLegibleOnLightAndDark) {
+  ASSERT_NEAR(Contrast(0, 0xFFFFFF), 21, 1e-9);
+  for (int i = 0; i < kNumInks; ++i) {
+    EXPECT_GE(Contrast(kSeriesInk[i].light, kPaperInk.light), 3) << i;  // 1.4.11: graphics
+    EXPECT_GE(Contrast(kSeriesInk[i].dark, kPaperInk.dark), 3) << i;
+  }
+  for (const Ink& text : {kTextInk, kFaintInk}) {
+    EXPECT_GE(Contrast(text.light, kGroundInk.light), 4.5);  // 1.4.3: text
+    EXPECT_GE(Contrast(text.dark, kPaperInk.dark), 4.5);
+  }
+}
+
+}  // namespace
+}  // namespace moe::report

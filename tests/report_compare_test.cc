@@ -1,0 +1,138 @@
+// Differences of two runs beyond their noise, and bounds on figures.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/report/checks.h"
+#include "moe/report/compare.h"
+#include "moe/report/inputs.h"
+#include "moe/report/sample.h"
+
+namespace moe::report {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Run BenchRun(const std::vector<double>& busbw, double cv_pct) {
+  Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
+  for (const double value : busbw) {
+    run.bench.push_back({.op = "alltoall", .size_bytes = 1024, .cv_pct = cv_pct, .busbw = value});
+  }
+  return run;
+}
+
+Difference Only(const Run& a, const Run& b) {
+  const auto comparison = Compare(a, b);
+  EXPECT_TRUE(comparison.ok()) << comparison.status();
+  if (!comparison.ok() || comparison->differences.size() != 1) {
+    ADD_FAILURE() << "expected one difference";
+    return {};
+  }
+  return comparison->differences[0];
+}
+
+TEST(SampleTest, ByHand) {
+  const Sample s = SampleOf(std::vector<double>{1, 2, 3});  // s = 1, over sqrt(3)
+  EXPECT_DOUBLE_EQ(s.mean, 2);
+  EXPECT_DOUBLE_EQ(s.error, 1 / std::sqrt(3));
+  EXPECT_EQ(s.degrees, 2);
+  EXPECT_TRUE(std::isnan(SampleOf(std::vector<double>{4}).error));
+  EXPECT_DOUBLE_EQ(SampleOf(200, 5).error, 10);
+}
+
+TEST(SampleTest, StudentsQuantiles) {
+  // Exact values from tables of the distribution, to the digits that they give.
+  for (const auto& [degrees, exact] : {std::pair(1.0, 12.706),
+                                       {2.0, 4.303},
+                                       {14.0, 2.145},
+                                       {15.0, 2.131},
+                                       {30.0, 2.042},
+                                       {120.0, 1.980},
+                                       {1e9, 1.960}}) {
+    EXPECT_NEAR(StudentT975(degrees), exact, 0.01 * exact) << degrees;
+  }
+}
+
+TEST(SampleTest, BatchMeansSeeSlowDrift) {
+  std::vector<double> drifting, alternating;
+  for (int i = 0; i < 100; ++i) {
+    drifting.push_back(i < 50 ? 0 : 1);
+    alternating.push_back(i % 2);
+  }
+  EXPECT_GT(SampleOfSeries(drifting).error, 0.1);
+  EXPECT_EQ(SampleOfSeries(alternating).error, 0);
+  EXPECT_TRUE(std::isnan(SampleOfSeries(std::vector<double>(19, 1)).error));
+}
+
+TEST(CompareTest, AChangeCountsOnlyBeyondItsNoise) {
+  // cv 3 % on both sides: noise = 1.96 * sqrt(2) * 3 % = 8.3 % (of b's side a little less or more).
+  const Difference small = Only(BenchRun({100}, 3), BenchRun({95}, 3));
+  EXPECT_DOUBLE_EQ(small.change_pct, -5);
+  EXPECT_NEAR(small.noise_pct, 1.96 * std::hypot(3, 2.85), 0.01);
+  EXPECT_EQ(small.verdict, Verdict::kWithinNoise);
+  EXPECT_EQ(small.worse_pct(), 0);
+  const Difference large = Only(BenchRun({100}, 3), BenchRun({80}, 3));
+  EXPECT_EQ(large.verdict, Verdict::kWorse);
+  EXPECT_DOUBLE_EQ(large.worse_pct(), 20);
+  EXPECT_EQ(Only(BenchRun({80}, 3), BenchRun({100}, 3)).verdict, Verdict::kBetter);
+  EXPECT_EQ(Only(BenchRun({80}, 3), BenchRun({80}, 3)).verdict, Verdict::kEqual);
+  EXPECT_EQ(Only(BenchRun({80}, kNone), BenchRun({100}, 3)).verdict, Verdict::kUnknownNoise);
+}
+
+TEST(CompareTest, RepeatedRowsBringTheirOwnNoise) {
+  // Means 100 and 90, s = 1 on both sides, n = 3: noise = t(4) * sqrt(2 / 3).
+  const Difference d = Only(BenchRun({99, 100, 101}, 50), BenchRun({89, 90, 91}, 50));
+  EXPECT_DOUBLE_EQ(d.change_pct, -10);
+  EXPECT_NEAR(d.noise_pct, 2.776 * std::sqrt(2.0 / 3), 0.001);
+  EXPECT_EQ(d.verdict, Verdict::kWorse);
+}
+
+TEST(CompareTest, LowerLossIsBetterAndHasNoNoise) {
+  report::Run a = {.name = "a", .path = "a"}, b = a;
+  a.totals = TrainTotals{.validation_loss = 4, .weights_hash = "x"};
+  b.totals = TrainTotals{.validation_loss = 3, .weights_hash = "x"};
+  const auto comparison = Compare(a, b);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  EXPECT_TRUE(comparison->same_weights);
+  EXPECT_EQ(comparison->differences[0].change_pct, -25);
+  EXPECT_EQ(comparison->differences[0].verdict, Verdict::kUnknownNoise);
+}
+
+TEST(CompareTest, RefusesWhatHasNothingInCommon) {
+  report::Run other = BenchRun({1}, 1);
+  other.bench[0].size_bytes = 2048;
+  EXPECT_THAT(std::string(Compare(BenchRun({1}, 1), other).status().message()),
+              HasSubstr("no row of 'r' has a counterpart"));
+  other.kind = RunKind::kSweep;
+  EXPECT_THAT(std::string(Compare(BenchRun({1}, 1), other).status().message()),
+              HasSubstr("moe bench and 'r' of moe sweep"));
+}
+
+TEST(ChecksTest, BoundsAreOnTheColumnsThatAreThere) {
+  const std::vector<report::Run> runs = {BenchRun({100, 80}, 3)};
+  const auto rows = CheckRows(runs, nullptr);
+  ASSERT_EQ(rows.size(), 2u);
+  const auto failed = RowsThatFail("busbw < 90 && size >= 1024", rows);
+  ASSERT_TRUE(failed.ok()) << failed.status();
+  EXPECT_THAT(*failed, ElementsAre(rows[1].name));
+  // Nothing was measured that this could fail on.
+  EXPECT_EQ(RowsThatFail("val_loss > 4", rows).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ChecksTest, WorseIsABoundOnTheComparison) {
+  const std::vector<report::Run> runs = {BenchRun({100}, 3), BenchRun({80}, 3)};
+  const auto comparison = Compare(runs[0], runs[1]);
+  ASSERT_TRUE(comparison.ok());
+  const auto rows = CheckRows(runs, &*comparison);
+  EXPECT_EQ(RowsThatFail("worse_pct > 15", rows)->size(), 1u);
+  EXPECT_EQ(RowsThatFail("worse_pct > 25", rows)->size(), 0u);
+  EXPECT_EQ(RowsThatFail("busbw_change_pct < -15", rows)->size(), 1u);
+}
+
+}  // namespace
+}  // namespace moe::report
