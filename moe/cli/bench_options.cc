@@ -211,10 +211,8 @@ absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure
 
 absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
                        BenchOutputOptions& options) {
-  if (!settings.empty("output")) options.form = bench::TableFormOf(settings.text("output"));
-  if (!settings.empty("output-err")) {
-    options.form_err = bench::TableFormOf(settings.text("output-err"));
-  }
+  options.form = bench::TableFormOf(settings.text("output"));  // "table": none of them
+  options.form_err = bench::TableFormOf(settings.text("output-stderr"));
   options.json_path = settings.text("json-file");
   if (settings.empty("fail-if")) return absl::OkStatus();
   auto parsed = bench::FailIf::Parse(settings.text("fail-if"), columns);
@@ -262,8 +260,6 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                   absl::StrCat("; expected ", absl::StrJoin(known, ", ")))));
     }
   }
-  // -oe is what other benchmarks call it; to Boost it is -o with the value e.
-  std::replace(flags.begin(), flags.end(), std::string("-oe"), std::string("--output-err"));
   MOE_RETURN_IF_ERROR(LoadFlags(flags, call.settings));
   if (call.settings.on("help")) return call;
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, call.settings, warnings));

@@ -4,6 +4,7 @@
 
 #include "moe/bench/collectives.h"
 #include "moe/bench/gemm_bench.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/table_help.h"
 
 namespace moe::cli {
@@ -121,7 +122,7 @@ void AddTraffic(Table& table) {
       {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform",
         "of alltoallv and gemm; see below"},
        {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
-        "over all ranks, for zipf, hot_expert, gemm and layer; 0 = 8 per rank"},
+        "over all ranks, for zipf, hot_expert, gemm and layer; 0 = 8 per rank, gemm 8"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},
        {kGroup,
         "dispatch",
@@ -160,37 +161,8 @@ void AddGemm(Table& table) {
        {kGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of each rank"}});
 }
 
-void AddRanks(Table& table) {
-  const char* const kGroup = "Ranks";
-  table.insert(table.end(),
-               {{kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
-                 "threads of this process; under mpirun its size, which R must equal if given"},
-                {kGroup,
-                 "backend",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "auto",
-                 "local: threads; mpi: processes; auto: mpi under mpirun, else local",
-                 {"auto", "local", "mpi", "nccl"}},
-                {kGroup,
-                 "device",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "cpu",
-                 "cuda needs a build with CUDA",
-                 {"cpu", "cuda"}},
-                {kGroup, "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"},
-                {kGroup, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
-                 "a rank that waits longer than this for another one gives up (exit 8)"}});
-}
-
 void AddOutput(Table& table) {
   const char* const kGroup = "Output";
-  const std::vector<std::string> kForms = {"csv", "json", "jsonl", "md"};
   table.insert(
       table.end(),
       {{kGroup,
@@ -200,26 +172,13 @@ void AddOutput(Table& table) {
         Kind::kWord,
         "NAME",
         "table",
-        "nccl: nccl-tests' thirteen columns, N/A where a call has no in-place or out-of-place form",
+        "of the table: nccl for nccl-tests' thirteen columns, N/A where a call has no in-place or "
+        "out-of-place form",
         {"table", "nccl"}},
-       {kGroup, "output", "", 'o', Kind::kWord, "FORM", "", "instead of the table", kForms},
-       {kGroup, "output-err", "oe", 0, Kind::kWord, "FORM", "",
-        "(or -oe) to standard error, beside the table", kForms},
        {kGroup, "json-file", "", 'J', Kind::kText, "FILE", "", "all rows as one JSON array"},
        {kGroup, "svg", "", 0, Kind::kText, "FILE", "", "p2p: the table of the largest size"},
        {kGroup, "fail-if", "", 0, Kind::kText, "EXPR", "", "exit 1 if it holds for a row"},
-       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no notes on standard error"},
-       {kGroup,
-        "print-config",
-        "",
-        0,
-        Kind::kSwitch,
-        "",
-        "",
-        "print every setting and where it came from, and stop",
-        {},
-        true},
-       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "print this and stop", {}, true}});
+       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no notes on standard error"}});
 }
 
 }  // namespace
@@ -229,8 +188,13 @@ std::vector<Setting> BenchSettings() {
   AddSizes(table);
   AddTraffic(table);
   AddGemm(table);
-  AddRanks(table);
+  AddRankSettings("Ranks", table);
+  table.push_back(
+      {"Ranks", "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"});
+  AddTimeoutSetting("Ranks", table);
+  AddFormSettings("Output", table);
   AddOutput(table);
+  AddHelpSettings("Output", table);
   return table;
 }
 
