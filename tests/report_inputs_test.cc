@@ -2,11 +2,13 @@
 #include <cmath>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "moe/report/expert_load.h"
 #include "moe/report/inputs.h"
+#include "moe/report/layer_phases.h"
 #include "moe/report/page.h"
 #include "moe/report/sections.h"
 #include "tests/io_test.h"
@@ -142,6 +144,19 @@ TEST(ExpertLoadTest, ManyStepsAndExpertsAreAveraged) {
   EXPECT_EQ(map.rows.size(), kMaxLoadRows);
   for (const double value : map.values) EXPECT_EQ(value, 1);
   EXPECT_THAT(LayersToShow(run), ElementsAre(0, 1, 2, 7));
+}
+
+TEST(LayerPhasesTest, WhatIsBetweenThePhasesIsAPartOfItsOwn) {
+  const auto row = [](const char* phase, int time_us) {
+    return absl::StrCat(R"({"op":"layer","pass":"forward","phase":")", phase,
+                        R"(","hidden":64,"time_us":)", time_us, "}\n");
+  };
+  const auto run = ParseRun("f", row("gate", 10) + row("expert", 60) + row("all", 100));
+  ASSERT_TRUE(run.ok()) << run.status();
+  const std::string html = LayerPhases({*run});
+  EXPECT_THAT(html, HasSubstr("data-marks=\"3\""));
+  EXPECT_THAT(html, HasSubstr("forward\nexpert: 60 us, 60 % of 100 us"));
+  EXPECT_THAT(html, HasSubstr("between phases: 30 us"));
 }
 
 TEST(PageTest, NoNameOfAnInputIsMarkup) {

@@ -8,6 +8,7 @@
 
 #include "moe/report/format.h"
 #include "moe/report/labels.h"
+#include "moe/report/layer_phases.h"
 #include "moe/report/palette.h"
 #include "moe/report/sections.h"
 #include "moe/report/table.h"
@@ -226,6 +227,8 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
   return {TableCell::Text(r.run->name),
           TableCell::Text(b.op),
           TableCell::Text(b.algorithm),
+          TableCell::Text(b.pass),
+          TableCell::Text(b.phase),
           TableCell::Text(b.backend),
           TableCell::Number(b.ranks, CountText(b.ranks)),
           TableCell::Text(b.routing),
@@ -246,16 +249,13 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
 }
 
 std::string RowTable(const std::vector<NamedRow>& rows) {
-  Table table = {.title = "All benchmark rows", .names = {"run",          "op",
-                                                          "algorithm",    "backend",
-                                                          "ranks",        "routing",
-                                                          "dtype",        "size",
-                                                          "time (us)",    "p99 (us)",
-                                                          "cv (%)",       "algbw (GB/s)",
-                                                          "busbw (GB/s)", "memcpy (GB/s)",
-                                                          "GFLOP/s",      "peak (GFLOP/s)",
-                                                          "imbalance",    "wait (%)",
-                                                          "wrong",        "status"}};
+  Table table = {
+      .title = "All benchmark rows",
+      .names = {"run",           "op",       "algorithm",      "pass",         "phase",
+                "backend",       "ranks",    "routing",        "dtype",        "size",
+                "time (us)",     "p99 (us)", "cv (%)",         "algbw (GB/s)", "busbw (GB/s)",
+                "memcpy (GB/s)", "GFLOP/s",  "peak (GFLOP/s)", "imbalance",    "wait (%)",
+                "wrong",         "status"}};
   for (const NamedRow& r : rows) table.rows.push_back(RowOf(r));
   return Render(table);
 }
@@ -269,7 +269,7 @@ Section BenchSection(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& row : run.bench) {
       all.push_back({&run, &row});
-      if (row.failed()) continue;
+      if (row.failed() || !row.phase.empty()) continue;
       const auto same = [&](const auto& op) {
         return op.first == row.op;
       };
@@ -285,7 +285,7 @@ Section BenchSection(absl::Span<const Run> runs) {
     if (HasPoints(chart)) section.body += Render(chart);
     section.body += SkewChart(ops[i].first, i, ops[i].second);
   }
-  section.body += "</div>\n" + RowTable(all);
+  section.body += LayerPhases(runs) + "</div>\n" + RowTable(all);
   return section;
 }
 

@@ -66,6 +66,8 @@ Key KeyOf(const BenchRow& r) {
           absl::StrCat(CountText(r.hosts), " hosts"),
           r.routing,
           r.shape,
+          r.pass,
+          r.phase,
           r.dtype,
           std::isfinite(r.size_bytes) ? BytesText(r.size_bytes) : CountText(r.size()) + " rows"};
 }

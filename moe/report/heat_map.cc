@@ -17,6 +17,13 @@ constexpr double kCellsHeight = 200;
 constexpr double kHeight = 308;
 constexpr int kColourSteps = 40;
 
+// 1, 2, 5, 10, 20, ...
+size_t NextStride(size_t stride) {
+  size_t lead = stride;
+  while (lead >= 10) lead /= 10;
+  return lead == 2 ? stride / 2 * 5 : stride * 2;
+}
+
 class HeatMapDrawing {
  public:
   explicit HeatMapDrawing(const HeatMap& map)
@@ -73,13 +80,15 @@ class HeatMapDrawing {
 
   void DrawColumnLabels() {
     constexpr double kY = kTop + kCellsHeight;
-    double free_from = 0;
-    for (size_t c = 0; c < map_.columns.size(); ++c) {
+    double widest = 0;
+    for (const HeatMapLine& column : map_.columns)
+      widest = std::max(widest, TextWidth(column.label));
+    size_t every = 1;
+    while (static_cast<double>(every) * CellWidth() < widest + 10) every = NextStride(every);
+    for (size_t c = 0; c < map_.columns.size(); c += every) {
       const double middle = left_ + (static_cast<double>(c) + 0.5) * CellWidth();
-      const double half = TextWidth(map_.columns[c].label) / 2;
-      if (middle - half < free_from || middle + half > kDrawingWidth) continue;
-      free_from = middle + half + 24;
       svg_.Line("axis", {middle, kY}, {middle, kY + 4});
+      if (middle + TextWidth(map_.columns[c].label) / 2 > kDrawingWidth) continue;
       svg_.Text("tick", {middle, kY + 17}, Anchor::kMiddle, map_.columns[c].label);
     }
     svg_.Text("label", {(left_ + kRight) / 2, kY + 34}, Anchor::kMiddle, map_.x_label);

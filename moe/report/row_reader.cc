@@ -113,6 +113,9 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.received_imbalance = f.Number("imb_rx");
   row.wait_pct = f.Number("wait_pct");
   row.wrong = f.Number("nwrong");
+  row.pass = f.Text("pass");
+  row.phase = f.Text("phase");
+  if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");
   row.rows = f.Number("rows");
   if (f.Find("hidden") != nullptr) {
     row.shape =

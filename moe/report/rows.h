@@ -17,7 +17,8 @@ inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 // Of `moe bench`. Numbers are kNone where the benchmark has no such figure.
 struct BenchRow {
   std::string op, algorithm, backend, transport, routing, dtype, status, error;
-  std::string shape;  // of products: "E 8 H 64 F 128"
+  std::string shape;        // of products and layers: "E 8 H 64 F 128"
+  std::string pass, phase;  // of a layer: "forward", "expert"; the phase "all" is the whole pass
   double ranks = kNone, hosts = kNone;
   double size_bytes = kNone;
   double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;
