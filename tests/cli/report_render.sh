@@ -30,7 +30,8 @@ dom page.html 1280
 drawings=$(grep -c '<svg class="drawing"' page.html)
 (($(attribute charts) == drawings && drawings >= 12)) ||
   fail "$(attribute charts) charts of $drawings"
-marks=$(grep -oE 'data-marks="[0-9]+"' page.html | grep -oE '[0-9]+' | paste -sd+ | bc)
+marks=$(grep -oE 'data-marks="[0-9]+"' page.html | grep -oE '[0-9]+' |
+  awk '{ sum += $1 } END { print sum }')
 [[ $(attribute marks) == "$marks" ]] || fail "$(attribute marks) marks of $marks"
 
 # And can say no: a mark is missing, and a script that is not the page's own does not run.
