@@ -1,9 +1,11 @@
 // What `moe doctor` makes of machines that are not this one.
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moe/cli/find_program.h"
 #include "moe/cli/machine_facts.h"
 
 namespace moe::cli {
@@ -107,6 +109,15 @@ TEST(Doctor, WithoutMpiSharedMemoryDoesNotMatter) {
   facts.linked_mpi = "mpich";
   facts.mpirun_version = "HYDRA build details:";
   EXPECT_EQ(FindingOf(facts, "/dev/shm").verdict, Verdict::kBad);
+}
+
+TEST(FindProgram, LooksInThePathAsExecvpDoes) {
+  EXPECT_EQ(FindProgram("sh", "/nowhere:/bin"), "/bin/sh");
+  EXPECT_EQ(FindProgram("sh", "/nowhere"), "");
+  EXPECT_EQ(FindProgram("/bin/sh", ""), "/bin/sh");
+  EXPECT_EQ(FindProgram("bin", "/"), "");  // a folder
+  const std::vector<std::string> environment = {"PATHS=a", "PATH=b=c"};
+  EXPECT_EQ(VariableOf(environment, "PATH"), "b=c");
 }
 
 TEST(Doctor, GathersWhatEveryMachineHas) {

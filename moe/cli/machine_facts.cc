@@ -19,6 +19,7 @@
 #include "comm/bootstrap.h"
 #include "comm/create.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/cli/find_program.h"
 
 namespace moe::cli {
 namespace {
@@ -110,14 +111,6 @@ void GatherMemory(MachineFacts& facts) {
   }
 }
 
-std::string InPath(absl::string_view path, absl::string_view name) {
-  for (const absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
-    const std::string candidate = absl::StrCat(folder, "/", name);
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-  }
-  return "";
-}
-
 // First line that `program --version` prints.
 std::string VersionOf(const std::string& program) {
   const std::string command = absl::StrCat("'", program, "' --version 2>/dev/null");
@@ -132,29 +125,15 @@ std::string VersionOf(const std::string& program) {
   return got == nullptr ? "" : std::string(absl::StripAsciiWhitespace(line.data()));
 }
 
-std::string Variable(absl::Span<const std::string> environment, absl::string_view name) {
-  for (const std::string& entry : environment) {
-    const std::vector<std::string> parts = absl::StrSplit(entry, absl::MaxSplits('=', 1));
-    if (parts.size() == 2 && parts[0] == name) return parts[1];
-  }
-  return "";
-}
-
 void GatherMpi(absl::Span<const std::string> environment, MachineFacts& facts) {
   facts.linked_mpi = std::string(LinkedMpi());
-  const std::string path = Variable(environment, "PATH");
-  // Debian's alternatives: the launcher of the linked MPI by its own name first.
-  for (const std::string& name :
-       {absl::StrCat("mpirun.", facts.linked_mpi), std::string("mpirun"), std::string("mpiexec")}) {
-    facts.mpirun = InPath(path, name);
-    if (!facts.mpirun.empty()) break;
-  }
+  facts.mpirun = FindMpiLauncher(VariableOf(environment, "PATH"));
   if (!facts.mpirun.empty()) facts.mpirun_version = VersionOf(facts.mpirun);
   facts.root = ::geteuid() == 0;
-  facts.root_allowed = Variable(environment, "OMPI_ALLOW_RUN_AS_ROOT") == "1" &&
-                       Variable(environment, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") == "1";
+  facts.root_allowed = VariableOf(environment, "OMPI_ALLOW_RUN_AS_ROOT") == "1" &&
+                       VariableOf(environment, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") == "1";
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID", "WORLD_SIZE"}) {
-    if (!Variable(environment, name).empty()) facts.launcher = name;
+    if (!VariableOf(environment, name).empty()) facts.launcher = name;
   }
 }
 

@@ -104,7 +104,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
     if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
   }
   if (options.needs_mpi) {
-    if (const absl::Status status = MpiLauncher::CheckPresent(options); !status.ok()) {
+    if (const absl::Status status = MpiLauncher::CheckPresent(options, invocation); !status.ok()) {
       return absl::UnimplementedError(
           absl::StrCat("--layouts names transport=mpi, but ", status.message()));
     }

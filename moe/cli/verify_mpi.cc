@@ -23,6 +23,7 @@
 #include "comm/create.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
+#include "moe/cli/find_program.h"
 #include "moe/cli/program.h"
 
 namespace moe::cli {
@@ -41,18 +42,10 @@ absl::Status IoError(const std::string& what) {
   return WithExitCode(absl::InternalError(absl::StrCat("cannot ", what)), ExitCode::kIo);
 }
 
-// "" if it is not there.
-std::string FindProgram(const std::string& name) {
-  const auto runs = [](const std::string& path) {
-    return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
-  };
-  if (absl::StrContains(name, "/")) return runs(name) ? name : "";
-  const char* const path = std::getenv("PATH");  // as execvp
-  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "" : path, ':')) {
-    const std::string candidate = absl::StrCat(folder, "/", name);
-    if (!folder.empty() && runs(candidate)) return candidate;
-  }
-  return "";
+// --mpirun, or the linked MPI's own; "" if it is not there.
+std::string LauncherOf(const VerifyOptions& options, const Invocation& invocation) {
+  const std::string path = VariableOf(invocation.environment, "PATH");
+  return options.mpirun.empty() ? FindMpiLauncher(path) : FindProgram(options.mpirun, path);
 }
 
 // What a launcher would take for its own, or the processes for theirs, stays out.
@@ -250,24 +243,25 @@ absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t ca
       ours ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
-absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options) {
+absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options, const Invocation& invocation) {
   if (!HasBackend(Backend::kMpi)) {
     return absl::UnimplementedError("this build has no MPI");
   }
-  if (FindProgram(options.mpirun).empty()) {
-    return absl::UnimplementedError(absl::StrCat("there is no program '", options.mpirun, "'"));
+  if (LauncherOf(options, invocation).empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "there is no program '", options.mpirun.empty() ? "mpirun" : options.mpirun, "'"));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
     int ranks, const std::vector<verify::Case>& cases) {
-  MOE_RETURN_IF_ERROR(CheckPresent(options_));
+  MOE_RETURN_IF_ERROR(CheckPresent(options_, invocation_));
   MOE_RETURN_IF_ERROR(MakeFolder());
   std::error_code ignored;
   fs::remove(folder_ + kResults, ignored);
   WriteRequest(folder_ + kRequest, cases, problems_);
-  MOE_RETURN_IF_ERROR(Launch(FindProgram(options_.mpirun), ranks, cases.size()));
+  MOE_RETURN_IF_ERROR(Launch(LauncherOf(options_, invocation_), ranks, cases.size()));
   return ReadResults(folder_ + kResults, cases, problems_);
 }
 

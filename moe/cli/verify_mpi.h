@@ -29,7 +29,7 @@ class MpiLauncher {
   MpiLauncher& operator=(const MpiLauncher&) = delete;
 
   // kUnimplemented: this build has no MPI, or mpirun is not there.
-  static absl::Status CheckPresent(const VerifyOptions& options);
+  static absl::Status CheckPresent(const VerifyOptions& options, const Invocation& invocation);
 
   // As CheckPresent. kDeadlineExceeded: the processes
   // took longer than --comm-timeout and what their cases may take. Others: what they ended with.

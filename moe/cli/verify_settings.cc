@@ -110,7 +110,8 @@ void AddOutput(std::vector<Setting>& table) {
   AddFormSettings(kGroup, table);
   table.insert(
       table.end(),
-      {{kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "mpirun", "starts the MPI processes"},
+      {{kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "",
+        "starts the MPI processes; default: mpirun of the MPI that this build is linked with"},
        {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
        {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"}});
   AddTimeoutSetting(kGroup, table);
