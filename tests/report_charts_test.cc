@@ -140,6 +140,15 @@ TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
   EXPECT_FALSE(HasPoints(Chart(XyStyle::kPoints, 0)));
 }
 
+TEST(XyChartTest, APointWhoseWhiskerHasNoEndStandsOnTheAxis) {
+  // On a logarithmic axis the lower whisker of 0.25 +- 1 ends nowhere; the point itself is there.
+  XyChart chart = Chart(XyStyle::kLinePoints, 2);
+  chart.y_kind = ScaleKind::kLog;
+  chart.series[0].points[0] = {.x = 1, .y = 0.25, .y_error = 1};
+  chart.series[0].points[1] = {.x = 2, .y = 5};
+  EXPECT_THAT(Render(chart), HasSubstr(">0.5<"));  // a tick between the two
+}
+
 TEST(XyChartTest, TheFrontIsALineAndARingPerPoint) {
   XyChart chart = Chart(XyStyle::kPoints, 4);  // x and y both grow: the first alone is best
   chart.front = Front{Better::kLower, Better::kLower};

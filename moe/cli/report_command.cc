@@ -33,7 +33,7 @@ constexpr char kHead[] =
 One HTML file, with its charts and tables inside and nothing to load, from any mix of results:
 
   RUN   the --out folder of moe train or its metrics.jsonl, rows of moe bench -J FILE, rows of
-        moe sweep; JSON, or JSON lines. The keys tell which it is.
+        a sweep (docs/report.md); JSON, or JSON lines. The keys tell which it is.
 
   moe report run bench.json
   moe report --compare before.json after.json --fail-if 'worse_pct > 5'

@@ -88,6 +88,7 @@ class XyDrawing {
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
         // A whisker to zero or below has no end on a logarithmic axis.
+        range.Take(p.x);
         if (!IsLog(chart_.x_kind) || p.x > p.x_error) range.Take(p.x - p.x_error);
         range.Take(p.x + p.x_error);
       }
@@ -99,6 +100,7 @@ class XyDrawing {
     if (chart_.y_from_zero) range.Take(0);
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
+        range.Take(p.y);
         if (!IsLog(chart_.y_kind) || p.y > p.y_error) range.Take(p.y - p.y_error);
         range.Take(p.y + p.y_error);
       }
