@@ -22,10 +22,12 @@ if(TARGET moe)
   endfunction()
   moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
   moe_cli_test(train LABELS smoke TIMEOUT 300)
-  moe_cli_test(bench LABELS smoke TIMEOUT 120 ARGS
+  moe_cli_test(bench LABELS smoke TIMEOUT 300 ARGS
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
-  moe_cli_test(verify LABELS smoke TIMEOUT 300 ARGS
+  # Its default run may take a minute; how long under a sanitizer says nothing.
+  moe_cli_test(verify LABELS smoke TIMEOUT 600 ARGS $<IF:$<BOOL:${MOE_SANITIZE}>,300,60>
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
+  set_tests_properties(cli_verify PROPERTIES RUN_SERIAL TRUE) # it measures time
   moe_cli_test(layer LABELS smoke TIMEOUT 120 ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden/data
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
   if(MOE_MPI_FOUND)
