@@ -68,6 +68,24 @@ class GroupMask {
   std::vector<float> worth_, sorted_;
 };
 
+// What TopKGate writes beside the ids, where another kernel has selected: the scores at the ids, and
+// how often each was selected.
+absl::Status TakeSelected(MatrixView<const float> score, MatrixView<const int32_t> expert,
+                          MatrixView<float> weight, absl::Span<int64_t> count, Stream& stream) {
+  return stream.Enqueue([score, expert, weight, count, &threads = stream.threads()] {
+    threads.For(expert.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t j = 0; j < expert.cols(); ++j) weight(t, j) = score(t, expert(t, j));
+      }
+    });
+    std::fill(count.begin(), count.end(), int64_t{0});
+    for (int64_t t = 0; t < expert.rows(); ++t) {
+      for (int64_t j = 0; j < expert.cols(); ++j) ++count[static_cast<size_t>(expert(t, j))];
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 
 GateTraits TokenChoiceGate::traits() const {
@@ -92,7 +110,7 @@ absl::Status TokenChoiceGate::FillValues(const GateInput& input, MatrixView<cons
       });
 }
 
-// Scores of all experts, ids of the selected ones. `weight` is scratch.
+// Scores of all experts; ids of the selected ones, their scores in `weight`, and their counts.
 absl::Status TokenChoiceGate::Score(const GateInput& input, MatrixView<float> score,
                                     MatrixView<int32_t> expert, MatrixView<float> weight,
                                     absl::Span<float> log_sum_exp, absl::Span<int64_t> count,
@@ -104,15 +122,19 @@ absl::Status TokenChoiceGate::Score(const GateInput& input, MatrixView<float> sc
                                 .log_sum_exp = log_sum_exp,
                                 .count = count};
     MOE_RETURN_IF_ERROR(TopKGate(input.logits, out, stream));
-    if (SelectsByLogits()) return absl::OkStatus();
+    if (SelectsByLogits()) return absl::OkStatus();  // the kernel has done it all
   } else {
     MOE_RETURN_IF_ERROR(SigmoidScores(input.logits, score, log_sum_exp, stream));
-    if (SelectsByLogits()) return TopKSelect(input.logits, expert, stream);
+  }
+  if (SelectsByLogits()) {
+    MOE_RETURN_IF_ERROR(TopKSelect(input.logits, expert, stream));
+    return TakeSelected(score, expert, weight, count, stream);
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> value,
                        workspace.Matrix<float>(score.rows(), score.cols()));
   MOE_RETURN_IF_ERROR(FillValues(input, score, value, stream));
-  return TopKSelect(value, expert, stream);
+  MOE_RETURN_IF_ERROR(TopKSelect(value, expert, stream));
+  return TakeSelected(score, expert, weight, count, stream);
 }
 
 absl::StatusOr<GateSelection> TokenChoiceGate::Select(const GateInput& input, Workspace& workspace,
@@ -131,23 +153,16 @@ absl::StatusOr<GateSelection> TokenChoiceGate::Select(const GateInput& input, Wo
   MOE_RETURN_IF_ERROR(Score(input, score, expert,
                             MatrixView<float>(weight.data(), tokens, rule_.top_k), log_sum_exp,
                             count, workspace, stream));
-  MOE_RETURN_IF_ERROR(
-      stream.Enqueue([this, weight, score, expert, offset, count, &threads = stream.threads()] {
-        const auto k = static_cast<size_t>(rule_.top_k);
-        threads.For(score.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-          for (int64_t t = begin; t < end; ++t) {
-            const absl::Span<float> mine = weight.subspan(static_cast<size_t>(t) * k, k);
-            for (size_t j = 0; j < k; ++j) {
-              mine[j] = score(t, expert(t, static_cast<int64_t>(j)));
-            }
-            Weigh(mine);
-          }
-        });
-        std::fill(count.begin(), count.end(), int64_t{0});
-        for (size_t s = 0; s < weight.size(); ++s) ++count[static_cast<size_t>(expert.data()[s])];
-        for (size_t t = 0; t < offset.size(); ++t) offset[t] = static_cast<int64_t>(t * k);
-        return absl::OkStatus();
-      }));
+  MOE_RETURN_IF_ERROR(stream.Enqueue([this, weight, tokens, offset, &threads = stream.threads()] {
+    const auto k = static_cast<size_t>(rule_.top_k);
+    threads.For(tokens, kTokensPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        Weigh(weight.subspan(static_cast<size_t>(t) * k, k));
+      }
+    });
+    for (size_t t = 0; t < offset.size(); ++t) offset[t] = static_cast<int64_t>(t * k);
+    return absl::OkStatus();
+  }));
   return GateSelection{.slot_offset = offset,
                        .expert = {expert.data(), weight.size()},
                        .weight = weight,
