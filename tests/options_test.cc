@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "moe/cli/command.h"
 #include "moe/cli/config_file.h"
 #include "moe/cli/suggest.h"
 #include "moe/cli/train_options.h"
@@ -453,7 +454,7 @@ TEST(ReproduceTest, QuotesForAShell) {
 }
 
 TEST(HelpTest, NamesEveryFlagOnceWithItsDefault) {
-  const std::string help = TrainHelp();
+  const std::string help = HelpText(TrainHelp());
   for (const Setting& s : TrainSettings()) {
     EXPECT_THAT(help, HasSubstr("--" + s.name)) << s.name;
     const std::string fallback = s.fallback.empty() ? "" : "[" + s.fallback + "]";

@@ -156,7 +156,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const BenchCall call,
                        LoadBenchCall(invocation.args, invocation.environment, warnings));
-  if (call.settings.on("help")) return Print(BenchHelp());
+  if (call.settings.on("help")) return Print(HelpText(BenchHelp()));
   if (call.settings.on("print-config")) return Print(PrintSettings(call.settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(call.settings, invocation.environment));
   speaks = launch.rank() == 0;

@@ -25,10 +25,9 @@ constexpr int64_t kMostBytes = int64_t{1} << 40;
 // Of a table that somebody reads.
 constexpr size_t kMostSizes = 10'000;
 
-const std::vector<std::string>& Operations() {
-  static const std::vector<std::string> names = {"alltoall",  "alltoallv",     "allreduce",
-                                                 "allgather", "reducescatter", "p2p",
-                                                 "memcpy",    "gemm",          "layer"};
+std::vector<std::string> Operations() {
+  std::vector<std::string> names;
+  for (const Operands::Word& operation : BenchOperations()) names.push_back(operation.name);
   return names;
 }
 

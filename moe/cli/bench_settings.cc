@@ -4,8 +4,8 @@
 
 #include "moe/bench/collectives.h"
 #include "moe/bench/gemm_bench.h"
+#include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
-#include "moe/cli/table_help.h"
 
 namespace moe::cli {
 namespace {
@@ -15,17 +15,6 @@ constexpr char kHead[] =
 
 Times a collective over a range of sizes and checks every timed call, as nccl-tests do, on threads
 of this process or, under mpirun, on processes.
-
-Operations
-  alltoall        equal blocks between all ranks
-  alltoallv       the blocks of --routing: even, skewed, ragged
-  allreduce       sum, in place, by --all-reduce
-  allgather       every rank's block to all ranks
-  reducescatter   sum, each rank keeps its block
-  p2p             one pair at a time, every pair: a table in GB/s
-  memcpy          every rank copies its own bytes at the same time: this machine's limit
-  gemm            not a collective: the grouped products of experts, on one rank
-  layer           a whole MoE layer, forward and backward, by phase
 
   moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
   moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
@@ -183,6 +172,21 @@ void AddOutput(Table& table) {
 
 }  // namespace
 
+const std::vector<Operands::Word>& BenchOperations() {
+  static const std::vector<Operands::Word> operations = {
+      {"alltoall", "equal blocks between all ranks"},
+      {"alltoallv", "the blocks of --routing: even, skewed, ragged"},
+      {"allreduce", "sum, in place, by --all-reduce"},
+      {"allgather", "every rank's block to all ranks"},
+      {"reducescatter", "sum, each rank keeps its block"},
+      {"p2p", "one pair at a time, every pair: a table in GB/s"},
+      {"memcpy", "every rank copies its own bytes at the same time: this machine's limit"},
+      {"gemm", "not a collective: the grouped products of experts, on one rank"},
+      {"layer", "a whole MoE layer, forward and backward, by phase"},
+  };
+  return operations;
+}
+
 std::vector<Setting> BenchSettings() {
   Table table;
   AddSizes(table);
@@ -198,8 +202,11 @@ std::vector<Setting> BenchSettings() {
   return table;
 }
 
-std::string BenchHelp() {
-  return absl::StrCat(kHead, TableHelp(BenchSettings()), kTail);
+CommandHelp BenchHelp() {
+  return {.head = kHead,
+          .operands = {.heading = "Operations", .words = BenchOperations()},
+          .settings = BenchSettings(),
+          .tail = kTail};
 }
 
 }  // namespace moe::cli

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "moe/cli/settings.h"
+#include "moe/cli/command_help.h"
 
 namespace moe::cli {
 
 std::vector<Setting> BenchSettings();
 
-// Operations, flags by group, then columns, formulas and exit codes.
-std::string BenchHelp();
+// With their names, in the order of the help.
+const std::vector<Operands::Word>& BenchOperations();
 
 }  // namespace moe::cli
 

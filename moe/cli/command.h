@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/cli/command_help.h"
 #include "moe/cli/exit_code.h"
 
 namespace moe::cli {
@@ -22,6 +23,14 @@ ExitCode LayerCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
 ExitCode ReportCommand(const Invocation& invocation);
+
+// What --help of a command prints.
+CommandHelp TrainHelp();
+CommandHelp BenchHelp();
+CommandHelp LayerHelp();
+CommandHelp VerifyHelp();
+CommandHelp DoctorHelp();
+CommandHelp ReportHelp();
 
 }  // namespace moe::cli
 

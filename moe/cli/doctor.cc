@@ -12,7 +12,6 @@
 #include "moe/cli/machine_facts.h"
 #include "moe/cli/program.h"
 #include "moe/cli/settings.h"
-#include "moe/cli/table_help.h"
 
 namespace moe::cli {
 namespace {
@@ -75,7 +74,7 @@ std::string Text(const std::vector<Finding>& findings, const std::string& form) 
 absl::Status Run(const Invocation& invocation) {
   Settings settings(DoctorSettings());
   MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
-  if (settings.on("help")) return Print(absl::StrCat(kHead, TableHelp(settings.table()), kTail));
+  if (settings.on("help")) return Print(HelpText(DoctorHelp()));
   if (settings.on("print-config")) return Print(PrintSettings(settings));
   const int ranks = settings.integer("ranks");
   if (ranks < 1) {
@@ -96,6 +95,10 @@ absl::Status Run(const Invocation& invocation) {
 }
 
 }  // namespace
+
+CommandHelp DoctorHelp() {
+  return {.head = kHead, .settings = DoctorSettings(), .tail = kTail};
+}
 
 ExitCode DoctorCommand(const Invocation& invocation) {
   const absl::Status status = Run(invocation);

@@ -8,9 +8,9 @@
 #include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
-#include "moe/cli/table_help.h"
 
 namespace moe::cli {
 namespace {
@@ -173,8 +173,8 @@ absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
   return settings;
 }
 
-std::string LayerHelp() {
-  return absl::StrCat(kHead, TableHelp(LayerSettings()), kTail);
+CommandHelp LayerHelp() {
+  return {.head = kHead, .settings = LayerSettings(), .tail = kTail};
 }
 
 absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const World& world) {

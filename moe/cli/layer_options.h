@@ -22,8 +22,6 @@ absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
                                            absl::Span<const std::string> environment,
                                            std::vector<std::string>& warnings);
 
-std::string LayerHelp();
-
 struct LayerOptions {
   std::string config, weights, input, output;
   std::string grad_output, grads;  // both empty: forward alone

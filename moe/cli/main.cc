@@ -8,32 +8,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "moe/cli/command.h"
+#include "moe/cli/commands.h"
 #include "moe/cli/suggest.h"
 
 namespace moe::cli {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* summary;
-  ExitCode (*run)(const Invocation&);
-};
-
-constexpr Command kCommands[] = {
-    {"train", "train a mixture-of-experts language model on text files", TrainCommand},
-    {"bench", "times and checks collectives, even and skewed", BenchCommand},
-    {"layer", "one MoE layer of a public model, from its own files", LayerCommand},
-    {"verify", "any layout against one rank, and one rank against float64", VerifyCommand},
-    {"report", "one HTML file with charts of what the others measured", ReportCommand},
-    {"doctor", "what this build and machine have, and what will be slow", DoctorCommand},
-};
-
 std::string Help() {
   std::string text =
       "usage: moe COMMAND [flags]\n\n"
       "Mixture-of-experts layers whose experts are sharded over ranks.\n\n";
-  for (const Command& c : kCommands) text += fmt::format("  {:<10} {}\n", c.name, c.summary);
+  for (const Command& c : Commands()) text += fmt::format("  {:<10} {}\n", c.name, c.summary);
   return text +
          "\n  moe COMMAND --help     flags, defaults and formulas of a command\n"
          "  moe --version\n";
@@ -45,7 +30,7 @@ int Usage(const std::string& problem) {
 }
 
 const Command* Find(const std::string& name) {
-  for (const Command& c : kCommands) {
+  for (const Command& c : Commands()) {
     if (name == c.name) return &c;
   }
   return nullptr;
@@ -71,7 +56,7 @@ int Main(Invocation invocation) {
     return static_cast<int>(command->run(invocation));
   }
   std::vector<std::string> names = {"help"};
-  for (const Command& c : kCommands) names.emplace_back(c.name);
+  for (const Command& c : Commands()) names.emplace_back(c.name);
   return Usage(fmt::format("unknown command '{}'{}", name,
                            DidYouMean(name, names, "", "; moe --help lists all commands")));
 }

@@ -13,7 +13,6 @@
 #include "moe/cli/command.h"
 #include "moe/cli/program.h"
 #include "moe/cli/settings.h"
-#include "moe/cli/table_help.h"
 #include "moe/io/file.h"
 #include "moe/report/checks.h"
 #include "moe/report/compare.h"
@@ -159,9 +158,7 @@ absl::Status Run(const Invocation& invocation) {
   Settings settings(ReportSettings());
   MOE_ASSIGN_OR_RETURN(const Arguments arguments, Split(invocation.args, settings));
   MOE_RETURN_IF_ERROR(LoadFlags(arguments.flags, settings));
-  if (settings.on("help")) {
-    return Print(absl::StrCat(kHead, TableHelp(settings.table()), kTail));
-  }
+  if (settings.on("help")) return Print(HelpText(ReportHelp()));
   MOE_ASSIGN_OR_RETURN(const std::vector<report::Run> runs, ReadRuns(arguments.paths));
   std::vector<report::Section> sections;
   std::optional<report::Comparison> comparison;
@@ -191,6 +188,13 @@ absl::Status Run(const Invocation& invocation) {
 }
 
 }  // namespace
+
+CommandHelp ReportHelp() {
+  return {.head = kHead,
+          .operands = {.heading = "", .words = {}, .paths = true},
+          .settings = ReportSettings(),
+          .tail = kTail};
+}
 
 ExitCode ReportCommand(const Invocation& invocation) {
   const absl::Status status = Run(invocation);

@@ -138,7 +138,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadTrainSettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) return Print(TrainHelp());
+  if (settings.on("help")) return Print(HelpText(TrainHelp()));
   if (settings.on("print-config")) return Print(PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
   speaks = launch.rank() == 0;

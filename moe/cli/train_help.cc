@@ -1,4 +1,4 @@
-#include "moe/cli/table_help.h"
+#include "moe/cli/command.h"
 #include "moe/cli/train_settings.h"
 
 namespace moe::cli {
@@ -41,8 +41,8 @@ Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 ou
 
 }  // namespace
 
-std::string TrainHelp() {
-  return kHead + TableHelp(TrainSettings()) + kTail;
+CommandHelp TrainHelp() {
+  return {.head = kHead, .settings = TrainSettings(), .tail = kTail};
 }
 
 }  // namespace moe::cli

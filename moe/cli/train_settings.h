@@ -11,9 +11,6 @@ namespace moe::cli {
 
 std::vector<Setting> TrainSettings();
 
-// Flags by group, with defaults and units, then formulas, environment and exit codes.
-std::string TrainHelp();
-
 }  // namespace moe::cli
 
 #endif  // MOE_MOE_CLI_TRAIN_SETTINGS_H_

@@ -91,7 +91,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadVerifySettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) return ExitCodeOf(Print(VerifyHelp()));
+  if (settings.on("help")) return ExitCodeOf(Print(HelpText(VerifyHelp())));
   if (settings.on("print-config")) return ExitCodeOf(Print(PrintSettings(settings)));
   if (settings.is("inject", "help")) return ExitCodeOf(Print(FaultNames()));
   if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));

@@ -15,7 +15,6 @@
 namespace moe::cli {
 
 std::vector<Setting> VerifySettings();
-std::string VerifyHelp();
 
 // Flags over environment over presets over defaults. kInvalidArgument.
 absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,

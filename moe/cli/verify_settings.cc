@@ -1,9 +1,7 @@
 // The flags of `moe verify` and its help.
-#include <absl/strings/str_cat.h>
-
+#include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
-#include "moe/cli/table_help.h"
 #include "moe/cli/verify_options.h"
 
 namespace moe::cli {
@@ -129,8 +127,8 @@ std::vector<Setting> VerifySettings() {
   return table;
 }
 
-std::string VerifyHelp() {
-  return absl::StrCat(kHead, TableHelp(VerifySettings()), kTail);
+CommandHelp VerifyHelp() {
+  return {.head = kHead, .settings = VerifySettings(), .tail = kTail};
 }
 
 }  // namespace moe::cli

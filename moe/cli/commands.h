@@ -1,0 +1,23 @@
+// All commands of the program.
+#ifndef MOE_MOE_CLI_COMMANDS_H_
+#define MOE_MOE_CLI_COMMANDS_H_
+
+#include <absl/types/span.h>
+
+#include "moe/cli/command.h"
+
+namespace moe::cli {
+
+struct Command {
+  const char* name;
+  const char* summary;
+  ExitCode (*run)(const Invocation&);
+  CommandHelp (*help)();
+};
+
+// In the order of `moe --help`.
+absl::Span<const Command> Commands();
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_COMMANDS_H_
