@@ -18,8 +18,8 @@ set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)
 moe_test(session_test LABELS unit cpu threads SOURCES session_test.cc LIBS moe_moe)
 # File formats
 find_package(nlohmann_json REQUIRED)
-moe_test(io_test LABELS unit SOURCES bounded_json_test.cc checkpoint_test.cc safetensors_test.cc
-  safetensors_write_test.cc LIBS moe_moe nlohmann_json::nlohmann_json)
+moe_test(io_test LABELS unit SOURCES bounded_json_test.cc checkpoint_test.cc routing_trace_test.cc
+  safetensors_test.cc safetensors_write_test.cc LIBS moe_moe nlohmann_json::nlohmann_json)
 moe_test(io_memory_test LABELS unit SOURCES io_memory_test.cc counting_new.cc
   LIBS moe_moe nlohmann_json::nlohmann_json)
 # Public models
