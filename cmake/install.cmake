@@ -14,6 +14,8 @@ foreach(layer ${moe_layers})
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1
     FILES_MATCHING PATTERN "*.h"
     PATTERN "*-inl.h" EXCLUDE  # of one .cc, compiled once per SIMD target
+    PATTERN "*_cuda.h" EXCLUDE  # of one .cc and one .cu
+    PATTERN "cuda_*.h" EXCLUDE  # of .cu files
     PATTERN "bounded_json.h" EXCLUDE  # the package does not need nlohmann-json
     PATTERN "config_keys.h" EXCLUDE
     PATTERN "family.h" EXCLUDE

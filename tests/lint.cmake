@@ -28,6 +28,9 @@ list(FILTER headers EXCLUDE REGEX "-inl\\.h$") # Highway: compiled once per targ
 if(NOT MOE_MPI_FOUND)
   list(FILTER headers EXCLUDE REGEX "^comm/mpi/")
 endif()
+if(NOT TARGET cusim) # no CUDA headers
+  list(FILTER headers EXCLUDE REGEX "cuda|cusim")
+endif()
 set(units "")
 foreach(header ${headers})
   string(MAKE_C_IDENTIFIER ${header} unit)
@@ -40,6 +43,9 @@ target_link_libraries(headers_compile_alone PRIVATE moe_private_flags moe_mpi
   absl::status absl::statusor absl::strings absl::span absl::any_invocable absl::function_ref
   absl::time PkgConfig::HWY TBB::tbb GTest::gmock)
 target_compile_options(headers_compile_alone PRIVATE -O0 -g0)
+if(TARGET cusim)
+  target_link_libraries(headers_compile_alone PRIVATE cusim)
+endif()
 target_include_directories(headers_compile_alone PRIVATE ${RANDOM123_INCLUDE_DIR})
 add_test(NAME headers_compile_alone
   COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target headers_compile_alone)

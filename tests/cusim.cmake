@@ -1,0 +1,31 @@
+# CUDA kernels on the CPU: the simulator of cusim/, its own tests, and the kernels of kernels/ that
+# it executes. Needs CUDA's headers and neither nvcc nor a GPU. docs/cuda.md says what this finds.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  message(STATUS "moe: no simulated CUDA kernels: tests/cusim/fiber.cc switches stacks on x86-64 alone")
+  return()
+endif()
+find_path(MOE_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CUDA_HOME
+  PATHS /usr/local/cuda PATH_SUFFIXES include)
+find_path(MOE_CCCL_INCLUDE_DIR cuda/atomic HINTS ${MOE_CUDA_INCLUDE_DIR} PATH_SUFFIXES cccl)
+if(NOT MOE_CUDA_INCLUDE_DIR OR NOT MOE_CCCL_INCLUDE_DIR)
+  message(STATUS "moe: no simulated CUDA kernels: CUDA's headers were not found. Install CUDA 13 in "
+    "/usr/local/cuda, or the wheels nvidia-cuda-runtime and nvidia-cuda-cccl from PyPI, and give "
+    "their include folders as MOE_CUDA_INCLUDE_DIR and MOE_CCCL_INCLUDE_DIR")
+  return()
+endif()
+
+# Not under ThreadSanitizer: the engine is what ThreadSanitizer is told about.
+set(cusim_engine cusim/fiber.cc cusim/shared_memory.cc cusim/simulation.cc cusim/synchronization.cc)
+add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine})
+target_include_directories(cusim PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCCL_INCLUDE_DIR})
+target_link_libraries(cusim PUBLIC moe_private_flags)
+if(MOE_SANITIZE MATCHES "thread")
+  set_source_files_properties(${cusim_engine} PROPERTIES
+    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN)
+endif()
+
+moe_test(cusim_test LABELS unit cusim threads
+  SOURCES cusim/cusim_test.cc cusim/cusim_tensor_test.cc LIBS cusim)
+moe_test(cusim_faults_test LABELS unit cusim threads
+  SOURCES cusim/cusim_faults_test.cc cusim/cusim_memory_faults_test.cc LIBS cusim)

@@ -1,0 +1,66 @@
+// Runs CUDA kernels on the CPU, to find out whether they are correct. Host side: what a test calls.
+//
+// A kernel's source is compiled by the host compiler against device.h, which gives CUDA's names
+// their meaning here. Each CUDA thread is a fiber. The scheduler picks the next one at random, by
+// a seed, and lets it run until it synchronises, yields or ends; so one seed is one schedule, and
+// several seeds are several. See docs/cuda.md for what this finds and what it cannot find.
+#ifndef MOE_TESTS_CUSIM_CUSIM_H_
+#define MOE_TESTS_CUSIM_CUSIM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace cusim {
+
+struct Options {
+  uint32_t seed = 1;
+  // Blocks of a grid that run interleaved; a new one starts when one ends. Kernels whose blocks
+  // wait for each other need all of them.
+  int resident_blocks = 2;
+  // An atomic operation lets another thread run first once in so many times; 0 = never.
+  uint32_t preempt_one_in = 4;
+  // After so many __nanosleep calls per living thread in which none got further: a livelock.
+  uint64_t spin_limit = 2000;
+};
+
+// One kernel launch: `body` is the kernel's call, which every thread makes.
+struct Grid {
+  dim3 grid, block;
+  size_t dynamic_shared_bytes = 0;
+  std::function<void()> body;
+};
+
+// Runs the grid to its end. A fault of the kernel is printed with its name, block, thread, file and
+// line, and aborts the process.
+void RunGrid(const Grid& grid, const Options& options);
+
+// Runs several grids at once, all of their blocks resident: streams, or virtual ranks.
+void RunGrids(const std::vector<Grid>& grids, const Options& options);
+
+// Of the last run. The hash covers every choice of the scheduler.
+struct Stats {
+  uint64_t switches = 0;
+  uint64_t schedule_hash = 0;
+};
+Stats LastRun();
+
+// Options of the launches that kernels' own launchers make (kernels/base/cuda_kernel.h).
+const Options& LaunchOptions();
+class ScopedLaunchOptions {
+ public:
+  explicit ScopedLaunchOptions(const Options& options);
+  ~ScopedLaunchOptions();
+  ScopedLaunchOptions(const ScopedLaunchOptions&) = delete;
+  ScopedLaunchOptions& operator=(const ScopedLaunchOptions&) = delete;
+
+ private:
+  Options before_;
+};
+
+}  // namespace cusim
+
+#endif  // MOE_TESTS_CUSIM_CUSIM_H_

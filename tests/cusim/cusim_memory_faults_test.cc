@@ -1,0 +1,178 @@
+// The simulator on kernels with one planted fault in memory each. ThreadSanitizer and
+// AddressSanitizer must name the line; other builds find what they can.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <cuda/atomic>
+
+#include "kernels/base/cuda_kernel.h"
+#include "tests/cusim/cusim.h"
+#include "tests/cusim/faults.h"
+
+#if defined(__SANITIZE_THREAD__)
+// The first race ends the program, as every other fault does.
+extern "C" const char* __tsan_default_options() {
+  return "halt_on_error=1";
+}
+#endif
+
+namespace cusim {
+namespace {
+
+// A missing barrier: wrong results on any schedule, and a race whatever the results are.
+// Between the two lines, __syncthreads was removed.
+constexpr int kWriteLine = __LINE__ + 4, kReadLine = kWriteLine + 1;
+void ReverseWithoutBarrier(const int* in, int* out) {
+  MOE_SHARED_ARRAY(int, tile, 64);
+  const unsigned t = threadIdx.x;
+  tile[t] = in[t];
+  out[t] = tile[63 - t];
+}
+
+#if defined(__SANITIZE_THREAD__)
+
+using DeviceFlag = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
+
+TEST_F(CusimFaultDeathTest, RemovedBarrierIsARaceOnItsLine) {
+  std::vector<int> in(64, 1), out(64);
+  const auto kernel = [&] {
+    ReverseWithoutBarrier(in.data(), out.data());
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), Named("data race", kReadLine));
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), Named("data race", kWriteLine));
+}
+
+// The reader passes its second barrier early: the write after the first is not ordered before it.
+TEST_F(CusimFaultDeathTest, RemovedSecondBarrierOfALoopIsARace) {
+  const auto kernel = [] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    int value = static_cast<int>(threadIdx.x);
+    for (int round = 0; round < 3; ++round) {
+      tile[threadIdx.x] = value;
+      __syncthreads();
+      value = tile[63 - threadIdx.x];
+    }
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}), "data race");
+}
+
+TEST_F(CusimFaultDeathTest, RelaxedStoreWhereReleaseIsNeededIsARaceThoughResultsAreRight) {
+  const auto send = [](cuda::memory_order order) {
+    int data = 0;
+    uint32_t flag = 0;
+    const auto kernel = [&] {
+      DeviceFlag ready(flag);
+      if (blockIdx.x == 0) {
+        data = 7;
+        ready.store(1, order);
+        return;
+      }
+      while (ready.load(cuda::memory_order_acquire) == 0) __nanosleep(20);
+      data += 1;
+    };
+    RunGrid({2, 1, 0, kernel}, {});
+    EXPECT_EQ(data, 8);
+  };
+  send(cuda::memory_order_release);
+  EXPECT_DEATH(send(cuda::memory_order_relaxed), "data race");
+}
+
+// A shuffle moves registers; it does not order memory as __syncwarp does.
+TEST_F(CusimFaultDeathTest, ShuffleInPlaceOfSyncwarpIsARace) {
+  std::vector<int> values(32), out(32);
+  const auto kernel = [&] {
+    values[threadIdx.x] = 1;
+    __shfl_xor_sync(0xffffffffu, 0, 1);
+    out[threadIdx.x] = values[31 - threadIdx.x];
+  };
+  EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), "data race");
+}
+
+// One after the other here, at once on a GPU: blocks of one grid are not ordered.
+TEST_F(CusimFaultDeathTest, BlocksThatWriteOneElementRace) {
+  std::vector<int> out(4);
+  const auto kernel = [&] {
+    out[blockIdx.x / 2] = static_cast<int>(threadIdx.x);
+  };
+  EXPECT_DEATH(RunGrid({8, 1, 0, kernel}, {.resident_blocks = 1}), "data race");
+}
+
+#else
+
+TEST_F(CusimFaultDeathTest, RemovedBarrierGivesWrongResultsOnEverySchedule) {
+  std::vector<int> in(64, 1), out(64);
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    const auto kernel = [&] {
+      ReverseWithoutBarrier(in.data(), out.data());
+    };
+    RunGrid({1, 64, 0, kernel}, {.seed = seed});
+    EXPECT_NE(out, in);
+  }
+  EXPECT_LT(kWriteLine, kReadLine);
+}
+
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsGlobalRead) {
+  const std::vector<int> in(64);
+  std::vector<int> out(64);
+  constexpr int kLine = __LINE__ + 2;
+  const auto kernel = [&] {
+    out[threadIdx.x] = in.data()[threadIdx.x + 1];
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, kernel}, {}),
+               Named("heap-buffer-overflow.*READ of size 4", kLine));
+}
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsSharedReadAndWrite) {
+  constexpr int kRead = __LINE__ + 5, kWrite = kRead + 4;
+  std::vector<int> out(64);
+  const auto reads = [&] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    tile[threadIdx.x] = 1;
+    out[threadIdx.x] = *(static_cast<const int*>(tile) + threadIdx.x + 1);
+  };
+  const auto writes = [] {
+    int* const tile = static_cast<int*>(DynamicShared());
+    *(tile + threadIdx.x - 1) = 1;
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 0, reads}, {}), Named("use-after-poison.*READ of size 4", kRead));
+  EXPECT_DEATH(RunGrid({1, 64, 64 * sizeof(int), writes}, {}),
+               Named("use-after-poison.*WRITE of size 4", kWrite));
+}
+
+TEST_F(CusimFaultDeathTest, MisalignedVectorAccessByHandIsUndefinedBehaviour) {
+  alignas(16) float values[8] = {};
+  constexpr int kLine = __LINE__ + 2;
+  const auto kernel = [&] {
+    return reinterpret_cast<const uint4*>(values + 1)->x;
+  };
+  EXPECT_DEATH(RunGrid({1, 1, 0, kernel}, {}),
+               "cusim_faults_test.cc:" + std::to_string(kLine) + ".*misaligned address");
+}
+
+#else
+
+TEST_F(CusimFaultDeathTest, OutOfBoundsSharedWriteIsFoundWhenTheBlockEnds) {
+  const auto after = [] {
+    int* const tile = static_cast<int*>(DynamicShared());
+    tile[threadIdx.x + 1] = 1;
+  };
+  const auto before = [] {
+    MOE_SHARED_ARRAY(int, tile, 64);
+    *(static_cast<int*>(tile) + threadIdx.x - 1) = 1;
+  };
+  EXPECT_DEATH(RunGrid({1, 64, 64 * sizeof(int), after}, {}),
+               "out-of-bounds write to shared memory.*block \\(0, 0, 0\\)");
+  EXPECT_DEATH(RunGrid({1, 64, 0, before}, {}), "out-of-bounds write to shared memory");
+}
+
+#endif
+
+}  // namespace
+}  // namespace cusim

@@ -1,0 +1,178 @@
+#include "tests/cusim/fiber.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+// This file is compiled without -fsanitize=thread (it would instrument the switch itself), and so
+// learns of ThreadSanitizer from the build.
+#if defined(CUSIM_TSAN)
+extern "C" {
+void* __tsan_get_current_fiber();
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_acquire(void* tag);
+void __tsan_release(void* tag);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+}
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" {
+void __sanitizer_start_switch_fiber(void** fake_stack_save, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom_old, size_t* size_old);
+}
+#endif
+
+// Saves the registers that the System V ABI has callees keep, and goes on at another stack.
+extern "C" void cusim_switch_stack(void** save_stack_pointer, void* new_stack_pointer);
+asm(R"(
+.pushsection .text
+.globl cusim_switch_stack
+.type cusim_switch_stack, @function
+cusim_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size cusim_switch_stack, . - cusim_switch_stack
+.popsection
+)");
+
+namespace cusim {
+namespace {
+
+// Where Resume() was called.
+struct Host {
+  void* stack_pointer = nullptr;
+  void* tsan_fiber = nullptr;
+  void* asan_fake_stack = nullptr;
+  const void* stack_bottom = nullptr;
+  size_t stack_bytes = 0;
+};
+Host host;
+Fiber* running = nullptr;
+
+constexpr int kSavedRegisters = 6;
+
+#if defined(__SANITIZE_ADDRESS__)
+void AsanLeave(void** save, const void* bottom, size_t size) {
+  __sanitizer_start_switch_fiber(save, bottom, size);
+}
+void AsanArrive(void* saved, const void** bottom, size_t* size) {
+  __sanitizer_finish_switch_fiber(saved, bottom, size);
+}
+#else
+void AsanLeave(void**, const void*, size_t) {}
+void AsanArrive(void*, const void**, size_t*) {}
+#endif
+
+#if defined(CUSIM_TSAN)
+constexpr unsigned kNoSynchronisation = 1;
+void TsanSwitch(void* fiber) {
+  __tsan_switch_to_fiber(fiber, kNoSynchronisation);
+}
+void* TsanCurrent() {
+  return __tsan_get_current_fiber();
+}
+void* TsanCreate() {
+  return __tsan_create_fiber(0);
+}
+void TsanDestroy(void* fiber) {
+  __tsan_destroy_fiber(fiber);
+}
+#else
+void TsanSwitch(void*) {}
+void* TsanCurrent() {
+  return nullptr;
+}
+void* TsanCreate() {
+  return nullptr;
+}
+void TsanDestroy(void*) {}
+#endif
+
+}  // namespace
+
+Fiber::Fiber(void (*body)()) : body_(body) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const memory = mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
+    std::perror("cusim: no memory for the stack of a CUDA thread");
+    std::abort();
+  }
+  stack_ = static_cast<char*>(memory) + page;
+  // As cusim_switch_stack leaves a stack: the saved registers, then where to return. A function is
+  // entered with the stack pointer 8 above a multiple of 16.
+  auto* const top = reinterpret_cast<uint64_t*>(stack_ + kStackBytes) - 2;
+  *top = reinterpret_cast<uint64_t>(&Fiber::Enter);
+  stack_pointer_ = top - kSavedRegisters;
+  tsan_fiber_ = TsanCreate();
+}
+
+Fiber::~Fiber() {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  TsanDestroy(tsan_fiber_);
+  munmap(stack_ - page, page + kStackBytes);
+}
+
+void Fiber::Enter() {
+  AsanArrive(nullptr, &host.stack_bottom, &host.stack_bytes);
+  running->body_();
+  std::abort();
+}
+
+void Fiber::Resume() {
+  host.tsan_fiber = TsanCurrent();
+  running = this;
+  AsanLeave(&host.asan_fake_stack, stack_, kStackBytes);
+  TsanSwitch(tsan_fiber_);
+  cusim_switch_stack(&host.stack_pointer, stack_pointer_);
+  AsanArrive(host.asan_fake_stack, nullptr, nullptr);
+}
+
+void Fiber::SwitchToHost() {
+  Fiber* const self = running;
+  AsanLeave(&self->asan_fake_stack_, host.stack_bottom, host.stack_bytes);
+  TsanSwitch(host.tsan_fiber);
+  cusim_switch_stack(&self->stack_pointer_, host.stack_pointer);
+  AsanArrive(self->asan_fake_stack_, &host.stack_bottom, &host.stack_bytes);
+}
+
+#if defined(CUSIM_TSAN)
+void TsanRelease(void* tag) {
+  __tsan_release(tag);
+}
+void TsanAcquire(void* tag) {
+  __tsan_acquire(tag);
+}
+TsanIgnore::TsanIgnore() {
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+}
+TsanIgnore::~TsanIgnore() {
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+}
+#else
+void TsanRelease(void*) {}
+void TsanAcquire(void*) {}
+TsanIgnore::TsanIgnore() = default;
+TsanIgnore::~TsanIgnore() = default;
+#endif
+
+}  // namespace cusim

@@ -1,0 +1,58 @@
+// What a running CUDA thread asks of the simulator; device.h puts CUDA's names on it.
+#ifndef MOE_TESTS_CUSIM_INTRINSICS_H_
+#define MOE_TESTS_CUSIM_INTRINSICS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace cusim {
+
+// A place in the kernel's source.
+struct Site {
+  const char* file = "";
+  int line = 0;
+  bool operator==(const Site&) const = default;
+};
+
+uint3 ThreadIndex();
+uint3 BlockIndex();
+uint3 BlockDim();
+uint3 GridDim();
+int Lane();
+
+// Waits for all threads of the block that have not ended; they must wait at the same site.
+// What any of them did before happens before what any does after.
+void Barrier(Site site);
+
+// What a lane hands to the others of its warp: enough for the fragments of a matrix product.
+using LaneValue = std::array<uint64_t, 4>;
+
+// Waits until all lanes of `mask` are in the same operation with the same mask, then gives every
+// lane's value. Values travel as through registers: memory is ordered by `orders_memory` alone
+// (__syncwarp), as CUDA has it.
+struct WarpOperation {
+  const char* name;
+  uint32_t mask;
+  bool orders_memory = false;
+  Site site;
+};
+std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneValue& value);
+
+// __nanosleep: another thread runs first.
+void SpinWait();
+// Before an atomic operation: another thread may run first.
+void MaybePreempt();
+
+// Shared memory of the running block; `site` tells its arrays apart.
+void* StaticShared(const void* site, size_t bytes);
+void* DynamicShared();
+
+// A fault of the kernel, found outside the engine (a misaligned vector access).
+[[noreturn]] void KernelFault(const char* fault, const char* detail, Site site);
+
+}  // namespace cusim
+
+#endif  // MOE_TESTS_CUSIM_INTRINSICS_H_

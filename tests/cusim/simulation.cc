@@ -1,0 +1,226 @@
+#include "tests/cusim/simulation.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+namespace cusim {
+namespace {
+
+constexpr size_t kSpareFibers = 32;
+
+Options launch_options;
+
+uint64_t Count(dim3 d) {
+  return uint64_t{d.x} * d.y * d.z;
+}
+
+uint3 Coordinates(uint64_t i, dim3 size) {
+  return {static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+          static_cast<unsigned>(i / size.x / size.y)};
+}
+
+std::ostream& operator<<(std::ostream& out, uint3 index) {
+  return out << "(" << index.x << ", " << index.y << ", " << index.z << ")";
+}
+
+}  // namespace
+
+Simulation& TheSimulation() {
+  static Simulation simulation;
+  return simulation;
+}
+
+// A fiber runs one thread after another.
+void Simulation::ThreadBody() {
+  Simulation& self = TheSimulation();
+  for (;;) {
+    TsanAcquire(&self.start_order_);
+    self.current_->block->grid->body();
+    self.Exit(*self.current_);
+    TsanRelease(&self.end_order_);
+    Fiber::SwitchToHost();
+  }
+}
+
+void Simulation::Exit(Thread& thread) {
+  Warp& warp = thread.block->warps[thread.warp];
+  const uint32_t self = 1u << thread.lane;
+  for (const Meeting& meeting : warp.meetings) {
+    if ((meeting.mask & self) == 0 || meeting.arrived == meeting.mask) continue;
+    std::ostringstream detail;
+    detail << "lane " << thread.lane << " ends while others wait for it in " << meeting.operation
+           << " at " << meeting.site.file << ":" << meeting.site.line;
+    Fail("exited lane", detail.str(), thread);
+  }
+  warp.exited |= self;
+  thread.state = State::kDone;
+}
+
+void Simulation::MakeReady(Thread& thread) {
+  thread.state = State::kReady;
+  spins_ = 0;
+  // The thread that runs is put back when it stops running.
+  if (&thread != current_) ready_.push_back(&thread);
+}
+
+uint32_t Simulation::Random(size_t n) {
+  const auto choice = static_cast<uint32_t>(random_() % n);
+  stats_.schedule_hash = (stats_.schedule_hash ^ choice) * 0x100000001b3u;  // FNV-1a
+  return choice;
+}
+
+bool Simulation::RollsPreemption() {
+  return options_.preempt_one_in > 0 && Random(options_.preempt_one_in) == 0;
+}
+
+void Simulation::Start(const PendingBlock& pending) {
+  auto owner = std::make_unique<Block>();
+  Block& block = *owner;
+  block.grid = &(*grids_)[pending.grid];
+  block.grid_number = pending.grid;
+  block.index = Coordinates(pending.number, block.grid->grid);
+  const auto threads = static_cast<int>(Count(block.grid->block));
+  block.threads.resize(threads);
+  block.warps.resize((threads + 31) / 32);
+  block.alive = threads;
+  if (block.grid->dynamic_shared_bytes > 0) {
+    block.shared.Get(nullptr, block.grid->dynamic_shared_bytes);
+  }
+  // To ThreadSanitizer the fiber is the thread, and threads of two blocks that share one never race:
+  // which fiber a thread gets is random, from more than there are threads.
+  while (idle_fibers_.size() < static_cast<size_t>(threads) + kSpareFibers) {
+    fibers_.push_back(std::make_unique<Fiber>(&Simulation::ThreadBody));
+    idle_fibers_.push_back(fibers_.back().get());
+  }
+  for (int i = 0; i < threads; ++i) {
+    Thread& thread = block.threads[i];
+    std::swap(idle_fibers_[Random(idle_fibers_.size())], idle_fibers_.back());
+    thread.block = &block;
+    thread.fiber = idle_fibers_.back();
+    thread.index = Coordinates(i, block.grid->block);
+    thread.warp = i / 32;
+    thread.lane = i % 32;
+    idle_fibers_.pop_back();
+    block.warps[thread.warp].lanes |= 1u << thread.lane;
+    ready_.push_back(&thread);
+  }
+  alive_ += threads;
+  blocks_.push_back(std::move(owner));
+}
+
+void Simulation::Finish(Block& block) {
+  const int overrun = block.shared.FindOverrun();
+  if (overrun >= 0) {
+    Fail("out-of-bounds write to shared memory",
+         "found beside array " + std::to_string(overrun) + " when the block ended",
+         block.threads.front());
+  }
+  const auto is_it = [&](const auto& b) {
+    return b.get() == &block;
+  };
+  blocks_.erase(std::find_if(blocks_.begin(), blocks_.end(), is_it));
+}
+
+// Lets one thread run, picked at random, until it waits, yields or ends.
+void Simulation::Step() {
+  std::swap(ready_[Random(ready_.size())], ready_.back());
+  Thread& thread = *ready_.back();
+  ready_.pop_back();
+  current_ = &thread;
+  ++stats_.switches;
+  thread.fiber->Resume();
+  current_ = nullptr;
+  if (thread.state == State::kReady) ready_.push_back(&thread);
+  if (thread.state != State::kDone) return;
+  idle_fibers_.push_back(thread.fiber);
+  --alive_;
+  spins_ = 0;
+  Block& block = *thread.block;
+  --block.alive;
+  ReleaseBarrierIfComplete(block);
+  if (block.alive == 0) Finish(block);
+}
+
+void Simulation::Run(const std::vector<Grid>& grids, const Options& options, int64_t resident) {
+  if (grids_ != nullptr) {
+    std::fputs("cusim: a kernel was launched from inside a kernel\n", stderr);
+    std::abort();
+  }
+  const TsanIgnore ignore;
+  grids_ = &grids;
+  options_ = options;
+  random_.seed(options.seed);
+  stats_ = {.switches = 0, .schedule_hash = 0xcbf29ce484222325u};
+  std::vector<PendingBlock> pending;
+  for (int g = 0; g < static_cast<int>(grids.size()); ++g) {
+    for (uint64_t b = 0; b < Count(grids[g].grid); ++b) pending.push_back({g, b});
+  }
+  TsanRelease(&start_order_);
+  for (;;) {
+    while (!pending.empty() && static_cast<int64_t>(blocks_.size()) < resident) {
+      std::swap(pending[Random(pending.size())], pending.back());
+      Start(pending.back());
+      pending.pop_back();
+    }
+    if (blocks_.empty()) break;
+    if (ready_.empty()) FailStuck();
+    Step();
+  }
+  TsanAcquire(&end_order_);
+  grids_ = nullptr;
+}
+
+void Simulation::Blame(const Thread& thread, const std::string& fault) {
+  std::ostringstream line;
+  line << "cusim: " << fault << " [grid " << thread.block->grid_number << " block "
+       << thread.block->index << " thread " << thread.index << "]";
+  if (thread.site.line > 0) line << " at " << thread.site.file << ":" << thread.site.line;
+  std::fprintf(stderr, "%s\n", line.str().c_str());
+}
+
+void Simulation::Fail(const char* fault, const std::string& detail, const Thread& thread) {
+  Blame(thread, std::string(fault) + ": " + detail);
+  std::abort();
+}
+
+// Every living thread waits: says for what, for the first few.
+void Simulation::FailStuck() {
+  constexpr int kShown = 8;
+  int shown = 0;
+  std::fprintf(stderr, "cusim: deadlock: %llu threads wait for each other\n",
+               static_cast<unsigned long long>(alive_));
+  for (const auto& block : blocks_) {
+    for (const Thread& thread : block->threads) {
+      if (thread.state == State::kDone || ++shown > kShown) continue;
+      Blame(thread, thread.state == State::kAtBarrier ? "  waits in __syncthreads"
+                                                      : "  waits in a warp operation");
+    }
+  }
+  std::abort();
+}
+
+void RunGrid(const Grid& grid, const Options& options) {
+  TheSimulation().Run({grid}, options, std::max(1, options.resident_blocks));
+}
+
+void RunGrids(const std::vector<Grid>& grids, const Options& options) {
+  TheSimulation().Run(grids, options, INT64_MAX);
+}
+
+Stats LastRun() {
+  return TheSimulation().stats();
+}
+
+const Options& LaunchOptions() {
+  return launch_options;
+}
+ScopedLaunchOptions::ScopedLaunchOptions(const Options& options) : before_(launch_options) {
+  launch_options = options;
+}
+ScopedLaunchOptions::~ScopedLaunchOptions() {
+  launch_options = before_;
+}
+
+}  // namespace cusim

@@ -1,0 +1,197 @@
+// Barriers, warp operations and yielding: where one thread waits for others.
+#include <bit>
+#include <sstream>
+#include <string>
+
+#include "tests/cusim/simulation.h"
+
+namespace cusim {
+namespace {
+
+std::string Text(Site site) {
+  return std::string(site.file) + ":" + std::to_string(site.line);
+}
+
+std::string Hex(uint32_t mask) {
+  std::ostringstream text;
+  text << "0x" << std::hex << mask;
+  return text.str();
+}
+
+Thread& Current() {
+  return TheSimulation().current();
+}
+
+Warp& CurrentWarp() {
+  return Current().block->warps[Current().warp];
+}
+
+// What CUDA leaves undefined.
+void CheckMask(const WarpOperation& operation) {
+  Thread& thread = Current();
+  const Warp& warp = CurrentWarp();
+  const auto fail = [&](const char* fault, const std::string& what) {
+    TheSimulation().Fail(
+        fault, std::string(operation.name) + " with mask " + Hex(operation.mask) + " " + what,
+        thread);
+  };
+  if ((operation.mask >> thread.lane & 1) == 0) {
+    fail("wrong warp mask", "is called by lane " + std::to_string(thread.lane));
+  }
+  if ((operation.mask & ~warp.lanes) != 0) {
+    fail("wrong warp mask", "names lanes of which the warp has only " + Hex(warp.lanes));
+  }
+  const uint32_t gone = operation.mask & warp.exited;
+  if (gone != 0) {
+    fail("exited lane",
+         "waits for lane " + std::to_string(std::countr_zero(gone)) + ", which has ended");
+  }
+}
+
+// The meeting that this lane belongs to: one that waits for it, or a new one. Lanes may wait for this
+// one in another meeting if it does not wait for them in this one; it can still come there later.
+Meeting& FindMeeting(const WarpOperation& operation) {
+  Thread& thread = Current();
+  Warp& warp = CurrentWarp();
+  for (Meeting& meeting : warp.meetings) {
+    const bool waits_for_me =
+        meeting.arrived != meeting.mask && (meeting.mask >> thread.lane & 1) != 0;
+    if (!waits_for_me || (operation.mask & meeting.arrived) == 0) continue;
+    if (meeting.mask != operation.mask) {
+      TheSimulation().Fail("wrong warp mask",
+                           std::string(operation.name) + " with mask " + Hex(operation.mask) +
+                               ", but other lanes wait with " + Hex(meeting.mask) + " at " +
+                               Text(meeting.site),
+                           thread);
+    }
+    if (std::string(meeting.operation) != operation.name) {
+      TheSimulation().Fail("divergent warp operation",
+                           std::string(operation.name) + ", but other lanes wait in " +
+                               meeting.operation + " at " + Text(meeting.site),
+                           thread);
+    }
+    return meeting;
+  }
+  Meeting* free = nullptr;
+  for (Meeting& meeting : warp.meetings) {
+    if (meeting.unread == 0) free = &meeting;
+  }
+  if (free == nullptr) {
+    const TsanIgnore ignore;
+    free = &warp.meetings.emplace_back();
+  }
+  free->operation = operation.name;
+  free->mask = operation.mask;
+  free->unread = operation.mask;
+  free->arrived = 0;
+  free->site = operation.site;
+  return *free;
+}
+
+uint3 Size(dim3 d) {
+  return {d.x, d.y, d.z};
+}
+
+}  // namespace
+
+uint3 ThreadIndex() {
+  return Current().index;
+}
+uint3 BlockIndex() {
+  return Current().block->index;
+}
+uint3 BlockDim() {
+  return Size(Current().block->grid->block);
+}
+uint3 GridDim() {
+  return Size(Current().block->grid->grid);
+}
+int Lane() {
+  return Current().lane;
+}
+
+void ReleaseBarrierIfComplete(Block& block) {
+  if (block.alive == 0 || block.at_barrier != block.alive) return;
+  const Thread* first = nullptr;
+  for (Thread& thread : block.threads) {
+    if (thread.state != State::kAtBarrier) continue;
+    if (first == nullptr) first = &thread;
+    if (thread.site != first->site) {
+      TheSimulation().Fail("divergent barrier",
+                           "threads of one block wait in __syncthreads at " + Text(first->site) +
+                               " and at " + Text(thread.site),
+                           thread);
+    }
+  }
+  block.at_barrier = 0;
+  ++block.barriers_passed;
+  for (Thread& thread : block.threads) {
+    if (thread.state == State::kAtBarrier) TheSimulation().MakeReady(thread);
+  }
+}
+
+void Barrier(Site site) {
+  Thread& thread = Current();
+  Block& block = *thread.block;
+  char* const order = &block.barrier_order[block.barriers_passed % 2];
+  thread.site = site;
+  thread.state = State::kAtBarrier;
+  ++block.at_barrier;
+  TsanRelease(order);
+  ReleaseBarrierIfComplete(block);
+  TheSimulation().SwitchToHost();
+  TsanAcquire(order);
+}
+
+std::array<LaneValue, 32> MeetInWarp(const WarpOperation& operation, const LaneValue& value) {
+  Thread& thread = Current();
+  thread.site = operation.site;
+  CheckMask(operation);
+  Meeting& meeting = FindMeeting(operation);
+  const uint32_t self = 1u << thread.lane;
+  meeting.values[thread.lane] = value;
+  meeting.arrived |= self;
+  if (operation.orders_memory) TsanRelease(&meeting.order);
+  thread.state = State::kInWarp;
+  if (meeting.arrived == meeting.mask) {
+    const size_t warp_begin = static_cast<size_t>(thread.warp) * 32;
+    for (uint32_t rest = meeting.mask; rest != 0; rest &= rest - 1) {
+      TheSimulation().MakeReady(thread.block->threads[warp_begin + std::countr_zero(rest)]);
+    }
+  }
+  // Also the last to arrive: who goes on first is the scheduler's choice.
+  TheSimulation().SwitchToHost();
+  if (operation.orders_memory) TsanAcquire(&meeting.order);
+  const std::array<LaneValue, 32> values = meeting.values;
+  meeting.unread &= ~self;
+  return values;
+}
+
+void SpinWait() {
+  Simulation& simulation = TheSimulation();
+  if (++simulation.spins_ > simulation.options_.spin_limit * simulation.alive_) {
+    simulation.Fail("livelock",
+                    std::to_string(simulation.spins_) + " calls of __nanosleep and nobody got on",
+                    simulation.current());
+  }
+  simulation.SwitchToHost();
+}
+
+void MaybePreempt() {
+  if (TheSimulation().RollsPreemption()) TheSimulation().SwitchToHost();
+}
+
+void* StaticShared(const void* site, size_t bytes) {
+  return Current().block->shared.Get(site, bytes);
+}
+
+void* DynamicShared() {
+  return Current().block->shared.Get(nullptr, Current().block->grid->dynamic_shared_bytes);
+}
+
+void KernelFault(const char* fault, const char* detail, Site site) {
+  Current().site = site;
+  TheSimulation().Fail(fault, detail, Current());
+}
+
+}  // namespace cusim
