@@ -10,6 +10,7 @@
 #include "moe/report/format.h"
 #include "moe/report/heat_map.h"
 #include "moe/report/labels.h"
+#include "moe/report/pair_maps.h"
 #include "moe/report/palette.h"
 #include "moe/report/pareto.h"
 #include "moe/report/scale.h"
@@ -191,6 +192,42 @@ TEST(HeatMapTest, HasACellPerValue) {
   EXPECT_THAT(html, HasSubstr("expert 2, step 1: 4"));
   EXPECT_THAT(html, HasSubstr("fill=\"#00224e\""));  // 0
   EXPECT_THAT(html, HasSubstr("fill=\"#fee838\""));  // the largest
+}
+
+TEST(HeatMapTest, HasNoCellWithoutAValue) {
+  HeatMap map = {.text = {.id = "h", .title = "t"}, .columns = {{"0", "a"}, {"1", "b"}}};
+  map.rows = {{"0", "c"}};
+  map.values = {kNone, 3};
+  const std::string html = Render(map);
+  EXPECT_THAT(html, HasSubstr("data-marks=\"1\""));
+  EXPECT_THAT(html, HasSubstr("c, b: 3"));
+}
+
+BenchRow PairRow(int source, int destination, double size, double rate) {
+  return {.op = "p2p",
+          .size_bytes = size,
+          .algbw = rate,
+          .source = static_cast<double>(source),
+          .destination = static_cast<double>(destination)};
+}
+
+TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
+  // 0 to 1 twice, 1 to 0 failed, 2 to 0 of a smaller size only.
+  run.bench = {PairRow(2, 0, 1024, 9), PairRow(0, 1, 1024, 8), PairRow(0, 0, 2048, 90),
+               PairRow(0, 1, 2048, 4), PairRow(0, 1, 2048, 6), PairRow(2, 1, 2048, 2),
+               PairRow(1, 0, 2048, 7)};
+  run.bench.back().status = "error";
+  const std::string html = PairMaps({&run, 1});
+  EXPECT_THAT(html, HasSubstr("p2p: GB/s between ranks, 2 KiB"));
+  EXPECT_THAT(html, HasSubstr("data-marks=\"2\""));
+  EXPECT_THAT(html, HasSubstr("from 0, to 1: 5"));
+  EXPECT_THAT(html, HasSubstr("from 2, to 1: 2"));
+  EXPECT_THAT(html, Not(HasSubstr("from 0, to 0")));
+  EXPECT_EQ(PairMaps({}), "");
+  // Of one rank there is no pair; ranks that no page could show are left out.
+  run.bench = {PairRow(0, 0, 2048, 90), PairRow(1 << 30, 0, 2048, 1)};
+  EXPECT_EQ(PairMaps({&run, 1}), "");
 }
 
 TEST(TableTest, SortsByNumbersNotByTexts) {

@@ -9,6 +9,7 @@
 #include "moe/report/format.h"
 #include "moe/report/labels.h"
 #include "moe/report/layer_phases.h"
+#include "moe/report/pair_maps.h"
 #include "moe/report/palette.h"
 #include "moe/report/sections.h"
 #include "moe/report/table.h"
@@ -229,6 +230,7 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
           TableCell::Text(b.algorithm),
           TableCell::Text(b.pass),
           TableCell::Text(b.phase),
+          TableCell::Text(b.pair()),
           TableCell::Text(b.backend),
           TableCell::Number(b.ranks, CountText(b.ranks)),
           TableCell::Text(b.routing),
@@ -249,13 +251,13 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
 }
 
 std::string RowTable(const std::vector<NamedRow>& rows) {
-  Table table = {
-      .title = "All benchmark rows",
-      .names = {"run",           "op",       "algorithm",      "pass",         "phase",
-                "backend",       "ranks",    "routing",        "dtype",        "size",
-                "time (us)",     "p99 (us)", "cv (%)",         "algbw (GB/s)", "busbw (GB/s)",
-                "memcpy (GB/s)", "GFLOP/s",  "peak (GFLOP/s)", "imbalance",    "wait (%)",
-                "wrong",         "status"}};
+  Table table = {.title = "All benchmark rows",
+                 .names = {"run",           "op",      "algorithm",      "pass",
+                           "phase",         "pair",    "backend",        "ranks",
+                           "routing",       "dtype",   "size",           "time (us)",
+                           "p99 (us)",      "cv (%)",  "algbw (GB/s)",   "busbw (GB/s)",
+                           "memcpy (GB/s)", "GFLOP/s", "peak (GFLOP/s)", "imbalance",
+                           "wait (%)",      "wrong",   "status"}};
   for (const NamedRow& r : rows) table.rows.push_back(RowOf(r));
   return Render(table);
 }
@@ -285,7 +287,7 @@ Section BenchSection(absl::Span<const Run> runs) {
     if (HasPoints(chart)) section.body += Render(chart);
     section.body += SkewChart(ops[i].first, i, ops[i].second);
   }
-  section.body += LayerPhases(runs) + "</div>\n" + RowTable(all);
+  absl::StrAppend(&section.body, PairMaps(runs), LayerPhases(runs), "</div>\n", RowTable(all));
   return section;
 }
 

@@ -47,7 +47,9 @@ class HeatMapDrawing {
  private:
   static double Largest(const HeatMap& map) {
     double largest = 2 * map.middle;
-    for (const double value : map.values) largest = std::max(largest, value);
+    for (const double value : map.values) {
+      if (!std::isnan(value)) largest = std::max(largest, value);
+    }
     return largest;
   }
   double CellWidth() const { return (kRight - left_) / static_cast<double>(map_.columns.size()); }
@@ -57,6 +59,7 @@ class HeatMapDrawing {
     for (size_t r = 0; r < map_.rows.size(); ++r) {
       for (size_t c = 0; c < map_.columns.size(); ++c) {
         const double value = map_.values[r * map_.columns.size() + c];
+        if (std::isnan(value)) continue;
         // Ends are computed, not added up, so that neighbours share them.
         const Place corner = {left_ + static_cast<double>(c) * CellWidth(),
                               kTop + static_cast<double>(r) * CellHeight()};

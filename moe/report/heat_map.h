@@ -18,11 +18,11 @@ struct HeatMap {
   ChartText text;
   std::string x_label, y_label, value_label;
   std::vector<HeatMapLine> columns, rows;
-  std::vector<double> values;  // [rows][columns], not below 0
+  std::vector<double> values;  // [rows][columns], not below 0; NaN: no cell
   double middle = 1;           // has a tick on the colour scale; the scale starts at 0
 };
 
-// One mark per cell. Row 0 is at the top.
+// One mark per cell that has a value. Row 0 is at the top.
 std::string Render(const HeatMap& map);
 
 // The colour of `share`, 0 to 1, of cividis (Nunez, Anderton, Renslow 2018): its lightness grows

@@ -19,6 +19,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
+#include "moe/report/format.h"
 #include "moe/report/row_reader.h"
 
 namespace moe::report {
@@ -130,6 +131,11 @@ const char* NameOf(RunKind kind) {
 double BenchRow::size() const {
   if (std::isfinite(size_bytes)) return size_bytes;
   return std::isfinite(rows) ? rows : 0;
+}
+
+std::string BenchRow::pair() const {
+  if (!std::isfinite(source) || !std::isfinite(destination)) return "";
+  return absl::StrCat(CountText(source), " to ", CountText(destination));
 }
 
 double BenchRow::imbalance() const {

@@ -113,6 +113,8 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.received_imbalance = f.Number("imb_rx");
   row.wait_pct = f.Number("wait_pct");
   row.wrong = f.Number("nwrong");
+  row.source = f.Number("source");
+  row.destination = f.Number("destination");
   row.pass = f.Text("pass");
   row.phase = f.Text("phase");
   if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");

@@ -25,12 +25,15 @@ struct BenchRow {
   double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
   double sent_imbalance = kNone, received_imbalance = kNone;
   double wait_pct = kNone, wrong = kNone;
+  double source = kNone, destination = kNone;                // ranks of a pair
   double rows = kNone, gflops = kNone, peak_gflops = kNone;  // of products; per second
 
   // Bytes; of what has none, rows; 0 of neither.
   double size() const;
   // The larger of both: what the most loaded rank has, over the mean.
   double imbalance() const;
+  // "0 to 1"; empty of what is not between two ranks.
+  std::string pair() const;
   bool failed() const { return !status.empty() && status != "ok"; }
 };
 
