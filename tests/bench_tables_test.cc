@@ -256,6 +256,39 @@ TEST(FailIfTest, WhatWasNotMeasuredFailsNothing) {
   EXPECT_FALSE(Fails("cv!=1", 1, 1));
 }
 
+TEST(FailIfTest, BoundsMayBeMultiplesOfABase) {
+  const auto fails = [](const std::string& text, double busbw, double base) {
+    const auto parsed = FailIf::Parse(text, kColumns, FailIf::Base::kPresent);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed.ok() &&
+           parsed->Holds([&](absl::string_view) -> std::optional<double> { return busbw; },
+                         [&](absl::string_view) -> std::optional<double> { return base; });
+  };
+  EXPECT_TRUE(fails("busbw<0.5*base", 4, 10));
+  EXPECT_FALSE(fails("busbw<0.5*base", 5, 10));
+  EXPECT_TRUE(fails("busbw < 0.5 * base", 4, 10));
+  EXPECT_TRUE(fails("busbw<base*0.5", 4, 10));
+  EXPECT_TRUE(fails("busbw < base / 2", 4, 10));
+  EXPECT_FALSE(fails("busbw<base/2", 5, 10));
+  EXPECT_TRUE(fails("busbw<base", 9, 10));
+  EXPECT_FALSE(fails("(busbw<base)&&wait>20", 9, 10));
+  EXPECT_FALSE(fails("busbw<0*base", 0, 10));
+  EXPECT_TRUE(fails("busbw<0*base", -1, 10));
+  EXPECT_FALSE(fails("busbw<base", 9, std::nan("")));
+  EXPECT_FALSE(fails("busbw!=base", 9, std::nan("")));
+  for (const auto& [text, part] : {std::pair("busbw<0.5*", "at the end, expected base"),
+                                   {"busbw<0.5*bas", "at 'bas', expected base"},
+                                   {"busbw<base*", "at the end, expected a number"},
+                                   {"busbw<base/0", "expected no division by 0"},
+                                   {"busbw<base*base", "at 'base', expected a number"},
+                                   {"busbw<base-1", "at '-1', expected &&, || or the end"},
+                                   {"base<busbw", "expected a column"}}) {
+    const auto parsed = FailIf::Parse(text, kColumns, FailIf::Base::kPresent);
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr(part));
+  }
+}
+
 TEST(FailIfTest, RefusesWithThePlace) {
   const auto refused = [](const std::string& text) {
     const auto parsed = FailIf::Parse(text, kColumns);
@@ -267,6 +300,8 @@ TEST(FailIfTest, RefusesWithThePlace) {
   EXPECT_THAT(refused("busbw=1"), HasSubstr("at '=1', expected <, <="));
   EXPECT_THAT(refused("busbw<x"), HasSubstr("at 'x', expected a number"));
   EXPECT_THAT(refused("busbw<nan"), HasSubstr("expected a number"));
+  EXPECT_THAT(refused("busbw<0.9*base"), HasSubstr("moe report --compare A B"));
+  EXPECT_THAT(refused("busbw<base"), HasSubstr("moe report --compare A B"));
   EXPECT_THAT(refused("busbw<1 &"), HasSubstr("at '&', expected &&, || or the end"));
   EXPECT_THAT(refused("busbw<1 &&"), HasSubstr("at the end"));
   EXPECT_THAT(refused("(busbw<1"), HasSubstr("expected ')'"));

@@ -134,5 +134,57 @@ TEST(ChecksTest, WorseIsABoundOnTheComparison) {
   EXPECT_EQ(RowsThatFail("busbw_change_pct < -15", rows)->size(), 1u);
 }
 
+TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
+  // Means of B: 80 and 50; of A: 100, and none of 2048 bytes.
+  std::vector<report::Run> runs = {BenchRun({90, 110}, 3), BenchRun({79, 81}, 3)};
+  runs[0].bench[1].time_us = 10;
+  runs[1].bench[0].time_us = 12;
+  runs[1].bench.push_back({.op = "alltoall", .size_bytes = 2048, .busbw = 50});
+  const auto comparison = Compare(runs[0], runs[1]);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  const auto rows = CheckRows(runs, &*comparison);
+  const auto failed = [&](const std::string& text) {
+    const auto names = RowsThatFail(text, rows, bench::FailIf::Base::kPresent);
+    EXPECT_TRUE(names.ok()) << names.status();
+    return names.ok() ? static_cast<int>(names->size()) : -1;
+  };
+  EXPECT_EQ(failed("busbw < 0.81*base"), 1);
+  EXPECT_EQ(failed("busbw < 0.79*base"), 0);
+  EXPECT_EQ(failed("busbw < base * 0.81"), 1);
+  EXPECT_EQ(failed("busbw < base"), 1);
+  EXPECT_EQ(failed("busbw < base/1.2"), 1);  // 83.3
+  EXPECT_EQ(failed("busbw < base/1.3"), 0);  // 76.9
+  EXPECT_EQ(failed("time > 1.1*base"), 1);   // not the figure of its group, but a column
+  EXPECT_EQ(failed("cv > 0.5*base"), 1);     // 2048 bytes: neither has a base
+  EXPECT_EQ(failed("busbw < 0.9*base && size > 1024"), 0);
+  EXPECT_EQ(failed("busbw < 0.9*base && size <= 1024"), 1);
+  // Rows of B alone: 80 and 50, none of A's 90.
+  EXPECT_EQ(failed("busbw < 1000"), 2);
+  EXPECT_EQ(failed("busbw < 60"), 1);
+  EXPECT_EQ(failed("busbw > 85"), 0);
+}
+
+TEST(ChecksTest, BaseOfATrainingRun) {
+  report::Run a = {.name = "a", .path = "a"};
+  a.steps = {{.step = 1, .loss = 4, .step_ms = 90}, {.step = 2, .loss = 3, .step_ms = 10}};
+  report::Run b = a;
+  b.steps[1].step_ms = 12;
+  const std::vector<report::Run> runs = {a, b, a};
+  const auto comparison = Compare(a, b);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  const auto rows = CheckRows(runs, &*comparison);
+  const auto present = bench::FailIf::Base::kPresent;
+  EXPECT_EQ(RowsThatFail("step_ms > 1.1*base", rows, present)->size(), 1u);
+  EXPECT_EQ(RowsThatFail("step_ms > 1.3*base", rows, present)->size(), 0u);
+  EXPECT_EQ(RowsThatFail("loss > 0", rows, present)->size(), 2u);  // B and the third
+}
+
+TEST(ChecksTest, BaseNeedsAComparison) {
+  const std::vector<report::Run> runs = {BenchRun({100}, 3)};
+  const auto failed = RowsThatFail("busbw < 0.9*base", CheckRows(runs, nullptr));
+  EXPECT_EQ(failed.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(failed.status().message()), HasSubstr("--compare A B"));
+}
+
 }  // namespace
 }  // namespace moe::report

@@ -17,8 +17,8 @@ namespace moe::bench {
 // Recursive descent over text_; each function returns the node it made.
 class FailIfParser {
  public:
-  FailIfParser(absl::string_view text, const std::vector<std::string>& columns)
-      : rest_(text), columns_(columns) {
+  FailIfParser(absl::string_view text, const std::vector<std::string>& columns, FailIf::Base base)
+      : rest_(text), columns_(columns), base_(base) {
     result_.text_ = std::string(text);
   }
 
@@ -91,12 +91,40 @@ class FailIfParser {
     }
     rest_.remove_prefix(node.column.size());
     if (!TakeCompare(node.compare)) return Expected("<, <=, >, >=, == or !=");
-    const absl::string_view number = Rest().substr(0, Rest().find_first_of(" \t&|)"));
-    if (!absl::SimpleAtod(number, &node.number) || !std::isfinite(node.number)) {
-      return Expected("a number");
-    }
-    rest_.remove_prefix(number.size());
+    MOE_RETURN_IF_ERROR(Bound(node));
     return Add(std::move(node));
+  }
+
+  absl::Status Bound(FailIf::Node& node) {
+    if (absl::StartsWith(Rest(), kBase)) {
+      MOE_RETURN_IF_ERROR(TakeBase(node));
+      node.number = 1;
+      const bool divided = Take("/");
+      if (!divided && !Take("*")) return absl::OkStatus();
+      MOE_RETURN_IF_ERROR(Number(node.number));
+      if (divided) node.number = 1 / node.number;
+      return std::isfinite(node.number) ? absl::OkStatus() : Expected("no division by 0");
+    }
+    MOE_RETURN_IF_ERROR(Number(node.number));
+    return Take("*") ? TakeBase(node) : absl::OkStatus();
+  }
+
+  absl::Status TakeBase(FailIf::Node& node) {
+    if (!Take(kBase)) return Expected("base");
+    if (base_ == FailIf::Base::kAbsent) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", result_.text_, "': base is what a row is compared with, which moe ",
+                       "report --compare A B knows; expected a number"));
+    }
+    node.times_base = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Number(double& number) {
+    const absl::string_view text = Rest().substr(0, Rest().find_first_of(" \t&|)*"));
+    if (!absl::SimpleAtod(text, &number) || !std::isfinite(number)) return Expected("a number");
+    rest_.remove_prefix(text.size());
+    return absl::OkStatus();
   }
 
   bool TakeCompare(Compare& compare) {
@@ -112,40 +140,48 @@ class FailIfParser {
     return false;
   }
 
+  static constexpr absl::string_view kBase = "base";
+
   absl::string_view rest_;
   const std::vector<std::string>& columns_;
+  FailIf::Base base_;
   FailIf result_;
 };
 
 absl::StatusOr<FailIf> FailIf::Parse(absl::string_view text,
-                                     const std::vector<std::string>& columns) {
-  return FailIfParser(text, columns).Run();
+                                     const std::vector<std::string>& columns, Base base) {
+  return FailIfParser(text, columns, base).Run();
 }
 
-bool FailIf::Holds(Lookup lookup) const {
-  return root_ >= 0 && Holds(root_, lookup);
+bool FailIf::Holds(Lookup lookup, Lookup base) const {
+  return root_ >= 0 && Holds(root_, lookup, base);
 }
 
-bool FailIf::Holds(int index, Lookup lookup) const {
+bool FailIf::Holds(int index, Lookup lookup, Lookup base) const {
   const Node& node = nodes_[index];
-  if (node.kind == Kind::kAnd) return Holds(node.left, lookup) && Holds(node.right, lookup);
-  if (node.kind == Kind::kOr) return Holds(node.left, lookup) || Holds(node.right, lookup);
+  if (node.kind == Kind::kAnd) {
+    return Holds(node.left, lookup, base) && Holds(node.right, lookup, base);
+  }
+  if (node.kind == Kind::kOr) {
+    return Holds(node.left, lookup, base) || Holds(node.right, lookup, base);
+  }
   const std::optional<double> value = lookup(node.column);
   MOE_CHECK(value.has_value());
-  if (std::isnan(*value)) return false;
+  const double bound = node.times_base ? node.number * base(node.column).value() : node.number;
+  if (std::isnan(*value) || std::isnan(bound)) return false;
   switch (node.compare) {
     case Compare::kLess:
-      return *value < node.number;
+      return *value < bound;
     case Compare::kLessEqual:
-      return *value <= node.number;
+      return *value <= bound;
     case Compare::kGreater:
-      return *value > node.number;
+      return *value > bound;
     case Compare::kGreaterEqual:
-      return *value >= node.number;
+      return *value >= bound;
     case Compare::kEqual:
-      return *value == node.number;
+      return *value == bound;
     case Compare::kNotEqual:
-      return *value != node.number;
+      return *value != bound;
   }
   return false;
 }

@@ -35,6 +35,7 @@ One HTML file, with its charts and tables inside and nothing to load, from any m
         a sweep (docs/report.md); JSON, or JSON lines. The keys tell which it is.
 
   moe report run bench.json
+  moe report --compare before.json after.json --fail-if 'busbw < 0.9*base'
   moe report --compare before.json after.json --fail-if 'worse_pct > 5'
 )";
 
@@ -45,9 +46,11 @@ constexpr char kTail[] =
 with s the standard error: of repeated rows, of one row its calls' variation (cv), of a training run
 from the means of ten stretches of its steps. A change beyond its noise is marked.
 
---fail-if: column op number, with && || and parentheses, e.g. 'busbw < 5 && size >= 1048576'. Exit
-code 1 if it holds for a row. Columns by kind of row: docs/report.md; with --compare also
-worse_pct (0 unless beyond noise) and FIGURE_change_pct.
+--fail-if: column op bound, with && || and parentheses, e.g. 'busbw < 5 && size >= 1048576'. Exit
+code 1 if it holds for a row. Columns by kind of row: docs/report.md. With --compare a row is one of
+B, as the mean of its repetitions, and a bound may be a multiple of base, A's value of the column:
+'busbw < 0.9*base'; what A has not fails nothing. Differences have the columns worse_pct (0 unless
+beyond noise) and FIGURE_change_pct.
 
 Exit codes: 0 ok, 1 --fail-if holds, 2 usage or a path that is not there, 3 malformed input, 4 a
 write failed, 5 out of memory.
@@ -59,7 +62,7 @@ std::vector<Setting> ReportSettings() {
       {kGroup, "out", "", 0, Kind::kText, "FILE", "report.html", "the page to write"},
       {kGroup, "title", "", 0, Kind::kText, "TEXT", "",
        "of the page; default: names of the inputs"},
-      {kGroup, "compare", "", 0, Kind::kText, "A B", "", "two inputs: what changed from A to B"},
+      {kGroup, "compare", "", 0, Kind::kPaths, "A B", "", "two inputs: what changed from A to B"},
       {kGroup, "fail-if", "", 0, Kind::kText, "EXPR", "", "exit code 1 if it holds for a row"},
       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "only errors"},
       {kGroup, "help", "", 'h', Kind::kSwitch, "", "", "this text"}};
@@ -136,9 +139,11 @@ std::string TitleOf(const Settings& settings, const std::vector<report::Run>& ru
 }
 
 // Exit code 1, with the first rows by name, if the bound of --fail-if is broken.
-absl::Status CheckBound(const Settings& settings, const std::vector<report::CheckRow>& rows) {
+absl::Status CheckBound(const Settings& settings, const std::vector<report::CheckRow>& rows,
+                        bool comparing) {
   if (settings.empty("fail-if")) return absl::OkStatus();
-  auto failed = report::RowsThatFail(settings.text("fail-if"), rows);
+  const auto base = comparing ? bench::FailIf::Base::kPresent : bench::FailIf::Base::kAbsent;
+  auto failed = report::RowsThatFail(settings.text("fail-if"), rows, base);
   if (!failed.ok()) {
     return absl::Status(failed.status().code(),
                         absl::StrCat("--fail-if ", failed.status().message()));
@@ -175,8 +180,9 @@ absl::Status Run(const Invocation& invocation) {
   sections.push_back(report::BenchSection(runs));
   const std::string page = report::Page(TitleOf(settings, runs), runs, sections);
   // A bound that is no expression is refused before anything is written.
-  const absl::Status bound = CheckBound(
-      settings, report::CheckRows(runs, comparison.has_value() ? &*comparison : nullptr));
+  const absl::Status bound =
+      CheckBound(settings, report::CheckRows(runs, comparison.has_value() ? &*comparison : nullptr),
+                 arguments.comparing);
   if (absl::IsInvalidArgument(bound)) return bound;
   const std::string& out = settings.text("out");
   MOE_RETURN_IF_ERROR(Write(out, page));

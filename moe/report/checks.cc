@@ -9,7 +9,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/bench/fail_if.h"
 #include "moe/report/format.h"
 
 namespace moe::report {
@@ -84,20 +83,55 @@ CheckRow RowOf(const Run& run) {
                 {"peak_mib", last.peak_bytes / (1 << 20)}});
 }
 
+// Means of the columns over rows of one kind.
+template <typename Row>
+std::map<std::string, double> Means(const Run& run, const std::vector<const Row*>& rows) {
+  std::map<std::string, std::pair<double, int>> sums;
+  for (const Row* row : rows) {
+    for (const auto& [column, value] : RowOf(run, *row).values) {
+      sums[column].first += value;
+      ++sums[column].second;
+    }
+  }
+  std::map<std::string, double> means;
+  for (const auto& [column, sum] : sums) means[column] = sum.first / sum.second;
+  return means;
+}
+
+void AddRows(const Run& run, std::vector<CheckRow>& rows) {
+  for (const BenchRow& r : run.bench) {
+    if (!r.failed()) rows.push_back(RowOf(run, r));
+  }
+  for (const SweepRow& r : run.sweep) {
+    if (!r.failed()) rows.push_back(RowOf(run, r));
+  }
+  if (!run.steps.empty()) rows.push_back(RowOf(run));
+}
+
+void AddComparedRows(const Run& a, const Run& b, std::vector<CheckRow>& rows) {
+  const auto add = [&](const auto& all) {
+    for (const auto& r : all) {
+      rows.push_back({.name = absl::StrCat(b.name, " ", r.what),
+                      .values = Means(b, r.rows),
+                      .base = Means(a, r.base)});
+    }
+  };
+  add(BenchRepetitions(a, b));
+  add(SweepRepetitions(a, b));
+  if (b.steps.empty()) return;
+  CheckRow row = RowOf(b);
+  if (!a.steps.empty()) row.base = RowOf(a).values;
+  rows.push_back(std::move(row));
+}
+
 }  // namespace
 
 std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* comparison) {
   std::vector<CheckRow> rows;
-  for (const Run& run : runs) {
-    for (const BenchRow& r : run.bench) {
-      if (!r.failed()) rows.push_back(RowOf(run, r));
-    }
-    for (const SweepRow& r : run.sweep) {
-      if (!r.failed()) rows.push_back(RowOf(run, r));
-    }
-    if (!run.steps.empty()) rows.push_back(RowOf(run));
-  }
+  const size_t compared = comparison == nullptr ? 0 : 2;
+  for (const Run& run : runs.subspan(compared)) AddRows(run, rows);
   if (comparison == nullptr) return rows;
+  AddComparedRows(runs[0], runs[1], rows);
   for (const Difference& d : comparison->differences) {
     const std::string name = d.what.empty() ? d.metric : absl::StrCat(d.what, " ", d.metric);
     CheckRow row = {.name = name, .values = {{"worse_pct", d.worse_pct()}}};
@@ -108,21 +142,29 @@ std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* co
 }
 
 absl::StatusOr<std::vector<std::string>> RowsThatFail(absl::string_view expression,
-                                                      absl::Span<const CheckRow> rows) {
+                                                      absl::Span<const CheckRow> rows,
+                                                      bench::FailIf::Base base) {
   std::set<std::string> columns;
   for (const CheckRow& row : rows) {
     for (const auto& [column, value] : row.values) columns.insert(column);
   }
   MOE_ASSIGN_OR_RETURN(
       const bench::FailIf bound,
-      bench::FailIf::Parse(expression, std::vector<std::string>(columns.begin(), columns.end())));
+      bench::FailIf::Parse(expression, std::vector<std::string>(columns.begin(), columns.end()),
+                           base));
+  const auto value_of = [](const std::map<std::string, double>& values, absl::string_view column) {
+    const auto at = values.find(std::string(column));
+    return at == values.end() ? kNone : at->second;
+  };
   std::vector<std::string> failed;
   for (const CheckRow& row : rows) {
     const auto lookup = [&](absl::string_view column) -> std::optional<double> {
-      const auto at = row.values.find(std::string(column));
-      return at == row.values.end() ? kNone : at->second;
+      return value_of(row.values, column);
     };
-    if (bound.Holds(lookup)) failed.push_back(row.name);
+    const auto of_base = [&](absl::string_view column) -> std::optional<double> {
+      return value_of(row.base, column);
+    };
+    if (bound.Holds(lookup, of_base)) failed.push_back(row.name);
   }
   return failed;
 }

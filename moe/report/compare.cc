@@ -68,6 +68,7 @@ Key KeyOf(const BenchRow& r) {
           r.shape,
           r.pass,
           r.phase,
+          r.pair(),
           r.dtype,
           std::isfinite(r.size_bytes) ? BytesText(r.size_bytes) : CountText(r.size()) + " rows"};
 }
@@ -80,6 +81,24 @@ Key KeyOf(const SweepRow& r) {
           absl::StrCat("ep ", CountText(r.ep)),
           absl::StrCat("dp ", CountText(r.dp)),
           absl::StrCat(CountText(r.tokens_per_rank), " tokens")};
+}
+
+template <typename Row>
+std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std::vector<Row>& b) {
+  const auto key_of = [](const Row& row) {
+    return KeyOf(row);
+  };
+  std::map<Key, std::vector<const Row*>> in_a;
+  for (auto& [key, rows] : Grouped(a, key_of)) in_a[key] = rows;
+  std::vector<Key> keys;
+  std::vector<Repetitions<Row>> all;
+  for (auto& [key, rows] : Grouped(b, key_of)) {
+    keys.push_back(key);
+    all.push_back({.what = "", .rows = rows, .base = in_a[key]});
+  }
+  const std::vector<std::string> labels = DistinctLabels(keys);
+  for (size_t i = 0; i < all.size(); ++i) all[i].what = labels[i];
+  return all;
 }
 
 Groups BenchGroups(const Run& run) {
@@ -183,6 +202,14 @@ Difference DifferenceOf(const std::string& what, const Measured& a, const Measur
 }
 
 }  // namespace
+
+std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.bench, b.bench);
+}
+
+std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.sweep, b.sweep);
+}
 
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
   if (a.kind != b.kind) {

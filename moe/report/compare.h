@@ -36,13 +36,22 @@ struct Comparison {
 };
 
 // Rows that agree in everything but their results are repetitions, and are compared as a group:
-//   bench  op, algorithm, backend, transport, ranks, hosts, routing, dtype, size
+//   bench  op, algorithm, backend, transport, ranks, hosts, routing, pair, dtype, size
 //   sweep  experts, topk, cf, ep, dp, tok_per_rank
 //   train  the whole run; speeds over its steps
 // Of bench the figure is busbw, algbw of one rank, GFLOP/s of products, else time.
 // Failed rows are left out. kInvalidArgument for runs of two kinds, and when nothing has a
 // counterpart.
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b);
+
+// Repetitions in b, and those in a that they are compared with, which may be none.
+template <typename Row>
+struct Repetitions {
+  std::string what;
+  std::vector<const Row*> rows, base;
+};
+std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b);
+std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b);
 
 }  // namespace moe::report
 

@@ -8,6 +8,8 @@ run "$moe" train "${model[@]}" --ranks 2 --steps 12 --capacity-factor 1 --quiet 
 expect 0 "a training run"
 run "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J bench.json
 expect 0 "a benchmark"
+run "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
+expect 0 "pairs"
 
 # The page: strict HTML, SVG that is XML, nothing to load, the script that its policy names.
 cat >check.py <<'PYTHON'
@@ -67,10 +69,11 @@ page() {
   grep -qE '^wrote out.html, [0-9.]+ KiB$' stdout || fail "$*: said: $(cat stdout)"
   python3 check.py out.html >charts 2>problem || fail "$*: $(tail -n 1 problem)"
 }
-page train bench.json "$data/sweep.jsonl"
+page train bench.json pairs.json "$data/sweep.jsonl"
 for chart in "Loss" "Dropped slots" "Load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped tokens" \
-  "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size"; do
+  "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
+  "p2p: GB/s between ranks, 64 KiB"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"
 done
 page --compare "$data/bench_before.json" "$data/bench_after.json"
@@ -91,6 +94,14 @@ page ./train/../train/metrics.jsonl train --title "$(printf '\xff\xfe')"
 run "$moe" report bench.json --out out.html --fail-if 'busbw < 1e-9 || wrong > 0' -q
 expect 0 "a bound that is kept"
 [[ ! -s stdout ]] || fail "--quiet is not"
+run "$moe" report bench.json --out out.html --fail-if 'busbw < 0.9*base'
+expect 2 "a base without a comparison"
+grep -qF "moe report --compare A B" stderr || fail "a base without a comparison: $(cat stderr)"
+run "$moe" report --compare bench.json bench.json --out out.html --fail-if 'busbw < 0.9*base'
+expect 0 "a run beside itself"
+run "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
+  --fail-if 'busbw < 0.99*base'
+expect 1 "a base that is broken"
 rm out.html
 run "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
   --fail-if 'worse_pct > 5'
