@@ -28,6 +28,7 @@ tests=(
   clang-format clang-tidy
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
   chromium                       # looks at the pages of moe report; 414 MB with what it needs
+  zsh fish groff-base            # what shells complete, and manual pages
   python3                        # strict readers of the page, and of JSON, in tests
 )
 

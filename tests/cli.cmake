@@ -34,6 +34,11 @@ if(TARGET moe)
   set_tests_properties(cli_verify PROPERTIES RUN_SERIAL TRUE) # it measures time
   moe_cli_test(layer LABELS smoke TIMEOUT 120 ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden/data
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
+  foreach(shell bash zsh fish)
+    moe_cli_test(completion_${shell} LABELS smoke TIMEOUT 120)
+  endforeach()
+  set_tests_properties(cli_completion_bash cli_completion_zsh cli_completion_fish
+    PROPERTIES SKIP_RETURN_CODE 77)
   if(MOE_MPI_FOUND)
     moe_cli_test(mpi LABELS mpi TIMEOUT 120 ARGS ${MPIEXEC_EXECUTABLE} ${MOE_MPI})
     set_tests_properties(cli_mpi PROPERTIES RUN_SERIAL TRUE) # it measures time

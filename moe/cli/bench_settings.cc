@@ -108,8 +108,15 @@ void AddTraffic(Table& table) {
   const char* const kGroup = "Traffic and algorithms";
   table.insert(
       table.end(),
-      {{kGroup, "routing", "", 0, Kind::kText, "KIND", "uniform",
-        "of alltoallv and gemm; see below"},
+      {{kGroup,
+        "routing",
+        "",
+        0,
+        Kind::kText,
+        "KIND",
+        "uniform",
+        "of alltoallv and gemm; see below",
+        {"uniform", "zipf:", "hot_expert:", "hot_rank:", "ragged", "zero_rank", "matrix:"}},
        {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
         "over all ranks, for zipf, hot_expert, gemm and layer; 0 = 8 per rank, gemm 8"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},

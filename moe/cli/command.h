@@ -23,6 +23,7 @@ ExitCode LayerCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
 ExitCode ReportCommand(const Invocation& invocation);
+ExitCode CompletionCommand(const Invocation& invocation);
 
 // What --help of a command prints.
 CommandHelp TrainHelp();
@@ -31,6 +32,7 @@ CommandHelp LayerHelp();
 CommandHelp VerifyHelp();
 CommandHelp DoctorHelp();
 CommandHelp ReportHelp();
+CommandHelp CompletionHelp();
 
 }  // namespace moe::cli
 

@@ -13,6 +13,8 @@ absl::Span<const Command> Commands() {
        ReportHelp},
       {"doctor", "what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
+      {"completion", "completes commands, flags and their values in your shell", CompletionCommand,
+       CompletionHelp},
   };
   return kCommands;
 }

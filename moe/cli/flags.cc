@@ -17,6 +17,10 @@ namespace {
 
 namespace po = boost::program_options;
 
+// llama-bench's name: two letters behind one dash, to Boost -o with the value "e".
+constexpr char kShortOutputStderr[] = "-oe";
+constexpr char kOutputStderr[] = "output-stderr";
+
 po::options_description Describe(const Settings& settings) {
   po::options_description description;
   for (const Setting& s : settings.table()) {
@@ -77,15 +81,23 @@ absl::Status Store(const po::basic_option<char>& option, Settings& settings) {
 
 }  // namespace
 
+std::vector<std::string> Spellings(const Setting& setting) {
+  std::vector<std::string> spellings = {absl::StrCat("--", setting.name)};
+  if (!setting.alias.empty()) spellings.push_back(absl::StrCat("--", setting.alias));
+  if (setting.letter != 0) spellings.push_back({'-', setting.letter});
+  if (setting.name == kOutputStderr) spellings.emplace_back(kShortOutputStderr);
+  return spellings;
+}
+
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   constexpr int kStyle =
       po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;
   try {
     const po::options_description description = Describe(settings);
     std::vector<std::string> flags(args.begin(), args.end());
-    // llama-bench's name: two letters behind one dash would be -o with the value "e".
-    if (settings.Find("output-stderr") != nullptr) {
-      std::replace(flags.begin(), flags.end(), std::string("-oe"), std::string("--output-stderr"));
+    if (const Setting* const setting = settings.Find(kOutputStderr)) {
+      std::replace(flags.begin(), flags.end(), std::string(kShortOutputStderr),
+                   Spellings(*setting).front());
     }
     const po::parsed_options parsed = po::command_line_parser(flags)
                                           .options(description)

@@ -34,7 +34,7 @@ struct Setting {
   std::string value_name;  // in the help: "N", "SECONDS"
   std::string fallback;    // default; empty = none
   std::string help;
-  std::vector<std::string> words = {};  // all values (kWord), or those beside numbers
+  std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
   bool flag_only = false;               // not from the environment or a file
 };
 
@@ -78,6 +78,9 @@ class Settings {
   std::vector<Setting> table_;
   std::map<std::string, Value, std::less<>> values_;  // by name
 };
+
+// How LoadFlags takes the setting, the long name first: "--output", "-o".
+std::vector<std::string> Spellings(const Setting& setting);
 
 // Flags. kInvalidArgument for unknown ones, missing values and stray arguments.
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);

@@ -59,6 +59,12 @@ Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a 
 8 timeout, 10 transport=mpi was named and this machine or build has no MPI.
 )";
 
+std::vector<std::string> FaultWords() {
+  std::vector<std::string> words = {"help"};
+  for (const verify::FaultInfo& info : verify::Faults()) words.emplace_back(info.name);
+  return words;
+}
+
 void AddRun(std::vector<Setting>& table) {
   const char* const kGroup = "What is run";
   table.insert(
@@ -91,15 +97,8 @@ void AddRun(std::vector<Setting>& table) {
         "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "
         "one"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "1", "of data, weights and the gates' noise"},
-       {kGroup,
-        "inject",
-        "",
-        0,
-        Kind::kText,
-        "FAULT",
-        "",
-        "plant a fault around the product, which must be found; help lists them",
-        {},
+       {kGroup, "inject", "", 0, Kind::kText, "FAULT", "",
+        "plant a fault around the product, which must be found; help lists them", FaultWords(),
         true}});
 }
 

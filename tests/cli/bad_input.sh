@@ -21,6 +21,11 @@ train() { refused "$1" "$2" "$moe" train "${model[@]}" --steps 2 --out "$work/ou
 # Commands and flags.
 refused 2 "no command" "$moe"
 refused 2 "unknown command 'trian'; did you mean 'train'?" "$moe" trian
+refused 2 "no shell, expected moe completion bash|zsh|fish" "$moe" completion
+refused 2 "unknown shell 'zhs', expected moe completion bash|zsh|fish; did you mean 'zsh'?" \
+  "$moe" completion zhs
+refused 2 "unexpected argument 'fish'" "$moe" completion bash fish
+refused 2 "unknown flag '--shell'" "$moe" completion --shell bash
 train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
 train 2 "unknown flag '--trace'" --trace x
 train 2 "unknown flag '--share-device'" --share-device

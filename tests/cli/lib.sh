@@ -36,6 +36,12 @@ expect() {
   tail -n 5 "$work/stderr"
 }
 
+# flags_in <file>: every flag that the text of a --help lists, one a line.
+flags_in() {
+  sed -n 's/^  \(-.*\)/\1/p' "$1" | sed 's/  .*//' | grep -oE -- '(^| )--?[A-Za-z0-9][a-z0-9-]*' |
+    tr -d ' ' | sort -u
+}
+
 # make_text <file> <bytes>: words, the same every time, with something to learn.
 make_text() {
   awk -v bytes="$2" 'BEGIN {
