@@ -37,7 +37,8 @@ if(TARGET moe)
   foreach(shell bash zsh fish)
     moe_cli_test(completion_${shell} LABELS smoke TIMEOUT 120)
   endforeach()
-  set_tests_properties(cli_completion_bash cli_completion_zsh cli_completion_fish
+  moe_cli_test(manual LABELS smoke TIMEOUT 60 ARGS ${CMAKE_BINARY_DIR}/moe/cli/man1)
+  set_tests_properties(cli_completion_bash cli_completion_zsh cli_completion_fish cli_manual
     PROPERTIES SKIP_RETURN_CODE 77)
   if(MOE_MPI_FOUND)
     moe_cli_test(mpi LABELS mpi TIMEOUT 120 ARGS ${MPIEXEC_EXECUTABLE} ${MOE_MPI})

@@ -22,6 +22,13 @@ file(GLOB names RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
 if(NOT names STREQUAL "moe-1")
   message(FATAL_ERROR "include/ holds '${names}', expected moe-1 alone")
 endif()
+foreach(text man/man1/moe.1 man/man1/moe-train.1 bash-completion/completions/moe
+    zsh/site-functions/_moe fish/vendor_completions.d/moe.fish)
+  file(SIZE ${SCRATCH}/prefix/share/${text} bytes)
+  if(bytes LESS 1000)
+    message(FATAL_ERROR "share/${text} has ${bytes} bytes")
+  endif()
+endforeach()
 run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build -DCMAKE_BUILD_TYPE=Release
   -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
 run(${CMAKE_COMMAND} --build ${project}/build)

@@ -20,13 +20,15 @@ constexpr char kHead[] =
     R"(usage: moe doctor [--ranks R] [-o FORM]
 
 What this build and this machine have, and what will be slow or fail with R ranks here, each with a
-remedy. Starts nothing but `mpirun --version`.
+remedy. Starts nothing but mpirun --version.
 
   ok    as it should be
   note  worth knowing
   slow  works, but slower than it could
   bad   something will not work
 
+  moe doctor
+  moe doctor --ranks 8 -o json
 )";
 
 constexpr char kTail[] = R"(

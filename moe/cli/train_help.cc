@@ -32,7 +32,8 @@ Progress and results
   bits per byte = loss in nats / ln 2
   GB = 1e9 bytes, MiB = 2^20 bytes
 
-DIR/metrics.jsonl has one object per step, written as it ends; the last line holds weights_xxh3.
+Files: DIR/metrics.jsonl has one object per step, written as it ends; the last line holds
+weights_xxh3.
 loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
 
 Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
