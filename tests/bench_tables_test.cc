@@ -114,9 +114,9 @@ TEST(TablesTest, MarkdownHasOneLinePerRowAndEscapesBars) {
 
 TEST(BenchRowTest, CellsMatchTheKeysAndTheirFigures) {
   const BenchRow row = SampleRow();
-  const std::vector<std::vector<Cell>> rows = {BenchCells(row)};
-  ASSERT_EQ(rows[0].size(), BenchKeys().size());
-  const auto object = nlohmann::json::parse(WriteTable(TableForm::kJsonLines, BenchKeys(), rows));
+  const std::vector<std::vector<Cell>> rows = {CellsOf(BenchFields(row))};
+  const auto object =
+      nlohmann::json::parse(WriteTable(TableForm::kJsonLines, KeysOf(BenchFields(row)), rows));
   EXPECT_EQ(object["schema"], "moe.bench/1");
   EXPECT_EQ(object["op"], "alltoallv");
   EXPECT_EQ(object["seed"].get<uint64_t>(), ~uint64_t{0});

@@ -208,7 +208,6 @@ TEST(RoutingSpecTest, RefusesWhatItDoesNotKnow) {
     EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("expected")) << text;
   }
-  EXPECT_EQ(ParseRouting("trace:run").status().code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST(RoutingSpecTest, RefusesBrokenMatricesWithTheLine) {

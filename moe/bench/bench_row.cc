@@ -77,83 +77,43 @@ double BusFactor(Op op, int ranks) {
   }
 }
 
-const std::vector<std::string>& BenchKeys() {
-  static const std::vector<std::string> keys = {"schema",
-                                                "op",
-                                                "algorithm",
-                                                "backend",
-                                                "transport",
-                                                "ranks",
-                                                "hosts",
-                                                "routing",
-                                                "seed",
-                                                "dtype",
-                                                "size_bytes",
-                                                "count",
-                                                "iters",
-                                                "time_us",
-                                                "time_us_min",
-                                                "time_us_max",
-                                                "time_us_p50",
-                                                "time_us_p99",
-                                                "time_us_cv_pct",
-                                                "algbw_gbytes_per_s",
-                                                "busbw_gbytes_per_s",
-                                                "nwrong",
-                                                "imb_tx",
-                                                "imb_rx",
-                                                "wait_pct",
-                                                "slow_rank",
-                                                "bytes_self",
-                                                "bytes_same_host",
-                                                "bytes_cross_host",
-                                                "memcpy_gbytes_per_s",
-                                                "memcpy_pct",
-                                                "source",
-                                                "destination",
-                                                "status",
-                                                "error"};
-  return keys;
-}
-
-std::vector<Cell> BenchCells(const BenchRow& row) {
+Fields BenchFields(const BenchRow& row) {
   const Statistics& t = row.samples_us;
-  const Cell error = row.wrong > 0 ? Cell("wrong elements") : Cell();
-  return {kSchema,
-          NameOf(row.op),
-          row.algorithm,
-          row.backend,
-          row.transport,
-          int64_t{row.ranks},
-          int64_t{row.hosts},
-          row.routing,
-          row.seed,
-          moe::NameOf(row.dtype),
-          row.size_bytes,
-          row.count,
-          row.iterations,
-          row.time_us,
-          t.min,
-          t.max,
-          t.p50,
-          t.p99,
-          t.cv_pct,
-          row.algbw(),
-          row.busbw(),
-          CountOrNull(row.wrong),
-          row.imbalance_sent,
-          row.imbalance_received,
-          row.wait_pct,
-          int64_t{row.slow_rank},
-          CountOrNull(row.bytes_self),
-          CountOrNull(row.bytes_same_host),
-          CountOrNull(row.bytes_cross_host),
-          row.memcpy_gbytes_per_s,
-          row.memcpy_pct(),
-          CountOrNull(row.source),
-          CountOrNull(row.destination),
-          row.status(),
-          error};
+  return {{"schema", kSchema},
+          {"op", NameOf(row.op)},
+          {"algorithm", row.algorithm},
+          {"backend", row.backend},
+          {"transport", row.transport},
+          {"ranks", int64_t{row.ranks}},
+          {"hosts", int64_t{row.hosts}},
+          {"routing", row.routing},
+          {"seed", row.seed},
+          {"dtype", moe::NameOf(row.dtype)},
+          {"size_bytes", row.size_bytes},
+          {"count", row.count},
+          {"iters", row.iterations},
+          {"time_us", row.time_us},
+          {"time_us_min", t.min},
+          {"time_us_max", t.max},
+          {"time_us_p50", t.p50},
+          {"time_us_p99", t.p99},
+          {"time_us_cv_pct", t.cv_pct},
+          {"algbw_gbytes_per_s", row.algbw()},
+          {"busbw_gbytes_per_s", row.busbw()},
+          {"nwrong", CountOrNull(row.wrong)},
+          {"imb_tx", row.imbalance_sent},
+          {"imb_rx", row.imbalance_received},
+          {"wait_pct", row.wait_pct},
+          {"slow_rank", int64_t{row.slow_rank}},
+          {"bytes_self", CountOrNull(row.bytes_self)},
+          {"bytes_same_host", CountOrNull(row.bytes_same_host)},
+          {"bytes_cross_host", CountOrNull(row.bytes_cross_host)},
+          {"memcpy_gbytes_per_s", row.memcpy_gbytes_per_s},
+          {"memcpy_pct", row.memcpy_pct()},
+          {"source", CountOrNull(row.source)},
+          {"destination", CountOrNull(row.destination)},
+          {"status", row.status()},
+          {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()}};
 }
 
 std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column) {
@@ -161,17 +121,16 @@ std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column)
     if (column == s.name) column = s.key;
   }
   if (!IsNumber(column)) return std::nullopt;
-  const std::vector<std::string>& keys = BenchKeys();
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (column == keys[i]) return BenchCells(row)[i].number();
-  }
-  return std::nullopt;
+  const Fields fields = BenchFields(row);
+  const Cell* const cell = Find(fields, column);
+  if (cell == nullptr) return std::nullopt;
+  return cell->number();
 }
 
 std::vector<std::string> BenchNumberNames() {
   std::vector<std::string> names;
   for (const ShortName& s : kShortNames) names.emplace_back(s.name);
-  for (const std::string& key : BenchKeys()) {
+  for (const std::string& key : KeysOf(BenchFields({}))) {
     if (IsNumber(key)) names.push_back(key);
   }
   return names;

@@ -11,8 +11,8 @@
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/dtype.h"
+#include "moe/bench/fields.h"
 #include "moe/bench/statistics.h"
-#include "moe/bench/tables.h"
 
 namespace moe::bench {
 
@@ -72,14 +72,13 @@ struct BenchRow {
   const char* status() const { return wrong > 0 ? "wrong" : "ok"; }
 };
 
-// Keys and values of the JSON object, CSV line and Markdown row of a result, in this order:
+// The JSON object, CSV line and Markdown row of a result:
 //   schema, op, algorithm, backend, transport, ranks, hosts, routing, seed, dtype, size_bytes, count,
 //   iters, time_us, time_us_min, time_us_max, time_us_p50, time_us_p99, time_us_cv_pct,
 //   algbw_gbytes_per_s, busbw_gbytes_per_s, nwrong, imb_tx, imb_rx, wait_pct, slow_rank, bytes_self,
 //   bytes_same_host, bytes_cross_host, memcpy_gbytes_per_s, memcpy_pct, source, destination, status,
 //   error
-const std::vector<std::string>& BenchKeys();
-std::vector<Cell> BenchCells(const BenchRow& row);
+Fields BenchFields(const BenchRow& row);
 
 // A numeric column by key or short name (time, algbw, busbw, wrong, imb_tx, p99, cv, wait, memcpy ...).
 // NaN where the row has none; nullopt for unknown names.

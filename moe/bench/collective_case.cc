@@ -1,6 +1,7 @@
 #include "moe/bench/collective_case.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -54,6 +55,13 @@ absl::Status CollectiveCase::Setup() {
       break;
   }
   return SetupMemcpy();
+}
+
+absl::Status CollectiveCase::TurnTo(int64_t call) {
+  const int64_t records = CallsOf(spec_.routing);
+  if (call % records == call_index_) return absl::OkStatus();
+  call_index_ = call % records;
+  return SetupAllToAll();
 }
 
 int64_t CollectiveCase::BlockElements() const {
@@ -160,8 +168,14 @@ int64_t CollectiveCase::CountWrong() const {
   return wrong;
 }
 
-void CollectiveCase::Describe(BenchRow& row) const {
+Distances CollectiveCase::DistancesOf(const Traffic& traffic) const {
   const bool all_to_all = spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV;
+  const int node_size = spec_.node_size > 0 ? spec_.node_size : comm_.size();
+  const bool two_hops = all_to_all && spec_.dispatch == DispatchAlgorithm::kHierarchical;
+  return two_hops ? TwoHopDistances(traffic, node_size) : DirectDistances(traffic, node_size);
+}
+
+void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.op = spec_.op;
   row.algorithm = algorithm_;
   row.ranks = comm_.size();
@@ -174,11 +188,29 @@ void CollectiveCase::Describe(BenchRow& row) const {
   row.in_place = in_place_;
   row.imbalance_sent = SendImbalance(traffic_);
   row.imbalance_received = ReceiveImbalance(traffic_);
+  Distances moved = DistancesOf(traffic_);
+  if (const int64_t records = CallsOf(spec_.routing); records > 1) {
+    double largest = 0, sent = 0, received = 0, self = 0, same_node = 0, cross_node = 0;
+    for (int64_t record = 0; record < std::min(records, calls); ++record) {
+      const Traffic traffic = AllToAllTraffic(record);
+      const Distances of_record = DistancesOf(traffic);
+      // The share of the calls that replay it.
+      const double share = static_cast<double>((calls - record + records - 1) / records) /
+                           static_cast<double>(calls);
+      largest += share * static_cast<double>(traffic.Largest());
+      sent += share * SendImbalance(traffic);
+      received += share * ReceiveImbalance(traffic);
+      self += share * static_cast<double>(of_record.self);
+      same_node += share * static_cast<double>(of_record.same_node);
+      cross_node += share * static_cast<double>(of_record.cross_node);
+    }
+    row.count = std::llround(largest);
+    row.size_bytes = row.count * width();
+    row.imbalance_sent = sent;
+    row.imbalance_received = received;
+    moved = {std::llround(self), std::llround(same_node), std::llround(cross_node)};
+  }
   if (!traffic_known_) return;
-  const int node_size = spec_.node_size > 0 ? spec_.node_size : comm_.size();
-  const bool two_hops = all_to_all && spec_.dispatch == DispatchAlgorithm::kHierarchical;
-  const Distances moved =
-      two_hops ? TwoHopDistances(traffic_, node_size) : DirectDistances(traffic_, node_size);
   row.bytes_self = moved.self * width();
   row.bytes_same_host = moved.same_node * width();
   row.bytes_cross_host = moved.cross_node * width();

@@ -15,6 +15,7 @@
 #include "comm/all_reduce.h"
 #include "comm/communicator.h"
 #include "dispatch/dispatcher.h"
+#include "dispatch/two_hop_exchange.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
@@ -51,6 +52,8 @@ class CollectiveCase {
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
+  // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace.
+  absl::Status TurnTo(int64_t call);
   // Before every call: what is to be written becomes wrong everywhere; inputs that a call overwrites
   // are made anew. Not collective.
   void Prepare();
@@ -59,8 +62,9 @@ class CollectiveCase {
   // Elements of this rank's result that differ from the exact one, bit for bit.
   int64_t CountWrong() const;
 
-  // Fills in what is known before a call: algorithm, size, count, imbalances, bytes by distance.
-  void Describe(BenchRow& row) const;
+  // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance. Of
+  // a trace: means over `calls` calls from the first record on.
+  void Describe(int64_t calls, BenchRow& row) const;
   const Traffic& traffic() const { return traffic_; }  // elements that one call moves
 
  private:
@@ -68,6 +72,8 @@ class CollectiveCase {
       : spec_(spec), comm_(comm), stream_(stream) {}
 
   absl::Status Setup();
+  Traffic AllToAllTraffic(int64_t call) const;
+  Distances DistancesOf(const Traffic& traffic) const;
   absl::Status SetupAllToAll();
   absl::Status SetupAllGather();
   absl::Status SetupPointToPoint();
@@ -107,6 +113,8 @@ class CollectiveCase {
   int64_t count_ = 0;
   Traffic traffic_;
   bool traffic_known_ = true;
+  int64_t call_index_ = 0;                    // of a trace
+  std::shared_ptr<TwoHopExchange> exchange_;  // hierarchical
   std::function<absl::Status()> call_;
 };
 

@@ -8,7 +8,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/copy.h"
-#include "dispatch/two_hop_exchange.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/workspace.h"
 #include "moe/bench/collective_case.h"
@@ -23,18 +22,21 @@ std::vector<int64_t> Times(absl::Span<const int64_t> counts, int64_t factor) {
 }
 }  // namespace
 
+Traffic CollectiveCase::AllToAllTraffic(int64_t call) const {
+  const int ranks = comm_.size();
+  if (spec_.op == Op::kAllToAll) return EvenTraffic(ranks, BlockElements());
+  return MakeTraffic(spec_.routing,
+                     {.ranks = ranks,
+                      .count = SpecElements(),
+                      .num_experts = spec_.num_experts > 0 ? spec_.num_experts : 8 * ranks,
+                      .seed = spec_.seed,
+                      .call = call});
+}
+
 absl::Status CollectiveCase::SetupAllToAll() {
   const int ranks = comm_.size();
   const int me = comm_.rank();
-  if (spec_.op == Op::kAllToAll) {
-    traffic_ = EvenTraffic(ranks, BlockElements());
-  } else {
-    traffic_ = MakeTraffic(spec_.routing,
-                           {.ranks = ranks,
-                            .count = SpecElements(),
-                            .num_experts = spec_.num_experts > 0 ? spec_.num_experts : 8 * ranks,
-                            .seed = spec_.seed});
-  }
+  traffic_ = AllToAllTraffic(call_index_);
   size_elements_ = traffic_.Largest();
   count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
   MOE_RETURN_IF_ERROR(Allocate(traffic_.Sent(me), traffic_.Received(me)));
@@ -124,20 +126,22 @@ absl::Status CollectiveCase::UseHierarchicalAs() {
                                                    ", expected a divisor of the ", ranks,
                                                    " ranks for hierarchical dispatch"));
   }
-  MOE_ASSIGN_OR_RETURN(TwoHopExchange made, TwoHopExchange::Create(comm_, node_size));
-  const auto exchange = std::make_shared<TwoHopExchange>(std::move(made));
+  if (exchange_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(TwoHopExchange made, TwoHopExchange::Create(comm_, node_size));
+    exchange_ = std::make_shared<TwoHopExchange>(std::move(made));
+  }
   const auto workspace = std::make_shared<Workspace>();
   const int64_t cols = width() / static_cast<int64_t>(sizeof(U));
   const MatrixView<const U> send(reinterpret_cast<const U*>(send_.data()),
                                  traffic_.Sent(comm_.rank()), cols);
   // The result stays in the workspace, where the next call takes the same places again.
-  call_ = [this, exchange, workspace, send]() -> absl::Status {
+  call_ = [this, workspace, send]() -> absl::Status {
     workspace->Release({});
     const auto rows = [this](int s, int d) {
       return traffic_.at(s, d);
     };
     MOE_ASSIGN_OR_RETURN(const auto received,
-                         exchange->Out<U>(
+                         exchange_->Out<U>(
                              send, rows, [](int, int64_t) {}, *workspace, stream_));
     MOE_RETURN_IF_ERROR(stream_.Synchronize());
     result_ = {reinterpret_cast<std::byte*>(received.data()),

@@ -65,6 +65,7 @@ int64_t NextBatch(const TimingSummary& so_far, absl::Duration elapsed,
 
 absl::Status WarmUp(CollectiveCase& what, int calls) {
   for (int i = 0; i < calls; ++i) {
+    MOE_RETURN_IF_ERROR(what.TurnTo(i));
     what.Prepare();
     MOE_RETURN_IF_ERROR(what.Call());
   }
@@ -106,12 +107,13 @@ absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& c
   return facts;
 }
 
-absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t calls, Check check,
-                                                  int64_t& wrong, Communicator& comm,
-                                                  Stream& stream) {
+absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
+                                                  int64_t calls, Check check, int64_t& wrong,
+                                                  Communicator& comm, Stream& stream) {
   static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
   std::vector<CallStamps> mine(calls);
   for (CallStamps& call : mine) {
+    MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
     timed.Prepare();
     MOE_RETURN_IF_ERROR(comm.Barrier());
     call.enter_ns = NowNs();
@@ -134,7 +136,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   comm.SetPhase({.name = NameOf(spec.op)});
   MOE_ASSIGN_OR_RETURN(const auto timed, CollectiveCase::Create(spec, comm, stream));
   BenchRow row;
-  timed->Describe(row);
+  timed->Describe(options.iterations, row);
   row.hosts =
       spec.node_size > 0 ? (comm.size() + spec.node_size - 1) / spec.node_size : facts.hosts;
   row.transport = facts.transport;
@@ -155,14 +157,14 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   int64_t wrong = 0;
   int64_t batch = options.iterations;
   while (batch > 0) {
-    MOE_ASSIGN_OR_RETURN(const auto stamps,
-                         TimeCalls(*timed, batch, options.check, wrong, comm, stream));
+    MOE_ASSIGN_OR_RETURN(const auto stamps, TimeCalls(*timed, summary.calls, batch, options.check,
+                                                      wrong, comm, stream));
     calls.Append(stamps);
     summary = calls.Summary(members, facts.clocks);
     if (copy != nullptr) {
       int64_t unchecked = 0;
       MOE_ASSIGN_OR_RETURN(const auto copied,
-                           TimeCalls(*copy, std::min<int64_t>(batch, options.iterations),
+                           TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations),
                                      Check::kNo, unchecked, comm, stream));
       copies.Append(copied);
     }
@@ -171,6 +173,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   row.wrong = options.check == Check::kYes ? wrong : -1;
+  timed->Describe(summary.calls, row);
   SetTimes(summary, row);
   row.memcpy_gbytes_per_s = row.algbw();
   if (copy != nullptr) {

@@ -43,12 +43,12 @@ struct WorldFacts {
 absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm,
                                           Stream& stream);
 
-// The stamps of n timed calls on every rank, [R][n]: Prepare, Barrier, stamp, Call, stamp, check. The
+// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier, stamp, Call, stamp, check. The
 // barrier keeps the check of one rank out of the time of another. Collective; the same result on
 // every rank.
-absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t calls, Check check,
-                                                  int64_t& wrong, Communicator& comm,
-                                                  Stream& stream);
+absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
+                                                  int64_t calls, Check check, int64_t& wrong,
+                                                  Communicator& comm, Stream& stream);
 
 // Measures until options say stop; after every batch, a batch of at most options.iterations
 // memcpys of the same size sees the same neighbours. Collective; every rank decides on the same

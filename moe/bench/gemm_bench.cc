@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/rng.h"
@@ -41,13 +40,10 @@ double Peak(ThreadPool& pool) {
 template <typename T>
 class Products {
  public:
-  Products(const GemmSpec& spec, std::vector<int64_t> rows)
-      : spec_(spec), offsets_(rows.size() + 1, 0) {
-    std::partial_sum(rows.begin(), rows.end(), offsets_.begin() + 1);
-  }
+  explicit Products(const GemmSpec& spec) : spec_(spec) {}
 
-  absl::Status Fill() {
-    const int64_t n = offsets_.back();
+  // Rows for the largest call.
+  absl::Status Fill(int64_t n) {
     const int64_t weights = spec_.num_experts * spec_.ffn * spec_.hidden;
     MOE_RETURN_IF_ERROR(Random(n * spec_.hidden, 0, x_));
     MOE_RETURN_IF_ERROR(Random(n * spec_.ffn, 1, dy_));
@@ -57,6 +53,14 @@ class Products {
     MOE_ASSIGN_OR_RETURN(dw_, Buffer::Allocate(weights * static_cast<int64_t>(sizeof(float))));
     for (int e = 0; e < spec_.num_experts; ++e) weight_.push_back(WeightOf<const T>(w_, e));
     return absl::OkStatus();
+  }
+
+  // Groups rows as the routing of `call` does; returns how many there are.
+  int64_t Prepare(int64_t call) {
+    const std::vector<int64_t> rows = ExpertRows(spec_, call).value();
+    offsets_.assign(rows.size() + 1, 0);
+    std::partial_sum(rows.begin(), rows.end(), offsets_.begin() + 1);
+    return offsets_.back();
   }
 
   absl::Status Forward(Workspace& workspace, Stream& stream) {
@@ -158,7 +162,7 @@ class Products {
   }
 
   const GemmSpec spec_;
-  std::vector<int64_t> offsets_;  // [E + 1]
+  std::vector<int64_t> offsets_;  // [E + 1] of this call
   Buffer x_, dy_, w_, y_, dx_, dw_;
   std::vector<MatrixView<const T>> weight_;
 };
@@ -169,45 +173,18 @@ struct Product {
   std::function<int64_t()> wrong;
 };
 
-absl::Status Time(const Product& product, const GemmOptions& options, ThreadPool& pool,
-                  GemmRow& row) {
-  const double operations = 2.0 * static_cast<double>(row.rows) *
-                            static_cast<double>(row.spec.hidden) *
-                            static_cast<double>(row.spec.ffn);
-  for (int i = 0; i < options.warmup; ++i) MOE_RETURN_IF_ERROR(product.run());
-  std::vector<double> times, peaks, shares;
-  const int64_t begin = NowNs();
-  int64_t next_look = options.iterations;
-  for (;;) {
-    const double peak = Peak(pool);
-    const int64_t start = NowNs();
-    MOE_RETURN_IF_ERROR(product.run());
-    const auto ns = static_cast<double>(NowNs() - start);
-    times.push_back(ns * 1e-3);
-    peaks.push_back(peak);
-    shares.push_back(100 * operations / ns / peak);
-    const auto calls = static_cast<int64_t>(times.size());
-    if (calls < options.iterations) continue;
-    if (absl::Nanoseconds(NowNs() - begin) >= options.budget) break;
-    if (calls < next_look) continue;
-    if (Describe(times).cv_pct <= options.max_noise_pct) break;
-    next_look = 2 * calls;
-  }
-  row.time_us = Describe(times);
-  row.iterations = static_cast<int64_t>(times.size());
-  row.gflops_per_s = row.time_us.p50 > 0 ? operations / row.time_us.p50 * 1e-3 : 0;
-  row.peak_gflops_per_s = Describe(peaks).p50;
-  row.peak_pct = Describe(shares).p50;
-  row.wrong = product.wrong();
-  return absl::OkStatus();
-}
-
 template <typename T>
-absl::StatusOr<std::vector<GemmRow>> MeasureAs(const GemmSpec& spec, const GemmOptions& options,
+absl::StatusOr<std::vector<GemmRow>> MeasureAs(const GemmSpec& spec, const MeasureOptions& options,
                                                ThreadPool& threads) {
-  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> expert_rows, ExpertRows(spec));
-  Products<T> data(spec, expert_rows);
-  MOE_RETURN_IF_ERROR(data.Fill());
+  int64_t most_rows = 0;
+  int64_t largest_rows = 0;
+  for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
+    MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec, call));
+    most_rows = std::max(most_rows, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+    largest_rows = std::max(largest_rows, *std::max_element(rows.begin(), rows.end()));
+  }
+  Products<T> data(spec);
+  MOE_RETURN_IF_ERROR(data.Fill(most_rows));
   Workspace workspace;
   const auto stream = MakeInlineStream(&threads);
   const auto scoped = [&](auto call) {
@@ -229,26 +206,38 @@ absl::StatusOr<std::vector<GemmRow>> MeasureAs(const GemmSpec& spec, const GemmO
                                }}};
   std::vector<GemmRow> rows;
   for (const Product& product : products) {
-    GemmRow row{.product = product.name,
-                .spec = spec,
-                .threads = threads.threads(),
-                .rows = spec.tokens * spec.top_k,
-                .largest_rows = *std::max_element(expert_rows.begin(), expert_rows.end())};
-    MOE_RETURN_IF_ERROR(Time(product, options, threads, row));
-    rows.push_back(std::move(row));
+    const auto prepare = [&](int64_t call) {
+      return 2.0 * static_cast<double>(data.Prepare(call)) * static_cast<double>(spec.hidden) *
+             static_cast<double>(spec.ffn);
+    };
+    MOE_ASSIGN_OR_RETURN(const KernelTimes times,
+                         TimeKernel(
+                             {.prepare = prepare, .run = product.run, .wrong = product.wrong},
+                             [&](double) { return Peak(threads); }, options));
+    rows.push_back({.product = product.name,
+                    .spec = spec,
+                    .threads = threads.threads(),
+                    .rows = most_rows,
+                    .largest_rows = largest_rows,
+                    .times = times});
   }
   return rows;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec) {
+absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec, int64_t call) {
   const auto kind = spec.routing.kind;
+  if (kind == RoutingSpec::kTrace && spec.routing.replay->ranks() == 1 &&
+      spec.routing.replay->header().num_experts == spec.num_experts) {
+    const auto rows = spec.routing.replay->slots_of(call, 0);
+    return std::vector<int64_t>(rows.begin(), rows.end());
+  }
   if (kind != RoutingSpec::kUniform && kind != RoutingSpec::kZipf &&
       kind != RoutingSpec::kHotExpert) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ExpertRows: routing is ", spec.routing.text,
-                     ", expected uniform, zipf:S or hot_expert:P, which are of experts"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ExpertRows: routing is ", spec.routing.text,
+        ", expected uniform, zipf:S, hot_expert:P or a trace of one rank, which are of experts"));
   }
   // One expert on each of E ranks, and what one rank sends.
   const Traffic traffic = MakeTraffic(spec.routing, {.ranks = spec.num_experts,
@@ -259,7 +248,8 @@ absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec) {
   return std::vector<int64_t>(rows.begin(), rows.end());
 }
 
-absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec, const GemmOptions& options,
+absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec,
+                                                 const MeasureOptions& options,
                                                  ThreadPool& threads) {
   if (spec.dtype == DType::kFloat32) return MeasureAs<float>(spec, options, threads);
   if (spec.dtype == DType::kBFloat16) return MeasureAs<BFloat16>(spec, options, threads);
@@ -267,65 +257,43 @@ absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec, const Gem
       absl::StrCat("MeasureGemm: type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
 }
 
-const std::vector<std::string>& GemmKeys() {
-  static const std::vector<std::string> keys = {"schema",       "op",
-                                                "product",      "dtype",
-                                                "tokens",       "topk",
-                                                "experts",      "hidden",
-                                                "ffn",          "routing",
-                                                "seed",         "threads",
-                                                "rows",         "largest_rows",
-                                                "iters",        "time_us",
-                                                "time_us_min",  "time_us_max",
-                                                "time_us_p99",  "time_us_cv_pct",
-                                                "gflops_per_s", "peak_gflops_per_s",
-                                                "peak_pct",     "nwrong",
-                                                "status",       "error"};
-  return keys;
-}
-
-std::vector<Cell> GemmCells(const GemmRow& row) {
+Fields GemmFields(const GemmRow& row) {
   const GemmSpec& s = row.spec;
-  return {"moe.bench.gemm/1",
-          "gemm",
-          row.product,
-          moe::NameOf(s.dtype),
-          s.tokens,
-          int64_t{s.top_k},
-          int64_t{s.num_experts},
-          s.hidden,
-          s.ffn,
-          s.routing.text,
-          s.seed,
-          int64_t{row.threads},
-          row.rows,
-          row.largest_rows,
-          row.iterations,
-          row.time_us.p50,
-          row.time_us.min,
-          row.time_us.max,
-          row.time_us.p99,
-          row.time_us.cv_pct,
-          row.gflops_per_s,
-          row.peak_gflops_per_s,
-          row.peak_pct,
-          row.wrong,
-          row.wrong > 0 ? "wrong" : "ok",
-          row.wrong > 0 ? Cell("wrong elements") : Cell()};
+  Fields fields = {{"schema", "moe.bench.gemm/1"},
+                   {"op", "gemm"},
+                   {"product", row.product},
+                   {"dtype", moe::NameOf(s.dtype)},
+                   {"tokens", s.tokens},
+                   {"topk", int64_t{s.top_k}},
+                   {"experts", int64_t{s.num_experts}},
+                   {"hidden", s.hidden},
+                   {"ffn", s.ffn},
+                   {"routing", s.routing.text},
+                   {"seed", s.seed},
+                   {"threads", int64_t{row.threads}},
+                   {"rows", row.rows},
+                   {"largest_rows", row.largest_rows}};
+  AddTimes(row.times.time_us, row.times.iterations, fields);
+  fields.insert(fields.end(), {{"gflops_per_s", row.times.work_per_ns},
+                               {"peak_gflops_per_s", row.times.limit_per_ns},
+                               {"peak_pct", row.times.limit_pct}});
+  AddVerdict(row.times.wrong, "wrong elements", fields);
+  return fields;
 }
 
-std::string GemmHead() {
-  return "# product          rows  busiest   type       time     i_min     i_p99    i_cv%   "
-         "GFLOP/s     %peak  #wrong\n"
-         "#                                            (us)      (us)      (us)      (%)           "
-         "                 \n";
-}
-
-std::string GemmLine(const GemmRow& row) {
-  return absl::StrFormat("  %-12s %8d %8d %6s %10.1f %9.1f %9.1f %8.2f %9.1f %9.1f %7d\n",
-                         row.product, row.rows, row.largest_rows, moe::NameOf(row.spec.dtype),
-                         row.time_us.p50, row.time_us.min, row.time_us.p99, row.time_us.cv_pct,
-                         row.gflops_per_s, row.peak_pct, row.wrong);
+absl::Span<const Column> GemmColumns() {
+  static constexpr Column kColumns[] = {{"product", "product", "", -12},
+                                        {"rows", "rows", "", 8},
+                                        {"largest_rows", "busiest", "", 8},
+                                        {"dtype", "type", "", 6},
+                                        {"time_us", "time", "(us)", 10, 1},
+                                        {"time_us_min", "i_min", "(us)", 9, 1},
+                                        {"time_us_p99", "i_p99", "(us)", 9, 1},
+                                        {"time_us_cv_pct", "i_cv%", "(%)", 8, 2},
+                                        {"gflops_per_s", "GFLOP/s", "", 9, 1},
+                                        {"peak_pct", "%peak", "(%)", 9, 1},
+                                        {"nwrong", "#wrong", "", 7}};
+  return kColumns;
 }
 
 }  // namespace moe::bench

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
+#include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/parallel.h"
+#include "moe/bench/collectives.h"
+#include "moe/bench/fields.h"
+#include "moe/bench/kernel_timing.h"
 #include "moe/bench/routing_spec.h"
-#include "moe/bench/statistics.h"
-#include "moe/bench/tables.h"
 
 namespace moe::bench {
 
@@ -24,15 +25,8 @@ struct GemmSpec {
   int num_experts = 8;            // E
   int64_t hidden = 512;           // H
   int64_t ffn = 512;              // F
-  RoutingSpec routing;            // uniform, zipf or hot_expert: rows per expert
+  RoutingSpec routing;  // uniform, zipf, hot_expert or trace (of one rank): rows per expert
   uint64_t seed = 0;
-};
-
-struct GemmOptions {
-  int iterations = 20;  // timed calls of each product, at least
-  int warmup = 2;
-  absl::Duration budget = absl::Seconds(1);  // ends the calls past `iterations`
-  double max_noise_pct = 5;                  // so does a cv of at most this
 };
 
 // One product of N = T * K rows: forward x W^T, input gradient dy W, weight gradient dy^T x, each
@@ -41,35 +35,25 @@ struct GemmRow {
   std::string product;  // "forward", "input_grad", "weight_grad"
   GemmSpec spec;
   int threads = 1;
-  int64_t rows = 0, largest_rows = 0;  // N; of the busiest expert
-  Statistics time_us;
-  int64_t iterations = 0;
-  double gflops_per_s = 0;  // of the median time
-  double peak_gflops_per_s =
-      0;                // of the same threads, median; a loop of multiply-adds in registers
-  double peak_pct = 0;  // median over calls of the ratio to the peak measured just before
-  int64_t wrong = 0;    // sampled elements whose bits differ from a chain of std::fma
+  int64_t rows = 0, largest_rows = 0;  // N; of the busiest expert; the most of a trace's records
+  // Against a loop of multiply-adds in registers on the same threads. Checked: sampled elements,
+  // which must have the bits of a chain of std::fma.
+  KernelTimes times;
 };
 
-// Rows of each expert, [E], in sum T * K; as the tokens of traffic.h are drawn.
-// kInvalidArgument for routings of ranks (hot_rank, ragged, zero_rank, matrix).
-absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec);
+// Rows of each expert, [E], in sum T * K; as the tokens of traffic.h are drawn. A trace: the slots of
+// the record that `call` replays. kInvalidArgument for routings of ranks (hot_rank, ragged,
+// zero_rank, matrix, a trace of several ranks).
+absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec, int64_t call);
 
-// The three products. The peak is measured before every call, so that both see the same clock and
-// the same neighbours.
-absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec, const GemmOptions& options,
+// The three products.
+absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec,
+                                                 const MeasureOptions& options,
                                                  ThreadPool& threads);
 
-// Keys and values as in bench_row.h:
-//   schema, op, product, dtype, tokens, topk, experts, hidden, ffn, routing, seed, threads, rows,
-//   largest_rows, iters, time_us (median), time_us_min, time_us_max, time_us_p99, time_us_cv_pct,
-//   gflops_per_s, peak_gflops_per_s, peak_pct, nwrong, status, error
-const std::vector<std::string>& GemmKeys();
-std::vector<Cell> GemmCells(const GemmRow& row);
-
-// The table that people read.
-std::string GemmHead();
-std::string GemmLine(const GemmRow& row);
+// Keys as docs/bench.md lists them.
+Fields GemmFields(const GemmRow& row);
+absl::Span<const Column> GemmColumns();
 
 }  // namespace moe::bench
 

@@ -12,7 +12,7 @@ namespace moe::bench {
 namespace {
 
 constexpr char kForms[] =
-    "uniform, zipf:S, hot_expert:P, hot_rank:P, ragged, zero_rank or matrix:FILE";
+    "uniform, zipf:S, hot_expert:P, hot_rank:P, ragged, zero_rank, matrix:FILE or trace:FILE";
 
 absl::StatusOr<double> Parameter(absl::string_view text, absl::string_view value, double most,
                                  absl::string_view expected) {
@@ -47,17 +47,16 @@ absl::StatusOr<RoutingSpec> ParseRouting(absl::string_view text) {
                          Parameter(text, value, 1, absl::StrCat(name, ":P with 0 <= P <= 1")));
     return spec;
   }
-  if (name == "matrix" && !value.empty()) {
-    spec.kind = RoutingSpec::kMatrix;
+  if ((name == "matrix" || name == "trace") && !value.empty()) {
+    spec.kind = name == "matrix" ? RoutingSpec::kMatrix : RoutingSpec::kTrace;
     spec.path = std::string(value);
     return spec;
   }
-  if (name == "trace") {
-    return absl::UnimplementedError(
-        absl::StrCat("routing is '", text, "', expected ", kForms,
-                     ": recorded routing cannot be replayed yet; a matrix of its traffic can"));
-  }
   return absl::InvalidArgumentError(absl::StrCat("routing is '", text, "', expected ", kForms));
+}
+
+int64_t CallsOf(const RoutingSpec& routing) {
+  return routing.replay == nullptr ? 1 : routing.replay->records();
 }
 
 absl::StatusOr<std::vector<double>> ParseTrafficMatrix(absl::string_view text, int ranks) {

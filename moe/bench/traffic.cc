@@ -7,6 +7,7 @@
 #include "dispatch/placement.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "moe/bench/slots.h"
 
 namespace moe::bench {
 namespace {
@@ -22,21 +23,6 @@ RandomKey KeyOf(uint64_t seed, Draw draw, int rank, int64_t token) {
           .item = static_cast<uint64_t>(token)};
 }
 
-// [E], sums to 1.
-std::vector<double> ExpertShares(const RoutingSpec& routing, int num_experts) {
-  std::vector<double> shares(num_experts);
-  if (routing.kind == RoutingSpec::kHotExpert) {
-    const double rest = num_experts == 1 ? 0 : (1 - routing.parameter) / (num_experts - 1);
-    std::fill(shares.begin(), shares.end(), rest);
-    shares[0] = num_experts == 1 ? 1 : routing.parameter;
-    return shares;
-  }
-  for (int e = 0; e < num_experts; ++e) shares[e] = std::pow(e + 1.0, -routing.parameter);
-  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (double& share : shares) share /= sum;
-  return shares;
-}
-
 // [R], sums to 1: the same for every source.
 std::vector<double> RankShares(const RoutingSpec& routing, int ranks, int num_experts) {
   std::vector<double> shares(ranks, 1.0 / ranks);
@@ -47,7 +33,7 @@ std::vector<double> RankShares(const RoutingSpec& routing, int ranks, int num_ex
   if (routing.kind == RoutingSpec::kZipf || routing.kind == RoutingSpec::kHotExpert) {
     const ExpertPlacement placement(num_experts, ranks);
     std::fill(shares.begin(), shares.end(), 0);
-    const std::vector<double> of_expert = ExpertShares(routing, num_experts);
+    const std::vector<double> of_expert = ExpertShares(routing, ranks, num_experts);
     for (int e = 0; e < num_experts; ++e) shares[placement.RankOf(e)] += of_expert[e];
   }
   return shares;
@@ -87,6 +73,20 @@ Traffic MatrixTraffic(const RoutingSpec& routing, int ranks, int64_t count) {
   return traffic;
 }
 
+Traffic ReplayTraffic(const Replay& replay, int64_t count, int64_t call) {
+  Traffic traffic(replay.ranks());
+  const std::vector<int64_t>& slots = replay.record(call).traffic;
+  // Products of slots and elements may be beyond 64 bits.
+  const auto largest = static_cast<__int128>(std::max<int64_t>(1, replay.largest()));
+  for (int s = 0; s < replay.ranks(); ++s) {
+    for (int d = 0; d < replay.ranks(); ++d) {
+      const auto product = static_cast<__int128>(slots[s * replay.ranks() + d]) * count;
+      traffic.at(s, d) = static_cast<int64_t>(product / largest);
+    }
+  }
+  return traffic;
+}
+
 int64_t TokensOf(const RoutingSpec& routing, const TrafficOptions& options, int rank,
                  int64_t tokens) {
   if (routing.kind == RoutingSpec::kZeroRank && rank == options.ranks - 1) return 0;
@@ -120,7 +120,7 @@ int64_t Traffic::Largest() const {
 }
 
 std::vector<double> DestinationShares(const RoutingSpec& routing, int ranks, int num_experts) {
-  MOE_CHECK(routing.kind != RoutingSpec::kMatrix);
+  MOE_CHECK(routing.kind != RoutingSpec::kMatrix && routing.kind != RoutingSpec::kTrace);
   const std::vector<double> row = RankShares(routing, ranks, num_experts);
   std::vector<double> shares;
   for (int s = 0; s < ranks; ++s) shares.insert(shares.end(), row.begin(), row.end());
@@ -132,6 +132,10 @@ Traffic MakeTraffic(const RoutingSpec& routing, const TrafficOptions& options) {
   const int64_t count = options.count;
   if (routing.kind == RoutingSpec::kUniform) return UniformTraffic(ranks, count);
   if (routing.kind == RoutingSpec::kMatrix) return MatrixTraffic(routing, ranks, count);
+  if (routing.kind == RoutingSpec::kTrace) {
+    MOE_CHECK(routing.replay != nullptr && routing.replay->ranks() == ranks);
+    return ReplayTraffic(*routing.replay, count, options.call);
+  }
   std::vector<double> up_to = RankShares(routing, ranks, options.num_experts);
   std::partial_sum(up_to.begin(), up_to.end(), up_to.begin());
   const int64_t tokens = std::min(count, kTokensPerRank);

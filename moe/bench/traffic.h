@@ -36,7 +36,7 @@ class Traffic {
 };
 
 // The share of each rank's tokens that goes to each destination, [R][R]; a row sums to 1. Experts
-// are placed as ExpertPlacement does (dispatch/placement.h). Not for kMatrix.
+// are placed as ExpertPlacement does (dispatch/placement.h). Not for kMatrix and kTrace.
 std::vector<double> DestinationShares(const RoutingSpec& routing, int ranks, int num_experts);
 
 struct TrafficOptions {
@@ -44,6 +44,7 @@ struct TrafficOptions {
   int64_t count = 0;    // elements of a rank with all its tokens
   int num_experts = 1;  // over all ranks, for kZipf and kHotExpert
   uint64_t seed = 0;
+  int64_t call = 0;  // kTrace: which record
 };
 
 // Tokens of one rank: its elements are cut into at most this many, equal but for a remainder of
@@ -51,7 +52,8 @@ struct TrafficOptions {
 inline constexpr int64_t kTokensPerRank = 4096;
 
 // uniform: count / R to every rank, the remainder to the lowest; nothing is drawn. matrix: the
-// given shares, scaled so that Largest() is count (but for rounding down). All others: every token
+// given shares, scaled so that Largest() is count (but for rounding down). trace: the slots of the
+// record, scaled so that the largest of all records' Largest() is count. All others: every token
 // of rank s draws its destination from DestinationShares, independently (a multinomial), and
 //   ragged     rank s has floor(u * (T + 1)) of its T tokens, u uniform in (0, 1)
 //   zero_rank  rank R - 1 has none of them

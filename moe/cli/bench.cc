@@ -167,6 +167,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
   }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
   if (call.operation == "layer") return RunLayerBench(call, launch);
+  if (!bench::OpOf(call.operation).has_value()) return RunKernelBench(call, launch);
   return BenchRun(call, launch).Run();
 }
 

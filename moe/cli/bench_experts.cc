@@ -1,6 +1,5 @@
 #include "moe/cli/bench_experts.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,9 @@
 
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
+#include "moe/bench/fields.h"
 #include "moe/bench/gemm_bench.h"
+#include "moe/bench/kernel_bench.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/bench/tables.h"
 #include "moe/cli/bench_output.h"
@@ -27,19 +28,21 @@ const char* Plural(int count) {
   return count == 1 ? "" : "s";
 }
 
-std::string TimeText(int iterations, double max_noise_pct, absl::Duration budget) {
+std::string TimeText(const bench::MeasureOptions& m) {
   return fmt::format("# time: median of at least {} calls, until i_cv% <= {} or {} s\n#\n",
-                     iterations, max_noise_pct, absl::ToDoubleSeconds(budget));
+                     m.iterations, m.max_noise_pct, absl::ToDoubleSeconds(m.budget));
 }
 
-// Rows as cells, with the names of their columns.
+// Rows, and what stands above them in the table.
 struct Results {
-  const std::vector<std::string>& keys;
-  std::vector<std::vector<bench::Cell>> cells;
-  std::string table;  // for people
+  std::string about;
+  absl::Span<const bench::Column> columns;
+  std::vector<bench::Fields> rows;
 
-  const bench::Cell& at(size_t row, absl::string_view key) const {
-    return cells[row][std::find(keys.begin(), keys.end(), key) - keys.begin()];
+  std::string Table() const {
+    std::string text = absl::StrCat(about, bench::TableHead(columns));
+    for (const bench::Fields& row : rows) text += bench::TableLine(columns, row);
+    return text;
   }
 };
 
@@ -48,10 +51,12 @@ absl::Status CheckJsonPath(const BenchOutputOptions& output) {
 }
 
 absl::Status Show(const Results& results, const BenchOutputOptions& output) {
+  std::vector<std::vector<bench::Cell>> cells;
+  for (const bench::Fields& row : results.rows) cells.push_back(bench::CellsOf(row));
   const auto form = [&](bench::TableForm kind) {
-    return bench::WriteTable(kind, results.keys, results.cells);
+    return bench::WriteTable(kind, bench::KeysOf(results.rows[0]), cells);
   };
-  MOE_RETURN_IF_ERROR(Print(output.form.has_value() ? form(*output.form) : results.table));
+  MOE_RETURN_IF_ERROR(Print(output.form.has_value() ? form(*output.form) : results.Table()));
   if (output.form_err.has_value()) PrintBenchForm(form(*output.form_err));
   return WriteBenchFile("-J", output.json_path, form(bench::TableForm::kJson));
 }
@@ -59,26 +64,38 @@ absl::Status Show(const Results& results, const BenchOutputOptions& output) {
 // `names`: the columns that say which row it is.
 absl::Status Verdict(const Results& results, const BenchOutputOptions& output,
                      const std::vector<std::string>& names) {
-  for (size_t row = 0; row < results.cells.size(); ++row) {
+  for (const bench::Fields& row : results.rows) {
     std::string which;
-    for (const std::string& name : names)
-      absl::StrAppend(&which, results.at(row, name).text(), " ");
-    if (results.at(row, "nwrong").number() > 0) {
-      return WithExitCode(
-          absl::InternalError(absl::StrCat(which, "has ", results.at(row, "nwrong").text(),
-                                           " wrong elements, expected none")),
-          ExitCode::kCheckFailed);
+    for (const std::string& name : names) {
+      absl::StrAppend(&which, bench::Find(row, name)->text(), " ");
+    }
+    const bench::Cell& wrong = *bench::Find(row, "nwrong");
+    if (wrong.number() > 0) {
+      return WithExitCode(absl::InternalError(absl::StrCat(which, "has ", wrong.text(),
+                                                           " wrong elements, expected none")),
+                          ExitCode::kCheckFailed);
     }
     const auto lookup = [&](absl::string_view column) -> std::optional<double> {
-      return results.at(row, column).number();
+      const bench::Cell* const cell = bench::Find(row, column);
+      return cell == nullptr ? std::nullopt : std::optional<double>(cell->number());
     };
     if (!output.fail_if.has_value() || !output.fail_if->Holds(lookup)) continue;
     return WithExitCode(absl::InternalError(fmt::format(
                             "--fail-if '{}' holds for {}with a time of {} us",
-                            output.fail_if->text(), which, results.at(row, "time_us").text())),
+                            output.fail_if->text(), which, bench::Find(row, "time_us")->text())),
                         ExitCode::kCheckFailed);
   }
   return absl::OkStatus();
+}
+
+std::string RouterText(const bench::LayerSpec& spec) {
+  const RouterConfig& router = spec.layer.router;
+  const std::string capacity = router.capacity_factor.has_value()
+                                   ? absl::StrCat(", capacity ", *router.capacity_factor)
+                                   : "";
+  const std::string chosen = spec.routing.has_value() ? absl::StrCat("routing ", spec.routing->text)
+                                                      : absl::StrCat("router ", router.gate);
+  return chosen + capacity;
 }
 
 }  // namespace
@@ -90,26 +107,47 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::GemmRow> rows,
                        bench::MeasureGemm(options.spec, options.measure, threads));
   const bench::GemmSpec& s = options.spec;
-  Results results{bench::GemmKeys(), {}, {}};
-  results.table = absl::StrCat(
-      fmt::format("# moe bench gemm: {} tokens x top-{} on {} experts, H {}, F {}, routing {}, "
-                  "seed {}, {} thread{}\n",
-                  s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn, s.routing.text, s.seed,
-                  options.threads, Plural(options.threads)),
-      TimeText(options.measure.iterations, options.measure.max_noise_pct, options.measure.budget),
-      bench::GemmHead());
-  for (const bench::GemmRow& row : rows) {
-    results.cells.push_back(bench::GemmCells(row));
-    results.table += bench::GemmLine(row);
-  }
+  Results results{
+      absl::StrCat(
+          fmt::format("# moe bench gemm: {} tokens x top-{} on {} experts, H {}, F {}, routing {}, "
+                      "seed {}, {} thread{}\n",
+                      s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn, s.routing.text, s.seed,
+                      options.threads, Plural(options.threads)),
+          TimeText(options.measure)),
+      bench::GemmColumns(),
+      {}};
+  for (const bench::GemmRow& row : rows) results.rows.push_back(bench::GemmFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
   return Verdict(results, options.output, {"product"});
+}
+
+absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
+  MOE_ASSIGN_OR_RETURN(const KernelBenchOptions options, MakeKernelBenchOptions(call, launch));
+  MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
+  ThreadPool threads(options.threads);
+  MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> rows,
+                       bench::MeasureKernels(options.spec, options.measure, threads));
+  const bench::KernelSpec& s = options.spec;
+  const std::string what = s.op == bench::KernelOp::kGate ? absl::StrCat("router ", s.router.gate)
+                                                          : absl::StrCat("H ", s.hidden);
+  Results results{
+      absl::StrCat(
+          fmt::format("# moe bench {}: {} tokens x top-{} on {} experts, {}, routing {}, seed {}, "
+                      "{} thread{}\n",
+                      call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
+                      s.routing.text, s.seed, options.threads, Plural(options.threads)),
+          TimeText(options.measure)),
+      bench::KernelColumns(),
+      {}};
+  for (const bench::KernelRow& row : rows) results.rows.push_back(bench::KernelFields(row));
+  MOE_RETURN_IF_ERROR(Show(results, options.output));
+  return Verdict(results, options.output, {"op", "pass", "kernel"});
 }
 
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const LayerBenchOptions options, MakeLayerBenchOptions(call, launch));
   if (launch.rank() == 0) MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
-  std::vector<bench::LayerRow> rows;
+  bench::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     if (world->size() != launch.world.ranks) {
@@ -120,26 +158,34 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
     if (options.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world));
     MOE_ASSIGN_OR_RETURN(auto mine,
                          bench::MeasureLayer(options.spec, options.measure, std::move(world)));
-    if (first) rows = std::move(mine);
+    if (first) result = std::move(mine);
     return absl::OkStatus();
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch, options.run.comm_timeout, "bench"), body));
   if (launch.rank() != 0) return absl::OkStatus();
   const bench::LayerSpec& s = options.spec;
-  Results results{bench::LayerKeys(), {}, {}};
-  results.table = absl::StrCat(
-      fmt::format(
-          "# moe bench layer: {} ranks ({}) x {} tokens x top-{} on {} experts, H {}, F {}, "
-          "{}, {} thread{} a rank\n",
-          launch.world.ranks, rows[0].backend, s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn,
-          moe::NameOf(s.dtype), s.threads, Plural(s.threads)),
-      TimeText(options.measure.iterations, options.measure.max_noise_pct, options.measure.budget),
-      bench::LayerHead());
-  for (const bench::LayerRow& row : rows) {
-    results.cells.push_back(bench::LayerCells(row));
-    results.table += bench::LayerLine(row);
+  const bench::LayerFigures& f = result.figures;
+  Results results{
+      absl::StrCat(
+          fmt::format(
+              "# moe bench layer: {} ranks ({}) x {} tokens x top-{} on {} experts, H {}, F {}, "
+              "{}, {} thread{} a rank, {}\n",
+              launch.world.ranks, result.backend, s.tokens, s.layer.router.top_k,
+              s.layer.router.num_experts, s.layer.router.hidden_size, s.layer.ffn_hidden_size,
+              moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s)),
+          TimeText(options.measure)),
+      bench::LayerColumns(),
+      {}};
+  for (const bench::LayerRow& row : result.rows) {
+    results.rows.push_back(bench::LayerFields(result, row));
   }
   MOE_RETURN_IF_ERROR(Show(results, options.output));
+  if (!options.output.form.has_value()) {
+    MOE_RETURN_IF_ERROR(Print(fmt::format(
+        "# {:.0f} tokens/s, drop {:.2f}%, maxvio {:.2f}, dead {}, peak {:.1f} MiB a rank\n",
+        f.tokens_per_s, 100 * f.drop_fraction, f.max_vio, f.dead_experts,
+        static_cast<double>(f.peak_bytes) / (1 << 20))));
+  }
   return Verdict(results, options.output, {"pass", "phase"});
 }
 

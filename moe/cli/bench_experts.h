@@ -1,4 +1,4 @@
-// moe bench gemm and moe bench layer.
+// moe bench gate, permute, combine, gemm and layer.
 #ifndef MOE_MOE_CLI_BENCH_EXPERTS_H_
 #define MOE_MOE_CLI_BENCH_EXPERTS_H_
 
@@ -11,6 +11,7 @@ namespace moe::cli {
 
 // Measure, print and judge. Wrong elements and --fail-if carry exit code 1.
 absl::Status RunGemmBench(const BenchCall& call, const Launch& launch);
+absl::Status RunKernelBench(const BenchCall& call, const Launch& launch);
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch);
 
 }  // namespace moe::cli

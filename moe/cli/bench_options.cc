@@ -1,7 +1,6 @@
 #include "moe/cli/bench_options.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 #include <absl/strings/numbers.h>
@@ -10,12 +9,12 @@
 #include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_settings.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/program.h"
 #include "moe/cli/suggest.h"
-#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
@@ -29,14 +28,6 @@ std::vector<std::string> Operations() {
   std::vector<std::string> names;
   for (const Operands::Word& operation : BenchOperations()) names.push_back(operation.name);
   return names;
-}
-
-DType TypeOf(absl::string_view name) {
-  if (name == "f64" || name == "double") return DType::kFloat64;
-  if (name == "bf16" || name == "bfloat16") return DType::kBFloat16;
-  if (name == "i32" || name == "int32") return DType::kInt32;
-  if (name == "i64" || name == "int64") return DType::kInt64;
-  return DType::kFloat32;
 }
 
 absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
@@ -68,53 +59,13 @@ absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
   return sizes;
 }
 
-absl::Status ReadMatrix(int ranks, bench::RoutingSpec& routing) {
-  const auto file = MappedFile::Open(routing.path);
-  MOE_RETURN_IF_ERROR(InputError("--routing", file.status()));
-  const absl::string_view text(reinterpret_cast<const char*>(file->bytes().data()),
-                               file->bytes().size());
-  auto weights = bench::ParseTrafficMatrix(text, ranks);
-  if (!weights.ok()) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--routing: '", routing.path,
-                                                                "': ", weights.status().message())),
-                        ExitCode::kBadInput);
-  }
-  routing.weights = *std::move(weights);
-  return absl::OkStatus();
-}
-
-// How all-to-alls travel.
-absl::Status SetDispatch(const Settings& settings, int ranks, bench::CaseSpec& spec) {
-  spec.dispatch = settings.is("dispatch", "direct")         ? DispatchAlgorithm::kDirect
-                  : settings.is("dispatch", "hierarchical") ? DispatchAlgorithm::kHierarchical
-                                                            : DispatchAlgorithm::kStaged;
-  spec.node_size = settings.integer("node-size");
-  if (spec.node_size < 0 || spec.node_size > ranks) {
-    return WrongFlag("--node-size", settings.text("node-size"),
-                     absl::StrCat("0 to the ", ranks, " ranks"));
-  }
-  if (spec.dispatch == DispatchAlgorithm::kHierarchical && spec.node_size > 0 &&
-      ranks % spec.node_size != 0) {
-    return WrongFlag("--node-size", settings.text("node-size"),
-                     absl::StrCat("a divisor of the ", ranks, " ranks for hierarchical dispatch"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& spec) {
   const bool skewed = spec.op == bench::Op::kAllToAllV;
   if (settings.given("routing") && !skewed) {
     return WrongFlag("--routing", settings.text("routing"),
                      "none: only alltoallv has unequal blocks");
   }
-  auto routing = bench::ParseRouting(settings.text("routing"));
-  if (!routing.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
-  }
-  spec.routing = *std::move(routing);
-  if (spec.routing.kind == bench::RoutingSpec::kMatrix) {
-    MOE_RETURN_IF_ERROR(ReadMatrix(ranks, spec.routing));
-  }
+  MOE_ASSIGN_OR_RETURN(spec.routing, RoutingOf(settings, ranks));
   spec.num_experts = settings.integer("num-experts");
   if (spec.num_experts < 0) {
     return WrongFlag("--num-experts", settings.text("num-experts"), "at least 0");
@@ -150,76 +101,13 @@ absl::Status SetAllReduce(const Settings& settings, bool threads, bench::CaseSpe
   return absl::OkStatus();
 }
 
-absl::Status RefuseGiven(const Settings& settings, std::initializer_list<const char*> names,
-                         absl::string_view expected) {
-  for (const char* name : names) {
-    if (!settings.given(name)) continue;
-    return WrongFlag(absl::StrCat("--", name), settings.text(name), expected);
-  }
-  return absl::OkStatus();
-}
-
-// Type, shape and threads; num_experts 0 = not given.
-absl::Status SetExperts(const Settings& settings, bench::GemmSpec& spec, int& threads) {
-  spec.dtype = TypeOf(settings.text("datatype"));
-  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16) {
-    return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
-  }
-  const auto at_least = [&](int least, const char* name, auto& field) -> absl::Status {
-    field = settings.integer(name);
-    if (field >= least) return absl::OkStatus();
-    return WrongFlag(absl::StrCat("--", name), settings.text(name),
-                     absl::StrCat("at least ", least));
-  };
-  MOE_RETURN_IF_ERROR(at_least(1, "tokens", spec.tokens));
-  MOE_RETURN_IF_ERROR(at_least(1, "moe-router-topk", spec.top_k));
-  MOE_RETURN_IF_ERROR(at_least(1, "hidden-size", spec.hidden));
-  MOE_RETURN_IF_ERROR(at_least(1, "moe-ffn-hidden-size", spec.ffn));
-  MOE_RETURN_IF_ERROR(at_least(0, "num-experts", spec.num_experts));
-  MOE_RETURN_IF_ERROR(at_least(1, "threads", threads));
-  spec.seed = settings.seed("seed");
-  return absl::OkStatus();
-}
-
-absl::Status SetRun(const Settings& settings, BenchRunOptions& run) {
-  run.pin = settings.on("pin");
-  run.quiet = settings.on("quiet");
-  if (settings.real("comm-timeout") <= 0) {
-    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
-  }
-  run.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
-  return absl::OkStatus();
-}
-
-absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure) {
-  measure.iterations = settings.integer("iters");
-  measure.warmup = settings.integer("warmup-iters");
-  measure.max_noise_pct = settings.real("max-noise");
-  measure.budget = absl::Seconds(settings.real("timeout"));
-  measure.check = settings.is("check", "1") ? bench::Check::kYes : bench::Check::kNo;
-  if (measure.iterations < 1 || measure.iterations > 1'000'000) {
-    return WrongFlag("-n", settings.text("iters"), "1 to 1000000");
-  }
-  if (measure.warmup < 0) return WrongFlag("-w", settings.text("warmup-iters"), "at least 0");
-  if (measure.max_noise_pct < 0) {
-    return WrongFlag("--max-noise", settings.text("max-noise"), "0 or more");
-  }
-  if (settings.real("timeout") < 0) return WrongFlag("-T", settings.text("timeout"), "0 or more");
-  return absl::OkStatus();
-}
-
-absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
-                       BenchOutputOptions& options) {
-  options.form = bench::TableFormOf(settings.text("output"));  // "table": none of them
-  options.form_err = bench::TableFormOf(settings.text("output-stderr"));
-  options.json_path = settings.text("json-file");
-  if (settings.empty("fail-if")) return absl::OkStatus();
-  auto parsed = bench::FailIf::Parse(settings.text("fail-if"), columns);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
-  }
-  options.fail_if = *std::move(parsed);
-  return absl::OkStatus();
+// What the trace has where flags say nothing: type, and the bytes that travelled.
+void UseTrace(const Settings& settings, BenchOptions& options) {
+  const bench::Replay& replay = *options.spec.routing.replay;
+  if (!settings.given("datatype")) options.spec.dtype = replay.header().dtype;
+  if (settings.given("minbytes") || settings.given("maxbytes")) return;
+  options.sizes = {std::max<int64_t>(1, replay.largest()) * replay.header().hidden_size *
+                   SizeOf(options.spec.dtype)};
 }
 
 }  // namespace
@@ -262,6 +150,7 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadFlags(flags, call.settings));
   if (call.settings.on("help")) return call;
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, call.settings, warnings));
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(call.settings));
   if (call.operation.empty() && !call.settings.on("print-config")) {
     return absl::InvalidArgumentError(absl::StrCat("no operation, expected moe bench ",
                                                    absl::StrJoin(Operations(), "|"),
@@ -275,8 +164,9 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   BenchOptions options;
   options.spec.op = *bench::OpOf(call.operation);
   options.spec.dtype = TypeOf(settings.text("datatype"));
-  MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
+  MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));
+  if (options.spec.routing.kind == bench::RoutingSpec::kTrace) UseTrace(settings, options);
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.threads, options.spec));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
   MOE_RETURN_IF_ERROR(SetOutput(settings, bench::BenchNumberNames(), options.output));
@@ -285,68 +175,6 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   if (!options.svg_path.empty() && options.spec.op != bench::Op::kPointToPoint) {
     return WrongFlag("--svg", options.svg_path, "none: only p2p has a picture");
   }
-  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
-  return options;
-}
-
-absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
-  const Settings& settings = call.settings;
-  MOE_RETURN_IF_ERROR(RefuseGiven(settings,
-                                  {"minbytes", "maxbytes", "stepfactor", "stepbytes", "dispatch",
-                                   "node-size", "all-reduce", "ranks", "pin"},
-                                  "none: gemm runs on one rank; its threads are --threads"));
-  if (launch.plan.backend != Backend::kLocal) {
-    return absl::InvalidArgumentError("gemm runs on one rank, expected no launcher");
-  }
-  GemmBenchOptions options;
-  bench::GemmSpec& spec = options.spec;
-  MOE_RETURN_IF_ERROR(SetExperts(settings, spec, options.threads));
-  if (spec.num_experts == 0) spec.num_experts = 8;
-  auto routing = bench::ParseRouting(settings.text("routing"));
-  if (!routing.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
-  }
-  spec.routing = *std::move(routing);
-  if (const auto rows = bench::ExpertRows(spec); !rows.ok()) {
-    return WrongFlag("--routing", spec.routing.text,
-                     "uniform, zipf:S or hot_expert:P, which are of experts");
-  }
-  bench::MeasureOptions measure;
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, measure));
-  options.measure = {.iterations = measure.iterations,
-                     .warmup = measure.warmup,
-                     .budget = measure.budget,
-                     .max_noise_pct = measure.max_noise_pct};
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::GemmKeys(), options.output));
-  return options;
-}
-
-absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
-                                                        const Launch& launch) {
-  const Settings& settings = call.settings;
-  const int ranks = launch.world.ranks;
-  MOE_RETURN_IF_ERROR(RefuseGiven(
-      settings, {"minbytes", "maxbytes", "stepfactor", "stepbytes", "all-reduce", "routing"},
-      "none: the layer's own router decides what travels"));
-  LayerBenchOptions options;
-  bench::GemmSpec shape;
-  MOE_RETURN_IF_ERROR(SetExperts(settings, shape, options.spec.threads));
-  bench::CaseSpec exchange;
-  MOE_RETURN_IF_ERROR(SetDispatch(settings, ranks, exchange));
-  options.spec.dtype = shape.dtype;
-  options.spec.tokens = shape.tokens;
-  options.spec.top_k = shape.top_k;
-  options.spec.num_experts = shape.num_experts > 0 ? shape.num_experts : 8 * ranks;
-  options.spec.hidden = shape.hidden;
-  options.spec.ffn = shape.ffn;
-  options.spec.seed = shape.seed;
-  options.spec.dispatcher = {.algorithm = exchange.dispatch, .node_size = exchange.node_size};
-  if (options.spec.top_k > options.spec.num_experts) {
-    return WrongFlag("--topk", settings.text("moe-router-topk"),
-                     absl::StrCat("at most the ", options.spec.num_experts, " experts"));
-  }
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::LayerKeys(), options.output));
   MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }

@@ -15,6 +15,7 @@
 #include "moe/bench/collectives.h"
 #include "moe/bench/fail_if.h"
 #include "moe/bench/gemm_bench.h"
+#include "moe/bench/kernel_bench.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/bench/tables.h"
 #include "moe/cli/launch.h"
@@ -63,15 +64,24 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 // flag, value and what was expected; a malformed matrix carries exit code 3.
 absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch);
 
-// `moe bench gemm` and `moe bench layer`. As MakeBenchOptions; flags that an operation does not read
+// The parts of a layer, and a layer. As MakeBenchOptions; flags that an operation does not read
 // are refused.
 struct GemmBenchOptions {
   bench::GemmSpec spec;
-  bench::GemmOptions measure;
+  bench::MeasureOptions measure;
   int threads = 1;
   BenchOutputOptions output;
 };
 absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch);
+
+struct KernelBenchOptions {
+  bench::KernelSpec spec;
+  bench::MeasureOptions measure;
+  int threads = 1;
+  BenchOutputOptions output;
+};
+absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
+                                                          const Launch& launch);
 
 struct LayerBenchOptions {
   bench::LayerSpec spec;

@@ -41,8 +41,9 @@ absl::Status WriteBenchFile(const char* flag, const std::string& path, const std
 
 BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
   const auto writer = [](std::optional<bench::TableForm> form) {
-    return form.has_value() ? std::make_unique<bench::TableWriter>(*form, bench::BenchKeys())
-                            : nullptr;
+    return form.has_value()
+               ? std::make_unique<bench::TableWriter>(*form, bench::KeysOf(bench::BenchFields({})))
+               : nullptr;
   };
   out_ = writer(options.output.form);
   err_ = writer(options.output.form_err);
@@ -58,7 +59,7 @@ absl::Status BenchOutput::Begin(const std::string& about) {
 absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
   std::string text;
   for (const bench::BenchRow& row : rows) {
-    const std::vector<bench::Cell> cells = bench::BenchCells(row);
+    const std::vector<bench::Cell> cells = bench::CellsOf(bench::BenchFields(row));
     if (err_ != nullptr) PrintBenchForm(err_->Row(cells));
     if (out_ != nullptr) {
       text += out_->Row(cells);
@@ -84,10 +85,12 @@ absl::Status BenchOutput::End() {
                                : bench::BenchFoot(rows_);
   MOE_RETURN_IF_ERROR(Print(foot));
   std::vector<std::vector<bench::Cell>> cells;
-  for (const bench::BenchRow& row : rows_) cells.push_back(bench::BenchCells(row));
-  MOE_RETURN_IF_ERROR(
-      WriteBenchFile("-J", options_.output.json_path,
-                     bench::WriteTable(bench::TableForm::kJson, bench::BenchKeys(), cells)));
+  for (const bench::BenchRow& row : rows_) {
+    cells.push_back(bench::CellsOf(bench::BenchFields(row)));
+  }
+  MOE_RETURN_IF_ERROR(WriteBenchFile(
+      "-J", options_.output.json_path,
+      bench::WriteTable(bench::TableForm::kJson, bench::KeysOf(bench::BenchFields({})), cells)));
   if (options_.svg_path.empty()) return absl::OkStatus();
   return WriteBenchFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
 }

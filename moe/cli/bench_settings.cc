@@ -3,9 +3,10 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/bench/collectives.h"
-#include "moe/bench/gemm_bench.h"
+#include "moe/bench/layer_bench.h"
 #include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
+#include "moe/cli/layer_settings.h"
 
 namespace moe::cli {
 namespace {
@@ -37,19 +38,35 @@ Columns, for n ranks; GB = 1e9 bytes
   slow     the rank for which the mean of enter + leave is the largest
   %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
 
-gemm: y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N =
-T K rows; time is the median; %peak is the median of calls of GFLOP/s over those of a loop of
-multiply-adds in registers, on the same threads, run before each call.
-layer: T tokens a rank, experts over all ranks; phases of the slowest rank, medians; share: mean over
-ranks of phase / pass; experts do 6 T K H F operations forward, 12 backward, per rank. #wrong counts
-results that differ from the first call's.
+One rank's kernels; time is the median over calls, and what they are measured against is measured on
+the same threads just before each call
+  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N =
+           T K rows; %peak: of a loop of multiply-adds in registers
+  gate     logits to slots, weights and counts, and back, by --router; without the product that makes
+           the logits and without capacity
+  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
+  combine  rows home, weighted, in choice order; backward: rows scaled, gradient of the weights
+  size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
+  copy, %copy  of a memcpy that reads and writes as many bytes in all
+  #wrong       differ from results computed apart; blank: gates with a rule of their own
 
-Routing of alltoallv, in tokens (a 4096th of a rank's elements) drawn with --seed
-  uniform       the same for every pair
+layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
+medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward, for
+every row. #wrong counts results that differ from the first call's. Without --routing the router
+decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
+
+--routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
+permute, combine, gemm, layer), drawn with --seed; of a token's K experts without replacement
+  uniform       the same for every pair, or expert
   zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
-  hot_expert:P  expert 0 with probability P, the others evenly; hot_rank:P the same of ranks
-  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none
-  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d
+  hot_expert:P  expert 0 with probability P, the others evenly
+  hot_rank:P    the same of ranks (alltoallv, layer)
+  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none (likewise)
+  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d (alltoallv)
+  trace:FILE    what moe train --record-routing wrote, a record a call; recorded on n ranks or a
+                multiple, whose neighbours merge. alltoallv: slots x H elements of its type; -b, -e:
+                scaled so that the largest record has that size
+--num-experts 0 is 8 a rank (alltoallv, layer) or 8.
 
 -o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
 (busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
@@ -57,7 +74,7 @@ Routing of alltoallv, in tokens (a 4096th of a rank's elements) drawn with --see
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
 
-Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix, 4 a write failed, 5 out
+Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write failed, 5 out
 of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
 )";
 
@@ -115,10 +132,9 @@ void AddTraffic(Table& table) {
         Kind::kText,
         "KIND",
         "uniform",
-        "of alltoallv and gemm; see below",
-        {"uniform", "zipf:", "hot_expert:", "hot_rank:", "ragged", "zero_rank", "matrix:"}},
-       {kGroup, "num-experts", "", 0, Kind::kInteger, "E", "0",
-        "over all ranks, for zipf, hot_expert, gemm and layer; 0 = 8 per rank, gemm 8"},
+        "of alltoallv, and of a layer and its parts; see below",
+        {"uniform", "zipf:", "hot_expert:", "hot_rank:", "ragged", "zero_rank",
+         "matrix:", "trace:"}},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", "0", "of drawn routings"},
        {kGroup,
         "dispatch",
@@ -143,18 +159,23 @@ void AddTraffic(Table& table) {
         {"auto", "ring", "direct", "library"}}});
 }
 
-void AddGemm(Table& table) {
-  const char* const kGroup = "gemm and layer";
-  const bench::GemmSpec d;
+void AddLayer(Table& table) {
+  const bench::LayerSpec d;
+  const LayerDefaults defaults = {.num_experts = 0,
+                                  .hidden_size = d.layer.router.hidden_size,
+                                  .ffn_hidden_size = d.layer.ffn_hidden_size,
+                                  .aux_loss_coeff = 0};
+  table.push_back({kLayerGroup, "tokens", "", 0, Kind::kInteger, "T", Text(d.tokens),
+                   "tokens; layer: of each rank"});
+  AddShapeSettings(kLayerGroup, defaults, table);
   table.insert(
       table.end(),
-      {{kGroup, "tokens", "", 0, Kind::kInteger, "T", Text(d.tokens), "tokens; of each rank"},
-       {kGroup, "moe-router-topk", "topk", 0, Kind::kInteger, "K", Text(d.top_k),
-        "experts of each token"},
-       {kGroup, "hidden-size", "", 0, Kind::kInteger, "H", Text(d.hidden), "width of a token"},
-       {kGroup, "moe-ffn-hidden-size", "", 0, Kind::kInteger, "F", Text(d.ffn),
-        "width of an expert"},
-       {kGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of each rank"}});
+      {{kLayerGroup, "threads", "", 0, Kind::kInteger, "N", "1", "of each rank"},
+       {kLayerGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N", "",
+        "ranks that share one set of experts; divides the ranks; default: all"},
+       {kLayerGroup, "moe-overlap-degree", "", 0, Kind::kInteger, "N", Text(d.layer.overlap_degree),
+        "chunks of a rank's experts, so that exchange and experts overlap"}});
+  AddRoutingSettings(kRouterGroup, defaults, table);
 }
 
 void AddOutput(Table& table) {
@@ -188,7 +209,10 @@ const std::vector<Operands::Word>& BenchOperations() {
       {"reducescatter", "sum, each rank keeps its block"},
       {"p2p", "one pair at a time, every pair: a table in GB/s"},
       {"memcpy", "every rank copies its own bytes at the same time: this machine's limit"},
-      {"gemm", "not a collective: the grouped products of experts, on one rank"},
+      {"gate", "one rank's kernels: logits to slots and weights"},
+      {"permute", "... tokens to rows grouped by expert"},
+      {"combine", "... rows to tokens, weighted"},
+      {"gemm", "... the grouped products of experts"},
       {"layer", "a whole MoE layer, forward and backward, by phase"},
   };
   return operations;
@@ -198,7 +222,7 @@ std::vector<Setting> BenchSettings() {
   Table table;
   AddSizes(table);
   AddTraffic(table);
-  AddGemm(table);
+  AddLayer(table);
   AddRankSettings("Ranks", table);
   table.push_back(
       {"Ranks", "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"});

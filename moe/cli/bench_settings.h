@@ -9,6 +9,10 @@
 
 namespace moe::cli {
 
+// Groups of the settings that make a layer: those that its parts may not read are refused there.
+inline constexpr char kLayerGroup[] = "A layer and its parts (gate, permute, combine, gemm, layer)";
+inline constexpr char kRouterGroup[] = "Router of gate and layer";
+
 std::vector<Setting> BenchSettings();
 
 // With their names, in the order of the help.

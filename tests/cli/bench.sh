@@ -36,7 +36,15 @@ refused 2 "which have no library" allreduce --all-reduce library
 refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" alltoall --fail-if 'busw<1'
 refused 2 "only p2p has a picture" alltoall --svg x.svg
 refused 2 "cannot open 'none'" alltoallv --routing matrix:none
-refused 2 "recorded routing cannot be replayed yet" alltoallv --routing trace:run
+refused 2 "cannot open 'none'" alltoallv --routing trace:none
+cat >trace <<'END'
+{"schema":"moe.routing/1","ranks":6,"expert_parallel_size":6,"num_experts":8,"topk":2,"hidden_size":16,"dtype":"bf16","moe_layers":2}
+{"step":0,"layer":0,"tokens":[9,9,9,9,9,9],"slots":[[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,1,1,0,0,0,0]]}
+{"step":0,"layer":1,"tokens":[9,9,9,9,9,0],"slots":[[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[0,0,0,0,0,0,0,0]]}
+END
+refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" alltoallv --routing trace:trace
+sed '2s/9,5/9,50/' trace >bad_trace
+refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" alltoallv --ranks 6 --routing trace:bad_trace
 echo "1 2 3" >matrix
 refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
 refused 4 "/proc/x.json" alltoall -J /proc/x.json
@@ -100,6 +108,7 @@ run "$moe" bench "${gemm[@]}" -d bf16 -o csv --fail-if 'peak_pct<1000'
 expect 1 "gemm --fail-if"
 refused 2 "gemm runs on one rank" gemm --ranks 2
 refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
+refused 2 "--router is switch, expected none: moe bench gemm does not read it" gemm --router switch
 refused 2 "-d is i64, expected f32 or bf16" gemm -d i64
 
 # A whole layer.
@@ -112,8 +121,53 @@ done
 (($(grep -cE '^  (forward|backward) +(gate|plan|dispatch|expert|combine|all) ' stdout) == 12)) || fail "layer: $(cat stdout)"
 run "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
 expect 1 "layer --fail-if"
-refused 2 "--topk is 9, expected at most the 8 experts" layer --num-experts 8 --topk 9
-refused 2 "the layer's own router decides" layer --routing zipf:1
+refused 2 "--moe-router-topk is 9" layer --num-experts 8 --topk 9
+refused 2 "--router is switch, expected none with --routing" layer --routing zipf:1 --router switch
+refused 2 "--moe-router-topk is 2, expected none: the trace says it" layer --ranks 6 --routing trace:trace --topk 2
+for call in "--routing zipf:1.2 --capacity-factor 1" "--routing hot_rank:0.9" "--routing ragged --ep 1" \
+  "--routing zero_rank --moe-overlap-degree 2" "--router switch --capacity-factor 1.25"; do
+  # shellcheck disable=SC2086
+  run "$moe" bench "${layer[@]}" --ranks 3 $call -oe jsonl --fail-if 'tokens_per_s<=0 || dead_experts>5'
+  expect 0 "layer $call"
+  (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer $call: $(cat stderr)"
+  grep -q '^# [0-9]* tokens/s, drop ' stdout || fail "layer $call: $(cat stdout)"
+done
+
+# Recorded routing.
+for ranks in 1 2 3 6; do
+  run "$moe" bench alltoallv --routing trace:trace --ranks "$ranks" -n 4 -T 0 -o jsonl
+  expect 0 "trace on $ranks ranks"
+  grep -q '"dtype":"bf16".*"nwrong":0,' stdout || fail "trace on $ranks ranks: $(cat stdout)"
+done
+# One rank: 106 and 90 slots of 16 x 2 bytes, two calls of each.
+run "$moe" bench alltoallv --routing trace:trace --ranks 1 -n 4 -T 0 -o jsonl
+grep -q '"size_bytes":3136,' stdout || fail "bytes of a trace: $(cat stdout)"
+run "$moe" bench alltoallv --routing trace:trace --ranks 6 --dispatch hierarchical --node-size 2 "${short[@]}"
+expect 0 "trace of given sizes"
+run "$moe" bench layer --routing trace:trace --ranks 3 -n 3 -T 0 --moe-ffn-hidden-size 8 -o jsonl
+expect 0 "layer of a trace"
+grep -q '"hidden":16,.*"routing":"trace:trace",.*"nwrong":0,' stdout || fail "layer of a trace: $(cat stdout)"
+
+# The kernels of a layer.
+for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 --topk 3" \
+  "gate --router switch --num-experts 24" "gate --routing trace:trace" "permute --routing trace:trace" \
+  "combine --routing hot_expert:1" "gemm --routing trace:trace --moe-ffn-hidden-size 8"; do
+  # shellcheck disable=SC2086
+  run "$moe" bench $call -n 3 -T 0 -oe jsonl -J kernels.json
+  expect 0 "$call"
+  rows=$(grep -c '"nwrong":0,"status":"ok","error":null}$' stderr)
+  ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
+  run "$moe" report kernels.json --out kernels.html
+  expect 0 "report of $call"
+done
+run "$moe" bench permute -n 3 -T 0 --fail-if 'memcpy_pct<1000'
+expect 1 "permute --fail-if"
+run "$moe" bench gate --router deepseek-v3 -n 3 -T 0 -o jsonl
+grep -q '"nwrong":null,"status":"ok"' stdout || fail "gate of its own rule: $(cat stdout)"
+refused 2 "--hidden-size is 8, expected none: moe bench gate does not read it" gate --hidden-size 8
+refused 2 "expected f32 for a gate" gate -d bf16
+refused 2 "permute runs on one rank" permute --ranks 2
+refused 2 "--moe-router-topk is 9" combine --topk 9
 
 # Bounds: exit 1 and the row, after the table.
 run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'

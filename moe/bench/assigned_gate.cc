@@ -1,0 +1,146 @@
+#include "moe/bench/assigned_gate.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "gating/gate.h"
+#include "gating/token_choice_gate.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/topk_gate.h"
+
+namespace moe::bench {
+namespace {
+
+using Calls = std::vector<TokenSlots>;
+
+constexpr char kName[] = "bench-assigned";
+
+// What is alive, by the seed that stands for it.
+class Registry {
+ public:
+  uint64_t Add(std::shared_ptr<const Calls> calls) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    calls_[++last_] = std::move(calls);
+    return last_;
+  }
+  void Remove(uint64_t id) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    calls_.erase(id);
+  }
+  std::shared_ptr<const Calls> Find(uint64_t id) const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    const auto at = calls_.find(id);
+    MOE_CHECK(at != calls_.end());
+    return at->second;
+  }
+
+ private:
+  mutable std::mutex mu_;
+  uint64_t last_ = 0;                                       // guarded by mu_
+  std::map<uint64_t, std::shared_ptr<const Calls>> calls_;  // guarded by mu_
+};
+
+Registry& TheRegistry() {
+  static Registry registry;
+  return registry;
+}
+
+int32_t MostSlots(const Calls& calls) {
+  int64_t most = 1;
+  for (const TokenSlots& call : calls) {
+    for (int64_t t = 0; t < call.tokens(); ++t) {
+      most = std::max(most, call.slot_offset[t + 1] - call.slot_offset[t]);
+    }
+  }
+  return static_cast<int32_t>(most);
+}
+
+class GivenGate final : public ScaledTokenChoiceGate {
+ public:
+  GivenGate(std::shared_ptr<const Calls> calls, int32_t top_k)
+      : ScaledTokenChoiceGate({.top_k = MostSlots(*calls)}, Weights::kNormalised),
+        calls_(std::move(calls)),
+        top_k_(top_k) {}
+
+  absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
+                                       Stream& stream) const override {
+    const TokenSlots& given = (*calls_)[input.batch.step % static_cast<int64_t>(calls_->size())];
+    const int64_t tokens = input.logits.rows();
+    const int64_t experts = input.logits.cols();
+    if (tokens != given.tokens()) {
+      return absl::InvalidArgumentError(absl::StrCat("AssignedGate: ", tokens, " tokens in step ",
+                                                     input.batch.step, ", expected the ",
+                                                     given.tokens(), " that have slots"));
+    }
+    const auto slots = static_cast<int64_t>(given.expert.size());
+    MOE_ASSIGN_OR_RETURN(const auto found, workspace.Matrix<int32_t>(tokens, top_k_));
+    MOE_ASSIGN_OR_RETURN(const auto value, workspace.Matrix<float>(tokens, top_k_));
+    MOE_ASSIGN_OR_RETURN(const auto score, workspace.Matrix<float>(tokens, experts));
+    MOE_ASSIGN_OR_RETURN(const auto log_sum_exp, workspace.Array<float>(tokens));
+    MOE_ASSIGN_OR_RETURN(const auto count, workspace.Array<int64_t>(experts));
+    MOE_ASSIGN_OR_RETURN(const auto weight, workspace.Array<float>(slots));
+    MOE_RETURN_IF_ERROR(TopKGate(input.logits,
+                                 {.probs = score,
+                                  .expert = found,
+                                  .value = value,
+                                  .log_sum_exp = log_sum_exp,
+                                  .count = count},
+                                 stream));
+    MOE_RETURN_IF_ERROR(stream.Enqueue([&given, score, weight, count] {
+      std::fill(count.begin(), count.end(), int64_t{0});
+      for (int64_t t = 0; t < given.tokens(); ++t) {
+        const int64_t first = given.slot_offset[t];
+        const int64_t last = given.slot_offset[t + 1];
+        for (int64_t s = first; s < last; ++s) {
+          weight[s] = score(t, given.expert[s]);
+          ++count[given.expert[s]];
+        }
+        Normalise(weight.subspan(first, last - first));
+      }
+      return absl::OkStatus();
+    }));
+    return GateSelection{.slot_offset = given.slot_offset,
+                         .expert = given.expert,
+                         .weight = weight,
+                         .count = count,
+                         .score = score,
+                         .log_sum_exp = log_sum_exp};
+  }
+
+ private:
+  const std::shared_ptr<const Calls> calls_;
+  const int32_t top_k_;
+};
+
+// Once in the life of the process.
+void Register() {
+  static const absl::Status status = RegisterGate(
+      {.name = kName, .make = [](const RouterConfig& config) {
+         return std::make_unique<GivenGate>(TheRegistry().Find(config.seed), config.top_k);
+       }});
+  MOE_CHECK(status.ok());
+}
+
+}  // namespace
+
+AssignedGate::AssignedGate(std::vector<TokenSlots> calls)
+    : calls_(std::make_shared<const Calls>(std::move(calls))) {
+  MOE_CHECK(!calls_->empty());
+  Register();
+  id_ = TheRegistry().Add(calls_);
+}
+
+AssignedGate::~AssignedGate() {
+  TheRegistry().Remove(id_);
+}
+
+void AssignedGate::Choose(RouterConfig& config) const {
+  config.gate = kName;
+  config.seed = id_;
+}
+
+}  // namespace moe::bench

@@ -1,0 +1,240 @@
+// What moe bench gate, permute, combine, gemm and layer were asked to do.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "gating/router_config.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/bench_flags.h"
+#include "moe/cli/bench_options.h"
+#include "moe/cli/bench_settings.h"
+#include "moe/cli/layer_settings.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr const char* kOneRank[] = {"minbytes",   "maxbytes", "stepfactor", "stepbytes",
+                                    "all-reduce", "dispatch", "node-size",  "ranks",
+                                    "pin",        "format",   "svg"};
+
+absl::Status RefuseGiven(const Settings& settings, absl::Span<const char* const> names,
+                         absl::string_view expected) {
+  for (const char* name : names) {
+    if (!settings.given(name)) continue;
+    return WrongFlag(absl::StrCat("--", name), settings.text(name), expected);
+  }
+  return absl::OkStatus();
+}
+
+// Flags of the layer that parts of it do not read; `read` are those that they do.
+absl::Status RefuseLayerFlags(const BenchCall& call, absl::Span<const char* const> read) {
+  for (const Setting& setting : BenchSettings()) {
+    if (setting.group != kLayerGroup && setting.group != kRouterGroup) continue;
+    if (!call.settings.given(setting.name)) continue;
+    if (std::find(read.begin(), read.end(), setting.name) != read.end()) continue;
+    return WrongFlag(absl::StrCat("--", setting.name), call.settings.text(setting.name),
+                     absl::StrCat("none: moe bench ", call.operation, " does not read it"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Field>
+absl::Status SetAtLeast(const Settings& settings, int least, const char* name, Field& field) {
+  field = settings.integer(name);
+  if (settings.integer(name) >= least) return absl::OkStatus();
+  return WrongFlag(absl::StrCat("--", name), settings.text(name), absl::StrCat("at least ", least));
+}
+
+absl::StatusOr<DType> ExpertType(const Settings& settings) {
+  const DType type = TypeOf(settings.text("datatype"));
+  if (type == DType::kFloat32 || type == DType::kBFloat16) return type;
+  return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
+}
+
+absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
+  MOE_RETURN_IF_ERROR(RefuseGiven(
+      call.settings, kOneRank,
+      absl::StrCat("none: ", call.operation, " runs on one rank; its threads are --threads")));
+  if (launch.plan.backend == Backend::kLocal) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call.operation, " runs on one rank, expected no launcher"));
+}
+
+// What a part of the layer on one rank is given: how many rows, grouped how.
+struct PartShape {
+  DType dtype = DType::kFloat32;
+  int64_t tokens = 0, hidden = 0;
+  int top_k = 0, num_experts = 0, threads = 1;
+  bench::RoutingSpec routing;
+};
+
+absl::StatusOr<PartShape> PartShapeOf(const Settings& settings) {
+  PartShape shape;
+  MOE_ASSIGN_OR_RETURN(shape.dtype, ExpertType(settings));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "tokens", shape.tokens));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-router-topk", shape.top_k));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "hidden-size", shape.hidden));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 0, "num-experts", shape.num_experts));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "threads", shape.threads));
+  MOE_ASSIGN_OR_RETURN(shape.routing, RoutingOf(settings, 1));
+  using Kind = bench::RoutingSpec::Kind;
+  const Kind kind = shape.routing.kind;
+  if (kind != Kind::kUniform && kind != Kind::kZipf && kind != Kind::kHotExpert &&
+      kind != Kind::kTrace) {
+    return WrongFlag("--routing", shape.routing.text,
+                     "uniform, zipf:S or hot_expert:P, which are of experts, or trace:FILE");
+  }
+  if (kind == Kind::kTrace) {
+    constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts"};
+    MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
+    const RoutingTraceHeader& header = shape.routing.replay->header();
+    shape.tokens = shape.routing.replay->most_tokens();
+    shape.top_k = header.top_k;
+    shape.num_experts = header.num_experts;
+    if (!settings.given("hidden-size")) shape.hidden = header.hidden_size;
+    if (!settings.given("datatype")) shape.dtype = header.dtype;
+  }
+  if (shape.num_experts == 0) shape.num_experts = 8;
+  return shape;
+}
+
+absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {
+  constexpr char kName[] = "expert-model-parallel-size";
+  if (settings.empty(kName)) return ranks;
+  const int size = settings.integer(kName);
+  if (size >= 1 && ranks % size == 0) return size;
+  return WrongFlag("--ep", settings.text(kName),
+                   absl::StrCat("a divisor of the ", ranks, " ranks"));
+}
+
+absl::Status CheckRouter(RouterConfig router, int64_t tokens, const Settings& settings) {
+  router.micro_batch_tokens = tokens;
+  const absl::Status status = ValidateRouterConfig(router);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(InFlags(status.message(), settings));
+}
+
+absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSpec& spec) {
+  MOE_ASSIGN_OR_RETURN(bench::RoutingSpec routing, RoutingOf(settings, ranks));
+  if (routing.kind == bench::RoutingSpec::kMatrix) {
+    return WrongFlag("--routing", routing.text, "one of experts, tokens or a trace for a layer");
+  }
+  if (settings.given("router")) {
+    return WrongFlag("--router", settings.text("router"),
+                     "none with --routing, which says what experts the tokens are given");
+  }
+  if (routing.kind == bench::RoutingSpec::kTrace) {
+    constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
+                                        "expert-model-parallel-size"};
+    MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
+    const RoutingTraceHeader& header = routing.replay->header();
+    spec.tokens = routing.replay->most_tokens();
+    spec.layer.router.top_k = header.top_k;
+    spec.layer.router.num_experts = header.num_experts;
+    if (!settings.given("hidden-size")) spec.layer.router.hidden_size = header.hidden_size;
+    if (!settings.given("datatype")) spec.dtype = header.dtype;
+  }
+  spec.routing = std::move(routing);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
+  const Settings& settings = call.settings;
+  MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
+  constexpr const char* kRead[] = {"tokens",      "moe-router-topk",     "num-experts",
+                                   "hidden-size", "moe-ffn-hidden-size", "threads"};
+  MOE_RETURN_IF_ERROR(RefuseLayerFlags(call, kRead));
+  MOE_ASSIGN_OR_RETURN(const PartShape shape, PartShapeOf(settings));
+  GemmBenchOptions options;
+  options.spec = {.dtype = shape.dtype,
+                  .tokens = shape.tokens,
+                  .top_k = shape.top_k,
+                  .num_experts = shape.num_experts,
+                  .hidden = shape.hidden,
+                  .routing = shape.routing,
+                  .seed = settings.seed("seed")};
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-ffn-hidden-size", options.spec.ffn));
+  options.threads = shape.threads;
+  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::KeysOf(bench::GemmFields({})), options.output));
+  return options;
+}
+
+absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
+                                                          const Launch& launch) {
+  const Settings& settings = call.settings;
+  MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
+  const bool gate = call.operation == "gate";
+  std::vector<const char*> read = {"tokens", "moe-router-topk", "num-experts", "threads"};
+  if (!gate) read.push_back("hidden-size");
+  if (gate) {
+    read.insert(read.end(), {"router", "moe-router-score-function", "moe-router-pre-softmax",
+                             "moe-router-num-groups", "moe-router-group-topk",
+                             "moe-router-topk-scaling-factor", "moe-router-enable-expert-bias",
+                             "moe-router-random-second", "moe-expert-capacity-factor"});
+  }
+  MOE_RETURN_IF_ERROR(RefuseLayerFlags(call, read));
+  MOE_ASSIGN_OR_RETURN(const PartShape shape, PartShapeOf(settings));
+  KernelBenchOptions options;
+  bench::KernelSpec& spec = options.spec;
+  MOE_ASSIGN_OR_RETURN(const MoeLayerConfig layer, LayerConfigOf(settings));
+  spec = {.op = gate                          ? bench::KernelOp::kGate
+                : call.operation == "permute" ? bench::KernelOp::kPermute
+                                              : bench::KernelOp::kCombine,
+          .dtype = shape.dtype,
+          .tokens = shape.tokens,
+          .hidden = shape.hidden,
+          .router = layer.router,
+          .routing = shape.routing,
+          .seed = settings.seed("seed")};
+  spec.router.num_experts = shape.num_experts;
+  spec.router.top_k = shape.top_k;
+  // A gate's logits and weights are float32 whatever the rows are.
+  if (gate && settings.given("datatype") && shape.dtype != DType::kFloat32) {
+    return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
+  }
+  if (gate) spec.dtype = DType::kFloat32;
+  MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
+  options.threads = shape.threads;
+  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
+  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::KeysOf(bench::KernelFields({})), options.output));
+  return options;
+}
+
+absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
+                                                        const Launch& launch) {
+  const Settings& settings = call.settings;
+  const int ranks = launch.world.ranks;
+  constexpr const char* kUnread[] = {"minbytes",   "maxbytes", "stepfactor", "stepbytes",
+                                     "all-reduce", "check",    "format",     "svg"};
+  MOE_RETURN_IF_ERROR(RefuseGiven(settings, kUnread, "none: moe bench layer does not read it"));
+  LayerBenchOptions options;
+  bench::LayerSpec& spec = options.spec;
+  MOE_ASSIGN_OR_RETURN(spec.layer, LayerConfigOf(settings));
+  MOE_ASSIGN_OR_RETURN(spec.dtype, ExpertType(settings));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "tokens", spec.tokens));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "hidden-size", spec.layer.router.hidden_size));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-ffn-hidden-size", spec.layer.ffn_hidden_size));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "threads", spec.threads));
+  MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-overlap-degree", spec.layer.overlap_degree));
+  MOE_ASSIGN_OR_RETURN(spec.expert_parallel_size, ExpertParallelSize(settings, ranks));
+  if (spec.layer.router.num_experts == 0) spec.layer.router.num_experts = 8 * ranks;
+  if (settings.given("routing")) MOE_RETURN_IF_ERROR(SetLayerRouting(settings, ranks, spec));
+  bench::CaseSpec exchange;
+  MOE_RETURN_IF_ERROR(SetDispatch(settings, spec.expert_parallel_size, exchange));
+  spec.layer.dispatcher = {.algorithm = exchange.dispatch, .node_size = exchange.node_size};
+  spec.seed = settings.seed("seed");
+  MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
+  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
+  MOE_RETURN_IF_ERROR(
+      SetOutput(settings, bench::KeysOf(bench::LayerFields({}, {})), options.output));
+  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
+  return options;
+}
+
+}  // namespace moe::cli
