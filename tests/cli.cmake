@@ -43,5 +43,7 @@ if(TARGET moe)
   if(MOE_MPI_FOUND)
     moe_cli_test(mpi LABELS mpi TIMEOUT 120 ARGS ${MPIEXEC_EXECUTABLE} ${MOE_MPI})
     set_tests_properties(cli_mpi PROPERTIES RUN_SERIAL TRUE) # it measures time
+    moe_cli_test(mpi_commands LABELS mpi TIMEOUT 300
+      ARGS ${MPIEXEC_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/golden/data)
   endif()
 endif()

@@ -152,14 +152,14 @@ absl::Status BenchRun::Run() {
   return Verdict();
 }
 
-absl::Status Run(const Invocation& invocation, bool& speaks) {
+absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const BenchCall call,
                        LoadBenchCall(invocation.args, invocation.environment, warnings));
-  if (call.settings.on("help")) return Print(HelpText(BenchHelp()));
-  if (call.settings.on("print-config")) return Print(PrintSettings(call.settings));
+  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
+  if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(call.settings, invocation.environment));
-  speaks = launch.rank() == 0;
+  const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !call.settings.on("quiet")) {
       fmt::print(stderr, "moe bench: warning: {}\n", warning);
@@ -174,10 +174,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
 }  // namespace
 
 ExitCode BenchCommand(const Invocation& invocation) {
-  bool speaks = true;
-  const absl::Status status = Run(invocation, speaks);
-  if (!status.ok() && speaks) PrintError(kCommand, status);
-  return ExitCodeOf(status);
+  return EndCommand(invocation, kCommand, Run(invocation));
 }
 
 }  // namespace moe::cli

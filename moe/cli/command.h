@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap.h"
 #include "moe/cli/command_help.h"
 #include "moe/cli/exit_code.h"
 
@@ -14,9 +15,13 @@ struct Invocation {
   std::string program;                   // as it was called
   std::vector<std::string> args;         // after the command's name
   std::vector<std::string> environment;  // "NAME=value"
+  LaunchInfo launch;                     // who started this process; by hand if that is unclear
+  // Of all processes: says what all of them would say alike.
+  bool first() const { return launch.rank == 0; }
 };
 
-// Prints an error, if any, as one line on standard error.
+// Prints an error, if any, as one line on standard error. Commands without ranks do nothing in
+// processes that are not the first.
 ExitCode TrainCommand(const Invocation& invocation);
 ExitCode BenchCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);

@@ -4,16 +4,19 @@ namespace moe::cli {
 
 absl::Span<const Command> Commands() {
   static constexpr Command kCommands[] = {
-      {"train", "train a mixture-of-experts language model on text files", TrainCommand, TrainHelp},
-      {"bench", "times and checks collectives, even and skewed", BenchCommand, BenchHelp},
-      {"layer", "one MoE layer of a public model, from its own files", LayerCommand, LayerHelp},
-      {"verify", "any layout against one rank, and one rank against float64", VerifyCommand,
+      {"train", "trains a mixture-of-experts language model on text files", TrainCommand,
+       TrainHelp},
+      {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,
+       BenchHelp},
+      {"layer", "runs one MoE layer of a public model, from its own files", LayerCommand,
+       LayerHelp},
+      {"verify", "compares any layout with one rank, and one rank with float64", VerifyCommand,
        VerifyHelp},
-      {"report", "one HTML file with charts of what the others measured", ReportCommand,
+      {"report", "draws what the others measured: one HTML file with charts", ReportCommand,
        ReportHelp},
-      {"doctor", "what this build and machine have, and what will be slow", DoctorCommand,
+      {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
-      {"completion", "completes commands, flags and their values in your shell", CompletionCommand,
+      {"completion", "completes commands, flags and their values in a shell", CompletionCommand,
        CompletionHelp},
   };
   return kCommands;

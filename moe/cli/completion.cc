@@ -101,9 +101,8 @@ CommandHelp CompletionHelp() {
 }
 
 ExitCode CompletionCommand(const Invocation& invocation) {
-  const absl::Status status = Run(invocation);
-  if (!status.ok()) PrintError("completion", status);
-  return ExitCodeOf(status);
+  if (!invocation.first()) return ExitCode::kOk;
+  return EndCommand(invocation, "completion", Run(invocation));
 }
 
 }  // namespace moe::cli

@@ -38,7 +38,8 @@ Exit codes: 0 no finding is bad, 1 one is, 2 usage.
 std::vector<Setting> DoctorSettings() {
   const char* const kGroup = "Flags";
   std::vector<Setting> table = {
-      {kGroup, "ranks", "", 0, Kind::kInteger, "R", "4", "ranks to judge for"}};
+      {kGroup, "ranks", "", 0, Kind::kInteger, "R", "4",
+       "ranks to judge for; default under a launcher: those that it started here"}};
   AddFormSettings(kGroup, table);
   AddHelpSettings(kGroup, table);
   return table;
@@ -73,15 +74,24 @@ std::string Text(const std::vector<Finding>& findings, const std::string& form) 
   return text;
 }
 
+// --ranks, else those that a launcher started on this machine.
+absl::StatusOr<int> RanksHere(const Settings& settings, const Invocation& invocation) {
+  const int ranks = settings.integer("ranks");
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--ranks is ", ranks, ", expected at least 1"));
+  }
+  const LaunchInfo& launch = invocation.launch;
+  if (settings.given("ranks") || launch.source == LaunchSource::kNone) return ranks;
+  if (launch.local_size > 0) return launch.local_size;
+  return launch.size > 0 ? launch.size : ranks;
+}
+
 absl::Status Run(const Invocation& invocation) {
   Settings settings(DoctorSettings());
   MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
   if (settings.on("help")) return Print(HelpText(DoctorHelp()));
   if (settings.on("print-config")) return Print(PrintSettings(settings));
-  const int ranks = settings.integer("ranks");
-  if (ranks < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("--ranks is ", ranks, ", expected at least 1"));
-  }
+  MOE_ASSIGN_OR_RETURN(const int ranks, RanksHere(settings, invocation));
   const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
   MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"))));
   if (!settings.empty("output-stderr")) {
@@ -103,9 +113,8 @@ CommandHelp DoctorHelp() {
 }
 
 ExitCode DoctorCommand(const Invocation& invocation) {
-  const absl::Status status = Run(invocation);
-  if (!status.ok()) PrintError("doctor", status);
-  return ExitCodeOf(status);
+  if (!invocation.first()) return ExitCode::kOk;
+  return EndCommand(invocation, "doctor", Run(invocation));
 }
 
 }  // namespace moe::cli

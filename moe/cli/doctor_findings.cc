@@ -175,12 +175,13 @@ std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
                         .remedy = "with no MPI job running: rm /dev/shm/vader_segment.*"});
   }
   if (!f.launcher.empty()) {
-    findings.push_back({.verdict = Verdict::kNote,
-                        .subject = "launcher",
-                        .what = absl::StrCat(f.launcher,
-                                             " is set: this shell is inside a launched "
-                                             "job, and moe takes its ranks from it"),
-                        .remedy = absl::StrCat("unset ", f.launcher, " to run threads")});
+    findings.push_back(
+        {.verdict = Verdict::kNote,
+         .subject = "launcher",
+         .what = absl::StrCat(f.launcher,
+                              " is set: a launcher started this process or "
+                              "its shell, and moe takes its ranks from it"),
+         .remedy = absl::StrCat("to run threads: without the launcher, or unset ", f.launcher)});
   }
   findings.push_back({.verdict = Verdict::kNote,
                       .subject = "GPU",

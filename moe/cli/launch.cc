@@ -37,6 +37,20 @@ WorldRequest RequestOf(const Settings& settings) {
 
 }  // namespace
 
+absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
+  std::map<std::string, std::string> variables;
+  for (const std::string& entry : environment) {
+    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
+  }
+  const auto lookup = [&](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+  absl::StatusOr<LaunchInfo> info = DetectLaunch({}, lookup);
+  if (!info.ok()) return InFlags(info.status());
+  return info;
+}
+
 absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment) {
   if (settings.is("device", "cuda")) {
@@ -47,19 +61,10 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
     return absl::UnimplementedError(
         "--backend is nccl, expected local or mpi: this build has no NCCL");
   }
-  std::map<std::string, std::string> variables;
-  for (const std::string& entry : environment) {
-    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
-  }
-  const auto lookup = [&](const char* name) {
-    const auto it = variables.find(name);
-    return it == variables.end() ? nullptr : it->second.c_str();
-  };
-  const absl::StatusOr<LaunchInfo> info = DetectLaunch({}, lookup);
-  if (!info.ok()) return InFlags(info.status());
+  MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
   Launch launch;
   const WorldRequest request = RequestOf(settings);
-  absl::StatusOr<WorldPlan> plan = PlanWorld(request, *info);
+  absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
   if (!plan.ok()) return InFlags(plan.status());
   launch.plan = *std::move(plan);
   // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
@@ -67,7 +72,7 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   if (ranks < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks is missing, expected the number that the launcher (",
-                     moe::NameOf(info->source), ") started, which it does not tell"));
+                     moe::NameOf(info.source), ") started, which it does not tell"));
   }
   launch.world = {
       .ranks = ranks,

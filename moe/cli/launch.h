@@ -8,6 +8,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "comm/bootstrap.h"
 #include "comm/create.h"
 #include "moe/cli/settings.h"
 #include "moe/cli/train_options.h"
@@ -20,6 +21,10 @@ struct Launch {
   // Of this process: the rank under MPI, 0 for threads.
   int rank() const { return plan.backend == Backend::kMpi ? plan.launch.rank : 0; }
 };
+
+// Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for
+// users.
+absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
 
 // From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
 //   kInvalidArgument (exit 2): contradictions, by name

@@ -1,5 +1,6 @@
 #include "moe/cli/machine_facts.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <sstream>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
@@ -111,18 +113,22 @@ void GatherMemory(MachineFacts& facts) {
   }
 }
 
-// First line that `program --version` prints.
+// Of what `program --version` prints the first line with a digit: MPICH begins with a heading.
 std::string VersionOf(const std::string& program) {
   const std::string command = absl::StrCat("'", program, "' --version 2>/dev/null");
   FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return "";
   std::array<char, 256> line = {};
-  const char* const got = std::fgets(line.data(), line.size(), pipe);
-  std::string rest(256, '\0');
-  while (std::fread(rest.data(), 1, rest.size(), pipe) > 0) {
+  std::string version;
+  while (std::fgets(line.data(), line.size(), pipe) != nullptr) {
+    const std::string text = line.data();
+    const bool numbered = std::any_of(text.begin(), text.end(),
+                                      [](unsigned char c) { return absl::ascii_isdigit(c); });
+    if (version.empty() && numbered) version = text;
   }
   ::pclose(pipe);
-  return got == nullptr ? "" : std::string(absl::StripAsciiWhitespace(line.data()));
+  absl::RemoveExtraAsciiWhitespace(&version);
+  return version;
 }
 
 void GatherMpi(absl::Span<const std::string> environment, MachineFacts& facts) {

@@ -35,7 +35,7 @@ struct MachineFacts {
 
   // MPI
   std::string mpirun;          // path; empty = not found
-  std::string mpirun_version;  // its first line
+  std::string mpirun_version;  // the line that tells it
   bool root = false;
   bool root_allowed = false;  // the environment lets Open MPI run as root
 

@@ -5,10 +5,13 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "moe/cli/commands.h"
+#include "moe/cli/launch.h"
+#include "moe/cli/program.h"
 #include "moe/cli/suggest.h"
 
 namespace moe::cli {
@@ -18,15 +21,15 @@ std::string Help() {
   std::string text =
       "usage: moe COMMAND [flags]\n\n"
       "Mixture-of-experts layers whose experts are sharded over ranks.\n\n";
-  for (const Command& c : Commands()) text += fmt::format("  {:<10} {}\n", c.name, c.summary);
+  for (const Command& c : Commands()) text += fmt::format("  {:<11} {}\n", c.name, c.summary);
   return text +
-         "\n  moe COMMAND --help     flags, defaults and formulas of a command\n"
-         "  moe --version\n";
-}
-
-int Usage(const std::string& problem) {
-  fmt::print(stderr, "moe: {}\n", problem);
-  return static_cast<int>(ExitCode::kUsage);
+         "\n"
+         "  moe doctor\n"
+         "  moe train --data book.txt --ranks 4 --ep 2 --out run\n"
+         "  mpirun -n 4 moe bench alltoall -J alltoall.json\n"
+         "  moe report run alltoall.json\n"
+         "\n"
+         "moe COMMAND --help has flags, defaults and formulas of a command; moe --version.\n";
 }
 
 const Command* Find(const std::string& name) {
@@ -36,29 +39,33 @@ const Command* Find(const std::string& name) {
   return nullptr;
 }
 
-int Main(Invocation invocation) {
-  if (invocation.args.empty()) return Usage("no command, expected moe COMMAND; see moe --help");
+absl::Status UnknownCommand(const std::string& name) {
+  std::vector<std::string> names = {"help"};
+  for (const Command& c : Commands()) names.emplace_back(c.name);
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown command '", name, "'",
+                   DidYouMean(name, names, "", "; moe --help lists all commands")));
+}
+
+ExitCode Main(Invocation invocation) {
+  const auto end = [&](const absl::Status& status) {
+    return EndCommand(invocation, "", status);
+  };
+  if (invocation.args.empty()) {
+    return end(absl::InvalidArgumentError("no command, expected moe COMMAND; see moe --help"));
+  }
   std::string name = invocation.args.front();
   invocation.args.erase(invocation.args.begin());
   if (name == "--version") {
-    fmt::print("moe {}\n", MOE_VERSION);
-    return 0;
+    return end(PrintOnce(invocation, absl::StrCat("moe ", MOE_VERSION, "\n")));
   }
   if (name == "help" && !invocation.args.empty()) {
     name = invocation.args.front();
     invocation.args = {"--help"};
   }
-  if (name == "help" || name == "--help" || name == "-h") {
-    fmt::print("{}", Help());
-    return 0;
-  }
-  if (const Command* const command = Find(name)) {
-    return static_cast<int>(command->run(invocation));
-  }
-  std::vector<std::string> names = {"help"};
-  for (const Command& c : Commands()) names.emplace_back(c.name);
-  return Usage(fmt::format("unknown command '{}'{}", name,
-                           DidYouMean(name, names, "", "; moe --help lists all commands")));
+  if (name == "help" || name == "--help" || name == "-h") return end(PrintOnce(invocation, Help()));
+  const Command* const command = Find(name);
+  return command != nullptr ? command->run(invocation) : end(UnknownCommand(name));
 }
 
 }  // namespace
@@ -72,7 +79,9 @@ int main(int argc, char** argv) {
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
       invocation.environment.emplace_back(*entry);
     }
-    return moe::cli::Main(std::move(invocation));
+    const auto launch = moe::cli::LaunchOf(invocation.environment);
+    if (launch.ok()) invocation.launch = *launch;
+    return static_cast<int>(moe::cli::Main(std::move(invocation)));
   } catch (const std::bad_alloc&) {
     std::fputs("moe: out of memory\n", stderr);
     return static_cast<int>(moe::cli::ExitCode::kMemory);

@@ -29,9 +29,26 @@ absl::Status Print(const std::string& text) {
 }
 
 void PrintError(absl::string_view command, const absl::Status& status) {
-  fmt::print(stderr, "moe {}: {}\n", std::string(command),
+  fmt::print(stderr, "moe{}{}: {}\n", command.empty() ? "" : " ", std::string(command),
              absl::StrReplaceAll(status.message(), {{"\n", " "}}));
   std::fflush(stderr);
+}
+
+absl::Status PrintOnce(const Invocation& invocation, const std::string& text) {
+  return invocation.first() ? Print(text) : absl::OkStatus();
+}
+
+ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
+                    const absl::Status& status) {
+  // A launcher that ends all when one fails must not do so before the first has spoken: on a busy
+  // machine it may start late. Hydra leaves processes alone that have not started MPI.
+  constexpr absl::Duration kPatience = absl::Seconds(5);
+  const LaunchInfo& launch = invocation.launch;
+  if (status.ok()) return ExitCode::kOk;
+  if (!invocation.first() && launch.source != LaunchSource::kPmi) absl::SleepFor(kPatience);
+  const bool first_on_host = launch.local_size > 0 && launch.local_rank == 0;
+  if (invocation.first() || first_on_host) PrintError(command, status);
+  return ExitCodeOf(status);
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {

@@ -9,6 +9,7 @@
 #include <absl/time/time.h>
 
 #include "comm/create.h"
+#include "moe/cli/command.h"
 #include "moe/cli/launch.h"
 
 namespace moe::cli {
@@ -16,8 +17,18 @@ namespace moe::cli {
 // To standard output, at once. Exit code kIo if it cannot be written.
 absl::Status Print(const std::string& text);
 
-// "moe <command>: <message>": one line on standard error, whatever a library put into the message.
+// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
+// whatever a library put into the message.
 void PrintError(absl::string_view command, const absl::Status& status);
+
+// Print, by the first process of a launch alone.
+absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
+
+// PrintError, if `status` is one, and its exit code. Errors before ranks meet are those of all
+// processes, or of all on a host, whose files differ from another's: so that the first of all says
+// it, and some seconds later the first of each host, if the launcher has not ended them by then.
+ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
+                    const absl::Status& status);
 
 // How RunRanks reports a rank's failure and ends, with the exit code of its status.
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command);

@@ -203,9 +203,8 @@ CommandHelp ReportHelp() {
 }
 
 ExitCode ReportCommand(const Invocation& invocation) {
-  const absl::Status status = Run(invocation);
-  if (!status.ok()) PrintError(kCommand, status);
-  return ExitCodeOf(status);
+  if (!invocation.first()) return ExitCode::kOk;
+  return EndCommand(invocation, kCommand, Run(invocation));
 }
 
 }  // namespace moe::cli

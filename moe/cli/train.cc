@@ -134,14 +134,14 @@ absl::Status TrainRun::Finish(const lm::TrainReport& report) {
   return Print(ReportText(options_, report, facts));
 }
 
-absl::Status Run(const Invocation& invocation, bool& speaks) {
+absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadTrainSettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) return Print(HelpText(TrainHelp()));
-  if (settings.on("print-config")) return Print(PrintSettings(settings));
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(TrainHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
-  speaks = launch.rank() == 0;
+  const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe train: warning: {}\n", warning);
   }
@@ -151,10 +151,7 @@ absl::Status Run(const Invocation& invocation, bool& speaks) {
 }  // namespace
 
 ExitCode TrainCommand(const Invocation& invocation) {
-  bool speaks = true;
-  const absl::Status status = Run(invocation, speaks);
-  if (!status.ok() && speaks) PrintError(kCommand, status);
-  return ExitCodeOf(status);
+  return EndCommand(invocation, kCommand, Run(invocation));
 }
 
 }  // namespace moe::cli

@@ -19,19 +19,17 @@ namespace {
 
 // kInvalidArgument if a launcher started this process: verify starts its ranks itself.
 absl::Status RefuseLauncher(const Invocation& invocation) {
-  const auto lookup = [&](const char* name) -> const char* {
-    const std::string prefix = absl::StrCat(name, "=");
-    for (const std::string& entry : invocation.environment) {
-      if (entry.compare(0, prefix.size(), prefix) == 0) return entry.c_str() + prefix.size();
-    }
-    return nullptr;
-  };
-  MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, DetectLaunch({}, lookup));
+  MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, LaunchOf(invocation.environment));
   if (launch.source == LaunchSource::kNone) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(moe::NameOf(launch.source),
                    " is set: a launcher started this process, but moe verify starts its ranks "
                    "itself; expected to be called without one"));
+}
+
+// Started by verify itself, below a launcher of its own.
+bool IsWorker(const Invocation& invocation) {
+  return invocation.args.size() >= 2 && invocation.args[0] == kMpiWorkerFlag;
 }
 
 absl::Status PrintTo(std::FILE* file, const std::string& text) {
@@ -84,16 +82,22 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
 
 absl::StatusOr<ExitCode> Run(Invocation invocation) {
   std::string worker_folder;
-  if (invocation.args.size() >= 2 && invocation.args[0] == kMpiWorkerFlag) {
+  if (IsWorker(invocation)) {
     worker_folder = invocation.args[1];
     invocation.args.erase(invocation.args.begin(), invocation.args.begin() + 2);
   }
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const Settings settings,
                        LoadVerifySettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) return ExitCodeOf(Print(HelpText(VerifyHelp())));
-  if (settings.on("print-config")) return ExitCodeOf(Print(PrintSettings(settings)));
-  if (settings.is("inject", "help")) return ExitCodeOf(Print(FaultNames()));
+  if (settings.on("help")) {
+    return ExitCodeOf(PrintOnce(invocation, HelpText(VerifyHelp())));
+  }
+  if (settings.on("print-config")) {
+    return ExitCodeOf(PrintOnce(invocation, PrintSettings(settings)));
+  }
+  if (settings.is("inject", "help")) {
+    return ExitCodeOf(PrintOnce(invocation, FaultNames()));
+  }
   if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
   if (!worker_folder.empty()) {
@@ -117,8 +121,9 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
 ExitCode VerifyCommand(const Invocation& invocation) {
   const absl::StatusOr<ExitCode> code = Run(invocation);
   if (code.ok()) return *code;
-  PrintError("verify", code.status());
-  return ExitCodeOf(code.status());
+  Invocation speaker = invocation;
+  if (IsWorker(invocation)) speaker.launch = {};  // what it sees is its own
+  return EndCommand(speaker, "verify", code.status());
 }
 
 }  // namespace moe::cli

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Every command under a launcher: what all processes would say alike is said once.
+#   bash mpi_commands.sh <moe> <mpiexec> <golden data>
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=$2
+data=$3
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+cd "$work" || exit 1
+
+# on_three <exit code> <arguments of moe...>
+on_three() {
+  local code=$1
+  shift
+  run "$mpiexec" -n 3 "$moe" "$@"
+  expect "$code" "three processes: $*"
+  what=$*
+}
+
+# once <pattern> [<file>]: one line of stdout has it.
+once() {
+  local file=${2:-stdout} count
+  count=$(grep -cE -- "$1" "$file")
+  ((count == 1)) || fail "three processes: $what: $count lines of $file with '$1'"
+}
+
+# same <arguments...>: says what it says without a launcher, and nothing else.
+same() {
+  "$moe" "$@" >alone
+  on_three 0 "$@"
+  cmp -s stdout alone || fail "three processes: $*: $(wc -l <stdout) lines, alone $(wc -l <alone)"
+}
+
+# refused <part of the line> <arguments...>: exit code 2, told once.
+refused() {
+  on_three 2 "${@:2}"
+  once "^moe.*$1" stderr
+  (($(grep -cE '^moe[ :]' stderr) == 1)) || fail "three processes: $what: $(grep -E '^moe' stderr)"
+  [[ ! -s stdout ]] || fail "three processes: $what: wrote to stdout"
+}
+
+# Help, and what only prints.
+same --help
+same --version
+for command in $("$moe" --help | sed -n 's/^  \([a-z]*\)  *[a-z].*/\1/p' | grep -v '^moe$'); do
+  same "$command" --help
+done
+same help train
+same train --print-config
+same bench alltoall --print-config
+same verify --inject help
+for shell in bash zsh fish; do same completion "$shell"; done
+
+# Ranks are processes.
+sizes=(-b 4K -e 4K -T 0 -n 2)
+for operation in alltoall alltoallv allreduce allgather reducescatter memcpy; do
+  on_three 0 bench "$operation" "${sizes[@]}" -J rows.json
+  once "^# moe bench $operation: 3 ranks"
+  once "^# Out of bounds values : 0 OK"
+  (($(grep -c '"op"' rows.json) == 1)) || fail "bench $operation: rows: $(cat rows.json)"
+done
+on_three 0 bench p2p "${sizes[@]}" -o jsonl
+(($(grep -c '"op":"p2p"' stdout) == 9)) || fail "bench p2p: $(grep -c '"op"' stdout) of 9 pairs"
+on_three 0 bench layer --tokens 8 --hidden-size 16 --moe-ffn-hidden-size 16 -n 2 -T 0
+once "^# moe bench layer: 3 ranks"
+once "^ +backward +all "
+on_three 0 train "${model[@]}" --ep 1 --steps 2 --out trained
+once "^trained 2 steps .* on 3 ranks"
+(($(wc -l <trained/metrics.jsonl) == 3)) || fail "train: $(wc -l <trained/metrics.jsonl) lines"
+once "^step +2/2 [|] loss" stderr
+case=$data/mixtral-1
+on_three 0 layer --hf-config "$case/config.json" --weights "$case" --ep 1 \
+  --input "$case/io.safetensors" --output y
+once "^mixtral layer"
+
+# One process does it, for the ranks of this launch.
+on_three 0 report trained rows.json --out page.html
+once "^wrote page.html"
+"$moe" doctor --ranks 3 -o jsonl >alone
+on_three "$?" doctor -o jsonl
+once '"subject":"build"'
+once '"subject":"launcher"'
+diff <(grep -E '"(build|SIMD|memory)"' alone | cut -d , -f 1-2) \
+  <(grep -E '"(build|SIMD|memory)"' stdout | cut -d , -f 1-2) >difference ||
+  fail "doctor: $(cat difference)"
+if grep -q '"MPI ranks"' stdout; then once '3 processes on'; fi
+
+# Where it makes no sense.
+refused "a launcher started this process, but moe verify starts its ranks itself" verify
+refused "gemm runs on one rank, expected no launcher" bench gemm
+
+# Mistakes.
+refused "unknown command 'trian'" trian
+refused "no command"
+refused "unknown flag '--bad'" bench alltoall --bad
+refused "--router is 'mixtrl'" train --router mixtrl
+refused "'none' does not exist" train --data none
+refused "--weights is missing" layer --hf-config "$case/config.json"
+refused "--backend is local, but a launcher" bench alltoall --backend local
+refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
+refused "cannot open 'none.json'" report none.json
+refused "--ranks is 0" doctor --ranks 0
+refused "unknown shell 'zhs'" completion zhs
+on_three 1 bench alltoall "${sizes[@]}" --fail-if 'time > 0'
+once "^moe bench: --fail-if 'time > 0' holds" stderr
+once "^# Out of bounds values : 0 OK"
+finish
