@@ -5,37 +5,18 @@
 #include <string>
 
 #include "kernels/swiglu/swiglu.h"
+#include "tests/activation_oracle.h"
 #include "tests/gradcheck.h"
 #include "tests/op_test.h"
 
 namespace moe {
 namespace {
 
+using testing::ActivationReference;
 using testing::kFloatRounding;
 using testing::Matrix;
 using testing::SameBits;
 using testing::TestStream;
-
-constexpr Activation kAll[] = {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu,
-                               Activation::kRelu2, Activation::kClampedSwiGlu};
-
-double Reference(Activation activation, double gate, double up) {
-  switch (activation) {
-    case Activation::kSwiGlu:
-      return gate / (1 + std::exp(-gate)) * up;
-    case Activation::kGeGlu:
-      return gate * 0.5 * std::erfc(-gate / std::sqrt(2.0)) * up;
-    case Activation::kRelu:
-      return std::max(gate, 0.0);
-    case Activation::kRelu2:
-      return std::pow(std::max(gate, 0.0), 2);
-    case Activation::kClampedSwiGlu: {
-      const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
-      return (u + 1) * g / (1 + std::exp(-1.702 * g));
-    }
-  }
-  return 0;
-}
 
 template <typename T>
 absl::Status Forward(Activation activation, const Matrix<T>& gate, const Matrix<T>& up,
@@ -52,12 +33,11 @@ absl::Status Backward(Activation activation, const Matrix<T>& gate, const Matrix
 }
 
 std::string Name(const ::testing::TestParamInfo<Activation>& test) {
-  constexpr const char* kNames[] = {"SwiGlu", "GeGlu", "Relu", "Relu2", "ClampedSwiGlu"};
-  return kNames[static_cast<int>(test.param)];
+  return testing::NameOf(test.param);
 }
 
 class ActivationTest : public ::testing::TestWithParam<Activation> {};
-INSTANTIATE_TEST_SUITE_P(All, ActivationTest, ::testing::ValuesIn(kAll), Name);
+INSTANTIATE_TEST_SUITE_P(All, ActivationTest, ::testing::ValuesIn(testing::kActivations), Name);
 
 TEST(ActivationValuesTest, AreThoseComputedByHand) {
   TestStream stream;
@@ -155,7 +135,7 @@ TEST(ClampedSwiGluTest, GradientsMatchFiniteDifferencesOnBothSidesOfTheClamps) {
   const auto loss = [&](const std::vector<double>& gates, const std::vector<double>& ups) {
     double sum = 0;
     for (size_t i = 0; i < w.size(); ++i) {
-      sum += w[i] * Reference(Activation::kClampedSwiGlu, gates[i], ups[i]);
+      sum += w[i] * ActivationReference(Activation::kClampedSwiGlu, gates[i], ups[i]);
     }
     return sum;
   };
@@ -179,7 +159,7 @@ TEST_P(ActivationTest, ForwardMatchesFloat64) {
     EXPECT_TRUE(out.edges_intact());
     for (int64_t r = 0; r < 9; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
-        const double expected = Reference(GetParam(), gate(r, c), up(r, c));
+        const double expected = ActivationReference(GetParam(), gate(r, c), up(r, c));
         EXPECT_NEAR(out(r, c), expected, 64 * kFloatRounding * std::abs(expected)) << gate(r, c);
       }
     }
@@ -204,7 +184,8 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
   const auto w = d_out.values(), g = gate.values(), u = up.values();
   const auto loss = [&](const std::vector<double>& gates, const std::vector<double>& ups) {
     double sum = 0;
-    for (size_t i = 0; i < w.size(); ++i) sum += w[i] * Reference(GetParam(), gates[i], ups[i]);
+    for (size_t i = 0; i < w.size(); ++i)
+      sum += w[i] * ActivationReference(GetParam(), gates[i], ups[i]);
     return sum;
   };
   const double tolerance = 300 * kFloatRounding;
@@ -303,7 +284,8 @@ TEST_P(ActivationTest, ExtremeInputsStayFiniteAndNaNShows) {
   ASSERT_TRUE(Forward(GetParam(), gate, up, out, stream).ok());
   ASSERT_TRUE(Backward(GetParam(), gate, up, up, d_gate, d_up, stream).ok());
   for (int i = 0; i < 4; ++i) {
-    EXPECT_NEAR(out(0, i), Reference(GetParam(), inputs[i], 1), 1e-6 * std::abs(out(0, i)) + 1e-30);
+    EXPECT_NEAR(out(0, i), ActivationReference(GetParam(), inputs[i], 1),
+                1e-6 * std::abs(out(0, i)) + 1e-30);
     EXPECT_TRUE(std::isfinite(d_gate(0, i))) << inputs[i];
   }
   gate.at(0, 2) = testing::kNaN;

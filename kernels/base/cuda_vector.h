@@ -79,8 +79,11 @@ __device__ inline void ForRows(int64_t rows, Function f) {
   }
 }
 
-// The shape for ForRows<kLanes>, with the blocks that __launch_bounds__(kRowThreads) allows.
+// The shape for ForRows<kLanes>. Such kernels have __launch_bounds__(kRowThreads, kRowBlocks): 3
+// blocks must fit a multiprocessor, which leaves a thread 80 registers. Without it ptxas aims at 64
+// or 32 of its own accord and spills.
 constexpr int kRowThreads = 256;
+constexpr int kRowBlocks = 3;
 template <int kLanes>
 LaunchShape RowShape(int64_t rows) {
   return {dim3(GridBlocks(rows, kRowThreads / kLanes)), dim3(kRowThreads)};

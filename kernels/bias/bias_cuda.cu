@@ -1,0 +1,59 @@
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_vector.h"
+#include "kernels/bias/bias_cuda.h"
+
+namespace moe::bias {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// A warp owns a row.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    AddBiasKernel(MatrixView<T> y, const float* __restrict__ bias) {
+  ForRows<kWarpLanes>(y.rows(), [&](int64_t n, int lane) {
+    T* const row = y.row(n);
+    ForColumns<T>(y.cols(), VectorColumns<T>(y.cols(), row), lane, kWarpLanes,
+                  [&](int64_t c, auto width) {
+                    constexpr int kWidth = decltype(width)::value;
+                    auto values = Load<kWidth>(row + c);
+                    for (int i = 0; i < kWidth; ++i) {
+                      values.at[i] = T(static_cast<float>(values.at[i]) + bias[c + i]);
+                    }
+                    Store(values, row + c);
+                  });
+  });
+}
+
+// A thread owns a column; neighbouring threads read neighbouring elements of a row.
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads)
+    BiasGradientKernel(MatrixView<const T> dy, float* __restrict__ d_bias, Write write) {
+  const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= dy.cols()) return;
+  float sum = write == Write::kAdd ? d_bias[c] : 0.0f;
+  for (int64_t n = 0; n < dy.rows(); ++n) sum += static_cast<float>(dy(n, c));
+  d_bias[c] = sum;
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t CudaAddBias(MatrixView<T> y, const float* bias, cudaStream_t stream) {
+  if (y.rows() == 0 || y.cols() == 0) return cudaSuccess;
+  return Launch(&AddBiasKernel<T>, RowShape<kWarpLanes>(y.rows()), stream, y, bias);
+}
+
+template <typename T>
+cudaError_t CudaBiasGradient(MatrixView<const T> dy, float* d_bias, Write write,
+                             cudaStream_t stream) {
+  if (dy.cols() == 0) return cudaSuccess;  // no rows still give zeros
+  return Launch(&BiasGradientKernel<T>, ColumnShape(dy.cols()), stream, dy, d_bias, write);
+}
+
+template cudaError_t CudaAddBias(MatrixView<float>, const float*, cudaStream_t);
+template cudaError_t CudaAddBias(MatrixView<BFloat16>, const float*, cudaStream_t);
+template cudaError_t CudaBiasGradient(MatrixView<const float>, float*, Write, cudaStream_t);
+template cudaError_t CudaBiasGradient(MatrixView<const BFloat16>, float*, Write, cudaStream_t);
+
+}  // namespace moe::bias

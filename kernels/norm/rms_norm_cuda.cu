@@ -1,0 +1,139 @@
+#include <math.h>
+
+#include "kernels/base/cuda_fixed_dot.h"
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_vector.h"
+#include "kernels/norm/rms_norm_cuda.h"
+
+namespace moe::rms_norm {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// Half a warp owns a row: each lane one of the 16 partial sums, then every 16th vector.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaForward<T> f) {
+  const int64_t cols = f.x.cols();
+  ForRows<kPartials>(f.x.rows(), [&](int64_t t, int lane) {
+    const T* const x = f.x.row(t);
+    T* const y = f.y.row(t);
+    const auto squares = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
+      const auto value = static_cast<float>(x[h]);
+      return fmaf(value, value, sum);
+    });
+    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(cols) + f.epsilon);
+    if (lane == 0) f.rstd[t] = rstd;
+    ForColumns<T>(cols, VectorColumns<T>(cols, x, y), lane, kPartials, [&](int64_t h, auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      auto values = Load<kWidth>(x + h);
+      for (int i = 0; i < kWidth; ++i) {
+        values.at[i] = T(static_cast<float>(values.at[i]) * rstd * f.weight[h + i]);
+      }
+      Store(values, y + h);
+    });
+  });
+}
+
+// Half a warp owns a row: dx (+)= rstd * (dy * weight - x * slope).
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(CudaBackward<T> b) {
+  const int64_t cols = b.x.cols();
+  ForRows<kPartials>(b.x.rows(), [&](int64_t t, int lane) {
+    const T* const x = b.x.row(t);
+    const T* const dy = b.dy.row(t);
+    T* const dx = b.dx.row(t);
+    const auto dot = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
+      return fmaf(static_cast<float>(dy[h]) * b.weight[h], static_cast<float>(x[h]), sum);
+    });
+    const float rstd = b.rstd[t];
+    const float slope = rstd * rstd * (dot / static_cast<float>(cols));
+    ForColumns<T>(
+        cols, VectorColumns<T>(cols, x, dy, dx), lane, kPartials, [&](int64_t h, auto width) {
+          constexpr int kWidth = decltype(width)::value;
+          const auto x_values = Load<kWidth>(x + h);
+          const auto dy_values = Load<kWidth>(dy + h);
+          Elements<T, kWidth> old = {};
+          if (b.write_dx == Write::kAdd) old = Load<kWidth>(dx + h);
+          Elements<T, kWidth> result;
+          for (int i = 0; i < kWidth; ++i) {
+            const float scaled = static_cast<float>(dy_values.at[i]) * b.weight[h + i];
+            const float gradient = rstd * fmaf(-static_cast<float>(x_values.at[i]), slope, scaled);
+            result.at[i] =
+                T(b.write_dx == Write::kAdd ? static_cast<float>(old.at[i]) + gradient : gradient);
+          }
+          Store(result, dx + h);
+        });
+  });
+}
+
+// A thread owns a column and takes the tokens in ascending order.
+template <typename T>
+__global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaBackward<T> b) {
+  const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (h >= b.x.cols()) return;
+  float sum = 0;
+  for (int64_t t = 0; t < b.x.rows(); ++t) {
+    const float product = static_cast<float>(b.dy(t, h)) * static_cast<float>(b.x(t, h));
+    sum = fmaf(product, b.rstd[t], sum);
+  }
+  b.d_weight[h] = b.write_d_weight == Write::kAdd ? b.d_weight[h] + sum : sum;
+}
+
+// A warp owns a row.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    AddRowsKernel(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out) {
+  const int64_t cols = out.cols();
+  ForRows<kWarpLanes>(out.rows(), [&](int64_t t, int lane) {
+    const T* const from_a = a.row(t);
+    const T* const from_b = b.row(t);
+    T* const to = out.row(t);
+    ForColumns<T>(cols, VectorColumns<T>(cols, from_a, from_b, to), lane, kWarpLanes,
+                  [&](int64_t h, auto width) {
+                    constexpr int kWidth = decltype(width)::value;
+                    auto values = Load<kWidth>(from_a + h);
+                    const auto others = Load<kWidth>(from_b + h);
+                    for (int i = 0; i < kWidth; ++i) {
+                      values.at[i] =
+                          T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
+                    }
+                    Store(values, to + h);
+                  });
+  });
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
+  if (forward.x.rows() == 0 || forward.x.cols() == 0) return cudaSuccess;
+  return Launch(&ForwardKernel<T>, RowShape<kPartials>(forward.x.rows()), stream, forward);
+}
+
+template <typename T>
+cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+  if (backward.x.cols() == 0) return cudaSuccess;
+  // No rows still give zeros.
+  const cudaError_t error =
+      Launch(&WeightGradientKernel<T>, ColumnShape(backward.x.cols()), stream, backward);
+  if (error != cudaSuccess || backward.x.rows() == 0) return error;
+  return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.x.rows()), stream, backward);
+}
+
+template <typename T>
+cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
+                        cudaStream_t stream) {
+  if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
+  return Launch(&AddRowsKernel<T>, RowShape<kWarpLanes>(out.rows()), stream, a, b, out);
+}
+
+#define MOE_INSTANTIATE(T)                                                                  \
+  template cudaError_t Run(const CudaForward<T>&, cudaStream_t);                            \
+  template cudaError_t Run(const CudaBackward<T>&, cudaStream_t);                           \
+  template cudaError_t CudaAddRows(MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
+                                   cudaStream_t);
+MOE_INSTANTIATE(float)
+MOE_INSTANTIATE(BFloat16)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::rms_norm
