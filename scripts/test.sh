@@ -97,7 +97,7 @@ run_stage() {
 
 for stage in "${stages[@]}"; do
   case "$stage" in
-    release) run_stage release -- -DMOE_ENABLE_MPI=ON ;;
+    release) run_stage release -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO ;;
     mpich) run_stage mpich mpi_tests ;;
     asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
     tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF ;;

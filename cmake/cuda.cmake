@@ -1,0 +1,41 @@
+# MOE_CUDA_FOUND, and nvcc set up for .cu files: C++20, cubins for sm_80 and sm_90a, PTX for later
+# GPUs. AUTO takes nvcc where it is found, except under sanitizers, which it has none of.
+set(MOE_CUDA_FOUND FALSE)
+if(MOE_ENABLE_CUDA STREQUAL "ON" AND MOE_SANITIZE)
+  message(FATAL_ERROR "MOE_ENABLE_CUDA=ON with MOE_SANITIZE=${MOE_SANITIZE}: nvcc has no sanitizers; "
+    "the tests labelled cusim execute the kernels under them, without nvcc")
+endif()
+if(NOT MOE_ENABLE_CUDA STREQUAL "OFF" AND NOT MOE_SANITIZE)
+  find_program(MOE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(MOE_NVCC)
+    set(MOE_CUDA_FOUND TRUE)
+  elseif(MOE_ENABLE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MOE_ENABLE_CUDA=ON, but nvcc was not found: install the CUDA toolkit, 13.0 or "
+      "later (https://developer.nvidia.com/cuda-downloads), put its bin folder in PATH or give "
+      "-DMOE_NVCC=<path of nvcc>; or build with MOE_ENABLE_CUDA=OFF")
+  endif()
+endif()
+message(STATUS "moe: CUDA kernels compiled: ${MOE_CUDA_FOUND} (nothing calls them in this version)")
+if(NOT MOE_CUDA_FOUND)
+  return()
+endif()
+
+set(CMAKE_CUDA_COMPILER ${MOE_NVCC})
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual")
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
+  message(FATAL_ERROR "CUDA ${CMAKE_CUDA_COMPILER_VERSION} at ${MOE_NVCC}, expected 13.0 or later: give "
+    "another with -DMOE_NVCC=<path of nvcc>, or build with MOE_ENABLE_CUDA=OFF")
+endif()
+# CMake 3.25.1 does not know that nvcc has C++20.
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # a program then starts where no driver is
+find_package(CUDAToolkit 13.0 REQUIRED)

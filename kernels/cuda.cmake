@@ -1,0 +1,18 @@
+# moe_kernels_cuda: what nvcc makes of the .cu files. Included from the top, after cmake/cuda.cmake.
+add_library(moe_kernels_cuda STATIC
+  kernels/bias/bias_cuda.cu kernels/combine/combine_cuda.cu kernels/norm/rms_norm_cuda.cu
+  kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu)
+target_include_directories(moe_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
+# Never -lcuda: with the static runtime alone a program starts where no driver is.
+target_link_libraries(moe_kernels_cuda PUBLIC CUDA::cudart_static)
+target_compile_definitions(moe_kernels_cuda PRIVATE NDEBUG) # an assertion costs registers
+target_compile_options(moe_kernels_cuda PRIVATE
+  --fmad=false  # numerics contract: a * b + c is two roundings unless the code says fma
+  --expt-relaxed-constexpr  # std::bit_cast in device code
+  -Xcompiler=-ffp-contract=off,-Wall
+  -Xptxas=-v
+  $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
+# What ptxas says of each kernel (registers, shared memory, spills), kept beside the objects.
+set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
+set_target_properties(moe_kernels_cuda PROPERTIES CUDA_COMPILER_LAUNCHER
+  "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")

@@ -1,0 +1,17 @@
+# What nvcc made of the CUDA kernels. Executing them without a GPU: cusim.cmake.
+find_package(Python3 COMPONENTS Interpreter)
+if(Python3_FOUND)
+  add_test(NAME ptxas_table_test COMMAND ${Python3_EXECUTABLE}
+    ${CMAKE_CURRENT_SOURCE_DIR}/ptxas_table_test.py ${PROJECT_SOURCE_DIR}/cmake/ptxas_table.py)
+  set_tests_properties(ptxas_table_test PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
+endif()
+if(NOT MOE_CUDA_FOUND)
+  return()
+endif()
+moe_test(cuda_link_test LABELS unit cuda SOURCES cuda_link_test.cc LIBS moe_kernels_cuda)
+if(Python3_FOUND)
+  add_test(NAME cuda_resources COMMAND ${Python3_EXECUTABLE}
+    ${PROJECT_SOURCE_DIR}/cmake/ptxas_table.py ${MOE_PTXAS_LOGS}
+    ${PROJECT_SOURCE_DIR}/kernels/cuda_resources.tsv)
+  set_tests_properties(cuda_resources PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
+endif()
