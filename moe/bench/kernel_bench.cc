@@ -65,10 +65,15 @@ absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call) {
         "KernelSlots: routing is ", spec.routing.text,
         ", expected uniform, zipf:S, hot_expert:P or a trace of one rank, which are of experts"));
   }
-  return DrawSlots(spec.routing, {.tokens = spec.tokens,
-                                  .top_k = spec.router.top_k,
-                                  .num_experts = spec.router.num_experts,
-                                  .seed = spec.seed});
+  // A gate is given logits, which are drawn whatever the shares are: those of zipf:0 are even.
+  RoutingSpec routing = spec.routing;
+  if (spec.op == KernelOp::kGate && kind == RoutingSpec::kUniform) {
+    routing.kind = RoutingSpec::kZipf;
+  }
+  return DrawSlots(routing, {.tokens = spec.tokens,
+                             .top_k = spec.router.top_k,
+                             .num_experts = spec.router.num_experts,
+                             .seed = spec.seed});
 }
 
 absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
