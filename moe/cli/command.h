@@ -25,6 +25,7 @@ struct Invocation {
 ExitCode TrainCommand(const Invocation& invocation);
 ExitCode BenchCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);
+ExitCode SweepCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
 ExitCode ReportCommand(const Invocation& invocation);
@@ -34,6 +35,7 @@ ExitCode CompletionCommand(const Invocation& invocation);
 CommandHelp TrainHelp();
 CommandHelp BenchHelp();
 CommandHelp LayerHelp();
+CommandHelp SweepHelp();
 CommandHelp VerifyHelp();
 CommandHelp DoctorHelp();
 CommandHelp ReportHelp();

@@ -6,6 +6,8 @@ absl::Span<const Command> Commands() {
   static constexpr Command kCommands[] = {
       {"train", "trains a mixture-of-experts language model on text files", TrainCommand,
        TrainHelp},
+      {"sweep", "measures every combination of experts, top-k, capacity factor ...", SweepCommand,
+       SweepHelp},
       {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,
        BenchHelp},
       {"layer", "runs one MoE layer of a public model, from its own files", LayerCommand,

@@ -1,0 +1,340 @@
+// moe sweep: the cross product of axes, each point measured.
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+#include "moe/cli/command.h"
+#include "moe/cli/config_file.h"
+#include "moe/cli/program.h"
+#include "moe/cli/sweep_interrupt.h"
+#include "moe/cli/sweep_output.h"
+#include "moe/cli/sweep_plan.h"
+#include "moe/cli/sweep_progress.h"
+#include "moe/sweep/available_memory.h"
+#include "moe/sweep/text_hash.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "sweep";
+
+absl::StatusOr<SweepText> ReadText(const Settings& settings) {
+  if (settings.empty("data")) {
+    return absl::InvalidArgumentError(
+        "--data is missing, expected a text file or a folder for --measure train");
+  }
+  auto corpus = lm::ReadCorpus(settings.value("data").texts, settings.integer("seq-length"));
+  if (!corpus.ok()) {
+    const absl::Status named(corpus.status().code(),
+                             absl::StrCat("--data: ", corpus.status().message()));
+    return ExitCodeOf(named) == ExitCode::kUsage ? named : WithExitCode(named, ExitCode::kIo);
+  }
+  std::string hash = sweep::TextHash(*corpus);
+  return SweepText{.corpus = *std::move(corpus), .xxh3 = std::move(hash)};
+}
+
+std::string Mib(double bytes) {
+  return fmt::format("{:.0f} MiB", bytes / 0x1p20);
+}
+
+class SweepRun {
+ public:
+  SweepRun(const Invocation& invocation, const Settings& settings, const SweepPlan& plan)
+      : invocation_(invocation), settings_(settings), plan_(plan), output_(settings, plan.size()) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status Prepare();
+  absl::Status RunPoints(Communicator* world);
+  absl::Status AgreeAmongProcesses(Communicator& world);
+  // Why it would not fit, or "".
+  std::string TooBig(const PlannedPoint& planned) const;
+  absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world);
+  absl::StatusOr<sweep::Figures> Repeat(const PlannedPoint& planned, int repetition,
+                                        Communicator* world);
+  absl::Status OnRank(const PlannedPoint& planned, int repetition,
+                      std::unique_ptr<Communicator> world, sweep::Figures& figures);
+  void Interrupted();
+  std::string ResumeCommand() const;
+  absl::Status Verdict() const;
+  bool speaks() const { return plan_.launch().rank() == 0; }
+  absl::Duration comm_timeout() const { return absl::Seconds(settings_.real("comm-timeout")); }
+
+  const Invocation& invocation_;
+  const Settings& settings_;
+  const SweepPlan& plan_;
+  SweepText text_;
+  SweepOutput output_;
+  std::vector<uint8_t> state_;  // [points], as below
+  int64_t available_bytes_ = 0;
+  std::unique_ptr<SweepProgress> progress_;
+};
+
+// Of a point before the sweep: what every process does with it.
+enum State : uint8_t { kRun, kThere, kRefused };
+
+// Everything that can be refused, before a rank starts or a file is touched.
+absl::Status SweepRun::Prepare() {
+  if (settings_.real("comm-timeout") <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--comm-timeout is ", settings_.text("comm-timeout"), ", expected more than 0"));
+  }
+  if (plan_.measure() == Measure::kTrain) {
+    MOE_ASSIGN_OR_RETURN(text_, ReadText(settings_));
+  }
+  std::vector<std::string> identities;
+  absl::Status first_refusal;
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    const PlannedPoint planned = plan_.At(i, text_);
+    state_.push_back(planned.refused.ok() ? kRun : kRefused);
+    if (first_refusal.ok()) first_refusal = planned.refused;
+    identities.push_back(sweep::IdentityOf(sweep::ErrorRow(planned.point, "")));
+  }
+  if (std::count(state_.begin(), state_.end(), kRun) == 0) return first_refusal;
+  if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-memory is ", settings_.text("max-memory"),
+                                                   ", expected more than 0 MiB"));
+  }
+  available_bytes_ = sweep::AvailableMemoryBytes();
+  if (!speaks()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(output_.Open());
+  const std::string note = output_.Adopt(identities);
+  if (!note.empty() && !settings_.on("quiet")) fmt::print(stderr, "moe sweep: {}\n", note);
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    if (output_.has(i)) state_[i] = kThere;
+  }
+  return absl::OkStatus();
+}
+
+std::string SweepRun::TooBig(const PlannedPoint& planned) const {
+  const sweep::MemoryEstimate estimate = sweep::EstimateMemory(planned.memory);
+  const int ranks = planned.launch.world.local_ranks;
+  const double needed = estimate.total_bytes() * ranks;
+  const auto refuse = [&](const std::string& limit) {
+    return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
+                        Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
+                        Mib(estimate.workspace_bytes), " of activations each), expected at most ",
+                        limit);
+  };
+  if (!settings_.empty("max-memory") && needed > settings_.real("max-memory") * 0x1p20) {
+    return refuse(absl::StrCat("--max-memory ", settings_.text("max-memory"), " MiB"));
+  }
+  if (available_bytes_ > 0 && needed > static_cast<double>(available_bytes_)) {
+    return refuse(
+        absl::StrCat("the ", Mib(static_cast<double>(available_bytes_)), " that are available"));
+  }
+  return "";
+}
+
+// Rank 0 has read the file; every process then skips and refuses the same points.
+absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(absl::MakeSpan(state_), 0, *stream));
+  // 0 = unknown limits nobody.
+  int64_t least = -(available_bytes_ > 0 ? available_bytes_ : std::numeric_limits<int64_t>::max());
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(&least, 1), ReduceOp::kMax, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  available_bytes_ = -least;
+  return absl::OkStatus();
+}
+
+// What one rank does in one repetition. `figures` is whole on rank 0.
+absl::Status SweepRun::OnRank(const PlannedPoint& planned, int repetition,
+                              std::unique_ptr<Communicator> world, sweep::Figures& figures) {
+  const bool first = world->rank() == 0;
+  if (plan_.measure() == Measure::kTrain) {
+    lm::TrainConfig config = planned.train;
+    config.seed += static_cast<uint64_t>(repetition);
+    sweep::TrainFigures steps;
+    const auto on_step = [&](const lm::StepMetrics& metrics) {
+      steps.Add(metrics);
+      progress_->Step(config.steps * repetition + metrics.step, config.steps * plan_.repetitions());
+      return absl::OkStatus();
+    };
+    MOE_ASSIGN_OR_RETURN(const lm::TrainReport report,
+                         lm::Train(config, text_.corpus, std::move(world), {on_step}));
+    if (first) figures = steps.Finish(report);
+    return absl::OkStatus();
+  }
+  bench::LayerSpec spec = planned.layer;
+  spec.seed += static_cast<uint64_t>(repetition);
+  const bench::MeasureOptions options = {.iterations = settings_.integer("iters"),
+                                         .warmup = settings_.integer("warmup-iters"),
+                                         .max_noise_pct = settings_.real("max-noise"),
+                                         .budget = absl::Seconds(settings_.real("timeout"))};
+  MOE_ASSIGN_OR_RETURN(const bench::LayerResult result,
+                       bench::MeasureLayer(spec, options, std::move(world)));
+  for (const bench::LayerRow& row : result.rows) {
+    if (row.wrong == 0) continue;
+    return absl::InternalError(absl::StrCat(row.wrong, " elements of the ", row.pass,
+                                            " pass differ from the first call's, expected none"));
+  }
+  if (!first) return absl::OkStatus();
+  figures = sweep::LayerFigures(result);
+  figures.params_total = static_cast<double>(planned.layer_size.total);
+  figures.params_active = static_cast<double>(planned.layer_size.active);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<sweep::Figures> SweepRun::Repeat(const PlannedPoint& planned, int repetition,
+                                                Communicator* world) {
+  sweep::Figures figures;
+  if (world != nullptr) {
+    MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
+    MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(part), figures));
+    return figures;
+  }
+  const auto body = [&](std::unique_ptr<Communicator> threads) -> absl::Status {
+    sweep::Figures mine;
+    const bool first = threads->rank() == 0;
+    MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(threads), mine));
+    if (first) figures = mine;
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(planned.launch, comm_timeout(), kCommand), body));
+  return figures;
+}
+
+// Measures a point and keeps its row. An error: of processes, which have lost each other, or of the
+// file; what goes wrong on threads is the row's.
+absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
+  absl::Status failed = planned.refused;
+  const bool runs = failed.ok();
+  const std::string too_big = runs ? TooBig(planned) : "";
+  if (!too_big.empty()) failed = absl::ResourceExhaustedError(too_big);
+  const bool started = failed.ok();
+  std::vector<sweep::Figures> repetitions;
+  if (started) {
+    if (speaks()) progress_->Start(static_cast<int64_t>(index) + 1, planned.label);
+    const absl::Time begin = absl::Now();
+    for (int r = 0; r < plan_.repetitions() && failed.ok(); ++r) {
+      absl::StatusOr<sweep::Figures> figures = Repeat(planned, r, world);
+      failed = figures.status();
+      if (figures.ok()) repetitions.push_back(*figures);
+    }
+    progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
+  }
+  const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
+  if (!speaks()) return end;
+  if (!failed.ok()) {
+    const std::string error(failed.message());
+    progress_->Error(static_cast<int64_t>(index) + 1, planned.label, error);
+    MOE_RETURN_IF_ERROR(output_.Add(index, sweep::ErrorRow(planned.point, error)));
+    return end;
+  }
+  return output_.Add(index, sweep::MeasuredRow(planned.point, sweep::Summarize(repetitions)));
+}
+
+absl::Status SweepRun::RunPoints(Communicator* world) {
+  if (world != nullptr) {
+    if (world->size() != plan_.launch().world.ranks) {
+      return absl::InvalidArgumentError(absl::StrCat("--ranks is ", plan_.launch().world.ranks,
+                                                     ", expected the ", world->size(),
+                                                     " that the launcher started"));
+    }
+    MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
+  }
+  progress_ = std::make_unique<SweepProgress>(
+      SweepProgress::Options{.points = static_cast<int64_t>(plan_.size()),
+                             .to_run = std::count(state_.begin(), state_.end(), kRun),
+                             .quiet = settings_.on("quiet") || !speaks()},
+      StderrTerminal(settings_), stderr);
+  absl::Status status;
+  for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
+    if (state_[i] == kThere) continue;
+    status = RunPoint(i, plan_.At(i, text_), world);
+  }
+  progress_->End();
+  // Also what there is before a failure: processes do not come back from one.
+  if (speaks()) {
+    const absl::Status printed = output_.Print();
+    if (status.ok()) status = printed;
+  }
+  return status;
+}
+
+std::string SweepRun::ResumeCommand() const {
+  const Launch& launch = plan_.launch();
+  const std::string launcher = launch.plan.backend == Backend::kLocal
+                                   ? std::string()
+                                   : absl::StrCat("mpirun -n ", launch.world.ranks, " ");
+  return absl::StrCat(launcher, ShellQuote(invocation_.program), " sweep",
+                      FlagsOf(settings_, {"out", "resume"}), " --resume ",
+                      ShellQuote(output_.path()));
+}
+
+void SweepRun::Interrupted() {
+  fmt::print(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.count(),
+             plan_.size());
+  if (!output_.path().empty()) fmt::print(stderr, "; go on with:\n  {}", ResumeCommand());
+  fmt::print(stderr, "\n");
+  std::fflush(stderr);
+  (void)output_.Print();
+}
+
+absl::Status SweepRun::Verdict() const {
+  if (output_.errors() == 0) return absl::OkStatus();
+  return WithExitCode(
+      absl::InternalError(absl::StrCat(output_.errors(), " of ", plan_.size(),
+                                       " points failed, the first: ", output_.first_error())),
+      ExitCode::kCheckFailed);
+}
+
+absl::Status SweepRun::Run() {
+  MOE_RETURN_IF_ERROR(Prepare());
+  std::optional<InterruptWatch> watch;
+  if (speaks()) watch.emplace([this] { Interrupted(); });
+  if (plan_.launch().plan.backend == Backend::kLocal) {
+    MOE_RETURN_IF_ERROR(RunPoints(nullptr));
+  } else {
+    const auto body = [&](std::unique_ptr<Communicator> world) {
+      return RunPoints(world.get());
+    };
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(plan_.launch(), comm_timeout(), kCommand), body));
+  }
+  return speaks() ? Verdict() : absl::OkStatus();
+}
+
+absl::StatusOr<Settings> Load(const Invocation& invocation, std::vector<std::string>& warnings) {
+  Settings settings(SweepSettings());
+  MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
+  if (settings.on("help")) return settings;
+  MOE_RETURN_IF_ERROR(LoadEnvironment(invocation.environment, settings, warnings));
+  if (!settings.empty("config")) {
+    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
+  }
+  return settings;
+}
+
+absl::Status Run(const Invocation& invocation) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const Settings settings, Load(invocation, warnings));
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+  MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));
+  const bool speaks = plan.launch().rank() == 0;
+  for (const std::string& warning : warnings) {
+    if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe sweep: warning: {}\n", warning);
+  }
+  return SweepRun(invocation, settings, plan).Run();
+}
+
+}  // namespace
+
+ExitCode SweepCommand(const Invocation& invocation) {
+  return EndCommand(invocation, kCommand, Run(invocation));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,37 @@
+#include "moe/cli/sweep_interrupt.h"
+
+#include <utility>
+
+#include <pthread.h>
+#include <unistd.h>
+
+namespace moe::cli {
+
+InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {
+  sigemptyset(&signals_);
+  // A launcher that is interrupted ends its processes by SIGTERM.
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals_, signal);
+  pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  thread_ = std::thread([this] { Wait(); });
+}
+
+InterruptWatch::~InterruptWatch() {
+  over_ = true;
+  pthread_kill(thread_.native_handle(), SIGTERM);  // wakes the wait
+  thread_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void InterruptWatch::Wait() {
+  int signal = 0;
+  if (sigwait(&signals_, &signal) != 0 || over_) return;
+  say_();
+  struct sigaction plain = {};
+  plain.sa_handler = SIG_DFL;
+  sigaction(signal, &plain, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+  ::kill(::getpid(), signal);
+  while (true) ::pause();
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,43 @@
+// How much memory a point will need, before it runs.
+#ifndef MOE_MOE_SWEEP_MEMORY_ESTIMATE_H_
+#define MOE_MOE_SWEEP_MEMORY_ESTIMATE_H_
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "moe/context.h"
+#include "moe/lm/transformer.h"
+
+namespace moe::sweep {
+
+// What decides the memory of a rank.
+struct MemoryShape {
+  lm::TransformerConfig model;    // of a layer alone: num_layers 1
+  int64_t parameters_total = 0;   // over all experts, replicas counted once
+  int64_t tokens = 0;             // T: of a micro-batch, which a rank works on at a time
+  DType dtype = DType::kFloat32;  // of activations and compute weights
+  Numerics numerics = Numerics::kFast;
+  int expert_parallel_size = 1;
+  double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
+  bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
+};
+
+// Bytes of one rank.
+struct MemoryEstimate {
+  // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
+  // AdamW's two moments when trained, a compute copy where that is not float32.
+  double state_bytes = 0;
+  // What forward keeps for backward over all layers, and the scratch of the widest backward step;
+  // times 3/2, the middle of what the growing workspace holds: all of it to twice that.
+  double workspace_bytes = 0;
+  double total_bytes() const { return state_bytes + workspace_bytes; }
+};
+
+// The rank with the most rows for experts has T K max(row_skew, EP ceil(E / EP) / E) of them. A router
+// that sends more to some than is known beforehand needs more, at most T EP min(K, ceil(E / EP)).
+// Buffers of the all-reduce and of the communicator are left out: a few MiB a rank.
+MemoryEstimate EstimateMemory(const MemoryShape& shape);
+
+}  // namespace moe::sweep
+
+#endif  // MOE_MOE_SWEEP_MEMORY_ESTIMATE_H_

@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# `moe sweep` on threads and, given <mpiexec>, on processes: bash sweep.sh <moe> [<mpiexec>]
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+mpiexec=${2:-}
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+cd "$work" || exit 1
+# Three calls: these runs test results, not speed.
+layer=(--hidden-size 16 --moe-ffn-hidden-size 8 --tokens 32 -n 3 -w 1 -T 0 --threads 1)
+train=(--measure train "${model[@]}" --steps 3)
+
+# refused <exit code> <part of the line> <flags...>
+refused() {
+  local code=$1 part=$2
+  shift 2
+  run "$moe" sweep "$@"
+  expect "$code" "sweep $*"
+  (($(wc -l <stderr) == 1)) || fail "sweep $*: $(wc -l <stderr) lines on stderr"
+  grep -qF -- "$part" stderr || fail "sweep $*: no '$part' in: $(cat stderr)"
+  [[ ! -s stdout ]] || fail "sweep $*: wrote to stdout"
+}
+
+# rows <file> <python expression over the list r>: prints its value.
+rows() { python3 -c 'import json, sys; r = [json.loads(l) for l in open(sys.argv[1])]; print(eval(sys.argv[2]))' "$1" "$2"; }
+# same <what> <got> <expected>
+same() { [[ $2 == "$3" ]] || fail "$1: $2, expected $3"; }
+
+# Bad calls, before anything runs.
+refused 2 "--num-experts: '4;8', expected a whole number from 1, or a range" --num-experts '4;8'
+refused 2 "--num-experts: '0'" --num-experts 8,0
+refused 2 "--moe-router-topk: '4-1', expected a range" --topk 4-1
+refused 2 "--moe-expert-capacity-factor: '-1'" --capacity-factor none,-1
+refused 2 "--ranks: 'two'" --ranks two
+refused 2 "--dtype is 'bf61', expected one of f32, bf16; did you mean 'bf16'?" --dtype f32,bf61
+refused 2 "--router is 'mixtrall'" --router switch,mixtrall
+refused 2 "--routing is 'zip:1', expected uniform, zipf:S" --routing uniform,zip:1
+refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 4
+refused 2 "--measure is 'trian'" --measure trian
+refused 2 "--repetitions is 0" -r 0
+refused 2 "expected none with --measure layer" --steps 3
+refused 2 "expected none with --measure train" "${train[@]}" --routing zipf:1
+refused 2 "--data is missing" --measure train
+refused 2 "--data: " --measure train --data none
+refused 2 "--retry is true, expected --resume FILE with it" --retry
+refused 2 "--moe-router-topk is 9" --topk 9,10 --num-experts 4,8 # no point is possible
+refused 2 "--lr is 0" "${train[@]}" --lr 0
+refused 2 "none.jsonl" "${layer[@]}" --resume none.jsonl
+refused 4 "/proc/x" "${layer[@]}" -J /proc/x
+refused 2 "--out" "${layer[@]}" -J none/x
+echo "not rows" >notes
+refused 3 "notes: line 1: " "${layer[@]}" --resume notes
+refused 2 "--out is 'notes', expected a new file" "${layer[@]}" -J notes
+same "notes" "$(cat notes)" "not rows"
+
+# Every combination, in the documented order, in a file and on the screen.
+run "$moe" sweep "${layer[@]}" --num-experts 4-8*2 --topk 1-2 --ranks 1,3 -r 2 -J layer.jsonl
+expect 0 "a sweep of layers"
+same "order" "$(rows layer.jsonl '[(x["ranks"], x["experts"], x["topk"]) for x in r]')" \
+  "[(1, 4, 1), (1, 4, 2), (1, 8, 1), (1, 8, 2), (3, 4, 1), (3, 4, 2), (3, 8, 1), (3, 8, 2)]"
+same "ep of a layer" "$(rows layer.jsonl 'all(x["ep"] == x["ranks"] and x["dp"] == 1 for x in r)')" True
+same "figures" "$(rows layer.jsonl 'all(x["tok_s"] > 0 and x["tok_s_sd"] >= 0 and x["repetitions"] == 2 and x["status"] == "ok" for x in r)')" True
+(($(wc -l <stdout) == 9)) || fail "table: $(cat stdout)"
+grep -q '^ *ranks | experts | topk |' stdout || fail "table head: $(head -n 1 stdout)"
+grep -q ' \* |' stdout || fail "no Pareto mark: $(cat stdout)"
+grep -qE '^\[1/8\] R=1 E=4 k=1 cf=none eta --:--:--$' stderr || fail "progress: $(cat stderr)"
+grep -qE '^\[8/8\] R=3 E=8 k=2 cf=none eta 00:00:0[0-9]$' stderr || fail "progress: $(cat stderr)"
+
+# A skew and a capacity: what is dropped, and by how much the load is uneven.
+run "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 --topk 1 --routing uniform,hot_expert:1 \
+  --capacity-factor none,1 --ep 1,2 -r 1 -q -J skew.jsonl
+expect 0 "a skewed layer"
+# All tokens want expert 0, which takes a quarter of them: 24 of 32 are dropped.
+same "drops" "$(rows skew.jsonl '[(x["ep"], x["routing"], x["cf"], x["drop_end"], x["max_vio"], x["dead"]) for x in r][:4]')" \
+  "[(1, 'uniform', 'none', 0.0, 0.0, 0), (1, 'uniform', 1.0, 0.0, 0.0, 0), (1, 'hot_expert:1', 'none', 0.0, 3.0, 3), (1, 'hot_expert:1', 1.0, 75.0, 3.0, 3)]"
+same "ep 2" "$(rows skew.jsonl '[x["drop_end"] for x in r[4:]]')" "[0.0, 0.0, 0.0, 75.0]"
+refused 2 "--routing is 'matrix:x', expected uniform" --routing matrix:x
+
+# Forms, read back.
+cat >forms.py <<'PYTHON'
+import csv, io, json, sys
+text = open("stdout", encoding="utf-8").read()
+form = sys.argv[1]
+if form == "csv":
+    rows = list(csv.DictReader(io.StringIO(text), strict=True))
+elif form == "json":
+    rows = json.loads(text)
+elif form == "jsonl":
+    rows = [json.loads(line) for line in text.splitlines()]
+else:
+    lines = [[c.strip() for c in l.strip("|").split("|")] for l in text.splitlines()]
+    rows = [dict(zip(lines[0], l)) for l in lines[2:]]
+assert len(rows) == 2, rows
+assert [str(r["experts"]) for r in rows] == ["4", "8"], rows
+assert all(r["status"] == "ok" and float(r["tok_s"]) > 0 for r in rows), rows
+assert any(r["pareto"] == "*" for r in rows), rows
+assert list(rows[0])[:5] == ["schema", "measure", "experts", "topk", "cf"], rows
+PYTHON
+for form in csv json jsonl md; do
+  run "$moe" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 -r 1 -q -o $form -oe csv
+  expect 0 "-o $form"
+  python3 forms.py $form || fail "-o $form: $(cat stdout)"
+  (($(wc -l <stderr) == 3)) || fail "-o $form -oe csv: $(cat stderr)"
+done
+
+# Points that cannot be are rows; the others are measured. A limit of memory is one of the reasons.
+run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 -J errors.jsonl
+expect 1 "values that do not go together"
+same "status" "$(rows errors.jsonl '[x["status"] for x in r]')" "['ok', 'error', 'ok', 'ok']"
+same "reason" "$(rows errors.jsonl 'r[1]["error"]')" "--moe-router-topk is 3, expected at most 2 (--num-experts)"
+tail -n 1 stderr | grep -qF "moe sweep: 1 of 4 points failed, the first: --moe-router-topk is 3" || fail "verdict: $(tail -n 1 stderr)"
+run "$moe" sweep "${layer[@]}" --hidden-size 1024 --moe-ffn-hidden-size 8,4096 --ranks 1 -r 1 --max-memory 100 -J memory.jsonl
+expect 1 "a point above --max-memory"
+same "too big" "$(rows memory.jsonl '[x["status"] for x in r]')" "['ok', 'error']"
+same "too big" "$(rows memory.jsonl '"expected at most --max-memory 100 MiB" in r[1]["error"]')" True
+run "$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000 --hidden-size 4096 --ranks 1 -r 1 -o jsonl
+expect 1 "a point above any memory"
+grep -qF "that are available" stdout || fail "a point above any memory: $(cat stdout)"
+grep -qF "at most 1e12" <("$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000000 --hidden-size 4096 --ranks 1 -r 1 -q 2>&1) || fail "a point above 1e12"
+
+# Training: capacity against drops and loss. The same points again are not run again.
+axes=(--capacity-factor none,0.5,1 --num-experts 4,8 --ranks 2 --ep 2)
+run "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
+expect 0 "a sweep of training"
+same "dropless drops" "$(rows train.jsonl 'all((x["drop_init"] == x["drop_end"] == 0) == (x["cf"] == "none") for x in r if x["cf"] != 1)')" True
+same "losses" "$(rows train.jsonl 'all(1 < x["val_loss"] < 6 and x["tok_s_sd"] is None and x["ar_ms"] > 0 and x["peak_mib"] > 0 for x in r)')" True
+cp train.jsonl whole.jsonl
+run "$moe" sweep "${train[@]}" "${axes[@]}" --resume train.jsonl
+expect 0 "--resume of a finished sweep"
+cmp -s train.jsonl whole.jsonl || fail "--resume of a finished sweep wrote"
+(($(wc -l <stdout) == 7)) || fail "--resume of a finished sweep: $(cat stdout)"
+[[ ! -s stderr ]] || fail "--resume of a finished sweep ran: $(cat stderr)"
+run "$moe" sweep "${train[@]}" "${axes[@]}" --lr 0.003 --capacity-factor 1 --resume train.jsonl
+expect 0 "--resume with other settings"
+grep -qF "6 of 6 rows are of other settings and left alone, the first in line 1" stderr || fail "other settings: $(cat stderr)"
+same "other settings" "$(wc -l <train.jsonl)" 8
+run "$moe" report whole.jsonl layer.jsonl --out page.html
+expect 0 "the report of a sweep"
+for chart in "Capacity factor against dropped tokens" "Capacity factor against loss" "Speed against loss"; do
+  grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
+done
+# What a row is of: all but speed has the same bits in every run.
+facts='sorted((x["settings"], x["val_loss"], x["drop_end"], x["status"]) for x in r)'
+wanted=$(rows whole.jsonl "$facts")
+
+# kill -9 at any moment costs at most the point in flight.
+"$moe" sweep "${train[@]}" "${axes[@]}" -J killed.jsonl >/dev/null 2>&1 &
+pid=$!
+until [[ -s killed.jsonl ]]; do sleep 0.02; done
+kill -9 $pid
+wait $pid 2>/dev/null
+printf '{"schema":"moe.sweep/1","measure":"tr' >>killed.jsonl # as if in the middle of a row
+run "$moe" sweep "${train[@]}" "${axes[@]}" --resume killed.jsonl
+expect 0 "--resume after kill -9"
+same "rows after kill -9" "$(rows killed.jsonl "$facts")" "$wanted"
+
+# Ctrl-C: the rows so far, and the command that goes on.
+"$moe" sweep "${train[@]}" "${axes[@]}" --steps 20 -J 'stopped run.jsonl' >stdout 2>stderr &
+pid=$!
+until [[ -s 'stopped run.jsonl' ]]; do sleep 0.02; done
+kill -INT $pid
+wait $pid
+same "exit code of an interrupt" $? 130
+grep -qE "interrupted with [1-5] of 6 points done; go on with:" stderr || fail "interrupt: $(cat stderr)"
+(($(wc -l <stdout) == 1 + $(wc -l <'stopped run.jsonl'))) || fail "interrupt: $(cat stdout)"
+again=$(grep -F -- "--resume" stderr)
+run bash -c "$again"
+expect 0 "the command after an interrupt: $again"
+same "rows after an interrupt" "$(rows 'stopped run.jsonl' 'len(r), len({x["settings"] for x in r})')" "(6, 6)"
+
+# Errors count as done, but with --retry.
+cp errors.jsonl again.jsonl
+run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl
+expect 1 "--resume with an error row"
+same "an error row stays" "$(wc -l <again.jsonl)" 4
+run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl --retry
+expect 1 "--retry"
+same "--retry" "$(wc -l <again.jsonl)" 5
+
+# Seeds of repetitions are seed, seed + 1, ...
+run "$moe" sweep "${train[@]}" --ranks 1 --seed 7 -r 2 -q -o jsonl
+both=$(rows stdout 'r[0]["val_loss"]')
+one=$(for seed in 7 8; do "$moe" sweep "${train[@]}" --ranks 1 --seed $seed -q -o jsonl; done | rows /dev/stdin '(r[0]["val_loss"] + r[1]["val_loss"]) / 2')
+same "mean of two seeds" "$both" "$one"
+
+run bash -c '"$0" sweep --num-experts 4 -n 1 -T 0 -r 1 --ranks 1 >/dev/full' "$moe"
+expect 4 "full standard output"
+run "$moe" sweep "${layer[@]}" --ranks 1 -r 1 -J /dev/full
+expect 4 "a full disk"
+run "$moe" sweep --help
+expect 0 "--help"
+grep -qF "4-64*2            4, 8, 16, 32, 64" stdout || fail "--help: no notation"
+
+if [[ -n $mpiexec ]]; then
+  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 -J mpi.jsonl
+  expect 1 "three processes"
+  same "three processes" "$(rows mpi.jsonl '[(x["ep"], x["backend"], x["status"]) for x in r]')" \
+    "[(1, 'mpi', 'ok'), (1, 'mpi', 'ok'), (2, 'mpi', 'error'), (2, 'mpi', 'error'), (3, 'mpi', 'ok'), (3, 'mpi', 'ok')]"
+  (($(wc -l <stdout) == 7)) || fail "three processes: $(cat stdout)"
+  head -n 3 mpi.jsonl >part.jsonl
+  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 --resume part.jsonl
+  expect 1 "--resume on three processes"
+  same "--resume on three processes" "$(rows part.jsonl "$facts")" "$(rows mpi.jsonl "$facts")"
+  run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --num-experts 4,8 -r 1 -q -o jsonl
+  expect 0 "layers on three processes"
+  same "layers on three processes" "$(rows stdout '[(x["ranks"], x["experts"]) for x in r]')" "[(3, 4), (3, 8)]"
+  run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --ranks 1,3
+  expect 2 "other ranks than the launcher's"
+  grep -qF "ranks is 1, the launcher" stderr || fail "other ranks: $(cat stderr)"
+fi
+finish
