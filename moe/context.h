@@ -2,51 +2,19 @@
 #ifndef MOE_MOE_CONTEXT_H_
 #define MOE_MOE_CONTEXT_H_
 
-#include <array>
-#include <chrono>
 #include <cstdint>
 
 #include "comm/mesh.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
+#include "moe/phase_clock.h"
 
 namespace moe {
 
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
 // layout-invariant: the same bits for any number of ranks, split, transport and overlap.
 enum class Numerics : uint8_t { kFast, kLayoutInvariant };
-
-enum class Phase : uint8_t {
-  kGate,
-  kPlan,
-  kDispatch,
-  kExpert,
-  kCombine,
-  kDense,  // attention, norms, embedding, output layer, loss
-  kAllReduce,
-  kOptimizer,
-  kCount,
-};
-const char* NameOf(Phase phase);
-
-// Seconds per phase of one rank. Phases on two streams may overlap, so the sum can exceed the
-// wall time. Each phase is timed by one stream at a time.
-class PhaseClock {
- public:
-  // Enqueues the start and the end of `phase` around whatever is enqueued between the two calls.
-  absl::Status Start(Phase phase, Stream& stream);
-  absl::Status Stop(Phase phase, Stream& stream);
-  // Adds time measured by the caller.
-  void Add(Phase phase, double seconds) { seconds_[static_cast<size_t>(phase)] += seconds; }
-  // Call with the streams idle.
-  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  void Reset() { seconds_ = {}; }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  std::array<double, static_cast<size_t>(Phase::kCount)> seconds_ = {};
-  std::array<Clock::time_point, static_cast<size_t>(Phase::kCount)> started_ = {};
-};
 
 // Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
 // are the same stream.
@@ -62,6 +30,27 @@ struct Context {
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kFast;
 };
+
+// Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
+// it is a piece of the time line if one is recorded, with the layer and step of the mesh's phase.
+template <typename Body>
+absl::Status Timed(const Context& context, const Work& work, Stream& stream, Body body) {
+  if (context.clock == nullptr) return body();
+  PhaseClock& clock = *context.clock;
+  TraceEvent* const event = clock.recorder() == nullptr
+                                ? nullptr
+                                : clock.Open(work, context.mesh->world().phase(), stream);
+  const ExchangeBytes before =
+      event != nullptr && work.moved != nullptr ? *work.moved : ExchangeBytes();
+  MOE_RETURN_IF_ERROR(clock.Start(work.phase, event, stream));
+  MOE_RETURN_IF_ERROR(body());
+  if (event != nullptr && work.moved != nullptr) {
+    event->bytes_self = work.moved->self - before.self;
+    event->bytes =
+        work.moved->same_node + work.moved->cross_node - before.same_node - before.cross_node;
+  }
+  return clock.Stop(work.phase, event, stream);
+}
 
 }  // namespace moe
 

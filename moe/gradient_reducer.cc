@@ -129,15 +129,19 @@ absl::Status GradientReducer::Launch(Bucket& bucket) {
   AllReducer& all_reduce = replicated ? *world_ : *expert_;
   group.SetPhase({.name = "all-reduce", .step = context_.mesh->world().phase().step});
   MOE_RETURN_IF_ERROR(stream_.WaitFor(bucket.filled));
-  if (context_.clock != nullptr) {
-    MOE_RETURN_IF_ERROR(context_.clock->Start(Phase::kAllReduce, stream_));
-  }
-  MOE_RETURN_IF_ERROR(context_.numerics == Numerics::kLayoutInvariant
-                          ? all_reduce.Sum(bucket.sum.span<int64_t>(), stream_)
-                          : all_reduce.Sum(bucket.sum.span<float>(), stream_));
-  bytes_sent_ += 2 * bucket.sum.bytes() * (group.size() - 1) / group.size();
-  if (context_.clock == nullptr) return absl::OkStatus();
-  return context_.clock->Stop(Phase::kAllReduce, stream_);
+  const int64_t bytes = 2 * bucket.sum.bytes() * (group.size() - 1) / group.size();
+  Traffic& traffic = traffic_[static_cast<int>(bucket.group)];
+  ++traffic.buckets;
+  traffic.bytes_sent += bytes;
+  const Work work = {.phase = Phase::kAllReduce,
+                     .name = replicated ? "all-reduce" : "all-reduce experts",
+                     .bucket = static_cast<int32_t>(&bucket - buckets_.data()),
+                     .bytes = bytes};
+  return Timed(context_, work, stream_, [&] {
+    return context_.numerics == Numerics::kLayoutInvariant
+               ? all_reduce.Sum(bucket.sum.span<int64_t>(), stream_)
+               : all_reduce.Sum(bucket.sum.span<float>(), stream_);
+  });
 }
 
 absl::Status GradientReducer::Finish() {

@@ -57,8 +57,12 @@ class GradientReducer {
                                                    absl::Span<float> scratch, Stream& stream) const;
 
   int buckets() const { return static_cast<int>(buckets_.size()); }
-  // Bytes this rank has sent for gradients so far (ring formula).
-  int64_t bytes_sent() const { return bytes_sent_; }
+  // What this rank has done so far for the parameters of a group, if that is more than one rank.
+  struct Traffic {
+    int64_t buckets = 0;     // summed over ranks
+    int64_t bytes_sent = 0;  // ring formula
+  };
+  const Traffic& traffic(ParameterGroup group) const { return traffic_[static_cast<int>(group)]; }
 
  private:
   struct Bucket {
@@ -89,7 +93,7 @@ class GradientReducer {
   std::vector<Place> place_;     // by parameter index
   std::vector<Bucket> buckets_;  // in launch order
   size_t next_ = 0;              // first bucket not yet launched
-  int64_t bytes_sent_ = 0;
+  Traffic traffic_[2];           // by group
 };
 
 }  // namespace moe

@@ -10,6 +10,7 @@
 #include "moe/optimizer.h"
 #include "moe/parameter.h"
 #include "moe/session.h"
+#include "moe/trace_export.h"
 // IWYU pragma: end_exports
 
 #endif  // MOE_MOE_MOE_H_

@@ -27,14 +27,29 @@ void SetPhaseName(Mesh& mesh, const char* name) {
   mesh.SetPhase(phase);
 }
 
-// Times `phase` on `stream` around `body`.
-template <typename Body>
-absl::Status Timed(Phase phase, PhaseClock* clock, Stream& stream, Body body) {
-  if (clock == nullptr) return body();
-  MOE_RETURN_IF_ERROR(clock->Start(phase, stream));
-  MOE_RETURN_IF_ERROR(body());
-  return clock->Stop(phase, stream);
+// Adds to slots[e] those of the routing's slots for expert e that travel.
+void AddKeptSlots(const Routing& routing, const DispatchPlan& plan, absl::Span<int64_t> slots) {
+  const absl::Span<const int32_t> home_row = plan.home_row_of_slot();
+  for (size_t s = 0; s < home_row.size(); ++s) {
+    if (home_row[s] >= 0) ++slots[routing.expert[s]];
+  }
 }
+
+// Forward and backward, as the time line names them. Backward's first exchange is combine's.
+constexpr Work kGate = {.phase = Phase::kGate, .name = "gate"};
+constexpr Work kGateBackward = {.phase = Phase::kGate, .name = "gate backward"};
+constexpr Work kWeightBackward = {.phase = Phase::kGate, .name = "combine weights backward"};
+constexpr Work kPlan = {.phase = Phase::kPlan, .name = "plan"};
+constexpr Work kDispatch = {.phase = Phase::kDispatch, .name = "dispatch"};
+constexpr Work kDispatchBackward = {.phase = Phase::kDispatch, .name = "dispatch backward"};
+constexpr Work kDispatchBackwardSum = {.phase = Phase::kDispatch, .name = "dispatch backward sum"};
+constexpr Work kExperts = {.phase = Phase::kExpert, .name = "experts"};
+constexpr Work kExpertsBackward = {.phase = Phase::kExpert, .name = "experts backward"};
+constexpr Work kShared = {.phase = Phase::kExpert, .name = "shared expert"};
+constexpr Work kSharedBackward = {.phase = Phase::kExpert, .name = "shared expert backward"};
+constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
+constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
+constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
 
 }  // namespace
 
@@ -160,7 +175,7 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   SetPhaseName(*context_.mesh, "dispatch");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
-      plan, Phase::kDispatch, Phase::kCombine,
+      plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](int chunk) {
         if (!weigh_input) return dispatcher_->Dispatch(plan, chunk, x, rows, workspace, exchange);
         return dispatcher_->DispatchScaled(plan, chunk, x, routing.weight, rows, workspace,
@@ -174,7 +189,7 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
       }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
-  return Timed(Phase::kCombine, context_.clock, compute, [&] {
+  return Timed(context_, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, routing.slot_offset, plan.home_row_of_slot(),
                           weigh_input ? absl::Span<const float>() : routing.weight, y, write,
                           compute);
@@ -186,7 +201,7 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   SetPhaseName(*context_.mesh, "plan");
-  MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&]() -> absl::Status {
+  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
     return router_
         ->Forward(saved.x, router_inputs(), batch, workspace, compute, &saved.router, stats)
         .status();
@@ -201,35 +216,38 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
     }
     saved.identity_row = row;
   }
-  return Timed(Phase::kPlan, context_.clock, compute, [&]() -> absl::Status {
+  return Timed(context_, kPlan, compute, [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), workspace));
     MOE_ASSIGN_OR_RETURN(DispatchPlan plan,
                          DispatchPlan::Build(routing, offsets, placement_,
                                              {.overlap_degree = config_.overlap_degree},
                                              context_.mesh->expert_parallel(), workspace, compute));
     saved.plan = std::make_shared<const DispatchPlan>(std::move(plan));
+    if (!counted_slots_.empty()) AddKeptSlots(routing, *saved.plan, counted_slots_);
     return absl::OkStatus();
   });
 }
 
 template <typename T>
 template <typename Send, typename Compute, typename Receive>
-absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Phase send_phase,
-                                                Phase receive_phase, Send send, Compute compute,
-                                                Receive receive) {
+absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work,
+                                                Send send, Compute compute, Receive receive) {
   Stream& exchange = *context_.exchange;
+  work.send.moved = work.receive.moved = &dispatcher_->bytes();
   std::vector<Event> arrived(plan.chunks());
   for (int c = 0; c < plan.chunks(); ++c) {
-    MOE_RETURN_IF_ERROR(Timed(send_phase, context_.clock, exchange, [&] { return send(c); }));
+    work.send.chunk = c;
+    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
     MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
   }
   for (int c = 0; c < plan.chunks(); ++c) {
     MOE_RETURN_IF_ERROR(context_.compute->WaitFor(arrived[c]));
     const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
-    MOE_RETURN_IF_ERROR(Timed(Phase::kExpert, context_.clock, *context_.compute,
-                              [&] { return compute(first, last); }));
+    work.compute.chunk = work.receive.chunk = c;
+    MOE_RETURN_IF_ERROR(
+        Timed(context_, work.compute, *context_.compute, [&] { return compute(first, last); }));
     MOE_RETURN_IF_ERROR(JoinStreams(exchange, *context_.compute));
-    MOE_RETURN_IF_ERROR(Timed(receive_phase, context_.clock, exchange, [&] { return receive(c); }));
+    MOE_RETURN_IF_ERROR(Timed(context_, work.receive, exchange, [&] { return receive(c); }));
   }
   return absl::OkStatus();
 }
@@ -239,7 +257,7 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>
   Stream& compute = *context_.compute;
   Write write = Write::kOverwrite;
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(Phase::kExpert, context_.clock, compute, [&] {
+    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute, [&] {
       return shared_->Forward(saved.x, y, saved.shared, context_);
     }));
     write = Write::kAdd;
@@ -273,7 +291,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
   if (shared_ == nullptr) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto offsets,
                        MicroBatchOffsets(saved.router.batch, dy.rows(), workspace));
-  return Timed(Phase::kExpert, context_.clock, compute,
+  return Timed(context_, kSharedBackward, compute,
                [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
 }
 
@@ -296,7 +314,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
-    return Timed(Phase::kGate, context_.clock, compute, [&] {
+    return Timed(context_, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, routing.slot_offset,
                                       plan.home_row_of_slot(), d_weight, compute);
     });
@@ -305,7 +323,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
   SetPhaseName(*context_.mesh, "combine backward");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
-      plan, Phase::kCombine, Phase::kDispatch,
+      plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
       [&](int chunk) {
         if (weigh_input) return dispatcher_->Dispatch(plan, chunk, dy, d_out, workspace, exchange);
         return dispatcher_->DispatchScaled(plan, chunk, dy, routing.weight, d_out, workspace,
@@ -322,7 +340,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
-  MOE_RETURN_IF_ERROR(Timed(Phase::kDispatch, context_.clock, compute, [&] {
+  MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
     return CombineRows<T>(home_dx, routing.slot_offset, plan.home_row_of_slot(),
                           weigh_input ? routing.weight : absl::Span<const float>(), dx,
                           Write::kOverwrite, compute);
@@ -333,7 +351,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   }
   RouterGradients gradients = {.weight = router_weight_->grad()};
   if (router_bias_ != nullptr) gradients.bias = router_bias_->grad();
-  MOE_RETURN_IF_ERROR(Timed(Phase::kGate, context_.clock, compute, [&] {
+  MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
     return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
                              gradients, workspace, compute);
   }));

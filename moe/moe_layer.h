@@ -86,6 +86,10 @@ class MoeLayer {
   // evaluation. kInvalidArgument if the size is wrong.
   absl::Status EndStep(absl::Span<const int64_t> expert_count);
 
+  // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;
+  // those that capacity dropped are left out. Borrowed; empty = no longer.
+  void CountSlots(absl::Span<int64_t> slots) { counted_slots_ = slots; }
+
   const MoeLayerConfig& config() const { return config_; }
   const ExpertPlacement& placement() const { return placement_; }
   // What travelled so far, in bytes.
@@ -97,12 +101,15 @@ class MoeLayer {
         context_(context),
         placement_(config.router.num_experts, context.mesh->expert_parallel().size()) {}
 
+  // What the three parts of ExchangeAroundExperts count as.
+  struct ExchangeWork {
+    Work send, compute, receive;
+  };
   // Chunk by chunk: send(c) on the exchange stream, compute(first, last) on local experts once the
   // chunk is here, receive(c) on the exchange stream. All sends are enqueued first.
   template <typename Send, typename Compute, typename Receive>
-  absl::Status ExchangeAroundExperts(const DispatchPlan& plan, Phase send_phase,
-                                     Phase receive_phase, Send send, Compute compute,
-                                     Receive receive);
+  absl::Status ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work, Send send,
+                                     Compute compute, Receive receive);
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
@@ -123,6 +130,7 @@ class MoeLayer {
   Parameter* router_bias_ = nullptr;  // gates with a router bias
   Parameter* expert_bias_ = nullptr;  // gates with an expert bias
   std::vector<double> expert_share_;  // [E] of the last step; empty before the first
+  absl::Span<int64_t> counted_slots_;
 };
 
 }  // namespace moe

@@ -55,6 +55,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     MOE_ASSIGN_OR_RETURN(session->exchange_, MakeStream({}));
   }
   MOE_ASSIGN_OR_RETURN(session->gradients_, MakeStream({}));
+  if (options.trace_capacity > 0) {
+    session->trace_ = std::make_unique<TraceRecorder>(options.trace_capacity);
+    session->trace_->AddLane("compute", session->compute_.get());
+    if (options.overlap_exchange) session->trace_->AddLane("exchange", session->exchange_.get());
+    session->trace_->AddLane("gradients", session->gradients_.get());
+    session->clock_.set_recorder(session->trace_.get());
+  }
   session->context_ = {
       .mesh = session->mesh_.get(),
       .compute = session->compute_.get(),

@@ -18,6 +18,8 @@ struct SessionOptions {
   int threads = 1;  // of this rank
   Numerics numerics = Numerics::kFast;
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
+  // Events of a time line to keep memory for; 0 = none is recorded.
+  int64_t trace_capacity = 0;
 };
 
 // kFailedPrecondition unless every rank of `world` names the same SIMD target ("AVX3", "AVX2" ...,
@@ -36,11 +38,15 @@ class Session {
   const Context& context() const { return context_; }
   // Where gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
+  // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and
+  // "gradients". nullptr without trace_capacity.
+  TraceRecorder* trace() { return trace_.get(); }
 
  private:
   explicit Session(int threads) : pool_(threads) {}
 
   ThreadPool pool_;
+  std::unique_ptr<TraceRecorder> trace_;
   PhaseClock clock_;
   Workspace workspace_;
   std::unique_ptr<Mesh> mesh_;

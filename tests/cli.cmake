@@ -22,6 +22,16 @@ if(TARGET moe)
   endfunction()
   moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
   moe_cli_test(train LABELS smoke TIMEOUT 300)
+  find_package(Python3 COMPONENTS Interpreter)
+  if(Python3_FOUND)
+    add_test(NAME cli_trace COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli/trace.py
+      $<TARGET_FILE:moe> ${CMAKE_CURRENT_SOURCE_DIR}/golden/data
+      $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
+    add_test(NAME cli_record_routing
+      COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli/record_routing.py
+      $<TARGET_FILE:moe> $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
+    set_tests_properties(cli_trace cli_record_routing PROPERTIES LABELS smoke TIMEOUT 300)
+  endif()
   moe_cli_test(bench LABELS smoke TIMEOUT 300 ARGS
     $<$<BOOL:${MOE_MPI_FOUND}>:${MPIEXEC_EXECUTABLE}>)
   # Its default run may take a minute; how long under a sanitizer says nothing.

@@ -1,4 +1,5 @@
 # tests of moe/
+find_package(nlohmann_json REQUIRED)
 add_library(layer_harness STATIC layer_harness.cc layer_oracle.cc routing_oracle.cc)
 target_link_libraries(layer_harness PUBLIC moe_moe GTest::gtest PRIVATE moe_private_flags)
 moe_test(gradient_reducer_test LABELS unit cpu threads SOURCES gradient_reducer_test.cc LIBS moe_moe)
@@ -15,9 +16,10 @@ moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer
 # Alone: it compares durations.
 moe_test(overlap_test LABELS unit cpu SOURCES overlap_test.cc LIBS moe_moe TIMEOUT 300)
 set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)
+moe_test(trace_test LABELS unit cpu threads SOURCES trace_test.cc counting_new.cc
+  LIBS moe_moe nlohmann_json::nlohmann_json)
 moe_test(session_test LABELS unit cpu threads SOURCES session_test.cc LIBS moe_moe)
 # File formats
-find_package(nlohmann_json REQUIRED)
 moe_test(io_test LABELS unit SOURCES bounded_json_test.cc checkpoint_test.cc routing_trace_test.cc
   safetensors_test.cc safetensors_write_test.cc LIBS moe_moe nlohmann_json::nlohmann_json)
 moe_test(io_memory_test LABELS unit SOURCES io_memory_test.cc counting_new.cc

@@ -70,15 +70,16 @@ Trace TrainIn(TrainConfig config, const Layout& layout, const Corpus& corpus) {
   Trace trace;
   std::mutex mu;
   ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
-    const auto report = Train(config, corpus, std::move(world), [&](const StepMetrics& m) {
-      trace.loss.push_back(m.loss);
-      if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
-      trace.grad_norm.push_back(m.grad_norm);
-      trace.aux_loss.push_back(m.aux_loss);
-      trace.router_entropy.push_back(m.router_entropy);
-      trace.load.push_back(m.expert_load);
-      return absl::OkStatus();
-    });
+    const auto report =
+        Train(config, corpus, std::move(world), {.on_step = [&](const StepMetrics& m) {
+                trace.loss.push_back(m.loss);
+                if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
+                trace.grad_norm.push_back(m.grad_norm);
+                trace.aux_loss.push_back(m.aux_loss);
+                trace.router_entropy.push_back(m.router_entropy);
+                trace.load.push_back(m.expert_load);
+                return absl::OkStatus();
+              }});
     const std::lock_guard<std::mutex> lock(mu);
     // The root cause, not the echo of a peer that ended first.
     if (trace.status.ok() || absl::IsAborted(trace.status)) trace.status = report.status();

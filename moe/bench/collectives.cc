@@ -83,6 +83,31 @@ std::vector<int> Members(const CaseSpec& spec, int ranks) {
   return all;
 }
 
+// The calls of this rank in a batch, [R][n], from number `first` on.
+void Record(absl::Span<const CallStamps> stamps, const CollectiveCase& timed, const CaseSpec& spec,
+            int64_t first, const Communicator& comm, TraceRecorder* trace) {
+  if (trace == nullptr) return;
+  BenchRow row;
+  timed.Describe(1, row);
+  const Traffic& traffic = timed.traffic();
+  const int rank = comm.rank();
+  const bool known = row.bytes_self >= 0 && traffic.ranks() == comm.size() &&
+                     spec.routing.kind != RoutingSpec::kTrace;  // each call has its own
+  const size_t calls = stamps.size() / comm.size();
+  for (size_t i = 0; i < calls; ++i) {
+    TraceEvent* const event = trace->Open();
+    if (event == nullptr) continue;
+    event->name = NameOf(spec.op);
+    event->category = "collective";
+    event->begin_ns = stamps[rank * calls + i].enter_ns;
+    event->end_ns = stamps[rank * calls + i].leave_ns;
+    event->call = static_cast<int32_t>(first + static_cast<int64_t>(i));
+    if (!known) continue;
+    event->bytes_self = traffic.at(rank, rank) * SizeOf(row.dtype);
+    event->bytes = traffic.Sent(rank) * SizeOf(row.dtype) - event->bytes_self;
+  }
+}
+
 void SetTimes(const TimingSummary& summary, BenchRow& row) {
   row.iterations = summary.calls;
   row.time_us = summary.time_us;
@@ -159,6 +184,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   while (batch > 0) {
     MOE_ASSIGN_OR_RETURN(const auto stamps, TimeCalls(*timed, summary.calls, batch, options.check,
                                                       wrong, comm, stream));
+    Record(stamps, *timed, spec, summary.calls, comm, options.trace);
     calls.Append(stamps);
     summary = calls.Summary(members, facts.clocks);
     if (copy != nullptr) {
@@ -166,6 +192,7 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
       MOE_ASSIGN_OR_RETURN(const auto copied,
                            TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations),
                                      Check::kNo, unchecked, comm, stream));
+      Record(copied, *copy, {.op = Op::kMemcpy}, 0, comm, options.trace);
       copies.Append(copied);
     }
     batch = NextBatch(summary, calls.Elapsed(), options);

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "kernels/base/stream.h"
+#include "kernels/base/trace.h"
 #include "moe/bench/bench_row.h"
 #include "moe/bench/collective_case.h"
 #include "moe/bench/timing.h"
@@ -29,6 +30,8 @@ struct MeasureOptions {
   double max_noise_pct = 5;
   // ... or the timed calls of a row, with what stands between them, have taken this long.
   absl::Duration budget = absl::Seconds(1);
+  // Of this rank, with one lane or, for layers, without any: gets every timed call.
+  TraceRecorder* trace = nullptr;
 };
 
 // Of a world, found once.

@@ -147,7 +147,7 @@ class LayerOnRank {
     MOE_RETURN_IF_ERROR(context_.mesh->world().Barrier());
     context_.clock->Reset();
     const int64_t start = NowNs();
-    MOE_RETURN_IF_ERROR(work());
+    MOE_RETURN_IF_ERROR(Timed(context_, {.name = kPasses[pass]}, *context_.compute, work));
     MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
     double* const part = times.data() + pass * kParts;
@@ -310,6 +310,10 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
   for (int64_t call = 0; call < std::max<int64_t>(seen, options.warmup); ++call) {
     MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, call < seen ? &load : nullptr));
   }
+  if (options.trace != nullptr) {
+    options.trace->AddLane("compute", context.compute);
+    context.clock->set_recorder(options.trace);
+  }
   std::vector<CallTimes> mine;
   std::vector<CallTimes> all;
   int64_t tokens = 0;
@@ -317,6 +321,7 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
        batch = NextBatch(all, world.size(), options)) {
     for (int64_t i = 0; i < batch; ++i) {
       const auto call = static_cast<int64_t>(mine.size());
+      if (options.trace != nullptr) options.trace->SetCall(static_cast<int32_t>(call));
       MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, nullptr));
       tokens += layer.TokensOf(call);
       mine.push_back(times);

@@ -18,6 +18,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
+#include "moe/cli/trace_file.h"
 
 namespace moe::cli {
 namespace {
@@ -51,6 +52,7 @@ absl::Status BenchRun::Prepare() {
   if (!speaks()) return absl::OkStatus();
   if (!options_.output.json_path.empty())
     MOE_RETURN_IF_ERROR(CheckWritable("-J", options_.output.json_path));
+  MOE_RETURN_IF_ERROR(CheckTraceWritable(call_.settings));
   if (!options_.svg_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("--svg", options_.svg_path));
   return absl::OkStatus();
 }
@@ -85,6 +87,10 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
   if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world));
   const auto stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
+  bench::MeasureOptions measure = options_.measure;
+  measure.trace = trace->recorder();
+  if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
   MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world, *stream));
   if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
   for (const int64_t size : options_.sizes) {
@@ -92,11 +98,10 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
     spec.size_bytes = size;
     std::vector<bench::BenchRow> rows;
     if (pairs()) {
-      MOE_ASSIGN_OR_RETURN(rows,
-                           bench::MeasurePairs(spec, options_.measure, facts, world, *stream));
+      MOE_ASSIGN_OR_RETURN(rows, bench::MeasurePairs(spec, measure, facts, world, *stream));
     } else {
       MOE_ASSIGN_OR_RETURN(bench::BenchRow row,
-                           bench::MeasureCollective(spec, options_.measure, facts, world, *stream));
+                           bench::MeasureCollective(spec, measure, facts, world, *stream));
       rows.push_back(std::move(row));
     }
     if (first && size == options_.sizes.front()) Note(rows.front());
@@ -104,7 +109,7 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
     MOE_RETURN_IF_ERROR(output.Add(rows));
     rows_.insert(rows_.end(), rows.begin(), rows.end());
   }
-  return absl::OkStatus();
+  return trace->Write();
 }
 
 // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
@@ -165,9 +170,14 @@ absl::Status Run(const Invocation& invocation) {
       fmt::print(stderr, "moe bench: warning: {}\n", warning);
     }
   }
+  const bool collective = bench::OpOf(call.operation).has_value();
+  if (!call.settings.empty("trace") && !collective && call.operation != "layer") {
+    return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,
+                                                   ", expected a collective or layer"));
+  }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
   if (call.operation == "layer") return RunLayerBench(call, launch);
-  if (!bench::OpOf(call.operation).has_value()) return RunKernelBench(call, launch);
+  if (!collective) return RunKernelBench(call, launch);
   return BenchRun(call, launch).Run();
 }
 

@@ -20,6 +20,7 @@
 #include "moe/cli/exit_code.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
+#include "moe/cli/trace_file.h"
 
 namespace moe::cli {
 namespace {
@@ -146,7 +147,10 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
 
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const LayerBenchOptions options, MakeLayerBenchOptions(call, launch));
-  if (launch.rank() == 0) MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
+  if (launch.rank() == 0) {
+    MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
+    MOE_RETURN_IF_ERROR(CheckTraceWritable(call.settings));
+  }
   bench::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
@@ -156,8 +160,11 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
                                                      " that the launcher started"));
     }
     if (options.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world));
-    MOE_ASSIGN_OR_RETURN(auto mine,
-                         bench::MeasureLayer(options.spec, options.measure, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
+    bench::MeasureOptions measure = options.measure;
+    measure.trace = trace->recorder();
+    MOE_ASSIGN_OR_RETURN(auto mine, bench::MeasureLayer(options.spec, measure, std::move(world)));
+    MOE_RETURN_IF_ERROR(trace->Write());
     if (first) result = std::move(mine);
     return absl::OkStatus();
   };

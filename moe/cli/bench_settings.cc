@@ -7,6 +7,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/trace_file.h"
 
 namespace moe::cli {
 namespace {
@@ -180,6 +181,7 @@ void AddLayer(Table& table) {
 
 void AddOutput(Table& table) {
   const char* const kGroup = "Output";
+  AddTraceSetting(kGroup, "the timed calls", table);
   table.insert(
       table.end(),
       {{kGroup,

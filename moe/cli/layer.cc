@@ -13,6 +13,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/layer_options.h"
 #include "moe/cli/program.h"
+#include "moe/cli/trace_file.h"
 #include "moe/hf/block_run.h"
 #include "moe/io/safetensors.h"
 
@@ -49,6 +50,7 @@ class LayerRun {
   std::unique_ptr<hf::LayerWeights> weights_;
   std::unique_ptr<SafetensorsFile> x_file_, dy_file_;
   hf::BlockInput input_;
+  std::unique_ptr<TraceFile> trace_;
 };
 
 // Everything that can be refused, before a rank starts.
@@ -62,7 +64,12 @@ absl::Status LayerRun::Prepare() {
   MOE_RETURN_IF_ERROR(WeightsError(weights.status()));
   weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
   MOE_RETURN_IF_ERROR(OpenTokens(*config));
+  if (!options_.trace.empty()) {
+    trace_ = std::make_unique<TraceFile>(options_.trace);
+    options_.run.trace = trace_.get();
+  }
   if (!speaks()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
   MOE_RETURN_IF_ERROR(CheckWritable("--output", options_.output));
   return options_.backward() ? CheckWritable("--grads", options_.grads) : absl::OkStatus();
 }
@@ -114,6 +121,9 @@ absl::Status LayerRun::Run() {
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
+  if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
+    fmt::print(stderr, "moe layer: warning: {}\n", warning);
+  }
   MOE_RETURN_IF_ERROR(WriteOutput(result));
   if (options_.backward()) MOE_RETURN_IF_ERROR(WriteGradients(result));
   return Print(Summary(result));
@@ -162,6 +172,7 @@ std::string LayerRun::Summary(const hf::BlockResult& result) const {
   }
   text += " | wrote " + options_.output;
   if (options_.backward()) text += ", " + options_.grads;
+  if (!options_.trace.empty()) text += ", " + options_.trace;
   return text + "\n";
 }
 

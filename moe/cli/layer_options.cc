@@ -11,6 +11,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/trace_file.h"
 
 namespace moe::cli {
 namespace {
@@ -72,6 +73,7 @@ void AddFiles(Table& table) {
         "gradient by the output: tensor dy; with --grads"},
        {kGroup, "grads", "", 0, Kind::kText, "FILE", "",
         "gradients by the weights; with --grad-output"}});
+  AddTraceSetting(kGroup, "the layer", table);
 }
 
 void AddRanks(Table& table) {
@@ -133,9 +135,10 @@ absl::Status CheckFiles(const Settings& settings) {
     }
   }
   // An output must not replace what it was made of, nor the other output.
-  for (const char* out : {"output", "grads"}) {
-    for (const char* other : {"hf-config", "weights", "input", "grad-output", "output"}) {
-      if (settings.empty(out) || settings.empty(other) || absl::string_view(out) == other) continue;
+  for (const char* out : {"output", "grads", "trace"}) {
+    for (const char* other : {"hf-config", "weights", "input", "grad-output", "output", "grads"}) {
+      if (absl::string_view(out) == other) break;  // those after it look back at it
+      if (settings.empty(out) || settings.empty(other)) continue;
       std::error_code ignored;
       if (settings.text(out) == settings.text(other) ||
           std::filesystem::equivalent(settings.text(out), settings.text(other), ignored)) {
@@ -185,6 +188,7 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
                           .output = settings.text("output"),
                           .grad_output = settings.text("grad-output"),
                           .grads = settings.text("grads"),
+                          .trace = settings.text("trace"),
                           .comm_timeout = absl::Seconds(settings.real("comm-timeout"))};
   if (!settings.empty("layer")) options.layer = settings.integer("layer");
   hf::BlockRunOptions& run = options.run;

@@ -25,6 +25,7 @@ absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
 struct LayerOptions {
   std::string config, weights, input, output;
   std::string grad_output, grads;  // both empty: forward alone
+  std::string trace;               // empty: no time line
   std::optional<int64_t> layer;
   hf::BlockRunOptions run;
   absl::Duration comm_timeout;

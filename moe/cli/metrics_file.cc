@@ -1,19 +1,15 @@
 #include "moe/cli/metrics_file.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
-#include "moe/cli/exit_code.h"
+#include "kernels/base/status_macros.h"
 
 namespace moe::cli {
 namespace {
@@ -23,12 +19,6 @@ namespace fs = std::filesystem;
 
 double Milliseconds(const lm::StepMetrics& metrics, Phase phase) {
   return metrics.phase_seconds[static_cast<int>(phase)] * 1e3;
-}
-
-absl::Status IoError(absl::string_view what, const std::string& path, int error) {
-  return WithExitCode(
-      absl::InternalError(absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error))),
-      ExitCode::kIo);
 }
 
 // Creates the folder and those above it; `made` gets the ones that were not there, innermost first.
@@ -103,40 +93,14 @@ std::string FinalLine(const lm::TrainReport& report) {
 
 absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder) {
   std::vector<std::string> made;
-  if (absl::Status status = MakeFolder(folder, made); !status.ok()) return status;
-  const std::string path = (fs::path(folder) / "metrics.jsonl").string();
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) return IoError("write", path, errno);
-  return std::unique_ptr<MetricsFile>(new MetricsFile(path, std::move(made), file));
-}
-
-MetricsFile::~MetricsFile() {
-  ::close(file_);
-  if (size_bytes_ > 0) return;
-  std::error_code ignored;  // what stays is an empty file, or a folder that others use
-  for (const std::string& path : made_) fs::remove(path, ignored);
+  MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
+  MOE_ASSIGN_OR_RETURN(
+      auto file, LineFile::Create((fs::path(folder) / "metrics.jsonl").string(), std::move(made)));
+  return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
 }
 
 absl::Status MetricsFile::Append(absl::string_view line) {
-  if (size_bytes_ == 0 && ::ftruncate(file_, 0) != 0) return IoError("write", path_, errno);
-  const std::string text = absl::StrCat(line, "\n");
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = ::write(file_, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int error = n < 0 ? errno : EIO;
-      if (done > 0 && ::ftruncate(file_, size_bytes_) != 0) {
-        return IoError("write, or cut back to whole lines,", path_, error);
-      }
-      return IoError("write", path_, error);
-    }
-    done += static_cast<size_t>(n);
-  }
-  size_bytes_ += static_cast<int64_t>(text.size());
-  return absl::OkStatus();
+  return file_->Append(absl::StrCat(line, "\n"));
 }
 
 }  // namespace moe::cli

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
+#include "moe/cli/line_file.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -30,29 +30,22 @@ std::string StepLine(const lm::StepMetrics& metrics);
 //   weights_xxh3
 std::string FinalLine(const lm::TrainReport& report);
 
-// A line is in the file whole or not at all: each is one write, cut back if it fails halfway.
+// A line is in the file whole or not at all (moe/cli/line_file.h).
 class MetricsFile {
  public:
-  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote.
+  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote; when
+  // no line was written, the file and the folders that were made go.
   // kInvalidArgument if `folder` is a file; errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
-  // When no line was written, removes the file and the folders that Create made.
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
 
   // An error carries exit code 4 and names the file.
   absl::Status Append(absl::string_view line);
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_->path(); }
 
  private:
-  MetricsFile(std::string path, std::vector<std::string> made, int file)
-      : path_(std::move(path)), made_(std::move(made)), file_(file) {}
+  explicit MetricsFile(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
 
-  const std::string path_;
-  const std::vector<std::string> made_;  // what Create made, innermost first
-  const int file_;
-  int64_t size_bytes_ = 0;
+  std::unique_ptr<LineFile> file_;
 };
 
 }  // namespace moe::cli

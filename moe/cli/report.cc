@@ -6,6 +6,7 @@
 #include <numbers>
 #include <numeric>
 
+#include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
 #include "moe/cli/metrics_file.h"
@@ -151,10 +152,12 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   AddPhases(text, report);
   AddExpertLoad(text, options, report);
   AddTraffic(text, report);
+  Add(text, "{}", facts.communication);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));
   Add(text, "files         {}\n",
-      facts.metrics_path.empty() ? "none (--out DIR writes metrics.jsonl)" : facts.metrics_path);
+      facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
+                          : absl::StrJoin(facts.files, ", "));
   Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
   Add(text, "reproduce     {}\n", facts.command);
   return fmt::to_string(text);

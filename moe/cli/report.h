@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_REPORT_H_
 
 #include <string>
+#include <vector>
 
 #include "moe/cli/train_options.h"
 #include "moe/lm/trainer.h"
@@ -11,9 +12,10 @@ namespace moe::cli {
 
 // Where the ranks run, for people: "4 ranks, threads of this process".
 struct RunFacts {
-  std::string backend;       // "local", "mpi"
-  std::string command;       // reproduces the run
-  std::string metrics_path;  // empty: no files
+  std::string backend;             // "local", "mpi"
+  std::string command;             // reproduces the run
+  std::string communication;       // the table of comm_peak.h; empty: none
+  std::vector<std::string> files;  // written
 };
 
 // Lines before training: text read, model, mesh, step.

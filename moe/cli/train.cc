@@ -10,15 +10,19 @@
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/comm_peak.h"
 #include "moe/cli/command.h"
 #include "moe/cli/launch.h"
+#include "moe/cli/line_file.h"
 #include "moe/cli/metrics_file.h"
 #include "moe/cli/program.h"
 #include "moe/cli/progress.h"
 #include "moe/cli/report.h"
 #include "moe/cli/terminal.h"
+#include "moe/cli/trace_file.h"
 #include "moe/cli/train_options.h"
 #include "moe/cli/train_settings.h"
+#include "moe/io/routing_trace.h"
 
 namespace moe::cli {
 namespace {
@@ -66,7 +70,8 @@ class TrainRun {
  private:
   absl::Status Prepare();
   void PrintStart() const;
-  absl::Status Finish(const lm::TrainReport& report);
+  absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
+  absl::Status Finish(const lm::TrainReport& report, const std::vector<CommRate>& peak);
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
 
@@ -76,12 +81,22 @@ class TrainRun {
   TrainOptions options_;
   lm::Corpus corpus_;
   std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<TraceFile> trace_;
+  std::unique_ptr<LineFile> routing_;
 };
 
 // Everything that can be refused, before a rank starts or a file is touched.
 absl::Status TrainRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
   MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+  if (!options_.trace.empty()) {
+    if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
+    trace_ = std::make_unique<TraceFile>(options_.trace);
+  }
+  if (speaks() && !options_.record_routing.empty()) {
+    MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
+    MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
+  }
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
   }
@@ -103,11 +118,16 @@ absl::Status TrainRun::Run() {
                      .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
                      .quiet = settings_.on("quiet")},
                     StderrTerminal(settings_), stderr);
-  const lm::StepCallback on_step = [&](const lm::StepMetrics& metrics) {
+  lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
+  hooks.on_step = [&](const lm::StepMetrics& metrics) {
     progress.Show(metrics);
     return metrics_ == nullptr ? absl::OkStatus() : metrics_->Append(StepLine(metrics));
   };
+  hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
+    return AppendRouting(records);
+  };
   lm::TrainReport report;
+  std::vector<CommRate> peak;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     if (world->size() != options_.ranks) {
@@ -115,21 +135,52 @@ absl::Status TrainRun::Run() {
                                                      ", expected the ", world->size(),
                                                      " that the launcher started"));
     }
+    // Training takes the world; what comes after it has one of its own.
+    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
     MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
-                         lm::Train(options_.train, corpus_, std::move(world), on_step));
-    if (first) report = std::move(mine);
+                         lm::Train(options_.train, corpus_, std::move(world), hooks));
+    MOE_ASSIGN_OR_RETURN(auto rates, MeasurePeak(options_.train, mine, std::move(after)));
+    if (!first) return absl::OkStatus();
+    report = std::move(mine);
+    peak = std::move(rates);
     return absl::OkStatus();
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   progress.End();
-  return speaks() ? Finish(report) : absl::OkStatus();
+  return speaks() ? Finish(report, peak) : absl::OkStatus();
 }
 
-absl::Status TrainRun::Finish(const lm::TrainReport& report) {
-  RunFacts facts = {.backend = backend(), .command = CommandOf(invocation_, settings_, launch_)};
+// The header comes with the first step: a run that ends before leaves no file.
+absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> records) {
+  std::string lines;
+  if (records.front().step == 1) {
+    const lm::TrainConfig& train = options_.train;
+    const RouterConfig& router = train.model.moe.router;
+    lines = HeaderLine({.ranks = options_.ranks,
+                        .expert_parallel_size = train.expert_parallel_size,
+                        .num_experts = router.num_experts,
+                        .top_k = router.top_k,
+                        .hidden_size = train.model.hidden_size,
+                        .dtype = train.dtype,
+                        .moe_layers = static_cast<int>(records.size())});
+  }
+  for (const RoutingTraceRecord& record : records) lines += RecordLine(record);
+  return routing_->Append(lines);
+}
+
+absl::Status TrainRun::Finish(const lm::TrainReport& report, const std::vector<CommRate>& peak) {
+  RunFacts facts = {.backend = backend(),
+                    .command = CommandOf(invocation_, settings_, launch_),
+                    .communication = PeakText(peak),
+                    .files = {}};
   if (metrics_ != nullptr) {
     MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
-    facts.metrics_path = metrics_->path();
+    facts.files.push_back(metrics_->path());
+  }
+  if (routing_ != nullptr) facts.files.push_back(routing_->path());
+  if (!options_.trace.empty()) facts.files.push_back(options_.trace);
+  if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
+    fmt::print(stderr, "moe train: warning: {}\n", warning);
   }
   return Print(ReportText(options_, report, facts));
 }

@@ -30,11 +30,15 @@ Progress and results
   aux      balance loss with its coefficient, summed over layers
   gnorm    2-norm of the gradient before clipping
   bits per byte = loss in nats / ln 2
+  communication, at the end: bytes that left a rank / seconds of dispatch + combine, and of the
+           gradient all-reduce; bench peak: the same bytes / (calls x the median time of a call of
+           the mean size, alone, right after training: moe bench alltoallv and allreduce)
   GB = 1e9 bytes, MiB = 2^20 bytes
 
 Files: DIR/metrics.jsonl has one object per step, written as it ends; the last line holds
 weights_xxh3.
 loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
+--trace and --record-routing: docs/trace.md.
 
 Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
 6 loss or gradients not finite, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.

@@ -18,6 +18,8 @@
 namespace moe::cli {
 namespace {
 
+constexpr int64_t kDefaultTraceSteps = 10;
+
 DispatcherOptions DispatcherOf(const Settings& settings) {
   const std::string& name = settings.text("dispatch");
   return {.algorithm = name == "direct"         ? DispatchAlgorithm::kDirect
@@ -76,7 +78,30 @@ absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const Wo
   train.log_interval = settings.integer("log-interval");
   train.eval_interval = settings.integer("eval-interval");
   train.eval_sequences = settings.integer("eval-sequences");
+  train.record_routing = !settings.empty("record-routing");
+  if (!settings.empty("trace")) {
+    train.trace_first_step = settings.integer("profile-step-start");
+    train.trace_last_step = settings.empty("profile-step-end")
+                                ? train.trace_first_step + kDefaultTraceSteps - 1
+                                : settings.integer("profile-step-end");
+  }
   return train;
+}
+
+absl::Status CheckRecords(const Settings& settings, const lm::TrainConfig& train) {
+  if (train.record_routing && train.model.num_layers < train.model.moe_layer_freq) {
+    return WrongFlag("--moe-layer-freq", settings.text("moe-layer-freq"),
+                     "at most --num-layers with --record-routing: no layer has experts");
+  }
+  if (settings.empty("trace")) return absl::OkStatus();
+  const int64_t first = train.trace_first_step;
+  if (first < 1 || first > train.steps) {
+    return WrongFlag("--profile-step-start", settings.text("profile-step-start"),
+                     absl::StrCat("a step from 1 to --steps, ", train.steps));
+  }
+  if (train.trace_last_step >= first) return absl::OkStatus();
+  return WrongFlag("--profile-step-end", settings.text("profile-step-end"),
+                   absl::StrCat("at least --profile-step-start, ", first));
 }
 
 // What ValidateTrainConfig does not look at.
@@ -166,8 +191,11 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
     return absl::InvalidArgumentError(InFlags(status.message(), settings));
   }
   MOE_RETURN_IF_ERROR(CheckSizes(options.train));
+  MOE_RETURN_IF_ERROR(CheckRecords(settings, options.train));
   options.data = settings.value("data").texts;
   options.out = settings.text("out");
+  options.trace = settings.text("trace");
+  options.record_routing = settings.text("record-routing");
   options.ranks = world.ranks;
   options.comm_timeout = absl::Seconds(settings.real("comm-timeout"));
   if (options.data.empty()) {

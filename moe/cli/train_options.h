@@ -24,7 +24,9 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
 struct TrainOptions {
   lm::TrainConfig train;
   std::vector<std::string> data;
-  std::string out;  // empty: no files
+  std::string out;             // empty: no files
+  std::string trace;           // empty: no time line
+  std::string record_routing;  // empty: routing is not recorded
   int ranks = 1;
   absl::Duration comm_timeout;
 };

@@ -4,6 +4,7 @@
 
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/trace_file.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -144,6 +145,19 @@ void AddOptimizer(Table& table) {
         "added to the root of the mean squared gradient"}});
 }
 
+void AddRecords(Table& table) {
+  const char* const kGroup = "Profiling";
+  AddTraceSetting(kGroup, "some steps", table);
+  table.insert(table.end(),
+               {{kGroup, "profile-step-start", "", 0, Kind::kInteger, "N", "1",
+                 "first step of --trace, from 1"},
+                {kGroup, "profile-step-end", "", 0, Kind::kInteger, "N", "",
+                 "last step of --trace, which is written when it ends; default: 10 steps"},
+                {kGroup, "record-routing", "", 0, Kind::kText, "FILE", "",
+                 "slots of each rank for each expert, step by step, as moe bench --routing "
+                 "trace:FILE replays them"}});
+}
+
 void AddOutput(Table& table) {
   const char* const kGroup = "Output and settings";
   table.insert(
@@ -188,6 +202,7 @@ std::vector<Setting> TrainSettings() {
   AddRoutingSettings("Routing", layer, table);
   AddParallel(table);
   AddOptimizer(table);
+  AddRecords(table);
   AddOutput(table);
   return table;
 }

@@ -40,9 +40,10 @@ void Append(const std::vector<T>& from, std::vector<float>& to) {
 template <typename T>
 class RankRun {
  public:
-  RankRun(const LayerWeights& weights, const BlockInput& input, Session& session)
+  RankRun(const LayerWeights& weights, const BlockInput& input, TraceSink* sink, Session& session)
       : weights_(weights),
         input_(input),
+        sink_(sink),
         moe_(weights.config().moe),
         session_(session),
         context_(session.context()),
@@ -80,6 +81,7 @@ class RankRun {
 
   const LayerWeights& weights_;
   const BlockInput& input_;
+  TraceSink* const sink_;
   const MoeLayerConfig& moe_;
   Session& session_;
   const Context& context_;
@@ -94,11 +96,14 @@ class RankRun {
 template <typename T>
 absl::StatusOr<BlockResult> RankRun<T>::Run() {
   MOE_RETURN_IF_ERROR(Build());
+  TraceRecorder* const trace = session_.trace();
+  if (trace != nullptr) trace->Switch(true);
   // A rank with fewer blocks joins the exchanges without tokens.
   const int64_t rounds = std::max<int64_t>(1, (blocks_ + world_.size() - 1) / world_.size());
   const int64_t end = FirstToken(world_.rank() + 1);
   for (int64_t round = 0; round < rounds; ++round) {
     const int64_t begin = std::min(end, FirstToken(world_.rank()) + round * block_tokens_);
+    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(round));
     MOE_RETURN_IF_ERROR(
         Round(begin, std::min(block_tokens_, end - begin), [&](Parameter& parameter) {
           return round == rounds - 1 ? reducer_->MarkReady(parameter) : absl::OkStatus();
@@ -113,6 +118,10 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
     MOE_RETURN_IF_ERROR(GatherGradients());
   }
   MOE_RETURN_IF_ERROR(SlowestTimes());
+  if (trace != nullptr) {
+    MOE_ASSIGN_OR_RETURN(result_.trace_left_out,
+                         ExportTrace(*trace, sink_, world_, *context_.compute));
+  }
   result_.tokens = tokens_;
   return std::move(result_);
 }
@@ -172,7 +181,9 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
                        .mode = Mode::kEvaluation};
   MoeLayerSaved<T> saved;
   auto start = Clock::now();
-  MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, nullptr));
+  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "forward"}, *context_.compute, [&] {
+    return layer_->Forward(view(x), batch, view(y), &saved, nullptr);
+  }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   result_.forward_seconds += SecondsSince(start);
   Append(y, result_.y);
@@ -183,7 +194,9 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
   std::vector<T> dy = Convert<T>(dy_values);
   std::vector<T> dx(x.size());
   start = Clock::now();
-  MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, /*loss_scale=*/1.0f, view(dx), ready));
+  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "backward"}, *context_.compute, [&] {
+    return layer_->Backward(view(dy), saved, /*loss_scale=*/1.0f, view(dx), ready);
+  }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   result_.backward_seconds += SecondsSince(start);
   Append(dx, result_.dx);
@@ -336,14 +349,16 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
 absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInput& input,
                                      const BlockRunOptions& options,
                                      std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.expert_parallel_size = options.expert_parallel_size,
-                                        .threads = options.threads,
-                                        .numerics = options.numerics},
-                                       std::move(world)));
+  MOE_ASSIGN_OR_RETURN(
+      const auto session,
+      Session::Create({.expert_parallel_size = options.expert_parallel_size,
+                       .threads = options.threads,
+                       .numerics = options.numerics,
+                       .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
+                      std::move(world)));
   auto result = options.dtype == DType::kBFloat16
-                    ? RankRun<BFloat16>(weights, input, *session).Run()
-                    : RankRun<float>(weights, input, *session).Run();
+                    ? RankRun<BFloat16>(weights, input, options.trace, *session).Run()
+                    : RankRun<float>(weights, input, options.trace, *session).Run();
   // The others may be waiting for this rank.
   if (!result.ok()) session->context().mesh->Abort(result.status());
   return result;

@@ -15,6 +15,7 @@
 #include "moe/context.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/io/safetensors.h"
+#include "moe/trace_export.h"
 
 namespace moe::hf {
 
@@ -38,7 +39,8 @@ struct BlockRunOptions {
   int expert_parallel_size = 1;
   DType dtype = DType::kFloat32;  // of activations and weights; or kBFloat16
   Numerics numerics = Numerics::kLayoutInvariant;
-  int threads = 1;  // of this rank
+  int threads = 1;             // of this rank
+  TraceSink* trace = nullptr;  // where rank 0 writes the time line; of all ranks or of none
 };
 
 // On rank 0 all tokens, in order; on others nothing but the times.
@@ -52,6 +54,7 @@ struct BlockResult {
   LayerGradients gradients;           // sums over tokens; no tensors without dy
   double forward_seconds = 0;         // of the slowest rank
   double backward_seconds = 0;
+  int64_t trace_left_out = 0;  // events of the time line that did not fit, over all ranks
 };
 
 // y_t = sum_j w_tj Expert_{e_tj}(x_t) (+ the shared expert's output), as moe_layer.h has it, in

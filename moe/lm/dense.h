@@ -15,13 +15,11 @@
 
 namespace moe::lm {
 
-// Runs `body` and counts its time in the compute stream as dense work.
+// Runs `body` and counts its time in the compute stream as dense work; `name`, a literal, is what a
+// time line calls it.
 template <typename Body>
-absl::Status TimedDense(const Context& context, Body body) {
-  if (context.clock == nullptr) return body();
-  MOE_RETURN_IF_ERROR(context.clock->Start(Phase::kDense, *context.compute));
-  MOE_RETURN_IF_ERROR(body());
-  return context.clock->Stop(Phase::kDense, *context.compute);
+absl::Status TimedDense(const Context& context, const char* name, Body body) {
+  return Timed(context, {.phase = Phase::kDense, .name = name}, *context.compute, body);
 }
 
 // Adds dy^T x, one partial, to the gradient of `weight` [O, K].   dy [T, O], x [T, K].

@@ -52,11 +52,12 @@ absl::Status FeedForwardBlock<T>::Forward(MatrixView<const T> x, const Batch& ba
                                           MatrixView<T> y, FeedForwardBlockSaved<T>& saved,
                                           RouterStats* stats, const Context& context) const {
   if (dense_ != nullptr) {
-    return TimedDense(context, [&] { return DenseForward(x, y, saved, context); });
+    return TimedDense(context, "dense FFN", [&] { return DenseForward(x, y, saved, context); });
   }
-  MOE_RETURN_IF_ERROR(TimedDense(context, [&] { return norm_.Forward(x, saved.norm, context); }));
+  MOE_RETURN_IF_ERROR(
+      TimedDense(context, "norm", [&] { return norm_.Forward(x, saved.norm, context); }));
   MOE_RETURN_IF_ERROR(moe_->Forward(saved.norm.y, batch, y, &saved.moe, stats));
-  return TimedDense(context, [&] { return AddRows<T>(x, y, y, *context.compute); });
+  return TimedDense(context, "residual", [&] { return AddRows<T>(x, y, y, *context.compute); });
 }
 
 template <typename T>
@@ -78,11 +79,12 @@ absl::Status FeedForwardBlock<T>::Backward(FeedForwardBlockSaved<T>& saved, floa
                                            const Context& context) const {
   const WorkspaceScope scope(*context.workspace);
   if (dense_ != nullptr) {
-    return TimedDense(context, [&] { return DenseBackward(saved, d, ready, context); });
+    return TimedDense(context, "dense FFN backward",
+                      [&] { return DenseBackward(saved, d, ready, context); });
   }
   MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
   MOE_RETURN_IF_ERROR(moe_->Backward(d, saved.moe, loss_scale, d_normed, ready));
-  return TimedDense(context, [&] {
+  return TimedDense(context, "norm backward", [&] {
     return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
   });
 }

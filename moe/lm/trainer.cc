@@ -8,6 +8,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/canonical_index.h"
+#include "moe/lm/routing_recorder.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
 #include "moe/session.h"
@@ -22,6 +23,12 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, ExchangeBytes& sum) {
+  sum.self += after.self - before.self;
+  sum.same_node += after.same_node - before.same_node;
+  sum.cross_node += after.cross_node - before.cross_node;
+}
+
 // The training loop of one rank, for a model of storage type T.
 template <typename T>
 class Trainer {
@@ -31,6 +38,7 @@ class Trainer {
         corpus_(corpus),
         context_(session.context()),
         world_(context_.mesh->world()),
+        trace_(session.trace()),
         store_(config.dtype, config.seed),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
@@ -45,13 +53,16 @@ class Trainer {
   }
 
   absl::Status Build(Session& session);
-  absl::StatusOr<TrainReport> Run(const StepCallback& on_step);
+  absl::StatusOr<TrainReport> Run(const TrainHooks& hooks);
 
  private:
   // A micro-batch of this rank: sequences count * S tokens, or none.
   Batch LoadMicroBatch(absl::Span<const uint8_t> text, absl::Span<const int64_t> sequences,
                        int64_t first_sequence, int64_t step, Mode mode);
   absl::Status Step(int64_t step);
+  absl::Status Round(int64_t step, int64_t round, int64_t rounds);
+  absl::Status Reduce(int64_t step);
+  absl::Status Optimize(int64_t step);
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
   absl::Status Finish(TrainReport& report);
@@ -60,6 +71,7 @@ class Trainer {
   const Corpus& corpus_;
   const Context& context_;
   Communicator& world_;
+  TraceRecorder* const trace_;  // nullptr: no time line
   ParameterStore store_;
   Sampler sampler_;
   std::vector<int64_t> sequence_offsets_;
@@ -70,7 +82,9 @@ class Trainer {
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepTotals> totals_;
+  std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
   ForwardStats stats_;
+  ExchangeBytes exchanged_;  // in steps; validation counts apart
   double grad_norm_ = 0;
 };
 
@@ -85,6 +99,11 @@ absl::Status Trainer<T>::Build(Session& session) {
   MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(config_.optimizer, store_, context_));
   totals_ =
       std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
+  if (config_.record_routing) {
+    routing_ = std::make_unique<RoutingRecorder>(model_->moe_layers(),
+                                                 config_.model.moe.router.num_experts);
+    model_->CountSlots(routing_->slots());
+  }
   return absl::OkStatus();
 }
 
@@ -109,51 +128,78 @@ Batch Trainer<T>::LoadMicroBatch(absl::Span<const uint8_t> text,
 
 template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
-  context_.mesh->SetPhase({.name = "step", .step = step});
   totals_->Clear();
+  if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(reducer_->Begin());
-  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), config_.micro_batches);
   const int64_t rounds = (config_.micro_batches + world_.size() - 1) / world_.size();
-  std::vector<int64_t> sequences;
   for (int64_t round = 0; round < rounds; ++round) {
-    sequences.clear();
-    const int64_t first = (mine.begin + round) * config_.micro_batch_size;
-    for (int64_t i = 0; mine.begin + round < mine.end && i < config_.micro_batch_size; ++i) {
-      sequences.push_back(sampler_.At(step - 1, first + i));
-    }
-    const Batch batch = LoadMicroBatch(corpus_.train, sequences, first, step, Mode::kTraining);
-    const int64_t count = micro_batch_offsets_[1];
-    const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
-    const bool last = round == rounds - 1;
-    MOE_RETURN_IF_ERROR(model_->ForwardBackward(
-        absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count),
-        batch, /*loss_scale=*/1.0f, losses, &stats_, [&](Parameter& parameter) {
-          return last ? reducer_->MarkReady(parameter) : absl::OkStatus();
-        }));
-    totals_->Add(losses, stats_);
+    if (trace_ != nullptr) trace_->SetCall(static_cast<int32_t>(round));
+    MOE_RETURN_IF_ERROR(Timed(context_, {.name = "micro-batch"}, *context_.compute,
+                              [&] { return Round(step, round, rounds); }));
   }
-  MOE_RETURN_IF_ERROR(reducer_->Finish());
+  if (trace_ != nullptr) trace_->SetCall(-1);
+  MOE_RETURN_IF_ERROR(Reduce(step));
+  MOE_RETURN_IF_ERROR(Optimize(step));
+  return model_->EndStep(totals_->ExpertLoad());
+}
+
+template <typename T>
+absl::Status Trainer<T>::Round(int64_t step, int64_t round, int64_t rounds) {
+  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), config_.micro_batches);
+  std::vector<int64_t> sequences;
+  const int64_t first = (mine.begin + round) * config_.micro_batch_size;
+  for (int64_t i = 0; mine.begin + round < mine.end && i < config_.micro_batch_size; ++i) {
+    sequences.push_back(sampler_.At(step - 1, first + i));
+  }
+  const Batch batch = LoadMicroBatch(corpus_.train, sequences, first, step, Mode::kTraining);
+  const int64_t count = micro_batch_offsets_[1];
+  const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
+  const bool last = round == rounds - 1;
+  MOE_RETURN_IF_ERROR(model_->ForwardBackward(
+      absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count), batch,
+      /*loss_scale=*/1.0f, losses, &stats_, [&](Parameter& parameter) {
+        return last ? reducer_->MarkReady(parameter) : absl::OkStatus();
+      }));
+  totals_->Add(losses, stats_);
+  if (routing_ != nullptr) routing_->AddTokens(count);
+  return absl::OkStatus();
+}
+
+// Waits for the gradients, and sums what the ranks know of the step.
+template <typename T>
+absl::Status Trainer<T>::Reduce(int64_t step) {
+  context_.mesh->SetPhase({.name = "gradients", .step = step});
+  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "wait for gradients"}, *context_.compute,
+                            [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   totals_->AddNonFinite(reducer_->non_finite());
   context_.mesh->SetPhase({.name = "step totals", .step = step});
-  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.compute));
+  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step totals"}, *context_.compute,
+                            [&] { return totals_->Reduce(world_, *context_.compute); }));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(
         absl::StrCat("step ", step, ": loss or gradients are not finite (", totals_->non_finite(),
                      " values); expected finite ones: lower --lr or raise --lr-warmup-steps"));
   }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Trainer<T>::Optimize(int64_t step) {
   context_.mesh->SetPhase({.name = "optimiser", .step = step});
-  const auto start = Clock::now();
-  MOE_ASSIGN_OR_RETURN(grad_norm_,
-                       optimizer_->Step(*reducer_, 1.0 / static_cast<double>(config_.micro_batches),
-                                        config_.schedule.At(step)));
-  context_.clock->Add(Phase::kOptimizer, SecondsSince(start));
-  if (!std::isfinite(grad_norm_)) {
-    return absl::DataLossError(
-        absl::StrCat("step ", step, ": gradient norm is ", grad_norm_,
-                     ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
-  }
-  return model_->EndStep(totals_->ExpertLoad());
+  MOE_RETURN_IF_ERROR(Timed(context_, {.phase = Phase::kOptimizer, .name = "optimiser"},
+                            *context_.compute, [&]() -> absl::Status {
+                              MOE_ASSIGN_OR_RETURN(
+                                  grad_norm_,
+                                  optimizer_->Step(*reducer_,
+                                                   1.0 / static_cast<double>(config_.micro_batches),
+                                                   config_.schedule.At(step)));
+                              return absl::OkStatus();
+                            }));
+  if (std::isfinite(grad_norm_)) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("step ", step, ": gradient norm is ", grad_norm_,
+                   ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
 }
 
 template <typename T>
@@ -206,7 +252,7 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
 }
 
 template <typename T>
-absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
+absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   TrainReport report;
   MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(0));
   report.expert_load.assign(model_->moe_layers(),
@@ -214,7 +260,13 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
   context_.clock->Reset();
   for (int64_t step = 1; step <= config_.steps; ++step) {
     const auto start = Clock::now();
-    MOE_RETURN_IF_ERROR(Step(step));
+    if (trace_ != nullptr) trace_->Switch(step >= config_.trace_first_step);
+    context_.mesh->SetPhase({.name = "step", .step = step});
+    const ExchangeBytes before = model_->exchange_bytes();
+    MOE_RETURN_IF_ERROR(
+        Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
+    if (trace_ != nullptr) trace_->Switch(false);
+    AddDifference(before, model_->exchange_bytes(), exchanged_);
     StepMetrics metrics = {.step = step,
                            .loss = totals_->MeanLoss(),
                            .learning_rate = config_.schedule.At(step),
@@ -243,6 +295,10 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
         report.expert_load[layer][e] += metrics.expert_load[layer][e];
       }
     }
+    if (routing_ != nullptr) {
+      MOE_ASSIGN_OR_RETURN(const auto records, routing_->Gather(step, world_, *context_.compute));
+      if (world_.rank() == 0) MOE_RETURN_IF_ERROR(hooks.on_routing(records));
+    }
     const bool evaluate =
         step == config_.steps || (config_.eval_interval > 0 && step % config_.eval_interval == 0);
     if (evaluate) {
@@ -252,7 +308,12 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const StepCallback& on_step) {
       context_.clock->Reset();
     }
     report.steps = step;
-    if (world_.rank() == 0 && on_step) MOE_RETURN_IF_ERROR(on_step(metrics));
+    if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
+    if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
+      context_.mesh->SetPhase({.name = "time line", .step = step});
+      MOE_ASSIGN_OR_RETURN(report.trace_left_out,
+                           ExportTrace(*trace_, hooks.trace, world_, *context_.compute));
+    }
   }
   MOE_RETURN_IF_ERROR(Finish(report));
   return report;
@@ -273,8 +334,12 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
   report.parameters_active =
       report.parameters_total -
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
-  const ExchangeBytes mine = model_->exchange_bytes();
-  int64_t bytes[] = {mine.self, mine.same_node, mine.cross_node, reducer_->bytes_sent()};
+  int64_t reduced = 0;
+  for (const ParameterGroup each : {ParameterGroup::kReplicated, ParameterGroup::kExpert}) {
+    report.reduced[static_cast<int>(each)] = reducer_->traffic(each);
+    reduced += reducer_->traffic(each).bytes_sent;
+  }
+  int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};
   MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   report.exchange_bytes.self = bytes[0];
@@ -286,28 +351,29 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
 
 template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
-                                    Session& session, const StepCallback& on_step) {
+                                    Session& session, const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, session);
   MOE_RETURN_IF_ERROR(trainer.Build(session));
-  return trainer.Run(on_step);
+  return trainer.Run(hooks);
 }
 
 }  // namespace
 
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
-                                  std::unique_ptr<Communicator> world,
-                                  const StepCallback& on_step) {
+                                  std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
-  MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.expert_parallel_size = config.expert_parallel_size,
-                                        .threads = config.threads,
-                                        .numerics = config.numerics,
-                                        .overlap_exchange = config.model.moe.overlap_degree > 1},
-                                       std::move(world)));
+  MOE_ASSIGN_OR_RETURN(
+      const auto session,
+      Session::Create({.expert_parallel_size = config.expert_parallel_size,
+                       .threads = config.threads,
+                       .numerics = config.numerics,
+                       .overlap_exchange = config.model.moe.overlap_degree > 1,
+                       .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
+                      std::move(world)));
   auto report = config.dtype == DType::kBFloat16
-                    ? TrainAs<BFloat16>(config, corpus, *session, on_step)
-                    : TrainAs<float>(config, corpus, *session, on_step);
+                    ? TrainAs<BFloat16>(config, corpus, *session, hooks)
+                    : TrainAs<float>(config, corpus, *session, hooks);
   // The others may be waiting for this rank.
   if (!report.ok()) session->context().mesh->Abort(report.status());
   return report;

@@ -12,9 +12,12 @@
 
 #include "comm/all_reduce.h"
 #include "moe/context.h"
+#include "moe/gradient_reducer.h"
+#include "moe/io/routing_trace.h"
 #include "moe/lm/text_data.h"
 #include "moe/lm/transformer.h"
 #include "moe/optimizer.h"
+#include "moe/trace_export.h"
 
 namespace moe::lm {
 
@@ -36,6 +39,10 @@ struct TrainConfig {
   int64_t log_interval = 10;
   int64_t eval_interval = 0;     // steps between validation passes; 0 = only before and after
   int64_t eval_sequences = 256;  // at most this many held-out sequences
+  // Steps, from 1, whose time line goes to TrainHooks::trace; 0 = none.
+  int64_t trace_first_step = 0, trace_last_step = 0;
+  int64_t trace_capacity = kTraceEvents;  // of a rank
+  bool record_routing = false;            // every step's, for TrainHooks::on_routing
 };
 
 // Of one optimiser step, the same on every rank.
@@ -69,14 +76,21 @@ struct TrainReport {
   std::vector<std::vector<int64_t>> expert_load;               // [MoE layer][E], all steps
   int64_t dropped_slots = 0, total_slots = 0;
   uint64_t weights_xxh3 = 0;
-  int64_t parameters_total = 0;   // over all experts, replicas counted once
-  int64_t parameters_active = 0;  // used by one token
-  ExchangeBytes exchange_bytes;   // sum over ranks
-  int64_t all_reduce_bytes = 0;   // sum over ranks
+  int64_t parameters_total = 0;         // over all experts, replicas counted once
+  int64_t parameters_active = 0;        // used by one token
+  ExchangeBytes exchange_bytes;         // of steps, without validation; sum over ranks
+  int64_t all_reduce_bytes = 0;         // sum over ranks
+  GradientReducer::Traffic reduced[2];  // by ParameterGroup, of this rank
+  int64_t trace_left_out = 0;           // events of the time line that did not fit, over all ranks
 };
 
-// Called on rank 0 after every step. An error ends this rank's training with that error.
-using StepCallback = std::function<absl::Status(const StepMetrics&)>;
+// What a program does with a run, on rank 0; an error ends this rank's training with that error.
+struct TrainHooks {
+  std::function<absl::Status(const StepMetrics&)> on_step;  // after every step
+  // After every step, before on_step: a record for each MoE layer.
+  std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing;
+  TraceSink* trace = nullptr;  // gets the time line once the last of its steps has ended
+};
 
 // kInvalidArgument naming flag, value and nearest valid choice; no side effects. `ranks` is the
 // size of the world. Also checks that EP divides the ranks and that micro-batches >= 1.
@@ -85,7 +99,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 // Collective over `world`; returns the same report on every rank. kDataLoss when the loss or the
 // gradients are not finite (all ranks agree on it); errors of the communicator otherwise.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
-                                  std::unique_ptr<Communicator> world, const StepCallback& on_step);
+                                  std::unique_ptr<Communicator> world, const TrainHooks& hooks);
 
 }  // namespace moe::lm
 

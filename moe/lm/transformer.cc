@@ -28,7 +28,7 @@ struct Transformer<T>::Impl {
 
   absl::Status AddLayer(ParameterStore& store);
   RouterStats* StatsOf(int layer, ForwardStats* stats) const;
-  absl::Status Embed(absl::Span<const int32_t> tokens, MatrixView<T> x) const;
+  absl::Status Embed(absl::Span<const int32_t> tokens, int64_t step, MatrixView<T> x) const;
   absl::Status LayerForward(int layer, MatrixView<const T> x, const Batch& batch,
                             MatrixView<T> middle, MatrixView<T> y, LayerSaved& saved,
                             ForwardStats* stats) const;
@@ -92,9 +92,12 @@ RouterStats* Transformer<T>::Impl::StatsOf(int layer, ForwardStats* stats) const
 }
 
 template <typename T>
-absl::Status Transformer<T>::Impl::Embed(absl::Span<const int32_t> tokens, MatrixView<T> x) const {
-  return TimedDense(
-      context, [&] { return GatherRows<T>(embedding->view<T>(), tokens, x, *context.compute); });
+absl::Status Transformer<T>::Impl::Embed(absl::Span<const int32_t> tokens, int64_t step,
+                                         MatrixView<T> x) const {
+  context.mesh->SetPhase({.name = "embedding", .step = step});
+  return TimedDense(context, "embedding", [&] {
+    return GatherRows<T>(embedding->view<T>(), tokens, x, *context.compute);
+  });
 }
 
 template <typename T>
@@ -104,7 +107,7 @@ absl::Status Transformer<T>::Impl::LayerForward(int layer, MatrixView<const T> x
                                                 ForwardStats* stats) const {
   context.mesh->SetPhase({.name = "forward", .layer = layer, .step = batch.step});
   const Layer& l = layers[layer];
-  MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+  MOE_RETURN_IF_ERROR(TimedDense(context, "attention", [&] {
     return l.attention.Forward(x, batch, middle, layer_saved.attention, context);
   }));
   return l.feed_forward.Forward(middle, batch, y, layer_saved.feed_forward, StatsOf(layer, stats),
@@ -119,7 +122,7 @@ absl::StatusOr<MatrixView<const T>> Transformer<T>::Impl::Forward(absl::Span<con
   Workspace& workspace = *context.workspace;
   const auto count = static_cast<int64_t>(tokens.size());
   MOE_ASSIGN_OR_RETURN(MatrixView<T> x, workspace.Matrix<T>(count, config.hidden_size));
-  MOE_RETURN_IF_ERROR(Embed(tokens, x));
+  MOE_RETURN_IF_ERROR(Embed(tokens, batch.step, x));
   for (int l = 0; l < config.num_layers; ++l) {
     MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, config.hidden_size));
     MOE_ASSIGN_OR_RETURN(const auto y, workspace.Matrix<T>(count, config.hidden_size));
@@ -137,12 +140,13 @@ absl::Status Transformer<T>::Impl::Backward(absl::Span<const int32_t> tokens, co
     context.mesh->SetPhase({.name = "backward", .layer = l, .step = batch.step});
     MOE_RETURN_IF_ERROR(
         layers[l].feed_forward.Backward(saved[l].feed_forward, loss_scale, d, ready, context));
-    MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+    MOE_RETURN_IF_ERROR(TimedDense(context, "attention backward", [&] {
       return layers[l].attention.Backward(batch, saved[l].attention, d, ready, context);
     }));
   }
+  context.mesh->SetPhase({.name = "embedding", .step = batch.step});
   if (!tokens.empty()) {
-    MOE_RETURN_IF_ERROR(TimedDense(context, [&] {
+    MOE_RETURN_IF_ERROR(TimedDense(context, "embedding backward", [&] {
       return embedding->grad().Add(
           [&](absl::Span<float> out, Write write) {
             return EmbeddingBackward<T>(
@@ -205,14 +209,16 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
   const auto count = static_cast<int64_t>(tokens.size());
   MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
-  MOE_RETURN_IF_ERROR(m.Embed(tokens, x));
+  MOE_RETURN_IF_ERROR(m.Embed(tokens, batch.step, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
     // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
     const WorkspaceScope layer_scope(workspace);
     typename Impl::LayerSaved layer_saved;
     MOE_RETURN_IF_ERROR(m.LayerForward(l, x, batch, middle, x, layer_saved, stats));
   }
-  return TimedDense(m.context, [&] { return m.head->Loss(x, targets, row_loss, m.context); });
+  m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
+  return TimedDense(m.context, "loss",
+                    [&] { return m.head->Loss(x, targets, row_loss, m.context); });
 }
 
 template <typename T>
@@ -234,7 +240,8 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
   MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(tokens, batch, stats));
   MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(x.rows(), x.cols()));
   const float scale = tokens.empty() ? 0 : loss_scale / static_cast<float>(tokens.size());
-  MOE_RETURN_IF_ERROR(TimedDense(m.context, [&] {
+  m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
+  MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
     return m.head->LossAndGradient(x, targets, scale, row_loss, d, ready, m.context);
   }));
   MOE_RETURN_IF_ERROR(m.Backward(tokens, batch, loss_scale, d, ready));
@@ -249,6 +256,17 @@ absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& ex
     if (moe != nullptr) MOE_RETURN_IF_ERROR(moe->EndStep(expert_load[index++]));
   }
   return absl::OkStatus();
+}
+
+template <typename T>
+void Transformer<T>::CountSlots(absl::Span<int64_t> slots) {
+  const size_t experts = impl_->config.moe.router.num_experts;
+  for (auto& layer : impl_->layers) {
+    MoeLayer<T>* const moe = layer.feed_forward.moe();
+    if (moe == nullptr) continue;
+    moe->CountSlots(slots.subspan(0, experts));
+    if (!slots.empty()) slots.remove_prefix(experts);
+  }
 }
 
 template <typename T>

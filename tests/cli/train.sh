@@ -22,6 +22,10 @@ grep -qE "^weights_xxh3 +$hash$" "$work/stdout" || fail "the report has another 
 for phase in gate plan dispatch expert combine dense all-reduce optimiser; do
   grep -qE "^$phase +[0-9.]+ +[0-9.]+ %$" "$work/stdout" || fail "no phase $phase in the report"
 done
+for kind in "dispatch \+ combine" "gradient all-reduce"; do
+  grep -qE "^$kind +[0-9,]+ +[0-9.]+ [kM]?B +[0-9.]+ +[0-9.]+ GB/s +[0-9.]+ GB/s +[0-9.]+ %$" \
+    "$work/stdout" || fail "no $kind beside the bench peak in the report"
+done
 for part in "held-out bits per byte" "tok/s" "expert load" "dropped 0 of" "gradients: all-reduce" \
   "metrics.jsonl"; do
   grep -qF -- "$part" "$work/stdout" || fail "no '$part' in the report"

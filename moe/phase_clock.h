@@ -1,0 +1,71 @@
+// Where a rank's time goes: seconds by phase and, with a recorder, a time line.
+#ifndef MOE_MOE_PHASE_CLOCK_H_
+#define MOE_MOE_PHASE_CLOCK_H_
+
+#include <array>
+#include <cstdint>
+
+#include <absl/status/status.h>
+
+#include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/trace.h"
+
+namespace moe {
+
+enum class Phase : uint8_t {
+  kGate,
+  kPlan,
+  kDispatch,
+  kExpert,
+  kCombine,
+  kDense,  // attention, norms, embedding, output layer, loss
+  kAllReduce,
+  kOptimizer,
+  kCount,
+  kNone,  // work that is in no phase, or holds several: on the time line alone
+};
+const char* NameOf(Phase phase);
+
+// A piece of work, for Timed (moe/context.h).
+struct Work {
+  Phase phase = Phase::kNone;
+  const char* name = "";  // on the time line; a string literal
+  int32_t chunk = -1;
+  int32_t bucket = -1;
+  int64_t bytes = -1;                    // that leave this rank, where they are known before
+  const ExchangeBytes* moved = nullptr;  // or what counts them while the work is enqueued
+};
+
+// Seconds per phase of one rank. Phases on two streams may overlap, so the sum can exceed the
+// wall time. Each phase is timed by one stream at a time.
+class PhaseClock {
+ public:
+  // Also records what follows. nullptr: no longer. `recorder` must outlive the streams' work.
+  void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
+  TraceRecorder* recorder() const { return recorder_; }
+
+  // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no more.
+  // `place`: layer and step.
+  TraceEvent* Open(const Work& work, const CommPhase& place, const Stream& stream);
+  // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
+  // `event`: from Open, or nullptr.
+  absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
+  absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
+
+  // Call with the streams idle.
+  double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
+  void Reset() { seconds_ = {}; }
+
+ private:
+  void Add(int phase, int64_t nanoseconds);
+
+  std::array<double, static_cast<size_t>(Phase::kCount)> seconds_ = {};
+  std::array<int64_t, static_cast<size_t>(Phase::kCount)> started_ns_ = {};
+  TraceRecorder* recorder_ = nullptr;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_PHASE_CLOCK_H_

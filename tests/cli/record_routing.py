@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""`moe train --record-routing` end to end: python3 record_routing.py <moe> [<mpiexec>]"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MOE = sys.argv[1]
+MPIEXEC = sys.argv[2] if len(sys.argv) > 2 else None
+LAYERS, EXPERTS, TOPK, SEQUENCE, BATCH, MICRO_BATCHES = 2, 8, 2, 16, 2, 5
+
+ENVIRONMENT = {k: v for k, v in os.environ.items()
+               if not k.startswith(("MOE_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_"))}
+ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_rmaps_base_oversubscribe="1", NO_COLOR="1")
+failures = 0
+
+
+def check(holds, what):
+    global failures
+    if not holds:
+        failures += 1
+        print("FAILED:", what)
+
+
+def command(text, *extra):
+    return [str(part) for part in (
+        MOE, "train", "--data", text, "--num-layers", LAYERS, "--hidden-size", 32,
+        "--num-attention-heads", 2, "--num-experts", EXPERTS, "--moe-ffn-hidden-size", 16,
+        "--topk", TOPK, "--seq-length", SEQUENCE, "--micro-batch-size", BATCH, "--micro-batches",
+        MICRO_BATCHES, "--eval-sequences", 4, "--threads", 1, "--quiet", "--numerics",
+        "layout-invariant", *extra)]
+
+
+def run(args, code=0):
+    done = subprocess.run(args, capture_output=True, text=True, timeout=300,
+                          stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+    check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: "
+          f"{done.stderr[-500:]}")
+    return done
+
+
+def lines(path):
+    with open(path) as file:
+        text = file.read()
+    check(text.endswith("\n"), f"{path}: half a line")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def micro_batches_of(rank, ranks):
+    return MICRO_BATCHES * (rank + 1) // ranks - MICRO_BATCHES * rank // ranks
+
+
+def record(work, text, ranks, ep, name, *extra, launcher=()):
+    """A recorded run: header and records after the checks that hold for every one; its metrics."""
+    out, path = os.path.join(work, name), os.path.join(work, name + ".jsonl")
+    own = [] if launcher else ["--ranks", str(ranks)]
+    plain = command(text, "--steps", 3, "--ep", ep, *own, *extra)
+    done = run([*launcher, *plain, "--out", out, "--record-routing", path])
+    check(path in done.stdout, f"{name}: the report does not name the file")
+    header, *records = lines(path)
+    metrics = lines(os.path.join(out, "metrics.jsonl"))
+    expected = {"schema": "moe.routing/1", "ranks": ranks, "num_experts": EXPERTS,
+                "expert_parallel_size": ep, "topk": TOPK, "hidden_size": 32, "dtype": "f32",
+                "moe_layers": LAYERS}
+    check(header == expected, f"{name}: header {header}")
+    check([(r["step"], r["layer"]) for r in records] ==
+          [(s, l) for s in (1, 2, 3) for l in range(LAYERS)], f"{name}: order")
+    dropped = 0
+    for each in records:
+        tokens = [micro_batches_of(r, ranks) * BATCH * SEQUENCE for r in range(ranks)]
+        check(each["tokens"] == tokens, f"{name}: tokens {each['tokens']}, expected {tokens}")
+        load = metrics[each["step"] - 1]["expert_load"][each["layer"]]
+        kept = [sum(column) for column in zip(*each["slots"])]
+        check(len(each["slots"]) == ranks and all(k <= l for k, l in zip(kept, load)),
+              f"{name}: {kept} slots kept of {load}")
+        dropped += sum(load) - sum(kept)
+    slots = 3 * LAYERS * TOPK * MICRO_BATCHES * BATCH * SEQUENCE
+    told = sum(m["drop_fraction"] for m in metrics[:3]) / 3 * slots
+    check(round(told) == dropped, f"{name}: {dropped} slots are missing, {told} were dropped")
+    return path, records, metrics, plain
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        text = os.path.join(work, "text")
+        with open(text, "w") as file:
+            file.write("the router sends every token to two experts and each answers in turn. " *
+                       600)
+        totals = {}
+        runs = [("one", 1, 1, ()), ("three", 3, 3, ()), ("eight", 8, 8, ()), ("split", 4, 2, ()),
+                ("overlap", 3, 3, ("--moe-overlap-degree", "2"))]
+        if MPIEXEC:
+            runs.append(("mpi", 4, 2, ()))
+        for name, ranks, ep, extra in runs:
+            launcher = (MPIEXEC, "-n", str(ranks)) if name == "mpi" else ()
+            path, records, metrics, plain = record(work, text, ranks, ep, name, *extra,
+                                                   launcher=launcher)
+            # Dropless: what the metrics say, summed over ranks; and the same at any layout.
+            totals[name] = [[sum(c) for c in zip(*r["slots"])] for r in records]
+            for each, total in zip(records, totals[name]):
+                check(total == metrics[each["step"] - 1]["expert_load"][each["layer"]],
+                      f"{name}: {total} is not the load")
+            if name == "split":
+                run([*plain, "--out", os.path.join(work, "plain")])
+                again = lines(os.path.join(work, "plain", "metrics.jsonl"))
+                check(again[-1]["weights_xxh3"] == metrics[-1]["weights_xxh3"], "other weights")
+        check(all(t == totals["one"] for t in totals.values()), "slots depend on the layout")
+        _, records, metrics, _ = record(work, text, 3, 3, "drops", "--capacity-factor", "0.6")
+        check(metrics[0]["drop_fraction"] > 0, "nothing was dropped at a capacity factor of 0.6")
+        record(work, text, 3, 3, "padded", "--capacity-factor", "0.6",
+               "--moe-pad-expert-input-to-capacity")
+
+        # A run that is killed leaves whole steps.
+        path = os.path.join(work, "killed.jsonl")
+        process = subprocess.Popen(command(text, "--steps", 1000000, "--ranks", 2, "--ep", 2,
+                                           "--record-routing", path), env=ENVIRONMENT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if os.path.exists(path) and os.path.getsize(path) > 4000:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        left = lines(path)
+        check(len(left) > 2 and len(left) % LAYERS == 1, f"killed: {len(left)} lines")
+
+        run(command(text, "--record-routing", os.path.join(work, "absent", "r")), code=2)
+        run(command(text, "--record-routing", "/proc/r"), code=4)
+        run(command(text, "--moe-layer-freq", 3, "--record-routing", path), code=2)
+        check(len(lines(path)) == len(left), "a refused run changed the file")
+    print("all passed" if failures == 0 else f"{failures} failed")
+    return failures > 0
+
+
+sys.exit(main())

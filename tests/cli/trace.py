@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""`--trace` end to end: python3 trace.py <moe> <golden data> [<mpiexec>]
+
+Reads the traces as a viewer does and compares them with what the runs themselves say."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+MOE, GOLDEN = sys.argv[1:3]
+MPIEXEC = sys.argv[3] if len(sys.argv) > 3 else None
+FORWARD = {"gate", "plan", "dispatch", "experts", "combine", "combine sum"}
+BACKWARD = {"gate backward", "combine weights backward", "dispatch backward", "experts backward",
+            "combine backward", "dispatch backward sum"}
+SHARED = {"shared expert", "shared expert backward"}
+DENSE = {"embedding", "embedding backward", "attention", "attention backward", "norm",
+         "norm backward", "residual", "loss"}
+STEP = {"step", "micro-batch", "wait for gradients", "step totals", "optimiser"}
+EXCHANGES = {"dispatch", "combine", "dispatch backward", "combine backward"}
+
+ENVIRONMENT = {k: v for k, v in os.environ.items()
+               if not k.startswith(("MOE_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_"))}
+ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_rmaps_base_oversubscribe="1", NO_COLOR="1")
+failures = 0
+
+
+def check(holds, what):
+    global failures
+    if not holds:
+        failures += 1
+        print("FAILED:", what)
+
+
+def run(*args, code=0):
+    done = subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=300,
+                          stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+    check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: "
+          f"{done.stderr[-500:]}")
+    return done
+
+
+def load(path, ranks, lanes, where):
+    """The events of a trace by (rank, lane name), after the checks that hold for every trace."""
+    with open(path) as file:
+        trace = json.load(file)
+    names, processes, by_lane = {}, {}, {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            names[event["pid"], event["tid"]] = event["args"]["name"]
+        if event["ph"] == "M" and event["name"] == "process_name":
+            processes[event["pid"]] = event["args"]["name"]
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            by_lane.setdefault((event["pid"], names[event["pid"], event["tid"]]), []).append(event)
+    check(sorted(processes) == list(range(ranks)), f"{where}: processes {processes}")
+    for rank, name in processes.items():
+        check(name.startswith(f"rank {rank} ("), f"{where}: rank {rank} is '{name}'")
+    check(set(names.values()) == lanes, f"{where}: lanes {sorted(set(names.values()))}")
+    check(len(names) == ranks * len(lanes), f"{where}: {len(names)} lanes")
+    for lane, events in by_lane.items():
+        events.sort(key=lambda e: (e["ts"], -e["dur"]))
+        check_nesting(events, f"{where}: {lane}")
+    other = trace["otherData"]
+    check(other["schema"] == "moe.trace/1" and other["left_out"] == 0, f"{where}: {other}")
+    count = sum(len(events) for events in by_lane.values())
+    check(sum(r["events"] for r in other["ranks"]) == count, f"{where}: {count} events")
+    check(min(e["ts"] for es in by_lane.values() for e in es) == 0, f"{where}: does not start at 0")
+    return by_lane
+
+
+def check_nesting(events, where):
+    """On one lane pieces of work lie inside each other or follow each other."""
+    ends = []  # of what is open
+    for event in events:
+        check(event["dur"] >= 0, f"{where}: {event['name']} lasts {event['dur']} us")
+        while ends and ends[-1] <= event["ts"] + 1e-6:
+            ends.pop()
+        end = event["ts"] + event["dur"]
+        # Decimals of 1 ns: 1e-6 us is above what doubles lose.
+        check(not ends or end <= ends[-1] + 1e-6, f"{where}: {event['name']} at {event['ts']} "
+              f"overlaps what was open")
+        ends.append(end)
+
+
+def metrics(folder):
+    with open(os.path.join(folder, "metrics.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def moved(report, what):
+    """Bytes of a row of the end report, with their unit's rounding: (value, half a unit)."""
+    for line in report.splitlines():
+        if line.startswith(what):
+            number, unit = line[len(what):].split()[:2]
+            scale = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+            digits = len(number.partition(".")[2])
+            return float(number) * scale, 0.5 * 10 ** -digits * scale
+    raise AssertionError(f"no '{what}' in the report")
+
+
+def train(work, text, ranks, *extra, launcher=(), name="run", steps=2):
+    out = os.path.join(work, name)
+    trace = os.path.join(work, name + ".json")
+    own = [] if launcher else ["--ranks", ranks]
+    command = [*launcher, MOE, "train", "--data", text, "--num-layers", "2", "--hidden-size", "32",
+               "--num-attention-heads", "2", "--num-experts", "8", "--moe-ffn-hidden-size", "16",
+               "--moe-shared-expert-intermediate-size", "16", "--seq-length", "16",
+               "--micro-batch-size", "2", "--micro-batches", "4", "--eval-sequences", "4",
+               "--threads", "1", "--quiet", "--numerics", "layout-invariant", "--steps", steps,
+               "--ep", ranks, "--bucket-size-mb", "0.05", *own, *extra]
+    traced = run(*command, "--out", out, "--trace", trace)
+    return command, traced, metrics(out), trace
+
+
+def check_train(trace, ranks, steps, lanes, where):
+    by_lane = load(trace, ranks, lanes, where)
+    steps_of = {}
+    for rank in range(ranks):
+        compute = by_lane[rank, "compute"]
+        everything = [e for (r, _), events in by_lane.items() if r == rank for e in events]
+        expected = FORWARD | BACKWARD | SHARED | DENSE | STEP
+        if ranks > 1:
+            expected = expected | {"all-reduce"}
+        if 4 * rank // ranks == 4 * (rank + 1) // ranks:  # joins the exchanges without tokens
+            expected = expected - {"embedding backward"}
+        found = {e["name"] for e in everything}
+        check(found == expected, f"{where}: rank {rank} has {found ^ expected} more or less")
+        own = [e for e in compute if e["name"] == "step"]
+        check([e["args"]["step"] for e in own] == list(steps), f"{where}: steps {own}")
+        steps_of[rank] = own
+        for event in everything:
+            step = event["args"]["step"]
+            begin, end = next((s["ts"], s["ts"] + s["dur"]) for s in own
+                              if s["args"]["step"] == step)
+            check(begin - 1e-6 <= event["ts"] and event["ts"] + event["dur"] <= end + 1e-6,
+                  f"{where}: {event['name']} lies outside step {step}")
+            check(("bytes" in event["args"]) == (event["name"] in EXCHANGES | {"all-reduce"}),
+                  f"{where}: {event}")
+        for layer in range(2):
+            for call in range(-(-4 // ranks)):
+                for name in FORWARD - {"combine sum"}:
+                    check(any(e["name"] == name and e["args"]["layer"] == layer and
+                              e["args"]["call"] == call for e in everything),
+                          f"{where}: no {name} of layer {layer} in micro-batch {call}")
+        buckets = {e["args"]["bucket"] for e in everything if e["name"] == "all-reduce"}
+        check(ranks == 1 or len(buckets) > 1, f"{where}: buckets {buckets}")
+    return by_lane
+
+
+def check_bytes(by_lane, report, where):
+    """All steps are traced, so the sums agree with the report's, but for its rounding."""
+    everything = [e for events in by_lane.values() for e in events]
+    for key, names, rows in (
+            ("bytes", {"all-reduce"}, ["gradients: all-reduce"]),
+            ("bytes", EXCHANGES, ["experts: to a rank of the node", "experts: to another node"]),
+            ("bytes_self", EXCHANGES, ["experts: on the same rank"])):
+        sent = sum(e["args"][key] for e in everything if e["name"] in names)
+        values = [moved(report, row) for row in rows]
+        value, half = sum(v for v, _ in values), sum(h for _, h in values)
+        check(abs(sent - value) <= half, f"{where}: {key} {sent}, {rows} {value}")
+    check(sum(e["args"]["bytes_self"] for e in everything if e["name"] in EXCHANGES) > 0,
+          f"{where}: nothing moved")
+
+
+def overlap(a, b):
+    return min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"])
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        text = os.path.join(work, "text")
+        with open(text, "w") as file:
+            file.write("the router sends every token to two experts and each answers in turn. " *
+                       600)
+        two = {"compute", "gradients"}
+        hashes = set()
+        for ranks in (1, 3, 8):
+            where = f"{ranks} ranks"
+            command, traced, lines, trace = train(work, text, ranks, name=f"r{ranks}")
+            by_lane = check_train(trace, ranks, (1, 2), two, where)
+            check_bytes(by_lane, traced.stdout, where)
+            check(trace in traced.stdout, f"{where}: the report does not name the trace")
+            plain = os.path.join(work, f"plain{ranks}")
+            run(*command, "--out", plain)
+            check(metrics(plain)[-1]["weights_xxh3"] == lines[-1]["weights_xxh3"],
+                  f"{where}: other weights with a trace")
+            hashes.add(lines[-1]["weights_xxh3"])
+        check(len(hashes) == 1, f"weights differ between ranks: {hashes}")
+
+        # Chunks: the exchange has a lane of its own.
+        _, traced, lines, trace = train(work, text, 3, "--moe-overlap-degree", "2", name="overlap",
+                                        steps=4)
+        by_lane = check_train(trace, 3, (1, 2, 3, 4), two | {"exchange"}, "overlap")
+        check_bytes(by_lane, traced.stdout, "overlap")
+        beside = 0
+        for rank in range(3):
+            lane = by_lane[rank, "exchange"]
+            check({e["name"] for e in lane} == EXCHANGES, "overlap: other work in the exchange")
+            check({e["args"]["chunk"] for e in lane} == {0, 1}, "overlap: not two chunks")
+            experts = [e for e in by_lane[rank, "compute"] if e["name"].startswith("experts")]
+            beside += sum(overlap(a, b) > 0 for a in lane for b in experts)
+        check(beside > 0, "overlap: no exchange beside experts in four steps")
+
+        # Some steps of a run; the trace is there when the last of them has ended.
+        _, _, _, trace = train(work, text, 2, "--profile-step-start", 2, "--profile-step-end", 3,
+                               name="window", steps=4)
+        check_train(trace, 2, (2, 3), two, "window")
+        for flags in (("--profile-step-start", 3), ("--profile-step-start", 0),
+                      ("--profile-step-start", 2, "--profile-step-end", 1)):
+            done = run(*command, *flags, "--trace", os.path.join(work, "no.json"), code=2)
+            check(flags[0] in done.stderr or flags[-2] in done.stderr, f"{flags}: {done.stderr}")
+
+        # Refused before the work starts.
+        run(*command, "--trace", os.path.join(work, "absent", "t.json"), code=2)
+        run(*command, "--trace", "/proc/t.json", code=4)
+
+        if MPIEXEC:
+            _, traced, lines, trace = train(work, text, 3, name="mpi", launcher=(MPIEXEC, "-n", 3))
+            by_lane = check_train(trace, 3, (1, 2), two, "mpi")
+            check_bytes(by_lane, traced.stdout, "mpi")
+            check({lines[-1]["weights_xxh3"]} == hashes, "mpi: other weights")
+
+        layer(work)
+        leftover = [f for f in os.listdir(work) if "tmp" in f]
+        check(not leftover, f"left behind: {leftover}")
+    print("all passed" if failures == 0 else f"{failures} failed")
+    return failures > 0
+
+
+def layer(work):
+    model = os.path.join(GOLDEN, "mixtral-1")
+    trace, plain = os.path.join(work, "layer.json"), os.path.join(work, "plain")
+    tokens = os.path.join(model, "io.safetensors")
+    command = [MOE, "layer", "--hf-config", os.path.join(model, "config.json"), "--weights", model,
+               "--input", tokens, "--grad-output", tokens, "--ranks", 2, "--grads"]
+    run(*command, os.path.join(work, "g"), "--output", plain)
+    traced = os.path.join(work, "y")
+    run(*command, os.path.join(work, "g"), "--output", traced, "--trace", trace)
+    with open(plain, "rb") as a, open(traced, "rb") as b:
+        check(a.read() == b.read(), "layer: other results with a trace")
+    by_lane = load(trace, 2, {"compute", "gradients"}, "layer")
+    for rank in range(2):
+        names = {e["name"] for e in by_lane[rank, "compute"]}
+        check(names == FORWARD | BACKWARD | {"forward", "backward"}, f"layer: rank {rank}: {names}")
+        names = {e["name"] for e in by_lane[rank, "gradients"]}
+        check(names == {"all-reduce"}, f"layer: gradients of rank {rank}: {names}")
+    run(*command, os.path.join(work, "g"), "--output", traced, "--trace", traced, code=2)
+
+
+sys.exit(main())
