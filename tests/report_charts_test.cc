@@ -9,6 +9,7 @@
 #include "moe/report/bar_chart.h"
 #include "moe/report/format.h"
 #include "moe/report/heat_map.h"
+#include "moe/report/kernel_shares.h"
 #include "moe/report/labels.h"
 #include "moe/report/pair_maps.h"
 #include "moe/report/palette.h"
@@ -228,6 +229,27 @@ TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
   // Of one rank there is no pair; ranks that no page could show are left out.
   run.bench = {PairRow(0, 0, 2048, 90), PairRow(1 << 30, 0, 2048, 1)};
   EXPECT_EQ(PairMaps({&run, 1}), "");
+}
+
+TEST(KernelSharesTest, ABarPerKernelOfItsLargestSize) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
+  const auto row = [](const char* op, const char* algorithm, double size) {
+    return BenchRow{.op = op, .algorithm = algorithm, .size_bytes = size, .of_kernel = true};
+  };
+  run.bench = {row("permute", "gather", 1024), row("permute", "gather", 2048),
+               row("permute", "gather", 2048), row("permute", "sum", 1024),
+               row("gemm", "forward", kNone),  row("alltoall", "staged", 4096)};
+  for (size_t i = 0; i < 4; ++i) run.bench[i].memcpy_pct = 10.0 * static_cast<double>(i + 1);
+  run.bench[4].rows = 64;
+  run.bench[4].peak_pct = 75;
+  run.bench[5].memcpy_pct = 5;  // a collective is no kernel
+  run.bench[5].of_kernel = false;
+  const std::string html = KernelShares({&run, 1});
+  EXPECT_THAT(html, HasSubstr("data-marks=\"3\""));
+  EXPECT_THAT(html, HasSubstr("of a copy&#39;s bandwidth: 25 %"));  // 20 and 30, not 10
+  EXPECT_THAT(html, HasSubstr("of a copy&#39;s bandwidth: 40 %"));
+  EXPECT_THAT(html, HasSubstr("of the rate of multiply-adds: 75 %"));
+  EXPECT_EQ(KernelShares({}), "");
 }
 
 TEST(TableTest, SortsByNumbersNotByTexts) {

@@ -68,8 +68,10 @@ void DrawParts(const StackedBarChart& chart, const Rows& rows, size_t row, Svg& 
     svg.RectangleMark(
         absl::StrCat("block ", SeriesClass(static_cast<int>(i))), {rows.X(from), rows.BarTop(row)},
         rows.X(from + part) - rows.X(from), kBarHeight,
-        absl::StrCat(bar.name, "\n", chart.parts[i], ": ", NumberText(part), " ", chart.unit, ", ",
-                     NumberText(100 * part / total), " % of ", NumberText(total), " ", chart.unit));
+        absl::StrCat(bar.name, "\n", chart.parts[i], ": ", NumberText(part), " ", chart.unit,
+                     part == total ? ""
+                                   : absl::StrCat(", ", NumberText(100 * part / total), " % of ",
+                                                  NumberText(total), " ", chart.unit)));
     from += part;
   }
 }

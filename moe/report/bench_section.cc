@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/report/format.h"
+#include "moe/report/kernel_shares.h"
 #include "moe/report/labels.h"
 #include "moe/report/layer_phases.h"
 #include "moe/report/pair_maps.h"
@@ -39,6 +40,8 @@ Key SeriesKey(const NamedRow& r) {
           absl::StrCat(CountText(r.row->hosts), " hosts"),
           r.row->dtype,
           r.row->shape,
+          r.row->pass,
+          r.row->threads_text(),
           r.row->routing};
 }
 
@@ -287,7 +290,8 @@ Section BenchSection(absl::Span<const Run> runs) {
     if (HasPoints(chart)) section.body += Render(chart);
     section.body += SkewChart(ops[i].first, i, ops[i].second);
   }
-  absl::StrAppend(&section.body, PairMaps(runs), LayerPhases(runs), "</div>\n", RowTable(all));
+  absl::StrAppend(&section.body, KernelShares(runs), PairMaps(runs), LayerPhases(runs), "</div>\n",
+                  RowTable(all));
   return section;
 }
 

@@ -69,6 +69,7 @@ Key KeyOf(const BenchRow& r) {
           r.pass,
           r.phase,
           r.pair(),
+          r.threads_text(),
           r.dtype,
           std::isfinite(r.size_bytes) ? BytesText(r.size_bytes) : CountText(r.size()) + " rows"};
 }

@@ -99,8 +99,11 @@ class HeatMapDrawing {
 
   void DrawColourScale() {
     constexpr double kY = kTop + kCellsHeight + 45;
-    const double width = (kRight - left_) / 2;
-    const double from = kRight - width;
+    // The last label is centred below its tick.
+    const double right =
+        std::min(kRight, kDrawingWidth - TextWidth(colours_.ticks().back().label) / 2);
+    const double width = (right - left_) / 2;
+    const double from = right - width;
     for (int i = 0; i < kColourSteps; ++i) {
       const double share = (i + 0.5) / kColourSteps;
       svg_.ColouredRectangle(HeatColour(share), {from + width * i / kColourSteps, kY},

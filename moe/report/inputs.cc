@@ -133,6 +133,10 @@ double BenchRow::size() const {
   return std::isfinite(rows) ? rows : 0;
 }
 
+std::string BenchRow::threads_text() const {
+  return std::isfinite(threads) ? absl::StrCat(CountText(threads), " threads") : "";
+}
+
 std::string BenchRow::pair() const {
   if (!std::isfinite(source) || !std::isfinite(destination)) return "";
   return absl::StrCat(CountText(source), " to ", CountText(destination));

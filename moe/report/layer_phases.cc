@@ -28,10 +28,10 @@ std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
       if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
-      std::vector<std::string> key = {r.pass,    run.name,
-                                      r.shape,   r.algorithm,
-                                      r.backend, absl::StrCat(CountText(r.ranks), " ranks"),
-                                      r.dtype};
+      std::vector<std::string> key = {
+          r.pass,      run.name,  r.shape,
+          r.algorithm, r.backend, absl::StrCat(CountText(r.ranks), " ranks"),
+          r.dtype,     r.routing, r.threads_text()};
       const auto same = [&](const Pass& pass) {
         return pass.key == key;
       };

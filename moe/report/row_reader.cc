@@ -89,11 +89,37 @@ absl::StatusOr<RunKind> KindOf(const Json& object) {
       "sweep), or step and loss (moe train)");
 }
 
+// What rows of kernels and layers differ in. Of a kernel the tokens are its size.
+std::string ShapeOf(Fields& f, bool of_kernel) {
+  std::string shape;
+  const auto add = [&](const char* letter, const char* key) {
+    const double value = f.Number(key);
+    if (!std::isfinite(value)) return;
+    absl::StrAppend(&shape, shape.empty() ? "" : " ", letter, " ", value);
+  };
+  add("E", "experts");
+  add("H", "hidden");
+  add("F", "ffn");
+  if (of_kernel) return shape;
+  add("T", "tokens");
+  add("K", "topk");
+  add("ep", "expert_parallel_size");
+  add("cf", "capacity_factor");
+  add("overlap", "overlap_degree");
+  const std::string router = f.Text("router");
+  if (!router.empty()) absl::StrAppend(&shape, " ", router);
+  return shape;
+}
+
 absl::Status AddBench(Fields& f, Run& run) {
   BenchRow row;
   row.op = f.Text("op");
   row.algorithm = f.Text("algorithm");
   if (row.algorithm.empty()) row.algorithm = f.Text("product");
+  row.of_kernel = f.Find("product") != nullptr || f.Find("kernel") != nullptr;
+  // Of a gate there is one kernel a pass, and many gates.
+  if (row.algorithm.empty() && row.of_kernel) row.algorithm = f.Text("router");
+  if (row.algorithm.empty()) row.algorithm = f.Text("kernel");
   row.backend = f.Text("backend");
   row.transport = f.Text("transport");
   row.routing = f.Text("routing");
@@ -119,10 +145,10 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.phase = f.Text("phase");
   if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");
   row.rows = f.Number("rows");
-  if (f.Find("hidden") != nullptr) {
-    row.shape =
-        absl::StrCat("E ", f.Number("experts"), " H ", f.Number("hidden"), " F ", f.Number("ffn"));
-  }
+  row.shape = ShapeOf(f, row.phase.empty());
+  row.threads = f.Number("threads");
+  row.memcpy_pct = f.Number("memcpy_pct");
+  row.peak_pct = f.Number("peak_pct");
   row.gflops = f.Number("gflops_per_s");
   row.peak_gflops = f.Number("peak_gflops_per_s");
   run.bench.push_back(std::move(row));

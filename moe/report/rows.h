@@ -17,7 +17,7 @@ inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 // Of `moe bench`. Numbers are kNone where the benchmark has no such figure.
 struct BenchRow {
   std::string op, algorithm, backend, transport, routing, dtype, status, error;
-  std::string shape;        // of products and layers: "E 8 H 64 F 128"
+  std::string shape;        // of kernels and layers: "E 8 H 64 F 128"
   std::string pass, phase;  // of a layer: "forward", "expert"; the phase "all" is the whole pass
   double ranks = kNone, hosts = kNone;
   double size_bytes = kNone;
@@ -25,13 +25,17 @@ struct BenchRow {
   double algbw = kNone, busbw = kNone, memcpy = kNone;  // 1e9 bytes per second
   double sent_imbalance = kNone, received_imbalance = kNone;
   double wait_pct = kNone, wrong = kNone;
-  double source = kNone, destination = kNone;                // ranks of a pair
+  bool of_kernel = false;                       // of one rank's gate, permute, combine or gemm
+  double threads = kNone;                       // of each rank
+  double peak_pct = kNone, memcpy_pct = kNone;  // of that limit
+  double source = kNone, destination = kNone;   // ranks of a pair
   double rows = kNone, gflops = kNone, peak_gflops = kNone;  // of products; per second
 
   // Bytes; of what has none, rows; 0 of neither.
   double size() const;
   // The larger of both: what the most loaded rank has, over the mean.
   double imbalance() const;
+  std::string threads_text() const;  // "4 threads", or empty
   // "0 to 1"; empty of what is not between two ranks.
   std::string pair() const;
   bool failed() const { return !status.empty() && status != "ok"; }

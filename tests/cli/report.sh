@@ -10,6 +10,10 @@ run "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J bench.json
 expect 0 "a benchmark"
 run "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
 expect 0 "pairs"
+for op in gate permute combine gemm; do
+  run "$moe" bench $op --tokens 32 -n 2 -T 0 -J $op.json
+  expect 0 "$op"
+done
 
 # The page: strict HTML, SVG that is XML, nothing to load, the script that its policy names.
 cat >check.py <<'PYTHON'
@@ -69,11 +73,11 @@ page() {
   grep -qE '^wrote out.html, [0-9.]+ KiB$' stdout || fail "$*: said: $(cat stdout)"
   python3 check.py out.html >charts 2>problem || fail "$*: $(tail -n 1 problem)"
 }
-page train bench.json pairs.json "$data/sweep.jsonl"
+page train bench.json pairs.json gate.json permute.json combine.json gemm.json "$data/sweep.jsonl"
 for chart in "Loss" "Dropped slots" "Load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped tokens" \
   "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
-  "p2p: GB/s between ranks, 64 KiB"; do
+  "p2p: GB/s between ranks, 64 KiB" "Kernels: percent of the limit"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"
 done
 page --compare "$data/bench_before.json" "$data/bench_after.json"

@@ -11,7 +11,13 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
 
 run "$moe" train "${model[@]}" --ranks 2 --steps 12 --capacity-factor 1 --quiet --out train
 expect 0 "a training run"
-run "$moe" report train "$data/sweep.jsonl" --compare "$data/bench_before.json" \
+run "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J p2p.json
+expect 0 "pairs"
+for op in gate permute combine gemm layer; do
+  run "$moe" bench $op --tokens 32 -n 2 -T 0 -J $op.json
+  expect 0 "$op"
+done
+run "$moe" report train "$data/sweep.jsonl" {p2p,gate,permute,combine,gemm,layer}.json --compare "$data/bench_before.json" \
   "$data/bench_after.json" --out page.html
 expect 0 "the page"
 
@@ -28,7 +34,7 @@ attribute() { grep -m1 '<html' dom.html | sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\
 dom page.html 1280
 [[ $(attribute check) == ok ]] || fail "the page says: $(attribute check)"
 drawings=$(grep -c '<svg class="drawing"' page.html)
-(($(attribute charts) == drawings && drawings >= 12)) ||
+(($(attribute charts) == drawings && drawings >= 20)) ||
   fail "$(attribute charts) charts of $drawings"
 marks=$(grep -oE 'data-marks="[0-9]+"' page.html | grep -oE '[0-9]+' |
   awk '{ sum += $1 } END { print sum }')
