@@ -27,7 +27,7 @@ refused 2 "unknown shell 'zhs', expected moe completion bash|zsh|fish; did you m
 refused 2 "unexpected argument 'fish'" "$moe" completion bash fish
 refused 2 "unknown flag '--shell'" "$moe" completion --shell bash
 train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
-train 2 "unknown flag '--trace'" --trace x
+train 2 "unknown flag '--profile'" --profile x
 train 2 "unknown flag '--share-device'" --share-device
 train 2 "--steps has no value, expected --steps N" --steps
 train 2 "--steps is 'many', expected a whole number" --steps many

@@ -104,6 +104,9 @@ def main():
             for each, total in zip(records, totals[name]):
                 check(total == metrics[each["step"] - 1]["expert_load"][each["layer"]],
                       f"{name}: {total} is not the load")
+            if ranks > 1:  # what was recorded is what a benchmark replays
+                run([MOE, "bench", "alltoallv", "--routing", f"trace:{path}", "-n", "2", "-w", "1",
+                     "--ranks", str(ranks), "--quiet"])
             if name == "split":
                 run([*plain, "--out", os.path.join(work, "plain")])
                 again = lines(os.path.join(work, "plain", "metrics.jsonl"))

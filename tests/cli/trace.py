@@ -223,6 +223,7 @@ def main():
             check({lines[-1]["weights_xxh3"]} == hashes, "mpi: other weights")
 
         layer(work)
+        bench(work)
         leftover = [f for f in os.listdir(work) if "tmp" in f]
         check(not leftover, f"left behind: {leftover}")
     print("all passed" if failures == 0 else f"{failures} failed")
@@ -247,6 +248,32 @@ def layer(work):
         names = {e["name"] for e in by_lane[rank, "gradients"]}
         check(names == {"all-reduce"}, f"layer: gradients of rank {rank}: {names}")
     run(*command, os.path.join(work, "g"), "--output", traced, "--trace", traced, code=2)
+
+
+def bench(work):
+    trace, rows = os.path.join(work, "bench.json"), os.path.join(work, "rows.json")
+    run(MOE, "bench", "alltoallv", "-b", "12K", "-e", "24K", "-n", 3, "-w", 1, "--max-noise", 100000,
+        "--routing", "zipf:1", "--ranks", 3, "-J", rows, "--trace", trace)
+    by_lane = load(trace, 3, {"collective"}, "bench")
+    events = [e for lane in by_lane.values() for e in lane]
+    check({e["name"] for e in events} == {"alltoallv", "memcpy"}, "bench: other calls")
+    with open(rows) as file:
+        sizes = json.load(file)
+    for key, told in (("bytes", lambda r: r["bytes_same_host"] + r["bytes_cross_host"]),
+                      ("bytes_self", lambda r: r["bytes_self"])):
+        sent = sum(e["args"][key] for e in events if e["name"] == "alltoallv")
+        expected = sum(told(row) * row["iters"] for row in sizes)
+        check(sent == expected, f"bench: {key} {sent}, the rows have {expected}")
+
+    run(MOE, "bench", "layer", "-n", 3, "-w", 1, "--max-noise", 100000, "--tokens", 16,
+        "--hidden-size", 16, "--moe-ffn-hidden-size", 16, "--ranks", 3, "--trace", trace)
+    by_lane = load(trace, 3, {"compute"}, "bench layer")
+    for lane, events in by_lane.items():
+        check({e["name"] for e in events} == FORWARD | BACKWARD | {"forward", "backward"},
+              f"bench layer: {lane} has {sorted({e['name'] for e in events})}")
+        check({e["args"]["call"] for e in events} == {0, 1, 2}, "bench layer: calls")
+    run(MOE, "bench", "gemm", "--trace", trace, code=2)
+    run(MOE, "bench", "alltoall", "--trace", "/proc/t.json", code=4)
 
 
 sys.exit(main())
