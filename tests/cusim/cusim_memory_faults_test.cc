@@ -152,8 +152,7 @@ TEST_F(CusimFaultDeathTest, MisalignedVectorAccessByHandIsUndefinedBehaviour) {
   const auto kernel = [&] {
     return reinterpret_cast<const uint4*>(values + 1)->x;
   };
-  EXPECT_DEATH(RunGrid({1, 1, 0, kernel}, {}),
-               "cusim_faults_test.cc:" + std::to_string(kLine) + ".*misaligned address");
+  EXPECT_DEATH(RunGrid({1, 1, 0, kernel}, {}), Named("", kLine) + ".*misaligned address");
 }
 
 #else

@@ -30,7 +30,7 @@ void ForSchedules(Check check) {
 TEST(CusimTest, EveryThreadOfEveryBlockRunsOnce) {
   const dim3 grid(3, 2, 2), block(5, 3, 3);  // 45 threads: a full warp and a part of one
   ForSchedules([&](const Options& options) {
-    std::vector<int> runs(3 * 2 * 2 * 45);
+    std::vector<int> runs(size_t{12} * 45);
     const auto kernel = [&] {
       const unsigned in_grid = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
       const unsigned in_block = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -59,7 +59,7 @@ void ReverseKernel(const int* in, int* out, int rounds) {
 
 TEST(CusimTest, BarriersOrderSharedMemoryAndBlocksHaveTheirOwn) {
   const unsigned blocks = 5, threads = 48;
-  std::vector<int> in(blocks * threads), reversed(in.size());
+  std::vector<int> in(size_t{blocks} * threads), reversed(in.size());
   for (unsigned i = 0; i < in.size(); ++i) {
     in[i] = static_cast<int>(1000 + i);
     reversed[i / threads * threads + threads - 1 - i % threads] = in[i];
@@ -195,7 +195,7 @@ TEST(CusimTest, BlocksWaitForEachOtherByFlags) {
 TEST(CusimTest, GridsRunGridsAndExchangeThroughPeerMemory) {
   constexpr unsigned kRanks = 3, kCount = 40;
   for (uint32_t seed = 1; seed <= 4; ++seed) {
-    std::vector<std::vector<int>> received(kRanks, std::vector<int>(kRanks * kCount));
+    std::vector<std::vector<int>> received(kRanks, std::vector<int>(size_t{kRanks} * kCount));
     std::vector<std::vector<uint32_t>> arrived(kRanks, std::vector<uint32_t>(kRanks));
     std::vector<std::vector<int>> sums(kRanks, std::vector<int>(kRanks));
     std::vector<Grid> grids;
@@ -228,7 +228,7 @@ TEST(CusimTest, GridsRunGridsAndExchangeThroughPeerMemory) {
 }
 
 TEST(CusimTest, OneSeedIsOneScheduleAndSeedsDiffer) {
-  std::vector<int> in(5 * 48), out(in.size());
+  std::vector<int> in(size_t{5} * 48), out(in.size());
   const auto kernel = [&] {
     ReverseKernel(in.data(), out.data(), 2);
   };

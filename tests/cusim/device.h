@@ -19,7 +19,7 @@
 // In a kernel it would be a plain local variable: MOE_SHARED_ARRAY is what works for both compilers.
 #undef __shared__
 #undef __launch_bounds__
-#define __launch_bounds__(...)
+#define __launch_bounds__(...)  // NOLINT(bugprone-reserved-identifier): the name is CUDA's
 
 namespace cusim {
 

@@ -162,17 +162,17 @@ void TsanRelease(void* tag) {
 void TsanAcquire(void* tag) {
   __tsan_acquire(tag);
 }
-TsanIgnore::TsanIgnore() {
+void TsanIgnoreBegin() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
 }
-TsanIgnore::~TsanIgnore() {
+void TsanIgnoreEnd() {
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
 #else
 void TsanRelease(void*) {}
 void TsanAcquire(void*) {}
-TsanIgnore::TsanIgnore() = default;
-TsanIgnore::~TsanIgnore() = default;
+void TsanIgnoreBegin() {}
+void TsanIgnoreEnd() {}
 #endif
 
 }  // namespace cusim
