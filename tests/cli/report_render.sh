@@ -17,8 +17,8 @@ for op in gate permute combine gemm layer; do
   run "$moe" bench $op --tokens 32 -n 2 -T 0 -J $op.json
   expect 0 "$op"
 done
-run "$moe" report train "$data/sweep.jsonl" {p2p,gate,permute,combine,gemm,layer}.json --compare "$data/bench_before.json" \
-  "$data/bench_after.json" --out page.html
+run "$moe" report train "$data/sweep.jsonl" {p2p,gate,permute,combine,gemm,layer}.json \
+  --compare "$data/bench_before.json" "$data/bench_after.json" --out page.html
 expect 0 "the page"
 
 # dom <page> <width>: the document after its scripts, in dom.html.
