@@ -138,9 +138,7 @@ TEST(DealSlotsTest, GivesExactCountsEvenlyToTokens) {
 }
 
 TEST(AssignedGateTest, RoutesAsItWasTold) {
-  TokenSlots first{.slot_offset = {0, 1, 3}, .expert = {2, 0, 1}};
-  TokenSlots second{.slot_offset = {0, 0}, .expert = {}};
-  const AssignedGate gate({first, second});
+  AssignedGate gate({.slot_offset = {0, 1, 3}, .expert = {2, 0, 1}}, 2);
   RouterConfig config = {.num_experts = 3, .top_k = 2, .hidden_size = 3};
   gate.Choose(config);
   const auto router = Router<float>::Create(config);
@@ -151,23 +149,24 @@ TEST(AssignedGateTest, RoutesAsItWasTold) {
   Workspace workspace;
   const auto stream = MakeInlineStream();
   RouterSaved<float> saved;
-  const auto route = [&](int64_t tokens, int64_t step) {
-    return (*router)->Forward(MatrixView<const float>(x.data(), tokens, 3), {.weight = weight},
-                              {.step = step}, workspace, *stream, &saved, nullptr);
+  const auto route = [&](int64_t tokens) {
+    return (*router)->Forward(MatrixView<const float>(x.data(), tokens, 3), {.weight = weight}, {},
+                              workspace, *stream, &saved, nullptr);
   };
-  const auto routing = route(2, 0);
+  const auto routing = route(2);
   ASSERT_TRUE(routing.ok()) << routing.status();
   EXPECT_THAT(routing->slot_offset, ElementsAre(0, 1, 3));
   EXPECT_THAT(routing->expert, ElementsAre(2, 0, 1));
   // Token 1: softmax over experts 0 and 1, e^log 3 : e^0.
   EXPECT_THAT(routing->weight, ElementsAre(testing::FloatEq(1.0f), testing::FloatNear(0.75f, 1e-6f),
                                            testing::FloatNear(0.25f, 1e-6f)));
-  EXPECT_EQ(route(1, 3)->slots(), 0);  // step 3 of 2 calls: the second
-  EXPECT_THAT(std::string(route(2, 1).status().message()), HasSubstr("2 tokens in step 1"));
+  gate.Assign({.slot_offset = {0, 0}, .expert = {}});
+  EXPECT_EQ(route(1)->slots(), 0);
+  EXPECT_THAT(std::string(route(2).status().message()), HasSubstr("2 tokens, expected the 1"));
 }
 
 TEST(AssignedGateTest, GradientIsThatOfASoftmaxOverTheGivenExperts) {
-  const AssignedGate gate({{.slot_offset = {0, 2}, .expert = {3, 1}}});
+  const AssignedGate gate({.slot_offset = {0, 2}, .expert = {3, 1}}, 2);
   RouterConfig config = {.num_experts = 4, .top_k = 2, .hidden_size = 1};
   gate.Choose(config);
   const auto made = FindGate(config.gate)->make(config);
@@ -222,10 +221,11 @@ TEST(ReplayTest, NeighboursMergeAndExpertsMove) {
   EXPECT_THAT(two->slots_of(0, 0), ElementsAre(4, 5, 3, 2, 0));
   EXPECT_THAT(two->slots_of(0, 1), ElementsAre(5, 0, 0, 0, 5));
   // Experts 0 to 2 are on rank 0, 3 and 4 on rank 1.
-  EXPECT_THAT(two->record(0).traffic, ElementsAre(12, 2, 5, 5));
-  EXPECT_THAT(two->record(3).traffic, ElementsAre(6, 4, 6, 4));  // calls go around
-  EXPECT_EQ(two->largest(), 17);                                 // rank 0 receives 12 + 5
+  EXPECT_THAT(two->traffic_of(0), ElementsAre(12, 2, 5, 5));
+  EXPECT_THAT(two->traffic_of(3), ElementsAre(6, 4, 6, 4));  // calls go around
+  EXPECT_EQ(two->largest(), 17);                             // rank 0 receives 12 + 5
   EXPECT_EQ(two->most_tokens(), 7);
+  EXPECT_EQ(two->most_slots_of_a_token(), 2);
   const auto three = Replay::Create(Recorded(), 3);
   EXPECT_EQ(three.status().message(),
             "3 ranks for routing recorded on 4, expected 1, 2, 4: as many, or so many that "

@@ -15,33 +15,33 @@
 namespace moe::bench {
 namespace {
 
-using Calls = std::vector<TokenSlots>;
+using Given = AssignedGate::Given;
 
 constexpr char kName[] = "bench-assigned";
 
 // What is alive, by the seed that stands for it.
 class Registry {
  public:
-  uint64_t Add(std::shared_ptr<const Calls> calls) {
+  uint64_t Add(std::shared_ptr<const Given> given) {
     const std::lock_guard<std::mutex> lock(mu_);
-    calls_[++last_] = std::move(calls);
+    given_[++last_] = std::move(given);
     return last_;
   }
   void Remove(uint64_t id) {
     const std::lock_guard<std::mutex> lock(mu_);
-    calls_.erase(id);
+    given_.erase(id);
   }
-  std::shared_ptr<const Calls> Find(uint64_t id) const {
+  std::shared_ptr<const Given> Find(uint64_t id) const {
     const std::lock_guard<std::mutex> lock(mu_);
-    const auto at = calls_.find(id);
-    MOE_CHECK(at != calls_.end());
+    const auto at = given_.find(id);
+    MOE_CHECK(at != given_.end());
     return at->second;
   }
 
  private:
   mutable std::mutex mu_;
   uint64_t last_ = 0;                                       // guarded by mu_
-  std::map<uint64_t, std::shared_ptr<const Calls>> calls_;  // guarded by mu_
+  std::map<uint64_t, std::shared_ptr<const Given>> given_;  // guarded by mu_
 };
 
 Registry& TheRegistry() {
@@ -49,32 +49,21 @@ Registry& TheRegistry() {
   return registry;
 }
 
-int32_t MostSlots(const Calls& calls) {
-  int64_t most = 1;
-  for (const TokenSlots& call : calls) {
-    for (int64_t t = 0; t < call.tokens(); ++t) {
-      most = std::max(most, call.slot_offset[t + 1] - call.slot_offset[t]);
-    }
-  }
-  return static_cast<int32_t>(most);
-}
-
 class GivenGate final : public ScaledTokenChoiceGate {
  public:
-  GivenGate(std::shared_ptr<const Calls> calls, int32_t top_k)
-      : ScaledTokenChoiceGate({.top_k = MostSlots(*calls)}, Weights::kNormalised),
-        calls_(std::move(calls)),
+  GivenGate(std::shared_ptr<const Given> given, int32_t top_k)
+      : ScaledTokenChoiceGate({.top_k = given->most_slots}, Weights::kNormalised),
+        given_(std::move(given)),
         top_k_(top_k) {}
 
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
                                        Stream& stream) const override {
-    const TokenSlots& given = (*calls_)[input.batch.step % static_cast<int64_t>(calls_->size())];
+    const TokenSlots& given = given_->slots;
     const int64_t tokens = input.logits.rows();
     const int64_t experts = input.logits.cols();
     if (tokens != given.tokens()) {
-      return absl::InvalidArgumentError(absl::StrCat("AssignedGate: ", tokens, " tokens in step ",
-                                                     input.batch.step, ", expected the ",
-                                                     given.tokens(), " that have slots"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "AssignedGate: ", tokens, " tokens, expected the ", given.tokens(), " that have slots"));
     }
     const auto slots = static_cast<int64_t>(given.expert.size());
     MOE_ASSIGN_OR_RETURN(const auto found, workspace.Matrix<int32_t>(tokens, top_k_));
@@ -112,7 +101,7 @@ class GivenGate final : public ScaledTokenChoiceGate {
   }
 
  private:
-  const std::shared_ptr<const Calls> calls_;
+  const std::shared_ptr<const Given> given_;
   const int32_t top_k_;
 };
 
@@ -127,11 +116,10 @@ void Register() {
 
 }  // namespace
 
-AssignedGate::AssignedGate(std::vector<TokenSlots> calls)
-    : calls_(std::make_shared<const Calls>(std::move(calls))) {
-  MOE_CHECK(!calls_->empty());
+AssignedGate::AssignedGate(TokenSlots slots, int32_t most_slots)
+    : given_(std::make_shared<Given>(Given{std::move(slots), most_slots})) {
   Register();
-  id_ = TheRegistry().Add(calls_);
+  id_ = TheRegistry().Add(given_);
 }
 
 AssignedGate::~AssignedGate() {

@@ -4,15 +4,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "gating/router_config.h"
 #include "moe/bench/slots.h"
 
 namespace moe::bench {
 
-// The slots of one rank in each call; of a batch with step s: calls[s mod n]. The gate does the work
-// of mixtral's (softmax, top-k, counts), then puts the given experts in the place of the ones that
+// The slots of one rank's next call. The gate does the work of mixtral's (softmax, top-k, counts), then puts the given experts in the place of the ones that
 // it found: weights are their probabilities, divided by their sum, and gradients flow accordingly.
 // What comes after a gate (capacity, drops, losses) is the router's as ever.
 //
@@ -20,19 +19,26 @@ namespace moe::bench {
 // assignment is found through the seed of the configuration. Alive as long as layers use it.
 class AssignedGate {
  public:
-  explicit AssignedGate(std::vector<TokenSlots> calls);
+  // most_slots: of a token, in any call.
+  AssignedGate(TokenSlots slots, int32_t most_slots);
   ~AssignedGate();
   AssignedGate(const AssignedGate&) = delete;
   AssignedGate& operator=(const AssignedGate&) = delete;
 
   // Makes `config` name this gate.
   void Choose(RouterConfig& config) const;
-  // Slots of a call; tokens that a batch of it must have.
-  const TokenSlots& slots(int64_t step) const { return (*calls_)[step % calls()]; }
-  int64_t calls() const { return static_cast<int64_t>(calls_->size()); }
+  // Of calls from now on. Not while one runs, nor between its forward and its backward.
+  void Assign(TokenSlots slots) { given_->slots = std::move(slots); }
+  // Tokens that a batch must have.
+  int64_t tokens() const { return given_->slots.tokens(); }
+
+  struct Given {
+    TokenSlots slots;
+    int32_t most_slots = 1;
+  };
 
  private:
-  const std::shared_ptr<const std::vector<TokenSlots>> calls_;
+  const std::shared_ptr<Given> given_;  // layers hold it too
   uint64_t id_ = 0;
 };
 

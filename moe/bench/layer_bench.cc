@@ -42,26 +42,19 @@ struct Load {
   int64_t calls = 0;
 };
 
-// The slots of this rank in each call; empty where the router decides.
-std::vector<TokenSlots> SlotsOf(const LayerSpec& spec, const Communicator& world) {
-  std::vector<TokenSlots> calls;
-  if (!spec.routing.has_value()) return calls;
+// The slots of this rank in a call.
+TokenSlots SlotsOf(const LayerSpec& spec, const Communicator& world, int64_t call) {
   if (spec.routing->kind == RoutingSpec::kTrace) {
     const Replay& replay = *spec.routing->replay;
-    for (int64_t call = 0; call < replay.records(); ++call) {
-      calls.push_back(
-          DealSlots(replay.slots_of(call, world.rank()), replay.record(call).tokens[world.rank()]));
-    }
-    return calls;
+    return DealSlots(replay.slots_of(call, world.rank()), replay.record(call).tokens[world.rank()]);
   }
-  calls.push_back(DrawSlots(*spec.routing, {.rank = world.rank(),
-                                            .ranks = world.size(),
-                                            .expert_parallel_size = spec.expert_parallel_size,
-                                            .tokens = spec.tokens,
-                                            .top_k = spec.layer.router.top_k,
-                                            .num_experts = spec.layer.router.num_experts,
-                                            .seed = spec.seed}));
-  return calls;
+  return DrawSlots(*spec.routing, {.rank = world.rank(),
+                                   .ranks = world.size(),
+                                   .expert_parallel_size = spec.expert_parallel_size,
+                                   .tokens = spec.tokens,
+                                   .top_k = spec.layer.router.top_k,
+                                   .num_experts = spec.layer.router.num_experts,
+                                   .seed = spec.seed});
 }
 
 // The layer of one rank with its tokens.
@@ -75,15 +68,17 @@ class LayerOnRank {
     MoeLayerConfig config = spec_.layer;
     config.router.seed = spec_.seed;
     config.router.micro_batch_tokens = spec_.tokens;
-    std::vector<TokenSlots> slots = SlotsOf(spec_, context_.mesh->world());
     int64_t most = spec_.tokens;
-    if (!slots.empty()) {
-      most = 0;
-      for (const TokenSlots& call : slots) most = std::max(most, call.tokens());
+    if (spec_.routing.has_value()) {
+      const bool trace = spec_.routing->kind == RoutingSpec::kTrace;
+      if (trace) most = spec_.routing->replay->most_tokens();
+      const int64_t most_slots =
+          trace ? spec_.routing->replay->most_slots_of_a_token() : spec_.layer.router.top_k;
+      gate_ = std::make_unique<AssignedGate>(SlotsOf(spec_, context_.mesh->world(), 0),
+                                             static_cast<int32_t>(most_slots));
+      gate_->Choose(config.router);
       // Ranks and calls may differ.
       config.router.micro_batch_tokens = 0;
-      gate_ = std::make_unique<AssignedGate>(std::move(slots));
-      gate_->Choose(config.router);
     }
     MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "layer.", store_, context_));
     MOE_ASSIGN_OR_RETURN(reducer_, GradientReducer::Create({}, store_, context_, gradients));
@@ -106,19 +101,20 @@ class LayerOnRank {
   }
 
   // Calls that differ in what is routed where.
-  int64_t records() const { return gate_ == nullptr ? 1 : gate_->calls(); }
-  int64_t TokensOf(int64_t call) const {
-    return gate_ == nullptr ? spec_.tokens : gate_->slots(call).tokens();
-  }
+  int64_t records() const { return spec_.routing.has_value() ? CallsOf(*spec_.routing) : 1; }
+  // Of the last call.
+  int64_t tokens() const { return gate_ == nullptr ? spec_.tokens : gate_->tokens(); }
 
   // One forward and one backward. `wrong` [pass] counts what differs from the first call with this
   // record. With `load`, which costs time, the router's counts are added to it.
   absl::Status Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong, Load* load) {
     const WorkspaceScope scratch(*context_.workspace);
     MOE_RETURN_IF_ERROR(reducer_->Begin());
-    const int64_t tokens = TokensOf(call);
-    const Batch batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens,
-                         .step = call % records()};
+    const int64_t record = call % records();
+    if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
+    record_ = record;
+    const int64_t tokens = this->tokens();
+    const Batch batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens};
     MoeLayerSaved<T> saved;
     RouterStats stats;
     MOE_RETURN_IF_ERROR(Pass(0, times, [&] {
@@ -130,7 +126,7 @@ class LayerOnRank {
                               [](Parameter&) { return absl::OkStatus(); });
     }));
     if (load != nullptr) Add(stats, *load);
-    Compare(call % records(), tokens * hidden(), wrong);
+    Compare(record, tokens * hidden(), wrong);
     return absl::OkStatus();
   }
 
@@ -190,7 +186,8 @@ class LayerOnRank {
   const LayerSpec spec_;
   const Context context_;
   ParameterStore store_;
-  std::unique_ptr<AssignedGate> gate_;
+  std::unique_ptr<AssignedGate> gate_;  // with spec_.routing
+  int64_t record_ = 0;                  // whose slots it has
   std::unique_ptr<MoeLayer<T>> layer_;
   std::unique_ptr<GradientReducer> reducer_;
   std::vector<T> x_, dy_, y_, dx_;
@@ -323,7 +320,7 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
       const auto call = static_cast<int64_t>(mine.size());
       if (options.trace != nullptr) options.trace->SetCall(static_cast<int32_t>(call));
       MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, nullptr));
-      tokens += layer.TokensOf(call);
+      tokens += layer.tokens();
       mine.push_back(times);
     }
     MOE_ASSIGN_OR_RETURN(all, Gather(mine, world, *context.compute));

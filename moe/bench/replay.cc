@@ -29,30 +29,39 @@ absl::StatusOr<Replay> Replay::Create(const RoutingTrace& trace, int ranks) {
 void Replay::Add(const RoutingTraceRecord& recorded) {
   const int experts = header_.num_experts;
   const int merged = header_.ranks / ranks_;
-  const ExpertPlacement placement(experts, ranks_);
   Record record{.tokens = std::vector<int64_t>(ranks_, 0),
-                .slots = std::vector<int64_t>(static_cast<size_t>(ranks_) * experts, 0),
-                .traffic = std::vector<int64_t>(static_cast<size_t>(ranks_) * ranks_, 0)};
+                .slots = std::vector<int64_t>(static_cast<size_t>(ranks_) * experts, 0)};
   for (int source = 0; source < header_.ranks; ++source) {
     const int rank = source / merged;
     record.tokens[rank] += recorded.tokens[source];
     const auto slots = recorded.of_rank(source, experts);
-    for (int e = 0; e < experts; ++e) {
-      record.slots[rank * experts + e] += slots[e];
-      record.traffic[rank * ranks_ + placement.RankOf(e)] += slots[e];
-    }
+    for (int e = 0; e < experts; ++e) record.slots[rank * experts + e] += slots[e];
   }
+  const std::vector<int64_t> traffic = TrafficOf(record);
   for (int r = 0; r < ranks_; ++r) {
     int64_t sent = 0;
     int64_t received = 0;
     for (int p = 0; p < ranks_; ++p) {
-      sent += record.traffic[r * ranks_ + p];
-      received += record.traffic[p * ranks_ + r];
+      sent += traffic[r * ranks_ + p];
+      received += traffic[p * ranks_ + r];
     }
+    const int64_t tokens = record.tokens[r];
     largest_ = std::max({largest_, sent, received});
-    most_tokens_ = std::max(most_tokens_, record.tokens[r]);
+    most_tokens_ = std::max(most_tokens_, tokens);
+    if (tokens > 0) most_slots_ = std::max(most_slots_, (sent + tokens - 1) / tokens);
   }
   records_.push_back(std::move(record));
+}
+
+std::vector<int64_t> Replay::TrafficOf(const Record& record) const {
+  const ExpertPlacement placement(header_.num_experts, ranks_);
+  std::vector<int64_t> traffic(static_cast<size_t>(ranks_) * ranks_, 0);
+  for (int r = 0; r < ranks_; ++r) {
+    for (int e = 0; e < header_.num_experts; ++e) {
+      traffic[r * ranks_ + placement.RankOf(e)] += record.slots[r * header_.num_experts + e];
+    }
+  }
+  return traffic;
 }
 
 }  // namespace moe::bench

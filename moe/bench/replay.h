@@ -18,9 +18,8 @@ namespace moe::bench {
 class Replay {
  public:
   struct Record {
-    std::vector<int64_t> tokens;   // [n]
-    std::vector<int64_t> slots;    // [n][E]
-    std::vector<int64_t> traffic;  // [n][n] slots of source s for the experts of rank d
+    std::vector<int64_t> tokens;  // [n]
+    std::vector<int64_t> slots;   // [n][E]
   };
 
   // kInvalidArgument unless n divides R.
@@ -35,20 +34,25 @@ class Replay {
     return absl::MakeConstSpan(record(call).slots)
         .subspan(static_cast<size_t>(rank) * header_.num_experts, header_.num_experts);
   }
+  // [n][n] slots of source s for the experts of rank d.
+  std::vector<int64_t> traffic_of(int64_t call) const { return TrafficOf(record(call)); }
   // max over records and ranks of max(slots sent, slots received).
   int64_t largest() const { return largest_; }
   // max over records and ranks.
   int64_t most_tokens() const { return most_tokens_; }
+  // max over records and ranks of slots / tokens, rounded up.
+  int64_t most_slots_of_a_token() const { return most_slots_; }
 
  private:
   Replay(const RoutingTraceHeader& header, int ranks) : header_(header), ranks_(ranks) {}
 
   void Add(const RoutingTraceRecord& recorded);
+  std::vector<int64_t> TrafficOf(const Record& record) const;
 
   const RoutingTraceHeader header_;
   const int ranks_;
   std::vector<Record> records_;
-  int64_t largest_ = 0, most_tokens_ = 0;
+  int64_t largest_ = 0, most_tokens_ = 0, most_slots_ = 1;
 };
 
 }  // namespace moe::bench

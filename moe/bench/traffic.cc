@@ -75,7 +75,7 @@ Traffic MatrixTraffic(const RoutingSpec& routing, int ranks, int64_t count) {
 
 Traffic ReplayTraffic(const Replay& replay, int64_t count, int64_t call) {
   Traffic traffic(replay.ranks());
-  const std::vector<int64_t>& slots = replay.record(call).traffic;
+  const std::vector<int64_t> slots = replay.traffic_of(call);
   // Products of slots and elements may be beyond 64 bits.
   const auto largest = static_cast<__int128>(std::max<int64_t>(1, replay.largest()));
   for (int s = 0; s < replay.ranks(); ++s) {

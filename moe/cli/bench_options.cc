@@ -67,6 +67,9 @@ absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& sp
   }
   MOE_ASSIGN_OR_RETURN(spec.routing, RoutingOf(settings, ranks));
   spec.num_experts = settings.integer("num-experts");
+  if (spec.routing.kind == bench::RoutingSpec::kTrace && settings.given("num-experts")) {
+    return WrongFlag("--num-experts", settings.text("num-experts"), "none: the trace says it");
+  }
   if (spec.num_experts < 0) {
     return WrongFlag("--num-experts", settings.text("num-experts"), "at least 0");
   }
