@@ -20,16 +20,13 @@ namespace {
 using DeviceFlag = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
 
 TEST_F(CusimFaultDeathTest, DivergentBarrier) {
-  constexpr int kFirst = __LINE__ + 3;
+  constexpr int kFirst = __LINE__ + 2;
   const auto kernel = [] {
-    if (threadIdx.x < 16) {
-      __syncthreads();
-    } else {
-      __syncthreads();
-    }
+    if (threadIdx.x < 16) __syncthreads();
+    if (threadIdx.x >= 16) __syncthreads();
   };
   EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), Named("divergent barrier", kFirst));
-  EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), Named("divergent barrier", kFirst + 2));
+  EXPECT_DEATH(RunGrid({1, 32, 0, kernel}, {}), Named("divergent barrier", kFirst + 1));
 }
 
 TEST_F(CusimFaultDeathTest, MaskWithoutTheCaller) {
