@@ -18,10 +18,10 @@ double Rate(int64_t bytes, double seconds) {
 
 // Seconds of one call of `spec` on `comm`: the median.
 absl::StatusOr<double> SecondsOf(const bench::CaseSpec& spec, Communicator& comm, Stream& stream) {
-  constexpr int64_t kMostBytes = int64_t{64} << 20;  // of all calls
+  constexpr int64_t kMostBytes = int64_t{16} << 20;  // of all calls, but for the first three
   const auto calls = static_cast<int>(std::clamp<int64_t>(kMostBytes / spec.size_bytes, 3, 10));
   const bench::MeasureOptions options = {.iterations = calls,
-                                         .warmup = 2,
+                                         .warmup = 1,
                                          .check = bench::Check::kNo,
                                          .max_noise_pct = 100,
                                          .budget = absl::ZeroDuration()};
