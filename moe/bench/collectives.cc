@@ -1,27 +1,20 @@
 #include "moe/bench/collectives.h"
 
 #include <algorithm>
-#include <fstream>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <set>
 #include <utility>
 
+#include "comm/clock_offset.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/trace.h"
 
 namespace moe::bench {
 namespace {
 
 // A batch is gathered in one piece; this many stamps are 16 MB a rank.
 constexpr int64_t kLargestBatch = 1'000'000;
-
-uint64_t BootId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return std::hash<std::string>{}(id);
-}
 
 // [rank][call], growing by batches of [R][n].
 class StampLog {
@@ -120,8 +113,7 @@ void SetTimes(const TimingSummary& summary, BenchRow& row) {
 
 absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm,
                                           Stream& stream) {
-  const uint64_t id = BootId();
-  const auto mine = static_cast<int64_t>(id);
+  const auto mine = static_cast<int64_t>(HostId());
   std::vector<int64_t> all(comm.size());
   MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -141,9 +133,9 @@ absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t
     MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
     timed.Prepare();
     MOE_RETURN_IF_ERROR(comm.Barrier());
-    call.enter_ns = NowNs();
+    call.enter_ns = MonotonicNs();
     MOE_RETURN_IF_ERROR(timed.Call());
-    call.leave_ns = NowNs();
+    call.leave_ns = MonotonicNs();
     if (check == Check::kYes) wrong += timed.CountWrong();
   }
   std::vector<CallStamps> all(static_cast<size_t>(calls) * comm.size());

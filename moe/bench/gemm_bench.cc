@@ -13,10 +13,10 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/base/trace.h"
 #include "kernels/base/workspace.h"
 #include "kernels/grouped_gemm/fma_peak.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
-#include "moe/bench/timing.h"
 #include "moe/bench/traffic.h"
 
 namespace moe::bench {
@@ -28,11 +28,11 @@ constexpr int64_t kPeakSteps = 100'000;
 // GFLOP/s of all threads together.
 double Peak(ThreadPool& pool) {
   std::vector<double> operations(pool.threads());
-  const int64_t start = NowNs();
+  const int64_t start = MonotonicNs();
   pool.For(pool.threads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) operations[i] = gemm::RunFma(kPeakSteps);
   });
-  const auto ns = static_cast<double>(NowNs() - start);
+  const auto ns = static_cast<double>(MonotonicNs() - start);
   return std::accumulate(operations.begin(), operations.end(), 0.0) / ns;
 }
 

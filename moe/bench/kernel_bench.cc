@@ -8,7 +8,7 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
-#include "moe/bench/timing.h"
+#include "kernels/base/trace.h"
 
 namespace moe::bench {
 namespace {
@@ -32,11 +32,11 @@ class CopyLimit {
   double Measure(double work) {
     const int64_t bytes = std::min(from_.bytes(), static_cast<int64_t>(work / 2));
     const int64_t grain = std::max<int64_t>(1, (bytes + pool_.threads() - 1) / pool_.threads());
-    const int64_t start = NowNs();
+    const int64_t start = MonotonicNs();
     pool_.For(bytes, grain, [&](int64_t begin, int64_t end) {
       std::memcpy(to_.data() + begin, from_.data() + begin, static_cast<size_t>(end - begin));
     });
-    const auto ns = static_cast<double>(NowNs() - start);
+    const auto ns = static_cast<double>(MonotonicNs() - start);
     return ns > 0 ? 2 * static_cast<double>(bytes) / ns : 0;
   }
 

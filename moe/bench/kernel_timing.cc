@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "moe/bench/timing.h"
+#include "kernels/base/trace.h"
 
 namespace moe::bench {
 
@@ -19,14 +19,14 @@ absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel,
   KernelTimes times{.wrong = check ? 0 : -1};
   std::vector<double> us, limits, shares;
   double all_work = 0;
-  const int64_t begin = NowNs();
+  const int64_t begin = MonotonicNs();
   int64_t next_look = options.iterations;
   for (;; ++call) {
     const double work = kernel.prepare(call);
     const double most = limit(work);
-    const int64_t start = NowNs();
+    const int64_t start = MonotonicNs();
     MOE_RETURN_IF_ERROR(kernel.run());
-    const auto ns = static_cast<double>(NowNs() - start);
+    const auto ns = static_cast<double>(MonotonicNs() - start);
     if (check) times.wrong += kernel.wrong();
     us.push_back(ns * 1e-3);
     limits.push_back(most);
@@ -34,7 +34,7 @@ absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel,
     all_work += work;
     times.iterations = static_cast<int64_t>(us.size());
     if (times.iterations < options.iterations) continue;
-    if (absl::Nanoseconds(NowNs() - begin) >= options.budget) break;
+    if (absl::Nanoseconds(MonotonicNs() - begin) >= options.budget) break;
     if (times.iterations < next_look) continue;
     if (Describe(us).cv_pct <= options.max_noise_pct) break;
     next_look = 2 * times.iterations;

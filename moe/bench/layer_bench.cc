@@ -2,198 +2,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/swiglu/swiglu.h"
-#include "moe/bench/assigned_gate.h"
-#include "moe/bench/slots.h"
-#include "moe/bench/timing.h"
-#include "moe/gradient_reducer.h"
+#include "moe/bench/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
-#include "moe/parameter.h"
 #include "moe/session.h"
 
 namespace moe::bench {
 namespace {
-
-constexpr Phase kPhases[] = {Phase::kGate, Phase::kPlan, Phase::kDispatch, Phase::kExpert,
-                             Phase::kCombine};
-constexpr int kParts = static_cast<int>(std::size(kPhases)) + 1;  // and all of them
-constexpr const char* kPasses[] = {"forward", "backward"};
-// Results that calls are compared with, of one rank; those of a trace's later records are not kept.
-constexpr int64_t kMostKeptBytes = int64_t{256} << 20;
-
-// Microseconds of one call on one rank: [pass][part].
-using CallTimes = std::array<double, 2 * kParts>;
-
-// What ranks have at the same time, summed over them.
-struct Load {
-  std::vector<int64_t> expert_count;  // [E]
-  int64_t dropped = 0;
-  int64_t calls = 0;
-};
-
-// The slots of this rank in a call.
-TokenSlots SlotsOf(const LayerSpec& spec, const Communicator& world, int64_t call) {
-  if (spec.routing->kind == RoutingSpec::kTrace) {
-    const Replay& replay = *spec.routing->replay;
-    return DealSlots(replay.slots_of(call, world.rank()), replay.record(call).tokens[world.rank()]);
-  }
-  return DrawSlots(*spec.routing, {.rank = world.rank(),
-                                   .ranks = world.size(),
-                                   .expert_parallel_size = spec.expert_parallel_size,
-                                   .tokens = spec.tokens,
-                                   .top_k = spec.layer.router.top_k,
-                                   .num_experts = spec.layer.router.num_experts,
-                                   .seed = spec.seed});
-}
-
-// The layer of one rank with its tokens.
-template <typename T>
-class LayerOnRank {
- public:
-  LayerOnRank(const LayerSpec& spec, const Context& context)
-      : spec_(spec), context_(context), store_(DTypeOf<T>::value, spec.seed) {}
-
-  absl::Status Setup(Stream& gradients) {
-    MoeLayerConfig config = spec_.layer;
-    config.router.seed = spec_.seed;
-    config.router.micro_batch_tokens = spec_.tokens;
-    int64_t most = spec_.tokens;
-    if (spec_.routing.has_value()) {
-      const bool trace = spec_.routing->kind == RoutingSpec::kTrace;
-      if (trace) most = spec_.routing->replay->most_tokens();
-      const int64_t most_slots =
-          trace ? spec_.routing->replay->most_slots_of_a_token() : spec_.layer.router.top_k;
-      gate_ = std::make_unique<AssignedGate>(SlotsOf(spec_, context_.mesh->world(), 0),
-                                             static_cast<int32_t>(most_slots));
-      gate_->Choose(config.router);
-      // Ranks and calls may differ.
-      config.router.micro_batch_tokens = 0;
-    }
-    MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "layer.", store_, context_));
-    MOE_ASSIGN_OR_RETURN(reducer_, GradientReducer::Create({}, store_, context_, gradients));
-    const auto fill = [&](std::vector<T>& values, uint32_t which) {
-      values.resize(most * hidden());
-      for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = T(
-            static_cast<float>(Normal({.seed = spec_.seed,
-                                       .purpose = RandomPurpose::kData,
-                                       .layer = which,
-                                       .step = static_cast<uint64_t>(context_.mesh->world().rank()),
-                                       .item = i})));
-      }
-    };
-    fill(x_, 0);
-    fill(dy_, 1);
-    y_.resize(x_.size());
-    dx_.resize(x_.size());
-    return absl::OkStatus();
-  }
-
-  // Calls that differ in what is routed where.
-  int64_t records() const { return spec_.routing.has_value() ? CallsOf(*spec_.routing) : 1; }
-  // Of the last call.
-  int64_t tokens() const { return gate_ == nullptr ? spec_.tokens : gate_->tokens(); }
-
-  // One forward and one backward. `wrong` [pass] counts what differs from the first call with this
-  // record. With `load`, which costs time, the router's counts are added to it.
-  absl::Status Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong, Load* load) {
-    const WorkspaceScope scratch(*context_.workspace);
-    MOE_RETURN_IF_ERROR(reducer_->Begin());
-    const int64_t record = call % records();
-    if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
-    record_ = record;
-    const int64_t tokens = this->tokens();
-    const Batch batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens};
-    MoeLayerSaved<T> saved;
-    RouterStats stats;
-    MOE_RETURN_IF_ERROR(Pass(0, times, [&] {
-      return layer_->Forward(View(x_, tokens), batch, View(y_, tokens), &saved,
-                             load == nullptr ? nullptr : &stats);
-    }));
-    MOE_RETURN_IF_ERROR(Pass(1, times, [&] {
-      return layer_->Backward(View(dy_, tokens), saved, 1.0f, View(dx_, tokens),
-                              [](Parameter&) { return absl::OkStatus(); });
-    }));
-    if (load != nullptr) Add(stats, *load);
-    Compare(record, tokens * hidden(), wrong);
-    return absl::OkStatus();
-  }
-
-  int64_t bytes() const {
-    const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
-                               (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-    return context_.workspace->peak_bytes() + store_.total_size() * of_element +
-           static_cast<int64_t>(4 * x_.size() * sizeof(T));
-  }
-
- private:
-  template <typename Work>
-  absl::Status Pass(int pass, CallTimes& times, Work work) {
-    MOE_RETURN_IF_ERROR(context_.mesh->world().Barrier());
-    context_.clock->Reset();
-    const int64_t start = NowNs();
-    MOE_RETURN_IF_ERROR(Timed(context_, {.name = kPasses[pass]}, *context_.compute, work));
-    MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-    double* const part = times.data() + pass * kParts;
-    for (int p = 0; p < kParts - 1; ++p) part[p] = context_.clock->seconds(kPhases[p]) * 1e6;
-    part[kParts - 1] = static_cast<double>(NowNs() - start) * 1e-3;
-    return absl::OkStatus();
-  }
-  int64_t hidden() const { return spec_.layer.router.hidden_size; }
-  MatrixView<T> View(std::vector<T>& values, int64_t tokens) {
-    return MatrixView<T>(values.data(), tokens, hidden());
-  }
-  static void Add(const RouterStats& stats, Load& load) {
-    load.expert_count.resize(stats.expert_count.size(), 0);
-    for (size_t e = 0; e < stats.expert_count.size(); ++e) {
-      load.expert_count[e] += stats.expert_count[e];
-    }
-    load.dropped += stats.dropped_slots;
-    ++load.calls;
-  }
-  void Compare(int64_t record, int64_t elements, std::array<int64_t, 2>& wrong) {
-    const auto kept = first_.find(record);
-    if (kept != first_.end()) {
-      wrong[0] += Differ(y_, kept->second.first);
-      wrong[1] += Differ(dx_, kept->second.second);
-      return;
-    }
-    const int64_t bytes = 2 * elements * static_cast<int64_t>(sizeof(T));
-    if (!first_.empty() && kept_bytes_ + bytes > kMostKeptBytes) return;
-    kept_bytes_ += bytes;
-    first_[record] = {{y_.begin(), y_.begin() + elements}, {dx_.begin(), dx_.begin() + elements}};
-  }
-  static int64_t Differ(const std::vector<T>& now, const std::vector<T>& first) {
-    int64_t count = 0;
-    for (size_t i = 0; i < first.size(); ++i) {
-      count += std::memcmp(&now[i], &first[i], sizeof(T)) != 0;
-    }
-    return count;
-  }
-
-  const LayerSpec spec_;
-  const Context context_;
-  ParameterStore store_;
-  std::unique_ptr<AssignedGate> gate_;  // with spec_.routing
-  int64_t record_ = 0;                  // whose slots it has
-  std::unique_ptr<MoeLayer<T>> layer_;
-  std::unique_ptr<GradientReducer> reducer_;
-  std::vector<T> x_, dy_, y_, dx_;
-  std::map<int64_t, std::pair<std::vector<T>, std::vector<T>>> first_;  // y and dx by record
-  int64_t kept_bytes_ = 0;
-};
 
 // [R][n] of all ranks.
 absl::StatusOr<std::vector<CallTimes>> Gather(const std::vector<CallTimes>& mine,
@@ -224,7 +46,7 @@ double Sum(const std::vector<CallTimes>& all, int part) {
 
 // Sums and maxima over the world.
 template <typename T>
-absl::Status AddFigures(const LayerSpec& spec, const LayerOnRank<T>& layer, Load load,
+absl::Status AddFigures(const LayerSpec& spec, const LayerOnRank<T>& layer, RouterLoad load,
                         Communicator& world, Stream& stream, LayerFigures& figures) {
   const int64_t experts = spec.layer.router.num_experts;
   load.expert_count.resize(spec.layer.router.num_outputs(), 0);
@@ -257,12 +79,12 @@ std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
                             static_cast<double>(spec.layer.ffn_hidden_size);
   std::vector<LayerRow> rows;
   for (int pass = 0; pass < 2; ++pass) {
-    for (int p = 0; p < kParts; ++p) {
-      const int part = pass * kParts + p;
-      const int whole = pass * kParts + kParts - 1;
-      const bool expert = p < kParts - 1 && kPhases[p] == Phase::kExpert;
+    for (int p = 0; p < kLayerParts; ++p) {
+      const int part = pass * kLayerParts + p;
+      const int whole = pass * kLayerParts + kLayerParts - 1;
+      const bool expert = p < kLayerParts - 1 && kLayerPhases[p] == Phase::kExpert;
       LayerRow row{.pass = kPasses[pass],
-                   .phase = p < kParts - 1 ? moe::NameOf(kPhases[p]) : "all",
+                   .phase = p < kLayerParts - 1 ? moe::NameOf(kLayerPhases[p]) : "all",
                    .time_us = Describe(Slowest(all, ranks, part)),
                    .share_pct = 100 * (Sum(all, part) / Sum(all, whole)),
                    .gflops_per_s = std::numeric_limits<double>::quiet_NaN(),
@@ -276,15 +98,15 @@ std::vector<LayerRow> Rows(const LayerSpec& spec, const LayerFigures& figures,
 
 // Forward and backward of each call, each of its slowest rank.
 std::vector<double> Steps(const std::vector<CallTimes>& all, int ranks) {
-  std::vector<double> steps = Slowest(all, ranks, kParts - 1);
-  const std::vector<double> backward = Slowest(all, ranks, 2 * kParts - 1);
+  std::vector<double> steps = Slowest(all, ranks, kLayerParts - 1);
+  const std::vector<double> backward = Slowest(all, ranks, 2 * kLayerParts - 1);
   for (size_t i = 0; i < steps.size(); ++i) steps[i] += backward[i];
   return steps;
 }
 
 // Calls of the next batch; every rank decides on the same numbers.
 int64_t NextBatch(const std::vector<CallTimes>& all, int ranks, const MeasureOptions& options) {
-  if (Describe(Slowest(all, ranks, kParts - 1)).cv_pct <= options.max_noise_pct) return 0;
+  if (Describe(Slowest(all, ranks, kLayerParts - 1)).cv_pct <= options.max_noise_pct) return 0;
   const std::vector<double> steps = Steps(all, ranks);
   const double elapsed = std::accumulate(steps.begin(), steps.end(), 0.0);
   const double left = absl::ToDoubleMicroseconds(options.budget) / elapsed - 1;
@@ -301,7 +123,7 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
   MOE_RETURN_IF_ERROR(layer.Setup(session.gradient_stream()));
   CallTimes times = {};
   std::array<int64_t, 2> wrong = {};
-  Load load;
+  RouterLoad load;
   // At least one: the results that others are compared with, and a workspace that has grown.
   const int64_t seen = std::min<int64_t>(layer.records(), options.iterations);
   for (int64_t call = 0; call < std::max<int64_t>(seen, options.warmup); ++call) {

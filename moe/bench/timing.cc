@@ -1,7 +1,6 @@
 #include "moe/bench/timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -56,12 +55,6 @@ TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksSh
   summary.wait_pct = total > 0 ? 100 * static_cast<double>(waited) / static_cast<double>(total) : 0;
   if (!shared) summary.wait_pct = std::numeric_limits<double>::quiet_NaN();
   return summary;
-}
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 }  // namespace moe::bench

@@ -10,7 +10,7 @@
 
 namespace moe::bench {
 
-// One call on one rank, by a clock that all ranks of a host share (CLOCK_MONOTONIC).
+// One call on one rank, by MonotonicNs (kernels/base/trace.h), which all ranks of a host share.
 struct CallStamps {
   int64_t enter_ns = 0;
   int64_t leave_ns = 0;
@@ -41,9 +41,6 @@ struct TimingSummary {
 enum class ClocksShared : uint8_t { kNo, kYes };
 TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks,
                         ClocksShared clocks = ClocksShared::kYes);
-
-// Nanoseconds of the clock above.
-int64_t NowNs();
 
 }  // namespace moe::bench
 

@@ -1,0 +1,83 @@
+// What moe bench layer calls over and over: the layer of one rank, with its tokens and their routing.
+#ifndef MOE_MOE_BENCH_LAYER_ON_RANK_H_
+#define MOE_MOE_BENCH_LAYER_ON_RANK_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "gating/router.h"
+#include "moe/bench/assigned_gate.h"
+#include "moe/bench/layer_bench.h"
+#include "moe/context.h"
+#include "moe/gradient_reducer.h"
+#include "moe/moe_layer.h"
+#include "moe/parameter.h"
+
+namespace moe::bench {
+
+inline constexpr Phase kLayerPhases[] = {Phase::kGate, Phase::kPlan, Phase::kDispatch,
+                                         Phase::kExpert, Phase::kCombine};
+inline constexpr int kLayerParts = static_cast<int>(std::size(kLayerPhases)) + 1;  // and the whole
+inline constexpr const char* kPasses[] = {"forward", "backward"};
+
+// Microseconds of one call on one rank: [pass][part].
+using CallTimes = std::array<double, 2 * kLayerParts>;
+
+// What the router did with this rank's tokens, summed over calls.
+struct RouterLoad {
+  std::vector<int64_t> expert_count;  // [E]
+  int64_t dropped = 0;
+  int64_t calls = 0;
+};
+
+// T is float or BFloat16.
+template <typename T>
+class LayerOnRank {
+ public:
+  LayerOnRank(const LayerSpec& spec, const Context& context);
+
+  absl::Status Setup(Stream& gradients);
+
+  // Calls that differ in what is routed where.
+  int64_t records() const;
+  // Of the last call.
+  int64_t tokens() const;
+  // Workspace, parameters with their gradients, tokens and results.
+  int64_t bytes() const;
+
+  // One forward and one backward, each from a barrier. `wrong` [pass] counts the elements that
+  // differ from the first call with this record. With `load`, which costs time, the router's counts
+  // are added to it. Collective.
+  absl::Status Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong,
+                    RouterLoad* load);
+
+ private:
+  template <typename Work>
+  absl::Status Pass(int pass, CallTimes& times, Work work);
+  void Compare(int64_t record, int64_t elements, std::array<int64_t, 2>& wrong);
+  int64_t hidden() const { return spec_.layer.router.hidden_size; }
+  MatrixView<T> View(std::vector<T>& values, int64_t tokens) {
+    return MatrixView<T>(values.data(), tokens, hidden());
+  }
+
+  const LayerSpec spec_;
+  const Context context_;
+  ParameterStore store_;
+  std::unique_ptr<AssignedGate> gate_;  // with spec_.routing
+  int64_t record_ = 0;                  // whose slots it has
+  std::unique_ptr<MoeLayer<T>> layer_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::vector<T> x_, dy_, y_, dx_;
+  std::map<int64_t, std::pair<std::vector<T>, std::vector<T>>> first_;  // y and dx by record
+  int64_t kept_bytes_ = 0;
+};
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_BENCH_LAYER_ON_RANK_H_
