@@ -441,9 +441,18 @@ TEST(ReproduceTest, FlagsGiveTheSameSettings) {
                       {"MOE_SEED=5"}, R"({"num_layers": 3, "micro_batches": 8})");
   ASSERT_TRUE(s.ok()) << s.status();
   EXPECT_EQ(FlagsOf(*s, {"quiet"}),
-            " --data 'my text/it'\\''s' --data b --steps 7 --seed 5 --num-layers 3"
+            " --data 'my text/it'\\''s' --data b --steps 7 --micro-batches 8 --seed 5 --num-layers 3"
             " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"
             " --expert-model-parallel-size 2");
+}
+
+TEST(ReproduceTest, KeepsDefaultsThatAPresetWouldChange) {
+  const auto top_k = Load({"--router", "llama4", "--topk", "2"});
+  ASSERT_TRUE(top_k.ok()) << top_k.status();
+  EXPECT_EQ(FlagsOf(*top_k, {}), " --router llama4 --moe-router-topk 2");
+  const auto biases = Load({"--router", "gpt-oss", "--moe-projection-biases=false"});
+  ASSERT_TRUE(biases.ok()) << biases.status();
+  EXPECT_EQ(FlagsOf(*biases, {}), " --router gpt-oss --moe-projection-biases=false");
 }
 
 TEST(ReproduceTest, QuotesForAShell) {

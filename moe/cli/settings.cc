@@ -232,9 +232,8 @@ std::string FlagsOf(const Settings& settings, const std::vector<std::string>& sk
         std::find(skip.begin(), skip.end(), s.name) != skip.end()) {
       continue;
     }
-    if (value.texts == std::vector<std::string>{s.fallback}) continue;
     if (s.kind == Kind::kSwitch) {
-      if (value.texts.front() == "true") absl::StrAppend(&out, " --", s.name);
+      absl::StrAppend(&out, " --", s.name, value.texts.front() == "true" ? "" : "=false");
       continue;
     }
     for (const std::string& text : value.texts) {
