@@ -92,6 +92,17 @@ TEST(CompareTest, RepeatedRowsBringTheirOwnNoise) {
   EXPECT_EQ(d.verdict, Verdict::kWorse);
 }
 
+TEST(CompareTest, SizesThatAreWrittenAlikeAreNoRepetitions) {
+  report::Run a = BenchRun({1, 2}, 1);
+  a.bench[0].size_bytes = 1 << 20;
+  a.bench[1].size_bytes = (1 << 20) + 256;  // of three digits, 1 MiB as well
+  const auto comparison = Compare(a, a);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  ASSERT_EQ(comparison->differences.size(), 2u);
+  EXPECT_EQ(comparison->differences[0].what, "1 MiB");
+  EXPECT_EQ(comparison->differences[1].what, "1,048,832 B");
+}
+
 TEST(CompareTest, LowerLossIsBetterAndHasNoNoise) {
   report::Run a = {.name = "a", .path = "a"}, b = a;
   a.totals = TrainTotals{.validation_loss = 4, .weights_hash = "x"};

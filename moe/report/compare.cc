@@ -3,7 +3,9 @@
 #include <map>
 #include <utility>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 
 #include "moe/report/format.h"
 #include "moe/report/labels.h"
@@ -57,6 +59,17 @@ void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::
   into.push_back({metric, alone ? SampleOf(values[0], last->*cv_pct) : SampleOf(values)});
 }
 
+// Exact: two sizes whose rounded texts agree are no repetitions of each other.
+std::string SizeText(const BenchRow& r) {
+  if (!std::isfinite(r.size_bytes)) return CountText(r.size()) + " rows";
+  double units = r.size_bytes;
+  while (units >= 1024) units /= 1024;
+  double shown = 0;
+  const std::string digits = absl::StrReplaceAll(NumberText(units), {{",", ""}});
+  const bool exact = absl::SimpleAtod(digits, &shown) && shown == units;
+  return exact ? BytesText(r.size_bytes) : CountText(r.size_bytes) + " B";
+}
+
 Key KeyOf(const BenchRow& r) {
   return {r.op,
           r.algorithm,
@@ -71,14 +84,14 @@ Key KeyOf(const BenchRow& r) {
           r.pair(),
           r.threads_text(),
           r.dtype,
-          std::isfinite(r.size_bytes) ? BytesText(r.size_bytes) : CountText(r.size()) + " rows"};
+          SizeText(r)};
 }
 
 Key KeyOf(const SweepRow& r) {
   const bool dropless = std::isinf(r.capacity_factor);
   return {absl::StrCat("E ", CountText(r.experts)),
           absl::StrCat("K ", CountText(r.top_k)),
-          dropless ? "dropless" : absl::StrCat("cf ", NumberText(r.capacity_factor)),
+          dropless ? "dropless" : absl::StrCat("cf ", r.capacity_factor),
           absl::StrCat("ep ", CountText(r.ep)),
           absl::StrCat("dp ", CountText(r.dp)),
           absl::StrCat(CountText(r.tokens_per_rank), " tokens")};
