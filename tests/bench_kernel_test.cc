@@ -104,7 +104,17 @@ TEST(KernelBenchTest, GatesWithARuleOfTheirOwnAreTimedAndNotChecked) {
   }
 }
 
-// Runs each kernel, then changes one element of its result.
+// What SmallSpec's results have: 10 tokens and 20 slots on 4 experts, H 6.
+int64_t ElementsOf(const std::string& kernel) {
+  if (kernel == "gather forward" || kernel == "scale backward") return 20 * 6;
+  if (kernel == "sum backward" || kernel == "combine forward") return 10 * 6;
+  if (kernel == "weight_grad backward") return 20;
+  if (kernel == "gate backward") return 10 * 4;
+  EXPECT_EQ(kernel, "gate forward");
+  return 10 + 2 * 20 + 4;  // offsets, experts and weights, counts
+}
+
+// Runs each kernel, makes all of its result wrong, then changes one element.
 TEST(KernelBenchTest, APlantedWrongElementIsCounted) {
   for (const KernelOp op : {KernelOp::kPermute, KernelOp::kCombine, KernelOp::kGate}) {
     const KernelSpec spec = SmallSpec(op);
@@ -114,6 +124,10 @@ TEST(KernelBenchTest, APlantedWrongElementIsCounted) {
     int planted = 0;
     for (const KernelCase& one : (*made)->cases()) {
       one.timed.prepare(0);
+      ASSERT_TRUE(one.timed.run().ok());
+      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
+      one.timed.spoil();
+      EXPECT_EQ(one.timed.wrong(), ElementsOf(one.kernel + " " + one.pass));
       ASSERT_TRUE(one.timed.run().ok());
       EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
       if (one.result.empty()) continue;  // a gate's selection is const
@@ -131,6 +145,54 @@ TEST(KernelBenchTest, APlantedWrongElementIsCounted) {
     }
     EXPECT_EQ(planted, op == KernelOp::kPermute ? 2 : op == KernelOp::kCombine ? 3 : 1);
   }
+}
+
+// Gradients of experts that were not chosen are small where there are many.
+TEST(KernelBenchTest, AWrongGradientOfAnExpertThatWasNotChosenIsCounted) {
+  KernelSpec spec = SmallSpec(KernelOp::kGate);
+  spec.tokens = 3;
+  spec.router = {.gate = "qwen2", .num_experts = 4096, .top_k = 2};
+  const auto stream = MakeInlineStream();
+  const auto made = MakeGateCases(spec, *stream);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const KernelCase& backward = (*made)->cases()[1];
+  backward.timed.prepare(0);
+  ASSERT_TRUE(backward.timed.run().ok());
+  ASSERT_EQ(backward.timed.wrong(), 0);
+  auto* const gradient = reinterpret_cast<float*>(backward.result.data());
+  for (const int e : {0, 1, 2, 4095}) {
+    const float right = gradient[e];
+    ASSERT_LT(std::abs(right), 1e-2f);
+    for (const float wrong : {0.0f, -right, right * 1.01f}) {
+      gradient[e] = wrong;
+      EXPECT_EQ(backward.timed.wrong(), 1) << e << ": " << wrong << " for " << right;
+    }
+    gradient[e] = right;
+  }
+}
+
+// Right the first time alone.
+TEST(KernelBenchTest, AKernelThatStopsWritingIsSeen) {
+  float result = 0;
+  int64_t runs = 0;
+  const TimedKernel kernel{
+      .prepare = [](int64_t) { return 1.0; },
+      .run =
+          [&] {
+            if (++runs == 1) result = 1;
+            return absl::OkStatus();
+          },
+      .wrong = [&] { return int64_t{result == 1 ? 0 : 1}; },
+      .spoil =
+          [&] {
+            SpoilBytes({reinterpret_cast<std::byte*>(&result), sizeof(result)});
+          }};
+  const auto limit = [](double) {
+    return 1.0;
+  };
+  const auto times = TimeKernel(kernel, limit, kShort);
+  ASSERT_TRUE(times.ok());
+  EXPECT_EQ(times->wrong, 3);  // the call before them was right
 }
 
 TEST(KernelBenchTest, WrongResultsOfTimedCallsAddUp) {

@@ -1,4 +1,5 @@
 // moe bench layer: rows by pass and phase, checked against the first call; load figures by hand.
+#include <array>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/create.h"
+#include "moe/bench/first_results.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/bench/slots.h"
 
@@ -141,6 +143,32 @@ TEST(LayerBenchTest, ReplaysATraceRecordByRecord) {
     // 12, 9 and 3 slots of 24, mean 8.
     EXPECT_DOUBLE_EQ(f.max_vio, 0.5);
   }
+}
+
+TEST(FirstResultsTest, CountsWhatDiffersFromTheFirstResultsOfARecord) {
+  FirstResults<float> first(1 << 20);
+  std::array<int64_t, 2> wrong = {};
+  const std::vector<float> y = {1, 0, 3}, dx = {4, 5};
+  first.Compare(0, y, dx, wrong);
+  first.Compare(1, dx, y, wrong);
+  first.Compare(0, y, dx, wrong);
+  EXPECT_THAT(wrong, testing::ElementsAre(0, 0));
+  first.Compare(0, {1, -0.0f, 3}, {4.5f, NAN}, wrong);  // the sign of a zero too
+  EXPECT_THAT(wrong, testing::ElementsAre(1, 2));
+  first.Compare(1, dx, {1, 0, 4}, wrong);
+  EXPECT_THAT(wrong, testing::ElementsAre(1, 3));
+}
+
+TEST(FirstResultsTest, KeepsTheFirstRecordAndOthersWhileThereIsRoom) {
+  FirstResults<float> first(16);
+  std::array<int64_t, 2> wrong = {};
+  for (const int64_t record : {7, 8, 9}) first.Compare(record, {1}, {2}, wrong);  // 8 bytes each
+  for (const int64_t record : {7, 8, 9}) first.Compare(record, {0}, {2}, wrong);
+  EXPECT_THAT(wrong, testing::ElementsAre(2, 0));
+  FirstResults<float> none(0);
+  none.Compare(3, {1}, {2}, wrong);
+  none.Compare(3, {1}, {0}, wrong);
+  EXPECT_THAT(wrong, testing::ElementsAre(2, 1));
 }
 
 TEST(LayerBenchTest, RefusesWhatTheLayerDoesNotHave) {

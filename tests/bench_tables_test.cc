@@ -133,17 +133,35 @@ TEST(BenchRowTest, CellsMatchTheKeysAndTheirFigures) {
 }
 
 TEST(BenchRowTest, NumbersAreFoundByKeyAndShortName) {
-  const BenchRow row = SampleRow();
-  EXPECT_EQ(BenchNumber(row, "busbw"), row.busbw());
-  EXPECT_EQ(BenchNumber(row, "busbw_gbytes_per_s"), row.busbw());
-  EXPECT_EQ(BenchNumber(row, "p99"), 1200);
-  EXPECT_EQ(BenchNumber(row, "wait"), 12.5);
-  EXPECT_TRUE(std::isnan(*BenchNumber(row, "memcpy")));
-  EXPECT_EQ(BenchNumber(row, "routing"), std::nullopt);
-  EXPECT_EQ(BenchNumber(row, "nosuch"), std::nullopt);
-  for (const std::string& name : BenchNumberNames()) {
-    EXPECT_TRUE(BenchNumber(row, name).has_value()) << name;
+  const BenchRow sample = SampleRow();
+  const Fields row = BenchFields(sample);
+  EXPECT_EQ(NumberOf(row, "busbw"), sample.busbw());
+  EXPECT_EQ(NumberOf(row, "busbw_gbytes_per_s"), sample.busbw());
+  EXPECT_EQ(NumberOf(row, "p50"), 100);
+  EXPECT_EQ(NumberOf(row, "p99"), 1200);
+  EXPECT_EQ(NumberOf(row, "wait"), 12.5);
+  EXPECT_TRUE(std::isnan(*NumberOf(row, "memcpy")));
+  EXPECT_EQ(NumberOf(row, "routing"), std::nullopt);
+  EXPECT_EQ(NumberOf(row, "nosuch"), std::nullopt);
+  for (const std::string& name : NumberNamesOf(row)) {
+    EXPECT_TRUE(NumberOf(row, name).has_value()) << name;
   }
+}
+
+TEST(FieldsTest, ShortNamesAreThoseOfTheKeysThatARowHas) {
+  Fields row = {{"op", "gemm"}};
+  AddTimes({.min = 1, .max = 9, .p50 = 3, .p99 = 8, .cv_pct = 40}, 5, row);
+  AddVerdict(2, "wrong elements", row);
+  EXPECT_EQ(NumberOf(row, "time"), 3);
+  EXPECT_EQ(NumberOf(row, "p50"), 3);  // the time is the median
+  EXPECT_EQ(NumberOf(row, "p99"), 8);
+  EXPECT_EQ(NumberOf(row, "cv"), 40);
+  EXPECT_EQ(NumberOf(row, "wrong"), 2);
+  EXPECT_EQ(NumberOf(row, "busbw"), std::nullopt);
+  EXPECT_THAT(NumberNamesOf(row),
+              testing::ElementsAre("time", "i_min", "i_max", "p50", "i_p99", "p99", "i_cv", "cv",
+                                   "wrong", "iters", "time_us", "time_us_min", "time_us_max",
+                                   "time_us_p99", "time_us_cv_pct", "nwrong"));
 }
 
 // The columns of nccl-tests by position, from its widths: 12 12 8 6 6, then 7 6 6 6 twice, two

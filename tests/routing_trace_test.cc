@@ -155,5 +155,15 @@ TEST(RoutingTraceTest, CountsOfAllRecordsTogetherAreBounded) {
             "steps");
 }
 
+TEST(RoutingTraceTest, RecordsAreBoundedHoweverSmall) {
+  RoutingTraceHeader header{.top_k = 1};
+  RoutingTraceRecord record{.tokens = {0}, .slots = {0}};
+  std::string text = HeaderLine(header);
+  for (; record.step < kTraceMostRecords; ++record.step) text += RecordLine(record);
+  text += "{}\n";
+  EXPECT_EQ(ErrorOf(text),
+            "t.jsonl:1048578: more than 1048576 records, expected fewer: keep a part of the steps");
+}
+
 }  // namespace
 }  // namespace moe

@@ -11,8 +11,9 @@
 
 namespace moe::bench {
 
-// The slots of one rank's next call. The gate does the work of mixtral's (softmax, top-k, counts), then puts the given experts in the place of the ones that
-// it found: weights are their probabilities, divided by their sum, and gradients flow accordingly.
+// The slots of one rank's next call. The gate does the work of mixtral's (softmax, top-k, counts),
+// then puts the given experts in the place of the ones that it found: weights are their
+// probabilities, divided by their sum, and gradients flow accordingly.
 // What comes after a gate (capacity, drops, losses) is the router's as ever.
 //
 // Gates of RouterConfig are known by name to the whole process, ranks of threads included, so an

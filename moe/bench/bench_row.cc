@@ -17,36 +17,6 @@ Cell CountOrNull(int64_t value) {
   return value;
 }
 
-struct ShortName {
-  const char* name;
-  const char* key;
-};
-constexpr ShortName kShortNames[] = {
-    {"size", "size_bytes"},
-    {"time", "time_us"},
-    {"i_min", "time_us_min"},
-    {"i_max", "time_us_max"},
-    {"p50", "time_us_p50"},
-    {"i_p99", "time_us_p99"},
-    {"p99", "time_us_p99"},
-    {"i_cv", "time_us_cv_pct"},
-    {"cv", "time_us_cv_pct"},
-    {"algbw", "algbw_gbytes_per_s"},
-    {"busbw", "busbw_gbytes_per_s"},
-    {"wrong", "nwrong"},
-    {"wait", "wait_pct"},
-    {"slow", "slow_rank"},
-    {"memcpy", "memcpy_pct"},
-};
-
-bool IsNumber(absl::string_view key) {
-  for (const char* text : {"schema", "op", "algorithm", "backend", "transport", "routing", "dtype",
-                           "status", "error"}) {
-    if (key == text) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 const char* NameOf(Op op) {
@@ -114,26 +84,6 @@ Fields BenchFields(const BenchRow& row) {
           {"destination", CountOrNull(row.destination)},
           {"status", row.status()},
           {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()}};
-}
-
-std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column) {
-  for (const ShortName& s : kShortNames) {
-    if (column == s.name) column = s.key;
-  }
-  if (!IsNumber(column)) return std::nullopt;
-  const Fields fields = BenchFields(row);
-  const Cell* const cell = Find(fields, column);
-  if (cell == nullptr) return std::nullopt;
-  return cell->number();
-}
-
-std::vector<std::string> BenchNumberNames() {
-  std::vector<std::string> names;
-  for (const ShortName& s : kShortNames) names.emplace_back(s.name);
-  for (const std::string& key : KeysOf(BenchFields({}))) {
-    if (IsNumber(key)) names.push_back(key);
-  }
-  return names;
 }
 
 }  // namespace moe::bench

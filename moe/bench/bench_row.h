@@ -80,12 +80,6 @@ struct BenchRow {
 //   error
 Fields BenchFields(const BenchRow& row);
 
-// A numeric column by key or short name (time, algbw, busbw, wrong, imb_tx, p99, cv, wait, memcpy ...).
-// NaN where the row has none; nullopt for unknown names.
-std::optional<double> BenchNumber(const BenchRow& row, absl::string_view column);
-// Names that BenchNumber knows.
-std::vector<std::string> BenchNumberNames();
-
 }  // namespace moe::bench
 
 #endif  // MOE_MOE_BENCH_BENCH_ROW_H_

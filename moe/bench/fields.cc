@@ -10,6 +10,39 @@
 namespace moe::bench {
 namespace {
 
+// Where a row has no key of its own for a name, the next line with that name is tried.
+struct ShortName {
+  const char* name;
+  const char* key;
+};
+constexpr ShortName kShortNames[] = {
+    {"size", "size_bytes"},
+    {"time", "time_us"},
+    {"i_min", "time_us_min"},
+    {"i_max", "time_us_max"},
+    {"p50", "time_us_p50"},
+    {"p50", "time_us"},  // is the median where there is no mean
+    {"i_p99", "time_us_p99"},
+    {"p99", "time_us_p99"},
+    {"i_cv", "time_us_cv_pct"},
+    {"cv", "time_us_cv_pct"},
+    {"algbw", "algbw_gbytes_per_s"},
+    {"busbw", "busbw_gbytes_per_s"},
+    {"wrong", "nwrong"},
+    {"wait", "wait_pct"},
+    {"slow", "slow_rank"},
+    {"memcpy", "memcpy_pct"},
+};
+
+bool IsNumber(absl::string_view key) {
+  for (const char* text :
+       {"schema", "op", "algorithm", "backend", "transport", "routing", "router", "product", "pass",
+        "kernel", "phase", "dispatch", "dtype", "status", "error"}) {
+    if (key == text) return false;
+  }
+  return true;
+}
+
 std::string Padded(absl::string_view text, int width) {
   return width < 0 ? absl::StrFormat("%-*s", -width, text) : absl::StrFormat("%*s", width, text);
 }
@@ -48,6 +81,27 @@ const Cell* Find(const Fields& row, absl::string_view key) {
     if (name == key) return &value;
   }
   return nullptr;
+}
+
+std::optional<double> NumberOf(const Fields& row, absl::string_view name) {
+  for (const ShortName& s : kShortNames) {
+    if (name != s.name) continue;
+    if (const Cell* const cell = Find(row, s.key); cell != nullptr) return cell->number();
+  }
+  const Cell* const cell = IsNumber(name) ? Find(row, name) : nullptr;
+  return cell == nullptr ? std::nullopt : std::optional<double>(cell->number());
+}
+
+std::vector<std::string> NumberNamesOf(const Fields& row) {
+  std::vector<std::string> names;
+  for (const ShortName& s : kShortNames) {
+    if (!names.empty() && names.back() == s.name) continue;
+    if (NumberOf(row, s.name).has_value()) names.emplace_back(s.name);
+  }
+  for (const auto& [key, value] : row) {
+    if (IsNumber(key)) names.push_back(key);
+  }
+  return names;
 }
 
 void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row) {

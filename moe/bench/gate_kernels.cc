@@ -94,8 +94,14 @@ class GateKernels final : public KernelCases {
     Add("forward", &GateKernels::ForwardBytes, &GateKernels::Forward, &GateKernels::WrongForward);
     Add("backward", &GateKernels::BackwardBytes, &GateKernels::Backward,
         &GateKernels::WrongBackward);
-    cases_[1].result = {reinterpret_cast<std::byte*>(d_logits_.data()),
-                        d_logits_.size() * sizeof(float)};
+    cases_[0].timed.spoil = [this] {
+      SpoilSelection();
+    };
+    const absl::Span<std::byte> gradient = BytesOf<float>(d_logits_);
+    cases_[1].timed.spoil = [gradient] {
+      SpoilBytes(gradient);
+    };
+    cases_[1].result = gradient;
     return absl::OkStatus();
   }
 
@@ -127,7 +133,7 @@ class GateKernels final : public KernelCases {
     batch_ = batch;
     groups_ = MakeTokenGroups({}, batch_, saved_).value();
     MOE_CHECK(Select(saved_).ok());
-    kept_ = selection_;
+    kept_ = std::exchange(selection_, {});
     const auto slots = static_cast<int64_t>(kept_.expert.size());
     dropped_.assign(slots, 0);
     d_weight_.clear();
@@ -195,6 +201,19 @@ class GateKernels final : public KernelCases {
     return stream_.Synchronize();
   }
 
+  // Of memory that this class owns and a gate lends as const.
+  template <typename U>
+  static absl::Span<std::byte> BytesOf(absl::Span<const U> values) {
+    return {reinterpret_cast<std::byte*>(const_cast<U*>(values.data())), values.size() * sizeof(U)};
+  }
+  // What the last forward of this record wrote, and the next one writes again.
+  void SpoilSelection() {
+    SpoilBytes(BytesOf<int64_t>(selection_.slot_offset));
+    SpoilBytes(BytesOf<int32_t>(selection_.expert));
+    SpoilBytes(BytesOf<float>(selection_.weight));
+    SpoilBytes(BytesOf<int64_t>(selection_.count));
+  }
+
   double Bytes(int64_t each_slot, int64_t others) const {
     const auto slots = static_cast<int64_t>(kept_.expert.size());
     const int64_t scores = tokens_ * spec_.router.num_outputs();
@@ -230,25 +249,42 @@ class GateKernels final : public KernelCases {
   }
   // Plain:       d_l_e = p_e ([e chosen] dw_e - sum_j p_j dw_j)
   // over chosen: d_l_e = w_e (dw_e - sum_j w_j dw_j), 0 for the others
-  // Errors of w enter each term once, with |dw| <= 1 and sums of weights of at most 1: four terms.
+  // Each weight is off by the token's tolerance, relative; terms have two of them, and their sum has
+  // fewer roundings than a third allows for. Over the chosen, the gradient goes back through the
+  // division and through a softmax over all: twice as many, and what should cancel for the others
+  // leaves as much of p_e. What an expert below the chosen ones adds is the rounding of its own
+  // argument of exp.
   int64_t WrongBackward() const {
     const int64_t k = spec_.router.top_k;
     int64_t wrong = 0;
-    std::vector<double> want(columns());
+    std::vector<double> want(columns()), tolerance(columns());
     for (int64_t t = 0; t < tokens_; ++t) {
       const ExpectedToken token = ExpectedOf(t);
       double mean = 0;
+      double mean_size = 0;  // of the terms' magnitudes
       for (int64_t j = 0; j < k; ++j) {
-        mean += token.weight[j] * static_cast<double>(d_weight_[t * k + j]);
+        const auto d_weight = static_cast<double>(d_weight_[t * k + j]);
+        mean += token.weight[j] * d_weight;
+        mean_size += token.weight[j] * std::abs(d_weight);
       }
       const bool plain = *weighing_ == Weighing::kPlain;
-      for (int64_t e = 0; e < columns(); ++e) want[e] = plain ? -token.probability[e] * mean : 0;
+      const double terms = plain ? 3 : 6;
+      const float* const logits = logits_.data() + t * columns();
+      const auto largest = static_cast<double>(logits[token.expert[0]]);
+      for (int64_t e = 0; e < columns(); ++e) {
+        want[e] = plain ? -token.probability[e] * mean : 0;
+        const double depth = largest - static_cast<double>(logits[e]);
+        tolerance[e] =
+            (terms * token.tolerance + 0x1p-22 * depth) * token.probability[e] * mean_size;
+      }
       for (int64_t j = 0; j < k; ++j) {
-        want[token.expert[j]] =
-            token.weight[j] * (static_cast<double>(d_weight_[t * k + j]) - mean);
+        const auto d_weight = static_cast<double>(d_weight_[t * k + j]);
+        want[token.expert[j]] = token.weight[j] * (d_weight - mean);
+        tolerance[token.expert[j]] =
+            terms * token.tolerance * token.weight[j] * (std::abs(d_weight) + mean_size);
       }
       for (int64_t e = 0; e < columns(); ++e) {
-        wrong += Off(d_logits_[t * columns() + e], want[e], 4 * token.tolerance);
+        wrong += Off(d_logits_[t * columns() + e], want[e], tolerance[e] + kUnderflow);
       }
     }
     return wrong;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -17,7 +17,7 @@
 #include "kernels/base/workspace.h"
 #include "kernels/grouped_gemm/fma_peak.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
-#include "moe/bench/traffic.h"
+#include "moe/bench/slots.h"
 
 namespace moe::bench {
 namespace {
@@ -38,12 +38,16 @@ double Peak(ThreadPool& pool) {
 
 // Operands and results of the three products.
 template <typename T>
-class Products {
+class Products final : public KernelCases {
  public:
-  explicit Products(const GemmSpec& spec) : spec_(spec) {}
+  Products(const GemmSpec& spec, Stream& stream) : spec_(spec), stream_(stream) {}
 
-  // Rows for the largest call.
-  absl::Status Fill(int64_t n) {
+  absl::Status Setup() {
+    int64_t n = 0;  // of the largest call
+    for (int64_t call = 0; call < CallsOf(spec_.routing); ++call) {
+      MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec_, call));
+      n = std::max(n, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+    }
     const int64_t weights = spec_.num_experts * spec_.ffn * spec_.hidden;
     MOE_RETURN_IF_ERROR(Random(n * spec_.hidden, 0, x_));
     MOE_RETURN_IF_ERROR(Random(n * spec_.ffn, 1, dy_));
@@ -52,31 +56,66 @@ class Products {
     MOE_ASSIGN_OR_RETURN(dx_, Buffer::Allocate(x_.bytes()));
     MOE_ASSIGN_OR_RETURN(dw_, Buffer::Allocate(weights * static_cast<int64_t>(sizeof(float))));
     for (int e = 0; e < spec_.num_experts; ++e) weight_.push_back(WeightOf<const T>(w_, e));
+    Add("forward", &Products::Forward, &Products::WrongForward, y_);
+    Add("input_grad", &Products::InputGradient, &Products::WrongInputGradient, dx_);
+    Add("weight_grad", &Products::WeightGradient, &Products::WrongWeightGradient, dw_);
     return absl::OkStatus();
   }
 
-  // Groups rows as the routing of `call` does; returns how many there are.
-  int64_t Prepare(int64_t call) {
-    const std::vector<int64_t> rows = ExpertRows(spec_, call).value();
-    offsets_.assign(rows.size() + 1, 0);
-    std::partial_sum(rows.begin(), rows.end(), offsets_.begin() + 1);
-    return offsets_.back();
+ private:
+  void Add(const char* product, absl::Status (Products::*run)(), int64_t (Products::*wrong)() const,
+           const Buffer& result) {
+    const auto prepare = [this](int64_t call) {
+      Group(call);
+      return 2.0 * static_cast<double>(offsets_.back()) * static_cast<double>(spec_.hidden) *
+             static_cast<double>(spec_.ffn);
+    };
+    const auto scoped_run = [this, run]() -> absl::Status {
+      const WorkspaceScope scratch(workspace_);
+      MOE_RETURN_IF_ERROR((this->*run)());
+      return stream_.Synchronize();
+    };
+    const auto count = [this, wrong] {
+      return (this->*wrong)();
+    };
+    const absl::Span<std::byte> bytes = result.span<std::byte>();
+    cases_.push_back({.pass = "",
+                      .kernel = product,
+                      .timed = {.prepare = prepare,
+                                .run = scoped_run,
+                                .wrong = count,
+                                .spoil =
+                                    [bytes] {
+                                      SpoilBytes(bytes);
+                                    }},
+                      .result = bytes});
   }
 
-  absl::Status Forward(Workspace& workspace, Stream& stream) {
+  // Groups rows as the routing of `call` does.
+  void Group(int64_t call) {
+    const int64_t record = call % CallsOf(spec_.routing);
+    if (record != record_) {
+      const std::vector<int64_t> rows = ExpertRows(spec_, record).value();
+      offsets_.assign(rows.size() + 1, 0);
+      std::partial_sum(rows.begin(), rows.end(), offsets_.begin() + 1);
+      record_ = record;
+    }
+  }
+
+  absl::Status Forward() {
     return GroupedGemm<T>(Rows<const T>(x_, spec_.hidden), offsets_, weight_,
-                          Rows<T>(y_, spec_.ffn), workspace, stream);
+                          Rows<T>(y_, spec_.ffn), workspace_, stream_);
   }
-  absl::Status InputGradient(Workspace& workspace, Stream& stream) {
+  absl::Status InputGradient() {
     return GroupedGemmInputGradient<T>(Rows<const T>(dy_, spec_.ffn), offsets_, weight_,
-                                       Rows<T>(dx_, spec_.hidden), workspace, stream);
+                                       Rows<T>(dx_, spec_.hidden), workspace_, stream_);
   }
-  absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
+  absl::Status WeightGradient() {
     for (int e = 0; e < spec_.num_experts; ++e) {
       MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
           RowRange(Rows<const T>(dy_, spec_.ffn), offsets_[e], offsets_[e + 1]),
           RowRange(Rows<const T>(x_, spec_.hidden), offsets_[e], offsets_[e + 1]),
-          WeightOf<float>(dw_, e), Write::kOverwrite, workspace, stream));
+          WeightOf<float>(dw_, e), Write::kOverwrite, workspace_, stream_));
     }
     return absl::OkStatus();
   }
@@ -107,7 +146,6 @@ class Products {
     });
   }
 
- private:
   absl::Span<T> x() const { return x_.span<T>(); }
   absl::Span<T> dy() const { return dy_.span<T>(); }
   absl::Span<T> w() const { return w_.span<T>(); }
@@ -162,66 +200,19 @@ class Products {
   }
 
   const GemmSpec spec_;
-  std::vector<int64_t> offsets_;  // [E + 1] of this call
+  Stream& stream_;
+  Workspace workspace_;
+  int64_t record_ = -1;
+  std::vector<int64_t> offsets_;  // [E + 1] of record_
   Buffer x_, dy_, w_, y_, dx_, dw_;
   std::vector<MatrixView<const T>> weight_;
 };
 
-struct Product {
-  const char* name;
-  std::function<absl::Status()> run;
-  std::function<int64_t()> wrong;
-};
-
 template <typename T>
-absl::StatusOr<std::vector<GemmRow>> MeasureAs(const GemmSpec& spec, const MeasureOptions& options,
-                                               ThreadPool& threads) {
-  int64_t most_rows = 0;
-  int64_t largest_rows = 0;
-  for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
-    MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec, call));
-    most_rows = std::max(most_rows, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
-    largest_rows = std::max(largest_rows, *std::max_element(rows.begin(), rows.end()));
-  }
-  Products<T> data(spec);
-  MOE_RETURN_IF_ERROR(data.Fill(most_rows));
-  Workspace workspace;
-  const auto stream = MakeInlineStream(&threads);
-  const auto scoped = [&](auto call) {
-    return [&workspace, &stream, &data, call] {
-      const WorkspaceScope scratch(workspace);
-      return (data.*call)(workspace, *stream);
-    };
-  };
-  const Product products[] = {{"forward", scoped(&Products<T>::Forward),
-                               [&] {
-                                 return data.WrongForward();
-                               }},
-                              {"input_grad", scoped(&Products<T>::InputGradient),
-                               [&] {
-                                 return data.WrongInputGradient();
-                               }},
-                              {"weight_grad", scoped(&Products<T>::WeightGradient), [&] {
-                                 return data.WrongWeightGradient();
-                               }}};
-  std::vector<GemmRow> rows;
-  for (const Product& product : products) {
-    const auto prepare = [&](int64_t call) {
-      return 2.0 * static_cast<double>(data.Prepare(call)) * static_cast<double>(spec.hidden) *
-             static_cast<double>(spec.ffn);
-    };
-    MOE_ASSIGN_OR_RETURN(const KernelTimes times,
-                         TimeKernel(
-                             {.prepare = prepare, .run = product.run, .wrong = product.wrong},
-                             [&](double) { return Peak(threads); }, options));
-    rows.push_back({.product = product.name,
-                    .spec = spec,
-                    .threads = threads.threads(),
-                    .rows = most_rows,
-                    .largest_rows = largest_rows,
-                    .times = times});
-  }
-  return rows;
+absl::StatusOr<std::unique_ptr<KernelCases>> Make(const GemmSpec& spec, Stream& stream) {
+  auto products = std::make_unique<Products<T>>(spec, stream);
+  MOE_RETURN_IF_ERROR(products->Setup());
+  return std::unique_ptr<KernelCases>(std::move(products));
 }
 
 }  // namespace
@@ -239,22 +230,49 @@ absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec, int64_t ca
         "ExpertRows: routing is ", spec.routing.text,
         ", expected uniform, zipf:S, hot_expert:P or a trace of one rank, which are of experts"));
   }
-  // One expert on each of E ranks, and what one rank sends.
-  const Traffic traffic = MakeTraffic(spec.routing, {.ranks = spec.num_experts,
-                                                     .count = spec.tokens * spec.top_k,
-                                                     .num_experts = spec.num_experts,
-                                                     .seed = spec.seed});
-  const auto rows = traffic.from(0);
-  return std::vector<int64_t>(rows.begin(), rows.end());
+  if (spec.top_k < 1 || spec.top_k > spec.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ExpertRows: top_k is ", spec.top_k, ", expected 1 to the ", spec.num_experts, " experts"));
+  }
+  return CountSlots(DrawSlots(spec.routing, {.tokens = spec.tokens,
+                                             .top_k = spec.top_k,
+                                             .num_experts = spec.num_experts,
+                                             .seed = spec.seed}),
+                    spec.num_experts);
+}
+
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec, Stream& stream) {
+  if (spec.dtype == DType::kFloat32) return Make<float>(spec, stream);
+  if (spec.dtype == DType::kBFloat16) return Make<BFloat16>(spec, stream);
+  return absl::InvalidArgumentError(
+      absl::StrCat("MakeGemmCases: type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
 }
 
 absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec,
                                                  const MeasureOptions& options,
                                                  ThreadPool& threads) {
-  if (spec.dtype == DType::kFloat32) return MeasureAs<float>(spec, options, threads);
-  if (spec.dtype == DType::kBFloat16) return MeasureAs<BFloat16>(spec, options, threads);
-  return absl::InvalidArgumentError(
-      absl::StrCat("MeasureGemm: type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
+  const auto stream = MakeInlineStream(&threads);
+  MOE_ASSIGN_OR_RETURN(const auto products, MakeGemmCases(spec, *stream));
+  int64_t most_rows = 0;
+  int64_t largest_rows = 0;
+  for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
+    MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec, call));
+    most_rows = std::max(most_rows, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+    largest_rows = std::max(largest_rows, *std::max_element(rows.begin(), rows.end()));
+  }
+  std::vector<GemmRow> rows;
+  for (const KernelCase& product : products->cases()) {
+    MOE_ASSIGN_OR_RETURN(const KernelTimes times,
+                         TimeKernel(
+                             product.timed, [&](double) { return Peak(threads); }, options));
+    rows.push_back({.product = product.kernel,
+                    .spec = spec,
+                    .threads = threads.threads(),
+                    .rows = most_rows,
+                    .largest_rows = largest_rows,
+                    .times = times});
+  }
+  return rows;
 }
 
 Fields GemmFields(const GemmRow& row) {

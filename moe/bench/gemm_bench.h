@@ -3,6 +3,7 @@
 #define MOE_MOE_BENCH_GEMM_BENCH_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/parallel.h"
+#include "kernels/base/stream.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/fields.h"
 #include "moe/bench/kernel_timing.h"
@@ -41,12 +43,13 @@ struct GemmRow {
   KernelTimes times;
 };
 
-// Rows of each expert, [E], in sum T * K; as the tokens of traffic.h are drawn. A trace: the slots of
-// the record that `call` replays. kInvalidArgument for routings of ranks (hot_rank, ragged,
-// zero_rank, matrix, a trace of several ranks).
+// Rows of each expert, [E], in sum T * K: the slots that DrawSlots gives a token, K experts that
+// differ. A trace: the slots of the record that `call` replays. kInvalidArgument for routings of
+// ranks (hot_rank, ragged, zero_rank, matrix, a trace of several ranks) and for K not in 1 .. E.
 absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec, int64_t call);
 
-// The three products.
+// The three products, over data that they share.
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec, Stream& stream);
 absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec,
                                                  const MeasureOptions& options,
                                                  ThreadPool& threads);

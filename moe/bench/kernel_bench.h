@@ -75,23 +75,6 @@ absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
 Fields KernelFields(const KernelRow& row);
 absl::Span<const Column> KernelColumns();
 
-// One kernel with its data. `bytes` is set by prepare.
-struct KernelCase {
-  std::string pass, kernel;
-  TimedKernel timed;
-  absl::Span<std::byte> result;  // what run writes last; tests plant faults here
-};
-
-// The kernels of an op, and the data that they share.
-class KernelCases {
- public:
-  virtual ~KernelCases() = default;
-  const std::vector<KernelCase>& cases() const { return cases_; }
-
- protected:
-  std::vector<KernelCase> cases_;
-};
-
 // Of `call`: slots of one rank, in token order. kInvalidArgument for routings of ranks.
 absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call);
 

@@ -1,11 +1,16 @@
 #include "moe/bench/kernel_timing.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
 
 namespace moe::bench {
+
+void SpoilBytes(absl::Span<std::byte> result) {
+  std::fill(result.begin(), result.end(), std::byte{0xFF});
+}
 
 absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel,
                                        absl::FunctionRef<double(double work)> limit,
@@ -23,6 +28,7 @@ absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel,
   int64_t next_look = options.iterations;
   for (;; ++call) {
     const double work = kernel.prepare(call);
+    if (check && kernel.spoil != nullptr) kernel.spoil();
     const double most = limit(work);
     const int64_t start = MonotonicNs();
     MOE_RETURN_IF_ERROR(kernel.run());

@@ -106,8 +106,8 @@ std::vector<double> Steps(const std::vector<CallTimes>& all, int ranks) {
 
 // Calls of the next batch; every rank decides on the same numbers.
 int64_t NextBatch(const std::vector<CallTimes>& all, int ranks, const MeasureOptions& options) {
-  if (Describe(Slowest(all, ranks, kLayerParts - 1)).cv_pct <= options.max_noise_pct) return 0;
   const std::vector<double> steps = Steps(all, ranks);
+  if (Describe(steps).cv_pct <= options.max_noise_pct) return 0;
   const double elapsed = std::accumulate(steps.begin(), steps.end(), 0.0);
   const double left = absl::ToDoubleMicroseconds(options.budget) / elapsed - 1;
   return left <= 0 ? 0
@@ -129,6 +129,7 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
   for (int64_t call = 0; call < std::max<int64_t>(seen, options.warmup); ++call) {
     MOE_RETURN_IF_ERROR(layer.Call(call, times, wrong, call < seen ? &load : nullptr));
   }
+  wrong = {};
   if (options.trace != nullptr) {
     options.trace->AddLane("compute", context.compute);
     context.clock->set_recorder(options.trace);

@@ -4,15 +4,14 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
 
 #include "gating/router.h"
 #include "moe/bench/assigned_gate.h"
+#include "moe/bench/first_results.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/context.h"
 #include "moe/gradient_reducer.h"
@@ -60,7 +59,6 @@ class LayerOnRank {
  private:
   template <typename Work>
   absl::Status Pass(int pass, CallTimes& times, Work work);
-  void Compare(int64_t record, int64_t elements, std::array<int64_t, 2>& wrong);
   int64_t hidden() const { return spec_.layer.router.hidden_size; }
   MatrixView<T> View(std::vector<T>& values, int64_t tokens) {
     return MatrixView<T>(values.data(), tokens, hidden());
@@ -74,8 +72,8 @@ class LayerOnRank {
   std::unique_ptr<MoeLayer<T>> layer_;
   std::unique_ptr<GradientReducer> reducer_;
   std::vector<T> x_, dy_, y_, dx_;
-  std::map<int64_t, std::pair<std::vector<T>, std::vector<T>>> first_;  // y and dx by record
-  int64_t kept_bytes_ = 0;
+  int64_t calls_ = 0;
+  FirstResults<T> first_;
 };
 
 }  // namespace moe::bench

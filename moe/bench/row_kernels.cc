@@ -77,25 +77,27 @@ class RowKernels final : public KernelCases {
     MOE_RETURN_IF_ERROR(Fill(rows, 1, rows_));
     MOE_ASSIGN_OR_RETURN(out_, Buffer::Allocate(std::max(tokens_.bytes(), rows_.bytes())));
     d_weight_.resize(rows);
+    const auto out = out_.span<std::byte>();
     if (spec_.op == KernelOp::kPermute) {
       Add("forward", "gather", &RowKernels::GatherBytes, &RowKernels::Gather,
-          &RowKernels::WrongGather);
-      Add("backward", "sum", &RowKernels::SumBytes, &RowKernels::SumUp, &RowKernels::WrongSum);
+          &RowKernels::WrongGather, out);
+      Add("backward", "sum", &RowKernels::SumBytes, &RowKernels::SumUp, &RowKernels::WrongSum, out);
       return absl::OkStatus();
     }
     Add("forward", "combine", &RowKernels::CombineBytes, &RowKernels::Combine,
-        &RowKernels::WrongCombine);
-    Add("backward", "scale", &RowKernels::ScaleBytes, &RowKernels::Scale, &RowKernels::WrongScale);
+        &RowKernels::WrongCombine, out);
+    Add("backward", "scale", &RowKernels::ScaleBytes, &RowKernels::Scale, &RowKernels::WrongScale,
+        out);
     Add("backward", "weight_grad", &RowKernels::WeightGradientBytes, &RowKernels::WeightGradient,
-        &RowKernels::WrongWeightGradient);
-    cases_.back().result = {reinterpret_cast<std::byte*>(d_weight_.data()),
-                            d_weight_.size() * sizeof(float)};
+        &RowKernels::WrongWeightGradient,
+        {reinterpret_cast<std::byte*>(d_weight_.data()), d_weight_.size() * sizeof(float)});
     return absl::OkStatus();
   }
 
  private:
   void Add(const char* pass, const char* kernel, double (RowKernels::*bytes)() const,
-           absl::Status (RowKernels::*run)(), int64_t (RowKernels::*wrong)() const) {
+           absl::Status (RowKernels::*run)(), int64_t (RowKernels::*wrong)() const,
+           absl::Span<std::byte> result) {
     const auto prepare = [this, bytes](int64_t call) {
       const int64_t record = call % CallsOf(spec_.routing);
       if (record != record_) {
@@ -112,8 +114,14 @@ class RowKernels final : public KernelCases {
     };
     cases_.push_back({.pass = pass,
                       .kernel = kernel,
-                      .timed = {.prepare = prepare, .run = checked_run, .wrong = count},
-                      .result = out_.span<std::byte>()});
+                      .timed = {.prepare = prepare,
+                                .run = checked_run,
+                                .wrong = count,
+                                .spoil =
+                                    [result] {
+                                      SpoilBytes(result);
+                                    }},
+                      .result = result});
   }
 
   absl::Status Fill(int64_t rows, uint32_t which, Buffer& buffer) {
@@ -127,7 +135,7 @@ class RowKernels final : public KernelCases {
     return absl::OkStatus();
   }
 
-  int64_t T_() const { return grouping_.slots.tokens(); }
+  int64_t tokens() const { return grouping_.slots.tokens(); }
   int64_t N() const { return static_cast<int64_t>(grouping_.token_of_row.size()); }
   double RowBytes(int64_t rows) const {
     return static_cast<double>(rows * spec_.hidden * static_cast<int64_t>(sizeof(T)));
@@ -136,13 +144,13 @@ class RowKernels final : public KernelCases {
     return RowBytes(rows) + static_cast<double>(each_slot * N() + 8 * offsets);
   }
   double GatherBytes() const { return Bytes(grouping_.used_tokens + N(), 4, 0); }
-  double SumBytes() const { return Bytes(N() + T_(), 4, T_() + 1); }
-  double CombineBytes() const { return Bytes(N() + T_(), 8, T_() + 1); }
+  double SumBytes() const { return Bytes(N() + tokens(), 4, tokens() + 1); }
+  double CombineBytes() const { return Bytes(N() + tokens(), 8, tokens() + 1); }
   double ScaleBytes() const { return Bytes(grouping_.used_tokens + N(), 8, 0); }
-  double WeightGradientBytes() const { return Bytes(N() + grouping_.used_tokens, 8, T_() + 1); }
+  double WeightGradientBytes() const { return Bytes(N() + grouping_.used_tokens, 8, tokens() + 1); }
 
   MatrixView<const T> Tokens() const {
-    return {tokens_.span<const T>().data(), T_(), spec_.hidden};
+    return {tokens_.span<const T>().data(), tokens(), spec_.hidden};
   }
   MatrixView<const T> ExpertRows() const {
     return {rows_.span<const T>().data(), N(), spec_.hidden};
@@ -162,8 +170,8 @@ class RowKernels final : public KernelCases {
   absl::Status Combine() { return CombineWith(grouping_.weight); }
   absl::Status CombineWith(absl::Span<const float> weight) {
     MOE_RETURN_IF_ERROR(CombineRows<T>(ExpertRows(), grouping_.slots.slot_offset,
-                                       grouping_.row_of_slot, weight, Out(T_()), Write::kOverwrite,
-                                       stream_));
+                                       grouping_.row_of_slot, weight, Out(tokens()),
+                                       Write::kOverwrite, stream_));
     return stream_.Synchronize();
   }
   absl::Status WeightGradient() {
@@ -182,8 +190,9 @@ class RowKernels final : public KernelCases {
     int64_t wrong = 0;
     const MatrixView<T> out = Out(rows);
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t h = 0; h < spec_.hidden; ++h)
+      for (int64_t h = 0; h < spec_.hidden; ++h) {
         wrong += !(out(r, h) == FromEighths(eighths(r, h)));
+      }
     }
     return wrong;
   }
@@ -201,7 +210,7 @@ class RowKernels final : public KernelCases {
   // Sum over the slots of a token of factor(slot) * its row.
   template <typename Factor>
   int64_t WrongSumOf(Factor factor) const {
-    return CountWrong(T_(), [&](int64_t t, int64_t h) {
+    return CountWrong(tokens(), [&](int64_t t, int64_t h) {
       int64_t sum = 0;
       for (int64_t s = grouping_.slots.slot_offset[t]; s < grouping_.slots.slot_offset[t + 1];
            ++s) {
@@ -218,7 +227,7 @@ class RowKernels final : public KernelCases {
   }
   int64_t WrongWeightGradient() const {
     int64_t wrong = 0;
-    for (int64_t t = 0; t < T_(); ++t) {
+    for (int64_t t = 0; t < tokens(); ++t) {
       for (int64_t s = grouping_.slots.slot_offset[t]; s < grouping_.slots.slot_offset[t + 1];
            ++s) {
         int64_t dot = 0;

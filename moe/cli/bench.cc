@@ -125,7 +125,7 @@ absl::Status BenchRun::Verdict() const {
   if (!options_.output.fail_if.has_value()) return absl::OkStatus();
   for (const bench::BenchRow& row : rows_) {
     const auto lookup = [&](absl::string_view column) {
-      return bench::BenchNumber(row, column);
+      return bench::NumberOf(bench::BenchFields(row), column);
     };
     if (!options_.output.fail_if->Holds(lookup)) continue;
     const std::string pair =

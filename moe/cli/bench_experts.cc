@@ -76,9 +76,8 @@ absl::Status Verdict(const Results& results, const BenchOutputOptions& output,
                                                            " wrong elements, expected none")),
                           ExitCode::kCheckFailed);
     }
-    const auto lookup = [&](absl::string_view column) -> std::optional<double> {
-      const bench::Cell* const cell = bench::Find(row, column);
-      return cell == nullptr ? std::nullopt : std::optional<double>(cell->number());
+    const auto lookup = [&](absl::string_view column) {
+      return bench::NumberOf(row, column);
     };
     if (!output.fail_if.has_value() || !output.fail_if->Holds(lookup)) continue;
     return WithExitCode(absl::InternalError(fmt::format(

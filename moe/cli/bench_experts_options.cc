@@ -1,5 +1,6 @@
 // What moe bench gate, permute, combine, gemm and layer were asked to do.
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,31 @@ absl::Status SetAtLeast(const Settings& settings, int least, const char* name, F
   return WrongFlag(absl::StrCat("--", name), settings.text(name), absl::StrCat("at least ", least));
 }
 
+// Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank; a width
+// that an operation does not have is 0.
+struct PartSizes {
+  int64_t tokens = 0, top_k = 0, num_experts = 0, hidden = 0, ffn = 0;
+};
+absl::Status CheckSizes(const PartSizes& sizes) {
+  constexpr double kMost = 1e12;                                     // as moe train
+  constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
+  const auto tokens = static_cast<double>(sizes.tokens);
+  const auto experts = static_cast<double>(sizes.num_experts);
+  const auto hidden = static_cast<double>(sizes.hidden);
+  const auto ffn = static_cast<double>(sizes.ffn);
+  const double rows = tokens * static_cast<double>(sizes.top_k);
+  if (rows > kMostRows) {
+    return WrongFlag("--tokens x --moe-router-topk", absl::StrCat("about ", rows),
+                     absl::StrCat("at most ", std::numeric_limits<int32_t>::max(), " rows"));
+  }
+  // Rows on either side of the experts, logits or drawn preferences, weights.
+  const double widest =
+      std::max({rows * std::max(hidden, ffn), tokens * experts, 3 * experts * hidden * ffn});
+  if (widest <= kMost) return absl::OkStatus();
+  return WrongFlag("the largest array", absl::StrCat("about ", widest, " elements"),
+                   "at most 1e12: fewer tokens or experts, or smaller widths");
+}
+
 absl::StatusOr<DType> ExpertType(const Settings& settings) {
   const DType type = TypeOf(settings.text("datatype"));
   if (type == DType::kFloat32 || type == DType::kBFloat16) return type;
@@ -61,6 +87,28 @@ absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
   if (launch.plan.backend == Backend::kLocal) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(call.operation, " runs on one rank, expected no launcher"));
+}
+
+// What a trace says in the place of flags.
+struct ShapeOfTrace {
+  DType& dtype;
+  int64_t& tokens;
+  int64_t& hidden;
+  int& top_k;
+  int& num_experts;
+};
+absl::Status UseTrace(const Settings& settings, const bench::Replay& replay,
+                      const ShapeOfTrace& shape) {
+  constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
+                                      "expert-model-parallel-size"};
+  MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
+  const RoutingTraceHeader& header = replay.header();
+  shape.tokens = replay.most_tokens();
+  shape.top_k = header.top_k;
+  shape.num_experts = header.num_experts;
+  if (!settings.given("hidden-size")) shape.hidden = header.hidden_size;
+  if (!settings.given("datatype")) shape.dtype = header.dtype;
+  return absl::OkStatus();
 }
 
 // What a part of the layer on one rank is given: how many rows, grouped how.
@@ -88,14 +136,12 @@ absl::StatusOr<PartShape> PartShapeOf(const Settings& settings) {
                      "uniform, zipf:S or hot_expert:P, which are of experts, or trace:FILE");
   }
   if (kind == Kind::kTrace) {
-    constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts"};
-    MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
-    const RoutingTraceHeader& header = shape.routing.replay->header();
-    shape.tokens = shape.routing.replay->most_tokens();
-    shape.top_k = header.top_k;
-    shape.num_experts = header.num_experts;
-    if (!settings.given("hidden-size")) shape.hidden = header.hidden_size;
-    if (!settings.given("datatype")) shape.dtype = header.dtype;
+    MOE_RETURN_IF_ERROR(UseTrace(settings, *shape.routing.replay,
+                                 {.dtype = shape.dtype,
+                                  .tokens = shape.tokens,
+                                  .hidden = shape.hidden,
+                                  .top_k = shape.top_k,
+                                  .num_experts = shape.num_experts}));
   }
   if (shape.num_experts == 0) shape.num_experts = 8;
   return shape;
@@ -127,15 +173,12 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
                      "none with --routing, which says what experts the tokens are given");
   }
   if (routing.kind == bench::RoutingSpec::kTrace) {
-    constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
-                                        "expert-model-parallel-size"};
-    MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
-    const RoutingTraceHeader& header = routing.replay->header();
-    spec.tokens = routing.replay->most_tokens();
-    spec.layer.router.top_k = header.top_k;
-    spec.layer.router.num_experts = header.num_experts;
-    if (!settings.given("hidden-size")) spec.layer.router.hidden_size = header.hidden_size;
-    if (!settings.given("datatype")) spec.dtype = header.dtype;
+    MOE_RETURN_IF_ERROR(UseTrace(settings, *routing.replay,
+                                 {.dtype = spec.dtype,
+                                  .tokens = spec.tokens,
+                                  .hidden = spec.layer.router.hidden_size,
+                                  .top_k = spec.layer.router.top_k,
+                                  .num_experts = spec.layer.router.num_experts}));
   }
   spec.routing = std::move(routing);
   return absl::OkStatus();
@@ -159,9 +202,19 @@ absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, con
                   .routing = shape.routing,
                   .seed = settings.seed("seed")};
   MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-ffn-hidden-size", options.spec.ffn));
+  if (shape.top_k > shape.num_experts) {
+    return WrongFlag("--moe-router-topk", absl::StrCat(shape.top_k),
+                     absl::StrCat("1 to the ", shape.num_experts, " experts"));
+  }
+  MOE_RETURN_IF_ERROR(CheckSizes({.tokens = shape.tokens,
+                                  .top_k = shape.top_k,
+                                  .num_experts = shape.num_experts,
+                                  .hidden = shape.hidden,
+                                  .ffn = options.spec.ffn}));
   options.threads = shape.threads;
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::KeysOf(bench::GemmFields({})), options.output));
+  MOE_RETURN_IF_ERROR(
+      SetOutput(settings, bench::NumberNamesOf(bench::GemmFields({})), options.output));
   return options;
 }
 
@@ -200,9 +253,14 @@ absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
   }
   if (gate) spec.dtype = DType::kFloat32;
   MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
+  MOE_RETURN_IF_ERROR(CheckSizes({.tokens = shape.tokens,
+                                  .top_k = shape.top_k,
+                                  .num_experts = shape.num_experts,
+                                  .hidden = gate ? 0 : shape.hidden}));
   options.threads = shape.threads;
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::KeysOf(bench::KernelFields({})), options.output));
+  MOE_RETURN_IF_ERROR(
+      SetOutput(settings, bench::NumberNamesOf(bench::KernelFields({})), options.output));
   return options;
 }
 
@@ -230,9 +288,14 @@ absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
   spec.layer.dispatcher = {.algorithm = exchange.dispatch, .node_size = exchange.node_size};
   spec.seed = settings.seed("seed");
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
+  MOE_RETURN_IF_ERROR(CheckSizes({.tokens = spec.tokens,
+                                  .top_k = spec.layer.router.top_k,
+                                  .num_experts = spec.layer.router.num_outputs(),
+                                  .hidden = spec.layer.router.hidden_size,
+                                  .ffn = spec.layer.ffn_hidden_size}));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
   MOE_RETURN_IF_ERROR(
-      SetOutput(settings, bench::KeysOf(bench::LayerFields({}, {})), options.output));
+      SetOutput(settings, bench::NumberNamesOf(bench::LayerFields({}, {})), options.output));
   MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }

@@ -49,12 +49,15 @@ absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
     MOE_ASSIGN_OR_RETURN(step, ParseBytes("-i", settings.text("stepbytes")));
   }
   std::vector<int64_t> sizes;
-  for (int64_t size = begin; size <= end; size = step > 0 ? size + step : size * factor) {
+  int64_t size = begin;
+  while (size <= end) {
     if (sizes.size() == kMostSizes) {
       return WrongFlag("-i", settings.text("stepbytes"),
                        absl::StrCat("at most ", kMostSizes, " sizes"));
     }
     sizes.push_back(size);
+    if (step == 0 && size > end / factor) break;  // the next may not fit 64 bits
+    size = step > 0 ? size + step : size * factor;
   }
   return sizes;
 }
@@ -172,7 +175,8 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   if (options.spec.routing.kind == bench::RoutingSpec::kTrace) UseTrace(settings, options);
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.threads, options.spec));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings, bench::BenchNumberNames(), options.output));
+  MOE_RETURN_IF_ERROR(
+      SetOutput(settings, bench::NumberNamesOf(bench::BenchFields({})), options.output));
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
   options.svg_path = settings.text("svg");
   if (!options.svg_path.empty() && options.spec.op != bench::Op::kPointToPoint) {

@@ -150,6 +150,10 @@ class TraceReader {
       MOE_ASSIGN_OR_RETURN(header_, ReadHeader(*parsed));
       return absl::OkStatus();
     }
+    if (static_cast<int64_t>(records_.size()) == kTraceMostRecords) {
+      return Bad(absl::StrCat("more than ", kTraceMostRecords,
+                              " records, expected fewer: keep a part of the steps"));
+    }
     MOE_ASSIGN_OR_RETURN(RoutingTraceRecord record, ReadRecord(*parsed, *header_));
     if (!records_.empty() && std::pair(record.step, record.layer) <=
                                  std::pair(records_.back().step, records_.back().layer)) {

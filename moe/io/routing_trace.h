@@ -53,15 +53,18 @@ std::string RecordLine(const RoutingTraceRecord& record);
 // Reads an untrusted file; `file` is the name used in messages. kDataLoss "<file>:<line>: <reason>"
 // unless the header and at least one record are there and every value keeps to what stands above
 // and to the limits below, which leave room for bytes of any sum of a record in an int64. Keys that
-// are not known are refused. Memory: 8 bytes a number kept, one line of JSON beside it.
+// are not known are refused. Memory: 8 bytes a number kept and about 100 a record, one line of JSON
+// beside it.
 absl::StatusOr<RoutingTrace> ParseRoutingTrace(absl::string_view file, absl::string_view text);
 
-// Limits of a file: R and E; R * E; H; tokens of a record over all ranks; numbers in all records.
+// Limits of a file: R and E; R * E; H; tokens of a record over all ranks; records; numbers
+// in all of them.
 inline constexpr int64_t kTraceMostRanks = 1 << 12;
 inline constexpr int64_t kTraceMostExperts = 1 << 14;
 inline constexpr int64_t kTraceMostCells = 1 << 20;
 inline constexpr int64_t kTraceMostHidden = 1 << 16;
 inline constexpr int64_t kTraceMostTokens = 1 << 29;
+inline constexpr int64_t kTraceMostRecords = 1 << 20;
 inline constexpr int64_t kTraceMostNumbers = 1 << 23;
 
 }  // namespace moe

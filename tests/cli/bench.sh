@@ -35,6 +35,7 @@ refused 2 "the ring sums f32 and i64" allreduce --all-reduce ring -d bf16
 refused 2 "which have no library" allreduce --all-reduce library
 refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" alltoall --fail-if 'busw<1'
 refused 2 "only p2p has a picture" alltoall --svg x.svg
+refused 2 "only p2p has a picture" alltoall --svg x.svg -b 1024G -e 1024G -f 2147483647 # one size
 refused 2 "cannot open 'none'" alltoallv --routing matrix:none
 refused 2 "cannot open 'none'" alltoallv --routing trace:none
 cat >trace <<'END'
@@ -110,6 +111,18 @@ refused 2 "gemm runs on one rank" gemm --ranks 2
 refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
 refused 2 "--router is switch, expected none: moe bench gemm does not read it" gemm --router switch
 refused 2 "-d is i64, expected f32 or bf16" gemm -d i64
+refused 2 "--moe-router-topk is 5, expected 1 to the 4 experts" gemm --num-experts 4 --topk 5
+run "$moe" bench "${gemm[@]}" --fail-if 'time>0 && p50>0 && p99>0 && cv>=0 && wrong==0'
+expect 1 "gemm --fail-if with short names"
+
+# Sizes that no machine has.
+huge=2147483647
+refused 2 "expected at most 1e12" gemm --tokens 1 --hidden-size $huge --moe-ffn-hidden-size $huge
+refused 2 "expected at most 1e12" permute --hidden-size $huge
+refused 2 "expected at most 1e12" gate --tokens $huge --num-experts $huge --topk 1
+refused 2 "expected at most 2147483647 rows" combine --tokens $huge --hidden-size 1
+refused 2 "expected at most 1e12" layer --ranks 2 --hidden-size $huge --moe-ffn-hidden-size $huge
+refused 2 "expected at most 1e12" layer --ranks 2 --num-experts $huge --tokens 1024
 
 # A whole layer.
 layer=(layer --tokens 32 --hidden-size 16 --moe-ffn-hidden-size 8 --num-experts 5 -n 3 -T 0)
