@@ -452,7 +452,7 @@ TEST(ReproduceTest, KeepsDefaultsThatAPresetWouldChange) {
   EXPECT_EQ(FlagsOf(*top_k, {}), " --router llama4 --moe-router-topk 2");
   const auto biases = Load({"--router", "gpt-oss", "--moe-projection-biases=false"});
   ASSERT_TRUE(biases.ok()) << biases.status();
-  EXPECT_EQ(FlagsOf(*biases, {}), " --router gpt-oss --moe-projection-biases=false");
+  EXPECT_EQ(FlagsOf(*biases, {}), " --moe-projection-biases=false --router gpt-oss");
 }
 
 TEST(ReproduceTest, QuotesForAShell) {

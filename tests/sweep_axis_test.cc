@@ -43,6 +43,8 @@ TEST(Axis, ListsAndRangesComeInTheOrderGiven) {
 TEST(Axis, TheLastOfARangeNeedNotBeHit) {
   EXPECT_THAT(Values("4-63*2"), ElementsAre("4", "8", "16", "32"));
   EXPECT_THAT(Values("1-10+4"), ElementsAre("1", "5", "9"));
+  EXPECT_THAT(Values("1000000000-1000000001"), ElementsAre("1000000000", "1000000001"));
+  EXPECT_THAT(Values("2147483647-2147483647"), ElementsAre("2147483647"));
 }
 
 TEST(Axis, NumbersComeInTheirShortestForm) {

@@ -135,7 +135,9 @@ TEST(LayerFigures, AddBothPassesAndKeepDropsAsPercent) {
     bench::LayerRow added;
     added.pass = pass;
     added.phase = phase;
-    added.time_us.p50 = us;
+    added.time_us.p50 = 1.4 * us;  // of the slowest rank: larger than the mean
+    if (added.phase == "all") added.time_us.p50 = us;
+    added.share_pct = 100 * us / (added.pass == "forward" ? 1500 : 3000);
     result.rows.push_back(added);
   };
   row("forward", "dispatch", 100);
@@ -304,6 +306,14 @@ TEST_F(ResultFileTest, AFileOfSomethingElseIsNeitherReadNorCut) {
   EXPECT_THAT(std::string(ResultFile::Continue(path_).status().message()), HasSubstr("line 2: "));
   EXPECT_TRUE(absl::IsNotFound(ResultFile::Continue(path_ + "none").status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ResultFile::Continue("/tmp").status()));
+}
+
+TEST_F(ResultFileTest, TooManyRowsAreRefused) {
+  std::string rows;
+  for (int i = 0; i <= 200'000; ++i) rows += "{\"schema\":\"moe.sweep/1\",\"status\":\"ok\"}\n";
+  Put(rows);
+  EXPECT_THAT(std::string(ResultFile::Continue(path_).status().message()),
+              HasSubstr("line 200001: expected at most 200000 rows"));
 }
 
 TEST_F(ResultFileTest, OneSweepWritesAtATime) {

@@ -243,6 +243,13 @@ absl::StatusOr<MoeLayerConfig> LayerConfigOf(const Settings& settings) {
   return layer;
 }
 
+DispatcherOptions DispatcherOf(const Settings& settings) {
+  return {.algorithm = settings.is("dispatch", "direct")         ? DispatchAlgorithm::kDirect
+                       : settings.is("dispatch", "hierarchical") ? DispatchAlgorithm::kHierarchical
+                                                                 : DispatchAlgorithm::kStaged,
+          .node_size = settings.integer("node-size")};
+}
+
 absl::Status WrongFlag(absl::string_view flag, absl::string_view value,
                        absl::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat(flag, " is ", value, ", expected ", expected));

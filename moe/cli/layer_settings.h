@@ -40,6 +40,12 @@ absl::Status ApplyRouterPreset(Settings& settings);
 // refuses (ValidateRouterConfig) are not looked at.
 absl::StatusOr<MoeLayerConfig> LayerConfigOf(const Settings& settings);
 
+// How its rows travel: --dispatch, --node-size.
+DispatcherOptions DispatcherOf(const Settings& settings);
+
+// Sizes in elements that no machine holds, and whose products stay within 64 bits.
+inline constexpr double kMostElements = 1e12;
+
 // A message of the library with flags for its fields: "RouterConfig.top_k is 9" becomes
 // "--moe-router-topk is 9".
 std::string InFlags(absl::string_view message, const Settings& settings);

@@ -1,8 +1,8 @@
 // moe sweep: the cross product of axes, each point measured.
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +21,7 @@
 #include "moe/cli/sweep_output.h"
 #include "moe/cli/sweep_plan.h"
 #include "moe/cli/sweep_progress.h"
+#include "moe/cli/sweep_settings.h"
 #include "moe/sweep/available_memory.h"
 #include "moe/sweep/text_hash.h"
 
@@ -28,6 +29,7 @@ namespace moe::cli {
 namespace {
 
 constexpr char kCommand[] = "sweep";
+constexpr absl::Duration kTimeToWriteARow = absl::Seconds(5);
 
 absl::StatusOr<SweepText> ReadText(const Settings& settings) {
   if (settings.empty("data")) {
@@ -61,6 +63,7 @@ class SweepRun {
   absl::Status AgreeAmongProcesses(Communicator& world);
   // Why it would not fit, or "".
   std::string TooBig(const PlannedPoint& planned) const;
+  absl::Status Refusal(const PlannedPoint& planned) const;
   absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world);
   absl::StatusOr<sweep::Figures> Repeat(const PlannedPoint& planned, int repetition,
                                         Communicator* world);
@@ -77,13 +80,13 @@ class SweepRun {
   const SweepPlan& plan_;
   SweepText text_;
   SweepOutput output_;
-  std::vector<uint8_t> state_;  // [points], as below
+  std::vector<int64_t> state_;  // [points], as below
   int64_t available_bytes_ = 0;
   std::unique_ptr<SweepProgress> progress_;
 };
 
-// Of a point before the sweep: what every process does with it.
-enum State : uint8_t { kRun, kThere, kRefused };
+// Of a point before the sweep, the same on every process; the largest of what they say holds.
+enum State : int64_t { kRun, kRefused, kThere };
 
 // Everything that can be refused, before a rank starts or a file is touched.
 absl::Status SweepRun::Prepare() {
@@ -94,20 +97,22 @@ absl::Status SweepRun::Prepare() {
   if (plan_.measure() == Measure::kTrain) {
     MOE_ASSIGN_OR_RETURN(text_, ReadText(settings_));
   }
-  std::vector<std::string> identities;
-  absl::Status first_refusal;
-  for (size_t i = 0; i < plan_.size(); ++i) {
-    const PlannedPoint planned = plan_.At(i, text_);
-    state_.push_back(planned.refused.ok() ? kRun : kRefused);
-    if (first_refusal.ok()) first_refusal = planned.refused;
-    identities.push_back(sweep::IdentityOf(sweep::ErrorRow(planned.point, "")));
-  }
-  if (std::count(state_.begin(), state_.end(), kRun) == 0) return first_refusal;
   if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
     return absl::InvalidArgumentError(absl::StrCat("--max-memory is ", settings_.text("max-memory"),
                                                    ", expected more than 0 MiB"));
   }
   available_bytes_ = sweep::AvailableMemoryBytes();
+  std::vector<std::string> identities;
+  absl::Status first_refusal;
+  bool possible = false;
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    const PlannedPoint planned = plan_.At(i, text_);
+    possible |= planned.refused.ok();
+    if (first_refusal.ok()) first_refusal = planned.refused;
+    state_.push_back(Refusal(planned).ok() ? kRun : kRefused);
+    identities.push_back(sweep::IdentityOf(sweep::ErrorRow(planned.point, "")));
+  }
+  if (!possible) return first_refusal;
   if (!speaks()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(output_.Open());
   const std::string note = output_.Adopt(identities);
@@ -138,16 +143,25 @@ std::string SweepRun::TooBig(const PlannedPoint& planned) const {
   return "";
 }
 
-// Rank 0 has read the file; every process then skips and refuses the same points.
+// Rank 0 has read the file, machines differ in memory, and each process has read its own text: all
+// must skip and refuse the same points.
 absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
   const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(world.Broadcast<uint8_t>(absl::MakeSpan(state_), 0, *stream));
-  // 0 = unknown limits nobody.
-  int64_t least = -(available_bytes_ > 0 ? available_bytes_ : std::numeric_limits<int64_t>::max());
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(&least, 1), ReduceOp::kMax, *stream));
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
+  const auto hash =
+      static_cast<int64_t>(text_.xxh3.empty() ? 0 : std::stoull(text_.xxh3, nullptr, 16));
+  int64_t bounds[] = {hash, ~hash};  // ~ turns the order round: the largest and the smallest
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(bounds), ReduceOp::kMax, *stream));
   MOE_RETURN_IF_ERROR(stream->Synchronize());
-  available_bytes_ = -least;
-  return absl::OkStatus();
+  if (bounds[0] == ~bounds[1]) return absl::OkStatus();
+  return absl::InvalidArgumentError("--data: the processes have read different texts");
+}
+
+// What stands between a point and its run: its settings, or memory.
+absl::Status SweepRun::Refusal(const PlannedPoint& planned) const {
+  MOE_RETURN_IF_ERROR(planned.refused);
+  const std::string too_big = TooBig(planned);
+  return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
 }
 
 // What one rank does in one repetition. `figures` is whole on rank 0.
@@ -193,7 +207,11 @@ absl::StatusOr<sweep::Figures> SweepRun::Repeat(const PlannedPoint& planned, int
   sweep::Figures figures;
   if (world != nullptr) {
     MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
-    MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(part), figures));
+    try {
+      MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(part), figures));
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("out of memory");
+    }
     return figures;
   }
   const auto body = [&](std::unique_ptr<Communicator> threads) -> absl::Status {
@@ -210,11 +228,11 @@ absl::StatusOr<sweep::Figures> SweepRun::Repeat(const PlannedPoint& planned, int
 // Measures a point and keeps its row. An error: of processes, which have lost each other, or of the
 // file; what goes wrong on threads is the row's.
 absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
-  absl::Status failed = planned.refused;
-  const bool runs = failed.ok();
-  const std::string too_big = runs ? TooBig(planned) : "";
-  if (!too_big.empty()) failed = absl::ResourceExhaustedError(too_big);
-  const bool started = failed.ok();
+  const bool started = state_[index] == kRun;
+  absl::Status failed = started ? absl::OkStatus() : Refusal(planned);
+  if (!started && failed.ok()) {
+    failed = absl::ResourceExhaustedError("it is refused on another machine of the job");
+  }
   std::vector<sweep::Figures> repetitions;
   if (started) {
     if (speaks()) progress_->Start(static_cast<int64_t>(index) + 1, planned.label);
@@ -227,7 +245,11 @@ absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Commu
     progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
   }
   const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
-  if (!speaks()) return end;
+  if (!speaks()) {
+    // A process that leaves ends the job: time for rank 0 to learn of it and to write the row.
+    if (!end.ok()) absl::SleepFor(kTimeToWriteARow);
+    return end;
+  }
   if (!failed.ok()) {
     const std::string error(failed.message());
     progress_->Error(static_cast<int64_t>(index) + 1, planned.label, error);
@@ -270,9 +292,13 @@ std::string SweepRun::ResumeCommand() const {
   const std::string launcher = launch.plan.backend == Backend::kLocal
                                    ? std::string()
                                    : absl::StrCat("mpirun -n ", launch.world.ranks, " ");
-  return absl::StrCat(launcher, ShellQuote(invocation_.program), " sweep",
-                      FlagsOf(settings_, {"out", "resume"}), " --resume ",
-                      ShellQuote(output_.path()));
+  // What the environment or a file says for the other measure would be refused as a flag.
+  std::vector<std::string> skip = {"out", "resume"};
+  for (const Setting& s : PointSettings()) {
+    if (IsOfOther(plan_.measure(), s)) skip.push_back(s.name);
+  }
+  return absl::StrCat(launcher, ShellQuote(invocation_.program), " sweep", FlagsOf(settings_, skip),
+                      " --resume ", ShellQuote(output_.path()));
 }
 
 void SweepRun::Interrupted() {

@@ -33,14 +33,15 @@ Columns; means over the repetitions
   tok/rank   tokens of a step / ranks
   params     over all experts / used by one token
   tok/s      tokens of all ranks / time; +- standard deviation over repetitions (n - 1). training:
-             without the first step. layer: forward + backward, medians of the slowest rank
-  step       training: mean step. layer: forward + backward
-  a2a        dispatch + combine; ar: gradient all-reduce, which overlaps backward; (% of step)
+             without the first step. layer: forward + backward, mean over calls of the slowest rank
+  step       training: mean step. layer: forward + backward, median over calls of the slowest rank
+  a2a        dispatch + combine, expert: mean over ranks; ar: gradient all-reduce, which overlaps
+             backward; (% of step)
   drop%      slots over capacity / slots: first step -> mean of the last tenth of the steps
   MaxVio     (largest expert load - mean load) / mean load, of the worst layer; end of training
   dead       experts without a token, over all layers; end of training
   val loss   held-out text, nats per byte
-  peak       training: largest rank's parameters, optimiser, gradients and workspace
+  peak       largest rank's parameters, gradients, workspace; training: and optimiser
   *          no other point is better: val loss and tok/s; of layers drop% and tok/s
 
 Memory is estimated before a point runs, for all ranks of this machine: parameters x (4 weight + 4

@@ -9,8 +9,12 @@ namespace moe::cli {
 
 InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {
   sigemptyset(&signals_);
-  // A launcher that is interrupted ends its processes by SIGTERM.
-  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&signals_, signal);
+  // A launcher that is interrupted ends its processes by SIGTERM. A shell has its background jobs
+  // ignore SIGINT: so it stays.
+  struct sigaction now = {};
+  sigaction(SIGINT, nullptr, &now);
+  if (now.sa_handler != SIG_IGN) sigaddset(&signals_, SIGINT);
+  sigaddset(&signals_, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
   thread_ = std::thread([this] { Wait(); });
 }

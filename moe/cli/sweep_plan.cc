@@ -24,7 +24,8 @@ bool InEveryLabel(absl::string_view name) {
 
 // Settings of which a preset may change the value: their absence would not say what it is.
 bool AlwaysTold(absl::string_view name) {
-  return InEveryLabel(name) || name == "router" || name == "ranks" || name == "activation";
+  return InEveryLabel(name) || name == "router" || name == "ranks" || name == "activation" ||
+         name == "moe-projection-biases" || name == "moe-shared-expert-gate";
 }
 
 // "1e-3" and "0.001" are one value.
@@ -38,12 +39,6 @@ absl::Status NamedAxis(const char* name, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", status.message()));
 }
 
-// Whether only the other measure reads it: in the environment or a file it is there for that one.
-bool IsOfOther(Measure measure, const Setting& setting) {
-  return !ChangesResults(measure, setting) &&
-         ChangesResults(measure == Measure::kLayer ? Measure::kTrain : Measure::kLayer, setting);
-}
-
 // A flag that is given and not read would say something else than what is measured.
 absl::Status RefuseUnread(const Settings& settings, Measure measure) {
   for (const Setting& s : PointSettings()) {
@@ -52,6 +47,21 @@ absl::Status RefuseUnread(const Settings& settings, Measure measure) {
     return WrongFlag(absl::StrCat("--", s.name), settings.text(s.name),
                      absl::StrCat("none with --measure ", layer ? "layer" : "train",
                                   ": it is of --measure ", layer ? "train" : "layer"));
+  }
+  return absl::OkStatus();
+}
+
+// A given routing takes the gate's place; a row that names a gate or its options would be of none.
+absl::Status RefuseGateWithRouting(const Settings& settings) {
+  if (!settings.given("routing")) return absl::OkStatus();
+  for (const char* name :
+       {"router", "moe-router-score-function", "moe-router-pre-softmax", "moe-router-num-groups",
+        "moe-router-group-topk", "moe-router-topk-scaling-factor", "moe-router-enable-expert-bias",
+        "moe-router-bias-update-rate", "moe-input-jitter-eps", "moe-router-random-second",
+        "num-zero-experts", "moe-pad-expert-input-to-capacity"}) {
+    if (!settings.given(name)) continue;
+    return WrongFlag(absl::StrCat("--", name), settings.text(name),
+                     "none with --routing, which says what experts the tokens are given");
   }
   return absl::OkStatus();
 }
@@ -72,6 +82,7 @@ absl::StatusOr<SweepPlan> SweepPlan::Make(const Settings& settings,
                                           absl::Span<const std::string> environment) {
   const Measure measure = settings.is("measure", "train") ? Measure::kTrain : Measure::kLayer;
   MOE_RETURN_IF_ERROR(RefuseUnread(settings, measure));
+  if (measure == Measure::kLayer) MOE_RETURN_IF_ERROR(RefuseGateWithRouting(settings));
   SweepPlan plan(Settings(PointSettings()), measure);
   plan.repetitions_ = settings.is("repetitions", "auto") ? (measure == Measure::kLayer ? 5 : 1)
                                                          : settings.integer("repetitions");
@@ -162,9 +173,10 @@ PlannedPoint SweepPlan::At(size_t index, const SweepText& text) const {
 }
 
 std::string SweepPlan::SettingsText(const Settings& point, int threads) const {
-  std::string text;
+  std::string text = measure_ == Measure::kTrain ? "--measure train " : "";
   for (const Setting& s : point.table()) {
-    if (!ChangesResults(measure_, s)) continue;
+    // The text is known by its hash, wherever it lies.
+    if (!ChangesResults(measure_, s) || s.name == "data") continue;
     if (s.name == "threads") {
       absl::StrAppend(&text, "--threads ", threads, " ");
       continue;

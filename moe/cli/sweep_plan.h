@@ -52,7 +52,6 @@ class SweepPlan {
   int repetitions() const { return repetitions_; }
   // All points run in the same world of processes, or each on threads of its own.
   const Launch& launch() const { return launches_.begin()->second; }
-  const std::vector<sweep::Axis>& axes() const { return axes_; }
 
   // The point at `index`, in the order of the cross product. `text` is read by Measure::kTrain.
   PlannedPoint At(size_t index, const SweepText& text) const;

@@ -16,15 +16,6 @@
 namespace moe::cli {
 namespace {
 
-constexpr double kMostElements = 1e12;  // as `moe train`: no machine holds more
-
-DispatcherOptions DispatcherOf(const Settings& settings) {
-  return {.algorithm = settings.is("dispatch", "direct")         ? DispatchAlgorithm::kDirect
-                       : settings.is("dispatch", "hierarchical") ? DispatchAlgorithm::kHierarchical
-                                                                 : DispatchAlgorithm::kStaged,
-          .node_size = settings.integer("node-size")};
-}
-
 // A model that is one MoE layer and nothing else.
 lm::TransformerConfig ModelOf(const MoeLayerConfig& layer) {
   lm::TransformerConfig model;
@@ -42,13 +33,24 @@ ModelSize LayerSizeOf(const lm::TransformerConfig& model) {
   return {.total = size.total - around, .active = size.active - around};
 }
 
+// Shares are a matrix of ranks by ranks. Above this the most that skew can be stands for it.
+constexpr int kMostSharedRanks = 1024;
+
 // Rows of the rank with the most over their mean.
 double RowSkew(const Settings& settings, int ep) {
   const auto routing = bench::ParseRouting(settings.text("routing"));
   if (settings.empty("routing") || !routing.ok()) return 1;
+  if (ep > kMostSharedRanks) return ep;
   const std::vector<double> shares =
       bench::DestinationShares(*routing, ep, settings.integer("num-experts"));
   return ep * *std::max_element(shares.begin(), shares.end());
+}
+
+// Without shared memory a direct dispatcher runs staged, and the row would not say so.
+absl::Status CheckDispatch(const Settings& settings, const World& world) {
+  if (world.threads || !settings.is("dispatch", "direct")) return absl::OkStatus();
+  return WrongFlag("--dispatch", "direct",
+                   "staged or hierarchical: ranks are processes here, direct needs threads");
 }
 
 absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, int ranks, int ep) {
@@ -73,10 +75,12 @@ absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, i
   if (ranks % ep != 0) {
     return WrongFlag("--ep", absl::StrCat(ep), absl::StrCat("a divisor of the ", ranks, " ranks"));
   }
+  const auto hidden = static_cast<double>(layer.router.hidden_size);
   const double widest =
-      3.0 * static_cast<double>(layer.router.hidden_size) *
-      std::max(static_cast<double>(layer.ffn_hidden_size) * layer.router.num_experts,
-               static_cast<double>(settings.integer("tokens")));
+      3.0 * hidden *
+      std::max({static_cast<double>(layer.ffn_hidden_size) * layer.router.num_experts,
+                static_cast<double>(layer.shared_expert_ffn_hidden_size), 4 * hidden,
+                static_cast<double>(settings.integer("tokens"))});
   if (widest > kMostElements) {
     return WrongFlag("the layer", absl::StrCat("about ", widest, " elements"), "at most 1e12");
   }
@@ -108,6 +112,7 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
 absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
                           PlannedPoint& planned) {
   const World& world = planned.launch.world;
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, world));
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(settings, world));
   planned.train = options.train;
   const lm::TrainConfig& train = planned.train;
@@ -124,6 +129,7 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
 }
 
 absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch.world));
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig layer, LayerConfigOf(settings));
   layer.dispatcher = DispatcherOf(settings);
   layer.overlap_degree = settings.integer("moe-overlap-degree");

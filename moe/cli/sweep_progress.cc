@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "moe/io/bounded_json.h"
+
 namespace moe::cli {
 
 std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
@@ -50,7 +52,7 @@ void SweepProgress::Error(int64_t number, const std::string& label, const std::s
   if (options_.quiet) return;
   End();
   fmt::print(out_, "[{:>{}}/{}] {} error: {}\n", number, std::to_string(options_.points).size(),
-             options_.points, label, error);
+             options_.points, label, Shown(error, 400));
   std::fflush(out_);
 }
 

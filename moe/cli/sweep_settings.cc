@@ -185,6 +185,11 @@ bool ChangesResults(Measure measure, const Setting& setting) {
          Contains(kShared, setting.name);
 }
 
+bool IsOfOther(Measure measure, const Setting& setting) {
+  return !ChangesResults(measure, setting) &&
+         ChangesResults(measure == Measure::kLayer ? Measure::kTrain : Measure::kLayer, setting);
+}
+
 Table SweepSettings() {
   Table table;
   AddSweep(table);

@@ -31,6 +31,8 @@ const std::vector<Setting>& PointSettings();
 
 // Whether a row of PointSettings() is of a run's files and screen, which a sweep sets by itself.
 bool IsOfOneRun(const Setting& setting);
+// Whether a row of PointSettings() is read by the other measure alone.
+bool IsOfOther(Measure measure, const Setting& setting);
 // Whether results under `measure` depend on a row of PointSettings().
 bool ChangesResults(Measure measure, const Setting& setting);
 

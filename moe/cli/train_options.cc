@@ -20,14 +20,6 @@ namespace {
 
 constexpr int64_t kDefaultTraceSteps = 10;
 
-DispatcherOptions DispatcherOf(const Settings& settings) {
-  const std::string& name = settings.text("dispatch");
-  return {.algorithm = name == "direct"         ? DispatchAlgorithm::kDirect
-                       : name == "hierarchical" ? DispatchAlgorithm::kHierarchical
-                                                : DispatchAlgorithm::kStaged,
-          .node_size = settings.integer("node-size")};
-}
-
 absl::StatusOr<lm::TransformerConfig> ModelOf(const Settings& settings) {
   lm::TransformerConfig model;
   model.hidden_size = settings.integer("hidden-size");
@@ -146,20 +138,20 @@ absl::Status CheckProgram(const Settings& settings, const World& world,
   return absl::OkStatus();
 }
 
-// Sizes that no machine holds, and whose products would not fit 64 bits.
 absl::Status CheckSizes(const lm::TrainConfig& train) {
-  constexpr double kMost = 1e12;
   const double batch = static_cast<double>(train.micro_batches) *
                        static_cast<double>(train.micro_batch_size) *
                        static_cast<double>(train.sequence_length);
-  if (batch > kMost) return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
+  if (batch > kMostElements) {
+    return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
+  }
   const lm::TransformerConfig& model = train.model;
   const auto hidden = static_cast<double>(model.hidden_size);
   const double widest = std::max(
       {static_cast<double>(model.moe.ffn_hidden_size) * std::max(model.moe.router.num_experts, 1),
        static_cast<double>(model.moe.shared_expert_ffn_hidden_size), 4 * hidden});
   const double parameters = 3 * hidden * widest * model.num_layers;
-  if (parameters > kMost) {
+  if (parameters > kMostElements) {
     return WrongFlag("the model", absl::StrCat("about ", parameters, " parameters"),
                      "at most 1e12");
   }

@@ -101,8 +101,10 @@ absl::StatusOr<std::vector<double>> ValuesOf(absl::string_view item, const Range
   if (product && range.step <= 1) return Wrong(item, "a factor above 1");
   if (product && range.first <= 0) return Wrong(item, "a first value above 0 before '*'");
   if (!product && range.step <= 0) return Wrong(item, "a step above 0");
-  // Steps are rounded: the last value still counts when it is missed by some units in the last place.
-  const double limit = range.last + 1e-9 * std::abs(range.last);
+  // Steps are rounded: the last value still counts when it is missed by some units in the last
+  // place. Whole numbers below 2^31 are exact.
+  const double slack = form.kind == AxisKind::kInteger ? 0 : 1e-9;
+  const double limit = range.last + slack * std::abs(range.last);
   std::vector<double> values;
   double value = range.first;
   for (int64_t i = 1; value <= limit; ++i) {

@@ -91,10 +91,16 @@ Figures TrainFigures::Finish(const lm::TrainReport& report) const {
 }
 
 Figures LayerFigures(const bench::LayerResult& result) {
+  // Mean over ranks, as of training: each phase's slowest rank is another, and their sum would be
+  // more than the step.
   const auto ms = [&](const char* phase) {
     double sum = 0;
     for (const bench::LayerRow& row : result.rows) {
-      sum += row.phase == phase ? row.time_us.p50 * 1e-3 : 0;
+      if (row.phase != phase) continue;
+      for (const bench::LayerRow& whole : result.rows) {
+        if (whole.phase != "all" || whole.pass != row.pass) continue;
+        sum += row.share_pct / 100 * whole.time_us.p50 * 1e-3;
+      }
     }
     return sum;
   };

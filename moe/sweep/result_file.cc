@@ -19,6 +19,8 @@ namespace {
 
 // Of a sweep of 100,000 points with settings of a kilobyte.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
+// Twice those points: a row in memory takes some kilobytes, however short its line.
+constexpr size_t kMostRows = 200'000;
 
 // Every line begins so.
 constexpr absl::string_view kRowStart = "{\"schema\":\"moe.sweep/";
@@ -80,9 +82,12 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) 
   result.regular_ = S_ISREG(facts.st_mode);
   if (!result.regular_) return result;
   if (::flock(result.file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
     return absl::FailedPreconditionError(
         absl::StrCat("'", path, "' is being written by another sweep"));
   }
+  // Its size before the lock may be that before another sweep's last row.
+  if (::fstat(result.file_, &facts) != 0) return SystemError("look at", path, errno);
   result.size_bytes_ = facts.st_size;
   return result;
 }
@@ -121,6 +126,10 @@ absl::Status ResultFile::ReadLines() {
             absl::StrCat(path_, ": line ", number, ": ", row.status().message()));
       }
       if (!row.ok()) break;  // cut off while it was written
+      if (lines_.size() == kMostRows) {
+        return absl::DataLossError(
+            absl::StrCat(path_, ": line ", number, ": expected at most ", kMostRows, " rows"));
+      }
       lines_.push_back({number, *std::move(row)});
     }
     begin = whole ? end + 1 : text.size();

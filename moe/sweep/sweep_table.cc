@@ -8,12 +8,15 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include "moe/io/bounded_json.h"
 #include "moe/report/pareto.h"
 
 namespace moe::sweep {
 namespace {
 
 constexpr char kNone[] = "-";
+// Of an error in a table, which may come from a file.
+constexpr int64_t kMostErrorBytes = 400;
 
 // "1.23M": three digits and a power of 1000.
 std::string ShortCount(double value) {
@@ -44,7 +47,7 @@ std::string PartOf(double ms, double step_ms) {
 }
 
 std::string OrNone(const std::string& text) {
-  return text.empty() ? kNone : text;
+  return text.empty() ? kNone : Shown(text, kMostErrorBytes);
 }
 
 std::string Speed(const SweepRow& row, bool on_front) {
@@ -93,7 +96,7 @@ Line LineOf(const SweepRow& row, bool on_front) {
           Count(row.number("dead")),
           Fixed(row.number("val_loss"), 4),
           Fixed(row.number("peak_mib"), 0),
-          row.failed() ? absl::StrCat("error: ", row.text("error")) : "ok"};
+          row.failed() ? absl::StrCat("error: ", Shown(row.text("error"), kMostErrorBytes)) : "ok"};
 }
 
 // Columns on a terminal: UTF-8's continuation bytes take none.

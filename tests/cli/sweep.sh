@@ -153,8 +153,9 @@ run "$moe" sweep "${train[@]}" "${axes[@]}" --resume killed.jsonl
 expect 0 "--resume after kill -9"
 same "rows after kill -9" "$(rows killed.jsonl "$facts")" "$wanted"
 
-# Ctrl-C: the rows so far, and the command that goes on.
-"$moe" sweep "${train[@]}" "${axes[@]}" --steps 20 -J 'stopped run.jsonl' >stdout 2>stderr &
+# Ctrl-C: the rows so far, and the command that goes on. A shell has its background jobs ignore the
+# signal, and so they do.
+env --default-signal=INT "$moe" sweep "${train[@]}" "${axes[@]}" --steps 20 -J 'stopped run.jsonl' >stdout 2>stderr &
 pid=$!
 until [[ -s 'stopped run.jsonl' ]]; do sleep 0.02; done
 kill -INT $pid
