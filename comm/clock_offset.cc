@@ -1,10 +1,13 @@
 #include "comm/clock_offset.h"
 
+#include <array>
 #include <fstream>
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 #include "kernels/base/status_macros.h"
 
@@ -55,7 +58,12 @@ absl::StatusOr<ClockOffset> Ask(absl::FunctionRef<int64_t()> now_ns, Communicato
 uint64_t HostId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
-  return std::getline(file, id) ? std::hash<std::string>{}(id) : 0;
+  if (!std::getline(file, id)) {
+    std::array<char, 256> name = {};
+    if (gethostname(name.data(), name.size() - 1) != 0) return 0;
+    id = name.data();
+  }
+  return std::hash<std::string>{}(id);
 }
 
 absl::StatusOr<ClockOffset> EstimateClockOffset(uint64_t host, absl::FunctionRef<int64_t()> now_ns,

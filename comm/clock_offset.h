@@ -17,8 +17,8 @@ struct ClockOffset {
   int64_t error_ns = 0;   // at most; 0 on rank 0's host
 };
 
-// The host that this process runs on: its boot id, hashed. 0 if it cannot be read. Hosts with equal
-// ids share CLOCK_MONOTONIC.
+// The host that this process runs on: its boot id, or, where that cannot be read, its name, hashed; 0
+// without either. Hosts with equal ids count as one that shares CLOCK_MONOTONIC.
 uint64_t HostId();
 
 // Of this rank's clock `now_ns` against rank 0's. Ranks whose `host` is rank 0's share its clock:

@@ -88,7 +88,8 @@ absl::StatusOr<int64_t> Origin(const TraceRecorder& recorder, int64_t offset_ns,
   }
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&latest, 1}, ReduceOp::kMax, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return latest;
+  // No rank has an event: nothing to shift.
+  return latest == std::numeric_limits<int64_t>::min() ? 0 : latest;
 }
 
 // The text of rank `from`, on rank 0.

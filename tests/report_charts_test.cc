@@ -15,6 +15,7 @@
 #include "moe/report/palette.h"
 #include "moe/report/pareto.h"
 #include "moe/report/scale.h"
+#include "moe/report/sections.h"
 #include "moe/report/table.h"
 #include "moe/report/xy_chart.h"
 
@@ -229,6 +230,22 @@ TEST(PairMapsTest, ShowTheLargestSizeWithoutTheDiagonal) {
   // Of one rank there is no pair; ranks that no page could show are left out.
   run.bench = {PairRow(0, 0, 2048, 90), PairRow(1 << 30, 0, 2048, 1)};
   EXPECT_EQ(PairMaps({&run, 1}), "");
+  run.bench = {PairRow(0, 1, 2048, 90), PairRow(128, 0, 4096, 1)};
+  EXPECT_THAT(PairMaps({&run, 1}), HasSubstr("Ranks from 128 on are left out"));
+}
+
+TEST(PairMapsTest, RatesWhoseSumOverflowsHaveAMean) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
+  run.bench = {PairRow(0, 1, 1, 1e308), PairRow(0, 1, 1, 1e308), PairRow(1, 0, 1, 1)};
+  EXPECT_THAT(PairMaps({&run, 1}), HasSubstr("from 0, to 1: 1.00e+308"));
+  EXPECT_EQ(HeatColour(NAN), HeatColour(0));
+}
+
+TEST(BenchSectionTest, ACopyWithinARankIsNoPartOfTheMeanOverPairs) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kBench};
+  run.bench = {PairRow(0, 0, 2048, 90), PairRow(0, 1, 2048, 4), PairRow(1, 0, 2048, 6)};
+  // Mean 5, deviation sqrt(2).
+  EXPECT_THAT(BenchSection({&run, 1}).body, HasSubstr("2 KiB: 5 ± 1.4 GB/s"));
 }
 
 TEST(KernelSharesTest, ABarPerKernelOfItsLargestSize) {

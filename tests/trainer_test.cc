@@ -247,6 +247,44 @@ TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
   EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
 }
 
+// Of ranks that train at once, each with its own settings.
+std::vector<absl::Status> StatusesOf(const std::vector<TrainConfig>& configs,
+                                     const TrainHooks& hooks) {
+  const Corpus corpus = MakeCorpus();
+  std::vector<absl::Status> statuses(configs.size());
+  ::moe::testing::RunLocalRanks(
+      static_cast<int>(configs.size()), [&](std::unique_ptr<Communicator> world) {
+        const int rank = world->rank();
+        statuses[rank] = Train(configs[rank], corpus, std::move(world), hooks).status();
+        return absl::OkStatus();
+      });
+  return statuses;
+}
+
+TEST(TrainerTest, RanksThatRecordDifferentThingsAreRefusedOnAll) {
+  const TrainConfig plain = SmallConfig();
+  TrainConfig records = plain, traces = plain, later = plain;
+  records.record_routing = true;
+  traces.trace_first_step = 1;
+  traces.trace_last_step = 4;
+  later.trace_first_step = 1;
+  later.trace_last_step = 5;
+  for (const auto& [configs, part] :
+       {std::pair(std::vector<TrainConfig>{plain, records}, "--record-routing"),
+        {{traces, plain, plain}, "--trace"},
+        {{traces, later}, "--profile-step-end"},
+        {{records, records}, "without an on_routing hook"},
+        {{traces}, "without a trace hook"}}) {
+    for (const absl::Status& status : StatusesOf(configs, {})) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(part));
+    }
+  }
+  later.trace_first_step = 6;
+  EXPECT_THAT(std::string(StatusesOf({later}, {})[0].message()),
+              ::testing::HasSubstr("traced steps are 6 to 5"));
+}
+
 TEST(StepTotalsTest, CountsWhatItCannotAdd) {
   StepTotals totals(0, 1);
   const float rows[] = {1.5f, 0.25f};

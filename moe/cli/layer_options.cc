@@ -1,7 +1,6 @@
 #include "moe/cli/layer_options.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -11,6 +10,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/output_paths.h"
 #include "moe/cli/trace_file.h"
 
 namespace moe::cli {
@@ -134,20 +134,12 @@ absl::Status CheckFiles(const Settings& settings) {
           "--", missing, " is missing, expected a file beside --", given, ": backward needs both"));
     }
   }
-  // An output must not replace what it was made of, nor the other output.
-  for (const char* out : {"output", "grads", "trace"}) {
-    for (const char* other : {"hf-config", "weights", "input", "grad-output", "output", "grads"}) {
-      if (absl::string_view(out) == other) break;  // those after it look back at it
-      if (settings.empty(out) || settings.empty(other)) continue;
-      std::error_code ignored;
-      if (settings.text(out) == settings.text(other) ||
-          std::filesystem::equivalent(settings.text(out), settings.text(other), ignored)) {
-        return WrongFlag(absl::StrCat("--", out), settings.text(out),
-                         absl::StrCat("another file than --", other));
-      }
-    }
-  }
-  return absl::OkStatus();
+  const auto named = [&](const char* name) {
+    return FlagPath{absl::StrCat("--", name), settings.text(name)};
+  };
+  return CheckOutputPaths(
+      {named("hf-config"), named("weights"), named("input"), named("grad-output")},
+      {named("output"), named("grads"), named("trace")});
 }
 
 absl::StatusOr<int> ExpertParallelSize(const Settings& settings, int ranks) {

@@ -50,7 +50,9 @@ absl::Status LineFile::Append(absl::string_view lines) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const int error = n < 0 ? errno : EIO;
-      if (done > 0 && ::ftruncate(file_, size_bytes_) != 0) {
+      const bool cut = done == 0 || (::ftruncate(file_, size_bytes_) == 0 &&
+                                     ::lseek(file_, size_bytes_, SEEK_SET) == size_bytes_);
+      if (!cut) {
         return IoError("write, or cut back to whole lines,", path_, error);
       }
       return IoError("write", path_, error);

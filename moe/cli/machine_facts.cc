@@ -22,6 +22,7 @@
 #include "comm/create.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/find_program.h"
+#include "moe/cli/settings.h"
 
 namespace moe::cli {
 namespace {
@@ -115,7 +116,7 @@ void GatherMemory(MachineFacts& facts) {
 
 // Of what `program --version` prints the first line with a digit: MPICH begins with a heading.
 std::string VersionOf(const std::string& program) {
-  const std::string command = absl::StrCat("'", program, "' --version 2>/dev/null");
+  const std::string command = absl::StrCat(ShellQuote(program), " --version 2>/dev/null");
   FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return "";
   std::array<char, 256> line = {};

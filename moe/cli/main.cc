@@ -11,6 +11,7 @@
 
 #include "moe/cli/commands.h"
 #include "moe/cli/launch.h"
+#include "moe/cli/manual.h"
 #include "moe/cli/program.h"
 #include "moe/cli/suggest.h"
 
@@ -22,12 +23,7 @@ std::string Help() {
       "usage: moe COMMAND [flags]\n\n"
       "Mixture-of-experts layers whose experts are sharded over ranks.\n\n";
   for (const Command& c : Commands()) text += fmt::format("  {:<11} {}\n", c.name, c.summary);
-  return text +
-         "\n"
-         "  moe doctor\n"
-         "  moe train --data book.txt --ranks 4 --ep 2 --out run\n"
-         "  mpirun -n 4 moe bench alltoall -J alltoall.json\n"
-         "  moe report run alltoall.json\n"
+  return text + "\n" + kProgramExamples +
          "\n"
          "moe COMMAND --help has flags, defaults and formulas of a command; moe --version.\n";
 }

@@ -135,10 +135,6 @@ threads of one process (--ranks R), or processes under mpirun, srun or another l
 says how many there are. Results go to standard output, progress and errors to standard error, of
 the first rank alone.
 
-  moe doctor
-  moe train --data book.txt --ranks 4 --ep 2 --num-experts 8 --topk 2 --out run
-  mpirun -n 4 moe bench alltoall -J alltoall.json
-  moe report run alltoall.json
 )";
 
 constexpr char kProgramTail[] = R"(
@@ -149,7 +145,10 @@ OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID or RANK, and what belong
 
 Files
   metrics.jsonl            in the folder of moe train --out: an object per step
+  FILE of --trace          a time line in the trace event format
+  FILE of --record-routing of moe train, for moe bench --routing trace:FILE: JSON lines
   FILE.json                of moe bench -J and -o json: a list of rows
+  FILE.jsonl               of moe sweep -J: a row on each line
   report.html              of moe report
   *.safetensors            weights and tensors of moe layer
 
@@ -162,7 +161,8 @@ each other, 10 this build or machine has no such backend.
 }  // namespace
 
 std::string ProgramManual(absl::Span<const Command> commands, absl::string_view version) {
-  const Page page({.head = kProgramHead, .settings = {}, .tail = kProgramTail});
+  const Page page(
+      {.head = absl::StrCat(kProgramHead, kProgramExamples), .settings = {}, .tail = kProgramTail});
   std::string list = ManualSection("COMMANDS");
   for (const Command& command : commands) {
     list += ManualEntry(absl::StrCat("\\fB", ManualEscaped(PageOf(command)), "\\fR(1)"),

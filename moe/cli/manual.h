@@ -11,6 +11,14 @@
 
 namespace moe::cli {
 
+// How a first day goes; the lines stand in moe --help too.
+inline constexpr char kProgramExamples[] =
+    R"(  moe doctor
+  moe train --data book.txt --ranks 4 --ep 2 --num-experts 8 --topk 2 --out run
+  mpirun -n 4 moe bench alltoall -J alltoall.json
+  moe report run alltoall.json
+)";
+
 // moe.1: commands, exit codes, environment, files; source of a page in man's macros.
 std::string ProgramManual(absl::Span<const Command> commands, absl::string_view version);
 

@@ -91,11 +91,14 @@ std::string FinalLine(const lm::TrainReport& report) {
   return line.dump();
 }
 
+std::string MetricsFile::PathIn(const std::string& folder) {
+  return (fs::path(folder) / "metrics.jsonl").string();
+}
+
 absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder) {
   std::vector<std::string> made;
   MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
-  MOE_ASSIGN_OR_RETURN(
-      auto file, LineFile::Create((fs::path(folder) / "metrics.jsonl").string(), std::move(made)));
+  MOE_ASSIGN_OR_RETURN(auto file, LineFile::Create(PathIn(folder), std::move(made)));
   return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
 }
 

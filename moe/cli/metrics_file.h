@@ -38,6 +38,9 @@ class MetricsFile {
   // kInvalidArgument if `folder` is a file; errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
 
+  // Of the file in `folder`.
+  static std::string PathIn(const std::string& folder);
+
   // An error carries exit code 4 and names the file.
   absl::Status Append(absl::string_view line);
   const std::string& path() const { return file_->path(); }

@@ -1,5 +1,6 @@
 #include "moe/cli/program.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
@@ -8,8 +9,10 @@
 #include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "moe/cli/exit_code.h"
+#include "moe/cli/line_file.h"
 #include "moe/io/file.h"
 
 namespace moe::cli {
@@ -46,8 +49,8 @@ ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
   const LaunchInfo& launch = invocation.launch;
   if (status.ok()) return ExitCode::kOk;
   if (!invocation.first() && launch.source != LaunchSource::kPmi) absl::SleepFor(kPatience);
-  const bool first_on_host = launch.local_size > 0 && launch.local_rank == 0;
-  if (invocation.first() || first_on_host) PrintError(command, status);
+  // 0 as well where the launcher does not say: rather the same line twice than none.
+  if (invocation.first() || launch.local_rank == 0) PrintError(command, status);
   return ExitCodeOf(status);
 }
 
@@ -90,7 +93,14 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
 }
 
 absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
-  return WriteError(flag, path, WholeFile::Create(path).status());
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::status(path, error);
+  const bool in_place =
+      std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
+  if (!in_place) return WriteError(flag, path, WholeFile::Create(path).status());
+  // A pipe is not opened before there is something to write: who reads it would see it end.
+  if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
+  return Prefixed(flag, IoError("write", path, errno));
 }
 
 }  // namespace moe::cli

@@ -164,6 +164,9 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Arguments arguments, Split(invocation.args, settings));
   MOE_RETURN_IF_ERROR(LoadFlags(arguments.flags, settings));
   if (settings.on("help")) return Print(HelpText(ReportHelp()));
+  if (settings.given("compare")) {  // "--compare=A", which Split leaves alone
+    return absl::InvalidArgumentError("--compare expects two inputs: --compare A B");
+  }
   MOE_ASSIGN_OR_RETURN(const std::vector<report::Run> runs, ReadRuns(arguments.paths));
   std::vector<report::Section> sections;
   std::optional<report::Comparison> comparison;

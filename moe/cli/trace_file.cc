@@ -33,7 +33,9 @@ absl::Status TraceFile::Append(absl::string_view text) {
     MOE_RETURN_IF_ERROR(WriteError(kFlag, path_, file.status()));
     file_ = *std::move(file);
   }
-  return WriteError(kFlag, path_, file_->Append(text));
+  const absl::Status status = WriteError(kFlag, path_, file_->Append(text));
+  if (!status.ok()) file_.reset();  // an error may end the process without destructors
+  return status;
 }
 
 absl::Status TraceFile::Commit() {
@@ -44,8 +46,19 @@ absl::Status TraceFile::Commit() {
 
 absl::StatusOr<std::unique_ptr<RankTrace>> RankTrace::Create(const std::string& path,
                                                              Communicator& world) {
-  auto trace = std::unique_ptr<RankTrace>(new RankTrace);
+  // The others wait in the split below.
+  int64_t most[] = {path.empty() ? 0 : 1, path.empty() ? 0 : -1};
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  if (most[0] != -most[1]) {
+    return absl::InvalidArgumentError(
+        "--trace is given on some ranks alone, expected it on all: as a flag, or MOE_TRACE in the "
+        "environment of every host");
+  }
+  auto trace = std::unique_ptr<RankTrace>(new RankTrace(path.empty() ? 0 : kTraceEvents));
   if (path.empty()) return trace;
+  trace->recorder_.Switch(true);
   trace->file_ = std::make_unique<TraceFile>(path);
   MOE_ASSIGN_OR_RETURN(trace->world_, world.Split(0, world.rank()));
   return trace;

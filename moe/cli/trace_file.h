@@ -38,11 +38,12 @@ class TraceFile final : public TraceSink {
   std::optional<WholeFile> file_;
 };
 
-// The time line of one rank of a benchmark, from before it runs to the file. Switched off without
-// --trace.
+// The time line of one rank of a benchmark, from before it runs to the file. Without --trace there
+// is no recorder, and no memory for events.
 class RankTrace {
  public:
   // Collective: takes a communicator of its own from `world`, which may then be given away.
+  // kInvalidArgument, on every rank, if some have a path and some have none.
   static absl::StatusOr<std::unique_ptr<RankTrace>> Create(const std::string& path,
                                                            Communicator& world);
   TraceRecorder* recorder() { return file_ == nullptr ? nullptr : &recorder_; }
@@ -50,7 +51,7 @@ class RankTrace {
   absl::Status Write();
 
  private:
-  RankTrace() : recorder_(kTraceEvents) { recorder_.Switch(true); }
+  explicit RankTrace(int64_t capacity) : recorder_(capacity) {}
 
   TraceRecorder recorder_;
   std::unique_ptr<TraceFile> file_;  // null without --trace

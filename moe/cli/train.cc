@@ -15,6 +15,7 @@
 #include "moe/cli/launch.h"
 #include "moe/cli/line_file.h"
 #include "moe/cli/metrics_file.h"
+#include "moe/cli/output_paths.h"
 #include "moe/cli/program.h"
 #include "moe/cli/progress.h"
 #include "moe/cli/report.h"
@@ -68,10 +69,11 @@ class TrainRun {
   absl::Status Run();
 
  private:
+  absl::Status CheckPaths() const;
   absl::Status Prepare();
   void PrintStart() const;
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
-  absl::Status Finish(const lm::TrainReport& report, const std::vector<CommRate>& peak);
+  absl::Status PrintEnd(const lm::TrainReport& report, const std::vector<CommRate>& peak);
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
 
@@ -85,17 +87,27 @@ class TrainRun {
   std::unique_ptr<LineFile> routing_;
 };
 
-// Everything that can be refused, before a rank starts or a file is touched.
+absl::Status TrainRun::CheckPaths() const {
+  std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
+  for (const std::string& file : corpus_.files) inputs.push_back({"--data", file});
+  const std::string& out = options_.out;
+  return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
+                                   {"--record-routing", options_.record_routing},
+                                   {"--trace", options_.trace}});
+}
+
+// Everything that can be refused, before a rank starts. A file that is there keeps its content until
+// there is something to write into it; one made here for nothing goes with its owner.
 absl::Status TrainRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
   MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+  if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
   if (!options_.trace.empty()) {
     if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
     trace_ = std::make_unique<TraceFile>(options_.trace);
   }
   if (speaks() && !options_.record_routing.empty()) {
     MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
-    MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
   }
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
@@ -139,6 +151,8 @@ absl::Status TrainRun::Run() {
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
     MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                          lm::Train(options_.train, corpus_, std::move(world), hooks));
+    // What follows may fail: the run is whole before it.
+    if (first && metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(mine)));
     MOE_ASSIGN_OR_RETURN(auto rates, MeasurePeak(options_.train, mine, std::move(after)));
     if (!first) return absl::OkStatus();
     report = std::move(mine);
@@ -147,13 +161,14 @@ absl::Status TrainRun::Run() {
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   progress.End();
-  return speaks() ? Finish(report, peak) : absl::OkStatus();
+  return speaks() ? PrintEnd(report, peak) : absl::OkStatus();
 }
 
-// The header comes with the first step: a run that ends before leaves no file.
+// The file and its header come with the first step: a run that ends before leaves none.
 absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> records) {
   std::string lines;
-  if (records.front().step == 1) {
+  if (routing_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
     const lm::TrainConfig& train = options_.train;
     const RouterConfig& router = train.model.moe.router;
     lines = HeaderLine({.ranks = options_.ranks,
@@ -168,16 +183,13 @@ absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> record
   return routing_->Append(lines);
 }
 
-absl::Status TrainRun::Finish(const lm::TrainReport& report, const std::vector<CommRate>& peak) {
+absl::Status TrainRun::PrintEnd(const lm::TrainReport& report, const std::vector<CommRate>& peak) {
   RunFacts facts = {.backend = backend(),
                     .command = CommandOf(invocation_, settings_, launch_),
                     .communication = PeakText(peak),
                     .files = {}};
-  if (metrics_ != nullptr) {
-    MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
-    facts.files.push_back(metrics_->path());
-  }
-  if (routing_ != nullptr) facts.files.push_back(routing_->path());
+  if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
+  if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
   if (!options_.trace.empty()) facts.files.push_back(options_.trace);
   if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
     fmt::print(stderr, "moe train: warning: {}\n", warning);

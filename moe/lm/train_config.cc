@@ -51,6 +51,45 @@ absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTraceSteps(const TrainConfig& config) {
+  if (config.trace_last_step > 0 &&
+      (config.trace_first_step < 1 || config.trace_last_step < config.trace_first_step)) {
+    return absl::InvalidArgumentError(absl::StrCat("traced steps are ", config.trace_first_step,
+                                                   " to ", config.trace_last_step,
+                                                   ", expected the first from 1 to the last"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Communicator& world,
+                          Stream& stream) {
+  const bool first = world.rank() == 0;
+  const int64_t no_routing = first && config.record_routing && !hooks.on_routing ? 1 : 0;
+  const int64_t no_trace = first && config.trace_last_step > 0 && hooks.trace == nullptr ? 1 : 0;
+  const int64_t record = config.record_routing ? 1 : 0;
+  int64_t most[] = {record,
+                    -record,
+                    config.trace_first_step,
+                    -config.trace_first_step,
+                    config.trace_last_step,
+                    -config.trace_last_step,
+                    no_routing,
+                    no_trace};
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const char* const kNames[] = {"--record-routing", "--trace or --profile-step-start",
+                                "--trace or --profile-step-end"};
+  for (int i = 0; i < 3; ++i) {
+    if (most[2 * i] == -most[2 * i + 1]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks were given a different ", kNames[i],
+                     ", expected the same on all: as a flag, or in the environment of every host"));
+  }
+  if (most[6] > 0) return absl::InvalidArgumentError("record_routing without an on_routing hook");
+  if (most[7] > 0) return absl::InvalidArgumentError("trace_last_step without a trace hook");
+  return absl::OkStatus();
+}
+
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   const auto at_least_one = [](const char* flag, int64_t value) {
     if (value >= 1) return absl::OkStatus();

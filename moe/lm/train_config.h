@@ -6,6 +6,8 @@
 
 #include <absl/status/status.h>
 
+#include "comm/communicator.h"
+#include "kernels/base/stream.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::lm {
@@ -19,6 +21,14 @@ int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus);
 
 // kInvalidArgument unless the text holds one global batch and one micro-batch to validate on.
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus);
+
+// kInvalidArgument unless the traced steps, if any, are a range from 1.
+absl::Status CheckTraceSteps(const TrainConfig& config);
+
+// kInvalidArgument unless every rank records and traces the same, and rank 0 has hooks for it:
+// collectives follow from it. Collective over `world`, blocks; the same status on every rank.
+absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Communicator& world,
+                          Stream& stream);
 
 }  // namespace moe::lm
 

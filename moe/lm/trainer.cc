@@ -260,7 +260,9 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   context_.clock->Reset();
   for (int64_t step = 1; step <= config_.steps; ++step) {
     const auto start = Clock::now();
-    if (trace_ != nullptr) trace_->Switch(step >= config_.trace_first_step);
+    if (trace_ != nullptr) {
+      trace_->Switch(step >= config_.trace_first_step && step <= config_.trace_last_step);
+    }
     context_.mesh->SetPhase({.name = "step", .step = step});
     const ExchangeBytes before = model_->exchange_bytes();
     MOE_RETURN_IF_ERROR(
@@ -363,6 +365,7 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
+  MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
   MOE_ASSIGN_OR_RETURN(
       const auto session,
       Session::Create({.expert_parallel_size = config.expert_parallel_size,
@@ -371,11 +374,13 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                        .overlap_exchange = config.model.moe.overlap_degree > 1,
                        .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
                       std::move(world)));
+  const Context& context = session->context();
+  MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.compute));
   auto report = config.dtype == DType::kBFloat16
                     ? TrainAs<BFloat16>(config, corpus, *session, hooks)
                     : TrainAs<float>(config, corpus, *session, hooks);
   // The others may be waiting for this rank.
-  if (!report.ok()) session->context().mesh->Abort(report.status());
+  if (!report.ok()) context.mesh->Abort(report.status());
   return report;
 }
 

@@ -96,7 +96,8 @@ struct TrainHooks {
 // size of the world. Also checks that EP divides the ranks and that micro-batches >= 1.
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 
-// Collective over `world`; returns the same report on every rank. kDataLoss when the loss or the
+// Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
+// unless all record and trace the same, and rank 0 has hooks for it; kDataLoss when the loss or the
 // gradients are not finite (all ranks agree on it); errors of the communicator otherwise.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks);

@@ -274,7 +274,8 @@ Section BenchSection(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& row : run.bench) {
       all.push_back({&run, &row});
-      if (row.failed() || !row.phase.empty()) continue;
+      // A rank's transfer to itself is a copy, and no part of the mean over pairs.
+      if (row.failed() || !row.phase.empty() || row.source == row.destination) continue;
       const auto same = [&](const auto& op) {
         return op.first == row.op;
       };

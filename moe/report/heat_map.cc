@@ -133,6 +133,7 @@ int HeatColour(double share) {
                                {0xA5, 0x9C, 0x74}, {0xC3, 0xB3, 0x69}, {0xE1, 0xCC, 0x55},
                                {0xFE, 0xE8, 0x38}};
   constexpr int kLast = static_cast<int>(std::size(kStops)) - 1;
+  if (std::isnan(share)) share = 0;  // of a scale whose ends overflow
   const double at = std::clamp(share, 0.0, 1.0) * kLast;
   const int below = std::min(static_cast<int>(at), kLast - 1);
   int colour = 0;

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/report/bar_chart.h"
+#include "moe/report/groups.h"
 #include "moe/report/labels.h"
 
 namespace moe::report {
@@ -16,7 +17,7 @@ namespace {
 constexpr size_t kMaxBars = 16;
 
 struct Kernel {
-  std::vector<std::string> key;
+  Key key;
   bool computes = false;  // against multiply-adds, not a copy
   double size = 0;
   std::vector<double> shares_pct;  // of that size
@@ -27,27 +28,20 @@ double ShareOf(const BenchRow& r) {
 }
 
 std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
-  std::vector<Kernel> kernels;
+  Groups<Kernel> kernels;
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
       if (!r.of_kernel || r.failed() || !std::isfinite(ShareOf(r))) continue;
-      std::vector<std::string> key = {r.op,    r.algorithm, r.pass,  run.name,
-                                      r.shape, r.routing,   r.dtype, r.threads_text()};
-      const auto same = [&](const Kernel& kernel) {
-        return kernel.key == key;
-      };
-      auto at = std::find_if(kernels.begin(), kernels.end(), same);
-      if (at == kernels.end()) {
-        at = kernels.insert(
-            at, {.key = std::move(key), .computes = std::isfinite(r.peak_pct), .shares_pct = {}});
-      }
-      if (r.size() < at->size) continue;
-      if (r.size() > at->size) at->shares_pct.clear();
-      at->size = r.size();
-      at->shares_pct.push_back(ShareOf(r));
+      Kernel& kernel = kernels.Of(
+          {r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype, r.threads_text()});
+      if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
+      if (r.size() < kernel.size) continue;
+      if (r.size() > kernel.size) kernel.shares_pct.clear();
+      kernel.size = r.size();
+      kernel.shares_pct.push_back(ShareOf(r));
     }
   }
-  return kernels;
+  return std::move(kernels).Take();
 }
 
 }  // namespace
@@ -62,13 +56,11 @@ std::string KernelShares(absl::Span<const Run> runs) {
                            .unit = "%",
                            .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
                            .bars = {}};
-  std::vector<std::vector<std::string>> keys;
-  for (const Kernel& kernel : kernels) keys.push_back(kernel.key);
-  const std::vector<std::string> names = DistinctLabels(keys);
+  const std::vector<std::string> names = DistinctLabels(KeysOf(kernels));
   for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
+    const auto n = static_cast<double>(kernels[i].shares_pct.size());
     double mean = 0;
-    for (const double share : kernels[i].shares_pct) mean += share;
-    mean /= static_cast<double>(kernels[i].shares_pct.size());
+    for (const double share : kernels[i].shares_pct) mean += share / n;
     StackedBar bar = {.name = names[i], .parts = {mean, 0}};
     if (kernels[i].computes) std::swap(bar.parts[0], bar.parts[1]);
     chart.bars.push_back(std::move(bar));

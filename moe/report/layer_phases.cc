@@ -10,6 +10,7 @@
 
 #include "moe/report/bar_chart.h"
 #include "moe/report/format.h"
+#include "moe/report/groups.h"
 #include "moe/report/labels.h"
 
 namespace moe::report {
@@ -19,28 +20,22 @@ constexpr size_t kMaxBars = 16;
 constexpr char kWhole[] = "all";
 
 struct Pass {
-  std::vector<std::string> key;
+  Key key;
   std::map<std::string, double> time_us;  // by phase
 };
 
 std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
-  std::vector<Pass> passes;
+  Groups<Pass> passes;
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
       if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
-      std::vector<std::string> key = {
-          r.pass,      run.name,  r.shape,
-          r.algorithm, r.backend, absl::StrCat(CountText(r.ranks), " ranks"),
-          r.dtype,     r.routing, r.threads_text()};
-      const auto same = [&](const Pass& pass) {
-        return pass.key == key;
-      };
-      auto at = std::find_if(passes.begin(), passes.end(), same);
-      if (at == passes.end()) at = passes.insert(at, {std::move(key), {}});
-      at->time_us[r.phase] = r.time_us;
+      Pass& pass = passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend,
+                              absl::StrCat(CountText(r.ranks), " ranks"), r.dtype, r.routing,
+                              r.threads_text()});
+      pass.time_us[r.phase] = r.time_us;
     }
   }
-  return passes;
+  return std::move(passes).Take();
 }
 
 }  // namespace
@@ -54,9 +49,7 @@ std::string LayerPhases(absl::Span<const Run> runs) {
       .x_label = "time (us)",
       .unit = "us",
       .parts = {"gate", "plan", "dispatch", "expert", "combine"}};
-  std::vector<std::vector<std::string>> keys;
-  for (const Pass& pass : passes) keys.push_back(pass.key);
-  const std::vector<std::string> names = DistinctLabels(keys);
+  const std::vector<std::string> names = DistinctLabels(KeysOf(passes));
   for (size_t i = 0; i < std::min(passes.size(), kMaxBars); ++i) {
     StackedBar bar = {.name = names[i]};
     double named = 0;

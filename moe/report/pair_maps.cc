@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "moe/report/format.h"
+#include "moe/report/groups.h"
 #include "moe/report/heat_map.h"
 #include "moe/report/labels.h"
 
@@ -23,8 +24,9 @@ constexpr int kMaxRanks = 128;
 using Pair = std::pair<int, int>;
 
 struct PairRows {
-  std::vector<std::string> key;
+  Key key;
   double size = 0;
+  bool cut = false;                           // there are ranks from kMaxRanks on
   std::map<Pair, std::vector<double>> rates;  // 1e9 bytes per second, of that size
 };
 
@@ -33,34 +35,32 @@ bool IsPair(const BenchRow& r) {
 }
 
 std::vector<PairRows> PairsOf(absl::Span<const Run> runs) {
-  std::vector<PairRows> all;
+  Groups<PairRows> all;
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
-      if (!IsPair(r) || std::max(r.source, r.destination) >= kMaxRanks) continue;
-      std::vector<std::string> key = {run.name,
-                                      r.backend,
-                                      r.transport,
-                                      absl::StrCat(CountText(r.ranks), " ranks"),
-                                      absl::StrCat(CountText(r.hosts), " hosts"),
-                                      r.dtype};
-      const auto same = [&](const PairRows& pairs) {
-        return pairs.key == key;
-      };
-      auto at = std::find_if(all.begin(), all.end(), same);
-      if (at == all.end()) at = all.insert(at, {.key = std::move(key), .rates = {}});
-      if (r.size() < at->size) continue;
-      if (r.size() > at->size) at->rates.clear();
-      at->size = r.size();
-      at->rates[{static_cast<int>(r.source), static_cast<int>(r.destination)}].push_back(r.algbw);
+      if (!IsPair(r)) continue;
+      PairRows& pairs =
+          all.Of({run.name, r.backend, r.transport, absl::StrCat(CountText(r.ranks), " ranks"),
+                  absl::StrCat(CountText(r.hosts), " hosts"), r.dtype});
+      if (std::max(r.source, r.destination) >= kMaxRanks) {
+        pairs.cut = true;
+        continue;
+      }
+      if (r.size() < pairs.size) continue;
+      if (r.size() > pairs.size) pairs.rates.clear();
+      pairs.size = r.size();
+      pairs.rates[{static_cast<int>(r.source), static_cast<int>(r.destination)}].push_back(r.algbw);
     }
   }
-  return all;
+  return std::move(all).Take();
 }
 
+// Of finite values, and finite: files may hold rates whose sum is not.
 double Mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum / static_cast<double>(values.size());
+  const auto n = static_cast<double>(values.size());
+  double mean = 0;
+  for (const double value : values) mean += value / n;
+  return mean;
 }
 
 // A pair that was not measured has no cell; nor has a rank with itself, whose copy is no transfer and
@@ -95,14 +95,16 @@ HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
 
 std::string PairMaps(absl::Span<const Run> runs) {
   std::vector<PairRows> all = PairsOf(runs);
-  std::vector<std::vector<std::string>> keys;
-  for (const PairRows& pairs : all) keys.push_back(pairs.key);
-  const std::vector<std::string> names = DistinctLabels(keys);
+  const std::vector<std::string> names = DistinctLabels(KeysOf(all));
   std::string html;
   for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
     HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");
     if (all.size() > kMaxMaps && i == 0) {
       absl::StrAppend(&map.text.note, " The first ", kMaxMaps, " of ", all.size(), " maps.");
+    }
+    if (all[i].cut) {
+      absl::StrAppend(&map.text.note, " Ranks from ", kMaxRanks,
+                      " on are left out; the table has them.");
     }
     const bool any = std::any_of(map.values.begin(), map.values.end(),
                                  [](double value) { return std::isfinite(value); });

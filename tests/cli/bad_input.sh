@@ -85,6 +85,8 @@ train 10 "--device is cuda, expected cpu" --device cuda
 train 10 "--backend is nccl, expected local or mpi" --backend nccl
 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
 RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
+# What the first of all processes does not say, the first of a host does.
+SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 train 2 "--topk has no value" --topk
 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4
 
 # Files.
@@ -98,6 +100,21 @@ echo kept >kept/metrics.jsonl
 run "$moe" train "${model[@]}" --out kept --ep 3
 expect 2 "kept"
 [[ $(cat kept/metrics.jsonl) == kept ]] || fail "a refused call touched an earlier run"
+
+# No output takes the place of an input or of another output.
+mkdir texts
+cp "$text" texts/book
+ln texts/book linked
+echo '{"seed": 1}' >config.json
+one_step=("$moe" train "${model[@]}" --steps 1)
+for flag in --trace --record-routing; do
+  refused 2 "expected another file than --data" "${one_step[@]}" --data texts $flag linked
+  refused 2 "expected another file than --config" "${one_step[@]}" --config config.json $flag ./config.json
+  refused 2 "expected another file than --out" "${one_step[@]}" --out new $flag new/../new/metrics.jsonl
+done
+refused 2 "expected another file than --record-routing" "${one_step[@]}" --record-routing r --trace "$PWD/r"
+cmp -s "$text" texts/book || fail "the text was written to"
+[[ ! -e new && ! -e r ]] || fail "a refused call left files"
 
 refused 2 "--ranks is 0, expected at least 1" "$moe" doctor --ranks 0
 refused 2 "unknown flag '--rank'; did you mean '--ranks'?" "$moe" doctor --rank 2

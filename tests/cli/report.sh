@@ -129,6 +129,7 @@ refused 2 "'none'" none
 refused 2 "metrics.jsonl" evil
 refused 2 "unknown flag '--titel'; did you mean '--title'?" bench.json --titel x
 refused 2 "--compare expects two inputs" --compare bench.json
+refused 2 "--compare expects two inputs" --compare=bench.json bench.json
 refused 2 "expected two of one command" --compare bench.json train
 refused 2 "expected a column" bench.json --fail-if 'val_loss > 1'
 refused 4 "--out: cannot write '/proc/out'" bench.json --out /proc/out

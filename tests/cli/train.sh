@@ -93,6 +93,15 @@ expect 4 "full disk"
 grep -qF "metrics.jsonl" "$work/stderr" || fail "full disk: $(cat "$work/stderr")"
 [[ $(tail -c 1 "$work/full/metrics.jsonl" | od -An -c) == *'\n'* ]] ||
   fail "full disk: half a line in metrics.jsonl"
+# A pipe as output: its reader sees one whole trace.
+mkfifo "$work/pipe"
+timeout 100 cat "$work/pipe" >"$work/piped" &
+reader=$!
+run "$moe" train "${model[@]}" --quiet --steps 1 --trace "$work/pipe"
+expect 0 "a trace into a pipe"
+wait "$reader"
+[[ $(tail -c 2 "$work/piped") == "}" ]] || fail "a trace into a pipe is not whole"
+
 run bash -c '"$0" train --help >/dev/full' "$moe"
 expect 4 "full standard output"
 
