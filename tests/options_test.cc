@@ -440,10 +440,11 @@ TEST(ReproduceTest, FlagsGiveTheSameSettings) {
                        "--moe-pad-expert-input-to-capacity", "--capacity-factor", "1.5", "-q"},
                       {"MOE_SEED=5"}, R"({"num_layers": 3, "micro_batches": 8})");
   ASSERT_TRUE(s.ok()) << s.status();
-  EXPECT_EQ(FlagsOf(*s, {"quiet"}),
-            " --data 'my text/it'\\''s' --data b --steps 7 --micro-batches 8 --seed 5 --num-layers 3"
-            " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"
-            " --expert-model-parallel-size 2");
+  EXPECT_EQ(
+      FlagsOf(*s, {"quiet"}),
+      " --data 'my text/it'\\''s' --data b --steps 7 --micro-batches 8 --seed 5 --num-layers 3"
+      " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"
+      " --expert-model-parallel-size 2");
 }
 
 TEST(ReproduceTest, KeepsDefaultsThatAPresetWouldChange) {
