@@ -49,7 +49,7 @@ endif()
 target_include_directories(headers_compile_alone PRIVATE ${RANDOM123_INCLUDE_DIR})
 add_test(NAME headers_compile_alone
   COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target headers_compile_alone)
-set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 600 RUN_SERIAL TRUE)
+set_tests_properties(headers_compile_alone PROPERTIES LABELS lint TIMEOUT 900 RUN_SERIAL TRUE)
 
 if(MOE_MPI_FOUND)
   add_dependencies(mpi_tests moe run_ranks_main) # beside the programs of moe_test
