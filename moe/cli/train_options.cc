@@ -80,11 +80,7 @@ absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const Wo
   return train;
 }
 
-absl::Status CheckRecords(const Settings& settings, const lm::TrainConfig& train) {
-  if (train.record_routing && train.model.num_layers < train.model.moe_layer_freq) {
-    return WrongFlag("--moe-layer-freq", settings.text("moe-layer-freq"),
-                     "at most --num-layers with --record-routing: no layer has experts");
-  }
+absl::Status CheckTraceSteps(const Settings& settings, const lm::TrainConfig& train) {
   if (settings.empty("trace")) return absl::OkStatus();
   const int64_t first = train.trace_first_step;
   if (first < 1 || first > train.steps) {
@@ -183,7 +179,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
     return absl::InvalidArgumentError(InFlags(status.message(), settings));
   }
   MOE_RETURN_IF_ERROR(CheckSizes(options.train));
-  MOE_RETURN_IF_ERROR(CheckRecords(settings, options.train));
+  MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
   options.data = settings.value("data").texts;
   options.out = settings.text("out");
   options.trace = settings.text("trace");

@@ -8,22 +8,11 @@ import sys
 import tempfile
 import time
 
+from end_to_end import ENVIRONMENT, check, exit_code, run
+
 MOE = sys.argv[1]
 MPIEXEC = sys.argv[2] if len(sys.argv) > 2 else None
 LAYERS, EXPERTS, TOPK, SEQUENCE, BATCH, MICRO_BATCHES = 2, 8, 2, 16, 2, 5
-
-ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if not k.startswith(("MOE_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_"))}
-ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMPI_MCA_rmaps_base_oversubscribe="1", NO_COLOR="1")
-failures = 0
-
-
-def check(holds, what):
-    global failures
-    if not holds:
-        failures += 1
-        print("FAILED:", what)
 
 
 def command(text, *extra):
@@ -33,14 +22,6 @@ def command(text, *extra):
         "--topk", TOPK, "--seq-length", SEQUENCE, "--micro-batch-size", BATCH, "--micro-batches",
         MICRO_BATCHES, "--eval-sequences", 4, "--threads", 1, "--quiet", "--numerics",
         "layout-invariant", *extra)]
-
-
-def run(args, code=0):
-    done = subprocess.run(args, capture_output=True, text=True, timeout=300,
-                          stdin=subprocess.DEVNULL, env=ENVIRONMENT)
-    check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: "
-          f"{done.stderr[-500:]}")
-    return done
 
 
 def lines(path):
@@ -59,7 +40,7 @@ def record(work, text, ranks, ep, name, *extra, launcher=()):
     out, path = os.path.join(work, name), os.path.join(work, name + ".jsonl")
     own = [] if launcher else ["--ranks", str(ranks)]
     plain = command(text, "--steps", 3, "--ep", ep, *own, *extra)
-    done = run([*launcher, *plain, "--out", out, "--record-routing", path])
+    done = run(*launcher, *plain, "--out", out, "--record-routing", path)
     check(path in done.stdout, f"{name}: the report does not name the file")
     header, *records = lines(path)
     metrics = lines(os.path.join(out, "metrics.jsonl"))
@@ -105,10 +86,10 @@ def main():
                 check(total == metrics[each["step"] - 1]["expert_load"][each["layer"]],
                       f"{name}: {total} is not the load")
             if ranks > 1:  # what was recorded is what a benchmark replays
-                run([MOE, "bench", "alltoallv", "--routing", f"trace:{path}", "-n", "2", "-w", "1",
-                     "--ranks", str(ranks), "--quiet"])
+                run(MOE, "bench", "alltoallv", "--routing", f"trace:{path}", "-n", "2", "-w", "1",
+                    "--ranks", str(ranks), "--quiet")
             if name == "split":
-                run([*plain, "--out", os.path.join(work, "plain")])
+                run(*plain, "--out", os.path.join(work, "plain"))
                 again = lines(os.path.join(work, "plain", "metrics.jsonl"))
                 check(again[-1]["weights_xxh3"] == metrics[-1]["weights_xxh3"], "other weights")
         check(all(t == totals["one"] for t in totals.values()), "slots depend on the layout")
@@ -132,12 +113,11 @@ def main():
         left = lines(path)
         check(len(left) > 2 and len(left) % LAYERS == 1, f"killed: {len(left)} lines")
 
-        run(command(text, "--record-routing", os.path.join(work, "absent", "r")), code=2)
-        run(command(text, "--record-routing", "/proc/r"), code=4)
-        run(command(text, "--moe-layer-freq", 3, "--record-routing", path), code=2)
+        run(*command(text, "--record-routing", os.path.join(work, "absent", "r")), code=2)
+        run(*command(text, "--record-routing", "/proc/r"), code=4)
+        run(*command(text, "--moe-layer-freq", 3, "--record-routing", path), code=2)
         check(len(lines(path)) == len(left), "a refused run changed the file")
-    print("all passed" if failures == 0 else f"{failures} failed")
-    return failures > 0
+    return exit_code()
 
 
 sys.exit(main())

@@ -4,9 +4,10 @@
 Reads the traces as a viewer does and compares them with what the runs themselves say."""
 import json
 import os
-import subprocess
 import sys
 import tempfile
+
+from end_to_end import check, exit_code, run
 
 MOE, GOLDEN = sys.argv[1:3]
 MPIEXEC = sys.argv[3] if len(sys.argv) > 3 else None
@@ -18,27 +19,6 @@ DENSE = {"embedding", "embedding backward", "attention", "attention backward", "
          "norm backward", "residual", "loss"}
 STEP = {"step", "micro-batch", "wait for gradients", "step totals", "optimiser"}
 EXCHANGES = {"dispatch", "combine", "dispatch backward", "combine backward"}
-
-ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if not k.startswith(("MOE_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_"))}
-ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMPI_MCA_rmaps_base_oversubscribe="1", NO_COLOR="1")
-failures = 0
-
-
-def check(holds, what):
-    global failures
-    if not holds:
-        failures += 1
-        print("FAILED:", what)
-
-
-def run(*args, code=0):
-    done = subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=300,
-                          stdin=subprocess.DEVNULL, env=ENVIRONMENT)
-    check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: "
-          f"{done.stderr[-500:]}")
-    return done
 
 
 def load(path, ranks, lanes, where):
@@ -226,8 +206,7 @@ def main():
         bench(work)
         leftover = [f for f in os.listdir(work) if "tmp" in f]
         check(not leftover, f"left behind: {leftover}")
-    print("all passed" if failures == 0 else f"{failures} failed")
-    return failures > 0
+    return exit_code()
 
 
 def layer(work):
