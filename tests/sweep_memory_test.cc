@@ -60,9 +60,9 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
   config.sequence_length = c.length;
   config.micro_batch_size = c.micro_batch;
   config.micro_batches = c.ranks;
-  config.steps = 2;
+  config.steps = 1;
   config.eval_sequences = 1;
-  config.schedule = {.peak = 1e-3, .total_steps = 2};
+  config.schedule = {.peak = 1e-3, .total_steps = 1};
   config.expert_parallel_size = c.ep;
   return config;
 }
