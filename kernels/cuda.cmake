@@ -3,7 +3,8 @@ add_library(moe_kernels_cuda STATIC
   kernels/bias/bias_cuda.cu kernels/combine/combine_cuda.cu kernels/norm/rms_norm_cuda.cu
   kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu
   kernels/attention/rotary_cuda.cu
-  kernels/embedding/embedding_cuda.cu)
+  kernels/embedding/embedding_cuda.cu
+  kernels/attention/attention_cuda.cu)
 target_include_directories(moe_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
 # Never -lcuda: with the static runtime alone a program starts where no driver is.
 target_link_libraries(moe_kernels_cuda PUBLIC CUDA::cudart_static)

@@ -32,7 +32,7 @@ moe_test(cusim_faults_test LABELS unit cusim threads
 
 # The .cu files as the simulator executes them: C++ to the host compiler.
 set(cuda_sources "")
-foreach(op permute/permute combine/combine bias/bias norm/rms_norm swiglu/swiglu attention/rotary embedding/embedding)
+foreach(op permute/permute combine/combine bias/bias norm/rms_norm swiglu/swiglu attention/rotary embedding/embedding attention/attention)
   list(APPEND cuda_sources ${PROJECT_SOURCE_DIR}/kernels/${op}_cuda.cu)
 endforeach()
 set_source_files_properties(${cuda_sources} PROPERTIES LANGUAGE CXX)
@@ -41,3 +41,5 @@ target_link_libraries(moe_cuda_simulated PUBLIC cusim)
 moe_test(cuda_kernels_test LABELS unit cusim threads
   SOURCES permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+moe_test(attention_cuda_test LABELS unit cusim threads
+  SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)

@@ -1,0 +1,266 @@
+#include <float.h>
+#include <math.h>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/attention_tile_cuda.h"
+#include "kernels/base/cuda_fixed_dot.h"
+
+namespace moe::attention {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// The columns of the block's head: blockIdx.y.
+template <typename T>
+__device__ MatrixView<T> HeadRows(MatrixView<T> m, int64_t depth, int64_t first, int64_t last) {
+  const int64_t column = depth * blockIdx.y;
+  return ColumnRange(RowRange(m, first, last), column, column + depth);
+}
+
+__device__ float Scale(int64_t depth) {
+  return 1.0f / sqrtf(static_cast<float>(depth));
+}
+
+// How many keys of a tile the first of the thread's queries sees; each further one sees one more.
+// kTile or above: all of them.
+__device__ int KeysSeen(int64_t first_query, int64_t first_key) {
+  return static_cast<int>(std::min<int64_t>(first_query - first_key, kTile)) + OwnRow() + 1;
+}
+
+// The largest of the values that the 16 lanes of a row hold; a NaN may be passed over.
+__device__ float RowMax(float value) {
+  for (int width = kSide / 2; width >= 1; width /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(HalfWarpMask(), value, width));
+  }
+  return value;
+}
+
+// Softmax over the keys so far; the 16 lanes of a row hold the same.
+struct RunningSoftmax {
+  float max = -FLT_MAX;  // not infinity: the difference of two maxima is a number
+  float sum = 0;         // of exp(scale * (score - max))
+
+  // The first `seen` scores of a tile's row become exp(scale * (score - max)), the others 0. Returns
+  // what sums up to here are multiplied by, since the maximum may have grown.
+  __device__ float Add(float (&scores)[kOwn], int seen, float scale) {
+    float largest = max;
+    for (int c = 0; c < kOwn; ++c) {
+      if (OwnColumn() + c < seen) largest = fmaxf(largest, scores[c]);
+    }
+    largest = RowMax(largest);
+    float partial = 0;
+    for (int c = 0; c < kOwn; ++c) {
+      scores[c] = OwnColumn() + c < seen ? expf(scale * (scores[c] - largest)) : 0.0f;
+      partial += scores[c];
+    }
+    const float rescale = expf(scale * (max - largest));
+    sum = fmaf(sum, rescale, FoldPartials(partial));
+    max = largest;
+    return rescale;
+  }
+};
+
+// A block owns kTile queries of a head and kColumns columns of their results.
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
+  MOE_SHARED_ARRAY(Vector, staged_vectors, kStagedVectors);
+  MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
+  auto* const staged = reinterpret_cast<float*>(staged_vectors);
+  auto* const weights = reinterpret_cast<float*>(weight_vectors);
+  // Later queries see more keys: they start first.
+  const Place place = FindPlace(f.sequence_offsets, f.sequences, gridDim.x - 1 - blockIdx.x);
+  if (place.first == place.last) return;
+  const int64_t depth = f.q.cols() / f.heads, first_column = int64_t{blockIdx.z} * kColumns;
+  const float scale = Scale(depth);
+  const auto q = HeadRows(f.q, depth, place.first, place.last);
+  RunningSoftmax softmax[kOwn];
+  float sums[kOwn][kColumns / kSide] = {};
+  for (int64_t key = place.begin; key < place.last; key += kTile) {
+    const int64_t end = std::min(key + kTile, place.last);
+    float scores[kOwn][kOwn];
+    Products(q, HeadRows(f.k, depth, key, end), staged, scores);
+    const int seen = KeysSeen(place.first, key);
+    for (int r = 0; r < kOwn; ++r) {
+      const float rescale = softmax[r].Add(scores[r], seen + r, scale);
+      for (float& sum : sums[r]) sum *= rescale;
+    }
+    StoreWeights(scores, weights);
+    AddWeighted<kColumns>(
+        weights, HeadRows(f.v, depth, key, end), first_column,
+        [&](int r, int j) { return j < seen + r; }, staged, sums);
+  }
+  for (int r = 0; r < kOwn; ++r) {
+    const float reciprocal = 1.0f / softmax[r].sum;
+    for (float& sum : sums[r]) sum *= reciprocal;
+    const int64_t query = place.first + OwnRow() + r;
+    if (blockIdx.z == 0 && OwnColumn() == 0 && query < place.last) {
+      f.log_sum_exp(query, blockIdx.y) = scale * softmax[r].max + logf(softmax[r].sum);
+    }
+  }
+  StoreSums<kColumns>(sums, first_column, HeadRows(f.out, depth, place.first, place.last));
+}
+
+// Score s and product d_out . v become the weight p = exp(scale * s - log_sum_exp) and the gradient
+// by s, scale * p * (product - dot).
+__device__ void ScoreGradient(float& score, float& product, float scale, float log_sum_exp,
+                              float dot) {
+  score = expf(fmaf(score, scale, -log_sum_exp));
+  product = score * ((product - dot) * scale);
+}
+
+// Half a warp owns a row of a head: d_out . out in the order of FixedDot.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) RowDotKernel(CudaBackward<T> b) {
+  const int64_t depth = b.out.cols() / b.heads;
+  ForRows<kPartials>(b.out.rows() * b.heads, [&](int64_t i, int lane) {
+    const int64_t row = i / b.heads, head = i % b.heads;
+    const T* const out = b.out.row(row) + head * depth;
+    const T* const d_out = b.d_out.row(row) + head * depth;
+    const auto dot = FixedSumOf<float>(depth, lane, [&](int64_t d, float sum) {
+      return fmaf(static_cast<float>(d_out[d]), static_cast<float>(out[d]), sum);
+    });
+    if (lane == 0) b.row_dot(row, head) = dot;
+  });
+}
+
+// Blocks that must fit a multiprocessor. One leaves a thread of the gradients the 130 to 200
+// registers that it needs; ptxas aims at two of its own accord and spills.
+constexpr int kGradientBlocks = 1;
+
+// A block owns kTile queries of a head and kColumns columns of d_q; keys in ascending order.
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kThreads, kGradientBlocks)
+    QueryGradientKernel(CudaBackward<T> b) {
+  MOE_SHARED_ARRAY(Vector, staged_vectors, kStagedVectors);
+  MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
+  auto* const staged = reinterpret_cast<float*>(staged_vectors);
+  auto* const weights = reinterpret_cast<float*>(weight_vectors);
+  const Place place = FindPlace(b.sequence_offsets, b.sequences, gridDim.x - 1 - blockIdx.x);
+  if (place.first == place.last) return;
+  const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
+  const float scale = Scale(depth);
+  const auto q = HeadRows(b.q, depth, place.first, place.last);
+  const auto d_out = HeadRows(b.d_out, depth, place.first, place.last);
+  float log_sum_exp[kOwn] = {}, dot[kOwn] = {};
+  for (int r = 0; r < kOwn && OwnRow() + r < q.rows(); ++r) {
+    const int64_t query = place.first + OwnRow() + r;
+    log_sum_exp[r] = b.log_sum_exp(query, blockIdx.y);
+    dot[r] = b.row_dot(query, blockIdx.y);
+  }
+  float sums[kOwn][kColumns / kSide] = {};
+  for (int64_t key = place.begin; key < place.last; key += kTile) {
+    const int64_t end = std::min(key + kTile, place.last);
+    const auto k = HeadRows(b.k, depth, key, end);
+    float scores[kOwn][kOwn], products[kOwn][kOwn];
+    Products(q, k, staged, scores);
+    Products(d_out, HeadRows(b.v, depth, key, end), staged, products);
+    for (int r = 0; r < kOwn; ++r) {
+      for (int c = 0; c < kOwn; ++c) {
+        ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp[r], dot[r]);
+      }
+    }
+    StoreWeights(products, weights);
+    const int seen = KeysSeen(place.first, key);
+    AddWeighted<kColumns>(
+        weights, k, first_column, [&](int r, int j) { return j < seen + r; }, staged, sums);
+  }
+  StoreSums<kColumns>(sums, first_column, HeadRows(b.d_q, depth, place.first, place.last));
+}
+
+// A block owns kTile keys of a head and kColumns columns of d_k and d_v; queries in ascending order.
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(CudaBackward<T> b) {
+  MOE_SHARED_ARRAY(Vector, staged_vectors, kStagedVectors);
+  MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
+  auto* const staged = reinterpret_cast<float*>(staged_vectors);
+  auto* const weights = reinterpret_cast<float*>(weight_vectors);
+  // Earlier keys are seen by more queries: they start first.
+  const Place place = FindPlace(b.sequence_offsets, b.sequences, blockIdx.x);
+  if (place.first == place.last) return;
+  const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
+  const float scale = Scale(depth);
+  const auto k = HeadRows(b.k, depth, place.first, place.last);
+  const auto v = HeadRows(b.v, depth, place.first, place.last);
+  float d_k[kOwn][kColumns / kSide] = {}, d_v[kOwn][kColumns / kSide] = {};
+  for (int64_t query = place.first; query < place.end; query += kTile) {
+    const int64_t end = std::min(query + kTile, place.end);
+    const auto q = HeadRows(b.q, depth, query, end);
+    const auto d_out = HeadRows(b.d_out, depth, query, end);
+    float scores[kOwn][kOwn], products[kOwn][kOwn];
+    Products(k, q, staged, scores);
+    Products(v, d_out, staged, products);
+    for (int c = 0; c < kOwn && OwnColumn() + c < q.rows(); ++c) {
+      const int64_t row = query + OwnColumn() + c;
+      const float log_sum_exp = b.log_sum_exp(row, blockIdx.y), dot = b.row_dot(row, blockIdx.y);
+      for (int r = 0; r < kOwn; ++r) {
+        ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp, dot);
+      }
+    }
+    // A key is seen by its own query and later ones; past the first tile, by all.
+    const auto sees = [own = query == place.first ? OwnRow() : -kOwn](int r, int j) {
+      return j >= own + r;
+    };
+    StoreWeights(scores, weights);
+    AddWeighted<kColumns>(weights, d_out, first_column, sees, staged, d_v);
+    __syncthreads();  // the weights have been read
+    StoreWeights(products, weights);
+    AddWeighted<kColumns>(weights, q, first_column, sees, staged, d_k);
+  }
+  StoreSums<kColumns>(d_k, first_column, HeadRows(b.d_k, depth, place.first, place.last));
+  StoreSums<kColumns>(d_v, first_column, HeadRows(b.d_v, depth, place.first, place.last));
+}
+
+// Blocks of `columns` result columns.
+template <typename Arguments>
+LaunchShape Shape(const Arguments& a, int columns) {
+  const int64_t depth = a.q.cols() / a.heads;
+  return {
+      dim3(static_cast<unsigned>(Slots(a.q.rows(), a.sequences)), static_cast<unsigned>(a.heads),
+           static_cast<unsigned>((depth + columns - 1) / columns)),
+      dim3(kThreads)};
+}
+
+template <typename T, int kColumns>
+cudaError_t RunColumns(const CudaForward<T>& forward, cudaStream_t stream) {
+  return Launch(&ForwardKernel<T, kColumns>, Shape(forward, kColumns), stream, forward);
+}
+
+template <typename T, int kColumns>
+cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
+  const LaunchShape shape = Shape(backward, kColumns);
+  const int64_t dots = backward.out.rows() * backward.heads;
+  cudaError_t error = Launch(&RowDotKernel<T>, RowShape<kPartials>(dots), stream, backward);
+  if (error != cudaSuccess) return error;
+  error = Launch(&QueryGradientKernel<T, kColumns>, shape, stream, backward);
+  if (error != cudaSuccess) return error;
+  return Launch(&KeyGradientKernel<T, kColumns>, shape, stream, backward);
+}
+
+// Small heads get small blocks of columns: all of a block's columns cost the same.
+template <typename T, typename Arguments>
+cudaError_t RunAny(const Arguments& arguments, cudaStream_t stream) {
+  if (arguments.q.rows() == 0) return cudaSuccess;
+  if (arguments.q.cols() <= kTile * int64_t{arguments.heads}) {
+    return RunColumns<T, kTile>(arguments, stream);
+  }
+  return RunColumns<T, 2 * kTile>(arguments, stream);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
+  return RunAny<T>(forward, stream);
+}
+
+template <typename T>
+cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+  return RunAny<T>(backward, stream);
+}
+
+template cudaError_t Run(const CudaForward<float>&, cudaStream_t);
+template cudaError_t Run(const CudaForward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaBackward<float>&, cudaStream_t);
+template cudaError_t Run(const CudaBackward<BFloat16>&, cudaStream_t);
+
+}  // namespace moe::attention

@@ -1,0 +1,57 @@
+// The CUDA path of attention.h. Internal: plain C++ between attention.cc (Abseil) and
+// attention_cuda.cu (nvcc, no Abseil).
+#ifndef MOE_KERNELS_ATTENTION_ATTENTION_CUDA_H_
+#define MOE_KERNELS_ATTENTION_ATTENTION_CUDA_H_
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe::attention {
+
+// The arguments of CausalAttention, in device memory.
+template <typename T>
+struct CudaForward {
+  MatrixView<const T> q, k, v;  // [T, heads * D]
+  int heads;
+  const int64_t* sequence_offsets;  // [B + 1], from 0 to T
+  int64_t sequences;                // B
+  MatrixView<T> out;                // [T, heads * D]
+  MatrixView<float> log_sum_exp;    // [T, heads]
+};
+
+// The arguments of CausalAttentionBackward, in device memory.
+template <typename T>
+struct CudaBackward {
+  MatrixView<const T> q, k, v, out;
+  MatrixView<const float> log_sum_exp;
+  MatrixView<const T> d_out;
+  int heads;
+  const int64_t* sequence_offsets;
+  int64_t sequences;
+  MatrixView<T> d_q, d_k, d_v;  // [T, heads * D], overwritten; none of the inputs
+  MatrixView<float> row_dot;    // [T, heads], scratch
+};
+
+// Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
+// for more than 65535 heads. Instantiated for float and BFloat16; float32 inside, results rounded
+// to T once.
+//
+// Forward passes over the keys of a row once, kTile at a time, with a running maximum
+// (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU
+// twice: results differ from attention.cc's by roundings of float32. As there, sums run over keys
+// (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
+// bits depend on its own sequence only, and what later tokens hold, even a NaN, on none of them.
+// Backward owns the rows of d_q in one pass, those of d_k and d_v in another: 7 products for
+// forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
+template <typename T>
+cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
+
+}  // namespace moe::attention
+
+#endif  // MOE_KERNELS_ATTENTION_ATTENTION_CUDA_H_
