@@ -40,6 +40,7 @@ add_library(moe_cuda_simulated STATIC EXCLUDE_FROM_ALL ${cuda_sources})
 target_link_libraries(moe_cuda_simulated PUBLIC cusim)
 moe_test(cuda_kernels_test LABELS unit cusim threads
   SOURCES permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
-  activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+  activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
+  LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
 moe_test(attention_cuda_test LABELS unit cusim threads
   SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)

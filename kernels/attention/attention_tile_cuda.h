@@ -7,7 +7,10 @@
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_TILE_CUDA_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_TILE_CUDA_H_
 
+#include <algorithm>
 #include <cstdint>
+
+#include <math.h>
 
 #include "kernels/attention/sequences_cuda.h"
 #include "kernels/base/cuda_kernel.h"
