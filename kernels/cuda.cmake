@@ -4,7 +4,8 @@ add_library(moe_kernels_cuda STATIC
   kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu
   kernels/attention/rotary_cuda.cu
   kernels/embedding/embedding_cuda.cu
-  kernels/attention/attention_cuda.cu)
+  kernels/attention/attention_cuda.cu
+  kernels/grouped_gemm/grouped_gemm_fma_cuda.cu kernels/grouped_gemm/grouped_gemm_mma_cuda.cu)
 target_include_directories(moe_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
 # Never -lcuda: with the static runtime alone a program starts where no driver is.
 target_link_libraries(moe_kernels_cuda PUBLIC CUDA::cudart_static)
@@ -19,3 +20,12 @@ target_compile_options(moe_kernels_cuda PRIVATE
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
 set_target_properties(moe_kernels_cuda PROPERTIES CUDA_COMPILER_LAUNCHER
   "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")
+
+# PTX of the kernels that cuda_instructions.tsv names, for the oldest GPU: what cmake/ptx_check.py reads.
+add_library(moe_kernels_ptx OBJECT kernels/combine/combine_cuda.cu
+  kernels/grouped_gemm/grouped_gemm_mma_cuda.cu kernels/permute/permute_cuda.cu)
+set_target_properties(moe_kernels_ptx PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 80-virtual)
+target_include_directories(moe_kernels_ptx PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(moe_kernels_ptx PRIVATE
+  $<TARGET_PROPERTY:moe_kernels_cuda,COMPILE_DEFINITIONS>)
+target_compile_options(moe_kernels_ptx PRIVATE $<TARGET_PROPERTY:moe_kernels_cuda,COMPILE_OPTIONS>)

@@ -3,7 +3,9 @@ find_package(Python3 COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME ptxas_table_test COMMAND ${Python3_EXECUTABLE}
     ${CMAKE_CURRENT_SOURCE_DIR}/ptxas_table_test.py ${PROJECT_SOURCE_DIR}/cmake/ptxas_table.py)
-  set_tests_properties(ptxas_table_test PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
+  add_test(NAME ptx_check_test COMMAND ${Python3_EXECUTABLE}
+    ${CMAKE_CURRENT_SOURCE_DIR}/ptx_check_test.py ${PROJECT_SOURCE_DIR}/cmake/ptx_check.py)
+  set_tests_properties(ptxas_table_test ptx_check_test PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
 endif()
 if(NOT MOE_CUDA_FOUND)
   return()
@@ -13,5 +15,8 @@ if(Python3_FOUND)
   add_test(NAME cuda_resources COMMAND ${Python3_EXECUTABLE}
     ${PROJECT_SOURCE_DIR}/cmake/ptxas_table.py ${MOE_PTXAS_LOGS}
     ${PROJECT_SOURCE_DIR}/kernels/cuda_resources.tsv)
-  set_tests_properties(cuda_resources PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
+  add_test(NAME cuda_ptx COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/ptx_check.py
+    ${PROJECT_SOURCE_DIR}/kernels/cuda_instructions.tsv $<TARGET_OBJECTS:moe_kernels_ptx>
+    COMMAND_EXPAND_LISTS)
+  set_tests_properties(cuda_resources cuda_ptx PROPERTIES LABELS "unit;cuda" TIMEOUT 60)
 endif()

@@ -32,7 +32,8 @@ moe_test(cusim_faults_test LABELS unit cusim threads
 
 # The .cu files as the simulator executes them: C++ to the host compiler.
 set(cuda_sources "")
-foreach(op permute/permute combine/combine bias/bias norm/rms_norm swiglu/swiglu attention/rotary embedding/embedding attention/attention)
+foreach(op permute/permute combine/combine bias/bias norm/rms_norm swiglu/swiglu attention/rotary embedding/embedding attention/attention
+    grouped_gemm/grouped_gemm_fma grouped_gemm/grouped_gemm_mma)
   list(APPEND cuda_sources ${PROJECT_SOURCE_DIR}/kernels/${op}_cuda.cu)
 endforeach()
 set_source_files_properties(${cuda_sources} PROPERTIES LANGUAGE CXX)
@@ -44,3 +45,5 @@ moe_test(cuda_kernels_test LABELS unit cusim threads
   LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
 moe_test(attention_cuda_test LABELS unit cusim threads
   SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+moe_test(grouped_gemm_cuda_test LABELS unit cusim threads
+  SOURCES grouped_gemm_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)

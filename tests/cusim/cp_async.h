@@ -16,16 +16,20 @@ namespace cusim {
 // accesses where the hardware is only bound to have made them.
 class AsyncCopies {
  public:
-  // cp.async.cg.shared.global, 16 bytes; both addresses must be multiples of 16.
-  void Copy16(void* shared, const void* global, const char* file = __builtin_FILE(),
-              int line = __builtin_LINE()) {
+  // cp.async.cg.shared.global, 16 bytes; both addresses must be multiples of 16. The first
+  // `source_bytes` are read, the rest are zeros.
+  void Copy16(void* shared, const void* global, int source_bytes = 16,
+              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     const auto misaligned = [](const void* p) {
       return reinterpret_cast<uintptr_t>(p) % 16 != 0;
     };
     if (misaligned(shared) || misaligned(global)) {
       KernelFault("misaligned vector access", "cp.async of 16 bytes", {file, line});
     }
-    open_.push_back({shared, global});
+    if (source_bytes < 0 || source_bytes > 16) {
+      KernelFault("wrong source size", "cp.async of 16 bytes", {file, line});
+    }
+    open_.push_back({shared, global, source_bytes});
   }
 
   // cp.async.commit_group
@@ -38,8 +42,9 @@ class AsyncCopies {
   void Wait(size_t pending) {
     while (groups_.size() > pending) {
       for (const Copy& copy : groups_.front()) {
-        for (size_t i = 0; i < 16; ++i) {  // in code that the sanitizers instrument
-          static_cast<char*>(copy.shared)[i] = static_cast<const char*>(copy.global)[i];
+        for (int i = 0; i < 16; ++i) {  // in code that the sanitizers instrument
+          static_cast<char*>(copy.shared)[i] =
+              i < copy.source_bytes ? static_cast<const char*>(copy.global)[i] : char{0};
         }
       }
       groups_.erase(groups_.begin());
@@ -50,6 +55,7 @@ class AsyncCopies {
   struct Copy {
     void* shared;
     const void* global;
+    int source_bytes;
   };
   std::vector<Copy> open_;
   std::vector<std::vector<Copy>> groups_;

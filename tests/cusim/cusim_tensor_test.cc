@@ -1,4 +1,5 @@
 // The simulator's matrix fragments and asynchronous copies.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "kernels/base/cuda_kernel.h"
 #include "tests/cusim/cp_async.h"
 #include "tests/cusim/cusim.h"
+#include "tests/cusim/ldmatrix.h"
 #include "tests/cusim/mma.h"
 
 namespace cusim {
@@ -46,6 +48,49 @@ TEST(CusimTensorTest, MatrixFragmentsLieWherePtxSays) {
       EXPECT_EQ(d[row * 8 + column], sum) << row << " " << column;
     }
   }
+}
+
+// Element (row, column) of matrix j is j * 100 + row * 10 + column.
+TEST(CusimTensorTest, LoadedMatricesLieWherePtxSays) {
+  std::vector<uint32_t> plain(32 * 4), transposed(32 * 4);
+  const auto kernel = [&] {
+    MOE_SHARED_ARRAY(MatrixRow, rows, 32);
+    const unsigned lane = threadIdx.x;
+    for (unsigned c = 0; c < 8; ++c) {
+      rows[lane][c] = static_cast<uint16_t>(lane / 8 * 100 + lane % 8 * 10 + c);
+    }
+    __syncthreads();
+    uint32_t out[4];
+    LoadMatrices(&rows[lane], out);
+    std::copy(out, out + 4, &plain[lane * 4]);
+    LoadMatricesTransposed(&rows[lane], out);
+    std::copy(out, out + 4, &transposed[lane * 4]);
+  };
+  RunGrid({1, 32, 0, kernel}, {});
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    for (uint32_t j = 0; j < 4; ++j) {
+      const uint32_t row = j * 100 + g * 10 + 2 * t, column = j * 100 + 2 * t * 10 + g;
+      EXPECT_EQ(plain[lane * 4 + j], row | (row + 1) << 16) << lane << " " << j;
+      EXPECT_EQ(transposed[lane * 4 + j], column | (column + 10) << 16) << lane << " " << j;
+    }
+  }
+}
+
+// The source has six bytes, and AddressSanitizer sees a seventh.
+TEST(CusimTensorTest, AsynchronousCopiesFillUpWithZeros) {
+  alignas(16) const uint16_t source[3] = {1, 2, 3};
+  std::vector<uint16_t> out(8);
+  const auto kernel = [&] {
+    MOE_SHARED_ARRAY(MatrixRow, row, 1);
+    AsyncCopies copies;
+    copies.Copy16(row, source, sizeof(source));
+    copies.Commit();
+    copies.Wait(0);
+    std::copy(row[0].begin(), row[0].end(), out.begin());
+  };
+  RunGrid({1, 1, 0, kernel}, {});
+  EXPECT_EQ(out, (std::vector<uint16_t>{1, 2, 3, 0, 0, 0, 0, 0}));
 }
 
 // Two tiles in flight; `pending` = 1 is right, 2 waits for one group too few.

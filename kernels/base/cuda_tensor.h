@@ -1,0 +1,123 @@
+// The instructions of tensor cores and of the copies that feed them (sm_80 and later), each in a
+// function of its own. PTX ISA, "cp.async", "ldmatrix", "mma.m16n8k16". Every lane of a warp calls
+// LoadMatrices* and MultiplyAdd together.
+#ifndef MOE_KERNELS_BASE_CUDA_TENSOR_H_
+#define MOE_KERNELS_BASE_CUDA_TENSOR_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_kernel.h"
+
+#if !defined(__CUDACC__)
+#include <cusim/cp_async.h>
+#include <cusim/ldmatrix.h>
+#include <cusim/mma.h>
+#endif
+
+// Before a loop whose body indexes registers, or that is to have all its loads under way at once.
+#if defined(__CUDACC__)
+#define MOE_UNROLL _Pragma("unroll")
+#else
+#define MOE_UNROLL
+#endif
+
+namespace moe::cuda {
+
+// 16 bytes: a row of an 8 x 8 matrix of bfloat16, and what one asynchronous copy moves.
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+
+#if defined(__CUDACC__)
+__device__ inline uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+#endif
+
+// The asynchronous copies of one thread from global to shared memory. Other threads see a copy's
+// result after the thread's Wait() and a barrier.
+class AsyncCopies {
+ public:
+  // The first `source_bytes` (0 to 16) of *global, then zeros; nothing beyond them is read. Both
+  // addresses must be multiples of 16.
+  __device__ void Copy(Chunk* shared, const void* global, int source_bytes) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
+                 "l"(global), "r"(source_bytes)
+                 : "memory");
+#else
+    copies_.Copy16(shared, global, source_bytes);
+#endif
+  }
+
+  // The copies since the last Commit() are a group, also if there are none.
+  __device__ void Commit() {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    copies_.Commit();
+#endif
+  }
+
+  // All but the last kPending groups have arrived.
+  template <int kPending>
+  __device__ void Wait() {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#else
+    copies_.Wait(kPending);
+#endif
+  }
+
+#if !defined(__CUDACC__)
+ private:
+  cusim::AsyncCopies copies_;
+#endif
+};
+
+// Four 8 x 8 matrices of bfloat16: lane l names row l % 8 of matrix l / 8. With g = lane / 4 and
+// t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
+__device__ inline void LoadMatrices(const Chunk* row, uint32_t (&out)[4]) {
+#if defined(__CUDACC__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(SharedAddress(row))
+               : "memory");
+#else
+  cusim::LoadMatrices(row, out);
+#endif
+}
+
+// The same of the transposed matrices: out[j] is elements 2t and 2t + 1 of column g.
+__device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[4]) {
+#if defined(__CUDACC__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(SharedAddress(row))
+               : "memory");
+#else
+  cusim::LoadMatricesTransposed(row, out);
+#endif
+}
+
+// d (16 x 8, float32) += a (16 x 16, bfloat16) * b (16 x 8, bfloat16). A register of a or b holds
+// two bfloat16, the lower half first:
+//   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8
+//   b[0]        rows 2t, 2t + 1 of column g              b[1]        rows + 8
+//   d[0], d[1]  row g, columns 2t, 2t + 1                d[2], d[3]  row g + 8
+// Products are exact. In which order the 17 terms are added, and how sums are rounded, is the
+// hardware's: the same for every call.
+__device__ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(__CUDACC__)
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  cusim::MmaBFloat16M16N8K16(d, a, b);
+#endif
+}
+
+}  // namespace moe::cuda
+
+#endif  // MOE_KERNELS_BASE_CUDA_TENSOR_H_

@@ -1,0 +1,193 @@
+// How blocks of a grouped product find their tile, shared by the CUDA kernels of grouped products.
+// The grid depends on shapes known to the host alone; the groups' rows are read on the device.
+#ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
+
+namespace moe::gemm {
+
+// One matrix a group, by value in a kernel's arguments: 128 views are 2 KiB of the 4 KiB there are.
+// More groups take several launches.
+template <typename T>
+class GroupMatrices {
+ public:
+  static constexpr int kCapacity = 128;
+
+  explicit GroupMatrices(std::span<const MatrixView<T>> matrices)
+      : count_(static_cast<int>(matrices.size())),
+        rows_(matrices.front().rows()),
+        cols_(matrices.front().cols()) {
+    for (int g = 0; g < count_; ++g) {
+      data_[g] = matrices[g].data();
+      stride_[g] = matrices[g].stride();
+    }
+  }
+  __device__ MatrixView<T> operator[](int g) const { return {data_[g], rows_, cols_, stride_[g]}; }
+  MOE_HOST_DEVICE int count() const { return count_; }
+  MOE_HOST_DEVICE int64_t rows() const { return rows_; }
+  MOE_HOST_DEVICE int64_t cols() const { return cols_; }
+
+ private:
+  int count_;
+  int64_t rows_, cols_;
+  T* data_[kCapacity] = {};
+  int64_t stride_[kCapacity] = {};
+};
+
+// The rows of groups, as the kernel reads them.
+struct GroupRows {
+  const int64_t* offsets;  // [groups + 1], or nullptr: one group
+  int64_t rows;            // N
+
+  // Whatever the offsets hold, rows stay inside [0, N].
+  __device__ int64_t Begin(int g) const {
+    const int64_t offset = offsets == nullptr ? g * rows : offsets[g];
+    return offset < 0 ? 0 : offset > rows ? rows : offset;
+  }
+  template <typename T>
+  __device__ MatrixView<T> Of(int g, MatrixView<T> all) const {
+    const int64_t begin = Begin(g), end = Begin(g + 1);
+    return RowRange(all, begin, end < begin ? begin : end);
+  }
+};
+
+// c (+)= a * b of one group, of which the block owns the tile that begins at (row, col).
+template <typename T, typename TOut>
+struct Tile {
+  MatrixView<const T> a, b;
+  MatrixView<TOut> c;
+  int64_t row, col;
+};
+
+MOE_HOST_DEVICE inline int64_t TilesOf(int64_t n, int tile) {
+  return (n + tile - 1) / tile;
+}
+
+// The product of CudaGroupedGemm: groups own rows of a and c.
+template <typename In, typename Out, Layout kWeightLayout>
+struct RowGroups {
+  using T = In;
+  using TOut = Out;
+  static constexpr Layout kALayout = Layout::kPlain, kBLayout = kWeightLayout;
+  static constexpr Write write = Write::kOverwrite;
+
+  MatrixView<const T> a;
+  GroupMatrices<const T> b;
+  MatrixView<TOut> c;
+  GroupRows groups;
+
+  // Group g has the row tiles [Start(g), Start(g + 1)): at least as many as its rows need, since
+  // floor(begin / tile) grows by floor(rows / tile) at least, and g by 1. Surplus tiles are empty.
+  __device__ int64_t Start(int g, int tile_rows) const {
+    return (groups.Begin(g) - groups.Begin(0)) / tile_rows + g;
+  }
+  int64_t TileCount(int tile_rows, int tile_cols) const {
+    return (groups.rows / tile_rows + b.count()) * TilesOf(c.cols(), tile_cols);
+  }
+  // False if the block's tile is empty. Neighbouring blocks share rows of a, of which there are
+  // more than of b.
+  __device__ bool Find(int tile_rows, int tile_cols, Tile<T, TOut>& tile) const {
+    const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
+    const int64_t row_tile = blockIdx.x / col_tiles;
+    int g = 0;
+    for (int end = b.count(); end - g > 1;) {
+      const int middle = (g + end) / 2;
+      (Start(middle, tile_rows) <= row_tile ? g : end) = middle;
+    }
+    tile.a = groups.Of(g, a);
+    tile.b = b[g];
+    tile.c = groups.Of(g, c);
+    tile.row = (row_tile - Start(g, tile_rows)) * tile_rows;
+    tile.col = int64_t{blockIdx.x % col_tiles} * tile_cols;
+    return tile.row < tile.c.rows();
+  }
+};
+template <typename T, typename TOut>
+struct ForwardGroups : RowGroups<T, TOut, Layout::kTransposed> {};
+template <typename T, typename TOut>
+struct InputGradientGroups : RowGroups<T, TOut, Layout::kPlain> {};
+
+// The products of CudaGroupedWeightGradient: groups own rows of a and b, the reduced index, and
+// every group has a c.
+template <typename In>
+struct WeightGradientGroups {
+  using T = In;
+  using TOut = float;
+  static constexpr Layout kALayout = Layout::kTransposed, kBLayout = Layout::kPlain;
+
+  MatrixView<const T> a, b;
+  GroupMatrices<float> c;
+  GroupRows groups;
+  Write write;
+
+  int64_t TileCount(int tile_rows, int tile_cols) const {
+    return c.count() * TilesOf(c.rows(), tile_rows) * TilesOf(c.cols(), tile_cols);
+  }
+  __device__ bool Find(int tile_rows, int tile_cols, Tile<T, float>& tile) const {
+    const auto row_tiles = static_cast<unsigned>(TilesOf(c.rows(), tile_rows));
+    const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
+    const auto g = static_cast<int>(blockIdx.x / (row_tiles * col_tiles));
+    tile.a = groups.Of(g, a);
+    tile.b = groups.Of(g, b);
+    tile.c = c[g];
+    tile.row = int64_t{blockIdx.x / col_tiles % row_tiles} * tile_rows;
+    tile.col = int64_t{blockIdx.x % col_tiles} * tile_cols;
+    return true;
+  }
+};
+
+// Calls run(matrices, offsets of their groups) for lots of groups that fit a kernel's arguments.
+template <typename T, typename Function>
+cudaError_t ForLots(std::span<const MatrixView<T>> matrices, const int64_t* offsets, Function run) {
+  while (!matrices.empty()) {
+    const size_t lot = std::min<size_t>(matrices.size(), GroupMatrices<T>::kCapacity);
+    const cudaError_t error = run(GroupMatrices<T>(matrices.first(lot)), offsets);
+    if (error != cudaSuccess) return error;
+    matrices = matrices.subspan(lot);
+    if (offsets != nullptr) offsets += lot;
+  }
+  return cudaSuccess;
+}
+
+// launch(groups) with the groups of each lot: ForwardGroups, InputGradientGroups or
+// WeightGradientGroups. An output of size zero launches nothing.
+template <typename T, typename TOut, typename Function>
+cudaError_t LaunchLots(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
+  const auto& [in, offsets, weight, weight_layout, out] = gemm;
+  if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
+  return ForLots(weight, offsets, [&](const auto& lot, const int64_t* lot_offsets) {
+    const GroupRows rows = {lot_offsets, out.rows()};
+    if (weight_layout == Layout::kPlain) {
+      return launch(InputGradientGroups<T, TOut>{{in, lot, out, rows}});
+    }
+    return launch(ForwardGroups<T, TOut>{{in, lot, out, rows}});
+  });
+}
+template <typename T, typename Function>
+cudaError_t LaunchLots(const CudaGroupedWeightGradient<T>& gradient, Function launch) {
+  const auto& [dy, x, offsets, dw, write] = gradient;
+  if (dy.cols() == 0 || x.cols() == 0) return cudaSuccess;
+  return ForLots(dw, offsets, [&](const auto& lot, const int64_t* lot_offsets) {
+    return launch(WeightGradientGroups<T>{dy, x, lot, {lot_offsets, dy.rows()}, write});
+  });
+}
+
+// A block a tile; refuses a product of more tiles than a grid has blocks.
+template <typename Groups>
+cudaError_t LaunchTiles(void (*kernel)(Groups), const Groups& groups, int tile_rows, int tile_cols,
+                        int threads, cudaStream_t stream) {
+  const int64_t tiles = groups.TileCount(tile_rows, tile_cols);
+  if (tiles > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
+  return cuda::Launch(kernel, {dim3(static_cast<unsigned>(tiles)), dim3(threads)}, stream, groups);
+}
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_

@@ -1,0 +1,48 @@
+// What the CUDA paths of grouped_gemm.h take. Internal: plain C++ between grouped_gemm.cc (Abseil)
+// and the .cu files (nvcc, no Abseil).
+#ifndef MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
+#define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/grouped_gemm/gemm_problem.h"
+
+namespace moe::gemm {
+
+// Group g owns rows [offsets[g], offsets[g + 1]). Offsets are device memory and read by the kernel:
+// no host waits for them, and a captured launch may be replayed with others. They may end before N
+// (a buffer with room to spare); rows after the last group are not touched. Offsets that descend or
+// leave [0, N] give wrong results, but no access out of bounds.
+// Without offsets there is one group, of all rows.
+//
+// The spans are host memory and are read before the call returns; what their views point to is
+// device memory. All views of a span have one shape.
+
+// GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
+// [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
+template <typename T, typename TOut = T>
+struct CudaGroupedGemm {
+  MatrixView<const T> in;            // [N, depth]
+  const int64_t* offsets = nullptr;  // [groups + 1]
+  std::span<const MatrixView<const T>> weight;
+  Layout weight_layout = Layout::kTransposed;
+  MatrixView<TOut> out;  // [N, cols]
+};
+
+// GemmWeightGradient of every group: dw[g] (+)= dy rows of group g, transposed, * x rows of group g.
+// A group without rows writes zeros (kOverwrite).
+template <typename T>
+struct CudaGroupedWeightGradient {
+  MatrixView<const T> dy;                 // [N, O]
+  MatrixView<const T> x;                  // [N, K]
+  const int64_t* offsets = nullptr;       // [groups + 1]
+  std::span<const MatrixView<float>> dw;  // [O, K] each
+  Write write = Write::kOverwrite;
+};
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
