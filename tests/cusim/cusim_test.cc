@@ -93,7 +93,7 @@ TEST(CusimTest, ShufflesAndVotesMoveTheValuesThatCudaSays) {
   ForSchedules([&](const Options& options) {
     struct Lane {
       int at, at8, exclusive_or, up, up8, down, down8;
-      uint32_t ballot, match;
+      uint32_t ballot, match, largest, smallest;
     };
     std::vector<Lane> lanes(32);
     const auto kernel = [&] {
@@ -108,6 +108,10 @@ TEST(CusimTest, ShufflesAndVotesMoveTheValuesThatCudaSays) {
       mine.down8 = __shfl_down_sync(~0u, value, 5, 8);
       mine.ballot = __ballot_sync(~0u, lane % 3 == 0);
       mine.match = __match_any_sync(~0u, lane / 8);
+      // Unsigned: bit 31 is of odd lanes.
+      const uint32_t number = static_cast<uint32_t>(lane) << 31 | static_cast<uint32_t>(lane + 1);
+      mine.largest = __reduce_max_sync(~0u, number);
+      mine.smallest = __reduce_min_sync(~0u, number);
     };
     RunGrid({1, 32, 0, kernel}, options);
     for (int lane = 0; lane < 32; ++lane) {
@@ -121,6 +125,8 @@ TEST(CusimTest, ShufflesAndVotesMoveTheValuesThatCudaSays) {
       EXPECT_EQ(mine.down8, 100 + (lane % 8 > 2 ? lane : lane + 5));
       EXPECT_EQ(mine.ballot, 0x49249249u);
       EXPECT_EQ(mine.match, 0xffu << (lane / 8 * 8));
+      EXPECT_EQ(mine.largest, 0x80000020u);
+      EXPECT_EQ(mine.smallest, 1u);
     }
   });
 }

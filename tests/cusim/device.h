@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 #include <vector_functions.h>
@@ -64,6 +65,17 @@ T Shuffle(const WarpOperation& operation, T value, int from) {
                 operation.site);
   }
   return Unpack<T>(values[from]);
+}
+
+// Of the values of the mask's lanes the one that is better than all others.
+template <typename Better>
+uint32_t Reduce(const WarpOperation& operation, uint32_t value, Better better) {
+  const auto values = MeetInWarp(operation, {value});
+  uint64_t best = value;
+  for (int i = 0; i < 32; ++i) {
+    if ((operation.mask >> i & 1) != 0 && better(values[i][0], best)) best = values[i][0];
+  }
+  return static_cast<uint32_t>(best);
 }
 
 }  // namespace cusim
@@ -134,6 +146,16 @@ uint32_t __match_any_sync(uint32_t mask, T value, CUSIM_SITE) {
     if ((mask >> i & 1) != 0 && values[i] == mine) same |= 1u << i;
   }
   return same;
+}
+
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value, CUSIM_SITE) {
+  return cusim::Reduce({"__reduce_max_sync", mask, false, {file, line}}, value,
+                       std::greater<uint64_t>());
+}
+
+inline uint32_t __reduce_min_sync(uint32_t mask, uint32_t value, CUSIM_SITE) {
+  return cusim::Reduce({"__reduce_min_sync", mask, false, {file, line}}, value,
+                       std::less<uint64_t>());
 }
 
 template <typename T>

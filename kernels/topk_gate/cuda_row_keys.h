@@ -1,0 +1,130 @@
+// A row of expert scores in the registers of a warp: order-preserving keys, and the search for the
+// largest of them. Lane l keeps experts l, l + 32, l + 64 ... Of topk_gate_cuda.cu.
+#ifndef MOE_KERNELS_TOPK_GATE_CUDA_ROW_KEYS_H_
+#define MOE_KERNELS_TOPK_GATE_CUDA_ROW_KEYS_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/topk_gate/topk_gate_cuda.h"
+
+namespace moe::topk_gate {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// f(i, e) for the experts e = lane + 32 i. Unrolled: arrays that f indexes by i are registers.
+template <int kPerLane, typename Function>
+__device__ inline void ForExperts(int lane, Function f) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int i = 0; i < kPerLane; ++i) f(i, lane + cuda::kWarpLanes * i);
+}
+
+// Unsigned integers in the order of the floats; -0 counts as +0, a NaN is below -infinity.
+constexpr uint32_t kNoKey = 0;  // below all
+constexpr uint32_t kNanKey = 1;
+constexpr uint32_t kLowestKey = 0x007fffffu;  // of -infinity
+
+__device__ inline uint32_t KeyOf(float x) {
+  if (x != x) return kNanKey;
+  const auto bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 + 0 = +0
+  return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// -infinity for the keys of NaN and of nothing.
+__device__ inline float ValueOf(uint32_t key) {
+  if (key < kLowestKey) key = kLowestKey;
+  return std::bit_cast<float>(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
+}
+
+// Keys of bfloat16 values: 16 bits of value above 11 of expert, the lower expert the larger. All
+// differ, so that one reduction finds the next, and what is below the last is what is left. They
+// have 27 bits: key - last is a negative number, large as unsigned, for those below alone.
+template <int kPerLane>
+class PackedKeys {
+ public:
+  __device__ PackedKeys(const float (&value)[kPerLane], int experts, int lane) : lane_(lane) {
+    ForExperts<kPerLane>(lane, [&](int i, int e) {
+      const auto id = static_cast<uint32_t>(kMaxExperts - e);
+      key_[i] = e < experts ? KeyOf(value[i]) >> 16 << kIdBits | id : kNoKey;
+    });
+  }
+
+  // The expert of the largest key that is left.
+  __device__ int32_t Take() {
+    uint32_t best = 0;
+    ForExperts<kPerLane>(lane_, [&](int i, int) {
+      const uint32_t below = key_[i] - last_;
+      best = best < below ? below : best;
+    });
+    last_ += __reduce_max_sync(kAllLanes, best);
+    return kMaxExperts - static_cast<int32_t>(last_ & ((1u << kIdBits) - 1));
+  }
+
+ private:
+  static constexpr int kIdBits = 11;
+  static_assert(kMaxExperts < 1 << kIdBits);
+
+  const int lane_;
+  uint32_t last_ = 1u << (16 + kIdBits);  // above every key
+  uint32_t key_[kPerLane];
+};
+
+// Keys of float32 values. The value decides in one reduction, the lowest expert in a second.
+template <int kPerLane>
+class WideKeys {
+ public:
+  struct Best {
+    uint32_t key;
+    int32_t expert;
+  };
+
+  __device__ WideKeys(const float (&value)[kPerLane], int experts, int lane) : lane_(lane) {
+    ForExperts<kPerLane>(lane,
+                         [&](int i, int e) { key_[i] = e < experts ? KeyOf(value[i]) : kNoKey; });
+  }
+
+  // The expert of the largest key that is left.
+  __device__ int32_t Take() { return TakeAmong(left_).expert; }
+
+  // The largest key of those whose bits of `left` are set, bit i for key i of this lane. Clears
+  // the bit of what it returns.
+  __device__ Best TakeAmong(uint32_t& left) const {
+    uint32_t mine = kNoKey;
+    int at = 0;
+    ForExperts<kPerLane>(lane_, [&](int i, int) {
+      if ((left >> i & 1) == 0 || key_[i] <= mine) return;
+      mine = key_[i];
+      at = i;
+    });
+    const uint32_t key = __reduce_max_sync(kAllLanes, mine);
+    const auto expert = static_cast<uint32_t>(lane_ + cuda::kWarpLanes * at);
+    const uint32_t first = __reduce_min_sync(kAllLanes, mine == key ? expert : 0xffffffffu);
+    if (mine == key && expert == first) left &= ~(1u << at);
+    return {key, static_cast<int32_t>(first)};
+  }
+
+  __device__ void Replace(int i, float value) { key_[i] = KeyOf(value); }
+
+ private:
+  const int lane_;
+  uint32_t left_ = 0xffffffffu;
+  uint32_t key_[kPerLane];
+};
+
+// Lane j gets the expert of choice j, j < k.
+template <typename Keys>
+__device__ inline int32_t TakeTopK(Keys keys, int k, int lane) {
+  int32_t mine = 0;
+  for (int j = 0; j < k; ++j) {
+    const int32_t expert = keys.Take();
+    if (lane == j) mine = expert;
+  }
+  return mine;
+}
+
+}  // namespace moe::topk_gate
+
+#endif  // MOE_KERNELS_TOPK_GATE_CUDA_ROW_KEYS_H_

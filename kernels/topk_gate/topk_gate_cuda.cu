@@ -1,0 +1,231 @@
+#include <type_traits>
+
+#include <math.h>
+
+#include <cuda/atomic>
+
+#include "kernels/base/cuda_fixed_dot.h"
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_vector.h"
+#include "kernels/topk_gate/cuda_row_keys.h"
+#include "kernels/topk_gate/topk_gate_cuda.h"
+
+namespace moe::topk_gate {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// A block counts in shared memory and adds to `count` once: few blocks, many rows each.
+constexpr int64_t kMaxBlocks = 2048;
+// Registers: a row of 32 logits and their keys a lane needs more than 80.
+template <int kPerLane>
+constexpr int kGateBlocks = kPerLane <= 16 ? kRowBlocks : 2;
+
+// What softmax divides by. The largest number of the row is -infinity if it has none.
+struct ExpSum {
+  float max = 0;
+  float sum = 0;
+};
+
+// y = exp(x - max), -infinity beyond the row. Partial sum j is lane j's; its next term is
+// alternately of lane j and of lane j + 16, which are experts j + 32 i and j + 16 + 32 i.
+template <int kPerLane>
+__device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPerLane]) {
+  float max = -INFINITY;
+  ForExperts<kPerLane>(lane, [&](int i, int) { max = fmaxf(max, x[i]); });
+  max = ValueOf(__reduce_max_sync(kAllLanes, KeyOf(max)));
+  float partial = 0;
+  ForExperts<kPerLane>(lane, [&](int i, int) {
+    y[i] = expf(x[i] - max);
+    const float other = __shfl_down_sync(kAllLanes, y[i], kPartials);
+    partial = partial + y[i] + other;
+  });
+  // The upper lanes fold what nobody reads.
+  return {max, __shfl_sync(kAllLanes, FoldPartials(partial), 0)};
+}
+
+// As in sigmoid_scores_cpu.cc: what the rounding of d lost is put back, and small scores keep their
+// digits.
+__device__ inline float Sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  const float d = 1.0f + e;
+  const float lost = e - (d - 1.0f);
+  const float q = (x < 0 ? e : 1.0f) / d;
+  const float reciprocal = x < 0 ? 1.0f - q : q;
+  return fmaf(-(q * lost), reciprocal, q);
+}
+
+// Lane g has the worth of group g: the sum of its group_sum largest values, largest first.
+template <typename T, int kPerLane>
+__device__ float WorthOfGroup(const CudaGate<T>& g, int size, int lane,
+                              const WideKeys<kPerLane>& keys) {
+  float worth = 0;
+  for (int group = 0; group < g.num_groups; ++group) {
+    uint32_t members = 0;
+    ForExperts<kPerLane>(lane, [&](int i, int e) {
+      if (e >= group * size && e < (group + 1) * size) members |= 1u << i;
+    });
+    float sum = 0;
+    for (int n = 0; n < g.group_sum && n < size; ++n) sum += ValueOf(keys.TakeAmong(members).key);
+    if (lane == group) worth = sum;
+  }
+  return worth;
+}
+
+// Values outside the group_top_k best groups become -infinity.
+template <typename T, int kPerLane>
+__device__ void MaskGroups(const CudaGate<T>& g, int lane, WideKeys<kPerLane>& keys) {
+  const auto experts = static_cast<int>(g.logits.cols());
+  const int size = experts / g.num_groups;
+  const float worth = WorthOfGroup(g, size, lane, keys);
+  int before = 0;
+  for (int other = 0; other < g.num_groups; ++other) {
+    const float theirs = __shfl_sync(kAllLanes, worth, other);
+    if (theirs > worth || (theirs == worth && other < lane)) ++before;
+  }
+  const uint32_t kept = __ballot_sync(kAllLanes, before < g.group_top_k);
+  ForExperts<kPerLane>(lane, [&](int i, int e) {
+    if (e < experts && (kept >> (e / size) & 1) == 0) keys.Replace(i, -INFINITY);
+  });
+}
+
+// The score of a logit, given the sum of its row.
+template <typename T>
+__device__ float ScoreOf(const CudaGate<T>& g, float x, const ExpSum& sum) {
+  return g.function == Score::kSoftmax ? expf(x - sum.max) / sum.sum : Sigmoid(x);
+}
+
+// The weight of the choice of lane j < k, which is `expert`.
+template <typename T>
+__device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& sum, int32_t expert,
+                          int lane) {
+  const auto k = static_cast<int>(g.expert.cols());
+  // Read again: which register of which lane has it depends on the choice.
+  float weight = lane < k ? ScoreOf(g, static_cast<float>(logits[expert]), sum) : 0.0f;
+  if (g.weights == Weights::kNormalised) {
+    float total = 0;
+    for (int j = 0; j < k; ++j) total += __shfl_sync(kAllLanes, weight, j);
+    if (total != 0) weight /= total;
+  }
+  return weight * g.scale;
+}
+
+// Scores of the row, to memory if they are wanted; with kByLogits not, lane j gets choice j by them.
+template <bool kByLogits, typename T, int kPerLane>
+__device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const float (&x)[kPerLane],
+                            const ExpSum& sum, float (&y)[kPerLane]) {
+  const auto experts = static_cast<int>(g.logits.cols());
+  ForExperts<kPerLane>(lane, [&](int i, int e) {
+    y[i] = g.function == Score::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
+    if (e >= experts) return;
+    if (g.score.data() != nullptr) g.score(t, e) = y[i];
+    if (!kByLogits && g.expert_bias != nullptr) y[i] += g.expert_bias[e];
+  });
+  if constexpr (kByLogits) return 0;
+  WideKeys<kPerLane> keys(y, experts, lane);
+  if (g.num_groups > 0) MaskGroups(g, lane, keys);
+  return TakeTopK(keys, static_cast<int>(g.expert.cols()), lane);
+}
+
+// A warp owns row t. `count` is in shared memory.
+template <bool kByLogits, int kPerLane, typename T>
+__device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* count) {
+  const auto experts = static_cast<int>(g.logits.cols()), k = static_cast<int>(g.expert.cols());
+  const T* const logits = g.logits.row(t);
+  float x[kPerLane], y[kPerLane];
+  ForExperts<kPerLane>(
+      lane, [&](int i, int e) { x[i] = e < experts ? static_cast<float>(logits[e]) : -INFINITY; });
+  int32_t expert = 0;
+  if constexpr (kByLogits) {
+    using Keys = std::conditional_t<sizeof(T) == 2, PackedKeys<kPerLane>, WideKeys<kPerLane>>;
+    expert = TakeTopK(Keys(x, experts, lane), k, lane);
+  }
+  const bool wants_scores = !kByLogits || g.score.data() != nullptr;
+  const bool sums = g.function == Score::kSoftmax && (wants_scores || g.weight.data() != nullptr);
+  ExpSum sum;
+  if (sums || g.log_sum_exp != nullptr) sum = ExpAndSum(x, lane, y);
+  if (g.log_sum_exp != nullptr && lane == 0) {
+    g.log_sum_exp[t] =
+        static_cast<float>(static_cast<double>(sum.max) + log(static_cast<double>(sum.sum)));
+  }
+  if (wants_scores) {
+    const int32_t by_score = ScoreRow<kByLogits>(g, t, lane, x, sum, y);
+    if constexpr (!kByLogits) expert = by_score;
+  }
+  if (lane < k) g.expert(t, lane) = expert;
+  if (lane < k && g.count != nullptr) atomicAdd(&count[expert], 1);
+  if (g.weight.data() == nullptr) return;
+  const float weight = WeightOf(g, logits, sum, expert, lane);
+  if (lane < k) g.weight(t, lane) = weight;
+}
+
+template <bool kByLogits, int kPerLane, typename T>
+__global__ void __launch_bounds__(kRowThreads, kGateBlocks<kPerLane>) GateKernel(CudaGate<T> g) {
+  MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
+  const auto experts = static_cast<unsigned>(g.logits.cols());
+  for (unsigned e = threadIdx.x; e < experts; e += kRowThreads) count[e] = 0;
+  __syncthreads();
+  ForRows<kWarpLanes>(g.logits.rows(), [&](int64_t t, int lane) {
+    GateRow<kByLogits, kPerLane>(g, t, lane, count);
+  });
+  if (g.count == nullptr) return;
+  __syncthreads();
+  for (unsigned e = threadIdx.x; e < experts; e += kRowThreads) {
+    if (count[e] == 0) continue;
+    ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(g.count[e])
+        .fetch_add(count[e], ::cuda::memory_order_relaxed);
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) ZeroKernel(int64_t* count, int64_t experts) {
+  const int64_t e = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  if (e < experts) count[e] = 0;
+}
+
+template <bool kByLogits, int kPerLane, typename T>
+cudaError_t LaunchGate(const CudaGate<T>& gate, cudaStream_t stream) {
+  LaunchShape shape = RowShape<kWarpLanes>(gate.logits.rows());
+  shape.grid.x = static_cast<unsigned>(std::min<int64_t>(shape.grid.x, kMaxBlocks));
+  return Launch(&GateKernel<kByLogits, kPerLane, T>, shape, stream, gate);
+}
+
+template <bool kByLogits, typename T>
+cudaError_t LaunchFor(const CudaGate<T>& gate, cudaStream_t stream) {
+  const int64_t experts = gate.logits.cols();
+  if (experts <= 4 * kWarpLanes) return LaunchGate<kByLogits, 4>(gate, stream);
+  if (experts <= 8 * kWarpLanes) return LaunchGate<kByLogits, 8>(gate, stream);
+  if (experts <= 16 * kWarpLanes) return LaunchGate<kByLogits, 16>(gate, stream);
+  return LaunchGate<kByLogits, kMaxExperts / kWarpLanes>(gate, stream);
+}
+
+template <typename T>
+bool IsValid(const CudaGate<T>& gate) {
+  const int64_t experts = gate.logits.cols(), k = gate.expert.cols();
+  if (experts < 1 || experts > kMaxExperts) return false;
+  if (k < 0 || k > std::min<int64_t>(experts, kMaxTopK)) return false;
+  if (gate.num_groups == 0) return true;
+  return gate.num_groups > 0 && gate.num_groups <= kMaxGroups && experts % gate.num_groups == 0 &&
+         gate.group_top_k >= 1 && gate.group_sum >= 1;
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream) {
+  if (!IsValid(gate)) return cudaErrorInvalidValue;
+  if (gate.count != nullptr) {
+    const int64_t experts = gate.logits.cols();
+    const cudaError_t error =
+        Launch(&ZeroKernel, {dim3(GridBlocks(experts, kRowThreads)), dim3(kRowThreads)}, stream,
+               gate.count, experts);
+    if (error != cudaSuccess) return error;
+  }
+  if (gate.logits.rows() == 0) return cudaSuccess;
+  const bool by_logits = gate.expert_bias == nullptr && gate.num_groups == 0;
+  return by_logits ? LaunchFor<true>(gate, stream) : LaunchFor<false>(gate, stream);
+}
+
+template cudaError_t Run(const CudaGate<float>&, cudaStream_t);
+template cudaError_t Run(const CudaGate<BFloat16>&, cudaStream_t);
+
+}  // namespace moe::topk_gate
