@@ -1,5 +1,6 @@
 # moe_kernels_cuda: what nvcc makes of the .cu files. Included from the top, after cmake/cuda.cmake.
 add_library(moe_kernels_cuda STATIC
+  kernels/expert_sort/expert_sort_cuda.cu
   kernels/topk_gate/topk_gate_cuda.cu
   kernels/bias/bias_cuda.cu kernels/combine/combine_cuda.cu kernels/norm/rms_norm_cuda.cu
   kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu

@@ -1,0 +1,264 @@
+#include <limits>
+
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_vector.h"
+#include "kernels/expert_sort/expert_sort_cuda.h"
+
+namespace moe::expert_sort {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpLanes;
+// A warp takes neighbouring slots of the chunk, 32 at a time.
+constexpr int kWarpSlots = static_cast<int>(kChunkSlots) / kWarps;
+constexpr int kSteps = kWarpSlots / kWarpLanes;
+
+// The table of counts, then of their sums over the chunks before: [E, columns], the last column the
+// total of the expert.
+__device__ inline int64_t Columns() {
+  return int64_t{gridDim.x} + 1;
+}
+
+// The expert of a kept slot, else -1.
+__device__ inline int32_t KeptExpert(const CudaExpertSort& s, int64_t slot) {
+  const int32_t expert = s.expert[slot];
+  if (expert < 0 || expert >= s.num_experts) return -1;
+  return s.dropped != nullptr && s.dropped[slot] != 0 ? -1 : expert;
+}
+
+// The sum of the values of lanes 0 .. this one.
+__device__ inline int32_t WarpPrefixSum(int32_t value) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const int32_t other = __shfl_up_sync(kAllLanes, value, static_cast<unsigned>(distance));
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
+// The block calls visit(i, sum of value(j) for j < i, value(i)) for i < n, one thread an i.
+template <typename Value, typename Visit>
+__device__ void ForPrefixSums(int n, Value value, Visit visit) {
+  MOE_SHARED_ARRAY(int32_t, warp_sum, kWarps);
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  int32_t before = 0;
+  for (int first = 0; first < n; first += kThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const int32_t mine = i < n ? value(i) : 0;
+    const int32_t sum = WarpPrefixSum(mine);
+    if (threadIdx.x % kWarpLanes == kWarpLanes - 1) warp_sum[warp] = sum;
+    __syncthreads();
+    int32_t prefix = before + sum - mine;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) prefix += warp_sum[w];
+      before += warp_sum[w];
+    }
+    __syncthreads();  // the next round writes warp_sum
+    if (i < n) visit(i, prefix, mine);
+  }
+}
+
+// The slots of a block, and the columns of its micro-batch in the table.
+struct Chunk {
+  int64_t begin, end;
+  int32_t micro_batch;  // -1: more blocks than chunks
+  int32_t first_column, end_column;
+};
+
+__device__ inline int64_t SlotsBegin(const CudaExpertSort& s, int micro_batch) {
+  if (s.micro_batch_offsets == nullptr) return micro_batch == 0 ? 0 : s.slots;
+  return s.slot_offset[s.micro_batch_offsets[micro_batch]];
+}
+
+__device__ inline Chunk ChunkOfBlock(const CudaExpertSort& s) {
+  MOE_SHARED_ARRAY(Chunk, found, 1);
+  if (threadIdx.x == 0) found[0] = {0, 0, -1, 0, 0};
+  __syncthreads();
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  ForPrefixSums(
+      s.micro_batches,
+      [&](int b) {
+        const int64_t slots = SlotsBegin(s, b + 1) - SlotsBegin(s, b);
+        const auto chunks = static_cast<int32_t>((slots + kChunkSlots - 1) / kChunkSlots);
+        return chunks > 0 ? chunks : 1;
+      },
+      [&](int b, int32_t first, int32_t chunks) {
+        if (block < first || block >= first + chunks) return;
+        const int64_t begin = SlotsBegin(s, b) + (block - first) * kChunkSlots;
+        const int64_t end = SlotsBegin(s, b + 1);
+        found[0] = {begin, begin + kChunkSlots < end ? begin + kChunkSlots : end, b, first,
+                    first + chunks};
+      });
+  __syncthreads();
+  return found[0];
+}
+
+// A block counts the kept slots of its chunk, by expert.
+__global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
+  MOE_SHARED_ARRAY(int32_t, count, kMaxExperts);
+  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) count[e] = 0;
+  const Chunk chunk = ChunkOfBlock(s);  // waits for the block
+  for (int64_t slot = chunk.begin + threadIdx.x; slot < chunk.end; slot += kThreads) {
+    const int32_t expert = KeptExpert(s, slot);
+    if (expert >= 0) atomicAdd(&count[expert], 1);
+  }
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
+    s.scratch[e * Columns() + blockIdx.x] = count[e];
+  }
+  const int64_t rows = s.num_experts * s.micro_batches * s.padded_rows;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * kThreads) {
+    s.slot_of_row[row] = -1;
+  }
+}
+
+// A warp owns an expert: counts become the sums over the chunks before, the total comes last. Loads
+// of several columns a lane are under way at once.
+__global__ void __launch_bounds__(kRowThreads)
+    SumKernel(int32_t* table, int64_t experts, int64_t columns) {
+  constexpr int kLoads = 8;
+  ForRows<kWarpLanes>(experts, [&](int64_t e, int lane) {
+    int32_t* const row = table + e * columns;
+    int32_t before = 0;
+    for (int64_t first = lane; first - lane < columns; first += kLoads * kWarpLanes) {
+      int32_t mine[kLoads];
+      for (int i = 0; i < kLoads; ++i) {
+        const int64_t column = first + i * kWarpLanes;
+        mine[i] = column < columns - 1 ? row[column] : 0;
+      }
+      for (int i = 0; i < kLoads; ++i) {
+        const int64_t column = first + i * kWarpLanes;
+        const int32_t sum = WarpPrefixSum(mine[i]);
+        if (column < columns) row[column] = before + sum - mine[i];
+        before += __shfl_sync(kAllLanes, sum, kWarpLanes - 1);
+      }
+    }
+  });
+}
+
+// A lane's slots: slot i is 32 i after its first.
+struct LaneSlots {
+  int32_t expert[kSteps];  // -1 = not kept
+  int32_t rank[kSteps];    // how many slots before it, of the warp, have its expert
+};
+
+// `count` [E]: the warp's own; becomes its slots of each expert.
+__device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, int64_t end,
+                                       uint16_t* count) {
+  const auto lane = threadIdx.x % kWarpLanes;
+  for (int e = static_cast<int>(lane); e < s.num_experts; e += kWarpLanes) count[e] = 0;
+  __syncwarp();
+  LaneSlots slots;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int i = 0; i < kSteps; ++i) {
+    const int64_t slot = first + i * kWarpLanes + lane;
+    const int32_t expert = slot < end ? KeptExpert(s, slot) : -1;
+    const uint32_t same = __match_any_sync(kAllLanes, expert);
+    const uint32_t below = same & ((1u << lane) - 1);
+    const int32_t before = expert >= 0 ? count[expert] : 0;
+    slots.expert[i] = expert;
+    slots.rank[i] = before + __popc(below);
+    __syncwarp();  // all have read
+    if (expert >= 0 && below == 0) count[expert] = static_cast<uint16_t>(before + __popc(same));
+    __syncwarp();
+  }
+  return slots;
+}
+
+// start [E]: the first row of the expert's slots of this micro-batch, or of all of them without
+// padding; place [E]: how many of them are in the chunks before. Writes what the caller gets of it.
+__device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk, int32_t* start,
+                                    int32_t* place) {
+  const auto id = [&](int i) {
+    return s.order == nullptr ? i : s.order[i];
+  };
+  const auto sum_before = [&](int32_t e, int64_t column) {
+    return s.scratch[e * Columns() + column];
+  };
+  const int64_t padded = s.micro_batches * s.padded_rows;  // of one expert
+  ForPrefixSums(
+      s.num_experts, [&](int i) { return sum_before(id(i), Columns() - 1); },
+      [&](int i, int32_t rows_before, int32_t rows) {
+        const int32_t e = id(i);
+        const int64_t begin = padded > 0 ? i * padded : rows_before;
+        const int32_t earlier = sum_before(e, chunk.first_column);  // of other micro-batches
+        start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
+        place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
+        if (blockIdx.x == 0) {
+          s.expert_begin[i] = begin;
+          if (i == s.num_experts - 1) s.expert_begin[i + 1] = begin + (padded > 0 ? padded : rows);
+        }
+        if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) return;
+        s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
+            sum_before(e, chunk.end_column) - earlier;
+      });
+}
+
+// A block gives the slots of its chunk their rows.
+__global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
+  MOE_SHARED_ARRAY(uint16_t, count, kWarps * kMaxExperts);  // [warps, E]
+  MOE_SHARED_ARRAY(int32_t, start, kMaxExperts);
+  MOE_SHARED_ARRAY(int32_t, place, kMaxExperts);
+  const Chunk chunk = ChunkOfBlock(s);
+  if (chunk.micro_batch < 0) return;
+  const auto warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int64_t first = chunk.begin + int64_t{warp} * kWarpSlots;
+  uint16_t* const mine = &count[warp * s.num_experts];
+  const LaneSlots slots = RankInWarp(s, first, chunk.end, mine);
+  PlaceExperts(s, chunk, start, place);
+  __syncthreads();
+  // Counts of the warps become the sums over the warps before.
+  for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
+    int before = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      uint16_t& of_warp = count[w * s.num_experts + e];
+      const int here = of_warp;
+      of_warp = static_cast<uint16_t>(before);
+      before += here;
+    }
+  }
+  __syncthreads();
+  for (int i = 0; i < kSteps; ++i) {
+    const int64_t slot = first + i * kWarpLanes + threadIdx.x % kWarpLanes;
+    if (slot >= chunk.end) return;
+    int32_t row = -1;
+    if (const int32_t e = slots.expert[i]; e >= 0) {
+      const int32_t at = place[e] + mine[e] + slots.rank[i];
+      if (s.padded_rows == 0 || at < s.padded_rows) row = start[e] + at;
+    }
+    s.row_of_slot[slot] = row;
+    if (row >= 0) s.slot_of_row[row] = static_cast<int32_t>(slot);
+  }
+}
+
+bool IsValid(const CudaExpertSort& s) {
+  constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
+  if (s.slots < 0 || s.slots > kMaxRows) return false;
+  if (s.num_experts < 1 || s.num_experts > kMaxExperts || s.micro_batches < 1) return false;
+  if (s.micro_batches > 1 && s.micro_batch_offsets == nullptr) return false;
+  if ((s.micro_batch_offsets == nullptr) != (s.slot_offset == nullptr)) return false;
+  return s.padded_rows >= 0 &&
+         s.padded_rows <= kMaxRows / (int64_t{s.num_experts} * s.micro_batches);
+}
+
+}  // namespace
+
+cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream) {
+  if (!IsValid(sort)) return cudaErrorInvalidValue;
+  // No slots still give offsets and counts.
+  const LaunchShape chunks = {dim3(static_cast<unsigned>(MaxChunks(sort))), dim3(kThreads)};
+  const cudaError_t counted = Launch(&CountKernel, chunks, stream, sort);
+  if (counted != cudaSuccess) return counted;
+  const cudaError_t summed = Launch(&SumKernel, RowShape<kWarpLanes>(sort.num_experts), stream,
+                                    sort.scratch, int64_t{sort.num_experts}, MaxChunks(sort) + 1);
+  if (summed != cudaSuccess) return summed;
+  return Launch(&PlaceKernel, chunks, stream, sort);
+}
+
+}  // namespace moe::expert_sort
