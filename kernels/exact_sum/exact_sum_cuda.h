@@ -1,0 +1,60 @@
+// The CUDA path of exact_sum.h. Internal: plain C++ between exact_sum.cc (Abseil) and
+// exact_sum_cuda.cu (nvcc, no Abseil).
+#ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
+#define MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace moe::exact_sum {
+
+// The arguments of ExactAccumulate, in device memory.
+struct CudaAccumulate {
+  const float* partial;  // [n]
+  double inverse_unit;   // 2^-unit_log2
+  int64_t limit;         // ExactGrid::limit
+  int64_t* sum;          // [n]
+  int64_t* non_finite;   // one, added to
+  int64_t n;
+};
+
+// sum[i] += term[i], the step of a ring over int64. Both [n], in device memory.
+struct CudaAdd {
+  const int64_t* term;
+  int64_t* sum;
+  int64_t n;
+};
+
+// out[i] = float(double(sum[i]) * factor): ExactToFloat, in device memory.
+struct CudaToFloat {
+  const int64_t* sum;  // [n]
+  double factor;       // scale * 2^unit_log2
+  float* out;          // [n]
+  int64_t n;
+};
+
+// The arguments of SumOfSquares, in device memory.
+struct CudaSumOfSquares {
+  const float* x;      // [n]
+  double* block_sums;  // [SquaresBlocks(n)], scratch
+  double* result;      // one
+  int64_t n;
+};
+
+constexpr int64_t kSquaresBlock = 4096;  // elements a block, as exact_sum.h has it
+constexpr int64_t SquaresBlocks(int64_t n) {
+  return (n + kSquaresBlock - 1) / kSquaresBlock;
+}
+
+// Enqueue on `stream` and return; the error of the launch alone. The bits of exact_sum.cc for every
+// finite result: integers are added, roundings to nearest even are IEEE's on both, and squares,
+// exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
+cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream);
+cudaError_t Run(const CudaAdd& add, cudaStream_t stream);
+cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream);
+cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream);
+
+}  // namespace moe::exact_sum
+
+#endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
