@@ -3,7 +3,7 @@ add_library(moe_kernels_cuda STATIC
   kernels/expert_sort/expert_sort_cuda.cu
   kernels/topk_gate/topk_gate_cuda.cu
   kernels/cross_entropy/cross_entropy_cuda.cu kernels/exact_sum/exact_sum_cuda.cu
-  kernels/adamw/adamw_cuda.cu
+  kernels/adamw/adamw_cuda.cu kernels/cast/cast_cuda.cu
   kernels/bias/bias_cuda.cu kernels/combine/combine_cuda.cu kernels/norm/rms_norm_cuda.cu
   kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu
   kernels/attention/rotary_cuda.cu

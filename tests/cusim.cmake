@@ -33,7 +33,7 @@ moe_test(cusim_faults_test LABELS unit cusim threads
 # The .cu files as the simulator executes them: C++ to the host compiler.
 set(cuda_sources "")
 foreach(op expert_sort/expert_sort topk_gate/topk_gate
-  cross_entropy/cross_entropy exact_sum/exact_sum adamw/adamw
+  cross_entropy/cross_entropy exact_sum/exact_sum adamw/adamw cast/cast
   permute/permute combine/combine bias/bias norm/rms_norm swiglu/swiglu attention/rotary embedding/embedding attention/attention
     grouped_gemm/grouped_gemm_fma grouped_gemm/grouped_gemm_mma)
   list(APPEND cuda_sources ${PROJECT_SOURCE_DIR}/kernels/${op}_cuda.cu)
@@ -45,7 +45,7 @@ moe_test(cuda_kernels_test LABELS unit cusim threads
   SOURCES topk_gate_cuda_test.cc expert_sort_cuda_test.cc
   permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
-  cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc
+  cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc cast_cuda_test.cc
   LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
 moe_test(attention_cuda_test LABELS unit cusim threads
   SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
