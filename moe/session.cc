@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 
@@ -27,13 +28,11 @@ std::string Unpack(int64_t packed) {
 }  // namespace
 
 absl::Status CheckOneSimdTarget(absl::string_view target, Communicator& world, Stream& stream) {
-  int64_t extremes[] = {Pack(target), -Pack(target)};
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(extremes), ReduceOp::kMax, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  if (extremes[0] == -extremes[1]) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto packed, ExtremesOverRanks({Pack(target)}, world, stream));
+  if (packed[0].same()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(extremes[0]), " and ",
-                   Unpack(-extremes[1]),
+      absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(packed[0].most),
+                   " and ", Unpack(packed[0].least),
                    ", expected one SIMD target: use machines of one kind, or --numerics fast"));
 }
 

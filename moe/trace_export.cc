@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/clock_offset.h"
+#include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -135,6 +136,15 @@ std::string Tail(const std::vector<RankFacts>& ranks) {
 }
 
 }  // namespace
+
+absl::Status CheckTraceOnAll(bool traced, Communicator& world) {
+  const auto stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const auto given, ExtremesOverRanks({traced ? 1 : 0}, world, *stream));
+  if (given[0].same()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--trace is given on some ranks alone, expected it on all: as a flag, or MOE_TRACE in the "
+      "environment of every host");
+}
 
 absl::StatusOr<int64_t> ExportTrace(const TraceRecorder& recorder, TraceSink* sink,
                                     Communicator& world, Stream& stream) {

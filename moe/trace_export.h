@@ -23,6 +23,10 @@ class TraceSink {
   virtual absl::Status Commit() = 0;
 };
 
+// kInvalidArgument, on every rank, if some trace and some do not: exporting is collective.
+// Collective over `world`, blocks the host.
+absl::Status CheckTraceOnAll(bool traced, Communicator& world);
+
 // The events of `recorder` on every rank, as JSON in the trace event format: process = rank, thread =
 // lane, times in microseconds from the first event of any rank, by rank 0's clock
 // (comm/clock_offset.h). docs/trace.md lists the fields. A rank's text goes to rank 0 in one piece

@@ -2,7 +2,7 @@
 # these are built by their script with clang, and skipped, saying so, where it is missing. They bring
 # their own sanitizers, so the sanitizer flavours leave them out.
 if(NOT MOE_SANITIZE)
-  foreach(target safetensors index config hf_config)
+  foreach(target safetensors index config routing hf_config)
     add_test(NAME fuzz_${target} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/run.sh
       ${target} ${CMAKE_CURRENT_BINARY_DIR}/fuzz/${target})
     set_tests_properties(fuzz_${target} PROPERTIES LABELS fuzz TIMEOUT 600 SKIP_RETURN_CODE 77)

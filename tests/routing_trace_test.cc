@@ -155,6 +155,30 @@ TEST(RoutingTraceTest, CountsOfAllRecordsTogetherAreBounded) {
             "steps");
 }
 
+TEST(RoutingTraceTest, RunsWhoseFileCouldNotBeReadDoNotFit) {
+  const RoutingTraceHeader header{.ranks = 1 << 6, .num_experts = 127, .hidden_size = 1 << 16};
+  const auto fits = [](const RoutingTraceHeader& h, int64_t steps, int64_t tokens) {
+    return CheckRoutingTraceFits(h, steps, tokens);
+  };
+  EXPECT_TRUE(fits(header, 1 << 10, kTraceMostTokens).ok());  // 2^10 x 2^6 x 128 = 2^23 counts
+  EXPECT_EQ(
+      fits(header, (1 << 10) + 1, 1).message(),
+      "8396800 counts in all, records x ranks x (experts + 1), is more than can be read back, "
+      "expected at most 8388608");
+  EXPECT_THAT(fits(header, 1, kTraceMostTokens + 1).message(), HasSubstr("tokens a step"));
+  const auto message = [&](auto change) {
+    RoutingTraceHeader other = header;
+    change(other);
+    return std::string(fits(other, 1, 1).message());
+  };
+  EXPECT_THAT(message([](auto& h) { ++h.hidden_size; }), HasSubstr("65537 columns of a row"));
+  EXPECT_THAT(message([](auto& h) { h.ranks = 4097; }), HasSubstr("4097 ranks"));
+  EXPECT_THAT(message([](auto& h) { h.num_experts = 16385; }), HasSubstr("16385 experts"));
+  EXPECT_THAT(message([](auto& h) { h.ranks = 1 << 10, h.num_experts = 1025; }),
+              HasSubstr("1049600 counts a record"));
+  EXPECT_THAT(message([](auto& h) { h.moe_layers = 1 << 21; }), HasSubstr("2097152 records"));
+}
+
 TEST(RoutingTraceTest, RecordsAreBoundedHoweverSmall) {
   RoutingTraceHeader header{.top_k = 1};
   RoutingTraceRecord record{.tokens = {0}, .slots = {0}};

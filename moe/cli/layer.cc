@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/command.h"
 #include "moe/cli/layer_options.h"
+#include "moe/cli/output_paths.h"
 #include "moe/cli/program.h"
 #include "moe/cli/trace_file.h"
 #include "moe/hf/block_run.h"
@@ -36,6 +37,7 @@ class LayerRun {
 
  private:
   absl::Status Prepare();
+  absl::Status CheckOutputs(const Checkpoint& checkpoint) const;
   absl::Status OpenTokens(const hf::HfConfig& config);
   void PrintStart() const;
   absl::Status WriteOutput(const hf::BlockResult& result) const;
@@ -60,6 +62,7 @@ absl::Status LayerRun::Prepare() {
   MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
   auto checkpoint = Checkpoint::Open(options_.weights);
   MOE_RETURN_IF_ERROR(InputError("--weights", checkpoint.status()));
+  MOE_RETURN_IF_ERROR(CheckOutputs(*checkpoint));
   auto weights = hf::LayerWeights::Find(*config, *std::move(checkpoint), options_.layer);
   MOE_RETURN_IF_ERROR(WeightsError(weights.status()));
   weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
@@ -72,6 +75,18 @@ absl::Status LayerRun::Prepare() {
   MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
   MOE_RETURN_IF_ERROR(CheckWritable("--output", options_.output));
   return options_.backward() ? CheckWritable("--grads", options_.grads) : absl::OkStatus();
+}
+
+// Whether every file that is written is another than each that is read.
+absl::Status LayerRun::CheckOutputs(const Checkpoint& checkpoint) const {
+  std::vector<FlagPath> inputs;
+  for (const char* name : {"hf-config", "input", "grad-output"}) {
+    inputs.push_back({absl::StrCat("--", name), settings_.text(name)});
+  }
+  for (const std::string& file : checkpoint.Files()) inputs.push_back({"--weights", file});
+  return CheckOutputPaths(
+      inputs,
+      {{"--output", options_.output}, {"--grads", options_.grads}, {"--trace", options_.trace}});
 }
 
 absl::Status LayerRun::OpenTokens(const hf::HfConfig& config) {

@@ -12,6 +12,7 @@
 #include <absl/time/clock.h>
 #include <fmt/format.h>
 
+#include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "moe/cli/command.h"
@@ -150,10 +151,8 @@ absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
   const auto hash =
       static_cast<int64_t>(text_.xxh3.empty() ? 0 : std::stoull(text_.xxh3, nullptr, 16));
-  int64_t bounds[] = {hash, ~hash};  // ~ turns the order round: the largest and the smallest
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(bounds), ReduceOp::kMax, *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  if (bounds[0] == ~bounds[1]) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto hashes, ExtremesOverRanks({hash}, world, *stream));
+  if (hashes[0].same()) return absl::OkStatus();
   return absl::InvalidArgumentError("--data: the processes have read different texts");
 }
 

@@ -47,15 +47,7 @@ absl::Status TraceFile::Commit() {
 absl::StatusOr<std::unique_ptr<RankTrace>> RankTrace::Create(const std::string& path,
                                                              Communicator& world) {
   // The others wait in the split below.
-  int64_t most[] = {path.empty() ? 0 : 1, path.empty() ? 0 : -1};
-  const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  if (most[0] != -most[1]) {
-    return absl::InvalidArgumentError(
-        "--trace is given on some ranks alone, expected it on all: as a flag, or MOE_TRACE in the "
-        "environment of every host");
-  }
+  MOE_RETURN_IF_ERROR(CheckTraceOnAll(!path.empty(), world));
   auto trace = std::unique_ptr<RankTrace>(new RankTrace(path.empty() ? 0 : kTraceEvents));
   if (path.empty()) return trace;
   trace->recorder_.Switch(true);

@@ -72,6 +72,7 @@ class TrainRun {
   absl::Status CheckPaths() const;
   absl::Status Prepare();
   void PrintStart() const;
+  RoutingTraceHeader RoutingHeader() const;
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
   absl::Status PrintEnd(const lm::TrainReport& report, const std::vector<CommRate>& peak);
   bool speaks() const { return launch_.rank() == 0; }
@@ -107,6 +108,11 @@ absl::Status TrainRun::Prepare() {
     trace_ = std::make_unique<TraceFile>(options_.trace);
   }
   if (speaks() && !options_.record_routing.empty()) {
+    const lm::TrainConfig& train = options_.train;
+    MOE_RETURN_IF_ERROR(InputError(
+        "--record-routing", CheckRoutingTraceFits(RoutingHeader(), train.steps,
+                                                  train.micro_batches * train.micro_batch_size *
+                                                      train.sequence_length)));
     MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
   }
   if (speaks() && !options_.out.empty()) {
@@ -164,20 +170,23 @@ absl::Status TrainRun::Run() {
   return speaks() ? PrintEnd(report, peak) : absl::OkStatus();
 }
 
+RoutingTraceHeader TrainRun::RoutingHeader() const {
+  const lm::TransformerConfig& model = options_.train.model;
+  return {.ranks = options_.ranks,
+          .expert_parallel_size = options_.train.expert_parallel_size,
+          .num_experts = model.moe.router.num_experts,
+          .top_k = model.moe.router.top_k,
+          .hidden_size = model.hidden_size,
+          .dtype = options_.train.dtype,
+          .moe_layers = model.num_layers / model.moe_layer_freq};
+}
+
 // The file and its header come with the first step: a run that ends before leaves none.
 absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> records) {
   std::string lines;
   if (routing_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
-    const lm::TrainConfig& train = options_.train;
-    const RouterConfig& router = train.model.moe.router;
-    lines = HeaderLine({.ranks = options_.ranks,
-                        .expert_parallel_size = train.expert_parallel_size,
-                        .num_experts = router.num_experts,
-                        .top_k = router.top_k,
-                        .hidden_size = train.model.hidden_size,
-                        .dtype = train.dtype,
-                        .moe_layers = static_cast<int>(records.size())});
+    lines = HeaderLine(RoutingHeader());
   }
   for (const RoutingTraceRecord& record : records) lines += RecordLine(record);
   return routing_->Append(lines);

@@ -349,6 +349,7 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
 absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInput& input,
                                      const BlockRunOptions& options,
                                      std::unique_ptr<Communicator> world) {
+  MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
   MOE_ASSIGN_OR_RETURN(
       const auto session,
       Session::Create({.expert_parallel_size = options.expert_parallel_size,

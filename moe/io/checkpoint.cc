@@ -1,6 +1,7 @@
 #include "moe/io/checkpoint.h"
 
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include <absl/strings/match.h>
@@ -75,6 +76,14 @@ std::vector<std::string> Checkpoint::Names() const {
   if (!shard_of_.empty()) return names;
   for (const SafetensorsTensor& tensor : open_.at("")->tensors()) names.push_back(tensor.name);
   return names;
+}
+
+std::vector<std::string> Checkpoint::Files() const {
+  std::set<std::string> shards;
+  for (const auto& [tensor, shard] : shard_of_) shards.insert(folder_ + shard);
+  std::vector<std::string> files = {path_};
+  files.insert(files.end(), shards.begin(), shards.end());
+  return files;
 }
 
 absl::StatusOr<CheckpointTensor> Checkpoint::Find(absl::string_view name) {

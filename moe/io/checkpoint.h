@@ -45,6 +45,8 @@ class Checkpoint {
   bool Contains(absl::string_view name) const;
   // In order.
   std::vector<std::string> Names() const;
+  // That were given or are named by the index: all that may be read.
+  std::vector<std::string> Files() const;
   // kNotFound if the checkpoint has no such tensor. The first tensor of a file opens it: errors of
   // SafetensorsFile::Open; kDataLoss if it is not there, or lacks a tensor that the index says it has
   // (names tensor and file).

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
 #include <nlohmann/json.hpp>
@@ -198,6 +199,32 @@ std::string HeaderLine(const RoutingTraceHeader& header) {
                       ",\"num_experts\":", header.num_experts, ",\"topk\":", header.top_k,
                       ",\"hidden_size\":", header.hidden_size, ",\"dtype\":\"",
                       NameOf(header.dtype), "\",\"moe_layers\":", header.moe_layers, "}\n");
+}
+
+absl::Status CheckRoutingTraceFits(const RoutingTraceHeader& header, int64_t steps,
+                                   int64_t tokens_per_step) {
+  const auto ranks = static_cast<double>(header.ranks);
+  const auto cells = ranks * header.num_experts;
+  const auto records = static_cast<double>(steps) * header.moe_layers;
+  const struct {
+    const char* what;
+    double value;
+    int64_t most;
+  } limits[] = {{"ranks", ranks, kTraceMostRanks},
+                {"experts", static_cast<double>(header.num_experts), kTraceMostExperts},
+                {"counts a record, ranks x experts,", cells, kTraceMostCells},
+                {"columns of a row", static_cast<double>(header.hidden_size), kTraceMostHidden},
+                {"tokens a step", static_cast<double>(tokens_per_step), kTraceMostTokens},
+                {"records, steps x MoE layers,", records, kTraceMostRecords},
+                {"counts in all, records x ranks x (experts + 1),", records * (cells + ranks),
+                 kTraceMostNumbers}};
+  for (const auto& limit : limits) {
+    if (limit.value <= static_cast<double>(limit.most)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(absl::StrFormat("%.0f ", limit.value), limit.what,
+                     " is more than can be read back, expected at most ", limit.most));
+  }
+  return absl::OkStatus();
 }
 
 std::string RecordLine(const RoutingTraceRecord& record) {

@@ -50,6 +50,11 @@ struct RoutingTrace {
 std::string HeaderLine(const RoutingTraceHeader& header);
 std::string RecordLine(const RoutingTraceRecord& record);
 
+// Whether what a run of `steps` steps of `tokens_per_step` tokens (over all ranks) writes can be read
+// back: kInvalidArgument "what is, expected at most what" if it is beyond the limits below.
+absl::Status CheckRoutingTraceFits(const RoutingTraceHeader& header, int64_t steps,
+                                   int64_t tokens_per_step);
+
 // Reads an untrusted file; `file` is the name used in messages. kDataLoss "<file>:<line>: <reason>"
 // unless the header and at least one record are there and every value keeps to what stands above
 // and to the limits below, which leave room for bytes of any sum of a record in an int64. Keys that

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::lm {
@@ -67,26 +68,24 @@ absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Co
   const int64_t no_routing = first && config.record_routing && !hooks.on_routing ? 1 : 0;
   const int64_t no_trace = first && config.trace_last_step > 0 && hooks.trace == nullptr ? 1 : 0;
   const int64_t record = config.record_routing ? 1 : 0;
-  int64_t most[] = {record,
-                    -record,
-                    config.trace_first_step,
-                    -config.trace_first_step,
-                    config.trace_last_step,
-                    -config.trace_last_step,
-                    no_routing,
-                    no_trace};
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_ASSIGN_OR_RETURN(const auto extremes,
+                       ExtremesOverRanks({record, config.trace_first_step, config.trace_last_step,
+                                          no_routing, no_trace},
+                                         world, stream));
   const char* const kNames[] = {"--record-routing", "--trace or --profile-step-start",
                                 "--trace or --profile-step-end"};
   for (int i = 0; i < 3; ++i) {
-    if (most[2 * i] == -most[2 * i + 1]) continue;
+    if (extremes[i].same()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("ranks were given a different ", kNames[i],
                      ", expected the same on all: as a flag, or in the environment of every host"));
   }
-  if (most[6] > 0) return absl::InvalidArgumentError("record_routing without an on_routing hook");
-  if (most[7] > 0) return absl::InvalidArgumentError("trace_last_step without a trace hook");
+  if (extremes[3].most > 0) {
+    return absl::InvalidArgumentError("record_routing without an on_routing hook");
+  }
+  if (extremes[4].most > 0) {
+    return absl::InvalidArgumentError("trace_last_step without a trace hook");
+  }
   return absl::OkStatus();
 }
 

@@ -113,6 +113,8 @@ for flag in --trace --record-routing; do
   refused 2 "expected another file than --out" "${one_step[@]}" --out new $flag new/../new/metrics.jsonl
 done
 refused 2 "expected another file than --record-routing" "${one_step[@]}" --record-routing r --trace "$PWD/r"
+refused 2 "--record-routing: 20000000 records, steps x MoE layers, is more than can be read back, expected at most 1048576" \
+  "$moe" train "${model[@]}" --steps 10000000 --record-routing r
 cmp -s "$text" texts/book || fail "the text was written to"
 [[ ! -e new && ! -e r ]] || fail "a refused call left files"
 

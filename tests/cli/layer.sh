@@ -86,6 +86,10 @@ refused 2 "--input: cannot open 'none'" --input none
 refused 2 "--grad-output: cannot open 'none'" --grad-output none
 refused 2 "expected another file than --output" --grads y
 refused 2 "expected another file than --input" --output "$case/../mixtral-1/io.safetensors"
+cp -r "$case" model
+refused 2 "expected another file than --weights" --weights model --output model/model.safetensors
+refused 2 "expected another file than --weights" --weights model --trace model/../model/model.safetensors
+cmp -s "$case/model.safetensors" model/model.safetensors || fail "the weights were written to"
 refused 2 "its folder is not there" --output none/y
 run "$moe" layer
 expect 2 "no flags"

@@ -101,6 +101,11 @@ refused "--ranks is 2, the launcher .* started 3" bench alltoall --ranks 2
 refused "cannot open 'none.json'" report none.json
 refused "--ranks is 0" doctor --ranks 0
 refused "unknown shell 'zhs'" completion zhs
+# What the environment of one host alone says.
+run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export MOE_TRACE=t; exec "$@"' sh \
+  "$moe" layer --hf-config "$case/config.json" --weights "$case" --ep 1 --input "$case/io.safetensors" --output z
+expect 2 "--trace on one process"
+grep -qF "moe layer: --trace is given on some ranks alone" stderr || fail "--trace on one process: $(cat stderr)"
 on_three 1 bench alltoall "${sizes[@]}" --fail-if 'time > 0'
 once "^moe bench: --fail-if 'time > 0' holds" stderr
 once "^# Out of bounds values : 0 OK"

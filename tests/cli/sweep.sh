@@ -117,6 +117,11 @@ expect 1 "a point above any memory"
 grep -qF "that are available" stdout || fail "a point above any memory: $(cat stdout)"
 grep -qF "at most 1e12" <("$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000000 --hidden-size 4096 --ranks 1 -r 1 -q 2>&1) || fail "a point above 1e12"
 
+# A point that fails while it runs. Threads go on; processes end, and --resume goes on behind it.
+run "$moe" sweep "${train[@]}" --ranks 2 --lr 1e30 --num-experts 4,8 -J failed.jsonl
+expect 1 "points that diverge"
+same "points that diverge" "$(rows failed.jsonl '["gradient norm is" in x["error"] for x in r]')" "[True, True]"
+
 # Training: capacity against drops and loss. The same points again are not run again.
 axes=(--capacity-factor none,0.5,1 --num-experts 4,8 --ranks 2 --ep 2)
 run "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
@@ -204,6 +209,12 @@ if [[ -n $mpiexec ]]; then
   run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --num-experts 4,8 -r 1 -q -o jsonl
   expect 0 "layers on three processes"
   same "layers on three processes" "$(rows stdout '[(x["ranks"], x["experts"]) for x in r]')" "[(3, 4), (3, 8)]"
+  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1 --lr 1e30 --num-experts 4,8 -J ended.jsonl
+  expect 6 "a point that diverges on three processes"
+  same "it is a row" "$(rows ended.jsonl '[(x["experts"], "gradient norm is" in x["error"]) for x in r]')" "[(4, True)]"
+  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1 --lr 1e30 --num-experts 4,8 --resume ended.jsonl
+  expect 6 "--resume behind it"
+  same "--resume behind it" "$(rows ended.jsonl '[x["experts"] for x in r]')" "[4, 8]"
   run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --ranks 1,3
   expect 2 "other ranks than the launcher's"
   grep -qF "ranks is 1, the launcher" stderr || fail "other ranks: $(cat stderr)"

@@ -81,6 +81,21 @@ def main():
     }.items():
         write("config", name, content)
 
+    header = {"schema": "moe.routing/1", "ranks": 2, "expert_parallel_size": 2, "num_experts": 3,
+              "topk": 2, "hidden_size": 64, "dtype": "bf16", "moe_layers": 2}
+    record = {"step": 7, "layer": 0, "tokens": [4, 5], "slots": [[4, 3, 1], [0, 5, 5]]}
+    for name, values in {
+        "good": (header, record, {**record, "layer": 1}),
+        "header": (header,),
+        "backwards": (header, {**record, "layer": 1}, record),
+        "ragged": (header, {**record, "slots": [[4, 3], [0, 5, 5]]}),
+        "most": ({**header, "ranks": 4096, "num_experts": 16384}, record),
+        "past": (header, {**record, "tokens": [2**63, 2**64 - 1]}),
+        "over": (header, {**record, "tokens": [3, 5]}),
+        "schema": ({**header, "schema": "moe.routing/2"}, record),
+    }.items():
+        write("routing", name, "".join(json.dumps(line) + "\n" for line in values))
+
     golden = ROOT.parent.parent / "golden" / "data"
     for case in ("mixtral-1", "qwen2_moe-2", "qwen3_moe-1", "olmoe-1", "deepseek_v2-2", "deepseek_v3-1", "gpt_oss-1",
                  "llama4-2"):

@@ -20,12 +20,13 @@ case "$target" in
   safetensors) sources=(io/{bounded_json,file,safetensors,safetensors_header}) ;;
   index) sources=(io/{bounded_json,shard_index}) ;;
   config) sources=(io/bounded_json) ;;
+  routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
     sources=(io/{bounded_json,file} hf/{config_keys,hf_config,tensor_rule}
       hf/family_{deepseek,gpt_oss,llama4,mixtral,qwen})
     ;;
   *)
-    echo "fuzz: no target '$target', expected safetensors, index, config or hf_config" >&2
+    echo "fuzz: no target '$target', expected safetensors, index, config, routing or hf_config" >&2
     exit 2
     ;;
 esac
