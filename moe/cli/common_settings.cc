@@ -51,6 +51,23 @@ void AddFormSettings(const std::string& group, std::vector<Setting>& table) {
                               "-oe FORM: this form on standard error, beside the other", forms}});
 }
 
+void AddColorSetting(const std::string& group, std::vector<Setting>& table) {
+  table.push_back({group,
+                   "color",
+                   "",
+                   0,
+                   Kind::kWord,
+                   "WHEN",
+                   "auto",
+                   "auto: on a terminal, unless NO_COLOR is set",
+                   {"auto", "always", "never"}});
+}
+
+void AddConfigSetting(const std::string& group, const std::string& text,
+                      std::vector<Setting>& table) {
+  table.push_back({group, "config", "", 0, Kind::kText, "FILE.json", "", text, {}, true});
+}
+
 void AddHelpSettings(const std::string& group, std::vector<Setting>& table) {
   table.insert(table.end(),
                {{group,

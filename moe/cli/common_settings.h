@@ -22,6 +22,13 @@ void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table);
 // bench::TableFormOf reads.
 void AddFormSettings(const std::string& group, std::vector<Setting>& table);
 
+// --color WHEN: what StderrTerminal reads.
+void AddColorSetting(const std::string& group, std::vector<Setting>& table);
+
+// --config FILE.json: what LoadConfigFile reads. `text` is for the help.
+void AddConfigSetting(const std::string& group, const std::string& text,
+                      std::vector<Setting>& table);
+
 // --print-config and --help.
 void AddHelpSettings(const std::string& group, std::vector<Setting>& table);
 

@@ -114,27 +114,10 @@ void AddSweep(Table& table) {
 void AddOutput(Table& table) {
   const char* const kGroup = "Output";
   AddFormSettings(kGroup, table);
-  table.insert(table.end(), {{kGroup, "quiet", "", 'q', Kind::kSwitch, "", "",
-                              "no progress, only errors and the table"},
-                             {kGroup,
-                              "color",
-                              "",
-                              0,
-                              Kind::kWord,
-                              "WHEN",
-                              "auto",
-                              "auto: on a terminal, unless NO_COLOR is set",
-                              {"auto", "always", "never"}},
-                             {kGroup,
-                              "config",
-                              "",
-                              0,
-                              Kind::kText,
-                              "FILE.json",
-                              "",
-                              "settings by name; axes as texts: \"num_experts\": \"4,8\"",
-                              {},
-                              true}});
+  table.push_back(
+      {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no progress, only errors and the table"});
+  AddColorSetting(kGroup, table);
+  AddConfigSetting(kGroup, "settings by name; axes as texts: \"num_experts\": \"4,8\"", table);
   AddHelpSettings(kGroup, table);
 }
 

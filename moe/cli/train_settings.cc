@@ -166,26 +166,9 @@ void AddOutput(Table& table) {
         "steps between progress lines; on a terminal one line is refreshed every step"},
        {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no progress, only errors and the report"},
        {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "",
-        "name every file read, and a progress line for every step"},
-       {kGroup,
-        "color",
-        "",
-        0,
-        Kind::kWord,
-        "WHEN",
-        "auto",
-        "auto: on a terminal, unless NO_COLOR is set",
-        {"auto", "always", "never"}},
-       {kGroup,
-        "config",
-        "",
-        0,
-        Kind::kText,
-        "FILE.json",
-        "",
-        "settings by name, or DeepSpeed's keys where they mean the same",
-        {},
-        true}});
+        "name every file read, and a progress line for every step"}});
+  AddColorSetting(kGroup, table);
+  AddConfigSetting(kGroup, "settings by name, or DeepSpeed's keys where they mean the same", table);
   AddHelpSettings(kGroup, table);
 }
 
