@@ -1,11 +1,24 @@
 # MOE_CUDA_FOUND, and nvcc set up for .cu files: C++20, cubins for sm_80 and sm_90a, PTX for later
 # GPUs. AUTO takes nvcc where it is found, except under sanitizers, which it has none of.
+# MOE_CUDA_SIMULATED instead: the host compiler compiles them, and tests/cusim/ stands in for runtime
+# and device. MOE_CUDA_RUNTIME is what moe_kernels links in either case.
 set(MOE_CUDA_FOUND FALSE)
+set(MOE_CUDA_SIMULATED FALSE)
+if(MOE_ENABLE_CUDA STREQUAL "SIMULATED")
+  include(cusim)
+  if(NOT TARGET cusim)
+    message(FATAL_ERROR "MOE_ENABLE_CUDA=SIMULATED: ${MOE_CUSIM_MISSING}")
+  endif()
+  set(MOE_CUDA_SIMULATED TRUE)
+  set(MOE_CUDA_RUNTIME $<BUILD_INTERFACE:cusim>) # not in a package
+  message(STATUS "moe: CUDA devices are simulated on the CPU: for tests, thousands of times slower")
+  return()
+endif()
 if(MOE_ENABLE_CUDA STREQUAL "ON" AND MOE_SANITIZE)
   message(FATAL_ERROR "MOE_ENABLE_CUDA=ON with MOE_SANITIZE=${MOE_SANITIZE}: nvcc has no sanitizers; "
     "the tests labelled cusim execute the kernels under them, without nvcc")
 endif()
-if(NOT MOE_ENABLE_CUDA STREQUAL "OFF" AND NOT MOE_SANITIZE)
+if(MOE_ENABLE_CUDA MATCHES "^(ON|AUTO)$" AND NOT MOE_SANITIZE)
   find_program(MOE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
   if(MOE_NVCC)
     set(MOE_CUDA_FOUND TRUE)
@@ -15,7 +28,7 @@ if(NOT MOE_ENABLE_CUDA STREQUAL "OFF" AND NOT MOE_SANITIZE)
       "-DMOE_NVCC=<path of nvcc>; or build with MOE_ENABLE_CUDA=OFF")
   endif()
 endif()
-message(STATUS "moe: CUDA kernels compiled: ${MOE_CUDA_FOUND} (nothing calls them in this version)")
+message(STATUS "moe: CUDA kernels compiled: ${MOE_CUDA_FOUND}")
 if(NOT MOE_CUDA_FOUND)
   return()
 endif()
@@ -39,3 +52,4 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # a program then starts where no driver is
 find_package(CUDAToolkit 13.0 REQUIRED)
+set(MOE_CUDA_RUNTIME CUDA::cudart_static)

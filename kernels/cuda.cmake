@@ -1,15 +1,27 @@
-# moe_kernels_cuda: what nvcc makes of the .cu files. Included from the top, after cmake/cuda.cmake.
-add_library(moe_kernels_cuda STATIC
-  kernels/expert_sort/expert_sort_cuda.cu
-  kernels/topk_gate/topk_gate_cuda.cu
-  kernels/cross_entropy/cross_entropy_cuda.cu kernels/exact_sum/exact_sum_cuda.cu
-  kernels/adamw/adamw_cuda.cu kernels/cast/cast_cuda.cu
-  kernels/bias/bias_cuda.cu kernels/combine/combine_cuda.cu kernels/norm/rms_norm_cuda.cu
-  kernels/permute/permute_cuda.cu kernels/swiglu/swiglu_cuda.cu
-  kernels/attention/rotary_cuda.cu
-  kernels/embedding/embedding_cuda.cu
-  kernels/attention/attention_cuda.cu
-  kernels/grouped_gemm/grouped_gemm_fma_cuda.cu kernels/grouped_gemm/grouped_gemm_mma_cuda.cu)
+# moe_kernels_cuda: the objects of the .cu files, which moe_kernels takes in. Included from the top,
+# after cmake/cuda.cmake. The tests compile the same sources for the simulator (tests/cusim.cmake).
+set(MOE_CUDA_SOURCES
+  expert_sort/expert_sort_cuda.cu
+  topk_gate/topk_gate_cuda.cu
+  cross_entropy/cross_entropy_cuda.cu exact_sum/exact_sum_cuda.cu
+  adamw/adamw_cuda.cu cast/cast_cuda.cu
+  base/cuda_probe.cu bias/bias_cuda.cu combine/combine_cuda.cu norm/rms_norm_cuda.cu
+  permute/permute_cuda.cu swiglu/swiglu_cuda.cu
+  attention/rotary_cuda.cu
+  embedding/embedding_cuda.cu
+  attention/attention_cuda.cu
+  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
+list(TRANSFORM MOE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+if(MOE_CUDA_SIMULATED)
+  set_source_files_properties(${MOE_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
+  add_library(moe_kernels_cuda OBJECT ${MOE_CUDA_SOURCES})
+  target_link_libraries(moe_kernels_cuda PRIVATE cusim)
+  return()
+endif()
+if(NOT MOE_CUDA_FOUND)
+  return()
+endif()
+add_library(moe_kernels_cuda OBJECT ${MOE_CUDA_SOURCES})
 target_include_directories(moe_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
 # Never -lcuda: with the static runtime alone a program starts where no driver is.
 target_link_libraries(moe_kernels_cuda PUBLIC CUDA::cudart_static)

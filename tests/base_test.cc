@@ -4,11 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/base/buffer.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
@@ -17,6 +21,9 @@
 
 namespace moe {
 namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 TEST(StreamTest, FirstErrorSticksAndStopsTheQueue) {
   auto stream = MakeStream({}).value();
@@ -46,6 +53,32 @@ TEST(StreamTest, EventOrdersTwoStreams) {
                }).ok());
   ASSERT_TRUE(b->Synchronize().ok());
   EXPECT_EQ(x, 11);
+}
+
+TEST(StreamTest, CopiesBytesInOrder) {
+  auto stream = MakeStream({}).value();
+  const int from = 7;
+  int to = 0;
+  ASSERT_TRUE(stream->CopyBytes(&from, &to, sizeof(to)).ok());
+  ASSERT_TRUE(stream
+                  ->Enqueue([&to] {
+                    to *= 2;
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
+  EXPECT_EQ(to, 14);
+}
+
+// In every build, on every machine.
+TEST(StreamTest, ACudaStreamIsThereOrSaysWhatIsMissing) {
+  const auto stream = MakeStream({DeviceKind::kCuda, 0});
+  EXPECT_EQ(stream.ok(), CudaDevices().ok());
+  EXPECT_EQ(stream.ok(), CudaMemory(0).ok());
+  if (stream.ok()) return;
+  EXPECT_EQ(stream.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(stream.status().message()),
+              AnyOf(HasSubstr("MOE_ENABLE_CUDA=ON"), HasSubstr("driver")));
 }
 
 TEST(ThreadPoolTest, RangesCoverEveryElementOnceForAnyThreadCount) {

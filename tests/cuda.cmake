@@ -10,7 +10,8 @@ endif()
 if(NOT MOE_CUDA_FOUND)
   return()
 endif()
-moe_test(cuda_link_test LABELS unit cuda SOURCES cuda_link_test.cc LIBS moe_kernels_cuda)
+moe_test(cuda_link_test LABELS unit cuda SOURCES cuda_link_test.cc
+  LIBS moe_kernels CUDA::cudart_static)
 if(Python3_FOUND)
   add_test(NAME cuda_resources COMMAND ${Python3_EXECUTABLE}
     ${PROJECT_SOURCE_DIR}/cmake/ptxas_table.py ${MOE_PTXAS_LOGS}

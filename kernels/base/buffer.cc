@@ -5,8 +5,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/status_macros.h"
-
 namespace moe {
 namespace {
 
@@ -21,6 +19,7 @@ class CpuMemoryResource final : public MemoryResource {
       return absl::ResourceExhaustedError(
           absl::StrCat("CpuMemory: ", bytes, " bytes are not available"));
     }
+    std::memset(data, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(data);
   }
   void Free(std::byte* data, int64_t) override { ::operator delete(data, kAlignment); }
@@ -33,16 +32,20 @@ MemoryResource& CpuMemory() {
   return *memory;
 }
 
-absl::StatusOr<Buffer> Buffer::Allocate(int64_t bytes, MemoryResource& memory) {
+absl::StatusOr<Buffer> Buffer::Allocate(int64_t bytes, MemoryResource& memory,
+                                        absl::string_view name) {
   if (bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("Buffer: ", bytes, " bytes, expected >= 0"));
+    return absl::InvalidArgumentError(absl::StrCat(name, ": ", bytes, " bytes, expected >= 0"));
   }
   Buffer buffer;
   if (bytes == 0) return buffer;
-  MOE_ASSIGN_OR_RETURN(buffer.data_, memory.Allocate(bytes));
+  absl::StatusOr<std::byte*> data = memory.Allocate(bytes);
+  if (!data.ok()) {
+    return absl::Status(data.status().code(), absl::StrCat(name, ": ", data.status().message()));
+  }
+  buffer.data_ = *data;
   buffer.bytes_ = bytes;
   buffer.memory_ = &memory;
-  if (memory.device().kind == DeviceKind::kCpu) std::memset(buffer.data_, 0, bytes);
   return buffer;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/stream.h"
@@ -19,19 +20,28 @@ class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
   virtual Device device() const = 0;
-  // At least `bytes` bytes, aligned to 64. kResourceExhausted names the size that was wanted.
+  // `bytes` > 0 zeroed bytes, aligned to 64, ready for every stream of the device.
+  // kResourceExhausted names the size that was wanted.
   virtual absl::StatusOr<std::byte*> Allocate(int64_t bytes) = 0;
+  // Streams must have passed all work on `data`. May keep the memory for a later Allocate.
   virtual void Free(std::byte* data, int64_t bytes) = 0;
 };
 
 // Host memory, 64-byte aligned; never destroyed. `CpuMemory()` is thread-safe.
 MemoryResource& CpuMemory();
 
-// Move-only owner of `bytes` bytes. Contents start zeroed on the CPU.
+// Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a device,
+// never destroyed, thread-safe. Allocate waits for the device to zero the memory: not for a hot path.
+// Errors as MakeStream has them.
+absl::StatusOr<MemoryResource*> CudaMemory(int index);
+
+// Move-only owner of `bytes` zeroed bytes.
 class Buffer {
  public:
   Buffer() = default;
-  static absl::StatusOr<Buffer> Allocate(int64_t bytes, MemoryResource& memory = CpuMemory());
+  // `name` says in errors which buffer it is.
+  static absl::StatusOr<Buffer> Allocate(int64_t bytes, MemoryResource& memory = CpuMemory(),
+                                         absl::string_view name = "Buffer");
   ~Buffer() { Reset(); }
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
@@ -33,17 +34,12 @@ cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cuda
   kernel<<<shape.grid, shape.block, shape.shared_bytes, stream>>>(arguments...);
   return cudaGetLastError();
 #else
-  (void)stream;  // the simulator runs a kernel before the launch returns
-  const auto count = [](dim3 d) {
-    return size_t{d.x} * d.y * d.z;
-  };
-  if (count(shape.grid) == 0 || count(shape.block) == 0) return cudaErrorInvalidConfiguration;
-  cusim::RunGrid({shape.grid, shape.block, shape.shared_bytes,
-                  [&] {
-                    kernel(arguments...);
-                  }},
-                 cusim::LaunchOptions());
-  return cudaSuccess;
+  // As on a GPU, a launch takes copies of the arguments, and the kernel runs when its turn comes.
+  return cusim::LaunchGrid({shape.grid, shape.block, shape.shared_bytes,
+                            [kernel, copies = std::tuple<Parameters...>(arguments...)] {
+                              std::apply(kernel, copies);
+                            }},
+                           stream);
 #endif
 }
 

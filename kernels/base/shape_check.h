@@ -59,7 +59,7 @@ inline absl::Status CheckGroups(absl::string_view function, absl::string_view me
 inline absl::Status CheckCpu(absl::string_view function, const Stream& stream) {
   if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
   return absl::UnimplementedError(
-      absl::StrCat(function, ": no kernel for this device in this build"));
+      absl::StrCat(function, ": no kernel for this device in this build: compute on the CPU"));
 }
 
 }  // namespace moe

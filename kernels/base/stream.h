@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <absl/functional/any_invocable.h>
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -36,6 +37,7 @@ class Event {
 //
 // Errors are sticky, as on CUDA: the first failing task stops the queue, later tasks are dropped,
 // and every later call returns that first status. A stream is used by one host thread at a time.
+// Kernels that were enqueued before the host could know of an error still run.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -53,21 +55,28 @@ class Stream {
   // Marks the work enqueued so far.
   virtual absl::StatusOr<Event> Record() = 0;
 
-  // Holds back later work in this stream until `event` has passed. Does not block the host.
+  // Holds back later work in this stream until `event` has passed. Blocks the host only where the
+  // stream is inline, or is CUDA's and the event a CPU stream's.
   virtual absl::Status WaitFor(const Event& event) = 0;
 
   // Blocks the host until the stream is empty; returns the first error, if any.
   virtual absl::Status Synchronize() = 0;
 
-  // cudaStream_t on CUDA, nullptr on the CPU.
-  virtual void* native_handle() const { return nullptr; }
+  // CUDA: calls launch(cudaStream_t) before it returns, with this stream's device current; `launch`
+  // enqueues kernels or library calls. Its error becomes the stream's. CPU: kUnimplemented.
+  virtual absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch);
+
+  // Enqueues a copy of `bytes` bytes. Each side is memory of the host or of this stream's device and
+  // stays valid until the stream passes this point; the two do not overlap.
+  virtual absl::Status CopyBytes(const void* from, void* to, int64_t bytes);
 
  protected:
   Stream() = default;
 };
 
 // CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
-// overlaps). CUDA: a non-blocking stream. `threads`, if given, must outlive the stream.
+// overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has no
+// CUDA or the machine no device for it. `threads`, if given, must outlive the stream.
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr);
 
 // CPU only: runs each task before Enqueue returns. What compute uses on the CPU.

@@ -1,33 +1,38 @@
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/event_state.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 
 namespace moe {
+namespace {
 
-struct Event::State {
-  std::mutex mu;
-  std::condition_variable cv;
-  bool done = false;
-
+class HostEvent final : public Event::State {
+ public:
   void Signal() {
     {
-      std::lock_guard<std::mutex> lock(mu);
-      done = true;
+      std::lock_guard<std::mutex> lock(mu_);
+      done_ = true;
     }
-    cv.notify_all();
+    cv_.notify_all();
   }
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mu);
-    cv.wait(lock, [this] { return done; });
+  absl::Status Wait() override {
+    std::unique_lock<std::mutex> lock(mu_);
+    cv_.wait(lock, [this] { return done_; });
+    return absl::OkStatus();
   }
-};
 
-namespace {
+ private:
+  std::mutex mu_;
+  std::condition_variable cv_;
+  bool done_ = false;  // guarded by mu_
+};
 
 class InlineStream final : public Stream {
  public:
@@ -40,12 +45,12 @@ class InlineStream final : public Stream {
     return status_;
   }
   absl::StatusOr<Event> Record() override {
-    auto state = std::make_shared<Event::State>();
+    auto state = std::make_shared<HostEvent>();
     state->Signal();
     return Event(std::move(state));
   }
   absl::Status WaitFor(const Event& event) override {
-    event.state()->Wait();
+    status_.Update(event.state()->Wait());
     return status_;
   }
   absl::Status Synchronize() override { return status_; }
@@ -75,17 +80,13 @@ class QueueStream final : public Stream {
   }
 
   absl::StatusOr<Event> Record() override {
-    auto state = std::make_shared<Event::State>();
+    auto state = std::make_shared<HostEvent>();
     (void)Push({nullptr, state});  // The point passes even on a failed stream, so no waiter hangs.
     return Event(state);
   }
 
   absl::Status WaitFor(const Event& event) override {
-    return Push({[state = event.state()] {
-                   state->Wait();
-                   return absl::OkStatus();
-                 },
-                 nullptr});
+    return Push({[state = event.state()] { return state->Wait(); }, nullptr});
   }
 
   absl::Status Synchronize() override {
@@ -97,7 +98,7 @@ class QueueStream final : public Stream {
  private:
   struct Item {
     absl::AnyInvocable<absl::Status()> task;
-    std::shared_ptr<Event::State> signal;
+    std::shared_ptr<HostEvent> signal;
   };
 
   absl::Status Push(Item item) {
@@ -145,14 +146,23 @@ class QueueStream final : public Stream {
 
 }  // namespace
 
+absl::Status Stream::Launch(absl::FunctionRef<absl::Status(void*)>) {
+  return absl::UnimplementedError("Stream::Launch: not a stream of a CUDA device");
+}
+
+absl::Status Stream::CopyBytes(const void* from, void* to, int64_t bytes) {
+  return Enqueue([=] {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  });
+}
+
 std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads) {
   return std::make_unique<InlineStream>(threads != nullptr ? *threads : ThreadPool::Serial());
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads) {
-  if (device.kind != DeviceKind::kCpu) {
-    return absl::UnimplementedError("MakeStream: this build has no CUDA streams");
-  }
+  if (device.kind == DeviceKind::kCuda) return MakeCudaStream(device.index, threads);
   return std::make_unique<QueueStream>(threads != nullptr ? *threads : ThreadPool::Serial());
 }
 

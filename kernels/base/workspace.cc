@@ -23,7 +23,8 @@ absl::StatusOr<std::byte*> Workspace::Take(int64_t bytes) {
   }
   if (chunk_ == chunks_.size()) {
     const int64_t last = chunks_.empty() ? kSmallestChunk : 2 * chunks_.back().bytes();
-    MOE_ASSIGN_OR_RETURN(Buffer chunk, Buffer::Allocate(std::max(size, last), *memory_));
+    MOE_ASSIGN_OR_RETURN(Buffer chunk,
+                         Buffer::Allocate(std::max(size, last), *memory_, "Workspace"));
     ++allocations_;
     chunks_.push_back(std::move(chunk));
     used_ = 0;
@@ -48,7 +49,7 @@ void Workspace::Release(Mark mark) {
   for (const Buffer& chunk : chunks_) total += chunk.bytes();
   chunks_.clear();
   // On failure the next Take allocates, and reports, as it needs.
-  if (absl::StatusOr<Buffer> joined = Buffer::Allocate(total, *memory_); joined.ok()) {
+  if (absl::StatusOr<Buffer> joined = Buffer::Allocate(total, *memory_, "Workspace"); joined.ok()) {
     ++allocations_;
     chunks_.push_back(*std::move(joined));
   }

@@ -1,0 +1,31 @@
+# The library cusim: the simulator of CUDA kernels and the runtime that stands in for CUDA's, both in
+# tests/cusim/. Needs CUDA's headers and neither nvcc nor a GPU. Without them there is no target, and
+# MOE_CUSIM_MISSING says what is missing.
+include_guard(GLOBAL)
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(MOE_CUSIM_MISSING "tests/cusim/fiber.cc switches stacks on x86-64 alone")
+  return()
+endif()
+find_path(MOE_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CUDA_HOME
+  PATHS /usr/local/cuda PATH_SUFFIXES include)
+find_path(MOE_CCCL_INCLUDE_DIR cuda/atomic HINTS ${MOE_CUDA_INCLUDE_DIR} PATH_SUFFIXES cccl)
+if(NOT MOE_CUDA_INCLUDE_DIR OR NOT MOE_CCCL_INCLUDE_DIR)
+  set(MOE_CUSIM_MISSING "CUDA's headers were not found. Install CUDA 13 in /usr/local/cuda, or the \
+wheels nvidia-cuda-runtime and nvidia-cuda-cccl from PyPI, and give their include folders as \
+MOE_CUDA_INCLUDE_DIR and MOE_CCCL_INCLUDE_DIR")
+  return()
+endif()
+
+set(cusim_dir ${PROJECT_SOURCE_DIR}/tests/cusim)
+# Not under ThreadSanitizer: the engine is what ThreadSanitizer is told about.
+set(cusim_engine fiber.cc shared_memory.cc simulation.cc synchronization.cc)
+list(TRANSFORM cusim_engine PREPEND ${cusim_dir}/)
+add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cudart.cc
+  ${cusim_dir}/fake_memory.cc ${cusim_dir}/fake_streams.cc)
+target_include_directories(cusim PUBLIC ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCCL_INCLUDE_DIR})
+target_link_libraries(cusim PUBLIC moe_private_flags)
+if(MOE_SANITIZE MATCHES "thread")
+  set_source_files_properties(${cusim_engine} TARGET_DIRECTORY cusim PROPERTIES
+    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN)
+endif()

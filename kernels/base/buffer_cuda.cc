@@ -1,0 +1,80 @@
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+// A pool of the project's own: what it keeps is no setting of the program around it.
+class CudaMemoryResource final : public MemoryResource {
+ public:
+  CudaMemoryResource(int index, cudaMemPool_t pool, cudaStream_t stream)
+      : index_(index),
+        name_(absl::StrCat("CudaMemory(", index, ")")),
+        pool_(pool),
+        stream_(stream) {}
+
+  Device device() const override { return {DeviceKind::kCuda, index_}; }
+
+  absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index_), name_));
+    const auto size = static_cast<size_t>(bytes);
+    void* data = nullptr;
+    const cudaError_t error = cudaMallocFromPoolAsync(&data, size, pool_, stream_);
+    if (error == cudaErrorMemoryAllocation) return CudaOutOfMemory(bytes, name_);
+    MOE_RETURN_IF_ERROR(CudaStatus(error, name_));
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(data, 0, size, stream_), name_));
+    // Any stream may use it from here on.
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), name_));
+    return static_cast<std::byte*>(data);
+  }
+
+  void Free(std::byte* data, int64_t) override { (void)cudaFreeAsync(data, stream_); }
+
+ private:
+  const int index_;
+  const std::string name_;
+  const cudaMemPool_t pool_;
+  const cudaStream_t stream_;
+};
+
+absl::StatusOr<MemoryResource*> MakeResource(int index) {
+  const std::string name = absl::StrCat("CudaMemory(", index, ")");
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), name));
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = index;
+  cudaMemPool_t pool = nullptr;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaMemPoolCreate(&pool, &properties), name));
+  // Without it every synchronisation gives idle memory back, to be fetched again a step later.
+  uint64_t keep = std::numeric_limits<uint64_t>::max();
+  MOE_RETURN_IF_ERROR(
+      CudaStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), name));
+  cudaStream_t stream = nullptr;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), name));
+  return new CudaMemoryResource(index, pool, stream);
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryResource*> CudaMemory(int index) {
+  static std::mutex* const mu = new std::mutex;
+  static auto* const resources = new std::map<int, MemoryResource*>;  // guarded by mu
+  std::lock_guard<std::mutex> lock(*mu);
+  if (const auto found = resources->find(index); found != resources->end()) return found->second;
+  MOE_ASSIGN_OR_RETURN(MemoryResource* const made, MakeResource(index));
+  resources->emplace(index, made);
+  return made;
+}
+
+}  // namespace moe

@@ -1,0 +1,46 @@
+#include "kernels/base/cuda_devices.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/cuda_probe.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+absl::StatusOr<CudaDevice> Describe(int index) {
+  const std::string who = absl::StrCat("CUDA device ", index);
+  cudaDeviceProp properties;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, index), who));
+  CudaDevice device = {.name = properties.name,
+                       .major = properties.major,
+                       .minor = properties.minor,
+                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), who));
+  device.usable = CudaStatus(cuda::ProbeKernelImage(), who);
+  size_t free = 0, total = 0;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), who));
+  device.free_bytes = static_cast<int64_t>(free);
+  return device;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
+  int count = 0, before = 0;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "CUDA"));
+  if (count == 0) return CudaStatus(cudaErrorNoDevice, "CUDA");
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before), "CUDA"));
+  std::vector<CudaDevice> devices;
+  for (int i = 0; i < count; ++i) {
+    MOE_ASSIGN_OR_RETURN(CudaDevice device, Describe(i));
+    devices.push_back(std::move(device));
+  }
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(before), "CUDA"));
+  return devices;
+}
+
+}  // namespace moe

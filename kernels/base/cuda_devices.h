@@ -1,0 +1,34 @@
+// The CUDA devices of this machine, for programs that choose or report them. No CUDA headers here.
+#ifndef MOE_KERNELS_BASE_CUDA_DEVICES_H_
+#define MOE_KERNELS_BASE_CUDA_DEVICES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+struct CudaDevice {
+  std::string name;          // "NVIDIA H200"
+  int major = 0, minor = 0;  // compute capability
+  int64_t memory_bytes = 0, free_bytes = 0;
+  // Not OK: this build has no code for the device. Says the remedy.
+  absl::Status usable;
+};
+
+// All devices, by ordinal. kUnimplemented, with the remedy: this build has no CUDA, or there is no
+// driver or no device.
+absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
+
+// MakeStream of a CUDA device: callers call that.
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_CUDA_DEVICES_H_

@@ -1,0 +1,40 @@
+// From an operation's checks (Abseil) to its CUDA launcher. Internal to the .cc files of kernels/.
+#ifndef MOE_KERNELS_BASE_CUDA_LAUNCH_H_
+#define MOE_KERNELS_BASE_CUDA_LAUNCH_H_
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/shape_check.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+#if defined(MOE_CUDA)
+inline constexpr bool kCudaBuilt = true;
+#else
+inline constexpr bool kCudaBuilt = false;
+#endif
+
+inline bool IsCuda(const Stream& stream) {
+  return stream.device().kind == DeviceKind::kCuda;
+}
+
+// launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
+// and the launcher's as a status of `function`. `launcher` is a lambda over `auto stream`: without
+// CUDA in the build it is never instantiated, and the result is kUnimplemented.
+template <typename Launcher>
+absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launcher) {
+  if constexpr (kCudaBuilt) {
+    return stream.Launch([&](void* native) {
+      return CudaStatus(launcher(static_cast<cudaStream_t>(native)), function);
+    });
+  }
+  return CheckCpu(function, stream);
+}
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_CUDA_LAUNCH_H_

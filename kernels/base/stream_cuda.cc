@@ -1,0 +1,208 @@
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/cuda_probe.h"
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/event_state.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+namespace {
+
+// CUDA events that no Event refers to, to be used again: making one takes a lock of the driver and
+// memory of the device, and a step records many. A wait that is already in a stream keeps the point
+// that it was given, so that recording the event anew does not move it.
+class EventPool {
+ public:
+  // Of the current device.
+  absl::StatusOr<cudaEvent_t> Take() {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (!idle_.empty()) {
+        cudaEvent_t event = idle_.back();
+        idle_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    MOE_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
+    return event;
+  }
+  void Put(cudaEvent_t event) {
+    std::lock_guard<std::mutex> lock(mu_);
+    idle_.push_back(event);
+  }
+
+ private:
+  std::mutex mu_;
+  std::vector<cudaEvent_t> idle_;  // guarded by mu_; lives as long as the process
+};
+
+EventPool& EventsOf(int device) {
+  static std::mutex* const mu = new std::mutex;
+  static auto* const pools = new std::deque<EventPool>;  // guarded by mu
+  std::lock_guard<std::mutex> lock(*mu);
+  while (static_cast<int>(pools->size()) <= device) pools->emplace_back();
+  return (*pools)[device];
+}
+
+class CudaEvent final : public Event::State {
+ public:
+  CudaEvent(EventPool& pool, cudaEvent_t event) : pool_(pool), event_(event) {}
+  ~CudaEvent() override { pool_.Put(event_); }
+  absl::Status Wait() override { return CudaStatus(cudaEventSynchronize(event_), "event"); }
+  void* native_handle() const override { return event_; }
+
+ private:
+  EventPool& pool_;
+  const cudaEvent_t event_;
+};
+
+// The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
+class HostTasks {
+ public:
+  using Task = absl::AnyInvocable<absl::Status()>;
+
+  absl::Status status() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return status_;
+  }
+  absl::Status Update(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mu_);
+    status_.Update(status);
+    return status_;
+  }
+  void Push(Task task) {
+    std::lock_guard<std::mutex> lock(mu_);
+    tasks_.push_back(std::move(task));
+  }
+  void DropLast() {
+    std::lock_guard<std::mutex> lock(mu_);
+    tasks_.pop_back();
+  }
+  // A stream runs its functions in order: this call's task is the oldest.
+  static void RunOldest(void* self_pointer) {
+    auto& self = *static_cast<HostTasks*>(self_pointer);
+    Task task;
+    {
+      std::lock_guard<std::mutex> lock(self.mu_);
+      task = std::move(self.tasks_.front());
+      self.tasks_.pop_front();
+      if (!self.status_.ok()) return;
+    }
+    (void)self.Update(task());
+  }
+
+ private:
+  std::mutex mu_;
+  std::deque<Task> tasks_;  // guarded by mu_
+  absl::Status status_;     // guarded by mu_; first error
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int index, cudaStream_t stream, ThreadPool& threads)
+      : index_(index),
+        name_(absl::StrCat("stream of CUDA device ", index)),
+        stream_(stream),
+        threads_(threads) {}
+  ~CudaStream() override {
+    (void)cudaStreamSynchronize(stream_);
+    (void)cudaStreamDestroy(stream_);
+  }
+
+  Device device() const override { return {DeviceKind::kCuda, index_}; }
+  ThreadPool& threads() const override { return threads_; }
+
+  absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) override {
+    MOE_RETURN_IF_ERROR(host_.status());
+    host_.Push(std::move(task));
+    const cudaError_t error = cudaLaunchHostFunc(stream_, &HostTasks::RunOldest, &host_);
+    if (error != cudaSuccess) host_.DropLast();
+    return Sticky(error);
+  }
+
+  absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch) override {
+    MOE_RETURN_IF_ERROR(host_.status());
+    // Kernels go to the calling thread's device, which streams of others may have set.
+    MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
+    const absl::Status status = launch(stream_);
+    return status.ok() ? status : host_.Update(status);
+  }
+
+  absl::Status CopyBytes(const void* from, void* to, int64_t bytes) override {
+    MOE_RETURN_IF_ERROR(host_.status());
+    if (bytes == 0) return absl::OkStatus();
+    return Sticky(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_));
+  }
+
+  absl::StatusOr<Event> Record() override {
+    MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
+    EventPool& pool = EventsOf(index_);
+    MOE_ASSIGN_OR_RETURN(cudaEvent_t event, pool.Take());
+    auto state = std::make_shared<CudaEvent>(pool, event);
+    const cudaError_t error = cudaEventRecord(event, stream_);
+    if (error != cudaSuccess) return Sticky(error);
+    return Event(std::move(state));
+  }
+
+  // A CPU's point holds the host: a function in the stream that waited for it would hold the one
+  // thread on which CUDA runs the functions of all streams, of which that point may need one.
+  absl::Status WaitFor(const Event& event) override {
+    void* const native = event.state()->native_handle();
+    if (native == nullptr) {
+      MOE_RETURN_IF_ERROR(event.state()->Wait());
+      return host_.status();
+    }
+    MOE_RETURN_IF_ERROR(Sticky(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(native), 0)));
+    return host_.status();
+  }
+
+  absl::Status Synchronize() override {
+    const cudaError_t error = cudaStreamSynchronize(stream_);
+    MOE_RETURN_IF_ERROR(host_.status());
+    return Sticky(error);
+  }
+
+ private:
+  absl::Status Sticky(cudaError_t error) {
+    if (error == cudaSuccess) return absl::OkStatus();
+    return host_.Update(CudaStatus(error, name_));
+  }
+
+  const int index_;
+  const std::string name_;
+  const cudaStream_t stream_;
+  ThreadPool& threads_;
+  HostTasks host_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads) {
+  const std::string name = absl::StrCat("MakeStream of CUDA device ", index);
+  int count = 0;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), name));
+  if (count == 0) return CudaStatus(cudaErrorNoDevice, name);
+  if (index < 0 || index >= count) return CudaStatus(cudaErrorInvalidDevice, name);
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), name));
+  MOE_RETURN_IF_ERROR(CudaStatus(cuda::ProbeKernelImage(), name));
+  cudaStream_t stream = nullptr;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), name));
+  return std::make_unique<CudaStream>(index, stream,
+                                      threads != nullptr ? *threads : ThreadPool::Serial());
+}
+
+}  // namespace moe

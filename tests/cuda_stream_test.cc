@@ -1,0 +1,186 @@
+// kernels/base on CUDA devices, over the fake runtime: streams, events between devices, memory, and
+// what their errors say.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+#include "tests/cusim/cusim.h"
+#include "tests/cusim/fake_memory.h"
+#include "tests/cusim/fake_streams.h"
+
+namespace moe {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr Device kCuda = {DeviceKind::kCuda, 0};
+
+std::string Text(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+// A kernel of one thread.
+absl::Status LaunchOne(Stream& stream, std::function<void()> body) {
+  return stream.Launch([&](void* native) {
+    EXPECT_EQ(cusim::LaunchGrid({.grid = dim3(1), .block = dim3(1), .body = std::move(body)},
+                                static_cast<cudaStream_t>(native)),
+              cudaSuccess);
+    return absl::OkStatus();
+  });
+}
+
+TEST(CudaStreamTest, RunsKernelsCopiesAndHostTasksInOrder) {
+  const auto stream = MakeStream(kCuda).value();
+  EXPECT_EQ(stream->device().kind, DeviceKind::kCuda);
+  std::vector<int> from = {1, 2, 3}, to(3);
+  Buffer buffer = Buffer::Allocate(12, **CudaMemory(0)).value();
+  const auto data = buffer.span<int>();
+  ASSERT_TRUE(stream->CopyBytes(from.data(), data.data(), 12).ok());
+  ASSERT_TRUE(LaunchOne(*stream, [=] { data[1] += 10; }).ok());
+  ASSERT_TRUE(stream->CopyBytes(data.data(), to.data(), 12).ok());
+  ASSERT_TRUE(stream
+                  ->Enqueue([&] {
+                    to[2] *= 7;
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(to, std::vector<int>(3));  // nothing has run
+  ASSERT_TRUE(stream->Synchronize().ok());
+  EXPECT_EQ(to, (std::vector<int>{1, 12, 21}));
+}
+
+TEST(CudaStreamTest, FirstErrorSticksAndStopsWhatComesLater) {
+  const auto stream = MakeStream(kCuda).value();
+  bool ran = false;
+  const auto run = [&ran] {
+    ran = true;
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(stream->Enqueue([] { return absl::InternalError("boom"); }).ok());
+  ASSERT_TRUE(stream->Enqueue(run).ok());
+  EXPECT_EQ(stream->Synchronize().message(), "boom");
+  EXPECT_EQ(stream->Enqueue(run).message(), "boom");
+  EXPECT_EQ(stream->Launch([&](void*) { return run(); }).message(), "boom");
+  EXPECT_EQ(stream->Synchronize().message(), "boom");
+  EXPECT_FALSE(ran);
+}
+
+TEST(CudaStreamTest, ALaunchThatFailsSticks) {
+  const auto stream = MakeStream(kCuda).value();
+  EXPECT_FALSE(stream->Launch([](void*) { return absl::InternalError("launch"); }).ok());
+  EXPECT_EQ(stream->Synchronize().message(), "launch");
+}
+
+// The producer's value reaches the consumer, whichever kind of stream each of them is. Without the
+// event the fake runtime shows another order (fake_cudart_test).
+TEST(CudaStreamTest, EventsOrderStreamsOfBothKinds) {
+  const Device cpu = {};
+  for (const auto& [from, to] : {std::pair(kCuda, kCuda), {kCuda, cpu}, {cpu, kCuda}}) {
+    for (uint32_t seed = 1; seed <= 10; ++seed) {
+      cusim::SeedStreams(seed);
+      const auto a = MakeStream(from).value(), b = MakeStream(to).value();
+      int x = 0, y = 0;
+      ASSERT_TRUE(a->Enqueue([&] {
+                     x = 1;
+                     return absl::OkStatus();
+                   }).ok());
+      const Event event = a->Record().value();
+      ASSERT_TRUE(b->WaitFor(event).ok());
+      ASSERT_TRUE(b->Enqueue([&] {
+                     y = x;
+                     return absl::OkStatus();
+                   }).ok());
+      ASSERT_TRUE(b->Synchronize().ok());
+      EXPECT_EQ(y, 1);
+    }
+  }
+}
+
+TEST(CudaStreamTest, AnInlineStreamWaitsForACudaStream) {
+  const auto cuda = MakeStream(kCuda).value();
+  const auto inline_stream = MakeInlineStream();
+  int x = 0;
+  ASSERT_TRUE(LaunchOne(*cuda, [&] { x = 1; }).ok());
+  ASSERT_TRUE(inline_stream->WaitFor(cuda->Record().value()).ok());
+  EXPECT_EQ(x, 1);
+}
+
+TEST(CudaStreamTest, AKernelThatFailedIsTheStreamsErrorWhereverItIsSeen) {
+  const auto cuda = MakeStream(kCuda).value(), cpu = MakeStream({}).value();
+  const Event event = cuda->Record().value();
+  const cusim::ScopedMachine machine({.work = cudaErrorIllegalAddress});
+  ASSERT_TRUE(cpu->WaitFor(event).ok());
+  EXPECT_THAT(Text(cpu->Synchronize()), HasSubstr("cudaErrorIllegalAddress"));
+  EXPECT_THAT(Text(cuda->Synchronize()),
+              AllOf(HasSubstr("stream of CUDA device 0"), HasSubstr("compute-sanitizer")));
+}
+
+TEST(CudaStreamTest, SaysWhatTheMachineLacks) {
+  const auto why = [](const cusim::Machine& m, int index = 0) {
+    const cusim::ScopedMachine machine(m);
+    const auto stream = MakeStream({DeviceKind::kCuda, index});
+    EXPECT_EQ(stream.status().code(), absl::StatusCode::kUnimplemented);  // exit code 10
+    return Text(stream.status());
+  };
+  EXPECT_THAT(why({.driver = cudaErrorInsufficientDriver}), HasSubstr("no NVIDIA driver"));
+  EXPECT_THAT(why({.devices = 0}), HasSubstr("CUDA_VISIBLE_DEVICES"));
+  EXPECT_THAT(why({}, 2), AllOf(HasSubstr("device 2"), HasSubstr("moe doctor")));
+  EXPECT_THAT(why({.kernel_image = cudaErrorNoKernelImageForDevice}),
+              HasSubstr("CMAKE_CUDA_ARCHITECTURES"));
+  EXPECT_TRUE(MakeStream(kCuda).ok());  // none of them stays behind
+}
+
+TEST(CudaMemoryTest, IsZeroedAndSaysWhatIsMissing) {
+  MemoryResource& memory = **CudaMemory(0);
+  const Buffer buffer = Buffer::Allocate(1000, memory).value();
+  std::vector<std::byte> host(1000, std::byte{1});
+  const auto stream = MakeStream(kCuda).value();
+  ASSERT_TRUE(stream->CopyBytes(buffer.data(), host.data(), 1000).ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
+  EXPECT_EQ(host, std::vector<std::byte>(1000));
+
+  const cusim::ScopedMachine machine({.memory_bytes = cusim::UsedDeviceBytes(0) + 64});
+  const absl::Status status = Buffer::Allocate(65, memory, "expert weights").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Text(status),
+              HasSubstr("expert weights: CudaMemory(0): 65 bytes wanted, 64 free of"));
+  EXPECT_EQ(CudaMemory(0).value(), &memory);
+  EXPECT_EQ(CudaMemory(7).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(CudaMemoryTest, AWorkspaceAllocatesNothingAfterTheFirstStep) {
+  Workspace workspace(**CudaMemory(0));
+  const auto step = [&] {
+    const WorkspaceScope scope(workspace);
+    ASSERT_TRUE(workspace.Array<float>(1 << 19).ok());
+    ASSERT_TRUE(workspace.Array<float>(1 << 20).ok());
+  };
+  step();
+  const int64_t after_first = cusim::DeviceAllocations();
+  step();
+  EXPECT_EQ(cusim::DeviceAllocations(), after_first);
+}
+
+TEST(CudaDevicesTest, DescribesThemAll) {
+  const auto devices = CudaDevices();
+  ASSERT_TRUE(devices.ok());
+  ASSERT_EQ(devices->size(), 2u);
+  EXPECT_EQ((*devices)[1].name, "simulated GPU");
+  EXPECT_GT((*devices)[1].memory_bytes, 0);
+  EXPECT_TRUE((*devices)[1].usable.ok());
+  const cusim::ScopedMachine machine({.kernel_image = cudaErrorNoKernelImageForDevice});
+  EXPECT_FALSE(CudaDevices().value()[0].usable.ok());
+}
+
+}  // namespace
+}  // namespace moe

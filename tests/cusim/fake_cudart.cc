@@ -1,0 +1,198 @@
+// The functions of the CUDA runtime that this project calls, on a CPU: what a build with
+// MOE_ENABLE_CUDA=SIMULATED links in place of CUDA's own. fake_streams.h says what they find.
+#include <cstdint>
+#include <cstring>
+
+#include <cuda_runtime_api.h>
+
+#include "tests/cusim/fake_memory.h"
+#include "tests/cusim/fake_streams.h"
+
+namespace {
+
+using cusim::Streams;
+using cusim::TheMachine;
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t Return(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+// What any call that needs a device returns first.
+cudaError_t Driver() {
+  return TheMachine().driver;
+}
+
+bool IsDevice(int device) {
+  return device >= 0 && device < TheMachine().devices;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t CUDARTAPI cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t CUDARTAPI cudaPeekAtLastError() {
+  return last_error;
+}
+
+const char* CUDARTAPI cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case cudaErrorNoKernelImageForDevice:
+      return "cudaErrorNoKernelImageForDevice";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    default:
+      return "an error that the fake runtime has no name for";
+  }
+}
+const char* CUDARTAPI cudaGetErrorString(cudaError_t) {
+  return "simulated";
+}
+
+cudaError_t CUDARTAPI cudaGetDeviceCount(int* count) {
+  if (Driver() != cudaSuccess) return Return(Driver());  // leaves *count alone, as CUDA's does
+  *count = TheMachine().devices;
+  return *count > 0 ? cudaSuccess : Return(cudaErrorNoDevice);
+}
+cudaError_t CUDARTAPI cudaGetDevice(int* device) {
+  *device = current_device;
+  return Return(Driver());
+}
+cudaError_t CUDARTAPI cudaSetDevice(int device) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (!IsDevice(device)) return Return(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (!IsDevice(device)) return Return(cudaErrorInvalidDevice);
+  *properties = {};
+  std::strcpy(properties->name, "simulated GPU");
+  properties->totalGlobalMem = TheMachine().memory_bytes;
+  properties->major = 9;
+  properties->multiProcessorCount = 2;
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  return Return(Driver() != cudaSuccess ? Driver() : TheMachine().kernel_image);
+}
+cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  *total = TheMachine().memory_bytes;
+  *free = *total - cusim::UsedDeviceBytes(current_device);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceSynchronize() {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  Streams::Get().SynchronizeAll(__func__);
+  return Return(TheMachine().work);
+}
+
+cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  // Others would be ordered with the null stream, which here runs everything at once.
+  if (flags != cudaStreamNonBlocking) return Return(cudaErrorNotSupported);
+  *stream = Streams::Get().Create(current_device);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t stream) {
+  Streams::Get().Destroy(__func__, stream);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream != nullptr) Streams::Get().Synchronize(__func__, stream);
+  return Return(TheMachine().work);
+}
+cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  Streams::Get().Wait(__func__, stream, event);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  Streams::Get().EnqueueHost(__func__, stream, [=] { function(data); });
+  return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  *event = Streams::Get().CreateEvent(current_device);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
+  Streams::Get().DestroyEvent(__func__, event);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Streams& streams = Streams::Get();
+  if (streams.DeviceOf(__func__, event) != streams.DeviceOf(__func__, stream)) {
+    return Return(cudaErrorInvalidResourceHandle);
+  }
+  streams.Record(__func__, event, stream);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
+  Streams::Get().Synchronize(__func__, event);
+  return Return(TheMachine().work);
+}
+cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t event) {
+  return Streams::Get().Passed(__func__, event) ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (!IsDevice(properties->location.id)) return Return(cudaErrorInvalidDevice);
+  *pool = reinterpret_cast<cudaMemPool_t>(static_cast<intptr_t>(properties->location.id + 1));
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return cudaSuccess;
+}
+// The memory is there at once: using it before the stream gets here is found on a GPU alone.
+cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
+                                              cudaStream_t stream) {
+  Streams::Get().DeviceOf(__func__, stream);
+  const auto device = static_cast<int>(reinterpret_cast<intptr_t>(pool) - 1);
+  *data = cusim::AllocateDevice(device, bytes);
+  return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
+}
+cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
+  Streams::Get().Enqueue(__func__, stream, [data] { cusim::FreeDevice("cudaFreeAsync", data); });
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  Streams::Get().Enqueue(__func__, stream, [=] {
+    cusim::CheckDeviceRange("cudaMemsetAsync", data, bytes);
+    std::memset(data, value, bytes);
+  });
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                      cudaStream_t stream) {
+  Streams::Get().Enqueue(__func__, stream, [=] {
+    cusim::CheckDeviceRange("cudaMemcpyAsync, from", from, bytes);
+    cusim::CheckDeviceRange("cudaMemcpyAsync, to", to, bytes);
+    std::memcpy(to, from, bytes);
+  });
+  return cudaSuccess;
+}
+
+}  // extern "C"

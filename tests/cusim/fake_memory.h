@@ -1,0 +1,36 @@
+// The device memory of the fake CUDA runtime: memory of the host that the host may not touch.
+#ifndef MOE_TESTS_CUSIM_FAKE_MEMORY_H_
+#define MOE_TESTS_CUSIM_FAKE_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cusim {
+
+// `bytes` bytes of the device, all bits set (NaN as floats), 256-byte aligned, nothing owned after the
+// last one; nullptr if the device has less left. Not zeroed, as CUDA's is not.
+void* AllocateDevice(int device, size_t bytes);
+// Fills the memory with NaN and keeps it from being used again for a while. Misuse unless it is alive.
+void FreeDevice(const char* function, void* data);
+
+size_t UsedDeviceBytes(int device);
+// Since the process began: a test holds it still over a step.
+int64_t DeviceAllocations();
+
+// Misuse if [data, data + bytes) touches device memory that was freed, or leaves its allocation.
+// Memory of the host passes.
+void CheckDeviceRange(const char* function, const void* data, size_t bytes);
+
+// Under AddressSanitizer device memory can be touched only while one of these lives, so that a host
+// that reads it is found. One at a time.
+class DeviceAccess {
+ public:
+  DeviceAccess();
+  ~DeviceAccess();
+  DeviceAccess(const DeviceAccess&) = delete;
+  DeviceAccess& operator=(const DeviceAccess&) = delete;
+};
+
+}  // namespace cusim
+
+#endif  // MOE_TESTS_CUSIM_FAKE_MEMORY_H_

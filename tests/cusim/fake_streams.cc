@@ -1,0 +1,245 @@
+#include "tests/cusim/fake_streams.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "tests/cusim/cusim.h"
+#include "tests/cusim/fake_memory.h"
+
+namespace cusim {
+namespace {
+
+Machine machine;
+thread_local bool in_host_function = false;
+
+template <typename Handle>
+uintptr_t Number(Handle handle) {
+  return reinterpret_cast<uintptr_t>(handle);
+}
+
+uint32_t FirstSeed() {
+  const char* const seed = std::getenv("CUSIM_SEED");
+  return seed == nullptr ? 1 : static_cast<uint32_t>(std::strtoul(seed, nullptr, 10));
+}
+
+}  // namespace
+
+const Machine& TheMachine() {
+  return machine;
+}
+ScopedMachine::ScopedMachine(const Machine& m) : before_(machine) {
+  machine = m;
+}
+ScopedMachine::~ScopedMachine() {
+  machine = before_;
+}
+
+void SeedStreams(uint32_t seed) {
+  Streams::Get().Seed(seed);
+}
+
+void Misuse(const char* function, const std::string& what) {
+  std::fprintf(stderr, "cusim: misuse of CUDA: %s: %s\n", function, what.c_str());
+  std::abort();
+}
+
+// Never destroyed: objects that live as long as the process free memory and streams at its end.
+Streams& Streams::Get() {
+  static Streams* const streams = new Streams;
+  if (in_host_function) Misuse("cudaLaunchHostFunc", "the host function calls CUDA");
+  return *streams;
+}
+
+Streams::Streams() : random_(FirstSeed()) {}
+
+void Streams::Seed(uint32_t seed) {
+  const Lock lock(mu_);
+  random_.seed(seed);
+}
+
+cudaStream_t Streams::Create(int device) {
+  const Lock lock(mu_);
+  const uintptr_t handle = next_handle_++;
+  queues_.emplace(handle, new Queue{.device = device});
+  return reinterpret_cast<cudaStream_t>(handle);
+}
+
+cudaEvent_t Streams::CreateEvent(int device) {
+  const Lock lock(mu_);
+  const uintptr_t handle = next_handle_++;
+  events_.emplace(handle, new Event{.device = device});
+  return reinterpret_cast<cudaEvent_t>(handle);
+}
+
+Streams::Queue& Streams::Find(const char* function, cudaStream_t stream) {
+  const auto found = queues_.find(Number(stream));
+  if (found == queues_.end()) Misuse(function, "unknown stream, or one that was destroyed");
+  return *found->second;
+}
+
+const std::shared_ptr<Streams::Event>& Streams::Find(const char* function, cudaEvent_t event) {
+  const auto found = events_.find(Number(event));
+  if (found == events_.end()) Misuse(function, "unknown event, or one that was destroyed");
+  return found->second;
+}
+
+void Streams::Destroy(const char* function, cudaStream_t stream) {
+  Lock lock(mu_);
+  const Queue& queue = Find(function, stream);
+  RunUntil(function, lock, [&] { return Idle(queue); });
+  queues_.erase(Number(stream));
+}
+
+void Streams::DestroyEvent(const char* function, cudaEvent_t event) {
+  const Lock lock(mu_);
+  Find(function, event);
+  events_.erase(Number(event));
+}
+
+int Streams::DeviceOf(const char* function, cudaStream_t stream) {
+  const Lock lock(mu_);
+  return Find(function, stream).device;
+}
+int Streams::DeviceOf(const char* function, cudaEvent_t event) {
+  const Lock lock(mu_);
+  return Find(function, event)->device;
+}
+
+void Streams::Push(const char* function, cudaStream_t stream, Operation operation) {
+  Find(function, stream).operations.push_back(std::move(operation));
+  changed_.notify_all();
+}
+
+void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<void()> work) {
+  const Lock lock(mu_);
+  if (stream != nullptr) {
+    return Push(function, stream, {.kind = Operation::Kind::kDevice, .work = std::move(work)});
+  }
+  const DeviceAccess access;
+  work();
+}
+
+void Streams::EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work) {
+  const Lock lock(mu_);
+  Push(function, stream, {.kind = Operation::Kind::kHost, .work = std::move(work)});
+}
+
+void Streams::Record(const char* function, cudaEvent_t event, cudaStream_t stream) {
+  const Lock lock(mu_);
+  const std::shared_ptr<Event>& state = Find(function, event);
+  const uint64_t record = ++state->recorded;
+  Push(function, stream, {.kind = Operation::Kind::kRecord, .event = state, .record = record});
+}
+
+void Streams::Wait(const char* function, cudaStream_t stream, cudaEvent_t event) {
+  const Lock lock(mu_);
+  const std::shared_ptr<Event>& state = Find(function, event);
+  Push(function, stream,
+       {.kind = Operation::Kind::kWait, .event = state, .record = state->recorded});
+}
+
+bool Streams::Ready(const Operation& operation) {
+  return operation.kind != Operation::Kind::kWait || operation.event->passed >= operation.record;
+}
+
+Streams::Queue* Streams::Pick() {
+  std::vector<Queue*> ready;
+  for (const auto& [handle, queue] : queues_) {
+    if (queue->busy || queue->operations.empty() || !Ready(queue->operations.front())) continue;
+    ready.push_back(queue.get());
+  }
+  return ready.empty() ? nullptr : ready[random_() % ready.size()];
+}
+
+// Runs one operation of one stream; false if none can run.
+bool Streams::Step(Lock& lock) {
+  Queue* const queue = Pick();
+  if (queue == nullptr) return false;
+  Operation operation = std::move(queue->operations.front());
+  queue->operations.pop_front();
+  switch (operation.kind) {
+    case Operation::Kind::kDevice: {
+      const DeviceAccess access;
+      operation.work();
+      break;
+    }
+    case Operation::Kind::kHost:
+      queue->busy = true;
+      ++busy_;
+      lock.unlock();
+      in_host_function = true;
+      operation.work();
+      in_host_function = false;
+      lock.lock();
+      --busy_;
+      queue->busy = false;
+      break;
+    case Operation::Kind::kRecord:
+      operation.event->passed = std::max(operation.event->passed, operation.record);
+      break;
+    case Operation::Kind::kWait:
+      break;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void Streams::RunUntil(const char* function, Lock& lock, const std::function<bool()>& done) {
+  while (!done()) {
+    if (Step(lock)) continue;
+    if (busy_ == 0) Misuse(function, "waits for work that can never run");
+    changed_.wait(lock);
+  }
+}
+
+void Streams::Synchronize(const char* function, cudaStream_t stream) {
+  Lock lock(mu_);
+  const Queue& queue = Find(function, stream);
+  RunUntil(function, lock, [&] { return Idle(queue); });
+}
+
+void Streams::Synchronize(const char* function, cudaEvent_t event) {
+  Lock lock(mu_);
+  const std::shared_ptr<Event> state = Find(function, event);
+  const uint64_t record = state->recorded;
+  RunUntil(function, lock, [&] { return state->passed >= record; });
+}
+
+void Streams::SynchronizeAll(const char* function) {
+  Lock lock(mu_);
+  RunUntil(function, lock, [&] {
+    for (const auto& [handle, queue] : queues_) {
+      if (!Idle(*queue)) return false;
+    }
+    return true;
+  });
+}
+
+bool Streams::Passed(const char* function, cudaEvent_t event) {
+  const Lock lock(mu_);
+  const std::shared_ptr<Event>& state = Find(function, event);
+  return state->passed >= state->recorded;
+}
+
+cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
+  const auto count = [](dim3 d) {
+    return size_t{d.x} * d.y * d.z;
+  };
+  if (count(grid.grid) == 0 || count(grid.block) == 0) return cudaErrorInvalidConfiguration;
+  if (machine.driver != cudaSuccess) return machine.driver;
+  if (machine.kernel_image != cudaSuccess) return machine.kernel_image;
+  Streams& streams = Streams::Get();
+  int device = 0;
+  cudaGetDevice(&device);
+  if (stream != nullptr && streams.DeviceOf("kernel launch", stream) != device) {
+    return cudaErrorInvalidResourceHandle;
+  }
+  streams.Enqueue("kernel launch", stream,
+                  [grid = std::move(grid), options = LaunchOptions()] { RunGrid(grid, options); });
+  return cudaSuccess;
+}
+
+}  // namespace cusim

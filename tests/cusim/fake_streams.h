@@ -1,0 +1,122 @@
+// The streams and events of the fake CUDA runtime (fake_cudart.cc), and what a test may set.
+//
+// A stream is a queue. Nothing in it runs before a host thread waits for something: a stream, an
+// event, the device. Then, until what it waits for has happened, one of the streams whose next work
+// may run is picked at random, from a seed. So each seed is one order that CUDA allows, and where an
+// event edge is missing some seed shows it. Work on the null stream runs at once.
+//
+// Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA, waiting
+// for what can never happen) is printed and aborts the process.
+#ifndef MOE_TESTS_CUSIM_FAKE_STREAMS_H_
+#define MOE_TESTS_CUSIM_FAKE_STREAMS_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+namespace cusim {
+
+// The machine that the fake runtime stands for.
+struct Machine {
+  cudaError_t driver = cudaSuccess;        // what every call returns where there is no driver
+  cudaError_t kernel_image = cudaSuccess;  // what a launch returns: no code for this architecture
+  cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
+  int devices = 2;
+  size_t memory_bytes = size_t{4} << 30;  // of each device
+};
+const Machine& TheMachine();
+class ScopedMachine {
+ public:
+  explicit ScopedMachine(const Machine& machine);
+  ~ScopedMachine();
+  ScopedMachine(const ScopedMachine&) = delete;
+  ScopedMachine& operator=(const ScopedMachine&) = delete;
+
+ private:
+  Machine before_;
+};
+
+// The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
+void SeedStreams(uint32_t seed);
+
+[[noreturn]] void Misuse(const char* function, const std::string& what);
+
+// What the C functions of fake_cudart.cc are made of. `function` is the caller's name, for faults.
+// Any thread may call.
+class Streams {
+ public:
+  static Streams& Get();
+
+  cudaStream_t Create(int device);
+  void Destroy(const char* function, cudaStream_t stream);  // waits for its work
+  cudaEvent_t CreateEvent(int device);
+  void DestroyEvent(const char* function, cudaEvent_t event);
+
+  int DeviceOf(const char* function, cudaStream_t stream);
+  int DeviceOf(const char* function, cudaEvent_t event);
+
+  // Work of the device: kernels, copies. It may touch device memory.
+  void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work);
+  // A function on the host, which may block and which runs beside other work.
+  void EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work);
+  void Record(const char* function, cudaEvent_t event, cudaStream_t stream);
+  void Wait(const char* function, cudaStream_t stream, cudaEvent_t event);
+
+  void Synchronize(const char* function, cudaStream_t stream);
+  void Synchronize(const char* function, cudaEvent_t event);
+  void SynchronizeAll(const char* function);
+  bool Passed(const char* function, cudaEvent_t event);
+
+  void Seed(uint32_t seed);
+
+ private:
+  // Events are recorded again and again: a wait is for the record that was the last when it began.
+  struct Event {
+    int device;
+    uint64_t recorded = 0, passed = 0;
+  };
+  struct Operation {
+    enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait } kind;
+    std::function<void()> work;
+    std::shared_ptr<Event> event;
+    uint64_t record = 0;
+  };
+  struct Queue {
+    int device;
+    bool busy = false;  // its host function runs
+    std::deque<Operation> operations;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  Streams();
+  Queue& Find(const char* function, cudaStream_t stream);
+  const std::shared_ptr<Event>& Find(const char* function, cudaEvent_t event);
+  void Push(const char* function, cudaStream_t stream, Operation operation);
+  Queue* Pick();
+  bool Step(Lock& lock);
+  void RunUntil(const char* function, Lock& lock, const std::function<bool()>& done);
+  static bool Ready(const Operation& operation);
+  static bool Idle(const Queue& queue) { return queue.operations.empty() && !queue.busy; }
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  // All guarded by mu_. Ordered by number, so that an order of streams depends on no address.
+  std::map<uintptr_t, std::unique_ptr<Queue>> queues_;
+  std::map<uintptr_t, std::shared_ptr<Event>> events_;
+  uintptr_t next_handle_ = 0x1000;
+  int busy_ = 0;
+  std::mt19937 random_;
+};
+
+}  // namespace cusim
+
+#endif  // MOE_TESTS_CUSIM_FAKE_STREAMS_H_

@@ -1,0 +1,275 @@
+// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it finds.
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <cuda_runtime_api.h>
+
+#include "tests/cusim/cusim.h"
+#include "tests/cusim/fake_memory.h"
+#include "tests/cusim/fake_streams.h"
+
+namespace {
+
+constexpr int kSeeds = 20;
+
+class FakeCudart : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (cudaStream_t& stream : stream_) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    }
+    ASSERT_EQ(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), cudaSuccess);
+  }
+  void TearDown() override {
+    for (cudaStream_t stream : stream_) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    EXPECT_EQ(cudaEventDestroy(event_), cudaSuccess);
+  }
+
+  // A kernel of one thread that appends `letter` to order_.
+  void Launch(int stream, char letter) {
+    ASSERT_EQ(cusim::LaunchGrid({.grid = dim3(1),
+                                 .block = dim3(1),
+                                 .body =
+                                     [this, letter] {
+                                       order_ += letter;
+                                     }},
+                                stream_[stream]),
+              cudaSuccess);
+  }
+
+  std::array<cudaStream_t, 2> stream_ = {};
+  cudaEvent_t event_ = nullptr;
+  std::string order_;
+};
+
+TEST_F(FakeCudart, NothingRunsBeforeTheHostWaits) {
+  Launch(0, 'a');
+  EXPECT_EQ(order_, "");
+  EXPECT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(event_), cudaErrorNotReady);
+  EXPECT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+  EXPECT_EQ(order_, "a");
+  EXPECT_EQ(cudaEventQuery(event_), cudaSuccess);
+}
+
+TEST_F(FakeCudart, TheNullStreamRunsAtOnce) {
+  ASSERT_EQ(cusim::LaunchGrid({.grid = dim3(1),
+                               .block = dim3(1),
+                               .body =
+                                   [this] {
+                                     order_ += 'a';
+                                   }},
+                              nullptr),
+            cudaSuccess);
+  EXPECT_EQ(order_, "a");
+}
+
+TEST_F(FakeCudart, KernelsAndHostFunctionsKeepTheOrderOfTheirStream) {
+  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+    cusim::SeedStreams(seed);
+    order_.clear();
+    Launch(0, 'a');
+    ASSERT_EQ(
+        cudaLaunchHostFunc(
+            stream_[0], [](void* order) { *static_cast<std::string*>(order) += 'b'; }, &order_),
+        cudaSuccess);
+    Launch(1, '.');
+    Launch(0, 'c');
+    std::string letters;
+    ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+    for (const char letter : order_) {
+      if (letter != '.') letters += letter;
+    }
+    EXPECT_EQ(letters, "abc");
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+}
+
+// x = 1 in one stream, y = x in the other.
+TEST_F(FakeCudart, AnEventOrdersTwoStreamsAndWithoutItSomeSeedShowsAnother) {
+  for (const bool edge : {true, false}) {
+    std::set<std::string> orders;
+    for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+      cusim::SeedStreams(seed);
+      order_.clear();
+      Launch(0, 'x');
+      if (edge) {
+        ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
+        ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
+      }
+      Launch(1, 'y');
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      orders.insert(order_);
+    }
+    EXPECT_EQ(orders, edge ? std::set<std::string>({"xy"}) : std::set<std::string>({"xy", "yx"}));
+  }
+}
+
+TEST_F(FakeCudart, AWaitIsForWhatWasRecordedWhenItBegan) {
+  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+    cusim::SeedStreams(seed);
+    order_.clear();
+    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);  // nothing recorded yet
+    Launch(0, 'a');
+    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
+    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
+    Launch(1, 'b');
+    Launch(0, 'c');
+    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);  // moves no wait
+    ASSERT_EQ(cudaStreamSynchronize(stream_[1]), cudaSuccess);
+    EXPECT_LT(order_.find('a'), order_.find('b')) << order_;
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+}
+
+// Two host threads, a stream each; a host function may wait for the other stream's.
+TEST_F(FakeCudart, HostFunctionsMayWaitForEachOther) {
+  std::atomic<int> arrived = 0;
+  const auto meet = [](void* data) {
+    auto& n = *static_cast<std::atomic<int>*>(data);
+    ++n;
+    while (n < 2) std::this_thread::yield();
+  };
+  std::vector<std::thread> threads;
+  for (cudaStream_t stream : stream_) {
+    threads.emplace_back([&, stream] {
+      EXPECT_EQ(cudaLaunchHostFunc(stream, meet, &arrived), cudaSuccess);
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(arrived, 2);
+}
+
+TEST_F(FakeCudart, ADriverThatIsNotThereIsAnError) {
+  const cusim::ScopedMachine machine({.driver = cudaErrorInsufficientDriver});
+  int count = -1;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorInsufficientDriver);
+  EXPECT_EQ(count, -1);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInsufficientDriver);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+class FakeCudartMemory : public FakeCudart {
+ protected:
+  void SetUp() override {
+    FakeCudart::SetUp();
+    const cudaMemPoolProps properties = {.allocType = cudaMemAllocationTypePinned,
+                                         .handleTypes = cudaMemHandleTypeNone,
+                                         .location = {.type = cudaMemLocationTypeDevice, .id = 0}};
+    ASSERT_EQ(cudaMemPoolCreate(&pool_, &properties), cudaSuccess);
+    ASSERT_EQ(Allocate(kBytes, &data_), cudaSuccess);
+  }
+  cudaError_t Allocate(size_t bytes, void** data) {
+    return cudaMallocFromPoolAsync(data, bytes, pool_, stream_[0]);
+  }
+  void Free() {
+    ASSERT_EQ(cudaFreeAsync(data_, stream_[0]), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+  }
+
+  static constexpr size_t kBytes = 100;
+  cudaMemPool_t pool_ = nullptr;
+  void* data_ = nullptr;
+};
+
+TEST_F(FakeCudartMemory, BeginsAsNaNAndKeepsWhatWasCopied) {
+  std::vector<unsigned char> in(kBytes, 7), out(kBytes, 0);
+  const auto copy = [&](void* to, const void* from) {
+    ASSERT_EQ(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDefault, stream_[0]), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+  };
+  copy(out.data(), data_);
+  EXPECT_EQ(out, std::vector<unsigned char>(kBytes, 0xff));
+  copy(data_, in.data());
+  copy(out.data(), data_);
+  EXPECT_EQ(out, in);
+  Free();
+}
+
+TEST_F(FakeCudartMemory, IsAsLargeAsTheMachineSays) {
+  const size_t used = cusim::UsedDeviceBytes(0);
+  const cusim::ScopedMachine machine({.memory_bytes = used + 50});
+  void* more = nullptr;
+  EXPECT_EQ(Allocate(51, &more), cudaErrorMemoryAllocation);
+  ASSERT_EQ(Allocate(50, &more), cudaSuccess);
+  size_t free = 1, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  EXPECT_EQ(free, 0u);
+  EXPECT_EQ(total, used + 50);
+  ASSERT_EQ(cudaFreeAsync(more, stream_[0]), cudaSuccess);
+  Free();
+  EXPECT_EQ(cusim::UsedDeviceBytes(0), used - kBytes);
+}
+
+using FakeCudartDeathTest = FakeCudartMemory;
+
+TEST_F(FakeCudartDeathTest, MisuseIsNamed) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  char host[kBytes] = {};
+  const auto synchronize = [&] {
+    (void)cudaStreamSynchronize(stream_[0]);
+  };
+  const auto clear = [&](size_t bytes) {
+    (void)cudaMemsetAsync(data_, 0, bytes, stream_[0]);
+    synchronize();
+  };
+  EXPECT_DEATH(clear(kBytes + 1), "cudaMemsetAsync: 1 bytes past the end");
+  EXPECT_DEATH(
+      {
+        (void)cudaFreeAsync(host, stream_[0]);
+        synchronize();
+      },
+      "cudaFreeAsync: no memory of a device");
+  EXPECT_DEATH(
+      {
+        Free();
+        Free();
+      },
+      "cudaFreeAsync: memory that was freed before");
+  EXPECT_DEATH(
+      {
+        Free();
+        clear(kBytes);
+      },
+      "cudaMemsetAsync: memory that was freed");
+  EXPECT_DEATH(
+      {
+        (void)cudaStreamDestroy(stream_[0]);
+        synchronize();
+      },
+      "cudaStreamSynchronize: unknown stream");
+  EXPECT_DEATH(
+      {
+        (void)cudaLaunchHostFunc(
+            stream_[0], [](void*) { (void)cudaDeviceSynchronize(); }, nullptr);
+        synchronize();
+      },
+      "the host function calls CUDA");
+#if defined(__SANITIZE_ADDRESS__)
+  EXPECT_DEATH(host[0] = *static_cast<volatile char*>(data_), "use-after-poison");
+#endif
+  Free();
+}
+
+TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_EQ(cusim::LaunchGrid({.grid = dim3(1),
+                               .block = dim3(1),
+                               .body =
+                                   [] {
+                                   }},
+                              stream_[0]),
+            cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+}  // namespace
