@@ -1,4 +1,5 @@
 // kernels/grouped_gemm on the simulated GPU: tensor cores on bfloat16, chains of fmaf on float32.
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -224,6 +225,17 @@ TYPED_TEST(GroupedGemmCudaTest, MoreTilesThanAGridHasBlocksAreAnError) {
   EXPECT_EQ(TypeParam::Run(gemm::CudaGroupedGemm<T, float>{
                 .in = {nullptr, huge, 1}, .weight = weights, .out = {nullptr, huge, huge}}),
             cudaErrorInvalidConfiguration);
+}
+
+// A product too small for float32 rounds to -0, and one more term of zeros would turn that into +0.
+TEST(GroupedGemmFmaTest, ASumOfMinusZeroKeepsItsSign) {
+  const float tiny = 1e-30f, minus_tiny = -1e-30f;
+  float out = 1;
+  const std::vector<MatrixView<const float>> weights = {{&tiny, 1, 1}};
+  ASSERT_EQ(Fma::Run(gemm::CudaGroupedGemm<float>{
+                .in = {&minus_tiny, 1, 1}, .weight = weights, .out = {&out, 1, 1}}),
+            cudaSuccess);
+  EXPECT_EQ(std::bit_cast<uint32_t>(out), std::bit_cast<uint32_t>(-0.0f));
 }
 
 // 256 + 1 + 1: 258 in one rounding, 256 if every sum were rounded to bfloat16.

@@ -39,12 +39,13 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
 class AsyncCopies {
  public:
   // The first `source_bytes` (0 to 16) of *global, then zeros; nothing beyond them is read. Both
-  // addresses must be multiples of 16.
+  // addresses must be multiples of 16. The L2 cache fetches the whole line: neighbours follow.
   __device__ void Copy(Chunk* shared, const void* global, int source_bytes) {
 #if defined(__CUDACC__)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
-                 "l"(global), "r"(source_bytes)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
+        "l"(global), "r"(source_bytes)
+        : "memory");
 #else
     copies_.Copy16(shared, global, source_bytes);
 #endif

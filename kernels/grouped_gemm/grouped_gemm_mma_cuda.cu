@@ -32,10 +32,8 @@ template <bool kDepthAlongRows>
 struct OperandTile {
   static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kTile) / kChunk;
 
-  // Where a chunk lies in shared memory. Eight neighbouring rows of one column of chunks, which
-  // ldmatrix reads at once, lie in eight different groups of four banks; so do the eight chunks
-  // that neighbouring threads write.
-  __device__ static int Place(int row, int chunk) {
+  // Where a chunk lies in shared memory.
+  __device__ static constexpr int Place(int row, int chunk) {
     const int mixed = kDepthAlongRows ? chunk ^ row / 2 % 4 : chunk ^ row % 8;
     return row * kRowChunks + mixed;
   }
@@ -86,6 +84,25 @@ struct OperandTile {
     return chunk;
   }
 };
+
+// Whether the eight chunks that ldmatrix reads at once, neighbouring rows of a column, lie in eight
+// different groups of four banks, and likewise those that eight neighbouring threads write.
+template <typename Operand>
+constexpr bool BanksDiffer() {
+  for (int first = 0; first < kTileChunks; first += 8) {
+    unsigned read = 0, written = 0;
+    for (int i = 0; i < 8; ++i) {
+      const int row = first / 8 % (kTileChunks / Operand::kRowChunks / 8) * 8 + i;
+      const int column = first / 8 / (kTileChunks / Operand::kRowChunks / 8);
+      read |= 1u << Operand::Place(row, column) % 8;
+      const int index = first + i;
+      written |= 1u << Operand::Place(index / Operand::kRowChunks, index % Operand::kRowChunks) % 8;
+    }
+    if (read != 0xff || written != 0xff) return false;
+  }
+  return true;
+}
+static_assert(BanksDiffer<OperandTile<true>>() && BanksDiffer<OperandTile<false>>());
 
 // Whether every row begins at a multiple of `bytes`.
 template <typename T>
