@@ -9,9 +9,12 @@
 
 #include "kernels/base/rng.h"
 #include "kernels/combine/combine_cpu.h"
+#include "tests/device_memory.h"
 
 namespace moe {
 namespace {
+
+using testing::TestDevices;
 
 template <typename T>
 std::vector<T> RandomValues(int64_t n, uint64_t seed) {
@@ -47,65 +50,88 @@ TYPED_TEST_SUITE(CombineTest, Types);
 
 TYPED_TEST(CombineTest, SumsByHand) {
   using T = TypeParam;
-  // Token 0: slots 0 (row 1) and 1 (dropped); token 1: none; token 2: slot 2 (row 0), 3 (row 1).
-  const std::vector<T> rows = {T(1.0f), T(2.0f), T(10.0f), T(20.0f)};
-  const std::vector<int64_t> offset = {0, 2, 2, 4};
-  const std::vector<int32_t> row = {1, -1, 0, 1};
-  const std::vector<float> weight = {0.5f, 9.0f, 2.0f, 0.25f};
-  std::vector<T> out(6, T(100.0f));
-  const MatrixView<const T> from(rows.data(), 2, 2);
-  const MatrixView<T> to(out.data(), 3, 2);
-  const auto stream = MakeInlineStream();
-  const auto floats = [](const std::vector<T>& v) {
-    return std::vector<float>(v.begin(), v.end());
-  };
-  ASSERT_TRUE(CombineRows<T>(from, offset, row, weight, to, Write::kAdd, *stream).ok());
-  EXPECT_EQ(floats(out), (std::vector<float>{105, 110, 100, 100, 104.5f, 109}));
-  ASSERT_TRUE(CombineRows<T>(from, offset, row, {}, to, Write::kOverwrite, *stream).ok());
-  EXPECT_EQ(floats(out), (std::vector<float>{10, 20, 0, 0, 11, 22}));
+  for (const auto& device : TestDevices()) {
+    SCOPED_TRACE(device->name());
+    // Token 0: slots 0 (row 1) and 1 (dropped); token 1: none; token 2: slot 2 (row 0), 3 (row 1).
+    const auto rows = device->Copy<T>({T(1.0f), T(2.0f), T(10.0f), T(20.0f)});
+    const auto offset = device->Copy<int64_t>({0, 2, 2, 4});
+    const auto row = device->Copy<int32_t>({1, -1, 0, 1});
+    const auto weight = device->Copy<float>({0.5f, 9.0f, 2.0f, 0.25f});
+    const auto out = device->Copy(std::vector<T>(6, T(100.0f)));
+    const MatrixView<const T> from = rows.view(2, 2, 2);
+    const MatrixView<T> to = out.view(3, 2, 2);
+    Stream& stream = device->stream();
+    const auto got = [&] {
+      const std::vector<T> values = device->Read(out);
+      return std::vector<float>(values.begin(), values.end());
+    };
+    ASSERT_TRUE(
+        CombineRows<T>(from, offset.span(), row.span(), weight.span(), to, Write::kAdd, stream)
+            .ok());
+    EXPECT_EQ(got(), (std::vector<float>{105, 110, 100, 100, 104.5f, 109}));
+    ASSERT_TRUE(
+        CombineRows<T>(from, offset.span(), row.span(), {}, to, Write::kOverwrite, stream).ok());
+    EXPECT_EQ(got(), (std::vector<float>{10, 20, 0, 0, 11, 22}));
 
-  const std::vector<T> dy = {T(1.0f), T(2.0f), T(3.0f), T(4.0f), T(5.0f), T(6.0f)};
-  std::vector<float> d_weight(4, -1.0f);
-  ASSERT_TRUE(CombineWeightGradient<T>({dy.data(), 3, 2}, from, offset, row,
-                                       absl::MakeSpan(d_weight), *stream)
-                  .ok());
-  EXPECT_EQ(d_weight, (std::vector<float>{50, 0, 17, 170}));
+    const auto dy = device->Copy<T>({T(1.0f), T(2.0f), T(3.0f), T(4.0f), T(5.0f), T(6.0f)});
+    const auto d_weight = device->Copy(std::vector<float>(4, -1.0f));
+    ASSERT_TRUE(CombineWeightGradient<T>(dy.view(3, 2, 2), from, offset.span(), row.span(),
+                                         d_weight.span(), stream)
+                    .ok());
+    EXPECT_EQ(device->Read(d_weight), (std::vector<float>{50, 0, 17, 170}));
+  }
 }
 
-TYPED_TEST(CombineTest, EqualsThePlainLoopsForAnyWidthAndThreadCount) {
+TYPED_TEST(CombineTest, EqualsThePlainLoopsForAnyWidthOnAnyDevice) {
   using T = TypeParam;
   const int64_t tokens = 103, num_rows = 60;
   const Slots slots(tokens, num_rows);
-  for (const int threads : {1, 3}) {
-    ThreadPool pool(threads);
-    const auto stream = MakeInlineStream(&pool);
+  for (const auto& device : TestDevices()) {
+    Stream& stream = device->stream();
+    const auto offset = device->Copy(slots.offset);
+    const auto row = device->Copy(slots.row);
+    const auto weight = device->Copy(slots.weight);
     for (const int64_t hidden : {1, 7, 16, 17, 63, 64, 65, 200, 1031}) {
+      SCOPED_TRACE(::testing::Message() << device->name() << " H=" << hidden);
       const int64_t stride = hidden + 3;
       const auto rows = RandomValues<T>(num_rows * stride, 1);
       const auto old = RandomValues<T>(tokens * stride, 2);
       const MatrixView<const T> from(rows.data(), num_rows, hidden, stride);
+      const auto device_rows = device->Copy(rows), device_old = device->Copy(old);
+      const MatrixView<const T> device_from = device_rows.view(num_rows, hidden, stride);
       for (const bool weighted : {false, true}) {
         for (const Write write : {Write::kOverwrite, Write::kAdd}) {
-          absl::Span<const float> weight;
-          if (weighted) weight = slots.weight;
-          std::vector<T> got = old, want = old;
-          ASSERT_TRUE(CombineRows<T>(from, slots.offset, slots.row, weight,
-                                     {got.data(), tokens, hidden, stride}, write, *stream)
+          absl::Span<const float> host_weight, device_weight;
+          if (weighted) {
+            host_weight = slots.weight;
+            device_weight = weight.span();
+          }
+          const auto got = device->Copy(old);
+          std::vector<T> want = old;
+          ASSERT_TRUE(CombineRows<T>(device_from, offset.span(), row.span(), device_weight,
+                                     got.view(tokens, hidden, stride), write, stream)
                           .ok());
-          combine::Reference<T>(combine::Combine<T>{
-              from, slots.offset, slots.row, weight, {want.data(), tokens, hidden, stride}, write});
-          EXPECT_TRUE(got == want) << "H=" << hidden << " weighted=" << weighted
-                                   << " add=" << (write == Write::kAdd) << " threads=" << threads;
+          combine::Reference<T>(combine::Combine<T>{from,
+                                                    slots.offset,
+                                                    slots.row,
+                                                    host_weight,
+                                                    {want.data(), tokens, hidden, stride},
+                                                    write});
+          EXPECT_TRUE(device->Read(got) == want)
+              << "weighted=" << weighted << " add=" << (write == Write::kAdd);
         }
       }
-      std::vector<float> got(slots.row.size(), NAN), want(slots.row.size(), NAN);
-      const MatrixView<const T> dy(old.data(), tokens, hidden, stride);
-      ASSERT_TRUE(
-          CombineWeightGradient<T>(dy, from, slots.offset, slots.row, absl::MakeSpan(got), *stream)
-              .ok());
-      combine::Reference<T>(
-          combine::WeightGradient<T>{dy, from, slots.offset, slots.row, absl::MakeSpan(want)});
-      EXPECT_EQ(got, want) << "H=" << hidden << " threads=" << threads;
+      const auto got = device->Copy(std::vector<float>(slots.row.size(), NAN));
+      std::vector<float> want(slots.row.size(), NAN);
+      ASSERT_TRUE(CombineWeightGradient<T>(device_old.view(tokens, hidden, stride), device_from,
+                                           offset.span(), row.span(), got.span(), stream)
+                      .ok());
+      combine::Reference<T>(combine::WeightGradient<T>{{old.data(), tokens, hidden, stride},
+                                                       from,
+                                                       slots.offset,
+                                                       slots.row,
+                                                       absl::MakeSpan(want)});
+      EXPECT_EQ(device->Read(got), want);
     }
   }
 }

@@ -9,9 +9,12 @@
 
 #include "kernels/base/rng.h"
 #include "kernels/permute/permute_cpu.h"
+#include "tests/device_memory.h"
 
 namespace moe {
 namespace {
+
+using testing::TestDevices;
 
 // A matrix whose rows lie `gap` elements apart; the gaps hold a sentinel that nobody may touch.
 template <typename T>
@@ -20,15 +23,6 @@ struct Padded {
       : data(static_cast<size_t>(rows * (cols + gap)), T(-77.0f)),
         view(data.data(), rows, cols, cols + gap) {}
   Padded(const Padded&) = delete;
-
-  bool gaps_intact() const {
-    for (int64_t r = 0; r < view.rows(); ++r) {
-      for (int64_t c = view.cols(); c < view.stride(); ++c) {
-        if (static_cast<float>(data[r * view.stride() + c]) != -77.0f) return false;
-      }
-    }
-    return true;
-  }
 
   std::vector<T> data;
   MatrixView<T> view;
@@ -51,65 +45,90 @@ TYPED_TEST_SUITE(PermuteTest, Types);
 
 TYPED_TEST(PermuteTest, GathersByHand) {
   using T = TypeParam;
-  std::vector<T> in;
-  for (const float v : {10.f, 11.f, 20.f, 21.f, 30.f, 31.f}) in.push_back(T(v));
-  std::vector<T> out(8, T(-1.0f));
-  const std::vector<int32_t> row = {2, -1, 0, 2};
-  const std::vector<float> scale = {0.5f, 3.0f, 2.0f, -1.0f};
-  const auto stream = MakeInlineStream();
-  const MatrixView<const T> from(in.data(), 3, 2);
-  const MatrixView<T> to(out.data(), 4, 2);
-
-  ASSERT_TRUE(GatherRows<T>(from, row, to, *stream).ok());
-  std::vector<float> got;
-  for (const T v : out) got.push_back(static_cast<float>(v));
-  EXPECT_EQ(got, (std::vector<float>{30, 31, 0, 0, 10, 11, 30, 31}));
-
-  ASSERT_TRUE(GatherScaledRows<T>(from, row, scale, to, *stream).ok());
-  got.clear();
-  for (const T v : out) got.push_back(static_cast<float>(v));
-  EXPECT_EQ(got, (std::vector<float>{15, 15.5f, 0, 0, 20, 22, -30, -31}));
+  const std::vector<T> in = {T(10.0f), T(11.0f), T(20.0f), T(21.0f), T(30.0f), T(31.0f)};
+  for (const auto& device : TestDevices()) {
+    SCOPED_TRACE(device->name());
+    const auto from = device->Copy(in);
+    const auto row = device->Copy<int32_t>({2, -1, 0, 2});
+    const auto scale = device->Copy<float>({0.5f, 3.0f, 2.0f, -1.0f});
+    const auto out = device->Copy(std::vector<T>(8, T(-1.0f)));
+    const auto got = [&] {
+      const std::vector<T> values = device->Read(out);
+      return std::vector<float>(values.begin(), values.end());
+    };
+    ASSERT_TRUE(
+        GatherRows<T>(from.view(3, 2, 2), row.span(), out.view(4, 2, 2), device->stream()).ok());
+    EXPECT_EQ(got(), (std::vector<float>{30, 31, 0, 0, 10, 11, 30, 31}));
+    ASSERT_TRUE(GatherScaledRows<T>(from.view(3, 2, 2), row.span(), scale.span(), out.view(4, 2, 2),
+                                    device->stream())
+                    .ok());
+    EXPECT_EQ(got(), (std::vector<float>{15, 15.5f, 0, 0, 20, 22, -30, -31}));
+  }
 }
 
-// Widths around the vector lengths of every target, one and three threads, views with gaps.
-TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyWidthAndThreadCount) {
+// Rows to gather from two sources, at random; some are none.
+struct Sources {
+  Sources(int64_t rows_in, int64_t rows_out) : row(rows_out), view(rows_out), scale(rows_out) {
+    for (int64_t i = 0; i < rows_out; ++i) {
+      const auto random = Random4({.seed = 3, .item = static_cast<uint64_t>(i)});
+      row[i] = static_cast<int32_t>(random[0] % (rows_in + 1)) - 1;
+      view[i] = static_cast<int32_t>(random[1] % 2);
+      scale[i] = static_cast<float>(Normal({.seed = 4, .item = static_cast<uint64_t>(i)}));
+    }
+  }
+  std::vector<int32_t> row, view;
+  std::vector<float> scale;
+};
+
+// Widths around the vector lengths of every target, views with gaps.
+TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyWidthOnAnyDevice) {
   using T = TypeParam;
+  const int64_t rows_in = 23, rows_out = 101;
+  const Sources sources(rows_in, rows_out);
+  for (const int64_t hidden : {1, 3, 15, 16, 17, 64, 129, 1000}) {
+    for (const int64_t gap : {3, 8}) {
+      Padded<T> in(rows_in, hidden, gap);
+      FillRandom(in.view, 1);
+      const MatrixView<const T> source = in.view;
+      Padded<T> copied(rows_out, hidden, gap), scaled(rows_out, hidden, gap);
+      const std::vector<T> untouched = copied.data;
+      permute::Reference<T>({{&source, 1}, {}, sources.row, {}, copied.view});
+      permute::Reference<T>({{&source, 1}, {}, sources.row, sources.scale, scaled.view});
+      for (const auto& device : TestDevices()) {
+        SCOPED_TRACE(::testing::Message() << device->name() << " H=" << hidden << " gap=" << gap);
+        const auto from = device->Copy(in.data), to = device->Copy(untouched);
+        const auto row = device->Copy(sources.row);
+        const auto scale = device->Copy(sources.scale);
+        const auto in_view = from.view(rows_in, hidden, hidden + gap);
+        const auto out_view = to.view(rows_out, hidden, hidden + gap);
+        ASSERT_TRUE(GatherRows<T>(in_view, row.span(), out_view, device->stream()).ok());
+        EXPECT_TRUE(device->Read(to) == copied.data) << "GatherRows";
+        ASSERT_TRUE(
+            GatherScaledRows<T>(in_view, row.span(), scale.span(), out_view, device->stream())
+                .ok());
+        EXPECT_TRUE(device->Read(to) == scaled.data) << "GatherScaledRows";
+      }
+    }
+  }
+}
+
+TYPED_TEST(PermuteTest, GathersFromManyAsThePlainLoopsDo) {
+  using T = TypeParam;
+  const int64_t rows_in = 23, rows_out = 101, hidden = 129;
+  const Sources sources(rows_in, rows_out);
+  Padded<T> in(rows_in, hidden, 3), other(rows_in, hidden, 0);
+  FillRandom(in.view, 1);
+  FillRandom(other.view, 2);
+  const std::vector<MatrixView<const T>> both = {in.view, other.view};
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
     const auto stream = MakeInlineStream(&pool);
-    for (const int64_t hidden : {1, 3, 15, 16, 17, 64, 129, 1000}) {
-      const int64_t rows_in = 23, rows_out = 301;
-      Padded<T> in(rows_in, hidden, 3), other(rows_in, hidden, 0);
-      FillRandom(in.view, 1);
-      FillRandom(other.view, 2);
-      std::vector<int32_t> row(rows_out), view(rows_out);
-      std::vector<float> scale(rows_out);
-      for (int64_t i = 0; i < rows_out; ++i) {
-        const auto random = Random4({.seed = 3, .item = static_cast<uint64_t>(i)});
-        row[i] = static_cast<int32_t>(random[0] % (rows_in + 1)) - 1;
-        view[i] = static_cast<int32_t>(random[1] % 2);
-        scale[i] = static_cast<float>(Normal({.seed = 4, .item = static_cast<uint64_t>(i)}));
-      }
-      const std::vector<MatrixView<const T>> both = {in.view, other.view};
-      const absl::Span<const MatrixView<const T>> one(both.data(), 1);
-
+    for (const absl::Span<const float> scale : {absl::Span<const float>(), {sources.scale}}) {
       Padded<T> got(rows_out, hidden, 5), want(rows_out, hidden, 5);
-      const auto expect_equal = [&](const char* what) {
-        EXPECT_TRUE(got.data == want.data) << what << " H=" << hidden << " threads=" << threads;
-        EXPECT_TRUE(got.gaps_intact()) << what << " H=" << hidden;
-      };
-      ASSERT_TRUE(GatherRows<T>(in.view, row, got.view, *stream).ok());
-      permute::Reference<T>({one, {}, row, {}, want.view});
-      expect_equal("GatherRows");
-      ASSERT_TRUE(GatherScaledRows<T>(in.view, row, scale, got.view, *stream).ok());
-      permute::Reference<T>({one, {}, row, scale, want.view});
-      expect_equal("GatherScaledRows");
-      ASSERT_TRUE(GatherRowsOfMany<T>(both, view, row, {}, got.view, *stream).ok());
-      permute::Reference<T>({both, view, row, {}, want.view});
-      expect_equal("GatherRowsOfMany");
-      ASSERT_TRUE(GatherRowsOfMany<T>(both, view, row, scale, got.view, *stream).ok());
-      permute::Reference<T>({both, view, row, scale, want.view});
-      expect_equal("GatherRowsOfMany, scaled");
+      ASSERT_TRUE(
+          GatherRowsOfMany<T>(both, sources.view, sources.row, scale, got.view, *stream).ok());
+      permute::Reference<T>({both, sources.view, sources.row, scale, want.view});
+      EXPECT_TRUE(got.data == want.data) << "scaled=" << !scale.empty() << " threads=" << threads;
     }
   }
 }

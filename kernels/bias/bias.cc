@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias_cpu.h"
+#include "kernels/bias/bias_cuda.h"
 
 namespace moe {
 namespace {
@@ -36,7 +38,6 @@ template <typename T>
 absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream) {
   constexpr const char* kFunction = "AddBias";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "y", y, y.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(kFunction, "biases", offsets, bias.size(), y.rows()));
   for (const absl::Span<const float> b : bias) {
@@ -45,13 +46,19 @@ absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
   ThreadPool& threads = stream.threads();
   for (size_t g = 0; g < bias.size(); ++g) {
     if (offsets[g] == offsets[g + 1]) continue;
-    MOE_RETURN_IF_ERROR(stream.Enqueue(
-        [rows = RowRange(y, offsets[g], offsets[g + 1]), b = bias[g].data(), &threads] {
-          threads.For(rows.rows(), RowGrain(rows.cols()), [&](int64_t begin, int64_t end) {
-            for (int64_t n = begin; n < end; ++n) AddBiasRow<T>(b, rows.cols(), rows.row(n));
-          });
-          return absl::OkStatus();
-        }));
+    const MatrixView<T> rows = RowRange(y, offsets[g], offsets[g + 1]);
+    const float* const b = bias[g].data();
+    if (IsCuda(stream)) {
+      MOE_RETURN_IF_ERROR(LaunchOn(
+          kFunction, stream, [&](auto cuda) { return moe::bias::CudaAddBias(rows, b, cuda); }));
+      continue;
+    }
+    MOE_RETURN_IF_ERROR(stream.Enqueue([rows, b, &threads] {
+      threads.For(rows.rows(), RowGrain(rows.cols()), [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) AddBiasRow<T>(b, rows.cols(), rows.row(n));
+      });
+      return absl::OkStatus();
+    }));
   }
   return absl::OkStatus();
 }
@@ -60,9 +67,13 @@ template <typename T>
 absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Write write,
                           Stream& stream) {
   constexpr const char* kFunction = "BiasGradient";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, dy.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckLength(kFunction, "d_bias", d_bias.size(), dy.cols()));
+  if (IsCuda(stream)) {
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return bias::CudaBiasGradient(dy, d_bias.data(), write, cuda);
+    });
+  }
   return stream.Enqueue([dy, d_bias, write, &threads = stream.threads()] {
     threads.For(dy.cols(), kBiasColumns, [&](int64_t begin, int64_t end) {
       BiasGradientColumns<T>(ColumnRange(dy, begin, end), d_bias.data() + begin, write);

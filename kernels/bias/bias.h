@@ -24,7 +24,7 @@ namespace moe {
 // offsets and the L spans themselves are host memory and are read before the call returns. Enqueues
 // one task per group that has rows, which its rows share among stream.threads(); reads and writes
 // N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
-// Errors: kInvalidArgument if shapes disagree or offsets do not ascend; kUnimplemented on CUDA.
+// Errors: kInvalidArgument if shapes disagree or offsets do not ascend.
 // Instantiated for float and BFloat16.
 template <typename T>
 absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,

@@ -4,9 +4,11 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine_cpu.h"
+#include "kernels/combine/combine_cuda.h"
 
 namespace moe {
 namespace combine {
@@ -60,8 +62,15 @@ absl::Status CheckCombine(absl::string_view function, MatrixView<const T> tokens
   MOE_RETURN_IF_ERROR(CheckShape(function, "rows", rows, rows.rows(), tokens.cols()));
   // No tokens need no offsets at all.
   if (tokens.rows() == 0 && slot_offset.empty() && row_of_slot.empty()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(CheckLength(function, "slot_offset", slot_offset.size(), tokens.rows() + 1));
-  return CheckLength(function, "row_of_slot", row_of_slot.size(), slot_offset.back());
+  return CheckLength(function, "slot_offset", slot_offset.size(), tokens.rows() + 1);
+}
+
+// How many slots there are stands in slot_offset, which on CUDA the host cannot read.
+absl::Status CheckSlots(absl::string_view function, absl::Span<const int64_t> slot_offset,
+                        absl::Span<const int32_t> row_of_slot, const Stream& stream) {
+  if (IsCuda(stream)) return absl::OkStatus();
+  const int64_t slots = slot_offset.empty() ? 0 : slot_offset.back();
+  return CheckLength(function, "row_of_slot", row_of_slot.size(), slots);
 }
 
 }  // namespace
@@ -76,7 +85,15 @@ absl::Status CombineRows(MatrixView<const T> rows, absl::Span<const int64_t> slo
     MOE_RETURN_IF_ERROR(
         CheckLength(kName, "weight", weight.size(), static_cast<int64_t>(row_of_slot.size())));
   }
-  MOE_RETURN_IF_ERROR(CheckCpu(kName, stream));
+  MOE_RETURN_IF_ERROR(CheckSlots(kName, slot_offset, row_of_slot, stream));
+  if (IsCuda(stream)) {
+    return LaunchOn(kName, stream, [&](auto cuda) {
+      return combine::Run(
+          combine::CudaCombine<T>{rows, slot_offset.data(), row_of_slot.data(),
+                                  weight.empty() ? nullptr : weight.data(), out, write},
+          cuda);
+    });
+  }
   return stream.Enqueue([=, &threads = stream.threads()] {
     combine::Run<T>(combine::Combine<T>{rows, slot_offset, row_of_slot, weight, out, write},
                     threads);
@@ -93,7 +110,14 @@ absl::Status CombineWeightGradient(MatrixView<const T> dy, MatrixView<const T> r
   MOE_RETURN_IF_ERROR(CheckCombine<T>(kName, dy, rows, slot_offset, row_of_slot));
   MOE_RETURN_IF_ERROR(
       CheckLength(kName, "d_weight", d_weight.size(), static_cast<int64_t>(row_of_slot.size())));
-  MOE_RETURN_IF_ERROR(CheckCpu(kName, stream));
+  MOE_RETURN_IF_ERROR(CheckSlots(kName, slot_offset, row_of_slot, stream));
+  if (IsCuda(stream)) {
+    return LaunchOn(kName, stream, [&](auto cuda) {
+      return combine::Run(combine::CudaWeightGradient<T>{dy, rows, slot_offset.data(),
+                                                         row_of_slot.data(), d_weight.data()},
+                          cuda);
+    });
+  }
   return stream.Enqueue([=, &threads = stream.threads()] {
     combine::Run<T>(combine::WeightGradient<T>{dy, rows, slot_offset, row_of_slot, d_weight},
                     threads);

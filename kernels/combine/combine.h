@@ -23,7 +23,8 @@ namespace moe {
 //
 // float32 accumulation in choice order, one fused multiply-add a term (a plain add when `weight` is
 // empty), rounded to T once; no atomics. Source: combine of GShard, arXiv:2006.16668.
-// Errors: kInvalidArgument if shapes disagree.
+// Errors: kInvalidArgument if shapes disagree. On CUDA all arguments are device memory, so that the
+// number of slots, which slot_offset tells, is not checked there.
 template <typename T>
 absl::Status CombineRows(MatrixView<const T> rows, absl::Span<const int64_t> slot_offset,
                          absl::Span<const int32_t> row_of_slot, absl::Span<const float> weight,

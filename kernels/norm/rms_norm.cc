@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/norm/rms_norm_cpu.h"
+#include "kernels/norm/rms_norm_cuda.h"
 
 namespace moe {
 namespace {
@@ -32,11 +34,16 @@ absl::Status CheckBackward(MatrixView<const T> x, absl::Span<const float> weight
 template <typename T>
 absl::Status RmsNorm(MatrixView<const T> x, absl::Span<const float> weight, float epsilon,
                      MatrixView<T> y, absl::Span<float> rstd, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("RmsNorm", stream));
   MOE_RETURN_IF_ERROR(CheckShape("RmsNorm", "x", x, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckLength("RmsNorm", "weight", weight.size(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape("RmsNorm", "y", y, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckLength("RmsNorm", "rstd", rstd.size(), x.rows()));
+  if (IsCuda(stream)) {
+    return LaunchOn("RmsNorm", stream, [&](auto cuda) {
+      return rms_norm::Run(rms_norm::CudaForward<T>{x, weight.data(), epsilon, y, rstd.data()},
+                           cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     if (x.cols() == 0) return absl::OkStatus();
@@ -54,8 +61,14 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
                              absl::Span<const float> rstd, MatrixView<const T> dy, MatrixView<T> dx,
                              Write write_dx, absl::Span<float> d_weight, Write write_d_weight,
                              Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("RmsNormBackward", stream));
   MOE_RETURN_IF_ERROR(CheckBackward(x, weight, rstd, dy, dx, d_weight));
+  if (IsCuda(stream)) {
+    return LaunchOn("RmsNormBackward", stream, [&](auto cuda) {
+      return rms_norm::Run(rms_norm::CudaBackward<T>{x, weight.data(), rstd.data(), dy, dx,
+                                                     write_dx, d_weight.data(), write_d_weight},
+                           cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     // Threads share the weight's columns, so that every element sees its tokens in ascending order.
@@ -81,10 +94,13 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
 template <typename T>
 absl::Status AddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
                      Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("AddRows", stream));
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "a", a, out.rows(), out.cols()));
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "b", b, out.rows(), out.cols()));
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "out", out, out.rows(), out.cols()));
+  if (IsCuda(stream)) {
+    return LaunchOn("AddRows", stream,
+                    [&](auto cuda) { return rms_norm::CudaAddRows(a, b, out, cuda); });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     threads.For(out.rows(), RowGrain(out.cols()), [&](int64_t begin, int64_t end) {

@@ -2,9 +2,11 @@
 
 #include <absl/strings/string_view.h>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/permute/permute_cpu.h"
+#include "kernels/permute/permute_cuda.h"
 
 namespace moe {
 namespace permute {
@@ -34,18 +36,25 @@ namespace {
 
 template <typename T>
 absl::Status CheckGather(absl::string_view function, MatrixView<const T> in,
-                         absl::Span<const int32_t> source_row, MatrixView<T> out,
-                         const Stream& stream) {
+                         absl::Span<const int32_t> source_row, MatrixView<T> out) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "in", in, in.rows(), out.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "out", out, out.rows(), out.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(function, "source_row", source_row.size(), out.rows()));
-  return CheckCpu(function, stream);
+  return CheckLength(function, "source_row", source_row.size(), out.rows());
 }
 
 // One source: the view itself travels into the task, since a span of it would not live.
 template <typename T>
-absl::Status EnqueueGather(MatrixView<const T> in, absl::Span<const int32_t> source_row,
-                           absl::Span<const float> scale, MatrixView<T> out, Stream& stream) {
+absl::Status EnqueueGather(absl::string_view function, MatrixView<const T> in,
+                           absl::Span<const int32_t> source_row, absl::Span<const float> scale,
+                           MatrixView<T> out, Stream& stream) {
+  if (IsCuda(stream)) {
+    return LaunchOn(function, stream, [&](auto cuda) {
+      return permute::Run(
+          permute::CudaGather<T>{
+              .in = in, .source_row = source_row.data(), .scale = scale.data(), .out = out},
+          cuda);
+    });
+  }
   return stream.Enqueue([=, &threads = stream.threads()] {
     const absl::Span<const MatrixView<const T>> one(&in, 1);
     permute::Run<T>({one, {}, source_row, scale, out}, threads);
@@ -58,17 +67,18 @@ absl::Status EnqueueGather(MatrixView<const T> in, absl::Span<const int32_t> sou
 template <typename T>
 absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                         MatrixView<T> out, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckGather("GatherRows", in, source_row, out, stream));
-  return EnqueueGather<T>(in, source_row, {}, out, stream);
+  constexpr char kName[] = "GatherRows";
+  MOE_RETURN_IF_ERROR(CheckGather(kName, in, source_row, out));
+  return EnqueueGather<T>(kName, in, source_row, {}, out, stream);
 }
 
 template <typename T>
 absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                               absl::Span<const float> scale, MatrixView<T> out, Stream& stream) {
   constexpr char kName[] = "GatherScaledRows";
-  MOE_RETURN_IF_ERROR(CheckGather(kName, in, source_row, out, stream));
+  MOE_RETURN_IF_ERROR(CheckGather(kName, in, source_row, out));
   MOE_RETURN_IF_ERROR(CheckLength(kName, "scale", scale.size(), out.rows()));
-  return EnqueueGather<T>(in, source_row, scale, out, stream);
+  return EnqueueGather<T>(kName, in, source_row, scale, out, stream);
 }
 
 template <typename T>
@@ -79,10 +89,11 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
   constexpr char kName[] = "GatherRowsOfMany";
   if (in.empty()) return absl::InvalidArgumentError("GatherRowsOfMany: no source, expected >= 1");
   for (const MatrixView<const T>& view : in) {
-    MOE_RETURN_IF_ERROR(CheckGather(kName, view, source_row, out, stream));
+    MOE_RETURN_IF_ERROR(CheckGather(kName, view, source_row, out));
   }
   MOE_RETURN_IF_ERROR(CheckLength(kName, "source_view", source_view.size(), out.rows()));
   if (!scale.empty()) MOE_RETURN_IF_ERROR(CheckLength(kName, "scale", scale.size(), out.rows()));
+  MOE_RETURN_IF_ERROR(CheckCpu(kName, stream));
   return stream.Enqueue([=, &threads = stream.threads()] {
     permute::Run<T>({in, source_view, source_row, scale, out}, threads);
     return absl::OkStatus();

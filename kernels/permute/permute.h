@@ -40,6 +40,7 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
 // empty: rows read straight from the memory of several ranks.
 //   in           one view per rank, [*, H]; the span itself must also live until the stream passes
 //   source_view  [N]  values in [0, in.size()); of no matter where source_row is -1
+// CPU only: kUnimplemented on CUDA, whose kernel wants the views in device memory.
 template <typename T>
 absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
                               absl::Span<const int32_t> source_view,

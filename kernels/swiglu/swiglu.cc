@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/swiglu/swiglu_cpu.h"
+#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace moe {
 namespace {
@@ -20,11 +22,15 @@ template <typename T>
 absl::Status ActivationForward(Activation activation, MatrixView<const T> gate,
                                MatrixView<const T> up, MatrixView<T> out, Stream& stream) {
   constexpr const char* kFunction = "ActivationForward";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   const bool gated = IsGated(activation);
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "gate", gate, gate.rows(), gate.cols()));
   if (gated) MOE_RETURN_IF_ERROR(CheckShape(kFunction, "up", up, gate.rows(), gate.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, gate.rows(), gate.cols()));
+  if (IsCuda(stream)) {
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return swiglu::Run(activation, swiglu::CudaForward<T>{gate, up, out}, cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     threads.For(gate.rows(), RowGrain(gate.cols()), [&](int64_t begin, int64_t end) {
@@ -44,7 +50,6 @@ absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
                                 MatrixView<const T> up, MatrixView<const T> d_out,
                                 MatrixView<T> d_gate, MatrixView<T> d_up, Stream& stream) {
   constexpr const char* kFunction = "ActivationBackward";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   const bool gated = IsGated(activation);
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "gate", gate, gate.rows(), gate.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_out", d_out, gate.rows(), gate.cols()));
@@ -52,6 +57,11 @@ absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
   if (gated) {
     MOE_RETURN_IF_ERROR(CheckShape(kFunction, "up", up, gate.rows(), gate.cols()));
     MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_up", d_up, gate.rows(), gate.cols()));
+  }
+  if (IsCuda(stream)) {
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return swiglu::Run(activation, swiglu::CudaBackward<T>{gate, up, d_out, d_gate, d_up}, cuda);
+    });
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {

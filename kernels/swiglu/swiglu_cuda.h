@@ -3,8 +3,7 @@
 #ifndef MOE_KERNELS_SWIGLU_SWIGLU_CUDA_H_
 #define MOE_KERNELS_SWIGLU_SWIGLU_CUDA_H_
 
-#include <cuda_runtime_api.h>
-
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/swiglu/activation.h"
