@@ -192,15 +192,18 @@ TEST(SumOfSquaresCudaTest, SumsByHand) {
   EXPECT_EQ(SumOfSquares({1, -kInfinity}), kInfinity);
 }
 
-// Up to 35 blocks: the warp that folds them takes 32 at a time. Magnitudes differ so much that any
-// other order rounds differently.
+// Up to 35 blocks: the warp that folds them takes 32 at a time. Magnitudes differ within and between
+// blocks, so that other orders round differently.
 TEST(SumOfSquaresCudaTest, EqualsTheCpuForAnyLengthAndSchedule) {
   constexpr int64_t kBlock = 4096;
   auto all = cusim::RandomFloats(34 * kBlock + 5, 4);
-  for (size_t i = 0; i < all.size(); ++i) all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19));
+  for (int64_t i = 0; i < static_cast<int64_t>(all.size()); ++i) {
+    all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19 + i / kBlock * 7 % 13));
+  }
   cusim::ForSeeds([&] {
     for (const int64_t n : {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, kBlock - 1, kBlock,
-                            kBlock + 1, 32 * kBlock, 34 * kBlock + 5}) {
+                            kBlock + 1, 4 * kBlock, 9 * kBlock + 1, 20 * kBlock, 31 * kBlock,
+                            32 * kBlock, 33 * kBlock, 34 * kBlock + 5}) {
       const std::vector<float> x(all.begin(), all.begin() + n);
       double want = 0;
       for (int64_t begin = 0; begin < n; begin += kBlock) {
