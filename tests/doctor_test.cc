@@ -31,7 +31,12 @@ MachineFacts Healthy() {
           .shm_bytes = int64_t{32} << 30,
           .shm_free_bytes = int64_t{32} << 30,
           .mpirun = "/usr/bin/mpirun.openmpi",
-          .mpirun_version = "mpirun (Open MPI) 4.1.4"};
+          .mpirun_version = "mpirun (Open MPI) 4.1.4",
+          .gpus = {{.name = "NVIDIA H200",
+                    .major = 9,
+                    .minor = 0,
+                    .memory_bytes = int64_t{141} << 30,
+                    .free_bytes = int64_t{140} << 30}}};
 }
 
 Finding FindingOf(const MachineFacts& facts, const std::string& subject, int ranks = 4) {
@@ -111,6 +116,17 @@ TEST(Doctor, WithoutMpiSharedMemoryDoesNotMatter) {
   EXPECT_EQ(FindingOf(facts, "/dev/shm").verdict, Verdict::kBad);
 }
 
+TEST(Doctor, DescribesEveryGpuAndNeverFailsForOne) {
+  MachineFacts facts = Healthy();
+  EXPECT_EQ(FindingOf(facts, "GPU 0").what, "NVIDIA H200, sm_90, 144384 MiB, 143360 MiB free");
+  facts.gpus.push_back({.name = "old", .usable = absl::UnimplementedError("build for it")});
+  EXPECT_EQ(FindingOf(facts, "GPU 1").remedy, "build for it");
+  facts.gpus.clear();
+  facts.no_gpus = "no NVIDIA driver: install one";
+  EXPECT_EQ(FindingOf(facts, "GPU").remedy, facts.no_gpus);
+  for (const Finding& finding : Diagnose(facts, 4)) EXPECT_NE(finding.verdict, Verdict::kBad);
+}
+
 TEST(FindProgram, LooksInThePathAsExecvpDoes) {
   EXPECT_EQ(FindProgram("sh", "/nowhere:/bin"), "/bin/sh");
   EXPECT_EQ(FindProgram("sh", "/nowhere"), "");
@@ -127,6 +143,7 @@ TEST(Doctor, GathersWhatEveryMachineHas) {
   EXPECT_GT(facts.memory_bytes, facts.available_bytes);
   EXPECT_FALSE(facts.simd_targets.empty());
   EXPECT_FALSE(facts.version.empty());
+  EXPECT_NE(facts.gpus.empty(), facts.no_gpus.empty());
   EXPECT_TRUE(facts.mpirun.empty());  // no PATH was given
   EXPECT_EQ(GatherMachineFacts({{"WORLD_SIZE=2"}}).launcher, "WORLD_SIZE");
 }

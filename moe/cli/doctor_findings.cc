@@ -1,6 +1,7 @@
 // What `moe doctor` thinks of the facts.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -158,6 +159,27 @@ Finding SharedMemory(const MachineFacts& f) {
   return finding;
 }
 
+// A GPU that is missing is no problem: everything runs on CPUs.
+std::vector<Finding> Gpus(const MachineFacts& f) {
+  if (f.gpus.empty()) {
+    return {{.verdict = Verdict::kNote,
+             .subject = "GPU",
+             .what = "none that this build can use",
+             .remedy = f.no_gpus}};
+  }
+  std::vector<Finding> findings;
+  for (size_t i = 0; i < f.gpus.size(); ++i) {
+    const CudaDevice& gpu = f.gpus[i];
+    findings.push_back({.verdict = Verdict::kNote,
+                        .subject = absl::StrCat("GPU ", i),
+                        .what = absl::StrCat(gpu.name, ", sm_", gpu.major, gpu.minor, ", ",
+                                             Mebibytes(gpu.memory_bytes), ", ",
+                                             Mebibytes(gpu.free_bytes), " free"),
+                        .remedy = std::string(gpu.usable.message())});
+  }
+  return findings;
+}
+
 }  // namespace
 
 std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
@@ -183,10 +205,7 @@ std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
                               "its shell, and moe takes its ranks from it"),
          .remedy = absl::StrCat("to run threads: without the launcher, or unset ", f.launcher)});
   }
-  findings.push_back({.verdict = Verdict::kNote,
-                      .subject = "GPU",
-                      .what = f.gpu_driver ? "a driver is here, but this version computes on CPUs"
-                                           : "no driver; this version computes on CPUs"});
+  for (Finding& gpu : Gpus(f)) findings.push_back(std::move(gpu));
   return findings;
 }
 

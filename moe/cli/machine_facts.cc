@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
@@ -144,6 +145,15 @@ void GatherMpi(absl::Span<const std::string> environment, MachineFacts& facts) {
   }
 }
 
+void GatherGpus(MachineFacts& facts) {
+  absl::StatusOr<std::vector<CudaDevice>> devices = CudaDevices();
+  if (devices.ok()) {
+    facts.gpus = *std::move(devices);
+  } else {
+    facts.no_gpus = std::string(devices.status().message());
+  }
+}
+
 }  // namespace
 
 MachineFacts GatherMachineFacts(absl::Span<const std::string> environment) {
@@ -157,8 +167,7 @@ MachineFacts GatherMachineFacts(absl::Span<const std::string> environment) {
   GatherContainer(facts);
   GatherMemory(facts);
   GatherMpi(environment, facts);
-  std::error_code ignored;
-  facts.gpu_driver = fs::exists("/proc/driver/nvidia/version", ignored);
+  GatherGpus(facts);
   return facts;
 }
 

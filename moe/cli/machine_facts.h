@@ -9,6 +9,8 @@
 
 #include <absl/types/span.h>
 
+#include "kernels/base/cuda_devices.h"
+
 namespace moe::cli {
 
 struct MachineFacts {
@@ -40,7 +42,10 @@ struct MachineFacts {
   bool root_allowed = false;  // the environment lets Open MPI run as root
 
   std::string launcher;  // what started this process: "mpirun" ...; empty = nothing
-  bool gpu_driver = false;
+
+  // GPUs
+  std::vector<CudaDevice> gpus;
+  std::string no_gpus;  // why there are none, with the remedy
 };
 
 // Looks, without starting anything but `mpirun --version`. `environment`: "NAME=value".
