@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs every test in four flavours, and says what passed:
+# Builds and runs every test in five flavours, and says what passed:
 #
-#   scripts/test.sh [stage...]      stages: release mpich asan tsan (default: all four)
+#   scripts/test.sh [stage...]      stages: release mpich cusim asan tsan (default: all)
 #
 # Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
 # build/<stage>/. The last line is "N passed, N failed": test programs and checks that ctest ran in
@@ -11,12 +11,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
 
 stages=("$@")
-((${#stages[@]})) || stages=(release mpich asan tsan)
+((${#stages[@]})) || stages=(release mpich cusim asan tsan)
 for stage in "${stages[@]}"; do
   case "$stage" in
-    release | mpich | asan | tsan) ;;
+    release | mpich | cusim | asan | tsan) ;;
     *)
-      echo "test: unknown stage '$stage', expected release, mpich, asan or tsan" >&2
+      echo "test: unknown stage '$stage', expected release, mpich, cusim, asan or tsan" >&2
       exit 2
       ;;
   esac
@@ -99,6 +99,13 @@ for stage in "${stages[@]}"; do
   case "$stage" in
     release) run_stage release -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO ;;
     mpich) run_stage mpich mpi_tests ;;
+    cusim)
+      if [[ -e ${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime_api.h ]]; then
+        run_stage cusim device_tests cusim_tests
+      else
+        echo "=== cusim: SKIPPED: no CUDA headers in ${CUDA_HOME:-/usr/local/cuda}"
+      fi
+      ;;
     asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
     tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF ;;
   esac
