@@ -6,7 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/adamw/adamw.h"
 #include "kernels/bias/bias.h"
+#include "kernels/cast/cast.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
 #include "tests/device_memory.h"
@@ -19,15 +22,17 @@ using testing::RandomFloats;
 using testing::TestDevice;
 using testing::TestDevices;
 
+using Results = std::vector<std::vector<float>>;
+
 constexpr int64_t kRows = 7, kCols = 21, kStride = 24;
 
 // Runs `operation` on every device and expects what the first, the CPU with one thread, gives.
 template <typename Operation>
 void ExpectSameBitsOnEveryDevice(Operation operation) {
-  std::vector<std::vector<float>> expected;
+  Results expected;
   for (const auto& device : TestDevices()) {
     SCOPED_TRACE(device->name());
-    const std::vector<std::vector<float>> got = operation(*device);
+    const Results got = operation(*device);
     if (expected.empty()) expected = got;
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i)
@@ -52,7 +57,7 @@ TEST(DeviceOpsTest, Biases) {
                                                            bias.span().last(kCols)};
       EXPECT_TRUE(AddBias<float>(Matrix(y), {0, 2, kRows}, groups, device.stream()).ok());
       EXPECT_TRUE(BiasGradient<float>(Matrix(y), d_bias.span(), write, device.stream()).ok());
-      return std::vector{device.Read(y), device.Read(d_bias)};
+      return Results{device.Read(y), device.Read(d_bias)};
     });
   }
 }
@@ -73,8 +78,44 @@ TEST(DeviceOpsTest, RmsNorm) {
                                          stream)
                       .ok());
       EXPECT_TRUE(AddRows<float>(Matrix(y), Matrix(dx), Matrix(sum), stream).ok());
-      return std::vector{device.Read(y), device.Read(rstd), device.Read(dx), device.Read(d_weight),
-                         device.Read(sum)};
+      return Results{device.Read(y), device.Read(rstd), device.Read(dx), device.Read(d_weight),
+                     device.Read(sum)};
+    });
+  }
+}
+
+TEST(DeviceOpsTest, CastsThereAndBack) {
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    const auto in = Random(device, kCols, 1), back = Random(device, kCols, 2);
+    const auto narrow = device.Copy(std::vector<BFloat16>(kCols));
+    EXPECT_TRUE((Cast<float, BFloat16>(in.span(), narrow.span(), device.stream()).ok()));
+    EXPECT_TRUE((Cast<BFloat16, float>(narrow.span(), back.span(), device.stream()).ok()));
+    return Results{device.Read(back)};
+  });
+}
+
+TEST(DeviceOpsTest, AdamW) {
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    const auto gradient = Random(device, kCols, 1), weight = Random(device, kCols, 2);
+    const auto m = Random(device, kCols, 3);
+    const auto v = device.Copy(std::vector<float>(kCols, 0.25f));
+    EXPECT_TRUE(
+        AdamW({.step = 3}, gradient.span(), weight.span(), m.span(), v.span(), device.stream())
+            .ok());
+    return Results{device.Read(weight), device.Read(m), device.Read(v)};
+  });
+}
+
+TEST(DeviceOpsTest, EmbeddingGradient) {
+  for (const Write write : {Write::kOverwrite, Write::kAdd}) {
+    ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+      const auto ids = device.Copy<int32_t>({2, 0, 2, 6, 5, 2, 0});
+      const auto dx = Random(device, kRows * kStride, 1),
+                 d_table = Random(device, kRows * kStride, 2);
+      EXPECT_TRUE(
+          EmbeddingBackward<float>(ids.span(), Matrix(dx), Matrix(d_table), write, device.stream())
+              .ok());
+      return Results{device.Read(d_table)};
     });
   }
 }
@@ -91,7 +132,7 @@ TEST(DeviceOpsTest, PlainActivations) {
     EXPECT_TRUE(ActivationBackward<float>(Activation::kRelu2, Matrix(gate), {}, Matrix(d_out),
                                           Matrix(d_gate), {}, stream)
                     .ok());
-    return std::vector{device.Read(out), device.Read(d_gate)};
+    return Results{device.Read(out), device.Read(d_gate)};
   });
 }
 
@@ -102,7 +143,7 @@ TEST(DeviceOpsTest, GatedActivations) {
   const double bound = 20 * testing::kFloatRounding;
   const auto gate = RandomFloats(kRows * kStride, 1), up = RandomFloats(kRows * kStride, 2);
   const auto d_out = RandomFloats(kRows * kStride, 3);
-  std::vector<std::vector<float>> expected;
+  Results expected;
   for (const auto& device : TestDevices()) {
     SCOPED_TRACE(device->name());
     const auto g = device->Copy(gate), u = device->Copy(up), d = device->Copy(d_out);
@@ -116,7 +157,7 @@ TEST(DeviceOpsTest, GatedActivations) {
     ASSERT_TRUE(ActivationBackward<float>(Activation::kSwiGlu, Matrix(g), Matrix(u), Matrix(d),
                                           Matrix(d_gate), Matrix(d_up), stream)
                     .ok());
-    const std::vector got = {device->Read(out), device->Read(d_gate), device->Read(d_up)};
+    const Results got = {device->Read(out), device->Read(d_gate), device->Read(d_up)};
     if (expected.empty()) expected = got;
     for (size_t i = 0; i < gate.size(); ++i) {
       EXPECT_NEAR(got[0][i], expected[0][i], bound * std::abs(expected[0][i]));

@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "kernels/adamw/adamw_cpu.h"
+#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
@@ -30,7 +32,6 @@ AdamWStep StepOf(const AdamWOptions& o) {
 absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient,
                    absl::Span<float> weight, absl::Span<float> m, absl::Span<float> v,
                    Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("AdamW", stream));
   const auto n = static_cast<int64_t>(gradient.size());
   MOE_RETURN_IF_ERROR(CheckLength("AdamW", "weight", weight.size(), n));
   MOE_RETURN_IF_ERROR(CheckLength("AdamW", "m", m.size(), n));
@@ -40,6 +41,17 @@ absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient
         absl::StrCat("AdamW: step is ", options.step, ", expected >= 1"));
   }
   const AdamWStep step = StepOf(options);
+  if (IsCuda(stream)) {
+    return LaunchOn("AdamW", stream, [&](auto cuda) {
+      return adamw::Run({.step = step,
+                         .gradient = gradient.data(),
+                         .weight = weight.data(),
+                         .m = m.data(),
+                         .v = v.data(),
+                         .n = n},
+                        cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {

@@ -5,9 +5,8 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
-
 #include "kernels/adamw/adamw_cpu.h"
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 
 namespace moe::adamw {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cast/cast_cuda.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cast/cast.cc"
 #include <hwy/foreach_target.h>
@@ -59,8 +61,12 @@ void CastRange(const float* in, float* out, int64_t n) {
 
 template <typename From, typename To>
 absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("Cast", stream));
   MOE_RETURN_IF_ERROR(CheckLength("Cast", "out", out.size(), static_cast<int64_t>(in.size())));
+  if (IsCuda(stream)) {
+    return LaunchOn("Cast", stream, [&](auto cuda) {
+      return cast::Run(in.data(), out.data(), static_cast<int64_t>(in.size()), cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([in, out, &threads] {
     threads.For(static_cast<int64_t>(in.size()), kGrain, [&](int64_t begin, int64_t end) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/embedding/embedding_cuda.h"
 
 namespace moe {
 namespace {
@@ -39,11 +41,15 @@ void AddColumns(absl::Span<const int32_t> ids, MatrixView<const T> dx, MatrixVie
 template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
                                MatrixView<float> d_table, Write write, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("EmbeddingBackward", stream));
   MOE_RETURN_IF_ERROR(
       CheckShape("EmbeddingBackward", "dx", dx, static_cast<int64_t>(ids.size()), d_table.cols()));
   MOE_RETURN_IF_ERROR(
       CheckShape("EmbeddingBackward", "d_table", d_table, d_table.rows(), d_table.cols()));
+  if (IsCuda(stream)) {
+    return LaunchOn("EmbeddingBackward", stream, [&](auto cuda) {
+      return embedding::Run(embedding::CudaBackward<T>{ids.data(), dx, d_table, write}, cuda);
+    });
+  }
   MOE_RETURN_IF_ERROR(CheckIds(ids, d_table.rows()));
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
