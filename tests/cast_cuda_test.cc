@@ -3,8 +3,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <limits>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -16,40 +14,20 @@ namespace {
 using cusim::DeviceMatrix;
 using cusim::Layout;
 
-TEST(CastCudaTest, RoundsToNearestEven) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const std::vector<float> in = {1.0f,
-                                 1.0f + 0x1p-8f,
-                                 1.0f + 0x3p-8f,
-                                 -1.5f,
-                                 1.0f + 0x1.0002p-8f,
-                                 0x1.fffffep127f,
-                                 kInfinity,
-                                 -kInfinity,
-                                 0x1p-149f,
-                                 -0.0f,
-                                 std::bit_cast<float>(0x7f800001u)};
-  const std::vector<uint16_t> expected = {0x3f80, 0x3f80, 0x3f82, 0xbfc0, 0x3f81, 0x7f80,
-                                          0x7f80, 0xff80, 0x0000, 0x8000, 0x7fc0};
-  std::vector<BFloat16> out(in.size());
-  ASSERT_EQ(cast::Run(in.data(), out.data(), static_cast<int64_t>(in.size()), nullptr),
-            cudaSuccess);
-  for (size_t i = 0; i < in.size(); ++i) EXPECT_EQ(out[i].bits, expected[i]) << i;
-}
-
 // NaNs of all payloads are among the values, so bits are compared.
 uint32_t BitsOf(float x) {
   return std::bit_cast<uint32_t>(x);
 }
 
-// Bit patterns from all over the range, there and back.
+// Bit patterns from all over the range, every third halfway between two of BFloat16; there and back.
 TEST(CastCudaTest, EqualsTheScalarConversionForAnyLengthLayoutAndSchedule) {
   const auto check = [](int64_t n, Layout wide, Layout narrow) {
     DeviceMatrix<float> in(1, n, wide), back(1, n, wide), copy(1, n, narrow);
     DeviceMatrix<BFloat16> got(1, n, narrow), want(1, n, narrow);
     for (int64_t i = 0; i < n; ++i) {
-      in.view()(0, i) =
-          std::bit_cast<float>(Random4({.seed = 1, .item = static_cast<uint64_t>(i)})[0]);
+      uint32_t bits = Random4({.seed = 1, .item = static_cast<uint64_t>(i)})[0];
+      if (i % 3 == 0) bits = (bits & 0xffff0000u) | 0x8000u;
+      in.view()(0, i) = std::bit_cast<float>(bits);
       want.view()(0, i) = BFloat16(in.view()(0, i));
     }
     ASSERT_EQ(cast::Run<float>(in.view().data(), got.view().data(), n, nullptr), cudaSuccess);
