@@ -168,11 +168,10 @@ int64_t CollectiveCase::CountWrong() const {
   return wrong;
 }
 
-Distances CollectiveCase::DistancesOf(const Traffic& traffic) const {
+Traffic CollectiveCase::Moved(const Traffic& traffic) const {
   const bool all_to_all = spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV;
-  const int node_size = spec_.node_size > 0 ? spec_.node_size : comm_.size();
   const bool two_hops = all_to_all && spec_.dispatch == DispatchAlgorithm::kHierarchical;
-  return two_hops ? TwoHopDistances(traffic, node_size) : DirectDistances(traffic, node_size);
+  return two_hops ? TwoHopTraffic(traffic, node_size()) : traffic;
 }
 
 void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
@@ -188,12 +187,12 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.in_place = in_place_;
   row.imbalance_sent = SendImbalance(traffic_);
   row.imbalance_received = ReceiveImbalance(traffic_);
-  Distances moved = DistancesOf(traffic_);
+  Distances moved = DistancesOf(Moved(traffic_), node_size());
   if (const int64_t records = CallsOf(spec_.routing); records > 1) {
     double largest = 0, sent = 0, received = 0, self = 0, same_node = 0, cross_node = 0;
     for (int64_t record = 0; record < std::min(records, calls); ++record) {
       const Traffic traffic = AllToAllTraffic(record);
-      const Distances of_record = DistancesOf(traffic);
+      const Distances of_record = DistancesOf(Moved(traffic), node_size());
       // The share of the calls that replay it.
       const double share = static_cast<double>((calls - record + records - 1) / records) /
                            static_cast<double>(calls);

@@ -65,7 +65,8 @@ class CollectiveCase {
   // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance. Of
   // a trace: means over `calls` calls from the first record on.
   void Describe(int64_t calls, BenchRow& row) const;
-  const Traffic& traffic() const { return traffic_; }  // elements that one call moves
+  // Elements that one call moves between ranks, those of two hops counted twice.
+  Traffic moved() const { return Moved(traffic_); }
 
  private:
   CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)
@@ -73,7 +74,8 @@ class CollectiveCase {
 
   absl::Status Setup();
   Traffic AllToAllTraffic(int64_t call) const;
-  Distances DistancesOf(const Traffic& traffic) const;
+  Traffic Moved(const Traffic& traffic) const;
+  int node_size() const { return spec_.node_size > 0 ? spec_.node_size : comm_.size(); }
   absl::Status SetupAllToAll();
   absl::Status SetupAllGather();
   absl::Status SetupPointToPoint();

@@ -82,7 +82,7 @@ void Record(absl::Span<const CallStamps> stamps, const CollectiveCase& timed, co
   if (trace == nullptr) return;
   BenchRow row;
   timed.Describe(1, row);
-  const Traffic& traffic = timed.traffic();
+  const Traffic traffic = timed.moved();
   const int rank = comm.rank();
   const bool known = row.bytes_self >= 0 && traffic.ranks() == comm.size() &&
                      spec.routing.kind != RoutingSpec::kTrace;  // each call has its own

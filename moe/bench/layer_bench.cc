@@ -132,6 +132,7 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
   wrong = {};
   if (options.trace != nullptr) {
     options.trace->AddLane("compute", context.compute);
+    if (context.exchange != context.compute) options.trace->AddLane("exchange", context.exchange);
     context.clock->set_recorder(options.trace);
   }
   std::vector<CallTimes> mine;

@@ -178,7 +178,7 @@ double ReceiveImbalance(const Traffic& traffic) {
   return Imbalance(received);
 }
 
-Distances DirectDistances(const Traffic& traffic, int node_size) {
+Distances DistancesOf(const Traffic& traffic, int node_size) {
   Distances distances;
   for (int s = 0; s < traffic.ranks(); ++s) {
     for (int d = 0; d < traffic.ranks(); ++d) {
@@ -191,22 +191,16 @@ Distances DirectDistances(const Traffic& traffic, int node_size) {
   return distances;
 }
 
-Distances TwoHopDistances(const Traffic& traffic, int node_size) {
-  Distances distances;
-  const auto hop = [&](int from, int to, int64_t elements) {
-    const bool same_node = from / node_size == to / node_size;
-    (from == to  ? distances.self
-     : same_node ? distances.same_node
-                 : distances.cross_node) += elements;
-  };
+Traffic TwoHopTraffic(const Traffic& traffic, int node_size) {
+  Traffic hops(traffic.ranks());
   for (int s = 0; s < traffic.ranks(); ++s) {
     for (int d = 0; d < traffic.ranks(); ++d) {
       const int middle = d / node_size * node_size + s % node_size;
-      hop(s, middle, traffic.at(s, d));
-      hop(middle, d, traffic.at(s, d));
+      hops.at(s, middle) += traffic.at(s, d);
+      hops.at(middle, d) += traffic.at(s, d);
     }
   }
-  return distances;
+  return hops;
 }
 
 }  // namespace moe::bench

@@ -73,10 +73,11 @@ double ReceiveImbalance(const Traffic& traffic);
 struct Distances {
   int64_t self = 0, same_node = 0, cross_node = 0;
 };
-Distances DirectDistances(const Traffic& traffic, int node_size);
-// The same over the two hops of hierarchical dispatch (dispatch/two_hop_exchange.h): rank (m, l)
-// -> (m', l) -> (m', l'). Every element is counted once per hop. node_size divides R.
-Distances TwoHopDistances(const Traffic& traffic, int node_size);
+Distances DistancesOf(const Traffic& traffic, int node_size);
+
+// What hierarchical dispatch moves for `traffic` (dispatch/two_hop_exchange.h): rank (m, l) ->
+// (m', l) -> (m', l'). Every element is counted once per hop. node_size divides R.
+Traffic TwoHopTraffic(const Traffic& traffic, int node_size);
 
 }  // namespace moe::bench
 

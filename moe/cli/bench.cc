@@ -12,6 +12,7 @@
 #include "moe/bench/collectives.h"
 #include "moe/bench/pair_bench.h"
 #include "moe/cli/bench_experts.h"
+#include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_options.h"
 #include "moe/cli/bench_output.h"
 #include "moe/cli/bench_settings.h"
@@ -49,12 +50,7 @@ class BenchRun {
 // Everything that can be refused, before a rank starts.
 absl::Status BenchRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeBenchOptions(call_, launch_));
-  if (!speaks()) return absl::OkStatus();
-  if (!options_.output.json_path.empty())
-    MOE_RETURN_IF_ERROR(CheckWritable("-J", options_.output.json_path));
-  MOE_RETURN_IF_ERROR(CheckTraceWritable(call_.settings));
-  if (!options_.svg_path.empty()) MOE_RETURN_IF_ERROR(CheckWritable("--svg", options_.svg_path));
-  return absl::OkStatus();
+  return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
 }
 
 std::string BenchRun::About(const bench::WorldFacts& facts) const {

@@ -16,6 +16,7 @@
 #include "moe/bench/kernel_bench.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/bench/tables.h"
+#include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_output.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/pin.h"
@@ -46,10 +47,6 @@ struct Results {
     return text;
   }
 };
-
-absl::Status CheckJsonPath(const BenchOutputOptions& output) {
-  return output.json_path.empty() ? absl::OkStatus() : CheckWritable("-J", output.json_path);
-}
 
 absl::Status Show(const Results& results, const BenchOutputOptions& output) {
   std::vector<std::vector<bench::Cell>> cells;
@@ -102,7 +99,7 @@ std::string RouterText(const bench::LayerSpec& spec) {
 
 absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const GemmBenchOptions options, MakeGemmBenchOptions(call, launch));
-  MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
+  MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
   ThreadPool threads(options.threads);
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::GemmRow> rows,
                        bench::MeasureGemm(options.spec, options.measure, threads));
@@ -123,7 +120,7 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
 
 absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const KernelBenchOptions options, MakeKernelBenchOptions(call, launch));
-  MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
+  MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
   ThreadPool threads(options.threads);
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> rows,
                        bench::MeasureKernels(options.spec, options.measure, threads));
@@ -147,8 +144,8 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const LayerBenchOptions options, MakeLayerBenchOptions(call, launch));
   if (launch.rank() == 0) {
-    MOE_RETURN_IF_ERROR(CheckJsonPath(options.output));
-    MOE_RETURN_IF_ERROR(CheckTraceWritable(call.settings));
+    MOE_RETURN_IF_ERROR(
+        CheckOutputs(call.settings, options.spec.routing.value_or(bench::RoutingSpec{})));
   }
   bench::LayerResult result;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {

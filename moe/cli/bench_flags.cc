@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/output_paths.h"
 #include "moe/cli/program.h"
 #include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
@@ -122,6 +123,17 @@ absl::Status SetOutput(const Settings& settings, const std::vector<std::string>&
     return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
   }
   options.fail_if = *std::move(parsed);
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing) {
+  const std::vector<FlagPath> outputs = {{"-J", settings.text("json-file")},
+                                         {"--trace", settings.text("trace")},
+                                         {"--svg", settings.text("svg")}};
+  MOE_RETURN_IF_ERROR(CheckOutputPaths({{"--routing", routing.path}}, outputs));
+  for (const FlagPath& output : outputs) {
+    if (!output.path.empty()) MOE_RETURN_IF_ERROR(CheckWritable(output.flag, output.path));
+  }
   return absl::OkStatus();
 }
 

@@ -39,6 +39,10 @@ absl::Status SetRun(const Settings& settings, BenchRunOptions& run);
 absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
                        BenchOutputOptions& options);
 
+// Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are other
+// files than what --routing reads and than each other.
+absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
+
 }  // namespace moe::cli
 
 #endif  // MOE_MOE_CLI_BENCH_FLAGS_H_

@@ -24,6 +24,7 @@
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/find_program.h"
 #include "moe/cli/settings.h"
+#include "moe/sweep/available_memory.h"
 
 namespace moe::cli {
 namespace {
@@ -103,7 +104,7 @@ void GatherContainer(MachineFacts& facts) {
 
 void GatherMemory(MachineFacts& facts) {
   facts.memory_bytes = KibibytesOf("MemTotal");
-  facts.available_bytes = KibibytesOf("MemAvailable");
+  facts.available_bytes = sweep::AvailableMemoryBytes();
   struct statvfs shm = {};
   if (::statvfs("/dev/shm", &shm) == 0) {
     facts.shm_bytes = static_cast<int64_t>(shm.f_blocks * shm.f_frsize);

@@ -16,6 +16,9 @@ namespace fs = std::filesystem;
 bool SameFile(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code neither_exists, ignored;
+  const fs::file_status there = fs::status(a, ignored);
+  // /dev/null, a pipe: nothing is overwritten.
+  if (fs::exists(there) && !fs::is_regular_file(there) && !fs::is_directory(there)) return false;
   if (fs::equivalent(a, b, neither_exists)) return true;
   if (!neither_exists) return false;
   const fs::path of_a = fs::weakly_canonical(fs::absolute(a, ignored), ignored);

@@ -11,6 +11,8 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/command.h"
+#include "moe/cli/metrics_file.h"
+#include "moe/cli/output_paths.h"
 #include "moe/cli/program.h"
 #include "moe/cli/settings.h"
 #include "moe/io/file.h"
@@ -188,6 +190,12 @@ absl::Status Run(const Invocation& invocation) {
                  arguments.comparing);
   if (absl::IsInvalidArgument(bound)) return bound;
   const std::string& out = settings.text("out");
+  std::vector<FlagPath> inputs;
+  for (const std::string& path : arguments.paths) {
+    inputs.push_back({"RUN", path});
+    inputs.push_back({"RUN", MetricsFile::PathIn(path)});
+  }
+  MOE_RETURN_IF_ERROR(CheckOutputPaths(inputs, {{"--out", out}}));
   MOE_RETURN_IF_ERROR(Write(out, page));
   if (!settings.on("quiet")) {
     MOE_RETURN_IF_ERROR(Print(absl::StrCat(

@@ -47,6 +47,14 @@ refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" alltoallv --r
 sed '2s/9,5/9,50/' trace >bad_trace
 refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" alltoallv --ranks 6 --routing trace:bad_trace
 echo "1 2 3" >matrix
+printf '1 2\n3 4\n' >square
+for flag in -J --trace; do
+  refused 2 "expected another file than --routing" alltoallv --routing matrix:square --ranks 2 $flag ./square
+done
+[[ $(cat square) == $'1 2\n3 4' ]] || fail "the traffic matrix was written to"
+for flag in -J --trace; do
+  refused 2 "expected another file than" p2p --svg o $flag o
+done
 refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
 refused 4 "/proc/x.json" alltoall -J /proc/x.json
 refused 10 "--backend is nccl" alltoall --backend nccl

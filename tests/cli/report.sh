@@ -134,6 +134,12 @@ refused 2 "expected two of one command" --compare bench.json train
 refused 2 "expected a column" bench.json --fail-if 'val_loss > 1'
 refused 4 "--out: cannot write '/proc/out'" bench.json --out /proc/out
 refused 2 "--out" bench.json --out none/out.html
+cp bench.json kept.json
+refused 2 "expected another file than RUN" train bench.json --out ./bench.json
+cmp -s bench.json kept.json || fail "an input was written to"
+cp train/metrics.jsonl kept.jsonl
+refused 2 "expected another file than RUN" train --out train/metrics.jsonl
+cmp -s train/metrics.jsonl kept.jsonl || fail "an input was written to"
 : >empty
 refused 3 "empty: holds no rows" empty
 echo '{"a": 1}' >unknown.json

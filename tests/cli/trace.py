@@ -231,26 +231,32 @@ def layer(work):
 
 def bench(work):
     trace, rows = os.path.join(work, "bench.json"), os.path.join(work, "rows.json")
-    run(MOE, "bench", "alltoallv", "-b", "12K", "-e", "24K", "-n", 3, "-w", 1, "--max-noise", 100000,
-        "--routing", "zipf:1", "--ranks", 3, "-J", rows, "--trace", trace)
-    by_lane = load(trace, 3, {"collective"}, "bench")
-    events = [e for lane in by_lane.values() for e in lane]
-    check({e["name"] for e in events} == {"alltoallv", "memcpy"}, "bench: other calls")
-    with open(rows) as file:
-        sizes = json.load(file)
-    for key, told in (("bytes", lambda r: r["bytes_same_host"] + r["bytes_cross_host"]),
-                      ("bytes_self", lambda r: r["bytes_self"])):
-        sent = sum(e["args"][key] for e in events if e["name"] == "alltoallv")
-        expected = sum(told(row) * row["iters"] for row in sizes)
-        check(sent == expected, f"bench: {key} {sent}, the rows have {expected}")
+    for dispatch in (("staged",), ("hierarchical", "--node-size", 2)):
+        run(MOE, "bench", "alltoallv", "-b", "12K", "-e", "24K", "-n", 3, "-w", 1, "--max-noise",
+            100000, "--routing", "zipf:1", "--ranks", 4, "-J", rows, "--trace", trace, "--dispatch",
+            *dispatch)
+        by_lane = load(trace, 4, {"collective"}, "bench")
+        events = [e for lane in by_lane.values() for e in lane]
+        check({e["name"] for e in events} == {"alltoallv", "memcpy"}, "bench: other calls")
+        with open(rows) as file:
+            sizes = json.load(file)
+        for key, told in (("bytes", lambda r: r["bytes_same_host"] + r["bytes_cross_host"]),
+                          ("bytes_self", lambda r: r["bytes_self"])):
+            sent = sum(e["args"][key] for e in events if e["name"] == "alltoallv")
+            expected = sum(told(row) * row["iters"] for row in sizes)
+            check(sent == expected, f"bench: {dispatch}: {key} {sent}, the rows have {expected}")
 
-    run(MOE, "bench", "layer", "-n", 3, "-w", 1, "--max-noise", 100000, "--tokens", 16,
-        "--hidden-size", 16, "--moe-ffn-hidden-size", 16, "--ranks", 3, "--trace", trace)
-    by_lane = load(trace, 3, {"compute"}, "bench layer")
-    for lane, events in by_lane.items():
-        check({e["name"] for e in events} == FORWARD | BACKWARD | {"forward", "backward"},
-              f"bench layer: {lane} has {sorted({e['name'] for e in events})}")
-        check({e["args"]["call"] for e in events} == {0, 1, 2}, "bench layer: calls")
+    for degree, lanes in ((1, {"compute"}), (2, {"compute", "exchange"})):
+        run(MOE, "bench", "layer", "-n", 3, "-w", 1, "--max-noise", 100000, "--tokens", 16,
+            "--hidden-size", 16, "--moe-ffn-hidden-size", 16, "--ranks", 3, "--trace", trace,
+            "--moe-overlap-degree", degree)
+        by_lane = load(trace, 3, lanes, "bench layer")
+        names = [{e["name"] for (r, _), events in by_lane.items() if r == rank for e in events}
+                 for rank in range(3)]
+        check(names == [FORWARD | BACKWARD | {"forward", "backward"}] * 3,
+              f"bench layer: {degree}: {names}")
+        calls = {e["args"]["call"] for events in by_lane.values() for e in events}
+        check(calls == {0, 1, 2}, f"bench layer: {degree}: calls {calls}")
     run(MOE, "bench", "gemm", "--trace", trace, code=2)
     run(MOE, "bench", "alltoall", "--trace", "/proc/t.json", code=4)
 
