@@ -1,6 +1,10 @@
 # The installed package: libraries, headers, and find_package(moe) with the target moe::moe.
 include(CMakePackageConfigHelpers)
 
+if(MOE_CUDA_SIMULATED)
+  install(CODE "message(FATAL_ERROR \"a build with simulated CUDA devices is for tests alone\")")
+endif()
+
 # All layers in one name. The program takes the plain name `moe`.
 add_library(moe_all INTERFACE)
 add_library(moe::moe ALIAS moe_all)
@@ -25,6 +29,8 @@ foreach(layer ${moe_layers})
     PATTERN "verify" EXCLUDE  # of the program moe verify
     PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
 endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/base/cuda_devices.h # no CUDA in it: for programs
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1/kernels/base)
 target_link_libraries(moe_all INTERFACE moe_comm_run)
 install(TARGETS moe_all moe_flags moe_kernels moe_comm moe_comm_run moe_gating moe_dispatch moe_moe
   EXPORT moe-targets)

@@ -78,7 +78,7 @@ inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
   std::vector<std::unique_ptr<TestDevice>> devices;
   for (const int threads : {1, 3})
     devices.push_back(std::make_unique<TestDevice>(Device(), threads));
-  if (CudaDevices().ok()) {
+  if (const auto cuda = CudaDevices(); cuda.ok() && cuda->front().usable.ok()) {
     devices.push_back(std::make_unique<TestDevice>(Device{DeviceKind::kCuda, 0}));
   }
   return devices;

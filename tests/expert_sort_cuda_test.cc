@@ -208,9 +208,9 @@ TEST(ExpertSortCuda, PaddedRowsHaveTheOrderOfThePlainLoopsAndSlotsBeyondGetNone)
   });
 }
 
-// More columns than a warp sums at once.
+// More columns than a warp sums in a round (256), more micro-batches than a block has threads.
 TEST(ExpertSortCuda, SumsOverManyChunks) {
-  std::vector<int64_t> tokens(34, 1);
+  std::vector<int64_t> tokens(300, 1);
   tokens[20] = kChunkSlots + 1;
   const Slots s = RandomSlots(tokens, 7, 1, 30);
   ExpectEqual(Sort(s), SortInPlainLoops(s));

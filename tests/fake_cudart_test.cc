@@ -1,6 +1,7 @@
 // The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it finds.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -129,23 +130,28 @@ TEST_F(FakeCudart, AWaitIsForWhatWasRecordedWhenItBegan) {
   }
 }
 
-// Two host threads, a stream each; a host function may wait for the other stream's.
-TEST_F(FakeCudart, HostFunctionsMayWaitForEachOther) {
-  std::atomic<int> arrived = 0;
-  const auto meet = [](void* data) {
-    auto& n = *static_cast<std::atomic<int>*>(data);
-    ++n;
-    while (n < 2) std::this_thread::yield();
+// Two host threads, a stream each: CUDA may have one thread for the host functions of all.
+TEST_F(FakeCudart, HostFunctionsRunOneAfterTheOther) {
+  struct Seen {
+    std::atomic<int> inside = 0, ended = 0, together = 0;
+  } seen;
+  const auto enter = [](void* data) {
+    auto& s = *static_cast<Seen*>(data);
+    if (++s.inside > 1) ++s.together;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    --s.inside;
+    ++s.ended;
   };
   std::vector<std::thread> threads;
   for (cudaStream_t stream : stream_) {
     threads.emplace_back([&, stream] {
-      EXPECT_EQ(cudaLaunchHostFunc(stream, meet, &arrived), cudaSuccess);
+      EXPECT_EQ(cudaLaunchHostFunc(stream, enter, &seen), cudaSuccess);
       EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(arrived, 2);
+  EXPECT_EQ(seen.ended, 2);
+  EXPECT_EQ(seen.together, 0);
 }
 
 TEST_F(FakeCudart, ADriverThatIsNotThereIsAnError) {

@@ -55,11 +55,12 @@ TYPED_TEST(GroupedGemmCudaTest, ProductsByHand) {
   EXPECT_EQ(dw, (std::vector<float>{1, 2, 0, 0, 21, 26}));
 }
 
-// More depth than the pipeline has stages, a group of more than one tile.
+// More depth than the pipeline has stages, a group of more than one tile, rows of whole 16 bytes so
+// that copies are asynchronous.
 TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnySchedule) {
   cusim::ForSeeds([] {
-    CheckProducts<TypeParam>(Groups({2, 129}), 100, 10, kAligned);
-    CheckWeightGradients<TypeParam>(Groups({2, 100}), 10, 24, kAligned);
+    CheckProducts<TypeParam>(Groups({2, 129}), 104, 16, kAligned);
+    CheckWeightGradients<TypeParam>(Groups({2, 100}), 16, 24, kAligned);
   });
 }
 
@@ -68,12 +69,13 @@ TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnyGroups) {
   const Groups groups({0, 5, 130, 0, 1, 0}, 3);
   CheckProducts<TypeParam>(groups, 40, 131, kAligned);
   CheckWeightGradients<TypeParam>(groups, 131, 24, kAligned);
+  CheckWeightGradients<TypeParam>(Groups({3, 0, 5}), 131, 136, kAligned);  // tiles both ways
   CheckProducts<TypeParam>(Groups({0, 0, 140}), 8, 16, kAligned);
   CheckWeightGradients<TypeParam>(Groups({0, 0}), 3, 5, kAligned);
 }
 
 TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnyWidthAndDepth) {
-  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96}) {
+  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100}) {
     CheckProducts<TypeParam>(Groups({3, 9}), depth, 1 + depth % 18, kAligned);
     CheckWeightGradients<TypeParam>(Groups({depth}), 1 + depth % 13, 1 + depth % 18, kAligned);
   }

@@ -308,7 +308,7 @@ TYPED_TEST(TopKGateCudaTest, ScoresThatUnderflowGiveZeroWeights) {
   EXPECT_EQ(out.weight.view()(0, 1), 0.0f);
 }
 
-// Every block takes several rounds of rows, all to the same expert.
+// More rows than one round of all blocks: five warps take a second one. All to the same expert.
 TEST(TopKGateCudaCountTest, CountsEverySlotOfManyRows) {
   const int64_t tokens = 2048 * 8 + 5;
   const std::vector<BFloat16> logits(tokens * 2, BFloat16(1.0f));
@@ -321,6 +321,14 @@ TEST(TopKGateCudaCountTest, CountsEverySlotOfManyRows) {
             cudaSuccess);
   EXPECT_EQ(count, (std::vector<int64_t>{tokens, 0}));
   EXPECT_EQ(expert, std::vector<int32_t>(tokens, 0));
+  // Nobody asks for the ids.
+  count.assign(2, -1);
+  ASSERT_EQ(topk_gate::Run(CudaGate<BFloat16>{.logits = {logits.data(), 3, 2},
+                                              .expert = {nullptr, 3, 1},
+                                              .count = count.data()},
+                           nullptr),
+            cudaSuccess);
+  EXPECT_EQ(count, (std::vector<int64_t>{3, 0}));
 }
 
 TYPED_TEST(TopKGateCudaTest, NoTokensGiveZeroCounts) {

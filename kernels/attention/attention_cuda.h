@@ -19,7 +19,7 @@ struct CudaForward {
   int heads;
   const int64_t* sequence_offsets;  // [B + 1], from 0 to T
   int64_t sequences;                // B
-  MatrixView<T> out;                // [T, heads * D]
+  MatrixView<T> out;                // [T, heads * D]; none of the inputs
   MatrixView<float> log_sum_exp;    // [T, heads]
 };
 
@@ -44,7 +44,8 @@ struct CudaBackward {
 // (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU
 // twice: results differ from attention.cc's by roundings of float32. As there, sums run over keys
 // (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
-// bits depend on its own sequence only, and what later tokens hold, even a NaN, on none of them.
+// bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its out,
+// log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
 // Backward owns the rows of d_q in one pass, those of d_k and d_v in another: 7 products for
 // forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
 template <typename T>

@@ -38,7 +38,9 @@ class CudaMemoryResource final : public MemoryResource {
     return static_cast<std::byte*>(data);
   }
 
-  void Free(std::byte* data, int64_t) override { (void)cudaFreeAsync(data, stream_); }
+  void Free(std::byte* data, int64_t) override {
+    CudaStatus(cudaFreeAsync(data, stream_), name_).IgnoreError();
+  }
 
  private:
   const int index_;

@@ -19,10 +19,11 @@ absl::StatusOr<CudaDevice> Describe(int index) {
                        .major = properties.major,
                        .minor = properties.minor,
                        .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
-  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), who));
+  device.usable = CudaStatus(cudaSetDevice(index), who);  // fails where another process has it
+  if (!device.usable.ok()) return device;
   device.usable = CudaStatus(cuda::ProbeKernelImage(), who);
   size_t free = 0, total = 0;
-  MOE_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), who));
+  device.usable.Update(CudaStatus(cudaMemGetInfo(&free, &total), who));
   device.free_bytes = static_cast<int64_t>(free);
   return device;
 }

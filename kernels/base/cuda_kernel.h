@@ -31,8 +31,13 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                    const Arguments&... arguments) {
 #if defined(__CUDACC__)
-  kernel<<<shape.grid, shape.block, shape.shared_bytes, stream>>>(arguments...);
-  return cudaGetLastError();
+  // <<<>>> has no result, and the last error of this thread may be another call's.
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 #else
   // As on a GPU, a launch takes copies of the arguments, and the kernel runs when its turn comes.
   return cusim::LaunchGrid({shape.grid, shape.block, shape.shared_bytes,

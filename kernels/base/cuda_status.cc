@@ -12,9 +12,8 @@ absl::string_view RemedyFor(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:
     case cudaErrorStubLibrary:
-      return "no NVIDIA driver, or one older than this build's CUDA: install a driver for CUDA 13 "
-             "or "
-             "compute on the CPU";
+      return "no NVIDIA driver, or one older than this build's CUDA: install a driver for CUDA "
+             "13, or compute on the CPU";
     case cudaErrorNoDevice:
       return "a driver without a GPU that this process may use: look at nvidia-smi and "
              "CUDA_VISIBLE_DEVICES";
@@ -23,7 +22,8 @@ absl::string_view RemedyFor(cudaError_t error) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
-      return "this build has no code for the GPU's architecture: configure with "
+      return "this build has no code for the GPU's architecture: the kernels need compute "
+             "capability 8.0 or later; for one of those configure with "
              "-DCMAKE_CUDA_ARCHITECTURES=native";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:

@@ -1,3 +1,4 @@
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -91,6 +92,11 @@ class HostTasks {
     std::lock_guard<std::mutex> lock(mu_);
     tasks_.pop_back();
   }
+  // After an error of the device a synchronisation does not wait for the function that runs.
+  void WaitForRunning() {
+    std::unique_lock<std::mutex> lock(mu_);
+    ended_.wait(lock, [this] { return !running_; });
+  }
   // A stream runs its functions in order: this call's task is the oldest.
   static void RunOldest(void* self_pointer) {
     auto& self = *static_cast<HostTasks*>(self_pointer);
@@ -100,14 +106,22 @@ class HostTasks {
       task = std::move(self.tasks_.front());
       self.tasks_.pop_front();
       if (!self.status_.ok()) return;
+      self.running_ = true;
     }
-    (void)self.Update(task());
+    const absl::Status result = task();
+    task = nullptr;  // what it holds goes before anybody learns that it has ended
+    const std::lock_guard<std::mutex> lock(self.mu_);
+    self.status_.Update(result);
+    self.running_ = false;
+    self.ended_.notify_all();  // under mu_: who waits may destroy this
   }
 
  private:
   std::mutex mu_;
   std::deque<Task> tasks_;  // guarded by mu_
   absl::Status status_;     // guarded by mu_; first error
+  bool running_ = false;    // guarded by mu_; a task, on CUDA's thread
+  std::condition_variable ended_;
 };
 
 class CudaStream final : public Stream {
@@ -118,8 +132,9 @@ class CudaStream final : public Stream {
         stream_(stream),
         threads_(threads) {}
   ~CudaStream() override {
-    (void)cudaStreamSynchronize(stream_);
-    (void)cudaStreamDestroy(stream_);
+    CudaStatus(cudaStreamSynchronize(stream_), name_).IgnoreError();
+    host_.WaitForRunning();
+    CudaStatus(cudaStreamDestroy(stream_), name_).IgnoreError();
   }
 
   Device device() const override { return {DeviceKind::kCuda, index_}; }
@@ -171,9 +186,10 @@ class CudaStream final : public Stream {
   }
 
   absl::Status Synchronize() override {
-    const cudaError_t error = cudaStreamSynchronize(stream_);
+    const absl::Status device = CudaStatus(cudaStreamSynchronize(stream_), name_);
+    host_.WaitForRunning();
     MOE_RETURN_IF_ERROR(host_.status());
-    return Sticky(error);
+    return host_.Update(device);
   }
 
  private:

@@ -23,8 +23,11 @@ absl::StatusOr<std::byte*> Workspace::Take(int64_t bytes) {
   }
   if (chunk_ == chunks_.size()) {
     const int64_t last = chunks_.empty() ? kSmallestChunk : 2 * chunks_.back().bytes();
-    MOE_ASSIGN_OR_RETURN(Buffer chunk,
-                         Buffer::Allocate(std::max(size, last), *memory_, "Workspace"));
+    absl::StatusOr<Buffer> made = Buffer::Allocate(std::max(size, last), *memory_, "Workspace");
+    if (absl::IsResourceExhausted(made.status()) && size < last) {
+      made = Buffer::Allocate(size, *memory_, "Workspace");  // more than this is for speed alone
+    }
+    MOE_ASSIGN_OR_RETURN(Buffer chunk, std::move(made));
     ++allocations_;
     chunks_.push_back(std::move(chunk));
     used_ = 0;
@@ -44,6 +47,8 @@ int64_t Workspace::used_bytes() const {
 void Workspace::Release(Mark mark) {
   chunk_ = mark.chunk;
   used_ = mark.used;
+  // A device's streams may still have work on the chunks: those stay, and later steps walk them.
+  if (memory_->device().kind != DeviceKind::kCpu) return;
   if (chunk_ != 0 || used_ != 0 || chunks_.size() < 2) return;
   int64_t total = 0;
   for (const Buffer& chunk : chunks_) total += chunk.bytes();

@@ -41,8 +41,8 @@ __device__ void ForGroups(int64_t n, int64_t vector_columns, Function f) {
   }
 }
 
-// A block owns a row and reads it three times, the last two times from the cache: for the largest
-// logit, the sum of exponentials and the gradients.
+// A block owns a row and reads it three times, from the cache only while the rows of all running
+// blocks fit it: for the largest logit, the sum of exponentials and the gradients.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     CrossEntropyKernel(CudaCrossEntropy<T> c) {

@@ -19,11 +19,6 @@ MatrixView<T> Rows(const MatrixView<T>& m, int64_t begin, int64_t end) {
   return {m.data() + begin * m.stride(), end - begin, m.cols(), m.stride()};
 }
 
-absl::Status CheckDevice(absl::string_view function, const Stream& stream) {
-  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(function, ": this build has no CUDA kernels"));
-}
-
 // One problem per group: rows of `a` and `c`, cut by the offsets, times weight[g].
 template <typename T, typename TOut>
 absl::Status RunGroups(MatrixView<const T> a, absl::Span<const int64_t> offsets,
@@ -46,7 +41,7 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                      Workspace& workspace, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
+  MOE_RETURN_IF_ERROR(CheckCpu(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
@@ -61,7 +56,7 @@ absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
                            absl::Span<const int64_t> offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
                            Workspace& workspace, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckDevice(function, stream));
+  MOE_RETURN_IF_ERROR(CheckCpu(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
@@ -92,7 +87,7 @@ template <typename T>
 absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
                                 Write write, Workspace& workspace, Stream& stream) {
   constexpr char kFunction[] = "GemmWeightGradient";
-  MOE_RETURN_IF_ERROR(CheckDevice(kFunction, stream));
+  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), dw.rows()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, dy.rows(), dw.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dw", dw, dy.cols(), x.cols()));

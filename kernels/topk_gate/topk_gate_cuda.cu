@@ -152,7 +152,7 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
     const int32_t by_score = ScoreRow<kByLogits>(g, t, lane, x, sum, y);
     if constexpr (!kByLogits) expert = by_score;
   }
-  if (lane < k) g.expert(t, lane) = expert;
+  if (lane < k && g.expert.data() != nullptr) g.expert(t, lane) = expert;
   if (lane < k && g.count != nullptr) atomicAdd(&count[expert], 1);
   if (g.weight.data() == nullptr) return;
   const float weight = WeightOf(g, logits, sum, expert, lane);

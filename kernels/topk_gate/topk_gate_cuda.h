@@ -41,7 +41,7 @@ struct CudaGate {
   Weights weights = Weights::kScores;
   float scale = 1;
 
-  MatrixView<float> score;       // [T, E]
+  MatrixView<float> score;       // [T, E]; none of `logits`, which weights read again
   MatrixView<int32_t> expert;    // [T, K], best first; K = 0 selects nothing
   MatrixView<float> weight;      // [T, K]
   float* log_sum_exp = nullptr;  // [T] log(sum_e exp(logits[t, e]))

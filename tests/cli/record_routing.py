@@ -100,7 +100,7 @@ def main():
 
         # A run that is killed leaves whole steps.
         path = os.path.join(work, "killed.jsonl")
-        process = subprocess.Popen(command(text, "--steps", 1000000, "--ranks", 2, "--ep", 2,
+        process = subprocess.Popen(command(text, "--steps", 200000, "--ranks", 2, "--ep", 2,
                                            "--record-routing", path), env=ENVIRONMENT,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120

@@ -149,6 +149,8 @@ Streams::Queue* Streams::Pick() {
   std::vector<Queue*> ready;
   for (const auto& [handle, queue] : queues_) {
     if (queue->busy || queue->operations.empty() || !Ready(queue->operations.front())) continue;
+    // CUDA may run the host functions of all streams on one thread.
+    if (busy_ > 0 && queue->operations.front().kind == Operation::Kind::kHost) continue;
     ready.push_back(queue.get());
   }
   return ready.empty() ? nullptr : ready[random_() % ready.size()];
@@ -228,7 +230,14 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
   const auto count = [](dim3 d) {
     return size_t{d.x} * d.y * d.z;
   };
-  if (count(grid.grid) == 0 || count(grid.block) == 0) return cudaErrorInvalidConfiguration;
+  constexpr unsigned kMostX = 0x7fffffff, kMostYZ = 65535, kMostThreads = 1024, kMostThreadsZ = 64;
+  const dim3 g = grid.grid, b = grid.block;
+  if (count(g) == 0 || count(b) == 0 || g.x > kMostX || g.y > kMostYZ || g.z > kMostYZ ||
+      b.z > kMostThreadsZ || count(b) > kMostThreads) {
+    return cudaErrorInvalidConfiguration;
+  }
+  // No kernel asks for more than every GPU gives without being asked.
+  if (grid.dynamic_shared_bytes > (48u << 10)) return cudaErrorInvalidValue;
   if (machine.driver != cudaSuccess) return machine.driver;
   if (machine.kernel_image != cudaSuccess) return machine.kernel_image;
   Streams& streams = Streams::Get();

@@ -66,7 +66,7 @@ class Streams {
 
   // Work of the device: kernels, copies. It may touch device memory.
   void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work);
-  // A function on the host, which may block and which runs beside other work.
+  // A function on the host, which may block; it runs beside other work, but no other host function.
   void EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work);
   void Record(const char* function, cudaEvent_t event, cudaStream_t stream);
   void Wait(const char* function, cudaStream_t stream, cudaEvent_t event);

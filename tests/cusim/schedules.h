@@ -4,6 +4,7 @@
 #define MOE_TESTS_CUSIM_SCHEDULES_H_
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -75,8 +76,13 @@ class DeviceMatrix {
   moe::MatrixView<T> view() { return {data_.data() + Begin(), rows_, cols_, stride_}; }
   moe::MatrixView<const T> view() const { return {data_.data() + Begin(), rows_, cols_, stride_}; }
 
-  // Every element, those of gaps and offset among them: equal, if the bits are.
-  bool operator==(const DeviceMatrix&) const = default;
+  // Every element, those of gaps and offset among them, bit by bit: zeros have signs, NaNs payloads.
+  bool operator==(const DeviceMatrix& o) const {
+    return layout_ == o.layout_ && rows_ == o.rows_ && cols_ == o.cols_ && stride_ == o.stride_ &&
+           data_.size() == o.data_.size() &&
+           (data_.empty() ||
+            std::memcmp(data_.data(), o.data_.data(), data_.size() * sizeof(T)) == 0);
+  }
 
  private:
   static constexpr float kSentinel = -77.0f;
