@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_settings.h"
+#include "moe/cli/config_file.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/program.h"
@@ -156,6 +157,9 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadFlags(flags, call.settings));
   if (call.settings.on("help")) return call;
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, call.settings, warnings));
+  if (!call.settings.empty("config")) {
+    MOE_RETURN_IF_ERROR(LoadConfigFile(call.settings.text("config"), call.settings));
+  }
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(call.settings));
   if (call.operation.empty() && !call.settings.on("print-config")) {
     return absl::InvalidArgumentError(absl::StrCat("no operation, expected moe bench ",

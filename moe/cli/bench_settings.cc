@@ -198,6 +198,7 @@ void AddOutput(Table& table) {
        {kGroup, "svg", "", 0, Kind::kText, "FILE", "", "p2p: the table of the largest size"},
        {kGroup, "fail-if", "", 0, Kind::kText, "EXPR", "", "exit 1 if it holds for a row"},
        {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "no notes on standard error"}});
+  AddConfigSetting(kGroup, "settings by name", table);
 }
 
 }  // namespace

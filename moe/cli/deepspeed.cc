@@ -131,8 +131,12 @@ class DeepSpeed {
   }
 
   absl::Status Set(const char* setting, std::string text, absl::string_view key) {
-    return settings_.Set(*settings_.Find(setting), {std::move(text)}, Origin::kFile,
-                         absl::StrCat(file_, ": ", key));
+    const Setting* const found = settings_.Find(setting);
+    if (found == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file_, ": ", key, " has no meaning for this command, which has no --", setting));
+    }
+    return settings_.Set(*found, {std::move(text)}, Origin::kFile, absl::StrCat(file_, ": ", key));
   }
 
   absl::Status ApplyTypes() {

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/command.h"
 #include "moe/cli/common_settings.h"
+#include "moe/cli/config_file.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/trace_file.h"
 
@@ -105,6 +106,7 @@ void AddRanks(Table& table) {
 void AddOutput(Table& table) {
   const char* const kGroup = "Output and settings";
   table.push_back({kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "only errors and the result"});
+  AddConfigSetting(kGroup, "settings by name", table);
   AddHelpSettings(kGroup, table);
 }
 
@@ -159,6 +161,9 @@ absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
   if (settings.on("help")) return settings;
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
+  if (!settings.empty("config")) {
+    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
+  }
   return settings;
 }
 

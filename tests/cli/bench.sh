@@ -57,6 +57,10 @@ for flag in -J --trace; do
 done
 refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
 refused 4 "/proc/x.json" alltoall -J /proc/x.json
+echo '{"ranks": 3, "routing": "zipf:1", "rank": 1}' >config.json
+refused 2 "config.json: unknown key 'rank'; did you mean 'ranks'?" alltoallv --config config.json
+echo '{"gradient_clipping": 1}' >config.json
+refused 2 "config.json: gradient_clipping has no meaning for this command, which has no --clip-grad" alltoallv --config config.json
 refused 10 "--backend is nccl" alltoall --backend nccl
 
 # Every operation, routing and way to travel is right, on one rank and on more than there are cores too.
@@ -86,6 +90,11 @@ run "$moe" bench alltoallv --routing matrix:matrix --ranks 2 -b 3000 -e 3000 -n 
 expect 0 "matrix"
 [[ $(value stdout bytes_cross_host) == 4000 && $(value stdout bytes_self) == 0 &&
   $(value stdout size_bytes) == 3000 && $(value stdout hosts) == 2 ]] || fail "matrix: $(cat stdout)"
+# The same from a file of settings, over which flags go.
+echo '{"ranks": 3, "routing": "matrix:matrix", "minbytes": "3000", "maxbytes": "3000", "iters": 3}' >config.json
+run "$moe" bench alltoallv --config config.json --ranks 2 -T 0 --node-size 1 -o jsonl
+expect 0 "--config"
+[[ $(value stdout bytes_cross_host) == 4000 && $(value stdout ranks) == 2 ]] || fail "--config: $(cat stdout)"
 for seed in 1 1 2; do
   run "$moe" bench alltoallv --routing ragged --seed $seed --ranks 3 "${short[@]}" -o jsonl
   sizes+=("$(value stdout size_bytes)")

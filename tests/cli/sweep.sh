@@ -45,6 +45,8 @@ refused 2 "--retry is true, expected --resume FILE with it" --retry
 refused 2 "--moe-router-topk is 9" --topk 9,10 --num-experts 4,8 # no point is possible
 refused 2 "--lr is 0" "${train[@]}" --lr 0
 refused 2 "none.jsonl" "${layer[@]}" --resume none.jsonl
+echo '{"steps_per_print": 1}' >config.json
+refused 2 "config.json: steps_per_print has no meaning for this command" "${layer[@]}" --config config.json
 refused 4 "/proc/x" "${layer[@]}" -J /proc/x
 refused 2 "--out" "${layer[@]}" -J none/x
 echo "not rows" >notes
