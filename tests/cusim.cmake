@@ -32,10 +32,10 @@ moe_test(cuda_kernels_test LABELS unit cusim threads
   permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
   cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc cast_cuda_test.cc
-  LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+  LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
 moe_test(expert_sort_plan_test LABELS unit cusim
   SOURCES expert_sort_plan_test.cc dispatch_world.cc LIBS moe_cuda_simulated moe_dispatch)
 moe_test(attention_cuda_test LABELS unit cusim threads
-  SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+  SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
 moe_test(grouped_gemm_cuda_test LABELS unit cusim threads
-  SOURCES grouped_gemm_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 300)
+  SOURCES grouped_gemm_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
