@@ -55,7 +55,6 @@ struct PartSizes {
   int64_t tokens = 0, top_k = 0, num_experts = 0, hidden = 0, ffn = 0;
 };
 absl::Status CheckSizes(const PartSizes& sizes) {
-  constexpr double kMost = 1e12;                                     // as moe train
   constexpr double kMostRows = std::numeric_limits<int32_t>::max();  // rows are numbered by int32
   const auto tokens = static_cast<double>(sizes.tokens);
   const auto experts = static_cast<double>(sizes.num_experts);
@@ -69,7 +68,7 @@ absl::Status CheckSizes(const PartSizes& sizes) {
   // Rows on either side of the experts, logits or drawn preferences, weights.
   const double widest =
       std::max({rows * std::max(hidden, ffn), tokens * experts, 3 * experts * hidden * ffn});
-  if (widest <= kMost) return absl::OkStatus();
+  if (widest <= kMostElements) return absl::OkStatus();
   return WrongFlag("the largest array", absl::StrCat("about ", widest, " elements"),
                    "at most 1e12: fewer tokens or experts, or smaller widths");
 }

@@ -130,7 +130,8 @@ absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& ro
   const std::vector<FlagPath> outputs = {{"-J", settings.text("json-file")},
                                          {"--trace", settings.text("trace")},
                                          {"--svg", settings.text("svg")}};
-  MOE_RETURN_IF_ERROR(CheckOutputPaths({{"--routing", routing.path}}, outputs));
+  MOE_RETURN_IF_ERROR(CheckOutputPaths(
+      {{"--config", settings.text("config")}, {"--routing", routing.path}}, outputs));
   for (const FlagPath& output : outputs) {
     if (!output.path.empty()) MOE_RETURN_IF_ERROR(CheckWritable(output.flag, output.path));
   }

@@ -154,12 +154,8 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                   absl::StrCat("; expected ", absl::StrJoin(known, ", ")))));
     }
   }
-  MOE_RETURN_IF_ERROR(LoadFlags(flags, call.settings));
+  MOE_RETURN_IF_ERROR(LoadSettings(flags, environment, call.settings, warnings));
   if (call.settings.on("help")) return call;
-  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, call.settings, warnings));
-  if (!call.settings.empty("config")) {
-    MOE_RETURN_IF_ERROR(LoadConfigFile(call.settings.text("config"), call.settings));
-  }
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(call.settings));
   if (call.operation.empty() && !call.settings.on("print-config")) {
     return absl::InvalidArgumentError(absl::StrCat("no operation, expected moe bench ",

@@ -205,4 +205,14 @@ absl::Status LoadConfigFile(const std::string& path, Settings& settings) {
   return ApplyConfig(path, document, settings);
 }
 
+absl::Status LoadSettings(absl::Span<const std::string> args,
+                          absl::Span<const std::string> environment, Settings& settings,
+                          std::vector<std::string>& warnings) {
+  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  if (settings.on("help")) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
+  if (settings.Find("config") == nullptr || settings.empty("config")) return absl::OkStatus();
+  return LoadConfigFile(settings.text("config"), settings);
+}
+
 }  // namespace moe::cli

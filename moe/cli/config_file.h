@@ -9,6 +9,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include "moe/cli/settings.h"
 
@@ -37,6 +38,13 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 // kNotFound if there is no such file; kInvalidArgument for anything that is not understood, with
 // the nearest key.
 absl::Status LoadConfigFile(const std::string& path, Settings& settings);
+
+// All that a command is told: flags, then the environment, then the file of --config, where the
+// command has one; with --help the flags alone. Each fills in what those before it left open.
+// Errors: those of LoadFlags, LoadEnvironment and LoadConfigFile.
+absl::Status LoadSettings(absl::Span<const std::string> args,
+                          absl::Span<const std::string> environment, Settings& settings,
+                          std::vector<std::string>& warnings);
 
 // The part of LoadConfigFile after reading: `file` is the name used in messages.
 absl::Status ApplyConfig(const std::string& file, absl::string_view document, Settings& settings);

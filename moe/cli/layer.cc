@@ -80,7 +80,7 @@ absl::Status LayerRun::Prepare() {
 // Whether every file that is written is another than each that is read.
 absl::Status LayerRun::CheckOutputs(const Checkpoint& checkpoint) const {
   std::vector<FlagPath> inputs;
-  for (const char* name : {"hf-config", "input", "grad-output"}) {
+  for (const char* name : {"config", "hf-config", "input", "grad-output"}) {
     inputs.push_back({absl::StrCat("--", name), settings_.text(name)});
   }
   for (const std::string& file : checkpoint.Files()) inputs.push_back({"--weights", file});

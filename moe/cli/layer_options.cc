@@ -158,12 +158,7 @@ absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
                                            absl::Span<const std::string> environment,
                                            std::vector<std::string>& warnings) {
   Settings settings(LayerSettings());
-  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
-  if (settings.on("help")) return settings;
-  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
-  if (!settings.empty("config")) {
-    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
-  }
+  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
   return settings;
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/layer_settings.h"
+#include "moe/cli/program.h"
 
 namespace moe::cli {
 namespace {
@@ -16,9 +17,7 @@ namespace fs = std::filesystem;
 bool SameFile(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code neither_exists, ignored;
-  const fs::file_status there = fs::status(a, ignored);
-  // /dev/null, a pipe: nothing is overwritten.
-  if (fs::exists(there) && !fs::is_regular_file(there) && !fs::is_directory(there)) return false;
+  if (WrittenInPlace(a)) return false;  // nothing is overwritten
   if (fs::equivalent(a, b, neither_exists)) return true;
   if (!neither_exists) return false;
   const fs::path of_a = fs::weakly_canonical(fs::absolute(a, ignored), ignored);

@@ -92,12 +92,14 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
   return WithExitCode(named, ExitCode::kIo);
 }
 
+bool WrittenInPlace(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
+  return std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
+}
+
 absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
-  std::error_code error;
-  const std::filesystem::file_status there = std::filesystem::status(path, error);
-  const bool in_place =
-      std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
-  if (!in_place) return WriteError(flag, path, WholeFile::Create(path).status());
+  if (!WrittenInPlace(path)) return WriteError(flag, path, WholeFile::Create(path).status());
   // A pipe is not opened before there is something to write: who reads it would see it end.
   if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
   return Prefixed(flag, IoError("write", path, errno));

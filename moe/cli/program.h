@@ -43,6 +43,9 @@ absl::Status InputError(absl::string_view flag, const absl::Status& status);
 absl::Status WriteError(absl::string_view flag, const std::string& path,
                         const absl::Status& status);
 
+// A device or a pipe: what is written goes through it and replaces nothing.
+bool WrittenInPlace(const std::string& path);
+
 // Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
 // file.
 absl::Status CheckWritable(absl::string_view flag, const std::string& path);

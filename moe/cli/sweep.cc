@@ -334,12 +334,7 @@ absl::Status SweepRun::Run() {
 
 absl::StatusOr<Settings> Load(const Invocation& invocation, std::vector<std::string>& warnings) {
   Settings settings(SweepSettings());
-  MOE_RETURN_IF_ERROR(LoadFlags(invocation.args, settings));
-  if (settings.on("help")) return settings;
-  MOE_RETURN_IF_ERROR(LoadEnvironment(invocation.environment, settings, warnings));
-  if (!settings.empty("config")) {
-    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
-  }
+  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
   return settings;
 }
 

@@ -160,12 +160,8 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
                                            absl::Span<const std::string> environment,
                                            std::vector<std::string>& warnings) {
   Settings settings(TrainSettings());
-  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
   if (settings.on("help")) return settings;
-  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
-  if (!settings.empty("config")) {
-    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
-  }
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
   return settings;
 }

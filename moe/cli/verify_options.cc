@@ -8,6 +8,7 @@
 
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/config_file.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/suggest.h"
 #include "moe/cli/verify_layouts.h"
@@ -188,9 +189,8 @@ absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
                                             absl::Span<const std::string> environment,
                                             std::vector<std::string>& warnings) {
   Settings settings(VerifySettings());
-  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
   if (settings.on("help")) return settings;
-  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
   return settings;
 }

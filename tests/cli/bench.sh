@@ -55,6 +55,8 @@ done
 for flag in -J --trace; do
   refused 2 "expected another file than" p2p --svg o $flag o
 done
+echo '{}' >config.json
+refused 2 "expected another file than --config" alltoall --config config.json -J config.json
 refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
 refused 4 "/proc/x.json" alltoall -J /proc/x.json
 echo '{"ranks": 3, "routing": "zipf:1", "rank": 1}' >config.json

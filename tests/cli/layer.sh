@@ -90,6 +90,8 @@ cp -r "$case" model
 refused 2 "expected another file than --weights" --weights model --output model/model.safetensors
 refused 2 "expected another file than --weights" --weights model --trace model/../model/model.safetensors
 cmp -s "$case/model.safetensors" model/model.safetensors || fail "the weights were written to"
+echo '{}' >settings.json
+refused 2 "expected another file than --config" --config settings.json --trace settings.json
 cp -r "$data/qwen3_moe-1" sharded
 for file in model-00002-of-00002.safetensors model.safetensors.index.json; do
   refused 2 "expected another file than --weights" --weights sharded --output sharded/$file
