@@ -59,6 +59,28 @@ TEST(CudaStreamTest, RunsKernelsCopiesAndHostTasksInOrder) {
   EXPECT_EQ(to, (std::vector<int>{1, 12, 21}));
 }
 
+TEST(CudaStreamTest, UploadedArraysMayChangeAtOnce) {
+  const auto stream = MakeStream(kCuda).value();
+  constexpr int64_t kInts = 1 << 16;  // a quarter of a staging block, so that blocks are left
+  constexpr int kUploads = 13;
+  constexpr auto kBytes = kInts * static_cast<int64_t>(sizeof(int));
+  Buffer buffer = Buffer::Allocate(kUploads * kBytes, **CudaMemory(0)).value();
+  std::vector<int> from(kInts);
+  for (int i = 0; i < kUploads; ++i) {
+    from.assign(kInts, i);
+    ASSERT_TRUE(stream->Upload(from.data(), buffer.data() + i * kBytes, kBytes).ok());
+  }
+  from.assign(kInts, -1);
+  std::vector<int> to(kUploads * kInts, -2);
+  ASSERT_TRUE(stream->CopyBytes(buffer.data(), to.data(), kUploads * kBytes).ok());
+  ASSERT_TRUE(stream->Zero(buffer.data(), kBytes).ok());
+  std::vector<int> zeros(kInts, -2);
+  ASSERT_TRUE(stream->CopyBytes(buffer.data(), zeros.data(), kBytes).ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
+  for (int i = 0; i < kUploads * kInts; ++i) ASSERT_EQ(to[i], i / kInts) << i;
+  EXPECT_EQ(zeros, std::vector<int>(kInts, 0));
+}
+
 TEST(CudaStreamTest, FirstErrorSticksAndStopsWhatComesLater) {
   const auto stream = MakeStream(kCuda).value();
   bool ran = false;

@@ -70,6 +70,13 @@ class Stream {
   // stays valid until the stream passes this point; the two do not overlap.
   virtual absl::Status CopyBytes(const void* from, void* to, int64_t bytes);
 
+  // Enqueues a copy of `bytes` bytes of host memory, read before the call returns, to memory of this
+  // stream's device.
+  virtual absl::Status Upload(const void* from, void* to, int64_t bytes);
+
+  // Enqueues zeros for `bytes` bytes of this stream's device.
+  virtual absl::Status Zero(void* to, int64_t bytes);
+
  protected:
   Stream() = default;
 };

@@ -1,9 +1,11 @@
 #include <condition_variable>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/event_state.h"
@@ -153,6 +155,21 @@ absl::Status Stream::Launch(absl::FunctionRef<absl::Status(void*)>) {
 absl::Status Stream::CopyBytes(const void* from, void* to, int64_t bytes) {
   return Enqueue([=] {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Stream::Upload(const void* from, void* to, int64_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(from);
+  return Enqueue([kept = std::vector<std::byte>(begin, begin + bytes), to] {
+    if (!kept.empty()) std::memcpy(to, kept.data(), kept.size());
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Stream::Zero(void* to, int64_t bytes) {
+  return Enqueue([=] {
+    if (bytes > 0) std::memset(to, 0, static_cast<size_t>(bytes));
     return absl::OkStatus();
   });
 }

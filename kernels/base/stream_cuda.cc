@@ -1,4 +1,6 @@
 #include <condition_variable>
+#include <cstddef>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -12,6 +14,7 @@
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/cuda_probe.h"
+#include "kernels/base/cuda_staging.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/event_state.h"
 #include "kernels/base/status_macros.h"
@@ -130,7 +133,8 @@ class CudaStream final : public Stream {
       : index_(index),
         name_(absl::StrCat("stream of CUDA device ", index)),
         stream_(stream),
-        threads_(threads) {}
+        threads_(threads),
+        staging_(stream, name_) {}
   ~CudaStream() override {
     CudaStatus(cudaStreamSynchronize(stream_), name_).IgnoreError();
     host_.WaitForRunning();
@@ -161,6 +165,23 @@ class CudaStream final : public Stream {
     if (bytes == 0) return absl::OkStatus();
     return Sticky(
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_));
+  }
+
+  absl::Status Upload(const void* from, void* to, int64_t bytes) override {
+    MOE_RETURN_IF_ERROR(host_.status());
+    if (bytes == 0) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
+    absl::StatusOr<std::byte*> staged = staging_.Take(bytes);
+    if (!staged.ok()) return host_.Update(staged.status());
+    std::memcpy(*staged, from, static_cast<size_t>(bytes));
+    return CopyBytes(*staged, to, bytes);
+  }
+
+  absl::Status Zero(void* to, int64_t bytes) override {
+    MOE_RETURN_IF_ERROR(host_.status());
+    if (bytes == 0) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
+    return Sticky(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream_));
   }
 
   absl::StatusOr<Event> Record() override {
@@ -203,6 +224,7 @@ class CudaStream final : public Stream {
   const cudaStream_t stream_;
   ThreadPool& threads_;
   HostTasks host_;
+  CudaStaging staging_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The functions of the CUDA runtime that this project calls, on a CPU: what a build with
 // MOE_ENABLE_CUDA=SIMULATED links in place of CUDA's own. fake_streams.h says what they find.
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include <cuda_runtime_api.h>
@@ -176,6 +177,15 @@ cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMem
 }
 cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
   Streams::Get().Enqueue(__func__, stream, [data] { cusim::FreeDevice("cudaFreeAsync", data); });
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaHostAlloc(void** data, size_t bytes, unsigned) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  *data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
+}
+cudaError_t CUDARTAPI cudaFreeHost(void* data) {
+  std::free(data);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
