@@ -46,6 +46,7 @@ class TestDevice {
 
   const char* name() const { return memory_ == &CpuMemory() ? "CPU" : "CUDA"; }
   Stream& stream() const { return *stream_; }
+  MemoryResource& memory() const { return *memory_; }
 
   // `host`, which may be gone when this returns, in memory of the device.
   template <typename T>

@@ -1,11 +1,14 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
-#include <absl/strings/str_cat.h>
+#include <type_traits>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_task.h"
+#include "kernels/grouped_gemm/grouped_gemm_fma_cuda.h"
+#include "kernels/grouped_gemm/grouped_gemm_mma_cuda.h"
 
 namespace moe {
 namespace {
@@ -36,19 +39,60 @@ absl::Status RunGroups(MatrixView<const T> a, absl::Span<const int64_t> offsets,
   return gemm::Run<T, TOut>(problems, mark, workspace, stream);
 }
 
+// `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
+// float32, tensor cores for bfloat16.
+template <typename T, typename Problem>
+absl::Status LaunchKernel(absl::string_view function, const Problem& problem, Stream& stream) {
+  return LaunchOn(function, stream, [&](auto cuda) {
+    if constexpr (std::is_same_v<T, float>) {
+      return gemm::RunFma(problem, cuda);
+    } else {
+      return gemm::RunMma(problem, cuda);
+    }
+  });
+}
+
+// The offsets in memory of the stream's device, taken from `workspace`; nullptr where all rows are
+// one group, which is what the kernels take that to mean.
+absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets,
+                                               Workspace& workspace, Stream& stream) {
+  if (offsets.size() <= 2) return nullptr;
+  MOE_ASSIGN_OR_RETURN(const auto device,
+                       workspace.Array<int64_t>(static_cast<int64_t>(offsets.size())));
+  MOE_RETURN_IF_ERROR(stream.Upload(offsets.data(), device.data(),
+                                    static_cast<int64_t>(offsets.size() * sizeof(int64_t))));
+  return device.data();
+}
+
+// The products of all groups: rows of `a` and `c`, cut by the offsets, times weight[g].
+template <typename T, typename TOut>
+absl::Status Enqueue(absl::string_view function, MatrixView<const T> a,
+                     absl::Span<const int64_t> offsets,
+                     absl::Span<const MatrixView<const T>> weight, Layout weight_layout,
+                     MatrixView<TOut> c, Workspace& workspace, Stream& stream) {
+  if (!IsCuda(stream)) {
+    return RunGroups<T, TOut>(a, offsets, weight, weight_layout, c, workspace, stream);
+  }
+  MOE_ASSIGN_OR_RETURN(const int64_t* const device_offsets,
+                       OffsetsOnDevice(offsets, workspace, stream));
+  return LaunchKernel<T>(function,
+                         gemm::CudaGroupedGemm<T, TOut>{
+                             a, device_offsets, {weight.data(), weight.size()}, weight_layout, c},
+                         stream);
+}
+
 template <typename T, typename TOut>
 absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                      Workspace& workspace, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, y.cols(), x.cols()));
   }
-  return RunGroups<T, TOut>(x, offsets, weight, Layout::kTransposed, y, workspace, stream);
+  return Enqueue<T, TOut>(function, x, offsets, weight, Layout::kTransposed, y, workspace, stream);
 }
 
 template <typename T, typename TOut>
@@ -56,14 +100,13 @@ absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
                            absl::Span<const int64_t> offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
                            Workspace& workspace, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, dy.cols(), dx.cols()));
   }
-  return RunGroups<T, TOut>(dy, offsets, weight, Layout::kPlain, dx, workspace, stream);
+  return Enqueue<T, TOut>(function, dy, offsets, weight, Layout::kPlain, dx, workspace, stream);
 }
 
 }  // namespace
@@ -87,10 +130,13 @@ template <typename T>
 absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
                                 Write write, Workspace& workspace, Stream& stream) {
   constexpr char kFunction[] = "GemmWeightGradient";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), dw.rows()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, dy.rows(), dw.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dw", dw, dy.cols(), x.cols()));
+  if (IsCuda(stream)) {
+    return LaunchKernel<T>(
+        kFunction, gemm::CudaGroupedWeightGradient<T>{dy, x, nullptr, {&dw, 1}, write}, stream);
+  }
   const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<Problem<T, float>>(1)));
   problems[0] = {.a = dy, .b = x, .c = dw, .a_layout = Layout::kTransposed, .write = write};

@@ -28,13 +28,18 @@ namespace moe {
 // AVX-512 or NEON, chosen at run time); elsewhere as that loop, far slower. Cost: each weight is
 // read and packed once for every 512 rows (forward) or 252 rows (gradients) of its group.
 //
+// CUDA: float32 by the same chains, with the CPU's bits; bfloat16 on tensor cores, 16 terms at a time
+// in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a row's
+// bits depend on that row and its group's weight alone.
+//
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
 // `workspace` lends packing buffers, about half a MiB a thread: for the length of the call on an
 // inline stream. On a CPU stream that queues they stay lent until the caller, once the stream has
-// passed, releases a mark from before the call.
+// passed, releases a mark from before the call. On CUDA, memory of the device, it holds the offsets
+// of several groups, likewise until the caller releases such a mark; one group takes none.
 // Errors: kInvalidArgument if shapes disagree or offsets do not ascend; kResourceExhausted;
-// kUnimplemented on CUDA.
+// kUnimplemented on CUDA where the build has none.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 template <typename T>

@@ -2,8 +2,7 @@
 #ifndef MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_MMA_CUDA_H_
 #define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_MMA_CUDA_H_
 
-#include <cuda_runtime_api.h>
-
+#include "kernels/base/cuda_types.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
 namespace moe::gemm {
