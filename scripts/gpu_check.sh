@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# What only a GPU can show: the tests labelled gpu, compute-sanitizer over some of them, `moe bench`
+# on the device, the same work by PyTorch and Triton, and one table of it all, in under nine minutes.
+#
+#   scripts/gpu_check.sh [--out DIR] [--seconds N]     builds build/gpu first
+#   scripts/gpu_check.sh --bundle DIR [--build DIR]    needs no GPU: makes DIR, to be carried to a
+#                                                      machine that has one and run there as
+#   DIR/gpu_check.sh [--out DIR] [--seconds N]         which needs the driver, ctest and python3
+#
+# --out (gpu_check.out) keeps logs and JSON. What has not run after --seconds (525) is left out.
+# --build: a build folder with CUDA and tests, instead of build/gpu. No setting of the GPU is touched.
+# Exit codes: 0 all steps ran; 1 a step failed; 2 usage; 10 no GPU. A goal that is missed fails nothing.
+set -uo pipefail
+exec </dev/null
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=$PWD/gpu_check.out bundle='' build='' seconds=525
+
+usage() {
+  echo "usage: gpu_check.sh [--out DIR] [--seconds N] | --bundle DIR [--build DIR]" >&2
+  exit 2
+}
+while (($#)); do
+  (($# >= 2)) || usage
+  case "$1" in
+    --out) out=$(realpath -m "$2") ;;
+    --seconds) seconds=$2 ;;
+    --bundle) bundle=$(realpath -m "$2") ;;
+    --build) build=$(realpath -m "$2") ;;
+    *) usage ;;
+  esac
+  shift 2
+done
+[[ $seconds =~ ^[0-9]{1,6}$ ]] || usage
+
+is_bundle=
+if [[ -x $here/bin/moe ]]; then
+  [[ -z $bundle$build ]] || usage
+  is_bundle=1
+  moe=$here/bin/moe tests=$here bin=$here/bin peers=$here/peers
+else
+  source "$here/common.sh"
+  dir=${build:-$root/build/gpu}
+  moe=$dir/moe/cli/moe tests=$dir bin=$dir/tests peers=$root/benchmarks/peers/gpu
+fi
+
+build_all() {
+  cmake --preset cuda -B "$dir" -DMOE_BUILD_TESTS=ON -DMOE_ENABLE_MPI=OFF &&
+    cmake --build "$dir" -j "$jobs" --target moe device_tests
+}
+if [[ $bundle ]]; then
+  source "$here/gpu_bundle.sh"
+  [[ $build ]] || build_all || exit 1
+  make_bundle
+  exit
+fi
+
+mkdir -p "$out" && rm -f "$out"/*.{json,jsonl,log,tsv} || exit 2
+# What PyTorch brings, and before it what a bundle carries.
+GPU_CHECK_LIBRARIES=$(python3 -c '
+import glob, importlib.util
+spec = importlib.util.find_spec("nvidia")
+print(":".join(path for folder in (spec.submodule_search_locations if spec else [])
+               for path in sorted(glob.glob(folder + "/*/lib"))))' 2>/dev/null)
+[[ -z $is_bundle ]] || GPU_CHECK_LIBRARIES=$here/lib:$GPU_CHECK_LIBRARIES
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+
+# Our programs alone see these libraries; Python has its own.
+ours() { LD_LIBRARY_PATH="$GPU_CHECK_LIBRARIES:${LD_LIBRARY_PATH-}" "$@"; }
+
+run_tests() { ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4; }
+
+# One test program after the other, without the cases that have no device in them.
+sanitize() { # tool
+  local test failed='' rc=0
+  for test in $(ctest --test-dir "$tests" -L '^gpu$' -N | sed -n 's/.*: \(.*\)\.gpu$/\1/p'); do
+    MOE_TEST_GPU=1 ours "$sanitizer" --tool "$1" --error-exitcode 1 "$bin/$test" \
+      --gtest_filter='*Device*:*ByHand*' || { rc=1 && failed+=" $test"; }
+  done
+  echo "$1: failed:${failed:- none}"
+  return $rc
+}
+
+bench() { # name of the result, operation, flags
+  ours "$moe" bench "$2" --device cuda -q -n 30 -T 3 -J "$out/$1.json" "${@:3}"
+}
+
+peer() { python3 "$peers/$1.py" >"$out/$1.jsonl"; }
+
+# step <name> <seconds> <command...>: output to $out/<name>.log and a line to steps.tsv: name, exit
+# code, seconds, the last line of the output.
+export -f build_all ours run_tests sanitize bench peer
+export dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin moe out peers
+step() {
+  local name=$1 budget=$2 left=$((seconds - SECONDS)) start=$SECONDS rc=124 last="no time was left"
+  ((left < budget)) && budget=$left
+  if ((budget >= 3)); then
+    echo "gpu_check: $name"
+    timeout -k 5 "$budget" bash -uo pipefail -c '"$@"' - "${@:3}" >"$out/$name.log" 2>&1
+    rc=$?
+    last=$(grep -vE '^ *$|^Errors while running CTest' "$out/$name.log" | tail -n 1 | tr '\t' ' ' | cut -c 1-160)
+    ((rc != 124 && rc != 137)) || last="stopped after $budget s: $last"
+  fi
+  printf '%s\t%s\t%s\t%s\n' "$name" "$rc" $((SECONDS - start)) "$last" >>"$out/steps.tsv"
+  return "$rc"
+}
+
+# Stops here where there is no GPU. That a driver shows one which our programs do not is a failure.
+need_gpu() {
+  local all skipped why
+  all=$(grep -cE '^ *[0-9]+/[0-9]+ Test' "$out/tests.log")
+  skipped=$(grep -c '\*\*\*Skipped' "$out/tests.log")
+  ((all > 0 && all == skipped)) || return 0
+  why=$(sed -n 's/^.*no GPU: //p' "$tests/Testing/Temporary/LastTest.log" 2>/dev/null | head -n 1)
+  if grep -q '^device.0' "$out/steps.tsv"; then
+    printf 'our programs see a GPU\t1\t0\t%s\n' "$why" >>"$out/steps.tsv"
+    return 0
+  fi
+  echo "gpu_check: no GPU was found, $skipped tests were skipped: $why"
+  exit 10
+}
+
+gate=(--tokens 65536 --num-experts 256 --topk 8 --threads "$(nproc)")
+rows=(--num-experts 128 --topk 8 --tokens 32768 --hidden-size 4096 -d bf16)
+
+[[ $is_bundle || $build ]] || step build 300 build_all
+step device 20 nvidia-smi --format=csv,noheader \
+  --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu
+step tests 100 run_tests
+need_gpu
+if [[ $sanitizer ]]; then
+  step memcheck 45 sanitize memcheck
+  step racecheck 45 sanitize racecheck
+else
+  echo "gpu_check: no compute-sanitizer here: left out"
+fi
+step gate 40 bench gate gate "${gate[@]}" -d bf16
+step gate_f32 40 bench gate_f32 gate "${gate[@]}"
+step permute 60 bench permute permute "${rows[@]}" --threads "$(nproc)"
+step combine 60 bench combine combine "${rows[@]}" --threads "$(nproc)"
+step gemm 80 bench gemm gemm "${rows[@]}" --moe-ffn-hidden-size 1024 --threads "$(nproc)"
+step layer 80 bench layer layer "${rows[@]}" --moe-ffn-hidden-size 1024 --ranks 1
+step device_copy 30 peer device_copy
+step torch_gate 30 peer torch_gate
+step torch_grouped_mm 60 peer torch_grouped_mm
+step triton_moe 90 peer triton_moe
+step torch_moe_layer 90 peer torch_moe_layer
+
+echo
+python3 "$here/gpu_table.py" "$out"

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The table that gpu_check.sh ends with, from the JSON and steps.tsv in its output folder.
+
+Usage: gpu_table.py DIR. Exit code 1 if a step failed. A ratio is our speed over that of what it is
+compared with: 85 % of a copy is a kernel that takes 1 / 0.85 of the copy's time for the same bytes.
+"""
+
+import json
+import pathlib
+import sys
+
+
+def read(folder):
+    """Rows of `moe bench`, lines of peers, and steps as (name, exit code, seconds, last line)."""
+    ours, peers, steps = [], [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            ours += json.loads(path.read_text())
+        except ValueError:
+            pass  # its step has failed
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                peers.append(json.loads(line))
+            except ValueError:
+                pass  # cut off by the time-out
+    for line in (folder / "steps.tsv").read_text().splitlines():
+        name, code, seconds, last = line.split("\t", 3)
+        steps.append((name, int(code), int(seconds), last))
+    return ours, peers, steps
+
+
+class Goal:
+    """What a row must reach: a limit on a time in us, or a least ratio."""
+
+    def __init__(self, at_most_us=None, at_least=None):
+        self._us, self._ratio = at_most_us, at_least
+
+    def cells(self, us, ratio):
+        if self._us is not None:
+            return f"<= {self._us} us", "yes" if us <= self._us else "NO"
+        return f">= {self._ratio:.0%}", "yes" if (ratio or 0) >= self._ratio else "NO"
+
+
+def size(value, unit):
+    """Three digits; microseconds from 1000 on as milliseconds."""
+    if unit == "us" and value >= 1000:
+        value, unit = value / 1000, "ms"
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+class Table:
+    """Rows of text; counts goals."""
+
+    HEAD = ("what", "ours", "against", "reaches", "ratio", "goal", "met")
+
+    def __init__(self):
+        self._rows, self.goals, self.met = [self.HEAD], 0, 0
+
+    def add(self, what, ours, unit, against="", reaches=None, us=None, goal=None):
+        """`ours` and `reaches` in `unit`, of which less is better if it is us."""
+        ratio = None
+        if reaches:
+            ratio = reaches / ours if unit == "us" else ours / reaches
+        goal_cells = goal.cells(us, ratio) if goal else ("", "")
+        self.goals += goal is not None
+        self.met += goal_cells[1] == "yes"
+        compared = (against, size(reaches, unit), f"{ratio:.0%}") if reaches else ("", "", "")
+        self._rows.append((what, size(ours, unit), *compared, *goal_cells))
+
+    def missing(self, what, goal):
+        self.goals += 1
+        self._rows.append((what, "-", "", "", "", goal.cells(0, 0)[0], "NO"))
+
+    def print(self):
+        widths = [max(len(row[i]) for row in self._rows) for i in range(len(self.HEAD))]
+        for row in self._rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def pick(rows, **keys):
+    """The first measured row with these values."""
+    for row in rows:
+        if row.get("status") == "ok" and all(row.get(k) == v for k, v in keys.items()):
+            return row
+    return None
+
+
+def shape_of(row, names):
+    return " ".join(f"{letter} {row[key]}" for letter, key in names if row.get(key) is not None)
+
+
+def gate_rows(table, ours, peers):
+    """The selection and the plan, which have goals, and the gate that training has instead."""
+    rows = [row for row in ours if row.get("op") == "gate" and row.get("status") == "ok"]
+    select = pick(rows, kernel="select")
+    if select is None:
+        table.missing("gate", Goal(at_most_us=20))
+    else:
+        what = shape_of(select, (("T", "tokens"), ("E", "experts"), ("k", "topk")))
+        us = select["time_us"]
+        table.add(f"gate {what} {select['dtype']}", us, "us", "copy of its bytes", floor_us(select),
+                  us, Goal(at_most_us=20))
+        for peer in peers:
+            if peer["op"] == "gate" and peer["status"] == "ok":
+                table.add("", us, "us", peer["peer"], peer["time_us"])
+    plan = pick(rows, kernel="plan")
+    if plan is None:
+        table.missing("plan", Goal(at_most_us=15))
+    else:
+        us = plan["time_us"]
+        table.add(f"plan, {plan['slots']} slots", us, "us", "copy of its bytes", floor_us(plan), us,
+                  Goal(at_most_us=15))
+    for row in rows:
+        if row["kernel"] == "gate":
+            table.add(f"gate with scores, {row['pass']}, {row['dtype']}", row["time_us"], "us",
+                      "copy of its bytes", floor_us(row))
+
+
+def floor_us(row):
+    """How long a copy takes that reads and writes as many bytes in all, measured with the row."""
+    copy = row.get("memcpy_gbytes_per_s")
+    return row["size_bytes"] / copy / 1e3 if copy else None
+
+
+def copy_rows(table, ours, peers):
+    """Kernels that move rows, each against the copy measured with it."""
+    copy = pick(peers, op="copy")
+    for op in ("permute", "combine"):
+        rows = [row for row in ours if row.get("op") == op and row.get("status") == "ok"]
+        if not rows:
+            table.missing(op, Goal(at_least=0.85))
+        for row in rows:
+            forward = row["pass"] == "forward"
+            what = f"{op} {row['kernel']}" if row["kernel"] != op else op
+            if forward:
+                what += " " + shape_of(row, (("T", "tokens"), ("H", "hidden"), ("k", "topk")))
+            limit = row.get("memcpy_gbytes_per_s") or (copy or {}).get("gbytes_per_s")
+            table.add(what, row["algbw_gbytes_per_s"], "GB/s", "device copy", limit,
+                      goal=Goal(at_least=0.85) if forward else None)
+    if copy:
+        table.add("device copy by torch", copy["gbytes_per_s"], "GB/s")
+
+
+def gemm_rows(table, ours, peers):
+    goal = Goal(at_least=0.45)
+    limit = next((p for p in peers if p["peer"].startswith("cuBLAS") and p["status"] == "ok"), None)
+    if pick(ours, op="gemm", product="forward") is None:
+        table.missing("grouped GEMM", goal)
+    for product in ("forward", "input_grad", "weight_grad"):
+        row = pick(ours, op="gemm", product=product)
+        if row is None:
+            continue
+        speed, forward = row["gflops_per_s"] / 1e3, product == "forward"
+        what = f"grouped GEMM {product}"
+        if forward:
+            what += " " + shape_of(row, (("E", "experts"), ("H", "hidden"), ("F", "ffn"),
+                                         ("N", "rows")))
+        table.add(what, speed, "TFLOP/s", limit["peer"] if limit else "",
+                  limit["tflops_per_s"] if limit else None, goal=goal if forward else None)
+        for peer in peers if forward else ():
+            if peer["op"] == "gemm" and peer["status"] == "ok" and peer is not limit:
+                table.add("", speed, "TFLOP/s", peer["peer"], peer["tflops_per_s"])
+
+
+def layer_rows(table, ours, peers):
+    forward = pick(ours, op="layer", phase="all", **{"pass": "forward"})
+    if forward is None:
+        return
+    names = (("T", "tokens"), ("E", "experts"), ("H", "hidden"), ("F", "ffn"), ("k", "topk"))
+    for suffix, us in ((" forward", forward["time_us"]),
+                       (" forward + backward", forward["step_us"])):
+        what = f"layer{suffix} {shape_of(forward, names)}"
+        for peer in peers:
+            if peer["op"] == "layer" and peer["status"] == "ok" and peer["peer"].endswith(suffix):
+                table.add(what, us, "us", peer["peer"][:-len(suffix)], peer["time_us"])
+                what = ""
+        if what:
+            table.add(what, us, "us")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    ours, peers, steps = read(folder)
+    for name, code, seconds, last in steps:
+        if name == "device" and code == 0:
+            print(last)
+    table = Table()
+    gate_rows(table, ours, peers)
+    copy_rows(table, ours, peers)
+    gemm_rows(table, ours, peers)
+    layer_rows(table, ours, peers)
+    table.print()
+    failed = [step for step in steps if step[1] != 0]
+    for name, code, seconds, last in failed:
+        print(f"FAILED  {name}: exit code {code} after {seconds} s: {last}")
+    print(f"{len(steps) - len(failed)} of {len(steps)} steps ran, {table.met} of {table.goals} "
+          f"goals met, {sum(step[2] for step in steps)} s; JSON and logs: {folder}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
