@@ -130,6 +130,24 @@ TEST_F(FakeCudart, AWaitIsForWhatWasRecordedWhenItBegan) {
   }
 }
 
+TEST_F(FakeCudart, ARecordInAnotherStreamEndsNoWait) {
+  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+    cusim::SeedStreams(seed);
+    order_.clear();
+    Launch(0, 'a');
+    ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
+    ASSERT_EQ(cudaStreamWaitEvent(stream_[1], event_, 0), cudaSuccess);
+    Launch(1, 'b');
+    cudaStream_t idle = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&idle, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaEventRecord(event_, idle), cudaSuccess);  // passes at once
+    ASSERT_EQ(cudaStreamSynchronize(idle), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(order_, "ab");
+    ASSERT_EQ(cudaStreamDestroy(idle), cudaSuccess);
+  }
+}
+
 // Two host threads, a stream each: CUDA may have one thread for the host functions of all.
 TEST_F(FakeCudart, HostFunctionsRunOneAfterTheOther) {
   struct Seen {

@@ -133,9 +133,9 @@ cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t funct
   return cudaSuccess;
 }
 
-cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (Driver() != cudaSuccess) return Return(Driver());
-  *event = Streams::Get().CreateEvent(current_device);
+  *event = Streams::Get().CreateEvent(current_device, (flags & cudaEventDisableTiming) == 0);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
@@ -156,6 +156,9 @@ cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t event) {
   return Streams::Get().Passed(__func__, event) ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
+  return Return(Streams::Get().Elapsed(__func__, start, stop, ms));
 }
 
 cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -46,6 +47,15 @@ Memory& TheMemory() {
 
 void* Pointer(uintptr_t address) {
   return reinterpret_cast<void*>(address);
+}
+
+// The allocation, freed or not, that holds `data`; end() for memory of the host.
+auto Find(Memory& memory, const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const auto after = memory.allocations.upper_bound(address);
+  if (after == memory.allocations.begin()) return memory.allocations.end();
+  const auto found = std::prev(after);
+  return address < found->first + found->second.bytes ? found : memory.allocations.end();
 }
 
 void Forget(Memory& memory, uintptr_t address) {
@@ -94,6 +104,13 @@ void FreeDevice(const char* function, void* data) {
   }
 }
 
+int DeviceOfMemory(const void* data) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  const auto found = Find(memory, data);
+  return found == memory.allocations.end() ? -1 : found->second.device;
+}
+
 size_t UsedDeviceBytes(int device) {
   Memory& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mu);
@@ -109,13 +126,11 @@ int64_t DeviceAllocations() {
 void CheckDeviceRange(const char* function, const void* data, size_t bytes) {
   Memory& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mu);
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  auto found = memory.allocations.upper_bound(address);
-  if (found == memory.allocations.begin()) return;
-  --found;
-  const uintptr_t end = found->first + found->second.bytes;
-  if (address >= end) return;
+  const auto found = Find(memory, data);
+  if (found == memory.allocations.end()) return;
   if (found->second.freed) Misuse(function, "memory that was freed");
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t end = found->first + found->second.bytes;
   if (address + bytes > end) {
     Misuse(function,
            std::to_string(address + bytes - end) + " bytes past the end of an allocation");

@@ -13,6 +13,9 @@ void* AllocateDevice(int device, size_t bytes);
 // Fills the memory with NaN and keeps it from being used again for a while. Misuse unless it is alive.
 void FreeDevice(const char* function, void* data);
 
+// The device whose memory `data` lies in, -1 for memory of the host.
+int DeviceOfMemory(const void* data);
+
 size_t UsedDeviceBytes(int device);
 // Since the process began: a test holds it still over a step.
 int64_t DeviceAllocations();

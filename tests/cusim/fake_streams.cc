@@ -67,10 +67,10 @@ cudaStream_t Streams::Create(int device) {
   return reinterpret_cast<cudaStream_t>(handle);
 }
 
-cudaEvent_t Streams::CreateEvent(int device) {
+cudaEvent_t Streams::CreateEvent(int device, bool timing) {
   const Lock lock(mu_);
   const uintptr_t handle = next_handle_++;
-  events_.emplace(handle, new Event{.device = device});
+  events_.emplace(handle, new Event{.device = device, .timing = timing});
   return reinterpret_cast<cudaEvent_t>(handle);
 }
 
@@ -129,20 +129,22 @@ void Streams::EnqueueHost(const char* function, cudaStream_t stream, std::functi
 
 void Streams::Record(const char* function, cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mu_);
-  const std::shared_ptr<Event>& state = Find(function, event);
-  const uint64_t record = ++state->recorded;
-  Push(function, stream, {.kind = Operation::Kind::kRecord, .event = state, .record = record});
+  Event& state = *Find(function, event);
+  state.last = std::make_shared<Recorded>();
+  Push(function, stream, {.kind = Operation::Kind::kRecord, .recorded = state.last});
 }
 
 void Streams::Wait(const char* function, cudaStream_t stream, cudaEvent_t event) {
   const Lock lock(mu_);
-  const std::shared_ptr<Event>& state = Find(function, event);
-  Push(function, stream,
-       {.kind = Operation::Kind::kWait, .event = state, .record = state->recorded});
+  Push(function, stream, {.kind = Operation::Kind::kWait, .recorded = Find(function, event)->last});
+}
+
+bool Streams::HasPassed(const Recorded* recorded) {
+  return recorded == nullptr || recorded->passed;
 }
 
 bool Streams::Ready(const Operation& operation) {
-  return operation.kind != Operation::Kind::kWait || operation.event->passed >= operation.record;
+  return operation.kind != Operation::Kind::kWait || HasPassed(operation.recorded.get());
 }
 
 Streams::Queue* Streams::Pick() {
@@ -180,7 +182,8 @@ bool Streams::Step(Lock& lock) {
       queue->busy = false;
       break;
     case Operation::Kind::kRecord:
-      operation.event->passed = std::max(operation.event->passed, operation.record);
+      operation.recorded->passed = true;
+      operation.recorded->passed_at = std::chrono::steady_clock::now();
       break;
     case Operation::Kind::kWait:
       break;
@@ -205,9 +208,8 @@ void Streams::Synchronize(const char* function, cudaStream_t stream) {
 
 void Streams::Synchronize(const char* function, cudaEvent_t event) {
   Lock lock(mu_);
-  const std::shared_ptr<Event> state = Find(function, event);
-  const uint64_t record = state->recorded;
-  RunUntil(function, lock, [&] { return state->passed >= record; });
+  const std::shared_ptr<Recorded> last = Find(function, event)->last;
+  RunUntil(function, lock, [&] { return HasPassed(last.get()); });
 }
 
 void Streams::SynchronizeAll(const char* function) {
@@ -223,7 +225,19 @@ void Streams::SynchronizeAll(const char* function) {
 bool Streams::Passed(const char* function, cudaEvent_t event) {
   const Lock lock(mu_);
   const std::shared_ptr<Event>& state = Find(function, event);
-  return state->passed >= state->recorded;
+  return HasPassed(state->last.get());
+}
+
+cudaError_t Streams::Elapsed(const char* function, cudaEvent_t start, cudaEvent_t stop, float* ms) {
+  const Lock lock(mu_);
+  const Event& from = *Find(function, start);
+  const Event& to = *Find(function, stop);
+  for (const Event* event : {&from, &to}) {
+    if (!event->timing || event->last == nullptr) return cudaErrorInvalidResourceHandle;
+    if (!event->last->passed) return cudaErrorNotReady;
+  }
+  *ms = std::chrono::duration<float, std::milli>(to.last->passed_at - from.last->passed_at).count();
+  return cudaSuccess;
 }
 
 cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {

@@ -10,6 +10,7 @@
 #ifndef MOE_TESTS_CUSIM_FAKE_STREAMS_H_
 #define MOE_TESTS_CUSIM_FAKE_STREAMS_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +59,7 @@ class Streams {
 
   cudaStream_t Create(int device);
   void Destroy(const char* function, cudaStream_t stream);  // waits for its work
-  cudaEvent_t CreateEvent(int device);
+  cudaEvent_t CreateEvent(int device, bool timing);
   void DestroyEvent(const char* function, cudaEvent_t event);
 
   int DeviceOf(const char* function, cudaStream_t stream);
@@ -75,20 +76,27 @@ class Streams {
   void Synchronize(const char* function, cudaEvent_t event);
   void SynchronizeAll(const char* function);
   bool Passed(const char* function, cudaEvent_t event);
+  // Milliseconds of the host's clock between the passing of two events that keep the time.
+  cudaError_t Elapsed(const char* function, cudaEvent_t start, cudaEvent_t stop, float* ms);
 
   void Seed(uint32_t seed);
 
  private:
-  // Events are recorded again and again: a wait is for the record that was the last when it began.
+  // Events are recorded again and again, in any stream: a wait is for the record that was the last
+  // when it began, whatever of the later ones has passed.
+  struct Recorded {
+    bool passed = false;
+    std::chrono::steady_clock::time_point passed_at = {};
+  };
   struct Event {
     int device;
-    uint64_t recorded = 0, passed = 0;
+    bool timing;
+    std::shared_ptr<Recorded> last;  // nullptr: never recorded, which counts as passed
   };
   struct Operation {
     enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait } kind;
     std::function<void()> work;
-    std::shared_ptr<Event> event;
-    uint64_t record = 0;
+    std::shared_ptr<Recorded> recorded;
   };
   struct Queue {
     int device;
@@ -104,6 +112,7 @@ class Streams {
   Queue* Pick();
   bool Step(Lock& lock);
   void RunUntil(const char* function, Lock& lock, const std::function<bool()>& done);
+  static bool HasPassed(const Recorded* recorded);
   static bool Ready(const Operation& operation);
   static bool Idle(const Queue& queue) { return queue.operations.empty() && !queue.busy; }
 
