@@ -22,6 +22,10 @@ if(MOE_CUDA_SIMULATED)
   target_link_libraries(moe_cuda_simulated INTERFACE moe_kernels cusim)
   moe_test(cuda_stream_test LABELS unit cusim threads SOURCES cuda_stream_test.cc
     LIBS moe_cuda_simulated)
+  if(EXISTS ${MOE_CUDA_INCLUDE_DIR}/cublas_v2.h) # else Cublas is kUnimplemented
+    moe_test(gemm_cublas_test LABELS unit cusim threads SOURCES gemm_cublas_test.cc
+      LIBS moe_cuda_simulated)
+  endif()
 else()
   set_source_files_properties(${MOE_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
   add_library(moe_cuda_simulated STATIC EXCLUDE_FROM_ALL ${MOE_CUDA_SOURCES})

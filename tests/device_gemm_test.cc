@@ -1,14 +1,17 @@
-// Matrix products on every device of this build: float32 has the specification's bits on all of
-// them, bfloat16 is within the bound of each. The kernels' own test, grouped_gemm_cuda_test.cc, has
-// shapes, layouts and schedules.
+// Matrix products on every device of this build, and by cuBLAS where it is. This project's kernels
+// have the specification's bits in float32; the others are within a bound. The kernels' own test,
+// grouped_gemm_cuda_test.cc, has shapes, layouts and schedules.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "tests/device_memory.h"
@@ -21,6 +24,30 @@ using gemm::Layout;
 using testing::DeviceArray;
 using testing::TestDevice;
 using testing::TestDevices;
+
+// A device, and what multiplies there.
+struct Path {
+  std::unique_ptr<TestDevice> device;
+  std::unique_ptr<Cublas> cublas;
+  GemmOptions options;
+
+  bool HasBitsOfFloat() const { return cublas == nullptr; }
+  ::testing::Message name() const {
+    return ::testing::Message() << device->name() << (cublas == nullptr ? "" : ", cuBLAS");
+  }
+};
+
+std::vector<Path> Paths() {
+  std::vector<Path> paths;
+  for (auto& device : TestDevices()) paths.push_back({.device = std::move(device)});
+  const Device last = paths.back().device->stream().device();
+  if (auto cublas = MakeCublas(GroupedGemmKernel::kCublas, RowBits::kMayDependOnCount, last);
+      cublas.ok()) {
+    const GemmOptions options = {GroupedGemmKernel::kCublas, cublas->get()};
+    paths.push_back({std::make_unique<TestDevice>(last), *std::move(cublas), options});
+  }
+  return paths;
+}
 
 // A matrix of the host, in memory of a device while this lives.
 template <typename T>
@@ -51,10 +78,11 @@ class OnDevice {
   DeviceArray<T> array_;
 };
 
-// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_mma_cuda.h; the CPU's by half of
-// that); a result in bfloat16, of 8 bits, by 2^-8 of itself.
-template <typename TOut>
-void ExpectInBound(const gemm::Problem<BFloat16, TOut>& problem, const Matrix<TOut>& got) {
+// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_mma_cuda.h; where sums are
+// rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
+// 2^-8 of itself.
+template <typename T, typename TOut>
+void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
   const auto& [a, b, old, a_layout, b_layout, write] = problem;
   for (int64_t i = 0; i < got.rows(); ++i) {
     for (int64_t j = 0; j < got.cols(); ++j) {
@@ -77,15 +105,17 @@ void ExpectInBound(const gemm::Problem<BFloat16, TOut>& problem, const Matrix<TO
 
 // `got` is what became of the output, which was `old`.
 template <typename T, typename TOut>
-void ExpectProduct(gemm::Problem<T, TOut> problem, const Matrix<TOut>& old, Matrix<TOut> got) {
+void ExpectProduct(const Path& path, gemm::Problem<T, TOut> problem, const Matrix<TOut>& old,
+                   Matrix<TOut> got) {
   Matrix<TOut> want = old;
   problem.c = want.view();
-  if constexpr (!std::is_same_v<T, float>) {
-    ExpectInBound(problem, got);
-    for (int64_t r = 0; r < got.rows(); ++r)
-      std::copy_n(got.view().row(r), got.cols(), want.view().row(r));
-  } else {
+  if (std::is_same_v<T, float> && path.HasBitsOfFloat()) {
     gemm::Reference<T, TOut>(problem);
+  } else {
+    ExpectInBound(problem, got);
+    for (int64_t r = 0; r < got.rows(); ++r) {
+      std::copy_n(got.view().row(r), got.cols(), want.view().row(r));
+    }
   }
   EXPECT_EQ(got.Differences(want), 0) << "elements, those beside the rows included";
 }
@@ -112,8 +142,9 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
   const auto x = Matrix<T>::Random(total, 40, 3, 1), dy = Matrix<T>::Random(total, 21, 2, 2);
   const auto old_y = Matrix<T>::Random(total, 21, 1, 3),
              old_dx = Matrix<T>::Random(total, 40, 0, 4);
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(device->name());
+  for (const Path& path : Paths()) {
+    const auto& device = path.device;
+    SCOPED_TRACE(path.name());
     Workspace workspace(device->memory());
     std::vector<OnDevice<T>> weight;
     std::vector<MatrixView<const T>> views;
@@ -122,10 +153,11 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
     const OnDevice<T> x_there(*device, x), dy_there(*device, dy);
     const OnDevice<T> y(*device, old_y), dx(*device, old_dx);
     std::vector<int64_t> offsets = groups.offsets;
-    ASSERT_TRUE(
-        GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace, device->stream()).ok());
+    ASSERT_TRUE(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
+                               device->stream(), path.options)
+                    .ok());
     ASSERT_TRUE(GroupedGemmInputGradient<T>(dy_there.view(), offsets, views, dx.view(), workspace,
-                                            device->stream())
+                                            device->stream(), path.options)
                     .ok());
     // Host memory that the calls have read.
     std::fill(offsets.begin(), offsets.end(), -1);
@@ -135,12 +167,13 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
       SCOPED_TRACE(g);
       const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
       const auto weight_view = groups.weight[g].cview();
-      ExpectProduct<T, T>({.a = RowRange(x.cview(), begin, end),
+      ExpectProduct<T, T>(path,
+                          {.a = RowRange(x.cview(), begin, end),
                            .b = weight_view,
                            .c = {},
                            .b_layout = Layout::kTransposed},
                           RowsOf(old_y, begin, end), RowsOf(got_y, begin, end));
-      ExpectProduct<T, T>({.a = RowRange(dy.cview(), begin, end), .b = weight_view, .c = {}},
+      ExpectProduct<T, T>(path, {.a = RowRange(dy.cview(), begin, end), .b = weight_view, .c = {}},
                           RowsOf(old_dx, begin, end), RowsOf(got_dx, begin, end));
     }
   }
@@ -153,15 +186,17 @@ TYPED_TEST(DeviceGemmTest, WeightGradient) {
     const auto dy = Matrix<T>::Random(rows, 21, 3, 1), x = Matrix<T>::Random(rows, 40, 1, 2);
     const auto old = Matrix<float>::Random(21, 40, 2, 3);
     for (const Write write : {Write::kOverwrite, Write::kAdd}) {
-      for (const auto& device : TestDevices()) {
-        SCOPED_TRACE(::testing::Message() << device->name() << ", " << rows << " rows");
+      for (const Path& path : Paths()) {
+        const auto& device = path.device;
+        SCOPED_TRACE(path.name() << ", " << rows << " rows");
         Workspace workspace(device->memory());
         const OnDevice<T> dy_there(*device, dy), x_there(*device, x);
         const OnDevice<float> dw(*device, old);
         ASSERT_TRUE(GemmWeightGradient<T>(dy_there.view(), x_there.view(), dw.view(), write,
-                                          workspace, device->stream())
+                                          workspace, device->stream(), path.options)
                         .ok());
-        ExpectProduct<T, float>({.a = dy.cview(),
+        ExpectProduct<T, float>(path,
+                                {.a = dy.cview(),
                                  .b = x.cview(),
                                  .c = {},
                                  .a_layout = Layout::kTransposed,
@@ -179,21 +214,23 @@ void CheckDense(int64_t rows, int64_t in, int64_t out) {
   const auto weight = Matrix<T>::Random(out, in, 1, 3);
   const auto old_y = Matrix<TOut>::Random(rows, out, 1, 4);
   const auto old_dx = Matrix<TOut>::Random(rows, in, 2, 5);
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(::testing::Message()
-                 << device->name() << ", " << rows << " rows, " << in << " to " << out);
+  for (const Path& path : Paths()) {
+    const auto& device = path.device;
+    SCOPED_TRACE(path.name() << ", " << rows << " rows, " << in << " to " << out);
     Workspace workspace(device->memory());
     const OnDevice<T> x_there(*device, x), dy_there(*device, dy), w(*device, weight);
     const OnDevice<TOut> y(*device, old_y), dx(*device, old_dx);
-    ASSERT_TRUE(
-        (Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream())).ok());
+    ASSERT_TRUE((Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
+                               path.options))
+                    .ok());
     ASSERT_TRUE((GemmInputGradient<T, TOut>(dy_there.view(), w.view(), dx.view(), workspace,
-                                            device->stream()))
+                                            device->stream(), path.options))
                     .ok());
     ExpectProduct<T, TOut>(
-        {.a = x.cview(), .b = weight.cview(), .c = {}, .b_layout = Layout::kTransposed}, old_y,
-        y.Read());
-    ExpectProduct<T, TOut>({.a = dy.cview(), .b = weight.cview(), .c = {}}, old_dx, dx.Read());
+        path, {.a = x.cview(), .b = weight.cview(), .c = {}, .b_layout = Layout::kTransposed},
+        old_y, y.Read());
+    ExpectProduct<T, TOut>(path, {.a = dy.cview(), .b = weight.cview(), .c = {}}, old_dx,
+                           dx.Read());
   }
 }
 
@@ -208,14 +245,18 @@ TYPED_TEST(DeviceGemmTest, DenseProducts) {
 
 TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
   using T = TypeParam;
-  for (const auto& device : TestDevices()) {
+  for (const Path& path : Paths()) {
+    const auto& device = path.device;
     Workspace workspace(device->memory());
     const MatrixView<const T> none(nullptr, 0, 40);
-    EXPECT_TRUE(GroupedGemm<T>(none, {0}, {}, {nullptr, 0, 21}, workspace, device->stream()).ok());
+    EXPECT_TRUE(
+        GroupedGemm<T>(none, {0}, {}, {nullptr, 0, 21}, workspace, device->stream(), path.options)
+            .ok());
     const OnDevice<T> w(*device, Matrix<T>::Random(21, 40, 0, 1));
     const std::vector<MatrixView<const T>> views = {w.view(), w.view()};
-    EXPECT_TRUE(
-        GroupedGemm<T>(none, {0, 0, 0}, views, {nullptr, 0, 21}, workspace, device->stream()).ok());
+    EXPECT_TRUE(GroupedGemm<T>(none, {0, 0, 0}, views, {nullptr, 0, 21}, workspace,
+                               device->stream(), path.options)
+                    .ok());
     EXPECT_TRUE(device->stream().Synchronize().ok());
   }
 }

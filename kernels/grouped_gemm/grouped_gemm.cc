@@ -2,9 +2,12 @@
 
 #include <type_traits>
 
+#include <absl/strings/str_cat.h>
+
 #include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_task.h"
 #include "kernels/grouped_gemm/grouped_gemm_fma_cuda.h"
@@ -16,27 +19,45 @@ namespace {
 using gemm::Layout;
 using gemm::Problem;
 
-// Rows [begin, end) of `m`.
-template <typename T>
-MatrixView<T> Rows(const MatrixView<T>& m, int64_t begin, int64_t end) {
-  return {m.data() + begin * m.stride(), end - begin, m.cols(), m.stride()};
+// Groups of rows of `a` and `c`, cut by the offsets, times weight[g].
+template <typename T, typename TOut>
+struct GroupProducts {
+  MatrixView<const T> a;
+  absl::Span<const int64_t> offsets;
+  absl::Span<const MatrixView<const T>> weight;
+  Layout weight_layout;
+  MatrixView<TOut> c;
+
+  Problem<T, TOut> operator[](size_t g) const {
+    return {.a = RowRange(a, offsets[g], offsets[g + 1]),
+            .b = weight[g],
+            .c = RowRange(c, offsets[g], offsets[g + 1]),
+            .b_layout = weight_layout};
+  }
+};
+
+template <typename T, typename TOut>
+absl::Status RunOnCpu(const GroupProducts<T, TOut>& products, Workspace& workspace,
+                      Stream& stream) {
+  const Workspace::Mark mark = workspace.mark();
+  const size_t groups = products.weight.size();
+  MOE_ASSIGN_OR_RETURN(const auto problems,
+                       (workspace.Array<Problem<T, TOut>>(static_cast<int64_t>(groups))));
+  for (size_t g = 0; g < groups; ++g) problems[g] = products[g];
+  return gemm::Run<T, TOut>(problems, mark, workspace, stream);
 }
 
-// One problem per group: rows of `a` and `c`, cut by the offsets, times weight[g].
-template <typename T, typename TOut>
-absl::Status RunGroups(MatrixView<const T> a, absl::Span<const int64_t> offsets,
-                       absl::Span<const MatrixView<const T>> weight, Layout weight_layout,
-                       MatrixView<TOut> c, Workspace& workspace, Stream& stream) {
-  const Workspace::Mark mark = workspace.mark();
-  MOE_ASSIGN_OR_RETURN(const auto problems,
-                       (workspace.Array<Problem<T, TOut>>(static_cast<int64_t>(weight.size()))));
-  for (size_t g = 0; g < weight.size(); ++g) {
-    problems[g] = {.a = Rows(a, offsets[g], offsets[g + 1]),
-                   .b = weight[g],
-                   .c = Rows(c, offsets[g], offsets[g + 1]),
-                   .b_layout = weight_layout};
+// Whether cuBLAS multiplies. It does not say what it makes of products without terms.
+template <typename T>
+absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& options,
+                                 size_t groups, int64_t depth) {
+  if (options.kernel == GroupedGemmKernel::kCublas && options.cublas == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": GroupedGemmKernel::kCublas without GemmOptions::cublas"));
   }
-  return gemm::Run<T, TOut>(problems, mark, workspace, stream);
+  if (depth == 0 || options.kernel == GroupedGemmKernel::kMma) return false;
+  if (options.kernel == GroupedGemmKernel::kCublas) return true;
+  return options.cublas != nullptr && groups == 1 && std::is_same_v<T, BFloat16>;
 }
 
 // `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
@@ -64,14 +85,18 @@ absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets
   return device.data();
 }
 
-// The products of all groups: rows of `a` and `c`, cut by the offsets, times weight[g].
 template <typename T, typename TOut>
-absl::Status Enqueue(absl::string_view function, MatrixView<const T> a,
-                     absl::Span<const int64_t> offsets,
-                     absl::Span<const MatrixView<const T>> weight, Layout weight_layout,
-                     MatrixView<TOut> c, Workspace& workspace, Stream& stream) {
-  if (!IsCuda(stream)) {
-    return RunGroups<T, TOut>(a, offsets, weight, weight_layout, c, workspace, stream);
+absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& products,
+                     Workspace& workspace, Stream& stream, const GemmOptions& options) {
+  if (!IsCuda(stream)) return RunOnCpu(products, workspace, stream);
+  const auto& [a, offsets, weight, weight_layout, c] = products;
+  MOE_ASSIGN_OR_RETURN(const bool takes_cublas,
+                       TakesCublas<T>(function, options, weight.size(), a.cols()));
+  if (takes_cublas) {
+    for (size_t g = 0; g < weight.size(); ++g) {
+      MOE_RETURN_IF_ERROR(options.cublas->Multiply(function, products[g], stream));
+    }
+    return absl::OkStatus();
   }
   MOE_ASSIGN_OR_RETURN(const int64_t* const device_offsets,
                        OffsetsOnDevice(offsets, workspace, stream));
@@ -85,28 +110,30 @@ template <typename T, typename TOut>
 absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
-                     Workspace& workspace, Stream& stream) {
+                     Workspace& workspace, Stream& stream, GemmOptions options) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, y.cols(), x.cols()));
   }
-  return Enqueue<T, TOut>(function, x, offsets, weight, Layout::kTransposed, y, workspace, stream);
+  return Enqueue<T, TOut>(function, {x, offsets, weight, Layout::kTransposed, y}, workspace, stream,
+                          options);
 }
 
 template <typename T, typename TOut>
 absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
                            absl::Span<const int64_t> offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
-                           Workspace& workspace, Stream& stream) {
+                           Workspace& workspace, Stream& stream, GemmOptions options) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, dy.cols(), dx.cols()));
   }
-  return Enqueue<T, TOut>(function, dy, offsets, weight, Layout::kPlain, dx, workspace, stream);
+  return Enqueue<T, TOut>(function, {dy, offsets, weight, Layout::kPlain, dx}, workspace, stream,
+                          options);
 }
 
 }  // namespace
@@ -114,64 +141,72 @@ absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
-                         Workspace& workspace, Stream& stream) {
-  return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream);
+                         Workspace& workspace, Stream& stream, GemmOptions options) {
+  return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream, options);
 }
 
 template <typename T>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
                                       absl::Span<const MatrixView<const T>> weight,
-                                      MatrixView<T> dx, Workspace& workspace, Stream& stream) {
-  return InputGradient<T, T>("GroupedGemmInputGradient", dy, offsets, weight, dx, workspace,
-                             stream);
+                                      MatrixView<T> dx, Workspace& workspace, Stream& stream,
+                                      GemmOptions options) {
+  return InputGradient<T, T>("GroupedGemmInputGradient", dy, offsets, weight, dx, workspace, stream,
+                             options);
 }
 
 template <typename T>
 absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
-                                Write write, Workspace& workspace, Stream& stream) {
+                                Write write, Workspace& workspace, Stream& stream,
+                                GemmOptions options) {
   constexpr char kFunction[] = "GemmWeightGradient";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), dw.rows()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, dy.rows(), dw.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dw", dw, dy.cols(), x.cols()));
+  const Problem<T, float> problem = {
+      .a = dy, .b = x, .c = dw, .a_layout = Layout::kTransposed, .write = write};
   if (IsCuda(stream)) {
+    MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kFunction, options, 1, x.rows()));
+    if (takes_cublas) return options.cublas->Multiply(kFunction, problem, stream);
     return LaunchKernel<T>(
         kFunction, gemm::CudaGroupedWeightGradient<T>{dy, x, nullptr, {&dw, 1}, write}, stream);
   }
   const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<Problem<T, float>>(1)));
-  problems[0] = {.a = dy, .b = x, .c = dw, .a_layout = Layout::kTransposed, .write = write};
+  problems[0] = problem;
   return gemm::Run<T, float>(problems, mark, workspace, stream);
 }
 
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
-                  Workspace& workspace, Stream& stream) {
+                  Workspace& workspace, Stream& stream, GemmOptions options) {
   const int64_t offsets[] = {0, x.rows()};
-  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, y, workspace, stream);
+  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, y, workspace, stream, options);
 }
 
 template <typename T, typename TOut>
 absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weight,
-                               MatrixView<TOut> dx, Workspace& workspace, Stream& stream) {
+                               MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
+                               GemmOptions options) {
   const int64_t offsets[] = {0, dy.rows()};
   return InputGradient<T, TOut>("GemmInputGradient", dy, offsets, {&weight, 1}, dx, workspace,
-                                stream);
+                                stream, options);
 }
 
-#define MOE_INSTANTIATE(T)                                                                       \
-  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,              \
-                                    absl::Span<const MatrixView<const T>>, MatrixView<T>,        \
-                                    Workspace&, Stream&);                                        \
-  template absl::Status GroupedGemmInputGradient(MatrixView<const T>, absl::Span<const int64_t>, \
-                                                 absl::Span<const MatrixView<const T>>,          \
-                                                 MatrixView<T>, Workspace&, Stream&);            \
-  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,             \
-                                           MatrixView<float>, Write, Workspace&, Stream&)
+#define MOE_INSTANTIATE(T)                                                                         \
+  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,                \
+                                    absl::Span<const MatrixView<const T>>, MatrixView<T>,          \
+                                    Workspace&, Stream&, GemmOptions);                             \
+  template absl::Status GroupedGemmInputGradient(MatrixView<const T>, absl::Span<const int64_t>,   \
+                                                 absl::Span<const MatrixView<const T>>,            \
+                                                 MatrixView<T>, Workspace&, Stream&, GemmOptions); \
+  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,               \
+                                           MatrixView<float>, Write, Workspace&, Stream&,          \
+                                           GemmOptions)
 #define MOE_INSTANTIATE_DENSE(T, TOut)                                                   \
   template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>, \
-                             Workspace&, Stream&);                                       \
+                             Workspace&, Stream&, GemmOptions);                          \
   template absl::Status GemmInputGradient(MatrixView<const T>, MatrixView<const T>,      \
-                                          MatrixView<TOut>, Workspace&, Stream&)
+                                          MatrixView<TOut>, Workspace&, Stream&, GemmOptions)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(BFloat16);
 MOE_INSTANTIATE_DENSE(float, float);

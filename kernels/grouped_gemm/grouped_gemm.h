@@ -11,6 +11,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 
 namespace moe {
 
@@ -30,7 +31,8 @@ namespace moe {
 //
 // CUDA: float32 by the same chains, with the CPU's bits; bfloat16 on tensor cores, 16 terms at a time
 // in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a row's
-// bits depend on that row and its group's weight alone.
+// bits depend on that row and its group's weight alone. Where `options` say cuBLAS, gemm_cublas.h has
+// the contract.
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
@@ -45,28 +47,31 @@ namespace moe {
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
-                         Workspace& workspace, Stream& stream);
+                         Workspace& workspace, Stream& stream, GemmOptions options = {});
 
 // dx[n, k] = sum_o dy[n, o] * weight[g][o, k].   dy [N, O], weight[g] [O, K], dx [N, K].
 template <typename T>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
                                       absl::Span<const MatrixView<const T>> weight,
-                                      MatrixView<T> dx, Workspace& workspace, Stream& stream);
+                                      MatrixView<T> dx, Workspace& workspace, Stream& stream,
+                                      GemmOptions options = {});
 
 // dw[o, k] (+)= sum_n dy[n, o] * x[n, k].   One group: dy [N, O], x [N, K], dw [O, K].
 // With N = 0, kOverwrite writes zeros.
 template <typename T>
 absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
-                                Write write, Workspace& workspace, Stream& stream);
+                                Write write, Workspace& workspace, Stream& stream,
+                                GemmOptions options = {});
 
 // The dense layer is one group: y = x * weight^T, dx = dy * weight.
 // TOut may be float where T is BFloat16 (router and output logits).
 template <typename T, typename TOut = T>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
-                  Workspace& workspace, Stream& stream);
+                  Workspace& workspace, Stream& stream, GemmOptions options = {});
 template <typename T, typename TOut = T>
 absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weight,
-                               MatrixView<TOut> dx, Workspace& workspace, Stream& stream);
+                               MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
+                               GemmOptions options = {});
 
 }  // namespace moe
 

@@ -1,0 +1,176 @@
+#include "kernels/grouped_gemm/gemm_cublas.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+#if defined(MOE_CUDA) && __has_include(<cublas_v2.h>)
+#define MOE_CUBLAS
+#include <dlfcn.h>
+
+#include <cublas_v2.h>
+#endif
+
+namespace moe {
+
+#if defined(MOE_CUBLAS)
+namespace {
+
+// What cuBLAS recommends for sm_90; smaller GPUs ask for less.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+#define MOE_CUBLAS_FUNCTIONS(F) \
+  F(cublasCreate_v2)            \
+  F(cublasDestroy_v2)           \
+  F(cublasSetStream_v2)         \
+  F(cublasSetWorkspace_v2) F(cublasSetMathMode) F(cublasGemmEx_64) F(cublasGetStatusName)
+
+struct Functions {
+#define MOE_DECLARE(name) decltype(&::name) name;
+  MOE_CUBLAS_FUNCTIONS(MOE_DECLARE)
+#undef MOE_DECLARE
+};
+
+absl::StatusOr<Functions> Load() {
+  Functions functions = {};
+#if defined(MOE_CUBLAS_LINKED)  // simulated devices have a cuBLAS of their own
+#define MOE_LOAD(name) functions.name = &::name;
+#else
+#define MOE_STRING_OF(value) #value
+#define MOE_LIBRARY(version) "libcublas.so." MOE_STRING_OF(version)
+  void* const library = dlopen(MOE_LIBRARY(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+#define MOE_LOAD(name)                                                                            \
+  if (library != nullptr) {                                                                       \
+    functions.name = reinterpret_cast<decltype(functions.name)>(dlsym(library, #name));           \
+  }                                                                                               \
+  if (functions.name == nullptr) {                                                                \
+    return absl::UnimplementedError(                                                              \
+        absl::StrCat("cuBLAS: ", dlerror(),                                                       \
+                     ": put the folder of " MOE_LIBRARY(                                          \
+                         CUBLAS_VER_MAJOR) " (lib64 of "                                          \
+                                           "the CUDA toolkit) in LD_LIBRARY_PATH, or do without " \
+                                           "it: --grouped-gemm mma"));                            \
+  }
+#endif
+  MOE_CUBLAS_FUNCTIONS(MOE_LOAD)
+  return functions;
+}
+
+const absl::StatusOr<Functions>& Library() {
+  static const auto* const library = new absl::StatusOr<Functions>(Load());
+  return *library;
+}
+
+absl::Status CublasStatus(cublasStatus_t status, absl::string_view function) {
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  const auto text = absl::StrCat(function, ": ", Library()->cublasGetStatusName(status));
+  return status == CUBLAS_STATUS_ALLOC_FAILED ? absl::ResourceExhaustedError(text)
+                                              : absl::InternalError(text);
+}
+
+template <typename T>
+constexpr cudaDataType kType = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF;
+
+// Rows of ours are columns of cuBLAS's, so that it sees every matrix transposed.
+constexpr cublasOperation_t OperationOf(gemm::Layout layout) {
+  return layout == gemm::Layout::kPlain ? CUBLAS_OP_N : CUBLAS_OP_T;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(int device) {
+  constexpr char kName[] = "cuBLAS";
+  MOE_RETURN_IF_ERROR(Library().status());
+  MOE_ASSIGN_OR_RETURN(MemoryResource* const memory, CudaMemory(device));
+  // Leaves the device current, which is the one that the handle will be of.
+  MOE_ASSIGN_OR_RETURN(Buffer workspace,
+                       Buffer::Allocate(kWorkspaceBytes, *memory, "workspace of cuBLAS"));
+  cublasHandle_t handle = nullptr;
+  MOE_RETURN_IF_ERROR(CublasStatus(Library()->cublasCreate_v2(&handle), kName));
+  std::unique_ptr<Cublas> made(new Cublas(handle, device, std::move(workspace)));
+  // A sum that several blocks share is not rounded to the output's type before it is complete.
+  MOE_RETURN_IF_ERROR(CublasStatus(
+      Library()->cublasSetMathMode(
+          handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                            CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+      kName));
+  return made;
+}
+
+Cublas::~Cublas() {
+  Library()->cublasDestroy_v2(static_cast<cublasHandle_t>(handle_));
+}
+
+// c = a * b is, transposed, c' = b' * a'.
+template <typename T, typename TOut>
+absl::Status Cublas::Multiply(absl::string_view function, const gemm::Problem<T, TOut>& problem,
+                              Stream& stream) {
+  if (stream.device().kind != DeviceKind::kCuda || stream.device().index != device_) {
+    return absl::InvalidArgumentError(absl::StrCat(function, ": cuBLAS of CUDA device ", device_,
+                                                   " is given a stream of another device"));
+  }
+  const auto& [a, b, c, a_layout, b_layout, write] = problem;
+  if (c.rows() == 0 || c.cols() == 0) return absl::OkStatus();
+  const auto handle = static_cast<cublasHandle_t>(handle_);
+  const Functions& library = *Library();
+  const float one = 1, old = write == Write::kAdd ? 1 : 0;
+  return stream.Launch([&](void* native) {
+    MOE_RETURN_IF_ERROR(CublasStatus(
+        library.cublasSetStream_v2(handle, static_cast<cudaStream_t>(native)), function));
+    // A new stream has taken the workspace away.
+    MOE_RETURN_IF_ERROR(
+        CublasStatus(library.cublasSetWorkspace_v2(handle, workspace_.data(),
+                                                   static_cast<size_t>(workspace_.bytes())),
+                     function));
+    return CublasStatus(
+        library.cublasGemmEx_64(handle, OperationOf(b_layout), OperationOf(a_layout), c.cols(),
+                                c.rows(), problem.depth(), &one, b.data(), kType<T>, b.stride(),
+                                a.data(), kType<T>, a.stride(), &old, c.data(), kType<TOut>,
+                                c.stride(), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        function);
+  });
+}
+
+#else
+
+absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(int) {
+  return absl::UnimplementedError(
+      "cuBLAS: none in this build: configure where CUDA and cublas_v2.h are, or do without it: "
+      "--grouped-gemm mma");
+}
+Cublas::~Cublas() = default;
+
+template <typename T, typename TOut>
+absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<T, TOut>&, Stream&) {
+  return Create(device_).status();
+}
+
+#endif
+
+template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<float, float>&,
+                                       Stream&);
+template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<BFloat16, float>&,
+                                       Stream&);
+template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<BFloat16, BFloat16>&,
+                                       Stream&);
+
+absl::StatusOr<std::unique_ptr<Cublas>> MakeCublas(GroupedGemmKernel kernel, RowBits rows,
+                                                   Device device) {
+  if (kernel == GroupedGemmKernel::kMma) return nullptr;
+  const bool demanded = kernel == GroupedGemmKernel::kCublas;
+  if (rows == RowBits::kIndependent) {
+    if (!demanded) return nullptr;
+    return absl::InvalidArgumentError(
+        "--grouped-gemm cublas: the bits of a row depend on the number of rows, which "
+        "layout-invariant numerics rule out: expected auto or mma");
+  }
+  if (device.kind == DeviceKind::kCpu) {
+    if (!demanded) return nullptr;
+    return absl::InvalidArgumentError("--grouped-gemm cublas: computes on CUDA devices alone");
+  }
+  absl::StatusOr<std::unique_ptr<Cublas>> made = Cublas::Create(device.index);
+  if (!demanded && absl::IsUnimplemented(made.status())) return nullptr;
+  return made;
+}
+
+}  // namespace moe
