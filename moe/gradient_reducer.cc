@@ -175,10 +175,7 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
     return out;
   }
   const auto in = sum.span<float>().subspan(place.offset, parameter.size());
-  MOE_RETURN_IF_ERROR(stream.Enqueue([in, out, factor = static_cast<float>(scale)] {
-    for (size_t i = 0; i < in.size(); ++i) out[i] = in[i] * factor;
-    return absl::OkStatus();
-  }));
+  MOE_RETURN_IF_ERROR(Scale(in, static_cast<float>(scale), out, stream));
   return out;
 }
 

@@ -47,7 +47,8 @@ absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double 
     if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
     MOE_ASSIGN_OR_RETURN(const auto gradient,
                          reducer.Gradient(*p, gradient_scale, scratch, stream));
-    MOE_RETURN_IF_ERROR(SumOfSquares(gradient, &squares[index_.position(*p)], stream));
+    MOE_RETURN_IF_ERROR(
+        SumOfSquares(gradient, &squares[index_.position(*p)], *context_.workspace, stream));
   }
   // One rank speaks for each tensor and the others add 0: exact in any order.
   MOE_RETURN_IF_ERROR(

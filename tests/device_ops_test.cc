@@ -2,6 +2,7 @@
 // given. The kernels' own tests (*_cuda_test.cc) have shapes, layouts and schedules.
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -12,37 +13,18 @@
 #include "kernels/embedding/embedding.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
-#include "tests/device_memory.h"
-#include "tests/op_test.h"
+#include "tests/device_results.h"
 
 namespace moe {
 namespace {
 
+using testing::ExpectSameBitsOnEveryDevice;
+using testing::Random;
 using testing::RandomFloats;
 using testing::TestDevice;
 using testing::TestDevices;
 
-using Results = std::vector<std::vector<float>>;
-
 constexpr int64_t kRows = 7, kCols = 21, kStride = 24;
-
-// Runs `operation` on every device and expects what the first, the CPU with one thread, gives.
-template <typename Operation>
-void ExpectSameBitsOnEveryDevice(Operation operation) {
-  Results expected;
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(device->name());
-    const Results got = operation(*device);
-    if (expected.empty()) expected = got;
-    ASSERT_EQ(got.size(), expected.size());
-    for (size_t i = 0; i < got.size(); ++i)
-      EXPECT_TRUE(testing::SameBits(got[i], expected[i])) << i;
-  }
-}
-
-testing::DeviceArray<float> Random(const TestDevice& device, int64_t n, uint64_t seed) {
-  return device.Copy(RandomFloats(n, seed));
-}
 
 MatrixView<float> Matrix(const testing::DeviceArray<float>& array) {
   return array.view(kRows, kCols, kStride);
@@ -57,7 +39,7 @@ TEST(DeviceOpsTest, Biases) {
                                                            bias.span().last(kCols)};
       EXPECT_TRUE(AddBias<float>(Matrix(y), {0, 2, kRows}, groups, device.stream()).ok());
       EXPECT_TRUE(BiasGradient<float>(Matrix(y), d_bias.span(), write, device.stream()).ok());
-      return Results{device.Read(y), device.Read(d_bias)};
+      return std::tuple(device.Read(y), device.Read(d_bias));
     });
   }
 }
@@ -78,8 +60,8 @@ TEST(DeviceOpsTest, RmsNorm) {
                                          stream)
                       .ok());
       EXPECT_TRUE(AddRows<float>(Matrix(y), Matrix(dx), Matrix(sum), stream).ok());
-      return Results{device.Read(y), device.Read(rstd), device.Read(dx), device.Read(d_weight),
-                     device.Read(sum)};
+      return std::tuple(device.Read(y), device.Read(rstd), device.Read(dx), device.Read(d_weight),
+                        device.Read(sum));
     });
   }
 }
@@ -90,7 +72,7 @@ TEST(DeviceOpsTest, CastsThereAndBack) {
     const auto narrow = device.Copy(std::vector<BFloat16>(kCols));
     EXPECT_TRUE((Cast<float, BFloat16>(in.span(), narrow.span(), device.stream()).ok()));
     EXPECT_TRUE((Cast<BFloat16, float>(narrow.span(), back.span(), device.stream()).ok()));
-    return Results{device.Read(back)};
+    return std::tuple(device.Read(back));
   });
 }
 
@@ -102,7 +84,7 @@ TEST(DeviceOpsTest, AdamW) {
     EXPECT_TRUE(
         AdamW({.step = 3}, gradient.span(), weight.span(), m.span(), v.span(), device.stream())
             .ok());
-    return Results{device.Read(weight), device.Read(m), device.Read(v)};
+    return std::tuple(device.Read(weight), device.Read(m), device.Read(v));
   });
 }
 
@@ -115,7 +97,7 @@ TEST(DeviceOpsTest, EmbeddingGradient) {
       EXPECT_TRUE(
           EmbeddingBackward<float>(ids.span(), Matrix(dx), Matrix(d_table), write, device.stream())
               .ok());
-      return Results{device.Read(d_table)};
+      return std::tuple(device.Read(d_table));
     });
   }
 }
@@ -132,7 +114,7 @@ TEST(DeviceOpsTest, PlainActivations) {
     EXPECT_TRUE(ActivationBackward<float>(Activation::kRelu2, Matrix(gate), {}, Matrix(d_out),
                                           Matrix(d_gate), {}, stream)
                     .ok());
-    return Results{device.Read(out), device.Read(d_gate)};
+    return std::tuple(device.Read(out), device.Read(d_gate));
   });
 }
 
@@ -143,7 +125,7 @@ TEST(DeviceOpsTest, GatedActivations) {
   const double bound = 20 * testing::kFloatRounding;
   const auto gate = RandomFloats(kRows * kStride, 1), up = RandomFloats(kRows * kStride, 2);
   const auto d_out = RandomFloats(kRows * kStride, 3);
-  Results expected;
+  std::vector<std::vector<float>> expected;
   for (const auto& device : TestDevices()) {
     SCOPED_TRACE(device->name());
     const auto g = device->Copy(gate), u = device->Copy(up), d = device->Copy(d_out);
@@ -157,7 +139,8 @@ TEST(DeviceOpsTest, GatedActivations) {
     ASSERT_TRUE(ActivationBackward<float>(Activation::kSwiGlu, Matrix(g), Matrix(u), Matrix(d),
                                           Matrix(d_gate), Matrix(d_up), stream)
                     .ok());
-    const Results got = {device->Read(out), device->Read(d_gate), device->Read(d_up)};
+    const std::vector<std::vector<float>> got = {device->Read(out), device->Read(d_gate),
+                                                 device->Read(d_up)};
     if (expected.empty()) expected = got;
     for (size_t i = 0; i < gate.size(); ++i) {
       EXPECT_NEAR(got[0][i], expected[0][i], bound * std::abs(expected[0][i]));

@@ -173,6 +173,27 @@ TEST(ExactToFloatCudaTest, EqualsTheCpuForAnyFactorLayoutAndSchedule) {
   });
 }
 
+TEST(ScaleCudaTest, MultipliesInAnyLayoutAndSchedule) {
+  cusim::ForSeeds([] {
+    for (const auto& [in, out] : cusim::kLayoutPairs) {
+      for (const int64_t n : {1, 4, 333, 1029}) {
+        const auto x = Floats::Random(1, n, in, 5);
+        Floats got(1, n, out), want(1, n, out);
+        for (int64_t i = 0; i < n; ++i) want.view()(0, i) = x.view()(0, i) * 0.3f;
+        ASSERT_EQ(exact_sum::Run(exact_sum::CudaScale{x.view().data(), 0.3f, got.view().data(), n},
+                                 nullptr),
+                  cudaSuccess);
+        EXPECT_TRUE(got == want) << n;
+        for (int64_t i = 0; i < n; ++i) want.view()(0, i) = -want.view()(0, i);
+        ASSERT_EQ(exact_sum::Run(  // in place
+                      exact_sum::CudaScale{got.view().data(), -1, got.view().data(), n}, nullptr),
+                  cudaSuccess);
+        EXPECT_TRUE(got == want) << n;
+      }
+    }
+  });
+}
+
 double SumOfSquares(const std::vector<float>& x) {
   const auto n = static_cast<int64_t>(x.size());
   std::vector<double> block_sums(exact_sum::SquaresBlocks(n), NAN);
@@ -218,6 +239,7 @@ TEST(ExactSumCudaTest, NothingIsLaunchedForNoElements) {
   EXPECT_EQ(exact_sum::Run(exact_sum::CudaAccumulate{}, nullptr), cudaSuccess);
   EXPECT_EQ(exact_sum::Run(exact_sum::CudaAdd{}, nullptr), cudaSuccess);
   EXPECT_EQ(exact_sum::Run(exact_sum::CudaToFloat{}, nullptr), cudaSuccess);
+  EXPECT_EQ(exact_sum::Run(exact_sum::CudaScale{}, nullptr), cudaSuccess);
 }
 
 }  // namespace

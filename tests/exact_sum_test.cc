@@ -196,14 +196,30 @@ double ReferenceSumOfSquares(const std::vector<float>& x) {
   return total;
 }
 
+TEST(ScaleTest, MultipliesEachElementOnAnyNumberOfThreads) {
+  const int64_t n = 40009;
+  const auto x = RandomFloats(n, 7);
+  for (const int threads : {1, 2}) {
+    TestStream stream(threads);
+    std::vector<float> out(static_cast<size_t>(n)), in_place = x, wrong(3);
+    ASSERT_TRUE(Scale(x, 1.0f / 3, absl::MakeSpan(out), *stream).ok());
+    for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[i], x[i] * (1.0f / 3));
+    ASSERT_TRUE(Scale(in_place, 1.0f / 3, absl::MakeSpan(in_place), *stream).ok());
+    EXPECT_EQ(in_place, out);
+    EXPECT_EQ(testing::Message(Scale(x, 1, absl::MakeSpan(wrong), *stream)),
+              "Scale: out is [3], expected [40009]");
+  }
+}
+
 TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThreads) {
+  Workspace workspace;
   for (const int64_t n : {0, 1, 15, 17, 4095, 4096, 4097, 100000, 1100000}) {
     const auto x = RandomFloats(n, 5);
     const double expected = ReferenceSumOfSquares(x);
     for (const int threads : {1, 2, 3}) {
       TestStream stream(threads);
       double result = -1;
-      ASSERT_TRUE(SumOfSquares(x, &result, *stream).ok());
+      ASSERT_TRUE(SumOfSquares(x, &result, workspace, *stream).ok());
       EXPECT_EQ(result, expected) << n << " " << threads;
     }
   }
@@ -211,7 +227,7 @@ TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThread
   auto x = RandomFloats(100, 6);
   x[99] = kNaN;
   double result = 0;
-  ASSERT_TRUE(SumOfSquares(x, &result, *stream).ok());
+  ASSERT_TRUE(SumOfSquares(x, &result, workspace, *stream).ok());
   EXPECT_TRUE(std::isnan(result));
 }
 

@@ -124,13 +124,22 @@ template <typename T>
   return ::testing::AssertionSuccess();
 }
 
+// What a failure prints.
+template <typename T>
+double AsDouble(T value) {
+  return static_cast<double>(value);
+}
+inline double AsDouble(BFloat16 value) {
+  return static_cast<float>(value);
+}
+
 template <typename T>
 ::testing::AssertionResult SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   if (a.size() != b.size()) return ::testing::AssertionFailure() << "lengths differ";
   for (size_t i = 0; i < a.size(); ++i) {
     if (!SameBits(a[i], b[i])) {
-      return ::testing::AssertionFailure() << "[" << i << "]: " << static_cast<double>(a[i])
-                                           << " and " << static_cast<double>(b[i]);
+      return ::testing::AssertionFailure()
+             << "[" << i << "]: " << AsDouble(a[i]) << " and " << AsDouble(b[i]);
     }
   }
   return ::testing::AssertionSuccess();

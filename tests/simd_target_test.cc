@@ -55,6 +55,7 @@ Values Unfused() {
 Values UnfusedFloat() {
   Values all = Unfused<float>();
   TestStream stream;
+  Workspace workspace;
   for (const int64_t n : kColumns) {
     const auto x = RandomFloats(n, 4, 3000);
     std::vector<float> weight(n, 1.0f), m(n, 0.1f), v(n, 0.2f), wide(n);
@@ -72,7 +73,7 @@ Values UnfusedFloat() {
     Append(v, all);
     Append(wide, all);
     EXPECT_TRUE(ExactToFloat({}, sum, 1.0 / 3, absl::MakeSpan(wide), *stream).ok());
-    EXPECT_TRUE(SumOfSquares(x, &squares, *stream).ok());
+    EXPECT_TRUE(SumOfSquares(x, &squares, workspace, *stream).ok());
     Append(wide, all);
     Append(Values{squares, static_cast<double>(non_finite)}, all);
   }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cross_entropy/cross_entropy_cpu.h"
+#include "kernels/cross_entropy/cross_entropy_cuda.h"
 
 namespace moe {
 namespace {
@@ -26,7 +28,6 @@ template <typename T>
 absl::Status CrossEntropy(MatrixView<const float> logits, absl::Span<const int32_t> target,
                           float scale, absl::Span<float> loss, MatrixView<T> d_logits,
                           Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   const int64_t tokens = logits.rows();
   const int64_t vocabulary = logits.cols();
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "logits", logits, tokens, vocabulary));
@@ -35,6 +36,13 @@ absl::Status CrossEntropy(MatrixView<const float> logits, absl::Span<const int32
   const bool loss_only = d_logits.data() == nullptr && d_logits.rows() == 0;
   if (!loss_only) {
     MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_logits", d_logits, tokens, vocabulary));
+  }
+  if (IsCuda(stream)) {
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return cross_entropy::Run(
+          cross_entropy::CudaCrossEntropy<T>{logits, target.data(), scale, loss.data(), d_logits},
+          cuda);
+    });
   }
   MOE_RETURN_IF_ERROR(CheckTargets(target, vocabulary));
   const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, vocabulary));

@@ -4,17 +4,18 @@
 #include <atomic>
 #include <cmath>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
+#include "kernels/exact_sum/exact_sum_cuda.h"
 
 namespace moe {
 namespace {
 
 constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
-constexpr int64_t kBlock = 4096;              // elements a block of SumOfSquares
-constexpr int64_t kBlocksPerRange = 8;
-constexpr int64_t kBlocksPerFork = 256;  // so that their sums fit on the stack
+constexpr int64_t kBlocksPerRange = 8;        // of SumOfSquares
+constexpr int64_t kBlocksPerFork = 256;       // so that their sums fit on the stack
 
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
   if (grid.max_terms < 1) {
@@ -33,13 +34,23 @@ absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
 
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
                              absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("ExactAccumulate", stream));
   MOE_RETURN_IF_ERROR(CheckGrid("ExactAccumulate", grid));
   const auto n = static_cast<int64_t>(partial.size());
   MOE_RETURN_IF_ERROR(CheckLength("ExactAccumulate", "sum", sum.size(), n));
+  const double inverse_unit = std::ldexp(1.0, -grid.unit_log2);
+  if (IsCuda(stream)) {
+    return LaunchOn("ExactAccumulate", stream, [&](auto cuda) {
+      return exact_sum::Run(exact_sum::CudaAccumulate{.partial = partial.data(),
+                                                      .inverse_unit = inverse_unit,
+                                                      .limit = grid.limit(),
+                                                      .sum = sum.data(),
+                                                      .non_finite = non_finite,
+                                                      .n = n},
+                            cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    const double inverse_unit = std::ldexp(1.0, -grid.unit_log2);
     std::atomic<int64_t> count = 0;  // integers: the order does not matter
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
       const int64_t bad = ExactAccumulateRange(partial.data() + begin, inverse_unit, grid.limit(),
@@ -53,13 +64,17 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
 
 absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
                           absl::Span<float> out, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("ExactToFloat", stream));
   MOE_RETURN_IF_ERROR(CheckGrid("ExactToFloat", grid));
   const auto n = static_cast<int64_t>(sum.size());
   MOE_RETURN_IF_ERROR(CheckLength("ExactToFloat", "out", out.size(), n));
+  const double factor = std::ldexp(scale, grid.unit_log2);
+  if (IsCuda(stream)) {
+    return LaunchOn("ExactToFloat", stream, [&](auto cuda) {
+      return exact_sum::Run(exact_sum::CudaToFloat{sum.data(), factor, out.data(), n}, cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    const double factor = std::ldexp(scale, grid.unit_log2);
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
       ExactToFloatRange(sum.data() + begin, factor, out.data() + begin, end - begin);
     });
@@ -67,20 +82,44 @@ absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, 
   });
 }
 
-absl::Status SumOfSquares(absl::Span<const float> x, double* result, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("SumOfSquares", stream));
+absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out,
+                   Stream& stream) {
+  const auto n = static_cast<int64_t>(in.size());
+  MOE_RETURN_IF_ERROR(CheckLength("Scale", "out", out.size(), n));
+  if (IsCuda(stream)) {
+    return LaunchOn("Scale", stream, [&](auto cuda) {
+      return exact_sum::Run(exact_sum::CudaScale{in.data(), factor, out.data(), n}, cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    const auto n = static_cast<int64_t>(x.size());
-    const int64_t blocks = (n + kBlock - 1) / kBlock;
+    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) out[i] = in[i] * factor;
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SumOfSquares(absl::Span<const float> x, double* result, Workspace& workspace,
+                          Stream& stream) {
+  const auto n = static_cast<int64_t>(x.size());
+  const int64_t blocks = exact_sum::SquaresBlocks(n);
+  if (IsCuda(stream)) {
+    MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(blocks));
+    return LaunchOn("SumOfSquares", stream, [&](auto cuda) {
+      return exact_sum::Run(exact_sum::CudaSumOfSquares{x.data(), sums.data(), result, n}, cuda);
+    });
+  }
+  ThreadPool& threads = stream.threads();
+  return stream.Enqueue([=, &threads] {
     double total = 0;
     for (int64_t first = 0; first < blocks; first += kBlocksPerFork) {
       double sums[kBlocksPerFork];
       const int64_t count = std::min(kBlocksPerFork, blocks - first);
       threads.For(count, kBlocksPerRange, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
-          const int64_t at = (first + b) * kBlock;
-          sums[b] = SumOfSquaresBlock(x.data() + at, std::min(kBlock, n - at));
+          const int64_t at = (first + b) * exact_sum::kSquaresBlock;
+          sums[b] = SumOfSquaresBlock(x.data() + at, std::min(exact_sum::kSquaresBlock, n - at));
         }
       });
       for (int64_t b = 0; b < count; ++b) total += sums[b];

@@ -1,4 +1,5 @@
-// Sums of float32 that do not depend on their order: fixed-point integers.
+// Sums of float32 that do not depend on their order: fixed-point integers. Arrays and results are
+// memory of the stream's device; every device gives the same bits, a NaN's payload aside.
 #ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_
 #define MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_
 
@@ -8,6 +9,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
 
 namespace moe {
 
@@ -33,9 +35,15 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
 absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
                           absl::Span<float> out, Stream& stream);
 
-// Sum of squares in float64 with a layout-free order: blocks of 4096 elements, each summed in
-// ascending order over 16 interleaved partials folded pairwise, blocks folded in ascending order.
-absl::Status SumOfSquares(absl::Span<const float> x, double* result, Stream& stream);
+// out[i] = in[i] * factor: what ExactToFloat is to a sum in float32. in, out [n]; out may be `in`.
+absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Stream& stream);
+
+// *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
+// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in ascending
+// order. `workspace`, memory of the stream's device, lends CUDA 8 bytes a block, left to the caller's
+// mark.
+absl::Status SumOfSquares(absl::Span<const float> x, double* result, Workspace& workspace,
+                          Stream& stream);
 
 }  // namespace moe
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
+#include "kernels/base/cuda_types.h"
 
 namespace moe::exact_sum {
 
@@ -34,6 +34,14 @@ struct CudaToFloat {
   int64_t n;
 };
 
+// out[i] = in[i] * factor: Scale, in device memory.
+struct CudaScale {
+  const float* in;  // [n]
+  float factor;
+  float* out;  // [n], may be `in`
+  int64_t n;
+};
+
 // The arguments of SumOfSquares, in device memory.
 struct CudaSumOfSquares {
   const float* x;      // [n]
@@ -42,7 +50,7 @@ struct CudaSumOfSquares {
   int64_t n;
 };
 
-constexpr int64_t kSquaresBlock = 4096;  // elements a block, as exact_sum.h has it
+constexpr int64_t kSquaresBlock = 4096;  // elements a block; the CPU's too
 constexpr int64_t SquaresBlocks(int64_t n) {
   return (n + kSquaresBlock - 1) / kSquaresBlock;
 }
@@ -53,6 +61,7 @@ constexpr int64_t SquaresBlocks(int64_t n) {
 cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream);
 cudaError_t Run(const CudaAdd& add, cudaStream_t stream);
 cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream);
+cudaError_t Run(const CudaScale& scale, cudaStream_t stream);
 cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream);
 
 }  // namespace moe::exact_sum

@@ -16,7 +16,8 @@
 namespace moe {
 
 // A view over one parameter's part of a reducer bucket: float32 (`fast` numerics) or int64 on an
-// exact grid (`layout-invariant`). Copyable; the bucket owns the memory.
+// exact grid (`layout-invariant`). Copyable; the bucket owns the memory, which is that of the
+// streams' device, `non_finite` included.
 class GradAccumulator {
  public:
   GradAccumulator() = default;
@@ -33,8 +34,9 @@ class GradAccumulator {
   }
 
   // Adds one partial. `compute(out, write)` fills (kOverwrite) or adds to (kAdd) `out`, all of the
-  // parameter's elements; it is called once, with scratch from `workspace` when exact. On the CPU
-  // the stream must run inline. One call is one partial of the numerics contract: in exact
+  // parameter's elements; it is called once, with scratch from `workspace`, memory of the
+  // stream's device, when exact; on return the scratch is free for later work in the stream. On the
+  // CPU the stream must run inline. One call is one partial of the numerics contract: in exact
   // accumulation call it once per micro-batch (an expert: once per segment).
   absl::Status Add(absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
                    Workspace& workspace, Stream& stream) const;
