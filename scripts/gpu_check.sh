@@ -55,17 +55,16 @@ if [[ $bundle ]]; then
 fi
 
 mkdir -p "$out" && rm -f "$out"/*.{json,jsonl,log,tsv} || exit 2
-# What PyTorch brings, and before it what a bundle carries.
-GPU_CHECK_LIBRARIES=$(python3 -c '
+# Where our programs, and they alone, look for libraries: what a bundle carries, what PyTorch brings.
+GPU_CHECK_LIBRARIES=${is_bundle:+$here/lib:}$(python3 -c '
 import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")
-print(":".join(path for folder in (spec.submodule_search_locations if spec else [])
-               for path in sorted(glob.glob(folder + "/*/lib"))))' 2>/dev/null)
-[[ -z $is_bundle ]] || GPU_CHECK_LIBRARIES=$here/lib:$GPU_CHECK_LIBRARIES
+for folder in spec.submodule_search_locations if spec else []:
+    for path in sorted(glob.glob(folder + "/*/lib")):
+        print(path, end=":")' 2>/dev/null)${LD_LIBRARY_PATH-}
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 
-# Our programs alone see these libraries; Python has its own.
-ours() { LD_LIBRARY_PATH="$GPU_CHECK_LIBRARIES:${LD_LIBRARY_PATH-}" "$@"; }
+ours() { LD_LIBRARY_PATH=$GPU_CHECK_LIBRARIES "$@"; }
 
 run_tests() { ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4; }
 
