@@ -142,26 +142,18 @@ std::vector<std::vector<double>> Results(const Problem<T>& p) {
   return Results(p, 0, p.shape.rows());
 }
 
-// attention_oracle.h allows 2 (D + n + 20) roundings of its bounds. Here sums are also rescaled, by
-// exp(scale * (max - new max)), once in 64 keys: one rounding for the product and four for an exp
-// within 2 ulps. (Errors of the exponents are in the bounds: they are relative to scores, and the
-// differences of a rising maximum add up to twice the largest score.)
-double Roundings(const Shape& shape) {
-  const int64_t n = shape.longest();
-  return 2 * static_cast<double>(shape.depth + n + 20 + 5 * ((n + 63) / 64));
-}
-
 void ExpectNearOracle(const Problem<float>& p) {
   const AttentionOracle oracle(p.shape.heads, p.shape.offsets, Values(p.q), Values(p.k),
                                Values(p.v), Values(p.d_out));
   const AttentionOracle::Value* const expected[] = {&oracle.out, &oracle.log_sum_exp, &oracle.d_q,
                                                     &oracle.d_k, &oracle.d_v};
+  const double roundings = testing::CudaAttentionRoundings(p.shape.depth, p.shape.longest());
   const auto results = Results(p);
   for (size_t m = 0; m < results.size(); ++m) {
     ASSERT_EQ(results[m].size(), expected[m]->value.size()) << kNames[m];
     for (size_t i = 0; i < results[m].size(); ++i) {
       ASSERT_NEAR(results[m][i], expected[m]->value[i],
-                  Roundings(p.shape) * kFloatRounding * expected[m]->bound[i])
+                  roundings * kFloatRounding * expected[m]->bound[i])
           << kNames[m] << " [" << i << "] " << p.shape.heads << " heads of " << p.shape.depth;
     }
   }

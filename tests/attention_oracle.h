@@ -9,6 +9,15 @@
 
 namespace moe::testing {
 
+// AttentionOracle allows 2 (D + n + 20) roundings of its bounds. On CUDA sums are also rescaled, by
+// exp(scale * (max - new max)), once in 64 keys: one rounding for the product and four for an exp
+// within 2 ulps. (Errors of the exponents are in the bounds: they are relative to scores, and the
+// differences of a rising maximum add up to twice the largest score.)
+inline double CudaAttentionRoundings(int64_t depth, int64_t longest_sequence) {
+  const int64_t tiles = (longest_sequence + 63) / 64;
+  return 2 * static_cast<double>(depth + longest_sequence + 20 + 5 * tiles);
+}
+
 // float64 attention in plain loops. Beside every value x it keeps a bound: the sum of the absolute
 // values of the terms of x, where a probability counts 1 + |score| times. Every factor of a term is
 // a chain of at most D or n additions and 20 more operations, so that float32 stays within

@@ -70,8 +70,9 @@ TYPED_TEST(RotaryCudaTest, HasTheBitsOfTheCpuForAnyHeadSizeLayoutAndSchedule) {
     for (const auto direction : {RotaryDirection::kForward, RotaryDirection::kBackward}) {
       auto got = DeviceMatrix<T>::Random(22, heads * depth, layout, 1), want = got;
       testing::TestStream stream;
+      Workspace workspace;
       ASSERT_TRUE(ApplyRotary<T>({.heads = heads, .sequence_offsets = offsets}, kBase, direction,
-                                 want.view(), *stream)
+                                 want.view(), workspace, *stream)
                       .ok());
       ASSERT_EQ(attention::Run(attention::CudaRotary<T>{.x = got.view(),
                                                         .heads = heads,

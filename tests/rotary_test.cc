@@ -18,8 +18,9 @@ using Offsets = std::vector<int64_t>;
 template <typename T>
 absl::Status Rotate(int heads, const Offsets& offsets, RotaryDirection direction, Matrix<T>& x,
                     TestStream& stream, float base = 10000.0f) {
+  Workspace workspace;
   return ApplyRotary<T>({.heads = heads, .sequence_offsets = offsets}, base, direction, x.view(),
-                        *stream);
+                        workspace, *stream);
 }
 
 TEST(ApplyRotaryTest, TurnsThePairByThePositionInItsSequence) {

@@ -38,13 +38,14 @@ template <typename T>
 Values Unfused() {
   Values all;
   TestStream stream;
+  Workspace workspace;
   for (const int64_t n : kColumns) {
     const auto a = Matrix<T>::Random(kRows, n, 1), b = Matrix<T>::Random(kRows, n, 2);
     Matrix<T> sum(kRows, n), turned = Matrix<T>::Random(kRows, 2 * n, 3);
     EXPECT_TRUE(AddRows<T>(a.view(), b.view(), sum.view(), *stream).ok());
     const std::vector<int64_t> offsets = {0, 1, kRows};
     EXPECT_TRUE(ApplyRotary<T>({.sequence_offsets = offsets}, 100.0f, RotaryDirection::kForward,
-                               turned.view(), *stream)
+                               turned.view(), workspace, *stream)
                     .ok());
     Append(sum.values(), all);
     Append(turned.values(), all);

@@ -4,7 +4,9 @@
 #include <atomic>
 
 #include "kernels/attention/attention_cpu.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_shape.h"
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
@@ -33,14 +35,34 @@ absl::Status CheckAttentionShape(absl::string_view function, const AttentionShap
   return absl::OkStatus();
 }
 
-namespace {
-
 int64_t LongestSequence(const AttentionShape& shape) {
   int64_t longest = 0;
   for (size_t s = 1; s < shape.sequence_offsets.size(); ++s) {
     longest = std::max(longest, shape.sequence_offsets[s] - shape.sequence_offsets[s - 1]);
   }
   return longest;
+}
+
+absl::StatusOr<const int64_t*> UploadOffsets(const AttentionShape& shape, Workspace& workspace,
+                                             Stream& stream) {
+  const absl::Span<const int64_t> host = shape.sequence_offsets;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offsets,
+                       workspace.Array<int64_t>(static_cast<int64_t>(host.size())));
+  MOE_RETURN_IF_ERROR(stream.Upload(host.data(), offsets.data(),
+                                    static_cast<int64_t>(host.size() * sizeof(int64_t))));
+  return offsets.data();
+}
+
+namespace {
+
+int64_t Sequences(const AttentionShape& shape) {
+  return static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
+}
+
+absl::Status CheckCudaHeads(absl::string_view function, const AttentionShape& shape) {
+  if (shape.heads <= attention::kMostHeads) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(function, ": ", shape.heads, " heads, at most ",
+                                                 attention::kMostHeads, " on CUDA"));
 }
 
 // The part of a [T, heads * D] view that belongs to one head of one sequence.
@@ -61,8 +83,7 @@ struct HeadRange {
 // One row of scratch for each thread that works on heads.
 absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t floats,
                                             const ThreadPool& threads, Workspace& workspace) {
-  const auto sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
-  const int64_t slots = std::min<int64_t>(threads.threads(), sequences * shape.heads);
+  const int64_t slots = std::min<int64_t>(threads.threads(), Sequences(shape) * shape.heads);
   return workspace.Matrix<float>(slots, (floats + 15) / 16 * 16);
 }
 
@@ -71,12 +92,11 @@ absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t
 template <typename F>
 void ForEachHead(const AttentionShape& shape, int64_t depth, MatrixView<float> slots,
                  ThreadPool& threads, const F& run) {
-  const auto sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
   std::atomic<int64_t> next = 0;
   threads.For(slots.rows(), 1, [&](int64_t slot, int64_t) {
     while (true) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= sequences * shape.heads) return;
+      if (i >= Sequences(shape) * shape.heads) return;
       const int64_t s = i / shape.heads;
       const HeadRange range = {.begin = shape.sequence_offsets[s],
                                .end = shape.sequence_offsets[s + 1],
@@ -94,13 +114,27 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,
                              MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream) {
   constexpr const char* kFunction = "CausalAttention";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "k", k, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
+  if (IsCuda(stream)) {
+    MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
+    MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return attention::Run(attention::CudaForward<T>{.q = q,
+                                                      .k = k,
+                                                      .v = v,
+                                                      .heads = shape.heads,
+                                                      .sequence_offsets = offsets,
+                                                      .sequences = Sequences(shape),
+                                                      .out = out,
+                                                      .log_sum_exp = log_sum_exp},
+                            cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   const int64_t depth = q.cols() / shape.heads;
   MOE_ASSIGN_OR_RETURN(
@@ -127,7 +161,6 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
                                      MatrixView<T> d_k, MatrixView<T> d_v, Workspace& workspace,
                                      Stream& stream) {
   constexpr const char* kFunction = "CausalAttentionBackward";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
   const auto check = [&](const char* name, const auto& m) {
@@ -141,6 +174,28 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   MOE_RETURN_IF_ERROR(check("d_q", d_q));
   MOE_RETURN_IF_ERROR(check("d_k", d_k));
   MOE_RETURN_IF_ERROR(check("d_v", d_v));
+  if (IsCuda(stream)) {
+    MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
+    MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const MatrixView<float> row_dot,
+                         workspace.Matrix<float>(q.rows(), shape.heads));
+    return LaunchOn(kFunction, stream, [&](auto cuda) {
+      return attention::Run(attention::CudaBackward<T>{.q = q,
+                                                       .k = k,
+                                                       .v = v,
+                                                       .out = out,
+                                                       .log_sum_exp = log_sum_exp,
+                                                       .d_out = d_out,
+                                                       .heads = shape.heads,
+                                                       .sequence_offsets = offsets,
+                                                       .sequences = Sequences(shape),
+                                                       .d_q = d_q,
+                                                       .d_k = d_k,
+                                                       .d_v = d_v,
+                                                       .row_dot = row_dot},
+                            cuda);
+    });
+  }
   ThreadPool& threads = stream.threads();
   const int64_t depth = q.cols() / shape.heads;
   MOE_ASSIGN_OR_RETURN(

@@ -15,7 +15,8 @@
 namespace moe {
 
 // Heads lie side by side in the columns: head a is columns [a * D, (a + 1) * D), D = cols / heads.
-// sequence_offsets [B + 1] (host memory) cuts the T rows into sequences that do not see each other.
+// sequence_offsets [B + 1] cuts the T rows into sequences that do not see each other. It is host
+// memory on every device, all else memory of the stream's device, workspaces included.
 struct AttentionShape {
   int heads = 1;
   absl::Span<const int64_t> sequence_offsets;
@@ -27,18 +28,23 @@ enum class RotaryDirection : int8_t { kForward = 1, kBackward = -1 };
 // Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted from the
 // start of the row's sequence; in place. D must be even. Su et al. (2021), arXiv:2104.09864, in
 // the half-split layout of Llama. Angles in float64; their cosines and sines are kept for the
-// process, one table per (base, D).
+// process, one table per (base, D, device), so that every device gives the same bits. A call that
+// needs more positions than those before it waits for a longer table.
+// Scratch: CUDA takes the offsets, B + 1 int64, at the call and leaves them to the caller's mark.
 template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
-                         MatrixView<T> x, Stream& stream);
+                         MatrixView<T> x, Workspace& workspace, Stream& stream);
 
 // out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, k, v, out [T, heads * D];
 // log_sum_exp [T, heads] float32 is kept for backward.
 // A token's bits depend on its own sequence only: float32, keys in ascending order. What later
-// tokens hold, even a NaN, does not change a bit of it. Two passes, K and V of a head packed once.
-// Scratch: about n (2 D + 8) floats a thread for the longest sequence n (backward n (5 D + 16)),
-// taken at the call and left to the caller's mark.
-// Errors: kInvalidArgument if shapes disagree or the sequences do not cover the T rows.
+// tokens hold, even a NaN, does not change a bit of it. CPU: two passes, K and V of a head packed
+// once. CUDA: one pass with a running maximum, within float32's roundings of the CPU's results.
+// Scratch, taken at the call and left to the caller's mark. CPU: about n (2 D + 8) floats a thread
+// for the longest sequence n (backward n (5 D + 16)). CUDA: B + 1 int64, and for backward T * heads
+// floats.
+// Errors: kInvalidArgument if shapes disagree, the sequences do not cover the T rows or, on CUDA,
+// for more than 65535 heads.
 template <typename T>
 absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,

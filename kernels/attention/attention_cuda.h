@@ -5,8 +5,7 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
-
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 
@@ -36,9 +35,11 @@ struct CudaBackward {
   MatrixView<float> row_dot;    // [T, heads], scratch
 };
 
+constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
+
 // Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
-// for more than 65535 heads. Instantiated for float and BFloat16; float32 inside, results rounded
-// to T once.
+// for more than kMostHeads heads. Instantiated for float and BFloat16; float32 inside, results
+// rounded to T once.
 //
 // Forward passes over the keys of a row once, kTile at a time, with a running maximum
 // (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU

@@ -1,10 +1,11 @@
-// The checks that the operations on packed sequences share.
+// What the operations on packed sequences share.
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_SHAPE_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_SHAPE_H_
 
 #include <cstdint>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
 #include "kernels/attention/attention.h"
@@ -14,6 +15,14 @@ namespace moe {
 // kInvalidArgument unless the heads divide `cols` and the sequences cover `rows`.
 absl::Status CheckAttentionShape(absl::string_view function, const AttentionShape& shape,
                                  int64_t rows, int64_t cols);
+
+// Rows of the longest sequence; 0 without sequences.
+int64_t LongestSequence(const AttentionShape& shape);
+
+// The sequences' offsets in memory of the stream's device, taken from `workspace`. Later work in the
+// stream finds them there.
+absl::StatusOr<const int64_t*> UploadOffsets(const AttentionShape& shape, Workspace& workspace,
+                                             Stream& stream);
 
 }  // namespace moe
 

@@ -1,14 +1,10 @@
 #include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_shape.h"
+#include "kernels/attention/rotary_cuda.h"
+#include "kernels/attention/rotary_table.h"
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
@@ -85,53 +81,33 @@ void RotateRow(const float* cosine, const float* sine, float direction, int64_t 
   HWY_DYNAMIC_DISPATCH(RotateBF16)(cosine, sine, direction, half, heads, x);
 }
 
-// cos and sin of position * base^(-2d/D), taken in float64: [positions, D/2] each.
-struct RotaryTable {
-  int64_t positions = 0;
-  std::vector<float> cosine, sine;
-};
-
-std::shared_ptr<const RotaryTable> MakeTable(float base, int64_t half, int64_t positions) {
-  auto table = std::make_shared<RotaryTable>();
-  table->positions = positions;
-  table->cosine.reserve(positions * half);
-  table->sine.reserve(positions * half);
-  std::vector<double> frequency;
-  for (int64_t d = 0; d < half; ++d) {
-    frequency.push_back(
-        std::pow(static_cast<double>(base), -static_cast<double>(d) / static_cast<double>(half)));
-  }
-  for (int64_t t = 0; t < positions; ++t) {
-    for (int64_t d = 0; d < half; ++d) {
-      const double angle = static_cast<double>(t) * frequency[d];
-      table->cosine.push_back(static_cast<float>(std::cos(angle)));
-      table->sine.push_back(static_cast<float>(std::sin(angle)));
-    }
-  }
-  return table;
-}
-
-// A pure function of (base, D/2), kept for the process: computing it costs more than the rotation.
-// Shared, because a caller may still read the old table when another makes a longer one.
-std::shared_ptr<const RotaryTable> TableFor(float base, int64_t half, int64_t positions) {
-  static std::mutex* const mu = new std::mutex;
-  static auto* const tables =
-      new std::map<std::pair<float, int64_t>, std::shared_ptr<const RotaryTable>>;  // guarded by mu
-  const std::lock_guard<std::mutex> lock(*mu);
-  auto& table = (*tables)[{base, half}];
-  if (table == nullptr || table->positions < positions) {
-    const int64_t old = table == nullptr ? 0 : table->positions;
-    table = MakeTable(base, half, std::max({positions, 2 * old, int64_t{256}}));
-  }
-  return table;
+template <typename T>
+absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirection direction,
+                         MatrixView<T> x, Workspace& workspace, Stream& stream) {
+  if (x.rows() == 0) return absl::OkStatus();  // no row, no table and no offsets
+  MOE_ASSIGN_OR_RETURN(
+      const RotaryTable* const table,
+      RotaryTable::For(base, x.cols() / shape.heads / 2, LongestSequence(shape), stream.device()));
+  MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+  return LaunchOn("ApplyRotary", stream, [&](auto cuda) {
+    return attention::Run(
+        attention::CudaRotary<T>{
+            .x = x,
+            .heads = shape.heads,
+            .sequence_offsets = offsets,
+            .sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1,
+            .cosine = table->cosine(),
+            .sine = table->sine(),
+            .direction = static_cast<float>(direction)},
+        cuda);
+  });
 }
 
 }  // namespace
 
 template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
-                         MatrixView<T> x, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCpu("ApplyRotary", stream));
+                         MatrixView<T> x, Workspace& workspace, Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckShape("ApplyRotary", "x", x, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckAttentionShape("ApplyRotary", shape, x.rows(), x.cols()));
   const int64_t depth = x.cols() / shape.heads;
@@ -139,15 +115,13 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
     return absl::InvalidArgumentError(absl::StrCat("ApplyRotary: head size ", depth, ", base ",
                                                    base, ", expected an even one and base > 0"));
   }
+  if (IsCuda(stream)) return ApplyOnCuda(shape, base, direction, x, workspace, stream);
   ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
+  return stream.Enqueue([=, &threads]() -> absl::Status {
     const absl::Span<const int64_t> offsets = shape.sequence_offsets;
-    int64_t longest = 1;
-    for (size_t s = 1; s < offsets.size(); ++s) {
-      longest = std::max(longest, offsets[s] - offsets[s - 1]);
-    }
     const int64_t half = depth / 2;
-    const auto table = TableFor(base, half, longest);
+    MOE_ASSIGN_OR_RETURN(const RotaryTable* const table,
+                         RotaryTable::For(base, half, LongestSequence(shape), {}));
     const int64_t grain = std::max<int64_t>(1, 8192 / x.cols());
     threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
       // The sequence of row t starts at the last offset that is not above it.
@@ -155,8 +129,8 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
       for (int64_t t = begin; t < end; ++t) {
         while (*next <= t) ++next;
         const int64_t at = (t - *(next - 1)) * half;
-        RotateRow(table->cosine.data() + at, table->sine.data() + at, static_cast<float>(direction),
-                  half, shape.heads, x.row(t));
+        RotateRow(table->cosine() + at, table->sine() + at, static_cast<float>(direction), half,
+                  shape.heads, x.row(t));
       }
     });
     return absl::OkStatus();
@@ -164,9 +138,9 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
 }
 
 template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection, MatrixView<float>,
-                                  Stream&);
+                                  Workspace&, Stream&);
 template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
-                                  MatrixView<BFloat16>, Stream&);
+                                  MatrixView<BFloat16>, Workspace&, Stream&);
 
 }  // namespace moe
 #endif  // HWY_ONCE

@@ -5,8 +5,7 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
-
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 

@@ -37,7 +37,8 @@ absl::Status AttentionBlock<T>::Rotate(const Batch& batch, RotaryDirection direc
   // q and k lie side by side and turn alike: together they are one tensor of twice the heads.
   return ApplyRotary<T>({.heads = 2 * config_.heads, .sequence_offsets = batch.sequence_offsets},
                         config_.rotary_base, direction,
-                        ColumnRange(qkv, 0, 2 * config_.hidden_size), *context.compute);
+                        ColumnRange(qkv, 0, 2 * config_.hidden_size), *context.workspace,
+                        *context.compute);
 }
 
 template <typename T>
