@@ -58,20 +58,15 @@ TYPED_TEST(PermuteCudaTest, EqualsThePlainLoopsForAnyWidthLayoutAndSchedule) {
         DeviceMatrix<T> got(rows_out, hidden, out_layout), want = got;
         permute::Gather<T> reference = {
             .in = {both.data(), many ? 2u : 1u}, .source_row = row, .out = want.view()};
-        permute::CudaGather<T> gather = {
-            .in = in.view(), .source_row = row.data(), .out = got.view()};
-        if (many) {
-          reference.source_view = view;
-          gather.in = {};
-          gather.views = both.data();
-          gather.source_view = view.data();
-        }
-        if (scaled) {
-          reference.scale = scale;
-          gather.scale = scale.data();
-        }
+        if (many) reference.source_view = view;
+        if (scaled) reference.scale = scale;
         permute::Reference<T>(reference);
-        ASSERT_EQ(permute::Run(gather, nullptr), cudaSuccess);
+        const float* const factor = scaled ? scale.data() : nullptr;
+        const permute::CudaGather<T> gather = {in.view(), row.data(), factor, got.view()};
+        const permute::CudaGatherOfMany<T> of_many = {both.data(), 2,      view.data(),
+                                                      row.data(),  factor, got.view()};
+        ASSERT_EQ(many ? permute::Run(of_many, nullptr) : permute::Run(gather, nullptr),
+                  cudaSuccess);
         EXPECT_TRUE(got == want) << "H=" << hidden << " many=" << many << " scaled=" << scaled;
       }
     }
@@ -83,15 +78,57 @@ TYPED_TEST(PermuteCudaTest, EqualsThePlainLoopsForAnyWidthLayoutAndSchedule) {
   });
 }
 
+// One, two and three launches; a row's only column tells its view, and zero rows name views that
+// are not there.
+TYPED_TEST(PermuteCudaTest, GathersFromAnyNumberOfViews) {
+  using T = TypeParam;
+  for (const int views : {1, 64, 65, 128, 131}) {
+    std::vector<T> in;
+    std::vector<MatrixView<const T>> of;
+    for (int v = 0; v < views; ++v) in.push_back(T(static_cast<float>(v)));
+    for (const T& value : in) of.emplace_back(&value, 1, 1);
+    std::vector<int32_t> view, row;
+    std::vector<float> want;
+    for (int i = 0; i < 2 * views; ++i) {
+      const bool zero = i % 5 == 4;
+      const int v = i * 37 % views;
+      row.push_back(zero ? -1 : 0);
+      view.push_back(zero ? 1 << 20 : v);
+      want.push_back(zero ? 0 : static_cast<float>(v));
+    }
+    std::vector<T> out(want.size(), T(-1.0f));
+    ASSERT_EQ(permute::Run(permute::CudaGatherOfMany<T>{.views = of.data(),
+                                                        .view_count = views,
+                                                        .source_view = view.data(),
+                                                        .source_row = row.data(),
+                                                        .out = {out.data(), 2 * views, 1}},
+                           nullptr),
+              cudaSuccess);
+    EXPECT_EQ(std::vector<float>(out.begin(), out.end()), want) << views;
+  }
+}
+
 // A launch without blocks would be an error.
 TYPED_TEST(PermuteCudaTest, NothingIsLaunchedForNoRowsOrNoColumns) {
   using T = TypeParam;
   const std::vector<int32_t> row = {0, -1};
   EXPECT_EQ(
-      permute::Run<T>({.in = {nullptr, 0, 4}, .source_row = {}, .out = {nullptr, 0, 4}}, nullptr),
+      permute::Run<T>(
+          permute::CudaGather<T>{.in = {nullptr, 0, 4}, .source_row = {}, .out = {nullptr, 0, 4}},
+          nullptr),
       cudaSuccess);
   EXPECT_EQ(permute::Run<T>(
-                {.in = {nullptr, 1, 0}, .source_row = row.data(), .out = {nullptr, 2, 0}}, nullptr),
+                permute::CudaGather<T>{
+                    .in = {nullptr, 1, 0}, .source_row = row.data(), .out = {nullptr, 2, 0}},
+                nullptr),
+            cudaSuccess);
+  const MatrixView<const T> none = {nullptr, 0, 4};
+  EXPECT_EQ(permute::Run(permute::CudaGatherOfMany<T>{.views = &none,
+                                                      .view_count = 1,
+                                                      .source_view = nullptr,
+                                                      .source_row = nullptr,
+                                                      .out = {nullptr, 0, 4}},
+                         nullptr),
             cudaSuccess);
 }
 

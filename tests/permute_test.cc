@@ -120,15 +120,24 @@ TYPED_TEST(PermuteTest, GathersFromManyAsThePlainLoopsDo) {
   FillRandom(in.view, 1);
   FillRandom(other.view, 2);
   const std::vector<MatrixView<const T>> both = {in.view, other.view};
-  for (const int threads : {1, 3}) {
-    ThreadPool pool(threads);
-    const auto stream = MakeInlineStream(&pool);
-    for (const absl::Span<const float> scale : {absl::Span<const float>(), {sources.scale}}) {
-      Padded<T> got(rows_out, hidden, 5), want(rows_out, hidden, 5);
-      ASSERT_TRUE(
-          GatherRowsOfMany<T>(both, sources.view, sources.row, scale, got.view, *stream).ok());
-      permute::Reference<T>({both, sources.view, sources.row, scale, want.view});
-      EXPECT_TRUE(got.data == want.data) << "scaled=" << !scale.empty() << " threads=" << threads;
+  for (const bool scaled : {false, true}) {
+    Padded<T> want(rows_out, hidden, 5);
+    const std::vector<T> untouched = want.data;
+    const auto scale = absl::MakeConstSpan(sources.scale).first(scaled ? rows_out : 0);
+    permute::Reference<T>({both, sources.view, sources.row, scale, want.view});
+    for (const auto& device : TestDevices()) {
+      SCOPED_TRACE(::testing::Message() << device->name() << " scaled=" << scaled);
+      const auto from = device->Copy(in.data), from_other = device->Copy(other.data);
+      const auto to = device->Copy(untouched);
+      const auto view = device->Copy(sources.view), row = device->Copy(sources.row);
+      const auto factor = device->Copy(sources.scale);
+      const std::vector<MatrixView<const T>> views = {from.view(rows_in, hidden, hidden + 3),
+                                                      from_other.view(rows_in, hidden, hidden)};
+      ASSERT_TRUE(GatherRowsOfMany<T>(views, view.span(), row.span(),
+                                      factor.span().first(scaled ? rows_out : 0),
+                                      to.view(rows_out, hidden, hidden + 5), device->stream())
+                      .ok());
+      EXPECT_TRUE(device->Read(to) == want.data);
     }
   }
 }

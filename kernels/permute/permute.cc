@@ -93,7 +93,18 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
   }
   MOE_RETURN_IF_ERROR(CheckLength(kName, "source_view", source_view.size(), out.rows()));
   if (!scale.empty()) MOE_RETURN_IF_ERROR(CheckLength(kName, "scale", scale.size(), out.rows()));
-  MOE_RETURN_IF_ERROR(CheckCpu(kName, stream));
+  if (IsCuda(stream)) {
+    return LaunchOn(kName, stream, [&](auto cuda) {
+      return permute::Run(
+          permute::CudaGatherOfMany<T>{.views = in.data(),
+                                       .view_count = static_cast<int64_t>(in.size()),
+                                       .source_view = source_view.data(),
+                                       .source_row = source_row.data(),
+                                       .scale = scale.empty() ? nullptr : scale.data(),
+                                       .out = out},
+          cuda);
+    });
+  }
   return stream.Enqueue([=, &threads = stream.threads()] {
     permute::Run<T>({in, source_view, source_row, scale, out}, threads);
     return absl::OkStatus();

@@ -38,9 +38,10 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
 
 // out[i, :] = in[source_view[i]][source_row[i], :], times scale[i] (as above) unless `scale` is
 // empty: rows read straight from the memory of several ranks.
-//   in           one view per rank, [*, H]; the span itself must also live until the stream passes
+//   in           one view per rank, [*, H], of memory that the stream's device can read; the span
+//                itself is host memory on every device and must also live until the stream passes
 //   source_view  [N]  values in [0, in.size()); of no matter where source_row is -1
-// CPU only: kUnimplemented on CUDA, whose kernel wants the views in device memory.
+// On CUDA a launch takes 64 views; each further 64 take one that walks the N rows again.
 template <typename T>
 absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
                               absl::Span<const int32_t> source_view,

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/permute/permute_cuda.h"
@@ -7,6 +9,30 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
+// The lanes of a warp write a row of zeros together.
+template <typename T>
+__device__ void WriteZeros(int64_t cols, int lane, T* to) {
+  ForColumns<T>(cols, VectorColumns<T>(cols, to), lane, kWarpLanes, [&](int64_t c, auto w) {
+    Elements<T, w.value> zero;
+    for (T& value : zero.at) value = T(0.0f);
+    Store(zero, to + c);
+  });
+}
+
+// The lanes of a warp copy a row to row i together, times scale[i] if there are scales.
+template <typename T>
+__device__ void CopyRow(const T* from, const float* scale, int64_t i, int64_t cols, int lane,
+                        T* to) {
+  const float factor = scale == nullptr ? 1.0f : scale[i];
+  ForColumns<T>(cols, VectorColumns<T>(cols, from, to), lane, kWarpLanes, [&](int64_t c, auto w) {
+    auto values = Load<w.value>(from + c);
+    if (scale != nullptr) {
+      for (T& value : values.at) value = T(factor * static_cast<float>(value));
+    }
+    Store(values, to + c);
+  });
+}
+
 // A warp owns an output row: one source index a row, coalesced 16-byte loads and stores along it.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(CudaGather<T> gather) {
@@ -15,23 +41,35 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(CudaGath
     T* const to = gather.out.row(i);
     const int32_t row = gather.source_row[i];
     if (row < 0) {
-      ForColumns<T>(cols, VectorColumns<T>(cols, to), lane, kWarpLanes, [&](int64_t c, auto w) {
-        Elements<T, w.value> zero;
-        for (T& value : zero.at) value = T(0.0f);
-        Store(zero, to + c);
-      });
+      WriteZeros(cols, lane, to);
       return;
     }
-    const T* const from =
-        gather.views == nullptr ? gather.in.row(row) : gather.views[gather.source_view[i]].row(row);
-    const float scale = gather.scale == nullptr ? 1.0f : gather.scale[i];
-    ForColumns<T>(cols, VectorColumns<T>(cols, from, to), lane, kWarpLanes, [&](int64_t c, auto w) {
-      auto values = Load<w.value>(from + c);
-      if (gather.scale != nullptr) {
-        for (T& value : values.at) value = T(scale * static_cast<float>(value));
-      }
-      Store(values, to + c);
-    });
+    CopyRow(gather.in.row(row), gather.scale, i, cols, lane, to);
+  });
+}
+
+// Views [first, first + kViewsPerLaunch) of those of CudaGatherOfMany, as many as there are.
+template <typename T>
+struct ViewRange {
+  MatrixView<const T> views[kViewsPerLaunch];
+  int64_t first;
+};
+
+// A warp owns an output row, if its view is of `range`. Zero rows are the first launch's.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    GatherOfManyKernel(CudaGatherOfMany<T> gather, ViewRange<T> range) {
+  const int64_t cols = gather.out.cols();
+  ForRows<kWarpLanes>(gather.out.rows(), [&](int64_t i, int lane) {
+    T* const to = gather.out.row(i);
+    const int32_t row = gather.source_row[i];
+    if (row < 0) {
+      if (range.first == 0) WriteZeros(cols, lane, to);
+      return;
+    }
+    const int64_t view = gather.source_view[i] - range.first;
+    if (view < 0 || view >= kViewsPerLaunch) return;
+    CopyRow(range.views[view].row(row), gather.scale, i, cols, lane, to);
   });
 }
 
@@ -43,7 +81,23 @@ cudaError_t Run(const CudaGather<T>& gather, cudaStream_t stream) {
   return Launch(&GatherKernel<T>, RowShape<kWarpLanes>(gather.out.rows()), stream, gather);
 }
 
+template <typename T>
+cudaError_t Run(const CudaGatherOfMany<T>& gather, cudaStream_t stream) {
+  if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
+  const LaunchShape shape = RowShape<kWarpLanes>(gather.out.rows());
+  for (int64_t first = 0; first < gather.view_count; first += kViewsPerLaunch) {
+    ViewRange<T> range = {.first = first};
+    const int64_t count = std::min<int64_t>(kViewsPerLaunch, gather.view_count - first);
+    std::copy_n(gather.views + first, count, range.views);
+    const cudaError_t error = Launch(&GatherOfManyKernel<T>, shape, stream, gather, range);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 template cudaError_t Run(const CudaGather<float>&, cudaStream_t);
 template cudaError_t Run(const CudaGather<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaGatherOfMany<float>&, cudaStream_t);
+template cudaError_t Run(const CudaGatherOfMany<BFloat16>&, cudaStream_t);
 
 }  // namespace moe::permute
