@@ -72,6 +72,10 @@ class Table:
         self.goals += 1
         self._rows.append((what, "-", "", "", "", goal.cells(0, 0)[0], "NO"))
 
+    def alone(self, what, against, reaches, unit):
+        """What the others reach where we have nothing."""
+        self._rows.append((what, "-", against, size(reaches, unit), "", "", ""))
+
     def print(self):
         widths = [max(len(row[i]) for row in self._rows) for i in range(len(self.HEAD))]
         for row in self._rows:
@@ -93,24 +97,18 @@ def shape_of(row, names):
 def gate_rows(table, ours, peers):
     """The selection and the plan, which have goals, and the gate that training has instead."""
     rows = [row for row in ours if row.get("op") == "gate" and row.get("status") == "ok"]
-    select = pick(rows, kernel="select")
-    if select is None:
-        table.missing("gate", Goal(at_most_us=20))
-    else:
-        what = shape_of(select, (("T", "tokens"), ("E", "experts"), ("k", "topk")))
-        us = select["time_us"]
-        table.add(f"gate {what} {select['dtype']}", us, "us", "copy of its bytes", floor_us(select),
-                  us, Goal(at_most_us=20))
+    for kernel, op, at_most_us in (("select", "gate", 20), ("plan", "plan", 15)):
+        row, goal = pick(rows, kernel=kernel), Goal(at_most_us=at_most_us)
+        if row is None:
+            table.missing(op, goal)
+            continue
+        what = shape_of(row, (("T", "tokens"), ("E", "experts"), ("k", "topk")))
+        what += f" {row['dtype']}" if op == "gate" else f", {row['slots']} slots"
+        us = row["time_us"]
+        table.add(f"{op} {what}", us, "us", "copy of its bytes", floor_us(row), us, goal)
         for peer in peers:
-            if peer["op"] == "gate" and peer["status"] == "ok":
+            if peer["op"] == op and peer["status"] == "ok":
                 table.add("", us, "us", peer["peer"], peer["time_us"])
-    plan = pick(rows, kernel="plan")
-    if plan is None:
-        table.missing("plan", Goal(at_most_us=15))
-    else:
-        us = plan["time_us"]
-        table.add(f"plan, {plan['slots']} slots", us, "us", "copy of its bytes", floor_us(plan), us,
-                  Goal(at_most_us=15))
     for row in rows:
         if row["kernel"] == "gate":
             table.add(f"gate with scores, {row['pass']}, {row['dtype']}", row["time_us"], "us",
@@ -164,19 +162,19 @@ def gemm_rows(table, ours, peers):
 
 
 def layer_rows(table, ours, peers):
-    forward = pick(ours, op="layer", phase="all", **{"pass": "forward"})
-    if forward is None:
-        return
     names = (("T", "tokens"), ("E", "experts"), ("H", "hidden"), ("F", "ffn"), ("k", "topk"))
-    for suffix, us in ((" forward", forward["time_us"]),
-                       (" forward + backward", forward["step_us"])):
-        what = f"layer{suffix} {shape_of(forward, names)}"
-        for peer in peers:
-            if peer["op"] == "layer" and peer["status"] == "ok" and peer["peer"].endswith(suffix):
-                table.add(what, us, "us", peer["peer"][:-len(suffix)], peer["time_us"])
-                what = ""
-        if what:
-            table.add(what, us, "us")
+    row = pick(ours, op="layer", phase="all", **{"pass": "forward"})
+    for suffix, key in ((" forward", "time_us"), (" forward + backward", "step_us")):
+        others = [p for p in peers if p["op"] == "layer" and p["status"] == "ok"
+                  and p["peer"].endswith(suffix)]
+        if row is None:
+            for peer in others:
+                table.alone("layer" + suffix, peer["peer"][:-len(suffix)], peer["time_us"], "us")
+            continue
+        what = f"layer{suffix} {shape_of(row, names)}"
+        table.add(what, row[key], "us")
+        for peer in others:
+            table.add("", row[key], "us", peer["peer"][:-len(suffix)], peer["time_us"])
 
 
 def main():

@@ -21,6 +21,7 @@ PEERS = [
     {"peer": "torch softmax, topk", "op": "gate", "time_us": 100.0, "status": "ok"},
     {"peer": "cuBLAS 8192^3", "op": "gemm", "tflops_per_s": 800.0, "status": "ok"},
     {"peer": "torch._grouped_mm", "op": "gemm", "tflops_per_s": 500.0, "status": "ok"},
+    {"peer": "triton forward", "op": "layer", "time_us": 12345.0, "status": "ok"},
     {"peer": "torch.matmul loop", "op": "gemm", "tflops_per_s": 5000.0, "status": "wrong"},
 ]
 # Cells that are apart by two spaces or more.
@@ -29,13 +30,14 @@ EXPECTED = [
     ["what", "ours", "against", "reaches", "ratio", "goal", "met"],
     ["gate T 65536 E 256 k 8 bf16", "25 us", "copy of its bytes", "20 us", "80%", "<= 20 us", "NO"],
     ["25 us", "torch softmax, topk", "100 us", "400%"],
-    ["plan, 524288 slots", "10 us", "<= 15 us", "yes"],
+    ["plan T 65536 E 256 k 8, 524288 slots", "10 us", "<= 15 us", "yes"],
     ["gate with scores, backward, f32", "2 ms", "copy of its bytes", "20 us", "1%"],
     ["permute", "-", ">= 85%", "NO"],
     ["combine", "-", ">= 85%", "NO"],
     ["grouped GEMM forward E 128 H 4096 F 1024 N 262144", "400 TFLOP/s", "cuBLAS 8192^3",
      "800 TFLOP/s", "50%", ">= 45%", "yes"],
     ["400 TFLOP/s", "torch._grouped_mm", "500 TFLOP/s", "80%"],
+    ["layer forward", "-", "triton", "12.3 ms"],
     ["FAILED", "layer: exit code 10 after 2 s: moe: no GPU"],
 ]
 

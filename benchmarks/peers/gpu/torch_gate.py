@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's gate: softmax over the experts, top-k, renormalised weights, rows per expert."""
+"""PyTorch's gate (softmax over the experts, top-k, renormalised weights, rows per expert) and plan
+(slots sorted by expert)."""
 
 import sys
 
@@ -27,15 +28,38 @@ def error_of(result, logits, topk):
     return peer.relative_error(weights, torch.softmax(order, dim=-1))
 
 
+def plan(ids, experts):
+    """Slots [S] in the order of their experts, stable, and where each expert's begin [E]."""
+    slots = ids.view(-1)
+    counts = peer.count(slots, experts)
+    return slots.argsort(stable=True), counts.cumsum(0) - counts
+
+
+def plan_error(result, ids):
+    """Infinite unless every slot stands once, by expert and then by number."""
+    order, begins = result
+    keys = ids.view(-1) * ids.numel() + torch.arange(ids.numel(), device=ids.device)
+    experts = torch.arange(begins.numel(), device=ids.device)
+    in_order = bool((keys[order].diff() > 0).all())
+    first = torch.searchsorted(ids.view(-1)[order].contiguous(), experts)
+    return 0.0 if in_order and torch.equal(first, begins) else float("inf")
+
+
 def main():
     args = peer.arguments(__doc__, {"tokens": 65536, "experts": 256, "topk": 8},
                           {"tokens": 64, "experts": 16, "topk": 4})
     logits = [peer.random(args, args.tokens, args.experts) for _ in range(SETS)]
-    times = peer.time_ways(args, {"torch": lambda call: gate(logits[call % SETS], args.topk)})
-    report = peer.Report("gate", args)
-    report.add("torch softmax, topk", times["torch"],
-               error=error_of(gate(logits[0], args.topk), logits[0], args.topk), bound=1e-5)
-    return report.close()
+    ids = [gate(one, args.topk)[1] for one in logits]
+    times = peer.time_ways(args, {
+        "gate": lambda call: gate(logits[call % SETS], args.topk),
+        "plan": lambda call: plan(ids[call % SETS], args.experts),
+    })
+    gates, plans = peer.Report("gate", args), peer.Report("plan", args)
+    gates.add("torch softmax, topk", times["gate"],
+              error=error_of(gate(logits[0], args.topk), logits[0], args.topk), bound=1e-5)
+    plans.add("torch argsort", times["plan"], error=plan_error(plan(ids[0], args.experts), ids[0]),
+              bound=0)
+    return gates.close() or plans.close()
 
 
 if __name__ == "__main__":
