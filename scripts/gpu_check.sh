@@ -7,13 +7,14 @@
 #                                                      machine that has one and run there as
 #   DIR/gpu_check.sh [--out DIR] [--seconds N]         which needs the driver, ctest and python3
 #
-# --out (gpu_check.out) keeps logs and JSON. What has not run after --seconds (525) is left out.
+# --out (build/gpu_check; of a bundle ./gpu_check.out) keeps logs and JSON. What has not run after
+# --seconds (525) is left out.
 # --build: a build folder with CUDA and tests, instead of build/gpu. No setting of the GPU is touched.
 # Exit codes: 0 all steps ran; 1 a step failed; 2 usage; 10 no GPU. A goal that is missed fails nothing.
 set -uo pipefail
 exec </dev/null
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=$PWD/gpu_check.out bundle='' build='' seconds=525
+out='' bundle='' build='' seconds=525
 
 usage() {
   echo "usage: gpu_check.sh [--out DIR] [--seconds N] | --bundle DIR [--build DIR]" >&2
@@ -36,9 +37,11 @@ is_bundle=
 if [[ -x $here/bin/moe ]]; then
   [[ -z $bundle$build ]] || usage
   is_bundle=1
+  out=${out:-$PWD/gpu_check.out}
   moe=$here/bin/moe tests=$here bin=$here/bin peers=$here/peers
 else
   source "$here/common.sh"
+  out=${out:-$root/build/gpu_check}
   dir=${build:-$root/build/gpu}
   moe=$dir/moe/cli/moe tests=$dir bin=$dir/tests peers=$root/benchmarks/peers/gpu
 fi
@@ -54,7 +57,12 @@ if [[ $bundle ]]; then
   exit
 fi
 
-mkdir -p "$out" && rm -f "$out"/*.{json,jsonl,log,tsv} || exit 2
+mkdir -p "$out" || exit 2
+if [[ ! -e $out/steps.tsv && -n $(ls -A "$out") ]]; then
+  echo "gpu_check: $out is not empty and not of an earlier run" >&2
+  exit 2
+fi
+rm -f "$out"/*.{json,jsonl,log,tsv}
 # Where our programs, and they alone, look for libraries: what a bundle carries, what PyTorch brings.
 GPU_CHECK_LIBRARIES=${is_bundle:+$here/lib:}$(python3 -c '
 import glob, importlib.util
