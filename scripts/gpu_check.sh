@@ -74,7 +74,12 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
 
 ours() { LD_LIBRARY_PATH=$GPU_CHECK_LIBRARIES "$@"; }
 
-run_tests() { ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4; }
+# A bundle gives its tests their libraries itself: ctest may need others of the same names.
+run_tests() {
+  local with=('ours')
+  [[ -z $is_bundle ]] || with=()
+  "${with[@]}" ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4
+}
 
 # One test program after the other, without the cases that have no device in them.
 sanitize() { # tool
@@ -96,7 +101,7 @@ peer() { python3 "$peers/$1.py" >"$out/$1.jsonl"; }
 # step <name> <seconds> <command...>: output to $out/<name>.log and a line to steps.tsv: name, exit
 # code, seconds, the last line of the output.
 export -f build_all ours run_tests sanitize bench peer
-export dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin moe out peers
+export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin moe out peers
 step() {
   local name=$1 budget=$2 left=$((seconds - SECONDS)) start=$SECONDS rc=124 last="no time was left"
   ((left < budget)) && budget=$left

@@ -141,24 +141,25 @@ def copy_rows(table, ours, peers):
 
 
 def gemm_rows(table, ours, peers):
+    """Grouped products, against one product by cuBLAS timed between their calls, or else torch's."""
     goal = Goal(at_least=0.45)
-    limit = next((p for p in peers if p["peer"].startswith("cuBLAS") and p["status"] == "ok"), None)
+    right = [p for p in peers if p["op"] == "gemm" and p["status"] == "ok"]
+    dense = next((p for p in right if p["peer"].startswith("cuBLAS")), {})
     if pick(ours, op="gemm", product="forward") is None:
         table.missing("grouped GEMM", goal)
-    for product in ("forward", "input_grad", "weight_grad"):
-        row = pick(ours, op="gemm", product=product)
-        if row is None:
+    for row in ours:
+        if row.get("op") != "gemm" or row.get("status") != "ok":
             continue
-        speed, forward = row["gflops_per_s"] / 1e3, product == "forward"
-        what = f"grouped GEMM {product}"
+        speed, forward = row["gflops_per_s"] / 1e3, row["product"] == "forward"
+        what = f"grouped GEMM {row['product']}"
         if forward:
             what += " " + shape_of(row, (("E", "experts"), ("H", "hidden"), ("F", "ffn"),
                                          ("N", "rows")))
-        table.add(what, speed, "TFLOP/s", limit["peer"] if limit else "",
-                  limit["tflops_per_s"] if limit else None, goal=goal if forward else None)
-        for peer in peers if forward else ():
-            if peer["op"] == "gemm" and peer["status"] == "ok" and peer is not limit:
-                table.add("", speed, "TFLOP/s", peer["peer"], peer["tflops_per_s"])
+        limit = (row.get("peak_gflops_per_s") or 0) / 1e3 or dense.get("tflops_per_s")
+        table.add(what, speed, "TFLOP/s", "cuBLAS, one product", limit,
+                  goal=goal if forward else None)
+        for peer in right if forward else ():
+            table.add("", speed, "TFLOP/s", peer["peer"], peer["tflops_per_s"])
 
 
 def layer_rows(table, ours, peers):
