@@ -141,7 +141,7 @@ def copy_rows(table, ours, peers):
 
 
 def gemm_rows(table, ours, peers):
-    """Grouped products, against one product by cuBLAS timed between their calls, or else torch's."""
+    """Grouped products, against one by cuBLAS timed between their calls, or else by torch."""
     goal = Goal(at_least=0.45)
     right = [p for p in peers if p["op"] == "gemm" and p["status"] == "ok"]
     dense = next((p for p in right if p["peer"].startswith("cuBLAS")), {})
