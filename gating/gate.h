@@ -76,6 +76,10 @@ class Gate {
 
   virtual GateTraits traits() const = 0;
 
+  // Whether Select, Reweigh and Backward take streams of such a device and views of its memory. Gates
+  // that do not are given copies in host memory, and a stream of the CPU.
+  virtual bool RunsOn(DeviceKind device) const { return device == DeviceKind::kCpu; }
+
   // A token's slots may depend on all tokens of its token group, and on nothing beyond it. Random
   // numbers are keyed by the global token id. Same bits on any number of threads.
   virtual absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
@@ -89,7 +93,8 @@ class Gate {
   }
 
   // *loss += the gate's own losses, summed over micro-batches; d_logits [T, logit_sets * E] += their
-  // gradient (empty view = not wanted). The load-balance and z-loss are the router's.
+  // gradient (empty view = not wanted). The load-balance and z-loss are the router's. Host memory,
+  // computed at once: of gates that run on CPUs alone.
   virtual absl::Status AddLosses(const GateInput& /*input*/, const GateSelection& /*selection*/,
                                  double* /*loss*/, MatrixView<float> /*d_logits*/,
                                  Workspace& /*workspace*/) const {

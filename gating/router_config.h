@@ -10,14 +10,13 @@
 
 #include "gating/capacity.h"
 #include "gating/token_groups.h"
+#include "kernels/topk_gate/gate_rule.h"
 
 namespace moe {
 
 // The unit of the load-balance loss: the token group; the sequence whatever the group is; or the
 // micro-batch's probabilities against the whole previous step's counts.
 enum class LoadBalancing : uint8_t { kNone, kAuxLoss, kSeqAuxLoss, kGlobalAuxLoss };
-
-enum class ScoreFunction : uint8_t { kSoftmax, kSigmoid };
 
 // Parts of RouterConfig that only some gates read (GateDefinition::options).
 enum GateOption : uint32_t {

@@ -7,9 +7,28 @@
 
 #include "gating/gate.h"
 #include "gating/router_config.h"
+#include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 
 namespace moe {
+
+enum class Gradient : bool { kNotWanted, kWanted };
+
+// Losses on the stream's device, once it has passed them. Both empty: no losses are asked for.
+struct EnqueuedLosses {
+  absl::Span<const double> aux_and_z;  // [2]
+  MatrixView<const float> d_logits;    // [T, logit_sets * E]; empty: also if not wanted
+};
+
+// Sums over micro-batches; before capacity has touched the selection. Logits and selection live on
+// stream.device(), batch, groups and expert_share (see RouterInputs) in host memory. Enqueues;
+// `workspace` has memory of the device and is in use until the stream has passed, `host_workspace`
+// (which may be the same on a CPU) until this returns. Gates with losses of their own run on CPUs.
+absl::StatusOr<EnqueuedLosses> EnqueueLosses(const RouterConfig& config, const Gate& gate,
+                                             const GateInput& input, const GateSelection& selection,
+                                             absl::Span<const double> expert_share,
+                                             Gradient gradient, Workspace& host_workspace,
+                                             Workspace& workspace, Stream& stream);
 
 struct RouterLosses {
   double aux = 0;
@@ -17,10 +36,7 @@ struct RouterLosses {
   MatrixView<const float> d_logits;  // [T, logit_sets * E]; empty = no losses, or not wanted
 };
 
-enum class Gradient : bool { kNotWanted, kWanted };
-
-// Sums over micro-batches; before capacity has touched the selection. expert_share: see
-// RouterInputs. All in `workspace`; host loops.
+// The same of arrays in host memory, computed at once.
 absl::StatusOr<RouterLosses> ComputeLosses(const RouterConfig& config, const Gate& gate,
                                            const GateInput& input, const GateSelection& selection,
                                            absl::Span<const double> expert_share, Gradient gradient,

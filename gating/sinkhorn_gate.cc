@@ -7,6 +7,7 @@
 
 #include "gating/builtin_gates.h"
 #include "gating/token_choice_gate.h"
+#include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
@@ -68,28 +69,26 @@ class SinkhornGate final : public ScaledTokenChoiceGate {
     return traits;
   }
 
- private:
-  bool SelectsByLogits() const override { return false; }
-  absl::Status FillValues(const GateInput& input, MatrixView<const float> /*score*/,
-                          MatrixView<float> value, Stream& stream) const override {
-    return stream.Enqueue([logits = input.logits, offsets = input.groups.offsets,
-                           training = input.batch.mode == Mode::kTraining, value,
-                           &threads = stream.threads()] {
+  bool RunsOn(DeviceKind device) const override { return device == DeviceKind::kCpu; }
+
+  absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
+                                       Stream& stream) const override {
+    if (input.batch.mode != Mode::kTraining) {
+      return SelectByValue(input, input.logits, workspace, stream);
+    }
+    MOE_ASSIGN_OR_RETURN(const MatrixView<float> value,
+                         workspace.Matrix<float>(input.logits.rows(), input.logits.cols()));
+    MOE_RETURN_IF_ERROR(stream.Enqueue([logits = input.logits, offsets = input.groups.offsets,
+                                        value, &threads = stream.threads()] {
       threads.For(static_cast<int64_t>(offsets.size()) - 1, 1, [&](int64_t first, int64_t last) {
         for (int64_t g = first; g < last; ++g) {
-          const int64_t begin = offsets[static_cast<size_t>(g)];
-          const int64_t end = offsets[static_cast<size_t>(g) + 1];
-          if (training) {
-            ScaleGroup(logits, begin, end, value);
-          } else {
-            for (int64_t t = begin; t < end; ++t) {
-              std::copy_n(logits.row(t), logits.cols(), value.row(t));
-            }
-          }
+          ScaleGroup(logits, offsets[static_cast<size_t>(g)], offsets[static_cast<size_t>(g) + 1],
+                     value);
         }
       });
       return absl::OkStatus();
-    });
+    }));
+    return SelectByValue(input, value, workspace, stream);
   }
 };
 

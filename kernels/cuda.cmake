@@ -2,13 +2,14 @@
 # after cmake/cuda.cmake. The tests compile the same sources for the simulator (tests/cusim.cmake).
 set(MOE_CUDA_SOURCES
   expert_sort/expert_sort_cuda.cu
-  topk_gate/topk_gate_cuda.cu
+  topk_gate/gate_backward_cuda.cu topk_gate/topk_gate_cuda.cu
   cross_entropy/cross_entropy_cuda.cu exact_sum/exact_sum_cuda.cu
   adamw/adamw_cuda.cu cast/cast_cuda.cu
   base/cuda_probe.cu bias/bias_cuda.cu combine/combine_cuda.cu norm/rms_norm_cuda.cu
   permute/permute_cuda.cu swiglu/swiglu_cuda.cu
   attention/rotary_cuda.cu
   embedding/embedding_cuda.cu
+  router_loss/router_loss_cuda.cu
   attention/attention_cuda.cu
   grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
 list(TRANSFORM MOE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

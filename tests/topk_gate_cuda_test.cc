@@ -23,8 +23,6 @@ using cusim::DeviceMatrix;
 using cusim::kLayouts;
 using cusim::Layout;
 using topk_gate::CudaGate;
-using topk_gate::Score;
-using topk_gate::Weights;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -36,7 +34,8 @@ struct Outputs {
         expert(tokens, k, layout),
         weight(tokens, k, layout),
         log_sum_exp(tokens, -77),
-        count(experts, -77) {}
+        count(experts, -77),
+        slot_offset(tokens + 1, -77) {}
   bool operator==(const Outputs&) const = default;
 
   DeviceMatrix<float> score;
@@ -44,6 +43,7 @@ struct Outputs {
   DeviceMatrix<float> weight;
   std::vector<float> log_sum_exp;
   std::vector<int64_t> count;
+  std::vector<int64_t> slot_offset;
 };
 
 template <typename T>
@@ -53,7 +53,8 @@ CudaGate<T> GateOf(const DeviceMatrix<T>& logits, Outputs& out) {
           .expert = out.expert.view(),
           .weight = out.weight.view(),
           .log_sum_exp = out.log_sum_exp.data(),
-          .count = out.count.data()};
+          .count = out.count.data(),
+          .slot_offset = out.slot_offset.data()};
 }
 
 template <typename T>
@@ -87,6 +88,12 @@ std::vector<int64_t> Count(const DeviceMatrix<int32_t>& expert, int64_t experts)
   return count;
 }
 
+std::vector<int64_t> SlotOffsets(int64_t tokens, int64_t k) {
+  std::vector<int64_t> offset(tokens + 1);
+  for (int64_t t = 0; t <= tokens; ++t) offset[t] = t * k;
+  return offset;
+}
+
 void TopKGateInPlainLoops(MatrixView<const float> logits, Outputs& out) {
   TopKGateReference(logits,
                     {.probs = out.score.view(),
@@ -96,6 +103,7 @@ void TopKGateInPlainLoops(MatrixView<const float> logits, Outputs& out) {
                      .count = {}},
                     0, logits.rows());
   out.count = Count(out.expert, logits.cols());
+  out.slot_offset = SlotOffsets(logits.rows(), out.expert.view().cols());
 }
 
 // v where the group of the expert is kept, -infinity elsewhere.
@@ -128,7 +136,8 @@ void SelectInPlainLoops(const CudaGate<T>& g, Outputs& out) {
     for (int64_t e = 0; e < experts; ++e) {
       v[e] = out.score.view()(t, e) + (g.expert_bias == nullptr ? 0.0f : g.expert_bias[e]);
     }
-    if (g.num_groups > 0) v = MaskedByGroups(v, g.num_groups, g.group_top_k, g.group_sum);
+    if (g.rule.num_groups > 0)
+      v = MaskedByGroups(v, g.rule.num_groups, g.rule.group_top_k, g.rule.group_sum);
     std::copy(v.begin(), v.end(), value.view().row(t));
   }
   TopKSelectReference(value.view(), out.expert.view(), 0, tokens);
@@ -140,11 +149,12 @@ void SelectInPlainLoops(const CudaGate<T>& g, Outputs& out) {
       sum += weight[j];
     }
     for (int64_t j = 0; j < k; ++j) {
-      if (g.weights == Weights::kNormalised && sum != 0) weight[j] /= sum;
-      weight[j] *= g.scale;
+      if (g.rule.weights == GateWeights::kNormalised && sum != 0) weight[j] /= sum;
+      weight[j] *= g.rule.scale;
     }
   }
   out.count = Count(out.expert, experts);
+  out.slot_offset = SlotOffsets(tokens, k);
 }
 
 template <typename T>
@@ -230,7 +240,7 @@ TYPED_TEST(TopKGateCudaTest, SigmoidScoresAreWithinTwoUlpAndTheirSumsHaveTheBits
       SigmoidScoresReference(Widened(logits).view(), want.score.view(),
                              absl::MakeSpan(want.log_sum_exp), 0, 9);
       CudaGate<T> gate = GateOf(logits, got);
-      gate.function = Score::kSigmoid;
+      gate.rule.score = ScoreFunction::kSigmoid;
       ASSERT_EQ(topk_gate::Run(gate, nullptr), cudaSuccess);
       for (int64_t t = 0; t < 9; ++t) {
         for (int64_t e = 0; e < experts; ++e) {
@@ -260,21 +270,22 @@ TYPED_TEST(TopKGateCudaTest, SelectsByBiasedScoresWithinGroupsAndNormalises) {
     const int64_t tokens = logits.view().rows();
     auto bias = cusim::RandomFloats(c.experts, 4);
     bias[c.experts / 2] = bias[0];
-    for (const Score function : {Score::kSoftmax, Score::kSigmoid}) {
+    for (const ScoreFunction function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
       Outputs got(tokens, c.experts, c.k, kLayouts[0]);
       CudaGate<T> gate = GateOf(logits, got);
-      gate.function = function;
+      gate.rule.score = function;
       gate.expert_bias = biased ? bias.data() : nullptr;
-      gate.num_groups = c.groups;
-      gate.group_top_k = c.group_top_k;
-      gate.group_sum = c.group_sum;
-      gate.weights = biased ? Weights::kNormalised : Weights::kScores;
-      gate.scale = 2.5f;
+      gate.rule.num_groups = c.groups;
+      gate.rule.group_top_k = c.group_top_k;
+      gate.rule.group_sum = c.group_sum;
+      gate.rule.weights = biased ? GateWeights::kNormalised : GateWeights::kScores;
+      gate.rule.scale = 2.5f;
       ASSERT_EQ(topk_gate::Run(gate, nullptr), cudaSuccess);
       Outputs want = got;
       SelectInPlainLoops(gate, want);
       EXPECT_TRUE(got.expert == want.expert) << c.experts << " " << c.groups;
       EXPECT_EQ(got.count, want.count);
+      EXPECT_EQ(got.slot_offset, want.slot_offset);
       for (int64_t i = 0; i < tokens * c.k; ++i) {
         const float w = got.weight.view()(i / c.k, i % c.k),
                     w2 = want.weight.view()(i / c.k, i % c.k);
@@ -301,8 +312,8 @@ TYPED_TEST(TopKGateCudaTest, ScoresThatUnderflowGiveZeroWeights) {
   }();
   Outputs out(1, 3, 2, kLayouts[0]);
   CudaGate<T> gate = GateOf(logits, out);
-  gate.function = Score::kSigmoid;
-  gate.weights = Weights::kNormalised;
+  gate.rule.score = ScoreFunction::kSigmoid;
+  gate.rule.weights = GateWeights::kNormalised;
   ASSERT_EQ(topk_gate::Run(gate, nullptr), cudaSuccess);
   EXPECT_EQ(out.weight.view()(0, 0), 0.0f);
   EXPECT_EQ(out.weight.view()(0, 1), 0.0f);
@@ -337,6 +348,7 @@ TYPED_TEST(TopKGateCudaTest, NoTokensGiveZeroCounts) {
   Outputs out(0, 5, 2, kLayouts[0]);
   ASSERT_EQ(topk_gate::Run(GateOf(logits, out), nullptr), cudaSuccess);
   EXPECT_EQ(out.count, std::vector<int64_t>(5, 0));
+  EXPECT_EQ(out.slot_offset, std::vector<int64_t>{0});
 }
 
 TYPED_TEST(TopKGateCudaTest, RefusesWhatItIsNotCompiledForAndWritesNothing) {
@@ -353,9 +365,9 @@ TYPED_TEST(TopKGateCudaTest, RefusesWhatItIsNotCompiledForAndWritesNothing) {
   };
   const auto with_groups = [](int32_t groups, int32_t top, int32_t sum) {
     return [=](CudaGate<T>& gate) {
-      gate.num_groups = groups;
-      gate.group_top_k = top;
-      gate.group_sum = sum;
+      gate.rule.num_groups = groups;
+      gate.rule.group_top_k = top;
+      gate.rule.group_sum = sum;
     };
   };
   const auto plain = [](CudaGate<T>&) {

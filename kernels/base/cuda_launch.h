@@ -2,7 +2,10 @@
 #ifndef MOE_KERNELS_BASE_CUDA_LAUNCH_H_
 #define MOE_KERNELS_BASE_CUDA_LAUNCH_H_
 
+#include <cstdint>
+
 #include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/cuda_status.h"
@@ -33,6 +36,14 @@ absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launc
     });
   }
   return CheckCpu(function, stream);
+}
+
+// kInvalidArgument, naming value and limit, for what a CUDA kernel is not compiled for.
+inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view what,
+                                   int64_t value, int64_t most) {
+  if (value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": ", what, " is ", value, ", expected at most ", most, " on CUDA"));
 }
 
 }  // namespace moe

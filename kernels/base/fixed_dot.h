@@ -25,6 +25,22 @@ double WideDot(const T* a, const T* b, int64_t n);
 template <typename T>
 float FixedSum(const T* a, int64_t n);
 
+// sum_i term(i) of any float64 terms, in the order of WideDot.
+template <typename Term>
+double WideSum(int64_t n, Term term) {
+  constexpr int64_t kPartials = 16;
+  double partial[kPartials] = {};
+  const int64_t body = n - n % kPartials;
+  for (int64_t i = 0; i < body; i += kPartials) {
+    for (int64_t j = 0; j < kPartials; ++j) partial[j] += term(i + j);
+  }
+  for (int64_t i = body; i < n; ++i) partial[i - body] += term(i);
+  for (int64_t half = kPartials / 2; half >= 1; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) partial[j] += partial[j + half];
+  }
+  return partial[0];
+}
+
 }  // namespace moe
 
 #endif  // MOE_KERNELS_BASE_FIXED_DOT_H_

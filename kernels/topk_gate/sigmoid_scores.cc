@@ -5,8 +5,10 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_launch_cuda.h"
 #include "kernels/topk_gate/sigmoid_scores_cpu.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 
@@ -27,7 +29,6 @@ void SigmoidScoresReference(MatrixView<const float> logits, MatrixView<float> sc
 absl::Status SigmoidScores(MatrixView<const float> logits, MatrixView<float> score,
                            absl::Span<float> log_sum_exp, Stream& stream) {
   constexpr const char* kFunction = "SigmoidScores";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   if (logits.cols() < 1) {
     return absl::InvalidArgumentError(absl::StrCat(kFunction, ": logits are [", logits.rows(), ", ",
                                                    logits.cols(),
@@ -37,6 +38,14 @@ absl::Status SigmoidScores(MatrixView<const float> logits, MatrixView<float> sco
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "score", score, logits.rows(), logits.cols()));
   if (!log_sum_exp.empty()) {
     MOE_RETURN_IF_ERROR(CheckLength(kFunction, "log_sum_exp", log_sum_exp.size(), logits.rows()));
+  }
+  if (IsCuda(stream)) {
+    return LaunchGate(kFunction,
+                      {.logits = logits,
+                       .rule = {.score = ScoreFunction::kSigmoid},
+                       .score = score,
+                       .log_sum_exp = log_sum_exp.empty() ? nullptr : log_sum_exp.data()},
+                      stream);
   }
   return stream.Enqueue([=, &threads = stream.threads()] {
     threads.For(logits.rows(), kGateRowsPerTask, [&](int64_t begin, int64_t end) {

@@ -23,7 +23,7 @@ namespace moe {
 // All views live on stream.device() and stay valid until the stream passes this point. Enqueues;
 // each element (and each row's sum) alone: the same bits for any T, in body or tail, on any number
 // of threads, with one SIMD target. Cost: one exponential an element, two with log_sum_exp.
-// Errors: kInvalidArgument if shapes disagree or E < 1; kUnimplemented on CUDA.
+// Errors: kInvalidArgument if shapes disagree or E < 1, on CUDA if E > 1024.
 absl::Status SigmoidScores(MatrixView<const float> logits, MatrixView<float> score,
                            absl::Span<float> log_sum_exp, Stream& stream);
 

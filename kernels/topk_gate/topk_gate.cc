@@ -7,7 +7,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_launch_cuda.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 #include "kernels/topk_gate/topk_select_cpu.h"
 
@@ -78,8 +80,15 @@ void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out
 
 absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out, Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckArguments(logits, out));
-  if (stream.device().kind != DeviceKind::kCpu) {
-    return absl::UnimplementedError("TopKGate: CUDA");
+  if (IsCuda(stream)) {
+    return LaunchGate("TopKGate",
+                      {.logits = logits,
+                       .score = out.probs,
+                       .expert = out.expert,
+                       .weight = out.value,
+                       .log_sum_exp = out.log_sum_exp.empty() ? nullptr : out.log_sum_exp.data(),
+                       .count = out.count.data()},
+                      stream);
   }
   return stream.Enqueue([logits, out, &threads = stream.threads()] {
     threads.For(logits.rows(), kGateRowsPerTask,

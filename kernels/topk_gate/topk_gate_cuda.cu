@@ -60,13 +60,14 @@ template <typename T, int kPerLane>
 __device__ float WorthOfGroup(const CudaGate<T>& g, int size, int lane,
                               const WideKeys<kPerLane>& keys) {
   float worth = 0;
-  for (int group = 0; group < g.num_groups; ++group) {
+  for (int group = 0; group < g.rule.num_groups; ++group) {
     uint32_t members = 0;
     ForExperts<kPerLane>(lane, [&](int i, int e) {
       if (e >= group * size && e < (group + 1) * size) members |= 1u << i;
     });
     float sum = 0;
-    for (int n = 0; n < g.group_sum && n < size; ++n) sum += ValueOf(keys.TakeAmong(members).key);
+    for (int n = 0; n < g.rule.group_sum && n < size; ++n)
+      sum += ValueOf(keys.TakeAmong(members).key);
     if (lane == group) worth = sum;
   }
   return worth;
@@ -76,14 +77,14 @@ __device__ float WorthOfGroup(const CudaGate<T>& g, int size, int lane,
 template <typename T, int kPerLane>
 __device__ void MaskGroups(const CudaGate<T>& g, int lane, WideKeys<kPerLane>& keys) {
   const auto experts = static_cast<int>(g.logits.cols());
-  const int size = experts / g.num_groups;
+  const int size = experts / g.rule.num_groups;
   const float worth = WorthOfGroup(g, size, lane, keys);
   int before = 0;
-  for (int other = 0; other < g.num_groups; ++other) {
+  for (int other = 0; other < g.rule.num_groups; ++other) {
     const float theirs = __shfl_sync(kAllLanes, worth, other);
     if (theirs > worth || (theirs == worth && other < lane)) ++before;
   }
-  const uint32_t kept = __ballot_sync(kAllLanes, before < g.group_top_k);
+  const uint32_t kept = __ballot_sync(kAllLanes, before < g.rule.group_top_k);
   ForExperts<kPerLane>(lane, [&](int i, int e) {
     if (e < experts && (kept >> (e / size) & 1) == 0) keys.Replace(i, -INFINITY);
   });
@@ -92,7 +93,7 @@ __device__ void MaskGroups(const CudaGate<T>& g, int lane, WideKeys<kPerLane>& k
 // The score of a logit, given the sum of its row.
 template <typename T>
 __device__ float ScoreOf(const CudaGate<T>& g, float x, const ExpSum& sum) {
-  return g.function == Score::kSoftmax ? expf(x - sum.max) / sum.sum : Sigmoid(x);
+  return g.rule.score == ScoreFunction::kSoftmax ? expf(x - sum.max) / sum.sum : Sigmoid(x);
 }
 
 // The weight of the choice of lane j < k, which is `expert`.
@@ -102,12 +103,12 @@ __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& s
   const auto k = static_cast<int>(g.expert.cols());
   // Read again: which register of which lane has it depends on the choice.
   float weight = lane < k ? ScoreOf(g, static_cast<float>(logits[expert]), sum) : 0.0f;
-  if (g.weights == Weights::kNormalised) {
+  if (g.rule.weights == GateWeights::kNormalised) {
     float total = 0;
     for (int j = 0; j < k; ++j) total += __shfl_sync(kAllLanes, weight, j);
     if (total != 0) weight /= total;
   }
-  return weight * g.scale;
+  return weight * g.rule.scale;
 }
 
 // Scores of the row, to memory if they are wanted; with kByLogits not, lane j gets choice j by them.
@@ -116,14 +117,14 @@ __device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const flo
                             const ExpSum& sum, float (&y)[kPerLane]) {
   const auto experts = static_cast<int>(g.logits.cols());
   ForExperts<kPerLane>(lane, [&](int i, int e) {
-    y[i] = g.function == Score::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
+    y[i] = g.rule.score == ScoreFunction::kSoftmax ? y[i] / sum.sum : Sigmoid(x[i]);
     if (e >= experts) return;
     if (g.score.data() != nullptr) g.score(t, e) = y[i];
     if (!kByLogits && g.expert_bias != nullptr) y[i] += g.expert_bias[e];
   });
   if constexpr (kByLogits) return 0;
   WideKeys<kPerLane> keys(y, experts, lane);
-  if (g.num_groups > 0) MaskGroups(g, lane, keys);
+  if (g.rule.num_groups > 0) MaskGroups(g, lane, keys);
   return TakeTopK(keys, static_cast<int>(g.expert.cols()), lane);
 }
 
@@ -141,7 +142,8 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
     expert = TakeTopK(Keys(x, experts, lane), k, lane);
   }
   const bool wants_scores = !kByLogits || g.score.data() != nullptr;
-  const bool sums = g.function == Score::kSoftmax && (wants_scores || g.weight.data() != nullptr);
+  const bool sums =
+      g.rule.score == ScoreFunction::kSoftmax && (wants_scores || g.weight.data() != nullptr);
   ExpSum sum;
   if (sums || g.log_sum_exp != nullptr) sum = ExpAndSum(x, lane, y);
   if (g.log_sum_exp != nullptr && lane == 0) {
@@ -153,6 +155,7 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
     if constexpr (!kByLogits) expert = by_score;
   }
   if (lane < k && g.expert.data() != nullptr) g.expert(t, lane) = expert;
+  if (lane == 0 && g.slot_offset != nullptr) g.slot_offset[t + 1] = (t + 1) * k;
   if (lane < k && g.count != nullptr) atomicAdd(&count[expert], 1);
   if (g.weight.data() == nullptr) return;
   const float weight = WeightOf(g, logits, sum, expert, lane);
@@ -177,9 +180,12 @@ __global__ void __launch_bounds__(kRowThreads, kGateBlocks<kPerLane>) GateKernel
   }
 }
 
-__global__ void __launch_bounds__(kRowThreads) ZeroKernel(int64_t* count, int64_t experts) {
+// Where the counts begin, and the slots.
+__global__ void __launch_bounds__(kRowThreads)
+    ZeroKernel(int64_t* count, int64_t experts, int64_t* slot_offset) {
   const int64_t e = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
-  if (e < experts) count[e] = 0;
+  if (e < experts && count != nullptr) count[e] = 0;
+  if (e == 0 && slot_offset != nullptr) slot_offset[0] = 0;
 }
 
 template <bool kByLogits, int kPerLane, typename T>
@@ -203,9 +209,10 @@ bool IsValid(const CudaGate<T>& gate) {
   const int64_t experts = gate.logits.cols(), k = gate.expert.cols();
   if (experts < 1 || experts > kMaxExperts) return false;
   if (k < 0 || k > std::min<int64_t>(experts, kMaxTopK)) return false;
-  if (gate.num_groups == 0) return true;
-  return gate.num_groups > 0 && gate.num_groups <= kMaxGroups && experts % gate.num_groups == 0 &&
-         gate.group_top_k >= 1 && gate.group_sum >= 1;
+  if (gate.rule.num_groups == 0) return true;
+  return gate.rule.num_groups > 0 && gate.rule.num_groups <= kMaxGroups &&
+         experts % gate.rule.num_groups == 0 && gate.rule.group_top_k >= 1 &&
+         gate.rule.group_sum >= 1;
 }
 
 }  // namespace
@@ -213,15 +220,15 @@ bool IsValid(const CudaGate<T>& gate) {
 template <typename T>
 cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream) {
   if (!IsValid(gate)) return cudaErrorInvalidValue;
-  if (gate.count != nullptr) {
+  if (gate.count != nullptr || gate.slot_offset != nullptr) {
     const int64_t experts = gate.logits.cols();
     const cudaError_t error =
         Launch(&ZeroKernel, {dim3(GridBlocks(experts, kRowThreads)), dim3(kRowThreads)}, stream,
-               gate.count, experts);
+               gate.count, experts, gate.slot_offset);
     if (error != cudaSuccess) return error;
   }
   if (gate.logits.rows() == 0) return cudaSuccess;
-  const bool by_logits = gate.expert_bias == nullptr && gate.num_groups == 0;
+  const bool by_logits = gate.expert_bias == nullptr && gate.rule.num_groups == 0;
   return by_logits ? LaunchFor<true>(gate, stream) : LaunchFor<false>(gate, stream);
 }
 

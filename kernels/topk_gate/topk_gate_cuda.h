@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
-
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/topk_gate/gate_rule.h"
 
 namespace moe::topk_gate {
 
@@ -18,34 +18,21 @@ constexpr int kMaxExperts = 1024;
 constexpr int kMaxTopK = 16;
 constexpr int kMaxGroups = 32;
 
-enum class Score : uint8_t { kSoftmax, kSigmoid };
-enum class Weights : uint8_t { kScores, kNormalised };
-
 // One call, in device memory. Outputs whose data is nullptr are not written, and what they alone
 // would need is not computed: TopKSelect is `logits` and `expert`, SigmoidScores is `logits`, `score`
 // and `log_sum_exp`, TopKGate is all but the rule of selection.
-//
-// With v = score + expert_bias, the K largest logits are selected, or with `expert_bias` or groups
-// the K largest v. Groups are num_groups runs of E / num_groups experts; a group is worth the sum
-// of its group_sum largest v, and v counts as -infinity outside the group_top_k best groups.
-// The order is that of TopKGate: equal values the lowest id, a NaN below everything.
-//   weight[t, j] = scale * score[t, expert[t, j]], kNormalised: / the sum of those K scores
 template <typename T>
 struct CudaGate {
   MatrixView<const T> logits;  // [T, E]
-  Score function = Score::kSoftmax;
+  GateRule rule;
   const float* expert_bias = nullptr;  // [E]
-  int32_t num_groups = 0;              // 0 = no groups
-  int32_t group_top_k = 0;
-  int32_t group_sum = 1;
-  Weights weights = Weights::kScores;
-  float scale = 1;
 
-  MatrixView<float> score;       // [T, E]; none of `logits`, which weights read again
-  MatrixView<int32_t> expert;    // [T, K], best first; K = 0 selects nothing
-  MatrixView<float> weight;      // [T, K]
-  float* log_sum_exp = nullptr;  // [T] log(sum_e exp(logits[t, e]))
-  int64_t* count = nullptr;      // [E] how often an expert was selected
+  MatrixView<float> score;         // [T, E]; none of `logits`, which weights read again
+  MatrixView<int32_t> expert;      // [T, K], best first; K = 0 selects nothing
+  MatrixView<float> weight;        // [T, K]
+  float* log_sum_exp = nullptr;    // [T] log(sum_e exp(logits[t, e]))
+  int64_t* count = nullptr;        // [E] how often an expert was selected
+  int64_t* slot_offset = nullptr;  // [T + 1] t * K
 };
 
 // Enqueues on `stream` and returns. Scores and weights differ from the CPU's by the exponential

@@ -5,8 +5,10 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_launch_cuda.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 #include "kernels/topk_gate/topk_select_cpu.h"
 
@@ -41,7 +43,6 @@ void TopKSelectReference(MatrixView<const float> value, MatrixView<int32_t> expe
 
 absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> expert, Stream& stream) {
   constexpr const char* kFunction = "TopKSelect";
-  MOE_RETURN_IF_ERROR(CheckCpu(kFunction, stream));
   const int64_t experts = value.cols();
   const int64_t k = expert.cols();
   if (k < 1 || k > experts) {
@@ -50,6 +51,9 @@ absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> exper
   }
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "value", value, value.rows(), experts));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "expert", expert, value.rows(), k));
+  if (IsCuda(stream)) {
+    return LaunchGate(kFunction, {.logits = value, .expert = expert}, stream);
+  }
   return stream.Enqueue([value, expert, &threads = stream.threads()] {
     threads.For(value.rows(), kGateRowsPerTask,
                 [&](int64_t begin, int64_t end) { TopKSelectCpu(value, expert, begin, end); });

@@ -56,6 +56,8 @@ class GivenGate final : public ScaledTokenChoiceGate {
         given_(std::move(given)),
         top_k_(top_k) {}
 
+  bool RunsOn(DeviceKind device) const override { return device == DeviceKind::kCpu; }
+
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
                                        Stream& stream) const override {
     const TokenSlots& given = given_->slots;

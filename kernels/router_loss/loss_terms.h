@@ -1,0 +1,69 @@
+// What the two paths of router_loss.h are given: pointers into one device's memory. Plain C++, since
+// .cu files read it.
+#ifndef MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
+#define MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
+
+#include <cstdint>
+
+#include "kernels/base/tensor_view.h"
+#include "kernels/topk_gate/gate_rule.h"
+
+namespace moe::router_loss {
+
+constexpr int64_t kBlockTokens = 256;
+
+// Tokens [0, T) in units (groups, micro-batches), these in blocks of at most kBlockTokens.
+struct TokenBlocks {
+  int64_t units = 0;
+  int64_t blocks = 0;
+  const int64_t* begin;        // [blocks + 1] tokens
+  const int64_t* unit;         // [blocks] the unit of a block
+  const int64_t* first_block;  // [units + 1]
+};
+
+// *sum += over the parts, ascending, of the sum of value[offset[part]] .. value[offset[part + 1]].
+struct Fold {
+  const double* value;
+  const int64_t* offset;  // [parts + 1]
+  int64_t parts;
+  double* sum;
+};
+
+struct Balance {
+  TokenBlocks groups;
+  MatrixView<const float> score;
+  ScoreFunction function;
+  const int64_t* slot_offset;
+  const int32_t* expert;
+  int32_t choices;
+  const double* expert_share;  // [E], or nullptr
+  const double* scale;         // [groups] coeff * E / (k * T_g^2) / groups of the micro-batch
+  MatrixView<float> d_logits;  // or an empty view
+
+  // Scratch.
+  double* block_sums;     // [blocks, E] of probabilities
+  int32_t* block_counts;  // [blocks, E] of slots
+  double* by_prob;        // [groups, E] G_i
+  double* group_loss;     // [groups]
+  Fold fold;              // of group_loss
+};
+
+struct Entropy {
+  TokenBlocks blocks;
+  MatrixView<const float> logits;
+  MatrixView<const float> score;
+  ScoreFunction function;
+  const float* log_sum_exp;
+  double* block_value;  // [blocks] scratch
+  Fold fold;            // of block_value
+};
+
+struct ZLoss {
+  Entropy input;               // its function decides where p comes from
+  const double* scale;         // [micro-batches] coeff / T_b
+  MatrixView<float> d_logits;  // or an empty view
+};
+
+}  // namespace moe::router_loss
+
+#endif  // MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_

@@ -1,0 +1,206 @@
+#include "kernels/router_loss/router_loss.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <absl/strings/string_view.h>
+
+#include "kernels/base/cuda_launch.h"
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/router_loss/router_loss_cpu.h"
+#include "kernels/router_loss/router_loss_cuda.h"
+
+namespace moe {
+namespace {
+
+using router_loss::kBlockTokens;
+using router_loss::TokenBlocks;
+
+// `host` in memory of the stream's device.
+template <typename T>
+absl::StatusOr<const T*> OnDevice(const std::vector<T>& host, Workspace& workspace,
+                                  Stream& stream) {
+  const auto size = static_cast<int64_t>(host.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> to, workspace.Array<T>(size));
+  MOE_RETURN_IF_ERROR(stream.Upload(host.data(), to.data(), size * int64_t{sizeof(T)}));
+  return to.data();
+}
+
+// Units [offsets[u], offsets[u + 1]) of tokens, cut into blocks.
+absl::StatusOr<TokenBlocks> CutIntoBlocks(absl::Span<const int64_t> offsets, Workspace& workspace,
+                                          Stream& stream) {
+  std::vector<int64_t> begin, unit, first_block = {0};
+  for (size_t u = 0; u + 1 < offsets.size(); ++u) {
+    for (int64_t t = offsets[u]; t < offsets[u + 1]; t += kBlockTokens) {
+      begin.push_back(t);
+      unit.push_back(static_cast<int64_t>(u));
+    }
+    first_block.push_back(static_cast<int64_t>(unit.size()));
+  }
+  begin.push_back(offsets.back());
+  TokenBlocks blocks = {.units = static_cast<int64_t>(offsets.size()) - 1,
+                        .blocks = static_cast<int64_t>(unit.size())};
+  MOE_ASSIGN_OR_RETURN(blocks.begin, OnDevice(begin, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(blocks.unit, OnDevice(unit, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(blocks.first_block, OnDevice(first_block, workspace, stream));
+  return blocks;
+}
+
+absl::Status CheckGradient(absl::string_view function, const RouterScores& scores,
+                           MatrixView<float> d_logits) {
+  if (d_logits.data() == nullptr) return absl::OkStatus();
+  return CheckShape(function, "d_logits", d_logits, scores.score.rows(),
+                    std::max(d_logits.cols(), scores.score.cols()));
+}
+
+// What entropy and z-loss read beside the scores.
+absl::Status CheckLogits(absl::string_view function, const RouterScores& scores) {
+  MOE_RETURN_IF_ERROR(CheckShape(function, "logits", scores.logits, scores.score.rows(),
+                                 std::max(scores.logits.cols(), scores.score.cols())));
+  return CheckLength(function, "log_sum_exp", scores.log_sum_exp.size(), scores.score.rows());
+}
+
+absl::Status CheckBalance(absl::string_view function, const RouterScores& scores,
+                          const LoadBalance& balance, const LossGroups& groups) {
+  const int64_t tokens = scores.score.rows();
+  MOE_RETURN_IF_ERROR(CheckLength(function, "slot_offset", balance.slot_offset.size(), tokens + 1));
+  if (!balance.expert_share.empty()) {
+    MOE_RETURN_IF_ERROR(
+        CheckLength(function, "expert_share", balance.expert_share.size(), scores.score.cols()));
+  }
+  MOE_RETURN_IF_ERROR(CheckGroups(function, "token groups", groups.offsets,
+                                  std::max<size_t>(groups.offsets.size(), 1) - 1, tokens));
+  return CheckGroups(function, "micro-batches", groups.micro_batch,
+                     std::max<size_t>(groups.micro_batch.size(), 1) - 1,
+                     static_cast<int64_t>(groups.offsets.size()) - 1);
+}
+
+// [groups] coeff * E / (k * T_g^2) / groups of the micro-batch.
+std::vector<double> GroupScales(int64_t experts, const LoadBalance& balance,
+                                const LossGroups& groups) {
+  std::vector<double> scales;
+  for (size_t b = 0; b + 1 < groups.micro_batch.size(); ++b) {
+    const auto groups_here = static_cast<double>(groups.micro_batch[b + 1] - groups.micro_batch[b]);
+    for (int64_t g = groups.micro_batch[b]; g < groups.micro_batch[b + 1]; ++g) {
+      const auto at = static_cast<size_t>(g);
+      const auto tokens = static_cast<double>(groups.offsets[at + 1] - groups.offsets[at]);
+      scales.push_back(static_cast<double>(balance.coeff) * static_cast<double>(experts) /
+                       (balance.choices * tokens * tokens) / groups_here);
+    }
+  }
+  return scales;
+}
+
+template <typename Terms>
+absl::Status Enqueue(absl::string_view function, const Terms& terms, Stream& stream) {
+  if (IsCuda(stream)) {
+    return LaunchOn(function, stream, [&](auto cuda) { return router_loss::Run(terms, cuda); });
+  }
+  return stream.Enqueue([terms, &threads = stream.threads()] {
+    router_loss::Run(terms, threads);
+    return absl::OkStatus();
+  });
+}
+
+// Entropy's arguments, with one value per block of `units` to be folded unit by unit.
+absl::StatusOr<router_loss::Entropy> EntropyOf(const RouterScores& scores,
+                                               absl::Span<const int64_t> units, double* sum,
+                                               Workspace& workspace, Stream& stream) {
+  router_loss::Entropy entropy = {.logits = scores.logits,
+                                  .score = scores.score,
+                                  .function = scores.function,
+                                  .log_sum_exp = scores.log_sum_exp.data()};
+  MOE_ASSIGN_OR_RETURN(entropy.blocks, CutIntoBlocks(units, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<double> value,
+                       workspace.Array<double>(entropy.blocks.blocks));
+  entropy.block_value = value.data();
+  entropy.fold = {.value = value.data(),
+                  .offset = entropy.blocks.first_block,
+                  .parts = entropy.blocks.units,
+                  .sum = sum};
+  return entropy;
+}
+
+}  // namespace
+
+absl::Status AddLoadBalanceLoss(const RouterScores& scores, const LoadBalance& balance,
+                                const LossGroups& groups, double* loss, MatrixView<float> d_logits,
+                                Workspace& workspace, Stream& stream) {
+  constexpr char kName[] = "AddLoadBalanceLoss";
+  const int64_t experts = scores.score.cols();
+  MOE_RETURN_IF_ERROR(CheckBalance(kName, scores, balance, groups));
+  MOE_RETURN_IF_ERROR(CheckGradient(kName, scores, d_logits));
+  if (IsCuda(stream)) {
+    MOE_RETURN_IF_ERROR(CheckCudaLimit(kName, "E (experts)", experts, router_loss::kMaxExperts));
+  }
+  router_loss::Balance terms = {.score = scores.score,
+                                .function = scores.function,
+                                .slot_offset = balance.slot_offset.data(),
+                                .expert = balance.expert.data(),
+                                .choices = balance.choices,
+                                .expert_share = nullptr,
+                                .d_logits = d_logits};
+  MOE_ASSIGN_OR_RETURN(terms.groups, CutIntoBlocks(groups.offsets, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(terms.scale,
+                       OnDevice(GroupScales(experts, balance, groups), workspace, stream));
+  if (!balance.expert_share.empty()) {
+    MOE_ASSIGN_OR_RETURN(
+        terms.expert_share,
+        OnDevice(std::vector<double>(balance.expert_share.begin(), balance.expert_share.end()),
+                 workspace, stream));
+  }
+  MOE_ASSIGN_OR_RETURN(
+      const int64_t* const micro_batch,
+      OnDevice(std::vector<int64_t>(groups.micro_batch.begin(), groups.micro_batch.end()),
+               workspace, stream));
+  const int64_t cells = terms.groups.blocks * experts;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(cells));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int32_t> counts, workspace.Array<int32_t>(cells));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<double> by_prob,
+                       workspace.Array<double>(terms.groups.units * experts));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<double> group_loss,
+                       workspace.Array<double>(terms.groups.units));
+  terms.block_sums = sums.data();
+  terms.block_counts = counts.data();
+  terms.by_prob = by_prob.data();
+  terms.group_loss = group_loss.data();
+  terms.fold = {.value = group_loss.data(),
+                .offset = micro_batch,
+                .parts = static_cast<int64_t>(groups.micro_batch.size()) - 1,
+                .sum = loss};
+  return Enqueue(kName, terms, stream);
+}
+
+absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micro_batch_offsets,
+                      float coeff, double* loss, MatrixView<float> d_logits, Workspace& workspace,
+                      Stream& stream) {
+  constexpr char kName[] = "AddZLoss";
+  const size_t micro_batches = std::max<size_t>(micro_batch_offsets.size(), 1) - 1;
+  MOE_RETURN_IF_ERROR(CheckLogits(kName, scores));
+  MOE_RETURN_IF_ERROR(CheckGradient(kName, scores, d_logits));
+  MOE_RETURN_IF_ERROR(
+      CheckGroups(kName, "micro-batches", micro_batch_offsets, micro_batches, scores.score.rows()));
+  std::vector<double> scale;
+  for (size_t b = 0; b < micro_batches; ++b) {
+    scale.push_back(static_cast<double>(coeff) /
+                    static_cast<double>(micro_batch_offsets[b + 1] - micro_batch_offsets[b]));
+  }
+  router_loss::ZLoss terms = {.d_logits = d_logits};
+  MOE_ASSIGN_OR_RETURN(terms.input,
+                       EntropyOf(scores, micro_batch_offsets, loss, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(terms.scale, OnDevice(scale, workspace, stream));
+  return Enqueue(kName, terms, stream);
+}
+
+absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& workspace,
+                        Stream& stream) {
+  constexpr char kName[] = "AddEntropy";
+  MOE_RETURN_IF_ERROR(CheckLogits(kName, scores));
+  const int64_t all[] = {0, scores.score.rows()};
+  MOE_ASSIGN_OR_RETURN(const router_loss::Entropy terms,
+                       EntropyOf(scores, all, sum, workspace, stream));
+  return Enqueue(kName, terms, stream);
+}
+
+}  // namespace moe

@@ -1,0 +1,39 @@
+// What the operations of this folder do with one token's weights, on the host: for gates that weigh
+// in a way of their own.
+#ifndef MOE_KERNELS_TOPK_GATE_GATE_ROW_H_
+#define MOE_KERNELS_TOPK_GATE_GATE_ROW_H_
+
+#include <cstdint>
+
+#include <absl/types/span.h>
+
+#include "kernels/topk_gate/gate_rule.h"
+
+namespace moe {
+
+// w_j = u_j / S, S = sum_j u_j, in place. Where every u is 0 (underflow), w is 0.
+void Normalise(absl::Span<float> u);
+
+// One token's slots in backward: in [K], out [K].
+struct TokenWeightGradient {
+  absl::Span<const float> score;      // at the selected experts
+  absl::Span<const uint8_t> dropped;  // 1 = over capacity
+  absl::Span<const float> d_weight;   // gradient by the combine weights; 0 where dropped
+  absl::Span<double> d_score;         // out: gradient by the score at the selected experts
+};
+
+// d_score_j = (dw_j - sum_m w_m dw_m) / S. kSelected: S, w and j range over every slot. kKept: over
+// those that are not dropped; d_score is 0 for the others.
+enum class SumOver : uint8_t { kSelected, kKept };
+void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over);
+
+// d_logits [E] from the gradient by the scores of the token's experts, which is 0 for the others.
+//   softmax  d_l_e = p_e (d_p_e - sum_i p_i d_p_i)        sigmoid  d_l_e = s_e (1 - s_e) d_s_e
+// float64, sums in choice order, one rounding.
+void ScoreBackward(ScoreFunction function, absl::Span<const float> score,
+                   absl::Span<const int32_t> expert, absl::Span<const double> d_score,
+                   float* d_logits);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_TOPK_GATE_GATE_ROW_H_

@@ -1,0 +1,219 @@
+#include "kernels/topk_gate/select_experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/cuda_launch.h"
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_launch_cuda.h"
+#include "kernels/topk_gate/gate_row.h"
+#include "kernels/topk_gate/sigmoid_scores_cpu.h"
+#include "kernels/topk_gate/topk_gate_cpu.h"
+#include "kernels/topk_gate/topk_select_cpu.h"
+
+namespace moe {
+namespace {
+
+constexpr char kName[] = "SelectExperts";
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+// Rows whose values are kept at a time: scratch that stays in the cache.
+constexpr int64_t kValueRows = 16;
+
+// Masks one token's values outside its group_top_k best groups.
+class GroupMask {
+ public:
+  GroupMask(const GateRule& rule, int64_t experts)
+      : rule_(rule),
+        size_(experts / rule.num_groups),
+        worth_(static_cast<size_t>(rule.num_groups)),
+        sorted_(static_cast<size_t>(size_)) {}
+
+  void Apply(float* value) {
+    for (size_t g = 0; g < worth_.size(); ++g) worth_[g] = WorthOf(Group(value, g));
+    for (size_t g = 0; g < worth_.size(); ++g) {
+      if (GroupsBefore(g) < rule_.group_top_k) continue;
+      std::fill_n(Group(value, g), size_, kMasked);
+    }
+  }
+
+ private:
+  float* Group(float* value, size_t g) const { return value + static_cast<int64_t>(g) * size_; }
+
+  // The sum of the group_sum largest values, largest first; a NaN is worth nothing.
+  float WorthOf(const float* group) {
+    std::transform(group, group + size_, sorted_.begin(),
+                   [](float v) { return std::isnan(v) ? kMasked : v; });
+    const auto most = std::min<int64_t>(rule_.group_sum, size_);
+    std::partial_sort(sorted_.begin(), sorted_.begin() + most, sorted_.end(), std::greater<>());
+    float sum = 0;
+    for (int64_t i = 0; i < most; ++i) sum += sorted_[static_cast<size_t>(i)];
+    return sum;
+  }
+
+  // Groups worth more than g, or as much with a lower id.
+  int32_t GroupsBefore(size_t g) const {
+    int32_t before = 0;
+    for (size_t other = 0; other < worth_.size(); ++other) {
+      if (worth_[other] > worth_[g] || (worth_[other] == worth_[g] && other < g)) ++before;
+    }
+    return before;
+  }
+
+  const GateRule rule_;
+  const int64_t size_;
+  std::vector<float> worth_, sorted_;
+};
+
+// Rows [begin, end) on the CPU.
+class SelectRows {
+ public:
+  SelectRows(const GateRule& rule, const SelectExpertsInput& in, const SelectExpertsOutput& out,
+             int64_t begin, int64_t end)
+      : rule_(rule), in_(in), out_(out), begin_(begin), end_(end) {}
+
+  void Run() const {
+    const bool by_score =
+        in_.value.data() == nullptr && (!in_.expert_bias.empty() || rule_.num_groups > 0);
+    Score();  // a softmax: and selection by logits
+    if (by_score) {
+      SelectByScore();
+    } else if (in_.value.data() != nullptr) {
+      TopKSelectCpu(in_.value, out_.expert, begin_, end_);
+    } else if (rule_.score == ScoreFunction::kSigmoid) {
+      TopKSelectCpu(in_.logits, out_.expert, begin_, end_);
+    }
+    Weigh();
+  }
+
+ private:
+  void Score() const {
+    if (rule_.score == ScoreFunction::kSigmoid) {
+      SigmoidScoresCpu(in_.logits, out_.score, out_.log_sum_exp, begin_, end_);
+      return;
+    }
+    TopKGateCpu(in_.logits,
+                {.probs = out_.score,
+                 .expert = out_.expert,
+                 .value = out_.weight,
+                 .log_sum_exp = out_.log_sum_exp,
+                 .count = {}},
+                begin_, end_);
+  }
+
+  void SelectByScore() const {
+    const int64_t experts = in_.logits.cols();
+    std::vector<float> scratch(static_cast<size_t>(kValueRows * experts));
+    const MatrixView<float> value(scratch.data(), kValueRows, experts);
+    std::optional<GroupMask> mask;
+    if (rule_.num_groups > 0) mask.emplace(rule_, experts);
+    for (int64_t first = begin_; first < end_; first += kValueRows) {
+      const int64_t rows = std::min(kValueRows, end_ - first);
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* const score = out_.score.row(first + r);
+        for (int64_t e = 0; e < experts; ++e) {
+          const float bias =
+              in_.expert_bias.empty() ? 0.0f : in_.expert_bias[static_cast<size_t>(e)];
+          value(r, e) = score[e] + bias;
+        }
+        if (mask.has_value()) mask->Apply(value.row(r));
+      }
+      TopKSelectCpu(value, RowRange(out_.expert, first, first + rows), 0, rows);
+    }
+  }
+
+  void Weigh() const {
+    const int64_t k = out_.expert.cols();
+    for (int64_t t = begin_; t < end_; ++t) {
+      float* const weight = out_.weight.row(t);
+      for (int64_t j = 0; j < k; ++j) weight[j] = out_.score(t, out_.expert(t, j));
+      if (rule_.weights == GateWeights::kNormalised) Normalise({weight, static_cast<size_t>(k)});
+      for (int64_t j = 0; j < k; ++j) weight[j] *= rule_.scale;
+    }
+  }
+
+  const GateRule& rule_;
+  const SelectExpertsInput& in_;
+  const SelectExpertsOutput& out_;
+  const int64_t begin_, end_;
+};
+
+absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
+                            const SelectExpertsOutput& out) {
+  const int64_t tokens = in.logits.rows(), experts = in.logits.cols(), k = out.expert.cols();
+  const auto check = [](absl::string_view name, size_t length, int64_t expected, bool optional) {
+    return length == 0 && optional ? absl::OkStatus() : CheckLength(kName, name, length, expected);
+  };
+  if (k < 1 || k > experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kName, ": k is ", k, ", expected 1 .. ", experts, " (the experts)"));
+  }
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "logits", in.logits, tokens, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "score", out.score, tokens, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "expert", out.expert, tokens, k));
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "weight", out.weight, tokens, k));
+  if (in.value.data() != nullptr) {
+    MOE_RETURN_IF_ERROR(CheckShape(kName, "value", in.value, tokens, experts));
+  }
+  MOE_RETURN_IF_ERROR(check("expert_bias", in.expert_bias.size(), experts, true));
+  MOE_RETURN_IF_ERROR(check("log_sum_exp", out.log_sum_exp.size(), tokens, true));
+  MOE_RETURN_IF_ERROR(check("count", out.count.size(), experts, false));
+  MOE_RETURN_IF_ERROR(check("slot_offset", out.slot_offset.size(), tokens + 1, true));
+  if (rule.num_groups == 0) return absl::OkStatus();
+  if (rule.num_groups > 0 && experts % rule.num_groups == 0 && rule.group_top_k >= 1 &&
+      rule.group_sum >= 1) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(kName, ": ", rule.num_groups, " groups of ", experts, " experts, ",
+                   rule.group_top_k, " of them kept, worth their ", rule.group_sum,
+                   " largest, expected a divisor of the experts, 1 or more, 1 or more"));
+}
+
+absl::Status LaunchSelect(const GateRule& rule, const SelectExpertsInput& in,
+                          const SelectExpertsOutput& out, Stream& stream) {
+  if (in.value.data() != nullptr) return CheckCpu("SelectExperts by given values", stream);
+  const auto pointer = [](auto span) {
+    return span.empty() ? nullptr : span.data();
+  };
+  return LaunchGate(kName,
+                    {.logits = in.logits,
+                     .rule = rule,
+                     .expert_bias = pointer(in.expert_bias),
+                     .score = out.score,
+                     .expert = out.expert,
+                     .weight = out.weight,
+                     .log_sum_exp = pointer(out.log_sum_exp),
+                     .count = out.count.data(),
+                     .slot_offset = pointer(out.slot_offset)},
+                    stream);
+}
+
+}  // namespace
+
+absl::Status SelectExperts(const GateRule& rule, const SelectExpertsInput& in,
+                           const SelectExpertsOutput& out, Stream& stream) {
+  MOE_RETURN_IF_ERROR(CheckArguments(rule, in, out));
+  if (IsCuda(stream)) return LaunchSelect(rule, in, out, stream);
+  return stream.Enqueue([rule, in, out, &threads = stream.threads()] {
+    const int64_t tokens = in.logits.rows(), k = out.expert.cols();
+    threads.For(tokens, kGateRowsPerTask,
+                [&](int64_t begin, int64_t end) { SelectRows(rule, in, out, begin, end).Run(); });
+    std::fill(out.count.begin(), out.count.end(), int64_t{0});
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t j = 0; j < k; ++j) ++out.count[static_cast<size_t>(out.expert(t, j))];
+    }
+    for (size_t t = 0; t < out.slot_offset.size(); ++t) {
+      out.slot_offset[t] = static_cast<int64_t>(t) * k;
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moe
