@@ -34,9 +34,11 @@ import json, os, sys
 
 with open(sys.argv[1], "w") as file:
     for test in json.load(sys.stdin)["tests"]:
+        name = test["name"]
+        if "command" not in test:
+            sys.exit(f"gpu_check: {name} is not built: build the targets moe and device_tests")
         program, = test["command"]
         timeout = next(p["value"] for p in test["properties"] if p["name"] == "TIMEOUT")
-        name = test["name"]
         file.write(f"""add_test({name} "${{CMAKE_CURRENT_LIST_DIR}}/bin/{os.path.basename(program)}")
 set_tests_properties({name} PROPERTIES LABELS gpu TIMEOUT {timeout:.0f}
   SKIP_REGULAR_EXPRESSION "no GPU: "
@@ -54,7 +56,8 @@ make_bundle() {
   fi
   rm -rf "$bundle"
   mkdir -p "$bundle"/{bin,lib,peers} || return 1
-  list=$(bundle_tests) && [[ $list ]] || { echo "gpu_check: no tests labelled gpu in $dir" >&2; return 1; }
+  list=$(bundle_tests) || return 1
+  [[ $list ]] || { echo "gpu_check: no tests labelled gpu in $dir" >&2; return 1; }
   mapfile -t programs <<<"$list"
   for program in "$moe" "${programs[@]}"; do
     strip -o "$bundle/bin/$(basename "$program")" "$program" || return 1
