@@ -7,7 +7,7 @@ namespace moe {
 absl::StatusOr<std::unique_ptr<AllReducer>> AllReducer::Create(AllReduceAlgorithm algorithm,
                                                                Communicator& comm,
                                                                const RingOptions& ring) {
-  if (algorithm == AllReduceAlgorithm::kDirect && !comm.has_peer_memory()) {
+  if (algorithm == AllReduceAlgorithm::kDirect && !comm.has_peer_memory(DeviceKind::kCpu)) {
     return absl::InvalidArgumentError(
         absl::StrCat("AllReducer: direct needs peer memory, which backend ", comm.backend(),
                      " has not, expected ring or library"));

@@ -10,11 +10,10 @@
 namespace moe {
 namespace {
 
-absl::Status CheckStream(absl::string_view what, DeviceKind expected, const Stream& stream) {
-  if (stream.device().kind == expected) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      what, ": the stream is of the ", expected == DeviceKind::kCpu ? "CUDA device" : "CPU",
-      ", expected one of the ", expected == DeviceKind::kCpu ? "CPU" : "CUDA device"));
+absl::Status CheckStream(absl::string_view what, DeviceKind backend, const Stream& stream) {
+  if (backend == DeviceKind::kCpu || stream.device().kind == backend) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(what, ": the stream is of the CPU, expected one of a CUDA device"));
 }
 
 absl::Status CheckReducible(absl::string_view what, DType type, ReduceOp op) {
@@ -67,7 +66,12 @@ absl::Status Communicator::CheckedAllReduce(void* inout, size_t count, DType typ
                                             Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckStream("AllReduce", device_kind(), stream));
   MOE_RETURN_IF_ERROR(CheckReducible("AllReduce", type, op));
-  return DoAllReduce(inout, static_cast<int64_t>(count), type, op, stream);
+  const auto n = static_cast<int64_t>(count);
+  const int64_t bytes = n * SizeOf(type);
+  return WhereItCan({inout, bytes, inout, bytes}, stream,
+                    [&](const void*, void* recv, Stream& where) {
+                      return DoAllReduce(recv, n, type, op, where);
+                    });
 }
 
 absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_count, void* recv,
@@ -84,7 +88,10 @@ absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_co
   if (recv != static_cast<const std::byte*>(send) + bytes * rank()) {
     MOE_RETURN_IF_ERROR(CheckApart("ReduceScatter", send, bytes * size(), recv, bytes));
   }
-  return DoReduceScatter(send, recv, static_cast<int64_t>(recv_count), type, op, stream);
+  return WhereItCan(
+      {send, bytes * size(), recv, bytes}, stream, [&](const void* from, void* to, Stream& where) {
+        return DoReduceScatter(from, to, static_cast<int64_t>(recv_count), type, op, where);
+      });
 }
 
 absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count, void* recv,
@@ -99,7 +106,10 @@ absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count,
   if (send != static_cast<std::byte*>(recv) + bytes * rank()) {
     MOE_RETURN_IF_ERROR(CheckApart("AllGather", send, bytes, recv, bytes * size()));
   }
-  return DoAllGather(send, recv, bytes, stream);
+  return WhereItCan({send, bytes, recv, bytes * size()}, stream,
+                    [&](const void* from, void* to, Stream& where) {
+                      return DoAllGather(from, to, bytes, where);
+                    });
 }
 
 absl::Status Communicator::CheckedAllToAll(const void* send, size_t send_count, void* recv,
@@ -114,7 +124,10 @@ absl::Status Communicator::CheckedAllToAll(const void* send, size_t send_count, 
   const int64_t bytes = static_cast<int64_t>(send_count) * SizeOf(type);
   MOE_RETURN_IF_ERROR(CheckApart("AllToAll", send, bytes, recv, bytes));
   const Counts each(ranks, bytes / size());
-  return DoAllToAllV(send, each, recv, each, stream);
+  return WhereItCan({send, bytes, recv, bytes}, stream,
+                    [&](const void* from, void* to, Stream& where) {
+                      return DoAllToAllV(from, each, to, each, where);
+                    });
 }
 
 absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
@@ -126,13 +139,16 @@ absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
   MOE_RETURN_IF_ERROR(CheckCounts("send", send_counts, size(), send_count));
   MOE_RETURN_IF_ERROR(CheckCounts("recv", recv_counts, size(), recv_count));
   const int64_t width = SizeOf(type);
-  MOE_RETURN_IF_ERROR(CheckApart("AllToAllV", send, static_cast<int64_t>(send_count) * width, recv,
-                                 static_cast<int64_t>(recv_count) * width));
+  const HostStaging::Transfer all = {send, static_cast<int64_t>(send_count) * width, recv,
+                                     static_cast<int64_t>(recv_count) * width};
+  MOE_RETURN_IF_ERROR(CheckApart("AllToAllV", send, all.send_bytes, recv, all.recv_bytes));
   Counts send_bytes(send_counts.begin(), send_counts.end());
   Counts recv_bytes(recv_counts.begin(), recv_counts.end());
   for (int64_t& bytes : send_bytes) bytes *= width;
   for (int64_t& bytes : recv_bytes) bytes *= width;
-  return DoAllToAllV(send, send_bytes, recv, recv_bytes, stream);
+  return WhereItCan(all, stream, [&](const void* from, void* to, Stream& where) {
+    return DoAllToAllV(from, send_bytes, to, recv_bytes, where);
+  });
 }
 
 absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType type, int root,
@@ -142,7 +158,11 @@ absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType typ
     return absl::InvalidArgumentError(
         absl::StrCat("Broadcast: root is ", root, ", expected 0 .. ", size() - 1));
   }
-  return DoBroadcast(inout, static_cast<int64_t>(count) * SizeOf(type), root, stream);
+  const int64_t bytes = static_cast<int64_t>(count) * SizeOf(type);
+  return WhereItCan({inout, bytes, inout, bytes}, stream,
+                    [&](const void*, void* recv, Stream& where) {
+                      return DoBroadcast(recv, bytes, root, where);
+                    });
 }
 
 absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
@@ -163,12 +183,44 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
     }
     moving.push_back(op);
   }
+  if (stream.device().kind != device_kind()) return StagedSendRecv(std::move(moving), stream);
   return DoSendRecv(std::move(moving), stream);
 }
 
 absl::Status Communicator::Fence(Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckStream("Fence", device_kind(), stream));
-  return DoFence(stream);
+  return WhereItCan({}, stream, [&](const void*, void*, Stream& where) { return DoFence(where); });
+}
+
+absl::Status Communicator::WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
+                                      HostStaging::Collective collective) {
+  if (stream.device().kind == device_kind()) {
+    return collective(transfer.send, transfer.recv, stream);
+  }
+  return staging_.Run(transfer, stream, collective);
+}
+
+// Sends and receives lie anywhere in the device's memory: each has a host buffer of its own.
+absl::Status Communicator::StagedSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+  std::vector<Buffer> buffers;
+  std::vector<SendRecvOp> on_host = ops;
+  for (SendRecvOp& op : on_host) {
+    MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(op.bytes, CpuMemory(), "host staging"));
+    if (op.send != nullptr) {
+      MOE_RETURN_IF_ERROR(stream.CopyBytes(op.send, buffer.data(), op.bytes));
+      op.send = buffer.data();
+    } else {
+      op.recv = buffer.data();
+    }
+    buffers.push_back(std::move(buffer));
+  }
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_RETURN_IF_ERROR(DoSendRecv(on_host, *MakeInlineStream(&stream.threads())));
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].recv == nullptr) continue;
+    MOE_RETURN_IF_ERROR(stream.Upload(buffers[i].data(), ops[i].recv, ops[i].bytes));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(int64_t /*bytes*/) {

@@ -14,6 +14,7 @@
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
+#include "comm/host_staging.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 
@@ -51,6 +52,10 @@ struct SendRecvOp {
 // Collectives must be called by every rank of the group, in the same order, with arguments that
 // agree. They are enqueued on `stream` and return at once; buffers belong to the operation until
 // the stream passes it. A CPU stream may run them before returning.
+//
+// A stream of a CUDA device is served by every backend. One that moves memory of the host alone waits
+// for the stream, copies what is sent to the host, and back what was received: the call then blocks
+// the host, and ranks that enqueue collectives must do so in one order, as they must anyway.
 //
 // Thread use: one host thread and one stream at a time. For collectives that overlap each other,
 // Split() a second communicator.
@@ -144,8 +149,8 @@ class Communicator {
   // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
-  // Whether AllocatePeerBuffer works here.
-  virtual bool has_peer_memory() const { return false; }
+  // Whether AllocatePeerBuffer works here, for ranks that compute on devices of this kind.
+  virtual bool has_peer_memory(DeviceKind /*kind*/) const { return false; }
 
   // Collective, blocks the host; `bytes` may differ between ranks. kUnimplemented without peer
   // memory.
@@ -161,7 +166,7 @@ class Communicator {
 
  protected:
   Communicator() = default;
-  // Streams of another device are refused with kUnimplemented.
+  // Of the memory that the Do* functions move.
   virtual DeviceKind device_kind() const { return DeviceKind::kCpu; }
   virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                    Stream& stream) = 0;
@@ -190,7 +195,13 @@ class Communicator {
                                 DType type, Stream& stream);
   absl::Status CheckedBroadcast(void* inout, size_t count, DType type, int root, Stream& stream);
 
+  // Runs `collective` on the transfer's memory, or on host copies of it.
+  absl::Status WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
+                          HostStaging::Collective collective);
+  absl::Status StagedSendRecv(std::vector<SendRecvOp> ops, Stream& stream);
+
   CommPhase phase_;
+  HostStaging staging_;
 };
 
 }  // namespace moe

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/host_staging.h"
 #include "comm/reduce.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
@@ -17,7 +18,8 @@ struct RingAllReduce::State {
 
   Communicator& comm;
   const int64_t chunk_bytes;
-  Buffer scratch;  // one chunk; the stream's order says who uses it
+  Buffer scratch;       // one chunk; the stream's order says who uses it
+  HostStaging staging;  // streams of a CUDA device
 };
 
 namespace {
@@ -54,11 +56,15 @@ absl::Status RingSum(const std::shared_ptr<State>& state, absl::Span<T> inout, S
   Communicator& comm = state->comm;
   const int ranks = comm.size();
   const int rank = comm.rank();
-  if (stream.device().kind != DeviceKind::kCpu) {
-    return absl::UnimplementedError(
-        "RingAllReduce: the stream is a CUDA stream, expected a CPU one");
-  }
   if (ranks == 1 || inout.empty()) return absl::OkStatus();
+  if (stream.device().kind != DeviceKind::kCpu) {
+    const int64_t bytes = static_cast<int64_t>(inout.size() * sizeof(T));
+    return state->staging.Run(
+        {inout.data(), bytes, inout.data(), bytes}, stream,
+        [&](const void*, void* host, Stream& where) {
+          return RingSum<T>(state, {static_cast<T*>(host), inout.size()}, where);
+        });
+  }
   if (state->scratch.bytes() == 0) {
     MOE_ASSIGN_OR_RETURN(state->scratch, Buffer::Allocate(state->chunk_bytes));
   }

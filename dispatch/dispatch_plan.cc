@@ -2,6 +2,7 @@
 #include "dispatch/dispatch_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include <absl/strings/str_cat.h>
@@ -43,6 +44,39 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
   MOE_RETURN_IF_ERROR(builder.OrderExpertRows());
   MOE_RETURN_IF_ERROR(builder.FindHomeSources());
   return builder.plan();
+}
+
+absl::Status DispatchPlan::Upload(Workspace& workspace, Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
+  const absl::Span<const int32_t> rows[] = {home_row_of_slot_, home_slot_,    send_token_,
+                                            expert_source_,    expert_token_, return_order_,
+                                            return_place_};
+  int64_t total = 0;
+  for (const auto& array : rows) total += Size(array);
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int32_t> device, workspace.Array<int32_t>(total));
+  copies_.clear();
+  int64_t begin = 0;
+  for (const auto& array : rows) {
+    const auto to = device.subspan(begin, array.size());
+    MOE_RETURN_IF_ERROR(stream.Upload(array.data(), to.data(),
+                                      Size(array) * static_cast<int64_t>(sizeof(int32_t))));
+    copies_.push_back({array, to});
+    begin += Size(array);
+  }
+  return absl::OkStatus();
+}
+
+absl::Span<const int32_t> DispatchPlan::on_device(absl::Span<const int32_t> rows) const {
+  if (copies_.empty() || rows.empty()) return rows;
+  for (const Copy& copy : copies_) {
+    // Arrays do not overlap, so that a place belongs to one of them.
+    const auto offset = std::less_equal<>()(copy.on_host.data(), rows.data())
+                            ? static_cast<size_t>(rows.data() - copy.on_host.data())
+                            : copy.on_host.size();
+    if (offset < copy.on_host.size()) return copy.on_device.subspan(offset, rows.size());
+  }
+  MOE_CHECK(false);  // no array that kernels read
+  return {};
 }
 
 DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,

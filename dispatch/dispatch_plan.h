@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
@@ -41,8 +42,8 @@ struct DispatchPlanOptions {
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
 // slots have no row anywhere.
 //
-// Immutable after Build; its arrays live in the workspace given to Build (host memory). Copies are
-// views of the same arrays.
+// Immutable after Build and Upload; its arrays live in the workspace given to Build (host memory).
+// Copies are views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
 class DispatchPlan {
@@ -62,6 +63,13 @@ class DispatchPlan {
                                             const ExpertPlacement& placement,
                                             const DispatchPlanOptions& options, Communicator& comm,
                                             Workspace& workspace, Stream& stream);
+
+  // Enqueues copies of the arrays of rows into `workspace`, memory of the stream's device, which
+  // on_device() then finds. Nothing to do on a CPU.
+  absl::Status Upload(Workspace& workspace, Stream& stream);
+  // One of this plan's arrays below, or a chunk's part of it, where the stream of Upload computes.
+  // Without Upload: the array itself.
+  absl::Span<const int32_t> on_device(absl::Span<const int32_t> rows) const;
 
   int chunks() const { return chunks_; }                          // d
   int ranks() const { return ranks_; }                            // R
@@ -112,6 +120,10 @@ class DispatchPlan {
   // [return rows of the chunk] expert row (of all N) that each carries home.
   absl::Span<const int32_t> return_order(int chunk) const {
     return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  // The inverse: [expert rows of the chunk] the chunk's return row that carries each home.
+  absl::Span<const int32_t> return_place(int chunk) const {
+    return Part(return_place_, expert_begin(chunk), expert_begin(chunk + 1));
   }
   // [home rows of the chunk] slot of each, -1 = an empty place.
   absl::Span<const int32_t> home_slot(int chunk) const {
@@ -168,8 +180,13 @@ class DispatchPlan {
   absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_;  // [d + 1]
   absl::Span<const int64_t> expert_offsets_, segment_offsets_, peer_home_row_;
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
-  absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_, return_order_;
+  absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_, return_order_,
+      return_place_;
   absl::Span<const int32_t> send_table_, expert_table_;
+  struct Copy {
+    absl::Span<const int32_t> on_host, on_device;
+  };
+  absl::InlinedVector<Copy, 7> copies_;  // of what kernels read; empty on a CPU
 };
 
 }  // namespace moe

@@ -149,10 +149,11 @@ absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
 
 absl::Status DispatchPlanBuilder::OrderExpertRows() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  absl::Span<int32_t> peer, return_order, mark;
+  absl::Span<int32_t> peer, return_order, return_place, mark;
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, expert_token_));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, peer));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_order));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_place));
   // Tokens came by (source, expert); experts want (expert, source).
   int64_t from = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
@@ -168,6 +169,7 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
     for (int r = 0; r < plan_.ranks_; ++r) {
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
         for (int64_t n = plan_.SourceBegin(l, r); n < plan_.SourceBegin(l, r + 1); ++n) {
+          return_place[n] = static_cast<int32_t>(to - plan_.expert_begin(c));
           return_order[to++] = static_cast<int32_t>(n);
         }
       }
@@ -176,6 +178,7 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
   plan_.expert_token_ = expert_token_;
   plan_.expert_peer_ = peer;
   plan_.return_order_ = return_order;
+  plan_.return_place_ = return_place;
 
   WorkspaceScope scope(workspace_);
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.max_tokens_, 0, mark));

@@ -5,6 +5,7 @@
 #include "dispatch/dispatcher_base.h"
 #include "kernels/base/log.h"
 #include "kernels/base/shape_check.h"
+#include "kernels/permute/permute.h"
 
 namespace moe {
 namespace {
@@ -25,7 +26,7 @@ std::string NearestDivisors(int wanted, int size) {
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
-    const DispatcherOptions& options, Communicator& comm) {
+    const DispatcherOptions& options, Communicator& comm, DeviceKind kind) {
   const int node_size = options.node_size;
   const bool hierarchical = options.algorithm == DispatchAlgorithm::kHierarchical;
   if (node_size < 0 || (hierarchical && node_size != 0 && comm.size() % node_size != 0)) {
@@ -33,16 +34,16 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
         "Dispatcher: node size ", node_size, " for ", comm.size(),
         " ranks, expected a divisor of them: ", NearestDivisors(node_size, comm.size())));
   }
-  if (hierarchical) return MakeHierarchicalDispatcher<T>(options, comm);
-  if (options.algorithm == DispatchAlgorithm::kDirect) {
-    if (comm.has_peer_memory()) return MakeDirectDispatcher<T>(options, comm);
-    if (comm.rank() == 0) {
-      Log(LogLevel::kWarning,
-          absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
-                       " backend does not have here: running staged"));
-    }
+  const bool direct = options.algorithm == DispatchAlgorithm::kDirect;
+  if (hierarchical && kind == DeviceKind::kCpu) return MakeHierarchicalDispatcher<T>(options, comm);
+  if (direct && comm.has_peer_memory(kind)) return MakeDirectDispatcher<T>(options, comm);
+  if ((direct || hierarchical) && comm.rank() == 0) {
+    Log(LogLevel::kWarning,
+        direct ? absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
+                              " backend does not have here: running staged")
+               : "hierarchical dispatch moves rows of the host's memory: running staged");
   }
-  return MakeStagedDispatcher<T>(options, comm);
+  return MakeStagedDispatcher<T>(options, comm, kind);
 }
 
 template <typename T>
@@ -59,6 +60,14 @@ absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const Dis
 }
 
 template <typename T>
+absl::Status DispatcherBase<T>::CheckDevice(absl::string_view function,
+                                            const Stream& exchange) const {
+  if (exchange.device().kind == kind_) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      function, ": the stream is not of the kind of device that the dispatcher is for"));
+}
+
+template <typename T>
 absl::Status DispatcherBase<T>::CheckDispatch(absl::string_view function, const DispatchPlan& plan,
                                               int chunk, MatrixView<const T> x,
                                               MatrixView<T> expert_rows,
@@ -67,7 +76,7 @@ absl::Status DispatcherBase<T>::CheckDispatch(absl::string_view function, const 
   MOE_RETURN_IF_ERROR(CheckShape(function, "input", x, plan.tokens(), x.cols()));
   MOE_RETURN_IF_ERROR(
       CheckShape(function, "expert_rows", expert_rows, plan.expert_rows(), x.cols()));
-  return CheckCpu(function, exchange);
+  return CheckDevice(function, exchange);
 }
 
 template <typename T>
@@ -91,7 +100,7 @@ absl::Status DispatcherBase<T>::CheckReturn(const DispatchPlan& plan, int chunk,
                                                    home_rows.stride(), ", expected dense rows of ",
                                                    home_rows.cols()));
   }
-  return CheckCpu(kName, exchange);
+  return CheckDevice(kName, exchange);
 }
 
 absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, int chunk,
@@ -100,34 +109,27 @@ absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, i
   const absl::Span<const int32_t> slot = plan.home_slot(chunk);
   MOE_ASSIGN_OR_RETURN(const auto out,
                        workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
-  MOE_RETURN_IF_ERROR(stream.Enqueue([=] {
-    for (size_t i = 0; i < slot.size(); ++i) {
-      out.data()[i] = slot[i] < 0 ? 0.0f : weight[slot[i]];
-    }
-    return absl::OkStatus();
-  }));
+  const MatrixView<const float> by_slot(weight.data(), static_cast<int64_t>(weight.size()), 1);
+  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, plan.on_device(slot), out, stream));
   return out;
 }
 
 absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan& plan, int chunk,
                                                              MatrixView<const float> received,
                                                              Workspace& workspace, Stream& stream) {
-  const absl::Span<const int32_t> order = plan.return_order(chunk);
+  const absl::Span<const int32_t> place = plan.return_place(chunk);
   MOE_ASSIGN_OR_RETURN(const auto scale,
-                       workspace.Array<float>(static_cast<int64_t>(order.size())));
-  const int64_t begin = plan.expert_begin(chunk);
-  MOE_RETURN_IF_ERROR(stream.Enqueue([=] {
-    for (size_t i = 0; i < order.size(); ++i) scale[order[i] - begin] = received.data()[i];
-    return absl::OkStatus();
-  }));
+                       workspace.Array<float>(static_cast<int64_t>(place.size())));
+  const MatrixView<float> out(scale.data(), static_cast<int64_t>(place.size()), 1);
+  MOE_RETURN_IF_ERROR(GatherRows<float>(received, plan.on_device(place), out, stream));
   return scale;
 }
 
 template class DispatcherBase<float>;
 template class DispatcherBase<BFloat16>;
 template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> Dispatcher<float>::Create(
-    const DispatcherOptions&, Communicator&);
+    const DispatcherOptions&, Communicator&, DeviceKind);
 template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> Dispatcher<BFloat16>::Create(
-    const DispatcherOptions&, Communicator&);
+    const DispatcherOptions&, Communicator&, DeviceKind);
 
 }  // namespace moe

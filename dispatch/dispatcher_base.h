@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
@@ -23,8 +24,11 @@ class DispatcherBase : public Dispatcher<T> {
   const ExchangeBytes& bytes() const override { return bytes_; }
 
  protected:
-  DispatcherBase(const DispatcherOptions& options, Communicator& comm)
-      : comm_(comm), node_size_(options.node_size == 0 ? comm.size() : options.node_size) {}
+  DispatcherBase(const DispatcherOptions& options, Communicator& comm,
+                 DeviceKind kind = DeviceKind::kCpu)
+      : comm_(comm),
+        node_size_(options.node_size == 0 ? comm.size() : options.node_size),
+        kind_(kind) {}
 
   // kInvalidArgument unless the plan is of this group and the views have its shapes.
   absl::Status CheckDispatch(absl::string_view function, const DispatchPlan& plan, int chunk,
@@ -53,18 +57,18 @@ class DispatcherBase : public Dispatcher<T> {
 
  private:
   absl::Status CheckChunk(absl::string_view function, const DispatchPlan& plan, int chunk) const;
+  absl::Status CheckDevice(absl::string_view function, const Stream& exchange) const;
 
+  const DeviceKind kind_;
   ExchangeBytes bytes_;
 };
 
 // All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from it.
 template <typename U, typename Sent, typename Received>
 absl::Status ExchangeRows(Communicator& comm, MatrixView<const U> send, Sent sent,
-                          MatrixView<U> recv, Received received, Workspace& workspace,
-                          Stream& stream) {
+                          MatrixView<U> recv, Received received, Stream& stream) {
   const int64_t width = send.cols();
-  MOE_ASSIGN_OR_RETURN(const auto send_counts, workspace.Array<int64_t>(comm.size()));
-  MOE_ASSIGN_OR_RETURN(const auto recv_counts, workspace.Array<int64_t>(comm.size()));
+  absl::InlinedVector<int64_t, 16> send_counts(comm.size()), recv_counts(comm.size());
   for (int p = 0; p < comm.size(); ++p) {
     send_counts[p] = sent(p) * width;
     recv_counts[p] = received(p) * width;
@@ -87,7 +91,7 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
 // One factory per algorithm; options are checked by Dispatcher::Create. Collective where it says so.
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm);
+                                                    Communicator& comm, DeviceKind kind);
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
                                                     Communicator& comm);

@@ -9,8 +9,8 @@ namespace {
 template <typename T>
 class StagedDispatcher final : public DispatcherBase<T> {
  public:
-  StagedDispatcher(const DispatcherOptions& options, Communicator& comm)
-      : DispatcherBase<T>(options, comm) {}
+  StagedDispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
+      : DispatcherBase<T>(options, comm, kind) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kStaged; }
 
@@ -25,11 +25,11 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
     if (plan.ranks() == 1) {
       CountSent(plan, chunk, x.cols());
-      return GatherRows<T>(x, plan.expert_token(chunk),
+      return GatherRows<T>(x, plan.on_device(plan.expert_token(chunk)),
                            this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
-    return GatherRows<T>(received, plan.expert_source(chunk),
+    return GatherRows<T>(received, plan.on_device(plan.expert_source(chunk)),
                          this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
@@ -44,13 +44,13 @@ class StagedDispatcher final : public DispatcherBase<T> {
       CountWeights(plan, chunk);
       MOE_ASSIGN_OR_RETURN(const auto scale,  // one rank's home rows are its expert rows
                            WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
-      return GatherScaledRows<T>(dy, plan.expert_token(chunk),
+      return GatherScaledRows<T>(dy, plan.on_device(plan.expert_token(chunk)),
                                  {scale.data(), static_cast<size_t>(scale.rows())},
                                  this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, dy, workspace, exchange));
     MOE_ASSIGN_OR_RETURN(const auto scale, SendWeights(plan, chunk, weight, workspace, exchange));
-    return GatherScaledRows<T>(received, plan.expert_source(chunk), scale,
+    return GatherScaledRows<T>(received, plan.on_device(plan.expert_source(chunk)), scale,
                                this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
@@ -58,7 +58,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
                       MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
     const int64_t hidden = home_rows.cols();
-    const auto order = plan.return_order(chunk);
+    const auto order = plan.on_device(plan.return_order(chunk));
     const auto home = this->HomeRowsOf(plan, chunk, home_rows);
     const int me = plan.rank();
     for (int p = 0; p < plan.ranks(); ++p) {
@@ -70,7 +70,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, exchange));
     return ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
-        [&](int p) { return plan.ExpertRows(chunk, me, p); }, workspace, exchange);
+        [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange);
   }
 
  private:
@@ -93,7 +93,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
                                                  MatrixView<const T> x, Workspace& workspace,
                                                  Stream& exchange) {
     const int64_t hidden = x.cols();
-    const auto token = plan.send_token(chunk);
+    const auto token = plan.on_device(plan.send_token(chunk));
     const int64_t received_rows = plan.recv_begin(chunk + 1) - plan.recv_begin(chunk);
     MOE_ASSIGN_OR_RETURN(const auto send,
                          workspace.Matrix<T>(static_cast<int64_t>(token.size()), hidden));
@@ -102,7 +102,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
-        [&](int p) { return plan.SendRows(chunk, p, me); }, workspace, exchange));
+        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange));
     CountSent(plan, chunk, hidden);
     return received;
   }
@@ -119,7 +119,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<float>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
-        [&](int p) { return plan.ExpertRows(chunk, p, me); }, workspace, exchange));
+        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange));
     CountWeights(plan, chunk);
     return WeightsInExpertOrder(plan, chunk, received, workspace, exchange);
   }
@@ -129,13 +129,13 @@ class StagedDispatcher final : public DispatcherBase<T> {
 
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm) {
-  return std::make_unique<StagedDispatcher<T>>(options, comm);
+                                                    Communicator& comm, DeviceKind kind) {
+  return std::make_unique<StagedDispatcher<T>>(options, comm, kind);
 }
 
 template std::unique_ptr<Dispatcher<float>> MakeStagedDispatcher(const DispatcherOptions&,
-                                                                 Communicator&);
+                                                                 Communicator&, DeviceKind);
 template std::unique_ptr<Dispatcher<BFloat16>> MakeStagedDispatcher(const DispatcherOptions&,
-                                                                    Communicator&);
+                                                                    Communicator&, DeviceKind);
 
 }  // namespace moe

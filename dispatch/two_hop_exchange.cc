@@ -46,10 +46,9 @@ absl::Status TwoHopExchange::Hop(Communicator& group, absl::FunctionRef<int(int)
                                  MatrixView<const U> send, absl::FunctionRef<int64_t(int)> sent,
                                  MatrixView<U> received,
                                  absl::FunctionRef<int64_t(int)> received_rows,
-                                 CountBytes count_bytes, Workspace& workspace, Stream& stream) {
+                                 CountBytes count_bytes, Stream& stream) {
   group.SetPhase(comm_->phase());
-  MOE_RETURN_IF_ERROR(
-      ExchangeRows<U>(group, send, sent, received, received_rows, workspace, stream));
+  MOE_RETURN_IF_ERROR(ExchangeRows<U>(group, send, sent, received, received_rows, stream));
   const int64_t row_bytes = send.cols() * static_cast<int64_t>(sizeof(U));
   for (int i = 0; i < group.size(); ++i) count_bytes(rank_of(i), sent(i) * row_bytes);
   return absl::OkStatus();
@@ -120,7 +119,7 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowC
   MOE_ASSIGN_OR_RETURN(const auto middle,
                        workspace.Matrix<U>(SumOverNodes(from_node), send.cols()));
   MOE_RETURN_IF_ERROR(
-      Hop<U>(*rail_, on_rail, send, to_node, middle, from_node, count_bytes, workspace, stream));
+      Hop<U>(*rail_, on_rail, send, to_node, middle, from_node, count_bytes, stream));
   MOE_ASSIGN_OR_RETURN(
       const auto by_local,
       Transpose<U>(
@@ -128,8 +127,8 @@ absl::StatusOr<MatrixView<U>> TwoHopExchange::Out(MatrixView<const U> send, RowC
           workspace, stream));
   MOE_ASSIGN_OR_RETURN(const auto received,
                        workspace.Matrix<U>(SumOverLocals(from_local), send.cols()));
-  MOE_RETURN_IF_ERROR(Hop<U>(*node_, in_node, by_local, to_local, received, from_local, count_bytes,
-                             workspace, stream));
+  MOE_RETURN_IF_ERROR(
+      Hop<U>(*node_, in_node, by_local, to_local, received, from_local, count_bytes, stream));
   return received;
 }
 
@@ -166,14 +165,13 @@ absl::Status TwoHopExchange::Back(MatrixView<const U> send, RowCount rows, Matri
   MOE_ASSIGN_OR_RETURN(const auto middle,
                        workspace.Matrix<U>(SumOverLocals(from_local), send.cols()));
   MOE_RETURN_IF_ERROR(
-      Hop<U>(*node_, in_node, send, to_local, middle, from_local, count_bytes, workspace, stream));
+      Hop<U>(*node_, in_node, send, to_local, middle, from_local, count_bytes, stream));
   MOE_ASSIGN_OR_RETURN(
       const auto by_node,
       Transpose<U>(
           middle, node_size_, nodes_, [&](int l, int m) { return rows(on_rail(m), in_node(l)); },
           workspace, stream));
-  return Hop<U>(*rail_, on_rail, by_node, to_node, received, from_node, count_bytes, workspace,
-                stream);
+  return Hop<U>(*rail_, on_rail, by_node, to_node, received, from_node, count_bytes, stream);
 }
 
 #define MOE_INSTANTIATE(U)                                                                        \

@@ -68,7 +68,7 @@ class TwoHopExchange {
   absl::Status Hop(Communicator& group, absl::FunctionRef<int(int)> rank_of,
                    MatrixView<const U> send, absl::FunctionRef<int64_t(int)> sent,
                    MatrixView<U> received, absl::FunctionRef<int64_t(int)> received_rows,
-                   CountBytes count_bytes, Workspace& workspace, Stream& stream);
+                   CountBytes count_bytes, Stream& stream);
 
   int64_t SumOverNodes(absl::FunctionRef<int64_t(int)> rows) const;
   int64_t SumOverLocals(absl::FunctionRef<int64_t(int)> rows) const;

@@ -26,7 +26,7 @@ class FaultCommunicator final : public Communicator {
   absl::string_view backend() const override { return inner_.backend(); }
   absl::Duration timeout() const override { return inner_.timeout(); }
   absl::Status Barrier() override { return inner_.Barrier(); }
-  bool has_peer_memory() const override { return inner_.has_peer_memory(); }
+  bool has_peer_memory(DeviceKind kind) const override { return inner_.has_peer_memory(kind); }
   void Abort(absl::Status reason) override { inner_.Abort(std::move(reason)); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
     return inner_.Split(color, key);

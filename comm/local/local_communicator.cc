@@ -66,7 +66,7 @@ class LocalCommunicator final : public Communicator {
   absl::Duration timeout() const override { return group_->timeout(); }
   absl::Status Barrier() override { return group_->Meet(LocalGroup::kHostLane, Caller("Barrier")); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
-  bool has_peer_memory() const override { return true; }
+  bool has_peer_memory(DeviceKind kind) const override { return kind == DeviceKind::kCpu; }
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes) override;
   void Abort(absl::Status reason) override {
     const int world_rank = group_->world_rank(rank_);

@@ -57,7 +57,8 @@ absl::Status CollectiveCase::SetupAllToAll() {
     place += traffic_.at(s, me);
   }
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
-  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && comm_.has_peer_memory();
+  const bool direct =
+      spec_.dispatch == DispatchAlgorithm::kDirect && comm_.has_peer_memory(DeviceKind::kCpu);
   return direct ? UseDirect() : UseStaged();
 }
 
