@@ -11,7 +11,9 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
+#include "kernels/cast/cast.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/norm/rms_norm.h"
 
 namespace moe {
 namespace {
@@ -27,9 +29,37 @@ absl::Status CheckMatrix(absl::string_view where, absl::string_view what, Matrix
                                                  "]"));
 }
 
-absl::Status CheckDevice(absl::string_view where, const Stream& stream) {
-  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(where, ": CUDA"));
+bool IsCuda(const Stream& stream) {
+  return stream.device().kind == DeviceKind::kCuda;
+}
+
+absl::Status CheckHost(absl::string_view where, const Stream& stream, const Workspace* host) {
+  if (!IsCuda(stream) || host != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": a stream of a CUDA device without a workspace of the host"));
+}
+
+// Where the gate runs: nothing where `stream` itself is of the CPU.
+std::unique_ptr<Stream> HostStreamFor(const Stream& stream) {
+  return IsCuda(stream) ? MakeInlineStream(&stream.threads()) : nullptr;
+}
+
+// Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device is
+// work of the same stream, later.
+absl::Status EndScratch(Stream& stream) {
+  return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
+}
+
+// Waits for `stream` and copies a dense matrix of its device to the host.
+absl::StatusOr<MatrixView<const float>> Download(MatrixView<const float> matrix, Workspace& host,
+                                                 Stream& stream) {
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> copy,
+                       host.Matrix<float>(matrix.rows(), matrix.cols()));
+  MOE_RETURN_IF_ERROR(
+      stream.CopyBytes(matrix.data(), copy.data(),
+                       matrix.rows() * matrix.cols() * static_cast<int64_t>(sizeof(float))));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return copy;
 }
 
 // The tokens of micro-batch b.
@@ -56,14 +86,15 @@ absl::StatusOr<MatrixView<const float>> AsFloat(MatrixView<const T> matrix, Work
   } else {
     MOE_ASSIGN_OR_RETURN(const MatrixView<float> copy,
                          workspace.Matrix<float>(matrix.rows(), matrix.cols()));
-    MOE_RETURN_IF_ERROR(stream.Enqueue([matrix, copy, &threads = stream.threads()] {
-      threads.For(matrix.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          for (int64_t c = 0; c < matrix.cols(); ++c) copy(r, c) = static_cast<float>(matrix(r, c));
-        }
-      });
-      return absl::OkStatus();
-    }));
+    if (matrix.stride() == matrix.cols()) {
+      const auto size = static_cast<size_t>(matrix.rows() * matrix.cols());
+      MOE_RETURN_IF_ERROR((Cast<T, float>({matrix.data(), size}, {copy.data(), size}, stream)));
+      return copy;
+    }
+    for (int64_t r = 0; r < matrix.rows(); ++r) {
+      const auto cols = static_cast<size_t>(matrix.cols());
+      MOE_RETURN_IF_ERROR((Cast<T, float>({matrix.row(r), cols}, {copy.row(r), cols}, stream)));
+    }
     return copy;
   }
 }
@@ -222,19 +253,36 @@ template <typename T>
 absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
                                            const RouterInputs<T>& inputs, const Batch& batch,
                                            Workspace& workspace, Stream& stream,
-                                           RouterSaved<T>* saved, RouterStats* stats) const {
-  MOE_RETURN_IF_ERROR(CheckDevice("Router::Forward", stream));
+                                           RouterSaved<T>* saved, RouterStats* stats,
+                                           Workspace* host) const {
+  MOE_RETURN_IF_ERROR(CheckHost("Router::Forward", stream, host));
   MOE_RETURN_IF_ERROR(CheckInputs(tokens, inputs));
+  const bool cuda = IsCuda(stream);
+  Workspace& host_workspace = cuda ? *host : workspace;
   RouterSaved<T> s = {.tokens = tokens};
-  MOE_ASSIGN_OR_RETURN(s.batch, CopyBatch(batch, tokens.rows(), workspace));
+  MOE_ASSIGN_OR_RETURN(s.batch, CopyBatch(batch, tokens.rows(), host_workspace));
   MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, s.batch));
-  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
-                       MakeTokenGroups(config_.token_group, s.batch, workspace));
-
   if (traits_.input_jitter != 0 && batch.mode == Mode::kTraining) {
+    if (cuda) return absl::UnimplementedError("Router::Forward: input jitter on a CUDA device");
     MOE_RETURN_IF_ERROR(Jitter(s, workspace, stream));
   }
   MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
+  if (cuda) {
+    MOE_ASSIGN_OR_RETURN(s.logits, Download(s.logits, host_workspace, stream));
+  }
+  const std::unique_ptr<Stream> host_stream = HostStreamFor(stream);
+  MOE_RETURN_IF_ERROR(Decide(inputs, saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted,
+                             host_workspace, cuda ? *host_stream : stream, s, stats));
+  if (saved != nullptr) *saved = s;
+  return s.routing;
+}
+
+template <typename T>
+absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
+                               Workspace& workspace, Stream& stream, RouterSaved<T>& s,
+                               RouterStats* stats) const {
+  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
+                       MakeTokenGroups(config_.token_group, s.batch, workspace));
   const GateInput input = {
       .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = inputs.expert_bias};
   MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
@@ -242,8 +290,7 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
 
   MOE_ASSIGN_OR_RETURN(
       const RouterLosses losses,
-      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share,
-                    saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted, workspace));
+      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share, gradient, workspace));
   s.d_aux = losses.d_logits;
   MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
                        workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
@@ -270,8 +317,40 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
     stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
     stats->dropped_slots = dropped_slots;
   }
-  if (saved != nullptr) *saved = s;
-  return s.routing;
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
+    absl::Span<const float> d_weight, const RouterSaved<T>& saved, float loss_scale,
+    Workspace& workspace, Stream& stream, Workspace* host) const {
+  const bool cuda = IsCuda(stream);
+  Workspace& host_workspace = cuda ? *host : workspace;
+  const std::unique_ptr<Stream> own_host_stream = HostStreamFor(stream);
+  Stream& host_stream = cuda ? *own_host_stream : stream;
+  if (cuda) {
+    const MatrixView<const float> row(d_weight.data(), 1, static_cast<int64_t>(d_weight.size()));
+    MOE_ASSIGN_OR_RETURN(const auto on_host, Download(row, host_workspace, stream));
+    d_weight = {on_host.data(), d_weight.size()};
+  }
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
+                       host_workspace.Matrix<float>(saved.tokens.rows(), weight_rows()));
+  MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
+                                       .batch = saved.batch,
+                                       .selection = saved.selection,
+                                       .dropped = saved.routing.dropped,
+                                       .d_weight = d_weight},
+                                      d_logits, host_stream));
+  if (saved.d_aux.data() != nullptr) {
+    MOE_RETURN_IF_ERROR(AddTo<float>(d_logits, saved.d_aux, loss_scale, {}, host_stream));
+  }
+  if (!cuda) return d_logits;
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> on_device,
+                       workspace.Matrix<float>(d_logits.rows(), d_logits.cols()));
+  MOE_RETURN_IF_ERROR(
+      stream.Upload(d_logits.data(), on_device.data(),
+                    d_logits.rows() * d_logits.cols() * static_cast<int64_t>(sizeof(float))));
+  return on_device;
 }
 
 template <typename T>
@@ -285,9 +364,12 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> dx,
                        workspace.Matrix<float>(end - begin, config_.hidden_size));
   MOE_RETURN_IF_ERROR((GemmInputGradient<float, float>(dy, weight, dx, workspace, stream)));
-  const MatrixView<const float> jitter =
-      saved.jitter.data() == nullptr ? saved.jitter : RowRange(saved.jitter, begin, end);
-  MOE_RETURN_IF_ERROR(AddTo<T>(RowRange(d_tokens, begin, end), dx, 1.0f, jitter, stream));
+  const MatrixView<T> d_part = RowRange(d_tokens, begin, end);
+  if (saved.jitter.data() == nullptr) {
+    MOE_RETURN_IF_ERROR((AddRows<T, float>(d_part, dx, d_part, stream)));
+  } else {
+    MOE_RETURN_IF_ERROR(AddTo<T>(d_part, dx, 1.0f, RowRange(saved.jitter, begin, end), stream));
+  }
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
                        AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));
   MOE_RETURN_IF_ERROR(gradients.weight.Add(
@@ -303,18 +385,18 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
                                Write write) { return BiasGradient<float>(dy, out, write, stream); },
                            workspace, stream));
   }
-  return stream.Synchronize();  // the scratch of this micro-batch ends here
+  return EndScratch(stream);
 }
 
 template <typename T>
 absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                                  MatrixView<const T> weight, float loss_scale,
                                  MatrixView<T> d_tokens, const RouterGradients& gradients,
-                                 Workspace& workspace, Stream& stream) const {
+                                 Workspace& workspace, Stream& stream, Workspace* host) const {
   constexpr absl::string_view kWhere = "Router::Backward";
   const int64_t hidden = config_.hidden_size;
   const int64_t rows = weight_rows();
-  MOE_RETURN_IF_ERROR(CheckDevice(kWhere, stream));
+  MOE_RETURN_IF_ERROR(CheckHost(kWhere, stream, host));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, rows, hidden));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", d_tokens, saved.tokens.rows(), hidden));
   if (d_weight.size() != saved.routing.weight.size() || gradients.weight.size() != rows * hidden ||
@@ -326,17 +408,8 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
                      traits_.router_bias ? rows : 0));
   }
   const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
-                       workspace.Matrix<float>(saved.tokens.rows(), rows));
-  MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
-                                       .batch = saved.batch,
-                                       .selection = saved.selection,
-                                       .dropped = saved.routing.dropped,
-                                       .d_weight = d_weight},
-                                      d_logits, stream));
-  if (saved.d_aux.data() != nullptr) {
-    MOE_RETURN_IF_ERROR(AddTo<float>(d_logits, saved.d_aux, loss_scale, {}, stream));
-  }
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const float> d_logits,
+                       LogitGradient(d_weight, saved, loss_scale, workspace, stream, host));
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight_f32,
                        AsFloat(weight, workspace, stream));
   for (size_t b = 0; b < NumMicroBatches(saved.batch); ++b) {
@@ -345,7 +418,7 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
     MOE_RETURN_IF_ERROR(MicroBatchBackward(part.begin, part.end, saved, d_logits, weight_f32,
                                            d_tokens, gradients, workspace, stream));
   }
-  return stream.Synchronize();
+  return EndScratch(stream);
 }
 
 template class Router<float>;

@@ -20,6 +20,8 @@
 
 namespace moe {
 
+enum class Gradient : bool;  // router_losses.h
+
 // Load measures and losses of one call, over the tokens of this rank.
 struct RouterStats {
   double aux_loss = 0;     // sum over micro-batches of the balance losses, coefficient in
@@ -61,6 +63,11 @@ struct RouterSaved {
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
 // may share one; the parameters are the caller's. Logits are float32 whatever T is (float or
 // BFloat16). On the CPU both calls return when their results are there.
+//
+// On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
+// memory of the device, and so are the products by the weight. Logits come to the host, where the
+// gate, capacity and losses run as on a CPU; the routing, and the rest of RouterSaved, is the host's,
+// in the workspace given as `host`. expert_bias is the host's on any device.
 template <typename T>
 class Router {
  public:
@@ -76,10 +83,12 @@ class Router {
   // the call carries, apart from capacity and losses, which are defined per token group.
   // An empty batch.sequence_offsets stands for one sequence of all tokens.
   // Errors: kInvalidArgument for shapes, for offsets that do not fit the tokens or the token
-  // group, for a micro-batch that is not micro_batch_tokens long; kUnimplemented on CUDA.
+  // group, for a micro-batch that is not micro_batch_tokens long, or without `host` on CUDA;
+  // kUnimplemented for input jitter on CUDA.
   absl::StatusOr<Routing> Forward(MatrixView<const T> tokens, const RouterInputs<T>& inputs,
                                   const Batch& batch, Workspace& workspace, Stream& stream,
-                                  RouterSaved<T>* saved, RouterStats* stats) const;
+                                  RouterSaved<T>* saved, RouterStats* stats,
+                                  Workspace* host = nullptr) const;
 
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
@@ -87,8 +96,8 @@ class Router {
   // result is the gradient of (model loss + aux + z), d_weight carrying the scale.
   absl::Status Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                         MatrixView<const T> weight, float loss_scale, MatrixView<T> d_tokens,
-                        const RouterGradients& gradients, Workspace& workspace,
-                        Stream& stream) const;
+                        const RouterGradients& gradients, Workspace& workspace, Stream& stream,
+                        Workspace* host = nullptr) const;
 
  private:
   Router(const RouterConfig& config, std::unique_ptr<const Gate> gate);
@@ -99,6 +108,14 @@ class Router {
   absl::StatusOr<MatrixView<const float>> Logits(MatrixView<const T> tokens,
                                                  const RouterInputs<T>& inputs, const Batch& batch,
                                                  Workspace& workspace, Stream& stream) const;
+  // Gate, losses and capacity from saved.logits; fills in the rest of `saved`. All of the host.
+  absl::Status Decide(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
+                      Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
+  // The gradient by the logits, of the gate and the losses, where `stream` computes.
+  absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,
+                                                        const RouterSaved<T>& saved,
+                                                        float loss_scale, Workspace& workspace,
+                                                        Stream& stream, Workspace* host) const;
   absl::Status MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
                                   MatrixView<const float> d_logits, MatrixView<const float> weight,
                                   MatrixView<T> d_tokens, const RouterGradients& gradients,

@@ -31,11 +31,19 @@ absl::StatusOr<std::string> GatherNames(const ParameterStore& store, Communicato
   return all;
 }
 
+// Over the expert-parallel group.
+absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
+  MOE_RETURN_IF_ERROR(
+      context.mesh->expert_parallel().AllReduce<int64_t>(values, ReduceOp::kSum, *context.host));
+  return context.host->Synchronize();
+}
+
 }  // namespace
 
 absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& store,
-                                                      Communicator& group, Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const std::string all, GatherNames(store, group, stream));
+                                                      const Context& context) {
+  Communicator& group = context.mesh->expert_parallel();
+  MOE_ASSIGN_OR_RETURN(const std::string all, GatherNames(store, group, *context.host));
   std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -50,29 +58,28 @@ absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& stor
 }
 
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
-                                     Communicator& group, Stream& stream) {
+                                     const Context& context) {
   // One speaker each, zeros elsewhere: the integer sum is the speaker's value.
   std::vector<int64_t> hashes(index.size(), 0);
   for (const auto& p : store.parameters()) {
     if (!index.speaks_for(*p)) continue;
     const std::string& name = p->spec().name;
     const uint64_t seed = XXH3_64bits(name.data(), name.size());
+    MOE_ASSIGN_OR_RETURN(const std::vector<float> values, p->ReadMaster(*context.compute));
     hashes[index.position(*p)] = static_cast<int64_t>(
-        XXH3_64bits_withSeed(p->master().data(), p->master().size() * sizeof(float), seed));
+        XXH3_64bits_withSeed(values.data(), values.size() * sizeof(float), seed));
   }
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(absl::MakeSpan(hashes), ReduceOp::kSum, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(hashes), context));
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof(int64_t));
 }
 
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,
-                                        Communicator& group, Stream& stream) {
+                                        const Context& context) {
   std::vector<int64_t> count = {0};
   for (const auto& p : store.parameters()) {
     if (index.speaks_for(*p)) count[0] += p->size();
   }
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>(absl::MakeSpan(count), ReduceOp::kSum, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(count), context));
   return count[0];
 }
 

@@ -7,7 +7,7 @@
 
 #include <absl/status/statusor.h>
 
-#include "comm/communicator.h"
+#include "moe/context.h"
 #include "moe/parameter.h"
 
 namespace moe {
@@ -16,9 +16,8 @@ namespace moe {
 // (gradient norm, weight hash) walk this order, so they do not depend on the layout.
 class CanonicalIndex {
  public:
-  // Collective over `group`, blocks the host.
-  static absl::StatusOr<CanonicalIndex> Create(const ParameterStore& store, Communicator& group,
-                                               Stream& stream);
+  // Collective over the context's expert-parallel group, blocks the host.
+  static absl::StatusOr<CanonicalIndex> Create(const ParameterStore& store, const Context& context);
 
   int64_t size() const { return size_; }
   // Position of a local parameter in the canonical order.
@@ -36,13 +35,13 @@ class CanonicalIndex {
 };
 
 // XXH3 of the canonical sequence of (name, XXH3 of the float32 master). Equal weights give an equal
-// hash at any layout. Collective over `group`, blocks the host.
+// hash at any layout. Collective over the expert-parallel group, blocks the host.
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
-                                     Communicator& group, Stream& stream);
+                                     const Context& context);
 
 // Elements of all experts and of the replicated parameters once. Collective, blocks the host.
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,
-                                        Communicator& group, Stream& stream);
+                                        const Context& context);
 
 }  // namespace moe
 

@@ -4,7 +4,11 @@
 
 #include <cstdint>
 
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
 #include "comm/mesh.h"
+#include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
@@ -22,14 +26,52 @@ absl::Status JoinStreams(Stream& later, Stream& earlier);
 
 // Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
 // stream when nothing is to overlap, else a queue.
+//
+// Where `compute` is of a CUDA device, parameters, rows and gradients are memory of that device, and
+// what the host works out for itself (routing, plans, totals) goes through `host` in
+// `host_workspace`. On the CPU these are `compute` and `workspace` themselves.
 struct Context {
   Mesh* mesh = nullptr;
   Stream* compute = nullptr;
-  Stream* exchange = nullptr;
+  Stream* exchange = nullptr;  // of the same device
+  Stream* host = nullptr;      // inline, of the CPU
   Workspace* workspace = nullptr;
+  // What `exchange` alone works on. Not `workspace` where both streams queue (a CUDA device): scratch
+  // that one stream has not passed must not become the other's.
+  Workspace* exchange_workspace = nullptr;
+  Workspace* host_workspace = nullptr;
+  MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kFast;
 };
+
+inline bool OnCuda(const Context& context) {
+  return context.compute->device().kind == DeviceKind::kCuda;
+}
+
+// `array`, memory of the host, where context.compute computes: itself on a CPU, else a copy in
+// context.workspace, enqueued there.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> OnDevice(absl::Span<const T> array, const Context& context) {
+  if (!OnCuda(context)) return array;
+  const auto size = static_cast<int64_t>(array.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, context.workspace->Array<T>(size));
+  MOE_RETURN_IF_ERROR(
+      context.compute->Upload(array.data(), copy.data(), size * static_cast<int64_t>(sizeof(T))));
+  return copy;
+}
+
+// The same the other way, in context.host_workspace. Blocks the host.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Context& context) {
+  if (!OnCuda(context)) return array;
+  const auto size = static_cast<int64_t>(array.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, context.host_workspace->Array<T>(size));
+  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(array.data(), copy.data(),
+                                                 size * static_cast<int64_t>(sizeof(T))));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  return copy;
+}
 
 // Runs `body`, which enqueues work on `stream`: its time in the stream counts as `work.phase`, and
 // it is a piece of the time line if one is recorded, with the layer and step of the mesh's phase.

@@ -95,9 +95,8 @@ absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> 
                                  const Context& context) const {
   const int64_t begin = offsets[first], end = offsets[last];
   if (begin == end) return absl::OkStatus();
-  Workspace& workspace = *context.workspace;
-  const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, workspace));
+  const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, *context.host_workspace));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
   MOE_RETURN_IF_ERROR(
@@ -159,8 +158,8 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   if (begin == end) return absl::OkStatus();
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, workspace));
+  const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, *context.host_workspace));
   const auto weights = [&](const Projection& projection) {
     return absl::MakeConstSpan(projection.weight_view).subspan(first, last - first);
   };

@@ -56,13 +56,13 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
                        ExpertsSaved<T>& saved) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
-  // same rows of saved. Rows of other networks are untouched.
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] (memory of the host) over all
+  // rows. Writes the same rows of saved. Rows of other networks are untouched.
   absl::Status Forward(int first, int last, absl::Span<const int64_t> offsets,
                        ExpertsSaved<T>& saved, MatrixView<T> out, const Context& context) const;
 
   // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
-  // segment_offsets [L * G + 1]. In fast numerics the segments of a network are merged.
+  // segment_offsets [L * G + 1], of the host. In fast numerics the segments of a network are merged.
   // Overwrites saved.gate_up with its gradient.
   absl::Status Backward(int first, int last, absl::Span<const int64_t> offsets,
                         absl::Span<const int64_t> segment_offsets, int64_t segments,

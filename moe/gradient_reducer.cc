@@ -1,7 +1,7 @@
 #include "moe/gradient_reducer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 
 #include <absl/strings/str_cat.h>
 
@@ -75,7 +75,8 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
       bucket.elements += p->size();
     }
     MOE_ASSIGN_OR_RETURN(bucket.sum,
-                         Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes));
+                         Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes,
+                                          *context.memory, "gradient bucket"));
   }
   for (const auto& parameter : store.parameters()) {
     if (!parameter->spec().trainable) continue;
@@ -96,10 +97,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
 absl::Status GradientReducer::Begin() {
   for (Bucket& bucket : buckets_) {
     bucket.ready = 0;
-    MOE_RETURN_IF_ERROR(context_.compute->Enqueue([&bucket] {
-      std::memset(bucket.sum.data(), 0, bucket.sum.bytes());
-      return absl::OkStatus();
-    }));
+    MOE_RETURN_IF_ERROR(context_.compute->Zero(bucket.sum.data(), bucket.sum.bytes()));
   }
   next_ = 0;
   return absl::OkStatus();
@@ -153,11 +151,15 @@ absl::Status GradientReducer::Finish() {
   return JoinStreams(*context_.compute, stream_);
 }
 
-int64_t GradientReducer::non_finite() const {
+absl::StatusOr<int64_t> GradientReducer::NonFinite() const {
   if (context_.numerics != Numerics::kLayoutInvariant) return 0;
-  int64_t total = 0;
-  for (const Bucket& bucket : buckets_) total += bucket.sum.span<int64_t>()[bucket.elements];
-  return total;
+  std::vector<int64_t> counts(buckets_.size());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const int64_t* const count = &buckets_[b].sum.span<int64_t>()[buckets_[b].elements];
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(count, &counts[b], sizeof(int64_t)));
+  }
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,

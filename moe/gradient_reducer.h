@@ -32,7 +32,7 @@ struct GradientReducerOptions {
 class GradientReducer {
  public:
   // Gives every trainable parameter of `store` its accumulator; MarkReady and Gradient refuse the
-  // others (kInvalidArgument). `stream`: CPU queue or the compute stream.
+  // others (kInvalidArgument). `stream`: the compute stream, or a queue of its device.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
@@ -47,12 +47,13 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish and with the compute stream idle: how many gradient elements over all ranks of
-  // this rank's buckets were NaN, infinite or off the grid (layout-invariant; 0 in fast).
-  int64_t non_finite() const;
+  // After Finish: how many gradient elements over all ranks of this rank's buckets were NaN, infinite
+  // or off the grid (layout-invariant; 0 in fast). Blocks the host.
+  absl::StatusOr<int64_t> NonFinite() const;
 
   // The summed gradient times `scale` (1 / number of micro-batches), as float32. Layout-invariant:
-  // converted into `scratch` (at least parameter.size() elements); fast: scaled into `scratch`.
+  // converted into `scratch` (at least parameter.size() elements of the compute stream's device);
+  // fast: scaled into `scratch`.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 

@@ -1,11 +1,14 @@
 #include "moe/moe_layer.h"
 
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
+#include "kernels/norm/rms_norm.h"
 
 namespace moe {
 namespace {
@@ -25,6 +28,13 @@ void SetPhaseName(Mesh& mesh, const char* name) {
   CommPhase phase = mesh.expert_parallel().phase();
   phase.name = name;
   mesh.SetPhase(phase);
+}
+
+// Gives back what the exchange stream works on, for that stream to take again in its own order.
+// Nothing where it shares the compute stream's workspace: that lends for the round.
+std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
+  if (context.exchange_workspace == context.workspace) return std::nullopt;
+  return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
 }
 
 // Adds to slots[e] those of the routing's slots for expert e that travel.
@@ -62,11 +72,15 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
     return absl::InvalidArgumentError(
         absl::StrCat("MoeLayer: overlap degree ", config.overlap_degree, ", expected >= 1"));
   }
+  if (config.gated_shared_expert && OnCuda(context)) {
+    return absl::UnimplementedError("MoeLayer: a gated shared expert on a CUDA device");
+  }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
-  MOE_ASSIGN_OR_RETURN(layer->dispatcher_, Dispatcher<T>::Create(config.dispatcher, group));
+  MOE_ASSIGN_OR_RETURN(layer->dispatcher_, Dispatcher<T>::Create(config.dispatcher, group,
+                                                                 context.compute->device().kind));
 
   MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));
   ExpertsConfig experts = {.hidden_size = router.hidden_size,
@@ -158,14 +172,15 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
   MoeLayerSaved<T> local;
   MoeLayerSaved<T>& s = saved != nullptr ? *saved : local;
   s.x = x;
 
   MOE_RETURN_IF_ERROR(Route(batch, s, stats));
   const DispatchPlan& plan = *s.plan;
-  const Routing& routing = s.router.routing;
-  const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(s.home_rows, workspace.Matrix<T>(plan.return_rows(), hidden));
@@ -177,51 +192,56 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](int chunk) {
-        if (!weigh_input) return dispatcher_->Dispatch(plan, chunk, x, rows, workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, x, routing.weight, rows, workspace,
+        if (!weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, x, rows, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, x, s.weight, rows, exchange_workspace,
                                            exchange);
       },
       [&](int first, int last) {
         return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
       },
       [&](int chunk) {
-        return dispatcher_->Return(plan, chunk, out, s.home_rows, workspace, exchange);
+        return dispatcher_->Return(plan, chunk, out, s.home_rows, exchange_workspace, exchange);
       }));
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(context_, kCombineSum, compute, [&] {
-    return CombineRows<T>(s.home_rows, routing.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? absl::Span<const float>() : routing.weight, y, write,
-                          compute);
+    return CombineRows<T>(s.home_rows, s.slot_offset, plan.on_device(plan.home_row_of_slot()),
+                          weigh_input ? absl::Span<const float>() : s.weight, y, write, compute);
   });
 }
 
 template <typename T>
 absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats) {
-  Workspace& workspace = *context_.workspace;
+  Workspace& host = *context_.host_workspace;
   Stream& compute = *context_.compute;
   SetPhaseName(*context_.mesh, "plan");
   MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
     return router_
-        ->Forward(saved.x, router_inputs(), batch, workspace, compute, &saved.router, stats)
+        ->Forward(saved.x, router_inputs(), batch, *context_.workspace, compute, &saved.router,
+                  stats, &host)
         .status();
   }));
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
-    MOE_ASSIGN_OR_RETURN(const auto row, workspace.Array<int32_t>(routing.slots()));
+    MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
     for (int64_t t = 0; t < routing.tokens(); ++t) {
       for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
         row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
       }
     }
-    saved.identity_row = row;
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context_));
   }
+  MOE_ASSIGN_OR_RETURN(saved.slot_offset, OnDevice(routing.slot_offset, context_));
+  MOE_ASSIGN_OR_RETURN(saved.weight, OnDevice(routing.weight, context_));
   return Timed(context_, kPlan, compute, [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), workspace));
-    MOE_ASSIGN_OR_RETURN(DispatchPlan plan,
-                         DispatchPlan::Build(routing, offsets, placement_,
-                                             {.overlap_degree = config_.overlap_degree},
-                                             context_.mesh->expert_parallel(), workspace, compute));
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
+    MOE_ASSIGN_OR_RETURN(
+        DispatchPlan plan,
+        DispatchPlan::Build(routing, offsets, placement_,
+                            {.overlap_degree = config_.overlap_degree},
+                            context_.mesh->expert_parallel(), host, *context_.host));
+    MOE_RETURN_IF_ERROR(plan.Upload(*context_.workspace, compute));
     saved.plan = std::make_shared<const DispatchPlan>(std::move(plan));
     if (!counted_slots_.empty()) AddKeptSlots(routing, *saved.plan, counted_slots_);
     return absl::OkStatus();
@@ -263,9 +283,8 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
-  const Routing& routing = saved.router.routing;
-  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, routing.slot_offset, saved.identity_row,
-                                     routing.weight, y, write, compute));
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.slot_offset, saved.identity_row, saved.weight,
+                                     y, write, compute));
   return Write::kAdd;
 }
 
@@ -275,22 +294,20 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   if (!saved.identity_row.empty()) {
-    const Routing& routing = saved.router.routing;
-    MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(routing.slots()));
-    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, routing.slot_offset,
-                                                 saved.identity_row, by_identity, compute));
-    MOE_RETURN_IF_ERROR(compute.Enqueue([d_weight, by_identity, row = saved.identity_row] {
-      for (size_t s = 0; s < row.size(); ++s) {
-        if (row[s] >= 0) d_weight[s] = by_identity[s];
-      }
-      return absl::OkStatus();
-    }));
-    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, routing.slot_offset, saved.identity_row, routing.weight,
-                                       dx, Write::kAdd, compute));
+    const auto slots = static_cast<int64_t>(saved.identity_row.size());
+    MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.slot_offset, saved.identity_row,
+                                                 by_identity, compute));
+    // One of the two is 0: a slot travels or is added at home.
+    const MatrixView<float> all(d_weight.data(), slots, 1);
+    MOE_RETURN_IF_ERROR(
+        AddRows<float>(all, MatrixView<const float>(by_identity.data(), slots, 1), all, compute));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.slot_offset, saved.identity_row, saved.weight, dx,
+                                       Write::kAdd, compute));
   }
   if (shared_ == nullptr) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto offsets,
-                       MicroBatchOffsets(saved.router.batch, dy.rows(), workspace));
+                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context_.host_workspace));
   return Timed(context_, kSharedBackward, compute,
                [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
 }
@@ -301,11 +318,14 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
   const DispatchPlan& plan = *saved.plan;
   const Routing& routing = saved.router.routing;
   const int64_t hidden = dy.cols();
 
-  MOE_ASSIGN_OR_RETURN(const auto d_weight, workspace.Array<float>(routing.slots()));
+  MOE_ASSIGN_OR_RETURN(const auto d_weight,
+                       workspace.Array<float>(static_cast<int64_t>(saved.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto home_dx, workspace.Matrix<T>(plan.return_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
@@ -315,8 +335,8 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(context_, kWeightBackward, compute, [&] {
-      return CombineWeightGradient<T>(at_home, returned, routing.slot_offset,
-                                      plan.home_row_of_slot(), d_weight, compute);
+      return CombineWeightGradient<T>(at_home, returned, saved.slot_offset,
+                                      plan.on_device(plan.home_row_of_slot()), d_weight, compute);
     });
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
@@ -325,8 +345,9 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
       [&](int chunk) {
-        if (weigh_input) return dispatcher_->Dispatch(plan, chunk, dy, d_out, workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, dy, routing.weight, d_out, workspace,
+        if (weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, dy, d_out, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.weight, d_out, exchange_workspace,
                                            exchange);
       },
       [&](int first, int last) {
@@ -334,15 +355,15 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
                                   plan.segments(), saved.experts, d_out, d_rows, context_);
       },
       [&](int chunk) {
-        return dispatcher_->Return(plan, chunk, d_rows, home_dx, workspace, exchange);
+        return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);
       }));
   for (Parameter* parameter : experts_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
   MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
-    return CombineRows<T>(home_dx, routing.slot_offset, plan.home_row_of_slot(),
-                          weigh_input ? routing.weight : absl::Span<const float>(), dx,
+    return CombineRows<T>(home_dx, saved.slot_offset, plan.on_device(plan.home_row_of_slot()),
+                          weigh_input ? saved.weight : absl::Span<const float>(), dx,
                           Write::kOverwrite, compute);
   }));
   MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
@@ -353,7 +374,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   if (router_bias_ != nullptr) gradients.bias = router_bias_->grad();
   MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
     return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
-                             gradients, workspace, compute);
+                             gradients, workspace, compute, context_.host_workspace);
   }));
   if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
   return ready(*router_weight_);

@@ -44,6 +44,9 @@ struct MoeLayerSaved {
   MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
   // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
   absl::Span<const int32_t> identity_row;
+  // Of router.routing, where the layer computes: [T + 1], [slots].
+  absl::Span<const int64_t> slot_offset;
+  absl::Span<const float> weight;
 };
 
 // Called when the gradient of a parameter is complete for this round.
@@ -63,13 +66,13 @@ class MoeLayer {
   // Adds the layer's parameters to `store`: "<prefix>gate.weight" (gates with a router bias also
   // "<prefix>gate.bias", with an expert bias "<prefix>gate.e_score_correction_bias", not trained),
   // "<prefix>experts.E.…", "<prefix>shared_expert.…". Collective. kInvalidArgument names the bad
-  // field.
+  // field; kUnimplemented: a gated shared expert on a CUDA device.
   static absl::StatusOr<std::unique_ptr<MoeLayer>> Create(const MoeLayerConfig& config,
                                                           const std::string& prefix,
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H]. `saved` is needed for Backward and may be null in evaluation. Messages of failed
+  // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is needed for Backward and may be null in evaluation. Messages of failed
   // waits name the layer and step that the mesh's phase holds.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);

@@ -22,15 +22,14 @@ double LearningRateSchedule::At(int64_t step) const {
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
                                                              ParameterStore& store,
                                                              const Context& context) {
-  MOE_ASSIGN_OR_RETURN(
-      CanonicalIndex index,
-      CanonicalIndex::Create(store, context.mesh->expert_parallel(), *context.compute));
+  MOE_ASSIGN_OR_RETURN(CanonicalIndex index, CanonicalIndex::Create(store, context));
   auto optimizer =
       std::unique_ptr<Optimizer>(new Optimizer(options, store, context, std::move(index)));
   for (const auto& p : store.parameters()) {
     const int64_t bytes = p->spec().trainable ? p->size() * static_cast<int64_t>(sizeof(float)) : 0;
     for (std::vector<Buffer>* moments : {&optimizer->m_, &optimizer->v_}) {
-      MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes));
+      MOE_ASSIGN_OR_RETURN(Buffer buffer,
+                           Buffer::Allocate(bytes, *context.memory, "optimiser state"));
       moments->push_back(std::move(buffer));
     }
     optimizer->largest_ = std::max(optimizer->largest_, p->size());
@@ -42,7 +41,8 @@ absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double 
                                                absl::Span<float> scratch) {
   Stream& stream = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size()));
-  std::fill(squares.begin(), squares.end(), 0.0);
+  MOE_RETURN_IF_ERROR(
+      stream.Zero(squares.data(), index_.size() * static_cast<int64_t>(sizeof(double))));
   for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
     MOE_ASSIGN_OR_RETURN(const auto gradient,
@@ -54,8 +54,10 @@ absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double 
   MOE_RETURN_IF_ERROR(
       context_.mesh->expert_parallel().AllReduce<double>(squares, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<double>(squares, context_));
   double total = 0;
-  for (const double s : squares) total += s;
+  for (const double s : sums) total += s;
   return std::sqrt(total);
 }
 

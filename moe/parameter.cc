@@ -44,6 +44,13 @@ MatrixView<const BFloat16> Parameter::view<BFloat16>() const {
   return {compute_.span<BFloat16>().data(), spec_.rows, spec_.cols};
 }
 
+absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
+  std::vector<float> values(master().size());
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(), master_.bytes()));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return values;
+}
+
 absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   if (spec.rows < 0 || spec.cols < 0) {
     return absl::InvalidArgumentError(
@@ -58,16 +65,36 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
   parameter->index_ = static_cast<int>(parameters_.size());
-  MOE_ASSIGN_OR_RETURN(parameter->master_,
-                       Buffer::Allocate(parameter->size() * static_cast<int64_t>(sizeof(float))));
-  if (compute_ == DType::kBFloat16) {
-    MOE_ASSIGN_OR_RETURN(parameter->compute_,
-                         Buffer::Allocate(parameter->size() * SizeOf(compute_)));
-  }
+  MOE_RETURN_IF_ERROR(Allocate(CpuMemory(), *parameter));
   Initialize(spec, seed_, parameter->master());
   MOE_RETURN_IF_ERROR(RefreshCompute(*parameter, *MakeInlineStream()));
+  if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
+    MOE_RETURN_IF_ERROR(MoveToDevice(*parameter));
+  }
   parameters_.push_back(std::move(parameter));
   return parameters_.back().get();
+}
+
+absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& parameter) const {
+  const std::string& name = parameter.spec_.name;
+  MOE_ASSIGN_OR_RETURN(parameter.master_,
+                       Buffer::Allocate(parameter.size() * SizeOf(DType::kFloat32), memory, name));
+  if (compute_ != DType::kBFloat16) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(parameter.compute_,
+                       Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
+  if (upload_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(upload_, MakeStream(memory_.device()));
+  }
+  const Buffer master = std::move(parameter.master_), compute = std::move(parameter.compute_);
+  MOE_RETURN_IF_ERROR(Allocate(memory_, parameter));
+  MOE_RETURN_IF_ERROR(upload_->CopyBytes(master.data(), parameter.master_.data(), master.bytes()));
+  MOE_RETURN_IF_ERROR(
+      upload_->CopyBytes(compute.data(), parameter.compute_.data(), compute.bytes()));
+  return upload_->Synchronize();
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {

@@ -37,13 +37,16 @@ struct ParameterSpec {
   bool trainable = true;
 };
 
-// One tensor on this rank.
+// One tensor on this rank: memory of the store's device, except what is not trained, which the host
+// reads and writes.
 class Parameter {
  public:
   const ParameterSpec& spec() const { return spec_; }
   int64_t size() const { return spec_.rows * spec_.cols; }
 
   absl::Span<float> master() const { return master_.span<float>(); }
+  // A copy of the master, once `stream` has passed what is in it. Blocks the host.
+  absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
   // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
   // BFloat16 (present when the store's compute type says so).
   template <typename T>
@@ -70,24 +73,32 @@ class Parameter {
 class ParameterStore {
  public:
   // compute: kFloat32 or kBFloat16. Initial values are a function of (seed, name, element) alone:
-  // they do not depend on the layout.
-  ParameterStore(DType compute, uint64_t seed) : compute_(compute), seed_(seed) {}
+  // they do not depend on the layout. `memory`: where layers compute.
+  ParameterStore(DType compute, uint64_t seed, MemoryResource& memory = CpuMemory())
+      : compute_(compute), seed_(seed), memory_(memory) {}
 
-  // kInvalidArgument for a name already there or a negative size.
+  // kInvalidArgument for a name already there or a negative size; kResourceExhausted. Initial values
+  // are there when it returns.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
 
-  // Rounds the master into the compute copy; after every change of the master.
+  // Rounds the master into the compute copy; after every change of the master. `stream`: of the
+  // memory's device.
   absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
 
   // Elements on this rank.
   int64_t total_size() const;
 
  private:
+  absl::Status Allocate(MemoryResource& memory, Parameter& parameter) const;
+  absl::Status MoveToDevice(Parameter& parameter);
+
   const DType compute_;
   const uint64_t seed_;
+  MemoryResource& memory_;
+  std::unique_ptr<Stream> upload_;  // CUDA devices, once there is a parameter
   std::vector<std::unique_ptr<Parameter>> parameters_;
 };
 

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/extremes.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 
@@ -25,15 +26,31 @@ std::string Unpack(int64_t packed) {
   return letters;
 }
 
+// "sm_90"; empty on the CPU.
+absl::StatusOr<std::string> CudaArchitecture(Device device) {
+  if (device.kind == DeviceKind::kCpu) return std::string();
+  MOE_ASSIGN_OR_RETURN(const auto devices, CudaDevices());
+  const CudaDevice& mine = devices.at(static_cast<size_t>(device.index));
+  return absl::StrCat("sm_", mine.major, mine.minor);
+}
+
 }  // namespace
 
-absl::Status CheckOneSimdTarget(absl::string_view target, Communicator& world, Stream& stream) {
+absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream) {
   MOE_ASSIGN_OR_RETURN(const auto packed, ExtremesOverRanks({Pack(target)}, world, stream));
   if (packed[0].same()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("layout-invariant numerics: ranks compute with ", Unpack(packed[0].most),
                    " and ", Unpack(packed[0].least),
-                   ", expected one SIMD target: use machines of one kind, or --numerics fast"));
+                   ", expected one target: use machines of one kind, or --numerics fast"));
+}
+
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank) {
+  if (kind == DeviceKind::kCpu) return Device();
+  MOE_ASSIGN_OR_RETURN(const auto devices, CudaDevices());
+  const Device device = {kind, rank % static_cast<int>(devices.size())};
+  MOE_RETURN_IF_ERROR(devices[static_cast<size_t>(device.index)].usable);
+  return device;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& options,
@@ -42,34 +59,59 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
     return absl::InvalidArgumentError(
         absl::StrCat("Session: ", options.threads, " threads, expected >= 1"));
   }
-  auto session = std::unique_ptr<Session>(new Session(options.threads));
+  const bool cuda = options.device.kind == DeviceKind::kCuda;
+  MemoryResource* memory = &CpuMemory();
+  if (cuda) {
+    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(options.device.index));
+  }
+  auto session = std::unique_ptr<Session>(new Session(options.threads, *memory));
+  MOE_RETURN_IF_ERROR(session->MakeStreams(options));
   MOE_ASSIGN_OR_RETURN(session->mesh_,
                        Mesh::Create(std::move(world), options.expert_parallel_size));
-  session->compute_ = MakeInlineStream(&session->pool_);
-  if (options.numerics == Numerics::kLayoutInvariant) {
-    MOE_RETURN_IF_ERROR(CheckOneSimdTarget(gemm::SimdTargets().front(), session->mesh_->world(),
-                                           *session->compute_));
-  }
-  if (options.overlap_exchange) {
-    MOE_ASSIGN_OR_RETURN(session->exchange_, MakeStream({}));
-  }
-  MOE_ASSIGN_OR_RETURN(session->gradients_, MakeStream({}));
-  if (options.trace_capacity > 0) {
-    session->trace_ = std::make_unique<TraceRecorder>(options.trace_capacity);
-    session->trace_->AddLane("compute", session->compute_.get());
-    if (options.overlap_exchange) session->trace_->AddLane("exchange", session->exchange_.get());
-    session->trace_->AddLane("gradients", session->gradients_.get());
-    session->clock_.set_recorder(session->trace_.get());
-  }
   session->context_ = {
       .mesh = session->mesh_.get(),
       .compute = session->compute_.get(),
       .exchange = options.overlap_exchange ? session->exchange_.get() : session->compute_.get(),
+      .host = cuda ? session->host_.get() : session->compute_.get(),
       .workspace = &session->workspace_,
+      .exchange_workspace =
+          cuda && options.overlap_exchange ? &session->exchange_workspace_ : &session->workspace_,
+      .host_workspace = cuda ? &session->host_workspace_ : &session->workspace_,
+      .memory = memory,
       .clock = &session->clock_,
       .numerics = options.numerics,
   };
+  if (options.numerics == Numerics::kLayoutInvariant) {
+    MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(options.device));
+    for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {
+      MOE_RETURN_IF_ERROR(CheckOneTarget(target, session->mesh_->world(), *session->context_.host));
+    }
+  }
+  if (options.trace_capacity > 0) session->RecordTrace(options.trace_capacity);
   return session;
+}
+
+absl::Status Session::MakeStreams(const SessionOptions& options) {
+  const bool cuda = options.device.kind == DeviceKind::kCuda;
+  if (cuda) {
+    host_ = MakeInlineStream(&pool_);
+    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(options.device, &pool_));
+  } else {
+    compute_ = MakeInlineStream(&pool_);
+  }
+  if (options.overlap_exchange) {
+    MOE_ASSIGN_OR_RETURN(exchange_, MakeStream(options.device));
+  }
+  MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(options.device));
+  return absl::OkStatus();
+}
+
+void Session::RecordTrace(int64_t capacity) {
+  trace_ = std::make_unique<TraceRecorder>(capacity);
+  trace_->AddLane("compute", compute_.get());
+  if (exchange_ != nullptr) trace_->AddLane("exchange", exchange_.get());
+  trace_->AddLane("gradients", gradients_.get());
+  clock_.set_recorder(trace_.get());
 }
 
 }  // namespace moe

@@ -14,6 +14,7 @@
 namespace moe {
 
 struct SessionOptions {
+  Device device;  // where layers compute
   int expert_parallel_size = 1;
   int threads = 1;  // of this rank
   Numerics numerics = Numerics::kFast;
@@ -22,16 +23,20 @@ struct SessionOptions {
   int64_t trace_capacity = 0;
 };
 
-// kFailedPrecondition unless every rank of `world` names the same SIMD target ("AVX3", "AVX2" ...,
-// at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
-absl::Status CheckOneSimdTarget(absl::string_view target, Communicator& world, Stream& stream);
+// kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3", "sm_90"
+// ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
+absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
+
+// The device that a rank computes on: CUDA devices are dealt out in turn. kUnimplemented, with the
+// remedy, if there are none.
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank);
 
 // One per rank, used by the thread that created it. Everything built from its context must be gone
 // before it.
 class Session {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Mesh::Create; in layout-invariant
-  // numerics those of CheckOneSimdTarget.
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, and of MakeStream where
+  // the device is not there; in layout-invariant numerics those of CheckOneTarget.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 
@@ -43,15 +48,20 @@ class Session {
   TraceRecorder* trace() { return trace_.get(); }
 
  private:
-  explicit Session(int threads) : pool_(threads) {}
+  Session(int threads, MemoryResource& memory)
+      : pool_(threads), workspace_(memory), exchange_workspace_(memory) {}
+
+  absl::Status MakeStreams(const SessionOptions& options);
+  void RecordTrace(int64_t capacity);
 
   ThreadPool pool_;
   std::unique_ptr<TraceRecorder> trace_;
   PhaseClock clock_;
-  Workspace workspace_;
+  Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
   std::unique_ptr<Mesh> mesh_;
   Context context_;
-  std::unique_ptr<Stream> compute_, exchange_, gradients_;  // last: they stop first
+  // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
+  std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;
 };
 
 }  // namespace moe

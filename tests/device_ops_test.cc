@@ -66,6 +66,19 @@ TEST(DeviceOpsTest, RmsNorm) {
   }
 }
 
+TEST(DeviceOpsTest, FloatsAddedToBFloat16) {
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    const auto b = Random(device, kRows * kStride, 2);
+    const std::vector<float> values = RandomFloats(kRows * kStride, 1);
+    const auto a = device.Copy(std::vector<BFloat16>(values.begin(), values.end()));
+    const auto sum = Random(device, kRows * kStride, 3);
+    const MatrixView<BFloat16> rows = a.view(kRows, kCols, kStride);
+    EXPECT_TRUE((AddRows<BFloat16, float>(rows, Matrix(b), rows, device.stream()).ok()));
+    EXPECT_TRUE((Cast<BFloat16, float>(a.span(), sum.span(), device.stream()).ok()));
+    return std::tuple(device.Read(sum));
+  });
+}
+
 TEST(DeviceOpsTest, CastsThereAndBack) {
   ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     const auto in = Random(device, kCols, 1), back = Random(device, kCols, 2);

@@ -154,7 +154,7 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
         *context.workspace, *context.compute));
     MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
     MOE_RETURN_IF_ERROR(reducer->Finish());
-    EXPECT_EQ(reducer->non_finite(), 2);
+    EXPECT_EQ(*reducer->NonFinite(), 2);
     EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
     return absl::OkStatus();
   });

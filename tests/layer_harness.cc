@@ -1,6 +1,7 @@
 #include "tests/layer_harness.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -31,13 +32,10 @@ class RankRun {
   }
 
   absl::Status Run(AllReduceAlgorithm algorithm, Stream& gradients) {
-    ParameterStore store(DTypeOf<T>::value, work_.seed);
+    ParameterStore store(DTypeOf<T>::value, work_.seed, *context_.memory);
     MOE_ASSIGN_OR_RETURN(const auto layer,
                          MoeLayer<T>::Create(work_.config, "mlp.", store, context_));
-    for (const auto& p : store.parameters()) {
-      work_.override_parameter(*p);
-      MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
-    }
+    for (const auto& p : store.parameters()) MOE_RETURN_IF_ERROR(Override(*p, store));
     if (!work_.last_step_count.empty()) {
       MOE_RETURN_IF_ERROR(layer->EndStep(work_.last_step_count));
     }
@@ -64,30 +62,37 @@ class RankRun {
  private:
   // Forward and backward of one micro-batch, or of none (-1).
   absl::Status Round(MoeLayer<T>& layer, int64_t micro_batch, GradientReady ready) {
-    const WorkspaceScope scope(*context_.workspace);
+    const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
     const int64_t hidden = work_.config.router.hidden_size;
     const int64_t first = micro_batch < 0 ? 0 : offsets_[micro_batch];
     const int64_t tokens = micro_batch < 0 ? 0 : work_.micro_batch_tokens[micro_batch];
-    auto x = Convert<T>(absl::MakeSpan(work_.x).subspan(first * hidden, tokens * hidden));
-    auto dy = Convert<T>(absl::MakeSpan(work_.dy).subspan(first * hidden, tokens * hidden));
-    std::vector<T> y(x.size()), dx(x.size());
+    const auto part = [&](const std::vector<float>& all) {
+      return OnDevice(Convert<T>(absl::MakeSpan(all).subspan(first * hidden, tokens * hidden)));
+    };
+    MOE_ASSIGN_OR_RETURN(const Buffer x, part(work_.x));
+    MOE_ASSIGN_OR_RETURN(const Buffer dy, part(work_.dy));
+    MOE_ASSIGN_OR_RETURN(const Buffer y, Buffer::Allocate(x.bytes(), *context_.memory));
+    MOE_ASSIGN_OR_RETURN(const Buffer dx, Buffer::Allocate(x.bytes(), *context_.memory));
     const int64_t bounds[] = {0, tokens};
     const Batch batch = {
         .sequence_offsets = bounds, .micro_batch_offsets = bounds, .first_global_token = first};
     MoeLayerSaved<T> saved;
     RouterStats stats;
-    const auto view = [&](std::vector<T>& v) {
-      return MatrixView<T>(v.data(), tokens, hidden);
+    const auto view = [&](const Buffer& v) {
+      return MatrixView<T>(v.template span<T>().data(), tokens, hidden);
     };
     MOE_RETURN_IF_ERROR(layer.Forward(view(x), batch, view(y), &saved, &stats));
     MOE_RETURN_IF_ERROR(layer.Backward(view(dy), saved, 1.0f, view(dx), ready));
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_y, FromDevice<T>(y));
+    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_dx, FromDevice<T>(dx));
 
     const std::lock_guard<std::mutex> lock(mu_);
-    std::transform(y.begin(), y.end(), result_.y.begin() + first * hidden,
-                   [](T v) { return static_cast<float>(v); });
-    std::transform(dx.begin(), dx.end(), result_.dx.begin() + first * hidden,
-                   [](T v) { return static_cast<float>(v); });
+    const auto put = [&](const std::vector<T>& from, std::vector<float>& to) {
+      std::transform(from.begin(), from.end(), to.begin() + first * hidden,
+                     [](T v) { return static_cast<float>(v); });
+    };
+    put(host_y, result_.y);
+    put(host_dx, result_.dx);
     if (tokens == 0) return absl::OkStatus();
     for (size_t e = 0; e < stats.expert_count.size(); ++e) {
       result_.expert_count[e] += stats.expert_count[e];
@@ -98,17 +103,42 @@ class RankRun {
     return absl::OkStatus();
   }
 
+  absl::Status Override(Parameter& parameter, const ParameterStore& store) {
+    Stream& stream = parameter.spec().trainable ? *context_.compute : *context_.host;
+    MOE_ASSIGN_OR_RETURN(std::vector<float> values, parameter.ReadMaster(stream));
+    work_.override_parameter(parameter.spec(), absl::MakeSpan(values));
+    MOE_RETURN_IF_ERROR(stream.Upload(values.data(), parameter.master().data(),
+                                      static_cast<int64_t>(values.size() * sizeof(float))));
+    return parameter.spec().trainable ? store.RefreshCompute(parameter, stream) : absl::OkStatus();
+  }
+
+  absl::StatusOr<Buffer> OnDevice(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes, *context_.memory));
+    MOE_RETURN_IF_ERROR(context_.compute->Upload(values.data(), buffer.data(), bytes));
+    return buffer;
+  }
+  template <typename U>
+  absl::StatusOr<std::vector<U>> FromDevice(const Buffer& buffer) {
+    std::vector<U> values(buffer.bytes() / sizeof(U));
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(buffer.data(), values.data(), buffer.bytes()));
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    return values;
+  }
+
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
     for (const auto& p : store.parameters()) {
+      MOE_ASSIGN_OR_RETURN(const std::vector<float> weights, p->ReadMaster(*context_.compute));
       {
         const std::lock_guard<std::mutex> lock(mu_);
-        result_.weights[p->spec().name] = {p->master().begin(), p->master().end()};
+        result_.weights[p->spec().name] = weights;
       }
       if (!p->spec().trainable) continue;
-      std::vector<float> scratch(p->size());
-      MOE_ASSIGN_OR_RETURN(const auto gradient,
-                           reducer.Gradient(*p, 1.0, absl::MakeSpan(scratch), *context_.compute));
-      std::vector<float> copy(gradient.begin(), gradient.end());
+      const int64_t bytes = p->size() * static_cast<int64_t>(sizeof(float));
+      MOE_ASSIGN_OR_RETURN(const Buffer scratch, Buffer::Allocate(bytes, *context_.memory));
+      MOE_RETURN_IF_ERROR(
+          reducer.Gradient(*p, 1.0, scratch.span<float>(), *context_.compute).status());
+      MOE_ASSIGN_OR_RETURN(const std::vector<float> copy, FromDevice<float>(scratch));
       const std::lock_guard<std::mutex> lock(mu_);
       const std::string& name = p->spec().name;
       const auto [at, fresh] = result_.gradients.emplace(name, copy);
@@ -159,6 +189,12 @@ LayerWork MakeWork(const MoeLayerConfig& config, std::vector<int64_t> micro_batc
   return work;
 }
 
+DeviceKind LayerDevice() {
+  const char* const device = std::getenv("MOE_TEST_DEVICE");
+  const bool cuda = device != nullptr && absl::string_view(device) == "cuda";
+  return cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+}
+
 template <typename T>
 LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numerics) {
   LayerResult result;
@@ -171,7 +207,8 @@ LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numer
   laid_out.config.overlap_degree = layout.overlap;
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.expert_parallel_size = layout.expert_parallel,
+                         Session::Create({.device = {LayerDevice(), 0},
+                                          .expert_parallel_size = layout.expert_parallel,
                                           .threads = layout.threads,
                                           .numerics = numerics,
                                           .overlap_exchange = layout.overlap > 1},

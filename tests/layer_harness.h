@@ -32,9 +32,10 @@ struct LayerWork {
   MoeLayerConfig config;
   std::vector<int64_t> micro_batch_tokens;  // tokens of each micro-batch, zeros allowed
   std::vector<float> x, dy;                 // [all tokens, H]
-  // Changes initial parameters, on whatever rank holds them.
-  std::function<void(Parameter&)> override_parameter = [](Parameter&) {
-  };
+  // Changes the initial values of parameters, on whatever rank holds them.
+  std::function<void(const ParameterSpec&, absl::Span<float>)> override_parameter =
+      [](const ParameterSpec&, absl::Span<float>) {
+      };
   uint64_t seed = 5;
   // Global counts that the layer has learnt from before this step; empty = this is the first step.
   std::vector<int64_t> last_step_count;
@@ -54,6 +55,9 @@ struct LayerResult {
   int64_t dropped_slots = 0;
   double aux_loss = 0, z_loss = 0;  // sums over micro-batches
 };
+
+// Where layers run: on CUDA devices if MOE_TEST_DEVICE is "cuda", else on the CPU.
+DeviceKind LayerDevice();
 
 // T: storage type of activations and compute weights.
 template <typename T>

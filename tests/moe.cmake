@@ -6,6 +6,13 @@ moe_test(gradient_reducer_test LABELS unit cpu threads SOURCES gradient_reducer_
 moe_test(moe_layer_test LABELS unit cpu threads SOURCES moe_layer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(moe_layer_gates_test LABELS unit cpu
   SOURCES moe_layer_gates_test.cc LIBS layer_harness TIMEOUT 300)
+if(MOE_CUDA_SIMULATED)
+  # The layer's own tests, on the device.
+  add_test(NAME moe_layer_test_on_device COMMAND moe_layer_test)
+  set_tests_properties(moe_layer_test_on_device PROPERTIES LABELS "unit;device" TIMEOUT 600
+    ENVIRONMENT MOE_TEST_DEVICE=cuda)
+  add_dependencies(device_tests moe_layer_test)
+endif()
 add_library(transformer_harness STATIC transformer_harness.cc transformer_oracle.cc)
 target_link_libraries(transformer_harness PUBLIC layer_harness PRIVATE moe_private_flags)
 moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transformer_config_test.cc
@@ -13,6 +20,7 @@ moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transforme
 moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_layout_test.cc
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
+moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS layer_harness TIMEOUT 600)
 # Alone: it compares durations.
 moe_test(overlap_test LABELS unit cpu SOURCES overlap_test.cc LIBS moe_moe TIMEOUT 300)
 set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)

@@ -44,10 +44,10 @@ MoeLayerConfig ConfigOf(const std::string& gate) {
 // Biases that start at 0 take values, so that they matter.
 LayerWork WorkOf(const MoeLayerConfig& config, std::vector<int64_t> micro_batches = {6, 5, 7}) {
   LayerWork work = MakeWork(config, std::move(micro_batches));
-  work.override_parameter = [](Parameter& p) {
-    if (p.spec().initializer != Initializer::kZeros) return;
-    for (size_t i = 0; i < p.master().size(); ++i) {
-      p.master()[i] = 0.1f * static_cast<float>(i % 5) - 0.2f;
+  work.override_parameter = [](const ParameterSpec& spec, absl::Span<float> values) {
+    if (spec.initializer != Initializer::kZeros) return;
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = 0.1f * static_cast<float>(i % 5) - 0.2f;
     }
   };
   return work;

@@ -40,8 +40,8 @@ TEST(MoeLayerTest, AllTokensToOneExpert) {
   LayerWork work = MakeWork(SmallConfig(), {6, 5, 7, 6});
   const int64_t hidden = work.config.router.hidden_size;
   for (int64_t t = 0; t < work.tokens(); ++t) work.x[t * hidden] = 1.0f;
-  work.override_parameter = [hidden](Parameter& p) {
-    if (p.spec().name == "mlp.gate.weight") p.master()[3 * hidden] = 40.0f;
+  work.override_parameter = [hidden](const ParameterSpec& spec, absl::Span<float> values) {
+    if (spec.name == "mlp.gate.weight") values[3 * hidden] = 40.0f;
   };
   work.config.router.gate = "switch";
   work.config.router.top_k = 1;

@@ -11,7 +11,7 @@ namespace {
 
 TEST(SessionTest, RanksOfOneSimdTargetAgree) {
   testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
-    return CheckOneSimdTarget("AVX3", *world, *MakeInlineStream());
+    return CheckOneTarget("AVX3", *world, *MakeInlineStream());
   });
 }
 
@@ -19,7 +19,7 @@ TEST(SessionTest, AMixOfSimdTargetsIsRefusedOnEveryRankByName) {
   testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
     const auto stream = MakeInlineStream();
     const absl::Status status =
-        CheckOneSimdTarget(world->rank() == 1 ? "AVX2" : "AVX3", *world, *stream);
+        CheckOneTarget(world->rank() == 1 ? "AVX2" : "AVX3", *world, *stream);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()),
                 ::testing::AllOf(::testing::HasSubstr("AVX2"), ::testing::HasSubstr("AVX3")));

@@ -100,7 +100,7 @@ class RankRun {
   }
 
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
-    EXPECT_EQ(reducer.non_finite(), 0);
+    EXPECT_EQ(*reducer.NonFinite(), 0);
     for (const auto& p : store.parameters()) {
       if (!p->spec().trainable) continue;
       std::vector<float> scratch(p->size());

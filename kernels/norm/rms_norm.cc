@@ -1,6 +1,7 @@
 #include "kernels/norm/rms_norm.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
@@ -91,20 +92,28 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
   });
 }
 
-template <typename T>
-absl::Status AddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
-                     Stream& stream) {
+template <typename T, typename U>
+absl::Status AddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
+                     MatrixView<T> out, Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "a", a, out.rows(), out.cols()));
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "b", b, out.rows(), out.cols()));
   MOE_RETURN_IF_ERROR(CheckShape("AddRows", "out", out, out.rows(), out.cols()));
   if (IsCuda(stream)) {
     return LaunchOn("AddRows", stream,
-                    [&](auto cuda) { return rms_norm::CudaAddRows(a, b, out, cuda); });
+                    [&](auto cuda) { return rms_norm::CudaAddRows<T, U>(a, b, out, cuda); });
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     threads.For(out.rows(), RowGrain(out.cols()), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) AddRow<T>(a.row(t), b.row(t), out.cols(), out.row(t));
+      for (int64_t t = begin; t < end; ++t) {
+        if constexpr (std::is_same_v<T, U>) {
+          AddRow<T>(a.row(t), b.row(t), out.cols(), out.row(t));
+        } else {
+          for (int64_t h = 0; h < out.cols(); ++h) {
+            out(t, h) = static_cast<T>(static_cast<float>(a(t, h)) + b(t, h));
+          }
+        }
+      }
     });
     return absl::OkStatus();
   });
@@ -121,9 +130,11 @@ template absl::Status RmsNormBackward(MatrixView<const BFloat16>, absl::Span<con
                                       absl::Span<const float>, MatrixView<const BFloat16>,
                                       MatrixView<BFloat16>, Write, absl::Span<float>, Write,
                                       Stream&);
-template absl::Status AddRows(MatrixView<const float>, MatrixView<const float>, MatrixView<float>,
-                              Stream&);
-template absl::Status AddRows(MatrixView<const BFloat16>, MatrixView<const BFloat16>,
-                              MatrixView<BFloat16>, Stream&);
+template absl::Status AddRows<float>(MatrixView<const float>, MatrixView<const float>,
+                                     MatrixView<float>, Stream&);
+template absl::Status AddRows<BFloat16>(MatrixView<const BFloat16>, MatrixView<const BFloat16>,
+                                        MatrixView<BFloat16>, Stream&);
+template absl::Status AddRows<BFloat16, float>(MatrixView<const BFloat16>, MatrixView<const float>,
+                                               MatrixView<BFloat16>, Stream&);
 
 }  // namespace moe

@@ -2,6 +2,8 @@
 #ifndef MOE_KERNELS_NORM_RMS_NORM_H_
 #define MOE_KERNELS_NORM_RMS_NORM_H_
 
+#include <type_traits>
+
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
@@ -27,10 +29,10 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
                              Write write_dx, absl::Span<float> d_weight, Write write_d_weight,
                              Stream& stream);
 
-// out = a + b in float32, rounded to T once. All [T, H]; out may be a or b.
-template <typename T>
-absl::Status AddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
-                     Stream& stream);
+// out = a + b in float32, rounded to T once. All [T, H]; out may be a or b. U is T, or float.
+template <typename T, typename U = T>
+absl::Status AddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
+                     MatrixView<T> out, Stream& stream);
 
 }  // namespace moe
 

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include <math.h>
 
 #include "kernels/base/cuda_fixed_dot.h"
@@ -79,26 +81,26 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaBackw
   b.d_weight[h] = b.write_d_weight == Write::kAdd ? b.d_weight[h] + sum : sum;
 }
 
-// A warp owns a row.
-template <typename T>
+// A warp owns a row. Vectors only of one type: eight floats are no access.
+template <typename T, typename U>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    AddRowsKernel(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out) {
+    AddRowsKernel(MatrixView<const T> a, MatrixView<const U> b, MatrixView<T> out) {
   const int64_t cols = out.cols();
   ForRows<kWarpLanes>(out.rows(), [&](int64_t t, int lane) {
     const T* const from_a = a.row(t);
-    const T* const from_b = b.row(t);
+    const U* const from_b = b.row(t);
     T* const to = out.row(t);
-    ForColumns<T>(cols, VectorColumns<T>(cols, from_a, from_b, to), lane, kWarpLanes,
-                  [&](int64_t h, auto width) {
-                    constexpr int kWidth = decltype(width)::value;
-                    auto values = Load<kWidth>(from_a + h);
-                    const auto others = Load<kWidth>(from_b + h);
-                    for (int i = 0; i < kWidth; ++i) {
-                      values.at[i] =
-                          T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
-                    }
-                    Store(values, to + h);
-                  });
+    const int64_t vector_columns =
+        std::is_same_v<T, U> ? VectorColumns<T>(cols, from_a, from_b, to) : 0;
+    ForColumns<T>(cols, vector_columns, lane, kWarpLanes, [&](int64_t h, auto width) {
+      constexpr int kWidth = std::is_same_v<T, U> ? decltype(width)::value : 1;
+      auto values = Load<kWidth>(from_a + h);
+      const auto others = Load<kWidth>(from_b + h);
+      for (int i = 0; i < kWidth; ++i) {
+        values.at[i] = T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
+      }
+      Store(values, to + h);
+    });
   });
 }
 
@@ -120,20 +122,22 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
   return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.x.rows()), stream, backward);
 }
 
-template <typename T>
-cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
+template <typename T, typename U>
+cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b, MatrixView<T> out,
                         cudaStream_t stream) {
   if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
-  return Launch(&AddRowsKernel<T>, RowShape<kWarpLanes>(out.rows()), stream, a, b, out);
+  return Launch(&AddRowsKernel<T, U>, RowShape<kWarpLanes>(out.rows()), stream, a, b, out);
 }
 
-#define MOE_INSTANTIATE(T)                                                                  \
-  template cudaError_t Run(const CudaForward<T>&, cudaStream_t);                            \
-  template cudaError_t Run(const CudaBackward<T>&, cudaStream_t);                           \
-  template cudaError_t CudaAddRows(MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
-                                   cudaStream_t);
+#define MOE_INSTANTIATE(T)                                                                        \
+  template cudaError_t Run(const CudaForward<T>&, cudaStream_t);                                  \
+  template cudaError_t Run(const CudaBackward<T>&, cudaStream_t);                                 \
+  template cudaError_t CudaAddRows<T, T>(MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
+                                         cudaStream_t);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
 #undef MOE_INSTANTIATE
+template cudaError_t CudaAddRows<BFloat16, float>(MatrixView<const BFloat16>, MatrixView<const float>,
+                                 MatrixView<BFloat16>, cudaStream_t);
 
 }  // namespace moe::rms_norm

@@ -40,9 +40,9 @@ cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 
-// AddRows: out = a + b, rounded to T once; out may be a or b.
-template <typename T>
-cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> out,
+// AddRows: out = a + b, rounded to T once; out may be a or b. Also BFloat16 + float.
+template <typename T, typename U = T>
+cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b, MatrixView<T> out,
                         cudaStream_t stream);
 
 }  // namespace moe::rms_norm

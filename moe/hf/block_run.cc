@@ -248,7 +248,7 @@ absl::Status RankRun<T>::GatherTokens() {
 
 template <typename T>
 absl::Status RankRun<T>::CheckGradients() {
-  int64_t bad = reducer_->non_finite();
+  MOE_ASSIGN_OR_RETURN(int64_t bad, reducer_->NonFinite());
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());

@@ -39,7 +39,7 @@ class Trainer {
         context_(session.context()),
         world_(context_.mesh->world()),
         trace_(session.trace()),
-        store_(config.dtype, config.seed),
+        store_(config.dtype, config.seed, *context_.memory),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
         sequence_offsets_(config.micro_batch_size + 1) {
@@ -172,10 +172,11 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "wait for gradients"}, *context_.compute,
                             [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  totals_->AddNonFinite(reducer_->non_finite());
+  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer_->NonFinite());
+  totals_->AddNonFinite(non_finite);
   context_.mesh->SetPhase({.name = "step totals", .step = step});
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step totals"}, *context_.compute,
-                            [&] { return totals_->Reduce(world_, *context_.compute); }));
+                            [&] { return totals_->Reduce(world_, *context_.host); }));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(
         absl::StrCat("step ", step, ": loss or gradients are not finite (", totals_->non_finite(),
@@ -224,7 +225,7 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
                                          &stats_));
     totals_->Add(losses, stats_);
   }
-  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.compute));
+  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.host));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
   }
@@ -241,10 +242,10 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
   context_.clock->Reset();
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.compute));
+      world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host));
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllReduce<double>(absl::MakeSpan(sum), ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   metrics.step_seconds = most[0];
   metrics.peak_bytes = static_cast<int64_t>(most[1]);
   for (int p = 0; p < kPhases; ++p) metrics.phase_seconds[p] = sum[p] / world_.size();
@@ -298,7 +299,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       }
     }
     if (routing_ != nullptr) {
-      MOE_ASSIGN_OR_RETURN(const auto records, routing_->Gather(step, world_, *context_.compute));
+      MOE_ASSIGN_OR_RETURN(const auto records, routing_->Gather(step, world_, *context_.host));
       if (world_.rank() == 0) MOE_RETURN_IF_ERROR(hooks.on_routing(records));
     }
     const bool evaluate =
@@ -314,7 +315,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
       context_.mesh->SetPhase({.name = "time line", .step = step});
       MOE_ASSIGN_OR_RETURN(report.trace_left_out,
-                           ExportTrace(*trace_, hooks.trace, world_, *context_.compute));
+                           ExportTrace(*trace_, hooks.trace, world_, *context_.host));
     }
   }
   MOE_RETURN_IF_ERROR(Finish(report));
@@ -324,11 +325,10 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
 template <typename T>
 absl::Status Trainer<T>::Finish(TrainReport& report) {
   context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
-  Communicator& group = context_.mesh->expert_parallel();
-  Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store_, group, stream));
-  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(store_, index, group, stream));
-  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(store_, index, group, stream));
+  Stream& stream = *context_.host;
+  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store_, context_));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(store_, index, context_));
+  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(store_, index, context_));
   const MoeLayerConfig& moe = config_.model.moe;
   const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
   const int64_t expert_size = config_.model.hidden_size * (up_rows + moe.ffn_hidden_size) +
@@ -366,16 +366,18 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, world->rank()));
   MOE_ASSIGN_OR_RETURN(
       const auto session,
-      Session::Create({.expert_parallel_size = config.expert_parallel_size,
+      Session::Create({.device = device,
+                       .expert_parallel_size = config.expert_parallel_size,
                        .threads = config.threads,
                        .numerics = config.numerics,
                        .overlap_exchange = config.model.moe.overlap_degree > 1,
                        .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
                       std::move(world)));
   const Context& context = session->context();
-  MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.compute));
+  MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
   auto report = config.dtype == DType::kBFloat16
                     ? TrainAs<BFloat16>(config, corpus, *session, hooks)
                     : TrainAs<float>(config, corpus, *session, hooks);

@@ -26,6 +26,16 @@ struct Transformer<T>::Impl {
     FeedForwardBlockSaved<T> feed_forward;
   };
 
+  // One round's tokens where the model computes: the caller's own memory on a CPU.
+  struct Tokens {
+    absl::Span<const int32_t> ids, targets;  // [T]
+    absl::Span<float> row_loss;              // [T]
+  };
+
+  absl::StatusOr<Tokens> PutOnDevice(absl::Span<const int32_t> tokens,
+                                     absl::Span<const int32_t> targets,
+                                     absl::Span<float> row_loss) const;
+  absl::Status TakeLosses(const Tokens& tokens, absl::Span<float> row_loss) const;
   absl::Status AddLayer(ParameterStore& store);
   RouterStats* StatsOf(int layer, ForwardStats* stats) const;
   absl::Status Embed(absl::Span<const int32_t> tokens, int64_t step, MatrixView<T> x) const;
@@ -82,6 +92,31 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
                                                    prefix, store));
   layers.push_back({std::move(attention), std::move(dense)});
   return absl::OkStatus();
+}
+
+template <typename T>
+auto Transformer<T>::Impl::PutOnDevice(absl::Span<const int32_t> tokens,
+                                       absl::Span<const int32_t> targets,
+                                       absl::Span<float> row_loss) const -> absl::StatusOr<Tokens> {
+  Tokens on_device = {.row_loss = row_loss};
+  MOE_ASSIGN_OR_RETURN(on_device.ids, OnDevice(tokens, context));
+  MOE_ASSIGN_OR_RETURN(on_device.targets, OnDevice(targets, context));
+  if (OnCuda(context)) {
+    MOE_ASSIGN_OR_RETURN(on_device.row_loss,
+                         context.workspace->Array<float>(static_cast<int64_t>(row_loss.size())));
+  }
+  return on_device;
+}
+
+// Blocks the host: the one time that a round does so for its own sake.
+template <typename T>
+absl::Status Transformer<T>::Impl::TakeLosses(const Tokens& tokens,
+                                              absl::Span<float> row_loss) const {
+  if (!OnCuda(context)) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(
+      context.compute->CopyBytes(tokens.row_loss.data(), row_loss.data(),
+                                 static_cast<int64_t>(row_loss.size() * sizeof(float))));
+  return context.compute->Synchronize();
 }
 
 // Where MoE layer `layer` writes its measures; null in a dense layer or when not wanted.
@@ -205,11 +240,13 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
                                       m.config.vocab_size, row_loss.size()));
   if (stats != nullptr) stats->router.resize(m.moe_layers);
   Workspace& workspace = *m.context.workspace;
-  const WorkspaceScope scope(workspace);
+  const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
+                       m.PutOnDevice(tokens, targets, row_loss));
   const auto count = static_cast<int64_t>(tokens.size());
   MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
   MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
-  MOE_RETURN_IF_ERROR(m.Embed(tokens, batch.step, x));
+  MOE_RETURN_IF_ERROR(m.Embed(on_device.ids, batch.step, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
     // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
     const WorkspaceScope layer_scope(workspace);
@@ -217,8 +254,10 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
     MOE_RETURN_IF_ERROR(m.LayerForward(l, x, batch, middle, x, layer_saved, stats));
   }
   m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
-  return TimedDense(m.context, "loss",
-                    [&] { return m.head->Loss(x, targets, row_loss, m.context); });
+  MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
+    return m.head->Loss(x, on_device.targets, on_device.row_loss, m.context);
+  }));
+  return m.TakeLosses(on_device, row_loss);
 }
 
 template <typename T>
@@ -236,16 +275,20 @@ absl::Status Transformer<T>::ForwardBackward(absl::Span<const int32_t> tokens,
   }
   if (stats != nullptr) stats->router.resize(m.moe_layers);
   Workspace& workspace = *m.context.workspace;
-  const WorkspaceScope scope(workspace);
-  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(tokens, batch, stats));
+  const WorkspaceScope scope(workspace), host_scope(*m.context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const typename Impl::Tokens on_device,
+                       m.PutOnDevice(tokens, targets, row_loss));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<const T> x, m.Forward(on_device.ids, batch, stats));
   MOE_ASSIGN_OR_RETURN(const auto d, workspace.Matrix<T>(x.rows(), x.cols()));
   const float scale = tokens.empty() ? 0 : loss_scale / static_cast<float>(tokens.size());
   m.context.mesh->SetPhase({.name = "loss", .step = batch.step});
   MOE_RETURN_IF_ERROR(TimedDense(m.context, "loss", [&] {
-    return m.head->LossAndGradient(x, targets, scale, row_loss, d, ready, m.context);
+    return m.head->LossAndGradient(x, on_device.targets, scale, on_device.row_loss, d, ready,
+                                   m.context);
   }));
-  MOE_RETURN_IF_ERROR(m.Backward(tokens, batch, loss_scale, d, ready));
-  return JoinStreams(*m.context.compute, *m.context.exchange);
+  MOE_RETURN_IF_ERROR(m.Backward(on_device.ids, batch, loss_scale, d, ready));
+  MOE_RETURN_IF_ERROR(JoinStreams(*m.context.compute, *m.context.exchange));
+  return m.TakeLosses(on_device, row_loss);
 }
 
 template <typename T>

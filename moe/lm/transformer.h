@@ -55,7 +55,8 @@ class Transformer {
                                                              const Context& context);
   ~Transformer();
 
-  // Loss only. tokens, targets [T]; row_loss [T] in nats. Collective over the expert-parallel group.
+  // Loss only. tokens, targets [T]; row_loss [T] in nats: memory of the host, on any device.
+  // Collective over the expert-parallel group.
   absl::Status Evaluate(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
                         const Batch& batch, absl::Span<float> row_loss, ForwardStats* stats);
 
