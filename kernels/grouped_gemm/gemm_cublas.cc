@@ -1,5 +1,7 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 
+#include <type_traits>
+
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
@@ -31,27 +33,26 @@ struct Functions {
 #undef MOE_DECLARE
 };
 
-absl::StatusOr<Functions> Load() {
-  Functions functions = {};
 #if defined(MOE_CUBLAS_LINKED)  // simulated devices have a cuBLAS of their own
 #define MOE_LOAD(name) functions.name = &::name;
 #else
-#define MOE_STRING_OF(value) #value
-#define MOE_LIBRARY(version) "libcublas.so." MOE_STRING_OF(version)
-  void* const library = dlopen(MOE_LIBRARY(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
-#define MOE_LOAD(name)                                                                            \
-  if (library != nullptr) {                                                                       \
-    functions.name = reinterpret_cast<decltype(functions.name)>(dlsym(library, #name));           \
-  }                                                                                               \
-  if (functions.name == nullptr) {                                                                \
-    return absl::UnimplementedError(                                                              \
-        absl::StrCat("cuBLAS: ", dlerror(),                                                       \
-                     ": put the folder of " MOE_LIBRARY(                                          \
-                         CUBLAS_VER_MAJOR) " (lib64 of "                                          \
-                                           "the CUDA toolkit) in LD_LIBRARY_PATH, or do without " \
-                                           "it: --grouped-gemm mma"));                            \
-  }
+// Function `name` of the library, of the version that its header has. The library stays open.
+template <typename Function>
+absl::Status Find(const char* name, Function*& function) {
+  const auto file = absl::StrCat("libcublas.so.", CUBLAS_VER_MAJOR);
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  function = library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
+  if (function != nullptr) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("cuBLAS: ", dlerror(), ": put the folder of ", file,
+                   " (lib64 of the CUDA toolkit) in LD_LIBRARY_PATH, or do without it: "
+                   "--grouped-gemm mma"));
+}
+#define MOE_LOAD(name) MOE_RETURN_IF_ERROR(Find(#name, functions.name));
 #endif
+
+absl::StatusOr<Functions> Load() {
+  Functions functions = {};
   MOE_CUBLAS_FUNCTIONS(MOE_LOAD)
   return functions;
 }

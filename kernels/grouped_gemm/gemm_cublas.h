@@ -18,9 +18,9 @@
 
 namespace moe {
 
-// A handle of cuBLAS for one stream of a CUDA device, with a workspace of its own, so that results do
-// not depend on what other streams run. One host thread at a time. The stream must have passed all
-// products when this ends.
+// A handle of cuBLAS for one stream of a CUDA device, with a workspace of its own, so that results
+// do not depend on what other streams run. One host thread at a time. The stream must have passed
+// all products when this ends.
 class Cublas {
  public:
   // Allocates. Errors: as MakeStream; kUnimplemented, with the remedy, without the library.
@@ -30,8 +30,8 @@ class Cublas {
   Cublas& operator=(const Cublas&) = delete;
 
   // Enqueues c (+)= a * b, of at least one term an element. Float32 products and sums (never TF32),
-  // rounded to TOut once; the order of terms is cuBLAS's choice by shape and alignment: the same bits
-  // for the same of both on one kind of GPU. T: float or BFloat16; TOut: float or T.
+  // rounded to TOut once; the order of terms is cuBLAS's choice by shape and alignment: the same
+  // bits for the same of both on one kind of GPU. T: float or BFloat16; TOut: float or T.
   // `function` is the caller's name in errors: kInvalidArgument for another device's stream.
   template <typename T, typename TOut>
   absl::Status Multiply(absl::string_view function, const gemm::Problem<T, TOut>& problem,
@@ -49,8 +49,8 @@ class Cublas {
 // Whether a row must have the same bits for any number of rows beside it.
 enum class RowBits : uint8_t { kMayDependOnCount, kIndependent };
 
-// What GemmOptions of `kernel` need besides for streams of `device`: nullptr if nothing (kMma; kAuto
-// for rows that are independent, on a CPU, and where the library is missing).
+// What GemmOptions of `kernel` need besides for streams of `device`: nullptr if nothing (kMma;
+// kAuto for rows that are independent, on a CPU, and where the library is missing).
 // Errors: kInvalidArgument for kCublas on a CPU or with independent rows; else Create's.
 absl::StatusOr<std::unique_ptr<Cublas>> MakeCublas(GroupedGemmKernel kernel, RowBits rows,
                                                    Device device);

@@ -16,8 +16,8 @@ enum class GroupedGemmKernel : uint8_t {
 };
 
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may depend
-// on the number of rows, too, and the order of terms is the library's. A CPU has one kernel, whatever
-// stands here.
+// on the number of rows, too, and the order of terms is the library's. A CPU has one kernel,
+// whatever stands here.
 struct GemmOptions {
   GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;
   Cublas* cublas = nullptr;  // of the stream that is given with the options; kCublas needs it

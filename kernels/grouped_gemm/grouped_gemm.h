@@ -29,10 +29,10 @@ namespace moe {
 // AVX-512 or NEON, chosen at run time); elsewhere as that loop, far slower. Cost: each weight is
 // read and packed once for every 512 rows (forward) or 252 rows (gradients) of its group.
 //
-// CUDA: float32 by the same chains, with the CPU's bits; bfloat16 on tensor cores, 16 terms at a time
-// in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a row's
-// bits depend on that row and its group's weight alone. Where `options` say cuBLAS, gemm_cublas.h has
-// the contract.
+// CUDA: float32 by the same chains, with the CPU's bits; bfloat16 on tensor cores, 16 terms at a
+// time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
+// row's bits depend on that row and its group's weight alone. Where `options` say cuBLAS,
+// gemm_cublas.h has the contract.
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.

@@ -2,9 +2,9 @@
 // build with MOE_ENABLE_CUDA=SIMULATED links in place of the library.
 //
 // Plain loops that sum in float32, in ascending order. Strict where the library is lenient or says
-// nothing: a matrix outside the handle's device, a leading dimension below its column's length, types
-// that do not go together, a product without terms, a missing workspace (results could then depend on
-// other streams) and another device than the handle's are printed and abort the process.
+// nothing: a matrix outside the handle's device, a leading dimension below its column's length,
+// types that do not go together, a product without terms, a missing workspace (results could then
+// depend on other streams) and another device than the handle's are printed and abort the process.
 #ifndef MOE_TESTS_CUSIM_FAKE_CUBLAS_H_
 #define MOE_TESTS_CUSIM_FAKE_CUBLAS_H_
 
