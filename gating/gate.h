@@ -39,7 +39,8 @@ struct GateTraits {
   WeightOn weight_on = WeightOn::kOutput;
 };
 
-// What a gate is told about one call. E counts identity experts too.
+// What a gate is told about one call. E counts identity experts too. Logits and expert_bias live on
+// the stream's device (see Gate::RunsOn), batch and groups in host memory.
 struct GateInput {
   MatrixView<const float> logits;  // [T, logit_sets * E], router_bias added
   const Batch& batch;              // as CopyBatch returns it
@@ -47,7 +48,8 @@ struct GateInput {
   absl::Span<const float> expert_bias;  // [E]; empty without traits().expert_bias
 };
 
-// What a gate chose, before capacity. Slots of a token in choice order. All in the workspace.
+// What a gate chose, before capacity. Slots of a token in choice order. All in the workspace, which
+// has memory of the stream's device.
 struct GateSelection {
   absl::Span<const int64_t> slot_offset;  // [T + 1]
   absl::Span<const int32_t> expert;       // [slots]
@@ -58,7 +60,7 @@ struct GateSelection {
   MatrixView<const float> memo;           // [T, any] what the gate leaves for its own backward
 };
 
-// What backward of a gate reads.
+// What backward of a gate reads, on the stream's device but for the batch.
 struct GateGradientInput {
   MatrixView<const float> logits;
   const Batch& batch;
