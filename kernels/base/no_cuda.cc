@@ -1,6 +1,7 @@
-// What a build without CUDA says in place of stream_cuda.cc, buffer_cuda.cc and cuda_devices.cc.
+// What a build without CUDA says in place of the files with CUDA in base/.
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
+#include "kernels/base/stream_timer.h"
 
 namespace moe {
 namespace {
@@ -16,6 +17,9 @@ absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
   return NoCuda();
 }
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*) {
+  return NoCuda();
+}
+absl::StatusOr<std::unique_ptr<StreamTimer>> MakeCudaStreamTimer(Stream&) {
   return NoCuda();
 }
 absl::StatusOr<MemoryResource*> CudaMemory(int) {

@@ -1,0 +1,57 @@
+#include <cuda_runtime_api.h>
+
+#include "kernels/base/cuda_status.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream_timer.h"
+
+namespace moe {
+namespace {
+
+constexpr char kName[] = "StreamTimer";
+
+class CudaTimer final : public StreamTimer {
+ public:
+  explicit CudaTimer(Stream& stream) : stream_(stream) {}
+  ~CudaTimer() override {
+    for (cudaEvent_t event : {start_, stop_}) {
+      if (event != nullptr) CudaStatus(cudaEventDestroy(event), kName).IgnoreError();
+    }
+  }
+
+  absl::Status Create() {
+    return stream_.Launch([this](void*) {
+      // The stream's own events have no clock.
+      MOE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&start_, cudaEventDefault), kName));
+      return CudaStatus(cudaEventCreateWithFlags(&stop_, cudaEventDefault), kName);
+    });
+  }
+
+  absl::Status Start() override { return Record(start_); }
+  absl::Status Stop() override { return Record(stop_); }
+  absl::StatusOr<double> ElapsedNs() override {
+    MOE_RETURN_IF_ERROR(stream_.Synchronize());
+    float ms = 0;
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, start_, stop_), kName));
+    return static_cast<double>(ms) * 1e6;
+  }
+
+ private:
+  absl::Status Record(cudaEvent_t event) {
+    return stream_.Launch([event](void* native) {
+      return CudaStatus(cudaEventRecord(event, static_cast<cudaStream_t>(native)), kName);
+    });
+  }
+
+  Stream& stream_;
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StreamTimer>> MakeCudaStreamTimer(Stream& stream) {
+  auto timer = std::make_unique<CudaTimer>(stream);
+  MOE_RETURN_IF_ERROR(timer->Create());
+  return timer;
+}
+
+}  // namespace moe
