@@ -7,6 +7,7 @@ moe_test(bench_tables_test LABELS unit SOURCES bench_tables_test.cc
 moe_test(bench_slots_test LABELS unit SOURCES bench_slots_test.cc LIBS moe_bench)
 moe_test(bench_kernel_test LABELS unit SOURCES bench_kernel_test.cc LIBS moe_bench)
 moe_test(bench_gemm_test LABELS unit SOURCES bench_gemm_test.cc LIBS moe_bench)
+moe_test(bench_device_test LABELS unit device SOURCES bench_device_test.cc LIBS moe_bench)
 moe_test(bench_layer_test LABELS unit threads SOURCES bench_layer_test.cc LIBS moe_bench TIMEOUT 300)
 moe_test(bench_collectives_test LABELS unit threads
   SOURCES bench_collectives_test.cc comm_env_local.cc LIBS moe_bench)

@@ -68,15 +68,16 @@ TEST(GemmBenchTest, MeasuresAndChecksTheThreeProducts) {
       spec.dtype = type;
       spec.routing = ParseRouting(routing).value();
       ThreadPool threads(2);
+      const auto device = KernelDevice::Create({}, threads).value();
       const auto rows = MeasureGemm(
-          spec, {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()}, threads);
+          spec, {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()}, *device);
       ASSERT_TRUE(rows.ok()) << rows.status();
       ASSERT_EQ(rows->size(), 3u);
       for (const GemmRow& row : *rows) {
         EXPECT_EQ(row.times.wrong, 0) << row.product << " " << moe::NameOf(type) << " " << routing;
         EXPECT_EQ(row.rows, n);
         EXPECT_EQ(row.times.iterations, 3);
-        EXPECT_EQ(row.threads, 2);
+        EXPECT_EQ(row.place.threads, 2);
         EXPECT_GT(row.times.limit_per_ns, 0);
         // 2 N H F operations in the median time, by hand.
         EXPECT_DOUBLE_EQ(row.times.work_per_ns, 2.0 * n * 33 * 17 / row.times.time_us.p50 * 1e-3);
@@ -91,20 +92,20 @@ TEST(GemmBenchTest, APlantedWrongElementIsCounted) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     GemmSpec spec = SmallSpec();
     spec.dtype = type;
-    const auto stream = MakeInlineStream();
-    const auto made = MakeGemmCases(spec, *stream);
+    const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+    const auto made = MakeGemmCases(spec, *device);
     ASSERT_TRUE(made.ok()) << made.status();
     ASSERT_EQ((*made)->cases().size(), 3u);
     for (const KernelCase& one : (*made)->cases()) {
-      one.timed.prepare(0);
+      ASSERT_TRUE(one.timed.prepare(0).ok());
       ASSERT_TRUE(one.timed.run().ok());
-      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 0) << one.kernel;
       one.result[0] ^= std::byte{1};  // the last bit
-      EXPECT_EQ(one.timed.wrong(), 1) << one.kernel;
-      one.timed.spoil();
-      EXPECT_EQ(one.timed.wrong(), 97) << one.kernel;  // every sample
+      EXPECT_EQ(one.timed.wrong().value(), 1) << one.kernel;
+      ASSERT_TRUE(one.timed.spoil().ok());
+      EXPECT_EQ(one.timed.wrong().value(), 97) << one.kernel;  // every sample
       ASSERT_TRUE(one.timed.run().ok());
-      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 0) << one.kernel;
     }
   }
 }
@@ -112,8 +113,8 @@ TEST(GemmBenchTest, APlantedWrongElementIsCounted) {
 TEST(GemmBenchTest, OtherTypesAreRefused) {
   GemmSpec spec = SmallSpec();
   spec.dtype = DType::kInt64;
-  ThreadPool threads(1);
-  EXPECT_EQ(MeasureGemm(spec, {}, threads).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+  EXPECT_EQ(MeasureGemm(spec, {}, *device).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

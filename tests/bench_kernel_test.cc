@@ -25,7 +25,8 @@ KernelSpec SmallSpec(KernelOp op) {
 
 std::vector<KernelRow> Measure(const KernelSpec& spec, int threads = 2) {
   ThreadPool pool(threads);
-  auto rows = MeasureKernels(spec, kShort, pool);
+  const auto device = KernelDevice::Create({}, pool).value();
+  auto rows = MeasureKernels(spec, kShort, *device);
   EXPECT_TRUE(rows.ok()) << rows.status();
   return rows.ok() ? *std::move(rows) : std::vector<KernelRow>();
 }
@@ -118,30 +119,30 @@ int64_t ElementsOf(const std::string& kernel) {
 TEST(KernelBenchTest, APlantedWrongElementIsCounted) {
   for (const KernelOp op : {KernelOp::kPermute, KernelOp::kCombine, KernelOp::kGate}) {
     const KernelSpec spec = SmallSpec(op);
-    const auto stream = MakeInlineStream();
-    auto made = op == KernelOp::kGate ? MakeGateCases(spec, *stream) : MakeRowCases(spec, *stream);
+    const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+    auto made = op == KernelOp::kGate ? MakeGateCases(spec, *device) : MakeRowCases(spec, *device);
     ASSERT_TRUE(made.ok()) << made.status();
     int planted = 0;
     for (const KernelCase& one : (*made)->cases()) {
-      one.timed.prepare(0);
+      ASSERT_TRUE(one.timed.prepare(0).ok());
       ASSERT_TRUE(one.timed.run().ok());
-      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
-      one.timed.spoil();
-      EXPECT_EQ(one.timed.wrong(), ElementsOf(one.kernel + " " + one.pass));
+      EXPECT_EQ(one.timed.wrong().value(), 0) << one.kernel;
+      ASSERT_TRUE(one.timed.spoil().ok());
+      EXPECT_EQ(one.timed.wrong().value(), ElementsOf(one.kernel + " " + one.pass));
       ASSERT_TRUE(one.timed.run().ok());
-      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 0) << one.kernel;
       if (one.result.empty()) continue;  // a gate's selection is const
       float value = 0;
       std::memcpy(&value, one.result.data() + 12, sizeof(value));
       value += 0.125f;
       std::memcpy(one.result.data() + 12, &value, sizeof(value));
-      EXPECT_EQ(one.timed.wrong(), 1) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 1) << one.kernel;
       value = std::numeric_limits<float>::quiet_NaN();
       std::memcpy(one.result.data() + 12, &value, sizeof(value));
-      EXPECT_EQ(one.timed.wrong(), 1) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 1) << one.kernel;
       ++planted;
       ASSERT_TRUE(one.timed.run().ok());
-      EXPECT_EQ(one.timed.wrong(), 0) << one.kernel;
+      EXPECT_EQ(one.timed.wrong().value(), 0) << one.kernel;
     }
     EXPECT_EQ(planted, op == KernelOp::kPermute ? 2 : op == KernelOp::kCombine ? 3 : 1);
   }
@@ -152,20 +153,20 @@ TEST(KernelBenchTest, AWrongGradientOfAnExpertThatWasNotChosenIsCounted) {
   KernelSpec spec = SmallSpec(KernelOp::kGate);
   spec.tokens = 3;
   spec.router = {.gate = "qwen2", .num_experts = 4096, .top_k = 2};
-  const auto stream = MakeInlineStream();
-  const auto made = MakeGateCases(spec, *stream);
+  const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+  const auto made = MakeGateCases(spec, *device);
   ASSERT_TRUE(made.ok()) << made.status();
   const KernelCase& backward = (*made)->cases()[1];
-  backward.timed.prepare(0);
+  ASSERT_TRUE(backward.timed.prepare(0).ok());
   ASSERT_TRUE(backward.timed.run().ok());
-  ASSERT_EQ(backward.timed.wrong(), 0);
+  ASSERT_EQ(backward.timed.wrong().value(), 0);
   auto* const gradient = reinterpret_cast<float*>(backward.result.data());
   for (const int e : {0, 1, 2, 4095}) {
     const float right = gradient[e];
     ASSERT_LT(std::abs(right), 1e-2f);
     for (const float wrong : {0.0f, -right, right * 1.01f}) {
       gradient[e] = wrong;
-      EXPECT_EQ(backward.timed.wrong(), 1) << e << ": " << wrong << " for " << right;
+      EXPECT_EQ(backward.timed.wrong().value(), 1) << e << ": " << wrong << " for " << right;
     }
     gradient[e] = right;
   }
@@ -175,22 +176,23 @@ TEST(KernelBenchTest, AWrongGradientOfAnExpertThatWasNotChosenIsCounted) {
 TEST(KernelBenchTest, AKernelThatStopsWritingIsSeen) {
   float result = 0;
   int64_t runs = 0;
-  const TimedKernel kernel{
-      .prepare = [](int64_t) { return 1.0; },
-      .run =
-          [&] {
-            if (++runs == 1) result = 1;
-            return absl::OkStatus();
-          },
-      .wrong = [&] { return int64_t{result == 1 ? 0 : 1}; },
-      .spoil =
-          [&] {
-            SpoilBytes({reinterpret_cast<std::byte*>(&result), sizeof(result)});
-          }};
+  const TimedKernel kernel{.prepare = [](int64_t) { return 1.0; },
+                           .run =
+                               [&] {
+                                 if (++runs == 1) result = 1;
+                                 return absl::OkStatus();
+                               },
+                           .wrong = [&] { return int64_t{result == 1 ? 0 : 1}; },
+                           .spoil =
+                               [&] {
+                                 result = std::numeric_limits<float>::quiet_NaN();
+                                 return absl::OkStatus();
+                               }};
   const auto limit = [](double) {
     return 1.0;
   };
-  const auto times = TimeKernel(kernel, limit, kShort);
+  const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+  const auto times = TimeKernel(kernel, limit, kShort, *device);
   ASSERT_TRUE(times.ok());
   EXPECT_EQ(times->wrong, 3);  // the call before them was right
 }
@@ -210,7 +212,8 @@ TEST(KernelBenchTest, WrongResultsOfTimedCallsAddUp) {
   const auto limit = [](double) {
     return 5.0;
   };
-  const auto times = TimeKernel(kernel, limit, kShort);
+  const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
+  const auto times = TimeKernel(kernel, limit, kShort, *device);
   ASSERT_TRUE(times.ok());
   EXPECT_EQ(runs, 4);  // one call before the three
   EXPECT_EQ(times->wrong, 6);
@@ -218,7 +221,9 @@ TEST(KernelBenchTest, WrongResultsOfTimedCallsAddUp) {
   EXPECT_EQ(times->mean_work, 100);
   MeasureOptions unchecked = kShort;
   unchecked.check = Check::kNo;
-  EXPECT_EQ(TimeKernel(kernel, limit, unchecked)->wrong, -1);
+  EXPECT_EQ(TimeKernel(kernel, limit, unchecked, *device)->wrong, -1);
+  const auto unlimited = TimeKernel(kernel, nullptr, kShort, *device);
+  EXPECT_TRUE(std::isnan(unlimited->limit_per_ns) && std::isnan(unlimited->limit_pct));
 }
 
 TEST(KernelBenchTest, ReplaysATrace) {
@@ -244,14 +249,14 @@ TEST(KernelBenchTest, ReplaysATrace) {
 }
 
 TEST(KernelBenchTest, RoutingsOfRanksAndOtherTypesAreRefused) {
-  ThreadPool pool(1);
+  const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
   for (const KernelOp op : {KernelOp::kPermute, KernelOp::kGate}) {
     KernelSpec ragged = SmallSpec(op);
     ragged.routing = ParseRouting("ragged").value();
     KernelSpec whole = SmallSpec(op);
     whole.dtype = DType::kInt64;
     for (const KernelSpec& spec : {ragged, whole}) {
-      EXPECT_EQ(MeasureKernels(spec, kShort, pool).status().code(),
+      EXPECT_EQ(MeasureKernels(spec, kShort, *device).status().code(),
                 absl::StatusCode::kInvalidArgument);
     }
   }

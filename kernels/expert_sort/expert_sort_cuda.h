@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <cuda_runtime_api.h>
+#include "kernels/base/cuda_types.h"
 
 namespace moe::expert_sort {
 

@@ -1,9 +1,7 @@
 // A gate alone: from logits to slots and weights, and back.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -14,67 +12,16 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/workspace.h"
+#include "moe/bench/gate_oracle.h"
 #include "moe/bench/kernel_bench.h"
 
 namespace moe::bench {
 namespace {
 
-// Gates that choose the k largest logits and weigh them by a softmax over all experts (kPlain), or
-// over the chosen ones (kOverChosen).
-enum class Weighing : uint8_t { kPlain, kOverChosen };
-std::optional<Weighing> WeighingOf(const RouterConfig& router) {
-  const auto with = [&](bool over_chosen) {
-    return router.norm_topk_prob.value_or(over_chosen) ? Weighing::kOverChosen : Weighing::kPlain;
-  };
-  if (router.num_zero_experts > 0) return std::nullopt;
-  if (router.gate == "mixtral" || router.gate == "gpt-oss") return Weighing::kOverChosen;
-  if (router.gate == "switch") return Weighing::kPlain;
-  if (router.gate == "qwen3") return with(true);
-  if (router.gate == "qwen2" || router.gate == "olmoe") return with(false);
-  return std::nullopt;
-}
-
-// What of a weight is lost below the normal float32 numbers.
-constexpr double kUnderflow = 0x1p-126;
-
-// What the gate should say of one token, in float64.
-struct ExpectedToken {
-  std::vector<int32_t> expert;      // [K]
-  std::vector<double> probability;  // [E]
-  std::vector<double> weight;       // [K]
-  // Of a float32 softmax, relative: exp sees a rounded argument (|l - m| ulps of 1) and is right to
-  // a few ulps; the sum has E / 16 + 4 roundings. Weights over the chosen divide two such numbers.
-  double tolerance = 0;
-};
-
-ExpectedToken Expect(absl::Span<const float> logits, int k, Weighing weighing) {
-  ExpectedToken token;
-  const auto experts = static_cast<int>(logits.size());
-  std::vector<int32_t> ids(experts);
-  std::iota(ids.begin(), ids.end(), 0);
-  std::stable_sort(ids.begin(), ids.end(),
-                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  token.expert.assign(ids.begin(), ids.begin() + k);
-  const double largest = static_cast<double>(logits[ids[0]]);
-  double sum = 0;
-  for (const float logit : logits) {
-    token.probability.push_back(std::exp(static_cast<double>(logit) - largest));
-    sum += token.probability.back();
-  }
-  for (double& p : token.probability) p /= sum;
-  double chosen = 0;
-  for (const int32_t e : token.expert) chosen += token.probability[e];
-  for (const int32_t e : token.expert) {
-    token.weight.push_back(token.probability[e] / (weighing == Weighing::kPlain ? 1 : chosen));
-  }
-  const double depth = largest - static_cast<double>(logits[token.expert.back()]);
-  token.tolerance = 2 * 0x1p-23 * (depth + experts / 16.0 + k + 16);
-  return token;
-}
-
 class GateKernels final : public KernelCases {
  public:
-  GateKernels(const KernelSpec& spec, Stream& stream) : spec_(spec), stream_(stream) {}
+  GateKernels(const KernelSpec& spec, KernelDevice& device)
+      : spec_(spec), device_(device), saved_(device.memory()) {}
 
   absl::Status Setup() {
     RouterConfig router = spec_.router;
@@ -82,37 +29,45 @@ class GateKernels final : public KernelCases {
     router.seed = spec_.seed;
     MOE_RETURN_IF_ERROR(ValidateRouterConfig(router));
     gate_ = FindGate(router.gate)->make(router);
+    if (!gate_->RunsOn(device_.stream().device().kind)) {
+      return absl::UnimplementedError(
+          absl::StrCat("gate ", router.gate, " runs on the CPU alone, in layers too"));
+    }
     traits_ = gate_->traits();
     weighing_ = WeighingOf(router);
-    expert_bias_.assign(traits_.expert_bias ? router.num_outputs() : 0, 0.0f);
+    const std::vector<float> bias(traits_.expert_bias ? router.num_outputs() : 0, 0.0f);
+    MOE_ASSIGN_OR_RETURN(expert_bias_, Mirrored<float>::Of(bias, device_, "expert bias"));
+    int64_t most_tokens = 0;
     for (int64_t call = 0; call < CallsOf(spec_.routing); ++call) {
       MOE_ASSIGN_OR_RETURN(const TokenSlots slots, KernelSlots(spec_, call));
-      most_tokens_ = std::max(most_tokens_, slots.tokens());
+      most_tokens = std::max(most_tokens, slots.tokens());
     }
-    logits_.resize(most_tokens_ * columns());
-    d_logits_.resize(logits_.size());
+    MOE_ASSIGN_OR_RETURN(d_logits_,
+                         Mirrored<float>::Allocate(most_tokens * columns(), device_, "d_logits"));
     Add("forward", &GateKernels::ForwardBytes, &GateKernels::Forward, &GateKernels::WrongForward);
     Add("backward", &GateKernels::BackwardBytes, &GateKernels::Backward,
         &GateKernels::WrongBackward);
     cases_[0].timed.spoil = [this] {
-      SpoilSelection();
+      return SpoilSelection();
     };
-    const absl::Span<std::byte> gradient = BytesOf<float>(d_logits_);
-    cases_[1].timed.spoil = [gradient] {
-      SpoilBytes(gradient);
+    cases_[1].result = d_logits_.bytes();
+    cases_[1].timed.spoil = [this] {
+      return device_.Spoil(d_logits_.bytes());
     };
-    cases_[1].result = gradient;
     return absl::OkStatus();
+  }
+  void Append(std::unique_ptr<KernelCases> more) {
+    cases_.insert(cases_.end(), more->cases().begin(), more->cases().end());
+    more_ = std::move(more);
   }
 
  private:
   void Add(const char* pass, double (GateKernels::*bytes)() const,
-           absl::Status (GateKernels::*run)(), int64_t (GateKernels::*wrong)() const) {
-    TimedKernel timed{.prepare =
-                          [this, bytes](int64_t call) {
-                            Turn(call % CallsOf(spec_.routing));
-                            return (this->*bytes)();
-                          },
+           absl::Status (GateKernels::*run)(), absl::StatusOr<int64_t> (GateKernels::*wrong)()) {
+    TimedKernel timed{.prepare = [this, bytes](int64_t call) -> absl::StatusOr<double> {
+                        MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
+                        return (this->*bytes)();
+                      },
                       .run = [this, run] { return (this->*run)(); },
                       .wrong = nullptr};
     if (weighing_.has_value()) {
@@ -124,23 +79,29 @@ class GateKernels final : public KernelCases {
   }
 
   // Logits of a record, and the selection that backward starts from.
-  void Turn(int64_t record) {
-    if (record == record_) return;
-    record_ = record;
-    MakeLogits();
+  absl::Status Turn(int64_t record) {
+    if (record == record_) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(const GateLogits drawn, DrawGateLogits(spec_, record, columns()));
+    tokens_ = drawn.tokens;
+    MOE_ASSIGN_OR_RETURN(logits_, Mirrored<float>::Of(drawn.values, device_, "logits"));
+    expected_.reset();
     saved_.Release({});
-    const Batch batch = CopyBatch({}, tokens_, saved_).value();
-    batch_ = batch;
-    groups_ = MakeTokenGroups({}, batch_, saved_).value();
-    MOE_CHECK(Select(saved_).ok());
+    host_.Release({});
+    MOE_ASSIGN_OR_RETURN(batch_, CopyBatch({}, tokens_, host_));
+    MOE_ASSIGN_OR_RETURN(groups_, MakeTokenGroups({}, batch_, host_));
+    MOE_RETURN_IF_ERROR(Select());
+    MOE_RETURN_IF_ERROR(device_.stream().Synchronize());
     kept_ = std::exchange(selection_, {});
     const auto slots = static_cast<int64_t>(kept_.expert.size());
-    dropped_.assign(slots, 0);
-    d_weight_.clear();
+    MOE_ASSIGN_OR_RETURN(dropped_, Mirrored<uint8_t>::Allocate(slots, device_, "dropped"));
+    std::vector<float> d_weight;
     for (int64_t s = 0; s < slots; ++s) {
-      d_weight_.push_back(static_cast<float>(Uniform(KeyOf(s), 0)));
+      d_weight.push_back(static_cast<float>(Uniform(KeyOf(s), 0)));
     }
+    MOE_ASSIGN_OR_RETURN(d_weight_, Mirrored<float>::Of(d_weight, device_, "d_weight"));
     forward_mark_ = saved_.mark();
+    record_ = record;
+    return absl::OkStatus();
   }
   RandomKey KeyOf(int64_t item) const {
     return {.seed = spec_.seed,
@@ -149,69 +110,43 @@ class GateKernels final : public KernelCases {
             .item = static_cast<uint64_t>(item)};
   }
 
-  void MakeLogits() {
-    const int experts = spec_.router.num_experts;
-    SlotOptions options{.tokens = spec_.tokens,
-                        .top_k = spec_.router.top_k,
-                        .num_experts = experts,
-                        .seed = spec_.seed};
-    std::optional<TokenSlots> given;
-    RoutingSpec drawn = spec_.routing;
-    if (drawn.kind == RoutingSpec::kTrace) {
-      given = KernelSlots(spec_, record_).value();
-      options.tokens = given->tokens();
-      drawn = {};
-    }
-    tokens_ = options.tokens;
-    std::fill(logits_.begin(), logits_.end(), 0.0f);
-    const std::vector<float> preference = DrawPreferences(drawn, options);
-    for (int64_t t = 0; t < tokens_; ++t) {
-      std::copy_n(preference.begin() + t * experts, experts, logits_.begin() + t * columns());
-      if (!given.has_value()) continue;
-      // Above the noise, which ends at 22.2.
-      for (int64_t s = given->slot_offset[t]; s < given->slot_offset[t + 1]; ++s) {
-        logits_[t * columns() + given->expert[s]] += 32;
-      }
-    }
-  }
-
   int64_t columns() const { return int64_t{traits_.logit_sets} * spec_.router.num_outputs(); }
-  MatrixView<const float> Logits() const { return {logits_.data(), tokens_, columns()}; }
+  MatrixView<const float> Logits() const { return {logits_.device().data(), tokens_, columns()}; }
 
-  absl::Status Select(Workspace& workspace) {
-    MOE_ASSIGN_OR_RETURN(
-        selection_,
-        gate_->Select(
-            {.logits = Logits(), .batch = batch_, .groups = groups_, .expert_bias = expert_bias_},
-            workspace, stream_));
-    return stream_.Synchronize();
+  absl::Status Select() {
+    MOE_ASSIGN_OR_RETURN(selection_, gate_->Select({.logits = Logits(),
+                                                    .batch = batch_,
+                                                    .groups = groups_,
+                                                    .expert_bias = expert_bias_.device()},
+                                                   saved_, device_.stream()));
+    return absl::OkStatus();
   }
   absl::Status Forward() {
     saved_.Release(forward_mark_);
-    return Select(saved_);
+    return Select();
   }
   absl::Status Backward() {
-    MOE_RETURN_IF_ERROR(gate_->Backward({.logits = Logits(),
-                                         .batch = batch_,
-                                         .selection = kept_,
-                                         .dropped = dropped_,
-                                         .d_weight = d_weight_},
-                                        MatrixView<float>(d_logits_.data(), tokens_, columns()),
-                                        stream_));
-    return stream_.Synchronize();
+    return gate_->Backward({.logits = Logits(),
+                            .batch = batch_,
+                            .selection = kept_,
+                            .dropped = dropped_.device(),
+                            .d_weight = d_weight_.device()},
+                           MatrixView<float>(d_logits_.device().data(), tokens_, columns()),
+                           device_.stream());
   }
 
-  // Of memory that this class owns and a gate lends as const.
+  // What the last forward of this record wrote, and the next one writes again: memory that this
+  // class owns and a gate lends as const.
   template <typename U>
-  static absl::Span<std::byte> BytesOf(absl::Span<const U> values) {
-    return {reinterpret_cast<std::byte*>(const_cast<U*>(values.data())), values.size() * sizeof(U)};
+  absl::Status Spoil(absl::Span<const U> values) {
+    return device_.Spoil(
+        {reinterpret_cast<std::byte*>(const_cast<U*>(values.data())), values.size() * sizeof(U)});
   }
-  // What the last forward of this record wrote, and the next one writes again.
-  void SpoilSelection() {
-    SpoilBytes(BytesOf<int64_t>(selection_.slot_offset));
-    SpoilBytes(BytesOf<int32_t>(selection_.expert));
-    SpoilBytes(BytesOf<float>(selection_.weight));
-    SpoilBytes(BytesOf<int64_t>(selection_.count));
+  absl::Status SpoilSelection() {
+    MOE_RETURN_IF_ERROR(Spoil<int64_t>(selection_.slot_offset));
+    MOE_RETURN_IF_ERROR(Spoil<int32_t>(selection_.expert));
+    MOE_RETURN_IF_ERROR(Spoil<float>(selection_.weight));
+    return Spoil<int64_t>(selection_.count);
   }
 
   double Bytes(int64_t each_slot, int64_t others) const {
@@ -223,28 +158,25 @@ class GateKernels final : public KernelCases {
   double ForwardBytes() const { return Bytes(8, 4 * tokens_ + 8 * spec_.router.num_outputs()); }
   double BackwardBytes() const { return Bytes(9, 0); }
 
-  ExpectedToken ExpectedOf(int64_t t) const {
-    return Expect({logits_.data() + t * columns(), static_cast<size_t>(columns())},
-                  spec_.router.top_k, *weighing_);
-  }
-  static bool Off(float is, double want, double tolerance) {
-    return !(std::abs(static_cast<double>(is) - want) <= tolerance);
-  }
-  int64_t WrongForward() const {
-    const int64_t k = spec_.router.top_k;
-    int64_t wrong = 0;
-    std::vector<int64_t> count(selection_.count.size(), 0);
-    for (int64_t t = 0; t < tokens_; ++t) {
-      const ExpectedToken token = ExpectedOf(t);
-      wrong += selection_.slot_offset[t + 1] != (t + 1) * k;
-      for (int64_t j = 0; j < k; ++j) {
-        ++count[token.expert[j]];
-        wrong += selection_.expert[t * k + j] != token.expert[j];
-        wrong += Off(selection_.weight[t * k + j], token.weight[j],
-                     token.tolerance * token.weight[j] + kUnderflow);
-      }
+  absl::Span<const float> HostLogits() const { return logits_.host(); }
+  absl::StatusOr<int64_t> WrongForward() {
+    if (!expected_.has_value()) {
+      expected_.emplace(HostLogits(), columns(), spec_.router.top_k, *weighing_);
     }
-    for (size_t e = 0; e < count.size(); ++e) wrong += selection_.count[e] != count[e];
+    MOE_ASSIGN_OR_RETURN(const auto offset, Fetch(device_, selection_.slot_offset));
+    MOE_ASSIGN_OR_RETURN(const auto expert, Fetch(device_, selection_.expert));
+    MOE_ASSIGN_OR_RETURN(const auto weight, Fetch<float>(device_, selection_.weight));
+    MOE_ASSIGN_OR_RETURN(const auto count, Fetch(device_, selection_.count));
+    int64_t wrong = expected_->CountWrong(expert, weight, count);
+    for (int64_t t = 0; t < tokens_; ++t) wrong += offset[t + 1] != (t + 1) * spec_.router.top_k;
+    return wrong;
+  }
+  absl::StatusOr<int64_t> WrongBackward() {
+    // A row of logits is brought back and one computed again; the latter takes far longer.
+    const RowStretch range = CheckedRows(device_, checks_++, tokens_, kCostOfLogit * 4 * columns());
+    MOE_RETURN_IF_ERROR(d_logits_.Download(range.begin * columns(), range.end * columns()));
+    int64_t wrong = 0;
+    for (int64_t t = range.begin; t < range.end; ++t) wrong += WrongGradients(t);
     return wrong;
   }
   // Plain:       d_l_e = p_e ([e chosen] dw_e - sum_j p_j dw_j)
@@ -254,67 +186,75 @@ class GateKernels final : public KernelCases {
   // division and through a softmax over all: twice as many, and what should cancel for the others
   // leaves as much of p_e. What an expert below the chosen ones adds is the rounding of its own
   // argument of exp.
-  int64_t WrongBackward() const {
+  int64_t WrongGradients(int64_t t) const {
     const int64_t k = spec_.router.top_k;
-    int64_t wrong = 0;
+    const absl::Span<const float> logits = HostLogits().subspan(t * columns(), columns());
+    const ExpectedToken token = ExpectToken(logits, spec_.router.top_k, *weighing_);
     std::vector<double> want(columns()), tolerance(columns());
-    for (int64_t t = 0; t < tokens_; ++t) {
-      const ExpectedToken token = ExpectedOf(t);
-      double mean = 0;
-      double mean_size = 0;  // of the terms' magnitudes
-      for (int64_t j = 0; j < k; ++j) {
-        const auto d_weight = static_cast<double>(d_weight_[t * k + j]);
-        mean += token.weight[j] * d_weight;
-        mean_size += token.weight[j] * std::abs(d_weight);
-      }
-      const bool plain = *weighing_ == Weighing::kPlain;
-      const double terms = plain ? 3 : 6;
-      const float* const logits = logits_.data() + t * columns();
-      const auto largest = static_cast<double>(logits[token.expert[0]]);
-      for (int64_t e = 0; e < columns(); ++e) {
-        want[e] = plain ? -token.probability[e] * mean : 0;
-        const double depth = largest - static_cast<double>(logits[e]);
-        tolerance[e] =
-            (terms * token.tolerance + 0x1p-22 * depth) * token.probability[e] * mean_size;
-      }
-      for (int64_t j = 0; j < k; ++j) {
-        const auto d_weight = static_cast<double>(d_weight_[t * k + j]);
-        want[token.expert[j]] = token.weight[j] * (d_weight - mean);
-        tolerance[token.expert[j]] =
-            terms * token.tolerance * token.weight[j] * (std::abs(d_weight) + mean_size);
-      }
-      for (int64_t e = 0; e < columns(); ++e) {
-        wrong += Off(d_logits_[t * columns() + e], want[e], tolerance[e] + kUnderflow);
-      }
+    double mean = 0;
+    double mean_size = 0;  // of the terms' magnitudes
+    for (int64_t j = 0; j < k; ++j) {
+      const auto d_weight = static_cast<double>(d_weight_.host()[t * k + j]);
+      mean += token.weight[j] * d_weight;
+      mean_size += token.weight[j] * std::abs(d_weight);
+    }
+    const bool plain = *weighing_ == Weighing::kPlain;
+    const double terms = plain ? 3 : 6;
+    const auto largest = static_cast<double>(logits[token.expert[0]]);
+    for (int64_t e = 0; e < columns(); ++e) {
+      want[e] = plain ? -token.probability[e] * mean : 0;
+      const double depth = largest - static_cast<double>(logits[e]);
+      tolerance[e] = (terms * token.tolerance + 0x1p-22 * depth) * token.probability[e] * mean_size;
+    }
+    for (int64_t j = 0; j < k; ++j) {
+      const auto d_weight = static_cast<double>(d_weight_.host()[t * k + j]);
+      want[token.expert[j]] = token.weight[j] * (d_weight - mean);
+      tolerance[token.expert[j]] =
+          terms * token.tolerance * token.weight[j] * (std::abs(d_weight) + mean_size);
+    }
+    int64_t wrong = 0;
+    for (int64_t e = 0; e < columns(); ++e) {
+      wrong += IsOff(d_logits_.host()[t * columns() + e], want[e], tolerance[e] + kUnderflow);
     }
     return wrong;
   }
 
+  static constexpr int64_t kCostOfLogit = 16;  // a softmax again, of an element moved
   const KernelSpec spec_;
-  Stream& stream_;
+  KernelDevice& device_;
   std::unique_ptr<const Gate> gate_;
   GateTraits traits_;
   std::optional<Weighing> weighing_;
-  int64_t most_tokens_ = 0, tokens_ = 0;
-  int64_t record_ = -1;
-  std::vector<float> expert_bias_, logits_, d_logits_, d_weight_;
-  std::vector<uint8_t> dropped_;
-  Workspace saved_;  // batch, groups and the selection for backward; then that of forward
+  int64_t tokens_ = 0;
+  int64_t record_ = -1, checks_ = 0;
+  Mirrored<float> expert_bias_, logits_, d_logits_, d_weight_;
+  Mirrored<uint8_t> dropped_;
+  std::optional<ExpectedSelection> expected_;  // of record_, once it was asked for
+  Workspace host_;                             // batch and groups
+  Workspace saved_;                            // the selection for backward; then that of forward
   Workspace::Mark forward_mark_;
   Batch batch_;
   TokenGroups groups_;
   GateSelection kept_, selection_;
+  std::unique_ptr<KernelCases> more_;  // what appended cases call
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec, Stream& stream) {
-  if (spec.dtype != DType::kFloat32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("MakeGateCases: type ", moe::NameOf(spec.dtype), ", expected f32"));
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
+                                                           KernelDevice& device) {
+  const bool is_cpu = device.is_cpu();
+  if (spec.dtype != DType::kFloat32 && (is_cpu || spec.dtype != DType::kBFloat16)) {
+    return absl::InvalidArgumentError(absl::StrCat("MakeGateCases: type ", moe::NameOf(spec.dtype),
+                                                   ", expected f32", is_cpu ? "" : " or bf16"));
   }
-  auto kernels = std::make_unique<GateKernels>(spec, stream);
+  if (spec.dtype == DType::kBFloat16) return MakeSelectCases(spec, device);
+  auto kernels = std::make_unique<GateKernels>(spec, device);
   MOE_RETURN_IF_ERROR(kernels->Setup());
+  if (!is_cpu && WeighingOf(spec.router).has_value()) {
+    MOE_ASSIGN_OR_RETURN(auto select, MakeSelectCases(spec, device));
+    kernels->Append(std::move(select));
+  }
   return std::unique_ptr<KernelCases>(std::move(kernels));
 }
 

@@ -11,10 +11,9 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
-#include "kernels/base/parallel.h"
-#include "kernels/base/stream.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/fields.h"
+#include "moe/bench/kernel_device.h"
 #include "moe/bench/kernel_timing.h"
 #include "moe/bench/routing_spec.h"
 
@@ -36,10 +35,11 @@ struct GemmSpec {
 struct GemmRow {
   std::string product;  // "forward", "input_grad", "weight_grad"
   GemmSpec spec;
-  int threads = 1;
+  Place place;
   int64_t rows = 0, largest_rows = 0;  // N; of the busiest expert; the most of a trace's records
-  // Against a loop of multiply-adds in registers on the same threads. Checked: sampled elements,
-  // which must have the bits of a chain of std::fma.
+  // Against a loop of multiply-adds in registers on the same threads; on a GPU against one dense product by cuBLAS, unless it is missing.
+  // Checked: sampled elements, which must have the bits of a chain of std::fma; tensor cores' are
+  // within what the order of their sums leaves open.
   KernelTimes times;
 };
 
@@ -49,10 +49,11 @@ struct GemmRow {
 absl::StatusOr<std::vector<int64_t>> ExpertRows(const GemmSpec& spec, int64_t call);
 
 // The three products, over data that they share.
-absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec, Stream& stream);
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec,
+                                                           KernelDevice& device);
 absl::StatusOr<std::vector<GemmRow>> MeasureGemm(const GemmSpec& spec,
                                                  const MeasureOptions& options,
-                                                 ThreadPool& threads);
+                                                 KernelDevice& device);
 
 // Keys as docs/bench.md lists them.
 Fields GemmFields(const GemmRow& row);

@@ -8,40 +8,42 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/trace.h"
 
 namespace moe::bench {
 namespace {
 
-// The most that the memory of these threads gives: a copy, which reads half of the bytes and writes
-// half.
+// The most that the memory gives: a copy, which reads half of the bytes and writes half. On the CPU
+// by all threads.
 class CopyLimit {
  public:
-  explicit CopyLimit(ThreadPool& pool) : pool_(pool) {}
+  explicit CopyLimit(KernelDevice& device) : device_(device) {}
 
   absl::Status Reserve(int64_t bytes) {
-    if (2 * from_.bytes() >= bytes) return absl::OkStatus();
-    MOE_ASSIGN_OR_RETURN(from_, Buffer::Allocate((bytes + 1) / 2));
-    MOE_ASSIGN_OR_RETURN(to_, Buffer::Allocate((bytes + 1) / 2));
-    // So that no page stands for all the others.
-    std::memset(from_.data(), 1, static_cast<size_t>(from_.bytes()));
-    std::memset(to_.data(), 2, static_cast<size_t>(to_.bytes()));
-    return absl::OkStatus();
+    const int64_t half = (bytes + 1) / 2;
+    if (from_.bytes() >= half) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(from_, Buffer::Allocate(half, device_.memory(), "the copy's source"));
+    MOE_ASSIGN_OR_RETURN(to_, Buffer::Allocate(half, device_.memory(), "the copy"));
+    return device_.Spoil(from_.span<std::byte>());  // zeros might be cheaper to move
   }
   // Bytes read and written per ns.
-  double Measure(double work) {
+  absl::StatusOr<double> Measure(double work) {
     const int64_t bytes = std::min(from_.bytes(), static_cast<int64_t>(work / 2));
-    const int64_t grain = std::max<int64_t>(1, (bytes + pool_.threads() - 1) / pool_.threads());
-    const int64_t start = MonotonicNs();
-    pool_.For(bytes, grain, [&](int64_t begin, int64_t end) {
-      std::memcpy(to_.data() + begin, from_.data() + begin, static_cast<size_t>(end - begin));
-    });
-    const auto ns = static_cast<double>(MonotonicNs() - start);
+    MOE_ASSIGN_OR_RETURN(const double ns, device_.Time([&] { return Copy(bytes); }));
     return ns > 0 ? 2 * static_cast<double>(bytes) / ns : 0;
   }
 
  private:
-  ThreadPool& pool_;
+  absl::Status Copy(int64_t bytes) {
+    if (!device_.is_cpu()) return device_.stream().CopyBytes(from_.data(), to_.data(), bytes);
+    ThreadPool& pool = device_.threads();
+    const int64_t grain = std::max<int64_t>(1, (bytes + pool.threads() - 1) / pool.threads());
+    pool.For(bytes, grain, [&](int64_t begin, int64_t end) {
+      std::memcpy(to_.data() + begin, from_.data() + begin, static_cast<size_t>(end - begin));
+    });
+    return absl::OkStatus();
+  }
+
+  KernelDevice& device_;
   Buffer from_, to_;
 };
 
@@ -78,8 +80,7 @@ absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call) {
 
 absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
                                                       const MeasureOptions& options,
-                                                      ThreadPool& threads) {
-  const auto stream = MakeInlineStream(&threads);
+                                                      KernelDevice& device) {
   int64_t slots = 0;
   int64_t largest = 0;
   for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
@@ -88,23 +89,25 @@ absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
     slots = std::max(slots, static_cast<int64_t>(drawn.expert.size()));
     largest = std::max(largest, *std::max_element(count.begin(), count.end()));
   }
-  MOE_ASSIGN_OR_RETURN(const auto cases, spec.op == KernelOp::kGate ? MakeGateCases(spec, *stream)
-                                                                    : MakeRowCases(spec, *stream));
-  CopyLimit copy(threads);
+  MOE_ASSIGN_OR_RETURN(const auto cases, spec.op == KernelOp::kGate ? MakeGateCases(spec, device)
+                                                                    : MakeRowCases(spec, device));
+  CopyLimit copy(device);
+  const KernelLimit limit = [&](double work) {
+    return copy.Measure(work);
+  };
   std::vector<KernelRow> rows;
   for (const KernelCase& one : cases->cases()) {
     double most = 0;
     for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
-      most = std::max(most, one.timed.prepare(call));
+      MOE_ASSIGN_OR_RETURN(const double work, one.timed.prepare(call));
+      most = std::max(most, work);
     }
     MOE_RETURN_IF_ERROR(copy.Reserve(static_cast<int64_t>(most)));
-    MOE_ASSIGN_OR_RETURN(const KernelTimes times,
-                         TimeKernel(
-                             one.timed, [&](double work) { return copy.Measure(work); }, options));
+    MOE_ASSIGN_OR_RETURN(const KernelTimes times, TimeKernel(one.timed, limit, options, device));
     rows.push_back({.pass = one.pass,
                     .kernel = one.kernel,
                     .spec = spec,
-                    .threads = threads.threads(),
+                    .place = device.place(),
                     .slots = slots,
                     .largest_rows = largest,
                     .bytes = static_cast<int64_t>(times.mean_work),
@@ -127,11 +130,11 @@ Fields KernelFields(const KernelRow& row) {
                    {"hidden", gate ? Cell() : Cell(s.hidden)},
                    {"router", gate ? Cell(s.router.gate) : Cell()},
                    {"routing", s.routing.text},
-                   {"seed", s.seed},
-                   {"threads", int64_t{row.threads}},
-                   {"slots", row.slots},
-                   {"largest_rows", row.largest_rows},
-                   {"size_bytes", row.bytes}};
+                   {"seed", s.seed}};
+  AddPlace(row.place, fields);
+  fields.insert(
+      fields.end(),
+      {{"slots", row.slots}, {"largest_rows", row.largest_rows}, {"size_bytes", row.bytes}});
   AddTimes(row.times.time_us, row.times.iterations, fields);
   fields.insert(fields.end(), {{"algbw_gbytes_per_s", row.times.work_per_ns},
                                {"memcpy_gbytes_per_s", row.times.limit_per_ns},

@@ -12,10 +12,9 @@
 
 #include "gating/router_config.h"
 #include "kernels/base/dtype.h"
-#include "kernels/base/parallel.h"
-#include "kernels/base/stream.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/fields.h"
+#include "moe/bench/kernel_device.h"
 #include "moe/bench/kernel_timing.h"
 #include "moe/bench/routing_spec.h"
 #include "moe/bench/slots.h"
@@ -32,7 +31,7 @@ const char* NameOf(KernelOp op);
 
 struct KernelSpec {
   KernelOp op = KernelOp::kGate;
-  DType dtype = DType::kFloat32;  // of rows: f32 or bf16; gate: f32
+  DType dtype = DType::kFloat32;  // of rows: f32 or bf16; gate: f32, on a GPU bf16 logits too
   int64_t tokens = 1024;          // T; a trace has its own
   int64_t hidden = 512;           // H
   // num_experts and top_k; gate: all of it but capacity and losses. hidden_size is not read.
@@ -46,6 +45,8 @@ struct KernelSpec {
 // Q logit sets (1 but for noisy-topk):
 //   gate     forward   4 Q T E + 4 T E + 8 S + 8 (T + 1) + 4 T + 8 E
 //                      (logits; scores; ids and weights; offsets; log-sum-exp; counts)
+//   gate     select    T E b + 8 S + 8 E                    (logits; ids and weights; counts)
+//   gate     plan      12 S + 8 (E + 1) + 4 E  (ids; both maps of slots and rows; first rows; counts)
 //   gate     backward  4 T E + 9 S + 8 (T + 1) + 4 Q T E
 //   permute  gather    (T' + N) H b + 4 N
 //   permute  sum       (N + T) H b + 4 S + 8 (T + 1)
@@ -54,9 +55,9 @@ struct KernelSpec {
 //   combine  weight_grad  (N + T') H b + 8 S + 8 (T + 1)
 struct KernelRow {
   std::string pass;    // "forward", "backward"
-  std::string kernel;  // as above; gate: "gate"
+  std::string kernel;  // as above; gate: "gate", on a GPU "select" and "plan" too
   KernelSpec spec;
-  int threads = 1;
+  Place place;
   int64_t slots = 0, largest_rows = 0;  // S; of the busiest expert; the most of a trace's records
   int64_t bytes = 0;                    // mean over calls
   // GB/s against a copy on the same threads that reads and writes as many bytes in all. Checked
@@ -69,7 +70,7 @@ struct KernelRow {
 // kInvalidArgument   a type, gate or routing that the kernel does not have
 absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
                                                       const MeasureOptions& options,
-                                                      ThreadPool& threads);
+                                                      KernelDevice& device);
 
 // Keys as docs/bench.md lists them.
 Fields KernelFields(const KernelRow& row);
@@ -78,8 +79,14 @@ absl::Span<const Column> KernelColumns();
 // Of `call`: slots of one rank, in token order. kInvalidArgument for routings of ranks.
 absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call);
 
-absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec, Stream& stream);
-absl::StatusOr<std::unique_ptr<KernelCases>> MakeRowCases(const KernelSpec& spec, Stream& stream);
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
+                                                           KernelDevice& device);
+// On a GPU, for gates that select by logits: what inference needs of them. kInvalidArgument for other
+// gates and for sizes that the kernels are not compiled for.
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeSelectCases(const KernelSpec& spec,
+                                                             KernelDevice& device);
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeRowCases(const KernelSpec& spec,
+                                                          KernelDevice& device);
 
 }  // namespace moe::bench
 

@@ -153,13 +153,20 @@ absl::Status BenchRun::Run() {
   return Verdict();
 }
 
+// Kernels of one rank run on a GPU; what ranks exchange is memory of the host.
+ComputesOn DevicesOf(const BenchCall& call) {
+  const bool kernels = !bench::OpOf(call.operation).has_value() && call.operation != "layer";
+  return kernels ? ComputesOn::kAnyDevice : ComputesOn::kCpu;
+}
+
 absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(const BenchCall call,
                        LoadBenchCall(invocation.args, invocation.environment, warnings));
   if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
   if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
-  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(call.settings, invocation.environment));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(call.settings, invocation.environment, DevicesOf(call)));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !call.settings.on("quiet")) {

@@ -9,11 +9,13 @@
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/bench/fields.h"
 #include "moe/bench/gemm_bench.h"
 #include "moe/bench/kernel_bench.h"
+#include "moe/bench/kernel_device.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/bench/tables.h"
 #include "moe/cli/bench_flags.h"
@@ -28,6 +30,12 @@ namespace {
 
 const char* Plural(int count) {
   return count == 1 ? "" : "s";
+}
+
+std::string PlaceText(const bench::KernelDevice& device) {
+  const bench::Place place = device.place();
+  if (!device.is_cpu()) return CudaDevices()->front().name;
+  return absl::StrCat(place.threads, " thread", Plural(place.threads));
 }
 
 std::string TimeText(const bench::MeasureOptions& m) {
@@ -101,15 +109,16 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const GemmBenchOptions options, MakeGemmBenchOptions(call, launch));
   MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
   ThreadPool threads(options.threads);
+  MOE_ASSIGN_OR_RETURN(const auto device, bench::KernelDevice::Create(launch.device, threads));
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::GemmRow> rows,
-                       bench::MeasureGemm(options.spec, options.measure, threads));
+                       bench::MeasureGemm(options.spec, options.measure, *device));
   const bench::GemmSpec& s = options.spec;
   Results results{
       absl::StrCat(
           fmt::format("# moe bench gemm: {} tokens x top-{} on {} experts, H {}, F {}, routing {}, "
-                      "seed {}, {} thread{}\n",
+                      "seed {}, {}\n",
                       s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn, s.routing.text, s.seed,
-                      options.threads, Plural(options.threads)),
+                      PlaceText(*device)),
           TimeText(options.measure)),
       bench::GemmColumns(),
       {}};
@@ -122,17 +131,18 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const KernelBenchOptions options, MakeKernelBenchOptions(call, launch));
   MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
   ThreadPool threads(options.threads);
+  MOE_ASSIGN_OR_RETURN(const auto device, bench::KernelDevice::Create(launch.device, threads));
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> rows,
-                       bench::MeasureKernels(options.spec, options.measure, threads));
+                       bench::MeasureKernels(options.spec, options.measure, *device));
   const bench::KernelSpec& s = options.spec;
   const std::string what = s.op == bench::KernelOp::kGate ? absl::StrCat("router ", s.router.gate)
                                                           : absl::StrCat("H ", s.hidden);
   Results results{
       absl::StrCat(
           fmt::format("# moe bench {}: {} tokens x top-{} on {} experts, {}, routing {}, seed {}, "
-                      "{} thread{}\n",
+                      "{}\n",
                       call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
-                      s.routing.text, s.seed, options.threads, Plural(options.threads)),
+                      s.routing.text, s.seed, PlaceText(*device)),
           TimeText(options.measure)),
       bench::KernelColumns(),
       {}};

@@ -79,6 +79,17 @@ absl::StatusOr<DType> ExpertType(const Settings& settings) {
   return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
 }
 
+absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
+  if (!settings.given("datatype")) return DType::kFloat32;
+  const DType type = TypeOf(settings.text("datatype"));
+  if (type == DType::kFloat32) return type;
+  if (device.kind == DeviceKind::kCpu) {
+    return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
+  }
+  if (type == DType::kBFloat16) return type;
+  return WrongFlag("-d", settings.text("datatype"), "f32 or bf16 for a gate");
+}
+
 absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
   MOE_RETURN_IF_ERROR(RefuseGiven(
       call.settings, kOneRank,
@@ -247,10 +258,9 @@ absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
   spec.router.num_experts = shape.num_experts;
   spec.router.top_k = shape.top_k;
   // A gate's logits and weights are float32 whatever the rows are.
-  if (gate && settings.given("datatype") && shape.dtype != DType::kFloat32) {
-    return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
+  if (gate) {
+    MOE_ASSIGN_OR_RETURN(spec.dtype, LogitType(settings, launch.device));
   }
-  if (gate) spec.dtype = DType::kFloat32;
   MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
   MOE_RETURN_IF_ERROR(CheckSizes({.tokens = shape.tokens,
                                   .top_k = shape.top_k,

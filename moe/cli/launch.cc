@@ -4,12 +4,14 @@
 #include <map>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::cli {
@@ -35,6 +37,18 @@ WorldRequest RequestOf(const Settings& settings) {
   return request;
 }
 
+absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on) {
+  if (!settings.is("device", "cuda")) return Device{};
+  if (computes_on == ComputesOn::kCpu) {
+    return absl::UnimplementedError(
+        "--device is cuda, expected cpu, on which this command computes");
+  }
+  const absl::StatusOr<std::vector<CudaDevice>> devices = CudaDevices();
+  const absl::Status status = devices.ok() ? devices->front().usable : devices.status();
+  if (status.ok()) return Device{DeviceKind::kCuda, 0};
+  return absl::Status(status.code(), absl::StrCat("--device is cuda: ", status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
@@ -52,17 +66,15 @@ absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
 }
 
 absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
-                                  absl::Span<const std::string> environment) {
-  if (settings.is("device", "cuda")) {
-    return absl::UnimplementedError(
-        "--device is cuda, expected cpu: this build has no CUDA kernels");
-  }
+                                  absl::Span<const std::string> environment,
+                                  ComputesOn computes_on) {
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
   if (settings.is("backend", "nccl")) {
     return absl::UnimplementedError(
         "--backend is nccl, expected local or mpi: this build has no NCCL");
   }
   MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
-  Launch launch;
+  Launch launch{.device = device};
   const WorldRequest request = RequestOf(settings);
   absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
   if (!plan.ok()) return InFlags(plan.status());

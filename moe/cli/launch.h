@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_CLI_LAUNCH_H_
 #define MOE_MOE_CLI_LAUNCH_H_
 
+#include <cstdint>
 #include <string>
 
 #include <absl/status/status.h>
@@ -10,6 +11,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/create.h"
+#include "kernels/base/stream.h"
 #include "moe/cli/settings.h"
 #include "moe/cli/train_options.h"
 
@@ -18,6 +20,7 @@ namespace moe::cli {
 struct Launch {
   WorldPlan plan;
   World world;
+  Device device;  // what every rank computes on
   // Of this process: the rank under MPI, 0 for threads.
   int rank() const { return plan.backend == Backend::kMpi ? plan.launch.rank : 0; }
 };
@@ -26,11 +29,16 @@ struct Launch {
 // users.
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
 
+// Whether a command has a CUDA path.
+enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
+
 // From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
 //   kInvalidArgument (exit 2): contradictions, by name
-//   kUnimplemented (exit 10): a backend or device that this build does not have
+//   kUnimplemented (exit 10): a backend or device that this build, this machine or the command does
+//     not have, with the remedy
 absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
-                                  absl::Span<const std::string> environment);
+                                  absl::Span<const std::string> environment,
+                                  ComputesOn computes_on = ComputesOn::kCpu);
 
 }  // namespace moe::cli
 

@@ -100,6 +100,7 @@ std::string ShapeOf(Fields& f, bool of_kernel) {
   add("E", "experts");
   add("H", "hidden");
   add("F", "ffn");
+  if (f.Text("device") == "cuda") absl::StrAppend(&shape, " CUDA");
   if (of_kernel) return shape;
   add("T", "tokens");
   add("K", "topk");
@@ -117,8 +118,8 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.algorithm = f.Text("algorithm");
   if (row.algorithm.empty()) row.algorithm = f.Text("product");
   row.of_kernel = f.Find("product") != nullptr || f.Find("kernel") != nullptr;
-  // Of a gate there is one kernel a pass, and many gates.
-  if (row.algorithm.empty() && row.of_kernel) row.algorithm = f.Text("router");
+  // There are many gates, and parts of one only on a GPU.
+  if (row.algorithm.empty() && f.Text("kernel") == "gate") row.algorithm = f.Text("router");
   if (row.algorithm.empty()) row.algorithm = f.Text("kernel");
   row.backend = f.Text("backend");
   row.transport = f.Text("transport");

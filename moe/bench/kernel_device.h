@@ -1,0 +1,143 @@
+// What the benchmarks of kernels run on: a device with a stream, memory and a clock.
+#ifndef MOE_MOE_BENCH_KERNEL_DEVICE_H_
+#define MOE_MOE_BENCH_KERNEL_DEVICE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/parallel.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/stream_timer.h"
+#include "moe/bench/fields.h"
+
+namespace moe::bench {
+
+// Where a row was measured.
+struct Place {
+  const char* device = "cpu";  // or "cuda"
+  int threads = 1;             // of the CPU; 0: it only waits
+};
+// Keys device and threads (null where there are none).
+void AddPlace(const Place& place, Fields& row);
+
+class KernelDevice {
+ public:
+  // `threads` are the host's: they make the data and, on the CPU, run the operations. They outlive
+  // the device.
+  // Errors as MakeStream and CudaMemory have them.
+  static absl::StatusOr<std::unique_ptr<KernelDevice>> Create(Device device, ThreadPool& threads);
+
+  Stream& stream() const { return *stream_; }
+  ThreadPool& threads() const { return threads_; }
+  MemoryResource& memory() const { return *memory_; }
+  bool is_cpu() const { return memory_ == &CpuMemory(); }
+  Place place() const { return is_cpu() ? Place{"cpu", threads_.threads()} : Place{"cuda", 0}; }
+
+  // Nanoseconds of what `work` enqueues. On a GPU nothing that `work` reads is in a cache (256 MiB
+  // are written in front of it, as Triton's do_bench does), and that write gives the host the time to
+  // enqueue the work before the device comes to it: launches are not in the time.
+  absl::StatusOr<double> Time(absl::FunctionRef<absl::Status()> work);
+
+  // Enqueues: all bits of `result`, memory of the device, become 1: NaN in float32 and bf16, -1 in
+  // whole numbers.
+  absl::Status Spoil(absl::Span<std::byte> result);
+
+ private:
+  explicit KernelDevice(ThreadPool& threads) : threads_(threads) {}
+  absl::Status SetUp(Device device);
+
+  ThreadPool& threads_;
+  MemoryResource* memory_ = &CpuMemory();
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<StreamTimer> timer_;
+  Buffer evicting_, ones_;  // of GPUs
+};
+
+// An array in the memory of a device with a copy on the host; on the CPU both are one.
+template <typename T>
+class Mirrored {
+ public:
+  Mirrored() = default;
+  // Zeros. kResourceExhausted names `name`.
+  static absl::StatusOr<Mirrored> Allocate(int64_t count, const KernelDevice& device,
+                                           absl::string_view name) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    Mirrored array;
+    array.count_ = static_cast<size_t>(count);
+    MOE_ASSIGN_OR_RETURN(array.host_, Buffer::Allocate(bytes, CpuMemory(), name));
+    if (device.is_cpu()) return array;
+    MOE_ASSIGN_OR_RETURN(array.device_, Buffer::Allocate(bytes, device.memory(), name));
+    array.stream_ = &device.stream();
+    return array;
+  }
+  // On both sides.
+  static absl::StatusOr<Mirrored> Of(const std::vector<T>& values, const KernelDevice& device,
+                                     absl::string_view name) {
+    MOE_ASSIGN_OR_RETURN(Mirrored array,
+                         Mirrored::Allocate(static_cast<int64_t>(values.size()), device, name));
+    std::copy(values.begin(), values.end(), array.host().begin());
+    MOE_RETURN_IF_ERROR(array.Upload());
+    return array;
+  }
+
+  absl::Span<T> host() const { return {host_.span<T>().data(), count_}; }
+  absl::Span<T> device() const {
+    return {(stream_ == nullptr ? host_ : device_).template span<T>().data(), count_};
+  }
+  absl::Span<std::byte> bytes() const {
+    return {reinterpret_cast<std::byte*>(device().data()), count_ * sizeof(T)};
+  }
+
+  // The host's array to the device, and back a part of the device's; they wait for the stream.
+  absl::Status Upload() const {
+    if (stream_ == nullptr) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(stream_->CopyBytes(host_.data(), device_.data(), host_.bytes()));
+    return stream_->Synchronize();
+  }
+  absl::Status Download(int64_t begin, int64_t end) const {
+    if (stream_ == nullptr) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(stream_->CopyBytes(device().data() + begin, host().data() + begin,
+                                           (end - begin) * static_cast<int64_t>(sizeof(T))));
+    return stream_->Synchronize();
+  }
+  absl::Status Download() const { return Download(0, static_cast<int64_t>(count_)); }
+
+ private:
+  size_t count_ = 0;
+  Stream* stream_ = nullptr;  // of a device that is not the host
+  Buffer host_, device_;
+};
+
+// What is in memory of the device; waits for the stream.
+template <typename T>
+absl::StatusOr<std::vector<T>> Fetch(const KernelDevice& device, absl::Span<const T> from) {
+  std::vector<T> values(from.size());
+  const auto bytes = static_cast<int64_t>(from.size() * sizeof(T));
+  MOE_RETURN_IF_ERROR(device.stream().CopyBytes(from.data(), values.data(), bytes));
+  MOE_RETURN_IF_ERROR(device.stream().Synchronize());
+  return values;
+}
+
+// A stretch of `rows` rows: what one check looks at. On the CPU all; on a device, whose results are
+// brought to the host and computed again by it, about 32 MiB by `row_bytes` (what the host reads for
+// a row): the stretches of successive calls follow one another, around and around.
+struct RowStretch {
+  int64_t begin = 0, end = 0;
+};
+RowStretch CheckedRows(const KernelDevice& device, int64_t call, int64_t rows, int64_t row_bytes);
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_BENCH_KERNEL_DEVICE_H_

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# moe bench --device cuda: bench_device.sh <moe> none|simulated|any, the devices that the build has.
+source "$(dirname "$0")/lib.sh"
+devices=$2
+cd "$work" || exit 1
+short=(-n 2 -w 1 -T 0 --tokens 24 --num-experts 4)
+
+run "$moe" bench permute --device cuda "${short[@]}" --hidden-size 12 -o jsonl
+if [[ $devices != simulated && $rc == 10 ]]; then
+  (($(wc -l <stderr) == 1)) || fail "no device: $(cat stderr)"
+  [[ $devices == any ]] || grep -qF -- "--device is cuda: this build has no CUDA: configure with -DMOE_ENABLE_CUDA=ON" stderr ||
+    fail "no CUDA in the build: $(cat stderr)"
+  finish
+fi
+expect 0 "permute --device cuda"
+for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" "permute --hidden-size 12" "permute --hidden-size 13 -d bf16" "combine --hidden-size 12 --topk 3" \
+  "combine --hidden-size 13 -d bf16 --routing hot_expert:1" "gemm --hidden-size 20 --moe-ffn-hidden-size 12" \
+  "gemm --hidden-size 33 --moe-ffn-hidden-size 17 -d bf16 --routing zipf:1"; do
+  # shellcheck disable=SC2086
+  run "$moe" bench $call --device cuda "${short[@]}" -oe jsonl -J rows.json
+  expect 0 "$call"
+  rows=$(grep -c '"device":"cuda","threads":null,.*"nwrong":0,"status":"ok","error":null}$' stderr)
+  ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
+  run "$moe" report rows.json --out rows.html
+  expect 0 "report of $call"
+done
+run "$moe" bench gate --router sinkhorn --device cuda "${short[@]}"
+expect 10 "a gate of the CPU alone"
+run "$moe" bench gate -d i64 --device cuda "${short[@]}"
+expect 2 "gate -d i64"
+if [[ $devices == simulated ]]; then # which always has a cuBLAS
+  run "$moe" bench gemm --device cuda "${short[@]}" --hidden-size 8 --moe-ffn-hidden-size 8 --fail-if 'peak_pct<1000000000'
+  expect 1 "gemm --fail-if"
+fi
+run "$moe" bench permute --device cuda "${short[@]}" --hidden-size 12 --fail-if 'memcpy_pct<1000000000'
+expect 1 "permute --fail-if"
+
+# What ranks exchange is memory of the host.
+run "$moe" bench alltoall --device cuda
+expect 10 "alltoall --device cuda"
+grep -qF -- "--device is cuda, expected cpu" stderr || fail "alltoall --device cuda: $(cat stderr)"
+finish
