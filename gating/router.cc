@@ -6,7 +6,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "gating/balance.h"
+#include "gating/device_copies.h"
+#include "gating/router_capacity.h"
 #include "gating/router_losses.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
@@ -39,27 +40,10 @@ absl::Status CheckHost(absl::string_view where, const Stream& stream, const Work
       absl::StrCat(where, ": a stream of a CUDA device without a workspace of the host"));
 }
 
-// Where the gate runs: nothing where `stream` itself is of the CPU.
-std::unique_ptr<Stream> HostStreamFor(const Stream& stream) {
-  return IsCuda(stream) ? MakeInlineStream(&stream.threads()) : nullptr;
-}
-
 // Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device is
 // work of the same stream, later.
 absl::Status EndScratch(Stream& stream) {
   return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
-}
-
-// Waits for `stream` and copies a dense matrix of its device to the host.
-absl::StatusOr<MatrixView<const float>> Download(MatrixView<const float> matrix, Workspace& host,
-                                                 Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> copy,
-                       host.Matrix<float>(matrix.rows(), matrix.cols()));
-  MOE_RETURN_IF_ERROR(
-      stream.CopyBytes(matrix.data(), copy.data(),
-                       matrix.rows() * matrix.cols() * static_cast<int64_t>(sizeof(float))));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return copy;
 }
 
 // The tokens of micro-batch b.
@@ -99,70 +83,20 @@ absl::StatusOr<MatrixView<const float>> AsFloat(MatrixView<const T> matrix, Work
   }
 }
 
-// out += scale * term in float32 (* factor where there is one), rounded to T once.
+// out += factor * term in float32, rounded to T once.
 template <typename T>
-absl::Status AddTo(MatrixView<T> out, MatrixView<const float> term, float scale,
-                   MatrixView<const float> factor, Stream& stream) {
-  return stream.Enqueue([out, term, scale, factor, &threads = stream.threads()] {
+absl::Status AddProduct(MatrixView<T> out, MatrixView<const float> term,
+                        MatrixView<const float> factor, Stream& stream) {
+  return stream.Enqueue([out, term, factor, &threads = stream.threads()] {
     threads.For(out.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         for (int64_t c = 0; c < out.cols(); ++c) {
-          const float add = scale * term(r, c) * (factor.data() == nullptr ? 1.0f : factor(r, c));
-          out(r, c) = static_cast<T>(static_cast<float>(out(r, c)) + add);
+          out(r, c) = static_cast<T>(static_cast<float>(out(r, c)) + term(r, c) * factor(r, c));
         }
       }
     });
     return absl::OkStatus();
   });
-}
-
-absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& batch) {
-  if (config.micro_batch_tokens == 0) return absl::OkStatus();
-  for (size_t b = 0; b < NumMicroBatches(batch); ++b) {
-    const int64_t tokens = MicroBatchAt(batch, b).tokens();
-    if (tokens != 0 && tokens != config.micro_batch_tokens) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Router::Forward: micro-batch ", b, " has ", tokens, " tokens, expected ",
-                       config.micro_batch_tokens, " (micro_batch_tokens) or none"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Rows an expert gets per micro-batch; from the configuration alone, so that a rank without tokens
-// agrees with the others.
-int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits) {
-  if (!config.pad_to_capacity) return 0;
-  const int64_t group =
-      config.token_group.tokens > 0 ? config.token_group.tokens : config.micro_batch_tokens;
-  const int32_t slots_per_token = traits.limits_itself ? 1 : config.top_k;
-  return config.micro_batch_tokens / group *
-         ExpertCapacity(group, slots_per_token, config.num_experts, *config.capacity_factor);
-}
-
-// Marks and unweights the slots that are over capacity; returns how many.
-absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& gate,
-                                      const GateSelection& selection, const TokenGroups& groups,
-                                      absl::Span<uint8_t> dropped, Workspace& workspace,
-                                      Stream& stream) {
-  if (!config.capacity_factor.has_value() || gate.traits().limits_itself) {
-    std::fill(dropped.begin(), dropped.end(), uint8_t{0});
-    return 0;
-  }
-  MOE_ASSIGN_OR_RETURN(const int64_t count,
-                       MarkDropped({.slot_offset = selection.slot_offset,
-                                    .expert = selection.expert,
-                                    .weight = selection.weight,
-                                    .num_experts = config.num_experts},
-                                   groups, config.top_k, *config.capacity_factor,
-                                   config.drop_policy, dropped, workspace));
-  if (count == 0) return count;
-  MOE_RETURN_IF_ERROR(gate.Reweigh(selection, dropped, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  for (size_t s = 0; s < dropped.size(); ++s) {
-    if (dropped[s] != 0) selection.weight[s] = 0.0f;
-  }
-  return count;
 }
 
 }  // namespace
@@ -267,90 +201,24 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
     MOE_RETURN_IF_ERROR(Jitter(s, workspace, stream));
   }
   MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
-  if (cuda) {
-    MOE_ASSIGN_OR_RETURN(s.logits, Download(s.logits, host_workspace, stream));
+  const Gradient gradient = saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted;
+  if (!cuda) {
+    MOE_RETURN_IF_ERROR(DecideOnHost(inputs, gradient, workspace, stream, s, stats));
+    s.on_device = {.slot_offset = s.routing.slot_offset, .weight = s.routing.weight};
+  } else if (GateRunsOn(stream)) {
+    MOE_RETURN_IF_ERROR(DecideOnDevice(inputs, gradient, workspace, *host, stream, s, stats));
+  } else {
+    const int64_t rows = s.logits.rows(), cols = s.logits.cols();
+    MOE_ASSIGN_OR_RETURN(const auto logits, EnqueueDownload(AllOf(s.logits), *host, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    s.logits = MatrixView<const float>(logits.data(), rows, cols);
+    MOE_RETURN_IF_ERROR(
+        DecideOnHost(inputs, gradient, *host, *MakeInlineStream(&stream.threads()), s, stats));
+    MOE_ASSIGN_OR_RETURN(s.on_device.slot_offset, Upload(s.routing.slot_offset, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(s.on_device.weight, Upload(s.routing.weight, workspace, stream));
   }
-  const std::unique_ptr<Stream> host_stream = HostStreamFor(stream);
-  MOE_RETURN_IF_ERROR(Decide(inputs, saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted,
-                             host_workspace, cuda ? *host_stream : stream, s, stats));
   if (saved != nullptr) *saved = s;
   return s.routing;
-}
-
-template <typename T>
-absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
-                               Workspace& workspace, Stream& stream, RouterSaved<T>& s,
-                               RouterStats* stats) const {
-  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
-                       MakeTokenGroups(config_.token_group, s.batch, workspace));
-  const GateInput input = {
-      .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = inputs.expert_bias};
-  MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
-
-  MOE_ASSIGN_OR_RETURN(
-      const RouterLosses losses,
-      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share, gradient, workspace));
-  s.d_aux = losses.d_logits;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
-                       workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
-  MOE_ASSIGN_OR_RETURN(
-      const int64_t dropped_slots,
-      ApplyCapacity(config_, *gate_, s.selection, groups, dropped, workspace, stream));
-
-  s.routing = {.slot_offset = s.selection.slot_offset,
-               .expert = s.selection.expert,
-               .weight = s.selection.weight,
-               .dropped = dropped,
-               .weight_on = traits_.weight_on,
-               .num_experts = config_.num_outputs(),
-               .num_routed_experts = config_.num_experts,
-               .padded_rows = PaddedRows(config_, traits_)};
-  if (stats != nullptr) {
-    stats->aux_loss = losses.aux;
-    stats->z_loss = losses.z;
-    MOE_ASSIGN_OR_RETURN(stats->entropy_sum, EntropySum({.logits = s.logits,
-                                                         .score = s.selection.score,
-                                                         .function = traits_.score,
-                                                         .log_sum_exp = s.selection.log_sum_exp},
-                                                        workspace, stream.threads()));
-    stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
-    stats->dropped_slots = dropped_slots;
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
-    absl::Span<const float> d_weight, const RouterSaved<T>& saved, float loss_scale,
-    Workspace& workspace, Stream& stream, Workspace* host) const {
-  const bool cuda = IsCuda(stream);
-  Workspace& host_workspace = cuda ? *host : workspace;
-  const std::unique_ptr<Stream> own_host_stream = HostStreamFor(stream);
-  Stream& host_stream = cuda ? *own_host_stream : stream;
-  if (cuda) {
-    const MatrixView<const float> row(d_weight.data(), 1, static_cast<int64_t>(d_weight.size()));
-    MOE_ASSIGN_OR_RETURN(const auto on_host, Download(row, host_workspace, stream));
-    d_weight = {on_host.data(), d_weight.size()};
-  }
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
-                       host_workspace.Matrix<float>(saved.tokens.rows(), weight_rows()));
-  MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
-                                       .batch = saved.batch,
-                                       .selection = saved.selection,
-                                       .dropped = saved.routing.dropped,
-                                       .d_weight = d_weight},
-                                      d_logits, host_stream));
-  if (saved.d_aux.data() != nullptr) {
-    MOE_RETURN_IF_ERROR(AddTo<float>(d_logits, saved.d_aux, loss_scale, {}, host_stream));
-  }
-  if (!cuda) return d_logits;
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> on_device,
-                       workspace.Matrix<float>(d_logits.rows(), d_logits.cols()));
-  MOE_RETURN_IF_ERROR(
-      stream.Upload(d_logits.data(), on_device.data(),
-                    d_logits.rows() * d_logits.cols() * static_cast<int64_t>(sizeof(float))));
-  return on_device;
 }
 
 template <typename T>
@@ -368,7 +236,7 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
   if (saved.jitter.data() == nullptr) {
     MOE_RETURN_IF_ERROR((AddRows<T, float>(d_part, dx, d_part, stream)));
   } else {
-    MOE_RETURN_IF_ERROR(AddTo<T>(d_part, dx, 1.0f, RowRange(saved.jitter, begin, end), stream));
+    MOE_RETURN_IF_ERROR(AddProduct<T>(d_part, dx, RowRange(saved.jitter, begin, end), stream));
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
                        AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));

@@ -48,15 +48,24 @@ struct RouterGradients {
   GradAccumulator bias;    // [logit_sets * E]; gates with router_bias
 };
 
-// What backward needs; views into the workspace given to Forward (`tokens`: the caller's memory).
+// What of a routing kernels read, where the stream computes.
+struct RoutingOnDevice {
+  absl::Span<const int64_t> slot_offset;  // [T + 1]
+  absl::Span<const float> weight;         // [slots]
+};
+
+// What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
 template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H] as the router saw them (jitter applied)
   MatrixView<const float> jitter;  // [T, H] factors; empty = none
+  Routing routing;
+  RoutingOnDevice on_device;
+  Batch batch;  // its spans are copied into the workspace
+  // Where the gate ran: the stream's device or the host.
   MatrixView<const float> logits;  // [T, logit_sets * E]
   GateSelection selection;
-  Routing routing;
-  Batch batch;                    // its spans are copied into the workspace
+  absl::Span<const uint8_t> dropped;  // [slots] of the routing
   MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses
 };
 
@@ -65,9 +74,10 @@ struct RouterSaved {
 // BFloat16). On the CPU both calls return when their results are there.
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
-// memory of the device, and so are the products by the weight. Logits come to the host, where the
-// gate, capacity and losses run as on a CPU; the routing, and the rest of RouterSaved, is the host's,
-// in the workspace given as `host`. expert_bias is the host's on any device.
+// memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there;
+// the host reads experts, weights and sums once, for capacity and the plan. For other gates the
+// logits come to the host, and the gradient by them goes back. The routing is the host's, in the
+// workspace given as `host`, and so is expert_bias.
 template <typename T>
 class Router {
  public:
@@ -108,9 +118,15 @@ class Router {
   absl::StatusOr<MatrixView<const float>> Logits(MatrixView<const T> tokens,
                                                  const RouterInputs<T>& inputs, const Batch& batch,
                                                  Workspace& workspace, Stream& stream) const;
+  bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
   // Gate, losses and capacity from saved.logits; fills in the rest of `saved`. All of the host.
-  absl::Status Decide(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
-                      Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
+  absl::Status DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
+                            Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
+  // The same of a CUDA device, with one wait.
+  absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
+                              Workspace& workspace, Workspace& host, Stream& stream,
+                              RouterSaved<T>& saved, RouterStats* stats) const;
+  Routing RoutingOf(const GateSelection& selection, absl::Span<const uint8_t> dropped) const;
   // The gradient by the logits, of the gate and the losses, where `stream` computes.
   absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,
                                                         const RouterSaved<T>& saved,

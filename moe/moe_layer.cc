@@ -194,8 +194,8 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
       [&](int chunk) {
         if (!weigh_input)
           return dispatcher_->Dispatch(plan, chunk, x, rows, exchange_workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, x, s.weight, rows, exchange_workspace,
-                                           exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, x, s.router.on_device.weight, rows,
+                                           exchange_workspace, exchange);
       },
       [&](int first, int last) {
         return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
@@ -206,8 +206,9 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(context_, kCombineSum, compute, [&] {
-    return CombineRows<T>(s.home_rows, s.slot_offset, plan.on_device(plan.home_row_of_slot()),
-                          weigh_input ? absl::Span<const float>() : s.weight, y, write, compute);
+    return CombineRows<T>(
+        s.home_rows, s.router.on_device.slot_offset, plan.on_device(plan.home_row_of_slot()),
+        weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y, write, compute);
   });
 }
 
@@ -232,8 +233,6 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
     }
     MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context_));
   }
-  MOE_ASSIGN_OR_RETURN(saved.slot_offset, OnDevice(routing.slot_offset, context_));
-  MOE_ASSIGN_OR_RETURN(saved.weight, OnDevice(routing.weight, context_));
   return Timed(context_, kPlan, compute, [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
     MOE_ASSIGN_OR_RETURN(
@@ -283,8 +282,9 @@ absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
-  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.slot_offset, saved.identity_row, saved.weight,
-                                     y, write, compute));
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.router.on_device.slot_offset,
+                                     saved.identity_row, saved.router.on_device.weight, y, write,
+                                     compute));
   return Write::kAdd;
 }
 
@@ -296,14 +296,14 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
   if (!saved.identity_row.empty()) {
     const auto slots = static_cast<int64_t>(saved.identity_row.size());
     MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
-    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.slot_offset, saved.identity_row,
-                                                 by_identity, compute));
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
+                                                 saved.identity_row, by_identity, compute));
     // One of the two is 0: a slot travels or is added at home.
     const MatrixView<float> all(d_weight.data(), slots, 1);
     MOE_RETURN_IF_ERROR(
         AddRows<float>(all, MatrixView<const float>(by_identity.data(), slots, 1), all, compute));
-    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.slot_offset, saved.identity_row, saved.weight, dx,
-                                       Write::kAdd, compute));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
+                                       saved.router.on_device.weight, dx, Write::kAdd, compute));
   }
   if (shared_ == nullptr) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto offsets,
@@ -324,8 +324,9 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   const Routing& routing = saved.router.routing;
   const int64_t hidden = dy.cols();
 
-  MOE_ASSIGN_OR_RETURN(const auto d_weight,
-                       workspace.Array<float>(static_cast<int64_t>(saved.weight.size())));
+  MOE_ASSIGN_OR_RETURN(
+      const auto d_weight,
+      workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto home_dx, workspace.Matrix<T>(plan.return_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
@@ -335,7 +336,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(context_, kWeightBackward, compute, [&] {
-      return CombineWeightGradient<T>(at_home, returned, saved.slot_offset,
+      return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
                                       plan.on_device(plan.home_row_of_slot()), d_weight, compute);
     });
   };
@@ -347,8 +348,8 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
       [&](int chunk) {
         if (weigh_input)
           return dispatcher_->Dispatch(plan, chunk, dy, d_out, exchange_workspace, exchange);
-        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.weight, d_out, exchange_workspace,
-                                           exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.router.on_device.weight, d_out,
+                                           exchange_workspace, exchange);
       },
       [&](int first, int last) {
         return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
@@ -362,9 +363,10 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
   MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
-    return CombineRows<T>(home_dx, saved.slot_offset, plan.on_device(plan.home_row_of_slot()),
-                          weigh_input ? saved.weight : absl::Span<const float>(), dx,
-                          Write::kOverwrite, compute);
+    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset,
+                          plan.on_device(plan.home_row_of_slot()),
+                          weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
+                          dx, Write::kOverwrite, compute);
   }));
   MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
   if (shared_ != nullptr) {

@@ -44,9 +44,6 @@ struct MoeLayerSaved {
   MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home
   // [slots] the token, for slots of identity experts; -1 for others. Empty = no identity experts.
   absl::Span<const int32_t> identity_row;
-  // Of router.routing, where the layer computes: [T + 1], [slots].
-  absl::Span<const int64_t> slot_offset;
-  absl::Span<const float> weight;
 };
 
 // Called when the gradient of a parameter is complete for this round.

@@ -1,0 +1,48 @@
+// Arrays of a router on their way between a stream's device and the host. Internal to gating/.
+#ifndef MOE_GATING_DEVICE_COPIES_H_
+#define MOE_GATING_DEVICE_COPIES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// The elements of a dense matrix.
+template <typename T>
+absl::Span<const T> AllOf(MatrixView<const T> matrix) {
+  return {matrix.data(), static_cast<size_t>(matrix.rows() * matrix.cols())};
+}
+
+// Copies an array of the stream's device to the host, where it is once the stream has passed.
+template <typename T>
+absl::StatusOr<absl::Span<T>> EnqueueDownload(absl::Span<const T> array, Workspace& host,
+                                              Stream& stream) {
+  const auto size = static_cast<int64_t>(array.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, host.Array<T>(size));
+  MOE_RETURN_IF_ERROR(
+      stream.CopyBytes(array.data(), copy.data(), size * static_cast<int64_t>(sizeof(T))));
+  return copy;
+}
+
+// Enqueues a copy of an array of the host to the stream's device.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> Upload(absl::Span<const T> array, Workspace& workspace,
+                                           Stream& stream) {
+  const auto size = static_cast<int64_t>(array.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, workspace.Array<T>(size));
+  MOE_RETURN_IF_ERROR(
+      stream.Upload(array.data(), copy.data(), size * static_cast<int64_t>(sizeof(T))));
+  return copy;
+}
+
+}  // namespace moe
+
+#endif  // MOE_GATING_DEVICE_COPIES_H_

@@ -1,0 +1,174 @@
+// The router between the logits and the gradient by them: gate, losses, capacity.
+#include <memory>
+
+#include "gating/balance.h"
+#include "gating/device_copies.h"
+#include "gating/router.h"
+#include "gating/router_capacity.h"
+#include "gating/router_losses.h"
+#include "kernels/exact_sum/exact_sum.h"
+#include "kernels/norm/rms_norm.h"
+#include "kernels/router_loss/router_loss.h"
+
+namespace moe {
+namespace {
+
+// out += scale * term; dense.
+absl::Status AddScaled(MatrixView<float> out, MatrixView<const float> term, float scale,
+                       Workspace& workspace, Stream& stream) {
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> scaled,
+                       workspace.Matrix<float>(term.rows(), term.cols()));
+  MOE_RETURN_IF_ERROR(Scale(AllOf(term), scale, {scaled.data(), AllOf(term).size()}, stream));
+  return AddRows<float>(out, scaled, out, stream);
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status Router<T>::DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient,
+                                     Workspace& workspace, Stream& stream, RouterSaved<T>& s,
+                                     RouterStats* stats) const {
+  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
+                       MakeTokenGroups(config_.token_group, s.batch, workspace));
+  const GateInput input = {
+      .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = inputs.expert_bias};
+  MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
+
+  MOE_ASSIGN_OR_RETURN(
+      const RouterLosses losses,
+      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share, gradient, workspace));
+  s.d_aux = losses.d_logits;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
+                       workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
+  MOE_ASSIGN_OR_RETURN(
+      const int64_t dropped_slots,
+      ApplyCapacity(config_, *gate_, s.selection, groups, dropped, workspace, stream));
+
+  s.dropped = dropped;
+  s.routing = RoutingOf(s.selection, dropped);
+  if (stats != nullptr) {
+    stats->aux_loss = losses.aux;
+    stats->z_loss = losses.z;
+    MOE_ASSIGN_OR_RETURN(stats->entropy_sum, EntropySum({.logits = s.logits,
+                                                         .score = s.selection.score,
+                                                         .function = traits_.score,
+                                                         .log_sum_exp = s.selection.log_sum_exp},
+                                                        workspace, stream.threads()));
+    stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
+    stats->dropped_slots = dropped_slots;
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+Routing Router<T>::RoutingOf(const GateSelection& selection,
+                             absl::Span<const uint8_t> dropped) const {
+  return {.slot_offset = selection.slot_offset,
+          .expert = selection.expert,
+          .weight = selection.weight,
+          .dropped = dropped,
+          .weight_on = traits_.weight_on,
+          .num_experts = config_.num_outputs(),
+          .num_routed_experts = config_.num_experts,
+          .padded_rows = PaddedRows(config_, traits_)};
+}
+
+template <typename T>
+absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
+                                       Workspace& workspace, Workspace& host, Stream& stream,
+                                       RouterSaved<T>& s, RouterStats* stats) const {
+  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
+                       MakeTokenGroups(config_.token_group, s.batch, host));
+  MOE_ASSIGN_OR_RETURN(const auto expert_bias, Upload(inputs.expert_bias, workspace, stream));
+  const GateInput input = {
+      .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = expert_bias};
+  MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const EnqueuedLosses losses,
+                       EnqueueLosses(config_, *gate_, input, s.selection, inputs.expert_share,
+                                     gradient, host, workspace, stream));
+  s.d_aux = losses.d_logits;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<double> entropy, workspace.Array<double>(1));
+  MOE_RETURN_IF_ERROR(stream.Zero(entropy.data(), sizeof(double)));
+  if (stats != nullptr) {
+    MOE_RETURN_IF_ERROR(AddEntropy({.logits = s.logits,
+                                    .score = s.selection.score,
+                                    .function = traits_.score,
+                                    .log_sum_exp = s.selection.log_sum_exp},
+                                   &entropy[0], workspace, stream));
+  }
+
+  GateSelection on_host;
+  MOE_ASSIGN_OR_RETURN(on_host.slot_offset, EnqueueDownload(s.selection.slot_offset, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.expert, EnqueueDownload(s.selection.expert, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.weight, EnqueueDownload<float>(s.selection.weight, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.count, EnqueueDownload(s.selection.count, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto sums, EnqueueDownload(losses.aux_and_z, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto entropy_sum, EnqueueDownload<double>(entropy, host, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+
+  const auto slots = static_cast<int64_t>(on_host.expert.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, host.Array<uint8_t>(slots));
+  MOE_ASSIGN_OR_RETURN(const int64_t dropped_slots,
+                       ApplyCapacity(config_, *gate_, on_host, groups, dropped, host,
+                                     *MakeInlineStream(&stream.threads())));
+  MOE_ASSIGN_OR_RETURN(s.dropped, Upload<uint8_t>(dropped, workspace, stream));
+  if (dropped_slots > 0) {
+    MOE_RETURN_IF_ERROR(stream.Upload(on_host.weight.data(), s.selection.weight.data(),
+                                      slots * static_cast<int64_t>(sizeof(float))));
+  }
+  s.routing = RoutingOf(on_host, dropped);
+  s.on_device = {.slot_offset = s.selection.slot_offset, .weight = s.selection.weight};
+  if (stats == nullptr) return absl::OkStatus();
+  stats->aux_loss = sums.empty() ? 0 : sums[0];
+  stats->z_loss = sums.empty() ? 0 : sums[1];
+  stats->entropy_sum = entropy_sum[0];
+  stats->expert_count.assign(on_host.count.begin(), on_host.count.end());
+  stats->dropped_slots = dropped_slots;
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
+    absl::Span<const float> d_weight, const RouterSaved<T>& saved, float loss_scale,
+    Workspace& workspace, Stream& stream, Workspace* host) const {
+  const bool through_host = !GateRunsOn(stream);
+  const std::unique_ptr<Stream> host_stream =
+      through_host ? MakeInlineStream(&stream.threads()) : nullptr;
+  Stream& gate_stream = through_host ? *host_stream : stream;
+  Workspace& gate_workspace = through_host ? *host : workspace;
+  if (through_host) {
+    MOE_ASSIGN_OR_RETURN(d_weight, EnqueueDownload(d_weight, *host, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+  }
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
+                       gate_workspace.Matrix<float>(saved.tokens.rows(), weight_rows()));
+  MOE_RETURN_IF_ERROR(gate_->Backward({.logits = saved.logits,
+                                       .batch = saved.batch,
+                                       .selection = saved.selection,
+                                       .dropped = saved.dropped,
+                                       .d_weight = d_weight},
+                                      d_logits, gate_stream));
+  if (saved.d_aux.data() != nullptr) {
+    MOE_RETURN_IF_ERROR(AddScaled(d_logits, saved.d_aux, loss_scale, gate_workspace, gate_stream));
+  }
+  if (!through_host) return d_logits;
+  MOE_ASSIGN_OR_RETURN(const auto on_device,
+                       Upload<float>(AllOf<float>(d_logits), workspace, stream));
+  return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
+}
+
+#define MOE_INSTANTIATE(T)                                                                      \
+  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,   \
+                                                Stream&, RouterSaved<T>&, RouterStats*) const;  \
+  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&, \
+                                                  Workspace&, Stream&, RouterSaved<T>&,         \
+                                                  RouterStats*) const;                          \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                    \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)   \
+      const;
+MOE_INSTANTIATE(float)
+MOE_INSTANTIATE(BFloat16)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe
