@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "moe/phase_clock.h"
 
 namespace moe {
@@ -41,6 +42,7 @@ struct Context {
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
+  GemmOptions gemm;                  // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kFast;
 };

@@ -114,7 +114,7 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
   const size_t count = offsets.size() - 1;
   MOE_RETURN_IF_ERROR(
       GroupedGemm<T>(x, offsets, absl::MakeConstSpan(projection.weight_view).subspan(first, count),
-                     y, *context.workspace, *context.compute));
+                     y, *context.workspace, *context.compute, context.gemm));
   if (projection.bias.empty()) return absl::OkStatus();
   return AddBias<T>(y, offsets, absl::MakeConstSpan(projection.bias_view).subspan(first, count),
                     *context.compute);
@@ -132,7 +132,7 @@ absl::Status Experts<T>::AddGradients(const Projection& projection, int l, Matri
           return GemmWeightGradient<T>(
               RowRange(dy, begin, end), RowRange(x, begin, end),
               MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
-              *context.workspace, *context.compute);
+              *context.workspace, *context.compute, context.gemm);
         },
         *context.workspace, *context.compute));
     if (projection.bias.empty()) return absl::OkStatus();
@@ -173,7 +173,8 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
                        workspace.Matrix<T>(end - begin, config_.ffn_hidden_size));
   MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local,
-                                                  weights(down_), d_hidden, workspace, stream));
+                                                  weights(down_), d_hidden, workspace, stream,
+                                                  context.gemm));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto gate = ColumnRange(gate_up, 0, config_.ffn_hidden_size);
   const auto up = UpColumns(gate_up);
@@ -184,7 +185,7 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
         AddGradients(gate_up_, l, saved.gate_up, saved.rows, segments_of(l), context));
   }
   return GroupedGemmInputGradient<T>(gate_up, local, weights(gate_up_),
-                                     RowRange(d_rows, begin, end), workspace, stream);
+                                     RowRange(d_rows, begin, end), workspace, stream, context.gemm);
 }
 
 template class Experts<float>;

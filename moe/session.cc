@@ -66,6 +66,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
   }
   auto session = std::unique_ptr<Session>(new Session(options.threads, *memory));
   MOE_RETURN_IF_ERROR(session->MakeStreams(options));
+  const bool invariant = options.numerics == Numerics::kLayoutInvariant;
+  MOE_ASSIGN_OR_RETURN(
+      session->cublas_,
+      MakeCublas(options.grouped_gemm,
+                 invariant ? RowBits::kIndependent : RowBits::kMayDependOnCount, options.device));
   MOE_ASSIGN_OR_RETURN(session->mesh_,
                        Mesh::Create(std::move(world), options.expert_parallel_size));
   session->context_ = {
@@ -78,10 +83,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
           cuda && options.overlap_exchange ? &session->exchange_workspace_ : &session->workspace_,
       .host_workspace = cuda ? &session->host_workspace_ : &session->workspace_,
       .memory = memory,
+      .gemm = {.kernel = options.grouped_gemm, .cublas = session->cublas_.get()},
       .clock = &session->clock_,
       .numerics = options.numerics,
   };
-  if (options.numerics == Numerics::kLayoutInvariant) {
+  if (invariant) {
     MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(options.device));
     for (const std::string& target : {gemm::SimdTargets().front(), architecture}) {
       MOE_RETURN_IF_ERROR(CheckOneTarget(target, session->mesh_->world(), *session->context_.host));

@@ -9,6 +9,7 @@
 
 #include "comm/mesh.h"
 #include "kernels/base/parallel.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "moe/context.h"
 
 namespace moe {
@@ -18,6 +19,7 @@ struct SessionOptions {
   int expert_parallel_size = 1;
   int threads = 1;  // of this rank
   Numerics numerics = Numerics::kFast;
+  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on a CUDA device
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
   // Events of a time line to keep memory for; 0 = none is recorded.
   int64_t trace_capacity = 0;
@@ -35,8 +37,8 @@ absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank);
 // before it.
 class Session {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, and of MakeStream where
-  // the device is not there; in layout-invariant numerics those of CheckOneTarget.
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where the
+  // device is not there, and of MakeCublas; in layout-invariant numerics those of CheckOneTarget.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 
@@ -60,6 +62,7 @@ class Session {
   Workspace workspace_, exchange_workspace_, host_workspace_;  // the last two for CUDA devices
   std::unique_ptr<Mesh> mesh_;
   Context context_;
+  std::unique_ptr<Cublas> cublas_;  // of compute_, if the products ask for it
   // Last: they stop first. host_ for CUDA devices, exchange_ where it overlaps.
   std::unique_ptr<Stream> host_, compute_, exchange_, gradients_;
 };

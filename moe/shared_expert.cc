@@ -46,8 +46,9 @@ absl::Status SharedExpert<T>::Forward(MatrixView<const T> x, MatrixView<T> y,
   MOE_ASSIGN_OR_RETURN(saved.out, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_ASSIGN_OR_RETURN(saved.gate, workspace.Array<float>(x.rows()));
   MOE_RETURN_IF_ERROR(experts_->Forward(0, 1, offsets, saved.experts, saved.out, context));
-  MOE_RETURN_IF_ERROR((Gemm<T, float>(
-      x, gate_->view<T>(), MatrixView<float>(saved.gate.data(), x.rows(), 1), workspace, stream)));
+  MOE_RETURN_IF_ERROR(
+      (Gemm<T, float>(x, gate_->view<T>(), MatrixView<float>(saved.gate.data(), x.rows(), 1),
+                      workspace, stream, context.gemm)));
   return stream.Enqueue([y, out = saved.out, gate = saved.gate, &threads = stream.threads()] {
     threads.For(y.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {

@@ -96,6 +96,24 @@ TEST_F(DeviceTrainTest, BiasesOfExpertsAndCapacity) {
   ExpectSameTrace(TrainIn(config, {.ranks = 3, .expert_parallel = 3}, corpus_), padded);
 }
 
+// Through cuBLAS, whose sums have an order of their own.
+TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
+  TrainConfig config = Config(DType::kBFloat16);
+  config.numerics = Numerics::kFast;
+  config.grouped_gemm = GroupedGemmKernel::kMma;
+  const Trace mma = TrainIn(config, {}, corpus_);
+  for (const auto kernel : {GroupedGemmKernel::kAuto, GroupedGemmKernel::kCublas}) {
+    config.grouped_gemm = kernel;
+    const Trace other = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus_);
+    ASSERT_TRUE(other.status.ok()) << other.status;
+    for (size_t i = 0; i < mma.loss.size(); ++i) {
+      EXPECT_NEAR(other.loss[i], mma.loss[i], 16 * 0x1p-9 * std::log(256.0)) << i;
+    }
+  }
+  config.numerics = Numerics::kLayoutInvariant;
+  EXPECT_EQ(TrainIn(config, {}, corpus_).status.code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(DeviceTrainTest, WhatHasNoKernelIsRefused) {
   TrainConfig jitter = Config(DType::kFloat32);
   jitter.model.moe.router.gate = "switch";

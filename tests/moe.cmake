@@ -8,10 +8,12 @@ moe_test(moe_layer_gates_test LABELS unit cpu
   SOURCES moe_layer_gates_test.cc LIBS layer_harness TIMEOUT 300)
 if(MOE_CUDA_SIMULATED)
   # The layer's own tests, on the device.
-  add_test(NAME moe_layer_test_on_device COMMAND moe_layer_test)
-  set_tests_properties(moe_layer_test_on_device PROPERTIES LABELS "unit;device" TIMEOUT 600
-    ENVIRONMENT MOE_TEST_DEVICE=cuda)
-  add_dependencies(device_tests moe_layer_test)
+  foreach(test moe_layer_test moe_layer_gates_test)
+    add_test(NAME ${test}_on_device COMMAND ${test})
+    set_tests_properties(${test}_on_device PROPERTIES LABELS "unit;device" TIMEOUT 600
+      ENVIRONMENT MOE_TEST_DEVICE=cuda)
+    add_dependencies(device_tests ${test})
+  endforeach()
 endif()
 add_library(transformer_harness STATIC transformer_harness.cc transformer_oracle.cc)
 target_link_libraries(transformer_harness PUBLIC layer_harness PRIVATE moe_private_flags)

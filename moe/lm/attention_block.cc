@@ -54,13 +54,15 @@ absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batc
   MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(tokens, config_.hidden_size));
   MOE_ASSIGN_OR_RETURN(saved.log_sum_exp, workspace.Matrix<float>(tokens, config_.heads));
 
-  MOE_RETURN_IF_ERROR(Gemm<T>(saved.norm.y, qkv_proj_->view<T>(), saved.qkv, workspace, stream));
+  MOE_RETURN_IF_ERROR(
+      Gemm<T>(saved.norm.y, qkv_proj_->view<T>(), saved.qkv, workspace, stream, context.gemm));
   MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kForward, saved.qkv, context));
   MOE_RETURN_IF_ERROR(
       CausalAttention<T>({.heads = config_.heads, .sequence_offsets = batch.sequence_offsets},
                          Part(saved.qkv, 0), Part(saved.qkv, 1), Part(saved.qkv, 2), saved.attended,
                          saved.log_sum_exp, workspace, stream));
-  MOE_RETURN_IF_ERROR(Gemm<T>(saved.attended, o_proj_->view<T>(), y, workspace, stream));
+  MOE_RETURN_IF_ERROR(
+      Gemm<T>(saved.attended, o_proj_->view<T>(), y, workspace, stream, context.gemm));
   return AddRows<T>(x, y, y, stream);
 }
 
@@ -78,7 +80,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   // The gradient by the attention's output is spent before d_normed is written: one memory.
   const MatrixView<T> d_attended = d_normed;
   MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(d.rows(), 3 * config_.hidden_size));
-  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d, o_proj_->view<T>(), d_attended, workspace, stream));
+  MOE_RETURN_IF_ERROR(
+      GemmInputGradient<T>(d, o_proj_->view<T>(), d_attended, workspace, stream, context.gemm));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
       {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, Part(saved.qkv, 0),
       Part(saved.qkv, 1), Part(saved.qkv, 2), saved.attended, saved.log_sum_exp, d_attended,
@@ -87,7 +90,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
 
   MOE_RETURN_IF_ERROR(AddWeightGradient<T>(*qkv_proj_, d_qkv, saved.norm.y, context));
   MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
-  return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream);
+  return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream,
+                              context.gemm);
 }
 
 template <typename T>

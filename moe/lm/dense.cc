@@ -12,7 +12,7 @@ absl::Status AddWeightGradient(const Parameter& weight, MatrixView<const T> dy,
       [&](absl::Span<float> out, Write write) {
         return GemmWeightGradient<T>(
             dy, x, MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
-            *context.workspace, *context.compute);
+            *context.workspace, *context.compute, context.gemm);
       },
       *context.workspace, *context.compute);
 }

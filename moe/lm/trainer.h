@@ -25,6 +25,7 @@ struct TrainConfig {
   TransformerConfig model;
   DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16
   DeviceKind device = DeviceKind::kCpu;
+  GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
   Numerics numerics = Numerics::kFast;
   int64_t sequence_length = 128;
   int64_t micro_batch_size = 4;  // sequences per micro-batch
