@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moe bench --device cuda: bench_device.sh <moe> none|simulated|any, the devices that the build has.
-source "$(dirname "$0")/lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2
 cd "$work" || exit 1
 short=(-n 2 -w 1 -T 0 --tokens 24 --num-experts 4)
@@ -13,8 +13,10 @@ if [[ $devices != simulated && $rc == 10 ]]; then
   finish
 fi
 expect 0 "permute --device cuda"
-for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" "permute --hidden-size 12" "permute --hidden-size 13 -d bf16" "combine --hidden-size 12 --topk 3" \
-  "combine --hidden-size 13 -d bf16 --routing hot_expert:1" "gemm --hidden-size 20 --moe-ffn-hidden-size 12" \
+for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" \
+  "permute --hidden-size 12" "permute --hidden-size 13 -d bf16" \
+  "combine --hidden-size 12 --topk 3" "combine --hidden-size 13 -d bf16 --routing hot_expert:1" \
+  "gemm --hidden-size 20 --moe-ffn-hidden-size 12" \
   "gemm --hidden-size 33 --moe-ffn-hidden-size 17 -d bf16 --routing zipf:1"; do
   # shellcheck disable=SC2086
   run "$moe" bench $call --device cuda "${short[@]}" -oe jsonl -J rows.json
