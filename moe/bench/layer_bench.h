@@ -34,6 +34,7 @@ struct LayerSpec {
   std::optional<RoutingSpec> routing;
   int expert_parallel_size = 0;  // ranks that share one set of experts; 0: all
   Numerics numerics = Numerics::kFast;
+  DeviceKind device = DeviceKind::kCpu;
   int threads = 1;    // of each rank
   uint64_t seed = 0;  // of tokens, weights and drawn routing
 };

@@ -38,13 +38,23 @@ void Add(const RouterStats& stats, RouterLoad& load) {
   ++load.calls;
 }
 
+template <typename T>
+absl::Status Fill(T value, const Buffer& buffer, Stream& stream) {
+  const absl::Span<T> values = buffer.span<T>();
+  if (stream.device().kind == DeviceKind::kCpu) {
+    std::fill(values.begin(), values.end(), value);
+    return absl::OkStatus();
+  }
+  return stream.Upload(std::vector<T>(values.size(), value).data(), values.data(), buffer.bytes());
+}
+
 }  // namespace
 
 template <typename T>
 LayerOnRank<T>::LayerOnRank(const LayerSpec& spec, const Context& context)
     : spec_(spec),
       context_(context),
-      store_(DTypeOf<T>::value, spec.seed),
+      store_(DTypeOf<T>::value, spec.seed, *context.memory),
       first_(kMostKeptBytes) {}
 
 template <typename T>
@@ -66,22 +76,28 @@ absl::Status LayerOnRank<T>::Setup(Stream& gradients) {
   }
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "layer.", store_, context_));
   MOE_ASSIGN_OR_RETURN(reducer_, GradientReducer::Create({}, store_, context_, gradients));
-  const auto fill = [&](std::vector<T>& values, uint32_t which) {
-    values.resize(most * hidden());
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] =
-          T(static_cast<float>(Normal({.seed = spec_.seed,
-                                       .purpose = RandomPurpose::kData,
-                                       .layer = which,
-                                       .step = static_cast<uint64_t>(context_.mesh->world().rank()),
-                                       .item = i})));
-    }
-  };
-  fill(x_, 0);
-  fill(dy_, 1);
-  y_.resize(x_.size());
-  dx_.resize(x_.size());
+  MOE_ASSIGN_OR_RETURN(x_, RandomTokens(most, 0));
+  MOE_ASSIGN_OR_RETURN(dy_, RandomTokens(most, 1));
+  MOE_ASSIGN_OR_RETURN(y_, Buffer::Allocate(x_.bytes(), *context_.memory, "y"));
+  MOE_ASSIGN_OR_RETURN(dx_, Buffer::Allocate(x_.bytes(), *context_.memory, "dx"));
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<Buffer> LayerOnRank<T>::RandomTokens(int64_t tokens, uint32_t which) const {
+  std::vector<T> values(static_cast<size_t>(tokens * hidden()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] =
+        T(static_cast<float>(Normal({.seed = spec_.seed,
+                                     .purpose = RandomPurpose::kData,
+                                     .layer = which,
+                                     .step = static_cast<uint64_t>(context_.mesh->world().rank()),
+                                     .item = i})));
+  }
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(bytes, *context_.memory, "tokens"));
+  MOE_RETURN_IF_ERROR(context_.compute->Upload(values.data(), buffer.data(), bytes));
+  return buffer;
 }
 
 template <typename T>
@@ -98,22 +114,20 @@ template <typename T>
 int64_t LayerOnRank<T>::bytes() const {
   const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
                              (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-  return context_.workspace->peak_bytes() + store_.total_size() * of_element +
-         static_cast<int64_t>(4 * x_.size() * sizeof(T));
+  return context_.workspace->peak_bytes() + store_.total_size() * of_element + 4 * x_.bytes();
 }
 
 template <typename T>
 absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong,
                                   RouterLoad* load) {
-  const WorkspaceScope scratch(*context_.workspace);
+  const WorkspaceScope scratch(*context_.workspace), host_scratch(*context_.host_workspace);
   MOE_RETURN_IF_ERROR(reducer_->Begin());
   const int64_t record = call % records();
   if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
   record_ = record;
   // Another number in every call, so that an element which no call writes differs too.
-  const T unwritten(static_cast<float>(++calls_ % 127));
-  std::fill(y_.begin(), y_.end(), unwritten);
-  std::fill(dx_.begin(), dx_.end(), unwritten);
+  MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(++calls_ % 127)), y_, *context_.compute));
+  MOE_RETURN_IF_ERROR(Fill(T(static_cast<float>(calls_ % 127)), dx_, *context_.compute));
   const int64_t tokens = this->tokens();
   const Batch batch = {.first_global_token = context_.mesh->world().rank() * spec_.tokens};
   MoeLayerSaved<T> saved;
@@ -127,9 +141,23 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
                             [](Parameter&) { return absl::OkStatus(); });
   }));
   if (load != nullptr) Add(stats, *load);
-  const auto elements = static_cast<size_t>(tokens * hidden());
-  first_.Compare(record, absl::MakeConstSpan(y_).first(elements),
-                 absl::MakeConstSpan(dx_).first(elements), wrong);
+  return CompareResults(record, wrong);
+}
+
+template <typename T>
+absl::Status LayerOnRank<T>::CompareResults(int64_t record, std::array<int64_t, 2>& wrong) {
+  absl::Span<const T> y = y_.span<T>(), dx = dx_.span<T>();
+  if (OnCuda(context_)) {
+    host_y_.resize(y.size());
+    host_dx_.resize(dx.size());
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(y.data(), host_y_.data(), y_.bytes()));
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(dx.data(), host_dx_.data(), dx_.bytes()));
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    y = host_y_;
+    dx = host_dx_;
+  }
+  const auto elements = static_cast<size_t>(tokens() * hidden());
+  first_.Compare(record, y.first(elements), dx.first(elements), wrong);
   return absl::OkStatus();
 }
 

@@ -60,9 +60,12 @@ class LayerOnRank {
   template <typename Work>
   absl::Status Pass(int pass, CallTimes& times, Work work);
   int64_t hidden() const { return spec_.layer.router.hidden_size; }
-  MatrixView<T> View(std::vector<T>& values, int64_t tokens) {
-    return MatrixView<T>(values.data(), tokens, hidden());
+  MatrixView<T> View(const Buffer& values, int64_t tokens) const {
+    return MatrixView<T>(values.template span<T>().data(), tokens, hidden());
   }
+  // Normal values of one kind, on the context's device.
+  absl::StatusOr<Buffer> RandomTokens(int64_t tokens, uint32_t which) const;
+  absl::Status CompareResults(int64_t record, std::array<int64_t, 2>& wrong);
 
   const LayerSpec spec_;
   const Context context_;
@@ -71,7 +74,8 @@ class LayerOnRank {
   int64_t record_ = 0;                  // whose slots it has
   std::unique_ptr<MoeLayer<T>> layer_;
   std::unique_ptr<GradientReducer> reducer_;
-  std::vector<T> x_, dy_, y_, dx_;
+  Buffer x_, dy_, y_, dx_;           // on the context's device
+  std::vector<T> host_y_, host_dx_;  // results to compare, where that is no CPU
   int64_t calls_ = 0;
   FirstResults<T> first_;
 };

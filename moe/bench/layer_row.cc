@@ -34,6 +34,7 @@ Fields LayerFields(const LayerResult& result, const LayerRow& row) {
                    {"backend", result.backend},
                    {"ranks", int64_t{result.ranks}},
                    {"expert_parallel_size", int64_t{s.expert_parallel_size}},
+                   {"device", s.device == DeviceKind::kCuda ? "cuda" : "cpu"},
                    {"threads", int64_t{s.threads}}};
   AddTimes(row.time_us, f.iterations, fields);
   fields.insert(fields.end(), {{"share_pct", row.share_pct},

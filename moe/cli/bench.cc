@@ -155,8 +155,7 @@ absl::Status BenchRun::Run() {
 
 // Kernels of one rank run on a GPU; what ranks exchange is memory of the host.
 ComputesOn DevicesOf(const BenchCall& call) {
-  const bool kernels = !bench::OpOf(call.operation).has_value() && call.operation != "layer";
-  return kernels ? ComputesOn::kAnyDevice : ComputesOn::kCpu;
+  return bench::OpOf(call.operation).has_value() ? ComputesOn::kCpu : ComputesOn::kAnyDevice;
 }
 
 absl::Status Run(const Invocation& invocation) {
@@ -178,8 +177,15 @@ absl::Status Run(const Invocation& invocation) {
     return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,
                                                    ", expected a collective or layer"));
   }
+  if (call.settings.given("share-device") && call.operation != "layer") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--share-device is of no use with ", call.operation, ", expected layer"));
+  }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
-  if (call.operation == "layer") return RunLayerBench(call, launch);
+  if (call.operation == "layer") {
+    MOE_RETURN_IF_ERROR(CheckDevices(launch, call.settings));
+    return RunLayerBench(call, launch);
+  }
   if (!collective) return RunKernelBench(call, launch);
   return BenchRun(call, launch).Run();
 }

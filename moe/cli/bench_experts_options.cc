@@ -295,6 +295,7 @@ absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
   bench::CaseSpec exchange;
   MOE_RETURN_IF_ERROR(SetDispatch(settings, spec.expert_parallel_size, exchange));
   spec.layer.dispatcher = {.algorithm = exchange.dispatch, .node_size = exchange.node_size};
+  spec.device = launch.device.kind;
   spec.seed = settings.seed("seed");
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
   MOE_RETURN_IF_ERROR(CheckSizes({.tokens = spec.tokens,

@@ -50,9 +50,9 @@ the same threads just before each call
   size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
   copy, %copy  of a memcpy that reads and writes as many bytes in all
   #wrong       differ from results computed apart; blank: gates with a rule of their own
---device cuda: the same on a GPU, but for layer; timed by its events, with cold caches; limits are a
-copy of the device and a dense product of cuBLAS. gate then has two more kernels: select (ids, weights
-and counts alone; -d bf16 too) and plan (slots sorted by expert)
+--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold caches;
+limits are a copy of the device and a dense product of cuBLAS. gate then has two more kernels: select
+(ids, weights and counts alone; -d bf16 too) and plan (slots sorted by expert)
 
 layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
 medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward, for
@@ -230,6 +230,7 @@ std::vector<Setting> BenchSettings() {
   AddTraffic(table);
   AddLayer(table);
   AddRankSettings("Ranks", table);
+  AddShareDeviceSetting("Ranks", table);
   table.push_back(
       {"Ranks", "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"});
   AddTimeoutSetting("Ranks", table);

@@ -22,8 +22,13 @@ void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
                  Kind::kWord,
                  "NAME",
                  "cpu",
-                 "cuda needs a build with CUDA",
+                 "cuda needs a build with CUDA and a GPU",
                  {"cpu", "cuda"}}});
+}
+
+void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table) {
+  table.push_back({group, "share-device", "", 0, Kind::kSwitch, "", "",
+                   "with --device cuda: more ranks than GPUs, which take them in turn"});
 }
 
 void AddThreadsSetting(const std::string& group, std::vector<Setting>& table) {

@@ -13,6 +13,7 @@
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/layer_settings.h"
 
 namespace moe::cli {
 namespace {
@@ -92,6 +93,21 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
       .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
       .threads = launch.plan.backend == Backend::kLocal};
   return launch;
+}
+
+absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
+  const bool share = settings.on("share-device");
+  if (launch.device.kind == DeviceKind::kCpu) {
+    return share ? WrongFlag("--share-device", "given", "--device cuda beside it")
+                 : absl::OkStatus();
+  }
+  if (share) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const std::vector<CudaDevice> devices, CudaDevices());
+  const auto count = static_cast<int>(devices.size());
+  if (launch.world.local_ranks <= count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
+                   count, count == 1 ? " GPU" : " GPUs", ", or --share-device"));
 }
 
 }  // namespace moe::cli

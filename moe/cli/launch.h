@@ -40,6 +40,10 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on = ComputesOn::kCpu);
 
+// Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it has
+// GPUs, without --share-device.
+absl::Status CheckDevices(const Launch& launch, const Settings& settings);
+
 }  // namespace moe::cli
 
 #endif  // MOE_MOE_CLI_LAUNCH_H_

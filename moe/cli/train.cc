@@ -212,7 +212,9 @@ absl::Status Run(const Invocation& invocation) {
                        LoadTrainSettings(invocation.args, invocation.environment, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(TrainHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
-  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
+  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe train: warning: {}\n", warning);

@@ -46,11 +46,31 @@ void SetOptimizer(const Settings& settings, lm::TrainConfig& train) {
                      .clip_grad = settings.real("clip-grad")};
 }
 
+absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
+  const std::string& name = settings.text("grouped-gemm");
+  if (name == "auto") return GroupedGemmKernel::kAuto;
+  if (!settings.is("device", "cuda")) {
+    return WrongFlag("--grouped-gemm", name, "auto: it chooses among the products of a GPU");
+  }
+  if (name == "wgmma") {
+    return absl::UnimplementedError(
+        "--grouped-gemm is wgmma, expected auto, cublas or mma: this build has no such kernel");
+  }
+  if (name == "mma") return GroupedGemmKernel::kMma;
+  if (settings.is("numerics", "fast")) return GroupedGemmKernel::kCublas;
+  return WrongFlag(
+      "--grouped-gemm", name,
+      "auto or mma with --numerics layout-invariant: rows by cuBLAS depend on how many "
+      "there are");
+}
+
 absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const World& world) {
   lm::TrainConfig train;
   MOE_ASSIGN_OR_RETURN(train.model, ModelOf(settings));
   train.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
   train.numerics = settings.is("numerics", "fast") ? Numerics::kFast : Numerics::kLayoutInvariant;
+  if (settings.is("device", "cuda")) train.device = DeviceKind::kCuda;
+  MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));
   train.sequence_length = settings.integer("seq-length");
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
   train.micro_batch_size = batch.micro_batch_size;

@@ -77,6 +77,7 @@ void AddParallel(Table& table) {
   const char* const kGroup = "Ranks";
   const lm::TrainConfig& d = Defaults();
   AddRankSettings(kGroup, table);
+  AddShareDeviceSetting(kGroup, table);
   table.push_back(
       {kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N",
        Text(d.expert_parallel_size),
@@ -117,7 +118,18 @@ void AddParallel(Table& table) {
         "of gradients; direct reads peers' memory; library is MPI's own (mpi only)",
         {"ring", "direct", "library"}},
        {kGroup, "bucket-size-mb", "", 0, Kind::kReal, "MiB", Text(d.bucket_bytes >> 20),
-        "of gradients that travel together"}});
+        "of gradients that travel together"},
+       {kGroup,
+        "grouped-gemm",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "auto",
+        "with --device cuda: cublas, mma (this project's), or auto: dense bf16 by cublas if "
+        "--numerics "
+        "is fast, the rest by mma",
+        {"auto", "cublas", "mma", "wgmma"}}});
   AddTimeoutSetting(kGroup, table);
 }
 

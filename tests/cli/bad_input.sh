@@ -28,7 +28,8 @@ refused 2 "unexpected argument 'fish'" "$moe" completion bash fish
 refused 2 "unknown flag '--shell'" "$moe" completion --shell bash
 train 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 8
 train 2 "unknown flag '--profile'" --profile x
-train 2 "unknown flag '--share-device'" --share-device
+train 2 "unknown flag '--cuda-graph'" --cuda-graph
+train 2 "--share-device is given, expected --device cuda" --share-device
 train 2 "--steps has no value, expected --steps N" --steps
 train 2 "--steps is 'many', expected a whole number" --steps many
 train 2 "--lr is 'inf', expected a finite number" --lr inf
@@ -81,7 +82,7 @@ train 2 "--micro-batches is 6, expected 8" --gradient-accumulation-steps 2
 train 2 "--dtype is 'f16', expected one of f32, bf16" --dtype f16
 
 # What this build or place has not.
-train 10 "--device is cuda, expected cpu" --device cuda
+train 2 "--grouped-gemm is mma, expected auto" --grouped-gemm mma
 train 10 "--backend is nccl, expected local or mpi" --backend nccl
 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
 RANK=0 train 2 "RANK is set and WORLD_SIZE is not"

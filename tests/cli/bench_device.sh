@@ -26,6 +26,16 @@ for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" \
   run "$moe" report rows.json --out rows.html
   expect 0 "report of $call"
 done
+for call in "--ranks 1" "--ranks 2 --share-device -d bf16 --moe-overlap-degree 2" "--ranks 1 --router gshard --topk 2" \
+  "--ranks 1 --routing zipf:1"; do
+  # shellcheck disable=SC2086
+  run "$moe" bench layer $call --device cuda "${short[@]}" --hidden-size 8 --moe-ffn-hidden-size 8 -oe jsonl
+  expect 0 "layer $call"
+  rows=$(grep -c '"device":"cuda".*"status":"ok"' stderr)
+  ((rows == $(wc -l <stderr) && rows >= 2)) || fail "layer $call: $(cat stderr)"
+done
+run "$moe" bench layer --ranks 64 --device cuda "${short[@]}"
+expect 2 "more ranks than GPUs"
 run "$moe" bench gate --router sinkhorn --device cuda "${short[@]}"
 expect 10 "a gate of the CPU alone"
 run "$moe" bench gate -d i64 --device cuda "${short[@]}"

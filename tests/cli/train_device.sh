@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# moe train --device cuda: train_device.sh <moe> none|simulated|any, the devices that the build has.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+devices=$2
+short=("${model[@]}" --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --device cuda)
+
+run "$moe" train "${short[@]}" --ranks 1 --numerics layout-invariant --out "$work/one"
+if [[ $devices != simulated && $rc == 10 ]]; then
+  (($(wc -l <"$work/stderr") == 1)) || fail "no device: $(cat "$work/stderr")"
+  [[ $devices == any ]] || grep -qF -- "--device is cuda: this build has no CUDA: configure with -DMOE_ENABLE_CUDA=ON" "$work/stderr" ||
+    fail "no CUDA in the build: $(cat "$work/stderr")"
+  finish
+fi
+expect 0 "one rank"
+
+# Ranks that share devices have the bits of one.
+run "$moe" train "${short[@]}" --ranks 64 --numerics layout-invariant
+expect 2 "more ranks than GPUs"
+grep -qF -- "or --share-device" "$work/stderr" || fail "more ranks than GPUs: $(cat "$work/stderr")"
+run "$moe" train "${short[@]}" --ranks 2 --ep 2 --share-device --numerics layout-invariant --out "$work/two"
+expect 0 "two ranks"
+[[ $(value "$work/one/metrics.jsonl" weights_xxh3) == "$(value "$work/two/metrics.jsonl" weights_xxh3)" ]] ||
+  fail "one rank and two have other weights"
+
+run "$moe" train "${short[@]}" --ranks 1 --dtype bf16 --grouped-gemm cublas
+[[ $devices != simulated && $rc == 10 ]] || expect 0 "products by cuBLAS"
+run "$moe" train "${short[@]}" --ranks 1 --grouped-gemm cublas --numerics layout-invariant
+expect 2 "cuBLAS in layout-invariant numerics"
+run "$moe" train "${short[@]}" --ranks 1 --grouped-gemm wgmma
+expect 10 "a kernel that is not there"
+finish
