@@ -1,6 +1,7 @@
 #include "gating/router.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -276,6 +277,8 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
                      traits_.router_bias ? rows : 0));
   }
   const WorkspaceScope scope(workspace);
+  std::optional<WorkspaceScope> host_scope;
+  if (IsCuda(stream)) host_scope.emplace(*host);  // what is uploaded may change at once
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> d_logits,
                        LogitGradient(d_weight, saved, loss_scale, workspace, stream, host));
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> weight_f32,

@@ -75,7 +75,7 @@ struct RouterSaved {
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
 // memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there;
-// the host reads experts, weights and sums once, for capacity and the plan. For other gates the
+// the host waits for experts, weights and sums, for capacity and the plan. For other gates the
 // logits come to the host, and the gradient by them goes back. The routing is the host's, in the
 // workspace given as `host`, and so is expert_bias.
 template <typename T>
@@ -122,7 +122,7 @@ class Router {
   // Gate, losses and capacity from saved.logits; fills in the rest of `saved`. All of the host.
   absl::Status DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
                             Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
-  // The same of a CUDA device, with one wait.
+  // The same of a CUDA device, for whose results the host waits.
   absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
                               Workspace& workspace, Workspace& host, Stream& stream,
                               RouterSaved<T>& saved, RouterStats* stats) const;

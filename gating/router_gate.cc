@@ -1,7 +1,6 @@
 // The router between the logits and the gradient by them: gate, losses, capacity.
 #include <memory>
 
-#include "gating/balance.h"
 #include "gating/device_copies.h"
 #include "gating/router.h"
 #include "gating/router_capacity.h"
@@ -22,6 +21,14 @@ absl::Status AddScaled(MatrixView<float> out, MatrixView<const float> term, floa
   return AddRows<float>(out, scaled, out, stream);
 }
 
+RouterScores ScoresOf(MatrixView<const float> logits, const GateSelection& selection,
+                      const GateTraits& traits) {
+  return {.logits = logits,
+          .score = selection.score,
+          .function = traits.score,
+          .log_sum_exp = selection.log_sum_exp};
+}
+
 }  // namespace
 
 template <typename T>
@@ -35,9 +42,9 @@ absl::Status Router<T>::DecideOnHost(const RouterInputs<T>& inputs, Gradient gra
   MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
 
-  MOE_ASSIGN_OR_RETURN(
-      const RouterLosses losses,
-      ComputeLosses(config_, *gate_, input, s.selection, inputs.expert_share, gradient, workspace));
+  MOE_ASSIGN_OR_RETURN(const EnqueuedLosses losses,
+                       EnqueueLosses(config_, *gate_, input, s.selection, inputs.expert_share,
+                                     gradient, workspace, workspace, stream));
   s.d_aux = losses.d_logits;
   MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
                        workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
@@ -48,13 +55,12 @@ absl::Status Router<T>::DecideOnHost(const RouterInputs<T>& inputs, Gradient gra
   s.dropped = dropped;
   s.routing = RoutingOf(s.selection, dropped);
   if (stats != nullptr) {
-    stats->aux_loss = losses.aux;
-    stats->z_loss = losses.z;
-    MOE_ASSIGN_OR_RETURN(stats->entropy_sum, EntropySum({.logits = s.logits,
-                                                         .score = s.selection.score,
-                                                         .function = traits_.score,
-                                                         .log_sum_exp = s.selection.log_sum_exp},
-                                                        workspace, stream.threads()));
+    stats->entropy_sum = 0;
+    MOE_RETURN_IF_ERROR(AddEntropy(ScoresOf(s.logits, s.selection, traits_), &stats->entropy_sum,
+                                   workspace, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    stats->aux_loss = losses.aux_and_z.empty() ? 0 : losses.aux_and_z[0];
+    stats->z_loss = losses.aux_and_z.empty() ? 0 : losses.aux_and_z[1];
     stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
     stats->dropped_slots = dropped_slots;
   }
@@ -91,11 +97,8 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   MOE_ASSIGN_OR_RETURN(const absl::Span<double> entropy, workspace.Array<double>(1));
   MOE_RETURN_IF_ERROR(stream.Zero(entropy.data(), sizeof(double)));
   if (stats != nullptr) {
-    MOE_RETURN_IF_ERROR(AddEntropy({.logits = s.logits,
-                                    .score = s.selection.score,
-                                    .function = traits_.score,
-                                    .log_sum_exp = s.selection.log_sum_exp},
-                                   &entropy[0], workspace, stream));
+    MOE_RETURN_IF_ERROR(
+        AddEntropy(ScoresOf(s.logits, s.selection, traits_), &entropy[0], workspace, stream));
   }
 
   GateSelection on_host;

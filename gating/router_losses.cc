@@ -77,16 +77,4 @@ absl::StatusOr<EnqueuedLosses> EnqueueLosses(const RouterConfig& config, const G
   return EnqueuedLosses{.aux_and_z = sums, .d_logits = d_logits};
 }
 
-absl::StatusOr<RouterLosses> ComputeLosses(const RouterConfig& config, const Gate& gate,
-                                           const GateInput& input, const GateSelection& selection,
-                                           absl::Span<const double> expert_share, Gradient gradient,
-                                           Workspace& workspace) {
-  MOE_ASSIGN_OR_RETURN(const EnqueuedLosses losses,
-                       EnqueueLosses(config, gate, input, selection, expert_share, gradient,
-                                     workspace, workspace, *MakeInlineStream()));
-  if (losses.aux_and_z.empty()) return RouterLosses();
-  return RouterLosses{
-      .aux = losses.aux_and_z[0], .z = losses.aux_and_z[1], .d_logits = losses.d_logits};
-}
-
 }  // namespace moe

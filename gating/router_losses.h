@@ -30,18 +30,6 @@ absl::StatusOr<EnqueuedLosses> EnqueueLosses(const RouterConfig& config, const G
                                              Gradient gradient, Workspace& host_workspace,
                                              Workspace& workspace, Stream& stream);
 
-struct RouterLosses {
-  double aux = 0;
-  double z = 0;
-  MatrixView<const float> d_logits;  // [T, logit_sets * E]; empty = no losses, or not wanted
-};
-
-// The same of arrays in host memory, computed at once.
-absl::StatusOr<RouterLosses> ComputeLosses(const RouterConfig& config, const Gate& gate,
-                                           const GateInput& input, const GateSelection& selection,
-                                           absl::Span<const double> expert_share, Gradient gradient,
-                                           Workspace& workspace);
-
 }  // namespace moe
 
 #endif  // MOE_GATING_ROUTER_LOSSES_H_

@@ -50,6 +50,7 @@ class ScaledTokenChoiceGate : public Gate {
   using Weights = GateWeights;
 
   GateTraits traits() const override;
+  // A gate made from this one that overrides Select, or has Reweigh or AddLosses, says kCpu alone.
   bool RunsOn(DeviceKind /*device*/) const override { return true; }
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
                                        Stream& stream) const override;

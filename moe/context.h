@@ -51,6 +51,12 @@ inline bool OnCuda(const Context& context) {
   return context.compute->device().kind == DeviceKind::kCuda;
 }
 
+// The most that the workspaces of the compute stream's device have held.
+inline int64_t DeviceBytes(const Context& context) {
+  const bool apart = context.exchange_workspace != context.workspace;
+  return context.workspace->peak_bytes() + (apart ? context.exchange_workspace->peak_bytes() : 0);
+}
+
 // `array`, memory of the host, where context.compute computes: itself on a CPU, else a copy in
 // context.workspace, enqueued there.
 template <typename T>

@@ -37,6 +37,19 @@ std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
   return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
 }
 
+// out[i] += term[i], in rows that threads and warps share.
+absl::Status AddTo(absl::Span<float> out, absl::Span<const float> term, Stream& stream) {
+  constexpr int64_t kCols = 1024;
+  const auto size = static_cast<int64_t>(out.size()), body = size / kCols * kCols;
+  const auto add = [&](int64_t first, int64_t rows, int64_t cols) {
+    const MatrixView<float> to(out.data() + first, rows, cols);
+    const MatrixView<const float> from(term.data() + first, rows, cols);
+    return AddRows<float>(to, from, to, stream);
+  };
+  MOE_RETURN_IF_ERROR(add(0, size / kCols, kCols));
+  return add(body, size > body ? 1 : 0, size - body);
+}
+
 // Adds to slots[e] those of the routing's slots for expert e that travel.
 void AddKeptSlots(const Routing& routing, const DispatchPlan& plan, absl::Span<int64_t> slots) {
   const absl::Span<const int32_t> home_row = plan.home_row_of_slot();
@@ -252,21 +265,42 @@ template <typename Send, typename Compute, typename Receive>
 absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work,
                                                 Send send, Compute compute, Receive receive) {
   Stream& exchange = *context_.exchange;
+  const int chunks = plan.chunks();
   work.send.moved = work.receive.moved = &dispatcher_->bytes();
-  std::vector<Event> arrived(plan.chunks());
-  for (int c = 0; c < plan.chunks(); ++c) {
+  std::vector<Event> arrived(chunks), computed(chunks);
+  const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;
     MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
     MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
-  }
-  for (int c = 0; c < plan.chunks(); ++c) {
+    return absl::OkStatus();
+  };
+  const auto compute_chunk = [&](int c) -> absl::Status {
     MOE_RETURN_IF_ERROR(context_.compute->WaitFor(arrived[c]));
     const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
-    work.compute.chunk = work.receive.chunk = c;
+    work.compute.chunk = c;
     MOE_RETURN_IF_ERROR(
         Timed(context_, work.compute, *context_.compute, [&] { return compute(first, last); }));
-    MOE_RETURN_IF_ERROR(JoinStreams(exchange, *context_.compute));
-    MOE_RETURN_IF_ERROR(Timed(context_, work.receive, exchange, [&] { return receive(c); }));
+    MOE_ASSIGN_OR_RETURN(computed[c], context_.compute->Record());
+    return absl::OkStatus();
+  };
+  const auto receive_chunk = [&](int c) -> absl::Status {
+    if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
+    work.receive.chunk = c;
+    return Timed(context_, work.receive, exchange, [&] { return receive(c); });
+  };
+  if (OnCuda(context_)) {
+    // An exchange through the host's memory holds the host: chunk c is being computed meanwhile.
+    for (int c = 0; c < chunks; ++c) {
+      MOE_RETURN_IF_ERROR(send_chunk(c));
+      if (c > 0) MOE_RETURN_IF_ERROR(receive_chunk(c - 1));
+      MOE_RETURN_IF_ERROR(compute_chunk(c));
+    }
+    return receive_chunk(chunks - 1);
+  }
+  for (int c = 0; c < chunks; ++c) MOE_RETURN_IF_ERROR(send_chunk(c));
+  for (int c = 0; c < chunks; ++c) {
+    MOE_RETURN_IF_ERROR(compute_chunk(c));
+    MOE_RETURN_IF_ERROR(receive_chunk(c));
   }
   return absl::OkStatus();
 }
@@ -299,9 +333,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
     MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
                                                  saved.identity_row, by_identity, compute));
     // One of the two is 0: a slot travels or is added at home.
-    const MatrixView<float> all(d_weight.data(), slots, 1);
-    MOE_RETURN_IF_ERROR(
-        AddRows<float>(all, MatrixView<const float>(by_identity.data(), slots, 1), all, compute));
+    MOE_RETURN_IF_ERROR(AddTo(d_weight, by_identity, compute));
     MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
                                        saved.router.on_device.weight, dx, Write::kAdd, compute));
   }

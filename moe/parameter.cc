@@ -1,18 +1,22 @@
 #include "moe/parameter.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <absl/strings/str_cat.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cast/cast.h"
 
 namespace moe {
 namespace {
+
+constexpr int64_t kElementsPerTask = int64_t{1} << 16;  // some milliseconds
 
 // A parameter's own random sequence: keyed by its name, so that it does not matter which rank
 // creates it, or when.
@@ -22,13 +26,19 @@ void Initialize(const ParameterSpec& spec, uint64_t seed, absl::Span<float> valu
     std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
     return;
   }
-  RandomKey key = {.seed = seed,
-                   .purpose = RandomPurpose::kInit,
-                   .layer = static_cast<uint32_t>(XXH3_64bits(spec.name.data(), spec.name.size()))};
-  for (size_t i = 0; i < values.size(); ++i) {
-    key.item = i / 2;
-    values[i] = static_cast<float>(spec.init_std * Normal(key, i % 2));
-  }
+  const auto layer = static_cast<uint32_t>(XXH3_64bits(spec.name.data(), spec.name.size()));
+  const auto draw = [&](int64_t begin, int64_t end) {
+    RandomKey key = {.seed = seed, .purpose = RandomPurpose::kInit, .layer = layer};
+    for (int64_t i = begin; i < end; ++i) {
+      key.item = static_cast<uint64_t>(i / 2);
+      values[static_cast<size_t>(i)] =
+          static_cast<float>(spec.init_std * Normal(key, static_cast<uint32_t>(i % 2)));
+    }
+  };
+  const auto size = static_cast<int64_t>(values.size());
+  if (size < kElementsPerTask) return draw(0, size);
+  ThreadPool all_cores(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  all_cores.For(size, kElementsPerTask, draw);
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ class ParameterStore {
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
 
   // Rounds the master into the compute copy; after every change of the master. `stream`: of the
-  // memory's device.
+  // memory's device; of the CPU for what is not trained.
   absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
 
   // Elements on this rank.

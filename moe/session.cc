@@ -29,8 +29,7 @@ std::string Unpack(int64_t packed) {
 // "sm_90"; empty on the CPU.
 absl::StatusOr<std::string> CudaArchitecture(Device device) {
   if (device.kind == DeviceKind::kCpu) return std::string();
-  MOE_ASSIGN_OR_RETURN(const auto devices, CudaDevices());
-  const CudaDevice& mine = devices.at(static_cast<size_t>(device.index));
+  MOE_ASSIGN_OR_RETURN(const CudaDevice mine, CudaDeviceAt(device.index));
   return absl::StrCat("sm_", mine.major, mine.minor);
 }
 
@@ -47,9 +46,10 @@ absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Strea
 
 absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank) {
   if (kind == DeviceKind::kCpu) return Device();
-  MOE_ASSIGN_OR_RETURN(const auto devices, CudaDevices());
-  const Device device = {kind, rank % static_cast<int>(devices.size())};
-  MOE_RETURN_IF_ERROR(devices[static_cast<size_t>(device.index)].usable);
+  MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  const Device device = {kind, rank % count};
+  MOE_ASSIGN_OR_RETURN(const CudaDevice mine, CudaDeviceAt(device.index));
+  MOE_RETURN_IF_ERROR(mine.usable);
   return device;
 }
 
@@ -110,6 +110,13 @@ absl::Status Session::MakeStreams(const SessionOptions& options) {
   }
   MOE_ASSIGN_OR_RETURN(gradients_, MakeStream(options.device));
   return absl::OkStatus();
+}
+
+void Session::End(const absl::Status& reason) {
+  mesh_->Abort(reason);
+  for (Stream* stream : {compute_.get(), exchange_.get(), gradients_.get()}) {
+    if (stream != nullptr) stream->Synchronize().IgnoreError();
+  }
 }
 
 void Session::RecordTrace(int64_t capacity) {

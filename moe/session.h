@@ -43,6 +43,9 @@ class Session {
                                                          std::unique_ptr<Communicator> world);
 
   const Context& context() const { return context_; }
+  // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
+  // one another, and waits until the streams are empty.
+  void End(const absl::Status& reason);
   // Where gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
   // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and

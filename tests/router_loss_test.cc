@@ -89,6 +89,21 @@ void OnEveryDevice(Check check) {
   }
 }
 
+TEST(LoadBalanceLoss, AnEmptyGroupIsRefused) {
+  const std::vector<float> score(8, 0.25f);
+  const std::vector<int32_t> expert = {0, 1};
+  const std::vector<int64_t> slot_offset = {0, 1, 2}, groups = {0, 2, 2}, micro_batch = {0, 2};
+  double loss = 0;
+  Workspace workspace;
+  const absl::Status status = AddLoadBalanceLoss(
+      {.score = MatrixView<const float>(score.data(), 2, 4)},
+      {.slot_offset = slot_offset, .expert = expert, .coeff = 1},
+      {.offsets = groups, .micro_batch = micro_batch}, &loss, {}, workspace, *MakeInlineStream());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("token group 1 is empty"));
+  EXPECT_EQ(loss, 0);
+}
+
 TEST(LoadBalanceLoss, IsTheCoefficientAtPerfectBalanceForAnyK) {
   OnEveryDevice([](auto loss) {
     // Every expert gets as many slots as the others: the gradient by p is the same for all.

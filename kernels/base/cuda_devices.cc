@@ -30,17 +30,28 @@ absl::StatusOr<CudaDevice> Describe(int index) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
-  int count = 0, before = 0;
+absl::StatusOr<int> CudaDeviceCount() {
+  int count = 0;
   MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "CUDA"));
   if (count == 0) return CudaStatus(cudaErrorNoDevice, "CUDA");
+  return count;
+}
+
+absl::StatusOr<CudaDevice> CudaDeviceAt(int index) {
+  int before = 0;
   MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before), "CUDA"));
+  MOE_ASSIGN_OR_RETURN(CudaDevice device, Describe(index));
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(before), "CUDA"));
+  return device;
+}
+
+absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
+  MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   std::vector<CudaDevice> devices;
   for (int i = 0; i < count; ++i) {
-    MOE_ASSIGN_OR_RETURN(CudaDevice device, Describe(i));
+    MOE_ASSIGN_OR_RETURN(CudaDevice device, CudaDeviceAt(i));
     devices.push_back(std::move(device));
   }
-  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(before), "CUDA"));
   return devices;
 }
 

@@ -26,6 +26,10 @@ struct CudaDevice {
 // driver or no device.
 absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
 
+// How many there are, and one of them: no other one is touched. Errors as above.
+absl::StatusOr<int> CudaDeviceCount();
+absl::StatusOr<CudaDevice> CudaDeviceAt(int index);
+
 // MakeStream of a CUDA device: callers call that.
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads);
 

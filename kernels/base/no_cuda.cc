@@ -16,6 +16,12 @@ absl::Status NoCuda() {
 absl::StatusOr<std::vector<CudaDevice>> CudaDevices() {
   return NoCuda();
 }
+absl::StatusOr<int> CudaDeviceCount() {
+  return NoCuda();
+}
+absl::StatusOr<CudaDevice> CudaDeviceAt(int) {
+  return NoCuda();
+}
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*) {
   return NoCuda();
 }

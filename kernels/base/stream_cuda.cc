@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstring>
@@ -22,6 +23,8 @@
 
 namespace moe {
 namespace {
+
+constexpr int64_t kUploadPiece = int64_t{16} << 20;
 
 // CUDA events that no Event refers to, to be used again: making one takes a lock of the driver and
 // memory of the device, and a step records many. A wait that is already in a stream keeps the point
@@ -171,10 +174,16 @@ class CudaStream final : public Stream {
     MOE_RETURN_IF_ERROR(host_.status());
     if (bytes == 0) return absl::OkStatus();
     MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
-    absl::StatusOr<std::byte*> staged = staging_.Take(bytes);
-    if (!staged.ok()) return host_.Update(staged.status());
-    std::memcpy(*staged, from, static_cast<size_t>(bytes));
-    return CopyBytes(*staged, to, bytes);
+    // In pieces: little pinned memory, and the host fills one while the device takes the last.
+    const auto* const begin = static_cast<const std::byte*>(from);
+    for (int64_t done = 0; done < bytes; done += kUploadPiece) {
+      const int64_t piece = std::min(kUploadPiece, bytes - done);
+      absl::StatusOr<std::byte*> staged = staging_.Take(piece);
+      if (!staged.ok()) return host_.Update(staged.status());
+      std::memcpy(*staged, begin + done, static_cast<size_t>(piece));
+      MOE_RETURN_IF_ERROR(CopyBytes(*staged, static_cast<std::byte*>(to) + done, piece));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Zero(void* to, int64_t bytes) override {

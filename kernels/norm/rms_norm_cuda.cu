@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaBackw
   b.d_weight[h] = b.write_d_weight == Write::kAdd ? b.d_weight[h] + sum : sum;
 }
 
-// A warp owns a row. Vectors only of one type: eight floats are no access.
+// A warp owns a row.
 template <typename T, typename U>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     AddRowsKernel(MatrixView<const T> a, MatrixView<const U> b, MatrixView<T> out) {
@@ -90,12 +91,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     const T* const from_a = a.row(t);
     const U* const from_b = b.row(t);
     T* const to = out.row(t);
-    const int64_t vector_columns =
-        std::is_same_v<T, U> ? VectorColumns<T>(cols, from_a, from_b, to) : 0;
+    const int64_t vector_columns = VectorColumns<T>(cols, from_a, from_b, to);
     ForColumns<T>(cols, vector_columns, lane, kWarpLanes, [&](int64_t h, auto width) {
-      constexpr int kWidth = std::is_same_v<T, U> ? decltype(width)::value : 1;
+      constexpr int kWidth = decltype(width)::value;
       auto values = Load<kWidth>(from_a + h);
-      const auto others = Load<kWidth>(from_b + h);
+      const auto others = LoadElements<kWidth>(from_b + h);
       for (int i = 0; i < kWidth; ++i) {
         values.at[i] = T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
       }
@@ -123,8 +123,8 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
 }
 
 template <typename T, typename U>
-cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b, MatrixView<T> out,
-                        cudaStream_t stream) {
+cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
+                        MatrixView<T> out, cudaStream_t stream) {
   if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
   return Launch(&AddRowsKernel<T, U>, RowShape<kWarpLanes>(out.rows()), stream, a, b, out);
 }
@@ -137,7 +137,8 @@ cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identi
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
 #undef MOE_INSTANTIATE
-template cudaError_t CudaAddRows<BFloat16, float>(MatrixView<const BFloat16>, MatrixView<const float>,
-                                 MatrixView<BFloat16>, cudaStream_t);
+template cudaError_t CudaAddRows<BFloat16, float>(MatrixView<const BFloat16>,
+                                                  MatrixView<const float>, MatrixView<BFloat16>,
+                                                  cudaStream_t);
 
 }  // namespace moe::rms_norm

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/cuda_launch.h"
@@ -71,6 +72,11 @@ absl::Status CheckBalance(absl::string_view function, const RouterScores& scores
   }
   MOE_RETURN_IF_ERROR(CheckGroups(function, "token groups", groups.offsets,
                                   std::max<size_t>(groups.offsets.size(), 1) - 1, tokens));
+  for (size_t g = 0; g + 1 < groups.offsets.size(); ++g) {
+    if (groups.offsets[g] < groups.offsets[g + 1]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": token group ", g, " is empty, expected none to be"));
+  }
   return CheckGroups(function, "micro-batches", groups.micro_batch,
                      std::max<size_t>(groups.micro_batch.size(), 1) - 1,
                      static_cast<int64_t>(groups.offsets.size()) - 1);

@@ -115,11 +115,10 @@ int64_t NextBatch(const std::vector<CallTimes>& all, int ranks, const MeasureOpt
 }
 
 template <typename T>
-absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOptions& options,
-                                      Session& session) {
+absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& spec,
+                                      const MeasureOptions& options, Session& session) {
   const Context& context = session.context();
   Communicator& world = context.mesh->world();
-  LayerOnRank<T> layer(spec, context);
   MOE_RETURN_IF_ERROR(layer.Setup(session.gradient_stream()));
   CallTimes times = {};
   std::array<int64_t, 2> wrong = {};
@@ -147,20 +146,29 @@ absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOption
       tokens += layer.tokens();
       mine.push_back(times);
     }
-    MOE_ASSIGN_OR_RETURN(all, Gather(mine, world, *context.compute));
+    MOE_ASSIGN_OR_RETURN(all, Gather(mine, world, *context.host));
   }
   MOE_RETURN_IF_ERROR(
-      world.AllReduce<int64_t>(absl::MakeSpan(wrong), ReduceOp::kSum, *context.compute));
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&tokens, 1}, ReduceOp::kSum, *context.compute));
+      world.AllReduce<int64_t>(absl::MakeSpan(wrong), ReduceOp::kSum, *context.host));
+  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>({&tokens, 1}, ReduceOp::kSum, *context.host));
   LayerResult result{.spec = spec, .backend = std::string(world.backend()), .ranks = world.size()};
   LayerFigures& figures = result.figures;
-  MOE_RETURN_IF_ERROR(AddFigures(spec, layer, std::move(load), world, *context.compute, figures));
+  MOE_RETURN_IF_ERROR(AddFigures(spec, layer, std::move(load), world, *context.host, figures));
   const std::vector<double> steps = Steps(all, world.size());
   figures.iterations = static_cast<int64_t>(steps.size());
   figures.step_us = Describe(steps);
   figures.tokens_per_s =
       static_cast<double>(tokens) / std::accumulate(steps.begin(), steps.end(), 0.0) * 1e6;
   result.rows = Rows(spec, figures, all, wrong, world.size());
+  return result;
+}
+
+template <typename T>
+absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOptions& options,
+                                      Session& session) {
+  LayerOnRank<T> layer(spec, session.context());
+  auto result = MeasureOn(layer, spec, options, session);
+  if (!result.ok()) session.End(result.status());  // what its streams run uses the layer's memory
   return result;
 }
 

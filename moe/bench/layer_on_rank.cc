@@ -114,7 +114,7 @@ template <typename T>
 int64_t LayerOnRank<T>::bytes() const {
   const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
                              (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-  return context_.workspace->peak_bytes() + store_.total_size() * of_element + 4 * x_.bytes();
+  return DeviceBytes(context_) + store_.total_size() * of_element + 4 * x_.bytes();
 }
 
 template <typename T>
@@ -164,6 +164,8 @@ absl::Status LayerOnRank<T>::CompareResults(int64_t record, std::array<int64_t, 
 template <typename T>
 template <typename Work>
 absl::Status LayerOnRank<T>::Pass(int pass, CallTimes& times, Work work) {
+  MOE_RETURN_IF_ERROR(
+      context_.compute->Synchronize());  // what the call prepared is not the layer's
   MOE_RETURN_IF_ERROR(context_.mesh->world().Barrier());
   context_.clock->Reset();
   const int64_t start = MonotonicNs();

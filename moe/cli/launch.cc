@@ -44,8 +44,11 @@ absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on
     return absl::UnimplementedError(
         "--device is cuda, expected cpu, on which this command computes");
   }
-  const absl::StatusOr<std::vector<CudaDevice>> devices = CudaDevices();
-  const absl::Status status = devices.ok() ? devices->front().usable : devices.status();
+  absl::Status status = CudaDeviceCount().status();
+  if (status.ok()) {
+    MOE_ASSIGN_OR_RETURN(const CudaDevice first, CudaDeviceAt(0));
+    status = first.usable;
+  }
   if (status.ok()) return Device{DeviceKind::kCuda, 0};
   return absl::Status(status.code(), absl::StrCat("--device is cuda: ", status.message()));
 }
@@ -102,8 +105,7 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
                  : absl::OkStatus();
   }
   if (share) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const std::vector<CudaDevice> devices, CudaDevices());
-  const auto count = static_cast<int>(devices.size());
+  MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   if (launch.world.local_ranks <= count) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",

@@ -237,7 +237,8 @@ template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   const int64_t state_bytes = store_.total_size() * static_cast<int64_t>(sizeof(float)) *
                               (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
-  double most[2] = {seconds, static_cast<double>(state_bytes + context_.workspace->peak_bytes())};
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
+  double most[2] = {seconds, static_cast<double>(state_bytes + DeviceBytes(context_))};
   double sum[kPhases];
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
   context_.clock->Reset();
@@ -355,8 +356,10 @@ template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
                                     Session& session, const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, session);
-  MOE_RETURN_IF_ERROR(trainer.Build(session));
-  return trainer.Run(hooks);
+  const absl::Status built = trainer.Build(session);
+  auto report = built.ok() ? trainer.Run(hooks) : absl::StatusOr<TrainReport>(built);
+  if (!report.ok()) session.End(report.status());  // what its streams run uses the trainer's memory
+  return report;
 }
 
 }  // namespace
@@ -382,8 +385,6 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
   auto report = config.dtype == DType::kBFloat16
                     ? TrainAs<BFloat16>(config, corpus, *session, hooks)
                     : TrainAs<float>(config, corpus, *session, hooks);
-  // The others may be waiting for this rank.
-  if (!report.ok()) context.mesh->Abort(report.status());
   return report;
 }
 

@@ -249,7 +249,7 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
   MOE_RETURN_IF_ERROR(m.Embed(on_device.ids, batch.step, x));
   for (int l = 0; l < m.config.num_layers; ++l) {
     // Nothing is kept: a layer's scratch is given back, and its output replaces its input.
-    const WorkspaceScope layer_scope(workspace);
+    const WorkspaceScope layer_scope(workspace), host_layer_scope(*m.context.host_workspace);
     typename Impl::LayerSaved layer_saved;
     MOE_RETURN_IF_ERROR(m.LayerForward(l, x, batch, middle, x, layer_saved, stats));
   }
