@@ -7,9 +7,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "gating/device_copies.h"
 #include "gating/router_capacity.h"
 #include "gating/router_losses.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
@@ -29,10 +29,6 @@ absl::Status CheckMatrix(absl::string_view where, absl::string_view what, Matrix
   return absl::InvalidArgumentError(absl::StrCat(where, ": ", what, " is [", matrix.rows(), ", ",
                                                  matrix.cols(), "], expected [", rows, ", ", cols,
                                                  "]"));
-}
-
-bool IsCuda(const Stream& stream) {
-  return stream.device().kind == DeviceKind::kCuda;
 }
 
 absl::Status CheckHost(absl::string_view where, const Stream& stream, const Workspace* host) {
@@ -210,13 +206,14 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
     MOE_RETURN_IF_ERROR(DecideOnDevice(inputs, gradient, workspace, *host, stream, s, stats));
   } else {
     const int64_t rows = s.logits.rows(), cols = s.logits.cols();
-    MOE_ASSIGN_OR_RETURN(const auto logits, EnqueueDownload(AllOf(s.logits), *host, stream));
+    MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(s.logits), *host, stream));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     s.logits = MatrixView<const float>(logits.data(), rows, cols);
     MOE_RETURN_IF_ERROR(
         DecideOnHost(inputs, gradient, *host, *MakeInlineStream(&stream.threads()), s, stats));
-    MOE_ASSIGN_OR_RETURN(s.on_device.slot_offset, Upload(s.routing.slot_offset, workspace, stream));
-    MOE_ASSIGN_OR_RETURN(s.on_device.weight, Upload(s.routing.weight, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(s.on_device.slot_offset,
+                         UploadArray(s.routing.slot_offset, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(s.on_device.weight, UploadArray(s.routing.weight, workspace, stream));
   }
   if (saved != nullptr) *saved = s;
   return s.routing;

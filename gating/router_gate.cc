@@ -1,10 +1,10 @@
 // The router between the logits and the gradient by them: gate, losses, capacity.
 #include <memory>
 
-#include "gating/device_copies.h"
 #include "gating/router.h"
 #include "gating/router_capacity.h"
 #include "gating/router_losses.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/router_loss/router_loss.h"
@@ -86,7 +86,7 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
                                        RouterSaved<T>& s, RouterStats* stats) const {
   MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
                        MakeTokenGroups(config_.token_group, s.batch, host));
-  MOE_ASSIGN_OR_RETURN(const auto expert_bias, Upload(inputs.expert_bias, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto expert_bias, UploadArray(inputs.expert_bias, workspace, stream));
   const GateInput input = {
       .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = expert_bias};
   MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
@@ -102,12 +102,12 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   }
 
   GateSelection on_host;
-  MOE_ASSIGN_OR_RETURN(on_host.slot_offset, EnqueueDownload(s.selection.slot_offset, host, stream));
-  MOE_ASSIGN_OR_RETURN(on_host.expert, EnqueueDownload(s.selection.expert, host, stream));
-  MOE_ASSIGN_OR_RETURN(on_host.weight, EnqueueDownload<float>(s.selection.weight, host, stream));
-  MOE_ASSIGN_OR_RETURN(on_host.count, EnqueueDownload(s.selection.count, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto sums, EnqueueDownload(losses.aux_and_z, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto entropy_sum, EnqueueDownload<double>(entropy, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.slot_offset, DownloadArray(s.selection.slot_offset, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.expert, DownloadArray(s.selection.expert, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.weight, DownloadArray<float>(s.selection.weight, host, stream));
+  MOE_ASSIGN_OR_RETURN(on_host.count, DownloadArray(s.selection.count, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto sums, DownloadArray(losses.aux_and_z, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto entropy_sum, DownloadArray<double>(entropy, host, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
 
   const auto slots = static_cast<int64_t>(on_host.expert.size());
@@ -115,7 +115,7 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   MOE_ASSIGN_OR_RETURN(const int64_t dropped_slots,
                        ApplyCapacity(config_, *gate_, on_host, groups, dropped, host,
                                      *MakeInlineStream(&stream.threads())));
-  MOE_ASSIGN_OR_RETURN(s.dropped, Upload<uint8_t>(dropped, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(s.dropped, UploadArray<uint8_t>(dropped, workspace, stream));
   if (dropped_slots > 0) {
     MOE_RETURN_IF_ERROR(stream.Upload(on_host.weight.data(), s.selection.weight.data(),
                                       slots * static_cast<int64_t>(sizeof(float))));
@@ -141,7 +141,7 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   Stream& gate_stream = through_host ? *host_stream : stream;
   Workspace& gate_workspace = through_host ? *host : workspace;
   if (through_host) {
-    MOE_ASSIGN_OR_RETURN(d_weight, EnqueueDownload(d_weight, *host, stream));
+    MOE_ASSIGN_OR_RETURN(d_weight, DownloadArray(d_weight, *host, stream));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> d_logits,
@@ -157,7 +157,7 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   }
   if (!through_host) return d_logits;
   MOE_ASSIGN_OR_RETURN(const auto on_device,
-                       Upload<float>(AllOf<float>(d_logits), workspace, stream));
+                       UploadArray<float>(AllOf<float>(d_logits), workspace, stream));
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 

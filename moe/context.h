@@ -9,6 +9,7 @@
 
 #include "comm/mesh.h"
 #include "kernels/base/buffer.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
@@ -48,7 +49,7 @@ struct Context {
 };
 
 inline bool OnCuda(const Context& context) {
-  return context.compute->device().kind == DeviceKind::kCuda;
+  return IsCuda(*context.compute);
 }
 
 // The most that the workspaces of the compute stream's device have held.
@@ -62,21 +63,15 @@ inline int64_t DeviceBytes(const Context& context) {
 template <typename T>
 absl::StatusOr<absl::Span<const T>> OnDevice(absl::Span<const T> array, const Context& context) {
   if (!OnCuda(context)) return array;
-  const auto size = static_cast<int64_t>(array.size());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, context.workspace->Array<T>(size));
-  MOE_RETURN_IF_ERROR(
-      context.compute->Upload(array.data(), copy.data(), size * static_cast<int64_t>(sizeof(T))));
-  return copy;
+  return UploadArray(array, *context.workspace, *context.compute);
 }
 
 // The same the other way, in context.host_workspace. Blocks the host.
 template <typename T>
 absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Context& context) {
   if (!OnCuda(context)) return array;
-  const auto size = static_cast<int64_t>(array.size());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy, context.host_workspace->Array<T>(size));
-  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(array.data(), copy.data(),
-                                                 size * static_cast<int64_t>(sizeof(T))));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> copy,
+                       DownloadArray(array, *context.host_workspace, *context.compute));
   MOE_RETURN_IF_ERROR(context.compute->Synchronize());
   return copy;
 }

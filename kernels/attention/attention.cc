@@ -7,6 +7,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_shape.h"
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
@@ -41,16 +42,6 @@ int64_t LongestSequence(const AttentionShape& shape) {
     longest = std::max(longest, shape.sequence_offsets[s] - shape.sequence_offsets[s - 1]);
   }
   return longest;
-}
-
-absl::StatusOr<const int64_t*> UploadOffsets(const AttentionShape& shape, Workspace& workspace,
-                                             Stream& stream) {
-  const absl::Span<const int64_t> host = shape.sequence_offsets;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offsets,
-                       workspace.Array<int64_t>(static_cast<int64_t>(host.size())));
-  MOE_RETURN_IF_ERROR(stream.Upload(host.data(), offsets.data(),
-                                    static_cast<int64_t>(host.size() * sizeof(int64_t))));
-  return offsets.data();
 }
 
 namespace {
@@ -122,13 +113,14 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
   if (IsCuda(stream)) {
     MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
-    MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const auto offsets,
+                         UploadArray(shape.sequence_offsets, workspace, stream));
     return LaunchOn(kFunction, stream, [&](auto cuda) {
       return attention::Run(attention::CudaForward<T>{.q = q,
                                                       .k = k,
                                                       .v = v,
                                                       .heads = shape.heads,
-                                                      .sequence_offsets = offsets,
+                                                      .sequence_offsets = offsets.data(),
                                                       .sequences = Sequences(shape),
                                                       .out = out,
                                                       .log_sum_exp = log_sum_exp},
@@ -176,7 +168,8 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   MOE_RETURN_IF_ERROR(check("d_v", d_v));
   if (IsCuda(stream)) {
     MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
-    MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const auto offsets,
+                         UploadArray(shape.sequence_offsets, workspace, stream));
     MOE_ASSIGN_OR_RETURN(const MatrixView<float> row_dot,
                          workspace.Matrix<float>(q.rows(), shape.heads));
     return LaunchOn(kFunction, stream, [&](auto cuda) {
@@ -187,7 +180,7 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
                                                        .log_sum_exp = log_sum_exp,
                                                        .d_out = d_out,
                                                        .heads = shape.heads,
-                                                       .sequence_offsets = offsets,
+                                                       .sequence_offsets = offsets.data(),
                                                        .sequences = Sequences(shape),
                                                        .d_q = d_q,
                                                        .d_k = d_k,

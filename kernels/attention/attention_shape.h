@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
 #include "kernels/attention/attention.h"
@@ -18,11 +17,6 @@ absl::Status CheckAttentionShape(absl::string_view function, const AttentionShap
 
 // Rows of the longest sequence; 0 without sequences.
 int64_t LongestSequence(const AttentionShape& shape);
-
-// The sequences' offsets in memory of the stream's device, taken from `workspace`. Later work in the
-// stream finds them there.
-absl::StatusOr<const int64_t*> UploadOffsets(const AttentionShape& shape, Workspace& workspace,
-                                             Stream& stream);
 
 }  // namespace moe
 

@@ -5,6 +5,7 @@
 #include "kernels/attention/rotary_cuda.h"
 #include "kernels/attention/rotary_table.h"
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
@@ -88,13 +89,13 @@ absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirectio
   MOE_ASSIGN_OR_RETURN(
       const RotaryTable* const table,
       RotaryTable::For(base, x.cols() / shape.heads / 2, LongestSequence(shape), stream.device()));
-  MOE_ASSIGN_OR_RETURN(const int64_t* const offsets, UploadOffsets(shape, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto offsets, UploadArray(shape.sequence_offsets, workspace, stream));
   return LaunchOn("ApplyRotary", stream, [&](auto cuda) {
     return attention::Run(
         attention::CudaRotary<T>{
             .x = x,
             .heads = shape.heads,
-            .sequence_offsets = offsets,
+            .sequence_offsets = offsets.data(),
             .sequences = static_cast<int64_t>(shape.sequence_offsets.size()) - 1,
             .cosine = table->cosine(),
             .sine = table->sine(),

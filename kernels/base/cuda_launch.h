@@ -21,10 +21,6 @@ inline constexpr bool kCudaBuilt = true;
 inline constexpr bool kCudaBuilt = false;
 #endif
 
-inline bool IsCuda(const Stream& stream) {
-  return stream.device().kind == DeviceKind::kCuda;
-}
-
 // launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
 // and the launcher's as a status of `function`. `launcher` is a lambda over `auto stream`: without
 // CUDA in the build it is never instantiated, and the result is kUnimplemented.

@@ -81,6 +81,10 @@ class Stream {
   Stream() = default;
 };
 
+inline bool IsCuda(const Stream& stream) {
+  return stream.device().kind == DeviceKind::kCuda;
+}
+
 // CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
 // overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has no
 // CUDA or the machine no device for it. `threads`, if given, must outlive the stream.

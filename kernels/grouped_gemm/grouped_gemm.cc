@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
@@ -78,10 +79,7 @@ absl::Status LaunchKernel(absl::string_view function, const Problem& problem, St
 absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets,
                                                Workspace& workspace, Stream& stream) {
   if (offsets.size() <= 2) return nullptr;
-  MOE_ASSIGN_OR_RETURN(const auto device,
-                       workspace.Array<int64_t>(static_cast<int64_t>(offsets.size())));
-  MOE_RETURN_IF_ERROR(stream.Upload(offsets.data(), device.data(),
-                                    static_cast<int64_t>(offsets.size() * sizeof(int64_t))));
+  MOE_ASSIGN_OR_RETURN(const auto device, UploadArray(offsets, workspace, stream));
   return device.data();
 }
 

@@ -7,6 +7,7 @@
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/router_loss/router_loss_cpu.h"
@@ -17,16 +18,6 @@ namespace {
 
 using router_loss::kBlockTokens;
 using router_loss::TokenBlocks;
-
-// `host` in memory of the stream's device.
-template <typename T>
-absl::StatusOr<const T*> OnDevice(const std::vector<T>& host, Workspace& workspace,
-                                  Stream& stream) {
-  const auto size = static_cast<int64_t>(host.size());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<T> to, workspace.Array<T>(size));
-  MOE_RETURN_IF_ERROR(stream.Upload(host.data(), to.data(), size * int64_t{sizeof(T)}));
-  return to.data();
-}
 
 // Units [offsets[u], offsets[u + 1]) of tokens, cut into blocks.
 absl::StatusOr<TokenBlocks> CutIntoBlocks(absl::Span<const int64_t> offsets, Workspace& workspace,
@@ -42,9 +33,14 @@ absl::StatusOr<TokenBlocks> CutIntoBlocks(absl::Span<const int64_t> offsets, Wor
   begin.push_back(offsets.back());
   TokenBlocks blocks = {.units = static_cast<int64_t>(offsets.size()) - 1,
                         .blocks = static_cast<int64_t>(unit.size())};
-  MOE_ASSIGN_OR_RETURN(blocks.begin, OnDevice(begin, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(blocks.unit, OnDevice(unit, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(blocks.first_block, OnDevice(first_block, workspace, stream));
+  const auto upload = [&](absl::Span<const int64_t> array, const int64_t*& to) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto copy, UploadArray(array, workspace, stream));
+    to = copy.data();
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(upload(begin, blocks.begin));
+  MOE_RETURN_IF_ERROR(upload(unit, blocks.unit));
+  MOE_RETURN_IF_ERROR(upload(first_block, blocks.first_block));
   return blocks;
 }
 
@@ -148,18 +144,12 @@ absl::Status AddLoadBalanceLoss(const RouterScores& scores, const LoadBalance& b
                                 .expert_share = nullptr,
                                 .d_logits = d_logits};
   MOE_ASSIGN_OR_RETURN(terms.groups, CutIntoBlocks(groups.offsets, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(terms.scale,
-                       OnDevice(GroupScales(experts, balance, groups), workspace, stream));
-  if (!balance.expert_share.empty()) {
-    MOE_ASSIGN_OR_RETURN(
-        terms.expert_share,
-        OnDevice(std::vector<double>(balance.expert_share.begin(), balance.expert_share.end()),
-                 workspace, stream));
-  }
-  MOE_ASSIGN_OR_RETURN(
-      const int64_t* const micro_batch,
-      OnDevice(std::vector<int64_t>(groups.micro_batch.begin(), groups.micro_batch.end()),
-               workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto scale, UploadArray<double>(GroupScales(experts, balance, groups),
+                                                             workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto share, UploadArray(balance.expert_share, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto micro_batch, UploadArray(groups.micro_batch, workspace, stream));
+  terms.scale = scale.data();
+  if (!share.empty()) terms.expert_share = share.data();
   const int64_t cells = terms.groups.blocks * experts;
   MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(cells));
   MOE_ASSIGN_OR_RETURN(const absl::Span<int32_t> counts, workspace.Array<int32_t>(cells));
@@ -172,7 +162,7 @@ absl::Status AddLoadBalanceLoss(const RouterScores& scores, const LoadBalance& b
   terms.by_prob = by_prob.data();
   terms.group_loss = group_loss.data();
   terms.fold = {.value = group_loss.data(),
-                .offset = micro_batch,
+                .offset = micro_batch.data(),
                 .parts = static_cast<int64_t>(groups.micro_batch.size()) - 1,
                 .sum = loss};
   return Enqueue(kName, terms, stream);
@@ -195,7 +185,8 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
   router_loss::ZLoss terms = {.d_logits = d_logits};
   MOE_ASSIGN_OR_RETURN(terms.input,
                        EntropyOf(scores, micro_batch_offsets, loss, workspace, stream));
-  MOE_ASSIGN_OR_RETURN(terms.scale, OnDevice(scale, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto scale_of, UploadArray<double>(scale, workspace, stream));
+  terms.scale = scale_of.data();
   return Enqueue(kName, terms, stream);
 }
 
