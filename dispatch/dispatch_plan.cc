@@ -2,12 +2,12 @@
 #include "dispatch/dispatch_plan.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include <absl/strings/str_cat.h>
 
 #include "dispatch/dispatch_plan_builder.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -35,7 +35,9 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
                                                  Stream& stream) {
   DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, workspace);
   MOE_RETURN_IF_ERROR(builder.Check(options));
-  MOE_RETURN_IF_ERROR(builder.CountKeptSlots(options));
+  MOE_RETURN_IF_ERROR(builder.CheckSlots());
+  MOE_RETURN_IF_ERROR(builder.StartMessage(options));
+  MOE_RETURN_IF_ERROR(builder.CountKeptSlots());
   MOE_RETURN_IF_ERROR(builder.OrderHomeRows());
   MOE_RETURN_IF_ERROR(builder.OrderSendRows());
   MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
@@ -46,37 +48,16 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
   return builder.plan();
 }
 
-absl::Status DispatchPlan::Upload(Workspace& workspace, Stream& stream) {
-  if (stream.device().kind == DeviceKind::kCpu) return absl::OkStatus();
-  const absl::Span<const int32_t> rows[] = {home_row_of_slot_, home_slot_,    send_token_,
-                                            expert_source_,    expert_token_, return_order_,
-                                            return_place_};
-  int64_t total = 0;
-  for (const auto& array : rows) total += Size(array);
-  MOE_ASSIGN_OR_RETURN(const absl::Span<int32_t> device, workspace.Array<int32_t>(total));
-  copies_.clear();
-  int64_t begin = 0;
-  for (const auto& array : rows) {
-    const auto to = device.subspan(begin, array.size());
-    MOE_RETURN_IF_ERROR(stream.Upload(array.data(), to.data(),
-                                      Size(array) * static_cast<int64_t>(sizeof(int32_t))));
-    copies_.push_back({array, to});
-    begin += Size(array);
+absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream& stream) const {
+  DispatchPlan plan = *this;
+  if (!IsCuda(stream)) return plan;
+  for (absl::Span<const int32_t>* const rows :
+       {&plan.home_row_of_slot_, &plan.home_slot_, &plan.send_token_, &plan.expert_source_,
+        &plan.expert_token_, &plan.return_order_, &plan.return_place_}) {
+    MOE_ASSIGN_OR_RETURN(*rows, UploadArray(*rows, workspace, stream));
   }
-  return absl::OkStatus();
-}
-
-absl::Span<const int32_t> DispatchPlan::on_device(absl::Span<const int32_t> rows) const {
-  if (copies_.empty() || rows.empty()) return rows;
-  for (const Copy& copy : copies_) {
-    // Arrays do not overlap, so that a place belongs to one of them.
-    const auto offset = std::less_equal<>()(copy.on_host.data(), rows.data())
-                            ? static_cast<size_t>(rows.data() - copy.on_host.data())
-                            : copy.on_host.size();
-    if (offset < copy.on_host.size()) return copy.on_device.subspan(offset, rows.size());
-  }
-  MOE_CHECK(false);  // no array that kernels read
-  return {};
+  plan.home_peer_ = plan.home_source_ = plan.expert_peer_ = {};
+  return plan;
 }
 
 DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
@@ -108,13 +89,7 @@ absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) cons
   if (options.overlap_degree < 1) {
     return Invalid(absl::StrCat("overlap degree ", options.overlap_degree, ", expected >= 1"));
   }
-  const bool no_tokens = routing_.slot_offset.empty() && slots == 0;
-  if ((!no_tokens && !AreOffsets(routing_.slot_offset, slots)) || slots > kMaxRows ||
-      plan_.tokens_ > kMaxRows) {
-    return Invalid(absl::StrCat("slot_offset [", routing_.slot_offset.size(), "] and ", slots,
-                                " slots, expected ascending offsets from 0 to the number of slots, "
-                                "fewer than 2^31"));
-  }
+  if (slots > kMaxRows || plan_.tokens_ > kMaxRows) return BadSlotOffsets();
   if (!routing_.dropped.empty() && static_cast<int64_t>(routing_.dropped.size()) != slots) {
     return Invalid(absl::StrCat("dropped [", routing_.dropped.size(), "], expected [", slots, "]"));
   }
@@ -128,6 +103,20 @@ absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) cons
                                 " experts in ", micro_batches_, " micro-batches, expected 0 .. ",
                                 most));
   }
+  return absl::OkStatus();
+}
+
+absl::Status DispatchPlanBuilder::BadSlotOffsets() const {
+  return Invalid(absl::StrCat("slot_offset [", routing_.slot_offset.size(), "] and ",
+                              routing_.slots(),
+                              " slots, expected ascending offsets from 0 to the number of slots, "
+                              "fewer than 2^31"));
+}
+
+absl::Status DispatchPlanBuilder::CheckSlots() const {
+  const int64_t slots = routing_.slots();
+  const bool no_tokens = routing_.slot_offset.empty() && slots == 0;
+  if (!no_tokens && !AreOffsets(routing_.slot_offset, slots)) return BadSlotOffsets();
   for (int64_t s = 0; s < slots; ++s) {
     if (routing_.expert[s] >= 0 && routing_.expert[s] < routing_.num_experts) continue;
     return Invalid(absl::StrCat("slot ", s, " names expert ", routing_.expert[s],
@@ -136,13 +125,17 @@ absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) cons
   return absl::OkStatus();
 }
 
-absl::Status DispatchPlanBuilder::CountKeptSlots(const DispatchPlanOptions& options) {
+absl::Status DispatchPlanBuilder::StartMessage(const DispatchPlanOptions& options) {
   plan_.chunks_ = std::clamp<int>(options.overlap_degree, 1, placement_.LocalExperts(0));
   const int64_t pairs = int64_t{plan_.chunks_} * plan_.ranks_;
   MOE_RETURN_IF_ERROR(Take<int32_t>(kHeaderSize + pairs + micro_batches_ * routed_, 0, message_));
   send_counts_ = message_.subspan(kHeaderSize, pairs);
   kept_ = message_.subspan(kHeaderSize + pairs);
+  plan_.kept_slots_ = kept_;
+  return absl::OkStatus();
+}
 
+absl::Status DispatchPlanBuilder::CountKeptSlots() {
   for (int64_t b = 0; b < micro_batches_; ++b) {
     for (int64_t t = micro_batch_begin(b); t < micro_batch_end(b); ++t) {
       for (int64_t s = routing_.slot_offset[t]; s < routing_.slot_offset[t + 1]; ++s) {
@@ -150,6 +143,10 @@ absl::Status DispatchPlanBuilder::CountKeptSlots(const DispatchPlanOptions& opti
       }
     }
   }
+  return CheckPadding();
+}
+
+absl::Status DispatchPlanBuilder::CheckPadding() const {
   const auto most = std::max_element(kept_.begin(), kept_.end());
   if (!padded() || *most <= routing_.padded_rows) return absl::OkStatus();
   const int64_t at = most - kept_.begin();

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include <absl/container/inlined_vector.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
@@ -42,7 +41,8 @@ struct DispatchPlanOptions {
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
 // slots have no row anywhere.
 //
-// Immutable after Build and Upload; its arrays live in the workspace given to Build (host memory).
+// Immutable. Its arrays live in the workspace given to Build: host memory. A plan of OnDevice or
+// BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to read.
 // Copies are views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
@@ -64,12 +64,23 @@ class DispatchPlan {
                                             const DispatchPlanOptions& options, Communicator& comm,
                                             Workspace& workspace, Stream& stream);
 
-  // Enqueues copies of the arrays of rows into `workspace`, memory of the stream's device, which
-  // on_device() then finds. Nothing to do on a CPU.
-  absl::Status Upload(Workspace& workspace, Stream& stream);
-  // One of this plan's arrays below, or a chunk's part of it, where the stream of Upload computes.
-  // Without Upload: the array itself.
-  absl::Span<const int32_t> on_device(absl::Span<const int32_t> rows) const;
+  // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues their
+  // copies. home_peer, home_source and expert_peer, which no kernel reads, are empty there. On a CPU:
+  // this plan.
+  absl::StatusOr<DispatchPlan> OnDevice(Workspace& workspace, Stream& stream) const;
+
+  // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
+  // are memory of that device, and the slots are sorted there (kernels/expert_sort) into `workspace`.
+  // `host_workspace` and `host`, a stream of the CPU, are for the tables. One host wait, for B*E
+  // counts. Nothing is sent: send_token and expert_source are empty, and send rows are as many as
+  // expert rows. Ids out of range have no row, as those of identity experts.
+  // Errors: as Build, but for the ids; kInvalidArgument if the group has other ranks or E > 1024.
+  static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
+                                                    absl::Span<const int64_t> micro_batch_offsets,
+                                                    const DispatchPlanOptions& options,
+                                                    Communicator& comm, Workspace& host_workspace,
+                                                    Stream& host, Workspace& workspace,
+                                                    Stream& stream);
 
   int chunks() const { return chunks_; }                          // d
   int ranks() const { return ranks_; }                            // R
@@ -92,7 +103,11 @@ class DispatchPlan {
   absl::Span<const int64_t> segment_offsets() const { return segment_offsets_; }
   int64_t segments() const { return segments_; }  // G
 
-  // [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or identity.
+  // [B, E of the routed experts] slots of this rank that travel, by micro-batch and expert.
+  absl::Span<const int32_t> kept_slots() const { return kept_slots_; }
+
+  // (device) [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or
+  // identity.
   absl::Span<const int32_t> home_row_of_slot() const { return home_row_of_slot_; }
 
   // --- What dispatchers move by. Rows of a chunk are [begin(c), begin(c + 1)) of their kind.
@@ -102,30 +117,31 @@ class DispatchPlan {
   int64_t expert_begin(int chunk) const { return expert_offsets_[chunk_first_expert_[chunk]]; }
   int64_t home_begin(int chunk) const { return home_begin_[chunk]; }
 
-  // [send rows of the chunk] token that each carries; -1 = an empty place.
+  // (device) [send rows of the chunk] token that each carries; -1 = an empty place.
   absl::Span<const int32_t> send_token(int chunk) const {
     return Part(send_token_, send_begin_[chunk], send_begin_[chunk + 1]);
   }
-  // [expert rows of the chunk] row among the chunk's received rows that each is a copy of.
+  // (device) [expert rows of the chunk] row among the chunk's received rows that each is a copy of.
   absl::Span<const int32_t> expert_source(int chunk) const {
     return Part(expert_source_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // [expert rows of the chunk] rank each comes from, and the token it is there (-1 = empty place).
+  // [expert rows of the chunk] rank each comes from, and (device) the token it is there (-1 = empty
+  // place).
   absl::Span<const int32_t> expert_peer(int chunk) const {
     return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
   }
   absl::Span<const int32_t> expert_token(int chunk) const {
     return Part(expert_token_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // [return rows of the chunk] expert row (of all N) that each carries home.
+  // (device) [return rows of the chunk] expert row (of all N) that each carries home.
   absl::Span<const int32_t> return_order(int chunk) const {
     return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // The inverse: [expert rows of the chunk] the chunk's return row that carries each home.
+  // The inverse, (device) [expert rows of the chunk]: the chunk's return row that carries each home.
   absl::Span<const int32_t> return_place(int chunk) const {
     return Part(return_place_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // [home rows of the chunk] slot of each, -1 = an empty place.
+  // (device) [home rows of the chunk] slot of each, -1 = an empty place.
   absl::Span<const int32_t> home_slot(int chunk) const {
     return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
   }
@@ -182,11 +198,7 @@ class DispatchPlan {
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
   absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_, return_order_,
       return_place_;
-  absl::Span<const int32_t> send_table_, expert_table_;
-  struct Copy {
-    absl::Span<const int32_t> on_host, on_device;
-  };
-  absl::InlinedVector<Copy, 7> copies_;  // of what kernels read; empty on a CPU
+  absl::Span<const int32_t> kept_slots_, send_table_, expert_table_;
 };
 
 }  // namespace moe

@@ -21,8 +21,10 @@ class DispatchPlanBuilder {
   DispatchPlanBuilder(const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
                       const ExpertPlacement& placement, Communicator& comm, Workspace& workspace);
 
-  absl::Status Check(const DispatchPlanOptions& options) const;
-  absl::Status CountKeptSlots(const DispatchPlanOptions& options);
+  absl::Status Check(const DispatchPlanOptions& options) const;  // sizes
+  absl::Status CheckSlots() const;
+  absl::Status StartMessage(const DispatchPlanOptions& options);
+  absl::Status CountKeptSlots();
   absl::Status OrderHomeRows();
   absl::Status OrderSendRows();
   absl::Status GatherCounts(Stream& stream);
@@ -30,6 +32,9 @@ class DispatchPlanBuilder {
   absl::Status ExchangeTokens(Stream& stream);
   absl::Status OrderExpertRows();
   absl::Status FindHomeSources();
+
+  // For a group of one rank, instead of the steps about slots and rows: by a CUDA device.
+  absl::Status SortOnDevice(Workspace& workspace, Stream& stream);
 
   DispatchPlan plan() const { return plan_; }
 
@@ -71,6 +76,8 @@ class DispatchPlanBuilder {
     return rows_[source * int64_t{routed_} + expert];
   }
 
+  absl::Status BadSlotOffsets() const;
+  absl::Status CheckPadding() const;
   absl::StatusOr<int64_t> StartHomeRows();
   template <typename Visit>
   void ForEachSendRow(absl::Span<const int32_t> pair_of_expert, absl::Span<int32_t> last_token,

@@ -110,7 +110,7 @@ absl::StatusOr<MatrixView<float>> WeightsInHomeOrder(const DispatchPlan& plan, i
   MOE_ASSIGN_OR_RETURN(const auto out,
                        workspace.Matrix<float>(static_cast<int64_t>(slot.size()), 1));
   const MatrixView<const float> by_slot(weight.data(), static_cast<int64_t>(weight.size()), 1);
-  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, plan.on_device(slot), out, stream));
+  MOE_RETURN_IF_ERROR(GatherRows<float>(by_slot, slot, out, stream));
   return out;
 }
 
@@ -121,7 +121,7 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
   MOE_ASSIGN_OR_RETURN(const auto scale,
                        workspace.Array<float>(static_cast<int64_t>(place.size())));
   const MatrixView<float> out(scale.data(), static_cast<int64_t>(place.size()), 1);
-  MOE_RETURN_IF_ERROR(GatherRows<float>(received, plan.on_device(place), out, stream));
+  MOE_RETURN_IF_ERROR(GatherRows<float>(received, place, out, stream));
   return scale;
 }
 

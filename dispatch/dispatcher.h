@@ -53,7 +53,8 @@ struct ExchangeBytes {
 //
 // Bytes sent by one rank in one direction, for S send rows (distinct tokens per rank and chunk), P
 // kept slots, H columns of b bytes and s ranks per node, including those to itself:
-//   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them
+//   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them. A
+//                 group of one rank gathers once, P*H*b both ways
 //   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of outputs
 //   hierarchical  as staged, twice: between nodes, then inside the node. A rank talks to R/s + s
 //                 ranks instead of R, in messages s times as large across nodes.

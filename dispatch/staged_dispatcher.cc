@@ -24,12 +24,12 @@ class StagedDispatcher final : public DispatcherBase<T> {
                         Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
     if (plan.ranks() == 1) {
-      CountSent(plan, chunk, x.cols());
-      return GatherRows<T>(x, plan.on_device(plan.expert_token(chunk)),
+      CountReturned(plan, chunk, x.cols());
+      return GatherRows<T>(x, plan.expert_token(chunk),
                            this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
-    return GatherRows<T>(received, plan.on_device(plan.expert_source(chunk)),
+    return GatherRows<T>(received, plan.expert_source(chunk),
                          this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
@@ -40,17 +40,17 @@ class StagedDispatcher final : public DispatcherBase<T> {
         this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
     MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
     if (plan.ranks() == 1) {
-      CountSent(plan, chunk, dy.cols());
+      CountReturned(plan, chunk, dy.cols());
       CountWeights(plan, chunk);
       MOE_ASSIGN_OR_RETURN(const auto scale,  // one rank's home rows are its expert rows
                            WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
-      return GatherScaledRows<T>(dy, plan.on_device(plan.expert_token(chunk)),
+      return GatherScaledRows<T>(dy, plan.expert_token(chunk),
                                  {scale.data(), static_cast<size_t>(scale.rows())},
                                  this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, dy, workspace, exchange));
     MOE_ASSIGN_OR_RETURN(const auto scale, SendWeights(plan, chunk, weight, workspace, exchange));
-    return GatherScaledRows<T>(received, plan.on_device(plan.expert_source(chunk)), scale,
+    return GatherScaledRows<T>(received, plan.expert_source(chunk), scale,
                                this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
@@ -58,12 +58,10 @@ class StagedDispatcher final : public DispatcherBase<T> {
                       MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
     const int64_t hidden = home_rows.cols();
-    const auto order = plan.on_device(plan.return_order(chunk));
+    const auto order = plan.return_order(chunk);
     const auto home = this->HomeRowsOf(plan, chunk, home_rows);
     const int me = plan.rank();
-    for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.ExpertRows(chunk, p, me) * RowBytes(hidden));
-    }
+    CountReturned(plan, chunk, hidden);
     if (plan.ranks() == 1) return GatherRows<T>(expert_rows, order, home, exchange);
     MOE_ASSIGN_OR_RETURN(const auto send,
                          workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
@@ -81,6 +79,12 @@ class StagedDispatcher final : public DispatcherBase<T> {
       this->CountBytes(p, plan.SendRows(chunk, plan.rank(), p) * RowBytes(hidden));
     }
   }
+  // What goes home; within one rank also what comes, gathered without a send order.
+  void CountReturned(const DispatchPlan& plan, int chunk, int64_t hidden) {
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
+    }
+  }
   void CountWeights(const DispatchPlan& plan, int chunk) {
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(
@@ -93,7 +97,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
                                                  MatrixView<const T> x, Workspace& workspace,
                                                  Stream& exchange) {
     const int64_t hidden = x.cols();
-    const auto token = plan.on_device(plan.send_token(chunk));
+    const auto token = plan.send_token(chunk);
     const int64_t received_rows = plan.recv_begin(chunk + 1) - plan.recv_begin(chunk);
     MOE_ASSIGN_OR_RETURN(const auto send,
                          workspace.Matrix<T>(static_cast<int64_t>(token.size()), hidden));

@@ -185,7 +185,7 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
                                            const RouterInputs<T>& inputs, const Batch& batch,
                                            Workspace& workspace, Stream& stream,
                                            RouterSaved<T>* saved, RouterStats* stats,
-                                           Workspace* host) const {
+                                           Workspace* host, RoutingFor reader) const {
   MOE_RETURN_IF_ERROR(CheckHost("Router::Forward", stream, host));
   MOE_RETURN_IF_ERROR(CheckInputs(tokens, inputs));
   const bool cuda = IsCuda(stream);
@@ -201,9 +201,10 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
   const Gradient gradient = saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted;
   if (!cuda) {
     MOE_RETURN_IF_ERROR(DecideOnHost(inputs, gradient, workspace, stream, s, stats));
-    s.on_device = {.slot_offset = s.routing.slot_offset, .weight = s.routing.weight};
+    s.on_device = s.routing;
   } else if (GateRunsOn(stream)) {
-    MOE_RETURN_IF_ERROR(DecideOnDevice(inputs, gradient, workspace, *host, stream, s, stats));
+    MOE_RETURN_IF_ERROR(
+        DecideOnDevice(inputs, gradient, workspace, *host, stream, reader, s, stats));
   } else {
     const int64_t rows = s.logits.rows(), cols = s.logits.cols();
     MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(s.logits), *host, stream));
@@ -211,9 +212,11 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
     s.logits = MatrixView<const float>(logits.data(), rows, cols);
     MOE_RETURN_IF_ERROR(
         DecideOnHost(inputs, gradient, *host, *MakeInlineStream(&stream.threads()), s, stats));
-    MOE_ASSIGN_OR_RETURN(s.on_device.slot_offset,
-                         UploadArray(s.routing.slot_offset, workspace, stream));
-    MOE_ASSIGN_OR_RETURN(s.on_device.weight, UploadArray(s.routing.weight, workspace, stream));
+    Routing& copy = s.on_device = s.routing;
+    MOE_ASSIGN_OR_RETURN(copy.slot_offset, UploadArray(copy.slot_offset, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(copy.expert, UploadArray(copy.expert, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(copy.weight, UploadArray(copy.weight, workspace, stream));
+    MOE_ASSIGN_OR_RETURN(copy.dropped, UploadArray(copy.dropped, workspace, stream));
   }
   if (saved != nullptr) *saved = s;
   return s.routing;
@@ -265,12 +268,13 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
   MOE_RETURN_IF_ERROR(CheckHost(kWhere, stream, host));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, rows, hidden));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", d_tokens, saved.tokens.rows(), hidden));
-  if (d_weight.size() != saved.routing.weight.size() || gradients.weight.size() != rows * hidden ||
+  if (d_weight.size() != saved.on_device.weight.size() ||
+      gradients.weight.size() != rows * hidden ||
       (traits_.router_bias && gradients.bias.size() != rows)) {
     return absl::InvalidArgumentError(
         absl::StrCat(kWhere, ": d_weight holds ", d_weight.size(), ", the weight's gradient ",
                      gradients.weight.size(), ", the bias's ", gradients.bias.size(), ", expected ",
-                     saved.routing.weight.size(), " (slots), ", rows * hidden, " and ",
+                     saved.on_device.weight.size(), " (slots), ", rows * hidden, " and ",
                      traits_.router_bias ? rows : 0));
   }
   const WorkspaceScope scope(workspace);

@@ -48,20 +48,18 @@ struct RouterGradients {
   GradAccumulator bias;    // [logit_sets * E]; gates with router_bias
 };
 
-// What of a routing kernels read, where the stream computes.
-struct RoutingOnDevice {
-  absl::Span<const int64_t> slot_offset;  // [T + 1]
-  absl::Span<const float> weight;         // [slots]
-};
+// Who will read the routing of a call on a CUDA device: the host too, or the device alone, which
+// spares the copies.
+enum class RoutingFor : uint8_t { kHost, kDevice };
 
 // What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
 template <typename T>
 struct RouterSaved {
   MatrixView<const T> tokens;      // [T, H] as the router saw them (jitter applied)
   MatrixView<const float> jitter;  // [T, H] factors; empty = none
-  Routing routing;
-  RoutingOnDevice on_device;
-  Batch batch;  // its spans are copied into the workspace
+  Routing routing;                 // of the host; its arrays may be empty for RoutingFor::kDevice
+  Routing on_device;               // where the stream computes
+  Batch batch;                     // its spans are copied into the workspace
   // Where the gate ran: the stream's device or the host.
   MatrixView<const float> logits;  // [T, logit_sets * E]
   GateSelection selection;
@@ -75,9 +73,9 @@ struct RouterSaved {
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
 // memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there;
-// the host waits for experts, weights and sums, for capacity and the plan. For other gates the
-// logits come to the host, and the gradient by them goes back. The routing is the host's, in the
-// workspace given as `host`, and so is expert_bias.
+// the host waits for experts and weights, for capacity or because it wants them, and for the sums of
+// `stats`. For other gates the logits come to the host, and the gradient by them goes back. Memory of
+// the host is taken from the workspace given as `host`; expert_bias is the host's too.
 template <typename T>
 class Router {
  public:
@@ -98,7 +96,8 @@ class Router {
   absl::StatusOr<Routing> Forward(MatrixView<const T> tokens, const RouterInputs<T>& inputs,
                                   const Batch& batch, Workspace& workspace, Stream& stream,
                                   RouterSaved<T>* saved, RouterStats* stats,
-                                  Workspace* host = nullptr) const;
+                                  Workspace* host = nullptr,
+                                  RoutingFor reader = RoutingFor::kHost) const;
 
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
@@ -125,7 +124,12 @@ class Router {
   // The same of a CUDA device, for whose results the host waits.
   absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
                               Workspace& workspace, Workspace& host, Stream& stream,
-                              RouterSaved<T>& saved, RouterStats* stats) const;
+                              RoutingFor reader, RouterSaved<T>& saved, RouterStats* stats) const;
+  // Drops what is over capacity of saved.selection, whose copy of the host is `on_host`; waits for
+  // nothing. Fills in both routings; returns the number of dropped slots.
+  absl::StatusOr<int64_t> LimitOnHost(const GateSelection& on_host, const TokenGroups& groups,
+                                      Workspace& workspace, Workspace& host, Stream& stream,
+                                      RouterSaved<T>& saved) const;
   Routing RoutingOf(const GateSelection& selection, absl::Span<const uint8_t> dropped) const;
   // The gradient by the logits, of the gate and the losses, where `stream` computes.
   absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,

@@ -83,7 +83,8 @@ Routing Router<T>::RoutingOf(const GateSelection& selection,
 template <typename T>
 absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
                                        Workspace& workspace, Workspace& host, Stream& stream,
-                                       RouterSaved<T>& s, RouterStats* stats) const {
+                                       RoutingFor reader, RouterSaved<T>& s,
+                                       RouterStats* stats) const {
   MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
                        MakeTokenGroups(config_.token_group, s.batch, host));
   MOE_ASSIGN_OR_RETURN(const auto expert_bias, UploadArray(inputs.expert_bias, workspace, stream));
@@ -101,27 +102,31 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
         AddEntropy(ScoresOf(s.logits, s.selection, traits_), &entropy[0], workspace, stream));
   }
 
+  const bool limits = config_.capacity_factor.has_value() && !traits_.limits_itself;
+  const bool to_host = limits || reader == RoutingFor::kHost;
   GateSelection on_host;
-  MOE_ASSIGN_OR_RETURN(on_host.slot_offset, DownloadArray(s.selection.slot_offset, host, stream));
-  MOE_ASSIGN_OR_RETURN(on_host.expert, DownloadArray(s.selection.expert, host, stream));
-  MOE_ASSIGN_OR_RETURN(on_host.weight, DownloadArray<float>(s.selection.weight, host, stream));
+  if (to_host) {
+    const GateSelection& device = s.selection;
+    MOE_ASSIGN_OR_RETURN(on_host.slot_offset, DownloadArray(device.slot_offset, host, stream));
+    MOE_ASSIGN_OR_RETURN(on_host.expert, DownloadArray(device.expert, host, stream));
+    MOE_ASSIGN_OR_RETURN(on_host.weight, DownloadArray<float>(device.weight, host, stream));
+  }
   MOE_ASSIGN_OR_RETURN(on_host.count, DownloadArray(s.selection.count, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto sums, DownloadArray(losses.aux_and_z, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto entropy_sum, DownloadArray<double>(entropy, host, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  if (to_host || stats != nullptr) MOE_RETURN_IF_ERROR(stream.Synchronize());
 
-  const auto slots = static_cast<int64_t>(on_host.expert.size());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, host.Array<uint8_t>(slots));
-  MOE_ASSIGN_OR_RETURN(const int64_t dropped_slots,
-                       ApplyCapacity(config_, *gate_, on_host, groups, dropped, host,
-                                     *MakeInlineStream(&stream.threads())));
-  MOE_ASSIGN_OR_RETURN(s.dropped, UploadArray<uint8_t>(dropped, workspace, stream));
-  if (dropped_slots > 0) {
-    MOE_RETURN_IF_ERROR(stream.Upload(on_host.weight.data(), s.selection.weight.data(),
-                                      slots * static_cast<int64_t>(sizeof(float))));
+  int64_t dropped_slots = 0;
+  if (to_host) {
+    MOE_ASSIGN_OR_RETURN(dropped_slots, LimitOnHost(on_host, groups, workspace, host, stream, s));
+  } else {
+    const auto slots = static_cast<int64_t>(s.selection.expert.size());
+    MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> none, workspace.Array<uint8_t>(slots));
+    MOE_RETURN_IF_ERROR(stream.Zero(none.data(), slots));
+    s.dropped = none;
+    s.routing = RoutingOf({}, {});
   }
-  s.routing = RoutingOf(on_host, dropped);
-  s.on_device = {.slot_offset = s.selection.slot_offset, .weight = s.selection.weight};
+  s.on_device = RoutingOf(s.selection, s.dropped);
   if (stats == nullptr) return absl::OkStatus();
   stats->aux_loss = sums.empty() ? 0 : sums[0];
   stats->z_loss = sums.empty() ? 0 : sums[1];
@@ -129,6 +134,25 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   stats->expert_count.assign(on_host.count.begin(), on_host.count.end());
   stats->dropped_slots = dropped_slots;
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<int64_t> Router<T>::LimitOnHost(const GateSelection& on_host,
+                                               const TokenGroups& groups, Workspace& workspace,
+                                               Workspace& host, Stream& stream,
+                                               RouterSaved<T>& s) const {
+  const auto slots = static_cast<int64_t>(on_host.expert.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, host.Array<uint8_t>(slots));
+  MOE_ASSIGN_OR_RETURN(const int64_t count,
+                       ApplyCapacity(config_, *gate_, on_host, groups, dropped, host,
+                                     *MakeInlineStream(&stream.threads())));
+  MOE_ASSIGN_OR_RETURN(s.dropped, UploadArray<uint8_t>(dropped, workspace, stream));
+  if (count > 0) {
+    MOE_RETURN_IF_ERROR(stream.Upload(on_host.weight.data(), s.selection.weight.data(),
+                                      slots * static_cast<int64_t>(sizeof(float))));
+  }
+  s.routing = RoutingOf(on_host, dropped);
+  return count;
 }
 
 template <typename T>
@@ -161,14 +185,17 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 
-#define MOE_INSTANTIATE(T)                                                                      \
-  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,   \
-                                                Stream&, RouterSaved<T>&, RouterStats*) const;  \
-  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&, \
-                                                  Workspace&, Stream&, RouterSaved<T>&,         \
-                                                  RouterStats*) const;                          \
-  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                    \
-      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)   \
+#define MOE_INSTANTIATE(T)                                                                        \
+  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,     \
+                                                Stream&, RouterSaved<T>&, RouterStats*) const;    \
+  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&,   \
+                                                  Workspace&, Stream&, RoutingFor,                \
+                                                  RouterSaved<T>&, RouterStats*) const;           \
+  template absl::StatusOr<int64_t> Router<T>::LimitOnHost(                                        \
+      const GateSelection&, const TokenGroups&, Workspace&, Workspace&, Stream&, RouterSaved<T>&) \
+      const;                                                                                      \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                      \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)     \
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)

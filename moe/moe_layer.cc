@@ -50,12 +50,9 @@ absl::Status AddTo(absl::Span<float> out, absl::Span<const float> term, Stream& 
   return add(body, size > body ? 1 : 0, size - body);
 }
 
-// Adds to slots[e] those of the routing's slots for expert e that travel.
-void AddKeptSlots(const Routing& routing, const DispatchPlan& plan, absl::Span<int64_t> slots) {
-  const absl::Span<const int32_t> home_row = plan.home_row_of_slot();
-  for (size_t s = 0; s < home_row.size(); ++s) {
-    if (home_row[s] >= 0) ++slots[routing.expert[s]];
-  }
+// Adds to slots[e] the kept slots [B, E] for expert e.
+void AddKeptSlots(absl::Span<const int32_t> kept, absl::Span<int64_t> slots, size_t experts) {
+  for (size_t i = 0; i < kept.size(); ++i) slots[i % experts] += kept[i];
 }
 
 // Forward and backward, as the time line names them. Backward's first exchange is combine's.
@@ -219,9 +216,9 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(context_, kCombineSum, compute, [&] {
-    return CombineRows<T>(
-        s.home_rows, s.router.on_device.slot_offset, plan.on_device(plan.home_row_of_slot()),
-        weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y, write, compute);
+    return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y,
+                          write, compute);
   });
 }
 
@@ -233,7 +230,7 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
   MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
     return router_
         ->Forward(saved.x, router_inputs(), batch, *context_.workspace, compute, &saved.router,
-                  stats, &host)
+                  stats, &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
         .status();
   }));
   const Routing& routing = saved.router.routing;
@@ -248,16 +245,30 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
   }
   return Timed(context_, kPlan, compute, [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
-    MOE_ASSIGN_OR_RETURN(
-        DispatchPlan plan,
-        DispatchPlan::Build(routing, offsets, placement_,
-                            {.overlap_degree = config_.overlap_degree},
-                            context_.mesh->expert_parallel(), host, *context_.host));
-    MOE_RETURN_IF_ERROR(plan.Upload(*context_.workspace, compute));
-    saved.plan = std::make_shared<const DispatchPlan>(std::move(plan));
-    if (!counted_slots_.empty()) AddKeptSlots(routing, *saved.plan, counted_slots_);
+    MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets));
+    if (!counted_slots_.empty()) {
+      AddKeptSlots(plan.kept_slots(), counted_slots_, routing.num_routed_experts);
+    }
+    saved.plan = std::make_shared<const DispatchPlan>(plan);
     return absl::OkStatus();
   });
+}
+
+template <typename T>
+absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
+                                                   absl::Span<const int64_t> offsets) {
+  Communicator& group = context_.mesh->expert_parallel();
+  Workspace& host = *context_.host_workspace;
+  Workspace& workspace = *context_.workspace;
+  const DispatchPlanOptions options = {.overlap_degree = config_.overlap_degree};
+  if (plans_on_device_) {
+    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, options, group, host,
+                                       *context_.host, workspace, *context_.compute);
+  }
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
+                                           host, *context_.host));
+  return plan.OnDevice(workspace, *context_.compute);
 }
 
 template <typename T>
@@ -369,7 +380,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(context_, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
-                                      plan.on_device(plan.home_row_of_slot()), d_weight, compute);
+                                      plan.home_row_of_slot(), d_weight, compute);
     });
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
@@ -395,8 +406,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
   MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
-    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset,
-                          plan.on_device(plan.home_row_of_slot()),
+    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset, plan.home_row_of_slot(),
                           weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
                           dx, Write::kOverwrite, compute);
   }));

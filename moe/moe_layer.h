@@ -13,6 +13,7 @@
 #include "dispatch/dispatch_plan.h"
 #include "dispatch/dispatcher.h"
 #include "gating/router.h"
+#include "kernels/expert_sort/expert_sort.h"
 #include "moe/context.h"
 #include "moe/experts.h"
 #include "moe/parameter.h"
@@ -69,8 +70,9 @@ class MoeLayer {
                                                           ParameterStore& store,
                                                           const Context& context);
 
-  // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is needed for Backward and may be null in evaluation. Messages of failed
-  // waits name the layer and step that the mesh's phase holds.
+  // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is
+  // needed for Backward and may be null in evaluation. Messages of failed waits name the layer and
+  // step that the mesh's phase holds.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
@@ -99,7 +101,10 @@ class MoeLayer {
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
         context_(context),
-        placement_(config.router.num_experts, context.mesh->expert_parallel().size()) {}
+        placement_(config.router.num_experts, context.mesh->expert_parallel().size()),
+        plans_on_device_(OnCuda(context) && placement_.ranks() == 1 &&
+                         config.router.num_experts <= kMaxSortedExperts &&
+                         config.router.num_outputs() == config.router.num_experts) {}
 
   // What the three parts of ExchangeAroundExperts count as.
   struct ExchangeWork {
@@ -113,6 +118,8 @@ class MoeLayer {
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
+  absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
+                                        absl::Span<const int64_t> micro_batch_offsets);
   // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
   // if there is neither and y was left alone, else kAdd.
   absl::StatusOr<Write> HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved);
@@ -122,6 +129,8 @@ class MoeLayer {
   const MoeLayerConfig config_;
   const Context context_;
   const ExpertPlacement placement_;
+  // Where no peer has to know tokens, and the host none for identity experts.
+  const bool plans_on_device_;
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
   std::unique_ptr<Experts<T>> experts_;

@@ -1,5 +1,7 @@
 # tests of dispatch
 moe_test(placement_test LABELS unit cpu SOURCES placement_test.cc LIBS moe_dispatch)
+moe_test(device_plan_test LABELS unit device
+  SOURCES device_plan_test.cc dispatch_world.cc LIBS moe_dispatch)
 moe_test(dispatch_plan_test LABELS unit cpu threads
   SOURCES dispatch_plan_test.cc dispatch_world.cc comm_env_local.cc LIBS moe_dispatch)
 moe_test(dispatcher_test LABELS unit cpu threads

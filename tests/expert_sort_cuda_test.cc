@@ -235,6 +235,49 @@ TEST(ExpertSortCuda, WithoutOffsetsAllSlotsAreOneMicroBatch) {
   ExpectEqual(got, want);
 }
 
+// Tokens with several slots, with none, and none at the end; empty places of padding.
+TEST(ExpertSortCuda, EveryRowKnowsItsToken) {
+  const std::vector<int64_t> slot_offset = {0, 2, 2, 5, 6, 6};
+  const std::vector<int32_t> slot_of_row = {5, 0, -1, 4, 2, 1, 3, -1, 77};
+  const int64_t rows = 8;  // of 9 at most
+  std::vector<int32_t> token(9, kUntouched), own(9, kUntouched);
+  const expert_sort::CudaRowTokens tokens = {.most_rows = 9,
+                                             .rows = &rows,
+                                             .slot_of_row = slot_of_row.data(),
+                                             .tokens = 5,
+                                             .slot_offset = slot_offset.data(),
+                                             .token_of_row = token.data(),
+                                             .own_row = own.data()};
+  ASSERT_EQ(expert_sort::Run(tokens, nullptr), cudaSuccess);
+  EXPECT_EQ(token, (std::vector<int32_t>{3, 0, -1, 2, 2, 0, 2, -1, kUntouched}));
+  EXPECT_EQ(own, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, kUntouched}));
+}
+
+// More rows than threads of a block, every token with its own number of slots.
+TEST(ExpertSortCuda, ManyRowsKnowTheirTokens) {
+  std::vector<int64_t> slot_offset = {0};
+  std::vector<int32_t> slot_of_row, want;
+  for (int t = 0; t < 700; ++t) slot_offset.push_back(slot_offset.back() + t % 4);
+  const int64_t rows = slot_offset.back();
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t slot = i * 997 % rows;
+    const auto after = std::upper_bound(slot_offset.begin(), slot_offset.end(), slot);
+    slot_of_row.push_back(static_cast<int32_t>(slot));
+    want.push_back(static_cast<int32_t>(after - slot_offset.begin()) - 1);
+  }
+  std::vector<int32_t> token(rows, kUntouched), own(rows, kUntouched);
+  const expert_sort::CudaRowTokens tokens = {.most_rows = rows,
+                                             .rows = &rows,
+                                             .slot_of_row = slot_of_row.data(),
+                                             .tokens = 700,
+                                             .slot_offset = slot_offset.data(),
+                                             .token_of_row = token.data(),
+                                             .own_row = own.data()};
+  ASSERT_EQ(expert_sort::Run(tokens, nullptr), cudaSuccess);
+  EXPECT_EQ(token, want);
+  ASSERT_EQ(expert_sort::Run(expert_sort::CudaRowTokens{}, nullptr), cudaSuccess);  // no rows
+}
+
 // Ids that no routing has get no row: nothing is written out of bounds.
 TEST(ExpertSortCuda, NegativeExpertsAreNotKept) {
   Slots s = RandomSlots({50}, 3, 2, 50);

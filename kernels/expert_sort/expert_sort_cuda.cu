@@ -237,6 +237,25 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   }
 }
 
+// A thread owns a row and looks for its slot's token: the last whose slots begin at or before it.
+__global__ void __launch_bounds__(kThreads) RowTokensKernel(CudaRowTokens r) {
+  const int64_t rows = *r.rows;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * kThreads) {
+    const int32_t slot = r.slot_of_row[row];
+    int64_t token = -1;
+    if (slot >= 0) {
+      token = 0;
+      for (int64_t end = r.tokens; end - token > 1;) {
+        const int64_t middle = token + (end - token) / 2;
+        (r.slot_offset[middle] <= slot ? token : end) = middle;
+      }
+    }
+    r.token_of_row[row] = static_cast<int32_t>(token);
+    r.own_row[row] = static_cast<int32_t>(row);
+  }
+}
+
 bool IsValid(const CudaExpertSort& s) {
   constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
   if (s.slots < 0 || s.slots > kMaxRows) return false;
@@ -259,6 +278,12 @@ cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream) {
                                     sort.scratch, int64_t{sort.num_experts}, MaxChunks(sort) + 1);
   if (summed != cudaSuccess) return summed;
   return Launch(&PlaceKernel, chunks, stream, sort);
+}
+
+cudaError_t Run(const CudaRowTokens& rows, cudaStream_t stream) {
+  if (rows.most_rows == 0) return cudaSuccess;
+  return Launch(&RowTokensKernel, {dim3(GridBlocks(rows.most_rows, kThreads)), dim3(kThreads)},
+                stream, rows);
 }
 
 }  // namespace moe::expert_sort

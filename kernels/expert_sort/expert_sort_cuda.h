@@ -58,6 +58,21 @@ inline int64_t ScratchElements(const CudaExpertSort& sort) {
 // padded_rows < 0, or there are 2^31 slots or padded rows; else that of a launch.
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
+// The token of every sorted row, and the row's own number: what gathers into and out of expert order
+// read where one rank holds all experts. Pointers are to device memory.
+struct CudaRowTokens {
+  int64_t most_rows = 0;       // N at most; nothing is launched for 0
+  const int64_t* rows;         // [1] N: expert_begin[E]
+  const int32_t* slot_of_row;  // [N]
+  int64_t tokens = 0;          // T > 0
+  const int64_t* slot_offset;  // [T + 1]
+  int32_t* token_of_row;       // [N] -1 = empty
+  int32_t* own_row;            // [N] 0, 1, 2, ...
+};
+
+// Enqueues one kernel. Errors: that of the launch.
+cudaError_t Run(const CudaRowTokens& rows, cudaStream_t stream);
+
 }  // namespace moe::expert_sort
 
 #endif  // MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_CUDA_H_

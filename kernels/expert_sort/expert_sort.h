@@ -1,0 +1,50 @@
+// Where the slots of one rank go, sorted by expert on a CUDA device.
+#ifndef MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_H_
+#define MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_H_
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+inline constexpr int32_t kMaxSortedExperts = 1024;
+
+// T tokens with S slots (token, choice), in token order; slot s wants expert[s]. Arrays are memory of
+// the stream's device but for micro_batch_offsets.
+struct SlotsToSort {
+  absl::Span<const int64_t> slot_offset;  // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
+  absl::Span<const int32_t> expert;       // [S] ids of no expert below E have no row
+  absl::Span<const uint8_t> dropped;      // [S] 1 = no row; empty = none
+  absl::Span<const int64_t> micro_batch_offsets;  // [B + 1], of the host, 0 .. T; empty: B = 1
+  int32_t num_experts = 0;                        // E
+  int64_t padded_rows = 0;  // P: rows of every expert in every micro-batch; 0 = as many as come
+};
+
+// Rows: the slots that have one, by (expert, slot); with padding by (expert, micro-batch, place), of
+// which a slot takes the first that is free. M = S or E * B * P rows at most; without padding only the
+// first expert_begin[E] are written.
+struct SortedSlots {
+  absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
+  absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
+  absl::Span<const int32_t> token_of_row;  // [M] likewise
+  absl::Span<const int32_t> own_row;       // [M] 0, 1, 2, ...
+  absl::Span<const int32_t> count;         // [B, E] slots with a row, or beyond P of them
+};
+
+// Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are memory
+// of the stream's device in `workspace`. A slot beyond the P that have room gets no row (-1): `count`
+// tells.
+// Errors: kUnimplemented on a CPU stream (DispatchPlan::Build sorts there); kInvalidArgument if
+// lengths disagree or E is above kMaxSortedExperts; that of a launch, where E < 1 or there are 2^31 slots or places.
+// Cost: the slots' ids are read twice, 13 int32 a slot written or read beside them.
+absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& workspace,
+                                         Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXPERT_SORT_EXPERT_SORT_H_
