@@ -6,20 +6,10 @@
 #include "gating/router_losses.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/exact_sum/exact_sum.h"
-#include "kernels/norm/rms_norm.h"
 #include "kernels/router_loss/router_loss.h"
 
 namespace moe {
 namespace {
-
-// out += scale * term; dense.
-absl::Status AddScaled(MatrixView<float> out, MatrixView<const float> term, float scale,
-                       Workspace& workspace, Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const MatrixView<float> scaled,
-                       workspace.Matrix<float>(term.rows(), term.cols()));
-  MOE_RETURN_IF_ERROR(Scale(AllOf(term), scale, {scaled.data(), AllOf(term).size()}, stream));
-  return AddRows<float>(out, scaled, out, stream);
-}
 
 RouterScores ScoresOf(MatrixView<const float> logits, const GateSelection& selection,
                       const GateTraits& traits) {
@@ -177,7 +167,9 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
                                        .d_weight = d_weight},
                                       d_logits, gate_stream));
   if (saved.d_aux.data() != nullptr) {
-    MOE_RETURN_IF_ERROR(AddScaled(d_logits, saved.d_aux, loss_scale, gate_workspace, gate_stream));
+    const absl::Span<const float> d_aux = AllOf(saved.d_aux);
+    MOE_RETURN_IF_ERROR(
+        Scale(d_aux, loss_scale, {d_logits.data(), d_aux.size()}, Write::kAdd, gate_stream));
   }
   if (!through_host) return d_logits;
   MOE_ASSIGN_OR_RETURN(const auto on_device,

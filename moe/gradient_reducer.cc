@@ -177,7 +177,7 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
     return out;
   }
   const auto in = sum.span<float>().subspan(place.offset, parameter.size());
-  MOE_RETURN_IF_ERROR(Scale(in, static_cast<float>(scale), out, stream));
+  MOE_RETURN_IF_ERROR(Scale(in, static_cast<float>(scale), out, Write::kOverwrite, stream));
   return out;
 }
 

@@ -8,7 +8,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
-#include "kernels/norm/rms_norm.h"
+#include "kernels/exact_sum/exact_sum.h"
 
 namespace moe {
 namespace {
@@ -35,19 +35,6 @@ void SetPhaseName(Mesh& mesh, const char* name) {
 std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
   if (context.exchange_workspace == context.workspace) return std::nullopt;
   return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
-}
-
-// out[i] += term[i], in rows that threads and warps share.
-absl::Status AddTo(absl::Span<float> out, absl::Span<const float> term, Stream& stream) {
-  constexpr int64_t kCols = 1024;
-  const auto size = static_cast<int64_t>(out.size()), body = size / kCols * kCols;
-  const auto add = [&](int64_t first, int64_t rows, int64_t cols) {
-    const MatrixView<float> to(out.data() + first, rows, cols);
-    const MatrixView<const float> from(term.data() + first, rows, cols);
-    return AddRows<float>(to, from, to, stream);
-  };
-  MOE_RETURN_IF_ERROR(add(0, size / kCols, kCols));
-  return add(body, size > body ? 1 : 0, size - body);
 }
 
 // Adds to slots[e] the kept slots [B, E] for expert e.
@@ -344,7 +331,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
     MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
                                                  saved.identity_row, by_identity, compute));
     // One of the two is 0: a slot travels or is added at home.
-    MOE_RETURN_IF_ERROR(AddTo(d_weight, by_identity, compute));
+    MOE_RETURN_IF_ERROR(Scale(by_identity, 1, d_weight, Write::kAdd, compute));
     MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
                                        saved.router.on_device.weight, dx, Write::kAdd, compute));
   }

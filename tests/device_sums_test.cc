@@ -49,8 +49,9 @@ TEST(DeviceSumsTest, ExactSums) {
 TEST(DeviceSumsTest, Scale) {
   ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     const auto in = Random(device, 2051, 1), out = Random(device, 2051, 2);
-    EXPECT_TRUE(Scale(in.span(), 0.3f, out.span(), device.stream()).ok());
-    EXPECT_TRUE(Scale(in.span(), 0.7f, in.span(), device.stream()).ok());
+    EXPECT_TRUE(Scale(in.span(), 0.3f, out.span(), Write::kOverwrite, device.stream()).ok());
+    EXPECT_TRUE(Scale(in.span(), 0.7f, in.span(), Write::kOverwrite, device.stream()).ok());
+    EXPECT_TRUE(Scale(in.span(), 1.1f, out.span(), Write::kAdd, device.stream()).ok());
     return std::tuple(device.Read(in), device.Read(out));
   });
 }
@@ -79,7 +80,7 @@ TEST(DeviceSumsTest, NoElements) {
     const auto non_finite = device.Copy<int64_t>({5});
     EXPECT_TRUE(ExactAccumulate({}, {}, {}, non_finite.span().data(), device.stream()).ok());
     EXPECT_TRUE(ExactToFloat({}, {}, 1, {}, device.stream()).ok());
-    EXPECT_TRUE(Scale({}, 2, {}, device.stream()).ok());
+    EXPECT_TRUE(Scale({}, 2, {}, Write::kAdd, device.stream()).ok());
     return std::tuple(device.Read(non_finite));
   });
 }

@@ -173,22 +173,27 @@ TEST(ExactToFloatCudaTest, EqualsTheCpuForAnyFactorLayoutAndSchedule) {
   });
 }
 
-TEST(ScaleCudaTest, MultipliesInAnyLayoutAndSchedule) {
+TEST(ScaleCudaTest, MultipliesAndAddsInAnyLayoutAndSchedule) {
   cusim::ForSeeds([] {
     for (const auto& [in, out] : cusim::kLayoutPairs) {
       for (const int64_t n : {1, 4, 333, 1029}) {
         const auto x = Floats::Random(1, n, in, 5);
         Floats got(1, n, out), want(1, n, out);
         for (int64_t i = 0; i < n; ++i) want.view()(0, i) = x.view()(0, i) * 0.3f;
-        ASSERT_EQ(exact_sum::Run(exact_sum::CudaScale{x.view().data(), 0.3f, got.view().data(), n},
-                                 nullptr),
-                  cudaSuccess);
-        EXPECT_TRUE(got == want) << n;
+        const auto scale = [&](const Floats& from, float factor, Write write) {
+          const exact_sum::CudaScale arguments = {from.view().data(), factor, got.view().data(),
+                                                  write, n};
+          ASSERT_EQ(exact_sum::Run(arguments, nullptr), cudaSuccess);
+          EXPECT_TRUE(got == want) << n;
+        };
+        scale(x, 0.3f, Write::kOverwrite);
         for (int64_t i = 0; i < n; ++i) want.view()(0, i) = -want.view()(0, i);
-        ASSERT_EQ(exact_sum::Run(  // in place
-                      exact_sum::CudaScale{got.view().data(), -1, got.view().data(), n}, nullptr),
-                  cudaSuccess);
-        EXPECT_TRUE(got == want) << n;
+        scale(got, -1, Write::kOverwrite);  // in place
+        for (int64_t i = 0; i < n; ++i) {
+          const float product = x.view()(0, i) * 0.7f;
+          want.view()(0, i) += product;
+        }
+        scale(x, 0.7f, Write::kAdd);
       }
     }
   });

@@ -202,13 +202,23 @@ TEST(ScaleTest, MultipliesEachElementOnAnyNumberOfThreads) {
   for (const int threads : {1, 2}) {
     TestStream stream(threads);
     std::vector<float> out(static_cast<size_t>(n)), in_place = x, wrong(3);
-    ASSERT_TRUE(Scale(x, 1.0f / 3, absl::MakeSpan(out), *stream).ok());
+    ASSERT_TRUE(Scale(x, 1.0f / 3, absl::MakeSpan(out), Write::kOverwrite, *stream).ok());
     for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[i], x[i] * (1.0f / 3));
-    ASSERT_TRUE(Scale(in_place, 1.0f / 3, absl::MakeSpan(in_place), *stream).ok());
+    ASSERT_TRUE(
+        Scale(in_place, 1.0f / 3, absl::MakeSpan(in_place), Write::kOverwrite, *stream).ok());
     EXPECT_EQ(in_place, out);
-    EXPECT_EQ(testing::Message(Scale(x, 1, absl::MakeSpan(wrong), *stream)),
+    EXPECT_EQ(testing::Message(Scale(x, 1, absl::MakeSpan(wrong), Write::kAdd, *stream)),
               "Scale: out is [3], expected [40009]");
   }
+}
+
+// A fused multiply-add would keep the product's 2^-24.
+TEST(ScaleTest, AddsProductsThatAreRounded) {
+  TestStream stream;
+  const std::vector<float> x = {1 + 0x1p-12f, 3};
+  std::vector<float> out = {-1 - 0x1p-11f, 0.5f};
+  ASSERT_TRUE(Scale(x, 1 + 0x1p-12f, absl::MakeSpan(out), Write::kAdd, *stream).ok());
+  EXPECT_EQ(out, (std::vector<float>{0, 3.5f + 3 * 0x1p-12f}));
 }
 
 TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThreads) {

@@ -8,6 +8,7 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 
@@ -35,8 +36,10 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
 absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
                           absl::Span<float> out, Stream& stream);
 
-// out[i] = in[i] * factor: what ExactToFloat is to a sum in float32. in, out [n]; out may be `in`.
-absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Stream& stream);
+// out[i] (+)= in[i] * factor: what ExactToFloat is to a sum in float32. The product is rounded to
+// float32 before it is added, which rounds again. in, out [n]; out may be `in`.
+absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
+                   Stream& stream);
 
 // *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
 // summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in ascending

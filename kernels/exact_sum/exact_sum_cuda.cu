@@ -74,8 +74,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ScaleKernel(CudaScale
   ForElements<float>(
       s.n,
       [&](int64_t i, auto width) {
-        auto values = Load<decltype(width)::value>(s.in + i);
+        constexpr int kWidth = decltype(width)::value;
+        auto values = Load<kWidth>(s.in + i);
         for (float& value : values.at) value *= s.factor;
+        if (s.write == Write::kAdd) {
+          const auto sum = Load<kWidth>(s.out + i);
+          for (int j = 0; j < kWidth; ++j) values.at[j] = sum.at[j] + values.at[j];
+        }
         Store(values, s.out + i);
       },
       s.in, s.out);

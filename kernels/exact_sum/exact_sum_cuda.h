@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
 
 namespace moe::exact_sum {
 
@@ -34,11 +35,12 @@ struct CudaToFloat {
   int64_t n;
 };
 
-// out[i] = in[i] * factor: Scale, in device memory.
+// out[i] (+)= in[i] * factor: Scale, in device memory.
 struct CudaScale {
   const float* in;  // [n]
   float factor;
   float* out;  // [n], may be `in`
+  Write write;
   int64_t n;
 };
 
