@@ -110,11 +110,12 @@ absl::Status Cublas::Multiply(absl::string_view function, const gemm::Problem<T,
     return absl::InvalidArgumentError(absl::StrCat(function, ": cuBLAS of CUDA device ", device_,
                                                    " is given a stream of another device"));
   }
-  const auto& [a, b, c, a_layout, b_layout, write] = problem;
+  const MatrixView<const T> a = problem.a, b = problem.b;
+  const MatrixView<TOut> c = problem.c;
   if (c.rows() == 0 || c.cols() == 0) return absl::OkStatus();
   const auto handle = static_cast<cublasHandle_t>(handle_);
   const Functions& library = *Library();
-  const float one = 1, old = write == Write::kAdd ? 1 : 0;
+  const float one = 1, old = problem.write == Write::kAdd ? 1 : 0;
   return stream.Launch([&](void* native) {
     MOE_RETURN_IF_ERROR(CublasStatus(
         library.cublasSetStream_v2(handle, static_cast<cudaStream_t>(native)), function));
@@ -123,12 +124,12 @@ absl::Status Cublas::Multiply(absl::string_view function, const gemm::Problem<T,
         CublasStatus(library.cublasSetWorkspace_v2(handle, workspace_.data(),
                                                    static_cast<size_t>(workspace_.bytes())),
                      function));
-    return CublasStatus(
-        library.cublasGemmEx_64(handle, OperationOf(b_layout), OperationOf(a_layout), c.cols(),
-                                c.rows(), problem.depth(), &one, b.data(), kType<T>, b.stride(),
-                                a.data(), kType<T>, a.stride(), &old, c.data(), kType<TOut>,
-                                c.stride(), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        function);
+    return CublasStatus(library.cublasGemmEx_64(
+                            handle, OperationOf(problem.b_layout), OperationOf(problem.a_layout),
+                            c.cols(), c.rows(), problem.depth(), &one, b.data(), kType<T>,
+                            b.stride(), a.data(), kType<T>, a.stride(), &old, c.data(), kType<TOut>,
+                            c.stride(), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                        function);
   });
 }
 
