@@ -30,13 +30,28 @@ LAUNCH = {"num_warps": 8, "num_stages": 3}
 
 
 @triton.jit
-def tile_of(blocks, columns, GROUP: tl.constexpr):
-    """Row block and column block of this program: GROUP row blocks share weights in the cache."""
+def tile_of(experts, blocks, columns, GROUP: tl.constexpr):
+    """Row block and column block of this program, and its expert, -1 where the grid has room for more
+    blocks than there are. GROUP row blocks share weights in the cache."""
     pid = tl.program_id(0)
     band = pid // (GROUP * columns)
     height = tl.minimum(blocks - band * GROUP, GROUP)
     inside = pid % (GROUP * columns)
-    return band * GROUP + inside % height, inside // height
+    block = band * GROUP + inside % height
+    return block, inside // height, tl.load(experts + block)
+
+
+@triton.jit
+def operands_of(x, slots, slot_count, block, column, K: tl.constexpr, CHOICES: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile's slots and which of them exist, its columns, and where the first BLOCK_K terms of
+    products lie, in a row of weights and in the slots' rows of x."""
+    slot = tl.load(slots + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    live = slot < slot_count
+    row = tl.where(live, slot // CHOICES, 0).to(tl.int64)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    return slot, live, n, k, x + row[:, None] * K + k[None, :]
 
 
 @triton.jit
@@ -45,16 +60,11 @@ def product_kernel(x, w, out, scale, slots, experts, slot_count, blocks,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                    GROUP: tl.constexpr):
     """out[slot] = w[expert] x[slot // CHOICES], times scale[slot] if SCALED; w [E, N, K]."""
-    block, column = tile_of(blocks, tl.cdiv(N, BLOCK_N), GROUP)
-    expert = tl.load(experts + block)
-    if expert < 0:  # the grid has room for more blocks than there are
+    block, column, expert = tile_of(experts, blocks, tl.cdiv(N, BLOCK_N), GROUP)
+    if expert < 0:
         return
-    slot = tl.load(slots + block * BLOCK_M + tl.arange(0, BLOCK_M))
-    live = slot < slot_count
-    row = tl.where(live, slot // CHOICES, 0).to(tl.int64)
-    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    x_at = x + row[:, None] * K + k[None, :]
+    slot, live, n, k, x_at = operands_of(x, slots, slot_count, block, column, K, CHOICES,
+                                         BLOCK_M, BLOCK_N, BLOCK_K)
     w_at = w + expert.to(tl.int64) * N * K + n[None, :].to(tl.int64) * K + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -73,16 +83,11 @@ def gate_up_kernel(x, w, out, slots, experts, slot_count, blocks, N: tl.constexp
                    K: tl.constexpr, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
     """out[slot] = silu(gate) * up of x[slot // CHOICES]; w [E, 2 N, K], the gate's rows first."""
-    block, column = tile_of(blocks, tl.cdiv(N, BLOCK_N), GROUP)
-    expert = tl.load(experts + block)
+    block, column, expert = tile_of(experts, blocks, tl.cdiv(N, BLOCK_N), GROUP)
     if expert < 0:
         return
-    slot = tl.load(slots + block * BLOCK_M + tl.arange(0, BLOCK_M))
-    live = slot < slot_count
-    row = tl.where(live, slot // CHOICES, 0).to(tl.int64)
-    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    x_at = x + row[:, None] * K + k[None, :]
+    slot, live, n, k, x_at = operands_of(x, slots, slot_count, block, column, K, CHOICES,
+                                         BLOCK_M, BLOCK_N, BLOCK_K)
     w_at = w + expert.to(tl.int64) * 2 * N * K + n[None, :].to(tl.int64) * K + k[:, None]
     up_at = w_at + N * K
     gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
