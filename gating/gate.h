@@ -79,9 +79,8 @@ class Gate {
   virtual GateTraits traits() const = 0;
 
   // Whether Select and Backward take streams of such a device and views of its memory. Gates that do
-  // not are given copies in host memory, and a stream of the CPU. Reweigh is always of the host; on a
-  // CUDA device it sees slot_offset, expert, weight and count alone. A gate with AddLosses runs on
-  // CPUs alone.
+  // not are given copies in host memory, and a stream of the CPU. A gate with Reweigh or AddLosses
+  // runs on CPUs alone.
   virtual bool RunsOn(DeviceKind device) const { return device == DeviceKind::kCpu; }
 
   // A token's slots may depend on all tokens of its token group, and on nothing beyond it. Random

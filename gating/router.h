@@ -72,9 +72,9 @@ struct RouterSaved {
 // BFloat16). On the CPU both calls return when their results are there.
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
-// memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there;
-// the host waits for experts and weights, for capacity or because it wants them, and for the sums of
-// `stats`. For other gates the logits come to the host, and the gradient by them goes back. Memory of
+// memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there,
+// and capacity drops there; the host waits for the routing if it reads it, and for the sums of `stats`.
+// For other gates the logits come to the host, and the gradient by them goes back. Memory of
 // the host is taken from the workspace given as `host`; expert_bias is the host's too.
 template <typename T>
 class Router {
@@ -125,11 +125,6 @@ class Router {
   absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
                               Workspace& workspace, Workspace& host, Stream& stream,
                               RoutingFor reader, RouterSaved<T>& saved, RouterStats* stats) const;
-  // Drops what is over capacity of saved.selection, whose copy of the host is `on_host`; waits for
-  // nothing. Fills in both routings; returns the number of dropped slots.
-  absl::StatusOr<int64_t> LimitOnHost(const GateSelection& on_host, const TokenGroups& groups,
-                                      Workspace& workspace, Workspace& host, Stream& stream,
-                                      RouterSaved<T>& saved) const;
   Routing RoutingOf(const GateSelection& selection, absl::Span<const uint8_t> dropped) const;
   // The gradient by the logits, of the gate and the losses, where `stream` computes.
   absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,

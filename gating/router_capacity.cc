@@ -6,6 +6,7 @@
 
 #include "gating/capacity.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/expert_capacity/expert_capacity.h"
 
 namespace moe {
 
@@ -32,11 +33,19 @@ int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits) {
          ExpertCapacity(group, slots_per_token, config.num_experts, *config.capacity_factor);
 }
 
+namespace {
+
+bool HasCapacity(const RouterConfig& config, const GateTraits& traits) {
+  return config.capacity_factor.has_value() && !traits.limits_itself;
+}
+
+}  // namespace
+
 absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& gate,
                                       const GateSelection& selection, const TokenGroups& groups,
                                       absl::Span<uint8_t> dropped, Workspace& workspace,
                                       Stream& stream) {
-  if (!config.capacity_factor.has_value() || gate.traits().limits_itself) {
+  if (!HasCapacity(config, gate.traits())) {
     std::fill(dropped.begin(), dropped.end(), uint8_t{0});
     return 0;
   }
@@ -54,6 +63,29 @@ absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& ga
     if (dropped[s] != 0) selection.weight[s] = 0.0f;
   }
   return count;
+}
+
+absl::Status ApplyCapacityOnDevice(const RouterConfig& config, const GateTraits& traits,
+                                   const GateSelection& selection, const TokenGroups& groups,
+                                   absl::Span<uint8_t> dropped, int64_t* dropped_slots,
+                                   Workspace& host, Workspace& workspace, Stream& stream) {
+  if (!HasCapacity(config, traits)) {
+    MOE_RETURN_IF_ERROR(stream.Zero(dropped_slots, sizeof(int64_t)));
+    return stream.Zero(dropped.data(), static_cast<int64_t>(dropped.size()));
+  }
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> capacity, host.Array<int64_t>(groups.size()));
+  for (int64_t g = 0; g < groups.size(); ++g) {
+    capacity[g] = ExpertCapacity(groups.offsets[g + 1] - groups.offsets[g], config.top_k,
+                                 config.num_experts, *config.capacity_factor);
+  }
+  return DropOverCapacity(
+      {.slot_offset = selection.slot_offset,
+       .expert = selection.expert,
+       .group_offsets = groups.offsets,
+       .capacity = capacity,
+       .num_experts = config.num_experts},
+      config.drop_policy == DropPolicy::kPosition ? KeptSlots::kFirst : KeptSlots::kLargestWeight,
+      selection.weight, dropped, dropped_slots, workspace, stream);
 }
 
 }  // namespace moe

@@ -1,4 +1,4 @@
-// What capacity does to a selection. Internal to gating/; host memory.
+// What capacity does to a selection. Internal to gating/.
 #ifndef MOE_GATING_ROUTER_CAPACITY_H_
 #define MOE_GATING_ROUTER_CAPACITY_H_
 
@@ -21,11 +21,19 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
 // so that a rank without tokens agrees with the others.
 int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits);
 
-// Marks and unweights the slots that are over capacity; returns how many. dropped [slots].
+// Marks and unweights the slots that are over capacity; returns how many. dropped [slots]. Host
+// memory.
 absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& gate,
                                       const GateSelection& selection, const TokenGroups& groups,
                                       absl::Span<uint8_t> dropped, Workspace& workspace,
                                       Stream& stream);
+
+// The same for a gate that runs on CUDA devices, whose Reweigh does nothing: selection, `dropped` and
+// *dropped_slots are memory of the stream's device, `groups` and `host` of the host. Enqueues.
+absl::Status ApplyCapacityOnDevice(const RouterConfig& config, const GateTraits& traits,
+                                   const GateSelection& selection, const TokenGroups& groups,
+                                   absl::Span<uint8_t> dropped, int64_t* dropped_slots,
+                                   Workspace& host, Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

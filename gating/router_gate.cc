@@ -92,57 +92,35 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
         AddEntropy(ScoresOf(s.logits, s.selection, traits_), &entropy[0], workspace, stream));
   }
 
-  const bool limits = config_.capacity_factor.has_value() && !traits_.limits_itself;
-  const bool to_host = limits || reader == RoutingFor::kHost;
-  GateSelection on_host;
-  if (to_host) {
-    const GateSelection& device = s.selection;
-    MOE_ASSIGN_OR_RETURN(on_host.slot_offset, DownloadArray(device.slot_offset, host, stream));
-    MOE_ASSIGN_OR_RETURN(on_host.expert, DownloadArray(device.expert, host, stream));
-    MOE_ASSIGN_OR_RETURN(on_host.weight, DownloadArray<float>(device.weight, host, stream));
+  const auto slots = static_cast<int64_t>(s.selection.expert.size());
+  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, workspace.Array<uint8_t>(slots));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> dropped_slots, workspace.Array<int64_t>(1));
+  MOE_RETURN_IF_ERROR(ApplyCapacityOnDevice(config_, traits_, s.selection, groups, dropped,
+                                            &dropped_slots[0], host, workspace, stream));
+  s.dropped = dropped;
+  s.on_device = RoutingOf(s.selection, dropped);
+
+  Routing& routing = s.routing = s.on_device;
+  if (reader == RoutingFor::kHost) {
+    MOE_ASSIGN_OR_RETURN(routing.slot_offset, DownloadArray(routing.slot_offset, host, stream));
+    MOE_ASSIGN_OR_RETURN(routing.expert, DownloadArray(routing.expert, host, stream));
+    MOE_ASSIGN_OR_RETURN(routing.weight, DownloadArray(routing.weight, host, stream));
+    MOE_ASSIGN_OR_RETURN(routing.dropped, DownloadArray(routing.dropped, host, stream));
+  } else {
+    routing.slot_offset = {}, routing.expert = {}, routing.weight = {}, routing.dropped = {};
   }
-  MOE_ASSIGN_OR_RETURN(on_host.count, DownloadArray(s.selection.count, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(s.selection.count, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray<int64_t>(dropped_slots, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto sums, DownloadArray(losses.aux_and_z, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto entropy_sum, DownloadArray<double>(entropy, host, stream));
-  if (to_host || stats != nullptr) MOE_RETURN_IF_ERROR(stream.Synchronize());
-
-  int64_t dropped_slots = 0;
-  if (to_host) {
-    MOE_ASSIGN_OR_RETURN(dropped_slots, LimitOnHost(on_host, groups, workspace, host, stream, s));
-  } else {
-    const auto slots = static_cast<int64_t>(s.selection.expert.size());
-    MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> none, workspace.Array<uint8_t>(slots));
-    MOE_RETURN_IF_ERROR(stream.Zero(none.data(), slots));
-    s.dropped = none;
-    s.routing = RoutingOf({}, {});
-  }
-  s.on_device = RoutingOf(s.selection, s.dropped);
+  if (reader == RoutingFor::kHost || stats != nullptr) MOE_RETURN_IF_ERROR(stream.Synchronize());
   if (stats == nullptr) return absl::OkStatus();
   stats->aux_loss = sums.empty() ? 0 : sums[0];
   stats->z_loss = sums.empty() ? 0 : sums[1];
   stats->entropy_sum = entropy_sum[0];
-  stats->expert_count.assign(on_host.count.begin(), on_host.count.end());
-  stats->dropped_slots = dropped_slots;
+  stats->expert_count.assign(count.begin(), count.end());
+  stats->dropped_slots = drops[0];
   return absl::OkStatus();
-}
-
-template <typename T>
-absl::StatusOr<int64_t> Router<T>::LimitOnHost(const GateSelection& on_host,
-                                               const TokenGroups& groups, Workspace& workspace,
-                                               Workspace& host, Stream& stream,
-                                               RouterSaved<T>& s) const {
-  const auto slots = static_cast<int64_t>(on_host.expert.size());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, host.Array<uint8_t>(slots));
-  MOE_ASSIGN_OR_RETURN(const int64_t count,
-                       ApplyCapacity(config_, *gate_, on_host, groups, dropped, host,
-                                     *MakeInlineStream(&stream.threads())));
-  MOE_ASSIGN_OR_RETURN(s.dropped, UploadArray<uint8_t>(dropped, workspace, stream));
-  if (count > 0) {
-    MOE_RETURN_IF_ERROR(stream.Upload(on_host.weight.data(), s.selection.weight.data(),
-                                      slots * static_cast<int64_t>(sizeof(float))));
-  }
-  s.routing = RoutingOf(on_host, dropped);
-  return count;
 }
 
 template <typename T>
@@ -177,17 +155,14 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 
-#define MOE_INSTANTIATE(T)                                                                        \
-  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,     \
-                                                Stream&, RouterSaved<T>&, RouterStats*) const;    \
-  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&,   \
-                                                  Workspace&, Stream&, RoutingFor,                \
-                                                  RouterSaved<T>&, RouterStats*) const;           \
-  template absl::StatusOr<int64_t> Router<T>::LimitOnHost(                                        \
-      const GateSelection&, const TokenGroups&, Workspace&, Workspace&, Stream&, RouterSaved<T>&) \
-      const;                                                                                      \
-  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                      \
-      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)     \
+#define MOE_INSTANTIATE(T)                                                                      \
+  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,   \
+                                                Stream&, RouterSaved<T>&, RouterStats*) const;  \
+  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&, \
+                                                  Workspace&, Stream&, RoutingFor,              \
+                                                  RouterSaved<T>&, RouterStats*) const;         \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                    \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)   \
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)

@@ -33,6 +33,7 @@ else()
 endif()
 moe_test(cuda_kernels_test LABELS unit cusim threads
   SOURCES router_loss_cuda_test.cc gate_backward_cuda_test.cc topk_gate_cuda_test.cc expert_sort_cuda_test.cc
+  expert_capacity_cuda_test.cc
   permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
   cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc cast_cuda_test.cc

@@ -18,6 +18,7 @@
 namespace moe::cuda {
 
 constexpr int kWarpLanes = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;  // masks of warp functions
 
 struct LaunchShape {
   dim3 grid, block;

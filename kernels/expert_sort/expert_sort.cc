@@ -74,6 +74,7 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
                               .slot_of_row = rows.first(most_rows),
                               .token_of_row = rows.subspan(most_rows, most_rows),
                               .own_row = rows.subspan(2 * most_rows),
+                              .expert_begin = expert_begin,
                               .count = counts};
   const expert_sort::CudaRowTokens tokens_of_rows = {
       .most_rows = most_rows,

@@ -33,6 +33,7 @@ struct SortedSlots {
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
   absl::Span<const int32_t> token_of_row;  // [M] likewise
   absl::Span<const int32_t> own_row;       // [M] 0, 1, 2, ...
+  absl::Span<const int64_t> expert_begin;  // [E + 1] first row of each expert; the last is the rows
   absl::Span<const int32_t> count;         // [B, E] slots with a row, or beyond P of them
 };
 

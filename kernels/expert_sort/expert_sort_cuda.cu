@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "kernels/base/cuda_block_scan.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"
@@ -9,7 +10,6 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
 // A warp takes neighbouring slots of the chunk, 32 at a time.
@@ -29,38 +29,6 @@ __device__ inline int32_t KeptExpert(const CudaExpertSort& s, int64_t slot) {
   return s.dropped != nullptr && s.dropped[slot] != 0 ? -1 : expert;
 }
 
-// The sum of the values of lanes 0 .. this one.
-__device__ inline int32_t WarpPrefixSum(int32_t value) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-    const int32_t other = __shfl_up_sync(kAllLanes, value, static_cast<unsigned>(distance));
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
-
-// The block calls visit(i, sum of value(j) for j < i, value(i)) for i < n, one thread an i.
-template <typename Value, typename Visit>
-__device__ void ForPrefixSums(int n, Value value, Visit visit) {
-  MOE_SHARED_ARRAY(int32_t, warp_sum, kWarps);
-  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  int32_t before = 0;
-  for (int first = 0; first < n; first += kThreads) {
-    const int i = first + static_cast<int>(threadIdx.x);
-    const int32_t mine = i < n ? value(i) : 0;
-    const int32_t sum = WarpPrefixSum(mine);
-    if (threadIdx.x % kWarpLanes == kWarpLanes - 1) warp_sum[warp] = sum;
-    __syncthreads();
-    int32_t prefix = before + sum - mine;
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < warp) prefix += warp_sum[w];
-      before += warp_sum[w];
-    }
-    __syncthreads();  // the next round writes warp_sum
-    if (i < n) visit(i, prefix, mine);
-  }
-}
-
 // The slots of a block, and the columns of its micro-batch in the table.
 struct Chunk {
   int64_t begin, end;
@@ -78,7 +46,7 @@ __device__ inline Chunk ChunkOfBlock(const CudaExpertSort& s) {
   if (threadIdx.x == 0) found[0] = {0, 0, -1, 0, 0};
   __syncthreads();
   const auto block = static_cast<int32_t>(blockIdx.x);
-  ForPrefixSums(
+  ForPrefixSums<kThreads>(
       s.micro_batches,
       [&](int b) {
         const int64_t slots = SlotsBegin(s, b + 1) - SlotsBegin(s, b);
@@ -182,7 +150,7 @@ __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk,
     return s.scratch[e * Columns() + column];
   };
   const int64_t padded = s.micro_batches * s.padded_rows;  // of one expert
-  ForPrefixSums(
+  ForPrefixSums<kThreads>(
       s.num_experts, [&](int i) { return sum_before(id(i), Columns() - 1); },
       [&](int i, int32_t rows_before, int32_t rows) {
         const int32_t e = id(i);

@@ -6,12 +6,18 @@
 #include <bit>
 #include <cstdint>
 
+#include "kernels/base/cuda_float_keys.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/topk_gate/topk_gate_cuda.h"
 
 namespace moe::topk_gate {
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
+using cuda::kAllLanes;
+using cuda::KeyOf;
+using cuda::kLowestKey;
+using cuda::kNanKey;
+using cuda::kNoKey;
+using cuda::ValueOf;
 
 // f(i, e) for the experts e = lane + 32 i. Unrolled: arrays that f indexes by i are registers.
 template <int kPerLane, typename Function>
@@ -20,23 +26,6 @@ __device__ inline void ForExperts(int lane, Function f) {
 #pragma unroll
 #endif
   for (int i = 0; i < kPerLane; ++i) f(i, lane + cuda::kWarpLanes * i);
-}
-
-// Unsigned integers in the order of the floats; -0 counts as +0, a NaN is below -infinity.
-constexpr uint32_t kNoKey = 0;  // below all
-constexpr uint32_t kNanKey = 1;
-constexpr uint32_t kLowestKey = 0x007fffffu;  // of -infinity
-
-__device__ inline uint32_t KeyOf(float x) {
-  if (x != x) return kNanKey;
-  const auto bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 + 0 = +0
-  return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
-}
-
-// -infinity for the keys of NaN and of nothing.
-__device__ inline float ValueOf(uint32_t key) {
-  if (key < kLowestKey) key = kLowestKey;
-  return std::bit_cast<float>(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
 }
 
 // Keys of bfloat16 values: 16 bits of value above 11 of expert, the lower expert the larger. All

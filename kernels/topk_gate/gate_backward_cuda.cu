@@ -7,8 +7,6 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
-
 // term of lane 0 + term of lane 1 + ... of lane k - 1; every lane gets it.
 __device__ double SumInChoiceOrder(double term, int k) {
   double sum = 0;

@@ -1,0 +1,31 @@
+// Floats as unsigned integers that compare alike, for reductions and selections of integers.
+#ifndef MOE_KERNELS_BASE_CUDA_FLOAT_KEYS_H_
+#define MOE_KERNELS_BASE_CUDA_FLOAT_KEYS_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/base/cuda_kernel.h"
+
+namespace moe::cuda {
+
+// Unsigned integers in the order of the floats; -0 counts as +0, a NaN is below -infinity.
+constexpr uint32_t kNoKey = 0;  // below all
+constexpr uint32_t kNanKey = 1;
+constexpr uint32_t kLowestKey = 0x007fffffu;  // of -infinity
+
+__device__ inline uint32_t KeyOf(float x) {
+  if (x != x) return kNanKey;
+  const auto bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 + 0 = +0
+  return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// -infinity for the keys of NaN and of nothing.
+__device__ inline float ValueOf(uint32_t key) {
+  if (key < kLowestKey) key = kLowestKey;
+  return std::bit_cast<float>(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
+}
+
+}  // namespace moe::cuda
+
+#endif  // MOE_KERNELS_BASE_CUDA_FLOAT_KEYS_H_

@@ -1,0 +1,38 @@
+// Expert capacity on a CUDA device: which slots go beyond it. gating/capacity.h is the host's.
+#ifndef MOE_KERNELS_EXPERT_CAPACITY_EXPERT_CAPACITY_H_
+#define MOE_KERNELS_EXPERT_CAPACITY_EXPERT_CAPACITY_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// T tokens with their slots in G token groups. Arrays are memory of the stream's device unless said.
+struct CapacityInput {
+  absl::Span<const int64_t> slot_offset;    // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
+  absl::Span<const int32_t> expert;         // [slots] ids from E on have room for all
+  absl::Span<const int64_t> group_offsets;  // [G + 1] tokens, of the host
+  absl::Span<const int64_t> capacity;       // [G] of the host: what an expert keeps of a group
+  int32_t num_experts = 0;                  // E
+};
+
+// What is kept of an expert's slots: the largest weights (equal ones: the lowest token; a NaN is the
+// lowest weight), or the first, all first choices in token order before the second ones.
+enum class KeptSlots : uint8_t { kLargestWeight, kFirst };
+
+// dropped[s] = 1 and weight[s] = 0 where slot s is beyond its expert's capacity in its group, else 0
+// and untouched; *dropped_slots = their number. dropped, weight [slots].
+// Enqueues; the host waits for nothing. The decisions of MarkDropped, to the slot.
+// Errors: as SortByExpert; kInvalidArgument if `capacity` has not an entry a group.
+absl::Status DropOverCapacity(const CapacityInput& slots, KeptSlots kept, absl::Span<float> weight,
+                              absl::Span<uint8_t> dropped, int64_t* dropped_slots,
+                              Workspace& workspace, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXPERT_CAPACITY_EXPERT_CAPACITY_H_
