@@ -1,0 +1,327 @@
+// One batch's way through the layer, forward and backward.
+#include <optional>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/combine/combine.h"
+#include "kernels/exact_sum/exact_sum.h"
+#include "moe/moe_layer.h"
+
+namespace moe {
+namespace {
+
+// The offsets of the batch's micro-batches; without any, the call is one micro-batch.
+absl::StatusOr<absl::Span<const int64_t>> MicroBatchOffsets(const Batch& batch, int64_t tokens,
+                                                            Workspace& workspace) {
+  if (!batch.micro_batch_offsets.empty()) return batch.micro_batch_offsets;
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> offsets, workspace.Array<int64_t>(2));
+  offsets[0] = 0;
+  offsets[1] = tokens;
+  return offsets;
+}
+
+// Names what the layer does next in the messages of failed waits; layer and step stay.
+void SetPhaseName(Mesh& mesh, const char* name) {
+  CommPhase phase = mesh.expert_parallel().phase();
+  phase.name = name;
+  mesh.SetPhase(phase);
+}
+
+// Gives back what the exchange stream works on, for that stream to take again in its own order.
+// Nothing where it shares the compute stream's workspace: that lends for the round.
+std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
+  if (context.exchange_workspace == context.workspace) return std::nullopt;
+  return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
+}
+
+// Adds to slots[e] the kept slots [B, E] for expert e.
+void AddKeptSlots(absl::Span<const int32_t> kept, absl::Span<int64_t> slots, size_t experts) {
+  for (size_t i = 0; i < kept.size(); ++i) slots[i % experts] += kept[i];
+}
+
+// Forward and backward, as the time line names them. Backward's first exchange is combine's.
+constexpr Work kGate = {.phase = Phase::kGate, .name = "gate"};
+constexpr Work kGateBackward = {.phase = Phase::kGate, .name = "gate backward"};
+constexpr Work kWeightBackward = {.phase = Phase::kGate, .name = "combine weights backward"};
+constexpr Work kPlan = {.phase = Phase::kPlan, .name = "plan"};
+constexpr Work kDispatch = {.phase = Phase::kDispatch, .name = "dispatch"};
+constexpr Work kDispatchBackward = {.phase = Phase::kDispatch, .name = "dispatch backward"};
+constexpr Work kDispatchBackwardSum = {.phase = Phase::kDispatch, .name = "dispatch backward sum"};
+constexpr Work kExperts = {.phase = Phase::kExpert, .name = "experts"};
+constexpr Work kExpertsBackward = {.phase = Phase::kExpert, .name = "experts backward"};
+constexpr Work kShared = {.phase = Phase::kExpert, .name = "shared expert"};
+constexpr Work kSharedBackward = {.phase = Phase::kExpert, .name = "shared expert backward"};
+constexpr Work kCombine = {.phase = Phase::kCombine, .name = "combine"};
+constexpr Work kCombineSum = {.phase = Phase::kCombine, .name = "combine sum"};
+constexpr Work kCombineBackward = {.phase = Phase::kCombine, .name = "combine backward"};
+
+}  // namespace
+
+template <typename T>
+absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                  MoeLayerSaved<T>* saved, RouterStats* stats) {
+  if (x.cols() != config_.router.hidden_size || y.rows() != x.rows() || y.cols() != x.cols()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(), "], y [", y.rows(), ", ", y.cols(),
+                     "], expected both [T, ", config_.router.hidden_size, "]"));
+  }
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+  MoeLayerSaved<T> local;
+  MoeLayerSaved<T>& s = saved != nullptr ? *saved : local;
+  s.x = x;
+
+  MOE_RETURN_IF_ERROR(Route(batch, s, stats));
+  const DispatchPlan& plan = *s.plan;
+  const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
+  const int64_t hidden = x.cols();
+  MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_ASSIGN_OR_RETURN(s.home_rows, workspace.Matrix<T>(plan.return_rows(), hidden));
+  MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
+  MOE_ASSIGN_OR_RETURN(const auto out, dispatcher_->ReturnBuffer(plan, hidden, workspace));
+
+  MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  SetPhaseName(*context_.mesh, "dispatch");
+  MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
+      plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
+      [&](int chunk) {
+        if (!weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, x, rows, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, x, s.router.on_device.weight, rows,
+                                           exchange_workspace, exchange);
+      },
+      [&](int first, int last) {
+        return experts_->Forward(first, last, plan.expert_offsets(), s.experts, out, context_);
+      },
+      [&](int chunk) {
+        return dispatcher_->Return(plan, chunk, out, s.home_rows, exchange_workspace, exchange);
+      }));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
+  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  return Timed(context_, kCombineSum, compute, [&] {
+    return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? absl::Span<const float>() : s.router.on_device.weight, y,
+                          write, compute);
+  });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats) {
+  Workspace& host = *context_.host_workspace;
+  Stream& compute = *context_.compute;
+  SetPhaseName(*context_.mesh, "plan");
+  MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
+    return router_
+        ->Forward(saved.x, router_inputs(), batch, *context_.workspace, compute, &saved.router,
+                  stats, &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
+        .status();
+  }));
+  const Routing& routing = saved.router.routing;
+  if (routing.num_routed_experts < routing.num_experts) {
+    MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
+    for (int64_t t = 0; t < routing.tokens(); ++t) {
+      for (int64_t s = routing.slot_offset[t]; s < routing.slot_offset[t + 1]; ++s) {
+        row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
+      }
+    }
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context_));
+  }
+  return Timed(context_, kPlan, compute, [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
+    MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets));
+    if (!counted_slots_.empty()) {
+      AddKeptSlots(plan.kept_slots(), counted_slots_, routing.num_routed_experts);
+    }
+    saved.plan = std::make_shared<const DispatchPlan>(plan);
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
+absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
+                                                   absl::Span<const int64_t> offsets) {
+  Communicator& group = context_.mesh->expert_parallel();
+  Workspace& host = *context_.host_workspace;
+  Workspace& workspace = *context_.workspace;
+  const DispatchPlanOptions options = {.overlap_degree = config_.overlap_degree};
+  if (plans_on_device_) {
+    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, options, group, host,
+                                       *context_.host, workspace, *context_.compute);
+  }
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
+                                           host, *context_.host));
+  return plan.OnDevice(workspace, *context_.compute);
+}
+
+template <typename T>
+template <typename Send, typename Compute, typename Receive>
+absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work,
+                                                Send send, Compute compute, Receive receive) {
+  Stream& exchange = *context_.exchange;
+  const int chunks = plan.chunks();
+  work.send.moved = work.receive.moved = &dispatcher_->bytes();
+  std::vector<Event> arrived(chunks), computed(chunks);
+  const auto send_chunk = [&](int c) -> absl::Status {
+    work.send.chunk = c;
+    MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
+    MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
+    return absl::OkStatus();
+  };
+  const auto compute_chunk = [&](int c) -> absl::Status {
+    MOE_RETURN_IF_ERROR(context_.compute->WaitFor(arrived[c]));
+    const int first = plan.chunk_first_expert()[c], last = plan.chunk_first_expert()[c + 1];
+    work.compute.chunk = c;
+    MOE_RETURN_IF_ERROR(
+        Timed(context_, work.compute, *context_.compute, [&] { return compute(first, last); }));
+    MOE_ASSIGN_OR_RETURN(computed[c], context_.compute->Record());
+    return absl::OkStatus();
+  };
+  const auto receive_chunk = [&](int c) -> absl::Status {
+    if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
+    work.receive.chunk = c;
+    return Timed(context_, work.receive, exchange, [&] { return receive(c); });
+  };
+  if (OnCuda(context_)) {
+    // An exchange through the host's memory holds the host: chunk c is being computed meanwhile.
+    for (int c = 0; c < chunks; ++c) {
+      MOE_RETURN_IF_ERROR(send_chunk(c));
+      if (c > 0) MOE_RETURN_IF_ERROR(receive_chunk(c - 1));
+      MOE_RETURN_IF_ERROR(compute_chunk(c));
+    }
+    return receive_chunk(chunks - 1);
+  }
+  for (int c = 0; c < chunks; ++c) MOE_RETURN_IF_ERROR(send_chunk(c));
+  for (int c = 0; c < chunks; ++c) {
+    MOE_RETURN_IF_ERROR(compute_chunk(c));
+    MOE_RETURN_IF_ERROR(receive_chunk(c));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved) {
+  Stream& compute = *context_.compute;
+  Write write = Write::kOverwrite;
+  if (shared_ != nullptr) {
+    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute, [&] {
+      return shared_->Forward(saved.x, y, saved.shared, context_);
+    }));
+    write = Write::kAdd;
+  }
+  if (saved.identity_row.empty()) return write;
+  MOE_RETURN_IF_ERROR(CombineRows<T>(saved.x, saved.router.on_device.slot_offset,
+                                     saved.identity_row, saved.router.on_device.weight, y, write,
+                                     compute));
+  return Write::kAdd;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       absl::Span<float> d_weight, MatrixView<T> dx) {
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  if (!saved.identity_row.empty()) {
+    const auto slots = static_cast<int64_t>(saved.identity_row.size());
+    MOE_ASSIGN_OR_RETURN(const auto by_identity, workspace.Array<float>(slots));
+    MOE_RETURN_IF_ERROR(CombineWeightGradient<T>(dy, saved.x, saved.router.on_device.slot_offset,
+                                                 saved.identity_row, by_identity, compute));
+    // One of the two is 0: a slot travels or is added at home.
+    MOE_RETURN_IF_ERROR(Scale(by_identity, 1, d_weight, Write::kAdd, compute));
+    MOE_RETURN_IF_ERROR(CombineRows<T>(dy, saved.router.on_device.slot_offset, saved.identity_row,
+                                       saved.router.on_device.weight, dx, Write::kAdd, compute));
+  }
+  if (shared_ == nullptr) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto offsets,
+                       MicroBatchOffsets(saved.router.batch, dy.rows(), *context_.host_workspace));
+  return Timed(context_, kSharedBackward, compute,
+               [&] { return shared_->Backward(dy, offsets, saved.shared, dx, context_); });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                   float loss_scale, MatrixView<T> dx, GradientReady ready) {
+  Workspace& workspace = *context_.workspace;
+  Stream& compute = *context_.compute;
+  Stream& exchange = *context_.exchange;
+  Workspace& exchange_workspace = *context_.exchange_workspace;
+  const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
+  const DispatchPlan& plan = *saved.plan;
+  const Routing& routing = saved.router.routing;
+  const int64_t hidden = dy.cols();
+
+  MOE_ASSIGN_OR_RETURN(
+      const auto d_weight,
+      workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
+  MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
+  MOE_ASSIGN_OR_RETURN(const auto home_dx, workspace.Matrix<T>(plan.return_rows(), hidden));
+  MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
+
+  // A weight on the output has its gradient from what came home in forward, one on the input from
+  // what comes home now.
+  const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
+    return Timed(context_, kWeightBackward, compute, [&] {
+      return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
+                                      plan.home_row_of_slot(), d_weight, compute);
+    });
+  };
+  MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
+  if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
+  SetPhaseName(*context_.mesh, "combine backward");
+  MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
+      plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
+      [&](int chunk) {
+        if (weigh_input)
+          return dispatcher_->Dispatch(plan, chunk, dy, d_out, exchange_workspace, exchange);
+        return dispatcher_->DispatchScaled(plan, chunk, dy, saved.router.on_device.weight, d_out,
+                                           exchange_workspace, exchange);
+      },
+      [&](int first, int last) {
+        return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
+                                  plan.segments(), saved.experts, d_out, d_rows, context_);
+      },
+      [&](int chunk) {
+        return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);
+      }));
+  for (Parameter* parameter : experts_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
+
+  MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
+  if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
+  MOE_RETURN_IF_ERROR(Timed(context_, kDispatchBackwardSum, compute, [&] {
+    return CombineRows<T>(home_dx, saved.router.on_device.slot_offset, plan.home_row_of_slot(),
+                          weigh_input ? saved.router.on_device.weight : absl::Span<const float>(),
+                          dx, Write::kOverwrite, compute);
+  }));
+  MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
+  if (shared_ != nullptr) {
+    for (Parameter* parameter : shared_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
+  }
+  RouterGradients gradients = {.weight = router_weight_->grad()};
+  if (router_bias_ != nullptr) gradients.bias = router_bias_->grad();
+  MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
+    return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
+                             gradients, workspace, compute, context_.host_workspace);
+  }));
+  if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
+  return ready(*router_weight_);
+}
+
+template absl::Status MoeLayer<float>::Forward(MatrixView<const float>, const Batch&,
+                                               MatrixView<float>, MoeLayerSaved<float>*,
+                                               RouterStats*);
+template absl::Status MoeLayer<float>::Backward(MatrixView<const float>, MoeLayerSaved<float>&,
+                                                float, MatrixView<float>, GradientReady);
+template absl::Status MoeLayer<BFloat16>::Forward(MatrixView<const BFloat16>, const Batch&,
+                                                  MatrixView<BFloat16>, MoeLayerSaved<BFloat16>*,
+                                                  RouterStats*);
+template absl::Status MoeLayer<BFloat16>::Backward(MatrixView<const BFloat16>,
+                                                   MoeLayerSaved<BFloat16>&, float,
+                                                   MatrixView<BFloat16>, GradientReady);
+
+}  // namespace moe
