@@ -223,7 +223,8 @@ absl::Status Communicator::StagedSendRecv(std::vector<SendRecvOp> ops, Stream& s
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(int64_t /*bytes*/) {
+absl::StatusOr<std::shared_ptr<PeerBuffer>> Communicator::AllocatePeerBuffer(
+    int64_t /*bytes*/, MemoryResource& /*memory*/) {
   return absl::UnimplementedError(
       absl::StrCat("AllocatePeerBuffer: backend ", backend(), " has no peer memory"));
 }

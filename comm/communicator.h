@@ -15,6 +15,7 @@
 #include <absl/types/span.h>
 
 #include "comm/host_staging.h"
+#include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 
@@ -23,7 +24,8 @@ namespace moe {
 enum class ReduceOp : uint8_t { kSum, kMax };
 
 // Memory that every rank of a group can read in place. The owner writes `local()`; peers read
-// through `peer(r)`. Who may touch it when is ordered by Communicator::Fence.
+// through `peer(r)`, on the device that the memory is of. Who may touch it when is ordered by
+// Communicator::Fence.
 class PeerBuffer {
  public:
   virtual ~PeerBuffer() = default;
@@ -149,12 +151,13 @@ class Communicator {
   // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
-  // Whether AllocatePeerBuffer works here, for ranks that compute on devices of this kind.
+  // Whether AllocatePeerBuffer may work here, for memory of devices of this kind.
   virtual bool has_peer_memory(DeviceKind /*kind*/) const { return false; }
 
-  // Collective, blocks the host; `bytes` may differ between ranks. kUnimplemented without peer
-  // memory.
-  virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes);
+  // Collective, blocks the host; `bytes` may differ between ranks. On all ranks alike kUnimplemented
+  // without peer memory, or where one device cannot read the memory of another.
+  virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
+      int64_t bytes, MemoryResource& memory = CpuMemory());
 
   // Ends this rank's part: its pending and later calls return kAborted. Peers learn of it at once
   // where the backend can tell them (local), else by their timeout. Callable from any thread.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "dispatch/dispatcher_base.h"
 #include "kernels/permute/permute.h"
@@ -14,12 +15,12 @@ class GrowingPeerBuffer {
  public:
   // Collective when it grows: `last`, if any, is the stream with work that may still read or write
   // the memory, or use `comm`; it is waited for.
-  absl::Status Reserve(int64_t bytes, Communicator& comm, Stream* last) {
+  absl::Status Reserve(int64_t bytes, Communicator& comm, MemoryResource& memory, Stream* last) {
     if (buffer_ != nullptr && bytes <= bytes_) return absl::OkStatus();
     if (last != nullptr) MOE_RETURN_IF_ERROR(last->Synchronize());
     // A quarter more, so that slowly growing batches do not come here each time.
     const int64_t wanted = std::max<int64_t>(bytes + bytes / 4, 64);
-    MOE_ASSIGN_OR_RETURN(auto grown, comm.AllocatePeerBuffer(wanted));
+    MOE_ASSIGN_OR_RETURN(auto grown, comm.AllocatePeerBuffer(wanted, memory));
     buffer_ = std::move(grown);  // all ranks were in the call above: nobody reads the old memory
     bytes_ = wanted;
     return absl::OkStatus();
@@ -40,28 +41,27 @@ class GrowingPeerBuffer {
 template <typename T>
 class DirectDispatcher final : public DispatcherBase<T> {
  public:
-  DirectDispatcher(const DispatcherOptions& options, Communicator& comm)
-      : DispatcherBase<T>(options, comm) {}
+  DirectDispatcher(const DispatcherOptions& options, Communicator& comm, MemoryResource& memory)
+      : DispatcherBase<T>(options, comm, memory.device().kind), memory_(memory) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kDirect; }
 
   absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
                                              Workspace&) override {
-    MOE_RETURN_IF_ERROR(
-        returned_.Reserve(plan.max_expert_rows() * RowBytes(hidden), this->comm_, last_stream_));
+    MOE_RETURN_IF_ERROR(returned_.Reserve(plan.max_expert_rows() * RowBytes(hidden), this->comm_,
+                                          memory_, last_stream_));
     return MatrixView<T>(reinterpret_cast<T*>(returned_.local()), plan.expert_rows(), hidden);
   }
 
   absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
-                        MatrixView<T> expert_rows, Workspace& workspace,
-                        Stream& exchange) override {
+                        MatrixView<T> expert_rows, Workspace&, Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
     if (chunk == 0) {
       MOE_RETURN_IF_ERROR(PrepareTokens(plan, x.cols(), exchange));
       MOE_RETURN_IF_ERROR(PublishTokens(x, exchange));
       MOE_RETURN_IF_ERROR(Fence(exchange));
     }
-    return ReadTokens(plan, chunk, {}, expert_rows, workspace, exchange);
+    return ReadTokens(plan, chunk, {}, expert_rows, exchange);
   }
 
   absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
@@ -78,11 +78,11 @@ class DirectDispatcher final : public DispatcherBase<T> {
     }
     MOE_ASSIGN_OR_RETURN(const auto scale,
                          ReadWeights(plan, chunk, dy.cols(), workspace, exchange));
-    return ReadTokens(plan, chunk, scale, expert_rows, workspace, exchange);
+    return ReadTokens(plan, chunk, scale, expert_rows, exchange);
   }
 
   absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
-                      MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
+                      MatrixView<T> home_rows, Workspace&, Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
     const int64_t hidden = home_rows.cols();
     if (!returned_.holds(expert_rows.data()) || expert_rows.stride() != hidden) {
@@ -91,8 +91,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
     }
     last_stream_ = &exchange;
     MOE_RETURN_IF_ERROR(Fence(exchange));
-    MOE_ASSIGN_OR_RETURN(const auto peers,
-                         Views(returned_, plan.max_expert_rows(), hidden, workspace));
+    const auto peers = Views<T>(returned_, 0, plan.max_expert_rows(), hidden);
     MOE_RETURN_IF_ERROR(GatherRowsOfMany<T>(peers, plan.home_peer(chunk), plan.home_source(chunk),
                                             {}, this->HomeRowsOf(plan, chunk, home_rows),
                                             exchange));
@@ -118,14 +117,23 @@ class DirectDispatcher final : public DispatcherBase<T> {
   // Makes published_ large enough and free to be written.
   absl::Status PrepareTokens(const DispatchPlan& plan, int64_t hidden, Stream& exchange) {
     const int64_t weight_bytes = plan.max_return_rows() * static_cast<int64_t>(sizeof(float));
-    MOE_RETURN_IF_ERROR(
-        published_.Reserve(WeightsBegin(plan, hidden) + weight_bytes, this->comm_, &exchange));
+    MOE_RETURN_IF_ERROR(published_.Reserve(WeightsBegin(plan, hidden) + weight_bytes, this->comm_,
+                                           memory_, &exchange));
     last_stream_ = &exchange;
     return tokens_being_read_ ? Fence(exchange) : absl::OkStatus();
   }
 
   absl::Status PublishTokens(MatrixView<const T> x, Stream& exchange) {
     const MatrixView<T> to(reinterpret_cast<T*>(published_.local()), x.rows(), x.cols());
+    if (IsCuda(exchange)) {
+      if (x.stride() == x.cols()) {
+        return exchange.CopyBytes(x.data(), to.data(), x.rows() * RowBytes(x.cols()));
+      }
+      for (int64_t t = 0; t < x.rows(); ++t) {
+        MOE_RETURN_IF_ERROR(exchange.CopyBytes(x.row(t), to.row(t), RowBytes(x.cols())));
+      }
+      return absl::OkStatus();
+    }
     return exchange.Enqueue([=, &threads = exchange.threads()] {
       const int64_t grain = std::max<int64_t>(1, (int64_t{64} << 10) / (RowBytes(x.cols()) + 1));
       threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
@@ -135,42 +143,33 @@ class DirectDispatcher final : public DispatcherBase<T> {
     });
   }
 
-  // In the order of home rows, all chunks.
+  // In the order of home rows, all chunks; 0 for empty places.
   absl::Status PublishWeights(const DispatchPlan& plan, absl::Span<const float> weight,
                               int64_t hidden, Stream& exchange) {
     auto* const to = reinterpret_cast<float*>(published_.local() + WeightsBegin(plan, hidden));
-    return exchange.Enqueue([to, weight, slot = plan.home_slot()] {
-      for (size_t i = 0; i < slot.size(); ++i) to[i] = slot[i] < 0 ? 0.0f : weight[slot[i]];
-      return absl::OkStatus();
-    });
+    return GatherRows<float>(Column(weight.data(), plan.slots()), plan.home_slot(),
+                             MatrixView<float>(to, plan.return_rows(), 1), exchange);
   }
 
-  // [expert rows of the chunk] the weight of each: those of one expert and source lie together.
+  // [expert rows of the chunk] the weight of each.
   absl::StatusOr<absl::Span<const float>> ReadWeights(const DispatchPlan& plan, int chunk,
                                                       int64_t hidden, Workspace& workspace,
                                                       Stream& exchange) {
-    const int64_t begin = plan.expert_begin(chunk), end = plan.expert_begin(chunk + 1);
-    const int64_t offset = WeightsBegin(plan, hidden);
-    MOE_ASSIGN_OR_RETURN(const auto scale, workspace.Array<float>(end - begin));
-    MOE_RETURN_IF_ERROR(exchange.Enqueue([this, plan, chunk, begin, offset, scale] {
-      for (int l = plan.chunk_first_expert()[chunk]; l < plan.chunk_first_expert()[chunk + 1];
-           ++l) {
-        for (int r = 0; r < plan.ranks(); ++r) {
-          const int64_t first = plan.SourceBegin(l, r);
-          const auto* const from = reinterpret_cast<const float*>(published_.peer(r) + offset);
-          std::copy_n(from + plan.PeerHomeRow(l, r), plan.SourceBegin(l, r + 1) - first,
-                      scale.begin() + (first - begin));
-        }
-      }
-      return absl::OkStatus();
-    }));
+    const absl::Span<const int32_t> row = plan.expert_home_row(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto scale,
+                         workspace.Array<float>(static_cast<int64_t>(row.size())));
+    const auto peers =
+        Views<float>(published_, WeightsBegin(plan, hidden), plan.max_return_rows(), 1);
+    MOE_RETURN_IF_ERROR(GatherRowsOfMany<float>(
+        peers, plan.expert_peer(chunk), row, {},
+        MatrixView<float>(scale.data(), static_cast<int64_t>(row.size()), 1), exchange));
     return scale;
   }
 
   absl::Status ReadTokens(const DispatchPlan& plan, int chunk, absl::Span<const float> scale,
-                          MatrixView<T> expert_rows, Workspace& workspace, Stream& exchange) {
+                          MatrixView<T> expert_rows, Stream& exchange) {
     const int64_t hidden = expert_rows.cols();
-    MOE_ASSIGN_OR_RETURN(const auto peers, Views(published_, plan.max_tokens(), hidden, workspace));
+    const auto peers = Views<T>(published_, 0, plan.max_tokens(), hidden);
     tokens_being_read_ = true;
     MOE_RETURN_IF_ERROR(
         GatherRowsOfMany<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
@@ -183,18 +182,19 @@ class DirectDispatcher final : public DispatcherBase<T> {
     return absl::OkStatus();
   }
 
-  // Every rank's rows in `buffer`.
-  absl::StatusOr<absl::Span<const MatrixView<const T>>> Views(const GrowingPeerBuffer& buffer,
-                                                              int64_t rows, int64_t hidden,
-                                                              Workspace& workspace) const {
-    MOE_ASSIGN_OR_RETURN(const auto views,
-                         workspace.Array<MatrixView<const T>>(this->comm_.size()));
+  // Every rank's [rows, cols] at `offset` in `buffer`.
+  template <typename U>
+  std::vector<MatrixView<const U>> Views(const GrowingPeerBuffer& buffer, int64_t offset,
+                                         int64_t rows, int64_t cols) const {
+    std::vector<MatrixView<const U>> views;
     for (int r = 0; r < this->comm_.size(); ++r) {
-      views[r] = {reinterpret_cast<const T*>(buffer.peer(r)), rows, hidden};
+      views.emplace_back(reinterpret_cast<const U*>(buffer.peer(r) + offset), rows, cols);
     }
     return views;
   }
+  static MatrixView<const float> Column(const float* data, int64_t rows) { return {data, rows, 1}; }
 
+  MemoryResource& memory_;       // of published_ and returned_
   GrowingPeerBuffer published_;  // x or dy [max T, H], then weights [max return rows]
   GrowingPeerBuffer returned_;   // [max N, H]
   // Whether reads of published_ were enqueued after the last fence; the same on all ranks.
@@ -206,13 +206,13 @@ class DirectDispatcher final : public DispatcherBase<T> {
 
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm) {
-  return std::make_unique<DirectDispatcher<T>>(options, comm);
+                                                    Communicator& comm, MemoryResource& memory) {
+  return std::make_unique<DirectDispatcher<T>>(options, comm, memory);
 }
 
 template std::unique_ptr<Dispatcher<float>> MakeDirectDispatcher(const DispatcherOptions&,
-                                                                 Communicator&);
+                                                                 Communicator&, MemoryResource&);
 template std::unique_ptr<Dispatcher<BFloat16>> MakeDirectDispatcher(const DispatcherOptions&,
-                                                                    Communicator&);
+                                                                    Communicator&, MemoryResource&);
 
 }  // namespace moe

@@ -52,11 +52,11 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream
   DispatchPlan plan = *this;
   if (!IsCuda(stream)) return plan;
   for (absl::Span<const int32_t>* const rows :
-       {&plan.home_row_of_slot_, &plan.home_slot_, &plan.send_token_, &plan.expert_source_,
-        &plan.expert_token_, &plan.return_order_, &plan.return_place_}) {
+       {&plan.home_row_of_slot_, &plan.home_slot_, &plan.home_peer_, &plan.home_source_,
+        &plan.send_token_, &plan.expert_source_, &plan.expert_peer_, &plan.expert_token_,
+        &plan.expert_home_row_, &plan.return_order_, &plan.return_place_}) {
     MOE_ASSIGN_OR_RETURN(*rows, UploadArray(*rows, workspace, stream));
   }
-  plan.home_peer_ = plan.home_source_ = plan.expert_peer_ = {};
   return plan;
 }
 

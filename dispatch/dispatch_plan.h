@@ -65,16 +65,17 @@ class DispatchPlan {
                                             Workspace& workspace, Stream& stream);
 
   // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues their
-  // copies. home_peer, home_source and expert_peer, which no kernel reads, are empty there. On a CPU:
-  // this plan.
+  // copies. On a CPU: this plan.
   absl::StatusOr<DispatchPlan> OnDevice(Workspace& workspace, Stream& stream) const;
 
   // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
   // are memory of that device, and the slots are sorted there (kernels/expert_sort) into `workspace`.
   // `host_workspace` and `host`, a stream of the CPU, are for the tables. One host wait, for B*E
-  // counts. Nothing is sent: send_token and expert_source are empty, and send rows are as many as
-  // expert rows. Ids out of range have no row, as those of identity experts.
-  // Errors: as Build, but for the ids; kInvalidArgument if the group has other ranks or E > 1024.
+  // counts. Nothing is sent and no peer read: there is no send_token, expert_source, return_place nor
+  // what names peers, and send rows are as many as expert rows. Ids out of range have no row, as those
+  // of identity experts; slot_offset must ascend from 0 to the slots, which the host does not see.
+  // Errors: as Build, but for ids and slot_offset; kInvalidArgument if the group has other ranks or E
+  // is above kMaxSortedExperts.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
                                                     absl::Span<const int64_t> micro_batch_offsets,
                                                     const DispatchPlanOptions& options,
@@ -125,13 +126,16 @@ class DispatchPlan {
   absl::Span<const int32_t> expert_source(int chunk) const {
     return Part(expert_source_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // [expert rows of the chunk] rank each comes from, and (device) the token it is there (-1 = empty
-  // place).
+  // (device) [expert rows of the chunk] rank each comes from, the token it is there (-1 = empty place),
+  // and the home row in which it comes back there.
   absl::Span<const int32_t> expert_peer(int chunk) const {
     return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
   }
   absl::Span<const int32_t> expert_token(int chunk) const {
     return Part(expert_token_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  absl::Span<const int32_t> expert_home_row(int chunk) const {
+    return Part(expert_home_row_, expert_begin(chunk), expert_begin(chunk + 1));
   }
   // (device) [return rows of the chunk] expert row (of all N) that each carries home.
   absl::Span<const int32_t> return_order(int chunk) const {
@@ -146,7 +150,7 @@ class DispatchPlan {
     return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
   }
   absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
-  // [home rows of the chunk] rank that computes each, and the expert row it is there (of all N).
+  // (device) [home rows of the chunk] rank that computes each, and the expert row it is there (of all N).
   absl::Span<const int32_t> home_peer(int chunk) const {
     return Part(home_peer_, home_begin_[chunk], home_begin_[chunk + 1]);
   }
@@ -196,8 +200,8 @@ class DispatchPlan {
   absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_;  // [d + 1]
   absl::Span<const int64_t> expert_offsets_, segment_offsets_, peer_home_row_;
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
-  absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_, return_order_,
-      return_place_;
+  absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_,
+      expert_home_row_, return_order_, return_place_;
   absl::Span<const int32_t> kept_slots_, send_table_, expert_table_;
 };
 

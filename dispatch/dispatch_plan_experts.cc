@@ -149,17 +149,20 @@ absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
 
 absl::Status DispatchPlanBuilder::OrderExpertRows() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  absl::Span<int32_t> peer, return_order, return_place, mark;
+  absl::Span<int32_t> peer, home_row, return_order, return_place, mark;
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, expert_token_));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, peer));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, home_row));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_order));
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_place));
   // Tokens came by (source, expert); experts want (expert, source).
   int64_t from = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int64_t l = 0; l < local; ++l) {
-      for (int64_t n = plan_.SourceBegin(l, r); n < plan_.SourceBegin(l, r + 1); ++n) {
+      const int64_t first = plan_.SourceBegin(l, r);
+      for (int64_t n = first; n < plan_.SourceBegin(l, r + 1); ++n) {
         expert_token_[n] = expert_source_[from++];
+        home_row[n] = static_cast<int32_t>(plan_.PeerHomeRow(l, r) + n - first);
         peer[n] = r;
       }
     }
@@ -177,6 +180,7 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
   }
   plan_.expert_token_ = expert_token_;
   plan_.expert_peer_ = peer;
+  plan_.expert_home_row_ = home_row;
   plan_.return_order_ = return_order;
   plan_.return_place_ = return_place;
 

@@ -5,6 +5,7 @@
 #include "dispatch/dispatcher_base.h"
 #include "kernels/base/log.h"
 #include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/permute/permute.h"
 
 namespace moe {
@@ -22,11 +23,25 @@ std::string NearestDivisors(int wanted, int size) {
   return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
 }
 
+// Whether the ranks can read each other's memory of this kind; collective. Devices are tried.
+absl::StatusOr<bool> HasPeerMemory(Communicator& comm, MemoryResource& memory) {
+  const DeviceKind kind = memory.device().kind;
+  if (!comm.has_peer_memory(kind) || kind == DeviceKind::kCpu) return comm.has_peer_memory(kind);
+  const absl::Status tried = comm.AllocatePeerBuffer(/*bytes=*/1, memory).status();
+  if (absl::IsUnimplemented(tried)) return false;
+  MOE_RETURN_IF_ERROR(tried);
+  return true;
+}
+
+void Explain(const Communicator& comm, const std::string& message) {
+  if (comm.rank() == 0) Log(LogLevel::kWarning, message);
+}
+
 }  // namespace
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
-    const DispatcherOptions& options, Communicator& comm, DeviceKind kind) {
+    const DispatcherOptions& options, Communicator& comm, MemoryResource& memory) {
   const int node_size = options.node_size;
   const bool hierarchical = options.algorithm == DispatchAlgorithm::kHierarchical;
   if (node_size < 0 || (hierarchical && node_size != 0 && comm.size() % node_size != 0)) {
@@ -34,14 +49,16 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
         "Dispatcher: node size ", node_size, " for ", comm.size(),
         " ranks, expected a divisor of them: ", NearestDivisors(node_size, comm.size())));
   }
-  const bool direct = options.algorithm == DispatchAlgorithm::kDirect;
+  const DeviceKind kind = memory.device().kind;
   if (hierarchical && kind == DeviceKind::kCpu) return MakeHierarchicalDispatcher<T>(options, comm);
-  if (direct && comm.has_peer_memory(kind)) return MakeDirectDispatcher<T>(options, comm);
-  if ((direct || hierarchical) && comm.rank() == 0) {
-    Log(LogLevel::kWarning,
-        direct ? absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
-                              " backend does not have here: running staged")
-               : "hierarchical dispatch moves rows of the host's memory: running staged");
+  if (hierarchical) {
+    Explain(comm, "hierarchical dispatch moves rows of the host's memory: running staged");
+  }
+  if (options.algorithm == DispatchAlgorithm::kDirect) {
+    MOE_ASSIGN_OR_RETURN(const bool shared, HasPeerMemory(comm, memory));
+    if (shared) return MakeDirectDispatcher<T>(options, comm, memory);
+    Explain(comm, absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
+                               " backend does not have here: running staged"));
   }
   return MakeStagedDispatcher<T>(options, comm, kind);
 }
@@ -128,8 +145,8 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
 template class DispatcherBase<float>;
 template class DispatcherBase<BFloat16>;
 template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> Dispatcher<float>::Create(
-    const DispatcherOptions&, Communicator&, DeviceKind);
+    const DispatcherOptions&, Communicator&, MemoryResource&);
 template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> Dispatcher<BFloat16>::Create(
-    const DispatcherOptions&, Communicator&, DeviceKind);
+    const DispatcherOptions&, Communicator&, MemoryResource&);
 
 }  // namespace moe

@@ -66,14 +66,15 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  // Collective; for streams and rows of one kind of device. kDirect without peer memory, and
-  // kHierarchical on CUDA, become kStaged and say so once in the log.
+  // Collective; for streams and rows of the device that `memory` is of. kDirect without peer memory
+  // (CUDA: ranks of one process and one device have it), and kHierarchical on CUDA, become kStaged and
+  // say so once in the log.
   // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher;
   // while kDirect grows its peer memory (first calls, larger batches) the dispatcher waits for the
   // exchange stream it used last, and nothing else of `comm` may be under way.
   static absl::StatusOr<std::unique_ptr<Dispatcher>> Create(const DispatcherOptions& options,
                                                             Communicator& comm,
-                                                            DeviceKind kind = DeviceKind::kCpu);
+                                                            MemoryResource& memory = CpuMemory());
   virtual DispatchAlgorithm algorithm() const = 0;
   virtual const ExchangeBytes& bytes() const = 0;
 

@@ -94,7 +94,7 @@ std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& opt
                                                     Communicator& comm, DeviceKind kind);
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm);
+                                                    Communicator& comm, MemoryResource& memory);
 // Collective: splits `comm`.
 template <typename T>
 absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeHierarchicalDispatcher(

@@ -121,7 +121,7 @@ class Router {
   // Gate, losses and capacity from saved.logits; fills in the rest of `saved`. All of the host.
   absl::Status DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
                             Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
-  // The same of a CUDA device, for whose results the host waits.
+  // The same of a CUDA device; the host waits where it reads the routing or `stats`.
   absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
                               Workspace& workspace, Workspace& host, Stream& stream,
                               RoutingFor reader, RouterSaved<T>& saved, RouterStats* stats) const;

@@ -109,12 +109,14 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   } else {
     routing.slot_offset = {}, routing.expert = {}, routing.weight = {}, routing.dropped = {};
   }
+  if (stats == nullptr) {
+    return reader == RoutingFor::kHost ? stream.Synchronize() : absl::OkStatus();
+  }
   MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(s.selection.count, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray<int64_t>(dropped_slots, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto sums, DownloadArray(losses.aux_and_z, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto entropy_sum, DownloadArray<double>(entropy, host, stream));
-  if (reader == RoutingFor::kHost || stats != nullptr) MOE_RETURN_IF_ERROR(stream.Synchronize());
-  if (stats == nullptr) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
   stats->aux_loss = sums.empty() ? 0 : sums[0];
   stats->z_loss = sums.empty() ? 0 : sums[1];
   stats->entropy_sum = entropy_sum[0];

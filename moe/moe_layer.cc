@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/expert_sort/expert_sort.h"
 
 namespace moe {
 
@@ -24,8 +25,9 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
-  MOE_ASSIGN_OR_RETURN(layer->dispatcher_, Dispatcher<T>::Create(config.dispatcher, group,
-                                                                 context.compute->device().kind));
+  MOE_ASSIGN_OR_RETURN(layer->dispatcher_,
+                       Dispatcher<T>::Create(config.dispatcher, group, *context.memory));
+  layer->plans_on_device_ = layer->CanPlanOnDevice();
 
   MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));
   ExpertsConfig experts = {.hidden_size = router.hidden_size,
@@ -52,6 +54,14 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                                 prefix, store));
   }
   return layer;
+}
+
+template <typename T>
+bool MoeLayer<T>::CanPlanOnDevice() const {
+  const RouterConfig& router = config_.router;
+  return OnCuda(context_) && placement_.ranks() == 1 && router.num_experts <= kMaxSortedExperts &&
+         router.num_outputs() == router.num_experts &&
+         dispatcher_->algorithm() == DispatchAlgorithm::kStaged;
 }
 
 template <typename T>

@@ -13,7 +13,6 @@
 #include "dispatch/dispatch_plan.h"
 #include "dispatch/dispatcher.h"
 #include "gating/router.h"
-#include "kernels/expert_sort/expert_sort.h"
 #include "moe/context.h"
 #include "moe/experts.h"
 #include "moe/parameter.h"
@@ -101,10 +100,7 @@ class MoeLayer {
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
         context_(context),
-        placement_(config.router.num_experts, context.mesh->expert_parallel().size()),
-        plans_on_device_(OnCuda(context) && placement_.ranks() == 1 &&
-                         config.router.num_experts <= kMaxSortedExperts &&
-                         config.router.num_outputs() == config.router.num_experts) {}
+        placement_(config.router.num_experts, context.mesh->expert_parallel().size()) {}
 
   // What the three parts of ExchangeAroundExperts count as.
   struct ExchangeWork {
@@ -118,6 +114,8 @@ class MoeLayer {
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
+  // Where no peer has to know tokens, and the host none for identity experts.
+  bool CanPlanOnDevice() const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets);
   // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
@@ -129,10 +127,9 @@ class MoeLayer {
   const MoeLayerConfig config_;
   const Context context_;
   const ExpertPlacement placement_;
-  // Where no peer has to know tokens, and the host none for identity experts.
-  const bool plans_on_device_;
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
+  bool plans_on_device_ = false;
   std::unique_ptr<Experts<T>> experts_;
   std::unique_ptr<SharedExpert<T>> shared_;
   Parameter* router_weight_ = nullptr;

@@ -116,6 +116,8 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
   EXPECT_EQ(plan.expert_offsets(), absl::MakeConstSpan(expert_offsets));
   EXPECT_EQ(plan.segment_offsets(), absl::MakeConstSpan(segment_offsets));
 
+  std::vector<std::vector<OracleRow>> home_of(world.ranks);
+  for (int r = 0; r < world.ranks; ++r) home_of[r] = world.HomeRows(r);
   for (int c = 0; c < plan.chunks(); ++c) {
     std::vector<OracleRow> received;
     for (int r = 0; r < world.ranks; ++r) {
@@ -127,6 +129,9 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
       EXPECT_EQ(world.ChunkOf(first + plan.chunk_first_expert()[c]), c);
       EXPECT_EQ(plan.expert_peer(c)[i], want[n].source) << "expert row " << n;
       EXPECT_EQ(plan.expert_token(c)[i], want[n].token) << "expert row " << n;
+      const OracleRow& back = home_of[want[n].source][plan.expert_home_row(c)[i]];
+      EXPECT_EQ(back.token, want[n].token) << "expert row " << n;
+      EXPECT_EQ(back.slot, want[n].slot) << "expert row " << n;
       const OracleRow& from = received[plan.expert_source(c)[i]];
       EXPECT_EQ(from.source, want[n].source) << "expert row " << n;
       EXPECT_EQ(from.token, want[n].token) << "expert row " << n;

@@ -66,8 +66,9 @@ class LocalCommunicator final : public Communicator {
   absl::Duration timeout() const override { return group_->timeout(); }
   absl::Status Barrier() override { return group_->Meet(LocalGroup::kHostLane, Caller("Barrier")); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
-  bool has_peer_memory(DeviceKind kind) const override { return kind == DeviceKind::kCpu; }
-  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes) override;
+  bool has_peer_memory(DeviceKind /*kind*/) const override { return true; }
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
+                                                                 MemoryResource& memory) override;
   void Abort(absl::Status reason) override {
     const int world_rank = group_->world_rank(rank_);
     group_->fate().Kill(world_rank, absl::AbortedError(absl::StrCat(
@@ -253,23 +254,36 @@ absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::Split(int color
   return std::make_unique<LocalCommunicator>(std::move(mine.group), mine.rank);
 }
 
-absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffer(int64_t bytes) {
+absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffer(
+    int64_t bytes, MemoryResource& memory) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
   }
-  absl::StatusOr<Buffer> own = Buffer::Allocate(bytes);
+  absl::StatusOr<Buffer> own = Buffer::Allocate(bytes, memory, "memory that peers read");
   const absl::Status allocated = own.status();
   // null tells the others that this rank has no memory: none of them gets a buffer.
-  std::shared_ptr<const Buffer> shared;
-  if (allocated.ok()) shared = std::make_shared<const Buffer>(*std::move(own));
+  struct Part {
+    Device device;
+    std::shared_ptr<const Buffer> buffer;
+  };
+  Part mine = {.device = memory.device(), .buffer = nullptr};
+  if (allocated.ok()) mine.buffer = std::make_shared<const Buffer>(*std::move(own));
   std::vector<std::shared_ptr<const Buffer>> buffers(group_->size());
+  std::vector<Device> devices(group_->size());
   const LocalCaller caller = Caller("AllocatePeerBuffer");
-  MOE_RETURN_IF_ERROR(group_->HostExchange(caller, &shared, [&](absl::Span<void* const> all) {
+  MOE_RETURN_IF_ERROR(group_->HostExchange(caller, &mine, [&](absl::Span<void* const> all) {
     for (int r = 0; r < group_->size(); ++r) {
-      buffers[r] = *static_cast<std::shared_ptr<const Buffer>*>(all[r]);
+      const auto& part = *static_cast<const Part*>(all[r]);
+      buffers[r] = part.buffer;
+      devices[r] = part.device;
     }
   }));
+  for (const Device& device : devices) {
+    if (device.kind == devices[0].kind && device.index == devices[0].index) continue;
+    return absl::UnimplementedError(
+        "AllocatePeerBuffer: the ranks' memory is of several devices, expected one");
+  }
   MOE_RETURN_IF_ERROR(allocated);
   for (int r = 0; r < group_->size(); ++r) {
     if (buffers[r] != nullptr) continue;

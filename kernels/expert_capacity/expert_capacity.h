@@ -27,7 +27,8 @@ enum class KeptSlots : uint8_t { kLargestWeight, kFirst };
 
 // dropped[s] = 1 and weight[s] = 0 where slot s is beyond its expert's capacity in its group, else 0
 // and untouched; *dropped_slots = their number. dropped, weight [slots].
-// Enqueues; the host waits for nothing. The decisions of MarkDropped, to the slot.
+// Enqueues; the host waits for nothing. The decisions of MarkDropped, to the slot. For kFirst a
+// group's tokens times the most slots of one of them must be below 2^32.
 // Errors: as SortByExpert; kInvalidArgument if `capacity` has not an entry a group.
 absl::Status DropOverCapacity(const CapacityInput& slots, KeptSlots kept, absl::Span<float> weight,
                               absl::Span<uint8_t> dropped, int64_t* dropped_slots,

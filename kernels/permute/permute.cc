@@ -1,5 +1,7 @@
 #include "kernels/permute/permute.h"
 
+#include <vector>
+
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/cuda_launch.h"
@@ -105,8 +107,9 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
           cuda);
     });
   }
+  const std::vector<MatrixView<const T>> views(in.begin(), in.end());
   return stream.Enqueue([=, &threads = stream.threads()] {
-    permute::Run<T>({in, source_view, source_row, scale, out}, threads);
+    permute::Run<T>({views, source_view, source_row, scale, out}, threads);
     return absl::OkStatus();
   });
 }

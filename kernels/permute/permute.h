@@ -39,7 +39,7 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
 // out[i, :] = in[source_view[i]][source_row[i], :], times scale[i] (as above) unless `scale` is
 // empty: rows read straight from the memory of several ranks.
 //   in           one view per rank, [*, H], of memory that the stream's device can read; the span
-//                itself is host memory on every device and must also live until the stream passes
+//                itself is host memory on every device and is read before the call returns
 //   source_view  [N]  values in [0, in.size()); of no matter where source_row is -1
 // On CUDA a launch takes 64 views; each further 64 take one that walks the N rows again.
 template <typename T>
