@@ -4,12 +4,17 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
 #include "dispatch/dispatcher.h"
 #include "kernels/base/stream.h"
+#include "kernels/base/stream_stamps.h"
 #include "kernels/base/trace.h"
 
 namespace moe {
@@ -50,19 +55,37 @@ class PhaseClock {
   // `place`: layer and step.
   TraceEvent* Open(const Work& work, const CommPhase& place, const Stream& stream);
   // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
-  // `event`: from Open, or nullptr.
+  // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
   absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
 
-  // Call with the streams idle.
+  // Takes the times of CUDA streams, which it waits for, into the phases and the time line.
+  absl::Status Collect();
+  // Call with the CPU's streams idle, and after Collect.
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  void Reset() { seconds_ = {}; }
+  // Collects, then begins anew.
+  absl::Status Reset();
 
  private:
+  // On a CUDA stream, where events tell the times later.
+  struct Interval {
+    Phase phase;
+    TraceEvent* event;
+    bool open = true;
+    int64_t begin_ns = 0, end_ns = 0;
+  };
+  struct Stamped {
+    const Stream* stream;
+    std::unique_ptr<StreamStamps> stamps;
+  };
+
   void Add(int phase, int64_t nanoseconds);
+  absl::StatusOr<StreamStamps*> StampsOf(Stream& stream);
 
   std::array<double, static_cast<size_t>(Phase::kCount)> seconds_ = {};
   std::array<int64_t, static_cast<size_t>(Phase::kCount)> started_ns_ = {};
+  std::deque<Interval> intervals_;  // since the last Collect; they stay where they are
+  std::vector<Stamped> stamped_;
   TraceRecorder* recorder_ = nullptr;
 };
 

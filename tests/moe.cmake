@@ -26,7 +26,7 @@ moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS 
 # Alone: it compares durations.
 moe_test(overlap_test LABELS unit cpu SOURCES overlap_test.cc LIBS moe_moe TIMEOUT 300)
 set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)
-moe_test(trace_test LABELS unit cpu threads SOURCES trace_test.cc counting_new.cc
+moe_test(trace_test LABELS unit cpu device threads SOURCES trace_test.cc counting_new.cc
   LIBS moe_moe nlohmann_json::nlohmann_json)
 moe_test(session_test LABELS unit cpu threads SOURCES session_test.cc LIBS moe_moe)
 # File formats

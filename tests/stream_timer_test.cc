@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/stream_stamps.h"
+#include "kernels/base/trace.h"
 #include "tests/device_memory.h"
 
 namespace moe {
@@ -49,6 +51,31 @@ TEST(StreamTimerTest, TellsTheStreamsError) {
     EXPECT_EQ(timer->Stop().code(), absl::StatusCode::kDataLoss);
     EXPECT_EQ(timer->ElapsedNs().status().code(), absl::StatusCode::kDataLoss);
   }
+}
+
+TEST(StreamStampsTest, TellsWhenTheStreamCameToItsPoints) {
+  const auto device = std::move(testing::TestDevices().back());
+  Stream& stream = device->stream();
+  if (!IsCuda(stream)) GTEST_SKIP() << "no CUDA device";
+  const auto stamps = MakeStreamStamps(stream).value();
+  for (int round = 0; round < 2; ++round) {  // events are used again
+    int64_t before = 0, between = 0, after = 0;
+    const int64_t start = MonotonicNs();
+    ASSERT_TRUE(stamps->Mark(&before).ok());
+    ASSERT_TRUE(Sleep(stream, 30).ok());
+    ASSERT_TRUE(stamps->Mark(&between).ok());
+    ASSERT_TRUE(stamps->Mark(&after).ok());
+    EXPECT_EQ(after, 0);  // not yet
+    ASSERT_TRUE(stamps->Collect().ok());
+    const int64_t end = MonotonicNs();
+    // The clocks are matched once a round: as far off as that may have taken, on a loaded machine.
+    constexpr int64_t kClocks = 20'000'000;
+    EXPECT_GE(before, start - kClocks);
+    EXPECT_GE(between - before, 30'000'000 - 1000);
+    EXPECT_GE(after, between);
+    EXPECT_LE(after, end + kClocks);
+  }
+  EXPECT_TRUE(stamps->Collect().ok());  // nothing to collect
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // The time line of a rank, and how the ranks' time lines become one trace.
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,6 +13,7 @@
 #include "moe/phase_clock.h"
 #include "moe/trace_export.h"
 #include "tests/counting_new.h"
+#include "tests/device_memory.h"
 #include "tests/local_ranks.h"
 
 namespace moe {
@@ -97,6 +100,38 @@ TEST(PhaseClockTest, CountsTheSameSecondsAsTheTimeLineAndTakesNoMemory) {
   const double before = clock.seconds(Phase::kExpert);
   while (clock.seconds(Phase::kExpert) == before) record(work);
   EXPECT_GT(recorder.left_out(), 0);
+}
+
+// Phases inside each other, with and without an event, on a stream that only tells times later.
+TEST(PhaseClockTest, TakesTheTimesOfACudaStreamWhenTheyAreCollected) {
+  const auto device = std::move(testing::TestDevices().back());
+  Stream& stream = device->stream();
+  if (!IsCuda(stream)) GTEST_SKIP() << "no CUDA device";
+  TraceRecorder recorder(10);
+  recorder.Switch(true);
+  PhaseClock clock;
+  clock.set_recorder(&recorder);
+  TraceEvent* const step = clock.Open({.name = "step"}, {}, stream);
+  ASSERT_TRUE(clock.Start(Phase::kNone, step, stream).ok());
+  for (const Phase phase : {Phase::kExpert, Phase::kGate, Phase::kExpert}) {
+    ASSERT_TRUE(clock.Start(phase, nullptr, stream).ok());
+    ASSERT_TRUE(stream
+                    .Enqueue([] {
+                      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    ASSERT_TRUE(clock.Stop(phase, nullptr, stream).ok());
+  }
+  ASSERT_TRUE(clock.Stop(Phase::kNone, step, stream).ok());
+  ASSERT_TRUE(clock.Collect().ok());
+  EXPECT_GE(clock.seconds(Phase::kGate), 0.005 - 2e-6);
+  EXPECT_GE(clock.seconds(Phase::kExpert), 0.010 - 4e-6);
+  EXPECT_EQ(clock.seconds(Phase::kPlan), 0);
+  const double all = static_cast<double>(step->end_ns - step->begin_ns) * 1e-9;
+  EXPECT_GE(all, clock.seconds(Phase::kGate) + clock.seconds(Phase::kExpert) - 8e-6);
+  ASSERT_TRUE(clock.Reset().ok());
+  EXPECT_EQ(clock.seconds(Phase::kGate), 0);
 }
 
 TEST(ClockOffsetTest, RanksOfOneHostShareAClock) {

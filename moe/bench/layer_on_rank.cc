@@ -167,16 +167,18 @@ absl::Status LayerOnRank<T>::Pass(int pass, CallTimes& times, Work work) {
   MOE_RETURN_IF_ERROR(
       context_.compute->Synchronize());  // what the call prepared is not the layer's
   MOE_RETURN_IF_ERROR(context_.mesh->world().Barrier());
-  context_.clock->Reset();
+  MOE_RETURN_IF_ERROR(context_.clock->Reset());
   const int64_t start = MonotonicNs();
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = kPasses[pass]}, *context_.compute, work));
   MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  const int64_t end = MonotonicNs();
+  MOE_RETURN_IF_ERROR(context_.clock->Collect());
   double* const part = times.data() + pass * kLayerParts;
   for (int p = 0; p < kLayerParts - 1; ++p) {
     part[p] = context_.clock->seconds(kLayerPhases[p]) * 1e6;
   }
-  part[kLayerParts - 1] = static_cast<double>(MonotonicNs() - start) * 1e-3;
+  part[kLayerParts - 1] = static_cast<double>(end - start) * 1e-3;
   return absl::OkStatus();
 }
 

@@ -239,9 +239,10 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
                               (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
   double most[2] = {seconds, static_cast<double>(state_bytes + DeviceBytes(context_))};
+  MOE_RETURN_IF_ERROR(context_.clock->Collect());
   double sum[kPhases];
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
-  context_.clock->Reset();
+  MOE_RETURN_IF_ERROR(context_.clock->Reset());
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host));
   MOE_RETURN_IF_ERROR(
@@ -259,7 +260,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(0));
   report.expert_load.assign(model_->moe_layers(),
                             std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
-  context_.clock->Reset();
+  MOE_RETURN_IF_ERROR(context_.clock->Reset());
   for (int64_t step = 1; step <= config_.steps; ++step) {
     const auto start = Clock::now();
     if (trace_ != nullptr) {
@@ -309,7 +310,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_ASSIGN_OR_RETURN(metrics.validation_loss, Validate(step));
       metrics.has_validation = true;
       report.validation_loss_after = metrics.validation_loss;
-      context_.clock->Reset();
+      MOE_RETURN_IF_ERROR(context_.clock->Reset());
     }
     report.steps = step;
     if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
