@@ -145,6 +145,9 @@ if [[ $sanitizer ]]; then
 else
   echo "gpu_check: no compute-sanitizer here: left out"
 fi
+step verify 40 ours "$moe" verify --device cuda -q --layouts 'ranks=1,2,3'
+step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 16 \
+  --hidden-size 256 --moe-ffn-hidden-size 128 --micro-batch-tokens 64 --layouts 'ranks=1,2,4'
 step gate 40 bench gate gate "${gate[@]}" -d bf16
 step gate_f32 40 bench gate_f32 gate "${gate[@]}"
 step permute 60 bench permute permute "${rows[@]}" --threads "$(nproc)"

@@ -14,16 +14,20 @@ void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
                  "NAME",
                  "auto",
                  "local: threads; mpi: processes; auto: mpi under mpirun, else local",
-                 {"auto", "local", "mpi", "nccl"}},
-                {group,
-                 "device",
-                 "",
-                 0,
-                 Kind::kWord,
-                 "NAME",
-                 "cpu",
-                 "cuda needs a build with CUDA and a GPU",
-                 {"cpu", "cuda"}}});
+                 {"auto", "local", "mpi", "nccl"}}});
+  AddDeviceSetting(group, table);
+}
+
+void AddDeviceSetting(const std::string& group, std::vector<Setting>& table) {
+  table.push_back({group,
+                   "device",
+                   "",
+                   0,
+                   Kind::kWord,
+                   "NAME",
+                   "cpu",
+                   "cuda needs a build with CUDA and a GPU",
+                   {"cpu", "cuda"}});
 }
 
 void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table) {

@@ -12,6 +12,9 @@ namespace moe::cli {
 // --ranks, --backend and --device: what PlanLaunch reads.
 void AddRankSettings(const std::string& group, std::vector<Setting>& table);
 
+// --device alone, of commands that place their ranks themselves: what DeviceOf reads.
+void AddDeviceSetting(const std::string& group, std::vector<Setting>& table);
+
 // --share-device: what CheckDevices reads.
 void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table);
 

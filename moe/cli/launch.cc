@@ -38,6 +38,13 @@ WorldRequest RequestOf(const Settings& settings) {
   return request;
 }
 
+}  // namespace
+
+absl::Status NoNccl() {
+  return absl::UnimplementedError(
+      "--backend is nccl, expected local or mpi: this build has no NCCL");
+}
+
 absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on) {
   if (!settings.is("device", "cuda")) return Device{};
   if (computes_on == ComputesOn::kCpu) {
@@ -52,8 +59,6 @@ absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on
   if (status.ok()) return Device{DeviceKind::kCuda, 0};
   return absl::Status(status.code(), absl::StrCat("--device is cuda: ", status.message()));
 }
-
-}  // namespace
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
   std::map<std::string, std::string> variables;
@@ -73,10 +78,7 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on) {
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
-  if (settings.is("backend", "nccl")) {
-    return absl::UnimplementedError(
-        "--backend is nccl, expected local or mpi: this build has no NCCL");
-  }
+  if (settings.is("backend", "nccl")) return NoNccl();
   MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
   Launch launch{.device = device};
   const WorldRequest request = RequestOf(settings);

@@ -32,6 +32,12 @@ absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
 // Whether a command has a CUDA path.
 enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
 
+// From --device. kUnimplemented as below.
+absl::StatusOr<Device> DeviceOf(const Settings& settings,
+                                ComputesOn computes_on = ComputesOn::kAnyDevice);
+// Of --backend nccl: kUnimplemented.
+absl::Status NoNccl();
+
 // From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
 //   kInvalidArgument (exit 2): contradictions, by name
 //   kUnimplemented (exit 10): a backend or device that this build, this machine or the command does

@@ -40,8 +40,10 @@ absl::Status PrintTo(std::FILE* file, const std::string& text) {
 
 absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOptions& options) {
   const absl::Time start = absl::Now();
-  verify::VerifyPlan plan = {
-      .cases = options.cases, .fault = options.fault, .timeout = options.comm_timeout};
+  verify::VerifyPlan plan = {.cases = options.cases,
+                             .fault = options.fault,
+                             .device = options.device,
+                             .timeout = options.comm_timeout};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {

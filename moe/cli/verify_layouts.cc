@@ -85,8 +85,10 @@ absl::Status SetAxis(const std::string& name, const Texts& values, LayoutRequest
     MOE_ASSIGN_OR_RETURN(
         axes.transport,
         (Named<Backend>(name, values, {{"local", Backend::kLocal}, {"mpi", Backend::kMpi}})));
+    request.names_transport = true;
     request.names_mpi = std::count(values.begin(), values.end(), "mpi") != 0;
   } else if (name == "dispatch") {
+    request.names_dispatch = true;
     MOE_ASSIGN_OR_RETURN(axes.dispatch, (Named<DispatchAlgorithm>(
                                             name, values,
                                             {{"staged", DispatchAlgorithm::kStaged},

@@ -13,7 +13,7 @@ namespace moe::cli {
 struct LayoutRequest {
   verify::LayoutAxes axes;
   bool names_mpi = false;  // asked for, so its absence is an error
-  bool names_capacity = false;
+  bool names_transport = false, names_dispatch = false, names_capacity = false;
 };
 
 // "ranks=1,2,4 ep=all transport=local,mpi dispatch=staged,direct overlap=1,4 capacity=none,1.0":

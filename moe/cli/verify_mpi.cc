@@ -274,9 +274,9 @@ absl::Status RunMpiWorker(const std::string& folder, const VerifyOptions& option
   MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(folder + kRequest, options));
   return RunRanks(RankOptions(launch, options.comm_timeout, "verify"),
                   [&](std::unique_ptr<Communicator> ranks) -> absl::Status {
-                    MOE_ASSIGN_OR_RETURN(
-                        const auto results,
-                        verify::RunCases(request.problems, request.cases, options.fault, *ranks));
+                    MOE_ASSIGN_OR_RETURN(const auto results,
+                                         verify::RunCases(request.problems, request.cases,
+                                                          options.fault, options.device, *ranks));
                     if (ranks->rank() != 0) return absl::OkStatus();
                     return WriteResults(folder + kResults, results);
                   });

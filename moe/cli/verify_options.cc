@@ -9,6 +9,7 @@
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
+#include "moe/cli/launch.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/suggest.h"
 #include "moe/cli/verify_layouts.h"
@@ -159,6 +160,24 @@ absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
   return absl::OkStatus();
 }
 
+// --backend is one more way to name the axis. GPUs: threads, unless it or the axis says otherwise.
+absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) {
+  if (settings.is("backend", "auto")) {
+    if (settings.is("device", "cuda") && !request.names_transport) {
+      request.axes.transport = {Backend::kLocal};
+    }
+    return absl::OkStatus();
+  }
+  if (settings.is("backend", "nccl")) return NoNccl();
+  if (request.names_transport) {
+    return WrongFlag("--backend", settings.text("backend"),
+                     "no such flag beside transport=... of --layouts");
+  }
+  request.names_mpi = settings.is("backend", "mpi");
+  request.axes.transport = {request.names_mpi ? Backend::kMpi : Backend::kLocal};
+  return absl::OkStatus();
+}
+
 // One gate: a problem per capacity, and the layouts of each.
 absl::Status AddGate(const Settings& settings, const LayoutRequest& request,
                      VerifyOptions& options) {
@@ -217,6 +236,12 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
     MOE_ASSIGN_OR_RETURN(request, ParseLayouts(settings.text("layouts")));
   } else if (options.fault != verify::Fault::kNone) {
     request.axes.transport = {Backend::kLocal};  // faults do not depend on it
+  }
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings));
+  options.device = device.kind;
+  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, request));
+  if (options.device == DeviceKind::kCuda && !request.names_dispatch) {
+    request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
   }
   options.needs_mpi = request.names_mpi;
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));

@@ -28,6 +28,7 @@ struct VerifyOptions {
   std::vector<verify::ProblemSpec> problems;  // one per gate and capacity
   std::vector<verify::Case> cases;
   verify::Fault fault = verify::Fault::kNone;
+  DeviceKind device = DeviceKind::kCpu;
   bool needs_mpi = false;  // MPI was named, so its absence is an error
   std::string mpirun;
   std::string output, output_stderr;  // "table", "csv", "json", "jsonl", "md"; the second may be ""

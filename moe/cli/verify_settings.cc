@@ -53,7 +53,8 @@ Columns
 
 Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
 overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet in
-some layout. --full runs all. Without --router: gates that cover all mechanisms.
+some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device cuda all
+of them compute on GPUs, which ranks take in turn, and transport is local, dispatch staged,direct.
 
 Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
 8 timeout, 10 transport=mpi was named and this machine or build has no MPI.
@@ -73,6 +74,15 @@ void AddRun(std::vector<Setting>& table) {
         "axes ranks, ep (or all), transport, dispatch, overlap, capacity; others keep their "
         "defaults"},
        {kGroup, "full", "", 0, Kind::kSwitch, "", "", "every combination, not a pairwise cover"},
+       {kGroup,
+        "backend",
+        "",
+        0,
+        Kind::kWord,
+        "NAME",
+        "auto",
+        "local or mpi: transport=NAME of --layouts; auto: both, with --device cuda local",
+        {"auto", "local", "mpi", "nccl"}},
        {kGroup,
         "numerics",
         "",
@@ -120,6 +130,7 @@ void AddOutput(std::vector<Setting>& table) {
 std::vector<Setting> VerifySettings() {
   std::vector<Setting> table;
   AddRun(table);
+  AddDeviceSetting("What is run", table);
   AddShapeSettings("Layer", kShape, table);
   AddRoutingSettings("Routing", kShape, table);
   AddOutput(table);

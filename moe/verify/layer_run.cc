@@ -67,7 +67,7 @@ std::vector<T> Convert(absl::Span<const float> in) {
   return out;
 }
 template <typename T>
-std::vector<float> ToFloats(const std::vector<T>& in) {
+std::vector<float> ToFloats(absl::Span<const T> in) {
   std::vector<float> out;
   for (const T& v : in) out.push_back(static_cast<float>(v));
   return out;
@@ -128,8 +128,10 @@ absl::Status RankRun<T>::SetParameters(const ParameterStore& store) {
       return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
                                  " that the problem does not know");
     }
-    std::copy(it->second.begin(), it->second.end(), p->master().begin());
-    MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
+    Stream& stream = p->spec().trainable ? *context_.compute : *context_.host;
+    MOE_RETURN_IF_ERROR(stream.Upload(it->second.data(), p->master().data(),
+                                      p->size() * static_cast<int64_t>(sizeof(float))));
+    MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, stream));
   }
   return absl::OkStatus();
 }
@@ -190,14 +192,18 @@ absl::Status RankRun<T>::FullStep(const std::vector<Round>& rounds, const Parame
 // One call of the layer; with `ready`, backward and results besides.
 template <typename T>
 absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady* ready) {
-  const WorkspaceScope scope(*context_.workspace);
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   const int64_t hidden = problem_.spec.layer.router.hidden_size;
   const int64_t first = problem_.micro_batch_offsets[round.first];
   const int64_t tokens = problem_.micro_batch_offsets[round.last] - first;
   const auto rows = [&](const std::vector<float>& all) {
     return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
   };
-  std::vector<T> x = rows(problem_.x), dy = rows(problem_.dy), y(x.size()), dx(x.size());
+  const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
+  MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
+  MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
+  MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(tokens * hidden));
+  MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(tokens * hidden));
   std::vector<int64_t> sequences = {0};
   for (const int64_t s : problem_.sequence_offsets) {
     if (s > first && s <= first + tokens) sequences.push_back(s - first);
@@ -207,8 +213,8 @@ absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady
                        .micro_batch_offsets = bounds,
                        .first_global_token = first,
                        .step = step};
-  const auto view = [&](std::vector<T>& v) {
-    return MatrixView<T>(v.data(), tokens, hidden);
+  const auto view = [&](auto span) {
+    return MatrixView(span.data(), tokens, hidden);
   };
   MoeLayerSaved<T> saved;
   RouterStats stats;
@@ -216,11 +222,14 @@ absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady
   if (ready != nullptr) {
     MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), *ready));
   }
+  MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
   if (ready == nullptr || round.first == round.last) return absl::OkStatus();
-  held_.Put("y", first * hidden, ToFloats(y));
-  held_.Put("dx", first * hidden, ToFloats(dx));
+  MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
+  MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
+  held_.Put("y", first * hidden, ToFloats(host_y));
+  held_.Put("dx", first * hidden, ToFloats(host_dx));
   const auto put = [&](const char* name, float value) {
     held_.Put(name, round.first, {&value, 1});
     const std::vector<float> zeros(round.last - round.first - 1);  // kRankLocalBalance merges some
@@ -236,8 +245,8 @@ absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady
 template <typename T>
 absl::Status RankRun<T>::EndStep() {
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   std::vector<float> counts;
   for (const int64_t c : count_) counts.push_back(static_cast<float>(c));
   held_.Put("expert_count", 0, counts);
@@ -253,12 +262,13 @@ absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& param
   const bool scaled =
       fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
   const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
-  std::vector<float> scratch(parameter.size());
-  MOE_ASSIGN_OR_RETURN(
-      const auto gradient,
-      reducer.Gradient(parameter, scale, absl::MakeSpan(scratch), *context_.compute));
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
+                       reducer.Gradient(parameter, scale, scratch, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  return std::vector<float>(gradient.begin(), gradient.end());
+  MOE_ASSIGN_OR_RETURN(const auto on_host, OnHost(gradient, context_));
+  return std::vector<float>(on_host.begin(), on_host.end());
 }
 
 template <typename T>
@@ -302,7 +312,7 @@ absl::Status RankRun<T>::KeepBias(const ParameterStore& store) {
 
 template <typename T>
 absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config, Stream& gradients) {
-  ParameterStore store(DTypeOf<T>::value, 0);
+  ParameterStore store(DTypeOf<T>::value, 0, *context_.memory);
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", store, context_));
   MOE_RETURN_IF_ERROR(SetParameters(store));
   MOE_ASSIGN_OR_RETURN(
@@ -315,27 +325,37 @@ absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config, Stream
   MOE_RETURN_IF_ERROR(CountStep(rounds));
   MOE_RETURN_IF_ERROR(FullStep(rounds, store, *reducer));
   MOE_RETURN_IF_ERROR(KeepBias(store));
-  return held_.Gather(world_, *context_.compute);
+  return held_.Gather(world_, *context_.host);
+}
+
+template <typename T>
+absl::StatusOr<LayerResult> RunAs(const Problem& problem, const MoeLayerConfig& config, Fault fault,
+                                  Session& session) {
+  RankRun<T> run(problem, fault, session.context());
+  auto result = run.Run(config, session.gradient_stream());
+  if (!result.ok()) session.End(result.status());  // what its streams run uses the run's memory
+  return result;
 }
 
 }  // namespace
 
 absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
-                                     Numerics numerics, Fault fault,
+                                     Numerics numerics, Fault fault, DeviceKind kind,
                                      std::unique_ptr<Communicator> world) {
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
   config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
   config.overlap_degree = layout.overlap;
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, world->rank()));
   MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.expert_parallel_size = layout.expert_parallel,
+                       Session::Create({.device = device,
+                                        .expert_parallel_size = layout.expert_parallel,
                                         .numerics = numerics,
                                         .overlap_exchange = layout.overlap > 1},
                                        std::move(world)));
   if (problem.spec.dtype == DType::kBFloat16) {
-    return RankRun<BFloat16>(problem, fault, session->context())
-        .Run(config, session->gradient_stream());
+    return RunAs<BFloat16>(problem, config, fault, *session);
   }
-  return RankRun<float>(problem, fault, session->context()).Run(config, session->gradient_stream());
+  return RunAs<float>(problem, config, fault, *session);
 }
 
 }  // namespace moe::verify

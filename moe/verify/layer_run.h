@@ -24,9 +24,10 @@ struct LayerResult {
 
 // Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer does.
 // Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
-// ceil(M / R) rounds. Collective over `world`; rank 0's result is whole, the others' empty.
+// ceil(M / R) rounds. On CUDA it computes on device r modulo their number. Collective over `world`;
+// rank 0's result is whole, the others' empty.
 absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
-                                     Numerics numerics, Fault fault,
+                                     Numerics numerics, Fault fault, DeviceKind kind,
                                      std::unique_ptr<Communicator> world);
 
 }  // namespace moe::verify

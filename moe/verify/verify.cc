@@ -24,8 +24,9 @@ absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& wha
                               .timeout = plan.timeout};
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
-    MOE_ASSIGN_OR_RETURN(LayerResult mine, RunLayer(plan.problems[what.problem], what.layout,
-                                                    what.numerics, plan.fault, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(LayerResult mine,
+                         RunLayer(plan.problems[what.problem], what.layout, what.numerics,
+                                  plan.fault, plan.device, std::move(world)));
     if (first) result = std::move(mine);
     return absl::OkStatus();
   };
@@ -120,12 +121,12 @@ absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
 
 absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
                                                   const std::vector<Case>& cases, Fault fault,
-                                                  Communicator& world) {
+                                                  DeviceKind device, Communicator& world) {
   std::vector<LayerResult> results;
   for (const Case& what : cases) {
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own, world.Split(0, world.rank()));
     absl::StatusOr<LayerResult> result =
-        RunLayer(problems[what.problem], what.layout, what.numerics, fault, std::move(own));
+        RunLayer(problems[what.problem], what.layout, what.numerics, fault, device, std::move(own));
     if (!result.ok()) return InCase(what, result.status());
     results.push_back(*std::move(result));
   }

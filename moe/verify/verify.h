@@ -30,6 +30,7 @@ struct VerifyPlan {
   std::vector<Problem> problems;
   std::vector<Case> cases;
   Fault fault = Fault::kNone;
+  DeviceKind device = DeviceKind::kCpu;        // of all ranks
   absl::Duration timeout = absl::Seconds(60);  // of every wait of a rank
 };
 
@@ -63,7 +64,7 @@ absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
 // The runs of one rank, one after the other; collective over `world`. For MPI processes.
 absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
                                                   const std::vector<Case>& cases, Fault fault,
-                                                  Communicator& world);
+                                                  DeviceKind device, Communicator& world);
 
 }  // namespace moe::verify
 
