@@ -27,7 +27,8 @@ foreach(layer ${moe_layers})
     PATTERN "bench" EXCLUDE  # of the program moe bench
     PATTERN "report" EXCLUDE  # of the program moe report
     PATTERN "verify" EXCLUDE  # of the program moe verify
-    PATTERN "mpi" EXCLUDE)  # programs meet MPI through comm/create.h
+    PATTERN "mpi" EXCLUDE  # programs meet MPI through comm/create.h
+    PATTERN "nccl_[agrl]*.h" EXCLUDE)  # all but nccl_world.h see <nccl.h>
 endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/kernels/base/cuda_devices.h # no CUDA in it: for programs
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1/kernels/base)
@@ -36,6 +37,10 @@ install(TARGETS moe_all moe_flags moe_kernels moe_comm moe_comm_run moe_gating m
   EXPORT moe-targets)
 if(MOE_MPI_FOUND)
   install(TARGETS moe_comm_mpi moe_mpi EXPORT moe-targets)
+endif()
+
+if(MOE_NCCL_FOUND)
+  install(TARGETS moe_comm_nccl EXPORT moe-targets)
 endif()
 
 set(moe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moe)

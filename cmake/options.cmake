@@ -11,9 +11,11 @@ option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL}
 set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")
 set(MOE_ENABLE_CUDA AUTO CACHE STRING "CUDA devices, kernels compiled by nvcc: AUTO, ON or OFF; \
 SIMULATED: the same on a CPU, for tests")
+set(MOE_ENABLE_NCCL AUTO CACHE STRING "NCCL backend, where CUDA devices are: AUTO, ON or OFF")
 set(MOE_ENABLE_MPI_VALUES AUTO ON OFF)
 set(MOE_ENABLE_CUDA_VALUES AUTO ON OFF SIMULATED)
-foreach(option MOE_ENABLE_MPI MOE_ENABLE_CUDA)
+set(MOE_ENABLE_NCCL_VALUES AUTO ON OFF)
+foreach(option MOE_ENABLE_MPI MOE_ENABLE_CUDA MOE_ENABLE_NCCL)
   set_property(CACHE ${option} PROPERTY STRINGS ${${option}_VALUES})
   if(NOT "${${option}}" IN_LIST ${option}_VALUES)
     list(JOIN ${option}_VALUES ", " expected)

@@ -10,12 +10,6 @@
 namespace moe {
 namespace {
 
-absl::Status CheckStream(absl::string_view what, DeviceKind backend, const Stream& stream) {
-  if (backend == DeviceKind::kCpu || stream.device().kind == backend) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(what, ": the stream is of the CPU, expected one of a CUDA device"));
-}
-
 absl::Status CheckReducible(absl::string_view what, DType type, ReduceOp op) {
   if (IsReducible(type) && (op == ReduceOp::kSum || op == ReduceOp::kMax)) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -64,7 +58,6 @@ using Counts = absl::InlinedVector<int64_t, 16>;
 
 absl::Status Communicator::CheckedAllReduce(void* inout, size_t count, DType type, ReduceOp op,
                                             Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("AllReduce", device_kind(), stream));
   MOE_RETURN_IF_ERROR(CheckReducible("AllReduce", type, op));
   const auto n = static_cast<int64_t>(count);
   const int64_t bytes = n * SizeOf(type);
@@ -77,7 +70,6 @@ absl::Status Communicator::CheckedAllReduce(void* inout, size_t count, DType typ
 absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_count, void* recv,
                                                 size_t recv_count, DType type, ReduceOp op,
                                                 Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("ReduceScatter", device_kind(), stream));
   MOE_RETURN_IF_ERROR(CheckReducible("ReduceScatter", type, op));
   if (send_count != recv_count * static_cast<size_t>(size())) {
     return absl::InvalidArgumentError(absl::StrCat("ReduceScatter: send has ", send_count,
@@ -96,7 +88,6 @@ absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_co
 
 absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count, void* recv,
                                             size_t recv_count, DType type, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("AllGather", device_kind(), stream));
   if (recv_count != send_count * static_cast<size_t>(size())) {
     return absl::InvalidArgumentError(absl::StrCat("AllGather: send has ", send_count,
                                                    " elements, recv ", recv_count, ", expected ",
@@ -114,7 +105,6 @@ absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count,
 
 absl::Status Communicator::CheckedAllToAll(const void* send, size_t send_count, void* recv,
                                            size_t recv_count, DType type, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("AllToAll", device_kind(), stream));
   const auto ranks = static_cast<size_t>(size());
   if (send_count != recv_count || send_count % ranks != 0) {
     return absl::InvalidArgumentError(absl::StrCat("AllToAll: send has ", send_count,
@@ -135,7 +125,6 @@ absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
                                             size_t recv_count,
                                             absl::Span<const int64_t> recv_counts, DType type,
                                             Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("AllToAllV", device_kind(), stream));
   MOE_RETURN_IF_ERROR(CheckCounts("send", send_counts, size(), send_count));
   MOE_RETURN_IF_ERROR(CheckCounts("recv", recv_counts, size(), recv_count));
   const int64_t width = SizeOf(type);
@@ -153,7 +142,6 @@ absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
 
 absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType type, int root,
                                             Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("Broadcast", device_kind(), stream));
   if (root < 0 || root >= size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Broadcast: root is ", root, ", expected 0 .. ", size() - 1));
@@ -166,7 +154,6 @@ absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType typ
 }
 
 absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("SendRecv", device_kind(), stream));
   std::vector<SendRecvOp> moving;
   moving.reserve(ops.size());
   for (const SendRecvOp& op : ops) {
@@ -183,18 +170,17 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
     }
     moving.push_back(op);
   }
-  if (stream.device().kind != device_kind()) return StagedSendRecv(std::move(moving), stream);
+  if (!moves(stream.device().kind)) return StagedSendRecv(std::move(moving), stream);
   return DoSendRecv(std::move(moving), stream);
 }
 
 absl::Status Communicator::Fence(Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckStream("Fence", device_kind(), stream));
   return WhereItCan({}, stream, [&](const void*, void*, Stream& where) { return DoFence(where); });
 }
 
 absl::Status Communicator::WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
                                       HostStaging::Collective collective) {
-  if (stream.device().kind == device_kind()) {
+  if (moves(stream.device().kind)) {
     return collective(transfer.send, transfer.recv, stream);
   }
   return staging_.Run(transfer, stream, collective);

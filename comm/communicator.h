@@ -55,9 +55,10 @@ struct SendRecvOp {
 // agree. They are enqueued on `stream` and return at once; buffers belong to the operation until
 // the stream passes it. A CPU stream may run them before returning.
 //
-// A stream of a CUDA device is served by every backend. One that moves memory of the host alone waits
-// for the stream, copies what is sent to the host, and back what was received: the call then blocks
-// the host, and ranks that enqueue collectives must do so in one order, as they must anyway.
+// Every backend serves the streams of the CPU, over memory of the host, and those of a CUDA device,
+// over that device's. One that moves memory of the host alone waits for a CUDA stream, copies what is
+// sent to the host, and back what was received: the call then blocks the host, and ranks that enqueue
+// collectives must do so in one order, as they must anyway.
 //
 // Thread use: one host thread and one stream at a time. For collectives that overlap each other,
 // Split() a second communicator.
@@ -169,8 +170,8 @@ class Communicator {
 
  protected:
   Communicator() = default;
-  // Of the memory that the Do* functions move.
-  virtual DeviceKind device_kind() const { return DeviceKind::kCpu; }
+  // Whether the Do* functions take streams, and move memory, of devices of this kind. All take the CPU's.
+  virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
   virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                    Stream& stream) = 0;
   virtual absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,

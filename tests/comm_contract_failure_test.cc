@@ -72,7 +72,10 @@ TEST_P(CommFailureTest, CountsThatDisagreeAreFoundAndEndTheWorld) {
         (void)comm.AllToAllV<int32_t>(send, send_counts, absl::MakeSpan(recv), recv_counts, stream);
         const absl::Status status = stream.Synchronize();
         if (comm.rank() != 1) return;  // others learn of it now, later or by their deadline
-        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+        // Where all ranks compare all counts, it may also learn it from one that saw it first.
+        if (status.code() != absl::StatusCode::kAborted) {
+          EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+        }
         EXPECT_THAT(std::string(status.message()), HasSubstr("expects 8 bytes from rank 0"));
         EXPECT_EQ(comm.Barrier(), status);
       },
@@ -107,6 +110,10 @@ TEST_P(CommFailureTest, SendAndReceiveOfDifferentSizeAreRefusedByTheReceiver) {
           } else if (comm.rank() == 1) {
             (void)comm.SendRecv({{.peer = 0, .recv = x, .bytes = 8}}, stream);
             const absl::Status status = stream.Synchronize();
+            if (!testing::Env().compares_sizes()) {
+              EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+              return;
+            }
             EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
             EXPECT_THAT(std::string(status.message()), HasSubstr("expects 8 bytes from rank 0"));
           }

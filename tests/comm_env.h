@@ -21,13 +21,16 @@ class CommEnv {
   virtual int max_ranks() const = 0;
   // Whether a rank that fails or aborts wakes its peers at once. Else they time out.
   virtual bool wakes_peers() const = 0;
+  // Whether a receiver learns that a message of SendRecv has another size than it expects. Else it
+  // waits until its deadline.
+  virtual bool compares_sizes() const { return true; }
   // Runs body(world, stream) once per rank: threads for "local", this process for "mpi", where
   // ranks past `ranks` sit out. Returns when all ranks are done.
   virtual void Run(int ranks, absl::Duration timeout, EnvStream stream,
                    absl::FunctionRef<void(Communicator&, Stream&)> body) = 0;
 };
 
-CommEnv& Env();  // defined by tests/comm_env_{local,mpi}.cc
+CommEnv& Env();  // defined by tests/comm_env_{local,mpi,nccl}.cc
 
 inline std::unique_ptr<Stream> MakeEnvStream(EnvStream kind) {
   return kind == EnvStream::kInline ? MakeInlineStream() : MakeStream({}).value();

@@ -44,3 +44,29 @@ moe_test(attention_cuda_test LABELS unit cusim threads
   SOURCES attention_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
 moe_test(grouped_gemm_cuda_test LABELS unit cusim threads
   SOURCES grouped_gemm_cuda_test.cc LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
+
+# The backend nccl, its own source, over the fakes of CUDA's runtime and of NCCL.
+moe_add_fake_nccl()
+if(NOT TARGET cusim_nccl)
+  message(STATUS "moe: no tests of the backend nccl: ${nccl_missing}")
+  return()
+endif()
+if(MOE_CUDA_SIMULATED)
+  set(moe_nccl_simulated moe_comm_nccl cusim_nccl moe_cuda_simulated)
+else()
+  # In place of no_cuda.cc in moe_kernels: objects come before a library's.
+  add_library(moe_devices_simulated OBJECT EXCLUDE_FROM_ALL ${MOE_NCCL_SOURCES})
+  foreach(source buffer_cuda cuda_devices cuda_staging cuda_status stream_cuda stream_timer_cuda)
+    target_sources(moe_devices_simulated PRIVATE ${PROJECT_SOURCE_DIR}/kernels/base/${source}.cc)
+  endforeach()
+  target_compile_definitions(moe_devices_simulated PRIVATE MOE_NCCL_LINKED)
+  target_link_libraries(moe_devices_simulated PUBLIC moe_comm cusim_nccl absl::inlined_vector)
+  set(moe_nccl_simulated moe_devices_simulated moe_cuda_simulated moe_comm cusim_nccl)
+endif()
+moe_test(comm_contract_nccl_test LABELS contract cusim threads
+  SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_nccl.cc
+  LIBS ${moe_nccl_simulated})
+moe_test(fake_nccl_test LABELS unit cusim threads SOURCES fake_nccl_test.cc LIBS cusim_nccl)
+moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc LIBS ${moe_nccl_simulated})
+moe_test(nccl_fault_test LABELS unit cusim threads SOURCES nccl_fault_test.cc LIBS ${moe_nccl_simulated})
+target_include_directories(nccl_fault_test SYSTEM PRIVATE ${MOE_NCCL_INCLUDE_DIR})

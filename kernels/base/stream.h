@@ -33,6 +33,14 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
+// What can end work that is already in a stream: a communicator whose peer is lost.
+class StreamGuard {
+ public:
+  virtual ~StreamGuard() = default;
+  // Why such work ended before it was done; OK until then. Any thread.
+  virtual absl::Status status() = 0;
+};
+
 // A FIFO queue of work on one device.
 //
 // Errors are sticky, as on CUDA: the first failing task stops the queue, later tasks are dropped,
@@ -76,6 +84,10 @@ class Stream {
 
   // Enqueues zeros for `bytes` bytes of this stream's device.
   virtual absl::Status Zero(void* to, int64_t bytes);
+
+  // CUDA: from here on an error of `guard` is one of this stream, seen by Synchronize. Kept as long as
+  // the stream; the same one again costs a look. CPU: no effect, tasks return their own errors.
+  virtual void Guard(const std::shared_ptr<StreamGuard>& guard);
 
  protected:
   Stream() = default;

@@ -174,6 +174,8 @@ absl::Status Stream::Zero(void* to, int64_t bytes) {
   });
 }
 
+void Stream::Guard(const std::shared_ptr<StreamGuard>&) {}
+
 std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads) {
   return std::make_unique<InlineStream>(threads != nullptr ? *threads : ThreadPool::Serial());
 }

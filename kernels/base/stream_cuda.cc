@@ -219,7 +219,12 @@ class CudaStream final : public Stream {
     const absl::Status device = CudaStatus(cudaStreamSynchronize(stream_), name_);
     host_.WaitForRunning();
     MOE_RETURN_IF_ERROR(host_.status());
+    for (const auto& guard : guards_) MOE_RETURN_IF_ERROR(host_.Update(guard->status()));
     return host_.Update(device);
+  }
+
+  void Guard(const std::shared_ptr<StreamGuard>& guard) override {
+    if (std::find(guards_.begin(), guards_.end(), guard) == guards_.end()) guards_.push_back(guard);
   }
 
  private:
@@ -234,6 +239,7 @@ class CudaStream final : public Stream {
   ThreadPool& threads_;
   HostTasks host_;
   CudaStaging staging_;
+  std::vector<std::shared_ptr<StreamGuard>> guards_;
 };
 
 }  // namespace

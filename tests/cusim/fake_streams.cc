@@ -109,7 +109,9 @@ int Streams::DeviceOf(const char* function, cudaEvent_t event) {
 }
 
 void Streams::Push(const char* function, cudaStream_t stream, Operation operation) {
-  Find(function, stream).operations.push_back(std::move(operation));
+  Queue& queue = Find(function, stream);
+  queue.operations.push_back(std::move(operation));
+  ++queue.enqueued;
   changed_.notify_all();
 }
 
@@ -120,6 +122,23 @@ void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<v
   }
   const DeviceAccess access;
   work();
+}
+
+void Streams::EnqueueExternal(const char* function, cudaStream_t stream,
+                              std::shared_ptr<External> work) {
+  const Lock lock(mu_);
+  Push(function, stream, {.kind = Operation::Kind::kExternal, .external = std::move(work)});
+}
+
+int64_t Streams::Enqueued(const char* function, cudaStream_t stream) {
+  const Lock lock(mu_);
+  return Find(function, stream).enqueued;
+}
+
+void Streams::RunSome() {
+  Lock lock(mu_);
+  (void)Step(lock, What::kDevices);
+  changed_.notify_all();
 }
 
 void Streams::EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work) {
@@ -144,23 +163,25 @@ bool Streams::HasPassed(const Recorded* recorded) {
 }
 
 bool Streams::Ready(const Operation& operation) {
+  if (operation.kind == Operation::Kind::kExternal) return operation.external->Ready();
   return operation.kind != Operation::Kind::kWait || HasPassed(operation.recorded.get());
 }
 
-Streams::Queue* Streams::Pick() {
+Streams::Queue* Streams::Pick(What what) {
   std::vector<Queue*> ready;
   for (const auto& [handle, queue] : queues_) {
     if (queue->busy || queue->operations.empty() || !Ready(queue->operations.front())) continue;
     // CUDA may run the host functions of all streams on one thread.
-    if (busy_ > 0 && queue->operations.front().kind == Operation::Kind::kHost) continue;
+    const bool host_may_run = what == What::kAll && busy_ == 0;
+    if (!host_may_run && queue->operations.front().kind == Operation::Kind::kHost) continue;
     ready.push_back(queue.get());
   }
   return ready.empty() ? nullptr : ready[random_() % ready.size()];
 }
 
 // Runs one operation of one stream; false if none can run.
-bool Streams::Step(Lock& lock) {
-  Queue* const queue = Pick();
+bool Streams::Step(Lock& lock, What what) {
+  Queue* const queue = Pick(what);
   if (queue == nullptr) return false;
   Operation operation = std::move(queue->operations.front());
   queue->operations.pop_front();
@@ -187,15 +208,28 @@ bool Streams::Step(Lock& lock) {
       break;
     case Operation::Kind::kWait:
       break;
+    case Operation::Kind::kExternal: {
+      const DeviceAccess access;
+      if (!operation.external->Step()) queue->operations.push_front(std::move(operation));
+      break;
+    }
   }
   changed_.notify_all();
   return true;
 }
 
+// Whether some stream has come to work that others, not yet here, let go on.
+bool Streams::WaitsForOthers() const {
+  return std::any_of(queues_.begin(), queues_.end(), [](const auto& entry) {
+    const auto& operations = entry.second->operations;
+    return !operations.empty() && operations.front().kind == Operation::Kind::kExternal;
+  });
+}
+
 void Streams::RunUntil(const char* function, Lock& lock, const std::function<bool()>& done) {
   while (!done()) {
     if (Step(lock)) continue;
-    if (busy_ == 0) Misuse(function, "waits for work that can never run");
+    if (busy_ == 0 && !WaitsForOthers()) Misuse(function, "waits for work that can never run");
     changed_.wait(lock);
   }
 }

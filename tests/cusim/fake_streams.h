@@ -5,6 +5,9 @@
 // may run is picked at random, from a seed. So each seed is one order that CUDA allows, and where an
 // event edge is missing some seed shows it. Work on the null stream runs at once.
 //
+// Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have to
+// wait for others, in streams of other host threads, and lets the rest go on meanwhile.
+//
 // Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA, waiting
 // for what can never happen) is printed and aborts the process.
 #ifndef MOE_TESTS_CUSIM_FAKE_STREAMS_H_
@@ -49,6 +52,17 @@ class ScopedMachine {
 // The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);
 
+// A kernel that waits for kernels in other streams. Its functions are called one at a time, with the
+// streams locked: they must not call CUDA.
+class External {
+ public:
+  virtual ~External() = default;
+  // Whether Step would get it further now.
+  virtual bool Ready() = 0;
+  // Does so. True: it has ended, and leaves the stream.
+  virtual bool Step() = 0;
+};
+
 [[noreturn]] void Misuse(const char* function, const std::string& what);
 
 // What the C functions of fake_cudart.cc are made of. `function` is the caller's name, for faults.
@@ -67,6 +81,12 @@ class Streams {
 
   // Work of the device: kernels, copies. It may touch device memory.
   void Enqueue(const char* function, cudaStream_t stream, std::function<void()> work);
+  void EnqueueExternal(const char* function, cudaStream_t stream, std::shared_ptr<External> work);
+  // How many pieces of work were put into the stream since it was made.
+  int64_t Enqueued(const char* function, cudaStream_t stream);
+  // Lets one piece of work of the devices run, as it may at any time; wakes those who wait for an
+  // External that something outside the streams has changed.
+  void RunSome();
   // A function on the host, which may block; it runs beside other work, but no other host function.
   void EnqueueHost(const char* function, cudaStream_t stream, std::function<void()> work);
   void Record(const char* function, cudaEvent_t event, cudaStream_t stream);
@@ -94,12 +114,14 @@ class Streams {
     std::shared_ptr<Recorded> last;  // nullptr: never recorded, which counts as passed
   };
   struct Operation {
-    enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait } kind;
+    enum class Kind : uint8_t { kDevice, kHost, kRecord, kWait, kExternal } kind;
     std::function<void()> work;
     std::shared_ptr<Recorded> recorded;
+    std::shared_ptr<External> external;
   };
   struct Queue {
     int device;
+    int64_t enqueued = 0;
     bool busy = false;  // its host function runs
     std::deque<Operation> operations;
   };
@@ -109,11 +131,13 @@ class Streams {
   Queue& Find(const char* function, cudaStream_t stream);
   const std::shared_ptr<Event>& Find(const char* function, cudaEvent_t event);
   void Push(const char* function, cudaStream_t stream, Operation operation);
-  Queue* Pick();
-  bool Step(Lock& lock);
+  enum class What : uint8_t { kAll, kDevices };
+  Queue* Pick(What what);
+  bool Step(Lock& lock, What what = What::kAll);
   void RunUntil(const char* function, Lock& lock, const std::function<bool()>& done);
   static bool HasPassed(const Recorded* recorded);
   static bool Ready(const Operation& operation);
+  bool WaitsForOthers() const;
   static bool Idle(const Queue& queue) { return queue.operations.empty() && !queue.busy; }
 
   std::mutex mu_;

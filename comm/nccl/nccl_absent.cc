@@ -1,0 +1,26 @@
+// What a build without NCCL has in place of nccl_communicator.cc.
+#include "comm/nccl/nccl_world.h"
+
+namespace moe {
+namespace {
+
+absl::Status NoNccl() {
+  return absl::UnimplementedError(
+      "this build has no backend nccl: configure where CUDA and nccl.h (NCCL 2.27 or later) are, "
+      "or "
+      "take another backend: local or mpi");
+}
+
+}  // namespace
+
+bool HasNccl() {
+  return false;
+}
+absl::StatusOr<NcclId> MakeNcclId() {
+  return NoNccl();
+}
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions&) {
+  return NoNccl();
+}
+
+}  // namespace moe

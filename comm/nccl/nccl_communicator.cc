@@ -1,0 +1,285 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <absl/container/inlined_vector.h>
+#include <absl/strings/str_cat.h>
+
+#include "comm/local/local_group.h"
+#include "comm/nccl/nccl_group.h"
+#include "comm/nccl/nccl_world.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+using Bytes = absl::InlinedVector<int64_t, 16>;
+
+// The host lane moves a few hundred bytes: its kernels leave the GPU to others.
+constexpr int kHostLaneBlocks = 1;
+
+NcclCard CardOf(const char* operation, int64_t count = 0, DType type = DType::kUInt8,
+                ReduceOp op = ReduceOp::kSum, int root = 0) {
+  NcclCard card{.type = static_cast<int32_t>(type),
+                .op = static_cast<int32_t>(op),
+                .root = root,
+                .count = count};
+  std::strncpy(card.operation, operation, sizeof(card.operation) - 1);
+  return card;
+}
+
+absl::Span<const std::byte> View(const void* data, int64_t bytes) {
+  return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
+}
+absl::Span<std::byte> View(void* data, int64_t bytes) {
+  return {static_cast<std::byte*>(data), static_cast<size_t>(bytes)};
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(std::shared_ptr<NcclGroup> group) : group_(std::move(group)) {}
+
+  int rank() const override { return group_->streams->own(); }
+  int size() const override { return group_->streams->size(); }
+  absl::string_view backend() const override { return "nccl"; }
+  absl::Duration timeout() const override { return shared().timeout(); }
+  absl::Status Barrier() override {
+    return group_->memory_of_host.RollCall(phase(), CardOf("Barrier"), {}, {}).status();
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  void Abort(absl::Status reason) override {
+    (void)shared().Kill(absl::AbortedError(
+        absl::StrCat("rank ", shared().world_rank(), " aborted: ", reason.ToString())));
+  }
+
+ protected:
+  bool moves(DeviceKind) const override { return true; }
+  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                           Stream& stream) override;
+  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
+                               ReduceOp op, Stream& stream) override;
+  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
+                           Stream& stream) override;
+  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
+                           absl::Span<const int64_t> recv_bytes, Stream& stream) override;
+  absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
+  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override;
+  absl::Status DoFence(Stream& stream) override;
+
+ private:
+  NcclRank& shared() const { return group_->streams->rank(); }
+
+  const std::shared_ptr<NcclGroup> group_;  // shared with the tasks that are still in a CPU stream
+};
+
+bool OnDevice(const Stream& stream) {
+  return stream.device().kind == DeviceKind::kCuda;
+}
+
+// In a task of a CPU stream: the roll call, then `work` on device copies of what lies on the host.
+absl::Status OnHost(NcclGroup& group, const CommPhase& at, const NcclCard& card,
+                    absl::Span<const std::byte> send, absl::Span<std::byte> recv,
+                    NcclHostSide::Work work, absl::Span<const int64_t> out = {},
+                    absl::Span<const int64_t> in = {}) {
+  MOE_RETURN_IF_ERROR(group.memory_of_streams.RollCall(at, card, out, in).status());
+  if (send.empty() && recv.empty()) return absl::OkStatus();
+  return group.memory_of_streams.Run(send, recv, work);
+}
+
+absl::Status NcclCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                                           Stream& stream) {
+  if (OnDevice(stream)) {
+    return group_->AllReduce(phase(), static_cast<std::byte*>(inout), count, type, op, stream);
+  }
+  return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
+    const auto all = View(inout, count * SizeOf(type));
+    return OnHost(*group, at, CardOf("AllReduce", count, type, op), all, all,
+                  [&](std::byte*, std::byte* recv, Stream& s) {
+                    return group->AllReduce(at, recv, count, type, op, s);
+                  });
+  });
+}
+
+absl::Status NcclCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
+                                               DType type, ReduceOp op, Stream& stream) {
+  if (OnDevice(stream)) {
+    return group_->ReduceScatter(phase(), static_cast<const std::byte*>(send),
+                                 static_cast<std::byte*>(recv), recv_count, type, op, stream);
+  }
+  return stream.Enqueue([group = group_, at = phase(), send, recv, recv_count, type, op] {
+    const int64_t bytes = recv_count * SizeOf(type);
+    return OnHost(*group, at, CardOf("ReduceScatter", recv_count, type, op),
+                  View(send, bytes * group->streams->size()), View(recv, bytes),
+                  [&](std::byte* from, std::byte* to, Stream& s) {
+                    return group->ReduceScatter(at, from, to, recv_count, type, op, s);
+                  });
+  });
+}
+
+absl::Status NcclCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
+                                           Stream& stream) {
+  if (OnDevice(stream)) {
+    return group_->AllGather(phase(), static_cast<const std::byte*>(send),
+                             static_cast<std::byte*>(recv), send_bytes, stream);
+  }
+  return stream.Enqueue([group = group_, at = phase(), send, recv, send_bytes] {
+    return OnHost(*group, at, CardOf("AllGather", send_bytes), View(send, send_bytes),
+                  View(recv, send_bytes * group->streams->size()),
+                  [&](std::byte* from, std::byte* to, Stream& s) {
+                    return group->AllGather(at, from, to, send_bytes, s);
+                  });
+  });
+}
+
+absl::Status NcclCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
+                                           void* recv, absl::Span<const int64_t> recv_bytes,
+                                           Stream& stream) {
+  if (OnDevice(stream)) {
+    return group_->AllToAllV(phase(), static_cast<const std::byte*>(send), send_bytes,
+                             static_cast<std::byte*>(recv), recv_bytes, stream);
+  }
+  return stream.Enqueue([group = group_, at = phase(), send, recv,
+                         out = Bytes(send_bytes.begin(), send_bytes.end()),
+                         in = Bytes(recv_bytes.begin(), recv_bytes.end())] {
+    const auto total = [](const Bytes& bytes) {
+      return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    };
+    return OnHost(
+        *group, at, CardOf("AllToAllV"), View(send, total(out)), View(recv, total(in)),
+        [&](std::byte* from, std::byte* to, Stream& s) {
+          return group->AllToAllV(at, from, out, to, in, s);
+        },
+        out, in);
+  });
+}
+
+absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
+  if (OnDevice(stream)) {
+    return group_->Broadcast(phase(), static_cast<std::byte*>(inout), bytes, root, stream);
+  }
+  return stream.Enqueue([group = group_, at = phase(), inout, bytes, root] {
+    const auto all = View(inout, bytes);
+    return OnHost(*group, at, CardOf("Broadcast", bytes, DType::kUInt8, ReduceOp::kSum, root), all,
+                  all, [&](std::byte*, std::byte* recv, Stream& s) {
+                    return group->Broadcast(at, recv, bytes, root, s);
+                  });
+  });
+}
+
+// Each part has a place of its own in one device buffer. Without a roll call: not every rank need come.
+absl::Status SendRecvOnHost(NcclGroup& group, const CommPhase& at, std::vector<SendRecvOp> ops) {
+  if (group.streams->rank().dead()) return group.streams->rank().status();
+  NcclHostSide& side = group.memory_of_streams;
+  MOE_ASSIGN_OR_RETURN(Stream* const stream, side.stream());
+  int64_t total = 0;
+  for (const SendRecvOp& op : ops) total += op.bytes;
+  MOE_ASSIGN_OR_RETURN(std::byte * place, side.Reserve(side.send, total));
+  std::vector<SendRecvOp> on_device = ops;
+  for (SendRecvOp& op : on_device) {
+    if (op.send != nullptr) {
+      MOE_RETURN_IF_ERROR(stream->CopyBytes(op.send, place, op.bytes));
+      op.send = place;
+    } else {
+      op.recv = place;
+    }
+    place += op.bytes;
+  }
+  MOE_RETURN_IF_ERROR(group.SendRecv(at, on_device, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].recv == nullptr) continue;
+    MOE_RETURN_IF_ERROR(stream->CopyBytes(on_device[i].recv, ops[i].recv, ops[i].bytes));
+  }
+  return stream->Synchronize();
+}
+
+absl::Status NcclCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+  if (OnDevice(stream)) return group_->SendRecv(phase(), ops, stream);
+  return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
+    return SendRecvOnHost(*group, at, ops);
+  });
+}
+
+absl::Status NcclCommunicator::DoFence(Stream& stream) {
+  if (OnDevice(stream)) return group_->Fence(phase(), stream);
+  return stream.Enqueue([group = group_, at = phase()] {
+    return group->memory_of_streams.RollCall(at, CardOf("Fence"), {}, {}).status();
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
+  if (color < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Split: color is ", color, ", expected >= 0, or -1 for no group"));
+  }
+  NcclCard mine = CardOf("Split");
+  mine.color = color;
+  mine.key = key;
+  // NCCL has no deadline of its own here that names anybody: it starts when all are known to be there.
+  MOE_ASSIGN_OR_RETURN(const std::vector<NcclCard> all,
+                       group_->memory_of_host.RollCall(phase(), mine, {}, {}));
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    if (all[r].color == color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return all[a].key < all[b].key; });
+  const auto own =
+      static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+  for (int& member : members) member = group_->host->world_ranks()[member];
+  const NcclCall call = {.operation = "Split", .phase = phase()};
+  NcclLane& parent = *group_->host;
+  MOE_ASSIGN_OR_RETURN(auto streams, parent.Split(call, color, own, members, own, 0));
+  MOE_ASSIGN_OR_RETURN(auto host, parent.Split(call, color, own, members, own, kHostLaneBlocks));
+  if (color < 0) return nullptr;
+  return std::make_unique<NcclCommunicator>(
+      std::make_shared<NcclGroup>(std::move(streams), std::move(host)));
+}
+
+}  // namespace
+
+bool HasNccl() {
+  return true;
+}
+
+absl::StatusOr<NcclId> MakeNcclId() {
+  static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
+  MOE_RETURN_IF_ERROR(NcclLibrary().status());
+  const NcclApi& api = *NcclLibrary();
+  MOE_RETURN_IF_ERROR(CheckNcclVersion(api));
+  ncclUniqueId made;
+  MOE_RETURN_IF_ERROR(NcclStatus(api, api.ncclGetUniqueId(&made), "MakeNcclId"));
+  NcclId id;
+  std::memcpy(id.data(), &made, sizeof(made));
+  return id;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions& options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    return absl::InvalidArgumentError(absl::StrCat("MakeNcclCommunicator: rank ", options.rank,
+                                                   " of ", options.size,
+                                                   ", expected 0 <= rank < size"));
+  }
+  MOE_RETURN_IF_ERROR(NcclLibrary().status());
+  const NcclApi& api = *NcclLibrary();
+  MOE_RETURN_IF_ERROR(CheckNcclVersion(api));
+  // Says what is missing where there is no driver or no such device.
+  MOE_RETURN_IF_ERROR(MakeStream({DeviceKind::kCuda, options.device}).status());
+  const auto rank = std::make_shared<NcclRank>(
+      api, options.device, options.rank, options.timeout,
+      options.fate != nullptr ? options.fate : std::make_shared<LocalFate>());
+  std::vector<int> world_ranks(static_cast<size_t>(options.size));
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  ncclUniqueId id;
+  std::memcpy(&id, options.id.data(), sizeof(id));
+  MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, world_ranks, options.rank));
+  MOE_ASSIGN_OR_RETURN(auto host, streams->Split({.operation = "joining NCCL"}, 0, options.rank,
+                                                 world_ranks, options.rank, kHostLaneBlocks));
+  return std::make_unique<NcclCommunicator>(
+      std::make_shared<NcclGroup>(std::move(streams), std::move(host)));
+}
+
+}  // namespace moe

@@ -1,0 +1,107 @@
+// One rank's end of a group of NCCL ranks: what its communicator and the tasks in streams share.
+#ifndef MOE_COMM_NCCL_NCCL_GROUP_H_
+#define MOE_COMM_NCCL_NCCL_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "comm/nccl/nccl_lane.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+// What a rank says of its call before a collective over memory of the host, 48 bytes. Behind it on the
+// wire stand the bytes it sends to each rank and those it expects from each.
+struct NcclCard {
+  char operation[16] = {};
+  int32_t type = 0, op = 0, root = 0;
+  int32_t color = 0, key = 0;  // of Split: its own choice
+  int32_t unused = 0;
+  int64_t count = 0;
+
+  bool Agrees(const NcclCard& other) const;
+  std::string Text() const;
+};
+
+// A lane, with a stream and memory of its own for what lies in memory of the host. One thread at a
+// time.
+class NcclHostSide {
+ public:
+  // `work(send, recv, stream)`: a collective of device memory.
+  using Work = absl::FunctionRef<absl::Status(std::byte*, std::byte*, Stream&)>;
+
+  explicit NcclHostSide(NcclLane& lane) : lane_(lane) {}
+
+  // Copies `send` to the device, runs `work` there, copies back what it received, and waits.
+  absl::Status Run(absl::Span<const std::byte> send, absl::Span<std::byte> recv, Work work);
+
+  // Every rank's card, once all have come; kInvalidArgument, which ends the world, if they disagree.
+  // `out`, `in`: bytes to and from each rank, or empty.
+  absl::StatusOr<std::vector<NcclCard>> RollCall(const CommPhase& phase, const NcclCard& mine,
+                                                 absl::Span<const int64_t> out,
+                                                 absl::Span<const int64_t> in);
+
+  // Device memory of at least `bytes` whose old content is not kept, and the stream.
+  absl::StatusOr<std::byte*> Reserve(Buffer& buffer, int64_t bytes);
+  absl::StatusOr<Stream*> stream();
+
+  Buffer send, recv;  // of the device
+
+ private:
+  absl::Status Compare(const NcclCard& mine, absl::Span<const std::byte> all) const;
+
+  NcclLane& lane_;
+  std::unique_ptr<Stream> stream_;
+};
+
+// Operations over device memory in streams of its device, which return when they are enqueued.
+class NcclGroup {
+ public:
+  NcclGroup(std::unique_ptr<NcclLane> of_streams, std::unique_ptr<NcclLane> of_host)
+      : streams(std::move(of_streams)),
+        host(std::move(of_host)),
+        memory_of_streams(*streams),
+        memory_of_host(*host) {}
+
+  // Two NCCL communicators, since NCCL matches calls by their order: one for what is enqueued in
+  // streams, one for what host threads wait in (Barrier, Split), possibly at the same time.
+  const std::unique_ptr<NcclLane> streams, host;
+  NcclHostSide memory_of_streams, memory_of_host;
+
+  // bf16 is summed in float32, and rounded once: NCCL's own sum would round at every rank.
+  absl::Status AllReduce(const CommPhase& phase, std::byte* inout, int64_t count, DType type,
+                         ReduceOp op, Stream& stream);
+  absl::Status ReduceScatter(const CommPhase& phase, const std::byte* send, std::byte* recv,
+                             int64_t count, DType type, ReduceOp op, Stream& stream);
+  absl::Status AllGather(const CommPhase& phase, const std::byte* send, std::byte* recv,
+                         int64_t bytes, Stream& stream);
+  absl::Status Broadcast(const CommPhase& phase, std::byte* inout, int64_t bytes, int root,
+                         Stream& stream);
+  // One group of sends and receives; empty ones are left out on both sides.
+  absl::Status AllToAllV(const CommPhase& phase, const std::byte* send,
+                         absl::Span<const int64_t> send_bytes, std::byte* recv,
+                         absl::Span<const int64_t> recv_bytes, Stream& stream);
+  absl::Status SendRecv(const CommPhase& phase, absl::Span<const SendRecvOp> ops, Stream& stream);
+  absl::Status Fence(const CommPhase& phase, Stream& stream);
+
+ private:
+  absl::Status Exchange(const char* operation, const CommPhase& phase,
+                        absl::Span<const SendRecvOp> ops, Stream& stream);
+  // Memory for `bytes` of work in `stream`, which may still use what it was given before.
+  absl::StatusOr<std::byte*> Scratch(int64_t bytes);
+
+  std::vector<Buffer> scratch_;  // the last one is in use; earlier ones were too small
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_NCCL_NCCL_GROUP_H_

@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/nccl/nccl_group.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+
+static_assert(sizeof(NcclCard) == 48 && std::has_unique_object_representations_v<NcclCard>);
+
+bool NcclCard::Agrees(const NcclCard& other) const {
+  return std::memcmp(operation, other.operation, sizeof(operation)) == 0 && type == other.type &&
+         op == other.op && root == other.root && count == other.count;
+}
+
+std::string NcclCard::Text() const {
+  return absl::StrCat(operation, " of ", count, " x ", NameOf(static_cast<DType>(type)),
+                      op == static_cast<int32_t>(ReduceOp::kMax) ? ", max" : "", ", root ", root);
+}
+
+absl::StatusOr<std::byte*> NcclHostSide::Reserve(Buffer& buffer, int64_t bytes) {
+  if (bytes <= buffer.bytes()) return buffer.data();
+  MOE_ASSIGN_OR_RETURN(MemoryResource* const memory, CudaMemory(lane_.rank().device()));
+  buffer = Buffer();
+  MOE_ASSIGN_OR_RETURN(buffer, Buffer::Allocate(bytes, *memory, "staging of NCCL"));
+  return buffer.data();
+}
+
+absl::StatusOr<Stream*> NcclHostSide::stream() {
+  if (stream_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(stream_, MakeStream({DeviceKind::kCuda, lane_.rank().device()}));
+  }
+  return stream_.get();
+}
+
+absl::Status NcclHostSide::Run(absl::Span<const std::byte> from, absl::Span<std::byte> to,
+                               Work work) {
+  const auto out = static_cast<int64_t>(from.size()), in = static_cast<int64_t>(to.size());
+  if (lane_.rank().dead()) return lane_.rank().status();
+  MOE_ASSIGN_OR_RETURN(Stream* const own, stream());
+  const bool in_place = from.data() == to.data() && out == in;
+  MOE_ASSIGN_OR_RETURN(std::byte* const received, Reserve(recv, in));
+  std::byte* sent = received;
+  if (!in_place) {
+    MOE_ASSIGN_OR_RETURN(sent, Reserve(send, out));
+  }
+  MOE_RETURN_IF_ERROR(own->CopyBytes(from.data(), sent, out));
+  MOE_RETURN_IF_ERROR(work(sent, received, *own));
+  // The copy back waits for the collective: without one that ended, there is nothing to copy.
+  MOE_RETURN_IF_ERROR(own->Synchronize());
+  MOE_RETURN_IF_ERROR(own->CopyBytes(received, to.data(), in));
+  return own->Synchronize();
+}
+
+absl::StatusOr<std::vector<NcclCard>> NcclHostSide::RollCall(const CommPhase& phase,
+                                                             const NcclCard& mine,
+                                                             absl::Span<const int64_t> out,
+                                                             absl::Span<const int64_t> in) {
+  const int ranks = lane_.size();
+  const size_t bytes = sizeof(NcclCard) + 2 * sizeof(int64_t) * static_cast<size_t>(ranks);
+  std::vector<std::byte> said(bytes), all(bytes * static_cast<size_t>(ranks));
+  std::memcpy(said.data(), &mine, sizeof(mine));
+  auto* at = said.data() + sizeof(mine);
+  for (const absl::Span<const int64_t> counts : {out, in}) {
+    std::copy_n(reinterpret_cast<const std::byte*>(counts.data()), counts.size() * sizeof(int64_t),
+                at);
+    at += sizeof(int64_t) * static_cast<size_t>(ranks);
+  }
+  const NcclCall call = {.operation = mine.operation, .phase = phase};
+  MOE_RETURN_IF_ERROR(
+      Run(said, absl::MakeSpan(all), [&](std::byte* from, std::byte* to, Stream& s) {
+        return lane_.Launch(call, s, [&](ncclComm_t comm, cudaStream_t stream) {
+          return lane_.rank().api().ncclAllGather(from, to, bytes, ncclUint8, comm, stream);
+        });
+      }));
+  MOE_RETURN_IF_ERROR(Compare(mine, all));
+  std::vector<NcclCard> cards(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) std::memcpy(&cards[r], all.data() + bytes * r, sizeof(NcclCard));
+  return cards;
+}
+
+// Every rank compares all with all, so that every rank finds the same.
+absl::Status NcclHostSide::Compare(const NcclCard& mine, absl::Span<const std::byte> all) const {
+  const int ranks = lane_.size();
+  const std::vector<int>& names = lane_.world_ranks();
+  const size_t bytes = all.size() / static_cast<size_t>(ranks);
+  const auto disagree = [&](const auto&... text) {
+    return lane_.rank().Kill(absl::InvalidArgumentError(absl::StrCat(text...)));
+  };
+  const auto counts = [&](int rank, int side, int peer) {
+    int64_t value = 0;
+    std::memcpy(&value,
+                all.data() + bytes * rank + sizeof(NcclCard) +
+                    sizeof(int64_t) * static_cast<size_t>(side * ranks + peer),
+                sizeof(value));
+    return value;
+  };
+  for (int r = 0; r < ranks; ++r) {
+    NcclCard other;
+    std::memcpy(&other, all.data() + bytes * r, sizeof(other));
+    if (!mine.Agrees(other)) {
+      return disagree(mine.operation, ": rank ", names[lane_.own()], " has ", mine.Text(),
+                      ", rank ", names[r], " has ", other.Text(), ", expected the same on all");
+    }
+  }
+  for (int r = 0; r < ranks; ++r) {
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (counts(r, 1, peer) == counts(peer, 0, r)) continue;
+      return disagree(mine.operation, ": rank ", names[r], " expects ", counts(r, 1, peer),
+                      " bytes from rank ", names[peer], ", which sends ", counts(peer, 0, r));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moe

@@ -1,0 +1,252 @@
+#include "comm/nccl/nccl_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+
+#include "comm/wait_report.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+constexpr std::chrono::microseconds kNap(50);
+
+// comm/ sees CUDA through nccl.h alone: CudaStatus is internal to kernels/.
+absl::Status CudaError(cudaError_t error, const std::string& place) {
+  return absl::InternalError(
+      absl::StrCat(place, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+}
+
+ncclConfig_t NonBlocking(int most_blocks) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (most_blocks > 0) {
+    config.minCTAs = 1;
+    config.maxCTAs = most_blocks;
+  }
+  return config;
+}
+
+}  // namespace
+
+NcclLane::NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks,
+                   int own)
+    : rank_(std::move(rank)), world_ranks_(std::move(world_ranks)), own_(own), comm_(comm) {
+  rank_->Add(this);
+}
+
+// After ncclCommFinalize has ended, ncclCommDestroy is local. Peers that are late to come to their own
+// end cost this rank at most the deadline.
+NcclLane::~NcclLane() {
+  const NcclCall call = {.operation = "ncclCommFinalize"};
+  if (!rank_->dead()) {
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard<std::mutex> lock(mu_);
+      if (comm_ != nullptr) result = rank_->api().ncclCommFinalize(comm_);
+    }
+    absl::Status status = Fail(call, result);
+    if (status.ok()) status = WaitUntilPosted(call);
+    if (!status.ok()) Log(LogLevel::kWarning, status.message());
+  }
+  rank_->Remove(this);
+  if (rank_->dead()) {
+    Abort();
+  } else if (comm_ != nullptr) {
+    (void)rank_->api().ncclCommDestroy(comm_);
+  }
+  for (const Operation& operation : operations_) {
+    idle_.push_back(operation.begin);
+    idle_.push_back(operation.end);
+  }
+  for (cudaEvent_t event : idle_) (void)cudaEventDestroy(event);
+}
+
+absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRank> rank,
+                                                         const ncclUniqueId& id,
+                                                         std::vector<int> world_ranks, int own) {
+  const NcclCall call = {.operation = "joining NCCL"};
+  ncclConfig_t config = NonBlocking(0);
+  ncclComm_t comm = nullptr;
+  if (const cudaError_t error = cudaSetDevice(rank->device()); error != cudaSuccess) {
+    return CudaError(error, call.operation);
+  }
+  const ncclResult_t result = rank->api().ncclCommInitRankConfig(
+      &comm, static_cast<int>(world_ranks.size()), id, own, &config);
+  std::unique_ptr<NcclLane> lane(new NcclLane(std::move(rank), comm, std::move(world_ranks), own));
+  MOE_RETURN_IF_ERROR(lane->Fail(call, result));
+  MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
+  return lane;
+}
+
+absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, int color, int key,
+                                                          std::vector<int> members, int own,
+                                                          int most_blocks) {
+  ncclConfig_t config = NonBlocking(most_blocks);
+  ncclComm_t made = nullptr;  // written by NCCL before this lane's call has ended
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (comm_ == nullptr) return rank_->status();
+    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made,
+                                        &config);
+  }
+  MOE_RETURN_IF_ERROR(Fail(call, result));
+  MOE_RETURN_IF_ERROR(WaitUntilPosted(call));
+  if (color < 0) return nullptr;
+  std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made, std::move(members), own));
+  MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
+  return lane;
+}
+
+absl::Status NcclLane::Launch(const NcclCall& call, Stream& stream, Start start) {
+  if (rank_->dead()) return rank_->status();
+  if (stream.device().index != rank_->device()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(call.operation, ": the stream is of CUDA device ", stream.device().index,
+                     ", expected this rank's, ", rank_->device()));
+  }
+  stream.Guard(rank_->guard());
+  return stream.Launch([&](void* native) -> absl::Status {
+    const auto cuda = static_cast<cudaStream_t>(native);
+    MOE_ASSIGN_OR_RETURN(Operation operation, Begin(call, cuda));
+    absl::Status status = Post(call, cuda, start);
+    const cudaError_t error = cudaEventRecord(operation.end, cuda);
+    if (status.ok() && error != cudaSuccess) status = CudaError(error, Place(call));
+    {
+      const std::lock_guard<std::mutex> lock(mu_);
+      operations_.push_back(std::move(operation));  // owns the events, whatever became of it
+    }
+    rank_->Wake();
+    return status;
+  });
+}
+
+// Puts NCCL's work into the stream, into which nothing else may go meanwhile.
+absl::Status NcclLane::Post(const NcclCall& call, cudaStream_t stream, Start start) {
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (comm_ == nullptr) return rank_->status();
+    result = start(comm_, stream);
+  }
+  MOE_RETURN_IF_ERROR(Fail(call, result));
+  return result == ncclInProgress ? WaitUntilPosted(call) : absl::OkStatus();
+}
+
+absl::StatusOr<NcclLane::Operation> NcclLane::Begin(const NcclCall& call, cudaStream_t stream) {
+  Operation operation = {.call = call};
+  for (cudaEvent_t* const event : {&operation.begin, &operation.end}) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    if (!idle_.empty()) {
+      *event = idle_.back();
+      idle_.pop_back();
+      continue;
+    }
+    const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+    if (error != cudaSuccess) return CudaError(error, Place(call));
+  }
+  const cudaError_t error = cudaEventRecord(operation.begin, stream);
+  if (error != cudaSuccess) return CudaError(error, Place(call));
+  return operation;
+}
+
+// Polls until NCCL's last call has ended. Waits for peers where NCCL does: to join, to split, and to
+// connect before a first exchange.
+absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
+  const absl::Time begun = absl::Now();
+  while (true) {
+    if (rank_->dead()) return rank_->status();
+    ncclResult_t state = ncclSuccess;
+    {
+      const std::lock_guard<std::mutex> lock(mu_);
+      if (comm_ == nullptr) return rank_->status();
+      const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(comm_, &state);
+      if (asked != ncclSuccess) state = asked;
+    }
+    if (state != ncclInProgress) return Fail(call, state);
+    const absl::Duration waited = absl::Now() - begun;
+    if (waited > rank_->timeout()) return rank_->Kill(Late(call, waited));
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+absl::Status NcclLane::Fail(const NcclCall& call, ncclResult_t result) {
+  absl::Status status = NcclStatus(rank_->api(), result, Place(call));
+  return status.ok() ? status : rank_->Kill(std::move(status));
+}
+
+std::string NcclLane::Place(const NcclCall& call) const {
+  return DescribePlace(world_ranks_[own_], call.operation, call.phase);
+}
+
+absl::Status NcclLane::Late(const NcclCall& call, absl::Duration waited) const {
+  std::vector<int> missing;
+  for (const int peer : call.peers) missing.push_back(world_ranks_[peer]);
+  if (missing.empty()) {
+    missing = world_ranks_;
+    missing.erase(missing.begin() + own_);
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return LateError(Place(call), missing, waited, rank_->timeout());
+}
+
+absl::Status NcclLane::Look(bool* any) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (comm_ == nullptr) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(Drop(any));
+  if (operations_.empty()) return absl::OkStatus();
+  const Operation& oldest = operations_.front();
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(comm_, &state);
+  const absl::Status status =
+      NcclStatus(rank_->api(), asked != ncclSuccess ? asked : state, "ncclCommGetAsyncError");
+  if (!status.ok()) {
+    const absl::Duration waited = absl::Now() - oldest.started.value_or(absl::Now());
+    return {status.code(),
+            absl::StrCat(Place(oldest.call), ": ", status.message(), ", after ",
+                         absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))))};
+  }
+  if (!oldest.started.has_value()) return absl::OkStatus();
+  const absl::Duration waited = absl::Now() - *oldest.started;
+  return waited > rank_->timeout() ? Late(oldest.call, waited) : absl::OkStatus();
+}
+
+// Takes out what has ended and notes what has begun. Called with mu_ held.
+absl::Status NcclLane::Drop(bool* any) {
+  while (!operations_.empty()) {
+    Operation& oldest = operations_.front();
+    cudaError_t error = cudaEventQuery(oldest.end);
+    if (error == cudaSuccess) {
+      idle_.push_back(oldest.begin);
+      idle_.push_back(oldest.end);
+      operations_.pop_front();
+      continue;
+    }
+    *any = true;
+    if (error == cudaErrorNotReady && !oldest.started.has_value()) {
+      error = cudaEventQuery(oldest.begin);
+      if (error == cudaSuccess) oldest.started = absl::Now();
+    }
+    (void)cudaGetLastError();  // "not ready" is no error of this thread's next call
+    if (error == cudaSuccess || error == cudaErrorNotReady) return absl::OkStatus();
+    return CudaError(error, Place(oldest.call));
+  }
+  return absl::OkStatus();
+}
+
+void NcclLane::Abort() {
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (comm_ == nullptr) return;
+  (void)rank_->api().ncclCommAbort(comm_);
+  comm_ = nullptr;
+}
+
+}  // namespace moe

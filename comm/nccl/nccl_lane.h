@@ -1,0 +1,97 @@
+// One NCCL communicator, whose every wait has a deadline.
+#ifndef MOE_COMM_NCCL_NCCL_LANE_H_
+#define MOE_COMM_NCCL_NCCL_LANE_H_
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "comm/communicator.h"
+#include "comm/nccl/nccl_api.h"
+#include "comm/nccl/nccl_rank.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+// What is under way, for the message of a wait that fails.
+struct NcclCall {
+  const char* operation = "";
+  CommPhase phase;
+  std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
+};
+
+// Used by one host thread at a time, apart from Look and Abort. Created non-blocking: NCCL's calls
+// return at once, and their work goes into the stream when the lane has heard that they have ended. A
+// lock keeps every other thread out of NCCL meanwhile, the one that aborts above all.
+class NcclLane {
+ public:
+  using Start = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+
+  // Collective over the ranks that have `id`. kDeadlineExceeded when one of them does not come.
+  static absl::StatusOr<std::unique_ptr<NcclLane>> Join(std::shared_ptr<NcclRank> rank,
+                                                        const ncclUniqueId& id,
+                                                        std::vector<int> world_ranks, int own);
+  ~NcclLane();
+  NcclLane(const NcclLane&) = delete;
+  NcclLane& operator=(const NcclLane&) = delete;
+
+  NcclRank& rank() const { return *rank_; }
+  const std::shared_ptr<NcclRank>& shared_rank() const { return rank_; }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
+  int own() const { return own_; }  // rank in this lane
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+
+  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane in the order of their
+  // keys; color -1 gets nullptr. `members`: the new lane's ranks, named in the world.
+  // `most_blocks`: of a kernel; 0: NCCL's choice.
+  absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color, int key,
+                                                  std::vector<int> members, int own,
+                                                  int most_blocks);
+
+  // `start` makes NCCL calls that go into `stream`, of this rank's device. Returns when they are in it.
+  // From then on the lane's thread watches them, and an error is the stream's.
+  absl::Status Launch(const NcclCall& call, Stream& stream, Start start);
+
+  // Of the watching thread. An error if something is late or NCCL reports one; sets *any while
+  // something is under way.
+  absl::Status Look(bool* any);
+  // Ends what is under way; the lane is of no use after it.
+  void Abort();
+
+ private:
+  struct Operation {
+    NcclCall call;
+    cudaEvent_t begin = nullptr, end = nullptr;
+    std::optional<absl::Time> started;  // seen to have begun
+  };
+
+  NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks, int own);
+
+  absl::StatusOr<Operation> Begin(const NcclCall& call, cudaStream_t stream);
+  absl::Status Post(const NcclCall& call, cudaStream_t stream, Start start);
+  absl::Status WaitUntilPosted(const NcclCall& call);
+  absl::Status Fail(const NcclCall& call, ncclResult_t result);
+  absl::Status Late(const NcclCall& call, absl::Duration waited) const;
+  std::string Place(const NcclCall& call) const;
+  absl::Status Drop(bool* any);
+
+  const std::shared_ptr<NcclRank> rank_;
+  const std::vector<int> world_ranks_;
+  const int own_;
+  std::mutex mu_;                     // whoever holds it may be inside NCCL
+  ncclComm_t comm_;                   // guarded by mu_; nullptr: aborted
+  std::deque<Operation> operations_;  // guarded by mu_; oldest first
+  std::vector<cudaEvent_t> idle_;     // guarded by mu_; events to use again
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_NCCL_NCCL_LANE_H_

@@ -1,0 +1,94 @@
+#include "comm/nccl/nccl_rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "comm/nccl/nccl_lane.h"
+
+namespace moe {
+namespace {
+
+// Between looks at operations under way: a fraction of the deadline, but never busy.
+std::chrono::nanoseconds TickFor(absl::Duration timeout) {
+  return absl::ToChronoNanoseconds(
+      std::clamp(timeout / 50, absl::Milliseconds(1), absl::Milliseconds(20)));
+}
+
+}  // namespace
+
+NcclRank::NcclRank(const NcclApi& api, int device, int world_rank, absl::Duration timeout,
+                   std::shared_ptr<LocalFate> fate)
+    : api_(api),
+      device_(device),
+      world_rank_(world_rank),
+      timeout_(timeout),
+      fate_(std::move(fate)),
+      guard_(std::make_shared<NcclGuard>(fate_, world_rank)),
+      thread_([this] { Watch(); }) {}
+
+NcclRank::~NcclRank() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+absl::Status NcclRank::Kill(absl::Status reason) {
+  fate_->Kill(world_rank_, std::move(reason));
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    killed_ = true;
+  }
+  changed_.notify_all();
+  return status();
+}
+
+void NcclRank::Add(NcclLane* lane) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  lanes_.push_back(lane);
+}
+
+void NcclRank::Remove(NcclLane* lane) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  lanes_.erase(std::find(lanes_.begin(), lanes_.end(), lane));
+}
+
+void NcclRank::Wake() {
+  if (busy_.exchange(true)) return;
+  const std::lock_guard<std::mutex> lock(mu_);
+  changed_.notify_all();
+}
+
+// Whether anything is under way. Called with mu_ held.
+bool NcclRank::LookAtLanes() {
+  bool any = false;
+  for (NcclLane* const lane : lanes_) {
+    if (dead()) break;
+    absl::Status status = lane->Look(&any);
+    if (!status.ok()) fate_->Kill(world_rank_, std::move(status));
+  }
+  if (!dead()) return any;
+  for (NcclLane* const lane : lanes_) lane->Abort();
+  return false;
+}
+
+void NcclRank::Watch() {
+  const auto tick = TickFor(timeout_);
+  std::unique_lock<std::mutex> lock(mu_);
+  while (!stopping_) {
+    killed_ = false;
+    // In this order: who enqueues behind the look finds busy_ unset, and wakes this thread.
+    busy_.store(false);
+    if (LookAtLanes()) {
+      busy_.store(true);
+      changed_.wait_for(lock, tick, [this] { return stopping_ || killed_; });
+    } else {
+      changed_.wait(lock, [this] { return stopping_ || killed_ || busy_.load(); });
+    }
+  }
+}
+
+}  // namespace moe
