@@ -68,5 +68,5 @@ moe_test(comm_contract_nccl_test LABELS contract cusim threads
   LIBS ${moe_nccl_simulated})
 moe_test(fake_nccl_test LABELS unit cusim threads SOURCES fake_nccl_test.cc LIBS cusim_nccl)
 moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc LIBS ${moe_nccl_simulated})
+moe_test(nccl_join_test LABELS unit cusim threads SOURCES nccl_join_test.cc LIBS ${moe_nccl_simulated})
 moe_test(nccl_fault_test LABELS unit cusim threads SOURCES nccl_fault_test.cc LIBS ${moe_nccl_simulated})
-target_include_directories(nccl_fault_test SYSTEM PRIVATE ${MOE_NCCL_INCLUDE_DIR})

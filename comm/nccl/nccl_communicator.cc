@@ -169,37 +169,14 @@ absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root,
   });
 }
 
-// Each part has a place of its own in one device buffer. Without a roll call: not every rank need come.
-absl::Status SendRecvOnHost(NcclGroup& group, const CommPhase& at, std::vector<SendRecvOp> ops) {
-  if (group.streams->rank().dead()) return group.streams->rank().status();
-  NcclHostSide& side = group.memory_of_streams;
-  MOE_ASSIGN_OR_RETURN(Stream* const stream, side.stream());
-  int64_t total = 0;
-  for (const SendRecvOp& op : ops) total += op.bytes;
-  MOE_ASSIGN_OR_RETURN(std::byte * place, side.Reserve(side.send, total));
-  std::vector<SendRecvOp> on_device = ops;
-  for (SendRecvOp& op : on_device) {
-    if (op.send != nullptr) {
-      MOE_RETURN_IF_ERROR(stream->CopyBytes(op.send, place, op.bytes));
-      op.send = place;
-    } else {
-      op.recv = place;
-    }
-    place += op.bytes;
-  }
-  MOE_RETURN_IF_ERROR(group.SendRecv(at, on_device, *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  for (size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].recv == nullptr) continue;
-    MOE_RETURN_IF_ERROR(stream->CopyBytes(on_device[i].recv, ops[i].recv, ops[i].bytes));
-  }
-  return stream->Synchronize();
-}
-
 absl::Status NcclCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
   if (OnDevice(stream)) return group_->SendRecv(phase(), ops, stream);
+  // Without a roll call: not every rank need come.
   return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
-    return SendRecvOnHost(*group, at, ops);
+    return group->memory_of_streams.SendRecv(
+        ops, [&](absl::Span<const SendRecvOp> on_device, Stream& s) {
+          return group->SendRecv(at, on_device, s);
+        });
   });
 }
 

@@ -50,16 +50,20 @@ class NcclHostSide {
                                                  absl::Span<const int64_t> out,
                                                  absl::Span<const int64_t> in);
 
-  // Device memory of at least `bytes` whose old content is not kept, and the stream.
-  absl::StatusOr<std::byte*> Reserve(Buffer& buffer, int64_t bytes);
-  absl::StatusOr<Stream*> stream();
-
-  Buffer send, recv;  // of the device
+  // Each part gets a place of its own in device memory, for `work` to send and receive.
+  absl::Status SendRecv(
+      absl::Span<const SendRecvOp> ops,
+      absl::FunctionRef<absl::Status(absl::Span<const SendRecvOp>, Stream&)> work);
 
  private:
+  // Runs `task` and waits for what it has put into the stream.
+  absl::Status WithStream(absl::FunctionRef<absl::Status(Stream&)> task);
+  // Device memory of at least `bytes`; what it held is not kept.
+  absl::StatusOr<std::byte*> Reserve(Buffer& buffer, int64_t bytes);
   absl::Status Compare(const NcclCard& mine, absl::Span<const std::byte> all) const;
 
   NcclLane& lane_;
+  Buffer send_, recv_;  // of the device
   std::unique_ptr<Stream> stream_;
 };
 

@@ -31,30 +31,61 @@ absl::StatusOr<std::byte*> NcclHostSide::Reserve(Buffer& buffer, int64_t bytes) 
   return buffer.data();
 }
 
-absl::StatusOr<Stream*> NcclHostSide::stream() {
+absl::Status NcclHostSide::WithStream(absl::FunctionRef<absl::Status(Stream&)> task) {
+  if (lane_.rank().dead()) return lane_.rank().status();
   if (stream_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(stream_, MakeStream({DeviceKind::kCuda, lane_.rank().device()}));
   }
-  return stream_.get();
+  absl::Status status = task(*stream_);
+  // Also after an error: copies to and from the caller's memory may still be under way.
+  const absl::Status ended = stream_->Synchronize();
+  status.Update(ended);
+  return status;
 }
 
 absl::Status NcclHostSide::Run(absl::Span<const std::byte> from, absl::Span<std::byte> to,
                                Work work) {
-  const auto out = static_cast<int64_t>(from.size()), in = static_cast<int64_t>(to.size());
-  if (lane_.rank().dead()) return lane_.rank().status();
-  MOE_ASSIGN_OR_RETURN(Stream* const own, stream());
-  const bool in_place = from.data() == to.data() && out == in;
-  MOE_ASSIGN_OR_RETURN(std::byte* const received, Reserve(recv, in));
-  std::byte* sent = received;
-  if (!in_place) {
-    MOE_ASSIGN_OR_RETURN(sent, Reserve(send, out));
-  }
-  MOE_RETURN_IF_ERROR(own->CopyBytes(from.data(), sent, out));
-  MOE_RETURN_IF_ERROR(work(sent, received, *own));
-  // The copy back waits for the collective: without one that ended, there is nothing to copy.
-  MOE_RETURN_IF_ERROR(own->Synchronize());
-  MOE_RETURN_IF_ERROR(own->CopyBytes(received, to.data(), in));
-  return own->Synchronize();
+  return WithStream([&](Stream& own) -> absl::Status {
+    const auto out = static_cast<int64_t>(from.size()), in = static_cast<int64_t>(to.size());
+    const bool in_place = from.data() == to.data() && out == in;
+    MOE_ASSIGN_OR_RETURN(std::byte* const received, Reserve(recv_, in));
+    std::byte* sent = received;
+    if (!in_place) {
+      MOE_ASSIGN_OR_RETURN(sent, Reserve(send_, out));
+    }
+    MOE_RETURN_IF_ERROR(own.CopyBytes(from.data(), sent, out));
+    MOE_RETURN_IF_ERROR(work(sent, received, own));
+    // Without a collective that ended there is nothing to copy back.
+    MOE_RETURN_IF_ERROR(own.Synchronize());
+    return own.CopyBytes(received, to.data(), in);
+  });
+}
+
+absl::Status NcclHostSide::SendRecv(
+    absl::Span<const SendRecvOp> ops,
+    absl::FunctionRef<absl::Status(absl::Span<const SendRecvOp>, Stream&)> work) {
+  return WithStream([&](Stream& own) -> absl::Status {
+    int64_t total = 0;
+    for (const SendRecvOp& op : ops) total += op.bytes;
+    MOE_ASSIGN_OR_RETURN(std::byte * place, Reserve(send_, total));
+    std::vector<SendRecvOp> on_device(ops.begin(), ops.end());
+    for (SendRecvOp& op : on_device) {
+      if (op.send != nullptr) {
+        MOE_RETURN_IF_ERROR(own.CopyBytes(op.send, place, op.bytes));
+        op.send = place;
+      } else {
+        op.recv = place;
+      }
+      place += op.bytes;
+    }
+    MOE_RETURN_IF_ERROR(work(on_device, own));
+    MOE_RETURN_IF_ERROR(own.Synchronize());
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].recv == nullptr) continue;
+      MOE_RETURN_IF_ERROR(own.CopyBytes(on_device[i].recv, ops[i].recv, ops[i].bytes));
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<std::vector<NcclCard>> NcclHostSide::RollCall(const CommPhase& phase,

@@ -72,14 +72,19 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRan
                                                          const ncclUniqueId& id,
                                                          std::vector<int> world_ranks, int own) {
   const NcclCall call = {.operation = "joining NCCL"};
-  ncclConfig_t config = NonBlocking(0);
-  ncclComm_t comm = nullptr;
   if (const cudaError_t error = cudaSetDevice(rank->device()); error != cudaSuccess) {
     return CudaError(error, call.operation);
   }
-  const ncclResult_t result = rank->api().ncclCommInitRankConfig(
-      &comm, static_cast<int>(world_ranks.size()), id, own, &config);
-  std::unique_ptr<NcclLane> lane(new NcclLane(std::move(rank), comm, std::move(world_ranks), own));
+  std::unique_ptr<NcclLane> lane(
+      new NcclLane(std::move(rank), nullptr, std::move(world_ranks), own));
+  ncclConfig_t config = NonBlocking(0);
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard<std::mutex> lock(lane->mu_);
+    result =
+        lane->rank_->api().ncclCommInitRankConfig(&lane->made_, lane->size(), id, own, &config);
+    lane->comm_ = lane->made_;
+  }
   MOE_RETURN_IF_ERROR(lane->Fail(call, result));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
   return lane;
@@ -89,18 +94,17 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, 
                                                           std::vector<int> members, int own,
                                                           int most_blocks) {
   ncclConfig_t config = NonBlocking(most_blocks);
-  ncclComm_t made = nullptr;  // written by NCCL before this lane's call has ended
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (comm_ == nullptr) return rank_->status();
-    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made,
+    result = rank_->api().ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made_,
                                         &config);
   }
   MOE_RETURN_IF_ERROR(Fail(call, result));
   MOE_RETURN_IF_ERROR(WaitUntilPosted(call));
   if (color < 0) return nullptr;
-  std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made, std::move(members), own));
+  std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made_, std::move(members), own));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
   return lane;
 }

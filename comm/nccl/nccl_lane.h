@@ -86,8 +86,10 @@ class NcclLane {
   const std::shared_ptr<NcclRank> rank_;
   const std::vector<int> world_ranks_;
   const int own_;
-  std::mutex mu_;                     // whoever holds it may be inside NCCL
-  ncclComm_t comm_;                   // guarded by mu_; nullptr: aborted
+  std::mutex mu_;    // whoever holds it may be inside NCCL
+  ncclComm_t comm_;  // guarded by mu_; nullptr: aborted
+  // Where NCCL puts a communicator that it makes, if need be long after the call: until it is aborted.
+  ncclComm_t made_ = nullptr;
   std::deque<Operation> operations_;  // guarded by mu_; oldest first
   std::vector<cudaEvent_t> idle_;     // guarded by mu_; events to use again
 };

@@ -1,0 +1,176 @@
+#include "comm/nccl/nccl_join.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "comm/wait_report.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+constexpr absl::Duration kNap = absl::Milliseconds(5);
+constexpr absl::string_view kMagic = "moe-nccl-id-1\n";
+constexpr size_t kLongestToken = 256;
+
+// What rank 0 broadcasts.
+struct Announcement {
+  int32_t code = 0;  // absl::StatusCode
+  char message[508] = {};
+  NcclId id = {};
+};
+
+absl::Status SystemError(absl::string_view what, const std::string& path) {
+  return absl::UnavailableError(
+      absl::StrCat("JoinNcclByFile: ", what, " ", path, ": ", std::strerror(errno)));
+}
+
+// Closes a descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  const int number_;
+};
+
+std::string ContentOf(const NcclId& id, const std::string& token) {
+  return absl::StrCat(kMagic, absl::string_view(id.data(), id.size()), token);
+}
+
+// The id in the file; nullopt while there is none of this run. *other: there is one of another run.
+absl::StatusOr<std::optional<NcclId>> Read(const NcclIdFile& file, bool* other) {
+  // Not blocked by a pipe, nor led elsewhere by a link.
+  const Descriptor in(open(file.path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (in.number() < 0 && errno == ENOENT) return std::nullopt;
+  const auto refused = [&](absl::string_view why) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("JoinNcclByFile: ", file.path, " ", why,
+                     ", expected a plain file of this user, mode 0600"));
+  };
+  if (in.number() < 0 && errno == ELOOP) return refused("is a symbolic link");
+  if (in.number() < 0) return SystemError("cannot open", file.path);
+  struct stat about = {};
+  if (fstat(in.number(), &about) != 0) return SystemError("cannot examine", file.path);
+  if (!S_ISREG(about.st_mode)) return refused("is no plain file");
+  if (about.st_uid != geteuid()) return refused("belongs to another user");
+  if ((about.st_mode & 077) != 0) return refused("may be used by others");
+  NcclId id;
+  char content[kMagic.size() + sizeof(id) + kLongestToken + 1];
+  const ssize_t bytes = read(in.number(), content, sizeof(content));
+  if (bytes < 0) return SystemError("cannot read", file.path);
+  const absl::string_view text(content, static_cast<size_t>(bytes));
+  *other = text.size() < kMagic.size() + id.size() || text.substr(0, kMagic.size()) != kMagic ||
+           text.substr(kMagic.size() + id.size()) != file.run_token;
+  if (*other) return std::nullopt;
+  std::copy_n(content + kMagic.size(), id.size(), id.data());
+  return id;
+}
+
+// In one step for readers: they see no file, or all of it.
+absl::Status Write(const NcclIdFile& file, const NcclId& id) {
+  const std::string draft = absl::StrCat(file.path, ".", getpid());
+  {
+    const Descriptor out(
+        open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (out.number() < 0) return SystemError("cannot create", draft);
+    const std::string content = ContentOf(id, file.run_token);
+    if (write(out.number(), content.data(), content.size()) !=
+        static_cast<ssize_t>(content.size())) {
+      const absl::Status status = SystemError("cannot write", draft);
+      unlink(draft.c_str());
+      return status;
+    }
+  }
+  if (rename(draft.c_str(), file.path.c_str()) == 0) return absl::OkStatus();
+  const absl::Status status = SystemError("cannot rename to", file.path);
+  unlink(draft.c_str());
+  return status;
+}
+
+absl::StatusOr<NcclId> WaitForId(const NcclRankOptions& options, const NcclIdFile& file) {
+  const absl::Time begun = absl::Now();
+  bool other = false;
+  while (true) {
+    MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> id, Read(file, &other));
+    if (id.has_value()) return *id;
+    const absl::Duration waited = absl::Now() - begun;
+    if (waited <= options.timeout) {
+      absl::SleepFor(kNap);
+      continue;
+    }
+    const absl::Status late =
+        LateError(DescribePlace(options.rank, "joining NCCL", {}), {0}, waited, options.timeout);
+    return absl::DeadlineExceededError(
+        absl::StrCat(late.message(), ": ", file.path,
+                     other ? " is of another run: remove it, or give all ranks the same run token"
+                           : " did not appear"));
+  }
+}
+
+absl::StatusOr<NcclId> Announce(const NcclIdFile& file) {
+  bool other = false;
+  MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> present, Read(file, &other));
+  if (present.has_value()) {
+    return absl::AlreadyExistsError(absl::StrCat("JoinNcclByFile: ", file.path,
+                                                 " is there already with this run's token: give "
+                                                 "every run a token of its own"));
+  }
+  MOE_ASSIGN_OR_RETURN(const NcclId id, MakeNcclId());
+  MOE_RETURN_IF_ERROR(Write(file, id));
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclOver(Communicator& meeting,
+                                                           NcclRankOptions options) {
+  Announcement said;
+  if (meeting.rank() == 0) {
+    const absl::StatusOr<NcclId> made = MakeNcclId();
+    said.code = static_cast<int32_t>(made.status().code());
+    const absl::string_view message = made.status().message();
+    message.copy(said.message, sizeof(said.message) - 1);
+    if (made.ok()) said.id = *made;
+  }
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(
+      meeting.Broadcast<uint8_t>({reinterpret_cast<uint8_t*>(&said), sizeof(said)}, 0, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  if (said.code != 0) return absl::Status(static_cast<absl::StatusCode>(said.code), said.message);
+  options.id = said.id;
+  options.rank = meeting.rank();
+  options.size = meeting.size();
+  return MakeNcclCommunicator(options);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByFile(NcclRankOptions options,
+                                                             const NcclIdFile& file) {
+  if (file.path.empty() || file.run_token.empty() || file.run_token.size() > kLongestToken) {
+    return absl::InvalidArgumentError(absl::StrCat("JoinNcclByFile: path '", file.path,
+                                                   "' and a run token of ", file.run_token.size(),
+                                                   " bytes, expected a path and 1 to 256 bytes"));
+  }
+  MOE_ASSIGN_OR_RETURN(options.id, options.rank == 0 ? Announce(file) : WaitForId(options, file));
+  auto joined = MakeNcclCommunicator(options);
+  if (options.rank == 0)
+    unlink(file.path.c_str());  // all have read it, or it is of no use any more
+  return joined;
+}
+
+}  // namespace moe
