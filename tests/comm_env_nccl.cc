@@ -32,10 +32,14 @@ class NcclEnv final : public CommEnv {
     std::vector<std::thread> threads;
     for (int r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
-        const auto comm =
-            MakeNcclCommunicator(
-                {.id = id, .rank = r, .size = ranks, .device = r, .timeout = timeout, .fate = fate})
-                .value();
+        const auto comm = MakeNcclCommunicator({.id = id,
+                                                .rank = r,
+                                                .size = ranks,
+                                                .device = r,
+                                                .timeout = timeout,
+                                                .join_timeout = absl::Seconds(60),
+                                                .fate = fate})
+                              .value();
         const auto stream = MakeEnvStream(kind);
         body(*comm, *stream);
       });

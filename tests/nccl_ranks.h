@@ -27,6 +27,7 @@ enum class Fates : uint8_t {
 struct NcclRanks {
   int ranks = 3;
   absl::Duration timeout = absl::Seconds(30);
+  absl::Duration join_timeout = absl::Seconds(60);
   Fates fates = Fates::kShared;
   int absent = -1;  // this rank never comes
   uint32_t seed = 1;
@@ -49,6 +50,7 @@ inline void RunNcclRanks(const NcclRanks& options, const NcclBody& body) {
                                  .size = options.ranks,
                                  .device = r,
                                  .timeout = options.timeout,
+                                 .join_timeout = options.join_timeout,
                                  .fate = options.fates == Fates::kShared ? shared : nullptr}),
            r);
     });

@@ -75,10 +75,6 @@ class NcclCommunicator final : public Communicator {
   const std::shared_ptr<NcclGroup> group_;  // shared with the tasks that are still in a CPU stream
 };
 
-bool OnDevice(const Stream& stream) {
-  return stream.device().kind == DeviceKind::kCuda;
-}
-
 // In a task of a CPU stream: the roll call, then `work` on device copies of what lies on the host.
 absl::Status OnHost(NcclGroup& group, const CommPhase& at, const NcclCard& card,
                     absl::Span<const std::byte> send, absl::Span<std::byte> recv,
@@ -91,7 +87,7 @@ absl::Status OnHost(NcclGroup& group, const CommPhase& at, const NcclCard& card,
 
 absl::Status NcclCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                            Stream& stream) {
-  if (OnDevice(stream)) {
+  if (IsCuda(stream)) {
     return group_->AllReduce(phase(), static_cast<std::byte*>(inout), count, type, op, stream);
   }
   return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
@@ -105,7 +101,7 @@ absl::Status NcclCommunicator::DoAllReduce(void* inout, int64_t count, DType typ
 
 absl::Status NcclCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
                                                DType type, ReduceOp op, Stream& stream) {
-  if (OnDevice(stream)) {
+  if (IsCuda(stream)) {
     return group_->ReduceScatter(phase(), static_cast<const std::byte*>(send),
                                  static_cast<std::byte*>(recv), recv_count, type, op, stream);
   }
@@ -121,7 +117,7 @@ absl::Status NcclCommunicator::DoReduceScatter(const void* send, void* recv, int
 
 absl::Status NcclCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
                                            Stream& stream) {
-  if (OnDevice(stream)) {
+  if (IsCuda(stream)) {
     return group_->AllGather(phase(), static_cast<const std::byte*>(send),
                              static_cast<std::byte*>(recv), send_bytes, stream);
   }
@@ -137,7 +133,7 @@ absl::Status NcclCommunicator::DoAllGather(const void* send, void* recv, int64_t
 absl::Status NcclCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
                                            void* recv, absl::Span<const int64_t> recv_bytes,
                                            Stream& stream) {
-  if (OnDevice(stream)) {
+  if (IsCuda(stream)) {
     return group_->AllToAllV(phase(), static_cast<const std::byte*>(send), send_bytes,
                              static_cast<std::byte*>(recv), recv_bytes, stream);
   }
@@ -157,7 +153,7 @@ absl::Status NcclCommunicator::DoAllToAllV(const void* send, absl::Span<const in
 }
 
 absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
-  if (OnDevice(stream)) {
+  if (IsCuda(stream)) {
     return group_->Broadcast(phase(), static_cast<std::byte*>(inout), bytes, root, stream);
   }
   return stream.Enqueue([group = group_, at = phase(), inout, bytes, root] {
@@ -170,7 +166,7 @@ absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root,
 }
 
 absl::Status NcclCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
-  if (OnDevice(stream)) return group_->SendRecv(phase(), ops, stream);
+  if (IsCuda(stream)) return group_->SendRecv(phase(), ops, stream);
   // Without a roll call: not every rank need come.
   return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
     return group->memory_of_streams.SendRecv(
@@ -181,7 +177,7 @@ absl::Status NcclCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& s
 }
 
 absl::Status NcclCommunicator::DoFence(Stream& stream) {
-  if (OnDevice(stream)) return group_->Fence(phase(), stream);
+  if (IsCuda(stream)) return group_->Fence(phase(), stream);
   return stream.Enqueue([group = group_, at = phase()] {
     return group->memory_of_streams.RollCall(at, CardOf("Fence"), {}, {}).status();
   });
@@ -252,9 +248,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   ncclUniqueId id;
   std::memcpy(&id, options.id.data(), sizeof(id));
-  MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, world_ranks, options.rank));
-  MOE_ASSIGN_OR_RETURN(auto host, streams->Split({.operation = "joining NCCL"}, 0, options.rank,
-                                                 world_ranks, options.rank, kHostLaneBlocks));
+  const NcclCall joining = {.operation = "joining NCCL",
+                            .timeout = options.join_timeout.value_or(options.timeout)};
+  MOE_ASSIGN_OR_RETURN(auto streams, NcclLane::Join(rank, id, joining, world_ranks, options.rank));
+  MOE_ASSIGN_OR_RETURN(auto host, streams->Split(joining, 0, options.rank, world_ranks,
+                                                 options.rank, kHostLaneBlocks));
   return std::make_unique<NcclCommunicator>(
       std::make_shared<NcclGroup>(std::move(streams), std::move(host)));
 }

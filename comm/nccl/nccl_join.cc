@@ -110,12 +110,13 @@ absl::StatusOr<NcclId> WaitForId(const NcclRankOptions& options, const NcclIdFil
     MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> id, Read(file, &other));
     if (id.has_value()) return *id;
     const absl::Duration waited = absl::Now() - begun;
-    if (waited <= options.timeout) {
+    const absl::Duration timeout = options.join_timeout.value_or(options.timeout);
+    if (waited <= timeout) {
       absl::SleepFor(kNap);
       continue;
     }
     const absl::Status late =
-        LateError(DescribePlace(options.rank, "joining NCCL", {}), {0}, waited, options.timeout);
+        LateError(DescribePlace(options.rank, "joining NCCL", {}), {0}, waited, timeout);
     return absl::DeadlineExceededError(
         absl::StrCat(late.message(), ": ", file.path,
                      other ? " is of another run: remove it, or give all ranks the same run token"

@@ -70,8 +70,8 @@ NcclLane::~NcclLane() {
 
 absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRank> rank,
                                                          const ncclUniqueId& id,
+                                                         const NcclCall& call,
                                                          std::vector<int> world_ranks, int own) {
-  const NcclCall call = {.operation = "joining NCCL"};
   if (const cudaError_t error = cudaSetDevice(rank->device()); error != cudaSuccess) {
     return CudaError(error, call.operation);
   }
@@ -176,7 +176,7 @@ absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
     }
     if (state != ncclInProgress) return Fail(call, state);
     const absl::Duration waited = absl::Now() - begun;
-    if (waited > rank_->timeout()) return rank_->Kill(Late(call, waited));
+    if (waited > TimeoutOf(call)) return rank_->Kill(Late(call, waited));
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -199,7 +199,7 @@ absl::Status NcclLane::Late(const NcclCall& call, absl::Duration waited) const {
   }
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  return LateError(Place(call), missing, waited, rank_->timeout());
+  return LateError(Place(call), missing, waited, TimeoutOf(call));
 }
 
 absl::Status NcclLane::Look(bool* any) {
@@ -220,7 +220,7 @@ absl::Status NcclLane::Look(bool* any) {
   }
   if (!oldest.started.has_value()) return absl::OkStatus();
   const absl::Duration waited = absl::Now() - *oldest.started;
-  return waited > rank_->timeout() ? Late(oldest.call, waited) : absl::OkStatus();
+  return waited > TimeoutOf(oldest.call) ? Late(oldest.call, waited) : absl::OkStatus();
 }
 
 // Takes out what has ended and notes what has begun. Called with mu_ held.

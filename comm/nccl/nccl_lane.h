@@ -26,6 +26,7 @@ struct NcclCall {
   const char* operation = "";
   CommPhase phase;
   std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
+  std::optional<absl::Duration> timeout = {};  // unless the rank's
 };
 
 // Used by one host thread at a time, apart from Look and Abort. Created non-blocking: NCCL's calls
@@ -38,6 +39,7 @@ class NcclLane {
   // Collective over the ranks that have `id`. kDeadlineExceeded when one of them does not come.
   static absl::StatusOr<std::unique_ptr<NcclLane>> Join(std::shared_ptr<NcclRank> rank,
                                                         const ncclUniqueId& id,
+                                                        const NcclCall& call,
                                                         std::vector<int> world_ranks, int own);
   ~NcclLane();
   NcclLane(const NcclLane&) = delete;
@@ -81,6 +83,9 @@ class NcclLane {
   absl::Status Fail(const NcclCall& call, ncclResult_t result);
   absl::Status Late(const NcclCall& call, absl::Duration waited) const;
   std::string Place(const NcclCall& call) const;
+  absl::Duration TimeoutOf(const NcclCall& call) const {
+    return call.timeout.value_or(rank_->timeout());
+  }
   absl::Status Drop(bool* any);
 
   const std::shared_ptr<NcclRank> rank_;

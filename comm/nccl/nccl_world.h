@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -31,6 +32,8 @@ struct NcclRankOptions {
   int size = 1;
   int device = 0;                              // CUDA ordinal; no two ranks may have the same GPU
   absl::Duration timeout = absl::Seconds(60);  // of every wait
+  // Of the wait for all to join, which takes NCCL seconds; unless given, `timeout`.
+  std::optional<absl::Duration> join_timeout = {};
   // Ranks that are threads of one process share one (comm/local/local_group.h): when one of them
   // fails, the waits of all end. nullptr: a world of this rank's own, whose peers time out.
   std::shared_ptr<LocalFate> fate;

@@ -13,11 +13,9 @@ namespace {
 
 constexpr unsigned char kNotReceived = 0xff;
 
-uint64_t Hash(const char* data, size_t bytes) {
-  uint64_t hash = 1469598103934665603u;
-  for (size_t i = 0; i < bytes; ++i)
-    hash = (hash ^ static_cast<unsigned char>(data[i])) * 1099511628211u;
-  return hash;
+bool IsClear(const char* data, size_t bytes) {
+  return bytes == 0 || (static_cast<unsigned char>(data[0]) == kNotReceived &&
+                        std::memcmp(data, data + 1, bytes - 1) == 0);
 }
 
 bool Overlap(const char* a, size_t n, const char* b, size_t m) {
@@ -36,14 +34,11 @@ void CheckBuffer(const NcclCallRecord& call, const void* data, size_t bytes) {
 void CheckUnchanged(const NcclCallRecord& call) {
   CheckBuffer(call, call.send, call.send_bytes);
   CheckBuffer(call, call.recv, call.recv_bytes);
-  if (Hash(call.send, call.send_bytes) != call.sent) {
+  if (call.send_bytes > 0 && std::memcmp(call.send, call.sent.data(), call.send_bytes) != 0) {
     NcclMisuse(call.name(),
                "the send buffer was changed while the kernel used it: an event is missing");
   }
-  const auto is_clear = [](char byte) {
-    return static_cast<unsigned char>(byte) == kNotReceived;
-  };
-  if (call.clears && !std::all_of(call.recv, call.recv + call.recv_bytes, is_clear)) {
+  if (call.clears && !IsClear(call.recv, call.recv_bytes)) {
     NcclMisuse(call.name(),
                "the receive buffer was written while the kernel used it: an event is missing");
   }
@@ -274,7 +269,7 @@ void NcclKernel::Begin() {
     moving /= 2;
   }
   for (size_t i = 0; i < moving; ++i) {
-    calls_[i]->sent = Hash(calls_[i]->send, calls_[i]->send_bytes);
+    if (calls_[i]->send_bytes > 0) calls_[i]->sent.assign(calls_[i]->send, calls_[i]->send_bytes);
     comm_->world->Begin(calls_[i]);
   }
 }

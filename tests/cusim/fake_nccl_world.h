@@ -43,7 +43,7 @@ struct NcclCallRecord {
   ncclRedOp_t op = ncclSum;
   int peer = 0;          // or root
   int64_t sequence = 0;  // of collectives and splits
-  uint64_t sent = 0;     // a hash of what is sent, when the kernel began
+  std::string sent;      // what the send buffer held when the kernel began
   bool clears = false;   // what is received became NaN when the kernel began
   bool done = false;
 
