@@ -5,9 +5,6 @@
 #include <memory>
 #include <numeric>
 #include <type_traits>
-#include <utility>
-
-#include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
@@ -205,21 +202,11 @@ class Products final : public KernelCases {
   std::vector<MatrixView<const T>> weight_;
 };
 
-template <typename T>
-absl::StatusOr<std::unique_ptr<KernelCases>> Make(const GemmSpec& spec, KernelDevice& device) {
-  auto products = std::make_unique<Products<T>>(spec, device);
-  MOE_RETURN_IF_ERROR(products->Setup());
-  return std::unique_ptr<KernelCases>(std::move(products));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec,
                                                            KernelDevice& device) {
-  if (spec.dtype == DType::kFloat32) return Make<float>(spec, device);
-  if (spec.dtype == DType::kBFloat16) return Make<BFloat16>(spec, device);
-  return absl::InvalidArgumentError(
-      absl::StrCat("MakeGemmCases: type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
+  return MakeCases<Products>("MakeGemmCases", spec, device);
 }
 
 }  // namespace moe::bench

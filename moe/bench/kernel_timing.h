@@ -5,13 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
+#include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/kernel_device.h"
 #include "moe/bench/statistics.h"
@@ -46,6 +51,22 @@ class KernelCases {
  protected:
   std::vector<KernelCase> cases_;
 };
+
+// Cases<T>, set up, with T the spec's type. Errors: kInvalidArgument in the name of `function` for
+// types other than float32 and bfloat16; what Cases<T>::Setup says.
+template <template <typename> class Cases, typename Spec>
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeCases(absl::string_view function, const Spec& spec,
+                                                       KernelDevice& device) {
+  const auto make = [&]<typename T>(T) -> absl::StatusOr<std::unique_ptr<KernelCases>> {
+    auto cases = std::make_unique<Cases<T>>(spec, device);
+    MOE_RETURN_IF_ERROR(cases->Setup());
+    return cases;
+  };
+  if (spec.dtype == DType::kFloat32) return make(float());
+  if (spec.dtype == DType::kBFloat16) return make(BFloat16());
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
+}
 
 struct KernelTimes {
   int64_t iterations = 0;

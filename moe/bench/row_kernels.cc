@@ -5,8 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include <absl/strings/str_cat.h>
-
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
@@ -289,21 +287,11 @@ class RowKernels final : public KernelCases {
   Mirrored<float> d_weight_;
 };
 
-template <typename T>
-absl::StatusOr<std::unique_ptr<KernelCases>> Make(const KernelSpec& spec, KernelDevice& device) {
-  auto kernels = std::make_unique<RowKernels<T>>(spec, device);
-  MOE_RETURN_IF_ERROR(kernels->Setup());
-  return std::unique_ptr<KernelCases>(std::move(kernels));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeRowCases(const KernelSpec& spec,
                                                           KernelDevice& device) {
-  if (spec.dtype == DType::kFloat32) return Make<float>(spec, device);
-  if (spec.dtype == DType::kBFloat16) return Make<BFloat16>(spec, device);
-  return absl::InvalidArgumentError(
-      absl::StrCat("MakeRowCases: type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
+  return MakeCases<RowKernels>("MakeRowCases", spec, device);
 }
 
 }  // namespace moe::bench
