@@ -18,31 +18,8 @@ namespace {
 using cusim::DeviceMatrix;
 using cusim::kLayouts;
 using cusim::Layout;
-using router_loss::kBlockTokens;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-// Units of tokens, cut into blocks, as router_loss.cc cuts them.
-struct Blocks {
-  explicit Blocks(const std::vector<int64_t>& offsets) {
-    for (size_t u = 0; u + 1 < offsets.size(); ++u) {
-      for (int64_t t = offsets[u]; t < offsets[u + 1]; t += kBlockTokens) {
-        begin.push_back(t);
-        unit.push_back(static_cast<int64_t>(u));
-      }
-      first_block.push_back(static_cast<int64_t>(unit.size()));
-    }
-    begin.push_back(offsets.back());
-  }
-  router_loss::TokenBlocks view() const {
-    return {.units = static_cast<int64_t>(first_block.size()) - 1,
-            .blocks = static_cast<int64_t>(unit.size()),
-            .begin = begin.data(),
-            .unit = unit.data(),
-            .first_block = first_block.data()};
-  }
-  std::vector<int64_t> begin, unit, first_block = {0};
-};
 
 // Scores are positive; a token's may all have underflowed.
 DeviceMatrix<float> Scores(int64_t tokens, int64_t experts, Layout layout) {
@@ -71,7 +48,9 @@ class BalanceCase {
  public:
   BalanceCase(const std::vector<int64_t>& groups, const std::vector<int64_t>& micro_batch,
               int64_t experts, Layout layout)
-      : blocks_(groups), micro_batch_(micro_batch), score_(Scores(groups.back(), experts, layout)) {
+      : blocks_(router_loss::CutIntoBlocks(groups)),
+        micro_batch_(micro_batch),
+        score_(Scores(groups.back(), experts, layout)) {
     for (int64_t t = 0; t <= groups.back(); ++t) slot_offset_.push_back(3 * t - (t == 2 ? 2 : 0));
     for (int64_t s = 0; s < 3 * groups.back(); ++s) {
       expert_.push_back(static_cast<int32_t>(s * s % 31 % experts));
@@ -111,7 +90,7 @@ class BalanceCase {
   int64_t tokens() const { return score_.view().rows(); }
 
  private:
-  Blocks blocks_;
+  router_loss::HostBlocks blocks_;
   std::vector<int64_t> micro_batch_, slot_offset_;
   DeviceMatrix<float> score_;
   std::vector<int32_t> expert_;
@@ -160,7 +139,7 @@ TEST(RouterLossCudaTest, BalanceWithoutAGradientGivesTheSameLoss) {
 class ScoresCase {
  public:
   ScoresCase(const std::vector<int64_t>& units, int64_t experts, Layout layout)
-      : blocks_(units),
+      : blocks_(router_loss::CutIntoBlocks(units)),
         logits_(DeviceMatrix<float>::Random(units.back(), experts + 2, layout, 4)),
         score_(Scores(units.back(), experts, layout)),
         log_sum_exp_(cusim::RandomFloats(units.back(), 6)) {
@@ -192,7 +171,7 @@ class ScoresCase {
   int64_t cols() const { return logits_.view().cols(); }
 
  private:
-  Blocks blocks_;
+  router_loss::HostBlocks blocks_;
   DeviceMatrix<float> logits_, score_;
   std::vector<float> log_sum_exp_;
   std::vector<double> scale_;

@@ -16,31 +16,21 @@
 namespace moe {
 namespace {
 
-using router_loss::kBlockTokens;
 using router_loss::TokenBlocks;
 
 // Units [offsets[u], offsets[u + 1]) of tokens, cut into blocks.
-absl::StatusOr<TokenBlocks> CutIntoBlocks(absl::Span<const int64_t> offsets, Workspace& workspace,
-                                          Stream& stream) {
-  std::vector<int64_t> begin, unit, first_block = {0};
-  for (size_t u = 0; u + 1 < offsets.size(); ++u) {
-    for (int64_t t = offsets[u]; t < offsets[u + 1]; t += kBlockTokens) {
-      begin.push_back(t);
-      unit.push_back(static_cast<int64_t>(u));
-    }
-    first_block.push_back(static_cast<int64_t>(unit.size()));
-  }
-  begin.push_back(offsets.back());
-  TokenBlocks blocks = {.units = static_cast<int64_t>(offsets.size()) - 1,
-                        .blocks = static_cast<int64_t>(unit.size())};
+absl::StatusOr<TokenBlocks> BlocksOnDevice(absl::Span<const int64_t> offsets, Workspace& workspace,
+                                           Stream& stream) {
+  const router_loss::HostBlocks cut = router_loss::CutIntoBlocks(offsets);
+  TokenBlocks blocks = cut.view();
   const auto upload = [&](absl::Span<const int64_t> array, const int64_t*& to) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto copy, UploadArray(array, workspace, stream));
     to = copy.data();
     return absl::OkStatus();
   };
-  MOE_RETURN_IF_ERROR(upload(begin, blocks.begin));
-  MOE_RETURN_IF_ERROR(upload(unit, blocks.unit));
-  MOE_RETURN_IF_ERROR(upload(first_block, blocks.first_block));
+  MOE_RETURN_IF_ERROR(upload(cut.begin, blocks.begin));
+  MOE_RETURN_IF_ERROR(upload(cut.unit, blocks.unit));
+  MOE_RETURN_IF_ERROR(upload(cut.first_block, blocks.first_block));
   return blocks;
 }
 
@@ -113,7 +103,7 @@ absl::StatusOr<router_loss::Entropy> EntropyOf(const RouterScores& scores,
                                   .score = scores.score,
                                   .function = scores.function,
                                   .log_sum_exp = scores.log_sum_exp.data()};
-  MOE_ASSIGN_OR_RETURN(entropy.blocks, CutIntoBlocks(units, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(entropy.blocks, BlocksOnDevice(units, workspace, stream));
   MOE_ASSIGN_OR_RETURN(const absl::Span<double> value,
                        workspace.Array<double>(entropy.blocks.blocks));
   entropy.block_value = value.data();
@@ -143,7 +133,7 @@ absl::Status AddLoadBalanceLoss(const RouterScores& scores, const LoadBalance& b
                                 .choices = balance.choices,
                                 .expert_share = nullptr,
                                 .d_logits = d_logits};
-  MOE_ASSIGN_OR_RETURN(terms.groups, CutIntoBlocks(groups.offsets, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(terms.groups, BlocksOnDevice(groups.offsets, workspace, stream));
   MOE_ASSIGN_OR_RETURN(const auto scale, UploadArray<double>(GroupScales(experts, balance, groups),
                                                              workspace, stream));
   MOE_ASSIGN_OR_RETURN(const auto share, UploadArray(balance.expert_share, workspace, stream));

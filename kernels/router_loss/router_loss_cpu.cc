@@ -122,6 +122,27 @@ void AddLogSumExpGradient(const ZLoss& z, int64_t t, double by_lse) {
 
 }  // namespace
 
+TokenBlocks HostBlocks::view() const {
+  return {.units = static_cast<int64_t>(first_block.size()) - 1,
+          .blocks = static_cast<int64_t>(unit.size()),
+          .begin = begin.data(),
+          .unit = unit.data(),
+          .first_block = first_block.data()};
+}
+
+HostBlocks CutIntoBlocks(absl::Span<const int64_t> offsets) {
+  HostBlocks cut = {.first_block = {0}};
+  for (size_t u = 0; u + 1 < offsets.size(); ++u) {
+    for (int64_t t = offsets[u]; t < offsets[u + 1]; t += kBlockTokens) {
+      cut.begin.push_back(t);
+      cut.unit.push_back(static_cast<int64_t>(u));
+    }
+    cut.first_block.push_back(static_cast<int64_t>(cut.unit.size()));
+  }
+  cut.begin.push_back(offsets.back());
+  return cut;
+}
+
 void Run(const Balance& balance, ThreadPool& threads) {
   ForBlocks(balance.groups, threads, [&](int64_t block, int64_t begin, int64_t end) {
     SumBlock(balance, block, begin, end);

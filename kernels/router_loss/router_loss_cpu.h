@@ -1,11 +1,25 @@
-// The CPU path of router_loss.h.
+// The CPU path of router_loss.h, and what its callers prepare on the host.
 #ifndef MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_CPU_H_
 #define MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_CPU_H_
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/types/span.h>
 
 #include "kernels/base/parallel.h"
 #include "kernels/router_loss/loss_terms.h"
 
 namespace moe::router_loss {
+
+// The arrays of TokenBlocks, in memory of the host.
+struct HostBlocks {
+  TokenBlocks view() const;
+
+  std::vector<int64_t> begin, unit, first_block;
+};
+// Cuts units [offsets[u], offsets[u + 1]) of tokens.
+HostBlocks CutIntoBlocks(absl::Span<const int64_t> offsets);
 
 void Run(const Balance& balance, ThreadPool& threads);
 void Run(const ZLoss& z, ThreadPool& threads);
