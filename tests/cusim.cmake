@@ -36,6 +36,7 @@ moe_test(cuda_kernels_test LABELS unit cusim threads
   expert_capacity_cuda_test.cc
   permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
+  product_cuda_test.cc row_gate_cuda_test.cc
   cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc cast_cuda_test.cc
   LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
 moe_test(expert_sort_plan_test LABELS unit cusim

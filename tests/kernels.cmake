@@ -11,7 +11,7 @@ moe_test(cast_test LABELS unit cpu SOURCES cast_test.cc LIBS moe_kernels)
 moe_test(activation_test LABELS unit cpu SOURCES activation_test.cc LIBS moe_kernels)
 moe_test(rms_norm_test LABELS unit cpu SOURCES rms_norm_test.cc LIBS moe_kernels)
 moe_test(device_ops_test LABELS unit cpu device threads
-  SOURCES device_attention_test.cc device_ops_test.cc device_sums_test.cc LIBS moe_kernels)
+  SOURCES device_attention_test.cc device_ops_test.cc device_rows_test.cc device_sums_test.cc LIBS moe_kernels)
 moe_test(stream_timer_test LABELS unit cpu device SOURCES stream_timer_test.cc LIBS moe_kernels)
 moe_test(embedding_test LABELS unit cpu SOURCES embedding_test.cc LIBS moe_kernels)
 moe_test(cross_entropy_test LABELS unit cpu SOURCES cross_entropy_test.cc LIBS moe_kernels)
