@@ -16,11 +16,13 @@
 #include "kernels/cast/cast.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/norm/rms_norm.h"
+#include "kernels/product/product.h"
 
 namespace moe {
 namespace {
 
 constexpr int64_t kTokensPerTask = 64;
+constexpr int64_t kTokensPerUpload = 256;  // of jitter
 
 template <typename T>
 absl::Status CheckMatrix(absl::string_view where, absl::string_view what, MatrixView<T> matrix,
@@ -80,20 +82,44 @@ absl::StatusOr<MatrixView<const float>> AsFloat(MatrixView<const T> matrix, Work
   }
 }
 
-// out += factor * term in float32, rounded to T once.
-template <typename T>
-absl::Status AddProduct(MatrixView<T> out, MatrixView<const float> term,
-                        MatrixView<const float> factor, Stream& stream) {
-  return stream.Enqueue([out, term, factor, &threads = stream.threads()] {
-    threads.For(out.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        for (int64_t c = 0; c < out.cols(); ++c) {
-          out(r, c) = static_cast<T>(static_cast<float>(out(r, c)) + term(r, c) * factor(r, c));
-        }
+// factor[t, h] = 1 + epsilon * U(-1, 1). `key` is the first row's.
+void JitterFactors(const RandomKey& key, float epsilon, MatrixView<float> factor,
+                   ThreadPool& threads) {
+  threads.For(factor.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      RandomKey token = key;
+      token.item += static_cast<uint64_t>(t);
+      for (int64_t h = 0; h < factor.cols(); ++h) {
+        const double u = 2 * Uniform(token, static_cast<uint32_t>(h)) - 1;
+        factor(t, h) = static_cast<float>(1 + u * static_cast<double>(epsilon));
       }
-    });
-    return absl::OkStatus();
+    }
   });
+}
+
+// The same in memory of the stream's device. The host makes all factors: for a CUDA device in parts,
+// so that staging them takes little pinned memory.
+absl::Status EnqueueJitterFactors(RandomKey key, float epsilon, MatrixView<float> factor,
+                                  Workspace& host, Stream& stream) {
+  ThreadPool& threads = stream.threads();
+  if (!IsCuda(stream)) {
+    return stream.Enqueue([=, &threads] {
+      JitterFactors(key, epsilon, factor, threads);
+      return absl::OkStatus();
+    });
+  }
+  const WorkspaceScope scope(host);
+  MOE_ASSIGN_OR_RETURN(
+      const MatrixView<float> part,
+      host.Matrix<float>(std::min(factor.rows(), kTokensPerUpload), factor.cols()));
+  for (int64_t begin = 0; begin < factor.rows(); begin += kTokensPerUpload) {
+    const auto made = RowRange(part, 0, std::min(factor.rows() - begin, kTokensPerUpload));
+    JitterFactors(key, epsilon, made, threads);
+    const auto bytes = static_cast<int64_t>(AllOf<float>(made).size() * sizeof(float));
+    MOE_RETURN_IF_ERROR(stream.Upload(made.data(), factor.row(begin), bytes));
+    key.item += static_cast<uint64_t>(kTokensPerUpload);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -131,32 +157,21 @@ absl::Status Router<T>::CheckInputs(MatrixView<const T> tokens,
 }
 
 template <typename T>
-absl::Status Router<T>::Jitter(RouterSaved<T>& saved, Workspace& workspace, Stream& stream) const {
+absl::Status Router<T>::Jitter(RouterSaved<T>& saved, Workspace& workspace, Workspace& host,
+                               Stream& stream) const {
   const MatrixView<const T> x = saved.tokens;
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> factor, workspace.Matrix<float>(x.rows(), x.cols()));
   MOE_ASSIGN_OR_RETURN(const MatrixView<T> jittered, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(
-      stream.Enqueue([this, x, factor, jittered, step = saved.batch.step,
-                      first_token = saved.batch.first_global_token, &threads = stream.threads()] {
-        threads.For(x.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-          for (int64_t t = begin; t < end; ++t) {
-            const RandomKey key = {.seed = config_.seed,
-                                   .purpose = RandomPurpose::kJitter,
-                                   .layer = config_.layer,
-                                   .step = static_cast<uint64_t>(step),
-                                   .item = static_cast<uint64_t>(first_token + t)};
-            for (int64_t h = 0; h < x.cols(); ++h) {
-              const double u = 2 * Uniform(key, static_cast<uint32_t>(h)) - 1;
-              factor(t, h) = static_cast<float>(1 + u * static_cast<double>(traits_.input_jitter));
-              jittered(t, h) = static_cast<T>(static_cast<float>(x(t, h)) * factor(t, h));
-            }
-          }
-        });
-        return absl::OkStatus();
-      }));
+      EnqueueJitterFactors({.seed = config_.seed,
+                            .purpose = RandomPurpose::kJitter,
+                            .layer = config_.layer,
+                            .step = static_cast<uint64_t>(saved.batch.step),
+                            .item = static_cast<uint64_t>(saved.batch.first_global_token)},
+                           traits_.input_jitter, factor, host, stream));
   saved.tokens = jittered;
   saved.jitter = factor;
-  return absl::OkStatus();
+  return MultiplyRows<T>(x, factor, jittered, Write::kOverwrite, stream);
 }
 
 template <typename T>
@@ -194,8 +209,7 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
   MOE_ASSIGN_OR_RETURN(s.batch, CopyBatch(batch, tokens.rows(), host_workspace));
   MOE_RETURN_IF_ERROR(CheckMicroBatchLengths(config_, s.batch));
   if (traits_.input_jitter != 0 && batch.mode == Mode::kTraining) {
-    if (cuda) return absl::UnimplementedError("Router::Forward: input jitter on a CUDA device");
-    MOE_RETURN_IF_ERROR(Jitter(s, workspace, stream));
+    MOE_RETURN_IF_ERROR(Jitter(s, workspace, host_workspace, stream));
   }
   MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
   const Gradient gradient = saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted;
@@ -237,7 +251,8 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
   if (saved.jitter.data() == nullptr) {
     MOE_RETURN_IF_ERROR((AddRows<T, float>(d_part, dx, d_part, stream)));
   } else {
-    MOE_RETURN_IF_ERROR(AddProduct<T>(d_part, dx, RowRange(saved.jitter, begin, end), stream));
+    MOE_RETURN_IF_ERROR((MultiplyRows<T, float>(dx, RowRange(saved.jitter, begin, end), d_part,
+                                                Write::kAdd, stream)));
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
                        AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));

@@ -91,8 +91,7 @@ class Router {
   // the call carries, apart from capacity and losses, which are defined per token group.
   // An empty batch.sequence_offsets stands for one sequence of all tokens.
   // Errors: kInvalidArgument for shapes, for offsets that do not fit the tokens or the token
-  // group, for a micro-batch that is not micro_batch_tokens long, or without `host` on CUDA;
-  // kUnimplemented for input jitter on CUDA.
+  // group, for a micro-batch that is not micro_batch_tokens long, or without `host` on CUDA.
   absl::StatusOr<Routing> Forward(MatrixView<const T> tokens, const RouterInputs<T>& inputs,
                                   const Batch& batch, Workspace& workspace, Stream& stream,
                                   RouterSaved<T>* saved, RouterStats* stats,
@@ -112,8 +111,9 @@ class Router {
   Router(const RouterConfig& config, std::unique_ptr<const Gate> gate);
 
   absl::Status CheckInputs(MatrixView<const T> tokens, const RouterInputs<T>& inputs) const;
-  // Applies jitter to saved.tokens.
-  absl::Status Jitter(RouterSaved<T>& saved, Workspace& workspace, Stream& stream) const;
+  // Applies jitter to saved.tokens. The host makes the factors; a CUDA device gets them uploaded.
+  absl::Status Jitter(RouterSaved<T>& saved, Workspace& workspace, Workspace& host,
+                      Stream& stream) const;
   absl::StatusOr<MatrixView<const float>> Logits(MatrixView<const T> tokens,
                                                  const RouterInputs<T>& inputs, const Batch& batch,
                                                  Workspace& workspace, Stream& stream) const;

@@ -1,6 +1,6 @@
 moe_test(topk_gate_test LABELS unit cpu SOURCES topk_gate_test.cc LIBS moe_kernels)
 moe_test(device_gate_test LABELS unit cpu device SOURCES device_gate_test.cc LIBS moe_kernels)
-moe_test(device_gates_test LABELS unit cpu device SOURCES device_gates_test.cc LIBS moe_gating)
+moe_test(device_gates_test LABELS unit cpu device SOURCES device_gates_test.cc device_jitter_test.cc LIBS moe_gating)
 moe_test(device_capacity_test LABELS unit device SOURCES device_capacity_test.cc LIBS moe_gating)
 moe_test(router_test LABELS unit cpu SOURCES router_test.cc routing_oracle.cc LIBS moe_gating)
 moe_test(router_contract_test LABELS unit cpu threads
