@@ -18,9 +18,6 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
     return absl::InvalidArgumentError(
         absl::StrCat("MoeLayer: overlap degree ", config.overlap_degree, ", expected >= 1"));
   }
-  if (config.gated_shared_expert && OnCuda(context)) {
-    return absl::UnimplementedError("MoeLayer: a gated shared expert on a CUDA device");
-  }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;

@@ -63,7 +63,7 @@ class MoeLayer {
   // Adds the layer's parameters to `store`: "<prefix>gate.weight" (gates with a router bias also
   // "<prefix>gate.bias", with an expert bias "<prefix>gate.e_score_correction_bias", not trained),
   // "<prefix>experts.E.…", "<prefix>shared_expert.…". Collective. kInvalidArgument names the bad
-  // field; kUnimplemented: a gated shared expert on a CUDA device.
+  // field.
   static absl::StatusOr<std::unique_ptr<MoeLayer>> Create(const MoeLayerConfig& config,
                                                           const std::string& prefix,
                                                           ParameterStore& store,

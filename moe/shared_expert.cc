@@ -1,19 +1,13 @@
 #include "moe/shared_expert.h"
 
 #include <array>
-#include <cmath>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/norm/rms_norm.h"
+#include "kernels/row_gate/row_gate.h"
 
 namespace moe {
-namespace {
-
-constexpr int64_t kTokensPerTask = 64;
-constexpr int64_t kColumnsPerTask = 256;
-
-}  // namespace
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
@@ -45,22 +39,12 @@ absl::Status SharedExpert<T>::Forward(MatrixView<const T> x, MatrixView<T> y,
 
   MOE_ASSIGN_OR_RETURN(saved.out, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_ASSIGN_OR_RETURN(saved.gate, workspace.Array<float>(x.rows()));
+  MOE_ASSIGN_OR_RETURN(const auto logit, workspace.Array<float>(x.rows()));
   MOE_RETURN_IF_ERROR(experts_->Forward(0, 1, offsets, saved.experts, saved.out, context));
   MOE_RETURN_IF_ERROR(
-      (Gemm<T, float>(x, gate_->view<T>(), MatrixView<float>(saved.gate.data(), x.rows(), 1),
-                      workspace, stream, context.gemm)));
-  return stream.Enqueue([y, out = saved.out, gate = saved.gate, &threads = stream.threads()] {
-    threads.For(y.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        float& g = gate[static_cast<size_t>(t)];
-        g = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(g))));
-        for (int64_t h = 0; h < y.cols(); ++h) {
-          y(t, h) = static_cast<T>(g * static_cast<float>(out(t, h)));
-        }
-      }
-    });
-    return absl::OkStatus();
-  });
+      (Gemm<T, float>(x, gate_->view<T>(), MatrixView<float>(logit.data(), x.rows(), 1), workspace,
+                      stream, context.gemm)));
+  return RowGate<T>(saved.out, logit, saved.gate, y, stream);
 }
 
 // d_out = gate * dy; with d_l the gradient by the gate's logit: dx += d_l * w, d_w = sum_t d_l * x.
@@ -72,47 +56,21 @@ absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
   MOE_ASSIGN_OR_RETURN(const auto d_logit, workspace.Array<float>(dy.rows()));
-  MOE_RETURN_IF_ERROR(stream.Enqueue([dy, out = saved.out, gate = saved.gate, d_logit, d_out, dx,
-                                      weight = gate_->view<T>(), &threads = stream.threads()] {
-    threads.For(dy.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        const float g = gate[static_cast<size_t>(t)];
-        double d_gate = 0;
-        for (int64_t h = 0; h < dy.cols(); ++h) {
-          const auto d = static_cast<float>(dy(t, h));
-          d_gate += static_cast<double>(d) * static_cast<double>(static_cast<float>(out(t, h)));
-          d_out(t, h) = static_cast<T>(g * d);
-        }
-        const auto d_l =
-            static_cast<float>(d_gate * static_cast<double>(g) * (1 - static_cast<double>(g)));
-        d_logit[static_cast<size_t>(t)] = d_l;
-        for (int64_t h = 0; h < dy.cols(); ++h) {
-          dx(t, h) = static_cast<T>(
-              std::fma(d_l, static_cast<float>(weight(0, h)), static_cast<float>(dx(t, h))));
-        }
-      }
-    });
-    return absl::OkStatus();
-  }));
+  MOE_RETURN_IF_ERROR(RowGateBackward<T>({.rows = saved.out,
+                                          .gate = saved.gate,
+                                          .weight = gate_->view<T>(),
+                                          .dy = dy,
+                                          .d_rows = d_out,
+                                          .d_logit = d_logit,
+                                          .dx = dx},
+                                         stream));
   for (size_t b = 0; b + 1 < micro_batch_offsets.size(); ++b) {
     const int64_t begin = micro_batch_offsets[b], end = micro_batch_offsets[b + 1];
     if (begin == end) continue;
     MOE_RETURN_IF_ERROR(gate_->grad().Add(
         [&](absl::Span<float> sum, Write write) {
-          return stream.Enqueue([x = saved.experts.rows, d_logit, sum, write, begin, end,
-                                 &threads = stream.threads()] {
-            threads.For(x.cols(), kColumnsPerTask, [&](int64_t first, int64_t last) {
-              for (int64_t h = first; h < last; ++h) {
-                float total = write == Write::kAdd ? sum[static_cast<size_t>(h)] : 0.0f;
-                for (int64_t t = begin; t < end; ++t) {
-                  total =
-                      std::fma(d_logit[static_cast<size_t>(t)], static_cast<float>(x(t, h)), total);
-                }
-                sum[static_cast<size_t>(h)] = total;
-              }
-            });
-            return absl::OkStatus();
-          });
+          return RowGateWeightGradient<T>(RowRange(saved.experts.rows, begin, end),
+                                          d_logit.subspan(begin, end - begin), sum, write, stream);
         },
         workspace, stream));
   }

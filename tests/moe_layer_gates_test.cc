@@ -115,7 +115,6 @@ TEST(LayerGates, GroupsAndScalingOfDeepSeek) {
 }
 
 TEST(LayerGates, JitterAndRandomSecondChoiceAreTheSameAtEveryLayout) {
-  if (testing::LayerDevice() == DeviceKind::kCuda) GTEST_SKIP() << "no kernel on CUDA";
   MoeLayerConfig jitter = ConfigOf("switch");
   jitter.router.input_jitter = 0.3f;
   ExpectHoldsInLayouts(WorkOf(jitter), Layouts());
@@ -134,7 +133,6 @@ TEST(LayerGates, ExpertsOfGptOss) {
 }
 
 TEST(LayerGates, GatedSharedExpertOfQwen2) {
-  if (testing::LayerDevice() == DeviceKind::kCuda) GTEST_SKIP() << "no kernel on CUDA";
   MoeLayerConfig config = ConfigOf("qwen2");
   config.shared_expert_ffn_hidden_size = 5;
   config.gated_shared_expert = true;
@@ -168,7 +166,6 @@ TEST(LayerGates, ExpertBiasMovesByTheSignOfTheGlobalCounts) {
 }
 
 TEST(LayerGates, BFloat16HasTheSameBitsInEveryLayout) {
-  if (testing::LayerDevice() == DeviceKind::kCuda) GTEST_SKIP() << "no kernel on CUDA";
   for (const std::string& gate : GateNames()) {
     SCOPED_TRACE(gate);
     MoeLayerConfig config = ConfigOf(gate);
