@@ -66,7 +66,7 @@ else()
 endif()
 moe_test(comm_contract_nccl_test LABELS contract cusim threads
   SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_nccl.cc
-  LIBS ${moe_nccl_simulated})
+  LIBS ${moe_nccl_simulated} TIMEOUT 300)
 moe_test(fake_nccl_test LABELS unit cusim threads SOURCES fake_nccl_test.cc LIBS cusim_nccl)
 moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc LIBS ${moe_nccl_simulated})
 moe_test(nccl_join_test LABELS unit cusim threads SOURCES nccl_join_test.cc LIBS ${moe_nccl_simulated})
