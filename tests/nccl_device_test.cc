@@ -55,6 +55,24 @@ TEST(NcclDeviceTest, CollectivesFollowEachOtherWithoutTheHost) {
   });
 }
 
+// bf16 is summed in one scratch, which the next sum, in another stream, may not have before the cast.
+TEST(NcclDeviceTest, SumsOfBFloat16InSeveralStreamsDoNotMeet) {
+  OnSeeds([](Communicator& comm, const TestDevice& device) {
+    const TestDevice second({DeviceKind::kCuda, comm.rank()});
+    const auto x = device.Copy(std::vector<BFloat16>(300, BFloat16(1.0f)));
+    const auto y = second.Copy(std::vector<BFloat16>(300, BFloat16(2.0f)));
+    std::vector<BFloat16> z(300, BFloat16(4.0f));
+    const auto host = MakeInlineStream();
+    EXPECT_OK(comm.AllReduce<BFloat16>(x.span(), ReduceOp::kSum, device.stream()));
+    EXPECT_OK(comm.AllReduce<BFloat16>(y.span(), ReduceOp::kSum, second.stream()));
+    EXPECT_OK(comm.AllReduce<BFloat16>(absl::MakeSpan(z), ReduceOp::kSum, *host));
+    EXPECT_OK(comm.Fence(second.stream()));
+    EXPECT_THAT(device.Read(x), Each(BFloat16(3.0f)));
+    EXPECT_THAT(second.Read(y), Each(BFloat16(6.0f)));
+    EXPECT_THAT(z, Each(BFloat16(12.0f)));
+  });
+}
+
 TEST(NcclDeviceTest, InPlaceAndFromARoot) {
   OnSeeds([](Communicator& comm, const TestDevice& device) {
     Stream& stream = device.stream();

@@ -291,6 +291,37 @@ TEST(NcclFaultTest, OneFateForAllCommunicatorsOfARank) {
               });
 }
 
+// Work of the communicator that was made first stands in a stream behind work that is stuck: neither
+// can be aborted alone.
+TEST(NcclFaultTest, CommunicatorsWithWorkInOneStreamAreAbortedTogether) {
+  OnNcclRanks({.ranks = 2, .timeout = kTimeout, .fates = Fates::kOwn},
+              [](Communicator& comm, const TestDevice& device) {
+                const auto group = comm.Split(0, comm.rank()).value();
+                if (comm.rank() == 1) return;
+                const auto x = device.Copy<float>({1}), y = device.Copy<float>({2});
+                (void)group->AllReduce<float>(x.span(), ReduceOp::kSum, device.stream());
+                (void)comm.AllReduce<float>(y.span(), ReduceOp::kSum, device.stream());
+                ExpectLate(InTime([&] { return device.stream().Synchronize(); }), 0,
+                           "in AllReduce");
+              });
+}
+
+// What is computed from sums that did not come is an error, too, in streams that saw no collective.
+TEST(NcclFaultTest, AStreamThatWaitsForADeadOneIsDead) {
+  OnNcclRanks({.ranks = 2, .timeout = kTimeout, .fates = Fates::kOwn},
+              [](Communicator& comm, const TestDevice& device) {
+                const TestDevice later({DeviceKind::kCuda, comm.rank()});
+                if (comm.rank() == 1) return;
+                const auto x = device.Copy<float>({1});
+                (void)comm.AllReduce<float>(x.span(), ReduceOp::kSum, device.stream());
+                const Event summed = device.stream().Record().value();
+                EXPECT_TRUE(later.stream().WaitFor(summed).ok());
+                ExpectLate(InTime([&] { return later.stream().Synchronize(); }), 0, "in AllReduce");
+                EXPECT_EQ(MakeInlineStream()->WaitFor(summed).code(),
+                          absl::StatusCode::kDeadlineExceeded);
+              });
+}
+
 // After a world has died its devices serve another.
 TEST(NcclFaultTest, TheDevicesServeAnotherWorldAfterwards) {
   OnNcclRanks({.ranks = 2, .timeout = kTimeout}, [](Communicator& comm, const TestDevice& device) {

@@ -126,6 +126,28 @@ TEST_F(NcclJoinTest, TwoRunsWithOneTokenAreRefused) {
   EXPECT_EQ(JoinNcclByFile(Rank(0), file_).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
+// What rank 0 will not write nobody waits for.
+TEST_F(NcclJoinTest, EveryRankSaysAtOnceThatTheLibraryWillNotDo) {
+  const cusim::ScopedNccl nccl({.version = 22605});
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(JoinNcclByFile(Rank(rank), file_).status().code(), absl::StatusCode::kUnimplemented);
+  }
+}
+
+// A run that ends late does not take away what the next one has written.
+TEST_F(NcclJoinTest, AFileOfALaterRunStays) {
+  std::thread late([&] {  // alone: nobody joins it
+    NcclRankOptions alone = Rank(0);
+    alone.join_timeout = 3 * kTimeout;
+    EXPECT_FALSE(JoinNcclByFile(alone, file_).ok());
+  });
+  while (access(file_.path.c_str(), F_OK) != 0) std::this_thread::yield();
+  unlink(file_.path.c_str());
+  Leave("moe-nccl-id-1\n" + std::string(128, 'x') + "run 8", 0600);
+  late.join();
+  EXPECT_EQ(access(file_.path.c_str(), F_OK), 0);
+}
+
 TEST_F(NcclJoinTest, AFileThatOthersMayReadIsRefused) {
   Leave("moe-nccl-id-1\n" + std::string(128, 'x') + file_.run_token, 0644);
   for (const int rank : {0, 1}) {

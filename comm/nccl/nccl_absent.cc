@@ -16,6 +16,9 @@ absl::Status NoNccl() {
 bool HasNccl() {
   return false;
 }
+absl::Status CheckNccl() {
+  return NoNccl();
+}
 absl::StatusOr<NcclId> MakeNcclId() {
   return NoNccl();
 }

@@ -218,11 +218,15 @@ bool HasNccl() {
   return true;
 }
 
+absl::Status CheckNccl() {
+  MOE_RETURN_IF_ERROR(NcclLibrary().status());
+  return CheckNcclVersion(*NcclLibrary());
+}
+
 absl::StatusOr<NcclId> MakeNcclId() {
   static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
-  MOE_RETURN_IF_ERROR(NcclLibrary().status());
+  MOE_RETURN_IF_ERROR(CheckNccl());
   const NcclApi& api = *NcclLibrary();
-  MOE_RETURN_IF_ERROR(CheckNcclVersion(api));
   ncclUniqueId made;
   MOE_RETURN_IF_ERROR(NcclStatus(api, api.ncclGetUniqueId(&made), "MakeNcclId"));
   NcclId id;
@@ -236,9 +240,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
                                                    " of ", options.size,
                                                    ", expected 0 <= rank < size"));
   }
-  MOE_RETURN_IF_ERROR(NcclLibrary().status());
+  MOE_RETURN_IF_ERROR(CheckNccl());
   const NcclApi& api = *NcclLibrary();
-  MOE_RETURN_IF_ERROR(CheckNcclVersion(api));
   // Says what is missing where there is no driver or no such device.
   MOE_RETURN_IF_ERROR(MakeStream({DeviceKind::kCuda, options.device}).status());
   const auto rank = std::make_shared<NcclRank>(

@@ -40,7 +40,21 @@ absl::Status CastOn(Stream& stream, const void* from, void* to, int64_t n) {
 
 }  // namespace
 
-absl::StatusOr<std::byte*> NcclGroup::Scratch(int64_t bytes) {
+NcclGroup::~NcclGroup() {
+  if (scratch_used_.state() != nullptr) {
+    MakeInlineStream()->WaitFor(scratch_used_).IgnoreError();
+  }
+}
+
+absl::Status NcclGroup::ScratchUsed(absl::Status status, Stream& stream) {
+  absl::StatusOr<Event> used = stream.Record();
+  status.Update(used.status());
+  if (used.ok()) scratch_used_ = *std::move(used);
+  return status.ok() ? status : streams->rank().Kill(std::move(status));
+}
+
+absl::StatusOr<std::byte*> NcclGroup::Scratch(int64_t bytes, Stream& stream) {
+  if (scratch_used_.state() != nullptr) MOE_RETURN_IF_ERROR(stream.WaitFor(scratch_used_));
   if (!scratch_.empty() && bytes <= scratch_.back().bytes()) return scratch_.back().data();
   const int64_t wanted = scratch_.empty() ? bytes : std::max(bytes, 2 * scratch_.back().bytes());
   MOE_ASSIGN_OR_RETURN(MemoryResource* const memory, CudaMemory(streams->rank().device()));
@@ -53,18 +67,22 @@ absl::Status NcclGroup::AllReduce(const CommPhase& phase, std::byte* inout, int6
                                   DType type, ReduceOp op, Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
   if (count == 0) return absl::OkStatus();
-  std::byte* summed = inout;
-  if (type == DType::kBFloat16) {
-    MOE_ASSIGN_OR_RETURN(summed, Scratch(count * SizeOf(DType::kFloat32)));
+  const auto sum = [&](std::byte* summed) {
+    return streams->Launch({.operation = "AllReduce", .phase = phase}, stream,
+                           [&](ncclComm_t comm, cudaStream_t cuda) {
+                             return streams->rank().api().ncclAllReduce(
+                                 summed, summed, static_cast<size_t>(count), ToNccl(type),
+                                 ToNccl(op), comm, cuda);
+                           });
+  };
+  if (type != DType::kBFloat16) return sum(inout);
+  const auto cast_and_sum = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(count * SizeOf(DType::kFloat32), stream));
     MOE_RETURN_IF_ERROR((CastOn<BFloat16, float>(stream, inout, summed, count)));
-  }
-  MOE_RETURN_IF_ERROR(streams->Launch(
-      {.operation = "AllReduce", .phase = phase}, stream, [&](ncclComm_t comm, cudaStream_t cuda) {
-        return streams->rank().api().ncclAllReduce(summed, summed, static_cast<size_t>(count),
-                                                   ToNccl(type), ToNccl(op), comm, cuda);
-      }));
-  if (type != DType::kBFloat16) return absl::OkStatus();
-  return CastOn<float, BFloat16>(stream, summed, inout, count);
+    MOE_RETURN_IF_ERROR(sum(summed));
+    return CastOn<float, BFloat16>(stream, summed, inout, count);
+  };
+  return ScratchUsed(cast_and_sum(), stream);
 }
 
 absl::Status NcclGroup::ReduceScatter(const CommPhase& phase, const std::byte* send,
@@ -72,23 +90,24 @@ absl::Status NcclGroup::ReduceScatter(const CommPhase& phase, const std::byte* s
                                       Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
   if (count == 0) return absl::OkStatus();
-  const std::byte* from = send;
-  std::byte* to = recv;
-  if (type == DType::kBFloat16) {
-    MOE_ASSIGN_OR_RETURN(std::byte* const summed,
-                         Scratch(count * streams->size() * SizeOf(DType::kFloat32)));
-    MOE_RETURN_IF_ERROR((CastOn<BFloat16, float>(stream, send, summed, count * streams->size())));
-    from = summed;
-    to = summed + count * streams->own() * SizeOf(DType::kFloat32);  // in place
-  }
-  MOE_RETURN_IF_ERROR(streams->Launch({.operation = "ReduceScatter", .phase = phase}, stream,
-                                      [&](ncclComm_t comm, cudaStream_t cuda) {
-                                        return streams->rank().api().ncclReduceScatter(
-                                            from, to, static_cast<size_t>(count), ToNccl(type),
-                                            ToNccl(op), comm, cuda);
-                                      }));
-  if (type != DType::kBFloat16) return absl::OkStatus();
-  return CastOn<float, BFloat16>(stream, to, recv, count);
+  const auto sum = [&](const std::byte* from, std::byte* to) {
+    return streams->Launch({.operation = "ReduceScatter", .phase = phase}, stream,
+                           [&](ncclComm_t comm, cudaStream_t cuda) {
+                             return streams->rank().api().ncclReduceScatter(
+                                 from, to, static_cast<size_t>(count), ToNccl(type), ToNccl(op),
+                                 comm, cuda);
+                           });
+  };
+  if (type != DType::kBFloat16) return sum(send, recv);
+  const auto cast_and_sum = [&]() -> absl::Status {
+    const int64_t all = count * streams->size();
+    MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * SizeOf(DType::kFloat32), stream));
+    std::byte* const mine = summed + count * streams->own() * SizeOf(DType::kFloat32);  // in place
+    MOE_RETURN_IF_ERROR((CastOn<BFloat16, float>(stream, send, summed, all)));
+    MOE_RETURN_IF_ERROR(sum(summed, mine));
+    return CastOn<float, BFloat16>(stream, mine, recv, count);
+  };
+  return ScratchUsed(cast_and_sum(), stream);
 }
 
 absl::Status NcclGroup::AllGather(const CommPhase& phase, const std::byte* send, std::byte* recv,
@@ -171,12 +190,15 @@ absl::Status NcclGroup::Exchange(const char* operation, const CommPhase& phase,
 // A sum of one number, which no rank has before all have come.
 absl::Status NcclGroup::Fence(const CommPhase& phase, Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
-  MOE_ASSIGN_OR_RETURN(std::byte* const number, Scratch(SizeOf(DType::kInt32)));
-  return streams->Launch({.operation = "Fence", .phase = phase}, stream,
-                         [&](ncclComm_t comm, cudaStream_t cuda) {
-                           return streams->rank().api().ncclAllReduce(number, number, 1, ncclInt32,
-                                                                      ncclMax, comm, cuda);
-                         });
+  const auto sum = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(std::byte* const number, Scratch(SizeOf(DType::kInt32), stream));
+    return streams->Launch({.operation = "Fence", .phase = phase}, stream,
+                           [&](ncclComm_t comm, cudaStream_t cuda) {
+                             return streams->rank().api().ncclAllReduce(
+                                 number, number, 1, ncclInt32, ncclMax, comm, cuda);
+                           });
+  };
+  return ScratchUsed(sum(), stream);
 }
 
 }  // namespace moe

@@ -75,6 +75,9 @@ class NcclGroup {
         host(std::move(of_host)),
         memory_of_streams(*streams),
         memory_of_host(*host) {}
+  // Waits until the scratch is of no use any more; the watch, which lanes keep alive, ends a wait for
+  // peers.
+  ~NcclGroup();
 
   // Two NCCL communicators, since NCCL matches calls by their order: one for what is enqueued in
   // streams, one for what host threads wait in (Barrier, Split), possibly at the same time.
@@ -100,10 +103,14 @@ class NcclGroup {
  private:
   absl::Status Exchange(const char* operation, const CommPhase& phase,
                         absl::Span<const SendRecvOp> ops, Stream& stream);
-  // Memory for `bytes` of work in `stream`, which may still use what it was given before.
-  absl::StatusOr<std::byte*> Scratch(int64_t bytes);
+  // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that was.
+  absl::StatusOr<std::byte*> Scratch(int64_t bytes, Stream& stream);
+  // By what `stream` was given so far. Whatever became of a call: peers are in it, so that an error of
+  // this rank's alone ends the world.
+  absl::Status ScratchUsed(absl::Status status, Stream& stream);
 
   std::vector<Buffer> scratch_;  // the last one is in use; earlier ones were too small
+  Event scratch_used_;
 };
 
 }  // namespace moe

@@ -40,7 +40,7 @@ absl::Status NcclHostSide::WithStream(absl::FunctionRef<absl::Status(Stream&)> t
   // Also after an error: copies to and from the caller's memory may still be under way.
   const absl::Status ended = stream_->Synchronize();
   status.Update(ended);
-  return status;
+  return status.ok() ? status : lane_.rank().Kill(std::move(status));  // peers are in this call
 }
 
 absl::Status NcclHostSide::Run(absl::Span<const std::byte> from, absl::Span<std::byte> to,

@@ -82,6 +82,12 @@ absl::StatusOr<std::optional<NcclId>> Read(const NcclIdFile& file, bool* other) 
   return id;
 }
 
+absl::Status TakenError(const NcclIdFile& file) {
+  return absl::AlreadyExistsError(absl::StrCat("JoinNcclByFile: ", file.path,
+                                               " is there already with this run's token: give "
+                                               "every run a token of its own"));
+}
+
 // In one step for readers: they see no file, or all of it.
 absl::Status Write(const NcclIdFile& file, const NcclId& id) {
   const std::string draft = absl::StrCat(file.path, ".", getpid());
@@ -97,8 +103,10 @@ absl::Status Write(const NcclIdFile& file, const NcclId& id) {
       return status;
     }
   }
-  if (rename(draft.c_str(), file.path.c_str()) == 0) return absl::OkStatus();
-  const absl::Status status = SystemError("cannot rename to", file.path);
+  absl::Status status;  // unlike a renaming, a link replaces nothing
+  if (link(draft.c_str(), file.path.c_str()) != 0) {
+    status = errno == EEXIST ? TakenError(file) : SystemError("cannot link to", file.path);
+  }
   unlink(draft.c_str());
   return status;
 }
@@ -127,12 +135,9 @@ absl::StatusOr<NcclId> WaitForId(const NcclRankOptions& options, const NcclIdFil
 absl::StatusOr<NcclId> Announce(const NcclIdFile& file) {
   bool other = false;
   MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> present, Read(file, &other));
-  if (present.has_value()) {
-    return absl::AlreadyExistsError(absl::StrCat("JoinNcclByFile: ", file.path,
-                                                 " is there already with this run's token: give "
-                                                 "every run a token of its own"));
-  }
+  if (present.has_value()) return TakenError(file);
   MOE_ASSIGN_OR_RETURN(const NcclId id, MakeNcclId());
+  if (other) unlink(file.path.c_str());  // what another run has left
   MOE_RETURN_IF_ERROR(Write(file, id));
   return id;
 }
@@ -167,10 +172,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByFile(NcclRankOptions opt
                                                    "' and a run token of ", file.run_token.size(),
                                                    " bytes, expected a path and 1 to 256 bytes"));
   }
+  MOE_RETURN_IF_ERROR(CheckNccl());  // before anybody waits for a file that nobody can write
+  if (options.rank < 0 || options.rank >= options.size) return MakeNcclCommunicator(options);
   MOE_ASSIGN_OR_RETURN(options.id, options.rank == 0 ? Announce(file) : WaitForId(options, file));
   auto joined = MakeNcclCommunicator(options);
-  if (options.rank == 0)
-    unlink(file.path.c_str());  // all have read it, or it is of no use any more
+  if (options.rank == 0) {
+    // All have read it, or it is of no use any more; unless a later run has put its own there.
+    bool other = false;
+    const auto present = Read(file, &other);
+    if (present.ok() && present->has_value() && **present == options.id) {
+      unlink(file.path.c_str());
+    }
+  }
   return joined;
 }
 

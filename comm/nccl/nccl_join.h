@@ -27,8 +27,8 @@ struct NcclIdFile {
 };
 
 // Joins options.size ranks: rank 0 makes the id and writes it, mode 0600, to a file of its own that it
-// then renames to `file.path`; the others wait for it, at most as long as for all to join. Rank 0 removes the file
-// once all have joined, or if they do not. options.id is set here.
+// then links to `file.path`; the others wait for it, at most as long as for all to join. Rank 0 removes
+// the file once all have joined, or if they do not. options.id is set here.
 //
 // Whoever reads the file can join the world: it must belong to this user, and nobody else may read it.
 //   kInvalidArgument     no path, or a token that is empty or too long

@@ -42,23 +42,13 @@ NcclLane::NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<
 }
 
 // After ncclCommFinalize has ended, ncclCommDestroy is local. Peers that are late to come to their own
-// end cost this rank at most the deadline.
+// end cost this rank at most the deadline, and this communicator alone.
 NcclLane::~NcclLane() {
-  const NcclCall call = {.operation = "ncclCommFinalize"};
-  if (!rank_->dead()) {
-    ncclResult_t result = ncclSuccess;
-    {
-      const std::lock_guard<std::mutex> lock(mu_);
-      if (comm_ != nullptr) result = rank_->api().ncclCommFinalize(comm_);
-    }
-    absl::Status status = Fail(call, result);
-    if (status.ok()) status = WaitUntilPosted(call);
-    if (!status.ok()) Log(LogLevel::kWarning, status.message());
-  }
+  const bool ended = Finalize();
   rank_->Remove(this);
-  if (rank_->dead()) {
+  if (!ended) {
     Abort();
-  } else if (comm_ != nullptr) {
+  } else {
     (void)rank_->api().ncclCommDestroy(comm_);
   }
   for (const Operation& operation : operations_) {
@@ -66,6 +56,31 @@ NcclLane::~NcclLane() {
     idle_.push_back(operation.end);
   }
   for (cudaEvent_t event : idle_) (void)cudaEventDestroy(event);
+}
+
+bool NcclLane::Finalize() {
+  const absl::Time begun = absl::Now();
+  for (bool first = true; !rank_->dead(); first = false) {
+    ncclResult_t state = ncclSuccess;
+    {
+      const std::lock_guard<std::mutex> lock(mu_);
+      if (comm_ == nullptr) return false;
+      ncclResult_t result = first ? rank_->api().ncclCommFinalize(comm_) : ncclSuccess;
+      if (result == ncclSuccess || result == ncclInProgress) {
+        result = rank_->api().ncclCommGetAsyncError(comm_, &state);
+      }
+      if (result != ncclSuccess) state = result;
+    }
+    if (state == ncclSuccess) return true;
+    if (state != ncclInProgress || absl::Now() - begun > rank_->timeout()) {
+      Log(LogLevel::kWarning,
+          absl::StrCat(Place({.operation = "ncclCommFinalize"}),
+                       ": peers did not come to the end of this communicator: it is aborted"));
+      return false;
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+  return false;
 }
 
 absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRank> rank,
@@ -87,6 +102,8 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Join(std::shared_ptr<NcclRan
   }
   MOE_RETURN_IF_ERROR(lane->Fail(call, result));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
+  const std::lock_guard<std::mutex> lock(lane->mu_);
+  lane->made_ = nullptr;
   return lane;
 }
 
@@ -104,7 +121,12 @@ absl::StatusOr<std::unique_ptr<NcclLane>> NcclLane::Split(const NcclCall& call, 
   MOE_RETURN_IF_ERROR(Fail(call, result));
   MOE_RETURN_IF_ERROR(WaitUntilPosted(call));
   if (color < 0) return nullptr;
-  std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made_, std::move(members), own));
+  ncclComm_t made = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    made = std::exchange(made_, nullptr);
+  }
+  std::unique_ptr<NcclLane> lane(new NcclLane(rank_, made, std::move(members), own));
   MOE_RETURN_IF_ERROR(lane->WaitUntilPosted(call));
   return lane;
 }
@@ -119,7 +141,9 @@ absl::Status NcclLane::Launch(const NcclCall& call, Stream& stream, Start start)
   stream.Guard(rank_->guard());
   return stream.Launch([&](void* native) -> absl::Status {
     const auto cuda = static_cast<cudaStream_t>(native);
-    MOE_ASSIGN_OR_RETURN(Operation operation, Begin(call, cuda));
+    absl::StatusOr<Operation> begun = Begin(call, cuda);
+    if (!begun.ok()) return rank_->Kill(begun.status());  // peers are in this call
+    Operation operation = *std::move(begun);
     absl::Status status = Post(call, cuda, start);
     const cudaError_t error = cudaEventRecord(operation.end, cuda);
     if (status.ok() && error != cudaSuccess) status = CudaError(error, Place(call));
@@ -166,7 +190,10 @@ absl::StatusOr<NcclLane::Operation> NcclLane::Begin(const NcclCall& call, cudaSt
 absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
   const absl::Time begun = absl::Now();
   while (true) {
-    if (rank_->dead()) return rank_->status();
+    if (rank_->dead()) {
+      Abort();  // joins NCCL's own thread: nothing goes into the stream after this
+      return rank_->status();
+    }
     ncclResult_t state = ncclSuccess;
     {
       const std::lock_guard<std::mutex> lock(mu_);
@@ -176,7 +203,11 @@ absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
     }
     if (state != ncclInProgress) return Fail(call, state);
     const absl::Duration waited = absl::Now() - begun;
-    if (waited > TimeoutOf(call)) return rank_->Kill(Late(call, waited));
+    if (waited > TimeoutOf(call)) {
+      const absl::Status late = rank_->Kill(Late(call, waited));
+      Abort();
+      return late;
+    }
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -249,8 +280,9 @@ absl::Status NcclLane::Drop(bool* any) {
 void NcclLane::Abort() {
   const std::lock_guard<std::mutex> lock(mu_);
   if (comm_ == nullptr) return;
-  (void)rank_->api().ncclCommAbort(comm_);
-  comm_ = nullptr;
+  (void)rank_->api().ncclCommAbort(comm_);  // joins the thread that makes made_
+  if (made_ != nullptr && made_ != comm_) (void)rank_->api().ncclCommAbort(made_);
+  made_ = comm_ = nullptr;
 }
 
 }  // namespace moe

@@ -23,7 +23,7 @@ namespace moe {
 
 // What is under way, for the message of a wait that fails.
 struct NcclCall {
-  const char* operation = "";
+  std::string operation;  // its own: what is under way outlives the call
   CommPhase phase;
   std::vector<int> peers = {};  // ranks waited for; empty: NCCL does not say, so all others
   std::optional<absl::Duration> timeout = {};  // unless the rank's
@@ -77,6 +77,8 @@ class NcclLane {
 
   NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks, int own);
 
+  // Waits until NCCL has let go of everything: whether it did in time. A world lives on without it.
+  bool Finalize();
   absl::StatusOr<Operation> Begin(const NcclCall& call, cudaStream_t stream);
   absl::Status Post(const NcclCall& call, cudaStream_t stream, Start start);
   absl::Status WaitUntilPosted(const NcclCall& call);
@@ -93,7 +95,8 @@ class NcclLane {
   const int own_;
   std::mutex mu_;    // whoever holds it may be inside NCCL
   ncclComm_t comm_;  // guarded by mu_; nullptr: aborted
-  // Where NCCL puts a communicator that it makes, if need be long after the call: until it is aborted.
+  // Where NCCL puts a communicator that it makes, if need be long after the call, and when it fails,
+  // too: until `comm_` has been aborted. guarded by mu_ but for NCCL's own write.
   ncclComm_t made_ = nullptr;
   std::deque<Operation> operations_;  // guarded by mu_; oldest first
   std::vector<cudaEvent_t> idle_;     // guarded by mu_; events to use again

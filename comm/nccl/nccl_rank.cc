@@ -71,7 +71,11 @@ bool NcclRank::LookAtLanes() {
     if (!status.ok()) fate_->Kill(world_rank_, std::move(status));
   }
   if (!dead()) return any;
-  for (NcclLane* const lane : lanes_) lane->Abort();
+  // All at once: ncclCommAbort waits for the streams that its work is in, where another lane's work
+  // may be stuck before it.
+  std::vector<std::thread> aborts;
+  for (NcclLane* const lane : lanes_) aborts.emplace_back([lane] { lane->Abort(); });
+  for (std::thread& abort : aborts) abort.join();
   return false;
 }
 

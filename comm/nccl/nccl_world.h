@@ -22,8 +22,11 @@ using NcclId = std::array<char, 128>;
 // Whether this build has NCCL. The library itself is looked for when a rank is made.
 bool HasNccl();
 
-// A new world's id, made on one rank. kUnimplemented, with the remedy: this build has no NCCL, the
-// library is missing or of a version that is not 2.27 to 2.30 (named), or there is no driver.
+// kUnimplemented, with the remedy: this build has no NCCL, or the library is missing or of a version
+// that is not 2.27 to 2.30 (named).
+absl::Status CheckNccl();
+
+// A new world's id, made on one rank. As CheckNccl; kUnimplemented, too, where there is no driver.
 absl::StatusOr<NcclId> MakeNcclId();
 
 struct NcclRankOptions {
@@ -52,12 +55,13 @@ struct NcclRankOptions {
 // A thread per rank watches operations under way. When one takes longer than `timeout` from the moment
 // its stream reached it, or NCCL reports an error, the world is dead: every communicator of this rank
 // is aborted, NCCL's kernels leave the streams, and Stream::Synchronize of every stream that a
-// collective went into returns the error. What such a collective had received is undefined.
+// collective went into, or that waited for one of its events, returns the error. What such a collective had received is undefined.
 // Messages name all other ranks where NCCL does not say for which it waits.
 //
-// Destroying a communicator waits until its work has ended, at most `timeout`.
+// Destroying a communicator waits until its work has ended and its peers come to their own end of it,
+// at most `timeout`; a peer that is later costs this communicator alone.
 //
-// Errors: as MakeNcclId; as MakeStream for a device that is not there; kInvalidArgument for a rank
+// Errors: as CheckNccl; as MakeStream for a device that is not there; kInvalidArgument for a rank
 // outside its size and for what NCCL refuses, such as one GPU for two ranks; kDeadlineExceeded when a
 // rank does not come; kUnavailable for a lost connection.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions& options);

@@ -66,14 +66,23 @@ EventPool& EventsOf(int device) {
 
 class CudaEvent final : public Event::State {
  public:
-  CudaEvent(EventPool& pool, cudaEvent_t event) : pool_(pool), event_(event) {}
+  using Guards = std::vector<std::shared_ptr<StreamGuard>>;
+
+  CudaEvent(EventPool& pool, cudaEvent_t event, Guards guards)
+      : pool_(pool), event_(event), guards_(std::move(guards)) {}
   ~CudaEvent() override { pool_.Put(event_); }
-  absl::Status Wait() override { return CudaStatus(cudaEventSynchronize(event_), "event"); }
+  absl::Status Wait() override {
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(event_), "event"));
+    for (const auto& guard : guards_) MOE_RETURN_IF_ERROR(guard->status());
+    return absl::OkStatus();
+  }
   void* native_handle() const override { return event_; }
+  const Guards& guards() const { return guards_; }  // of the stream it was recorded in
 
  private:
   EventPool& pool_;
   const cudaEvent_t event_;
+  const Guards guards_;
 };
 
 // The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
@@ -197,7 +206,7 @@ class CudaStream final : public Stream {
     MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
     EventPool& pool = EventsOf(index_);
     MOE_ASSIGN_OR_RETURN(cudaEvent_t event, pool.Take());
-    auto state = std::make_shared<CudaEvent>(pool, event);
+    auto state = std::make_shared<CudaEvent>(pool, event, guards_);
     const cudaError_t error = cudaEventRecord(event, stream_);
     if (error != cudaSuccess) return Sticky(error);
     return Event(std::move(state));
@@ -212,6 +221,8 @@ class CudaStream final : public Stream {
       return host_.status();
     }
     MOE_RETURN_IF_ERROR(Sticky(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(native), 0)));
+    // What that stream does may come to nothing, and then what is computed from it here.
+    for (const auto& guard : static_cast<CudaEvent&>(*event.state()).guards()) Guard(guard);
     return host_.status();
   }
 
@@ -239,7 +250,7 @@ class CudaStream final : public Stream {
   ThreadPool& threads_;
   HostTasks host_;
   CudaStaging staging_;
-  std::vector<std::shared_ptr<StreamGuard>> guards_;
+  CudaEvent::Guards guards_;
 };
 
 }  // namespace

@@ -337,8 +337,15 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->life = ncclComm::Life::kAborted;
     comm->in_progress = nullptr;
   }
-  Streams::Get().RunSome();  // who waits for its kernels looks again
-  return ncclSuccess;
+  // As NCCL's: until its kernels have left the streams, into which others' may be before them.
+  while (true) {
+    Streams::Get().RunSome();
+    {
+      const Lock lock(NcclGlobals::Get().mu);
+      if (comm->kernels_ended == comm->kernels_made) return ncclSuccess;
+    }
+    std::this_thread::yield();
+  }
 }
 
 ncclResult_t ncclGroupStart() {
