@@ -34,7 +34,7 @@ absl::StatusOr<bool> HasPeerMemory(Communicator& comm, MemoryResource& memory) {
 }
 
 void Explain(const Communicator& comm, const std::string& message) {
-  if (comm.rank() == 0) Log(LogLevel::kWarning, message);
+  if (comm.rank() == 0) LogOnce(LogLevel::kWarning, message);
 }
 
 }  // namespace

@@ -81,9 +81,11 @@ TEST(DispatcherCreateTest, DirectWithoutPeerMemoryRunsStagedAndSaysSoOnce) {
         Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain);
     ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
     EXPECT_EQ((*dispatcher)->algorithm(), DispatchAlgorithm::kStaged);
-    if (comm.rank() == 0) {
-      EXPECT_THAT(log, HasSubstr("running staged"));
-    }
+    if (comm.rank() != 0) return;
+    EXPECT_THAT(log, HasSubstr("running staged"));
+    const std::string once = log;
+    ASSERT_TRUE(Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain).ok());
+    EXPECT_EQ(log, once);
   });
   SetLogCallback(nullptr);
 }

@@ -2,6 +2,10 @@
 
 #include <atomic>
 #include <cstdio>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
 
 namespace moe {
 namespace {
@@ -15,14 +19,33 @@ void ToStderr(LogLevel level, absl::string_view message) {
 
 std::atomic<LogCallback> callback = ToStderr;
 
+struct Said {
+  std::mutex mu;
+  std::set<std::string, std::less<>> messages;  // guarded by mu
+};
+Said& SaidOnce() {
+  static auto* const said = new Said;  // alive as long as there may be threads
+  return *said;
+}
+
 }  // namespace
 
 void SetLogCallback(LogCallback replacement) {
   callback.store(replacement != nullptr ? replacement : ToStderr);
+  const std::lock_guard<std::mutex> lock(SaidOnce().mu);
+  SaidOnce().messages.clear();
 }
 
 void Log(LogLevel level, absl::string_view message) {
   callback.load()(level, message);
+}
+
+void LogOnce(LogLevel level, absl::string_view message) {
+  {
+    const std::lock_guard<std::mutex> lock(SaidOnce().mu);
+    if (!SaidOnce().messages.insert(std::string(message)).second) return;
+  }
+  Log(level, message);
 }
 
 }  // namespace moe
