@@ -66,13 +66,14 @@ absl::StatusOr<StreamStamps*> PhaseClock::StampsOf(Stream& stream) {
 absl::Status PhaseClock::Collect() {
   for (const Stamped& stamped : stamped_) MOE_RETURN_IF_ERROR(stamped.stamps->Collect());
   for (const Interval& interval : intervals_) {
-    if (interval.open) continue;  // the work failed before its end
+    if (interval.open) continue;
     Add(static_cast<int>(interval.phase), interval.end_ns - interval.begin_ns);
     if (interval.event == nullptr) continue;
     interval.event->begin_ns = interval.begin_ns;
     interval.event->end_ns = interval.end_ns;
   }
-  intervals_.clear();
+  // No mark is outstanding, so that what is open may move.
+  std::erase_if(intervals_, [](const Interval& interval) { return !interval.open; });
   return absl::OkStatus();
 }
 
@@ -86,6 +87,7 @@ absl::Status PhaseClock::Reset() {
 absl::Status PhaseClock::Start(Phase phase, TraceEvent* event, Stream& stream) {
   if (event == nullptr && phase >= Phase::kCount) return absl::OkStatus();
   if (IsCuda(stream)) {
+    if (intervals_.size() >= kMostIntervals) MOE_RETURN_IF_ERROR(Collect());
     MOE_ASSIGN_OR_RETURN(StreamStamps* const stamps, StampsOf(stream));
     return stamps->Mark(&intervals_.emplace_back(Interval{phase, event}).begin_ns);
   }

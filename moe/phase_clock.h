@@ -3,6 +3,7 @@
 #define MOE_MOE_PHASE_CLOCK_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -59,7 +60,9 @@ class PhaseClock {
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
   absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
 
-  // Takes the times of CUDA streams, which it waits for, into the phases and the time line.
+  // Takes the times of CUDA streams, which it waits for, into the phases and the time line. Start does
+  // so when kMostIntervals have come together, for a program that never asks for them.
+  static constexpr size_t kMostIntervals = 8192;
   absl::Status Collect();
   // Call with the CPU's streams idle, and after Collect.
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
@@ -84,7 +87,8 @@ class PhaseClock {
 
   std::array<double, static_cast<size_t>(Phase::kCount)> seconds_ = {};
   std::array<int64_t, static_cast<size_t>(Phase::kCount)> started_ns_ = {};
-  std::deque<Interval> intervals_;  // since the last Collect; they stay where they are
+  std::deque<Interval>
+      intervals_;  // not yet collected; between two Collects they stay where they are
   std::vector<Stamped> stamped_;
   TraceRecorder* recorder_ = nullptr;
 };

@@ -134,6 +134,29 @@ TEST(PhaseClockTest, TakesTheTimesOfACudaStreamWhenTheyAreCollected) {
   EXPECT_EQ(clock.seconds(Phase::kGate), 0);
 }
 
+// A program that never asks for the times: they are taken in by themselves, around what is open.
+TEST(PhaseClockTest, KeepsABoundedNumberOfTimesOfACudaStream) {
+  const auto device = std::move(testing::TestDevices().back());
+  Stream& stream = device->stream();
+  if (!IsCuda(stream)) GTEST_SKIP() << "no CUDA device";
+  TraceRecorder recorder(1);
+  recorder.Switch(true);
+  PhaseClock clock;
+  clock.set_recorder(&recorder);
+  TraceEvent* const step = clock.Open({.name = "step"}, {}, stream);
+  ASSERT_TRUE(clock.Start(Phase::kNone, step, stream).ok());
+  for (size_t i = 0; i < PhaseClock::kMostIntervals; ++i) {
+    ASSERT_TRUE(clock.Start(Phase::kGate, nullptr, stream).ok());
+    ASSERT_TRUE(clock.Stop(Phase::kGate, nullptr, stream).ok());
+  }
+  const double collected = clock.seconds(Phase::kGate);
+  EXPECT_GT(collected, 0);
+  ASSERT_TRUE(clock.Stop(Phase::kNone, step, stream).ok());
+  ASSERT_TRUE(clock.Collect().ok());
+  EXPECT_GE(clock.seconds(Phase::kGate), collected);
+  EXPECT_GE(static_cast<double>(step->end_ns - step->begin_ns) * 1e-9, collected - 1e-3);
+}
+
 TEST(ClockOffsetTest, RanksOfOneHostShareAClock) {
   testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) -> absl::Status {
     const auto stream = MakeInlineStream();
