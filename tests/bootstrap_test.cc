@@ -1,18 +1,23 @@
 // comm/bootstrap.h and comm/create.h: who started us, where ranks run, how failures come together.
 #include "comm/bootstrap.h"
 
+#include <array>
 #include <atomic>
+#include <cstdio>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "comm/create.h"
+#include "comm/launcher_pipe.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -271,6 +276,37 @@ TEST(RunRanksTest, ExceptionsBecomeStatuses) {
       [](std::unique_ptr<Communicator>) -> absl::Status { throw std::runtime_error("odd"); });
   EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(other.message()), HasSubstr("odd"));
+}
+
+// A launcher that ends a job drops what it has not read: the reason would be lost.
+TEST(AwaitReaderTest, WaitsUntilThePipeIsEmpty) {
+  std::array<int, 2> pipe_ends = {};
+  ASSERT_EQ(pipe(pipe_ends.data()), 0);
+  EXPECT_TRUE(AwaitReader(pipe_ends[1], absl::ZeroDuration()));  // nothing was written
+  ASSERT_EQ(write(pipe_ends[1], "why", 3), 3);
+  EXPECT_FALSE(AwaitReader(pipe_ends[1], absl::Milliseconds(20)));  // nobody reads
+
+  std::atomic<bool> read_it = false;
+  std::thread launcher([&] {
+    absl::SleepFor(absl::Milliseconds(20));
+    std::array<char, 8> text = {};
+    read_it = true;
+    EXPECT_EQ(read(pipe_ends[0], text.data(), text.size()), 3);
+  });
+  EXPECT_TRUE(AwaitReader(pipe_ends[1], absl::Seconds(30)));
+  EXPECT_TRUE(read_it);
+  launcher.join();
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+}
+
+TEST(AwaitReaderTest, FilesHaveNoReader) {
+  std::FILE* file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  std::fputs("why", file);
+  std::fflush(file);
+  EXPECT_TRUE(AwaitReader(fileno(file), absl::ZeroDuration()));
+  std::fclose(file);
 }
 
 }  // namespace

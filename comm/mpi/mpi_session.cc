@@ -1,8 +1,10 @@
 #include "comm/mpi/mpi_session.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/time.h>
 #include <unistd.h>
 
+#include "comm/launcher_pipe.h"
 #include "comm/mpi/mpi_status.h"
 #include "kernels/base/status_macros.h"
 
@@ -47,6 +49,8 @@ MpiSession::~MpiSession() {
 }
 
 void MpiSession::Abort(int exit_code) {
+  // Above all the line that says why; a launcher that reads nothing any more is not waited for.
+  AwaitReader(STDERR_FILENO, absl::Seconds(1));
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   _exit(exit_code);  // MPI_Abort does not return where a launcher watches
 }
