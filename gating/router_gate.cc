@@ -100,14 +100,13 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   s.dropped = dropped;
   s.on_device = RoutingOf(s.selection, dropped);
 
-  Routing& routing = s.routing = s.on_device;
+  s.routing = RoutingOf({}, {});
   if (reader == RoutingFor::kHost) {
-    MOE_ASSIGN_OR_RETURN(routing.slot_offset, DownloadArray(routing.slot_offset, host, stream));
-    MOE_ASSIGN_OR_RETURN(routing.expert, DownloadArray(routing.expert, host, stream));
-    MOE_ASSIGN_OR_RETURN(routing.weight, DownloadArray(routing.weight, host, stream));
-    MOE_ASSIGN_OR_RETURN(routing.dropped, DownloadArray(routing.dropped, host, stream));
-  } else {
-    routing.slot_offset = {}, routing.expert = {}, routing.weight = {}, routing.dropped = {};
+    const Routing& device = s.on_device;
+    MOE_ASSIGN_OR_RETURN(s.routing.slot_offset, DownloadArray(device.slot_offset, host, stream));
+    MOE_ASSIGN_OR_RETURN(s.routing.expert, DownloadArray(device.expert, host, stream));
+    MOE_ASSIGN_OR_RETURN(s.routing.weight, DownloadArray(device.weight, host, stream));
+    MOE_ASSIGN_OR_RETURN(s.routing.dropped, DownloadArray(device.dropped, host, stream));
   }
   if (stats == nullptr) {
     return reader == RoutingFor::kHost ? stream.Synchronize() : absl::OkStatus();

@@ -42,7 +42,7 @@ WorldRequest RequestOf(const Settings& settings) {
 
 absl::Status NoNccl() {
   return absl::UnimplementedError(
-      "--backend is nccl, expected local or mpi: this build has no NCCL");
+      "--backend is nccl, expected local or mpi: no command starts NCCL ranks yet");
 }
 
 absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on) {
