@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,9 @@ class Communicator {
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "local", "mpi", "nccl"
   virtual absl::Duration timeout() const = 0;     // deadline of every wait
+  // Where this rank's ends of NCCL's kernels run: the one device whose streams it takes beside the
+  // CPU's. nullopt: streams of any device.
+  virtual std::optional<Device> device() const { return std::nullopt; }
 
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
   // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to

@@ -1,6 +1,9 @@
 #include "comm/create.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <memory>
 #include <new>
 #include <thread>
 #include <utility>
@@ -8,8 +11,12 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "comm/clock_offset.h"
 #include "comm/local/local_group.h"
 #include "comm/mpi/mpi_run.h"
+#include "comm/nccl/nccl_join.h"
+#include "comm/nccl/nccl_world.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -25,98 +32,104 @@ absl::Status RunGuarded(RankBody body, std::unique_ptr<Communicator> world) {
   }
 }
 
-absl::Status RunThreads(const RunOptions& options, RankBody body) {
-  WatchedLocalWorld world =
-      MakeWatchedLocalWorld({.ranks = options.plan.ranks, .timeout = options.timeout});
-  const auto ranks = world.ranks.size();
-  if (ranks == 1) return RunGuarded(body, std::move(world.ranks[0]));
+// The communicator of a thread's rank.
+using MakeRank = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>;
+
+// `body` on `ranks` threads, whose world `fate` ends when one fails.
+absl::Status RunThreads(int ranks, LocalFate& fate, MakeRank make, RankBody body) {
+  const auto run_rank = [&](int rank) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world, make(rank));
+    return RunGuarded(body, std::move(world));
+  };
+  if (ranks == 1) return run_rank(0);
   std::vector<absl::Status> results(ranks);
-  const auto run = [&](size_t rank) {
-    results[rank] = RunGuarded(body, std::move(world.ranks[rank]));
+  const auto run = [&](int rank) {
+    results[rank] = run_rank(rank);
     if (results[rank].ok()) return;
-    world.fate->Kill(
-        static_cast<int>(rank),
-        absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", results[rank].message())));
+    fate.Kill(rank, absl::AbortedError(
+                        absl::StrCat("rank ", rank, " failed: ", results[rank].message())));
   };
   std::vector<std::thread> threads;
   absl::Status started;
-  for (size_t rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     try {
       threads.emplace_back(run, rank);
     } catch (const std::exception& e) {  // the system has no more threads
       started = absl::ResourceExhaustedError(
           absl::StrCat("RunRanks: thread ", rank, " of ", ranks, " does not start: ", e.what()));
-      world.fate->Kill(static_cast<int>(rank), started);
+      fate.Kill(rank, started);
       break;
     }
   }
   for (std::thread& thread : threads) thread.join();
   MOE_RETURN_IF_ERROR(started);
-  const int first = world.fate->origin();
+  const int first = fate.origin();
   if (first >= 0 && !results[first].ok()) return results[first];
   for (const absl::Status& result : results) MOE_RETURN_IF_ERROR(result);
   return absl::OkStatus();
 }
 
-absl::Status NotBuilt(Backend backend) {
-  return absl::UnimplementedError(
-      absl::StrCat("PlanWorld: this build has no backend ", NameOf(backend), ", expected local"));
+absl::Status RunLocalThreads(const RunOptions& options, RankBody body) {
+  WatchedLocalWorld world =
+      MakeWatchedLocalWorld({.ranks = options.plan.ranks, .timeout = options.timeout});
+  return RunThreads(
+      options.plan.ranks, *world.fate,
+      [&](int rank) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+        return std::move(world.ranks[rank]);
+      },
+      body);
+}
+
+absl::Status RunNcclThreads(const RunOptions& options, RankBody body) {
+  MOE_ASSIGN_OR_RETURN(const NcclId id, MakeNcclId());
+  const auto fate = std::make_shared<LocalFate>();
+  return RunThreads(
+      options.plan.ranks, *fate,
+      [&](int rank) {
+        return MakeNcclCommunicator({.id = id,
+                                     .rank = rank,
+                                     .size = options.plan.ranks,
+                                     .device = rank,
+                                     .timeout = options.timeout,
+                                     .fate = fate});
+      },
+      body);
+}
+
+// The GPU of this process: processes of a host take them in turn.
+absl::StatusOr<int> GpuOf(Communicator& meeting) {
+  MOE_ASSIGN_OR_RETURN(const int gpus, CudaDeviceCount());
+  const auto mine = static_cast<int64_t>(HostId());
+  std::vector<int64_t> hosts(meeting.size());
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(meeting.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(hosts), *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  const auto before = std::count(hosts.begin(), hosts.begin() + meeting.rank(), mine);
+  return static_cast<int>(before) % gpus;
+}
+
+absl::Status RunNcclRankOverMpi(const RunOptions& options, RankBody body) {
+  return RunMpiRank(options, [&](std::unique_ptr<Communicator> meeting) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const int gpu, GpuOf(*meeting));
+    MOE_ASSIGN_OR_RETURN(auto world,
+                         JoinNcclOver(*meeting, {.device = gpu, .timeout = options.timeout}));
+    return RunGuarded(body, std::move(world));
+  });
 }
 
 }  // namespace
 
-const char* NameOf(Backend backend) {
-  return backend == Backend::kLocal ? "local" : "mpi";
-}
-
-bool HasBackend(Backend backend) {
-  return backend == Backend::kLocal || !LinkedMpi().empty();
-}
-
-absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch) {
-  const bool launched = launch.source != LaunchSource::kNone;
-  if (request.ranks.has_value() && *request.ranks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanWorld: ranks is ", *request.ranks, ", expected >= 1"));
-  }
-  if (launched && launch.size > 0 && request.ranks.value_or(launch.size) != launch.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanWorld: ranks is ", *request.ranks, ", the launcher (",
-                     NameOf(launch.source), ") started ", launch.size, ", expected the same"));
-  }
-  if (launched && request.backend == Backend::kLocal) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanWorld: backend is local, but a launcher (", NameOf(launch.source),
-                     ") started this process; ranks that are threads are started without one"));
-  }
-  if (launch.source == LaunchSource::kTorchrun || launch.source == LaunchSource::kFlags) {
-    return absl::UnimplementedError(absl::StrCat(
-        "PlanWorld: a launch by ", NameOf(launch.source), " needs NCCL, which this build has not; ",
-        "start the ranks with: mpirun -n ", launch.size, " moe ..."));
-  }
-  const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
-  if (!HasBackend(backend)) return NotBuilt(backend);
-  WorldPlan plan{.backend = backend, .launch = launch};
-  if (backend == Backend::kLocal) {
-    plan.ranks = request.ranks.value_or(request.default_ranks);
-    return plan;
-  }
-  if (!launched && request.ranks.value_or(1) != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanWorld: backend is mpi with ranks ", *request.ranks,
-                     ", but no launcher started this process; start it with: mpirun -n ",
-                     *request.ranks, " moe ..."));
-  }
-  plan.ranks = launched ? launch.size : 1;
-  return plan;
-}
-
 absl::Status RunRanks(const RunOptions& options, RankBody body) {
-  if (options.plan.backend == Backend::kLocal) {
-    if (options.plan.ranks >= 1) return RunThreads(options, body);
+  const WorldPlan& plan = options.plan;
+  if (!plan.processes() && plan.ranks < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("RunRanks: ", options.plan.ranks, " ranks, expected >= 1"));
+        absl::StrCat("RunRanks: ", plan.ranks, " ranks, expected >= 1"));
   }
+  const bool nccl = plan.backend == Backend::kNccl;
+  if (!plan.processes()) {
+    return nccl ? RunNcclThreads(options, body) : RunLocalThreads(options, body);
+  }
+  if (nccl) return RunNcclRankOverMpi(options, body);
   return RunMpiRank(options, [body](std::unique_ptr<Communicator> world) {
     return RunGuarded(body, std::move(world));
   });

@@ -44,10 +44,10 @@ absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Strea
                    ", expected one target: use machines of one kind, or --numerics fast"));
 }
 
-absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank) {
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world) {
   if (kind == DeviceKind::kCpu) return Device();
   MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
-  const Device device = {kind, rank % count};
+  const Device device = world.device().value_or(Device{kind, world.rank() % count});
   MOE_ASSIGN_OR_RETURN(const CudaDevice mine, CudaDeviceAt(device.index));
   MOE_RETURN_IF_ERROR(mine.usable);
   return device;

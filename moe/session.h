@@ -29,9 +29,9 @@ struct SessionOptions {
 // ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
 
-// The device that a rank computes on: CUDA devices are dealt out in turn. kUnimplemented, with the
-// remedy, if there are none.
-absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, int rank);
+// The device that this rank of `world` computes on: its communicator's, or CUDA devices are dealt out
+// in turn. kUnimplemented, with the remedy, if there are none.
+absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 
 // One per rank, used by the thread that created it. Everything built from its context must be gone
 // before it.

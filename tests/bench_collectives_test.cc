@@ -155,9 +155,9 @@ TEST_P(BenchCollectivesTest, APlantedWrongElementIsCountedInEveryCall) {
       ASSERT_TRUE(timed.ok()) << timed.status();
       faulty.Arm(kind);
       for (int i = 0; i < 3; ++i) {
-        (*timed)->Prepare();
+        ASSERT_TRUE((*timed)->Prepare().ok());
         ASSERT_TRUE((*timed)->Call().ok());
-        wrong += (*timed)->CountWrong();
+        wrong += (*timed)->CountWrong().value();
       }
       EXPECT_EQ(wrong, comm.rank() == comm.size() - 1 ? 3 : 0) << NameOf(op);
     });
@@ -181,9 +181,9 @@ TEST_P(BenchCollectivesTest, AResultThatIsNotWrittenIsWrong) {
     const auto timed = CollectiveCase::Create({.op = Op::kMemcpy, .size_bytes = 400}, comm, stream);
     ASSERT_TRUE(timed.ok());
     ASSERT_TRUE((*timed)->Call().ok());
-    EXPECT_EQ((*timed)->CountWrong(), 0);
-    (*timed)->Prepare();
-    EXPECT_EQ((*timed)->CountWrong(), 100);  // every element of the last result is gone
+    EXPECT_EQ((*timed)->CountWrong().value(), 0);
+    ASSERT_TRUE((*timed)->Prepare().ok());
+    EXPECT_EQ((*timed)->CountWrong().value(), 100);  // every element of the last result is gone
   });
 }
 

@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/local/local_world.h"
 #include "kernels/base/cuda_devices.h"
+#include "moe/bench/collective_case.h"
 #include "moe/bench/gemm_bench.h"
 #include "moe/bench/kernel_bench.h"
 
@@ -209,6 +211,21 @@ TEST_F(BenchDeviceTest, ChecksOfLargeResultsFollowOneAnother) {
   EXPECT_EQ(range(0, 0, kMiB), std::pair(int64_t{0}, int64_t{0}));
   const auto cpu = KernelDevice::Create({}, threads_).value();
   EXPECT_EQ(CheckedRows(*cpu, 1, 70, kMiB).end, 70);
+}
+
+TEST_F(BenchDeviceTest, ACollectiveCountsWhatItDidNotWrite) {
+  const auto world = MakeLocalWorld({.ranks = 1});
+  for (const Op op : {Op::kMemcpy, Op::kAllToAll, Op::kAllReduce}) {
+    const auto timed = CollectiveCase::Create(
+        {.op = op, .size_bytes = 400, .all_reduce = AllReduceAlgorithm::kDirect}, *world[0],
+        device_->stream());
+    ASSERT_TRUE(timed.ok()) << timed.status();
+    ASSERT_TRUE((*timed)->Prepare().ok());
+    // A sum starts from its input, which is the result on one rank.
+    EXPECT_EQ((*timed)->CountWrong().value(), op == Op::kAllReduce ? 0 : 100) << NameOf(op);
+    ASSERT_TRUE((*timed)->Call().ok());
+    EXPECT_EQ((*timed)->CountWrong().value(), 0) << NameOf(op);
+  }
 }
 
 }  // namespace

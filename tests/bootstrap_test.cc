@@ -214,6 +214,29 @@ TEST(PlanWorldTest, ImpossibleRankCountsAreRefused) {
                                                     : absl::StatusCode::kUnimplemented);
 }
 
+TEST(PlanWorldTest, NcclIsOfGpusAndOfTheBuild) {
+  const absl::Status status = PlanWorld({.backend = Backend::kNccl}, {}).status();
+  if (!HasBackend(Backend::kNccl)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--device cuda"));
+  const WorldRequest request = {.backend = Backend::kNccl, .ranks = 2, .device = DeviceKind::kCuda};
+  const WorldPlan threads = PlanWorld(request, {}).value();
+  EXPECT_EQ(threads.backend, Backend::kNccl);
+  EXPECT_FALSE(threads.processes());
+  EXPECT_EQ(threads.rank(), 0);
+  const LaunchInfo launch = {.source = LaunchSource::kOpenMpi, .rank = 1, .size = 2};
+  const auto processes = PlanWorld(request, launch);
+  if (!HasBackend(Backend::kMpi)) {
+    EXPECT_EQ(processes.status().code(), absl::StatusCode::kUnimplemented);
+    return;
+  }
+  EXPECT_EQ(processes->meeting, Meeting::kMpi);
+  EXPECT_EQ(processes->rank(), 1);
+}
+
 RunOptions Threads(int ranks) {
   return {.plan = {.ranks = ranks}, .timeout = absl::Seconds(30)};
 }

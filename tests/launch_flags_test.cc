@@ -43,7 +43,7 @@ TEST(LaunchTest, WithoutALauncherRanksAreThreads) {
   ASSERT_TRUE(launch.ok()) << launch.status();
   EXPECT_EQ(launch->plan.backend, Backend::kLocal);
   EXPECT_EQ(launch->world.ranks, 4);
-  EXPECT_TRUE(launch->world.threads);
+  EXPECT_EQ(launch->world.backend, Backend::kLocal);
   EXPECT_EQ(Plan({"--ranks", "7"}, {})->world.ranks, 7);
   EXPECT_EQ(Plan({}, {"MOE_RANKS=6"})->world.ranks, 6);
   EXPECT_THAT(Refused({"--ranks", "0"}, {}, ExitCode::kUsage), HasSubstr("--ranks is 0"));
@@ -57,7 +57,7 @@ TEST(LaunchTest, ALauncherDecides) {
   EXPECT_EQ(launch->rank(), 1);
   EXPECT_EQ(launch->world.ranks, 3);
   EXPECT_EQ(launch->world.local_ranks, 2);
-  EXPECT_FALSE(launch->world.threads);
+  EXPECT_EQ(launch->world.backend, Backend::kMpi);
   EXPECT_TRUE(Plan({"--ranks", "3"}, OpenMpi(1, 3)).ok());
 }
 
@@ -95,6 +95,15 @@ TEST(LaunchTest, MpiNeedsALauncherForMoreThanOneRank) {
   EXPECT_THAT(Refused({"--backend", "mpi", "--ranks", "4"}, {}, ExitCode::kUsage),
               HasSubstr("mpirun -n 4"));
   EXPECT_EQ(Plan({"--backend", "mpi"}, {})->world.ranks, 1);
+}
+
+TEST(LaunchTest, NcclIsOfGpus) {
+  if (HasBackend(Backend::kNccl)) {
+    EXPECT_THAT(Refused({"--backend", "nccl"}, {}, ExitCode::kUsage), HasSubstr("--device cuda"));
+    return;
+  }
+  const std::string message = Refused({"--backend", "nccl"}, {}, ExitCode::kBackend);
+  EXPECT_THAT(message, ::testing::StartsWith("--backend is nccl, which this build has not"));
 }
 
 TEST(LaunchTest, CudaIsNotInThisBuild) {

@@ -375,7 +375,7 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
   EXPECT_THAT(MakeError({"--hidden-size", "100", "--num-attention-heads", "3"}),
               ::testing::StartsWith("--hidden-size is 100, expected"));
   EXPECT_THAT(MakeError({"--all-reduce", "library"}), HasSubstr("expected ring or direct"));
-  EXPECT_TRUE(Make({"--all-reduce", "library"}, {.ranks = 4, .threads = false}).ok());
+  EXPECT_TRUE(Make({"--all-reduce", "library"}, {.ranks = 4, .backend = Backend::kMpi}).ok());
   EXPECT_THAT(MakeError({"--dispatch", "hierarchical", "--ep", "4", "--node-size", "3"}),
               HasSubstr("--node-size is 3, expected 0 (one node) or a divisor of --ep 4"));
   EXPECT_THAT(MakeError({"--moe-token-group", "7"}), HasSubstr("--moe-token-group is 7, expected"));

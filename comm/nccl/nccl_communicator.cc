@@ -46,6 +46,9 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return group_->streams->size(); }
   absl::string_view backend() const override { return "nccl"; }
   absl::Duration timeout() const override { return shared().timeout(); }
+  std::optional<Device> device() const override {
+    return Device{DeviceKind::kCuda, shared().device()};
+  }
   absl::Status Barrier() override {
     return group_->memory_of_host.RollCall(phase(), CardOf("Barrier"), {}, {}).status();
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
@@ -36,6 +37,7 @@ absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const Cas
   }
   std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream));
   MOE_RETURN_IF_ERROR(made->Setup());
+  MOE_RETURN_IF_ERROR(made->Upload());
   return made;
 }
 
@@ -61,7 +63,8 @@ absl::Status CollectiveCase::TurnTo(int64_t call) {
   const int64_t records = CallsOf(spec_.routing);
   if (call % records == call_index_) return absl::OkStatus();
   call_index_ = call % records;
-  return SetupAllToAll();
+  MOE_RETURN_IF_ERROR(SetupAllToAll());
+  return Upload();
 }
 
 int64_t CollectiveCase::BlockElements() const {
@@ -69,11 +72,27 @@ int64_t CollectiveCase::BlockElements() const {
 }
 
 absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elements) {
-  MOE_ASSIGN_OR_RETURN(send_, Buffer::Allocate(send_elements * width()));
-  MOE_ASSIGN_OR_RETURN(recv_, Buffer::Allocate(result_elements * width()));
-  MOE_ASSIGN_OR_RETURN(want_, Buffer::Allocate(result_elements * width()));
+  const int64_t send_bytes = send_elements * width();
+  const int64_t result_bytes = result_elements * width();
+  MemoryResource* memory = &CpuMemory();
+  if (on_cuda()) {
+    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(stream_.device().index));
+    MOE_ASSIGN_OR_RETURN(host_send_, Buffer::Allocate(send_bytes));
+    MOE_ASSIGN_OR_RETURN(poison_, Buffer::Allocate(result_bytes, *memory, "poison"));
+  }
+  MOE_ASSIGN_OR_RETURN(send_, Buffer::Allocate(send_bytes, *memory, "what is sent"));
+  MOE_ASSIGN_OR_RETURN(recv_, Buffer::Allocate(result_bytes, *memory, "what is received"));
+  MOE_ASSIGN_OR_RETURN(want_, Buffer::Allocate(result_bytes));
   result_ = Elements(recv_, 0, result_elements);
   return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::Upload() {
+  if (!on_cuda()) return absl::OkStatus();
+  const std::vector<std::byte> poison(poison_.bytes(), std::byte{kPoison});
+  MOE_RETURN_IF_ERROR(stream_.Upload(host_send_.data(), send_.data(), send_.bytes()));
+  MOE_RETURN_IF_ERROR(stream_.Upload(poison.data(), poison_.data(), poison_.bytes()));
+  return stream_.Synchronize();
 }
 
 // Elements first, first + 1, ... of rank `source`'s send buffer.
@@ -96,7 +115,7 @@ absl::Status CollectiveCase::SetupAllGather() {
   size_elements_ = ranks * block;
   count_ = block;
   MOE_RETURN_IF_ERROR(Allocate(block, ranks * block));
-  FillTagged(send_.span<std::byte>(), comm_.rank(), 0);
+  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
   for (int s = 0; s < ranks; ++s) FillTagged(Elements(want_, s * block, block), s, 0);
   call_ = [this] {
     return comm_.AllGather<uint8_t>(SendBytes(), ResultBytes(), stream_);
@@ -114,12 +133,15 @@ absl::Status CollectiveCase::SetupPointToPoint() {
   traffic_.at(spec_.source, spec_.destination) = count;
   MOE_RETURN_IF_ERROR(
       Allocate(me == spec_.source ? count : 0, me == spec_.destination ? count : 0));
-  if (me == spec_.source) FillTagged(send_.span<std::byte>(), me, 0);
+  if (me == spec_.source) FillTagged(host_send().span<std::byte>(), me, 0);
   if (me == spec_.destination) FillTagged(want_.span<std::byte>(), spec_.source, 0);
   call_ = [this, me, local]() -> absl::Status {
     const int64_t bytes = count_ * width();
-    if (me == spec_.source && local) CopyBytes(recv_.data(), send_.data(), bytes);
-    if (local || (me != spec_.source && me != spec_.destination)) return absl::OkStatus();
+    if (local) {
+      return me == spec_.source ? stream_.CopyBytes(send_.data(), recv_.data(), bytes)
+                                : absl::OkStatus();
+    }
+    if (me != spec_.source && me != spec_.destination) return absl::OkStatus();
     const SendRecvOp op =
         me == spec_.source
             ? SendRecvOp{.peer = spec_.destination, .send = send_.data(), .bytes = bytes}
@@ -136,21 +158,30 @@ absl::Status CollectiveCase::SetupMemcpy() {
   traffic_ = Traffic(comm_.size());
   for (int r = 0; r < comm_.size(); ++r) traffic_.at(r, r) = count;
   MOE_RETURN_IF_ERROR(Allocate(count, count));
-  FillTagged(send_.span<std::byte>(), comm_.rank(), 0);
+  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
   FillTagged(want_.span<std::byte>(), comm_.rank(), 0);
-  call_ = [this] {
-    std::memcpy(recv_.data(), send_.data(), static_cast<size_t>(count_ * width()));
+  call_ = [this]() -> absl::Status {
+    const int64_t bytes = count_ * width();
+    if (on_cuda()) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
+    std::memcpy(recv_.data(), send_.data(), static_cast<size_t>(bytes));
     return absl::OkStatus();
   };
   return absl::OkStatus();
 }
 
-void CollectiveCase::Prepare() {
-  if (in_place_) {
-    CopyBytes(result_.data(), send_.data(), static_cast<int64_t>(result_.size()));
-    return;
+absl::Status CollectiveCase::Prepare() {
+  const auto bytes = static_cast<int64_t>(result_.size());
+  if (on_cuda()) {
+    const Buffer& from = in_place_ ? send_ : poison_;
+    MOE_RETURN_IF_ERROR(stream_.CopyBytes(from.data(), result_.data(), bytes));
+    return stream_.Synchronize();
   }
-  if (!result_.empty()) std::memset(result_.data(), kPoison, result_.size());
+  if (in_place_) {
+    CopyBytes(result_.data(), send_.data(), bytes);
+  } else if (bytes > 0) {
+    std::memset(result_.data(), kPoison, result_.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CollectiveCase::Call() {
@@ -158,12 +189,21 @@ absl::Status CollectiveCase::Call() {
   return stream_.Synchronize();
 }
 
-int64_t CollectiveCase::CountWrong() const {
+absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
+  std::vector<std::byte> downloaded;
+  absl::Span<const std::byte> result = result_;
+  if (on_cuda()) {
+    downloaded.resize(result_.size());
+    MOE_RETURN_IF_ERROR(
+        stream_.CopyBytes(result_.data(), downloaded.data(), static_cast<int64_t>(result_.size())));
+    MOE_RETURN_IF_ERROR(stream_.Synchronize());
+    result = downloaded;
+  }
   const auto bytes = static_cast<size_t>(width());
-  if (result_.empty() || std::memcmp(result_.data(), want_.data(), result_.size()) == 0) return 0;
+  if (result.empty() || std::memcmp(result.data(), want_.data(), result.size()) == 0) return 0;
   int64_t wrong = 0;
-  for (size_t at = 0; at < result_.size(); at += bytes) {
-    wrong += std::memcmp(result_.data() + at, want_.data() + at, bytes) != 0;
+  for (size_t at = 0; at < result.size(); at += bytes) {
+    wrong += std::memcmp(result.data() + at, want_.data() + at, bytes) != 0;
   }
   return wrong;
 }

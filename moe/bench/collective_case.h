@@ -41,12 +41,15 @@ struct CaseSpec {
   int source = 0, destination = 0;
 };
 
+// Buffers are memory of the stream's device.
+//
 // What an element of a buffer is, so that a misplaced one is a wrong one: bits that name source and
 // index where data is moved, small integers (exact sums in every type) where it is reduced.
 class CollectiveCase {
  public:
   // Collective; fills the buffers. `comm` and `stream` must outlive the case.
-  //   kInvalidArgument   a type, node size or algorithm that the collective does not have
+  //   kInvalidArgument   a type, node size or algorithm that the collective does not have; in a CUDA
+  //                      stream hierarchical, which moves memory of the host
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
                                                                 Communicator& comm, Stream& stream);
   CollectiveCase(const CollectiveCase&) = delete;
@@ -56,11 +59,11 @@ class CollectiveCase {
   absl::Status TurnTo(int64_t call);
   // Before every call: what is to be written becomes wrong everywhere; inputs that a call overwrites
   // are made anew. Not collective.
-  void Prepare();
+  absl::Status Prepare();
   // Collective; done when it returns.
   absl::Status Call();
   // Elements of this rank's result that differ from the exact one, bit for bit.
-  int64_t CountWrong() const;
+  absl::StatusOr<int64_t> CountWrong();
 
   // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance. Of
   // a trace: means over `calls` calls from the first record on.
@@ -93,6 +96,11 @@ class CollectiveCase {
   absl::Status UseHierarchicalAs();
 
   absl::Status Allocate(int64_t send_elements, int64_t result_elements);
+  // What setting up has put into host_send(), to the device.
+  absl::Status Upload();
+  bool on_cuda() const { return stream_.device().kind == DeviceKind::kCuda; }
+  // Where setting up writes what is sent.
+  Buffer& host_send() { return on_cuda() ? host_send_ : send_; }
   void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
   absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
     return buffer.span<std::byte>().subspan(first * width(), count * width());
@@ -107,7 +115,9 @@ class CollectiveCase {
   const CaseSpec spec_;
   Communicator& comm_;
   Stream& stream_;
-  Buffer send_, recv_, want_;
+  Buffer send_, recv_;            // of the stream's device
+  Buffer want_;                   // of the host
+  Buffer host_send_, poison_;     // in CUDA streams; poison_ is what recv_ is filled with
   absl::Span<std::byte> result_;  // what a call writes; compared with want_
   bool in_place_ = false;         // a call starts from a copy of send_ in result_
   std::string algorithm_;

@@ -40,7 +40,7 @@ absl::Status CollectiveCase::SetupAllToAll() {
   size_elements_ = traffic_.Largest();
   count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
   MOE_RETURN_IF_ERROR(Allocate(traffic_.Sent(me), traffic_.Received(me)));
-  FillTagged(send_.span<std::byte>(), me, 0);
+  FillTagged(host_send().span<std::byte>(), me, 0);
   std::vector<int> sources(ranks);
   std::iota(sources.begin(), sources.end(), 0);
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) {
@@ -56,9 +56,13 @@ absl::Status CollectiveCase::SetupAllToAll() {
     FillTagged(Elements(want_, place, traffic_.at(s, me)), s, first);
     place += traffic_.at(s, me);
   }
+  if (spec_.dispatch == DispatchAlgorithm::kHierarchical && on_cuda()) {
+    return absl::InvalidArgumentError(
+        "CollectiveCase: hierarchical dispatch moves memory of the host, expected staged");
+  }
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
-  const bool direct =
-      spec_.dispatch == DispatchAlgorithm::kDirect && comm_.has_peer_memory(DeviceKind::kCpu);
+  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !on_cuda() &&
+                      comm_.has_peer_memory(DeviceKind::kCpu);
   return direct ? UseDirect() : UseStaged();
 }
 

@@ -43,12 +43,15 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   const int ranks = comm_.size();
   const int me = comm_.rank();
   const int64_t block = BlockElements();
-  algorithm_ = comm_.backend() == "local" ? "direct" : "pairwise";
+  algorithm_ = "library";
+  if (comm_.backend() == "local") algorithm_ = "direct";
+  if (comm_.backend() == "mpi") algorithm_ = "pairwise";
   traffic_ = EvenTraffic(ranks, block);
   size_elements_ = ranks * block;
   count_ = block;
   MOE_RETURN_IF_ERROR(Allocate(ranks * block, block));
-  for (int64_t i = 0; i < ranks * block; ++i) send_.span<T>()[i] = Exact<T>(Term(me, i));
+  const absl::Span<T> sent = host_send().span<T>();
+  for (int64_t i = 0; i < ranks * block; ++i) sent[i] = Exact<T>(Term(me, i));
   for (int64_t i = 0; i < block; ++i) {
     want_.span<T>()[i] = Exact<T>(SumOfTerms(ranks, me * block + i));
   }
@@ -67,8 +70,9 @@ absl::Status CollectiveCase::SetupAllReduce() {
   size_elements_ = count_ = count;
   in_place_ = true;
   MOE_RETURN_IF_ERROR(Allocate(count, count));
+  const absl::Span<T> sent = host_send().span<T>();
   for (int64_t i = 0; i < count; ++i) {
-    send_.span<T>()[i] = Exact<T>(Term(comm_.rank(), i));
+    sent[i] = Exact<T>(Term(comm_.rank(), i));
     want_.span<T>()[i] = Exact<T>(SumOfTerms(ranks, i));
   }
   traffic_ =
@@ -91,7 +95,7 @@ absl::Status CollectiveCase::SetupAllReduce() {
   if (spec_.all_reduce == AllReduceAlgorithm::kRing) {
     return absl::InvalidArgumentError(
         absl::StrCat("CollectiveCase: the ring sums f32 and i64, not ", moe::NameOf(spec_.dtype),
-                     ", expected direct (threads) or library (mpi)"));
+                     ", expected direct (local) or library (mpi, nccl)"));
   }
   call_ = [this, count] {
     return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_);

@@ -59,7 +59,7 @@ int64_t NextBatch(const TimingSummary& so_far, absl::Duration elapsed,
 absl::Status WarmUp(CollectiveCase& what, int calls) {
   for (int i = 0; i < calls; ++i) {
     MOE_RETURN_IF_ERROR(what.TurnTo(i));
-    what.Prepare();
+    MOE_RETURN_IF_ERROR(what.Prepare());
     MOE_RETURN_IF_ERROR(what.Call());
   }
   return absl::OkStatus();
@@ -111,39 +111,48 @@ void SetTimes(const TimingSummary& summary, BenchRow& row) {
 
 }  // namespace
 
-absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm,
-                                          Stream& stream) {
+absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device) {
+  if (device.kind == DeviceKind::kCpu) return MakeInlineStream();
+  return MakeStream(device);
+}
+
+absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm) {
+  const auto stream = MakeInlineStream();
   const auto mine = static_cast<int64_t>(HostId());
   std::vector<int64_t> all(comm.size());
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
   WorldFacts facts;
   facts.hosts = static_cast<int>(std::set<int64_t>(all.begin(), all.end()).size());
   facts.clocks = facts.hosts == 1 ? ClocksShared::kYes : ClocksShared::kNo;
-  facts.transport = comm.backend() == "local" ? "memory" : std::string(mpi);
+  facts.transport = std::string(comm.backend() == "mpi" ? mpi : comm.backend());
+  if (comm.backend() == "local") facts.transport = "memory";
   return facts;
 }
 
 absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
                                                   int64_t calls, Check check, int64_t& wrong,
-                                                  Communicator& comm, Stream& stream) {
+                                                  Communicator& comm) {
   static_assert(sizeof(CallStamps) == 2 * sizeof(int64_t));
   std::vector<CallStamps> mine(calls);
   for (CallStamps& call : mine) {
     MOE_RETURN_IF_ERROR(timed.TurnTo(first++));
-    timed.Prepare();
+    MOE_RETURN_IF_ERROR(timed.Prepare());
     MOE_RETURN_IF_ERROR(comm.Barrier());
     call.enter_ns = MonotonicNs();
     MOE_RETURN_IF_ERROR(timed.Call());
     call.leave_ns = MonotonicNs();
-    if (check == Check::kYes) wrong += timed.CountWrong();
+    if (check == Check::kNo) continue;
+    MOE_ASSIGN_OR_RETURN(const int64_t wrong_here, timed.CountWrong());
+    wrong += wrong_here;
   }
   std::vector<CallStamps> all(static_cast<size_t>(calls) * comm.size());
   const absl::Span<const int64_t> send(reinterpret_cast<const int64_t*>(mine.data()),
                                        2 * mine.size());
   const absl::Span<int64_t> received(reinterpret_cast<int64_t*>(all.data()), 2 * all.size());
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>(send, received, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
   return all;
 }
 
@@ -174,8 +183,8 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   int64_t wrong = 0;
   int64_t batch = options.iterations;
   while (batch > 0) {
-    MOE_ASSIGN_OR_RETURN(const auto stamps, TimeCalls(*timed, summary.calls, batch, options.check,
-                                                      wrong, comm, stream));
+    MOE_ASSIGN_OR_RETURN(const auto stamps,
+                         TimeCalls(*timed, summary.calls, batch, options.check, wrong, comm));
     Record(stamps, *timed, spec, summary.calls, comm, options.trace);
     calls.Append(stamps);
     summary = calls.Summary(members, facts.clocks);
@@ -183,14 +192,15 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
       int64_t unchecked = 0;
       MOE_ASSIGN_OR_RETURN(const auto copied,
                            TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations),
-                                     Check::kNo, unchecked, comm, stream));
+                                     Check::kNo, unchecked, comm));
       Record(copied, *copy, {.op = Op::kMemcpy}, 0, comm, options.trace);
       copies.Append(copied);
     }
     batch = NextBatch(summary, calls.Elapsed(), options);
   }
-  MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const auto host = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(comm.AllReduce<int64_t>({&wrong, 1}, ReduceOp::kSum, *host));
+  MOE_RETURN_IF_ERROR(host->Synchronize());
   row.wrong = options.check == Check::kYes ? wrong : -1;
   timed->Describe(summary.calls, row);
   SetTimes(summary, row);

@@ -203,7 +203,7 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   LayerSpec whole = spec;
   if (whole.expert_parallel_size == 0) whole.expert_parallel_size = world->size();
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(whole.device, world->rank()));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(whole.device, *world));
   MOE_ASSIGN_OR_RETURN(const auto session,
                        Session::Create({.device = device,
                                         .expert_parallel_size = whole.expert_parallel_size,

@@ -17,9 +17,11 @@
 #include "moe/cli/bench_output.h"
 #include "moe/cli/bench_settings.h"
 #include "moe/cli/command.h"
+#include "moe/cli/layer_settings.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
 #include "moe/cli/trace_file.h"
+#include "moe/session.h"
 
 namespace moe::cli {
 namespace {
@@ -82,12 +84,13 @@ void BenchRun::Note(const bench::BenchRow& row) const {
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
   if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world));
-  const auto stream = MakeInlineStream();
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
+  MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
   MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
   bench::MeasureOptions measure = options_.measure;
   measure.trace = trace->recorder();
   if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
-  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world, *stream));
+  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world));
   if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
   for (const int64_t size : options_.sizes) {
     bench::CaseSpec spec = options_.spec;
@@ -153,9 +156,16 @@ absl::Status BenchRun::Run() {
   return Verdict();
 }
 
-// Kernels of one rank run on a GPU; what ranks exchange is memory of the host.
-ComputesOn DevicesOf(const BenchCall& call) {
-  return bench::OpOf(call.operation).has_value() ? ComputesOn::kCpu : ComputesOn::kAnyDevice;
+// Other backends move memory of the host alone: a time would be that of copies to and from it.
+absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
+  if (launch.device.kind == DeviceKind::kCuda && launch.plan.backend != Backend::kNccl) {
+    return absl::UnimplementedError(
+        "--device is cuda, expected cpu, or --backend nccl, which moves memory of GPUs");
+  }
+  if (launch.device.kind == DeviceKind::kCuda && settings.is("dispatch", "hierarchical")) {
+    return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
+  }
+  return CheckDevices(launch, settings);
 }
 
 absl::Status Run(const Invocation& invocation) {
@@ -165,7 +175,7 @@ absl::Status Run(const Invocation& invocation) {
   if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
   if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch,
-                       PlanLaunch(call.settings, invocation.environment, DevicesOf(call)));
+                       PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !call.settings.on("quiet")) {
@@ -177,9 +187,9 @@ absl::Status Run(const Invocation& invocation) {
     return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,
                                                    ", expected a collective or layer"));
   }
-  if (call.settings.given("share-device") && call.operation != "layer") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--share-device is of no use with ", call.operation, ", expected layer"));
+  if (call.settings.given("share-device") && !collective && call.operation != "layer") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--share-device is of no use with ", call.operation, ", expected a collective or layer"));
   }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
   if (call.operation == "layer") {
@@ -187,6 +197,7 @@ absl::Status Run(const Invocation& invocation) {
     return RunLayerBench(call, launch);
   }
   if (!collective) return RunKernelBench(call, launch);
+  MOE_RETURN_IF_ERROR(CheckExchange(launch, call.settings));
   return BenchRun(call, launch).Run();
 }
 

@@ -94,7 +94,7 @@ absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
   MOE_RETURN_IF_ERROR(RefuseGiven(
       call.settings, kOneRank,
       absl::StrCat("none: ", call.operation, " runs on one rank; its threads are --threads")));
-  if (launch.plan.backend == Backend::kLocal) return absl::OkStatus();
+  if (!launch.plan.processes()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(call.operation, " runs on one rank, expected no launcher"));
 }

@@ -13,6 +13,7 @@
 #include "moe/cli/bench_settings.h"
 #include "moe/cli/config_file.h"
 #include "moe/cli/exit_code.h"
+#include "moe/cli/launch.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/program.h"
 #include "moe/cli/suggest.h"
@@ -84,10 +85,11 @@ absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& sp
   return SetDispatch(settings, ranks, spec);
 }
 
-absl::Status SetAllReduce(const Settings& settings, bool threads, bench::CaseSpec& spec) {
+absl::Status SetAllReduce(const Settings& settings, Backend backend, bench::CaseSpec& spec) {
   const std::string& name = settings.text("all-reduce");
   const bool ring_sums = spec.dtype == DType::kFloat32 || spec.dtype == DType::kInt64;
-  const char* const own = threads ? "direct" : "library";
+  const bool local = backend == Backend::kLocal;
+  const char* const own = local ? "direct" : "library";
   if (name != "auto" && spec.op != bench::Op::kAllReduce) {
     return WrongFlag("--all-reduce", name, "none: it is of allreduce");
   }
@@ -96,14 +98,9 @@ absl::Status SetAllReduce(const Settings& settings, bool threads, bench::CaseSpe
         "--all-reduce", name,
         absl::StrCat(own, " for -d ", settings.text("datatype"), ": the ring sums f32 and i64"));
   }
-  if ((threads && name == "library") || (!threads && name == "direct")) {
-    return WrongFlag("--all-reduce", name,
-                     absl::StrCat("ring or ", own, " on ",
-                                  threads ? "threads, which have no library"
-                                          : "processes, which have no peer memory"));
-  }
+  MOE_RETURN_IF_ERROR(CheckAllReduce(settings, backend));
   spec.all_reduce = name == "ring" || (name == "auto" && ring_sums) ? AllReduceAlgorithm::kRing
-                    : threads                                       ? AllReduceAlgorithm::kDirect
+                    : local                                         ? AllReduceAlgorithm::kDirect
                                                                     : AllReduceAlgorithm::kLibrary;
   return absl::OkStatus();
 }
@@ -173,7 +170,7 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));
   if (options.spec.routing.kind == bench::RoutingSpec::kTrace) UseTrace(settings, options);
-  MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.threads, options.spec));
+  MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.backend, options.spec));
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
   MOE_RETURN_IF_ERROR(
       SetOutput(settings, bench::NumberNamesOf(bench::BenchFields({})), options.output));

@@ -53,6 +53,7 @@ the same threads just before each call
 --device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold caches;
 limits are a copy of the device and a dense product of cuBLAS. gate then has two more kernels: select
 (ids, weights and counts alone; -d bf16 too) and plan (slots sorted by expert)
+--device cuda --backend nccl: collectives in the memory of GPUs, one a rank
 
 layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
 medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward, for
@@ -158,7 +159,7 @@ void AddTraffic(Table& table) {
         Kind::kWord,
         "NAME",
         "auto",
-        "library: MPI's (mpi only); direct: peers' memory (threads only); auto: the ring for its "
+        "library: MPI's or NCCL's; direct: peers' memory (local only); auto: the ring for its "
         "types, else what the backend has",
         {"auto", "ring", "direct", "library"}}});
 }

@@ -106,7 +106,8 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
   const int rank = world->rank();
   MOE_ASSIGN_OR_RETURN(const auto expert_parallel, world->Split(rank / ep, rank));
   MOE_ASSIGN_OR_RETURN(const auto expert_data_parallel, world->Split(rank % ep, rank));
-  const auto stream = MakeInlineStream();
+  // Where training moved it: on the GPU over NCCL, else on the host.
+  MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(world->device().value_or(Device())));
   std::vector<CommRate> rates;
   if (ep > 1) {
     MOE_ASSIGN_OR_RETURN(CommRate rate,

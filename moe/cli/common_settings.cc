@@ -13,7 +13,9 @@ void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
                  Kind::kWord,
                  "NAME",
                  "auto",
-                 "local: threads; mpi: processes; auto: mpi under mpirun, else local",
+                 "local: threads; mpi: processes; nccl: a GPU each, threads or under mpirun "
+                 "processes; auto: mpi "
+                 "under mpirun, else local",
                  {"auto", "local", "mpi", "nccl"}}});
   AddDeviceSetting(group, table);
 }

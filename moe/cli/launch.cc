@@ -11,6 +11,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
+#include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/layer_settings.h"
@@ -35,15 +36,12 @@ WorldRequest RequestOf(const Settings& settings) {
   if (settings.given("ranks")) request.ranks = settings.integer("ranks");
   if (settings.is("backend", "local")) request.backend = Backend::kLocal;
   if (settings.is("backend", "mpi")) request.backend = Backend::kMpi;
+  if (settings.is("backend", "nccl")) request.backend = Backend::kNccl;
+  if (settings.is("device", "cuda")) request.device = DeviceKind::kCuda;
   return request;
 }
 
 }  // namespace
-
-absl::Status NoNccl() {
-  return absl::UnimplementedError(
-      "--backend is nccl, expected local or mpi: no command starts NCCL ranks yet");
-}
 
 absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on) {
   if (!settings.is("device", "cuda")) return Device{};
@@ -78,13 +76,18 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on) {
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
-  if (settings.is("backend", "nccl")) return NoNccl();
   MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
   Launch launch{.device = device};
   const WorldRequest request = RequestOf(settings);
   absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
   if (!plan.ok()) return InFlags(plan.status());
   launch.plan = *std::move(plan);
+  if (launch.plan.backend == Backend::kNccl) {
+    const absl::Status nccl = CheckNccl();
+    if (!nccl.ok()) {
+      return absl::Status(nccl.code(), absl::StrCat("--backend is nccl: ", nccl.message()));
+    }
+  }
   // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
   const int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
   if (ranks < 1) {
@@ -96,8 +99,25 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
       .ranks = ranks,
       .local_ranks = launch.plan.launch.local_size > 0 ? launch.plan.launch.local_size : ranks,
       .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
-      .threads = launch.plan.backend == Backend::kLocal};
+      .backend = launch.plan.backend};
   return launch;
+}
+
+absl::Status CheckAllReduce(const Settings& settings, Backend backend) {
+  const std::string& name = settings.text("all-reduce");
+  const bool local = backend == Backend::kLocal;
+  if (name != (local ? "library" : "direct")) return absl::OkStatus();
+  return WrongFlag("--all-reduce", name,
+                   local ? "ring or direct on backend local, which has no library"
+                         : absl::StrCat("ring or library on backend ", moe::NameOf(backend),
+                                        ", where the host's memory is not shared"));
+}
+
+std::string LauncherText(const Launch& launch) {
+  if (!launch.plan.processes()) return "";
+  if (launch.plan.meeting == Meeting::kMpi)
+    return absl::StrCat("mpirun -n ", launch.world.ranks, " ");
+  return absl::StrCat("torchrun --no-python --nproc-per-node ", launch.world.local_ranks, " ");
 }
 
 absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
@@ -106,12 +126,17 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
     return share ? WrongFlag("--share-device", "given", "--device cuda beside it")
                  : absl::OkStatus();
   }
+  const bool exclusive = launch.plan.backend == Backend::kNccl && !launch.plan.processes();
+  if (share && exclusive) {
+    return WrongFlag("--share-device", "given",
+                     "--backend local beside it: NCCL takes one GPU for one thread");
+  }
   if (share) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   if (launch.world.local_ranks <= count) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
-                   count, count == 1 ? " GPU" : " GPUs", ", or --share-device"));
+                   count, count == 1 ? " GPU" : " GPUs", exclusive ? "" : ", or --share-device"));
 }
 
 }  // namespace moe::cli

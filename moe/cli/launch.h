@@ -21,8 +21,7 @@ struct Launch {
   WorldPlan plan;
   World world;
   Device device;  // what every rank computes on
-  // Of this process: the rank under MPI, 0 for threads.
-  int rank() const { return plan.backend == Backend::kMpi ? plan.launch.rank : 0; }
+  int rank() const { return plan.rank(); }
 };
 
 // Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for
@@ -35,8 +34,6 @@ enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
 // From --device. kUnimplemented as below.
 absl::StatusOr<Device> DeviceOf(const Settings& settings,
                                 ComputesOn computes_on = ComputesOn::kAnyDevice);
-// Of --backend nccl: kUnimplemented.
-absl::Status NoNccl();
 
 // From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
 //   kInvalidArgument (exit 2): contradictions, by name
@@ -45,6 +42,13 @@ absl::Status NoNccl();
 absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on = ComputesOn::kCpu);
+
+// kInvalidArgument: the backend has not the algorithm that --all-reduce names.
+absl::Status CheckAllReduce(const Settings& settings, Backend backend);
+
+// What starts such a launch, before the program's name: "", "mpirun -n 4 ",
+// "torchrun --no-python --nproc-per-node 4 ".
+std::string LauncherText(const Launch& launch);
 
 // Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it has
 // GPUs, without --share-device.

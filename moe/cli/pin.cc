@@ -24,8 +24,7 @@ absl::Status PinToCore(int rank) {
 }
 
 absl::Status PinRank(const Launch& launch, const Communicator& world) {
-  const bool processes = launch.plan.backend != Backend::kLocal;
-  return PinToCore(processes ? launch.plan.launch.local_rank : world.rank());
+  return PinToCore(launch.plan.processes() ? launch.plan.launch.local_rank : world.rank());
 }
 
 }  // namespace moe::cli

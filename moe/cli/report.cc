@@ -34,6 +34,7 @@ std::string CountText(int64_t count) {
 }
 
 const char* RanksAre(const std::string& backend) {
+  if (backend == "nccl") return "GPUs over NCCL";
   return backend == "local" ? "threads of this process" : "MPI processes";
 }
 

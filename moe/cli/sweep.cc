@@ -287,17 +287,13 @@ absl::Status SweepRun::RunPoints(Communicator* world) {
 }
 
 std::string SweepRun::ResumeCommand() const {
-  const Launch& launch = plan_.launch();
-  const std::string launcher = launch.plan.backend == Backend::kLocal
-                                   ? std::string()
-                                   : absl::StrCat("mpirun -n ", launch.world.ranks, " ");
   // What the environment or a file says for the other measure would be refused as a flag.
   std::vector<std::string> skip = {"out", "resume"};
   for (const Setting& s : PointSettings()) {
     if (IsOfOther(plan_.measure(), s)) skip.push_back(s.name);
   }
-  return absl::StrCat(launcher, ShellQuote(invocation_.program), " sweep", FlagsOf(settings_, skip),
-                      " --resume ", ShellQuote(output_.path()));
+  return absl::StrCat(LauncherText(plan_.launch()), ShellQuote(invocation_.program), " sweep",
+                      FlagsOf(settings_, skip), " --resume ", ShellQuote(output_.path()));
 }
 
 void SweepRun::Interrupted() {
@@ -321,7 +317,7 @@ absl::Status SweepRun::Run() {
   MOE_RETURN_IF_ERROR(Prepare());
   std::optional<InterruptWatch> watch;
   if (speaks()) watch.emplace([this] { Interrupted(); });
-  if (plan_.launch().plan.backend == Backend::kLocal) {
+  if (!plan_.launch().plan.processes()) {
     MOE_RETURN_IF_ERROR(RunPoints(nullptr));
   } else {
     const auto body = [&](std::unique_ptr<Communicator> world) {

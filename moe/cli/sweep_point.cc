@@ -48,9 +48,10 @@ double RowSkew(const Settings& settings, int ep) {
 
 // Without shared memory a direct dispatcher runs staged, and the row would not say so.
 absl::Status CheckDispatch(const Settings& settings, const World& world) {
-  if (world.threads || !settings.is("dispatch", "direct")) return absl::OkStatus();
+  if (world.backend == Backend::kLocal || !settings.is("dispatch", "direct"))
+    return absl::OkStatus();
   return WrongFlag("--dispatch", "direct",
-                   "staged or hierarchical: ranks are processes here, direct needs threads");
+                   "staged or hierarchical: direct needs the threads of backend local");
 }
 
 absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, int ranks, int ep) {

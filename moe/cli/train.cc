@@ -52,12 +52,11 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
 // The command line that gives the same run.
 std::string CommandOf(const Invocation& invocation, const Settings& settings,
                       const Launch& launch) {
-  const bool processes = launch.plan.backend != Backend::kLocal;
-  const std::string launcher =
-      processes ? absl::StrCat("mpirun -n ", launch.world.ranks, " ") : std::string();
+  const bool processes = launch.plan.processes();
   std::vector<std::string> skip = {"quiet", "verbose", "color", "log-interval"};
   if (processes) skip.emplace_back("ranks");
-  return absl::StrCat(launcher, ShellQuote(invocation.program), " train", FlagsOf(settings, skip));
+  return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
+                      FlagsOf(settings, skip));
 }
 
 // A run whose settings are known.

@@ -11,6 +11,7 @@
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
+#include "moe/cli/launch.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/train_batch.h"
 #include "moe/cli/train_settings.h"
@@ -146,12 +147,7 @@ absl::Status CheckProgram(const Settings& settings, const World& world,
       return WrongFlag(absl::StrCat("--", name), settings.text(name), "more than 0");
     }
   }
-  if (world.threads && train.all_reduce == AllReduceAlgorithm::kLibrary) {
-    return WrongFlag(
-        "--all-reduce", "library",
-        "ring or direct: ranks are threads here, which have no library; it needs mpirun");
-  }
-  return absl::OkStatus();
+  return CheckAllReduce(settings, world.backend);
 }
 
 absl::Status CheckSizes(const lm::TrainConfig& train) {

@@ -10,6 +10,7 @@
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
+#include "comm/world_plan.h"
 #include "moe/cli/settings.h"
 #include "moe/lm/trainer.h"
 
@@ -36,7 +37,7 @@ struct World {
   int ranks = 1;
   int local_ranks = 1;  // on this machine
   int cores = 1;        // of this machine
-  bool threads = true;  // ranks are threads of this process
+  Backend backend = Backend::kLocal;
 };
 
 // Finds everything that can be wrong without reading the text: kInvalidArgument with flag, value

@@ -115,7 +115,7 @@ void AddParallel(Table& table) {
         Kind::kWord,
         "NAME",
         "ring",
-        "of gradients; direct reads peers' memory; library is MPI's own (mpi only)",
+        "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own",
         {"ring", "direct", "library"}},
        {kGroup, "bucket-size-mb", "", 0, Kind::kReal, "MiB", Text(d.bucket_bytes >> 20),
         "of gradients that travel together"},

@@ -10,8 +10,8 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/command.h"
 #include "moe/cli/program.h"
-#include "moe/cli/verify_mpi.h"
 #include "moe/cli/verify_options.h"
+#include "moe/cli/verify_processes.h"
 #include "moe/cli/verify_report.h"
 
 namespace moe::cli {
@@ -29,7 +29,7 @@ absl::Status RefuseLauncher(const Invocation& invocation) {
 
 // Started by verify itself, below a launcher of its own.
 bool IsWorker(const Invocation& invocation) {
-  return invocation.args.size() >= 2 && invocation.args[0] == kMpiWorkerFlag;
+  return invocation.args.size() >= 2 && invocation.args[0] == kWorkerFlag;
 }
 
 absl::Status PrintTo(std::FILE* file, const std::string& text) {
@@ -43,7 +43,8 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
   verify::VerifyPlan plan = {.cases = options.cases,
                              .fault = options.fault,
                              .device = options.device,
-                             .timeout = options.comm_timeout};
+                             .timeout = options.comm_timeout,
+                             .nccl_processes = !options.mpirun.empty()};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
     if (absl::IsFailedPrecondition(problem.status())) {
@@ -53,7 +54,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
     MOE_RETURN_IF_ERROR(problem.status());
     plan.problems.push_back(*std::move(problem));
   }
-  MpiLauncher launcher(invocation, options, plan.problems);
+  ProcessLauncher launcher(invocation, options, plan.problems);
   std::vector<std::pair<VerifyWriter, std::FILE*>> writers;
   writers.emplace_back(VerifyWriter(options.output, options, plan.problems), stdout);
   if (!options.output_stderr.empty()) {
@@ -70,10 +71,10 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
       if (printed.ok()) printed = status;
     }
   };
-  const auto run_mpi = [&](int ranks, const std::vector<verify::Case>& cases) {
+  const auto run_processes = [&](int ranks, const std::vector<verify::Case>& cases) {
     return launcher.Run(ranks, cases);
   };
-  MOE_RETURN_IF_ERROR(verify::Verify(plan, run_mpi, on_report));
+  MOE_RETURN_IF_ERROR(verify::Verify(plan, run_processes, on_report));
   MOE_RETURN_IF_ERROR(printed);
   for (auto& [writer, file] : writers) MOE_RETURN_IF_ERROR(PrintTo(file, writer.Tail()));
   const std::string summary =
@@ -103,14 +104,15 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
   if (!worker_folder.empty()) {
-    MOE_RETURN_IF_ERROR(RunMpiWorker(worker_folder, options, invocation));
+    MOE_RETURN_IF_ERROR(RunWorker(worker_folder, options, invocation));
     return ExitCode::kOk;
   }
   for (const std::string& warning : warnings) {
     if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
   }
   if (options.needs_mpi) {
-    if (const absl::Status status = MpiLauncher::CheckPresent(options, invocation); !status.ok()) {
+    if (const absl::Status status = ProcessLauncher::CheckPresent(options, invocation);
+        !status.ok()) {
       return absl::UnimplementedError(
           absl::StrCat("--layouts names transport=mpi, but ", status.message()));
     }

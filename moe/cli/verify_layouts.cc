@@ -84,7 +84,9 @@ absl::Status SetAxis(const std::string& name, const Texts& values, LayoutRequest
   } else if (name == "transport") {
     MOE_ASSIGN_OR_RETURN(
         axes.transport,
-        (Named<Backend>(name, values, {{"local", Backend::kLocal}, {"mpi", Backend::kMpi}})));
+        (Named<Backend>(
+            name, values,
+            {{"local", Backend::kLocal}, {"mpi", Backend::kMpi}, {"nccl", Backend::kNccl}})));
     request.names_transport = true;
     request.names_mpi = std::count(values.begin(), values.end(), "mpi") != 0;
   } else if (name == "dispatch") {

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 
+#include "comm/nccl/nccl_world.h"
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
@@ -168,14 +169,26 @@ absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) 
     }
     return absl::OkStatus();
   }
-  if (settings.is("backend", "nccl")) return NoNccl();
   if (request.names_transport) {
     return WrongFlag("--backend", settings.text("backend"),
                      "no such flag beside transport=... of --layouts");
   }
   request.names_mpi = settings.is("backend", "mpi");
-  request.axes.transport = {request.names_mpi ? Backend::kMpi : Backend::kLocal};
+  request.axes.transport = {Backend::kLocal};
+  if (request.names_mpi) request.axes.transport = {Backend::kMpi};
+  if (settings.is("backend", "nccl")) request.axes.transport = {Backend::kNccl};
   return absl::OkStatus();
+}
+
+absl::Status CheckNcclAxis(const LayoutRequest& request, const VerifyOptions& options) {
+  const auto& transport = request.axes.transport;
+  if (std::count(transport.begin(), transport.end(), Backend::kNccl) == 0) return absl::OkStatus();
+  if (options.device != DeviceKind::kCuda) {
+    return absl::InvalidArgumentError(
+        "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
+  }
+  const absl::Status nccl = CheckNccl();
+  return absl::Status(nccl.code(), absl::StrCat("transport nccl: ", nccl.message()));
 }
 
 // One gate: a problem per capacity, and the layouts of each.
@@ -243,6 +256,7 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
   if (options.device == DeviceKind::kCuda && !request.names_dispatch) {
     request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
   }
+  MOE_RETURN_IF_ERROR(CheckNcclAxis(request, options));
   options.needs_mpi = request.names_mpi;
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));

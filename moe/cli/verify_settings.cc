@@ -55,9 +55,10 @@ Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,di
 overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet in
 some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device cuda all
 of them compute on GPUs, which ranks take in turn, and transport is local, dispatch staged,direct.
+transport=nccl: a GPU for each rank, layouts of more ranks are skipped.
 
 Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
-8 timeout, 10 transport=mpi was named and this machine or build has no MPI.
+8 timeout, 10 a transport or device was named that this machine or build has not.
 )";
 
 std::vector<std::string> FaultWords() {
@@ -81,7 +82,8 @@ void AddRun(std::vector<Setting>& table) {
         Kind::kWord,
         "NAME",
         "auto",
-        "local or mpi: transport=NAME of --layouts; auto: both, with --device cuda local",
+        "local, mpi, nccl: transport=NAME of --layouts; auto: local and mpi, with --device cuda "
+        "local",
         {"auto", "local", "mpi", "nccl"}},
        {kGroup,
         "numerics",
@@ -115,12 +117,13 @@ void AddRun(std::vector<Setting>& table) {
 void AddOutput(std::vector<Setting>& table) {
   const char* const kGroup = "Output and settings";
   AddFormSettings(kGroup, table);
-  table.insert(
-      table.end(),
-      {{kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "",
-        "starts the MPI processes; default: mpirun of the MPI that this build is linked with"},
-       {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
-       {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"}});
+  table.insert(table.end(),
+               {{kGroup, "mpirun", "", 0, Kind::kText, "PROGRAM", "",
+                 "starts ranks that are processes; default: mpirun of the MPI that this build is "
+                 "linked with, "
+                 "and ranks over NCCL are threads, a GPU each"},
+                {kGroup, "quiet", "", 'q', Kind::kSwitch, "", "", "failures and the summary alone"},
+                {kGroup, "verbose", "", 'v', Kind::kSwitch, "", "", "a row for every tensor"}});
   AddTimeoutSetting(kGroup, table);
   AddHelpSettings(kGroup, table);
 }

@@ -370,7 +370,7 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, world->rank()));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
   MOE_ASSIGN_OR_RETURN(
       const auto session,
       Session::Create({.device = device,

@@ -345,7 +345,7 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
   config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
   config.overlap_degree = layout.overlap;
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, world->rank()));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
   MOE_ASSIGN_OR_RETURN(const auto session,
                        Session::Create({.device = device,
                                         .expert_parallel_size = layout.expert_parallel,

@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::verify {
@@ -19,8 +20,9 @@ absl::Status InCase(const Case& what, const absl::Status& status) {
 }
 
 absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
+  const Backend backend = what.layout.transport;
   LayerResult result;
-  const RunOptions options = {.plan = {.backend = Backend::kLocal, .ranks = what.layout.ranks},
+  const RunOptions options = {.plan = {.backend = backend, .ranks = what.layout.ranks},
                               .timeout = plan.timeout};
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
@@ -38,18 +40,23 @@ absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& wha
 
 class Run {
  public:
-  Run(const VerifyPlan& plan, const MpiRunner& run_mpi,
+  Run(const VerifyPlan& plan, const ProcessRunner& run_processes,
       const std::function<void(const CaseReport&)>& on_report)
-      : plan_(plan), run_mpi_(run_mpi), on_report_(on_report) {}
+      : plan_(plan), run_processes_(run_processes), on_report_(on_report) {}
 
   absl::Status All() {
     MOE_RETURN_IF_ERROR(OneRank());
     for (const Case& what : plan_.cases) {
-      if (what.layout.transport != Backend::kLocal) continue;
+      if (OfProcesses(what)) continue;
+      MOE_ASSIGN_OR_RETURN(const std::string missing, MissingGpus(what.layout));
+      if (!missing.empty()) {
+        on_report_({.what = what, .skipped = missing});
+        continue;
+      }
       MOE_ASSIGN_OR_RETURN(const LayerResult result, RunOnThreads(plan_, what));
       ReportAgainstOneRank(what, result);
     }
-    return Mpi();
+    return Processes();
   }
 
  private:
@@ -72,13 +79,26 @@ class Run {
     return absl::OkStatus();
   }
 
-  absl::Status Mpi() {
-    std::map<int, std::vector<Case>> by_ranks;  // one launch each
+  bool OfProcesses(const Case& what) const {
+    if (what.layout.transport == Backend::kNccl) return plan_.nccl_processes;
+    return what.layout.transport == Backend::kMpi;
+  }
+
+  // Why threads over NCCL cannot run; "" if they can.
+  static absl::StatusOr<std::string> MissingGpus(const Layout& layout) {
+    if (layout.transport != Backend::kNccl) return std::string();
+    MOE_ASSIGN_OR_RETURN(const int gpus, CudaDeviceCount());
+    if (layout.ranks <= gpus) return std::string();
+    return absl::StrCat(layout.ranks, " ranks, ", gpus, gpus == 1 ? " GPU" : " GPUs");
+  }
+
+  absl::Status Processes() {
+    std::map<std::pair<Backend, int>, std::vector<Case>> launches;
     for (const Case& what : plan_.cases) {
-      if (what.layout.transport == Backend::kMpi) by_ranks[what.layout.ranks].push_back(what);
+      if (OfProcesses(what)) launches[{what.layout.transport, what.layout.ranks}].push_back(what);
     }
-    for (const auto& [ranks, cases] : by_ranks) {
-      const absl::StatusOr<std::vector<LayerResult>> results = run_mpi_(ranks, cases);
+    for (const auto& [launch, cases] : launches) {
+      const absl::StatusOr<std::vector<LayerResult>> results = run_processes_(launch.second, cases);
       if (!results.ok() && !absl::IsUnimplemented(results.status())) return results.status();
       for (size_t i = 0; i < cases.size(); ++i) {
         if (results.ok()) {
@@ -102,7 +122,7 @@ class Run {
   }
 
   const VerifyPlan& plan_;
-  const MpiRunner& run_mpi_;
+  const ProcessRunner& run_processes_;
   const std::function<void(const CaseReport&)>& on_report_;
   std::map<Key, LayerResult> one_rank_;
 };
@@ -114,9 +134,9 @@ bool CaseReport::ok() const {
          std::all_of(tensors.begin(), tensors.end(), [](const TensorReport& t) { return t.ok(); });
 }
 
-absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
+absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
                     const std::function<void(const CaseReport&)>& on_report) {
-  return Run(plan, run_mpi, on_report).All();
+  return Run(plan, run_processes, on_report).All();
 }
 
 absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,

@@ -32,6 +32,8 @@ struct VerifyPlan {
   Fault fault = Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;        // of all ranks
   absl::Duration timeout = absl::Seconds(60);  // of every wait of a rank
+  // Ranks over NCCL are processes, which the launcher starts; else threads, a GPU each.
+  bool nccl_processes = false;
 };
 
 // What a case is compared with.
@@ -50,18 +52,19 @@ struct CaseReport {
   bool ok() const;
 };
 
-// Runs cases whose transport is MPI on `ranks` processes: results in the order of `cases`, or why
-// they cannot run (kUnimplemented: skipped; anything else: the verification fails).
-using MpiRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
+// Runs cases of one transport on `ranks` processes: results in the order of `cases`, or why they
+// cannot run (kUnimplemented: skipped; anything else: the verification fails).
+using ProcessRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
     int ranks, const std::vector<Case>& cases)>;
 
 // First the one-rank product of every (problem, numerics) against the reference, then every case
-// against that product. on_report hears of each as it is known: MPI cases last. Errors are those of
-// ranks (timeouts, lost peers), not wrong results.
-absl::Status Verify(const VerifyPlan& plan, const MpiRunner& run_mpi,
+// against that product. on_report hears of each as it is known: those of processes last. Errors are
+// those of ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than the
+// machine's GPUs are skipped.
+absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
                     const std::function<void(const CaseReport&)>& on_report);
 
-// The runs of one rank, one after the other; collective over `world`. For MPI processes.
+// The runs of one rank, one after the other; collective over `world`. For processes.
 absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
                                                   const std::vector<Case>& cases, Fault fault,
                                                   DeviceKind device, Communicator& world);

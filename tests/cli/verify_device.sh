@@ -23,8 +23,6 @@ run "$moe" verify "${small[@]}" --inject gradient-scale-by-ep -q
 expect 1 "a planted fault"
 grep -qE "experts.down_proj.weight.* FAILED" "$work/stdout" || fail "the planted fault: not in its tensor"
 
-run "$moe" verify "${small[@]}" --backend nccl
-expect 10 "a backend that is not there"
 run "$moe" verify --backend local --layouts 'transport=local'
 expect 2 "the axis named twice"
 finish

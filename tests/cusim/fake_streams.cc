@@ -12,7 +12,12 @@
 namespace cusim {
 namespace {
 
-Machine machine;
+int FirstDevices() {
+  const char* const devices = std::getenv("CUSIM_DEVICES");
+  return devices == nullptr ? Machine().devices : std::atoi(devices);
+}
+
+Machine machine = {.devices = FirstDevices()};
 thread_local bool in_host_function = false;
 
 template <typename Handle>

@@ -34,8 +34,8 @@ struct Machine {
   cudaError_t driver = cudaSuccess;        // what every call returns where there is no driver
   cudaError_t kernel_image = cudaSuccess;  // what a launch returns: no code for this architecture
   cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
-  int devices = 2;
-  size_t memory_bytes = size_t{4} << 30;  // of each device
+  int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
+  size_t memory_bytes = size_t{4} << 30;   // of each device
 };
 const Machine& TheMachine();
 class ScopedMachine {

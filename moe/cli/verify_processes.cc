@@ -1,4 +1,4 @@
-#include "moe/cli/verify_mpi.h"
+#include "moe/cli/verify_processes.h"
 
 #include <cerrno>
 #include <cstdlib>
@@ -120,8 +120,8 @@ void WriteRequest(const std::string& path, const std::vector<verify::Case>& case
   for (const verify::Case& c : cases) {
     const verify::Layout& l = c.layout;
     file << c.problem << ' ' << problems[c.problem].data_seed << ' ' << static_cast<int>(c.numerics)
-         << ' ' << l.ranks << ' ' << l.expert_parallel << ' ' << static_cast<int>(l.dispatch) << ' '
-         << l.overlap << '\n';
+         << ' ' << static_cast<int>(l.transport) << ' ' << l.ranks << ' ' << l.expert_parallel
+         << ' ' << static_cast<int>(l.dispatch) << ' ' << l.overlap << '\n';
   }
 }
 
@@ -136,14 +136,14 @@ absl::StatusOr<Request> ReadRequest(const std::string& path, const VerifyOptions
   request.problems.resize(options.problems.size());
   size_t problem = 0;
   uint64_t seed = 0;
-  int numerics = 0, dispatch = 0;
+  int numerics = 0, transport = 0, dispatch = 0;
   verify::Layout layout;
-  layout.transport = Backend::kMpi;
-  while (file >> problem >> seed >> numerics >> layout.ranks >> layout.expert_parallel >>
-         dispatch >> layout.overlap) {
+  while (file >> problem >> seed >> numerics >> transport >> layout.ranks >>
+         layout.expert_parallel >> dispatch >> layout.overlap) {
     if (problem >= options.problems.size()) {
       return absl::InternalError("the request names a problem that is not there");
     }
+    layout.transport = static_cast<Backend>(transport);
     layout.dispatch = static_cast<DispatchAlgorithm>(dispatch);
     request.cases.push_back({problem, static_cast<Numerics>(numerics), layout});
     if (!request.problems[problem].tensors.empty()) continue;
@@ -183,19 +183,19 @@ absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
     }
   }
   if (!file || file.peek() != std::ifstream::traits_type::eof()) {
-    return absl::InternalError("MPI processes left results of another length than asked for");
+    return absl::InternalError("the processes left results of another length than asked for");
   }
   return results;
 }
 
 }  // namespace
 
-MpiLauncher::~MpiLauncher() {
+ProcessLauncher::~ProcessLauncher() {
   std::error_code ignored;
   if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
-absl::Status MpiLauncher::MakeFolder() {
+absl::Status ProcessLauncher::MakeFolder() {
   if (!folder_.empty()) return absl::OkStatus();
   std::error_code error;
   std::string pattern = (fs::temp_directory_path(error) / "moe-verify-XXXXXX").string();
@@ -206,10 +206,10 @@ absl::Status MpiLauncher::MakeFolder() {
   return absl::OkStatus();
 }
 
-absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t cases) {
+absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_t cases) {
   std::vector<std::string> arguments = {
-      mpirun,         "-n",   absl::StrCat(ranks), ThisProgram(invocation_.program), "verify",
-      kMpiWorkerFlag, folder_};
+      mpirun,      "-n",   absl::StrCat(ranks), ThisProgram(invocation_.program), "verify",
+      kWorkerFlag, folder_};
   arguments.insert(arguments.end(), invocation_.args.begin(), invocation_.args.end());
   std::vector<std::string> environment = ChildEnvironment(invocation_.environment);
   const std::string errors = folder_ + kErrors;
@@ -243,8 +243,9 @@ absl::Status MpiLauncher::Launch(const std::string& mpirun, int ranks, size_t ca
       ours ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
-absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options, const Invocation& invocation) {
-  if (!HasBackend(Backend::kMpi)) {
+absl::Status ProcessLauncher::CheckPresent(const VerifyOptions& options,
+                                           const Invocation& invocation) {
+  if (!HasBackend(Backend::kMpi) && options.mpirun.empty()) {
     return absl::UnimplementedError("this build has no MPI");
   }
   if (LauncherOf(options, invocation).empty()) {
@@ -254,7 +255,7 @@ absl::Status MpiLauncher::CheckPresent(const VerifyOptions& options, const Invoc
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
+absl::StatusOr<std::vector<verify::LayerResult>> ProcessLauncher::Run(
     int ranks, const std::vector<verify::Case>& cases) {
   MOE_RETURN_IF_ERROR(CheckPresent(options_, invocation_));
   MOE_RETURN_IF_ERROR(MakeFolder());
@@ -265,13 +266,16 @@ absl::StatusOr<std::vector<verify::LayerResult>> MpiLauncher::Run(
   return ReadResults(folder_ + kResults, cases, problems_);
 }
 
-absl::Status RunMpiWorker(const std::string& folder, const VerifyOptions& options,
-                          const Invocation& invocation) {
-  Settings world({{"", "ranks", "", 0, Kind::kInteger, "R", "1", ""},
-                  {"", "backend", "", 0, Kind::kText, "NAME", "mpi", ""},
-                  {"", "device", "", 0, Kind::kText, "NAME", "cpu", ""}});
-  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(world, invocation.environment));
+absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
+                       const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(folder + kRequest, options));
+  const Backend transport = request.cases.front().layout.transport;
+  const char* const device = options.device == DeviceKind::kCuda ? "cuda" : "cpu";
+  Settings world({{"", "ranks", "", 0, Kind::kInteger, "R", "1", ""},
+                  {"", "backend", "", 0, Kind::kText, "NAME", NameOf(transport), ""},
+                  {"", "device", "", 0, Kind::kText, "NAME", device, ""}});
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(world, invocation.environment, ComputesOn::kAnyDevice));
   return RunRanks(RankOptions(launch, options.comm_timeout, "verify"),
                   [&](std::unique_ptr<Communicator> ranks) -> absl::Status {
                     MOE_ASSIGN_OR_RETURN(const auto results,

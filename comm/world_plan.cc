@@ -1,0 +1,88 @@
+#include "comm/world_plan.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/nccl/nccl_world.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+absl::Status NotBuilt(Backend backend) {
+  return absl::UnimplementedError(absl::StrCat(
+      "PlanWorld: backend is ", NameOf(backend), ", which this build has not, expected ",
+      backend == Backend::kNccl && HasBackend(Backend::kMpi) ? "local or mpi" : "local"));
+}
+
+bool ByTorchrun(const LaunchInfo& launch) {
+  return launch.source == LaunchSource::kTorchrun || launch.source == LaunchSource::kFlags;
+}
+
+absl::Status CheckRanks(const WorldRequest& request, const LaunchInfo& launch) {
+  if (request.ranks.has_value() && *request.ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PlanWorld: ranks is ", *request.ranks, ", expected >= 1"));
+  }
+  const bool launched = launch.source != LaunchSource::kNone;
+  if (!launched || launch.size == 0 || request.ranks.value_or(launch.size) == launch.size) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("PlanWorld: ranks is ", *request.ranks,
+                                                 ", the launcher (", NameOf(launch.source),
+                                                 ") started ", launch.size, ", expected the same"));
+}
+
+}  // namespace
+
+const char* NameOf(Backend backend) {
+  if (backend == Backend::kNccl) return "nccl";
+  return backend == Backend::kLocal ? "local" : "mpi";
+}
+
+bool HasBackend(Backend backend) {
+  if (backend == Backend::kNccl) return HasNccl();
+  return backend == Backend::kLocal || !LinkedMpi().empty();
+}
+
+absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch) {
+  const bool launched = launch.source != LaunchSource::kNone;
+  MOE_RETURN_IF_ERROR(CheckRanks(request, launch));
+  if (launched && request.backend == Backend::kLocal) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PlanWorld: backend is local, but a launcher (", NameOf(launch.source),
+                     ") started this process; ranks that are threads are started without one"));
+  }
+  if (ByTorchrun(launch)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "PlanWorld: a launch by ", NameOf(launch.source), " needs NCCL, which this build has not; ",
+        "start the ranks with: mpirun -n ", launch.size, " moe ..."));
+  }
+  const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
+  if (!HasBackend(backend)) return NotBuilt(backend);
+  if (backend == Backend::kNccl && request.device != DeviceKind::kCuda) {
+    return absl::InvalidArgumentError(
+        "PlanWorld: backend is nccl, whose ranks compute on GPUs: expected --device cuda beside "
+        "it");
+  }
+  WorldPlan plan{.backend = backend, .launch = launch};
+  if (!launched && backend != Backend::kMpi) {
+    plan.ranks = request.ranks.value_or(request.default_ranks);
+    return plan;
+  }
+  if (!HasBackend(Backend::kMpi)) {
+    return absl::UnimplementedError(
+        absl::StrCat("PlanWorld: this build has no MPI, over which the ranks that ",
+                     NameOf(launch.source), " started would meet"));
+  }
+  if (!launched && request.ranks.value_or(1) != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PlanWorld: backend is mpi with ranks ", *request.ranks,
+                     ", but no launcher started this process; start it with: mpirun -n ",
+                     *request.ranks, " moe ..."));
+  }
+  plan.meeting = Meeting::kMpi;
+  plan.ranks = launched ? launch.size : 1;
+  return plan;
+}
+
+}  // namespace moe

@@ -1,0 +1,63 @@
+// Decides how many ranks there are and where: from what the user asked for and who started the process.
+#ifndef MOE_COMM_WORLD_PLAN_H_
+#define MOE_COMM_WORLD_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "comm/bootstrap.h"
+#include "kernels/base/stream.h"
+
+namespace moe {
+
+enum class Backend : uint8_t {
+  kLocal,  // ranks are threads of this process
+  kMpi,    // this process is one rank
+  kNccl,   // each rank has a GPU: threads of this process, or under a launcher this process is one
+};
+const char* NameOf(Backend backend);  // "local", "mpi", "nccl"
+
+// Whether this build has the backend; "openmpi" or "mpich", "" without MPI.
+bool HasBackend(Backend backend);
+absl::string_view LinkedMpi();
+
+// What the user asked for; nullopt: not given.
+struct WorldRequest {
+  std::optional<Backend> backend;
+  std::optional<int> ranks;
+  int default_ranks = 4;                 // that are threads
+  DeviceKind device = DeviceKind::kCpu;  // what ranks compute on
+};
+
+// Where the ranks of a world come together.
+enum class Meeting : uint8_t {
+  kThreads,  // in this process
+  kMpi,      // processes: MPI is their backend, or tells them NCCL's id
+  kTcp,      // processes that torchrun started: rank 0 tells NCCL's id (comm/nccl/nccl_store.h)
+};
+
+struct WorldPlan {
+  Backend backend = Backend::kLocal;
+  Meeting meeting = Meeting::kThreads;
+  int ranks = 1;  // 0: only MPI knows
+  LaunchInfo launch;
+
+  bool processes() const { return meeting != Meeting::kThreads; }
+  // Of this process; 0 where ranks are its threads.
+  int rank() const { return processes() ? launch.rank : 0; }
+};
+
+// Decides where the ranks run, before any starts. The environment decides unless flags do: MPI
+// under a launcher, NCCL under torchrun on GPUs, threads without one. Pure.
+//   kInvalidArgument: ranks < 1, ranks that differ from the launcher's, local under a launcher, mpi
+//     under torchrun, nccl on CPUs
+//   kUnimplemented: the backend, or the MPI that ranks of nccl would meet over, is not in this build;
+//     a launch by RANK and WORLD_SIZE (torchrun) on CPUs: the message has the mpirun line to use
+absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch);
+
+}  // namespace moe
+
+#endif  // MOE_COMM_WORLD_PLAN_H_

@@ -1,0 +1,56 @@
+// Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program per
+// rank count, and what runs inside.
+#ifndef MOE_MOE_CLI_VERIFY_PROCESSES_H_
+#define MOE_MOE_CLI_VERIFY_PROCESSES_H_
+
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "moe/cli/command.h"
+#include "moe/cli/verify_options.h"
+#include "moe/verify/verify.h"
+
+namespace moe::cli {
+
+// The argument that makes `moe verify` one of the processes: the folder of the request and the
+// results follows it, then the flags of the verify that started it.
+inline constexpr char kWorkerFlag[] = "--worker";
+
+// Starts the processes of one rank count and collects their results.
+class ProcessLauncher {
+ public:
+  ProcessLauncher(const Invocation& invocation, const VerifyOptions& options,
+                  const std::vector<verify::Problem>& problems)
+      : invocation_(invocation), options_(options), problems_(problems) {}
+  ~ProcessLauncher();
+  ProcessLauncher(const ProcessLauncher&) = delete;
+  ProcessLauncher& operator=(const ProcessLauncher&) = delete;
+
+  // kUnimplemented: there is no --mpirun, or without one no MPI in this build.
+  static absl::Status CheckPresent(const VerifyOptions& options, const Invocation& invocation);
+
+  // `cases` are of one transport. As CheckPresent. kDeadlineExceeded: the processes took longer than
+  // --comm-timeout and what their cases may take. Others: what they ended with.
+  absl::StatusOr<std::vector<verify::LayerResult>> Run(int ranks,
+                                                       const std::vector<verify::Case>& cases);
+
+ private:
+  absl::Status MakeFolder();
+  absl::Status Launch(const std::string& mpirun, int ranks, size_t cases);
+
+  const Invocation& invocation_;
+  const VerifyOptions& options_;
+  const std::vector<verify::Problem>& problems_;
+  std::string folder_;
+};
+
+// One process of a verify: runs the cases of the folder's request; rank 0 writes the results.
+absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
+                       const Invocation& invocation);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_VERIFY_PROCESSES_H_
