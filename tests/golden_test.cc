@@ -15,6 +15,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/hf/block_run.h"
+#include "tests/layer_harness.h"
 #include "tests/local_ranks.h"
 
 namespace moe::hf {
@@ -51,6 +52,7 @@ BlockResult RunCase(const LayerWeights& weights, const BlockInput& input, const 
   testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     BlockRunOptions mine = options;
+    mine.device = testing::LayerDevice();
     mine.expert_parallel_size = layout.expert_parallel;
     MOE_ASSIGN_OR_RETURN(BlockResult result, RunBlock(weights, input, mine, std::move(world)));
     const std::lock_guard<std::mutex> lock(mu);

@@ -88,7 +88,8 @@ TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
   const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
   const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
   const Parameter* const down = add("experts.1.down_proj.weight", 2, 2);
-  ASSERT_TRUE(weights->Load(store, *MakeInlineStream()).ok());
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
   // Expert 1's part of [E, H, 2F] is [[8, 9, 10, 11], [12, 13, 14, 15]]: columns g0 u0 g1 u1.
   EXPECT_THAT(gate_up->master(), ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
   EXPECT_THAT(bias->master(), ElementsAre(4, 6, 5, 7));

@@ -6,15 +6,6 @@ moe_test(gradient_reducer_test LABELS unit cpu threads SOURCES gradient_reducer_
 moe_test(moe_layer_test LABELS unit cpu threads SOURCES moe_layer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(moe_layer_gates_test LABELS unit cpu
   SOURCES moe_layer_gates_test.cc LIBS layer_harness TIMEOUT 300)
-if(MOE_CUDA_SIMULATED)
-  # The layer's own tests, on the device.
-  foreach(test moe_layer_test moe_layer_gates_test)
-    add_test(NAME ${test}_on_device COMMAND ${test})
-    set_tests_properties(${test}_on_device PROPERTIES LABELS "unit;device" TIMEOUT 600
-      ENVIRONMENT MOE_TEST_DEVICE=cuda)
-    add_dependencies(device_tests ${test})
-  endforeach()
-endif()
 add_library(transformer_harness STATIC transformer_harness.cc transformer_oracle.cc)
 target_link_libraries(transformer_harness PUBLIC layer_harness PRIVATE moe_private_flags)
 moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transformer_config_test.cc
@@ -36,8 +27,17 @@ moe_test(io_memory_test LABELS unit SOURCES io_memory_test.cc counting_new.cc
   LIBS moe_moe nlohmann_json::nlohmann_json)
 # Public models
 moe_test(hf_test LABELS unit SOURCES hf_config_test.cc hf_weights_test.cc LIBS moe_moe)
-moe_test(golden_test LABELS unit cpu threads SOURCES golden_test.cc LIBS moe_moe TIMEOUT 300)
+moe_test(golden_test LABELS unit cpu threads SOURCES golden_test.cc LIBS layer_harness TIMEOUT 300)
 target_compile_definitions(golden_test PRIVATE MOE_GOLDEN_DATA="${CMAKE_CURRENT_SOURCE_DIR}/golden/data")
+if(MOE_CUDA_SIMULATED)
+  # The layer's own tests and the public models, on the device.
+  foreach(test moe_layer_test moe_layer_gates_test golden_test)
+    add_test(NAME ${test}_on_device COMMAND ${test})
+    set_tests_properties(${test}_on_device PROPERTIES LABELS "unit;device" TIMEOUT 600
+      ENVIRONMENT MOE_TEST_DEVICE=cuda)
+    add_dependencies(device_tests ${test})
+  endforeach()
+endif()
 # moe verify's library
 moe_test(verify_test LABELS unit cpu threads SOURCES verify_test.cc LIBS moe_verify TIMEOUT 300)
 moe_test(verify_reference_test LABELS unit SOURCES verify_reference_test.cc verify_compare_test.cc

@@ -58,6 +58,7 @@ class LayerRun {
 // Everything that can be refused, before a rank starts.
 absl::Status LayerRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeLayerOptions(settings_, launch_.world));
+  options_.run.device = launch_.device.kind;
   auto config = hf::ReadHfConfig(options_.config);
   MOE_RETURN_IF_ERROR(InputError("--hf-config", config.status()));
   auto checkpoint = Checkpoint::Open(options_.weights);
@@ -197,7 +198,9 @@ absl::Status Run(const Invocation& invocation) {
                        LoadLayerSettings(invocation.args, invocation.environment, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(LayerHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
-  MOE_ASSIGN_OR_RETURN(const Launch launch, PlanLaunch(settings, invocation.environment));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
+  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe layer: warning: {}\n", warning);

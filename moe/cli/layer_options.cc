@@ -79,6 +79,7 @@ void AddFiles(Table& table) {
 void AddRanks(Table& table) {
   const char* const kGroup = "Ranks and numbers";
   AddRankSettings(kGroup, table);
+  AddShareDeviceSetting(kGroup, table);
   table.push_back({kGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N", "",
                    "EP: ranks that share one set of experts; divides R; default: R"});
   AddThreadsSetting(kGroup, table);

@@ -126,7 +126,7 @@ absl::Status SweepPlan::FindLaunches(absl::Span<const std::string> environment) 
     const bool given = point.given("ranks");
     const int ranks = point.integer("ranks");
     if (launches_.count(ranks) > 0 || (!given && !launches_.empty())) continue;
-    MOE_ASSIGN_OR_RETURN(Launch launch, PlanLaunch(point, environment));
+    MOE_ASSIGN_OR_RETURN(Launch launch, PlanLaunch(point, environment, ComputesOn::kAnyDevice));
     const int found = launch.world.ranks;
     launches_.emplace(given ? ranks : found, std::move(launch));
     if (!given) return base_.Set(*base_.Find("ranks"), {absl::StrCat(found)}, Origin::kFlag, "");
@@ -166,6 +166,7 @@ PlannedPoint SweepPlan::At(size_t index, const SweepText& text) const {
   point.repetitions = repetitions_;
   FillPoint(settings, point);
   planned.label = LabelOf(settings);
+  if (planned.refused.ok()) planned.refused = CheckDevices(planned.launch, settings);
   if (!planned.refused.ok()) return planned;
   planned.refused = measure_ == Measure::kTrain ? PlanTraining(settings, text.corpus, planned)
                                                 : PlanLayer(settings, planned);

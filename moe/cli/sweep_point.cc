@@ -146,6 +146,7 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
                    .tokens = settings.integer("tokens"),
                    .layer = layer,
                    .expert_parallel_size = ep,
+                   .device = planned.launch.device.kind,
                    .threads = static_cast<int>(planned.point.threads),
                    .seed = settings.seed("seed")};
   if (!settings.empty("routing")) {

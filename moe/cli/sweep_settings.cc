@@ -21,13 +21,14 @@ using Table = std::vector<Setting>;
 constexpr const char* kOfOneRun[] = {"out",   "eval-interval", "log-interval", "quiet", "verbose",
                                      "color", "config",        "print-config", "help"};
 // How a point runs, without a say in what comes out.
-constexpr const char* kNoResult[] = {"comm-timeout", "backend", "device"};
+constexpr const char* kNoResult[] = {"comm-timeout", "backend", "share-device"};
 constexpr const char* kLayerOnly[] = {"tokens",       "routing",   "iters",
                                       "warmup-iters", "max-noise", "timeout"};
 // What a layer alone has, and how it runs; all else of a point is of training.
 constexpr const char* kShared[] = {"router",
                                    "ranks",
                                    "threads",
+                                   "device",
                                    "expert-model-parallel-size",
                                    "dispatch",
                                    "node-size",

@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "moe/gradient_reducer.h"
 #include "moe/hf/family.h"
@@ -32,7 +33,7 @@ std::vector<T> Convert(const std::vector<float>& in) {
 }
 
 template <typename T>
-void Append(const std::vector<T>& from, std::vector<float>& to) {
+void Append(absl::Span<const T> from, std::vector<float>& to) {
   for (const T value : from) to.push_back(static_cast<float>(value));
 }
 
@@ -51,7 +52,7 @@ class RankRun {
         tokens_(input.x.tensor->shape[0]),
         block_tokens_(BlockTokens(tokens_)),
         blocks_((tokens_ + block_tokens_ - 1) / block_tokens_),
-        store_(DTypeOf<T>::value, /*seed=*/0) {}
+        store_(DTypeOf<T>::value, /*seed=*/0, *context_.memory) {}
 
   absl::StatusOr<BlockResult> Run();
 
@@ -68,7 +69,7 @@ class RankRun {
                                           int64_t count) const;
   // The tokens of one block, or none of them.
   absl::Status Round(int64_t first, int64_t count, GradientReady ready);
-  void KeepRouting(const RouterSaved<T>& router);
+  absl::Status KeepRouting(const RouterSaved<T>& router);
   absl::Status GatherTokens();
   // On rank 0: `mine` of every rank, in rank order; `width` elements a token.
   template <typename V>
@@ -120,7 +121,7 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
   MOE_RETURN_IF_ERROR(SlowestTimes());
   if (trace != nullptr) {
     MOE_ASSIGN_OR_RETURN(result_.trace_left_out,
-                         ExportTrace(*trace, sink_, world_, *context_.compute));
+                         ExportTrace(*trace, sink_, world_, *context_.host));
   }
   result_.tokens = tokens_;
   return std::move(result_);
@@ -129,7 +130,7 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
 template <typename T>
 absl::Status RankRun<T>::Build() {
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(moe_, /*prefix=*/"", store_, context_));
-  MOE_RETURN_IF_ERROR(weights_.Load(store_, *context_.compute));
+  MOE_RETURN_IF_ERROR(weights_.Load(store_, *context_.compute, *context_.host));
   if (!backward()) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(reducer_, MakeReducer());
   return reducer_->Begin();
@@ -148,8 +149,8 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> RankRun<T>::MakeReducer() {
     }
   }
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<float>(absl::MakeSpan(&largest, 1), ReduceOp::kMax, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllReduce<float>(absl::MakeSpan(&largest, 1), ReduceOp::kMax, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   const int scale_log2 = largest > 0 ? std::ilogb(largest) : 0;
   return GradientReducer::Create(
       {.grid = {.unit_log2 = kUnitLog2 + scale_log2, .max_terms = std::max<int64_t>(1, blocks_)}},
@@ -167,12 +168,14 @@ absl::StatusOr<std::vector<float>> RankRun<T>::Read(const CheckpointTensor& rows
 
 template <typename T>
 absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready) {
-  const WorkspaceScope scope(*context_.workspace);
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto x_values, Read(input_.x, first, count));
-  std::vector<T> x = Convert<T>(x_values);
-  std::vector<T> y(x.size());
-  const auto view = [&](std::vector<T>& rows) {
-    return MatrixView<T>(rows.data(), count, moe_.router.hidden_size);
+  const std::vector<T> host_x = Convert<T>(x_values);
+  const auto elements = static_cast<int64_t>(host_x.size());
+  MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
+  MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(elements));
+  const auto view = [&](auto rows) {
+    return MatrixView(rows.data(), count, moe_.router.hidden_size);
   };
   const int64_t bounds[] = {0, count};
   const Batch batch = {.sequence_offsets = bounds,
@@ -186,37 +189,45 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
   }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   result_.forward_seconds += SecondsSince(start);
-  Append(y, result_.y);
-  KeepRouting(saved.router);
+  MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
+  Append(host_y, result_.y);
+  MOE_RETURN_IF_ERROR(KeepRouting(saved.router));
   if (!backward()) return absl::OkStatus();
 
   MOE_ASSIGN_OR_RETURN(const auto dy_values, Read(input_.dy, first, count));
-  std::vector<T> dy = Convert<T>(dy_values);
-  std::vector<T> dx(x.size());
+  const std::vector<T> host_dy = Convert<T>(dy_values);
+  MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
+  MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(elements));
   start = Clock::now();
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "backward"}, *context_.compute, [&] {
     return layer_->Backward(view(dy), saved, /*loss_scale=*/1.0f, view(dx), ready);
   }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   result_.backward_seconds += SecondsSince(start);
-  Append(dx, result_.dx);
+  MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
+  Append(host_dx, result_.dx);
   return absl::OkStatus();
 }
 
 template <typename T>
-void RankRun<T>::KeepRouting(const RouterSaved<T>& router) {
-  const Routing& routing = router.routing;
-  for (int64_t t = 0; t < routing.tokens(); ++t) {
-    const int64_t slot = routing.slot_offset[t];
-    const int64_t choices = routing.slot_offset[t + 1] - slot;
+absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router) {
+  const Routing& here = router.on_device;
+  MOE_ASSIGN_OR_RETURN(const auto slot_offset, OnHost(here.slot_offset, context_));
+  MOE_ASSIGN_OR_RETURN(const auto expert, OnHost(here.expert, context_));
+  MOE_ASSIGN_OR_RETURN(const auto weight, OnHost(here.weight, context_));
+  MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
+  const int64_t outputs = moe_.router.num_outputs();
+  for (int64_t t = 0; t < here.tokens(); ++t) {
+    const int64_t slot = slot_offset[t];
+    const int64_t choices = slot_offset[t + 1] - slot;
     for (int64_t k = 0; k < moe_.router.top_k; ++k) {
-      result_.expert_ids.push_back(k < choices ? routing.expert[slot + k] : -1);
-      result_.expert_weights.push_back(k < choices ? routing.weight[slot + k] : 0.0f);
+      result_.expert_ids.push_back(k < choices ? expert[slot + k] : -1);
+      result_.expert_weights.push_back(k < choices ? weight[slot + k] : 0.0f);
     }
-    const float* const logits = router.logits.row(t);
-    result_.router_logits.insert(result_.router_logits.end(), logits,
-                                 logits + moe_.router.num_outputs());
   }
+  result_.router_logits.insert(result_.router_logits.end(), logits.begin(),
+                               logits.begin() + here.tokens() * outputs);
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -229,8 +240,8 @@ absl::Status RankRun<T>::GatherRows(std::vector<V>& mine, int64_t width) {
     receive[r] = (FirstToken(r + 1) - FirstToken(r)) * width;
   }
   MOE_RETURN_IF_ERROR(
-      world_.AllToAllV<V>(mine, send, absl::MakeSpan(all), receive, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllToAllV<V>(mine, send, absl::MakeSpan(all), receive, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   mine = std::move(all);
   return absl::OkStatus();
 }
@@ -250,8 +261,8 @@ template <typename T>
 absl::Status RankRun<T>::CheckGradients() {
   MOE_ASSIGN_OR_RETURN(int64_t bad, reducer_->NonFinite());
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   if (bad == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "weight gradients: ", bad, " elements are not finite or above 2^23 / ", blocks_,
@@ -282,7 +293,7 @@ absl::Status RankRun<T>::GatherGradients() {
 template <typename T>
 absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int owner) {
   Communicator& group = context_.mesh->expert_parallel();
-  Stream& stream = *context_.compute;
+  Stream& stream = *context_.host;
   if (group.rank() != owner && group.rank() != 0) return absl::OkStatus();
   std::vector<float> values(ShapeOf(kind, moe_).size());
   const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(float));
@@ -297,9 +308,13 @@ absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int 
   const auto found = std::find_if(parameters.begin(), parameters.end(),
                                   [&](const auto& p) { return p->spec().name == name; });
   MOE_CHECK(found != parameters.end());
-  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
-                       reducer_->Gradient(**found, 1.0, absl::MakeSpan(values), stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto scratch,
+                       context_.workspace->Array<float>(static_cast<int64_t>(values.size())));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> on_device,
+                       reducer_->Gradient(**found, 1.0, scratch, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  MOE_ASSIGN_OR_RETURN(const auto gradient, OnHost(on_device, context_));
   if (owner == 0) return result_.gradients.Set(kind, expert, gradient);
   const SendRecvOp send = {.peer = 0, .send = gradient.data(), .bytes = bytes};
   MOE_RETURN_IF_ERROR(group.SendRecv({&send, 1}, stream));
@@ -310,8 +325,8 @@ template <typename T>
 absl::Status RankRun<T>::SlowestTimes() {
   double seconds[] = {result_.forward_seconds, result_.backward_seconds};
   MOE_RETURN_IF_ERROR(
-      world_.AllReduce<double>(absl::MakeSpan(seconds), ReduceOp::kMax, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+      world_.AllReduce<double>(absl::MakeSpan(seconds), ReduceOp::kMax, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   result_.forward_seconds = seconds[0];
   result_.backward_seconds = seconds[1];
   return absl::OkStatus();
@@ -350,9 +365,11 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                                      const BlockRunOptions& options,
                                      std::unique_ptr<Communicator> world) {
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
   MOE_ASSIGN_OR_RETURN(
       const auto session,
-      Session::Create({.expert_parallel_size = options.expert_parallel_size,
+      Session::Create({.device = device,
+                       .expert_parallel_size = options.expert_parallel_size,
                        .threads = options.threads,
                        .numerics = options.numerics,
                        .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
@@ -360,8 +377,7 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
   auto result = options.dtype == DType::kBFloat16
                     ? RankRun<BFloat16>(weights, input, options.trace, *session).Run()
                     : RankRun<float>(weights, input, options.trace, *session).Run();
-  // The others may be waiting for this rank.
-  if (!result.ok()) session->context().mesh->Abort(result.status());
+  if (!result.ok()) session->End(result.status());  // the others may be waiting for this rank
   return result;
 }
 

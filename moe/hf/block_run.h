@@ -36,6 +36,7 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
                                             std::optional<int64_t> tokens, int64_t hidden);
 
 struct BlockRunOptions {
+  DeviceKind device = DeviceKind::kCpu;
   int expert_parallel_size = 1;
   DType dtype = DType::kFloat32;  // of activations and weights; or kBFloat16
   Numerics numerics = Numerics::kLayoutInvariant;

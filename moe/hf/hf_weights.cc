@@ -153,11 +153,14 @@ absl::Status LayerWeights::FindTensors(const std::string& prefix) {
   return absl::OkStatus();
 }
 
-absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream) const {
+absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host) const {
+  const auto stream_of = [&](const Parameter& parameter) -> Stream& {
+    return parameter.spec().trainable ? stream : host;
+  };
   std::map<std::string, Parameter*> by_name;
   for (const auto& parameter : store.parameters())
     by_name[parameter->spec().name] = parameter.get();
-  std::vector<float> scratch;
+  std::vector<float> scratch, values;
   // `part` of a tensor is all that the parameter has of it.
   const auto load = [&](const LayerTensor& tensor, int32_t expert,
                         const SafetensorsTensor& part) -> absl::Status {
@@ -166,9 +169,16 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream) const {
     scratch.resize(part.num_elements);
     MOE_RETURN_IF_ERROR(tensor.found.file->ReadFloat32(part, absl::MakeSpan(scratch)));
     const absl::Span<float> master = found->second->master();
-    ForEachElement(*tensor.rule, config_.moe,
-                   [&](int64_t i, int64_t j) { master[i] = scratch[j]; });
-    return absl::OkStatus();
+    values.resize(master.size());
+    int64_t first = found->second->size(), last = -1;  // half of the parameter, or all of it
+    ForEachElement(*tensor.rule, config_.moe, [&](int64_t i, int64_t j) {
+      values[i] = scratch[j];
+      first = std::min(first, i);
+      last = std::max(last, i);
+    });
+    return stream_of(*found->second)
+        .Upload(values.data() + first, master.data() + first,
+                (last + 1 - first) * static_cast<int64_t>(sizeof(float)));
   };
   for (const LayerTensor& tensor : tensors_) {
     if (tensor.rule->experts != ExpertAxis::kStacked) {
@@ -180,8 +190,9 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream) const {
     }
   }
   for (const auto& parameter : store.parameters()) {
-    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream));
+    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream_of(*parameter)));
   }
+  MOE_RETURN_IF_ERROR(host.Synchronize());
   return stream.Synchronize();
 }
 

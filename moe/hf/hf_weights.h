@@ -55,8 +55,10 @@ class LayerWeights {
 
   // Overwrites the masters of the parameters that `store` holds, a layer created with the prefix ""
   // and config().moe, whichever experts it has; and refreshes the compute copies. Scratch: one
-  // tensor, of stacked ones one expert's part.
-  absl::Status Load(ParameterStore& store, Stream& stream) const;
+  // tensor, of stacked ones one expert's part. Blocks.
+  //   stream  of the device whose memory trained parameters are
+  //   host    of the others, as ParameterStore has them
+  absl::Status Load(ParameterStore& store, Stream& stream, Stream& host) const;
 
  private:
   LayerWeights(const HfConfig& config, Checkpoint checkpoint)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# --backend nccl, a GPU for each rank: nccl.sh <moe> none|simulated|any, the devices that the build has.
+# --backend nccl, a GPU for each rank: nccl.sh <moe> none|simulated|any <golden data>,
+# the devices that the build has.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2
+data=$3
 export CUSIM_DEVICES=3
 short=("${model[@]}" --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --numerics layout-invariant --device cuda)
 
@@ -46,6 +48,19 @@ for call in alltoall "alltoallv --routing zipf:1" "allreduce -d i64" "allreduce 
   rows=$(grep -c '"backend":"nccl","transport":"nccl".*"nwrong":0,' "$work/stdout")
   ((rows == $(wc -l <"$work/stdout") && rows >= 2)) || fail "bench $call: $(cat "$work/stdout")"
 done
+case=$data/deepseek_v3-1
+for ranks in 1 2; do
+  run "$moe" layer --hf-config "$case/config.json" --weights "$case" --input "$case/io.safetensors" --output "$work/y$ranks" \
+    --grad-output "$case/io.safetensors" --grads "$work/g$ranks" --device cuda --backend nccl --ranks $ranks
+  enough_gpus "layer" || continue
+  cmp -s "$work/y$ranks" "$work/y1" && cmp -s "$work/g$ranks" "$work/g1" || fail "layer: other bytes than one rank"
+done
+run "$moe" sweep --device cuda --backend nccl --ranks 1,64 --num-experts 4 --tokens 16 --hidden-size 8 --moe-ffn-hidden-size 8 \
+  -n 2 -w 1 --timeout 0 -r 1 -o jsonl
+expect 1 "sweep"
+grep -q '"ranks":1,.*"backend":"nccl".*"status":"ok".*--device cuda' "$work/stdout" || fail "sweep: $(cat "$work/stdout")"
+grep -qE '"ranks":64,.*"error":"--ranks: 64 on this machine, expected at most its [0-9]+ GPU' "$work/stdout" || fail "sweep: $(cat "$work/stdout")"
+
 run "$moe" bench alltoall --device cuda --backend nccl --dispatch hierarchical --ranks 2
 expect 2 "two hops over memory of the host"
 
