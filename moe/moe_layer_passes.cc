@@ -86,7 +86,6 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   MOE_ASSIGN_OR_RETURN(const auto out, dispatcher_->ReturnBuffer(plan, hidden, workspace));
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
-  SetPhaseName(*context_.mesh, "dispatch");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kDispatch, .compute = kExperts, .receive = kCombine},
       [&](int chunk) {
@@ -169,6 +168,7 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
   std::vector<Event> arrived(chunks), computed(chunks);
   const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;
+    SetPhaseName(*context_.mesh, work.send.name);
     MOE_RETURN_IF_ERROR(Timed(context_, work.send, exchange, [&] { return send(c); }));
     MOE_ASSIGN_OR_RETURN(arrived[c], exchange.Record());
     return absl::OkStatus();
@@ -185,6 +185,7 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
   const auto receive_chunk = [&](int c) -> absl::Status {
     if (&exchange != context_.compute) MOE_RETURN_IF_ERROR(exchange.WaitFor(computed[c]));
     work.receive.chunk = c;
+    SetPhaseName(*context_.mesh, work.receive.name);
     return Timed(context_, work.receive, exchange, [&] { return receive(c); });
   };
   if (OnCuda(context_)) {
@@ -273,7 +274,6 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   };
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   if (!weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(dy, saved.home_rows));
-  SetPhaseName(*context_.mesh, "combine backward");
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
       plan, {.send = kCombineBackward, .compute = kExpertsBackward, .receive = kDispatchBackward},
       [&](int chunk) {

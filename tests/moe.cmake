@@ -14,6 +14,10 @@ moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_lay
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS layer_harness TIMEOUT 600)
+if(MOE_CUDA_SIMULATED AND MOE_NCCL_FOUND)
+  moe_test(nccl_train_fault_test LABELS unit device SOURCES nccl_train_fault_test.cc
+    LIBS layer_harness moe_comm_nccl cusim_nccl)
+endif()
 # Alone: it compares durations.
 moe_test(overlap_test LABELS unit cpu SOURCES overlap_test.cc LIBS moe_moe TIMEOUT 300)
 set_tests_properties(overlap_test PROPERTIES RUN_SERIAL TRUE)
