@@ -156,6 +156,10 @@ class Communicator {
   // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
+  // Whether collectives move memory of devices of this kind themselves, in their streams, and not by
+  // way of the host. All move the host's.
+  virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
+
   // Whether AllocatePeerBuffer may work here, for memory of devices of this kind.
   virtual bool has_peer_memory(DeviceKind /*kind*/) const { return false; }
 
@@ -174,8 +178,6 @@ class Communicator {
 
  protected:
   Communicator() = default;
-  // Whether the Do* functions take streams, and move memory, of devices of this kind. All take the CPU's.
-  virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
   virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                    Stream& stream) = 0;
   virtual absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,

@@ -115,12 +115,4 @@ void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::by
   MOE_CHECK(false);  // IsReducible is checked where the call enters
 }
 
-void AddPartial(float* acc, const float* partial, int64_t n) {
-  Combine<ReduceOp::kSum>(acc, partial, static_cast<const float*>(acc), n);
-}
-
-void AddPartial(int64_t* acc, const int64_t* partial, int64_t n) {
-  Combine<ReduceOp::kSum>(acc, partial, static_cast<const int64_t*>(acc), n);
-}
-
 }  // namespace moe

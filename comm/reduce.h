@@ -22,10 +22,6 @@ bool IsReducible(DType type);
 void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
                    int64_t begin, int64_t end, DType type, ReduceOp op);
 
-// acc[i] = partial[i] + acc[i]. n elements; the ring's one operation.
-void AddPartial(float* acc, const float* partial, int64_t n);
-void AddPartial(int64_t* acc, const int64_t* partial, int64_t n);
-
 }  // namespace moe
 
 #endif  // MOE_COMM_REDUCE_H_

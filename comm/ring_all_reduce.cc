@@ -5,24 +5,20 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/host_staging.h"
-#include "comm/reduce.h"
-#include "kernels/base/buffer.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/partial_sum/partial_sum.h"
 
 namespace moe {
 
-struct RingAllReduce::State {
-  State(Communicator& over, const RingOptions& options)
-      : comm(over), chunk_bytes(std::max<int64_t>(options.chunk_bytes, 64) / 64 * 64) {}
-
-  Communicator& comm;
-  const int64_t chunk_bytes;
-  Buffer scratch;       // one chunk; the stream's order says who uses it
-  HostStaging staging;  // streams of a CUDA device
-};
-
 namespace {
+
+constexpr int64_t kCacheLine = 64;  // bytes
+
+int64_t ChunkBytes(const RingOptions& options, DeviceKind kind) {
+  if (options.chunk_bytes == 0) return int64_t{1} << (kind == DeviceKind::kCuda ? 22 : 18);
+  return std::max(options.chunk_bytes, kCacheLine) / kCacheLine * kCacheLine;
+}
 
 int Mod(int a, int n) {
   return (a % n + n) % n;
@@ -43,37 +39,81 @@ Range Chunk(const Range& block, int64_t c, int64_t chunk) {
 }
 
 template <typename T>
-SendRecvOp SendTo(int peer, const T* data, int64_t n) {
-  return {.peer = peer, .send = data, .bytes = n * static_cast<int64_t>(sizeof(T))};
-}
-template <typename T>
-SendRecvOp ReceiveFrom(int peer, T* data, int64_t n) {
-  return {.peer = peer, .recv = data, .bytes = n * static_cast<int64_t>(sizeof(T))};
+absl::Span<T> Of(absl::Span<T> values, const Range& range) {
+  return values.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
 }
 
-template <typename T, typename State>
-absl::Status RingSum(const std::shared_ptr<State>& state, absl::Span<T> inout, Stream& stream) {
-  Communicator& comm = state->comm;
-  const int ranks = comm.size();
-  const int rank = comm.rank();
-  if (ranks == 1 || inout.empty()) return absl::OkStatus();
-  if (stream.device().kind != DeviceKind::kCpu) {
-    const int64_t bytes = static_cast<int64_t>(inout.size() * sizeof(T));
-    return state->staging.Run(
-        {inout.data(), bytes, inout.data(), bytes}, stream,
-        [&](const void*, void* host, Stream& where) {
-          return RingSum<T>(state, {static_cast<T*>(host), inout.size()}, where);
-        });
+template <typename T>
+SendRecvOp SendTo(int peer, absl::Span<T> values) {
+  return {.peer = peer,
+          .send = values.data(),
+          .bytes = static_cast<int64_t>(values.size() * sizeof(T))};
+}
+template <typename T>
+SendRecvOp ReceiveFrom(int peer, absl::Span<T> values) {
+  return {.peer = peer,
+          .recv = values.data(),
+          .bytes = static_cast<int64_t>(values.size() * sizeof(T))};
+}
+
+}  // namespace
+
+RingAllReduce::~RingAllReduce() {
+  if (scratch_used_.state() != nullptr) MakeInlineStream()->WaitFor(scratch_used_).IgnoreError();
+}
+
+absl::Status RingAllReduce::Sum(absl::Span<float> inout, Stream& stream) {
+  return SumWhereItCan(inout, stream);
+}
+absl::Status RingAllReduce::Sum(absl::Span<int64_t> inout, Stream& stream) {
+  return SumWhereItCan(inout, stream);
+}
+
+template <typename T>
+absl::Status RingAllReduce::SumWhereItCan(absl::Span<T> inout, Stream& stream) {
+  if (comm_.size() == 1 || inout.empty()) return absl::OkStatus();
+  const auto sum = [&](const void*, void* values, Stream& where) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const absl::Span<T> scratch, Scratch<T>(where));
+    absl::Status status =
+        Circle(absl::MakeSpan(static_cast<T*>(values), inout.size()), scratch, where);
+    absl::StatusOr<Event> used = where.Record();  // a ring that broke has used it, too
+    status.Update(used.status());
+    if (used.ok()) scratch_used_ = *std::move(used);
+    return status;
+  };
+  if (comm_.moves(stream.device().kind)) return sum(nullptr, inout.data(), stream);
+  const auto bytes = static_cast<int64_t>(inout.size() * sizeof(T));
+  return staging_.Run({inout.data(), bytes, inout.data(), bytes}, stream, sum);
+}
+
+template <typename T>
+absl::StatusOr<absl::Span<T>> RingAllReduce::Scratch(Stream& stream) {
+  const Device device = stream.device();
+  if (scratch_.bytes() == 0) {
+    MemoryResource* memory = &CpuMemory();
+    if (IsCuda(stream)) {
+      MOE_ASSIGN_OR_RETURN(memory, CudaMemory(device.index));
+    }
+    MOE_ASSIGN_OR_RETURN(
+        scratch_, Buffer::Allocate(ChunkBytes(options_, device.kind), *memory, "ring all-reduce"));
+    device_ = device;
   }
-  if (state->scratch.bytes() == 0) {
-    MOE_ASSIGN_OR_RETURN(state->scratch, Buffer::Allocate(state->chunk_bytes));
+  if (device.kind != device_.kind || device.index != device_.index) {
+    return absl::InvalidArgumentError("RingAllReduce: streams of two devices, expected one device");
   }
+  if (scratch_used_.state() != nullptr) MOE_RETURN_IF_ERROR(stream.WaitFor(scratch_used_));
+  return scratch_.span<T>();
+}
+
+template <typename T>
+absl::Status RingAllReduce::Circle(absl::Span<T> inout, absl::Span<T> scratch, Stream& stream) {
+  const int ranks = comm_.size();
+  const int rank = comm_.rank();
   const auto n = static_cast<int64_t>(inout.size());
-  const int64_t chunk = state->chunk_bytes / static_cast<int64_t>(sizeof(T));
+  const auto chunk = static_cast<int64_t>(scratch.size());
   const int64_t chunks = (Block(n, 0, ranks).size() + chunk - 1) / chunk;  // block 0 is a longest
   const int next = Mod(rank + 1, ranks);
   const int previous = Mod(rank - 1, ranks);
-  T* const scratch = state->scratch.template span<T>().data();
 
   for (int step = 0; step < ranks - 1; ++step) {  // reduce-scatter
     const Range out = Block(n, Mod(rank - 1 - step, ranks), ranks);
@@ -81,37 +121,19 @@ absl::Status RingSum(const std::shared_ptr<State>& state, absl::Span<T> inout, S
     for (int64_t c = 0; c < chunks; ++c) {
       const Range send = Chunk(out, c, chunk);
       const Range recv = Chunk(in, c, chunk);
-      MOE_RETURN_IF_ERROR(comm.SendRecv({SendTo(next, inout.data() + send.begin, send.size()),
-                                         ReceiveFrom(previous, scratch, recv.size())},
-                                        stream));
+      const absl::Span<T> received = scratch.first(static_cast<size_t>(recv.size()));
       MOE_RETURN_IF_ERROR(
-          stream.Enqueue([state, scratch, acc = inout.data() + recv.begin, count = recv.size()] {
-            AddPartial(acc, scratch, count);
-            return absl::OkStatus();
-          }));
+          comm_.SendRecv({SendTo(next, Of(inout, send)), ReceiveFrom(previous, received)}, stream));
+      MOE_RETURN_IF_ERROR(AddPartial<T>(received, Of(inout, recv), stream));
     }
   }
   for (int step = 0; step < ranks - 1; ++step) {  // all-gather
     const Range out = Block(n, Mod(rank - step, ranks), ranks);
     const Range in = Block(n, Mod(rank - 1 - step, ranks), ranks);
-    MOE_RETURN_IF_ERROR(comm.SendRecv({SendTo(next, inout.data() + out.begin, out.size()),
-                                       ReceiveFrom(previous, inout.data() + in.begin, in.size())},
-                                      stream));
+    MOE_RETURN_IF_ERROR(comm_.SendRecv(
+        {SendTo(next, Of(inout, out)), ReceiveFrom(previous, Of(inout, in))}, stream));
   }
   return absl::OkStatus();
-}
-
-}  // namespace
-
-RingAllReduce::RingAllReduce(Communicator& comm, const RingOptions& options)
-    : state_(std::make_shared<State>(comm, options)) {}
-RingAllReduce::~RingAllReduce() = default;
-
-absl::Status RingAllReduce::Sum(absl::Span<float> inout, Stream& stream) {
-  return RingSum(state_, inout, stream);
-}
-absl::Status RingAllReduce::Sum(absl::Span<int64_t> inout, Stream& stream) {
-  return RingSum(state_, inout, stream);
 }
 
 }  // namespace moe

@@ -7,7 +7,7 @@ set(MOE_CUDA_SOURCES
   adamw/adamw_cuda.cu cast/cast_cuda.cu
   base/cuda_probe.cu bias/bias_cuda.cu combine/combine_cuda.cu norm/rms_norm_cuda.cu
   permute/permute_cuda.cu swiglu/swiglu_cuda.cu
-  product/product_cuda.cu row_gate/row_gate_cuda.cu
+  partial_sum/partial_sum_cuda.cu product/product_cuda.cu row_gate/row_gate_cuda.cu
   attention/rotary_cuda.cu
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu

@@ -36,7 +36,7 @@ moe_test(cuda_kernels_test LABELS unit cusim threads
   expert_capacity_cuda_test.cc
   permute_cuda_test.cc combine_cuda_test.cc bias_cuda_test.cc rms_norm_cuda_test.cc
   activation_cuda_test.cc rotary_cuda_test.cc embedding_cuda_test.cc
-  product_cuda_test.cc row_gate_cuda_test.cc
+  partial_sum_cuda_test.cc product_cuda_test.cc row_gate_cuda_test.cc
   cross_entropy_cuda_test.cc exact_sum_cuda_test.cc adamw_cuda_test.cc cast_cuda_test.cc
   LIBS moe_cuda_simulated moe_kernels TIMEOUT 600)
 moe_test(expert_sort_plan_test LABELS unit cusim
@@ -55,12 +55,13 @@ endif()
 if(MOE_CUDA_SIMULATED)
   set(moe_nccl_simulated moe_comm_nccl cusim_nccl moe_cuda_simulated)
 else()
-  # In place of no_cuda.cc in moe_kernels: objects come before a library's.
+  # In place of what moe_kernels has without CUDA: objects come before a library's.
   add_library(moe_devices_simulated OBJECT EXCLUDE_FROM_ALL ${MOE_NCCL_SOURCES})
-  foreach(source buffer_cuda cuda_devices cuda_staging cuda_status stream_cuda stream_timer_cuda)
-    target_sources(moe_devices_simulated PRIVATE ${PROJECT_SOURCE_DIR}/kernels/base/${source}.cc)
+  foreach(source base/buffer_cuda base/cuda_devices base/cuda_staging base/cuda_status base/stream_cuda
+      base/stream_timer_cuda partial_sum/partial_sum)
+    target_sources(moe_devices_simulated PRIVATE ${PROJECT_SOURCE_DIR}/kernels/${source}.cc)
   endforeach()
-  target_compile_definitions(moe_devices_simulated PRIVATE MOE_NCCL_LINKED)
+  target_compile_definitions(moe_devices_simulated PRIVATE MOE_CUDA MOE_NCCL_LINKED)
   target_link_libraries(moe_devices_simulated PUBLIC moe_comm cusim_nccl absl::inlined_vector)
   set(moe_nccl_simulated moe_devices_simulated moe_cuda_simulated moe_comm cusim_nccl)
 endif()
@@ -68,6 +69,7 @@ moe_test(comm_contract_nccl_test LABELS contract cusim threads
   SOURCES comm_contract_test.cc comm_contract_order_test.cc comm_contract_failure_test.cc comm_env_nccl.cc
   LIBS ${moe_nccl_simulated} TIMEOUT 300)
 moe_test(fake_nccl_test LABELS unit cusim threads SOURCES fake_nccl_test.cc LIBS cusim_nccl)
-moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc LIBS ${moe_nccl_simulated})
+moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc nccl_ring_test.cc
+  LIBS ${moe_nccl_simulated})
 moe_test(nccl_join_test LABELS unit cusim threads SOURCES nccl_join_test.cc LIBS ${moe_nccl_simulated})
 moe_test(nccl_fault_test LABELS unit cusim threads SOURCES nccl_fault_test.cc LIBS ${moe_nccl_simulated})

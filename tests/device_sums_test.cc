@@ -13,6 +13,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/exact_sum/grad_accumulator.h"
+#include "kernels/partial_sum/partial_sum.h"
 #include "tests/device_results.h"
 
 namespace moe {
@@ -54,6 +55,51 @@ TEST(DeviceSumsTest, Scale) {
     EXPECT_TRUE(Scale(in.span(), 1.1f, out.span(), Write::kAdd, device.stream()).ok());
     return std::tuple(device.Read(in), device.Read(out));
   });
+}
+
+// Every length from nothing to beyond two vectors, and one that several threads share; all but the
+// first arrays begin off a multiple of 16 bytes.
+template <typename T>
+void ExpectPartialsAdded(const std::vector<T>& partial, const std::vector<T>& acc,
+                         const std::vector<T>& sums) {
+  for (const auto& device : TestDevices()) {
+    SCOPED_TRACE(device->name());
+    const auto from = device->Copy(partial), to = device->Copy(acc);
+    size_t begin = 0;
+    for (size_t n = 0; begin < acc.size(); ++n) {
+      const size_t count = n <= 33 ? n : acc.size() - begin;
+      EXPECT_TRUE(AddPartial<T>(from.span().subspan(begin, count), to.span().subspan(begin, count),
+                                device->stream())
+                      .ok());
+      begin += count;
+    }
+    EXPECT_TRUE(testing::SameBits(device->Read(to), sums));
+  }
+}
+
+TEST(DeviceSumsTest, PartialSums) {
+  constexpr size_t kElements = 70'001;
+  const auto partial = testing::RandomFloats(kElements, 1),
+             acc = testing::RandomFloats(kElements, 2);
+  std::vector<float> sums(kElements);
+  std::vector<int64_t> integers(kElements), more(kElements), integer_sums(kElements);
+  for (size_t i = 0; i < kElements; ++i) {
+    sums[i] = partial[i] + acc[i];
+    const uint64_t a = (i + 1) * 0x9E3779B97F4A7C15U, b = (i + 1) * 0xBF58476D1CE4E5B9U;
+    integers[i] = static_cast<int64_t>(a);
+    more[i] = static_cast<int64_t>(b);
+    integer_sums[i] = static_cast<int64_t>(a + b);  // of large numbers: half of them wrap around
+  }
+  ExpectPartialsAdded(partial, acc, sums);
+  ExpectPartialsAdded(integers, more, integer_sums);
+}
+
+TEST(DeviceSumsTest, PartialSumsOfDifferentLengthsAreRefused) {
+  for (const auto& device : TestDevices()) {
+    const auto x = Random(*device, 3, 1), y = Random(*device, 2, 2);
+    EXPECT_EQ(testing::Message(AddPartial<float>(x.span(), y.span(), device->stream())),
+              "AddPartial: partial is [3], expected [2]");
+  }
 }
 
 // Without blocks, within one, and of 34 blocks with a tail.

@@ -25,6 +25,7 @@ class ForwardingCommunicator : public Communicator {
   absl::string_view backend() const override { return inner_->backend(); }
   absl::Duration timeout() const override { return inner_->timeout(); }
   std::optional<Device> device() const override { return inner_->device(); }
+  bool moves(DeviceKind kind) const override { return inner_->moves(kind); }
   absl::Status Barrier() override {
     MOE_RETURN_IF_ERROR(BeforeMeeting());
     return inner_->Barrier();
@@ -44,9 +45,6 @@ class ForwardingCommunicator : public Communicator {
   virtual absl::Status BeforeMeeting() { return absl::OkStatus(); }
   virtual std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) = 0;
 
-  bool moves(DeviceKind kind) const override {
-    return kind == DeviceKind::kCpu || inner_->device().has_value();
-  }
   absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                            Stream& stream) override {
     MOE_RETURN_IF_ERROR(Prepare(2 * count * SizeOf(type) * (size() - 1) / size(), stream));

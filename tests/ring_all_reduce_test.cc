@@ -2,6 +2,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 namespace moe {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using testing::EnvStream;
 
@@ -103,6 +105,28 @@ TEST_P(RingAllReduceTest, FloatsAreSummedInTheOrderOfTheRing) {
       for (int k = 2; k <= ranks; ++k) expected += FloatValue((block + k) % ranks, i);
       ASSERT_EQ(x[i], expected) << "i=" << i;
     }
+  });
+}
+
+// The first stream of every other rank is late: without the wait its second sum would go first.
+TEST_P(RingAllReduceTest, StreamsTakeTurns) {
+  OnEachRank([](Communicator& comm, Stream& first) {
+    const auto second = MakeStream({}).value();
+    std::vector<float> x(100, 1.0F), y(100, 8.0F);
+    RingAllReduce ring(comm, {.chunk_bytes = 64});
+    const auto pause = absl::Milliseconds(comm.rank() % 2 == 0 ? 20 : 0);
+    ASSERT_TRUE(first
+                    .Enqueue([pause] {
+                      absl::SleepFor(pause);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), first).ok());
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(y), *second).ok());
+    ASSERT_TRUE(first.Synchronize().ok());
+    ASSERT_TRUE(second->Synchronize().ok());
+    EXPECT_THAT(x, Each(static_cast<float>(comm.size())));
+    EXPECT_THAT(y, Each(8.0F * static_cast<float>(comm.size())));
   });
 }
 

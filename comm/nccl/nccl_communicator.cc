@@ -49,6 +49,7 @@ class NcclCommunicator final : public Communicator {
   std::optional<Device> device() const override {
     return Device{DeviceKind::kCuda, shared().device()};
   }
+  bool moves(DeviceKind) const override { return true; }
   absl::Status Barrier() override {
     return group_->memory_of_host.RollCall(phase(), CardOf("Barrier"), {}, {}).status();
   }
@@ -59,7 +60,6 @@ class NcclCommunicator final : public Communicator {
   }
 
  protected:
-  bool moves(DeviceKind) const override { return true; }
   absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                            Stream& stream) override;
   absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,

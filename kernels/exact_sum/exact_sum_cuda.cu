@@ -40,20 +40,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Cuda
 }
 
 // A thread owns elements.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) AddKernel(CudaAdd a) {
-  ForElements<int64_t>(
-      a.n,
-      [&](int64_t i, auto width) {
-        constexpr int kWidth = decltype(width)::value;
-        const auto term = Load<kWidth>(a.term + i);
-        auto sum = Load<kWidth>(a.sum + i);
-        for (int j = 0; j < kWidth; ++j) sum.at[j] += term.at[j];
-        Store(sum, a.sum + i);
-      },
-      a.term, a.sum);
-}
-
-// A thread owns elements.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(CudaToFloat t) {
   ForElements<float>(
       t.n,
@@ -122,11 +108,6 @@ __global__ void __launch_bounds__(kWarpLanes) FoldSquaresKernel(CudaSumOfSquares
 cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream) {
   if (accumulate.n == 0) return cudaSuccess;
   return Launch(&AccumulateKernel, ElementShape<float>(accumulate.n), stream, accumulate);
-}
-
-cudaError_t Run(const CudaAdd& add, cudaStream_t stream) {
-  if (add.n == 0) return cudaSuccess;
-  return Launch(&AddKernel, ElementShape<int64_t>(add.n), stream, add);
 }
 
 cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream) {

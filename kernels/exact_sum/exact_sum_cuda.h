@@ -20,13 +20,6 @@ struct CudaAccumulate {
   int64_t n;
 };
 
-// sum[i] += term[i], the step of a ring over int64. Both [n], in device memory.
-struct CudaAdd {
-  const int64_t* term;
-  int64_t* sum;
-  int64_t n;
-};
-
 // out[i] = float(double(sum[i]) * factor): ExactToFloat, in device memory.
 struct CudaToFloat {
   const int64_t* sum;  // [n]
@@ -61,7 +54,6 @@ constexpr int64_t SquaresBlocks(int64_t n) {
 // finite result: integers are added, roundings to nearest even are IEEE's on both, and squares,
 // exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
 cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream);
-cudaError_t Run(const CudaAdd& add, cudaStream_t stream);
 cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream);
 cudaError_t Run(const CudaScale& scale, cudaStream_t stream);
 cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream);
