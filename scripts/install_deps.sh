@@ -25,6 +25,7 @@ tests=(
   libgtest-dev libgmock-dev libbenchmark-dev
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
+  libssl-dev                     # proofs of ranks that meet over TCP, for NCCL
   clang-format clang-tidy
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
   chromium                       # looks at the pages of moe report; 414 MB with what it needs

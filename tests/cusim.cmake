@@ -62,7 +62,7 @@ else()
     target_sources(moe_devices_simulated PRIVATE ${PROJECT_SOURCE_DIR}/kernels/${source}.cc)
   endforeach()
   target_compile_definitions(moe_devices_simulated PRIVATE MOE_CUDA MOE_NCCL_LINKED)
-  target_link_libraries(moe_devices_simulated PUBLIC moe_comm cusim_nccl absl::inlined_vector)
+  target_link_libraries(moe_devices_simulated PUBLIC moe_comm cusim_nccl absl::inlined_vector OpenSSL::Crypto)
   set(moe_nccl_simulated moe_devices_simulated moe_cuda_simulated moe_comm cusim_nccl)
 endif()
 moe_test(comm_contract_nccl_test LABELS contract cusim threads
@@ -72,4 +72,6 @@ moe_test(fake_nccl_test LABELS unit cusim threads SOURCES fake_nccl_test.cc LIBS
 moe_test(nccl_device_test LABELS unit cusim threads SOURCES nccl_device_test.cc nccl_ring_test.cc
   LIBS ${moe_nccl_simulated})
 moe_test(nccl_join_test LABELS unit cusim threads SOURCES nccl_join_test.cc LIBS ${moe_nccl_simulated})
+moe_test(nccl_store_test LABELS unit cusim threads SOURCES nccl_store_test.cc nccl_store_strangers_test.cc
+  LIBS ${moe_nccl_simulated})
 moe_test(nccl_fault_test LABELS unit cusim threads SOURCES nccl_fault_test.cc LIBS ${moe_nccl_simulated})

@@ -1,4 +1,5 @@
-// What a build without NCCL has in place of nccl_communicator.cc.
+// What a build without NCCL has in place of nccl_communicator.cc and nccl_store.cc.
+#include "comm/nccl/nccl_store.h"
 #include "comm/nccl/nccl_world.h"
 
 namespace moe {
@@ -23,6 +24,9 @@ absl::StatusOr<NcclId> MakeNcclId() {
   return NoNccl();
 }
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions&) {
+  return NoNccl();
+}
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByTcp(NcclRankOptions, const NcclStore&) {
   return NoNccl();
 }
 

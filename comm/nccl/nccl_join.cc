@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/descriptor.h"
+#include "comm/nccl/nccl_announcement.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
@@ -22,32 +24,10 @@ constexpr absl::Duration kNap = absl::Milliseconds(5);
 constexpr absl::string_view kMagic = "moe-nccl-id-1\n";
 constexpr size_t kLongestToken = 256;
 
-// What rank 0 broadcasts.
-struct Announcement {
-  int32_t code = 0;  // absl::StatusCode
-  char message[508] = {};
-  NcclId id = {};
-};
-
 absl::Status SystemError(absl::string_view what, const std::string& path) {
   return absl::UnavailableError(
       absl::StrCat("JoinNcclByFile: ", what, " ", path, ": ", std::strerror(errno)));
 }
-
-// Closes a descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const { return number_; }
-
- private:
-  const int number_;
-};
 
 std::string ContentOf(const NcclId& id, const std::string& token) {
   return absl::StrCat(kMagic, absl::string_view(id.data(), id.size()), token);
@@ -132,7 +112,7 @@ absl::StatusOr<NcclId> WaitForId(const NcclRankOptions& options, const NcclIdFil
   }
 }
 
-absl::StatusOr<NcclId> Announce(const NcclIdFile& file) {
+absl::StatusOr<NcclId> WriteId(const NcclIdFile& file) {
   bool other = false;
   MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> present, Read(file, &other));
   if (present.has_value()) return TakenError(file);
@@ -146,20 +126,13 @@ absl::StatusOr<NcclId> Announce(const NcclIdFile& file) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclOver(Communicator& meeting,
                                                            NcclRankOptions options) {
-  Announcement said;
-  if (meeting.rank() == 0) {
-    const absl::StatusOr<NcclId> made = MakeNcclId();
-    said.code = static_cast<int32_t>(made.status().code());
-    const absl::string_view message = made.status().message();
-    message.copy(said.message, sizeof(said.message) - 1);
-    if (made.ok()) said.id = *made;
-  }
+  NcclAnnouncement said;
+  if (meeting.rank() == 0) said = Announce(MakeNcclId());
   const auto stream = MakeInlineStream();
   MOE_RETURN_IF_ERROR(
       meeting.Broadcast<uint8_t>({reinterpret_cast<uint8_t*>(&said), sizeof(said)}, 0, *stream));
   MOE_RETURN_IF_ERROR(stream->Synchronize());
-  if (said.code != 0) return absl::Status(static_cast<absl::StatusCode>(said.code), said.message);
-  options.id = said.id;
+  MOE_ASSIGN_OR_RETURN(options.id, IdOf(said));
   options.rank = meeting.rank();
   options.size = meeting.size();
   return MakeNcclCommunicator(options);
@@ -174,7 +147,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByFile(NcclRankOptions opt
   }
   MOE_RETURN_IF_ERROR(CheckNccl());  // before anybody waits for a file that nobody can write
   if (options.rank < 0 || options.rank >= options.size) return MakeNcclCommunicator(options);
-  MOE_ASSIGN_OR_RETURN(options.id, options.rank == 0 ? Announce(file) : WaitForId(options, file));
+  MOE_ASSIGN_OR_RETURN(options.id, options.rank == 0 ? WriteId(file) : WaitForId(options, file));
   auto joined = MakeNcclCommunicator(options);
   if (options.rank == 0) {
     // All have read it, or it is of no use any more; unless a later run has put its own there.
