@@ -10,6 +10,7 @@
 #include "comm/mesh.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/nvtx_range.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
@@ -80,6 +81,7 @@ absl::StatusOr<absl::Span<const T>> OnHost(absl::Span<const T> array, const Cont
 // it is a piece of the time line if one is recorded, with the layer and step of the mesh's phase.
 template <typename Body>
 absl::Status Timed(const Context& context, const Work& work, Stream& stream, Body body) {
+  const NvtxRange range(work.name);
   if (context.clock == nullptr) return body();
   PhaseClock& clock = *context.clock;
   TraceEvent* const event = clock.recorder() == nullptr

@@ -1,0 +1,19 @@
+// Names pieces of work in the time lines of NVIDIA's tools.
+#ifndef MOE_KERNELS_BASE_NVTX_RANGE_H_
+#define MOE_KERNELS_BASE_NVTX_RANGE_H_
+
+namespace moe {
+
+// What this thread does, and enqueues, while the object lives: an NVTX range, as Nsight Systems shows it
+// over the kernels of it. Ranges nest. Without such a tool, and in builds without CUDA, next to nothing.
+class NvtxRange {
+ public:
+  explicit NvtxRange(const char* name);  // copied
+  ~NvtxRange();
+  NvtxRange(const NvtxRange&) = delete;
+  NvtxRange& operator=(const NvtxRange&) = delete;
+};
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_NVTX_RANGE_H_
