@@ -10,11 +10,13 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include "comm/clock_offset.h"
 #include "comm/local/local_group.h"
 #include "comm/mpi/mpi_run.h"
 #include "comm/nccl/nccl_join.h"
+#include "comm/nccl/nccl_store.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
@@ -117,6 +119,28 @@ absl::Status RunNcclRankOverMpi(const RunOptions& options, RankBody body) {
   });
 }
 
+// The port after MASTER_PORT, where torchrun's own store listens.
+constexpr int kPortsAfterMaster = 1;
+
+absl::Status RunNcclRankOverTcp(const RunOptions& options, RankBody body) {
+  const LaunchInfo& launch = options.plan.launch;
+  const auto run = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const int gpus, CudaDeviceCount());
+    MOE_ASSIGN_OR_RETURN(auto world, JoinNcclByTcp({.rank = launch.rank,
+                                                    .size = launch.size,
+                                                    .device = launch.local_rank % gpus,
+                                                    .timeout = options.timeout},
+                                                   {.host = launch.address,
+                                                    .port = launch.port + kPortsAfterMaster,
+                                                    .secret = options.secret}));
+    return RunGuarded(body, std::move(world));
+  };
+  const absl::Status status = run();
+  if (status.ok() || launch.size == 1) return status;
+  if (options.report) options.report(status);
+  _exit(options.exit_code ? options.exit_code(status) : 1);
+}
+
 }  // namespace
 
 absl::Status RunRanks(const RunOptions& options, RankBody body) {
@@ -129,6 +153,7 @@ absl::Status RunRanks(const RunOptions& options, RankBody body) {
   if (!plan.processes()) {
     return nccl ? RunNcclThreads(options, body) : RunLocalThreads(options, body);
   }
+  if (plan.meeting == Meeting::kTcp) return RunNcclRankOverTcp(options, body);
   if (nccl) return RunNcclRankOverMpi(options, body);
   return RunMpiRank(options, [body](std::unique_ptr<Communicator> world) {
     return RunGuarded(body, std::move(world));

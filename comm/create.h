@@ -24,7 +24,8 @@ struct RunOptions {
   // that cannot hang.
   std::function<void(const absl::Status&)> report;
   std::function<int(const absl::Status&)> exit_code;
-  // Meeting::kTcp: what all ranks know and nobody else (NcclStore::secret).
+  // Meeting::kTcp: what all ranks know and nobody else (NcclStore::secret). Rank 0 listens at
+  // launch.address, port launch.port + 1.
   std::string secret = {};
 };
 

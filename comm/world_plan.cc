@@ -32,6 +32,21 @@ absl::Status CheckRanks(const WorldRequest& request, const LaunchInfo& launch) {
                                                  ") started ", launch.size, ", expected the same"));
 }
 
+// Processes without MPI.
+absl::StatusOr<WorldPlan> PlanTorchrun(const WorldRequest& request, const LaunchInfo& launch) {
+  const bool cuda = request.device == DeviceKind::kCuda;
+  if (request.backend.value_or(Backend::kNccl) == Backend::kNccl && cuda && HasNccl()) {
+    return WorldPlan{.backend = Backend::kNccl,
+                     .meeting = Meeting::kTcp,
+                     .ranks = launch.size,
+                     .launch = launch};
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("PlanWorld: a launch by ", NameOf(launch.source), " needs NCCL",
+                   HasNccl() ? " and GPUs (--device cuda)" : ", which this build has not",
+                   "; start the ranks with: mpirun -n ", launch.size, " moe ..."));
+}
+
 }  // namespace
 
 const char* NameOf(Backend backend) {
@@ -52,11 +67,7 @@ absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInf
         absl::StrCat("PlanWorld: backend is local, but a launcher (", NameOf(launch.source),
                      ") started this process; ranks that are threads are started without one"));
   }
-  if (ByTorchrun(launch)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "PlanWorld: a launch by ", NameOf(launch.source), " needs NCCL, which this build has not; ",
-        "start the ranks with: mpirun -n ", launch.size, " moe ..."));
-  }
+  if (ByTorchrun(launch)) return PlanTorchrun(request, launch);
   const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
   if (!HasBackend(backend)) return NotBuilt(backend);
   if (backend == Backend::kNccl && request.device != DeviceKind::kCuda) {

@@ -59,11 +59,12 @@ make_bundle() {
   list=$(bundle_tests) || return 1
   [[ $list ]] || { echo "gpu_check: no tests labelled gpu in $dir" >&2; return 1; }
   mapfile -t programs <<<"$list"
+  [[ -x $dir/tests/$nccl_contract ]] && programs+=("$dir/tests/$nccl_contract")
   for program in "$moe" "${programs[@]}"; do
     strip -o "$bundle/bin/$(basename "$program")" "$program" || return 1
   done
   carry_libraries || return 1
-  cp "$peers"/*.py "$bundle/peers/" && cp "$root"/scripts/gpu_{check.sh,table.py} "$bundle/" || return 1
+  cp "$peers"/*.py "$bundle/peers/" && cp "$root"/scripts/{gpu_check.sh,gpu_table.py,nccl_one_gpu.sh} "$bundle/" || return 1
   git describe --always --dirty >"$bundle/version"
   mib=$(($(du -sk "$bundle" | cut -f 1) / 1024 + 1))
   echo "gpu_check: $bundle: $((${#programs[@]} + 1)) programs with their libraries, $mib MiB"

@@ -46,6 +46,8 @@ else
   moe=$dir/moe/cli/moe tests=$dir bin=$dir/tests peers=$root/benchmarks/peers/gpu
 fi
 
+nccl_contract=comm_contract_nccl_processes_test # where NCCL is
+
 build_all() {
   cmake --preset cuda -B "$dir" -DMOE_BUILD_TESTS=ON -DMOE_ENABLE_MPI=OFF &&
     cmake --build "$dir" -j "$jobs" --target moe device_tests
@@ -148,6 +150,12 @@ fi
 step verify 40 ours "$moe" verify --device cuda -q --layouts 'ranks=1,2,3'
 step verify_bf16 40 ours "$moe" verify --device cuda -q --dtype bf16 --router mixtral --num-experts 16 \
   --hidden-size 256 --moe-ffn-hidden-size 128 --micro-batch-tokens 64 --layouts 'ranks=1,2,4'
+if [[ -x $bin/$nccl_contract ]]; then # several ranks of NCCL on the one GPU: for correctness
+  step nccl_contract 60 ours "$here/nccl_one_gpu.sh" -n 3 "$bin/$nccl_contract" --gtest_brief=1 \
+    --gtest_filter='*R3Inline*'
+  step nccl_verify 60 ours "$moe" verify --device cuda --backend nccl --mpirun "$here/nccl_one_gpu.sh" -q \
+    --router mixtral --layouts 'ranks=2,3'
+fi
 step gate 40 bench gate gate "${gate[@]}" -d bf16
 step gate_f32 40 bench gate_f32 gate "${gate[@]}"
 step permute 60 bench permute permute "${rows[@]}" --threads "$(nproc)"

@@ -227,6 +227,14 @@ TEST(PlanWorldTest, NcclIsOfGpusAndOfTheBuild) {
   EXPECT_EQ(threads.backend, Backend::kNccl);
   EXPECT_FALSE(threads.processes());
   EXPECT_EQ(threads.rank(), 0);
+  const LaunchInfo torchrun = {.source = LaunchSource::kTorchrun, .rank = 1, .size = 2};
+  const auto over_tcp = PlanWorld({.device = DeviceKind::kCuda}, torchrun);
+  ASSERT_TRUE(over_tcp.ok()) << over_tcp.status();
+  EXPECT_EQ(over_tcp->meeting, Meeting::kTcp);
+  EXPECT_EQ(over_tcp->rank(), 1);
+  EXPECT_EQ(
+      PlanWorld({.backend = Backend::kMpi, .device = DeviceKind::kCuda}, torchrun).status().code(),
+      absl::StatusCode::kUnimplemented);
   const LaunchInfo launch = {.source = LaunchSource::kOpenMpi, .rank = 1, .size = 2};
   const auto processes = PlanWorld(request, launch);
   if (!HasBackend(Backend::kMpi)) {

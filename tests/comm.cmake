@@ -8,6 +8,18 @@ moe_test(device_comm_test LABELS unit device threads SOURCES device_comm_test.cc
 moe_test(extremes_test LABELS unit cpu threads SOURCES extremes_test.cc LIBS moe_comm)
 moe_test(bootstrap_test LABELS unit cpu threads
   SOURCES bootstrap_test.cc LIBS moe_comm_run)
+if(MOE_NCCL_FOUND)
+  # Over real GPUs by scripts/gpu_check.sh, with several ranks; here one.
+  add_executable(comm_contract_nccl_processes_test comm_contract_test.cc comm_contract_order_test.cc
+    comm_contract_failure_test.cc comm_env_nccl_processes.cc)
+  target_link_libraries(comm_contract_nccl_processes_test
+    PRIVATE moe_comm_nccl moe_private_flags GTest::gmock GTest::gtest_main)
+  add_test(NAME comm_contract_nccl_processes COMMAND ${PROJECT_SOURCE_DIR}/scripts/nccl_one_gpu.sh -n 1
+    $<TARGET_FILE:comm_contract_nccl_processes_test> --gtest_brief=1 --gtest_filter=*R1*)
+  set_tests_properties(comm_contract_nccl_processes PROPERTIES LABELS "contract;device" TIMEOUT 120
+    SKIP_REGULAR_EXPRESSION "no GPU: ")
+  add_dependencies(device_tests comm_contract_nccl_processes_test)
+endif()
 if(NOT MOE_MPI_FOUND)
   return()
 endif()

@@ -19,6 +19,27 @@
 namespace moe::cli {
 namespace {
 
+using Variables = std::map<std::string, std::string>;
+
+Variables VariablesOf(absl::Span<const std::string> environment) {
+  Variables variables;
+  for (const std::string& entry : environment) {
+    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
+  }
+  return variables;
+}
+
+// Never a flag: everybody on a machine reads the flags of everybody's processes.
+absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) {
+  constexpr char kName[] = "MOE_NCCL_SECRET";
+  Variables variables = VariablesOf(environment);
+  if (!variables[kName].empty()) return variables[kName];
+  return absl::InvalidArgumentError(
+      absl::StrCat(kName,
+                   " is not set, by which ranks of a launch without MPI know each other: "
+                   "export the same on all of them, as openssl rand -hex 16 makes it"));
+}
+
 // The library names functions and fields; people know flags.
 absl::Status InFlags(const absl::Status& status) {
   absl::string_view message = status.message();
@@ -59,10 +80,7 @@ absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on
 }
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
-  std::map<std::string, std::string> variables;
-  for (const std::string& entry : environment) {
-    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
-  }
+  const Variables variables = VariablesOf(environment);
   const auto lookup = [&](const char* name) {
     const auto it = variables.find(name);
     return it == variables.end() ? nullptr : it->second.c_str();
@@ -87,6 +105,9 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
     if (!nccl.ok()) {
       return absl::Status(nccl.code(), absl::StrCat("--backend is nccl: ", nccl.message()));
     }
+  }
+  if (launch.plan.meeting == Meeting::kTcp) {
+    MOE_ASSIGN_OR_RETURN(launch.secret, SecretOf(environment));
   }
   // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
   const int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);

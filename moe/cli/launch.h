@@ -20,7 +20,8 @@ namespace moe::cli {
 struct Launch {
   WorldPlan plan;
   World world;
-  Device device;  // what every rank computes on
+  Device device;       // what every rank computes on
+  std::string secret;  // MOE_NCCL_SECRET: of ranks that meet over TCP
   int rank() const { return plan.rank(); }
 };
 

@@ -62,12 +62,12 @@ RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string
     if (common && !first) absl::SleepFor(absl::Seconds(1));
     PrintError(command, status);
   };
-  return {.plan = launch.plan,
-          .timeout = timeout,
-          .report = std::move(report),
-          .exit_code = [](const absl::Status& status) {
-            return static_cast<int>(ExitCodeOf(status));
-          }};
+  return {
+      .plan = launch.plan,
+      .timeout = timeout,
+      .report = std::move(report),
+      .exit_code = [](const absl::Status& status) { return static_cast<int>(ExitCodeOf(status)); },
+      .secret = launch.secret};
 }
 
 absl::Status InputError(absl::string_view flag, const absl::Status& status) {

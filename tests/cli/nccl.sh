@@ -36,6 +36,21 @@ if [[ $devices == simulated ]]; then
   grep -qE "^mixtral +3 ranks ep 3 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify: no layout of three ranks"
 fi
 grep -qE "skipped \(4 ranks, [0-3] GPUs?\)" "$work/stdout" || [[ $devices == any ]] || fail "verify: ranks without a GPU"
+# Ranks that are processes, of which simulated devices can have but one.
+one_gpu=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../scripts" && pwd)/nccl_one_gpu.sh
+run "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --numerics layout-invariant --mpirun "$one_gpu"
+expect 0 "verify over processes"
+grep -qE "^mixtral +1 ranks ep 1 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify over processes: $(cat "$work/stdout")"
+run env -u MOE_NCCL_SECRET RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 \
+  "$moe" train "${short[@]}" --share-device
+expect 2 "no secret"
+grep -qF "MOE_NCCL_SECRET" "$work/stderr" || fail "no secret: $(cat "$work/stderr")"
+run env MOE_NCCL_SECRET=0123456789abcdef RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 \
+  "$moe" train "${short[@]}" --share-device --comm-timeout 1
+expect 8 "a rank that never comes"
+grep -qE "^moe train: rank 0 on host .* waited 1.* for rank 1, deadline 1s" "$work/stderr" || fail "a rank that never comes: $(cat "$work/stderr")"
+((seconds < 4)) || fail "a rank that never comes: after $seconds s"
+
 run "$moe" bench layer --device cuda --backend nccl --ranks 2 -n 2 -w 1 -T 0 --tokens 24 --num-experts 4 \
   --hidden-size 8 --moe-ffn-hidden-size 8 -o jsonl
 enough_gpus "bench layer" && { grep -q '"backend":"nccl".*"status":"ok"' "$work/stdout" || fail "bench layer: $(cat "$work/stdout")"; }
