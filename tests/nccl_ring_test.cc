@@ -27,8 +27,9 @@ using testing::TestDevice;
 
 constexpr uint32_t kSeeds = 3;
 
-// Nothing, fewer elements than ranks, odd, more than several chunks, and a last chunk of one element.
-constexpr size_t kLengths[] = {0, 1, 3, 7, 8, 101, 257, 1031};
+// Nothing, fewer elements than ranks, odd, and blocks of several chunks, the last of one element. Few:
+// under ThreadSanitizer an addition of a chunk takes milliseconds.
+constexpr size_t kLengths[] = {0, 1, 3, 7, 8, 101, 257};
 
 template <typename T>
 std::vector<T> Values(int rank, size_t n);
@@ -74,9 +75,8 @@ TYPED_TEST_SUITE(NcclRingTest, Types);
 
 TYPED_TEST(NcclRingTest, HasTheBitsOfTheRingOverThreadsOfTheHost) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
-    // 16 floats a chunk, 48, and every block in one; only the last is the CPU's.
     const auto want = SumsOnTheHost<TypeParam>(ranks, {});
-    for (const int64_t chunk_bytes : {64, 192, 0}) {
+    for (const int64_t chunk_bytes : {128, 0}) {
       for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << chunk_bytes << ", " << seed);
         OnNcclRanks({.ranks = ranks, .seed = seed}, [&](Communicator& comm, const TestDevice& at) {
