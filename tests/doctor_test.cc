@@ -36,7 +36,8 @@ MachineFacts Healthy() {
                     .major = 9,
                     .minor = 0,
                     .memory_bytes = int64_t{141} << 30,
-                    .free_bytes = int64_t{140} << 30}}};
+                    .free_bytes = int64_t{140} << 30}},
+          .nccl = "2.28.9"};
 }
 
 Finding FindingOf(const MachineFacts& facts, const std::string& subject, int ranks = 4) {
@@ -121,6 +122,10 @@ TEST(Doctor, DescribesEveryGpuAndNeverFailsForOne) {
   EXPECT_EQ(FindingOf(facts, "GPU 0").what, "NVIDIA H200, sm_90, 144384 MiB, 143360 MiB free");
   facts.gpus.push_back({.name = "old", .usable = absl::UnimplementedError("build for it")});
   EXPECT_EQ(FindingOf(facts, "GPU 1").remedy, "build for it");
+  EXPECT_EQ(FindingOf(facts, "NCCL").what, "2.28.9, with --backend nccl");
+  facts.nccl.clear();
+  facts.no_nccl = "put libnccl.so.2 in LD_LIBRARY_PATH";
+  EXPECT_EQ(FindingOf(facts, "NCCL").remedy, facts.no_nccl);
   facts.gpus.clear();
   facts.no_gpus = "no NVIDIA driver: install one";
   EXPECT_EQ(FindingOf(facts, "GPU").remedy, facts.no_gpus);

@@ -17,7 +17,7 @@ absl::Status NoNccl() {
 bool HasNccl() {
   return false;
 }
-absl::Status CheckNccl() {
+absl::StatusOr<std::string> NcclVersion() {
   return NoNccl();
 }
 absl::StatusOr<NcclId> MakeNcclId() {

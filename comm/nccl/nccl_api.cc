@@ -54,7 +54,7 @@ absl::StatusOr<NcclApi> OpenNccl(const char* file) {
   NcclApi api;
 #define MOE_FIND(name) MOE_RETURN_IF_ERROR(Find(library, file, #name, api.name));
   MOE_NCCL_FUNCTIONS_OF_ANY_VERSION(MOE_FIND)
-  MOE_RETURN_IF_ERROR(CheckNcclVersion(api));
+  MOE_RETURN_IF_ERROR(NcclVersionOf(api).status());
   MOE_NCCL_FUNCTIONS(MOE_FIND)
 #undef MOE_FIND
   return api;
@@ -65,10 +65,10 @@ const absl::StatusOr<NcclApi>& NcclLibrary() {
   return *library;
 }
 
-absl::Status CheckNcclVersion(const NcclApi& api) {
+absl::StatusOr<std::string> NcclVersionOf(const NcclApi& api) {
   int version = 0;
   MOE_RETURN_IF_ERROR(NcclStatus(api, api.ncclGetVersion(&version), "ncclGetVersion"));
-  if (version >= kOldest && version <= kNewest) return absl::OkStatus();
+  if (version >= kOldest && version <= kNewest) return VersionText(version);
   return absl::UnimplementedError(absl::StrCat(
       "NCCL: the library is of version ", VersionText(version),
       ", expected 2.27 to 2.30: put the folder of such a libnccl.so.2 in LD_LIBRARY_PATH"));

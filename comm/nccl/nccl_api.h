@@ -3,6 +3,8 @@
 #ifndef MOE_COMM_NCCL_NCCL_API_H_
 #define MOE_COMM_NCCL_NCCL_API_H_
 
+#include <string>
+
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
@@ -33,15 +35,15 @@ struct NcclApi {
 };
 
 // The functions of library `file`, which stays open. kUnimplemented, with the remedy: there is no such
-// library, it is of a version that CheckNcclVersion refuses, or lacks one of them.
+// library, it is of a version that NcclVersionOf refuses, or lacks one of them.
 absl::StatusOr<NcclApi> OpenNccl(const char* file);
 
 // libnccl.so.2, opened by the first call. A build with simulated devices has a NCCL of its own.
 const absl::StatusOr<NcclApi>& NcclLibrary();
 
-// kUnimplemented, naming the version found, unless it is 2.27 to 2.30: a later one may have changed
-// what its calls promise.
-absl::Status CheckNcclVersion(const NcclApi& api);
+// "2.28.9". kUnimplemented, naming the version found, unless it is 2.27 to 2.30: a later one may have
+// changed what its calls promise.
+absl::StatusOr<std::string> NcclVersionOf(const NcclApi& api);
 
 // `result` of `what`, with NCCL's text for it; OK for ncclSuccess and ncclInProgress.
 //   a lost connection or an error of the system     kUnavailable

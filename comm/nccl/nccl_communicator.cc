@@ -221,14 +221,14 @@ bool HasNccl() {
   return true;
 }
 
-absl::Status CheckNccl() {
+absl::StatusOr<std::string> NcclVersion() {
   MOE_RETURN_IF_ERROR(NcclLibrary().status());
-  return CheckNcclVersion(*NcclLibrary());
+  return NcclVersionOf(*NcclLibrary());
 }
 
 absl::StatusOr<NcclId> MakeNcclId() {
   static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
-  MOE_RETURN_IF_ERROR(CheckNccl());
+  MOE_RETURN_IF_ERROR(NcclVersion().status());
   const NcclApi& api = *NcclLibrary();
   ncclUniqueId made;
   MOE_RETURN_IF_ERROR(NcclStatus(api, api.ncclGetUniqueId(&made), "MakeNcclId"));
@@ -243,7 +243,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRan
                                                    " of ", options.size,
                                                    ", expected 0 <= rank < size"));
   }
-  MOE_RETURN_IF_ERROR(CheckNccl());
+  MOE_RETURN_IF_ERROR(NcclVersion().status());
   const NcclApi& api = *NcclLibrary();
   // Says what is missing where there is no driver or no such device.
   MOE_RETURN_IF_ERROR(MakeStream({DeviceKind::kCuda, options.device}).status());

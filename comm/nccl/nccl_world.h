@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -22,11 +23,11 @@ using NcclId = std::array<char, 128>;
 // Whether this build has NCCL. The library itself is looked for when a rank is made.
 bool HasNccl();
 
-// kUnimplemented, with the remedy: this build has no NCCL, or the library is missing or of a version
-// that is not 2.27 to 2.30 (named).
-absl::Status CheckNccl();
+// Of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the library is
+// missing or of a version that is not 2.27 to 2.30 (named).
+absl::StatusOr<std::string> NcclVersion();
 
-// A new world's id, made on one rank. As CheckNccl; kUnimplemented, too, where there is no driver.
+// A new world's id, made on one rank. As NcclVersion; kUnimplemented, too, where there is no driver.
 absl::StatusOr<NcclId> MakeNcclId();
 
 struct NcclRankOptions {
@@ -61,7 +62,7 @@ struct NcclRankOptions {
 // Destroying a communicator waits until its work has ended and its peers come to their own end of it,
 // at most `timeout`; a peer that is later costs this communicator alone.
 //
-// Errors: as CheckNccl; as MakeStream for a device that is not there; kInvalidArgument for a rank
+// Errors: as NcclVersion; as MakeStream for a device that is not there; kInvalidArgument for a rank
 // outside its size and for what NCCL refuses, such as one GPU for two ranks; kDeadlineExceeded when a
 // rank does not come; kUnavailable for a lost connection.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions& options);

@@ -177,6 +177,13 @@ std::vector<Finding> Gpus(const MachineFacts& f) {
                                              Mebibytes(gpu.free_bytes), " free"),
                         .remedy = std::string(gpu.usable.message())});
   }
+  findings.push_back({.verdict = Verdict::kNote,
+                      .subject = "NCCL",
+                      .what = f.nccl.empty()
+                                  ? "none that this build can use: ranks on GPUs exchange "
+                                    "through the host"
+                                  : absl::StrCat(f.nccl, ", with --backend nccl"),
+                      .remedy = f.no_nccl});
   return findings;
 }
 

@@ -101,7 +101,7 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
   if (!plan.ok()) return InFlags(plan.status());
   launch.plan = *std::move(plan);
   if (launch.plan.backend == Backend::kNccl) {
-    const absl::Status nccl = CheckNccl();
+    const absl::Status nccl = NcclVersion().status();
     if (!nccl.ok()) {
       return absl::Status(nccl.code(), absl::StrCat("--backend is nccl: ", nccl.message()));
     }

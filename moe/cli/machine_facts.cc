@@ -21,6 +21,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/create.h"
+#include "comm/nccl/nccl_world.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/find_program.h"
 #include "moe/cli/settings.h"
@@ -153,6 +154,9 @@ void GatherGpus(MachineFacts& facts) {
   } else {
     facts.no_gpus = std::string(devices.status().message());
   }
+  const absl::StatusOr<std::string> nccl = NcclVersion();
+  facts.nccl = nccl.value_or("");
+  facts.no_nccl = std::string(nccl.status().message());
 }
 
 }  // namespace

@@ -46,6 +46,8 @@ struct MachineFacts {
   // GPUs
   std::vector<CudaDevice> gpus;
   std::string no_gpus;  // why there are none, with the remedy
+  std::string nccl;     // its version; empty = none
+  std::string no_nccl;  // why, with the remedy
 };
 
 // Looks, without starting anything but `mpirun --version`. `environment`: "NAME=value".

@@ -187,7 +187,7 @@ absl::Status CheckNcclAxis(const LayoutRequest& request, const VerifyOptions& op
     return absl::InvalidArgumentError(
         "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
   }
-  const absl::Status nccl = CheckNccl();
+  const absl::Status nccl = NcclVersion().status();
   return absl::Status(nccl.code(), absl::StrCat("transport nccl: ", nccl.message()));
 }
 
