@@ -24,9 +24,9 @@
 namespace moe {
 namespace {
 
-absl::Status RunGuarded(RankBody body, std::unique_ptr<Communicator> world) {
+absl::Status Guarded(absl::FunctionRef<absl::Status()> run) {
   try {
-    return body(std::move(world));
+    return run();
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("RunRanks: out of memory");
   } catch (const std::exception& e) {
@@ -39,9 +39,11 @@ using MakeRank = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Communicator>>
 
 // `body` on `ranks` threads, whose world `fate` ends when one fails.
 absl::Status RunThreads(int ranks, LocalFate& fate, MakeRank make, RankBody body) {
-  const auto run_rank = [&](int rank) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world, make(rank));
-    return RunGuarded(body, std::move(world));
+  const auto run_rank = [&](int rank) {
+    return Guarded([&]() -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world, make(rank));
+      return body(std::move(world));
+    });
   };
   if (ranks == 1) return run_rank(0);
   std::vector<absl::Status> results(ranks);
@@ -111,11 +113,13 @@ absl::StatusOr<int> GpuOf(Communicator& meeting) {
 }
 
 absl::Status RunNcclRankOverMpi(const RunOptions& options, RankBody body) {
-  return RunMpiRank(options, [&](std::unique_ptr<Communicator> meeting) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const int gpu, GpuOf(*meeting));
-    MOE_ASSIGN_OR_RETURN(auto world,
-                         JoinNcclOver(*meeting, {.device = gpu, .timeout = options.timeout}));
-    return RunGuarded(body, std::move(world));
+  return RunMpiRank(options, [&](std::unique_ptr<Communicator> meeting) {
+    return Guarded([&]() -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(const int gpu, GpuOf(*meeting));
+      MOE_ASSIGN_OR_RETURN(auto world,
+                           JoinNcclOver(*meeting, {.device = gpu, .timeout = options.timeout}));
+      return body(std::move(world));
+    });
   });
 }
 
@@ -133,15 +137,20 @@ absl::Status RunNcclRankOverTcp(const RunOptions& options, RankBody body) {
                                                    {.host = launch.address,
                                                     .port = launch.port + kPortsAfterMaster,
                                                     .secret = options.secret}));
-    return RunGuarded(body, std::move(world));
+    return body(std::move(world));
   };
-  const absl::Status status = run();
+  const absl::Status status = Guarded(run);
   if (status.ok() || launch.size == 1) return status;
   if (options.report) options.report(status);
   _exit(options.exit_code ? options.exit_code(status) : 1);
 }
 
 }  // namespace
+
+absl::Status OrAbort(Communicator& world, absl::Status status) {
+  if (!status.ok()) world.Abort(status);
+  return status;
+}
 
 absl::Status RunRanks(const RunOptions& options, RankBody body) {
   const WorldPlan& plan = options.plan;
@@ -155,8 +164,8 @@ absl::Status RunRanks(const RunOptions& options, RankBody body) {
   }
   if (plan.meeting == Meeting::kTcp) return RunNcclRankOverTcp(options, body);
   if (nccl) return RunNcclRankOverMpi(options, body);
-  return RunMpiRank(options, [body](std::unique_ptr<Communicator> world) {
-    return RunGuarded(body, std::move(world));
+  return RunMpiRank(options, [&](std::unique_ptr<Communicator> world) {
+    return Guarded([&] { return body(std::move(world)); });
   });
 }
 

@@ -29,6 +29,10 @@ struct RunOptions {
   std::string secret = {};
 };
 
+// `status`, of work with `world`. A failure ends the world before its communicator is destroyed: over
+// NCCL that waits for the peers, who may be waiting for this rank.
+absl::Status OrAbort(Communicator& world, absl::Status status);
+
 // What a rank does. It owns its world; everything it made of it must be gone when it returns.
 using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> world)>;
 

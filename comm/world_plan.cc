@@ -34,8 +34,13 @@ absl::Status CheckRanks(const WorldRequest& request, const LaunchInfo& launch) {
 
 // Processes without MPI.
 absl::StatusOr<WorldPlan> PlanTorchrun(const WorldRequest& request, const LaunchInfo& launch) {
-  const bool cuda = request.device == DeviceKind::kCuda;
-  if (request.backend.value_or(Backend::kNccl) == Backend::kNccl && cuda && HasNccl()) {
+  if (request.backend == Backend::kMpi) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PlanWorld: backend is mpi, but ranks that ", NameOf(launch.source),
+                     " started have none, expected nccl; or start them with: mpirun -n ",
+                     launch.size, " moe ..."));
+  }
+  if (request.device == DeviceKind::kCuda && HasNccl()) {
     return WorldPlan{.backend = Backend::kNccl,
                      .meeting = Meeting::kTcp,
                      .ranks = launch.size,
@@ -67,14 +72,14 @@ absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInf
         absl::StrCat("PlanWorld: backend is local, but a launcher (", NameOf(launch.source),
                      ") started this process; ranks that are threads are started without one"));
   }
-  if (ByTorchrun(launch)) return PlanTorchrun(request, launch);
-  const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
-  if (!HasBackend(backend)) return NotBuilt(backend);
-  if (backend == Backend::kNccl && request.device != DeviceKind::kCuda) {
+  if (request.backend == Backend::kNccl && request.device != DeviceKind::kCuda) {
     return absl::InvalidArgumentError(
         "PlanWorld: backend is nccl, whose ranks compute on GPUs: expected --device cuda beside "
         "it");
   }
+  if (ByTorchrun(launch)) return PlanTorchrun(request, launch);
+  const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
+  if (!HasBackend(backend)) return NotBuilt(backend);
   WorldPlan plan{.backend = backend, .launch = launch};
   if (!launched && backend != Backend::kMpi) {
     plan.ranks = request.ranks.value_or(request.default_ranks);

@@ -4,7 +4,7 @@
 # For correctness where there is one GPU: NCCL refuses a GPU to two ranks of a host, so each process
 # gets a host name of its own (NCCL_HOSTID) and they exchange through sockets of the loopback device.
 # Times mean nothing. Programs that count GPUs want --share-device beside it. Starts what torchrun would
-# (RANK, WORLD_SIZE, ...); ends with the first exit code that is not 0, after all processes have ended.
+# (RANK, WORLD_SIZE, ...); ends once all have, with the exit code of the first that failed.
 # A program for `moe verify --mpirun`.
 set -euo pipefail
 usage() {
@@ -50,7 +50,9 @@ for ((rank = 0; rank < ranks; ++rank)); do
   pids+=($!)
 done
 code=0
-for pid in "${pids[@]}"; do
-  wait "$pid" || { rc=$? && ((code == 0)) && code=$rc; }
+for _ in "${pids[@]}"; do # as they end
+  rc=0
+  wait -n || rc=$?
+  ((code != 0)) || code=$rc
 done
 exit "$code"

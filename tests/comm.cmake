@@ -17,7 +17,7 @@ if(MOE_NCCL_FOUND)
   add_test(NAME comm_contract_nccl_processes COMMAND ${PROJECT_SOURCE_DIR}/scripts/nccl_one_gpu.sh -n 1
     $<TARGET_FILE:comm_contract_nccl_processes_test> --gtest_brief=1 --gtest_filter=*R1*)
   set_tests_properties(comm_contract_nccl_processes PROPERTIES LABELS "contract;device" TIMEOUT 120
-    SKIP_REGULAR_EXPRESSION "no GPU: ")
+    SKIP_REGULAR_EXPRESSION "no (GPU|NCCL): ")
   add_dependencies(device_tests comm_contract_nccl_processes_test)
 endif()
 if(NOT MOE_MPI_FOUND)

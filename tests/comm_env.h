@@ -21,8 +21,8 @@ class CommEnv {
   virtual int max_ranks() const = 0;
   // Whether a rank that fails or aborts wakes its peers at once. Else they time out.
   virtual bool wakes_peers() const = 0;
-  // Whether a receiver learns that a message of SendRecv has another size than it expects. Else it
-  // waits until its deadline.
+  // Whether a receiver learns that a message of SendRecv has another size than it expects. NCCL
+  // promises nothing; its fake here waits for ever.
   virtual bool compares_sizes() const { return true; }
   // Runs body(world, stream) once per rank: threads for "local", this process for "mpi", where
   // ranks past `ranks` sit out. Returns when all ranks are done.

@@ -14,7 +14,7 @@ namespace moe::testing {
 namespace {
 
 // This process is one rank of those that scripts/nccl_one_gpu.sh or torchrun started; on machines
-// without a GPU it skips. Every rank prints and fails on its own; the script fails if one does.
+// without a GPU or NCCL it skips. Every rank prints and fails on its own; the script fails if one does.
 class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
  public:
   void SetUp() override {
@@ -25,6 +25,7 @@ class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
     launch_ = *launch;
     const auto gpus = CudaDeviceCount();
     if (!gpus.ok()) GTEST_SKIP() << "no GPU: " << gpus.status().message();
+    if (const auto nccl = NcclVersion(); !nccl.ok()) GTEST_SKIP() << "no NCCL: " << nccl.status();
     device_ = launch_.local_rank % *gpus;
   }
 

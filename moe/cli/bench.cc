@@ -148,7 +148,7 @@ absl::Status BenchRun::Run() {
                                                      ", expected the ", world->size(),
                                                      " that the launcher started"));
     }
-    return OnRank(*world, output);
+    return OrAbort(*world, OnRank(*world, output));
   };
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.run.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();

@@ -15,7 +15,7 @@ void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
                  "auto",
                  "local: threads; mpi: processes; nccl: a GPU each, threads or under mpirun "
                  "processes; auto: mpi "
-                 "under mpirun, else local",
+                 "under mpirun, nccl under torchrun, else local",
                  {"auto", "local", "mpi", "nccl"}}});
   AddDeviceSetting(group, table);
 }

@@ -138,7 +138,10 @@ std::string LauncherText(const Launch& launch) {
   if (!launch.plan.processes()) return "";
   if (launch.plan.meeting == Meeting::kMpi)
     return absl::StrCat("mpirun -n ", launch.world.ranks, " ");
-  return absl::StrCat("torchrun --no-python --nproc-per-node ", launch.world.local_ranks, " ");
+  const int nodes = launch.world.ranks / launch.world.local_ranks;
+  return absl::StrCat("torchrun --no-python ",
+                      nodes > 1 ? absl::StrCat("--nnodes ", nodes, " ") : "", "--nproc-per-node ",
+                      launch.world.local_ranks, " ");
 }
 
 absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
@@ -153,6 +156,9 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
                      "--backend local beside it: NCCL takes one GPU for one thread");
   }
   if (share) return absl::OkStatus();
+  // Where the launcher does not tell how many are here, NCCL refuses a GPU to two ranks of a host.
+  const bool told = !launch.plan.processes() || launch.plan.launch.local_size > 0;
+  if (!told && launch.plan.backend == Backend::kNccl) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   if (launch.world.local_ranks <= count) return absl::OkStatus();
   return absl::InvalidArgumentError(

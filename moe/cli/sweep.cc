@@ -321,7 +321,7 @@ absl::Status SweepRun::Run() {
     MOE_RETURN_IF_ERROR(RunPoints(nullptr));
   } else {
     const auto body = [&](std::unique_ptr<Communicator> world) {
-      return RunPoints(world.get());
+      return OrAbort(*world, RunPoints(world.get()));
     };
     MOE_RETURN_IF_ERROR(RunRanks(RankOptions(plan_.launch(), comm_timeout(), kCommand), body));
   }

@@ -46,10 +46,14 @@ double RowSkew(const Settings& settings, int ep) {
   return ep * *std::max_element(shares.begin(), shares.end());
 }
 
-// Without shared memory a direct dispatcher runs staged, and the row would not say so.
-absl::Status CheckDispatch(const Settings& settings, const World& world) {
-  if (world.backend == Backend::kLocal || !settings.is("dispatch", "direct"))
-    return absl::OkStatus();
+// Without shared memory a direct dispatcher runs staged, on a GPU one of two hops, and the row would not
+// say so.
+absl::Status CheckDispatch(const Settings& settings, const Launch& launch) {
+  if (settings.is("dispatch", "hierarchical") && launch.device.kind == DeviceKind::kCuda) {
+    return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
+  }
+  const bool local = launch.plan.backend == Backend::kLocal;
+  if (local || !settings.is("dispatch", "direct")) return absl::OkStatus();
   return WrongFlag("--dispatch", "direct",
                    "staged or hierarchical: direct needs the threads of backend local");
 }
@@ -113,7 +117,7 @@ void FillPoint(const Settings& settings, sweep::Point& point) {
 absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
                           PlannedPoint& planned) {
   const World& world = planned.launch.world;
-  MOE_RETURN_IF_ERROR(CheckDispatch(settings, world));
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch));
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(settings, world));
   planned.train = options.train;
   const lm::TrainConfig& train = planned.train;
@@ -130,7 +134,7 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
 }
 
 absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
-  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch.world));
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch));
   MOE_ASSIGN_OR_RETURN(MoeLayerConfig layer, LayerConfigOf(settings));
   layer.dispatcher = DispatcherOf(settings);
   layer.overlap_degree = settings.integer("moe-overlap-degree");

@@ -157,7 +157,9 @@ absl::Status TrainRun::Run() {
     MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                          lm::Train(options_.train, corpus_, std::move(world), hooks));
     // What follows may fail: the run is whole before it.
-    if (first && metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(mine)));
+    if (first && metrics_ != nullptr) {
+      MOE_RETURN_IF_ERROR(OrAbort(*after, metrics_->Append(FinalLine(mine))));
+    }
     MOE_ASSIGN_OR_RETURN(auto rates, MeasurePeak(options_.train, mine, std::move(after)));
     if (!first) return absl::OkStatus();
     report = std::move(mine);

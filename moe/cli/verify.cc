@@ -110,11 +110,11 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   for (const std::string& warning : warnings) {
     if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
   }
-  if (options.needs_mpi) {
+  if (options.needs_processes) {
     if (const absl::Status status = ProcessLauncher::CheckPresent(options, invocation);
         !status.ok()) {
       return absl::UnimplementedError(
-          absl::StrCat("--layouts names transport=mpi, but ", status.message()));
+          absl::StrCat("a transport of processes is named, but ", status.message()));
     }
   }
   return Verify(invocation, options);

@@ -257,7 +257,9 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
     request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
   }
   MOE_RETURN_IF_ERROR(CheckNcclAxis(request, options));
-  options.needs_mpi = request.names_mpi;
+  const auto& transport = request.axes.transport;
+  const bool nccl = std::count(transport.begin(), transport.end(), Backend::kNccl) != 0;
+  options.needs_processes = request.names_mpi || (nccl && !options.mpirun.empty());
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
   for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));

@@ -29,7 +29,8 @@ struct VerifyOptions {
   std::vector<verify::Case> cases;
   verify::Fault fault = verify::Fault::kNone;
   DeviceKind device = DeviceKind::kCpu;
-  bool needs_mpi = false;  // MPI was named, so its absence is an error
+  // A transport of processes was named, so that it is an error if they cannot be started.
+  bool needs_processes = false;
   std::string mpirun;
   std::string output, output_stderr;  // "table", "csv", "json", "jsonl", "md"; the second may be ""
   bool verbose = false;

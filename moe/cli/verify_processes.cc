@@ -282,7 +282,7 @@ absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
                                          verify::RunCases(request.problems, request.cases,
                                                           options.fault, options.device, *ranks));
                     if (ranks->rank() != 0) return absl::OkStatus();
-                    return WriteResults(folder + kResults, results);
+                    return OrAbort(*ranks, WriteResults(folder + kResults, results));
                   });
 }
 

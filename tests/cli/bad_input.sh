@@ -83,7 +83,7 @@ train 2 "--dtype is 'f16', expected one of f32, bf16" --dtype f16
 
 # What this build or place has not.
 train 2 "--grouped-gemm is mma, expected auto" --grouped-gemm mma
-train 10 "--backend is nccl, expected local or mpi" --backend nccl
+train 2 "--backend is nccl, whose ranks compute on GPUs" --backend nccl
 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
 RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
 # What the first of all processes does not say, the first of a host does.

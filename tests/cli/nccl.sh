@@ -22,7 +22,7 @@ enough_gpus() {
 }
 
 # The same bits as one rank, whoever sums the gradients.
-for call in "--ranks 2 --ep 2 --moe-overlap-degree 2" "--ranks 3 --ep 1 --all-reduce library"; do
+for call in "--ranks 2 --ep 2 --moe-overlap-degree 2" "--ranks 2 --ep 2 --dispatch hierarchical" "--ranks 3 --ep 1 --all-reduce library"; do
   rm -rf "$work/more"
   # shellcheck disable=SC2086
   run "$moe" train "${short[@]}" --backend nccl $call --out "$work/more"
@@ -41,6 +41,8 @@ one_gpu=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../scripts" && pwd)/nccl_one_gpu
 run "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --numerics layout-invariant --mpirun "$one_gpu"
 expect 0 "verify over processes"
 grep -qE "^mixtral +1 ranks ep 1 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify over processes: $(cat "$work/stdout")"
+run "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --mpirun /nowhere
+expect 10 "a launcher that is not there"
 run env -u MOE_NCCL_SECRET RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 \
   "$moe" train "${short[@]}" --share-device
 expect 2 "no secret"
