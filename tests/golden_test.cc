@@ -174,7 +174,11 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
 TEST_P(GoldenTest, EveryExpertParallelSizeGivesTransformersResultsAndTheSameBits) {
   const BlockResult one = RunCase(*weights_, input_, {.ranks = 1, .expert_parallel = 1});
   ExpectGolden(one);
-  for (const Layout& layout : {Layout{2, 2}, Layout{3, 3}, Layout{4, 4}, Layout{4, 2}}) {
+  std::vector<Layout> layouts = {{3, 3}};
+  if (testing::LayerDevice() == DeviceKind::kCpu) {  // a simulated device takes minutes for all
+    layouts.insert(layouts.end(), {{2, 2}, {4, 4}, {4, 2}});
+  }
+  for (const Layout& layout : layouts) {
     SCOPED_TRACE(::testing::Message()
                  << "ranks " << layout.ranks << " ep " << layout.expert_parallel);
     const BlockResult result = RunCase(*weights_, input_, layout);
