@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -178,6 +179,43 @@ TEST(CudaMemoryTest, IsZeroedAndSaysWhatIsMissing) {
               HasSubstr("expert weights: CudaMemory(0): 65 bytes wanted, 64 free of"));
   EXPECT_EQ(CudaMemory(0).value(), &memory);
   EXPECT_EQ(CudaMemory(7).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// Memory that was given out before, and after.
+TEST(PeerAccessTest, OpensAllMemoryOfADeviceHoweverOftenItIsAskedFor) {
+  const Buffer before = Buffer::Allocate(4, **CudaMemory(0)).value();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([] {
+      for (int times = 0; times < 2; ++times) {
+        const absl::Status status = EnablePeerAccess(1, 0);
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // else the next launch reports it
+        int current = -1;
+        EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+        EXPECT_EQ(current, 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(EnablePeerAccess(0, 0).ok());
+  const Buffer after = Buffer::Allocate(4, **CudaMemory(0)).value();
+  const auto stream = MakeStream({DeviceKind::kCuda, 1}).value();
+  for (const Buffer* buffer : {&before, &after}) {
+    int value = -1;
+    ASSERT_TRUE(stream->CopyBytes(buffer->data(), &value, 4).ok());
+    ASSERT_TRUE(stream->Synchronize().ok());
+    EXPECT_EQ(value, 0);
+  }
+}
+
+TEST(PeerAccessTest, APairThatTheHardwareDoesNotHaveIsNamed) {
+  const cusim::ScopedMachine machine({.no_peers = {{0, 1}}});
+  EXPECT_TRUE(EnablePeerAccess(1, 0).ok());
+  const absl::Status status = EnablePeerAccess(0, 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Text(status), "CUDA device 0 cannot read the memory of CUDA device 1");
+  EXPECT_EQ(EnablePeerAccess(0, 7).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST(CudaMemoryTest, AWorkspaceAllocatesNothingAfterTheFirstStep) {

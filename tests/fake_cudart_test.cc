@@ -283,6 +283,75 @@ TEST_F(FakeCudartDeathTest, MisuseIsNamed) {
   Free();
 }
 
+TEST_F(FakeCudartDeathTest, OtherDevicesMayTouchMemoryOnceItsPoolIsOpenToThem) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  unsigned char host[kBytes] = {};
+  const auto copy = [&](void* to, const void* from) {
+    (void)cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDefault, other);
+    return cudaStreamSynchronize(other);
+  };
+  const auto clear = [&] {
+    (void)cudaMemsetAsync(data_, 0, kBytes, other);
+    return cudaStreamSynchronize(other);
+  };
+  const auto launch = [&] {
+    (void)cusim::LaunchGrid({.grid = dim3(1),
+                             .block = dim3(1),
+                             .body =
+                                 [&] {
+                                   static_cast<volatile unsigned char*>(data_)[0] = 7;
+                                 }},
+                            other);
+    return cudaStreamSynchronize(other);
+  };
+  const std::string fault = ": memory of device 0 in a stream of device 1";
+  EXPECT_DEATH((void)copy(host, data_), "cudaMemcpyAsync, from" + fault);
+  EXPECT_DEATH((void)copy(data_, host), "cudaMemcpyAsync, to" + fault);
+  EXPECT_DEATH((void)clear(), "cudaMemsetAsync" + fault);
+#if defined(__SANITIZE_ADDRESS__)
+  EXPECT_DEATH((void)launch(), "use-after-poison");
+#endif
+  const cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice, .id = 1},
+                                    .flags = cudaMemAccessFlagsProtReadWrite};
+  ASSERT_EQ(cudaMemPoolSetAccess(pool_, &access, 1), cudaSuccess);
+  ASSERT_EQ(clear(), cudaSuccess);
+  ASSERT_EQ(launch(), cudaSuccess);
+  ASSERT_EQ(copy(host, data_), cudaSuccess);
+  EXPECT_EQ(host[0], 7);
+  EXPECT_EQ(host[1], 0);
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  Free();
+}
+
+TEST_F(FakeCudartMemory, PeersAreThoseOfTheMachine) {
+  const cusim::ScopedMachine machine({.devices = 3, .no_peers = {{0, 2}}});
+  const auto can = [](int device, int owner) {
+    int answer = -1;
+    EXPECT_EQ(cudaDeviceCanAccessPeer(&answer, device, owner), cudaSuccess);
+    return answer;
+  };
+  EXPECT_EQ(can(0, 2), 0);
+  EXPECT_EQ(can(2, 0), 1);
+  EXPECT_EQ(can(0, 0), 0);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(2, 0), cudaErrorPeerAccessUnsupported);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(0, 0), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorPeerAccessAlreadyEnabled);
+
+  cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice, .id = 3},
+                              .flags = cudaMemAccessFlagsProtReadWrite};
+  EXPECT_EQ(cudaMemPoolSetAccess(pool_, &access, 1), cudaErrorInvalidDevice);
+  access.location.id = 2;
+  access.flags = cudaMemAccessFlagsProtRead;
+  EXPECT_EQ(cudaMemPoolSetAccess(pool_, &access, 1), cudaErrorNotSupported);
+  Free();
+}
+
 TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   EXPECT_EQ(cusim::LaunchGrid({.grid = dim3(1),

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/cuda_status.h"
 #include "kernels/base/status_macros.h"
 
@@ -42,6 +43,15 @@ class CudaMemoryResource final : public MemoryResource {
     CudaStatus(cudaFreeAsync(data, stream_), name_).IgnoreError();
   }
 
+  // Pools do not follow cudaDeviceEnablePeerAccess. There is no access for reading alone.
+  cudaError_t OpenTo(int device) {
+    cudaMemAccessDesc access = {};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = device;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    return cudaMemPoolSetAccess(pool_, &access, 1);
+  }
+
  private:
   const int index_;
   const std::string name_;
@@ -49,7 +59,7 @@ class CudaMemoryResource final : public MemoryResource {
   const cudaStream_t stream_;
 };
 
-absl::StatusOr<MemoryResource*> MakeResource(int index) {
+absl::StatusOr<CudaMemoryResource*> MakeResource(int index) {
   const std::string name = absl::StrCat("CudaMemory(", index, ")");
   MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), name));
   cudaMemPoolProps properties = {};
@@ -67,16 +77,41 @@ absl::StatusOr<MemoryResource*> MakeResource(int index) {
   return new CudaMemoryResource(index, pool, stream);
 }
 
+absl::StatusOr<CudaMemoryResource*> ResourceOf(int index) {
+  static std::mutex* const mu = new std::mutex;
+  static auto* const resources = new std::map<int, CudaMemoryResource*>;  // guarded by mu
+  std::lock_guard<std::mutex> lock(*mu);
+  if (const auto found = resources->find(index); found != resources->end()) return found->second;
+  MOE_ASSIGN_OR_RETURN(CudaMemoryResource* const made, MakeResource(index));
+  resources->emplace(index, made);
+  return made;
+}
+
+// What cudaMalloc gave on device `to`, for the current device.
+cudaError_t OpenMallocOf(int to) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+  if (error != cudaErrorPeerAccessAlreadyEnabled) return error;
+  (void)cudaGetLastError();  // a later launch must not report it
+  return cudaSuccess;
+}
+
 }  // namespace
 
 absl::StatusOr<MemoryResource*> CudaMemory(int index) {
-  static std::mutex* const mu = new std::mutex;
-  static auto* const resources = new std::map<int, MemoryResource*>;  // guarded by mu
-  std::lock_guard<std::mutex> lock(*mu);
-  if (const auto found = resources->find(index); found != resources->end()) return found->second;
-  MOE_ASSIGN_OR_RETURN(MemoryResource* const made, MakeResource(index));
-  resources->emplace(index, made);
-  return made;
+  return ResourceOf(index);
+}
+
+absl::Status EnablePeerAccess(int from, int to) {
+  const std::string pair =
+      absl::StrCat("CUDA device ", from, " cannot read the memory of CUDA device ", to);
+  MOE_ASSIGN_OR_RETURN(CudaMemoryResource* const memory, ResourceOf(to));
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(from), pair));
+  if (from == to) return absl::OkStatus();
+  int can = 0;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaDeviceCanAccessPeer(&can, from, to), pair));
+  if (can == 0) return absl::UnimplementedError(pair);
+  MOE_RETURN_IF_ERROR(CudaStatus(memory->OpenTo(from), pair));
+  return CudaStatus(OpenMallocOf(to), pair);
 }
 
 }  // namespace moe

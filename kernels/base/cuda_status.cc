@@ -52,6 +52,8 @@ absl::StatusCode CodeFor(cudaError_t error) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorPeerAccessUnsupported:
+    case cudaErrorTooManyPeers:
       return absl::StatusCode::kUnimplemented;
     default:
       return absl::StatusCode::kInternal;

@@ -13,8 +13,8 @@ namespace moe {
 
 // `error` of `what` ("GatherRows", "stream of CUDA device 0"), with CUDA's name and text for it.
 //
-//   no driver, an old one, no device, no code for its architecture   kUnimplemented, as any backend
-//                                                                    that a machine does not have
+//   no driver, an old one, no device, no code for its architecture,  kUnimplemented, as any backend
+//   no access to a peer's memory                                     that a machine does not have
 //   out of memory                                                    kResourceExhausted
 //   all others                                                       kInternal
 //

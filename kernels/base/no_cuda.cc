@@ -23,6 +23,9 @@ absl::StatusOr<int> CudaDeviceCount() {
 absl::StatusOr<CudaDevice> CudaDeviceAt(int) {
   return NoCuda();
 }
+absl::Status EnablePeerAccess(int, int) {
+  return NoCuda();
+}
 absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*) {
   return NoCuda();
 }

@@ -1,8 +1,12 @@
 // The functions of the CUDA runtime that this project calls, on a CPU: what a build with
 // MOE_ENABLE_CUDA=SIMULATED links in place of CUDA's own. fake_streams.h says what they find.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -29,6 +33,36 @@ cudaError_t Driver() {
 
 bool IsDevice(int device) {
   return device >= 0 && device < TheMachine().devices;
+}
+
+bool CanBePeers(int device, int owner) {
+  const auto& never = TheMachine().no_peers;
+  return device != owner &&
+         std::find(never.begin(), never.end(), std::pair(device, owner)) == never.end();
+}
+
+// Pools are numbered by their device: all of one device are one.
+int DeviceOfPool(cudaMemPool_t pool) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(pool) - 1);
+}
+
+int DeviceOfStream(const char* function, cudaStream_t stream) {
+  return stream == nullptr ? current_device : Streams::Get().DeviceOf(function, stream);
+}
+
+// As a copy of `device` finds it.
+void CheckRange(const char* function, int device, const void* data, size_t bytes) {
+  cusim::CheckDeviceRange(function, data, bytes);
+  cusim::CheckAccess(function, device, data);
+}
+
+// (device, owner) for which cudaDeviceEnablePeerAccess was called. It opens what cudaMalloc gave, of
+// which there is none here, and no pool.
+bool EnablePeer(int device, int owner) {
+  static std::mutex* const mu = new std::mutex;
+  static auto* const enabled = new std::set<std::pair<int, int>>;  // guarded by mu
+  const std::lock_guard<std::mutex> lock(*mu);
+  return enabled->insert({device, owner}).second;
 }
 
 }  // namespace
@@ -60,6 +94,10 @@ const char* CUDARTAPI cudaGetErrorName(cudaError_t error) {
       return "cudaErrorNoKernelImageForDevice";
     case cudaErrorIllegalAddress:
       return "cudaErrorIllegalAddress";
+    case cudaErrorPeerAccessAlreadyEnabled:
+      return "cudaErrorPeerAccessAlreadyEnabled";
+    case cudaErrorPeerAccessUnsupported:
+      return "cudaErrorPeerAccessUnsupported";
     default:
       return "an error that the fake runtime has no name for";
   }
@@ -102,6 +140,20 @@ cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
   *total = TheMachine().memory_bytes;
   *free = *total - cusim::UsedDeviceBytes(current_device);
   return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int* can, int device, int owner) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (!IsDevice(device) || !IsDevice(owner)) return Return(cudaErrorInvalidDevice);
+  *can = CanBePeers(device, owner) ? 1 : 0;
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceEnablePeerAccess(int owner, unsigned flags) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (flags != 0) return Return(cudaErrorInvalidValue);
+  if (!IsDevice(owner) || owner == current_device) return Return(cudaErrorInvalidDevice);
+  if (!CanBePeers(current_device, owner)) return Return(cudaErrorPeerAccessUnsupported);
+  if (EnablePeer(current_device, owner)) return cudaSuccess;
+  return Return(cudaErrorPeerAccessAlreadyEnabled);
 }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   if (Driver() != cudaSuccess) return Return(Driver());
@@ -170,12 +222,26 @@ cudaError_t CUDARTAPI cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolPr
 cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
   return cudaSuccess;
 }
+// Opens the whole pool, as CUDA's does: what was and what will be given out.
+cudaError_t CUDARTAPI cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* accesses,
+                                           size_t count) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  for (size_t i = 0; i < count; ++i) {
+    const int device = accesses[i].location.id;
+    if (accesses[i].location.type != cudaMemLocationTypeDevice || !IsDevice(device)) {
+      return Return(cudaErrorInvalidDevice);
+    }
+    if (accesses[i].flags != cudaMemAccessFlagsProtReadWrite) return Return(cudaErrorNotSupported);
+    if (!CanBePeers(device, DeviceOfPool(pool))) return Return(cudaErrorInvalidDevice);
+    cusim::GrantAccess(device, DeviceOfPool(pool));
+  }
+  return cudaSuccess;
+}
 // The memory is there at once: using it before the stream gets here is found on a GPU alone.
 cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMemPool_t pool,
                                               cudaStream_t stream) {
   Streams::Get().DeviceOf(__func__, stream);
-  const auto device = static_cast<int>(reinterpret_cast<intptr_t>(pool) - 1);
-  *data = cusim::AllocateDevice(device, bytes);
+  *data = cusim::AllocateDevice(DeviceOfPool(pool), bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
@@ -192,17 +258,19 @@ cudaError_t CUDARTAPI cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  const int device = DeviceOfStream(__func__, stream);
   Streams::Get().Enqueue(__func__, stream, [=] {
-    cusim::CheckDeviceRange("cudaMemsetAsync", data, bytes);
+    CheckRange("cudaMemsetAsync", device, data, bytes);
     std::memset(data, value, bytes);
   });
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                       cudaStream_t stream) {
+  const int device = DeviceOfStream(__func__, stream);
   Streams::Get().Enqueue(__func__, stream, [=] {
-    cusim::CheckDeviceRange("cudaMemcpyAsync, from", from, bytes);
-    cusim::CheckDeviceRange("cudaMemcpyAsync, to", to, bytes);
+    CheckRange("cudaMemcpyAsync, from", device, from, bytes);
+    CheckRange("cudaMemcpyAsync, to", device, to, bytes);
     std::memcpy(to, from, bytes);
   });
   return cudaSuccess;

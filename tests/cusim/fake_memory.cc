@@ -6,7 +6,9 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "tests/cusim/fake_streams.h"
 
@@ -35,7 +37,8 @@ struct Memory {
   std::map<uintptr_t, Allocation> allocations;  // by first address; freed ones in quarantine too
   std::deque<uintptr_t> quarantine;             // oldest first
   size_t quarantine_bytes = 0;
-  std::map<int, size_t> used;  // by device
+  std::map<int, size_t> used;             // by device
+  std::set<std::pair<int, int>> granted;  // (who may touch, whose memory)
   int64_t count = 0;
 };
 
@@ -56,6 +59,10 @@ auto Find(Memory& memory, const void* data) {
   if (after == memory.allocations.begin()) return memory.allocations.end();
   const auto found = std::prev(after);
   return address < found->first + found->second.bytes ? found : memory.allocations.end();
+}
+
+bool HasAccess(const Memory& memory, int device, int owner) {
+  return device == owner || memory.granted.contains({device, owner});
 }
 
 void Forget(Memory& memory, uintptr_t address) {
@@ -137,11 +144,30 @@ void CheckDeviceRange(const char* function, const void* data, size_t bytes) {
   }
 }
 
-DeviceAccess::DeviceAccess() {
+void GrantAccess(int device, int owner) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  memory.granted.insert({device, owner});
+}
+
+void CheckAccess(const char* function, int device, const void* data) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  const auto found = Find(memory, data);
+  if (found == memory.allocations.end()) return;
+  const int owner = found->second.device;
+  if (HasAccess(memory, device, owner)) return;
+  Misuse(function, "memory of device " + std::to_string(owner) + " in a stream of device " +
+                       std::to_string(device) + ", to which no cudaMemPoolSetAccess opened it");
+}
+
+DeviceAccess::DeviceAccess(int device) {
   Memory& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mu);
   for (const auto& [address, allocation] : memory.allocations) {
-    if (!allocation.freed) ASAN_UNPOISON_MEMORY_REGION(Pointer(address), allocation.bytes);
+    if (allocation.freed) continue;
+    if (device != kEveryDevice && !HasAccess(memory, device, allocation.device)) continue;
+    ASAN_UNPOISON_MEMORY_REGION(Pointer(address), allocation.bytes);
   }
 }
 

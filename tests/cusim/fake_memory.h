@@ -24,11 +24,17 @@ int64_t DeviceAllocations();
 // Memory of the host passes.
 void CheckDeviceRange(const char* function, const void* data, size_t bytes);
 
+// Lets `device` touch the memory of `owner`, for good.
+void GrantAccess(int device, int owner);
+// Misuse if `data` is memory of another device to which `device` was granted no access.
+void CheckAccess(const char* function, int device, const void* data);
+
 // Under AddressSanitizer device memory can be touched only while one of these lives, so that a host
-// that reads it is found. One at a time.
+// that reads it is found, and then only what `device` has access to. One at a time.
 class DeviceAccess {
  public:
-  DeviceAccess();
+  static constexpr int kEveryDevice = -1;
+  explicit DeviceAccess(int device);
   ~DeviceAccess();
   DeviceAccess(const DeviceAccess&) = delete;
   DeviceAccess& operator=(const DeviceAccess&) = delete;

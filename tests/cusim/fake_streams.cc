@@ -125,7 +125,9 @@ void Streams::Enqueue(const char* function, cudaStream_t stream, std::function<v
   if (stream != nullptr) {
     return Push(function, stream, {.kind = Operation::Kind::kDevice, .work = std::move(work)});
   }
-  const DeviceAccess access;
+  int device = 0;
+  cudaGetDevice(&device);
+  const DeviceAccess access(device);
   work();
 }
 
@@ -192,7 +194,7 @@ bool Streams::Step(Lock& lock, What what) {
   queue->operations.pop_front();
   switch (operation.kind) {
     case Operation::Kind::kDevice: {
-      const DeviceAccess access;
+      const DeviceAccess access(queue->device);
       operation.work();
       break;
     }
@@ -214,7 +216,7 @@ bool Streams::Step(Lock& lock, What what) {
     case Operation::Kind::kWait:
       break;
     case Operation::Kind::kExternal: {
-      const DeviceAccess access;
+      const DeviceAccess access(DeviceAccess::kEveryDevice);
       if (!operation.external->Step()) queue->operations.push_front(std::move(operation));
       break;
     }

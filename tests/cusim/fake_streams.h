@@ -24,6 +24,8 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -36,6 +38,8 @@ struct Machine {
   cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
   int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
   size_t memory_bytes = size_t{4} << 30;   // of each device
+  // Pairs (reader, owner of the memory) that cannot be peers; all others can.
+  std::vector<std::pair<int, int>> no_peers = {};
 };
 const Machine& TheMachine();
 class ScopedMachine {
