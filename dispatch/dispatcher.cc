@@ -23,14 +23,15 @@ std::string NearestDivisors(int wanted, int size) {
   return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
 }
 
-// Whether the ranks can read each other's memory of this kind; collective. Devices are tried.
-absl::StatusOr<bool> HasPeerMemory(Communicator& comm, MemoryResource& memory) {
+// kUnimplemented, with the reason, unless the ranks can read each other's memory of this kind;
+// collective. Devices are tried.
+absl::Status TryPeerMemory(Communicator& comm, MemoryResource& memory) {
   const DeviceKind kind = memory.device().kind;
-  if (!comm.has_peer_memory(kind) || kind == DeviceKind::kCpu) return comm.has_peer_memory(kind);
-  const absl::Status tried = comm.AllocatePeerBuffer(/*bytes=*/1, memory).status();
-  if (absl::IsUnimplemented(tried)) return false;
-  MOE_RETURN_IF_ERROR(tried);
-  return true;
+  if (!comm.has_peer_memory(kind)) {
+    return absl::UnimplementedError(absl::StrCat("backend ", comm.backend(), " has none here"));
+  }
+  if (kind == DeviceKind::kCpu) return absl::OkStatus();
+  return comm.AllocatePeerBuffer(/*bytes=*/1, memory).status();
 }
 
 void Explain(const Communicator& comm, const std::string& message) {
@@ -55,10 +56,11 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
     Explain(comm, "hierarchical dispatch moves rows of the host's memory: running staged");
   }
   if (options.algorithm == DispatchAlgorithm::kDirect) {
-    MOE_ASSIGN_OR_RETURN(const bool shared, HasPeerMemory(comm, memory));
-    if (shared) return MakeDirectDispatcher<T>(options, comm, memory);
-    Explain(comm, absl::StrCat("direct dispatch needs peer memory, which the ", comm.backend(),
-                               " backend does not have here: running staged"));
+    const absl::Status shared = TryPeerMemory(comm, memory);
+    if (shared.ok()) return MakeDirectDispatcher<T>(options, comm, memory);
+    if (!absl::IsUnimplemented(shared)) return shared;
+    Explain(comm, absl::StrCat("direct dispatch without peer memory, running staged: ",
+                               shared.message()));
   }
   return MakeStagedDispatcher<T>(options, comm, kind);
 }

@@ -67,8 +67,8 @@ class Dispatcher {
   virtual ~Dispatcher() = default;
 
   // Collective; for streams and rows of the device that `memory` is of. kDirect without peer memory
-  // (CUDA: ranks of one process and one device have it), and kHierarchical on CUDA, become kStaged and
-  // say so once in the log.
+  // (CUDA: ranks of one process have it where every device can read the others'), and kHierarchical
+  // on CUDA, become kStaged and say so once in the log, with the reason.
   // kInvalidArgument if node_size does not divide comm.size(). `comm` must outlive the dispatcher;
   // while kDirect grows its peer memory (first calls, larger batches) the dispatcher waits for the
   // exchange stream it used last, and nothing else of `comm` may be under way.

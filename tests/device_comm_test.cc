@@ -114,31 +114,52 @@ TEST_F(DeviceCommTest, PointToPointAndTheRing) {
   });
 }
 
-// Ranks on one device read each other's memory in place.
+// Every rank writes its part and reads all, twice: what is written over was read before.
+absl::Status ReadEachOther(Communicator& comm, const TestDevice& device, PeerBuffer& shared) {
+  for (const int32_t round : {100, 200}) {
+    const std::vector<int32_t> mine = {comm.rank(), round + comm.rank()};
+    MOE_RETURN_IF_ERROR(device.stream().Upload(mine.data(), shared.local().data(), 8));
+    MOE_RETURN_IF_ERROR(comm.Fence(device.stream()));
+    std::vector<DeviceArray<int32_t>> theirs;  // on this rank's device
+    for (int r = 0; r < kRanks; ++r) {
+      theirs.push_back(device.Copy<int32_t>({-1, -1, -1}));
+      MOE_RETURN_IF_ERROR(
+          device.stream().CopyBytes(shared.peer(r), theirs.back().span().data(), 12));
+    }
+    MOE_RETURN_IF_ERROR(comm.Fence(device.stream()));
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_THAT(device.Read(theirs[r]), ElementsAre(r, round + r, 0));
+    }
+  }
+  return absl::OkStatus();
+}
+
 TEST_F(DeviceCommTest, PeerMemoryOfOneDevice) {
   OnRanks([](Communicator& comm, const TestDevice& device) -> absl::Status {
     EXPECT_TRUE(comm.has_peer_memory(DeviceKind::kCuda));
     MOE_ASSIGN_OR_RETURN(const auto shared, comm.AllocatePeerBuffer(64, device.memory()));
-    const std::vector<int32_t> mine = {comm.rank(), 100 + comm.rank()};
-    MOE_RETURN_IF_ERROR(device.stream().Upload(mine.data(), shared->local().data(), 8));
-    MOE_RETURN_IF_ERROR(comm.Fence(device.stream()));
-    for (int r = 0; r < kRanks; ++r) {
-      std::vector<int32_t> theirs(3);
-      MOE_RETURN_IF_ERROR(device.stream().CopyBytes(shared->peer(r), theirs.data(), 12));
-      MOE_RETURN_IF_ERROR(device.stream().Synchronize());
-      EXPECT_THAT(theirs, ElementsAre(r, 100 + r, 0));
-    }
-    return comm.Fence(device.stream());  // nobody's memory goes while another reads it
+    return ReadEachOther(comm, device, *shared);
   });
 }
 
-TEST_F(DeviceCommTest, NoPeerMemoryOfSeveralDevices) {
+TEST_F(DeviceCommTest, PeerMemoryOfTwoDevices) {
   if (CudaDevices()->size() < 2) GTEST_SKIP() << "one CUDA device";
   testing::RunLocalRanks(kRanks, [](std::unique_ptr<Communicator> comm) {
     const TestDevice device({DeviceKind::kCuda, comm->rank() == 1 ? 1 : 0});
-    const absl::Status status = comm->AllocatePeerBuffer(64, device.memory()).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    const auto shared = comm->AllocatePeerBuffer(64, device.memory());
+    if (shared.ok()) return ReadEachOther(*comm, device, **shared);
+    EXPECT_EQ(shared.status().code(), absl::StatusCode::kUnimplemented) << shared.status();
     return comm->Barrier();  // it is no fault: the group lives
+  });
+}
+
+TEST_F(DeviceCommTest, NoPeerMemoryOfTheHostAndADevice) {
+  testing::RunLocalRanks(kRanks, [](std::unique_ptr<Communicator> comm) {
+    const TestDevice device(comm->rank() == 1 ? Device() : Device{DeviceKind::kCuda, 0});
+    const absl::Status status = comm->AllocatePeerBuffer(64, device.memory()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(status.message(), "AllocatePeerBuffer: memory of the host and of CUDA devices");
+    return comm->Barrier();
   });
 }
 

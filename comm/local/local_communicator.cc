@@ -8,6 +8,7 @@
 
 #include "comm/copy.h"
 #include "comm/local/local_group.h"
+#include "comm/local/local_peer_buffer.h"
 #include "comm/local/local_world.h"
 #include "comm/reduce.h"
 #include "kernels/base/buffer.h"
@@ -41,19 +42,6 @@ int64_t PartBegin(int64_t count, int r, int ranks, DType type) {
   const int64_t lines = (count + line - 1) / line;
   return std::min(count, lines * r / ranks * line);
 }
-
-class LocalPeerBuffer final : public PeerBuffer {
- public:
-  LocalPeerBuffer(std::vector<std::shared_ptr<const Buffer>> buffers, int rank)
-      : buffers_(std::move(buffers)), rank_(rank) {}
-
-  absl::Span<std::byte> local() const override { return buffers_[rank_]->span<std::byte>(); }
-  const std::byte* peer(int r) const override { return buffers_[r]->data(); }
-
- private:
-  const std::vector<std::shared_ptr<const Buffer>> buffers_;  // [R], shared: a peer may still read
-  const int rank_;
-};
 
 class LocalCommunicator final : public Communicator {
  public:
@@ -213,6 +201,11 @@ absl::Status LocalCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& 
   });
 }
 
+// Also orders CUDA streams, of one device or several. Communicator::Fence first waits until the
+// rank's stream is idle, so a rank comes to the roll call with what it wrote complete and, as after
+// every synchronisation with the host, visible to all devices, and with what it read of peers read.
+// What another rank's host enqueues after the roll call, a read of that memory or the next write
+// into what was read, begins later than all of it. No event between streams is needed.
 absl::Status LocalCommunicator::DoFence(Stream& stream) {
   return stream.Enqueue([group = group_, caller = Caller("Fence")] {
     return group->Meet(LocalGroup::kStreamLane, caller);
@@ -260,37 +253,7 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> LocalCommunicator::AllocatePeerBuffe
     return absl::InvalidArgumentError(
         absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
   }
-  absl::StatusOr<Buffer> own = Buffer::Allocate(bytes, memory, "memory that peers read");
-  const absl::Status allocated = own.status();
-  // null tells the others that this rank has no memory: none of them gets a buffer.
-  struct Part {
-    Device device;
-    std::shared_ptr<const Buffer> buffer;
-  };
-  Part mine = {.device = memory.device(), .buffer = nullptr};
-  if (allocated.ok()) mine.buffer = std::make_shared<const Buffer>(*std::move(own));
-  std::vector<std::shared_ptr<const Buffer>> buffers(group_->size());
-  std::vector<Device> devices(group_->size());
-  const LocalCaller caller = Caller("AllocatePeerBuffer");
-  MOE_RETURN_IF_ERROR(group_->HostExchange(caller, &mine, [&](absl::Span<void* const> all) {
-    for (int r = 0; r < group_->size(); ++r) {
-      const auto& part = *static_cast<const Part*>(all[r]);
-      buffers[r] = part.buffer;
-      devices[r] = part.device;
-    }
-  }));
-  for (const Device& device : devices) {
-    if (device.kind == devices[0].kind && device.index == devices[0].index) continue;
-    return absl::UnimplementedError(
-        "AllocatePeerBuffer: the ranks' memory is of several devices, expected one");
-  }
-  MOE_RETURN_IF_ERROR(allocated);
-  for (int r = 0; r < group_->size(); ++r) {
-    if (buffers[r] != nullptr) continue;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "AllocatePeerBuffer: rank ", group_->world_rank(r), " is out of memory for its part"));
-  }
-  return std::make_shared<LocalPeerBuffer>(std::move(buffers), rank_);
+  return AllocateLocalPeerBuffer(*group_, Caller("AllocatePeerBuffer"), bytes, memory);
 }
 
 }  // namespace

@@ -30,10 +30,10 @@ absl::StatusOr<std::vector<CudaDevice>> CudaDevices();
 absl::StatusOr<int> CudaDeviceCount();
 absl::StatusOr<CudaDevice> CudaDeviceAt(int index);
 
-// From here on kernels and copies of CUDA device `from` may read and write the memory of device `to`:
-// all that CudaMemory(to) has given out or will, and what cudaMalloc gave the program around. Any
-// number of calls, from any threads; blocks the host while the driver maps the memory, waits for no
-// stream, leaves `from` current. kUnimplemented, naming both, where the hardware cannot; else errors as
+// From here on kernels and copies of CUDA device `from` may read and write the memory of device
+// `to`: all that CudaMemory(to) has given out or will, and what cudaMalloc gives. Any number of
+// calls, from any threads; blocks the host while the driver maps the memory, waits for no stream,
+// leaves `from` current. kUnimplemented, naming both, where the hardware cannot; else errors as
 // CudaMemory has them.
 absl::Status EnablePeerAccess(int from, int to);
 

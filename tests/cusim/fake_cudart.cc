@@ -56,8 +56,8 @@ void CheckRange(const char* function, int device, const void* data, size_t bytes
   cusim::CheckAccess(function, device, data);
 }
 
-// (device, owner) for which cudaDeviceEnablePeerAccess was called. It opens what cudaMalloc gave, of
-// which there is none here, and no pool.
+// Whether cudaDeviceEnablePeerAccess is called for this pair for the first time. It opens what
+// cudaMalloc gave, of which there is none here, and no pool.
 bool EnablePeer(int device, int owner) {
   static std::mutex* const mu = new std::mutex;
   static auto* const enabled = new std::set<std::pair<int, int>>;  // guarded by mu
