@@ -206,8 +206,9 @@ LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numer
   laid_out.config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
   laid_out.config.overlap_degree = layout.overlap;
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(LayerDevice(), *world));
     MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.device = {LayerDevice(), 0},
+                         Session::Create({.device = device,
                                           .expert_parallel_size = layout.expert_parallel,
                                           .threads = layout.threads,
                                           .numerics = numerics,

@@ -14,6 +14,11 @@ moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_lay
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS layer_harness TIMEOUT 600)
+if(MOE_CUDA_SIMULATED)
+  moe_test(peer_dispatch_test LABELS unit device SOURCES peer_dispatch_test.cc
+    LIBS layer_harness cusim TIMEOUT 300)
+  set_tests_properties(peer_dispatch_test PROPERTIES ENVIRONMENT MOE_TEST_DEVICE=cuda)
+endif()
 if(MOE_CUDA_SIMULATED AND MOE_NCCL_FOUND)
   moe_test(nccl_train_fault_test LABELS unit device SOURCES nccl_train_fault_test.cc
     LIBS layer_harness moe_comm_nccl cusim_nccl)
