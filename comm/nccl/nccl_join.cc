@@ -145,8 +145,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByFile(NcclRankOptions opt
                                                    "' and a run token of ", file.run_token.size(),
                                                    " bytes, expected a path and 1 to 256 bytes"));
   }
-  MOE_RETURN_IF_ERROR(
-      NcclVersion().status());  // before anybody waits for a file that nobody can write
+  // Before anybody waits for a file that nobody can write.
+  MOE_RETURN_IF_ERROR(NcclVersion().status());
   if (options.rank < 0 || options.rank >= options.size) return MakeNcclCommunicator(options);
   MOE_ASSIGN_OR_RETURN(options.id, options.rank == 0 ? WriteId(file) : WaitForId(options, file));
   auto joined = MakeNcclCommunicator(options);
