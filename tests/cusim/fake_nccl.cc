@@ -83,6 +83,7 @@ ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, std::vector<NcclCallPo
   const auto kernel = std::make_shared<NcclKernel>(comm, std::move(calls));
   int polls = RandomPolls();
   if (polls == 0) {
+    kernel->EnterStream();
     Streams::Get().EnqueueExternal(name, stream, kernel);
     return ncclSuccess;
   }
@@ -92,6 +93,7 @@ ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, std::vector<NcclCallPo
     if (Streams::Get().Enqueued(name, stream) != before) {
       NcclMisuse(name, "work was put into the stream while the call was in progress");
     }
+    kernel->EnterStream();
     Streams::Get().EnqueueExternal(name, stream, kernel);
     return true;
   };

@@ -231,7 +231,11 @@ void NcclWorld::MoveCollective(int64_t sequence) {
 }
 
 NcclKernel::NcclKernel(ncclComm* comm, std::vector<NcclCallPointer> calls)
-    : comm_(comm), number_(comm->kernels_made++), calls_(std::move(calls)) {}
+    : comm_(comm), calls_(std::move(calls)) {}
+
+void NcclKernel::EnterStream() {
+  number_ = comm_->kernels_made++;
+}
 
 bool NcclKernel::Ready() {
   const std::lock_guard<std::mutex> lock(NcclGlobals::Get().mu);

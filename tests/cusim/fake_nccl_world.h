@@ -94,6 +94,8 @@ struct NcclGlobals {
 class NcclKernel final : public External {
  public:
   NcclKernel(ncclComm* comm, std::vector<NcclCallPointer> calls);
+  // Before it is put into its stream. One that an abort keeps out of it is not waited for.
+  void EnterStream();
   bool Ready() override;
   bool Step() override;
 
@@ -101,7 +103,7 @@ class NcclKernel final : public External {
   void Begin();
 
   ncclComm* const comm_;
-  const int64_t number_;  // among the communicator's kernels
+  int64_t number_ = 0;  // among the communicator's kernels
   const std::vector<NcclCallPointer> calls_;
   bool begun_ = false;
 };
