@@ -230,6 +230,17 @@ TEST_F(FakeNcclDeathTest, Buffers) {
   EXPECT_DEATH(OnSeeds([&] { meddle(ranks_[0].recv); }), "the receive buffer was written");
 }
 
+// TearDown aborts it.
+TEST_F(FakeNccl, AnAbortDoesNotWaitForACallThatIsNotInItsStreamYet) {
+  const Rank& rank = ranks_[0];
+  ncclResult_t result = ncclSuccess;
+  while (result == ncclSuccess) {
+    result =
+        ncclAllReduce(rank.send, rank.recv, kNumbers, ncclInt32, ncclSum, rank.comm, rank.stream);
+  }
+  EXPECT_EQ(result, ncclInProgress);
+}
+
 TEST_F(FakeNcclDeathTest, ThreadsAndGroups) {
   EXPECT_DEATH(
       {
