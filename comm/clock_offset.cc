@@ -66,12 +66,17 @@ uint64_t HostId() {
   return std::hash<std::string>{}(id);
 }
 
+absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream) {
+  const auto mine = static_cast<int64_t>(host);
+  std::vector<int64_t> all(comm.size());
+  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return std::vector<uint64_t>(all.begin(), all.end());
+}
+
 absl::StatusOr<ClockOffset> EstimateClockOffset(uint64_t host, absl::FunctionRef<int64_t()> now_ns,
                                                 Communicator& comm, Stream& stream) {
-  const auto mine = static_cast<int64_t>(host);
-  std::vector<int64_t> hosts(comm.size());
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(hosts), stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_ASSIGN_OR_RETURN(const std::vector<uint64_t> hosts, HostsOf(host, comm, stream));
   ClockOffset result;
   for (int r = 1; r < comm.size(); ++r) {
     if (hosts[r] == hosts[0]) continue;

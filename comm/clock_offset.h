@@ -3,6 +3,7 @@
 #define MOE_COMM_CLOCK_OFFSET_H_
 
 #include <cstdint>
+#include <vector>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
@@ -20,6 +21,9 @@ struct ClockOffset {
 // The host that this process runs on: its boot id, or, where that cannot be read, its name, hashed; 0
 // without either. Hosts with equal ids count as one that shares CLOCK_MONOTONIC.
 uint64_t HostId();
+
+// `host` of every rank, [R]. Collective, blocks the host.
+absl::StatusOr<std::vector<uint64_t>> HostsOf(uint64_t host, Communicator& comm, Stream& stream);
 
 // Of this rank's clock `now_ns` against rank 0's. Ranks whose `host` is rank 0's share its clock:
 // offset 0. Every other one exchanges 16 pings with rank 0 and believes the fastest: its error is at

@@ -1,7 +1,6 @@
 #include "comm/create.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <new>
@@ -103,12 +102,10 @@ absl::Status RunNcclThreads(const RunOptions& options, RankBody body) {
 // The GPU of this process: processes of a host take them in turn.
 absl::StatusOr<int> GpuOf(Communicator& meeting) {
   MOE_ASSIGN_OR_RETURN(const int gpus, CudaDeviceCount());
-  const auto mine = static_cast<int64_t>(HostId());
-  std::vector<int64_t> hosts(meeting.size());
   const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(meeting.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(hosts), *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
-  const auto before = std::count(hosts.begin(), hosts.begin() + meeting.rank(), mine);
+  MOE_ASSIGN_OR_RETURN(const auto hosts, HostsOf(HostId(), meeting, *stream));
+  const auto own = hosts.begin() + meeting.rank();
+  const auto before = std::count(hosts.begin(), own, *own);
   return static_cast<int>(before) % gpus;
 }
 

@@ -75,7 +75,7 @@ absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elem
   const int64_t send_bytes = send_elements * width();
   const int64_t result_bytes = result_elements * width();
   MemoryResource* memory = &CpuMemory();
-  if (on_cuda()) {
+  if (IsCuda(stream_)) {
     MOE_ASSIGN_OR_RETURN(memory, CudaMemory(stream_.device().index));
     MOE_ASSIGN_OR_RETURN(host_send_, Buffer::Allocate(send_bytes));
     MOE_ASSIGN_OR_RETURN(poison_, Buffer::Allocate(result_bytes, *memory, "poison"));
@@ -88,7 +88,7 @@ absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elem
 }
 
 absl::Status CollectiveCase::Upload() {
-  if (!on_cuda()) return absl::OkStatus();
+  if (!IsCuda(stream_)) return absl::OkStatus();
   const std::vector<std::byte> poison(poison_.bytes(), std::byte{kPoison});
   MOE_RETURN_IF_ERROR(stream_.Upload(host_send_.data(), send_.data(), send_.bytes()));
   MOE_RETURN_IF_ERROR(stream_.Upload(poison.data(), poison_.data(), poison_.bytes()));
@@ -162,7 +162,7 @@ absl::Status CollectiveCase::SetupMemcpy() {
   FillTagged(want_.span<std::byte>(), comm_.rank(), 0);
   call_ = [this]() -> absl::Status {
     const int64_t bytes = count_ * width();
-    if (on_cuda()) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
+    if (IsCuda(stream_)) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
     std::memcpy(recv_.data(), send_.data(), static_cast<size_t>(bytes));
     return absl::OkStatus();
   };
@@ -171,7 +171,7 @@ absl::Status CollectiveCase::SetupMemcpy() {
 
 absl::Status CollectiveCase::Prepare() {
   const auto bytes = static_cast<int64_t>(result_.size());
-  if (on_cuda()) {
+  if (IsCuda(stream_)) {
     const Buffer& from = in_place_ ? send_ : poison_;
     MOE_RETURN_IF_ERROR(stream_.CopyBytes(from.data(), result_.data(), bytes));
     return stream_.Synchronize();
@@ -192,7 +192,7 @@ absl::Status CollectiveCase::Call() {
 absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
   std::vector<std::byte> downloaded;
   absl::Span<const std::byte> result = result_;
-  if (on_cuda()) {
+  if (IsCuda(stream_)) {
     downloaded.resize(result_.size());
     MOE_RETURN_IF_ERROR(
         stream_.CopyBytes(result_.data(), downloaded.data(), static_cast<int64_t>(result_.size())));

@@ -98,9 +98,8 @@ class CollectiveCase {
   absl::Status Allocate(int64_t send_elements, int64_t result_elements);
   // What setting up has put into host_send(), to the device.
   absl::Status Upload();
-  bool on_cuda() const { return stream_.device().kind == DeviceKind::kCuda; }
   // Where setting up writes what is sent.
-  Buffer& host_send() { return on_cuda() ? host_send_ : send_; }
+  Buffer& host_send() { return IsCuda(stream_) ? host_send_ : send_; }
   void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
   absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
     return buffer.span<std::byte>().subspan(first * width(), count * width());

@@ -56,12 +56,12 @@ absl::Status CollectiveCase::SetupAllToAll() {
     FillTagged(Elements(want_, place, traffic_.at(s, me)), s, first);
     place += traffic_.at(s, me);
   }
-  if (spec_.dispatch == DispatchAlgorithm::kHierarchical && on_cuda()) {
+  if (spec_.dispatch == DispatchAlgorithm::kHierarchical && IsCuda(stream_)) {
     return absl::InvalidArgumentError(
         "CollectiveCase: hierarchical dispatch moves memory of the host, expected staged");
   }
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
-  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !on_cuda() &&
+  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !IsCuda(stream_) &&
                       comm_.has_peer_memory(DeviceKind::kCpu);
   return direct ? UseDirect() : UseStaged();
 }

@@ -118,12 +118,9 @@ absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device) {
 
 absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm) {
   const auto stream = MakeInlineStream();
-  const auto mine = static_cast<int64_t>(HostId());
-  std::vector<int64_t> all(comm.size());
-  MOE_RETURN_IF_ERROR(comm.AllGather<int64_t>({&mine, 1}, absl::MakeSpan(all), *stream));
-  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  MOE_ASSIGN_OR_RETURN(const auto all, HostsOf(HostId(), comm, *stream));
   WorldFacts facts;
-  facts.hosts = static_cast<int>(std::set<int64_t>(all.begin(), all.end()).size());
+  facts.hosts = static_cast<int>(std::set<uint64_t>(all.begin(), all.end()).size());
   facts.clocks = facts.hosts == 1 ? ClocksShared::kYes : ClocksShared::kNo;
   facts.transport = std::string(comm.backend() == "mpi" ? mpi : comm.backend());
   if (comm.backend() == "local") facts.transport = "memory";

@@ -17,7 +17,6 @@
 #include "moe/cli/bench_output.h"
 #include "moe/cli/bench_settings.h"
 #include "moe/cli/command.h"
-#include "moe/cli/layer_settings.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
 #include "moe/cli/trace_file.h"
@@ -162,9 +161,7 @@ absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
     return absl::UnimplementedError(
         "--device is cuda, expected cpu, or --backend nccl, which moves memory of GPUs");
   }
-  if (launch.device.kind == DeviceKind::kCuda && settings.is("dispatch", "hierarchical")) {
-    return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
-  }
+  MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
   return CheckDevices(launch, settings);
 }
 

@@ -13,9 +13,8 @@ void AddRankSettings(const std::string& group, std::vector<Setting>& table) {
                  Kind::kWord,
                  "NAME",
                  "auto",
-                 "local: threads; mpi: processes; nccl: a GPU each, threads or under mpirun "
-                 "processes; auto: mpi "
-                 "under mpirun, nccl under torchrun, else local",
+                 "local: threads; mpi: processes; nccl: a GPU each, threads or under a launcher "
+                 "processes; auto: mpi under mpirun, nccl under torchrun, else local",
                  {"auto", "local", "mpi", "nccl"}}});
   AddDeviceSetting(group, table);
 }

@@ -134,6 +134,13 @@ absl::Status CheckAllReduce(const Settings& settings, Backend backend) {
                                         ", where the host's memory is not shared"));
 }
 
+absl::Status CheckTwoHops(const Settings& settings, Device device) {
+  if (device.kind != DeviceKind::kCuda || !settings.is("dispatch", "hierarchical")) {
+    return absl::OkStatus();
+  }
+  return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
+}
+
 std::string LauncherText(const Launch& launch) {
   if (!launch.plan.processes()) return "";
   if (launch.plan.meeting == Meeting::kMpi)

@@ -47,6 +47,9 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
 // kInvalidArgument: the backend has not the algorithm that --all-reduce names.
 absl::Status CheckAllReduce(const Settings& settings, Backend backend);
 
+// kInvalidArgument: --dispatch hierarchical on a GPU, where it would run staged.
+absl::Status CheckTwoHops(const Settings& settings, Device device);
+
 // What starts such a launch, before the program's name: "", "mpirun -n 4 ",
 // "torchrun --no-python --nproc-per-node 4 ".
 std::string LauncherText(const Launch& launch);

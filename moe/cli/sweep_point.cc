@@ -46,12 +46,9 @@ double RowSkew(const Settings& settings, int ep) {
   return ep * *std::max_element(shares.begin(), shares.end());
 }
 
-// Without shared memory a direct dispatcher runs staged, on a GPU one of two hops, and the row would not
-// say so.
+// Without shared memory a direct dispatcher runs staged, and the row would not say so.
 absl::Status CheckDispatch(const Settings& settings, const Launch& launch) {
-  if (settings.is("dispatch", "hierarchical") && launch.device.kind == DeviceKind::kCuda) {
-    return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
-  }
+  MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
   const bool local = launch.plan.backend == Backend::kLocal;
   if (local || !settings.is("dispatch", "direct")) return absl::OkStatus();
   return WrongFlag("--dispatch", "direct",

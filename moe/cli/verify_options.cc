@@ -180,9 +180,9 @@ absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) 
   return absl::OkStatus();
 }
 
-absl::Status CheckNcclAxis(const LayoutRequest& request, const VerifyOptions& options) {
-  const auto& transport = request.axes.transport;
-  if (std::count(transport.begin(), transport.end(), Backend::kNccl) == 0) return absl::OkStatus();
+// Layouts over NCCL are among them.
+absl::Status UseNccl(VerifyOptions& options) {
+  if (!options.mpirun.empty()) options.needs_processes = true;
   if (options.device != DeviceKind::kCuda) {
     return absl::InvalidArgumentError(
         "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
@@ -256,10 +256,11 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
   if (options.device == DeviceKind::kCuda && !request.names_dispatch) {
     request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
   }
-  MOE_RETURN_IF_ERROR(CheckNcclAxis(request, options));
+  options.needs_processes = request.names_mpi;
   const auto& transport = request.axes.transport;
-  const bool nccl = std::count(transport.begin(), transport.end(), Backend::kNccl) != 0;
-  options.needs_processes = request.names_mpi || (nccl && !options.mpirun.empty());
+  if (std::count(transport.begin(), transport.end(), Backend::kNccl) != 0) {
+    MOE_RETURN_IF_ERROR(UseNccl(options));
+  }
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
   MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
   for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));

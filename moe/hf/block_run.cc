@@ -295,9 +295,10 @@ absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int 
   Communicator& group = context_.mesh->expert_parallel();
   Stream& stream = *context_.host;
   if (group.rank() != owner && group.rank() != 0) return absl::OkStatus();
-  std::vector<float> values(ShapeOf(kind, moe_).size());
-  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(float));
+  const int64_t size = ShapeOf(kind, moe_).size();
+  const int64_t bytes = size * static_cast<int64_t>(sizeof(float));
   if (group.rank() != owner) {
+    std::vector<float> values(size);
     const SendRecvOp receive = {.peer = owner, .recv = values.data(), .bytes = bytes};
     MOE_RETURN_IF_ERROR(group.SendRecv({&receive, 1}, stream));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
@@ -309,8 +310,7 @@ absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int 
                                   [&](const auto& p) { return p->spec().name == name; });
   MOE_CHECK(found != parameters.end());
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto scratch,
-                       context_.workspace->Array<float>(static_cast<int64_t>(values.size())));
+  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(size));
   MOE_ASSIGN_OR_RETURN(const absl::Span<const float> on_device,
                        reducer_->Gradient(**found, 1.0, scratch, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
