@@ -87,7 +87,7 @@ class Communicator {
 
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
   // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to
-  // run. T: float, double, BFloat16 (summed in float32), int32_t, int64_t. This is the backend's
+  // run. T: float, double, BFloat16 and Float16 (summed in float32), int32_t, int64_t. This is the backend's
   // own algorithm (local: peers' buffers are read in place, summed in rank order); RingAllReduce
   // (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>

@@ -92,7 +92,7 @@ void Reduce(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* con
 }  // namespace
 
 bool IsReducible(DType type) {
-  return type != DType::kFloat16 && type != DType::kUInt8;
+  return type != DType::kUInt8;
 }
 
 void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
@@ -104,11 +104,12 @@ void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::by
       return Reduce<double, double>(inputs, outputs, begin, end, op);
     case DType::kBFloat16:
       return Reduce<BFloat16, float>(inputs, outputs, begin, end, op);
+    case DType::kFloat16:
+      return Reduce<Float16, float>(inputs, outputs, begin, end, op);
     case DType::kInt32:
       return Reduce<int32_t, int32_t>(inputs, outputs, begin, end, op);
     case DType::kInt64:
       return Reduce<int64_t, int64_t>(inputs, outputs, begin, end, op);
-    case DType::kFloat16:
     case DType::kUInt8:
       break;
   }

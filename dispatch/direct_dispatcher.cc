@@ -214,5 +214,7 @@ template std::unique_ptr<Dispatcher<float>> MakeDirectDispatcher(const Dispatche
                                                                  Communicator&, MemoryResource&);
 template std::unique_ptr<Dispatcher<BFloat16>> MakeDirectDispatcher(const DispatcherOptions&,
                                                                     Communicator&, MemoryResource&);
+template std::unique_ptr<Dispatcher<Float16>> MakeDirectDispatcher(const DispatcherOptions&,
+                                                                   Communicator&, MemoryResource&);
 
 }  // namespace moe

@@ -146,9 +146,12 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
 
 template class DispatcherBase<float>;
 template class DispatcherBase<BFloat16>;
+template class DispatcherBase<Float16>;
 template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> Dispatcher<float>::Create(
     const DispatcherOptions&, Communicator&, MemoryResource&);
 template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> Dispatcher<BFloat16>::Create(
+    const DispatcherOptions&, Communicator&, MemoryResource&);
+template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> Dispatcher<Float16>::Create(
     const DispatcherOptions&, Communicator&, MemoryResource&);
 
 }  // namespace moe

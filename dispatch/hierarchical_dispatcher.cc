@@ -155,5 +155,7 @@ template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> MakeHierarchicalDisp
     const DispatcherOptions&, Communicator&);
 template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> MakeHierarchicalDispatcher(
     const DispatcherOptions&, Communicator&);
+template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> MakeHierarchicalDispatcher(
+    const DispatcherOptions&, Communicator&);
 
 }  // namespace moe

@@ -141,5 +141,7 @@ template std::unique_ptr<Dispatcher<float>> MakeStagedDispatcher(const Dispatche
                                                                  Communicator&, DeviceKind);
 template std::unique_ptr<Dispatcher<BFloat16>> MakeStagedDispatcher(const DispatcherOptions&,
                                                                     Communicator&, DeviceKind);
+template std::unique_ptr<Dispatcher<Float16>> MakeStagedDispatcher(const DispatcherOptions&,
+                                                                   Communicator&, DeviceKind);
 
 }  // namespace moe

@@ -183,6 +183,7 @@ absl::Status TwoHopExchange::Back(MatrixView<const U> send, RowCount rows, Matri
       MatrixView<const U>, int, int, absl::FunctionRef<int64_t(int, int)>, Workspace&, Stream&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

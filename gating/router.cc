@@ -310,5 +310,6 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
 
 template class Router<float>;
 template class Router<BFloat16>;
+template class Router<Float16>;
 
 }  // namespace moe

@@ -167,6 +167,7 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -190,5 +190,6 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
 
 template class Experts<float>;
 template class Experts<BFloat16>;
+template class Experts<Float16>;
 
 }  // namespace moe

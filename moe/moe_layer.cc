@@ -115,5 +115,6 @@ absl::Status MoeLayer<T>::EndStep(absl::Span<const int64_t> expert_count) {
 
 template class MoeLayer<float>;
 template class MoeLayer<BFloat16>;
+template class MoeLayer<Float16>;
 
 }  // namespace moe

@@ -56,7 +56,7 @@ using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
 // Backward) for every round, with zero tokens if it has none. Saved state and scratch live in the
 // context's workspace and host_workspace until the caller releases them.
-// T is float or BFloat16. Thread use: one thread per rank.
+// T is float, BFloat16 or Float16. Thread use: one thread per rank.
 template <typename T>
 class MoeLayer {
  public:

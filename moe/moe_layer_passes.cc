@@ -320,8 +320,14 @@ template absl::Status MoeLayer<float>::Backward(MatrixView<const float>, MoeLaye
 template absl::Status MoeLayer<BFloat16>::Forward(MatrixView<const BFloat16>, const Batch&,
                                                   MatrixView<BFloat16>, MoeLayerSaved<BFloat16>*,
                                                   RouterStats*);
+template absl::Status MoeLayer<Float16>::Forward(MatrixView<const Float16>, const Batch&,
+                                                 MatrixView<Float16>, MoeLayerSaved<Float16>*,
+                                                 RouterStats*);
 template absl::Status MoeLayer<BFloat16>::Backward(MatrixView<const BFloat16>,
                                                    MoeLayerSaved<BFloat16>&, float,
                                                    MatrixView<BFloat16>, GradientReady);
+template absl::Status MoeLayer<Float16>::Backward(MatrixView<const Float16>,
+                                                  MoeLayerSaved<Float16>&, float,
+                                                  MatrixView<Float16>, GradientReady);
 
 }  // namespace moe

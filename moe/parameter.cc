@@ -48,11 +48,13 @@ MatrixView<const float> Parameter::view<float>() const {
   return {master().data(), spec_.rows, spec_.cols};
 }
 
-template <>
-MatrixView<const BFloat16> Parameter::view<BFloat16>() const {
+template <typename T>
+MatrixView<const T> Parameter::view() const {
   MOE_CHECK(compute_.data() != nullptr || size() == 0);  // the store computes in float
-  return {compute_.span<BFloat16>().data(), spec_.rows, spec_.cols};
+  return {compute_.span<T>().data(), spec_.rows, spec_.cols};
 }
+template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
+template MatrixView<const Float16> Parameter::view<Float16>() const;
 
 absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
   std::vector<float> values(master().size());
@@ -89,7 +91,7 @@ absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& paramet
   const std::string& name = parameter.spec_.name;
   MOE_ASSIGN_OR_RETURN(parameter.master_,
                        Buffer::Allocate(parameter.size() * SizeOf(DType::kFloat32), memory, name));
-  if (compute_ != DType::kBFloat16) return absl::OkStatus();
+  if (compute_ == DType::kFloat32) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(parameter.compute_,
                        Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
   return absl::OkStatus();
@@ -108,8 +110,15 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
-  if (compute_ != DType::kBFloat16) return absl::OkStatus();
-  return Cast<float, BFloat16>(parameter.master(), parameter.compute_.span<BFloat16>(), stream);
+  const absl::Span<const float> master = parameter.master();
+  switch (compute_) {
+    case DType::kBFloat16:
+      return Cast(master, parameter.compute_.span<BFloat16>(), stream);
+    case DType::kFloat16:
+      return Cast(master, parameter.compute_.span<Float16>(), stream);
+    default:
+      return absl::OkStatus();
+  }
 }
 
 int64_t ParameterStore::total_size() const {

@@ -48,7 +48,7 @@ class Parameter {
   // A copy of the master, once `stream` has passed what is in it. Blocks the host.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
   // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
-  // BFloat16 (present when the store's compute type says so).
+  // BFloat16 and Float16 (present when it is the store's compute type).
   template <typename T>
   MatrixView<const T> view() const;
   absl::Span<const float> vector() const { return master_.span<float>(); }
@@ -72,7 +72,7 @@ class Parameter {
 // Owns the parameters that live on this rank, in the order they were added (forward order).
 class ParameterStore {
  public:
-  // compute: kFloat32 or kBFloat16. Initial values are a function of (seed, name, element) alone:
+  // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name, element) alone:
   // they do not depend on the layout. `memory`: where layers compute.
   ParameterStore(DType compute, uint64_t seed, MemoryResource& memory = CpuMemory())
       : compute_(compute), seed_(seed), memory_(memory) {}

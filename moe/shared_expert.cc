@@ -100,5 +100,6 @@ absl::Status SharedExpert<T>::Backward(MatrixView<const T> dy,
 
 template class SharedExpert<float>;
 template class SharedExpert<BFloat16>;
+template class SharedExpert<Float16>;
 
 }  // namespace moe

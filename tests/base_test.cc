@@ -133,6 +133,49 @@ TEST(WorkspaceTest, ReleasedMemoryIsUsedAgainAndTheSecondStepAllocatesNothing) {
   EXPECT_EQ(workspace.Array<float>(-1).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// A half's magnitude by the standard's definition.
+double HalfValue(uint16_t magnitude) {
+  const int exponent = magnitude >> 10, mantissa = magnitude & 0x3ff;
+  return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+}
+
+TEST(Float16Test, WidensEveryHalf) {
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    Float16 half;
+    half.bits = static_cast<uint16_t>(bits);
+    const auto value = static_cast<float>(half);
+    const auto magnitude = static_cast<uint16_t>(bits & 0x7fff);
+    EXPECT_EQ(std::signbit(value), bits >= 0x8000) << bits;
+    if (magnitude > 0x7c00) {
+      EXPECT_TRUE(std::isnan(value)) << bits;
+    } else if (magnitude == 0x7c00) {
+      EXPECT_TRUE(std::isinf(value)) << bits;
+    } else {
+      EXPECT_EQ(std::abs(value), HalfValue(magnitude)) << bits;
+      EXPECT_EQ(Float16(value), half) << bits;
+    }
+  }
+}
+
+// Between every pair of neighbours: the middle goes to the even one, all else to the nearer.
+TEST(Float16Test, RoundsToNearestEvenAndKeepsNaN) {
+  for (uint16_t low = 0; low < 0x7c00; ++low) {
+    const auto high = static_cast<uint16_t>(low + 1);
+    const double next = high == 0x7c00 ? 65536 : HalfValue(high);
+    const auto middle = static_cast<float>((HalfValue(low) + next) / 2);
+    const uint16_t even = low % 2 == 0 ? low : high;
+    EXPECT_EQ(Float16(middle).bits, even) << low;
+    EXPECT_EQ(Float16(-middle).bits, even | 0x8000) << low;
+    EXPECT_EQ(Float16(std::nextafterf(middle, 0.0f)).bits, low) << low;
+    EXPECT_EQ(Float16(std::nextafterf(middle, 1e9f)).bits, high) << low;
+  }
+  EXPECT_EQ(Float16(std::numeric_limits<float>::max()).bits, 0x7c00);
+  EXPECT_EQ(Float16(-std::numeric_limits<float>::infinity()).bits, 0xfc00);
+  EXPECT_EQ(Float16(std::numeric_limits<float>::denorm_min()).bits, 0);
+  EXPECT_TRUE(std::isnan(static_cast<float>(Float16(std::nanf("")))));
+  EXPECT_TRUE(std::isnan(static_cast<float>(Float16(std::bit_cast<float>(0x7f800001u)))));
+}
+
 TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNaN) {
   EXPECT_EQ(static_cast<float>(BFloat16(1.0f)), 1.0f);
   EXPECT_EQ(static_cast<float>(BFloat16(1.0f + 0x1p-8f)), 1.0f);            // tie to even

@@ -62,7 +62,7 @@ TEST(AddBiasTest, BFloat16IsTheFloat32SumRoundedOnce) {
 
 template <typename T>
 class BiasTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(BiasTest, Types);
 
 TYPED_TEST(BiasTest, AddHasTheBitsOfTheReferenceOnEveryTargetAndAnyNumberOfThreads) {

@@ -35,7 +35,7 @@ struct Slots {
 
 template <typename T>
 class CombineCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(CombineCudaTest, Types);
 
 TYPED_TEST(CombineCudaTest, SumsByHand) {

@@ -45,7 +45,7 @@ struct Slots {
 
 template <typename T>
 class CombineTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(CombineTest, Types);
 
 TYPED_TEST(CombineTest, SumsByHand) {

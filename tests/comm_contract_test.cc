@@ -103,7 +103,7 @@ TEST_P(CommContractTest, BackToBackExchangesDoNotMix) {
 
 template <typename T>
 void ExpectAllReduceSum(Communicator& comm, Stream& stream, size_t n) {
-  // x[r][i] = 2 r + i mod 7: sums are small integers, exact in every type, bf16 included.
+  // x[r][i] = 2 r + i mod 7: sums are small integers, exact in every type, 16-bit ones included.
   std::vector<T> x(n);
   const int ranks = comm.size();
   for (size_t i = 0; i < n; ++i) {
@@ -123,6 +123,7 @@ TEST_P(CommContractTest, AllReduceSumsEveryType) {
       ExpectAllReduceSum<float>(comm, stream, n);
       ExpectAllReduceSum<double>(comm, stream, n);
       ExpectAllReduceSum<BFloat16>(comm, stream, n);
+      ExpectAllReduceSum<Float16>(comm, stream, n);
       ExpectAllReduceSum<int32_t>(comm, stream, n);
       ExpectAllReduceSum<int64_t>(comm, stream, n);
     }
@@ -186,23 +187,29 @@ TEST_P(CommContractTest, AllReduceGivesTheSameBitsOnEveryRankAndEveryRun) {
     for (const size_t n : {3, 1000, 20'011}) {
       ExpectAllReduceSameBits<float>(comm, stream, n);
       ExpectAllReduceSameBits<BFloat16>(comm, stream, n);
+      ExpectAllReduceSameBits<Float16>(comm, stream, n);
     }
   });
 }
 
-TEST_P(CommContractTest, BFloat16IsSummedInFloat32AndRoundedOnce) {
+// large + 1 is not a T: summed in T the ones would all be lost.
+template <typename T>
+void ExpectSummedInFloat32(Communicator& comm, Stream& stream, float large) {
+  std::vector<T> x = {T(comm.rank() == 0 ? large : 1.0F)};
+  std::vector<T> send(comm.size(), x[0]);
+  std::vector<T> recv(1);
+  ASSERT_TRUE(comm.AllReduce<T>(absl::MakeSpan(x), ReduceOp::kSum, stream).ok());
+  ASSERT_TRUE(comm.ReduceScatter<T>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
+  ASSERT_TRUE(stream.Synchronize().ok());
+  const T expected(large + static_cast<float>(comm.size() - 1));
+  EXPECT_EQ(static_cast<float>(x[0]), static_cast<float>(expected));
+  EXPECT_EQ(static_cast<float>(recv[0]), static_cast<float>(expected));
+}
+
+TEST_P(CommContractTest, NarrowTypesAreSummedInFloat32AndRoundedOnce) {
   OnEachRank([](Communicator& comm, Stream& stream) {
-    // 256 + 1 is not a bf16 (8 significant bits): summed in bf16 the ones would all be lost.
-    std::vector<BFloat16> x = {BFloat16(comm.rank() == 0 ? 256.0F : 1.0F)};
-    std::vector<BFloat16> send(comm.size(), x[0]);
-    std::vector<BFloat16> recv(1);
-    ASSERT_TRUE(comm.AllReduce<BFloat16>(absl::MakeSpan(x), ReduceOp::kSum, stream).ok());
-    ASSERT_TRUE(
-        comm.ReduceScatter<BFloat16>(send, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
-    const BFloat16 expected(256.0F + static_cast<float>(comm.size() - 1));
-    EXPECT_EQ(static_cast<float>(x[0]), static_cast<float>(expected));
-    EXPECT_EQ(static_cast<float>(recv[0]), static_cast<float>(expected));
+    ExpectSummedInFloat32<BFloat16>(comm, stream, 256);  // 8 significant bits
+    ExpectSummedInFloat32<Float16>(comm, stream, 2048);  // 11
   });
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 template <typename T>
 class CudaLinkTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(CudaLinkTest, Types);
 
 TYPED_TEST(CudaLinkTest, InputsOfSizeZeroLaunchNothingAndNeedNoDriver) {

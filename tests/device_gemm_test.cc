@@ -80,7 +80,7 @@ class OnDevice {
 
 // Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_mma_cuda.h; where sums are
 // rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
-// 2^-8 of itself.
+// 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
 template <typename T, typename TOut>
 void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
   const auto& [a, b, old, a_layout, b_layout, write] = problem;
@@ -96,8 +96,11 @@ void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& go
         magnitudes += std::abs(term);
       }
       const double bound = std::ldexp(static_cast<double>(problem.depth() + 1), -23) * magnitudes;
-      const double rounding =
-          std::is_same_v<TOut, float> ? 0.0 : std::ldexp(std::abs(sum) + bound, -8);
+      constexpr bool kHalf = std::is_same_v<TOut, Float16>;
+      const double most = std::abs(sum) + bound;
+      const double rounding = std::is_same_v<TOut, float> ? 0.0
+                              : kHalf                     ? std::ldexp(most, -11) + 0x1p-25
+                                                          : std::ldexp(most, -8);
       ASSERT_NEAR(got.at(i, j), sum, bound + rounding) << i << " " << j;
     }
   }
@@ -131,7 +134,7 @@ Matrix<T> RowsOf(Matrix<T> all, int64_t begin, int64_t end) {
 
 template <typename T>
 class DeviceGemmTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(DeviceGemmTest, Types);
 
 // Groups that are empty, at either end and between, and one that ends inside a tile.

@@ -39,7 +39,7 @@ std::vector<float> Floats(const TestDevice& device, const testing::DeviceArray<T
 
 template <typename T>
 class DeviceRowsTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(DeviceRowsTest, Types);
 
 TYPED_TEST(DeviceRowsTest, ProductsByHand) {

@@ -186,7 +186,7 @@ std::string Describe(const WorldCase& c, const DispatcherOptions& options, int r
 
 template <typename T>
 class DispatcherTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(DispatcherTest, Types);
 
 template <typename T>

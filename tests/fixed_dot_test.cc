@@ -46,7 +46,7 @@ std::vector<T> RandomRow(int64_t n, uint64_t seed) {
 
 template <typename T>
 class FixedDotTest : public testing::Test {};
-using Types = testing::Types<float, BFloat16>;
+using Types = testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(FixedDotTest, Types);
 
 TYPED_TEST(FixedDotTest, SumsSmallIntegersExactly) {

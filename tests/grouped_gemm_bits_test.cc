@@ -102,7 +102,7 @@ class GroupedGemmBits : public ::testing::Test {
   const std::vector<std::string> targets_ = gemm::SimdTargets();
 };
 
-using Storage = ::testing::Types<float, BFloat16>;
+using Storage = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(GroupedGemmBits, Storage);
 
 TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGroups) {
@@ -181,13 +181,16 @@ TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
 
 TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
   using T = TypeParam;
-  const float huge = 0x1.8p127f;
+  constexpr bool kHalf = std::is_same_v<T, Float16>;
+  const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
   Matrix<T> x(4, 2), w(3, 2), y(4, 3);
-  const float rows[4][2] = {{0x1p-75f, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
+  // Their product is the least number: 2^-149, 2^-133, 2^-24.
+  const float small = kHalf ? 0x1p-14f : 0x1p-75f;
+  const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-58f;
+  const float rows[4][2] = {{small, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
   for (int64_t r = 0; r < 4; ++r) {
     for (int64_t c = 0; c < 2; ++c) x(r, c) = T(rows[r][c]);
   }
-  const float tiny = std::is_same_v<T, float> ? 0x1p-74f : 0x1p-58f;  // products 2^-149, 2^-133
   for (int64_t o = 0; o < 3; ++o) {
     w(o, 0) = T(o == 0 ? tiny : 1.0f);
     w(o, 1) = T(1.0f);
@@ -197,7 +200,7 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
         return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
       },
       [&] {
-        EXPECT_EQ(y.at(0, 0), 0x1p-75f * tiny);
+        EXPECT_EQ(y.at(0, 0), small * tiny);
         EXPECT_GT(y.at(0, 0), 0.0f);
         EXPECT_EQ(y.at(1, 1), INFINITY);
         for (int64_t o = 0; o < 3; ++o) EXPECT_TRUE(std::isnan(y.at(2, o)));

@@ -22,15 +22,16 @@ using Matrix32 = cusim::DeviceMatrix<float>;
 
 // A path runs a problem with float32 output, and checks c, which held `old` before.
 
-// Bfloat16 on tensor cores, against sums in float64.
+// 16-bit types on tensor cores, against sums in float64.
+template <typename Type>
 struct Mma {
-  using T = BFloat16;
+  using T = Type;
   template <typename Problem>
   static cudaError_t Run(const Problem& problem) {
     return gemm::RunMma(problem, nullptr);
   }
 
-  // Products of bfloat16 are exact. Each addition errs by at most 2^-23 of a partial sum (tensor
+  // Products of two 16-bit numbers are exact. Each addition errs by at most 2^-23 of a partial sum (tensor
   // cores may cut off where IEEE 754 would round), and no partial sum exceeds the sum of magnitudes
   // by more than what was added to it in error: one term more covers that.
   static void Expect(const gemm::Problem<T, float>& problem, MatrixView<float> old) {

@@ -19,7 +19,7 @@ using cusim::kLayouts;
 
 template <typename Path>
 class GroupedGemmCudaTest : public ::testing::Test {};
-using Paths = ::testing::Types<Mma, Fma>;
+using Paths = ::testing::Types<Mma<BFloat16>, Mma<Float16>, Fma>;
 TYPED_TEST_SUITE(GroupedGemmCudaTest, Paths);
 
 TYPED_TEST(GroupedGemmCudaTest, ProductsByHand) {

@@ -129,18 +129,23 @@ TEST(NcclDeviceTest, SendRecvMatchesInOrderAndReachesItself) {
   });
 }
 
-// 256 + 1 is not a bf16: NCCL's own sum, rounded at every rank, would lose the ones.
-TEST(NcclDeviceTest, BFloat16IsSummedInFloat32AndRoundedOnce) {
+// large + 1 is not a T: NCCL's own sum, rounded at every rank, would lose the ones.
+template <typename T>
+void ExpectSummedInFloat32(Communicator& comm, const TestDevice& device, float large) {
+  const T mine(comm.rank() == 0 ? large : 1.0f);
+  const auto x = device.Copy<T>({mine, mine, mine});
+  const auto parts = device.Copy<T>({mine, mine, mine});
+  const auto own = device.Copy<T>({T()});
+  EXPECT_OK(comm.AllReduce<T>(x.span(), ReduceOp::kSum, device.stream()));
+  EXPECT_OK(comm.ReduceScatter<T>(parts.span(), own.span(), ReduceOp::kSum, device.stream()));
+  EXPECT_THAT(device.Read(x), Each(T(large + 2)));
+  EXPECT_THAT(device.Read(own), Each(T(large + 2)));
+}
+
+TEST(NcclDeviceTest, NarrowTypesAreSummedInFloat32AndRoundedOnce) {
   OnSeeds([](Communicator& comm, const TestDevice& device) {
-    const BFloat16 mine(comm.rank() == 0 ? 256.0f : 1.0f);
-    const auto x = device.Copy<BFloat16>({mine, mine, mine});
-    const auto parts = device.Copy<BFloat16>({mine, mine, mine});
-    const auto own = device.Copy<BFloat16>({BFloat16()});
-    EXPECT_OK(comm.AllReduce<BFloat16>(x.span(), ReduceOp::kSum, device.stream()));
-    EXPECT_OK(
-        comm.ReduceScatter<BFloat16>(parts.span(), own.span(), ReduceOp::kSum, device.stream()));
-    EXPECT_THAT(device.Read(x), Each(BFloat16(258.0f)));
-    EXPECT_THAT(device.Read(own), Each(BFloat16(258.0f)));
+    ExpectSummedInFloat32<BFloat16>(comm, device, 256);
+    ExpectSummedInFloat32<Float16>(comm, device, 2048);
   });
 }
 

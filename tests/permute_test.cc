@@ -40,7 +40,7 @@ void FillRandom(MatrixView<T> m, uint64_t seed) {
 
 template <typename T>
 class PermuteTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(PermuteTest, Types);
 
 TYPED_TEST(PermuteTest, GathersByHand) {

@@ -61,12 +61,16 @@ Values UnfusedFloat() {
     const auto x = RandomFloats(n, 4, 3000);
     std::vector<float> weight(n, 1.0f), m(n, 0.1f), v(n, 0.2f), wide(n);
     std::vector<BFloat16> narrow(n);
+    std::vector<Float16> half(n);
     std::vector<int64_t> sum(n);
     int64_t non_finite = 0;
     double squares = 0;
     EXPECT_TRUE(
         AdamW({}, x, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v), *stream).ok());
     EXPECT_TRUE((Cast<float, BFloat16>(x, absl::MakeSpan(narrow), *stream).ok()));
+    EXPECT_TRUE((Cast<float, Float16>(x, absl::MakeSpan(half), *stream).ok()));
+    EXPECT_TRUE((Cast<Float16, float>(half, absl::MakeSpan(wide), *stream).ok()));
+    Append(wide, all);
     EXPECT_TRUE((Cast<BFloat16, float>(narrow, absl::MakeSpan(wide), *stream).ok()));
     EXPECT_TRUE(ExactAccumulate({}, x, absl::MakeSpan(sum), &non_finite, *stream).ok());
     Append(weight, all);
@@ -117,21 +121,24 @@ Values Fused() {
 }
 
 TEST(SimdTargetTest, OperationsWithoutFusedMultiplyAddHaveTheSameBitsEverywhere) {
-  const Values best = UnfusedFloat(), best16 = Unfused<BFloat16>();
+  const Values best = UnfusedFloat(), best_bf16 = Unfused<BFloat16>(),
+               best_f16 = Unfused<Float16>();
   for (const std::string& target : gemm::SimdTargets()) {
     const SimdTarget use(target);
     EXPECT_EQ(UnfusedFloat(), best) << target;
-    EXPECT_EQ(Unfused<BFloat16>(), best16) << target;
+    EXPECT_EQ(Unfused<BFloat16>(), best_bf16) << target;
+    EXPECT_EQ(Unfused<Float16>(), best_f16) << target;
   }
 }
 
 TEST(SimdTargetTest, OperationsHaveTheSameBitsOnTargetsWithFusedMultiplyAdd) {
-  const Values best = Fused<float>(), best16 = Fused<BFloat16>();
+  const Values best = Fused<float>(), best_bf16 = Fused<BFloat16>(), best_f16 = Fused<Float16>();
   const auto targets = gemm::SimdTargets();
   for (size_t i = 0; i + 1 < targets.size(); ++i) {  // the last one is the fallback
     const SimdTarget use(targets[i]);
     EXPECT_EQ(Fused<float>(), best) << targets[i];
-    EXPECT_EQ(Fused<BFloat16>(), best16) << targets[i];
+    EXPECT_EQ(Fused<BFloat16>(), best_bf16) << targets[i];
+    EXPECT_EQ(Fused<Float16>(), best_f16) << targets[i];
   }
 }
 

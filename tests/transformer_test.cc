@@ -163,7 +163,7 @@ std::vector<float> Evaluate(OneRank<T>& rank, absl::Span<const int32_t> tokens,
 
 template <typename T>
 class TransformerTyped : public ::testing::Test {};
-using StorageTypes = ::testing::Types<float, BFloat16>;
+using StorageTypes = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(TransformerTyped, StorageTypes);
 
 TYPED_TEST(TransformerTyped, RowLossOfASequenceDependsOnItAlone) {

@@ -65,8 +65,8 @@ class MpiCommunicator final : public Communicator {
 absl::Status MpiCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                           Stream& stream) {
   return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
-    // MPI has no bf16, and pairs summed in bf16 would round at every step.
-    return type == DType::kBFloat16
+    // MPI has no 16-bit types, and pairs summed in them would round at every step.
+    return type == DType::kBFloat16 || type == DType::kFloat16
                ? group->AllReduceInRankOrder(at, AsBytes(inout), count, type, op)
                : group->AllReduceByLibrary(at, AsBytes(inout), count, type, op);
   });

@@ -28,13 +28,38 @@ ncclRedOp_t ToNccl(ReduceOp op) {
   return op == ReduceOp::kSum ? ncclSum : ncclMax;
 }
 
-template <typename From, typename To>
-absl::Status CastOn(Stream& stream, const void* from, void* to, int64_t n) {
+// Types that are summed in float32 and rounded once.
+bool IsNarrow(DType type) {
+  return type == DType::kBFloat16 || type == DType::kFloat16;
+}
+
+template <typename T>
+const T* As(const void* p) {
+  return static_cast<const T*>(p);
+}
+
+template <typename Convert>
+absl::Status CastOn(Stream& stream, Convert convert) {
   return stream.Launch([&](void* native) {
-    const cudaError_t error = cast::Run(static_cast<const From*>(from), static_cast<To*>(to), n,
-                                        static_cast<cudaStream_t>(native));
+    const cudaError_t error = convert(static_cast<cudaStream_t>(native));
     if (error == cudaSuccess) return absl::OkStatus();
     return absl::InternalError(absl::StrCat("cast of NCCL: ", cudaGetErrorString(error)));
+  });
+}
+
+absl::Status Widen(DType type, Stream& stream, const void* from, void* to, int64_t n) {
+  auto* const out = static_cast<float*>(to);
+  return CastOn(stream, [&](cudaStream_t cuda) {
+    return type == DType::kBFloat16 ? cast::Run(As<BFloat16>(from), out, n, cuda)
+                                    : cast::Run(As<Float16>(from), out, n, cuda);
+  });
+}
+
+absl::Status Narrow(DType type, Stream& stream, const void* from, void* to, int64_t n) {
+  return CastOn(stream, [&](cudaStream_t cuda) {
+    return type == DType::kBFloat16
+               ? cast::Run(As<float>(from), static_cast<BFloat16*>(to), n, cuda)
+               : cast::Run(As<float>(from), static_cast<Float16*>(to), n, cuda);
   });
 }
 
@@ -75,12 +100,12 @@ absl::Status NcclGroup::AllReduce(const CommPhase& phase, std::byte* inout, int6
                                  ToNccl(op), comm, cuda);
                            });
   };
-  if (type != DType::kBFloat16) return sum(inout);
+  if (!IsNarrow(type)) return sum(inout);
   const auto cast_and_sum = [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(count * SizeOf(DType::kFloat32), stream));
-    MOE_RETURN_IF_ERROR((CastOn<BFloat16, float>(stream, inout, summed, count)));
+    MOE_RETURN_IF_ERROR(Widen(type, stream, inout, summed, count));
     MOE_RETURN_IF_ERROR(sum(summed));
-    return CastOn<float, BFloat16>(stream, summed, inout, count);
+    return Narrow(type, stream, summed, inout, count);
   };
   return ScratchUsed(cast_and_sum(), stream);
 }
@@ -98,14 +123,14 @@ absl::Status NcclGroup::ReduceScatter(const CommPhase& phase, const std::byte* s
                                  comm, cuda);
                            });
   };
-  if (type != DType::kBFloat16) return sum(send, recv);
+  if (!IsNarrow(type)) return sum(send, recv);
   const auto cast_and_sum = [&]() -> absl::Status {
     const int64_t all = count * streams->size();
     MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * SizeOf(DType::kFloat32), stream));
     std::byte* const mine = summed + count * streams->own() * SizeOf(DType::kFloat32);  // in place
-    MOE_RETURN_IF_ERROR((CastOn<BFloat16, float>(stream, send, summed, all)));
+    MOE_RETURN_IF_ERROR(Widen(type, stream, send, summed, all));
     MOE_RETURN_IF_ERROR(sum(summed, mine));
-    return CastOn<float, BFloat16>(stream, mine, recv, count);
+    return Narrow(type, stream, mine, recv, count);
   };
   return ScratchUsed(cast_and_sum(), stream);
 }

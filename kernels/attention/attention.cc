@@ -214,16 +214,23 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
 using F32 = MatrixView<float>;
 using ConstF32 = MatrixView<const float>;
 using BF16 = MatrixView<BFloat16>;
+using F16 = MatrixView<Float16>;
 using ConstBF16 = MatrixView<const BFloat16>;
+using ConstF16 = MatrixView<const Float16>;
 template absl::Status CausalAttention(const AttentionShape&, ConstF32, ConstF32, ConstF32, F32, F32,
                                       Workspace&, Stream&);
 template absl::Status CausalAttention(const AttentionShape&, ConstBF16, ConstBF16, ConstBF16, BF16,
                                       F32, Workspace&, Stream&);
+template absl::Status CausalAttention(const AttentionShape&, ConstF16, ConstF16, ConstF16, F16, F32,
+                                      Workspace&, Stream&);
 template absl::Status CausalAttentionBackward(const AttentionShape&, ConstF32, ConstF32, ConstF32,
                                               ConstF32, ConstF32, ConstF32, F32, F32, F32,
                                               Workspace&, Stream&);
 template absl::Status CausalAttentionBackward(const AttentionShape&, ConstBF16, ConstBF16,
                                               ConstBF16, ConstBF16, ConstF32, ConstBF16, BF16, BF16,
                                               BF16, Workspace&, Stream&);
+template absl::Status CausalAttentionBackward(const AttentionShape&, ConstF16, ConstF16, ConstF16,
+                                              ConstF16, ConstF32, ConstF16, F16, F16, F16,
+                                              Workspace&, Stream&);
 
 }  // namespace moe

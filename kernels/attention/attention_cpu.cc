@@ -197,10 +197,16 @@ void ForwardF32(const HeadForward<float>& head, float* scratch) {
 void ForwardBF16(const HeadForward<BFloat16>& head, float* scratch) {
   Forward(head, scratch);
 }
+void ForwardF16(const HeadForward<Float16>& head, float* scratch) {
+  Forward(head, scratch);
+}
 void BackwardF32(const HeadBackward<float>& head, float* scratch) {
   Backward(head, scratch);
 }
 void BackwardBF16(const HeadBackward<BFloat16>& head, float* scratch) {
+  Backward(head, scratch);
+}
+void BackwardF16(const HeadBackward<Float16>& head, float* scratch) {
   Backward(head, scratch);
 }
 
@@ -214,8 +220,10 @@ namespace moe {
 
 HWY_EXPORT(ForwardF32);
 HWY_EXPORT(ForwardBF16);
+HWY_EXPORT(ForwardF16);
 HWY_EXPORT(BackwardF32);
 HWY_EXPORT(BackwardBF16);
+HWY_EXPORT(BackwardF16);
 
 template <>
 void AttendHead(const HeadForward<float>& head, float* scratch) {
@@ -226,12 +234,20 @@ void AttendHead(const HeadForward<BFloat16>& head, float* scratch) {
   HWY_DYNAMIC_DISPATCH(ForwardBF16)(head, scratch);
 }
 template <>
+void AttendHead(const HeadForward<Float16>& head, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ForwardF16)(head, scratch);
+}
+template <>
 void AttendHeadBackward(const HeadBackward<float>& head, float* scratch) {
   HWY_DYNAMIC_DISPATCH(BackwardF32)(head, scratch);
 }
 template <>
 void AttendHeadBackward(const HeadBackward<BFloat16>& head, float* scratch) {
   HWY_DYNAMIC_DISPATCH(BackwardBF16)(head, scratch);
+}
+template <>
+void AttendHeadBackward(const HeadBackward<Float16>& head, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(BackwardF16)(head, scratch);
 }
 
 }  // namespace moe

@@ -1,4 +1,4 @@
-// Attention of one head over one sequence on the CPU. Instantiated for float and BFloat16.
+// Attention of one head over one sequence on the CPU. Instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
 

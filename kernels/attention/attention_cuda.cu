@@ -260,7 +260,9 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaForward<float>&, cudaStream_t);
 template cudaError_t Run(const CudaForward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaForward<Float16>&, cudaStream_t);
 template cudaError_t Run(const CudaBackward<float>&, cudaStream_t);
 template cudaError_t Run(const CudaBackward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaBackward<Float16>&, cudaStream_t);
 
 }  // namespace moe::attention

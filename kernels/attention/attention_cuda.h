@@ -38,7 +38,7 @@ struct CudaBackward {
 constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 
 // Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
-// for more than kMostHeads heads. Instantiated for float and BFloat16; float32 inside, results
+// for more than kMostHeads heads. Instantiated for float, BFloat16 and Float16; float32 inside, results
 // rounded to T once.
 //
 // Forward passes over the keys of a row once, kTile at a time, with a running maximum

@@ -59,6 +59,10 @@ void RotateBF16(const float* cosine, const float* sine, float direction, int64_t
                 BFloat16* x) {
   RotateRow(cosine, sine, direction, half, heads, x);
 }
+void RotateF16(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               Float16* x) {
+  RotateRow(cosine, sine, direction, half, heads, x);
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -70,6 +74,7 @@ namespace moe {
 
 HWY_EXPORT(RotateF32);
 HWY_EXPORT(RotateBF16);
+HWY_EXPORT(RotateF16);
 
 namespace {
 
@@ -80,6 +85,10 @@ void RotateRow(const float* cosine, const float* sine, float direction, int64_t 
 void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
                BFloat16* x) {
   HWY_DYNAMIC_DISPATCH(RotateBF16)(cosine, sine, direction, half, heads, x);
+}
+void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               Float16* x) {
+  HWY_DYNAMIC_DISPATCH(RotateF16)(cosine, sine, direction, half, heads, x);
 }
 
 template <typename T>
@@ -142,6 +151,8 @@ template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
                                   Workspace&, Stream&);
 template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
                                   MatrixView<BFloat16>, Workspace&, Stream&);
+template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
+                                  MatrixView<Float16>, Workspace&, Stream&);
 
 }  // namespace moe
 #endif  // HWY_ONCE

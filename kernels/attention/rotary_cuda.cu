@@ -50,5 +50,6 @@ cudaError_t Run(const CudaRotary<T>& rotary, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaRotary<float>&, cudaStream_t);
 template cudaError_t Run(const CudaRotary<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaRotary<Float16>&, cudaStream_t);
 
 }  // namespace moe::attention

@@ -25,7 +25,7 @@ struct CudaRotary {
 
 // Enqueues on `stream` and returns; the error of the launch alone. The bits of rotary.cc: angles
 // come from the table, which the host computes in float64. 16-byte accesses where rows begin at
-// multiples of 16 bytes and vectors divide D / 2. Instantiated for float and BFloat16.
+// multiples of 16 bytes and vectors divide D / 2. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaRotary<T>& rotary, cudaStream_t stream);
 

@@ -5,8 +5,10 @@
 #define MOE_KERNELS_BASE_CUDA_TENSOR_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/base/cuda_kernel.h"
+#include "kernels/base/dtype.h"
 
 #if !defined(__CUDACC__)
 #include <cusim/cp_async.h>
@@ -23,7 +25,7 @@
 
 namespace moe::cuda {
 
-// 16 bytes: a row of an 8 x 8 matrix of bfloat16, and what one asynchronous copy moves.
+// 16 bytes: a row of an 8 x 8 matrix of 16-bit elements, and what one asynchronous copy moves.
 struct alignas(16) Chunk {
   uint32_t word[4];
 };
@@ -76,7 +78,7 @@ class AsyncCopies {
 #endif
 };
 
-// Four 8 x 8 matrices of bfloat16: lane l names row l % 8 of matrix l / 8. With g = lane / 4 and
+// Four 8 x 8 matrices of 16-bit elements: lane l names row l % 8 of matrix l / 8. With g = lane / 4 and
 // t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
 __device__ inline void LoadMatrices(const Chunk* row, uint32_t (&out)[4]) {
 #if defined(__CUDACC__)
@@ -101,21 +103,31 @@ __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[
 #endif
 }
 
-// d (16 x 8, float32) += a (16 x 16, bfloat16) * b (16 x 8, bfloat16). A register of a or b holds
-// two bfloat16, the lower half first:
+// d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T); T: BFloat16 or Float16. A register of a or
+// b holds two elements, the lower half first:
 //   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8
 //   b[0]        rows 2t, 2t + 1 of column g              b[1]        rows + 8
 //   d[0], d[1]  row g, columns 2t, 2t + 1                d[2], d[3]  row g + 8
 // Products are exact. In which order the 17 terms are added, and how sums are rounded, is the
 // hardware's: the same for every call.
+template <typename T>
 __device__ inline void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDACC__)
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#define MOE_MMA(type)                                                   \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type            \
+      ".f32 "                                                           \
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                  \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    MOE_MMA("bf16");
+  } else {
+    static_assert(std::is_same_v<T, Float16>);
+    MOE_MMA("f16");
+  }
+#undef MOE_MMA
 #else
-  cusim::MmaBFloat16M16N8K16(d, a, b);
+  cusim::MmaM16N8K16<T>(d, a, b);
 #endif
 }
 

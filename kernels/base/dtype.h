@@ -30,6 +30,46 @@ struct BFloat16 {
   bool operator==(const BFloat16&) const = default;
 };
 
+// Storage of IEEE binary16: 5 bits of exponent, 10 of mantissa, gradual underflow below 2^-14,
+// infinity from 65520 on. Arithmetic happens in float32.
+struct Float16 {
+  uint16_t bits = 0;
+
+  Float16() = default;
+  // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
+  MOE_HOST_DEVICE constexpr explicit Float16(float value) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+    const uint32_t u = std::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = u & 0x7fffffffu;
+    bits = static_cast<uint16_t>((u >> 16 & 0x8000u) | Round(magnitude));
+#endif
+  }
+  MOE_HOST_DEVICE constexpr explicit operator float() const {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+    const uint32_t shifted = static_cast<uint32_t>(bits & 0x7fffu) << 13;
+    // The exponents' biases differ by 112. The product is exact, below the normal range as well.
+    const float scaled = std::bit_cast<float>(shifted) * 0x1p112f;
+    const bool is_finite = (bits & 0x7c00u) != 0x7c00u;
+    return std::bit_cast<float>(
+        sign | (is_finite ? std::bit_cast<uint32_t>(scaled) : shifted | 0x7f800000u));
+  }
+  bool operator==(const Float16&) const = default;
+
+ private:
+  // The 15 lower bits for those of a float32.
+  static constexpr uint32_t Round(uint32_t u) {
+    if (u > 0x7f800000u) return 0x7e00u | (u >> 13 & 0x3ffu);
+    if (u >= 0x47800000u) return 0x7c00u;  // 65536; what is below and rounds up carries into it
+    // Below 2^-14 the unit is 2^-24, that of the float32 from 0.5 to 1: the addition rounds.
+    if (u < 0x38800000u) {
+      return std::bit_cast<uint32_t>(std::bit_cast<float>(u) + 0.5f) - 0x3f000000u;
+    }
+    return (u - 0x38000000u + 0xfffu + (u >> 13 & 1u)) >> 13;
+  }
+};
+
 template <typename T>
 struct DTypeOf;
 template <>
@@ -43,6 +83,10 @@ struct DTypeOf<double> {
 template <>
 struct DTypeOf<BFloat16> {
   static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::kFloat16;
 };
 template <>
 struct DTypeOf<int32_t> {

@@ -76,16 +76,25 @@ float DotF32(const float* a, const float* b, int64_t n) {
 float DotBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
   return Dot(a, b, n);
 }
+float DotF16(const Float16* a, const Float16* b, int64_t n) {
+  return Dot(a, b, n);
+}
 double WideF32(const float* a, const float* b, int64_t n) {
   return Wide(a, b, n);
 }
 double WideBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
   return Wide(a, b, n);
 }
+double WideF16(const Float16* a, const Float16* b, int64_t n) {
+  return Wide(a, b, n);
+}
 float SumF32(const float* a, int64_t n) {
   return Sum(a, n);
 }
 float SumBF16(const BFloat16* a, int64_t n) {
+  return Sum(a, n);
+}
+float SumF16(const Float16* a, int64_t n) {
   return Sum(a, n);
 }
 
@@ -99,10 +108,13 @@ namespace moe {
 
 HWY_EXPORT(DotF32);
 HWY_EXPORT(DotBF16);
+HWY_EXPORT(DotF16);
 HWY_EXPORT(WideF32);
 HWY_EXPORT(WideBF16);
+HWY_EXPORT(WideF16);
 HWY_EXPORT(SumF32);
 HWY_EXPORT(SumBF16);
+HWY_EXPORT(SumF16);
 
 template <>
 float FixedDot(const float* a, const float* b, int64_t n) {
@@ -113,6 +125,10 @@ float FixedDot(const BFloat16* a, const BFloat16* b, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(DotBF16)(a, b, n);
 }
 template <>
+float FixedDot(const Float16* a, const Float16* b, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(DotF16)(a, b, n);
+}
+template <>
 double WideDot(const float* a, const float* b, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(WideF32)(a, b, n);
 }
@@ -121,12 +137,20 @@ double WideDot(const BFloat16* a, const BFloat16* b, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(WideBF16)(a, b, n);
 }
 template <>
+double WideDot(const Float16* a, const Float16* b, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(WideF16)(a, b, n);
+}
+template <>
 float FixedSum(const float* a, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(SumF32)(a, n);
 }
 template <>
 float FixedSum(const BFloat16* a, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(SumBF16)(a, n);
+}
+template <>
+float FixedSum(const Float16* a, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(SumF16)(a, n);
 }
 
 }  // namespace moe

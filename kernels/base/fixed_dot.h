@@ -12,7 +12,7 @@ namespace moe {
 // ascending, fused multiply-add), folded pairwise (8 + 8, 4 + 4, 2 + 2, 1 + 1). `a` and `b` may be
 // the same row; 0 elements give 0. The bits are those of this order on every SIMD target with fused
 // multiply-add (AVX2, AVX-512, NEON); the fallback without one rounds twice.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 float FixedDot(const T* a, const T* b, int64_t n);
 

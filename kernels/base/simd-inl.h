@@ -1,4 +1,4 @@
-// float32 lanes over float and BFloat16 memory, for sources that Highway compiles once per target.
+// float32 lanes over float, BFloat16 and Float16 memory, for sources that Highway compiles once per target.
 // Everything here gives a lane the same bits whatever the other lanes hold.
 // (No plain include guard: foreach_target.h includes this file once per target.)
 #if defined(MOE_KERNELS_BASE_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -28,33 +28,87 @@ using FloatTag = hn::CappedTag<float, 16>;
 using FloatLanes = hn::Vec<FloatTag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(FloatTag()));
 
-HWY_INLINE FloatLanes LoadLanes(const float* p) {
-  return hn::LoadU(FloatTag(), p);
+// As many elements from p as D has lanes, converted.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const float* p) {
+  return hn::LoadU(d, p);
 }
 
-HWY_INLINE FloatLanes LoadLanes(const BFloat16* p) {
-  const hn::Rebind<uint16_t, FloatTag> d16;
-  const hn::RebindToUnsigned<FloatTag> d32;
-  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p));
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const BFloat16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto wide = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(wide));
 }
 
-HWY_INLINE void StoreLanes(FloatLanes v, float* p) {
-  hn::StoreU(v, FloatTag(), p);
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const Float16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto half = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(d32, 0x7fff)));
+  const auto finite = hn::Mul(hn::BitCast(d, shifted), hn::Set(d, 0x1p112f));
+  const auto special = hn::BitCast(d, hn::Or(shifted, hn::Set(d32, 0x7f800000u)));
+  const auto is_special = hn::Ge(finite, hn::Set(d, 65536.0f));
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d32, 0x8000)));
+  return hn::Or(hn::IfThenElse(is_special, special, finite), hn::BitCast(d, sign));
 }
 
-// The rounding of BFloat16(float).
-HWY_INLINE void StoreLanes(FloatLanes v, BFloat16* p) {
-  const hn::Rebind<uint16_t, FloatTag> d16;
-  const hn::RebindToUnsigned<FloatTag> d32;
+// The lower halves of `bits`, whose upper ones are 0.
+template <class D, class Bits>
+HWY_INLINE void StoreHalves(D, Bits bits, uint16_t* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<D>(), bits)), d16, p);
+}
+
+// All lanes of v, in the rounding of the constructor of the element.
+template <class D>
+HWY_INLINE void StoreFloats(hn::Vec<D> v, D d, float* p) {
+  hn::StoreU(v, d, p);
+}
+
+template <class D>
+HWY_INLINE void StoreFloats(hn::Vec<D> v, D d, BFloat16* p) {
+  const hn::RebindToUnsigned<D> d32;
   const auto u = hn::BitCast(d32, v);
   const auto high = hn::ShiftRight<16>(u);
   const auto odd = hn::And(high, hn::Set(d32, 1));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(d32, 0x7fff)), odd));
   const auto quiet = hn::Or(high, hn::Set(d32, 0x40));
   const auto is_number = hn::RebindMask(d32, hn::Eq(v, v));
-  hn::StoreU(hn::TruncateTo(d16, hn::IfThenElse(is_number, rounded, quiet)), d16,
-             reinterpret_cast<uint16_t*>(p));
+  StoreHalves(d, hn::IfThenElse(is_number, rounded, quiet), reinterpret_cast<uint16_t*>(p));
+}
+
+template <class D>
+HWY_INLINE void StoreFloats(hn::Vec<D> v, D d, Float16* p) {
+  const hn::RebindToUnsigned<D> d32;
+  const auto size = hn::Abs(v);
+  const auto u = hn::BitCast(d32, size);
+  const auto odd = hn::And(hn::ShiftRight<13>(u), hn::Set(d32, 1));
+  const auto carried = hn::Add(hn::Sub(u, hn::Set(d32, 0x38000000u - 0xfffu)), odd);
+  const auto normal = hn::ShiftRight<13>(carried);
+  const auto raised = hn::BitCast(d32, hn::Add(size, hn::Set(d, 0.5f)));
+  const auto small = hn::Sub(raised, hn::Set(d32, 0x3f000000u));
+  const auto payload = hn::And(hn::ShiftRight<13>(u), hn::Set(d32, 0x3ff));
+  const auto is_small = hn::RebindMask(d32, hn::Lt(size, hn::Set(d, 0x1p-14f)));
+  const auto is_large = hn::RebindMask(d32, hn::Ge(size, hn::Set(d, 65536.0f)));
+  const auto is_number = hn::RebindMask(d32, hn::Eq(v, v));
+  auto bits = hn::IfThenElse(is_small, small, normal);
+  bits = hn::IfThenElse(is_large, hn::Set(d32, 0x7c00), bits);
+  bits = hn::IfThenElse(is_number, bits, hn::Or(payload, hn::Set(d32, 0x7e00)));
+  const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(d32, v)), hn::Set(d32, 0x8000));
+  StoreHalves(d, hn::Or(bits, sign), reinterpret_cast<uint16_t*>(p));
+}
+
+template <typename T>
+HWY_INLINE FloatLanes LoadLanes(const T* p) {
+  return LoadFloats(FloatTag(), p);
+}
+
+template <typename T>
+HWY_INLINE void StoreLanes(FloatLanes v, T* p) {
+  StoreFloats(v, FloatTag(), p);
 }
 
 // The first n <= kLanes elements; the other lanes hold 0.

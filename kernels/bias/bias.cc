@@ -90,6 +90,7 @@ absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Writ
   template absl::Status BiasGradient(MatrixView<const T>, absl::Span<float>, Write, Stream&)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(BFloat16);
+MOE_INSTANTIATE(Float16);
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -25,7 +25,7 @@ namespace moe {
 // one task per group that has rows, which its rows share among stream.threads(); reads and writes
 // N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
 // Errors: kInvalidArgument if shapes disagree or offsets do not ascend.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream);

@@ -47,10 +47,16 @@ void AddF32(const float* bias, int64_t n, float* y) {
 void AddBF16(const float* bias, int64_t n, BFloat16* y) {
   AddTo(bias, n, y);
 }
+void AddF16(const float* bias, int64_t n, Float16* y) {
+  AddTo(bias, n, y);
+}
 void ColumnsF32(MatrixView<const float> dy, float* d_bias, Write write) {
   SumColumns(dy, d_bias, write);
 }
 void ColumnsBF16(MatrixView<const BFloat16> dy, float* d_bias, Write write) {
+  SumColumns(dy, d_bias, write);
+}
+void ColumnsF16(MatrixView<const Float16> dy, float* d_bias, Write write) {
   SumColumns(dy, d_bias, write);
 }
 
@@ -64,8 +70,10 @@ namespace moe {
 
 HWY_EXPORT(AddF32);
 HWY_EXPORT(AddBF16);
+HWY_EXPORT(AddF16);
 HWY_EXPORT(ColumnsF32);
 HWY_EXPORT(ColumnsBF16);
+HWY_EXPORT(ColumnsF16);
 
 template <>
 void AddBiasRow(const float* bias, int64_t n, float* y) {
@@ -76,12 +84,20 @@ void AddBiasRow(const float* bias, int64_t n, BFloat16* y) {
   HWY_DYNAMIC_DISPATCH(AddBF16)(bias, n, y);
 }
 template <>
+void AddBiasRow(const float* bias, int64_t n, Float16* y) {
+  HWY_DYNAMIC_DISPATCH(AddF16)(bias, n, y);
+}
+template <>
 void BiasGradientColumns(MatrixView<const float> dy, float* d_bias, Write write) {
   HWY_DYNAMIC_DISPATCH(ColumnsF32)(dy, d_bias, write);
 }
 template <>
 void BiasGradientColumns(MatrixView<const BFloat16> dy, float* d_bias, Write write) {
   HWY_DYNAMIC_DISPATCH(ColumnsBF16)(dy, d_bias, write);
+}
+template <>
+void BiasGradientColumns(MatrixView<const Float16> dy, float* d_bias, Write write) {
+  HWY_DYNAMIC_DISPATCH(ColumnsF16)(dy, d_bias, write);
 }
 
 }  // namespace moe

@@ -1,4 +1,4 @@
-// The two CPU implementations of the bias operations. Instantiated for float and BFloat16.
+// The two CPU implementations of the bias operations. Instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_BIAS_BIAS_CPU_H_
 #define MOE_KERNELS_BIAS_BIAS_CPU_H_
 

@@ -53,7 +53,9 @@ cudaError_t CudaBiasGradient(MatrixView<const T> dy, float* d_bias, Write write,
 
 template cudaError_t CudaAddBias(MatrixView<float>, const float*, cudaStream_t);
 template cudaError_t CudaAddBias(MatrixView<BFloat16>, const float*, cudaStream_t);
+template cudaError_t CudaAddBias(MatrixView<Float16>, const float*, cudaStream_t);
 template cudaError_t CudaBiasGradient(MatrixView<const float>, float*, Write, cudaStream_t);
 template cudaError_t CudaBiasGradient(MatrixView<const BFloat16>, float*, Write, cudaStream_t);
+template cudaError_t CudaBiasGradient(MatrixView<const Float16>, float*, Write, cudaStream_t);
 
 }  // namespace moe::bias

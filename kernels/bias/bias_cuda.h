@@ -11,7 +11,7 @@ namespace moe::bias {
 
 // y[n, c] = T(float(y[n, c]) + bias[c]): AddBias for the rows of one group. y [N, C], bias [C] in
 // device memory. Enqueues on `stream` and returns; the error of the launch alone. The bits of
-// bias.cc. Instantiated for float and BFloat16.
+// bias.cc. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t CudaAddBias(MatrixView<T> y, const float* bias, cudaStream_t stream);
 

@@ -25,10 +25,16 @@ HWY_INLINE void Convert(const From* in, To* out, int64_t n) {
   if (i < n) StoreFirst(LoadFirst(in + i, n - i), out + i, n - i);
 }
 
-void Narrow(const float* in, BFloat16* out, int64_t n) {
+void NarrowBF16(const float* in, BFloat16* out, int64_t n) {
   Convert(in, out, n);
 }
-void Widen(const BFloat16* in, float* out, int64_t n) {
+void NarrowF16(const float* in, Float16* out, int64_t n) {
+  Convert(in, out, n);
+}
+void WidenBF16(const BFloat16* in, float* out, int64_t n) {
+  Convert(in, out, n);
+}
+void WidenF16(const Float16* in, float* out, int64_t n) {
   Convert(in, out, n);
 }
 
@@ -40,18 +46,26 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-HWY_EXPORT(Narrow);
-HWY_EXPORT(Widen);
+HWY_EXPORT(NarrowBF16);
+HWY_EXPORT(NarrowF16);
+HWY_EXPORT(WidenBF16);
+HWY_EXPORT(WidenF16);
 
 namespace {
 
 constexpr int64_t kGrain = int64_t{1} << 15;  // elements: a fork costs about as much as 4000
 
 void CastRange(const float* in, BFloat16* out, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(Narrow)(in, out, n);
+  HWY_DYNAMIC_DISPATCH(NarrowBF16)(in, out, n);
+}
+void CastRange(const float* in, Float16* out, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(NarrowF16)(in, out, n);
 }
 void CastRange(const BFloat16* in, float* out, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(Widen)(in, out, n);
+  HWY_DYNAMIC_DISPATCH(WidenBF16)(in, out, n);
+}
+void CastRange(const Float16* in, float* out, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(WidenF16)(in, out, n);
 }
 void CastRange(const float* in, float* out, int64_t n) {
   std::copy_n(in, n, out);
@@ -77,7 +91,9 @@ absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream)
 }
 
 template absl::Status Cast(absl::Span<const float>, absl::Span<BFloat16>, Stream&);
+template absl::Status Cast(absl::Span<const float>, absl::Span<Float16>, Stream&);
 template absl::Status Cast(absl::Span<const BFloat16>, absl::Span<float>, Stream&);
+template absl::Status Cast(absl::Span<const Float16>, absl::Span<float>, Stream&);
 template absl::Status Cast(absl::Span<const float>, absl::Span<float>, Stream&);
 
 }  // namespace moe

@@ -39,7 +39,9 @@ cudaError_t Run(const From* in, To* out, int64_t n, cudaStream_t stream) {
 }
 
 template cudaError_t Run(const float*, BFloat16*, int64_t, cudaStream_t);
+template cudaError_t Run(const float*, Float16*, int64_t, cudaStream_t);
 template cudaError_t Run(const BFloat16*, float*, int64_t, cudaStream_t);
+template cudaError_t Run(const Float16*, float*, int64_t, cudaStream_t);
 template cudaError_t Run(const float*, float*, int64_t, cudaStream_t);
 
 }  // namespace moe::cast

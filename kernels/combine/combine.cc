@@ -47,8 +47,10 @@ void Reference(const WeightGradient<T>& g) {
 
 template void Reference<float>(const Combine<float>&);
 template void Reference<BFloat16>(const Combine<BFloat16>&);
+template void Reference<Float16>(const Combine<Float16>&);
 template void Reference<float>(const WeightGradient<float>&);
 template void Reference<BFloat16>(const WeightGradient<BFloat16>&);
+template void Reference<Float16>(const WeightGradient<Float16>&);
 
 }  // namespace combine
 
@@ -134,6 +136,7 @@ absl::Status CombineWeightGradient(MatrixView<const T> dy, MatrixView<const T> r
       absl::Span<const int32_t>, absl::Span<float>, Stream&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -75,6 +75,9 @@ void CombineFloat(const Combine<float>& c, int64_t begin, int64_t end) {
 void CombineBFloat16(const Combine<BFloat16>& c, int64_t begin, int64_t end) {
   CombineTokensOf(c, begin, end);
 }
+void CombineFloat16(const Combine<Float16>& c, int64_t begin, int64_t end) {
+  CombineTokensOf(c, begin, end);
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -86,6 +89,7 @@ namespace moe::combine {
 
 HWY_EXPORT(CombineFloat);
 HWY_EXPORT(CombineBFloat16);
+HWY_EXPORT(CombineFloat16);
 
 namespace {
 
@@ -94,6 +98,9 @@ void CombineTokens(const Combine<float>& c, int64_t begin, int64_t end) {
 }
 void CombineTokens(const Combine<BFloat16>& c, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(CombineBFloat16)(c, begin, end);
+}
+void CombineTokens(const Combine<Float16>& c, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(CombineFloat16)(c, begin, end);
 }
 
 // Tokens a range: about 32 Ki elements of the output.
@@ -125,8 +132,10 @@ void Run(const WeightGradient<T>& g, ThreadPool& threads) {
 
 template void Run<float>(const Combine<float>&, ThreadPool&);
 template void Run<BFloat16>(const Combine<BFloat16>&, ThreadPool&);
+template void Run<Float16>(const Combine<Float16>&, ThreadPool&);
 template void Run<float>(const WeightGradient<float>&, ThreadPool&);
 template void Run<BFloat16>(const WeightGradient<BFloat16>&, ThreadPool&);
+template void Run<Float16>(const WeightGradient<Float16>&, ThreadPool&);
 
 }  // namespace moe::combine
 #endif  // HWY_ONCE

@@ -89,7 +89,9 @@ cudaError_t Run(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaCombine<float>&, cudaStream_t);
 template cudaError_t Run(const CudaCombine<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaCombine<Float16>&, cudaStream_t);
 template cudaError_t Run(const CudaWeightGradient<float>&, cudaStream_t);
 template cudaError_t Run(const CudaWeightGradient<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaWeightGradient<Float16>&, cudaStream_t);
 
 }  // namespace moe::combine

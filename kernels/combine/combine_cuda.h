@@ -34,7 +34,7 @@ struct CudaWeightGradient {
 
 // Enqueue on `stream` and return; the error of the launch alone. The bits of combine.cc: a token's
 // rows are added in choice order by one thread a column, and dot products are folded as WideDot
-// folds them. Instantiated for float and BFloat16.
+// folds them. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaCombine<T>& combine, cudaStream_t stream);
 template <typename T>

@@ -62,5 +62,7 @@ template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int
                                    absl::Span<float>, MatrixView<float>, Stream&);
 template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float,
                                    absl::Span<float>, MatrixView<BFloat16>, Stream&);
+template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float,
+                                   absl::Span<float>, MatrixView<Float16>, Stream&);
 
 }  // namespace moe

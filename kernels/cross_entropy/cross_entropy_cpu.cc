@@ -76,6 +76,9 @@ float RowF32(const float* logits, int64_t n, int64_t target, float scale, float*
 float RowBF16(const float* logits, int64_t n, int64_t target, float scale, BFloat16* d_logits) {
   return Row(logits, n, target, scale, d_logits);
 }
+float RowF16(const float* logits, int64_t n, int64_t target, float scale, Float16* d_logits) {
+  return Row(logits, n, target, scale, d_logits);
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -87,6 +90,7 @@ namespace moe {
 
 HWY_EXPORT(RowF32);
 HWY_EXPORT(RowBF16);
+HWY_EXPORT(RowF16);
 
 template <>
 float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
@@ -97,6 +101,11 @@ template <>
 float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
                       BFloat16* d_logits) {
   return HWY_DYNAMIC_DISPATCH(RowBF16)(logits, n, target, scale, d_logits);
+}
+template <>
+float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
+                      Float16* d_logits) {
+  return HWY_DYNAMIC_DISPATCH(RowF16)(logits, n, target, scale, d_logits);
 }
 
 }  // namespace moe

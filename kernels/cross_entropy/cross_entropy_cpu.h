@@ -7,7 +7,7 @@
 namespace moe {
 
 // Returns the loss of a row of n logits. d_logits [n], if not null, may be `logits`.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale, T* d_logits);
 

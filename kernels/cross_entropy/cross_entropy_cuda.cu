@@ -102,5 +102,6 @@ cudaError_t Run(const CudaCrossEntropy<T>& problem, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaCrossEntropy<float>&, cudaStream_t);
 template cudaError_t Run(const CudaCrossEntropy<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaCrossEntropy<Float16>&, cudaStream_t);
 
 }  // namespace moe::cross_entropy

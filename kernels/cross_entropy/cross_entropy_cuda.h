@@ -24,7 +24,7 @@ struct CudaCrossEntropy {
 // Enqueues on `stream` and returns; the error of the launch alone. The bits of a row depend on its
 // values and on V alone. Targets are not known to the host: one outside [0, V) makes its loss and
 // its row of gradients NaN, and nothing is accessed out of bounds.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaCrossEntropy<T>& problem, cudaStream_t stream);
 

@@ -64,5 +64,7 @@ template absl::Status EmbeddingBackward(absl::Span<const int32_t>, MatrixView<co
                                         MatrixView<float>, Write, Stream&);
 template absl::Status EmbeddingBackward(absl::Span<const int32_t>, MatrixView<const BFloat16>,
                                         MatrixView<float>, Write, Stream&);
+template absl::Status EmbeddingBackward(absl::Span<const int32_t>, MatrixView<const Float16>,
+                                        MatrixView<float>, Write, Stream&);
 
 }  // namespace moe

@@ -111,5 +111,6 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaBackward<float>&, cudaStream_t);
 template cudaError_t Run(const CudaBackward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaBackward<Float16>&, cudaStream_t);
 
 }  // namespace moe::embedding

@@ -22,7 +22,7 @@ struct CudaBackward {
 
 // Enqueues on `stream` and returns; the error of the launch alone. The bits of embedding.cc: one
 // thread adds an element's tokens, in ascending order. Needs no scratch: every block reads all ids
-// to find those of its rows. Instantiated for float and BFloat16.
+// to find those of its rows. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 

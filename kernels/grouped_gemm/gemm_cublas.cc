@@ -70,7 +70,9 @@ absl::Status CublasStatus(cublasStatus_t status, absl::string_view function) {
 }
 
 template <typename T>
-constexpr cudaDataType kType = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF;
+constexpr cudaDataType kType = std::is_same_v<T, float>      ? CUDA_R_32F
+                               : std::is_same_v<T, BFloat16> ? CUDA_R_16BF
+                                                             : CUDA_R_16F;
 
 // Rows of ours are columns of cuBLAS's, so that it sees every matrix transposed.
 constexpr cublasOperation_t OperationOf(gemm::Layout layout) {
@@ -149,12 +151,14 @@ absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<T, TOut>&, 
 
 #endif
 
-template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<float, float>&,
-                                       Stream&);
-template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<BFloat16, float>&,
-                                       Stream&);
-template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<BFloat16, BFloat16>&,
-                                       Stream&);
+#define MOE_INSTANTIATE(T, TOut) \
+  template absl::Status Cublas::Multiply(absl::string_view, const gemm::Problem<T, TOut>&, Stream&);
+MOE_INSTANTIATE(float, float)
+MOE_INSTANTIATE(BFloat16, float)
+MOE_INSTANTIATE(BFloat16, BFloat16)
+MOE_INSTANTIATE(Float16, float)
+MOE_INSTANTIATE(Float16, Float16)
+#undef MOE_INSTANTIATE
 
 absl::StatusOr<std::unique_ptr<Cublas>> MakeCublas(GroupedGemmKernel kernel, RowBits rows,
                                                    Device device) {

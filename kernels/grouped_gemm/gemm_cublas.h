@@ -31,7 +31,7 @@ class Cublas {
 
   // Enqueues c (+)= a * b, of at least one term an element. Float32 products and sums (never TF32),
   // rounded to TOut once; the order of terms is cuBLAS's choice by shape and alignment: the same
-  // bits for the same of both on one kind of GPU. T: float or BFloat16; TOut: float or T.
+  // bits for the same of both on one kind of GPU. T: float, BFloat16 or Float16; TOut: float or T.
   // `function` is the caller's name in errors: kInvalidArgument for another device's stream.
   template <typename T, typename TOut>
   absl::Status Multiply(absl::string_view function, const gemm::Problem<T, TOut>& problem,

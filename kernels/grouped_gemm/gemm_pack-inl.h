@@ -11,6 +11,7 @@
 
 #include <hwy/highway.h>
 
+#include "kernels/base/simd-inl.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_tile-inl.h"
 
@@ -18,44 +19,15 @@ HWY_BEFORE_NAMESPACE();
 namespace moe::gemm {
 namespace HWY_NAMESPACE {
 
-template <class D>
-HWY_INLINE hn::Vec<D> LoadFloat(D d, const float* from) {
-  return hn::LoadU(d, from);
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> LoadFloat(D d, const BFloat16* from) {
-  const hn::Rebind<uint16_t, D> half;
-  const hn::RebindToUnsigned<D> bits;
-  const auto wide = hn::PromoteTo(bits, hn::LoadU(half, &from->bits));
-  return hn::BitCast(d, hn::ShiftLeft<16>(wide));
-}
-
-template <class D>
-HWY_INLINE void StoreRounded(hn::Vec<D> value, D d, float* to) {
-  hn::StoreU(value, d, to);
-}
-
-// As BFloat16(float): to nearest, ties to even; a NaN keeps its upper bits and becomes quiet.
-template <class D>
-HWY_INLINE void StoreRounded(hn::Vec<D> value, D d, BFloat16* to) {
-  const hn::Rebind<uint16_t, D> half;
-  const hn::RebindToUnsigned<D> bits;
-  const hn::RebindToSigned<D> ints;
-  const auto u = hn::BitCast(bits, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(bits, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(bits, 0x7fff)), odd));
-  const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40));
-  const auto result = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(value)), quiet, rounded);
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(ints, result)), half, &to->bits);
-}
+using ::moe::HWY_NAMESPACE::LoadFloats;
+using ::moe::HWY_NAMESPACE::StoreFloats;
 
 // `count` elements, converted.
 template <class From, class To>
 HWY_INLINE void Convert(const From* from, int64_t count, To* to) {
   const FloatTag d;
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) StoreRounded(LoadFloat(d, from + i), d, to + i);
+  for (; i + kLanes <= count; i += kLanes) StoreFloats(LoadFloats(d, from + i), d, to + i);
   for (; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
@@ -71,7 +43,7 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   using V = hn::Vec<TransposeTag>;
   V row[kTranspose];
   MOE_UNROLL
-  for (int i = 0; i < kTranspose; ++i) row[i] = LoadFloat(d, from + i * from_stride);
+  for (int i = 0; i < kTranspose; ++i) row[i] = LoadFloats(d, from + i * from_stride);
   // Within 128-bit blocks: 4 x 4 for each four rows.
   V out[kTranspose];
   MOE_UNROLL
@@ -162,7 +134,7 @@ HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t depth, float
   const TransposeTag d;
   for (int64_t k = 0; k + 1 < depth; ++k) {
     for (int64_t i = 0; i < kTileRows; i += kTranspose) {
-      hn::StoreU(LoadFloat(d, from + k * stride + i), d, to + k * kTileRows + i);
+      hn::StoreU(LoadFloats(d, from + k * stride + i), d, to + k * kTileRows + i);
     }
   }
   PackRows(from + (depth - 1) * stride, stride, 1, kTileRows, to + (depth - 1) * kTileRows);
@@ -189,6 +161,15 @@ void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t dept
         PackRows(from, stride, steps, rows, tile);
       }
     }
+  }
+}
+
+// Plain a, where the tile does not read its element type: to[i * depth + s] = row i, step k + s.
+template <class T, class TOut>
+void PackPlainRows(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t row,
+                   int64_t rows, float* to) {
+  for (int64_t i = 0; i < rows; ++i) {
+    Convert(problem.a.data() + (row + i) * problem.a.stride() + k, depth, to + i * depth);
   }
 }
 

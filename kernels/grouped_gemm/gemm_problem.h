@@ -14,7 +14,7 @@ namespace moe::gemm {
 // b [depth, cols].
 enum class Layout : uint8_t { kPlain, kTransposed };
 
-// c (+)= a * b. T: float or BFloat16; TOut: float or T. kAdd needs TOut = float.
+// c (+)= a * b. T: float, BFloat16 or Float16; TOut: float or T. kAdd needs TOut = float.
 template <typename T, typename TOut>
 struct Problem {
   MatrixView<const T> a;  // [rows, depth], transposed [depth, rows]

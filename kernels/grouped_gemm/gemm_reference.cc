@@ -23,5 +23,7 @@ void Reference(const Problem<T, TOut>& problem) {
 template void Reference(const Problem<float, float>&);
 template void Reference(const Problem<BFloat16, BFloat16>&);
 template void Reference(const Problem<BFloat16, float>&);
+template void Reference(const Problem<Float16, Float16>&);
+template void Reference(const Problem<Float16, float>&);
 
 }  // namespace moe::gemm

@@ -76,8 +76,8 @@ void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPo
                 static_cast<double>(problem.depth());
     most_blocks += GridOf(problem, 0).size();
     cols += GridOf(problem, 0).rows.parts * problem.c.cols();
-    task.slot_floats =
-        std::max(task.slot_floats, Slot::Size(ShapeFor(problem.b_layout), problem.a_layout));
+    task.slot_floats = std::max(
+        task.slot_floats, Slot::Size(ShapeFor(problem.b_layout), PacksRows<T>(problem.a_layout)));
   }
   const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
   task.workers = std::clamp<int64_t>(most_blocks, 1, threads.threads());

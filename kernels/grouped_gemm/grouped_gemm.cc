@@ -58,11 +58,11 @@ absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& 
   }
   if (depth == 0 || options.kernel == GroupedGemmKernel::kMma) return false;
   if (options.kernel == GroupedGemmKernel::kCublas) return true;
-  return options.cublas != nullptr && groups == 1 && std::is_same_v<T, BFloat16>;
+  return options.cublas != nullptr && groups == 1 && !std::is_same_v<T, float>;
 }
 
 // `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
-// float32, tensor cores for bfloat16.
+// float32, tensor cores for 16-bit types.
 template <typename T, typename Problem>
 absl::Status LaunchKernel(absl::string_view function, const Problem& problem, Stream& stream) {
   return LaunchOn(function, stream, [&](auto cuda) {
@@ -207,9 +207,12 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
                                           MatrixView<TOut>, Workspace&, Stream&, GemmOptions)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(BFloat16);
+MOE_INSTANTIATE(Float16);
 MOE_INSTANTIATE_DENSE(float, float);
 MOE_INSTANTIATE_DENSE(BFloat16, BFloat16);
 MOE_INSTANTIATE_DENSE(BFloat16, float);
+MOE_INSTANTIATE_DENSE(Float16, Float16);
+MOE_INSTANTIATE_DENSE(Float16, float);
 #undef MOE_INSTANTIATE
 #undef MOE_INSTANTIATE_DENSE
 

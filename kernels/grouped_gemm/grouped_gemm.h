@@ -17,7 +17,7 @@ namespace moe {
 
 // Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]; offsets run from 0 to N. Groups may
 // be empty. All weights have one shape.
-// T (float or BFloat16) is the storage type of the inputs; every product is accumulated in float32.
+// T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in float32.
 //
 // Order of summation: an output element starts from 0 (Write::kOverwrite) or from its old value
 // (Write::kAdd, float32 outputs only) and takes its terms in ascending order of the reduced index,

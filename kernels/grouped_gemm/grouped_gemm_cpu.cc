@@ -133,11 +133,16 @@ void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const Ev
         TileOf(rows, a, b, panel.depth, c, stride, add, next);
         continue;
       }
+      if constexpr (kPacksPlainRows<T>) {
+        const FloatRows a{slot.a + row * panel.depth, panel.depth, 1};
+        TileOf(rows, a, b, panel.depth, c, stride, add, next);
+        continue;
+      }
       const T* const data =
           problem.a.data() + (block.row_begin + row) * problem.a.stride() + panel.k;
       if constexpr (std::is_same_v<T, float>) {
         TileOf(rows, FloatRows{data, problem.a.stride(), 1}, b, panel.depth, c, stride, add, next);
-      } else {
+      } else if constexpr (std::is_same_v<T, BFloat16>) {
         TileOf(rows, BFloat16Rows{data, problem.a.stride()}, b, panel.depth, c, stride, add, next);
       }
     }
@@ -153,6 +158,15 @@ void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
   }
   PackPlainPanel(problem.b.data() + panel.k * stride + panel.col, stride, panel.cols, panel.depth,
                  to);
+}
+
+template <class T, class TOut>
+void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
+           const Panel& panel, float* to) {
+  if (problem.a_layout == Layout::kTransposed) {
+    return PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, to);
+  }
+  PackPlainRows(problem, panel.k, panel.depth, block.row_begin, tiles.total, to);
 }
 
 // For the time in which `panel` is multiplied: `next`, and the rows of a if it needs others.
@@ -186,8 +200,8 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
   for (int64_t i = 0; i < panels.size(); ++i) {
     const Panel panel = panels.At(i);
     const bool same_rows = i > 0 && panel.first && panel.last;  // one depth block, packed before
-    if (problem.a_layout == Layout::kTransposed && !same_rows) {
-      PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, slot.a);
+    if (PacksRows<T>(problem.a_layout) && !same_rows) {
+      PackA(problem, block, tiles, panel, slot.a);
     }
     const Sums<T, TOut> sums(problem, block, panel, slot);
     if (panel.first && problem.write == Write::kAdd) sums.Load();
@@ -232,6 +246,13 @@ void RunBFloat16ToFloat(const Problem<BFloat16, float>& problem, const Block& bl
                         const Slot& slot) {
   Run(problem, block, slot);
 }
+void RunFloat16(const Problem<Float16, Float16>& problem, const Block& block, const Slot& slot) {
+  Run(problem, block, slot);
+}
+void RunFloat16ToFloat(const Problem<Float16, float>& problem, const Block& block,
+                       const Slot& slot) {
+  Run(problem, block, slot);
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
@@ -244,6 +265,8 @@ namespace moe::gemm {
 HWY_EXPORT(RunFloat);
 HWY_EXPORT(RunBFloat16);
 HWY_EXPORT(RunBFloat16ToFloat);
+HWY_EXPORT(RunFloat16);
+HWY_EXPORT(RunFloat16ToFloat);
 
 void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunFloat)(problem, block, slot);
@@ -253,6 +276,12 @@ void RunBlock(const Problem<BFloat16, BFloat16>& problem, const Block& block, co
 }
 void RunBlock(const Problem<BFloat16, float>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunBFloat16ToFloat)(problem, block, slot);
+}
+void RunBlock(const Problem<Float16, Float16>& problem, const Block& block, const Slot& slot) {
+  HWY_DYNAMIC_DISPATCH(RunFloat16)(problem, block, slot);
+}
+void RunBlock(const Problem<Float16, float>& problem, const Block& block, const Slot& slot) {
+  HWY_DYNAMIC_DISPATCH(RunFloat16ToFloat)(problem, block, slot);
 }
 
 }  // namespace moe::gemm

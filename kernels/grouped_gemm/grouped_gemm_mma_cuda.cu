@@ -39,8 +39,9 @@ struct OperandTile {
   }
 
   // Fetches the tile that begins at (outer, depth); zeros beyond the matrix.
-  __device__ static void Fetch(MatrixView<const BFloat16> m, bool aligned, int64_t outer,
-                               int64_t depth, Chunk* tile, AsyncCopies& copies) {
+  template <typename T>
+  __device__ static void Fetch(MatrixView<const T> m, bool aligned, int64_t outer, int64_t depth,
+                               Chunk* tile, AsyncCopies& copies) {
     const int64_t first_row = kDepthAlongRows ? outer : depth;
     const int64_t first_column = kDepthAlongRows ? depth : outer;
     MOE_UNROLL
@@ -50,10 +51,10 @@ struct OperandTile {
       const int64_t row = first_row + r, column = first_column + c * kChunk;
       const int64_t left = row < m.rows() ? m.cols() - column : 0;
       const int valid = left <= 0 ? 0 : left < kChunk ? static_cast<int>(left) : kChunk;
-      const BFloat16* const from = m.data() + (valid == 0 ? 0 : row * m.stride() + column);
+      const T* const from = m.data() + (valid == 0 ? 0 : row * m.stride() + column);
       Chunk* const to = tile + Place(r, c);
       if (aligned) {
-        copies.Copy(to, from, valid * static_cast<int>(sizeof(BFloat16)));
+        copies.Copy(to, from, valid * static_cast<int>(sizeof(T)));
       } else {
         *to = SingleLoads(from, valid);
       }
@@ -75,7 +76,8 @@ struct OperandTile {
   }
 
  private:
-  __device__ static Chunk SingleLoads(const BFloat16* from, int valid) {
+  template <typename T>
+  __device__ static Chunk SingleLoads(const T* from, int valid) {
     Chunk chunk = {};
     MOE_UNROLL
     for (int i = 0; i < kChunk; ++i) {
@@ -119,7 +121,8 @@ class Pipeline {
  public:
   using A = OperandTile<Groups::kALayout == Layout::kPlain>;
   using B = OperandTile<Groups::kBLayout == Layout::kTransposed>;
-  using Product = Tile<BFloat16, typename Groups::TOut>;
+  using T = typename Groups::T;
+  using Product = Tile<T, typename Groups::TOut>;
 
   __device__ Pipeline(const Product& tile, Chunk* shared)
       : tile_(tile),
@@ -175,7 +178,7 @@ class Pipeline {
         MOE_UNROLL
         for (int j = 0; j < kColTiles; ++j) {
           const uint32_t pair[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
-          MultiplyAdd(sums[i][j], a[i], pair);
+          MultiplyAdd<T>(sums[i][j], a[i], pair);
         }
       }
     }
@@ -215,7 +218,7 @@ template <typename Groups>
 __global__ void __launch_bounds__(kThreads, kBlocks) MmaKernel(const Groups groups) {
   using TOut = typename Groups::TOut;
   MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
-  Tile<BFloat16, TOut> tile;
+  Tile<typename Groups::T, TOut> tile;
   if (!groups.Find(kTile, kTile, tile)) return;
   Sums sums = {};
   const auto& c = tile.c;
@@ -247,15 +250,21 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
 
 }  // namespace
 
-template <typename TOut>
-cudaError_t RunMma(const CudaGroupedGemm<BFloat16, TOut>& gemm, cudaStream_t stream) {
+template <typename T, typename TOut>
+cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream) {
   return Run(gemm, stream);
 }
-cudaError_t RunMma(const CudaGroupedWeightGradient<BFloat16>& gradient, cudaStream_t stream) {
+template <typename T>
+cudaError_t RunMma(const CudaGroupedWeightGradient<T>& gradient, cudaStream_t stream) {
   return Run(gradient, stream);
 }
 
-template cudaError_t RunMma(const CudaGroupedGemm<BFloat16, BFloat16>&, cudaStream_t);
-template cudaError_t RunMma(const CudaGroupedGemm<BFloat16, float>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                                                     \
+  template cudaError_t RunMma(const CudaGroupedGemm<T, T>&, cudaStream_t);     \
+  template cudaError_t RunMma(const CudaGroupedGemm<T, float>&, cudaStream_t); \
+  template cudaError_t RunMma(const CudaGroupedWeightGradient<T>&, cudaStream_t);
+MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::gemm

@@ -1,4 +1,4 @@
-// Grouped products of bfloat16 on tensor cores (mma.sync, sm_80 and later).
+// Grouped products of 16-bit types on tensor cores (mma.sync, sm_80 and later).
 #ifndef MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_MMA_CUDA_H_
 #define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_MMA_CUDA_H_
 
@@ -11,13 +11,14 @@ namespace moe::gemm {
 // takes its terms in ascending order of the reduced index, 16 at a time, products exact; the order
 // and the rounding within 16 are the tensor core's, so that bits differ from the CPU's, within
 // (depth + 1) * 2^-23 of the sum of magnitudes. As on the CPU an element's bits depend on its own row and
-// column alone: neither on the number of rows, nor on other groups. TOut: float or BFloat16.
+// column alone: neither on the number of rows, nor on other groups. T: BFloat16 or Float16; TOut: float or T.
 //
 // Rows that all begin at a multiple of 16 bytes are fetched by asynchronous copies of 16 bytes,
 // others element by element, with the same bits.
-template <typename TOut>
-cudaError_t RunMma(const CudaGroupedGemm<BFloat16, TOut>& gemm, cudaStream_t stream);
-cudaError_t RunMma(const CudaGroupedWeightGradient<BFloat16>& gradient, cudaStream_t stream);
+template <typename T, typename TOut>
+cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
+template <typename T>
+cudaError_t RunMma(const CudaGroupedWeightGradient<T>& gradient, cudaStream_t stream);
 
 }  // namespace moe::gemm
 

@@ -123,6 +123,8 @@ template absl::Status RmsNorm(MatrixView<const float>, absl::Span<const float>, 
                               MatrixView<float>, absl::Span<float>, Stream&);
 template absl::Status RmsNorm(MatrixView<const BFloat16>, absl::Span<const float>, float,
                               MatrixView<BFloat16>, absl::Span<float>, Stream&);
+template absl::Status RmsNorm(MatrixView<const Float16>, absl::Span<const float>, float,
+                              MatrixView<Float16>, absl::Span<float>, Stream&);
 template absl::Status RmsNormBackward(MatrixView<const float>, absl::Span<const float>,
                                       absl::Span<const float>, MatrixView<const float>,
                                       MatrixView<float>, Write, absl::Span<float>, Write, Stream&);
@@ -130,11 +132,19 @@ template absl::Status RmsNormBackward(MatrixView<const BFloat16>, absl::Span<con
                                       absl::Span<const float>, MatrixView<const BFloat16>,
                                       MatrixView<BFloat16>, Write, absl::Span<float>, Write,
                                       Stream&);
+template absl::Status RmsNormBackward(MatrixView<const Float16>, absl::Span<const float>,
+                                      absl::Span<const float>, MatrixView<const Float16>,
+                                      MatrixView<Float16>, Write, absl::Span<float>, Write,
+                                      Stream&);
 template absl::Status AddRows<float>(MatrixView<const float>, MatrixView<const float>,
                                      MatrixView<float>, Stream&);
 template absl::Status AddRows<BFloat16>(MatrixView<const BFloat16>, MatrixView<const BFloat16>,
                                         MatrixView<BFloat16>, Stream&);
+template absl::Status AddRows<Float16>(MatrixView<const Float16>, MatrixView<const Float16>,
+                                       MatrixView<Float16>, Stream&);
 template absl::Status AddRows<BFloat16, float>(MatrixView<const BFloat16>, MatrixView<const float>,
                                                MatrixView<BFloat16>, Stream&);
+template absl::Status AddRows<Float16, float>(MatrixView<const Float16>, MatrixView<const float>,
+                                              MatrixView<Float16>, Stream&);
 
 }  // namespace moe

@@ -109,10 +109,16 @@ void NormalizeF32(const float* x, const float* weight, float rstd, int64_t n, fl
 void NormalizeBF16(const BFloat16* x, const float* weight, float rstd, int64_t n, BFloat16* y) {
   Normalize(x, weight, rstd, n, y);
 }
+void NormalizeF16(const Float16* x, const float* weight, float rstd, int64_t n, Float16* y) {
+  Normalize(x, weight, rstd, n, y);
+}
 void BackwardF32(const RmsNormGradient<float>& row) {
   Backward(row);
 }
 void BackwardBF16(const RmsNormGradient<BFloat16>& row) {
+  Backward(row);
+}
+void BackwardF16(const RmsNormGradient<Float16>& row) {
   Backward(row);
 }
 void ColumnsF32(MatrixView<const float> x, const float* rstd, MatrixView<const float> dy,
@@ -123,10 +129,17 @@ void ColumnsBF16(MatrixView<const BFloat16> x, const float* rstd, MatrixView<con
                  float* d_weight, Write write) {
   WeightColumns(x, rstd, dy, d_weight, write);
 }
+void ColumnsF16(MatrixView<const Float16> x, const float* rstd, MatrixView<const Float16> dy,
+                float* d_weight, Write write) {
+  WeightColumns(x, rstd, dy, d_weight, write);
+}
 void AddF32(const float* a, const float* b, int64_t n, float* out) {
   Add(a, b, n, out);
 }
 void AddBF16(const BFloat16* a, const BFloat16* b, int64_t n, BFloat16* out) {
+  Add(a, b, n, out);
+}
+void AddF16(const Float16* a, const Float16* b, int64_t n, Float16* out) {
   Add(a, b, n, out);
 }
 
@@ -140,12 +153,16 @@ namespace moe {
 
 HWY_EXPORT(NormalizeF32);
 HWY_EXPORT(NormalizeBF16);
+HWY_EXPORT(NormalizeF16);
 HWY_EXPORT(BackwardF32);
 HWY_EXPORT(BackwardBF16);
+HWY_EXPORT(BackwardF16);
 HWY_EXPORT(ColumnsF32);
 HWY_EXPORT(ColumnsBF16);
+HWY_EXPORT(ColumnsF16);
 HWY_EXPORT(AddF32);
 HWY_EXPORT(AddBF16);
+HWY_EXPORT(AddF16);
 
 namespace {
 
@@ -169,12 +186,22 @@ float RmsNormRow(const BFloat16* x, const float* weight, float epsilon, int64_t 
   return rstd;
 }
 template <>
+float RmsNormRow(const Float16* x, const float* weight, float epsilon, int64_t n, Float16* y) {
+  const float rstd = ReciprocalRms(x, epsilon, n);
+  HWY_DYNAMIC_DISPATCH(NormalizeF16)(x, weight, rstd, n, y);
+  return rstd;
+}
+template <>
 void RmsNormBackwardRow(const RmsNormGradient<float>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardF32)(row);
 }
 template <>
 void RmsNormBackwardRow(const RmsNormGradient<BFloat16>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardBF16)(row);
+}
+template <>
+void RmsNormBackwardRow(const RmsNormGradient<Float16>& row) {
+  HWY_DYNAMIC_DISPATCH(BackwardF16)(row);
 }
 template <>
 void RmsNormWeightColumns(MatrixView<const float> x, const float* rstd, MatrixView<const float> dy,
@@ -187,12 +214,21 @@ void RmsNormWeightColumns(MatrixView<const BFloat16> x, const float* rstd,
   HWY_DYNAMIC_DISPATCH(ColumnsBF16)(x, rstd, dy, d_weight, write);
 }
 template <>
+void RmsNormWeightColumns(MatrixView<const Float16> x, const float* rstd,
+                          MatrixView<const Float16> dy, float* d_weight, Write write) {
+  HWY_DYNAMIC_DISPATCH(ColumnsF16)(x, rstd, dy, d_weight, write);
+}
+template <>
 void AddRow(const float* a, const float* b, int64_t n, float* out) {
   HWY_DYNAMIC_DISPATCH(AddF32)(a, b, n, out);
 }
 template <>
 void AddRow(const BFloat16* a, const BFloat16* b, int64_t n, BFloat16* out) {
   HWY_DYNAMIC_DISPATCH(AddBF16)(a, b, n, out);
+}
+template <>
+void AddRow(const Float16* a, const Float16* b, int64_t n, Float16* out) {
+  HWY_DYNAMIC_DISPATCH(AddF16)(a, b, n, out);
 }
 
 }  // namespace moe

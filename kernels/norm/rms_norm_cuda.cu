@@ -136,9 +136,12 @@ cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identi
                                          cudaStream_t);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 template cudaError_t CudaAddRows<BFloat16, float>(MatrixView<const BFloat16>,
                                                   MatrixView<const float>, MatrixView<BFloat16>,
                                                   cudaStream_t);
+template cudaError_t CudaAddRows<Float16, float>(MatrixView<const Float16>, MatrixView<const float>,
+                                                 MatrixView<Float16>, cudaStream_t);
 
 }  // namespace moe::rms_norm

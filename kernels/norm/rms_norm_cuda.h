@@ -34,7 +34,7 @@ struct CudaBackward {
 
 // Enqueue on `stream` and return; the error of the launch alone. The bits of rms_norm.cc on a CPU
 // with fused multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread
-// owns a column of d_weight. Instantiated for float and BFloat16.
+// owns a column of d_weight. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>

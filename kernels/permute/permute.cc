@@ -31,6 +31,7 @@ void Reference(const Gather<T>& gather) {
 
 template void Reference<float>(const Gather<float>&);
 template void Reference<BFloat16>(const Gather<BFloat16>&);
+template void Reference<Float16>(const Gather<Float16>&);
 
 }  // namespace permute
 
@@ -124,6 +125,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
                                             absl::Span<const float>, MatrixView<T>, Stream&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -24,7 +24,7 @@ namespace moe {
 //
 // Errors: kInvalidArgument if N or H disagree. Indices out of range are a bug in the caller:
 // undefined in release builds, trapped in debug builds.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source_row,
                         MatrixView<T> out, Stream& stream);

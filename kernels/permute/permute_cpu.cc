@@ -33,6 +33,9 @@ void ScaleFloatRow(const float* from, float scale, float* to, int64_t n) {
 void ScaleBFloat16Row(const BFloat16* from, float scale, BFloat16* to, int64_t n) {
   ScaleRowOf(from, scale, to, n);
 }
+void ScaleFloat16Row(const Float16* from, float scale, Float16* to, int64_t n) {
+  ScaleRowOf(from, scale, to, n);
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -44,12 +47,16 @@ namespace moe::permute {
 
 HWY_EXPORT(ScaleFloatRow);
 HWY_EXPORT(ScaleBFloat16Row);
+HWY_EXPORT(ScaleFloat16Row);
 
 void ScaleRow(const float* from, float scale, float* to, int64_t n) {
   HWY_DYNAMIC_DISPATCH(ScaleFloatRow)(from, scale, to, n);
 }
 void ScaleRow(const BFloat16* from, float scale, BFloat16* to, int64_t n) {
   HWY_DYNAMIC_DISPATCH(ScaleBFloat16Row)(from, scale, to, n);
+}
+void ScaleRow(const Float16* from, float scale, Float16* to, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(ScaleFloat16Row)(from, scale, to, n);
 }
 
 template <typename T>
@@ -79,6 +86,7 @@ void Run(const Gather<T>& gather, ThreadPool& threads) {
 
 template void Run<float>(const Gather<float>&, ThreadPool&);
 template void Run<BFloat16>(const Gather<BFloat16>&, ThreadPool&);
+template void Run<Float16>(const Gather<Float16>&, ThreadPool&);
 
 }  // namespace moe::permute
 #endif  // HWY_ONCE

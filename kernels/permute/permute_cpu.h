@@ -33,6 +33,7 @@ void Run(const Gather<T>& gather, ThreadPool& threads);
 // to[h] = T(scale * from[h]) for h in [0, n).
 void ScaleRow(const float* from, float scale, float* to, int64_t n);
 void ScaleRow(const BFloat16* from, float scale, BFloat16* to, int64_t n);
+void ScaleRow(const Float16* from, float scale, Float16* to, int64_t n);
 
 }  // namespace moe::permute
 

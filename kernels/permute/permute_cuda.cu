@@ -97,7 +97,9 @@ cudaError_t Run(const CudaGatherOfMany<T>& gather, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaGather<float>&, cudaStream_t);
 template cudaError_t Run(const CudaGather<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaGather<Float16>&, cudaStream_t);
 template cudaError_t Run(const CudaGatherOfMany<float>&, cudaStream_t);
 template cudaError_t Run(const CudaGatherOfMany<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaGatherOfMany<Float16>&, cudaStream_t);
 
 }  // namespace moe::permute

@@ -39,7 +39,7 @@ constexpr int kViewsPerLaunch = 64;
 // Rows that begin at multiples of 16 bytes are moved 16 bytes at a time, whatever their length;
 // others element by element. Of many views each kViewsPerLaunch take a launch of their own, which
 // leaves the rows of others alone: no memory and no copy for the table of views.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaGather<T>& gather, cudaStream_t stream);
 template <typename T>

@@ -42,8 +42,12 @@ template absl::Status MultiplyRows<float>(MatrixView<const float>, MatrixView<co
                                           MatrixView<float>, Write, Stream&);
 template absl::Status MultiplyRows<BFloat16>(MatrixView<const BFloat16>, MatrixView<const float>,
                                              MatrixView<BFloat16>, Write, Stream&);
+template absl::Status MultiplyRows<Float16>(MatrixView<const Float16>, MatrixView<const float>,
+                                            MatrixView<Float16>, Write, Stream&);
 template absl::Status MultiplyRows<BFloat16, float>(MatrixView<const float>,
                                                     MatrixView<const float>, MatrixView<BFloat16>,
                                                     Write, Stream&);
+template absl::Status MultiplyRows<Float16, float>(MatrixView<const float>, MatrixView<const float>,
+                                                   MatrixView<Float16>, Write, Stream&);
 
 }  // namespace moe

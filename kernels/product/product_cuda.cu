@@ -44,6 +44,8 @@ cudaError_t Run(const CudaProduct<T, U>& product, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaProduct<float, float>&, cudaStream_t);
 template cudaError_t Run(const CudaProduct<BFloat16, BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaProduct<Float16, Float16>&, cudaStream_t);
 template cudaError_t Run(const CudaProduct<BFloat16, float>&, cudaStream_t);
+template cudaError_t Run(const CudaProduct<Float16, float>&, cudaStream_t);
 
 }  // namespace moe::product

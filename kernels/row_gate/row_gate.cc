@@ -130,6 +130,7 @@ absl::Status RowGateWeightGradient(MatrixView<const T> x, absl::Span<const float
                                               absl::Span<float>, Write, Stream&);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

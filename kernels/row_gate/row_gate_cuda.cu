@@ -100,6 +100,7 @@ cudaError_t Run(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
   template cudaError_t Run(const CudaWeightGradient<T>&, cudaStream_t);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe::row_gate

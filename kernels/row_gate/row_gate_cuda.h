@@ -41,7 +41,7 @@ struct CudaWeightGradient {
 
 // Enqueue on `stream` and return; the error of the launch alone. The bits of row_gate.cc, given the
 // gates: dot products are folded as WideDot folds them, and a thread owns a column of d_weight.
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>

@@ -83,11 +83,16 @@ template absl::Status ActivationForward(Activation, MatrixView<const float>,
                                         MatrixView<const float>, MatrixView<float>, Stream&);
 template absl::Status ActivationForward(Activation, MatrixView<const BFloat16>,
                                         MatrixView<const BFloat16>, MatrixView<BFloat16>, Stream&);
+template absl::Status ActivationForward(Activation, MatrixView<const Float16>,
+                                        MatrixView<const Float16>, MatrixView<Float16>, Stream&);
 template absl::Status ActivationBackward(Activation, MatrixView<const float>,
                                          MatrixView<const float>, MatrixView<const float>,
                                          MatrixView<float>, MatrixView<float>, Stream&);
 template absl::Status ActivationBackward(Activation, MatrixView<const BFloat16>,
                                          MatrixView<const BFloat16>, MatrixView<const BFloat16>,
                                          MatrixView<BFloat16>, MatrixView<BFloat16>, Stream&);
+template absl::Status ActivationBackward(Activation, MatrixView<const Float16>,
+                                         MatrixView<const Float16>, MatrixView<const Float16>,
+                                         MatrixView<Float16>, MatrixView<Float16>, Stream&);
 
 }  // namespace moe

@@ -204,10 +204,16 @@ void ForwardF32(Activation a, const ActivationRow<float>& row) {
 void ForwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
   ForwardAny(a, row);
 }
+void ForwardF16(Activation a, const ActivationRow<Float16>& row) {
+  ForwardAny(a, row);
+}
 void BackwardF32(Activation a, const ActivationRow<float>& row) {
   BackwardAny(a, row);
 }
 void BackwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
+  BackwardAny(a, row);
+}
+void BackwardF16(Activation a, const ActivationRow<Float16>& row) {
   BackwardAny(a, row);
 }
 
@@ -221,8 +227,10 @@ namespace moe {
 
 HWY_EXPORT(ForwardF32);
 HWY_EXPORT(ForwardBF16);
+HWY_EXPORT(ForwardF16);
 HWY_EXPORT(BackwardF32);
 HWY_EXPORT(BackwardBF16);
+HWY_EXPORT(BackwardF16);
 
 template <>
 void ActivationForwardRow(Activation activation, const ActivationRow<float>& row) {
@@ -233,12 +241,20 @@ void ActivationForwardRow(Activation activation, const ActivationRow<BFloat16>& 
   HWY_DYNAMIC_DISPATCH(ForwardBF16)(activation, row);
 }
 template <>
+void ActivationForwardRow(Activation activation, const ActivationRow<Float16>& row) {
+  HWY_DYNAMIC_DISPATCH(ForwardF16)(activation, row);
+}
+template <>
 void ActivationBackwardRow(Activation activation, const ActivationRow<float>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardF32)(activation, row);
 }
 template <>
 void ActivationBackwardRow(Activation activation, const ActivationRow<BFloat16>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardBF16)(activation, row);
+}
+template <>
+void ActivationBackwardRow(Activation activation, const ActivationRow<Float16>& row) {
+  HWY_DYNAMIC_DISPATCH(BackwardF16)(activation, row);
 }
 
 }  // namespace moe

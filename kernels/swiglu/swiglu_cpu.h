@@ -20,7 +20,7 @@ struct ActivationRow {
   int64_t n;
 };
 
-// Instantiated for float and BFloat16.
+// Instantiated for float, BFloat16 and Float16.
 template <typename T>
 void ActivationForwardRow(Activation activation, const ActivationRow<T>& row);
 template <typename T>

@@ -177,7 +177,9 @@ cudaError_t Run(Activation activation, const CudaBackward<T>& backward, cudaStre
 
 template cudaError_t Run(Activation, const CudaForward<float>&, cudaStream_t);
 template cudaError_t Run(Activation, const CudaForward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(Activation, const CudaForward<Float16>&, cudaStream_t);
 template cudaError_t Run(Activation, const CudaBackward<float>&, cudaStream_t);
 template cudaError_t Run(Activation, const CudaBackward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(Activation, const CudaBackward<Float16>&, cudaStream_t);
 
 }  // namespace moe::swiglu

@@ -30,7 +30,7 @@ struct CudaBackward {
 
 // Enqueue on `stream` and return; the error of the launch alone. The formulas of swiglu_cpu.cc with
 // CUDA's own exponential and error function, so that the last bits differ from a CPU's; an element
-// has the same bits wherever it stands. Instantiated for float and BFloat16.
+// has the same bits wherever it stands. Instantiated for float, BFloat16 and Float16.
 template <typename T>
 cudaError_t Run(Activation activation, const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>

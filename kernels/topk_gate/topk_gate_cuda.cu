@@ -234,5 +234,6 @@ cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream) {
 
 template cudaError_t Run(const CudaGate<float>&, cudaStream_t);
 template cudaError_t Run(const CudaGate<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CudaGate<Float16>&, cudaStream_t);
 
 }  // namespace moe::topk_gate

@@ -111,5 +111,6 @@ absl::Status AttentionBlock<T>::Backward(const Batch& batch, const AttentionBloc
 
 template class AttentionBlock<float>;
 template class AttentionBlock<BFloat16>;
+template class AttentionBlock<Float16>;
 
 }  // namespace moe::lm

@@ -21,6 +21,8 @@ template absl::Status AddWeightGradient<float>(const Parameter&, MatrixView<cons
                                                MatrixView<const float>, const Context&);
 template absl::Status AddWeightGradient<BFloat16>(const Parameter&, MatrixView<const BFloat16>,
                                                   MatrixView<const BFloat16>, const Context&);
+template absl::Status AddWeightGradient<Float16>(const Parameter&, MatrixView<const Float16>,
+                                                 MatrixView<const Float16>, const Context&);
 
 template <typename T>
 absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_size, float epsilon,
@@ -58,5 +60,6 @@ absl::Status Norm<T>::Backward(const NormSaved<T>& saved, MatrixView<const T> dy
 
 template class Norm<float>;
 template class Norm<BFloat16>;
+template class Norm<Float16>;
 
 }  // namespace moe::lm

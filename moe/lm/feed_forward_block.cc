@@ -91,5 +91,6 @@ absl::Status FeedForwardBlock<T>::Backward(FeedForwardBlockSaved<T>& saved, floa
 
 template class FeedForwardBlock<float>;
 template class FeedForwardBlock<BFloat16>;
+template class FeedForwardBlock<Float16>;
 
 }  // namespace moe::lm

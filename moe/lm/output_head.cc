@@ -80,5 +80,6 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
 
 template class OutputHead<float>;
 template class OutputHead<BFloat16>;
+template class OutputHead<Float16>;
 
 }  // namespace moe::lm

@@ -338,5 +338,6 @@ ExchangeBytes Transformer<T>::exchange_bytes() const {
 
 template class Transformer<float>;
 template class Transformer<BFloat16>;
+template class Transformer<Float16>;
 
 }  // namespace moe::lm

@@ -15,8 +15,14 @@
 namespace cusim {
 namespace {
 
+template <typename T>
+class CusimMmaTest : public ::testing::Test {};
+using Types = ::testing::Types<moe::BFloat16, moe::Float16>;
+TYPED_TEST_SUITE(CusimMmaTest, Types);
+
 // Small integers: every product and sum is exact, so that the order of terms cannot matter.
-TEST(CusimTensorTest, MatrixFragmentsLieWherePtxSays) {
+TYPED_TEST(CusimMmaTest, MatrixFragmentsLieWherePtxSays) {
+  using T = TypeParam;
   const auto a = [](int row, int k) {
     return static_cast<float>((row * 5 + k * 3) % 17 - 8);
   };
@@ -24,7 +30,7 @@ TEST(CusimTensorTest, MatrixFragmentsLieWherePtxSays) {
     return static_cast<float>((k * 7 + column * 2) % 13 - 6);
   };
   const auto pair = [](float low, float high) {
-    return std::bit_cast<uint32_t>(low) >> 16 | (std::bit_cast<uint32_t>(high) & 0xffff0000u);
+    return static_cast<uint32_t>(T(low).bits) | static_cast<uint32_t>(T(high).bits) << 16;
   };
   std::vector<float> d(16 * 8);
   const auto kernel = [&] {
@@ -37,7 +43,7 @@ TEST(CusimTensorTest, MatrixFragmentsLieWherePtxSays) {
     const uint32_t fb[2] = {pair(b(2 * t, g), b(2 * t + 1, g)),
                             pair(b(2 * t + 8, g), b(2 * t + 9, g))};
     float sum[4] = {1, 1, 1, 1};
-    MmaBFloat16M16N8K16(sum, fa, fb);
+    MmaM16N8K16<T>(sum, fa, fb);
     for (int i = 0; i < 4; ++i) d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = sum[i];
   };
   RunGrid({1, 32, 0, kernel}, {});

@@ -41,14 +41,23 @@ struct Matrix {
   }
   float Get(int64_t row, int64_t col) const {
     if (type == CUDA_R_32F) return static_cast<const float*>(data)[Index(row, col)];
-    return static_cast<float>(static_cast<const moe::BFloat16*>(data)[Index(row, col)]);
+    if (type == CUDA_R_16F) return Widened<moe::Float16>(Index(row, col));
+    return Widened<moe::BFloat16>(Index(row, col));
   }
   void Set(int64_t row, int64_t col, float value) const {
     if (type == CUDA_R_32F) {
       static_cast<float*>(data)[Index(row, col)] = value;
+    } else if (type == CUDA_R_16F) {
+      static_cast<moe::Float16*>(data)[Index(row, col)] = moe::Float16(value);
     } else {
       static_cast<moe::BFloat16*>(data)[Index(row, col)] = moe::BFloat16(value);
     }
+  }
+
+ private:
+  template <typename T>
+  float Widened(int64_t index) const {
+    return static_cast<float>(static_cast<const T*>(data)[index]);
   }
 };
 
@@ -80,7 +89,7 @@ void Check(const Matrix& m, int device) {
 
 void CheckTypes(cudaDataType a, cudaDataType b, cudaDataType c, cublasComputeType_t compute) {
   const bool singles = a == CUDA_R_32F && c == CUDA_R_32F;
-  const bool halves = a == CUDA_R_16BF && (c == CUDA_R_16BF || c == CUDA_R_32F);
+  const bool halves = (a == CUDA_R_16BF || a == CUDA_R_16F) && (c == a || c == CUDA_R_32F);
   if (a == b && (singles || halves) && compute == CUBLAS_COMPUTE_32F) return;
   Misuse(kGemm, "types " + std::to_string(a) + ", " + std::to_string(b) + ", " + std::to_string(c) +
                     " in compute type " + std::to_string(compute));
