@@ -54,7 +54,8 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("GradientReducer: bucket of ", options.bucket_bytes, " bytes, expected >= 1"));
   }
-  auto reducer = std::unique_ptr<GradientReducer>(new GradientReducer(options, context, stream));
+  auto reducer =
+      std::unique_ptr<GradientReducer>(new GradientReducer(options, store, context, stream));
   MOE_ASSIGN_OR_RETURN(reducer->world_,
                        AllReducer::Create(options.algorithm, context.mesh->world_gradients()));
   MOE_ASSIGN_OR_RETURN(reducer->expert_,
@@ -78,23 +79,32 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
                          Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes,
                                           *context.memory, "gradient bucket"));
   }
-  for (const auto& parameter : store.parameters()) {
+  reducer->SetAccumulators();
+  return reducer;
+}
+
+void GradientReducer::SetAccumulators() {
+  for (const auto& parameter : store_.parameters()) {
     if (!parameter->spec().trainable) continue;
-    const Place place = reducer->place_[parameter->index()];
-    Bucket& bucket = reducer->buckets_[place.bucket];
-    if (exact) {
+    const Place place = place_[parameter->index()];
+    const Bucket& bucket = buckets_[place.bucket];
+    if (context_.numerics == Numerics::kLayoutInvariant) {
       const auto sum = bucket.sum.span<int64_t>();
-      parameter->set_grad(GradAccumulator(sum.subspan(place.offset, parameter->size()),
-                                          options.grid, &sum[bucket.elements]));
+      parameter->set_grad(GradAccumulator(sum.subspan(place.offset, parameter->size()), grid_,
+                                          &sum[bucket.elements]));
     } else {
       parameter->set_grad(
           GradAccumulator(bucket.sum.span<float>().subspan(place.offset, parameter->size())));
     }
   }
-  return reducer;
 }
 
-absl::Status GradientReducer::Begin() {
+absl::Status GradientReducer::Begin(int loss_scale_log2) {
+  const int unit_log2 = options_.grid.unit_log2 + loss_scale_log2;
+  if (unit_log2 != grid_.unit_log2) {
+    grid_.unit_log2 = unit_log2;
+    SetAccumulators();
+  }
   for (Bucket& bucket : buckets_) {
     bucket.ready = 0;
     MOE_RETURN_IF_ERROR(context_.compute->Zero(bucket.sum.data(), bucket.sum.bytes()));
@@ -171,9 +181,8 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
   const Buffer& sum = buckets_[place.bucket].sum;
   const auto out = scratch.subspan(0, parameter.size());
   if (context_.numerics == Numerics::kLayoutInvariant) {
-    MOE_RETURN_IF_ERROR(ExactToFloat(options_.grid,
-                                     sum.span<int64_t>().subspan(place.offset, parameter.size()),
-                                     scale, out, stream));
+    MOE_RETURN_IF_ERROR(ExactToFloat(
+        grid_, sum.span<int64_t>().subspan(place.offset, parameter.size()), scale, out, stream));
     return out;
   }
   const auto in = sum.span<float>().subspan(place.offset, parameter.size());

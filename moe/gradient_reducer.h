@@ -37,8 +37,9 @@ class GradientReducer {
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
 
-  // Zeroes all buckets. Before the first round of a step.
-  absl::Status Begin();
+  // Zeroes all buckets. Before the first round of a step. loss_scale_log2: the gradients to come are
+  // 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
+  absl::Status Begin(int loss_scale_log2 = 0);
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
   // parameter and step, in the last round.
@@ -51,7 +52,7 @@ class GradientReducer {
   // or off the grid (layout-invariant; 0 in fast). Blocks the host.
   absl::StatusOr<int64_t> NonFinite() const;
 
-  // The summed gradient times `scale` (1 / number of micro-batches), as float32. Layout-invariant:
+  // The summed gradient times `scale` (1 / number of micro-batches / loss scale), as float32. Layout-invariant:
   // converted into `scratch` (at least parameter.size() elements of the compute stream's device);
   // fast: scaled into `scratch`.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
@@ -80,16 +81,20 @@ class GradientReducer {
     int64_t offset = 0;  // elements
   };
 
-  GradientReducer(const GradientReducerOptions& options, const Context& context, Stream& stream)
-      : options_(options), context_(context), stream_(stream) {}
+  GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
+                  const Context& context, Stream& stream)
+      : options_(options), store_(store), context_(context), stream_(stream), grid_(options.grid) {}
   static std::vector<std::vector<const Parameter*>> Partition(const ParameterStore& store,
                                                               int64_t bucket_bytes,
                                                               int64_t element_bytes);
   absl::Status Launch(Bucket& bucket);
+  void SetAccumulators();
 
   const GradientReducerOptions options_;
+  ParameterStore& store_;
   const Context context_;
   Stream& stream_;
+  ExactGrid grid_;  // of this step
   std::unique_ptr<AllReducer> world_, expert_;
   std::vector<Place> place_;     // by parameter index
   std::vector<Bucket> buckets_;  // in launch order

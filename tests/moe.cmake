@@ -3,6 +3,7 @@ find_package(nlohmann_json REQUIRED)
 add_library(layer_harness STATIC layer_harness.cc layer_oracle.cc routing_oracle.cc)
 target_link_libraries(layer_harness PUBLIC moe_moe GTest::gtest PRIVATE moe_private_flags)
 moe_test(gradient_reducer_test LABELS unit cpu threads SOURCES gradient_reducer_test.cc LIBS moe_moe)
+moe_test(loss_scaler_test LABELS unit cpu SOURCES loss_scaler_test.cc LIBS moe_moe)
 moe_test(moe_layer_test LABELS unit cpu threads SOURCES moe_layer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(moe_layer_gates_test LABELS unit cpu
   SOURCES moe_layer_gates_test.cc LIBS layer_harness TIMEOUT 300)

@@ -289,6 +289,19 @@ TEST(DeepSpeedTest, KeysOfTheSameMeaning) {
   EXPECT_EQ(train.schedule.total_steps, 500);
 }
 
+TEST(DeepSpeedTest, LossScaling) {
+  const auto s = Load({}, {}, R"({"fp16": {"enabled": true, "auto_cast": false, "loss_scale": 0,
+      "initial_scale_power": 12, "loss_scale_window": 200, "hysteresis": 3,
+      "min_loss_scale": 4}, "bf16": {"enabled": false}})");
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ(s->text("dtype"), "f16");
+  EXPECT_EQ(s->real("loss-scale"), 0);
+  EXPECT_EQ(s->real("initial-loss-scale"), 4096);
+  EXPECT_EQ(s->integer("loss-scale-window"), 200);
+  EXPECT_EQ(s->integer("hysteresis"), 3);
+  EXPECT_EQ(s->real("min-loss-scale"), 4);
+}
+
 TEST(DeepSpeedTest, WarmupLrStaysAtItsPeak) {
   const auto s = Load({}, {}, R"({"scheduler": {"type": "WarmupLR", "params": {
       "warmup_type": "linear", "warmup_max_lr": 0.002, "warmup_num_steps": 7}}})");
@@ -302,7 +315,12 @@ TEST(DeepSpeedTest, OtherMeaningsAreRefused) {
   const auto error = [](const std::string& document) {
     return LoadError({}, {}, document);
   };
-  EXPECT_THAT(error(R"({"fp16": {"enabled": true}})"), HasSubstr("f16 needs a GPU build"));
+  EXPECT_THAT(error(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+              HasSubstr("fp16.enabled is true, expected false beside bf16.enabled"));
+  EXPECT_THAT(error(R"({"fp16": {"enabled": true, "consecutive_hysteresis": true}})"),
+              HasSubstr("fp16.consecutive_hysteresis is true, expected false"));
+  EXPECT_THAT(error(R"({"fp16": {"enabled": true, "initial_scale_power": 1.5}})"),
+              HasSubstr("fp16.initial_scale_power is 1.5, expected an integer"));
   EXPECT_THAT(error(R"({"fp16": {"enabled": "auto"}})"), HasSubstr("expected true or false"));
   EXPECT_THAT(error(R"({"optimizer": {"type": "Lamb"}})"),
               HasSubstr("optimizer.type is Lamb, expected AdamW"));

@@ -50,7 +50,8 @@ inline TrainConfig SmallConfig() {
 // What two runs are compared by.
 struct Trace {
   std::vector<float> loss, validation_loss;
-  std::vector<double> grad_norm, aux_loss, router_entropy;
+  std::vector<double> grad_norm, aux_loss, router_entropy, loss_scale;
+  std::vector<int64_t> skipped;  // steps
   std::vector<std::vector<std::vector<int64_t>>> load;
   uint64_t weights = 0;
   absl::Status status;
@@ -71,6 +72,8 @@ inline Trace TrainIn(TrainConfig config, const ::moe::testing::Layout& layout,
                 trace.loss.push_back(m.loss);
                 if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
                 trace.grad_norm.push_back(m.grad_norm);
+                trace.loss_scale.push_back(m.loss_scale);
+                if (m.skipped) trace.skipped.push_back(m.step);
                 trace.aux_loss.push_back(m.aux_loss);
                 trace.router_entropy.push_back(m.router_entropy);
                 trace.load.push_back(m.expert_load);
@@ -90,6 +93,8 @@ inline void ExpectSameTrace(const Trace& got, const Trace& expected) {
   EXPECT_EQ(got.loss, expected.loss);  // float ==: no NaN, no -0 among losses
   EXPECT_EQ(got.validation_loss, expected.validation_loss);
   EXPECT_EQ(got.grad_norm, expected.grad_norm);
+  EXPECT_EQ(got.loss_scale, expected.loss_scale);
+  EXPECT_EQ(got.skipped, expected.skipped);
   EXPECT_EQ(got.aux_loss, expected.aux_loss);
   EXPECT_EQ(got.router_entropy, expected.router_entropy);
   EXPECT_EQ(got.load, expected.load);

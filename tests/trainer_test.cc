@@ -97,6 +97,21 @@ TEST_P(TrainerLayoutTest, CountsOfTheWholeStepHaveTheBitsOfOneRank) {
   ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
 }
 
+// Float16, with a loss scale that overflows at first: every layout skips the same steps.
+TrainConfig OverflowingConfig() {
+  TrainConfig config = SmallConfig();
+  config.dtype = DType::kFloat16;
+  config.loss_scale = {.initial = 0x1p23, .window = 3, .hysteresis = 1};
+  return config;
+}
+
+TEST_P(TrainerLayoutTest, Float16SkipsTheStepsOfOneRank) {
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(OverflowingConfig(), {}, *corpus));
+  ASSERT_FALSE(one->skipped.empty());
+  ExpectSameTrace(TrainIn(OverflowingConfig(), GetParam(), *corpus), *one);
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(kLayouts));
 
 // Random numbers are keyed by the global token, so neither jitter nor noise nor random second
@@ -145,6 +160,56 @@ TEST(TrainerTest, LossFallsOnRealStructure) {
   ASSERT_TRUE(trace.status.ok()) << trace.status;
   EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing known yet
   EXPECT_LT(trace.loss.back(), 2.5);  // the text has 20 letters: ln 20 = 3.0 is chance among them
+}
+
+// An element of d_logits is up to scale / 32 tokens: from 2^21 on it is beyond 65504.
+TEST(TrainerTest, ALossScaleThatOverflowsIsHalvedAndTheWeightsStay) {
+  TrainConfig config = OverflowingConfig();
+  const Corpus corpus = MakeCorpus();
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    config.numerics = numerics;
+    const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus);
+    ASSERT_TRUE(trace.status.ok()) << trace.status;
+    ASSERT_GE(trace.skipped.size(), 2u);
+    EXPECT_EQ(trace.skipped[0], 1);
+    EXPECT_EQ(trace.skipped[1], 2);
+    EXPECT_EQ(trace.loss_scale[0], 0x1p23);
+    EXPECT_EQ(trace.loss_scale[1], 0x1p22);
+    EXPECT_EQ(trace.loss_scale[2], 0x1p21);
+    for (const int64_t step : trace.skipped) {
+      EXPECT_EQ(trace.grad_norm[step - 1], std::numeric_limits<double>::infinity());
+    }
+    EXPECT_LT(trace.loss.back(), trace.loss.front());
+  }
+}
+
+// The scale divides out: of two runs that overflow nowhere only what underflowed differs.
+TEST(TrainerTest, Float16StaysNearFloat32AtAnyScale) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = SmallConfig();
+  const Trace exact = TrainIn(config, {}, corpus);
+  config.dtype = DType::kFloat16;
+  for (const double scale : {1024.0, 16384.0}) {
+    config.loss_scale.constant = scale;
+    const Trace half = TrainIn(config, {}, corpus);
+    ASSERT_TRUE(half.status.ok()) << half.status;
+    EXPECT_TRUE(half.skipped.empty());
+    // 11 bits of significand: a loss of about 5.5 nats is a difference of sums that each carry some
+    // ten roundings of 2^-11.
+    for (size_t i = 0; i < exact.loss.size(); ++i) {
+      EXPECT_NEAR(half.loss[i], exact.loss[i], 10 * 0x1p-11 * exact.loss[i]) << i;
+      EXPECT_NEAR(half.grad_norm[i], exact.grad_norm[i], 0.05 * exact.grad_norm[i]) << i;
+    }
+  }
+}
+
+TEST(TrainerTest, OverflowAtTheLeastLossScaleStopsEveryRank) {
+  TrainConfig config = OverflowingConfig();
+  config.loss_scale.minimum = config.loss_scale.initial;
+  const Trace trace = TrainIn(config, {.ranks = 3}, MakeCorpus());
+  EXPECT_EQ(trace.status.code(), absl::StatusCode::kDataLoss) << trace.status;
+  EXPECT_THAT(std::string(trace.status.message()),
+              ::testing::HasSubstr("the loss scale is at its minimum, 8.38861e+06"));
 }
 
 TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {

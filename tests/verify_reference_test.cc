@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/dtype.h"
 #include "kernels/base/rng.h"
 #include "moe/verify/reference.h"
 
@@ -105,10 +106,14 @@ TEST(ReferenceTest, ExpertBiasMovesTowardsTheMean) {
 }
 
 TEST(ReferenceTest, RoundsToNearestEven) {
-  EXPECT_EQ(RoundToBits(1 + 0x1p-24, 24), 1.0);
-  EXPECT_EQ(RoundToBits(1 + 3 * 0x1p-24, 24), 1 + 0x1p-22);
-  EXPECT_EQ(RoundToBits(-257.0, 8), -256.0);
-  EXPECT_EQ(RoundToBits(0.1, 24), static_cast<double>(0.1f));
+  EXPECT_EQ(RoundTo({}, 1 + 0x1p-24), 1.0);
+  EXPECT_EQ(RoundTo({}, 1 + 3 * 0x1p-24), 1 + 0x1p-22);
+  EXPECT_EQ(RoundTo({.bits = 8}, -257.0), -256.0);
+  EXPECT_EQ(RoundTo({}, 0.1), static_cast<double>(0.1f));
+  const Storage half = {.bits = 11, .least_log2 = -24};
+  EXPECT_EQ(RoundTo(half, 0.1), static_cast<double>(static_cast<float>(Float16(0.1f))));
+  EXPECT_EQ(RoundTo(half, 5 * 0x1p-25), 0x1p-23);  // 2.5 units, below the normal numbers
+  EXPECT_EQ(RoundTo(half, -0x1p-26), 0.0);
 }
 
 TEST(BoundedTest, ErrorCoversFloat32ArithmeticInAnyOrder) {

@@ -31,9 +31,9 @@ uint64_t Tag(int source, int64_t index) {
 absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const CaseSpec& spec,
                                                                        Communicator& comm,
                                                                        Stream& stream) {
-  if (spec.dtype == DType::kFloat16 || spec.dtype == DType::kUInt8) {
-    return absl::InvalidArgumentError(absl::StrCat("CollectiveCase: type ", moe::NameOf(spec.dtype),
-                                                   ", expected f32, f64, bf16, i32 or i64"));
+  if (spec.dtype == DType::kUInt8) {
+    return absl::InvalidArgumentError(
+        "CollectiveCase: type u8, expected f32, f64, bf16, f16, i32 or i64");
   }
   std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream));
   MOE_RETURN_IF_ERROR(made->Setup());

@@ -19,8 +19,8 @@ int64_t Term(int rank, int64_t i) {
 
 template <typename T>
 T Exact(int64_t value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return BFloat16(static_cast<float>(value));
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
+    return T(static_cast<float>(value));
   } else {
     return static_cast<T>(value);
   }
@@ -113,6 +113,8 @@ absl::Status CollectiveCase::SetupSum() {
       return setup(double{});
     case DType::kBFloat16:
       return setup(BFloat16{});
+    case DType::kFloat16:
+      return setup(Float16{});
     case DType::kInt32:
       return setup(int32_t{});
     case DType::kInt64:

@@ -244,11 +244,13 @@ class GateKernels final : public KernelCases {
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
                                                            KernelDevice& device) {
   const bool is_cpu = device.is_cpu();
-  if (spec.dtype != DType::kFloat32 && (is_cpu || spec.dtype != DType::kBFloat16)) {
+  const bool narrow = spec.dtype == DType::kBFloat16 || spec.dtype == DType::kFloat16;
+  if (spec.dtype != DType::kFloat32 && (is_cpu || !narrow)) {
     return absl::InvalidArgumentError(absl::StrCat("MakeGateCases: type ", moe::NameOf(spec.dtype),
-                                                   ", expected f32", is_cpu ? "" : " or bf16"));
+                                                   ", expected f32",
+                                                   is_cpu ? "" : ", bf16 or f16"));
   }
-  if (spec.dtype == DType::kBFloat16) return MakeSelectCases(spec, device);
+  if (narrow) return MakeSelectCases(spec, device);
   auto kernels = std::make_unique<GateKernels>(spec, device);
   MOE_RETURN_IF_ERROR(kernels->Setup());
   if (!is_cpu && WeighingOf(spec.router).has_value()) {

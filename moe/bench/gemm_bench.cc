@@ -103,6 +103,7 @@ absl::StatusOr<KernelLimit> LimitOf(const GemmSpec& spec, int64_t rows, KernelDe
   const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(spec.hidden) *
                             static_cast<double>(spec.ffn);
   if (spec.dtype == DType::kFloat32) return DenseLimit<float>(operations, device);
+  if (spec.dtype == DType::kFloat16) return DenseLimit<Float16>(operations, device);
   return DenseLimit<BFloat16>(operations, device);
 }
 

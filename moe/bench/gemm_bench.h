@@ -20,7 +20,7 @@
 namespace moe::bench {
 
 struct GemmSpec {
-  DType dtype = DType::kFloat32;  // f32 or bf16
+  DType dtype = DType::kFloat32;  // f32, bf16 or f16
   int64_t tokens = 1024;          // T
   int top_k = 2;                  // K: T * K rows in all
   int num_experts = 8;            // E

@@ -31,7 +31,7 @@ const char* NameOf(KernelOp op);
 
 struct KernelSpec {
   KernelOp op = KernelOp::kGate;
-  DType dtype = DType::kFloat32;  // of rows: f32 or bf16; gate: f32, on a GPU bf16 logits too
+  DType dtype = DType::kFloat32;  // of rows: f32, bf16 or f16; gate: on the CPU f32 alone
   int64_t tokens = 1024;          // T; a trace has its own
   int64_t hidden = 512;           // H
   // num_experts and top_k; gate: all of it but capacity and losses. hidden_size is not read.

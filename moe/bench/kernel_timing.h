@@ -53,7 +53,7 @@ class KernelCases {
 };
 
 // Cases<T>, set up, with T the spec's type. Errors: kInvalidArgument in the name of `function` for
-// types other than float32 and bfloat16; what Cases<T>::Setup says.
+// types other than float32, bfloat16 and float16; what Cases<T>::Setup says.
 template <template <typename> class Cases, typename Spec>
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeCases(absl::string_view function, const Spec& spec,
                                                        KernelDevice& device) {
@@ -64,8 +64,9 @@ absl::StatusOr<std::unique_ptr<KernelCases>> MakeCases(absl::string_view functio
   };
   if (spec.dtype == DType::kFloat32) return make(float());
   if (spec.dtype == DType::kBFloat16) return make(BFloat16());
+  if (spec.dtype == DType::kFloat16) return make(Float16());
   return absl::InvalidArgumentError(
-      absl::StrCat(function, ": type ", moe::NameOf(spec.dtype), ", expected f32 or bf16"));
+      absl::StrCat(function, ": type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16"));
 }
 
 struct KernelTimes {

@@ -177,8 +177,9 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
     return absl::InvalidArgumentError(absl::StrCat("MeasureLayer: ", what...));
   };
   const RouterConfig& router = spec.layer.router;
-  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16) {
-    return bad("type ", moe::NameOf(spec.dtype), ", expected f32 or bf16");
+  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16 &&
+      spec.dtype != DType::kFloat16) {
+    return bad("type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16");
   }
   if (!spec.routing.has_value()) return absl::OkStatus();
   if (router.top_k < 1 || router.top_k > router.num_experts) {
@@ -212,6 +213,7 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
                                         .overlap_exchange = whole.layer.overlap_degree > 1},
                                        std::move(world)));
   if (whole.dtype == DType::kFloat32) return MeasureAs<float>(whole, options, *session);
+  if (whole.dtype == DType::kFloat16) return MeasureAs<Float16>(whole, options, *session);
   return MeasureAs<BFloat16>(whole, options, *session);
 }
 

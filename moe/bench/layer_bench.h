@@ -23,7 +23,7 @@
 namespace moe::bench {
 
 struct LayerSpec {
-  DType dtype = DType::kFloat32;  // f32 or bf16
+  DType dtype = DType::kFloat32;  // f32, bf16 or f16
   int64_t tokens = 1024;          // T of each rank; ragged, zero_rank and trace give some fewer
   // Everything of the layer: router, widths, activation, dispatch, overlap degree. Its seed and
   // micro_batch_tokens are not read.

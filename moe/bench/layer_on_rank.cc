@@ -184,5 +184,6 @@ absl::Status LayerOnRank<T>::Pass(int pass, CallTimes& times, Work work) {
 
 template class LayerOnRank<float>;
 template class LayerOnRank<BFloat16>;
+template class LayerOnRank<Float16>;
 
 }  // namespace moe::bench

@@ -35,7 +35,7 @@ struct RouterLoad {
   int64_t calls = 0;
 };
 
-// T is float or BFloat16.
+// T is float, BFloat16 or Float16.
 template <typename T>
 class LayerOnRank {
  public:

@@ -174,13 +174,12 @@ absl::StatusOr<std::unique_ptr<KernelCases>> MakeSelectCases(const KernelSpec& s
   }
   MOE_RETURN_IF_ERROR(CheckLimit("num_experts", spec.router.num_experts, topk_gate::kMaxExperts));
   MOE_RETURN_IF_ERROR(CheckLimit("top_k", spec.router.top_k, topk_gate::kMaxTopK));
-  std::unique_ptr<KernelCases> cases;
-  if (spec.dtype == DType::kBFloat16) {
-    cases = std::make_unique<SelectKernels<BFloat16>>(spec, *weighing, device);
-  } else {
-    cases = std::make_unique<SelectKernels<float>>(spec, *weighing, device);
-  }
-  return cases;
+  const auto make = [&]<typename T>(T) -> std::unique_ptr<KernelCases> {
+    return std::make_unique<SelectKernels<T>>(spec, *weighing, device);
+  };
+  if (spec.dtype == DType::kBFloat16) return make(BFloat16());
+  if (spec.dtype == DType::kFloat16) return make(Float16());
+  return make(float());
 }
 
 }  // namespace moe::bench

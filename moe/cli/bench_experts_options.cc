@@ -75,8 +75,8 @@ absl::Status CheckSizes(const PartSizes& sizes) {
 
 absl::StatusOr<DType> ExpertType(const Settings& settings) {
   const DType type = TypeOf(settings.text("datatype"));
-  if (type == DType::kFloat32 || type == DType::kBFloat16) return type;
-  return WrongFlag("-d", settings.text("datatype"), "f32 or bf16");
+  if (type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16) return type;
+  return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16");
 }
 
 absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
@@ -86,8 +86,8 @@ absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
   if (device.kind == DeviceKind::kCpu) {
     return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
   }
-  if (type == DType::kBFloat16) return type;
-  return WrongFlag("-d", settings.text("datatype"), "f32 or bf16 for a gate");
+  if (type == DType::kBFloat16 || type == DType::kFloat16) return type;
+  return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16 for a gate");
 }
 
 absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {

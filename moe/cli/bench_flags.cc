@@ -48,6 +48,7 @@ absl::Status ReadTrace(absl::string_view text, int ranks, bench::RoutingSpec& ro
 DType TypeOf(absl::string_view name) {
   if (name == "f64" || name == "double") return DType::kFloat64;
   if (name == "bf16" || name == "bfloat16") return DType::kBFloat16;
+  if (name == "f16" || name == "half" || name == "float16") return DType::kFloat16;
   if (name == "i32" || name == "int32") return DType::kInt32;
   if (name == "i64" || name == "int64") return DType::kInt64;
   return DType::kFloat32;

@@ -123,7 +123,8 @@ void AddSizes(Table& table) {
         "TYPE",
         "f32",
         "of the elements; the ring sums f32 and i64",
-        {"f32", "f64", "bf16", "i32", "i64", "float", "double", "bfloat16", "int32", "int64"}}});
+        {"f32", "f64", "bf16", "f16", "i32", "i64", "float", "double", "bfloat16", "half",
+         "float16", "int32", "int64"}}});
 }
 
 void AddTraffic(Table& table) {

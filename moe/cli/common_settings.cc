@@ -36,6 +36,11 @@ void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table
                    "with --device cuda: more ranks than GPUs, which take them in turn"});
 }
 
+DType ComputeTypeOf(const Settings& settings) {
+  if (settings.is("dtype", "bf16")) return DType::kBFloat16;
+  return settings.is("dtype", "f16") ? DType::kFloat16 : DType::kFloat32;
+}
+
 void AddThreadsSetting(const std::string& group, std::vector<Setting>& table) {
   table.push_back({group,
                    "threads",

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/dtype.h"
 #include "moe/cli/settings.h"
 
 namespace moe::cli {
@@ -17,6 +18,9 @@ void AddDeviceSetting(const std::string& group, std::vector<Setting>& table);
 
 // --share-device: what CheckDevices reads.
 void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table);
+
+// What --dtype says.
+DType ComputeTypeOf(const Settings& settings);
 
 // --threads N|auto: of each rank.
 void AddThreadsSetting(const std::string& group, std::vector<Setting>& table);

@@ -1,5 +1,6 @@
 // DeepSpeed's configuration keys, where they mean the same here.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <absl/strings/match.h>
@@ -30,15 +31,19 @@ constexpr SameMeaning kSame[] = {
 };
 
 // Of no effect while fp16.enabled is false.
-constexpr const char* kLossScaling[] = {
-    "fp16.auto_cast",           "fp16.loss_scale", "fp16.loss_scale_window",
-    "fp16.initial_scale_power", "fp16.hysteresis", "fp16.consecutive_hysteresis",
-    "fp16.min_loss_scale",
+constexpr SameMeaning kLossScaling[] = {
+    {"fp16.loss_scale", "loss-scale"},
+    {"fp16.loss_scale_window", "loss-scale-window"},
+    {"fp16.hysteresis", "hysteresis"},
+    {"fp16.min_loss_scale", "min-loss-scale"},
 };
 
 constexpr const char* kSpecial[] = {
     "bf16.enabled",
     "fp16.enabled",
+    "fp16.auto_cast",
+    "fp16.initial_scale_power",
+    "fp16.consecutive_hysteresis",
     "optimizer.type",
     "scheduler.type",
     "scheduler.params.warmup_type",
@@ -91,9 +96,12 @@ class DeepSpeed {
 
   // Whether the leaf is DeepSpeed's; remembers it.
   bool Take(const JsonLeaf& leaf) {
-    const bool ours = std::any_of(std::begin(kSame), std::end(kSame),
-                                  [&](const SameMeaning& s) { return leaf.path == s.key; }) ||
-                      Contains(kLossScaling, leaf.path) || Contains(kSpecial, leaf.path);
+    const auto is = [&](const SameMeaning& s) {
+      return leaf.path == s.key;
+    };
+    const bool ours = std::any_of(std::begin(kSame), std::end(kSame), is) ||
+                      std::any_of(std::begin(kLossScaling), std::end(kLossScaling), is) ||
+                      Contains(kSpecial, leaf.path);
     if (ours) leaf_[leaf.path] = leaf;
     return ours;
   }
@@ -145,10 +153,13 @@ class DeepSpeed {
         return Wrong(key, Text(key, ""), "true or false");
       }
     }
-    if (Text("fp16.enabled", "false") == "true") {
-      return Wrong("fp16.enabled", "true", "false: f16 needs a GPU build; bf16.enabled works here");
+    const bool f16 = Text("fp16.enabled", "false") == "true";
+    if (f16 && Text("bf16.enabled", "false") == "true") {
+      return Wrong("fp16.enabled", "true", "false beside bf16.enabled");
     }
-    if (Has("bf16.enabled")) {
+    if (f16) {
+      MOE_RETURN_IF_ERROR(ApplyLossScaling());
+    } else if (Has("bf16.enabled")) {
       const bool on = Text("bf16.enabled", "") == "true";
       MOE_RETURN_IF_ERROR(Set("dtype", on ? "bf16" : "f32", "bf16.enabled"));
     }
@@ -156,6 +167,23 @@ class DeepSpeed {
     const std::string type = Text("optimizer.type", "AdamW");
     if (type != "AdamW" && type != "Adam") return Wrong("optimizer.type", type, "AdamW");
     return absl::OkStatus();
+  }
+
+  absl::Status ApplyLossScaling() {
+    MOE_RETURN_IF_ERROR(Set("dtype", "f16", "fp16.enabled"));
+    for (const char* key : {"fp16.auto_cast", "fp16.consecutive_hysteresis"}) {
+      if (Text(key, "false") != "false") return Wrong(key, Text(key, ""), "false");
+    }
+    for (const SameMeaning& same : kLossScaling) {
+      if (Has(same.key)) MOE_RETURN_IF_ERROR(Set(same.setting, Text(same.key, ""), same.key));
+    }
+    constexpr char kPower[] = "fp16.initial_scale_power";
+    if (!Has(kPower)) return absl::OkStatus();
+    int power = 0;
+    if (!absl::SimpleAtoi(Text(kPower, ""), &power)) {
+      return Wrong(kPower, Text(kPower, ""), "an integer");
+    }
+    return Set("initial-loss-scale", absl::StrCat(std::ldexp(1.0, power)), kPower);
   }
 
   absl::Status ApplyScheduler() {
@@ -215,7 +243,7 @@ class DeepSpeed {
 std::vector<std::string> DeepSpeedKeys() {
   std::vector<std::string> keys;
   for (const SameMeaning& s : kSame) keys.emplace_back(s.key);
-  keys.insert(keys.end(), std::begin(kLossScaling), std::end(kLossScaling));
+  for (const SameMeaning& s : kLossScaling) keys.emplace_back(s.key);
   keys.insert(keys.end(), std::begin(kSpecial), std::end(kSpecial));
   return keys;
 }

@@ -91,7 +91,7 @@ void AddRanks(Table& table) {
                               "NAME",
                               "f32",
                               "of activations and weights in the layer; files stay F32",
-                              {"f32", "bf16"}},
+                              {"f32", "bf16", "f16"}},
                              {kGroup,
                               "numerics",
                               "",
@@ -180,7 +180,7 @@ absl::StatusOr<LayerOptions> MakeLayerOptions(const Settings& settings, const Wo
   if (!settings.empty("layer")) options.layer = settings.integer("layer");
   hf::BlockRunOptions& run = options.run;
   MOE_ASSIGN_OR_RETURN(run.expert_parallel_size, ExpertParallelSize(settings, world.ranks));
-  run.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  run.dtype = ComputeTypeOf(settings);
   run.numerics = settings.is("numerics", "fast") ? Numerics::kFast : Numerics::kLayoutInvariant;
   run.threads = settings.is("threads", "auto")
                     ? std::max(1, world.cores / std::max(1, world.local_ranks))

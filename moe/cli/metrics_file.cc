@@ -63,6 +63,9 @@ std::string StepLine(const lm::StepMetrics& metrics) {
   }
   line["lr"] = metrics.learning_rate;
   line["grad_norm"] = metrics.grad_norm;
+  line["loss_scale"] = nullptr;
+  if (metrics.loss_scale > 0) line["loss_scale"] = metrics.loss_scale;
+  line["skipped"] = metrics.skipped;
   line["tokens_per_s"] = metrics.tokens_per_second;
   line["step_ms"] = metrics.step_seconds * 1e3;
   line["a2a_ms"] = Milliseconds(metrics, Phase::kDispatch) + Milliseconds(metrics, Phase::kCombine);

@@ -22,7 +22,9 @@ std::string HashText(uint64_t hash);
 
 // Objects on one line, without the line's end. Numbers in the units of their names; floats are
 // written so that reading them gives the same bits. Key order as listed:
-//   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm,
+//   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
+//   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
+//   overflowed and the weights have stayed),
 //   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
 //   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);

@@ -22,11 +22,14 @@ std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_sec
   const double step_ms = m.step_seconds * 1e3;
   const double exchange_ms = ms(Phase::kDispatch) + ms(Phase::kCombine);
   const double all_reduce_ms = ms(Phase::kAllReduce);
+  std::string scaling;
+  if (m.loss_scale > 0)
+    scaling = fmt::format(" | scale {:g}{}", m.loss_scale, m.skipped ? " skipped" : "");
   return fmt::format(
-      "step {:>5}/{} | loss {:.4f} | lr {:.2e} | gnorm {:.3f} | {:.1f} ms | {} tok/s | "
+      "step {:>5}/{} | loss {:.4f} | lr {:.2e} | gnorm {:.3f}{} | {:.1f} ms | {} tok/s | "
       "moe: a2a {:.1f} ms {:.0f}% expert {:.1f} ms drop {:.2f}% maxvio {:.2f} dead {} aux {:.2e} | "
       "ar {:.1f} ms {:.0f}% | {:.0f} MiB | eta {}",
-      m.step, steps, m.loss, m.learning_rate, m.grad_norm, step_ms,
+      m.step, steps, m.loss, m.learning_rate, m.grad_norm, scaling, step_ms,
       WithCommas(std::llround(m.tokens_per_second)), exchange_ms, Percent(exchange_ms, step_ms),
       ms(Phase::kExpert), 100 * m.drop_fraction, m.max_violation, m.dead_experts, m.aux_loss,
       all_reduce_ms, Percent(all_reduce_ms, step_ms), static_cast<double>(m.peak_bytes) / 0x1p20,

@@ -100,6 +100,10 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   Add(text, "dropped {} of {} slots, {:.2f} %{}\n", WithCommas(report.dropped_slots),
       WithCommas(report.total_slots), 100 * dropped,
       model.moe.router.capacity_factor.has_value() ? "" : " (no capacity limit)");
+  if (report.skipped_steps > 0) {
+    Add(text, "skipped {} of {} steps, whose gradients overflowed float16\n",
+        WithCommas(report.skipped_steps), WithCommas(report.steps));
+  }
 }
 
 void AddTraffic(Text& text, const lm::TrainReport& report) {

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/bench/routing_spec.h"
 #include "moe/bench/traffic.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/layer_settings.h"
 #include "moe/cli/train_options.h"
 #include "moe/lm/train_config.h"
@@ -142,7 +143,7 @@ absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
   if (const absl::Status status = ValidateRouterConfig(layer.router); !status.ok()) {
     return absl::InvalidArgumentError(InFlags(status.message(), settings));
   }
-  const DType dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  const DType dtype = ComputeTypeOf(settings);
   planned.layer = {.dtype = dtype,
                    .tokens = settings.integer("tokens"),
                    .layer = layer,

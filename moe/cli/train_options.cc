@@ -10,6 +10,7 @@
 
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/config_file.h"
 #include "moe/cli/launch.h"
 #include "moe/cli/layer_settings.h"
@@ -45,6 +46,11 @@ void SetOptimizer(const Settings& settings, lm::TrainConfig& train) {
                      .epsilon = static_cast<float>(settings.real("adam-eps")),
                      .weight_decay = static_cast<float>(settings.real("weight-decay")),
                      .clip_grad = settings.real("clip-grad")};
+  train.loss_scale = {.constant = settings.real("loss-scale"),
+                      .initial = settings.real("initial-loss-scale"),
+                      .minimum = settings.real("min-loss-scale"),
+                      .window = settings.integer("loss-scale-window"),
+                      .hysteresis = settings.integer("hysteresis")};
 }
 
 absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
@@ -68,7 +74,7 @@ absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
 absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const World& world) {
   lm::TrainConfig train;
   MOE_ASSIGN_OR_RETURN(train.model, ModelOf(settings));
-  train.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  train.dtype = ComputeTypeOf(settings);
   train.numerics = settings.is("numerics", "fast") ? Numerics::kFast : Numerics::kLayoutInvariant;
   if (settings.is("device", "cuda")) train.device = DeviceKind::kCuda;
   MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));

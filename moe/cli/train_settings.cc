@@ -70,7 +70,7 @@ void AddModel(Table& table) {
         "TYPE",
         NameOf(Defaults().dtype),
         "of activations and compute weights; sums, optimiser and master weights are f32",
-        {"f32", "bf16"}}});
+        {"f32", "bf16", "f16"}}});
 }
 
 void AddParallel(Table& table) {
@@ -154,7 +154,18 @@ void AddOptimizer(Table& table) {
        {kGroup, "adam-beta2", "", 0, Kind::kReal, "X", Text(d.optimizer.beta2),
         "decay of the mean squared gradient"},
        {kGroup, "adam-eps", "", 0, Kind::kReal, "X", Text(d.optimizer.epsilon),
-        "added to the root of the mean squared gradient"}});
+        "added to the root of the mean squared gradient"},
+       {kGroup, "loss-scale", "", 0, Kind::kReal, "X", Text(d.loss_scale.constant),
+        "with --dtype f16: constant factor of the loss, a power of two; 0 = dynamic, by what "
+        "follows"},
+       {kGroup, "initial-loss-scale", "", 0, Kind::kReal, "X", Text(d.loss_scale.initial),
+        "of the first step"},
+       {kGroup, "min-loss-scale", "", 0, Kind::kReal, "X", Text(d.loss_scale.minimum),
+        "where gradients that still overflow end the run"},
+       {kGroup, "loss-scale-window", "", 0, Kind::kInteger, "N", Text(d.loss_scale.window),
+        "steps without overflow before the scale doubles"},
+       {kGroup, "hysteresis", "", 0, Kind::kInteger, "N", Text(d.loss_scale.hysteresis),
+        "overflows before the scale is halved; a step that overflows is skipped on every rank"}});
 }
 
 void AddRecords(Table& table) {

@@ -9,6 +9,7 @@
 #include "comm/nccl/nccl_world.h"
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
+#include "moe/cli/common_settings.h"
 #include "moe/cli/config_file.h"
 #include "moe/cli/launch.h"
 #include "moe/cli/layer_settings.h"
@@ -97,7 +98,7 @@ absl::StatusOr<verify::Fault> FaultOf(const Settings& settings) {
 absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
   verify::ProblemSpec spec;
   MOE_ASSIGN_OR_RETURN(spec.layer, LayerConfigOf(settings));
-  spec.dtype = settings.is("dtype", "bf16") ? DType::kBFloat16 : DType::kFloat32;
+  spec.dtype = ComputeTypeOf(settings);
   spec.seed = settings.seed("seed");
   RouterConfig& router = spec.layer.router;
   router.seed = spec.seed;

@@ -102,7 +102,7 @@ void AddRun(std::vector<Setting>& table) {
         "TYPE",
         "f32",
         "of activations and compute weights",
-        {"f32", "bf16"}},
+        {"f32", "bf16", "f16"}},
        {kGroup, "micro-batches", "", 0, Kind::kInteger, "M", "9",
         "of the batch; one of them is empty"},
        {kGroup, "micro-batch-tokens", "", 0, Kind::kInteger, "N", "7",

@@ -374,9 +374,12 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                        .numerics = options.numerics,
                        .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
                       std::move(world)));
-  auto result = options.dtype == DType::kBFloat16
-                    ? RankRun<BFloat16>(weights, input, options.trace, *session).Run()
-                    : RankRun<float>(weights, input, options.trace, *session).Run();
+  const auto run = [&]<typename T>(T) {
+    return RankRun<T>(weights, input, options.trace, *session).Run();
+  };
+  auto result = options.dtype == DType::kBFloat16  ? run(BFloat16())
+                : options.dtype == DType::kFloat16 ? run(Float16())
+                                                   : run(float());
   if (!result.ok()) session->End(result.status());  // the others may be waiting for this rank
   return result;
 }

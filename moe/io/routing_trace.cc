@@ -96,10 +96,13 @@ absl::StatusOr<RoutingTraceHeader> ReadHeader(const Json& line) {
                             " experts, expected at most ", kTraceMostCells, " counts"));
   }
   const Json& dtype = line["dtype"];
-  if (dtype == "bf16") header.dtype = DType::kBFloat16;
-  if (dtype != "bf16" && dtype != "f32") {
-    return Bad(
-        absl::StrCat("dtype is ", Shown(dtype.dump(), 40), ", expected \"f32\" or \"bf16\""));
+  if (dtype == "bf16") {
+    header.dtype = DType::kBFloat16;
+  } else if (dtype == "f16") {
+    header.dtype = DType::kFloat16;
+  } else if (dtype != "f32") {
+    return Bad(absl::StrCat("dtype is ", Shown(dtype.dump(), 40),
+                            ", expected \"f32\", \"bf16\" or \"f16\""));
   }
   return header;
 }

@@ -23,7 +23,7 @@ struct RoutingTraceHeader {
   int num_experts = 1;           // E, those that are dispatched
   int top_k = 1;
   int64_t hidden_size = 1;        // H
-  DType dtype = DType::kFloat32;  // of the rows that travel: f32 or bf16
+  DType dtype = DType::kFloat32;  // of the rows that travel: f32, bf16 or f16
   int moe_layers = 1;             // L
 };
 

@@ -28,14 +28,17 @@ class StepTotals {
   void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
   // One micro-batch: the losses of its tokens, and what its routers did.
   void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
-  void AddNonFinite(int64_t count) { fields_[kNonFinite] += count; }
+  void AddOverflows(int64_t count) { fields_[kOverflows] += count; }
   // Collective over `world`, blocks the host.
   absl::Status Reduce(Communicator& world, Stream& stream);
 
   int64_t tokens() const { return fields_[kTokens]; }
   int64_t slots() const { return fields_[kSlots]; }
   int64_t dropped() const { return fields_[kDropped]; }
+  // Losses and measures of the router that are not finite.
   int64_t non_finite() const { return fields_[kNonFinite]; }
+  // Elements of gradients that are not.
+  int64_t overflows() const { return fields_[kOverflows]; }
   // Mean loss of a token, over micro-batches of equal length the mean of their means.
   float MeanLoss() const;
   // Sum over MoE layers of the load-balance loss, mean over micro-batches.
@@ -46,7 +49,17 @@ class StepTotals {
   std::vector<std::vector<int64_t>> ExpertLoad() const;
 
  private:
-  enum Field : size_t { kLoss, kTokens, kAuxLoss, kEntropy, kSlots, kDropped, kNonFinite, kFields };
+  enum Field : size_t {
+    kLoss,
+    kTokens,
+    kAuxLoss,
+    kEntropy,
+    kSlots,
+    kDropped,
+    kNonFinite,
+    kOverflows,
+    kFields
+  };
 
   void AddReal(Field field, double value);
 

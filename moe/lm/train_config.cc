@@ -127,10 +127,12 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
                                                    " and --min-lr ", config.schedule.minimum,
                                                    ", expected 0 <= min-lr <= lr and lr > 0"));
   }
-  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16) {
+  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16 &&
+      config.dtype != DType::kFloat16) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32 or bf16"));
+        absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32, bf16 or f16"));
   }
+  MOE_RETURN_IF_ERROR(ValidateLossScale(config.loss_scale));
   return ValidateTransformerConfig(ModelConfig(config));
 }
 

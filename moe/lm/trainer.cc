@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include <absl/strings/str_cat.h>
 
@@ -65,6 +67,11 @@ class Trainer {
   absl::Status Optimize(int64_t step);
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
+  double loss_scale() const { return scaler_.has_value() ? scaler_->scale() : 1; }
+  // Of a step to come: steps that were skipped do not count.
+  double LearningRate(int64_t step) const {
+    return config_.schedule.At(step - (scaler_.has_value() ? scaler_->skipped() : 0));
+  }
   absl::Status Finish(TrainReport& report);
 
   const TrainConfig& config_;
@@ -86,6 +93,7 @@ class Trainer {
   ForwardStats stats_;
   ExchangeBytes exchanged_;  // in steps; validation counts apart
   double grad_norm_ = 0;
+  std::optional<LossScaler> scaler_;  // for float16
 };
 
 template <typename T>
@@ -130,7 +138,7 @@ template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
   totals_->Clear();
   if (routing_ != nullptr) routing_->Clear();
-  MOE_RETURN_IF_ERROR(reducer_->Begin());
+  MOE_RETURN_IF_ERROR(reducer_->Begin(scaler_.has_value() ? scaler_->scale_log2() : 0));
   const int64_t rounds = (config_.micro_batches + world_.size() - 1) / world_.size();
   for (int64_t round = 0; round < rounds; ++round) {
     if (trace_ != nullptr) trace_->SetCall(static_cast<int32_t>(round));
@@ -157,7 +165,7 @@ absl::Status Trainer<T>::Round(int64_t step, int64_t round, int64_t rounds) {
   const bool last = round == rounds - 1;
   MOE_RETURN_IF_ERROR(model_->ForwardBackward(
       absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count), batch,
-      /*loss_scale=*/1.0f, losses, &stats_, [&](Parameter& parameter) {
+      static_cast<float>(loss_scale()), losses, &stats_, [&](Parameter& parameter) {
         return last ? reducer_->MarkReady(parameter) : absl::OkStatus();
       }));
   totals_->Add(losses, stats_);
@@ -172,35 +180,45 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "wait for gradients"}, *context_.compute,
                             [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer_->NonFinite());
-  totals_->AddNonFinite(non_finite);
+  MOE_ASSIGN_OR_RETURN(const int64_t overflows, reducer_->NonFinite());
+  totals_->AddOverflows(overflows);
   context_.mesh->SetPhase({.name = "step totals", .step = step});
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step totals"}, *context_.compute,
                             [&] { return totals_->Reduce(world_, *context_.host); }));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(
-        absl::StrCat("step ", step, ": loss or gradients are not finite (", totals_->non_finite(),
-                     " values); expected finite ones: lower --lr or raise --lr-warmup-steps"));
+        absl::StrCat("step ", step, ": loss is not finite (", totals_->non_finite(),
+                     " values), expected a finite one: lower --lr or raise --lr-warmup-steps"));
   }
   return absl::OkStatus();
 }
 
+// Moves the weights, unless gradients have overflowed: all ranks see the same sums and do the same.
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
   context_.mesh->SetPhase({.name = "optimiser", .step = step});
+  const double scale = static_cast<double>(config_.micro_batches) * loss_scale();
+  const double rate = LearningRate(step);
   MOE_RETURN_IF_ERROR(Timed(context_, {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context_.compute, [&]() -> absl::Status {
-                              MOE_ASSIGN_OR_RETURN(
-                                  grad_norm_,
-                                  optimizer_->Step(*reducer_,
-                                                   1.0 / static_cast<double>(config_.micro_batches),
-                                                   config_.schedule.At(step)));
+                              if (totals_->overflows() > 0) {
+                                grad_norm_ = std::numeric_limits<double>::infinity();
+                                return absl::OkStatus();
+                              }
+                              MOE_ASSIGN_OR_RETURN(grad_norm_,
+                                                   optimizer_->Step(*reducer_, 1.0 / scale, rate));
                               return absl::OkStatus();
                             }));
-  if (std::isfinite(grad_norm_)) return absl::OkStatus();
+  if (std::isfinite(grad_norm_)) {
+    if (scaler_.has_value()) scaler_->StepTaken();
+    return absl::OkStatus();
+  }
+  const absl::Status skipped =
+      scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError(NameOf(config_.dtype));
+  if (skipped.ok()) return skipped;
   return absl::DataLossError(
-      absl::StrCat("step ", step, ": gradient norm is ", grad_norm_,
-                   ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
+      absl::StrCat("step ", step, ": gradients are not finite (", skipped.message(),
+                   "), expected finite ones: lower --lr or raise --lr-warmup-steps"));
 }
 
 template <typename T>
@@ -268,14 +286,17 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     }
     context_.mesh->SetPhase({.name = "step", .step = step});
     const ExchangeBytes before = model_->exchange_bytes();
+    const double rate = LearningRate(step), scale = scaler_.has_value() ? scaler_->scale() : 0;
     MOE_RETURN_IF_ERROR(
         Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
     AddDifference(before, model_->exchange_bytes(), exchanged_);
     StepMetrics metrics = {.step = step,
                            .loss = totals_->MeanLoss(),
-                           .learning_rate = config_.schedule.At(step),
+                           .learning_rate = rate,
                            .grad_norm = grad_norm_,
+                           .loss_scale = scale,
+                           .skipped = !std::isfinite(grad_norm_),
                            .aux_loss = totals_->MeanAuxLoss(config_.micro_batches),
                            .router_entropy = totals_->MeanEntropy(),
                            .expert_load = totals_->ExpertLoad()};
@@ -313,6 +334,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_RETURN_IF_ERROR(context_.clock->Reset());
     }
     report.steps = step;
+    report.skipped_steps = scaler_.has_value() ? scaler_->skipped() : 0;
     if (world_.rank() == 0 && hooks.on_step) MOE_RETURN_IF_ERROR(hooks.on_step(metrics));
     if (trace_ != nullptr && step == std::min(config_.steps, config_.trace_last_step)) {
       context_.mesh->SetPhase({.name = "time line", .step = step});
@@ -383,10 +405,14 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                       std::move(world)));
   const Context& context = session->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
-  auto report = config.dtype == DType::kBFloat16
-                    ? TrainAs<BFloat16>(config, corpus, *session, hooks)
-                    : TrainAs<float>(config, corpus, *session, hooks);
-  return report;
+  switch (config.dtype) {
+    case DType::kBFloat16:
+      return TrainAs<BFloat16>(config, corpus, *session, hooks);
+    case DType::kFloat16:
+      return TrainAs<Float16>(config, corpus, *session, hooks);
+    default:
+      return TrainAs<float>(config, corpus, *session, hooks);
+  }
 }
 
 }  // namespace moe::lm

@@ -16,6 +16,7 @@
 #include "moe/io/routing_trace.h"
 #include "moe/lm/text_data.h"
 #include "moe/lm/transformer.h"
+#include "moe/loss_scaler.h"
 #include "moe/optimizer.h"
 #include "moe/trace_export.h"
 
@@ -23,7 +24,8 @@ namespace moe::lm {
 
 struct TrainConfig {
   TransformerConfig model;
-  DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16
+  DType dtype = DType::kFloat32;  // kFloat32, kBFloat16 or kFloat16
+  LossScaleOptions loss_scale;    // of kFloat16
   DeviceKind device = DeviceKind::kCpu;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
   Numerics numerics = Numerics::kFast;
@@ -54,7 +56,9 @@ struct StepMetrics {
   bool has_validation = false;
   float validation_loss = 0;
   double learning_rate = 0;
-  double grad_norm = 0;
+  double grad_norm = 0;     // infinite where the gradients were not finite
+  double loss_scale = 0;    // of this step; 0: the dtype needs none
+  bool skipped = false;     // the gradients overflowed: the weights have stayed
   double step_seconds = 0;  // slowest rank
   double tokens_per_second = 0;
   double drop_fraction = 0;   // of all slots of the step
@@ -77,6 +81,7 @@ struct TrainReport {
   double phase_seconds[static_cast<int>(Phase::kCount)] = {};  // mean over ranks
   std::vector<std::vector<int64_t>> expert_load;               // [MoE layer][E], all steps
   int64_t dropped_slots = 0, total_slots = 0;
+  int64_t skipped_steps = 0;  // for gradients that overflowed
   uint64_t weights_xxh3 = 0;
   int64_t parameters_total = 0;         // over all experts, replicas counted once
   int64_t parameters_active = 0;        // used by one token

@@ -91,6 +91,16 @@ inline Bounded Inside(const Bounded& a, double least, double most) {
   return {inside ? 1.0 : 0.0, close && a.error > 0 ? 1.0 : 0.0};
 }
 
+// The type that values are stored in: `bits` of significand, and numbers 2^least_log2 apart where that
+// is more than their significand would say.
+struct Storage {
+  int bits = 24;
+  int least_log2 = -149;
+
+  double unit() const { return std::ldexp(1.0, -bits); }  // roundoff of normal numbers
+  double underflow() const { return std::ldexp(1.0, least_log2 - 1); }  // and of those below them
+};
+
 // A sum whose order is the program's own business. For n terms t_i, each addition rounds a partial
 // sum that is at most sum |t_i|, in any order and with any grouping:
 //   error <= sum error(t_i) + n kUnit sum (|t_i| + error(t_i))
@@ -102,11 +112,10 @@ class Sum {
     magnitude_ += term.most();
     ++terms_;
   }
-  // The same for a sum that is also rounded to storage of unit roundoff `unit` some `stores` times
-  // on the way.
-  Bounded Total(double unit = 0, int stores = 0) const {
-    const double roundings = static_cast<double>(terms_) * kUnit + stores * unit;
-    return {value_, error_ + roundings * magnitude_};
+  // The same for a sum that is also stored some `stores` times on the way.
+  Bounded Total(const Storage& storage = {}, int stores = 0) const {
+    const double roundings = static_cast<double>(terms_) * kUnit + stores * storage.unit();
+    return {value_, error_ + roundings * magnitude_ + stores * storage.underflow()};
   }
 
  private:
@@ -116,9 +125,8 @@ class Sum {
   int64_t terms_ = 0;
 };
 
-// A value rounded to storage of unit roundoff `unit`.
-inline Bounded Stored(const Bounded& a, double unit) {
-  return {a.value, a.error + unit * a.most()};
+inline Bounded Stored(const Bounded& a, const Storage& storage) {
+  return {a.value, a.error + storage.unit() * a.most() + storage.underflow()};
 }
 
 }  // namespace moe::verify

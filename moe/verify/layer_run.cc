@@ -352,10 +352,14 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
                                         .numerics = numerics,
                                         .overlap_exchange = layout.overlap > 1},
                                        std::move(world)));
-  if (problem.spec.dtype == DType::kBFloat16) {
-    return RunAs<BFloat16>(problem, config, fault, *session);
+  switch (problem.spec.dtype) {
+    case DType::kBFloat16:
+      return RunAs<BFloat16>(problem, config, fault, *session);
+    case DType::kFloat16:
+      return RunAs<Float16>(problem, config, fault, *session);
+    default:
+      return RunAs<float>(problem, config, fault, *session);
   }
-  return RunAs<float>(problem, config, fault, *session);
 }
 
 }  // namespace moe::verify

@@ -18,22 +18,21 @@ constexpr int kMostDraws = 200;
 class Draw {
  public:
   Draw(const Problem& problem, uint32_t tensor)
-      : key_{.seed = problem.data_seed, .purpose = RandomPurpose::kData, .layer = tensor},
-        bits_(problem.spec.dtype == DType::kBFloat16 ? 8 : 24) {}
+      : key_{.seed = problem.data_seed, .purpose = RandomPurpose::kData, .layer = tensor} {}
 
-  std::vector<float> Normals(int64_t count, double mean, double deviation, int bits = 0) {
+  std::vector<float> Normals(int64_t count, double mean, double deviation, DType type) {
+    const Storage storage = StorageOf(type);
     std::vector<float> out;
     for (int64_t i = 0; i < count; ++i) {
       key_.item = static_cast<uint64_t>(i);
       const double v = mean + deviation * Normal(key_);
-      out.push_back(static_cast<float>(RoundToBits(v, bits == 0 ? bits_ : bits)));
+      out.push_back(static_cast<float>(RoundTo(storage, v)));
     }
     return out;
   }
 
  private:
   RandomKey key_;
-  const int bits_;
 };
 
 void CutBatch(Problem& problem) {
@@ -147,9 +146,9 @@ void DrawParameters(Problem& problem, const ReferenceConfig& config) {
       continue;
     }
     const Spread spread = SpreadOf(spec, config);
-    std::vector<float> values =
-        Draw(problem, tensor++)
-            .Normals(spec.size(), spread.mean, spread.deviation, spread.float32 ? 24 : 0);
+    std::vector<float> values = Draw(problem, tensor++)
+                                    .Normals(spec.size(), spread.mean, spread.deviation,
+                                             spread.float32 ? DType::kFloat32 : problem.spec.dtype);
     if (tied && spec.name == "gate.weight") Tie(values, config.hidden, 1, config.experts - 1);
     if (tied && (spec.name == "gate.bias" || spec.name == "gate.e_score_correction_bias")) {
       Tie(values, 1, 1, config.experts - 1);
@@ -159,8 +158,8 @@ void DrawParameters(Problem& problem, const ReferenceConfig& config) {
 }
 
 void DrawTokens(Problem& problem, int64_t hidden) {
-  problem.x = Draw(problem, 0).Normals(problem.tokens() * hidden, 0, 1);
-  problem.dy = Draw(problem, 1).Normals(problem.tokens() * hidden, 0, 1);
+  problem.x = Draw(problem, 0).Normals(problem.tokens() * hidden, 0, 1, problem.spec.dtype);
+  problem.dy = Draw(problem, 1).Normals(problem.tokens() * hidden, 0, 1, problem.spec.dtype);
   for (size_t b = 0; b + 1 < problem.micro_batch_offsets.size(); ++b) {
     const int64_t first = problem.micro_batch_offsets[b], end = problem.micro_batch_offsets[b + 1];
     if (end - first >= 3) Tie(problem.x, hidden, first, end - 1);
@@ -242,6 +241,17 @@ std::string RunReferenceSteps(const ReferenceConfig& config, Problem& problem) {
 }
 
 }  // namespace
+
+Storage StorageOf(DType type) {
+  switch (type) {
+    case DType::kBFloat16:
+      return {.bits = 8, .least_log2 = -133};
+    case DType::kFloat16:
+      return {.bits = 11, .least_log2 = -24};
+    default:
+      return {};
+  }
+}
 
 std::vector<int64_t> UnevenMicroBatches(int64_t count, int64_t most, const std::string& gate) {
   constexpr int64_t kSevenths[] = {7, 5, 3, 6, 1, 4, 0, 5, 2};

@@ -16,6 +16,9 @@
 
 namespace moe::verify {
 
+// type: kFloat32, kBFloat16 or kFloat16.
+Storage StorageOf(DType type);
+
 // A problem before its data are drawn.
 struct ProblemSpec {
   MoeLayerConfig layer;

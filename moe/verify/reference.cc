@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "kernels/base/rng.h"
 #include "moe/verify/reference_parts.h"
@@ -45,7 +46,7 @@ class LayerRun {
         weights_(weights),
         state_(state),
         batch_(batch),
-        unit_(config.storage_unit()),
+        storage_(config.storage),
         y_(batch.x.rows, config.hidden),
         dx_(batch.x.rows, config.hidden) {}
 
@@ -63,7 +64,7 @@ class LayerRun {
   const LayerWeights<double>& weights_;
   const ReferenceState& state_;
   const ReferenceBatch& batch_;
-  const double unit_;
+  const Storage storage_;
   Grid<double> seen_, factor_;  // the router's tokens; their jitter, empty without
   std::vector<ReferenceToken> tokens_;
   Grid<Sum> y_, dx_, d_logits_;
@@ -84,9 +85,9 @@ void LayerRun::Jitter() {
                            .item = static_cast<uint64_t>(t)};
     for (int64_t h = 0; h < seen_.cols; ++h) {
       const double u = 2 * Uniform(key, static_cast<uint32_t>(h)) - 1;
-      factor_(t, h) = RoundToBits(1 + u * config_.gate.jitter, 24);
-      const double product = RoundToBits(seen_(t, h) * factor_(t, h), 24);
-      seen_(t, h) = RoundToBits(product, config_.significand_bits);
+      factor_(t, h) = RoundTo({}, 1 + u * config_.gate.jitter);
+      const double product = RoundTo({}, seen_(t, h) * factor_(t, h));
+      seen_(t, h) = RoundTo(storage_, product);
     }
   }
 }
@@ -106,7 +107,7 @@ void LayerRun::RunSlot(int64_t t, const ReferenceSlot& slot, Bounded& d_weight) 
   const bool on_input = config_.gate.weight_on_input;
   const auto scaled = [&](const std::vector<Bounded>& row) {
     std::vector<Bounded> out;
-    for (const Bounded& v : row) out.push_back(Stored(w * v, unit_));
+    for (const Bounded& v : row) out.push_back(Stored(w * v, storage_));
     return out;
   };
   const ExpertWeights<double>& weights = weights_.experts[slot.expert];
@@ -133,7 +134,7 @@ void LayerRun::RunShared(int64_t t) {
     gate = Sigmoid(Dot(w, x));
     const Bounded d_logit = Dot(dy, run.out) * gate * (Bounded(1) - gate);
     for (int64_t h = 0; h < config_.hidden; ++h) {
-      d_out[h] = Stored(gate * dy[h], unit_);
+      d_out[h] = Stored(gate * dy[h], storage_);
       dx_(t, h).Add(d_logit * w[h]);
       gradients_.shared_gate(0, h).Add(d_logit * x[h]);
     }
@@ -141,7 +142,7 @@ void LayerRun::RunShared(int64_t t) {
   const std::vector<Bounded> d_row = ReferenceExpertBackward(
       plain, weights_.shared, config_.shared_ffn, run, d_out, gradients_.shared);
   for (int64_t h = 0; h < config_.hidden; ++h) {
-    y_(t, h).Add(config_.shared_gated ? Stored(gate * run.out[h], unit_) : run.out[h]);
+    y_(t, h).Add(config_.shared_gated ? Stored(gate * run.out[h], storage_) : run.out[h]);
     dx_(t, h).Add(d_row[h]);
   }
 }
@@ -180,7 +181,7 @@ void LayerRun::Finish() {
   const auto totals = [&](const Grid<Sum>& sums) {
     Grid<Bounded> out(sums.rows, sums.cols);
     for (size_t i = 0; i < sums.data.size(); ++i) {
-      out.data[i] = sums.data[i].Total(unit_, kStores);
+      out.data[i] = sums.data[i].Total(storage_, kStores);
     }
     return out;
   };
@@ -245,15 +246,16 @@ void EndReferenceStep(const ReferenceConfig& config, const std::vector<int64_t>&
     if (state.expert_bias.empty()) continue;
     const int64_t above_mean = expert_count[e] * outputs - total;
     const double sign = above_mean < 0 ? 1 : above_mean > 0 ? -1 : 0;
-    state.expert_bias[e] = RoundToBits(state.expert_bias[e] + sign * config.bias_update_rate, 24);
+    state.expert_bias[e] = RoundTo({}, state.expert_bias[e] + sign * config.bias_update_rate);
   }
 }
 
-double RoundToBits(double value, int bits) {
+double RoundTo(const Storage& storage, double value) {
   if (value == 0 || !std::isfinite(value)) return value;
   int exponent = 0;
-  const double fraction = std::frexp(value, &exponent);  // [0.5, 1)
-  return std::ldexp(std::nearbyint(std::ldexp(fraction, bits)), exponent - bits);
+  std::ignore = std::frexp(value, &exponent);  // |value| in [0.5, 1) x 2^exponent
+  const int spacing_log2 = std::max(exponent - storage.bits, storage.least_log2);
+  return std::ldexp(std::nearbyint(std::ldexp(value, -spacing_log2)), spacing_log2);
 }
 
 }  // namespace moe::verify

@@ -74,9 +74,8 @@ struct ReferenceConfig {
   double aux_coeff = 0;
   double z_coeff = 0;
   double bias_update_rate = 0;
-  uint64_t seed = 0;          // of random numbers
-  int significand_bits = 24;  // of stored activations: 24 (f32) or 8 (bf16)
-  double storage_unit() const { return std::ldexp(1.0, -significand_bits); }
+  uint64_t seed = 0;  // of random numbers
+  Storage storage;    // of activations
   int64_t outputs() const { return experts + zero_experts; }
   bool gated_activation() const {
     return activation != ReferenceActivation::kRelu && activation != ReferenceActivation::kRelu2;
@@ -135,8 +134,8 @@ ReferenceResult RunReference(const ReferenceConfig& config, const LayerWeights<d
 void EndReferenceStep(const ReferenceConfig& config, const std::vector<int64_t>& expert_count,
                       ReferenceState& state);
 
-// `value` to `bits` of significand, to nearest, ties to even.
-double RoundToBits(double value, int bits);
+// `value` to the nearest that `storage` holds, ties to even. Numbers too large for it stay.
+double RoundTo(const Storage& storage, double value);
 
 }  // namespace moe::verify
 

@@ -126,7 +126,7 @@ absl::StatusOr<ReferenceConfig> ReferenceConfigOf(const ProblemSpec& spec) {
                          .z_coeff = static_cast<double>(router.z_loss_coeff),
                          .bias_update_rate = static_cast<double>(router.bias_update_rate),
                          .seed = router.seed,
-                         .significand_bits = spec.dtype == DType::kBFloat16 ? 8 : 24};
+                         .storage = StorageOf(spec.dtype)};
 }
 
 }  // namespace moe::verify

@@ -63,20 +63,20 @@ Slopes ActivationSlopes(ReferenceActivation activation, const Bounded& g, const 
 
 // W x + b, stored.
 std::vector<Bounded> Project(const Grid<double>& weight, const Grid<double>& bias,
-                             const std::vector<Bounded>& x, double unit) {
+                             const std::vector<Bounded>& x, const Storage& storage) {
   std::vector<Bounded> y;
   for (int64_t r = 0; r < weight.rows; ++r) {
     Sum sum;
     for (int64_t c = 0; c < weight.cols; ++c) sum.Add(Bounded(weight(r, c)) * x[c]);
-    y.push_back(Stored(sum.Total(), unit));
-    if (!bias.data.empty()) y.back() = Stored(y.back() + bias(0, r), unit);
+    y.push_back(Stored(sum.Total(), storage));
+    if (!bias.data.empty()) y.back() = Stored(y.back() + bias(0, r), storage);
   }
   return y;
 }
 
 // W^T dy, stored; dW += dy x^T, db += dy.
 std::vector<Bounded> ProjectBackward(const Grid<double>& weight, const std::vector<Bounded>& x,
-                                     const std::vector<Bounded>& dy, double unit,
+                                     const std::vector<Bounded>& dy, const Storage& storage,
                                      Grid<Sum>& d_weight, Grid<Sum>& d_bias) {
   std::vector<Bounded> dx;
   for (int64_t c = 0; c < weight.cols; ++c) {
@@ -85,7 +85,7 @@ std::vector<Bounded> ProjectBackward(const Grid<double>& weight, const std::vect
       sum.Add(Bounded(weight(r, c)) * dy[r]);
       d_weight(r, c).Add(dy[r] * x[c]);
     }
-    dx.push_back(Stored(sum.Total(), unit));
+    dx.push_back(Stored(sum.Total(), storage));
   }
   for (size_t r = 0; r < d_bias.data.size(); ++r) d_bias.data[r].Add(dy[r]);
   return dx;
@@ -96,15 +96,15 @@ std::vector<Bounded> ProjectBackward(const Grid<double>& weight, const std::vect
 ReferenceExpertRun RunReferenceExpert(const ReferenceConfig& config,
                                       const ExpertWeights<double>& weights, int64_t ffn,
                                       std::vector<Bounded> x) {
-  const double unit = config.storage_unit();
+  const Storage& storage = config.storage;
   ReferenceExpertRun run;
   run.x = std::move(x);
-  run.pre = Project(weights.gate_up, weights.gate_up_bias, run.x, unit);
+  run.pre = Project(weights.gate_up, weights.gate_up_bias, run.x, storage);
   for (int64_t f = 0; f < ffn; ++f) {
     const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
-    run.hidden.push_back(Stored(Activate(config.activation, run.pre[f], up), unit));
+    run.hidden.push_back(Stored(Activate(config.activation, run.pre[f], up), storage));
   }
-  run.out = Project(weights.down, weights.down_bias, run.hidden, unit);
+  run.out = Project(weights.down, weights.down_bias, run.hidden, storage);
   return run;
 }
 
@@ -113,17 +113,17 @@ std::vector<Bounded> ReferenceExpertBackward(const ReferenceConfig& config,
                                              const ReferenceExpertRun& run,
                                              const std::vector<Bounded>& d_out,
                                              ExpertWeights<Sum>& gradients) {
-  const double unit = config.storage_unit();
-  const std::vector<Bounded> d_hidden =
-      ProjectBackward(weights.down, run.hidden, d_out, unit, gradients.down, gradients.down_bias);
+  const Storage& storage = config.storage;
+  const std::vector<Bounded> d_hidden = ProjectBackward(weights.down, run.hidden, d_out, storage,
+                                                        gradients.down, gradients.down_bias);
   std::vector<Bounded> d_pre(run.pre.size());
   for (int64_t f = 0; f < ffn; ++f) {
     const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
     const Slopes slopes = ActivationSlopes(config.activation, run.pre[f], up);
-    d_pre[f] = Stored(d_hidden[f] * slopes.by_gate, unit);
-    if (config.gated_activation()) d_pre[ffn + f] = Stored(d_hidden[f] * slopes.by_up, unit);
+    d_pre[f] = Stored(d_hidden[f] * slopes.by_gate, storage);
+    if (config.gated_activation()) d_pre[ffn + f] = Stored(d_hidden[f] * slopes.by_up, storage);
   }
-  return ProjectBackward(weights.gate_up, run.x, d_pre, unit, gradients.gate_up,
+  return ProjectBackward(weights.gate_up, run.x, d_pre, storage, gradients.gate_up,
                          gradients.gate_up_bias);
 }
 

@@ -129,7 +129,7 @@ expect 1 "gemm --fail-if"
 refused 2 "gemm runs on one rank" gemm --ranks 2
 refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
 refused 2 "--router is switch, expected none: moe bench gemm does not read it" gemm --router switch
-refused 2 "-d is i64, expected f32 or bf16" gemm -d i64
+refused 2 "-d is i64, expected f32, bf16 or f16" gemm -d i64
 refused 2 "--moe-router-topk is 5, expected 1 to the 4 experts" gemm --num-experts 4 --topk 5
 run "$moe" bench "${gemm[@]}" --fail-if 'time>0 && p50>0 && p99>0 && cv>=0 && wrong==0'
 expect 1 "gemm --fail-if with short names"
