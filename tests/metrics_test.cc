@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,15 @@ TEST(ProgressTest, TheLineIsTheInterfaces) {
             "step   120/1000 | loss 3.4215 | lr 2.95e-04 | gnorm 0.873 | 41.2 ms | 198,312 tok/s | "
             "moe: a2a 12.1 ms 29% expert 9.8 ms drop 0.42% maxvio 0.31 dead 0 aux 1.02e-02 | ar "
             "3.2 ms 8% | 812 MiB | eta 00:00:36");
+}
+
+TEST(ProgressTest, Float16ShowsItsLossScale) {
+  lm::StepMetrics m = Example();
+  m.loss_scale = 32768;
+  EXPECT_THAT(ProgressText(m, 1000, 0), HasSubstr("| gnorm 0.873 | scale 32768 | 41.2 ms |"));
+  m.grad_norm = std::numeric_limits<double>::infinity();
+  m.skipped = true;
+  EXPECT_THAT(ProgressText(m, 1000, 0), HasSubstr("| gnorm inf | scale 32768 skipped | 41.2 ms |"));
 }
 
 // What Progress writes to a file that is no terminal, or passes for one.
@@ -148,10 +158,11 @@ TEST(StepLineTest, HasEveryKeyInOrder) {
   const Json line = Json::parse(StepLine(Example()));
   std::vector<std::string> keys;
   for (const auto& [key, value] : line.items()) keys.push_back(key);
-  EXPECT_THAT(keys, ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr",
-                                "grad_norm", "tokens_per_s", "step_ms", "a2a_ms", "expert_ms",
-                                "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts",
-                                "aux_loss", "router_entropy", "peak_bytes", "expert_load"));
+  EXPECT_THAT(keys,
+              ElementsAre("step", "loss", "loss_hex", "val_loss", "val_loss_hex", "lr", "grad_norm",
+                          "loss_scale", "skipped", "tokens_per_s", "step_ms", "a2a_ms", "expert_ms",
+                          "all_reduce_ms", "drop_fraction", "max_vio", "dead_experts", "aux_loss",
+                          "router_entropy", "peak_bytes", "expert_load"));
   EXPECT_EQ(line["step"], 120);
   EXPECT_EQ(line["loss"].get<float>(), 3.4215f);
   EXPECT_EQ(std::strtof(line["loss_hex"].get<std::string>().c_str(), nullptr), 3.4215f);
@@ -160,6 +171,20 @@ TEST(StepLineTest, HasEveryKeyInOrder) {
   EXPECT_NEAR(line["a2a_ms"].get<double>(), 12.1, 1e-9);
   EXPECT_NEAR(line["step_ms"].get<double>(), 41.2, 1e-9);
   EXPECT_EQ(line["expert_load"], Json::parse("[[3,5],[8,0]]"));
+}
+
+TEST(StepLineTest, LossScaleIsThereForFloat16) {
+  lm::StepMetrics m = Example();
+  const Json without = Json::parse(StepLine(m));
+  EXPECT_TRUE(without["loss_scale"].is_null());
+  EXPECT_EQ(without["skipped"], false);
+  m.loss_scale = 1024;
+  m.skipped = true;
+  m.grad_norm = std::numeric_limits<double>::infinity();
+  const Json with = Json::parse(StepLine(m));
+  EXPECT_EQ(with["loss_scale"], 1024);
+  EXPECT_EQ(with["skipped"], true);
+  EXPECT_TRUE(with["grad_norm"].is_null());
 }
 
 TEST(StepLineTest, ValidationIsThereWhenMeasured) {

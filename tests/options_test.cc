@@ -161,8 +161,8 @@ TEST(FlagTest, MalformedOnesSayWhatWasExpected) {
   EXPECT_EQ(LoadError({"--steps", "3000000000"}),
             "--steps is '3000000000', expected a whole number below 2^31");
   EXPECT_EQ(LoadError({"--lr", "nan"}), "--lr is 'nan', expected a finite number");
-  EXPECT_EQ(LoadError({"--dtype", "f16"}),
-            "--dtype is 'f16', expected one of f32, bf16; did you mean 'bf16'?");
+  EXPECT_EQ(LoadError({"--dtype", "fp16"}),
+            "--dtype is 'fp16', expected one of f32, bf16, f16; did you mean 'f16'?");
   EXPECT_EQ(LoadError({"--router", "mixtrall"}),
             "--router is 'mixtrall', expected one of switch, gshard, topk, mixtral, qwen2, qwen3, "
             "olmoe, deepseek-v2, deepseek-v3, gpt-oss, llama4, longcat, expert-choice, noisy-topk, "

@@ -65,6 +65,8 @@ class Trainer {
   absl::Status Round(int64_t step, int64_t round, int64_t rounds);
   absl::Status Reduce(int64_t step);
   absl::Status Optimize(int64_t step);
+  absl::Status Taken();
+  absl::Status Skipped(int64_t step);
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
   double loss_scale() const { return scaler_.has_value() ? scaler_->scale() : 1; }
@@ -105,6 +107,7 @@ absl::Status Trainer<T>::Build(Session& session) {
                                                 .grid = {.max_terms = config_.micro_batches}},
                                                store_, context_, session.gradient_stream()));
   MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(config_.optimizer, store_, context_));
+  if (config_.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_ =
       std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
   if (config_.record_routing) {
@@ -199,26 +202,34 @@ absl::Status Trainer<T>::Optimize(int64_t step) {
   context_.mesh->SetPhase({.name = "optimiser", .step = step});
   const double scale = static_cast<double>(config_.micro_batches) * loss_scale();
   const double rate = LearningRate(step);
+  grad_norm_ = std::numeric_limits<double>::infinity();
   MOE_RETURN_IF_ERROR(Timed(context_, {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context_.compute, [&]() -> absl::Status {
-                              if (totals_->overflows() > 0) {
-                                grad_norm_ = std::numeric_limits<double>::infinity();
-                                return absl::OkStatus();
-                              }
-                              MOE_ASSIGN_OR_RETURN(grad_norm_,
+                              if (totals_->overflows() > 0) return absl::OkStatus();
+                              MOE_ASSIGN_OR_RETURN(const double norm,
                                                    optimizer_->Step(*reducer_, 1.0 / scale, rate));
+                              if (std::isfinite(norm))
+                                grad_norm_ = norm;  // NaN compares with nothing, infinity does
                               return absl::OkStatus();
                             }));
-  if (std::isfinite(grad_norm_)) {
-    if (scaler_.has_value()) scaler_->StepTaken();
-    return absl::OkStatus();
-  }
+  return std::isfinite(grad_norm_) ? Taken() : Skipped(step);
+}
+
+template <typename T>
+absl::Status Trainer<T>::Taken() {
+  if (scaler_.has_value()) scaler_->StepTaken();
+  return absl::OkStatus();
+}
+
+// An error where no loss scale can mend it.
+template <typename T>
+absl::Status Trainer<T>::Skipped(int64_t step) {
   const absl::Status skipped =
-      scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError(NameOf(config_.dtype));
+      scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
-  return absl::DataLossError(
-      absl::StrCat("step ", step, ": gradients are not finite (", skipped.message(),
-                   "), expected finite ones: lower --lr or raise --lr-warmup-steps"));
+  return absl::DataLossError(absl::StrCat(
+      "step ", step, ": gradient norm is ", grad_norm_, scaler_.has_value() ? " and " : "",
+      skipped.message(), ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
 }
 
 template <typename T>

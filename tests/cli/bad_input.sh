@@ -46,8 +46,8 @@ echo '{"steps": ' >config.json
 train 2 "malformed JSON" --config config.json
 echo '{"zero_optimization": {"stage": 2}}' >config.json
 train 2 "DeepSpeed's key 'zero_optimization.stage' is not supported" --config config.json
-echo '{"fp16": {"enabled": true}}' >config.json
-train 2 "f16 needs a GPU build" --config config.json
+echo '{"fp16": {"enabled": true, "auto_cast": true}}' >config.json
+train 2 "fp16.auto_cast is true, expected false" --config config.json
 train 2 "'none.json'" --config none.json
 
 # The text.
@@ -79,7 +79,10 @@ train 2 "--all-reduce is library, expected ring or direct" --all-reduce library
 train 2 "--train-batch-size is 13, expected 12: --micro-batch-size 2 x 6" --train-batch-size 13
 train 2 "--comm-timeout is 0, expected more than 0" --comm-timeout 0
 train 2 "--micro-batches is 6, expected 8" --gradient-accumulation-steps 2
-train 2 "--dtype is 'f16', expected one of f32, bf16" --dtype f16
+train 2 "--dtype is 'fp16', expected one of f32, bf16, f16" --dtype fp16
+train 2 "--loss-scale is 100, expected a power of two" --dtype f16 --loss-scale 100
+train 2 "--min-loss-scale is 8, expected at most --initial-loss-scale, 4" --dtype f16 --initial-loss-scale 4 --min-loss-scale 8
+train 2 "--hysteresis is 0, expected at least 1" --dtype f16 --hysteresis 0
 
 # What this build or place has not.
 train 2 "--grouped-gemm is mma, expected auto" --grouped-gemm mma

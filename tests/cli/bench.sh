@@ -68,7 +68,7 @@ refused 2 "--backend is nccl" alltoall --backend nccl
 # Every operation, routing and way to travel is right, on one rank and on more than there are cores too.
 calls=(alltoall allreduce p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64"
   "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1")
-more=(alltoallv allgather memcpy "alltoall --dispatch direct" "allreduce -d bf16"
+more=(alltoallv allgather memcpy "alltoall --dispatch direct" "allreduce -d bf16" "allreduce -d f16"
   "alltoallv --routing hot_expert:0.5 --dispatch direct" "alltoallv --routing ragged -d f64"
   "alltoallv --routing zero_rank")
 for ranks in 1 8 3; do
@@ -181,7 +181,7 @@ expect 0 "layer of a trace"
 grep -q '"hidden":16,.*"routing":"trace:trace",.*"nwrong":0,' stdout || fail "layer of a trace: $(cat stdout)"
 
 # The kernels of a layer.
-for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 --topk 3" \
+for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 --topk 3" "combine -d half" \
   "gate --router switch --num-experts 24" "gate --routing trace:trace" "permute --routing trace:trace" \
   "combine --routing hot_expert:1" "gemm --routing trace:trace --moe-ffn-hidden-size 8"; do
   # shellcheck disable=SC2086

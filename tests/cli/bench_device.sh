@@ -13,11 +13,11 @@ if [[ $devices != simulated && $rc == 10 ]]; then
   finish
 fi
 expect 0 "permute --device cuda"
-for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" \
+for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" "gate -d f16" \
   "permute --hidden-size 12" "permute --hidden-size 13 -d bf16" \
   "combine --hidden-size 12 --topk 3" "combine --hidden-size 13 -d bf16 --routing hot_expert:1" \
   "gemm --hidden-size 20 --moe-ffn-hidden-size 12" \
-  "gemm --hidden-size 33 --moe-ffn-hidden-size 17 -d bf16 --routing zipf:1"; do
+  "gemm --hidden-size 33 --moe-ffn-hidden-size 17 -d bf16 --routing zipf:1" "gemm --hidden-size 33 --moe-ffn-hidden-size 17 -d f16"; do
   # shellcheck disable=SC2086
   run "$moe" bench $call --device cuda "${short[@]}" -oe jsonl -J rows.json
   expect 0 "$call"

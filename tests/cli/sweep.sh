@@ -31,7 +31,7 @@ refused 2 "--num-experts: '0'" --num-experts 8,0
 refused 2 "--moe-router-topk: '4-1', expected a range" --topk 4-1
 refused 2 "--moe-expert-capacity-factor: '-1'" --capacity-factor none,-1
 refused 2 "--ranks: 'two'" --ranks two
-refused 2 "--dtype is 'bf61', expected one of f32, bf16; did you mean 'bf16'?" --dtype f32,bf61
+refused 2 "--dtype is 'bf61', expected one of f32, bf16, f16; did you mean 'bf16'?" --dtype f32,bf61
 refused 2 "--router is 'mixtrall'" --router switch,mixtrall
 refused 2 "--routing is 'zip:1', expected uniform, zipf:S" --routing uniform,zip:1
 refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 4

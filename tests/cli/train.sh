@@ -75,6 +75,14 @@ done
 # Divergence: exit 6, one line, and the steps until then are whole.
 run "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0 --out "$work/nan"
 expect 6 "divergence"
+half=(--dtype f16 --steps 4 --hysteresis 1)
+run "$moe" train "${model[@]}" "${half[@]}" --initial-loss-scale 16777216 --out "$work/half"
+expect 0 "float16"
+grep -q "| scale 16777216 skipped |" "$work/stderr" || fail "float16: no skipped step: $(cat "$work/stderr")"
+grep -qE "^skipped [1-4] of 4 steps, whose gradients overflowed float16" "$work/stdout" || fail "float16: no skipped step in the report"
+run "$moe" train "${model[@]}" "${half[@]}" --initial-loss-scale 16777216 --min-loss-scale 16777216 --quiet
+expect 6 "overflow at the least loss scale"
+grep -qF "gradient norm is inf and the loss scale is at its minimum" "$work/stderr" || fail "the least loss scale: $(cat "$work/stderr")"
 (($(wc -l <"$work/stderr") == 1)) || fail "divergence: $(wc -l <"$work/stderr") lines on stderr"
 grep -q "finite" "$work/stderr" || fail "divergence: $(cat "$work/stderr")"
 [[ ! -s $work/nan/metrics.jsonl || $(tail -c 1 "$work/nan/metrics.jsonl" | od -An -c) == *'\n'* ]] ||

@@ -22,6 +22,15 @@ expect 0 "two ranks"
 [[ $(value "$work/one/metrics.jsonl" weights_xxh3) == "$(value "$work/two/metrics.jsonl" weights_xxh3)" ]] ||
   fail "one rank and two have other weights"
 
+for ranks in 1 2; do
+  run "$moe" train "${short[@]}" --ranks $ranks --share-device --numerics layout-invariant --dtype f16 \
+    --initial-loss-scale 4194304 --hysteresis 1 --out "$work/f16-$ranks"
+  expect 0 "float16 on $ranks ranks"
+  grep -q '"skipped":true' "$work/f16-$ranks/metrics.jsonl" || fail "float16 on $ranks ranks: no step was skipped"
+done
+[[ $(value "$work/f16-1/metrics.jsonl" weights_xxh3) == "$(value "$work/f16-2/metrics.jsonl" weights_xxh3)" ]] ||
+  fail "float16: one rank and two have other weights"
+
 run "$moe" train "${short[@]}" --ranks 1 --dtype bf16 --grouped-gemm cublas
 [[ $devices != simulated && $rc == 10 ]] || expect 0 "products by cuBLAS"
 run "$moe" train "${short[@]}" --ranks 1 --grouped-gemm cublas --numerics layout-invariant

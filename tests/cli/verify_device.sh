@@ -19,6 +19,9 @@ grep -qE "^mixtral +1 ranks .* float64 .* ok" "$work/stdout" || fail "not compar
 run "$moe" verify --device cuda --router deepseek-v3 --dtype bf16 --num-experts 8 --topk 2 \
   --hidden-size 32 --moe-ffn-hidden-size 32 --numerics layout-invariant --layouts 'ranks=1,2 capacity=none'
 expect 0 "bfloat16, tensor cores"
+run "$moe" verify --device cuda --router mixtral --dtype f16 --num-experts 8 --topk 2 \
+  --hidden-size 32 --moe-ffn-hidden-size 32 --layouts 'ranks=1,2 capacity=none'
+expect 0 "float16, tensor cores"
 run "$moe" verify "${small[@]}" --inject gradient-scale-by-ep -q
 expect 1 "a planted fault"
 grep -qE "experts.down_proj.weight.* FAILED" "$work/stdout" || fail "the planted fault: not in its tensor"

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/cuda_kernel.h"
+#include "kernels/base/dtype.h"
 #include "tests/cusim/cp_async.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/ldmatrix.h"
