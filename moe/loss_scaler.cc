@@ -5,6 +5,7 @@
 #include <string>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 
 #include "kernels/base/status_macros.h"
 
@@ -67,7 +68,7 @@ absl::Status LossScaler::StepSkipped() {
   if (--overflows_left_ > 0) return absl::OkStatus();
   overflows_left_ = 1;  // from now on every overflow halves, until the scale has doubled
   if (scale_ <= options_.minimum) {
-    return absl::DataLossError(absl::StrCat("the loss scale is at its minimum, ", scale_));
+    return absl::DataLossError(absl::StrFormat("the loss scale is at its minimum, %.17g", scale_));
   }
   scale_ /= 2;
   return absl::OkStatus();

@@ -24,7 +24,7 @@ std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_sec
   const double all_reduce_ms = ms(Phase::kAllReduce);
   std::string scaling;
   if (m.loss_scale > 0)
-    scaling = fmt::format(" | scale {:g}{}", m.loss_scale, m.skipped ? " skipped" : "");
+    scaling = fmt::format(" | scale {:.17g}{}", m.loss_scale, m.skipped ? " skipped" : "");
   return fmt::format(
       "step {:>5}/{} | loss {:.4f} | lr {:.2e} | gnorm {:.3f}{} | {:.1f} ms | {} tok/s | "
       "moe: a2a {:.1f} ms {:.0f}% expert {:.1f} ms drop {:.2f}% maxvio {:.2f} dead {} aux {:.2e} | "
