@@ -1,5 +1,5 @@
-// Rows of expert scores as SIMD lanes: order-preserving keys, the search for the largest of them,
-// and the sum of exponentials. For sources that Highway compiles once per target.
+// Rows of expert scores as SIMD lanes: order-preserving keys, the search for the best of them, and
+// the sum of exponentials. For sources that Highway compiles once per target.
 // A row is padded to whole blocks of kPartials experts, so that body and tail are the same code.
 // (No plain include guard: foreach_target.h includes this file once per target.)
 #if defined(MOE_KERNELS_TOPK_GATE_GATE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -10,8 +10,10 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "kernels/base/simd-inl.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
@@ -56,27 +58,70 @@ HWY_INLINE void WriteKeys(const float* row, int64_t experts, int64_t padded, int
   std::fill(keys + experts, keys + padded, kTaken);
 }
 
-// The id of the largest key, the lowest id among equals; marks it as taken.
-HWY_INLINE int32_t TakeLargest(int64_t padded, int32_t* keys) {
-  const KeyTag d;
-  auto max = hn::Set(d, kTaken);
-  for (int64_t e = 0; e < padded; e += kLanes) max = hn::Max(max, hn::LoadU(d, keys + e));
-  max = hn::MaxOfLanes(d, max);
-  for (int64_t e = 0;; e += kLanes) {  // ends: the maximum is among the keys
-    const auto block = hn::LoadU(d, keys + e);
-    const intptr_t lane = hn::FindFirstTrue(d, hn::Eq(block, max));
-    if (lane < 0) continue;
-    // A whole vector is stored, since the next search loads whole vectors: a narrow store would not
-    // be forwarded to it.
-    const auto taken = hn::Eq(hn::Iota(d, 0), hn::Set(d, static_cast<int32_t>(lane)));
-    hn::StoreU(hn::IfThenElse(taken, hn::Set(d, kTaken), block), d, keys + e);
-    return static_cast<int32_t>(e + lane);
+// Ranks: a number for every expert of a row, larger for the better one and for the lower id among
+// equals, so that no two are equal and the next best is the largest below the last: nothing has to
+// be marked as taken, and no branch depends on where the best is. Doubles in [1, 2), because every
+// target has their maximum in one instruction: the upper 32 bits of the mantissa are the key, the
+// lower 20 the complement of the id.
+using RankTag = hn::CappedTag<double, kPartials / 2>;
+using RankLanes = hn::Vec<RankTag>;
+constexpr int64_t kRankLanes = static_cast<int64_t>(hn::MaxLanes(RankTag()));
+constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
+// Rows whose experts are looked for at a time: a search waits for its own steps most of the time.
+constexpr int64_t kRankRows = 4;
+
+// What the ranks of experts [0, padded) have in common over rows: the exponent and the ids.
+inline std::vector<uint64_t> RankIds(int64_t padded) {
+  std::vector<uint64_t> ids(static_cast<size_t>(padded));
+  for (size_t e = 0; e < ids.size(); ++e) ids[e] = std::bit_cast<uint64_t>(1.0) | (kIdMask - e);
+  return ids;
+}
+
+HWY_INLINE void WriteRanks(const int32_t* keys, const uint64_t* ids, int64_t padded,
+                           double* ranks) {
+  const RankTag d;
+  const hn::RebindToUnsigned<RankTag> bits;
+  const hn::Rebind<uint32_t, RankTag> narrow;
+  const auto sign = hn::Set(narrow, 0x80000000u);
+  for (int64_t e = 0; e < padded; e += kRankLanes) {
+    const auto key = hn::LoadU(narrow, reinterpret_cast<const uint32_t*>(keys + e));
+    const auto wide = hn::ShiftLeft<kExpertIdBits>(hn::PromoteTo(bits, hn::Xor(key, sign)));
+    hn::StoreU(hn::BitCast(d, hn::Or(wide, hn::LoadU(bits, ids + e))), d, ranks + e);
   }
 }
 
-// row[e] = exp(row[e] - max) for the largest number of row [padded]; the sum is in the order of
-// TopKGate's contract.
-HWY_INLINE ExpSum ExpAndSum(int64_t padded, float* row) {
+// The largest of ranks [padded] below `bound`, in every lane.
+HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes bound) {
+  const RankTag d;
+  RankLanes even = hn::Zero(d), odd = hn::Zero(d);
+  for (int64_t e = 0; e < padded; e += 2 * kRankLanes) {
+    const auto a = hn::LoadU(d, ranks + e), b = hn::LoadU(d, ranks + e + kRankLanes);
+    even = hn::Max(even, hn::IfThenElseZero(hn::Lt(a, bound), a));
+    odd = hn::Max(odd, hn::IfThenElseZero(hn::Lt(b, bound), b));
+  }
+  return hn::MaxOfLanes(d, hn::Max(even, odd));
+}
+
+HWY_INLINE int32_t IdOf(RankLanes rank) {
+  return static_cast<int32_t>(kIdMask - (std::bit_cast<uint64_t>(hn::GetLane(rank)) & kIdMask));
+}
+
+// expert [rows, K] = the ids of the K best of each row, best first; ranks [rows, padded], at most
+// kRankRows rows.
+HWY_INLINE void TakeBest(const double* ranks, int64_t padded, MatrixView<int32_t> expert) {
+  RankLanes last[kRankRows];
+  for (auto& bound : last) bound = hn::Set(RankTag(), 2.0);
+  for (int64_t j = 0; j < expert.cols(); ++j) {
+    for (int64_t r = 0; r < expert.rows(); ++r) {
+      last[r] = LargestBelow(ranks + r * padded, padded, last[r]);
+      expert(r, j) = IdOf(last[r]);
+    }
+  }
+}
+
+// out[e] = exp(row[e] - max) for the largest number of row [padded], in place if out is row; the sum
+// is in the order of TopKGate's contract.
+HWY_INLINE ExpSum ExpAndSum(const float* row, int64_t padded, float* out) {
   const FloatTag d;
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   auto max = lowest;
@@ -88,10 +133,10 @@ HWY_INLINE ExpSum ExpAndSum(int64_t padded, float* row) {
   FixedPartials partial;
   for (int64_t e = 0; e < padded; e += kPartials) {
     for (int64_t j = 0; j < kPartials / kLanes; ++j) {
-      float* const at = row + e + j * kLanes;
-      const auto x = hn::Sub(LoadLanes(at), max);
+      const int64_t at = e + j * kLanes;
+      const auto x = hn::Sub(LoadLanes(row + at), max);
       const auto y = hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));  // Exp(NaN) is 0
-      StoreLanes(y, at);
+      StoreLanes(y, out + at);
       partial.lanes[j] = hn::Add(partial.lanes[j], y);
     }
   }

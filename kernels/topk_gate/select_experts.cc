@@ -150,10 +150,7 @@ absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
   const auto check = [](absl::string_view name, size_t length, int64_t expected, bool optional) {
     return length == 0 && optional ? absl::OkStatus() : CheckLength(kName, name, length, expected);
   };
-  if (k < 1 || k > experts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kName, ": k is ", k, ", expected 1 .. ", experts, " (the experts)"));
-  }
+  MOE_RETURN_IF_ERROR(CheckSelection(kName, k, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kName, "logits", in.logits, tokens, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kName, "score", out.score, tokens, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kName, "expert", out.expert, tokens, k));

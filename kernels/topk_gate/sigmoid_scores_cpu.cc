@@ -48,7 +48,7 @@ void ScoreRows(MatrixView<const float> logits, MatrixView<float> score,
   std::vector<float> row(static_cast<size_t>(padded));
   for (int64_t t = begin; t < end; ++t) {
     CopyPadded(logits.row(t), experts, padded, row.data());
-    log_sum_exp[static_cast<size_t>(t)] = LogSumExp(ExpAndSum(padded, row.data()));
+    log_sum_exp[static_cast<size_t>(t)] = LogSumExp(ExpAndSum(row.data(), padded, row.data()));
   }
 }
 

@@ -27,10 +27,7 @@ absl::Status CheckArguments(const MatrixView<const float>& logits, const TopKGat
     return absl::InvalidArgumentError(
         absl::StrCat("TopKGate: logits are ", shape(logits), ", expected at least one expert"));
   }
-  if (k < 1 || k > experts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TopKGate: k is ", k, ", expected 1 .. ", experts, " (the experts)"));
-  }
+  MOE_RETURN_IF_ERROR(CheckSelection("TopKGate", k, experts));
   if (out.probs.rows() != rows || out.probs.cols() != experts || out.expert.rows() != rows ||
       out.value.rows() != rows || out.value.cols() != k) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -49,6 +46,17 @@ absl::Status CheckArguments(const MatrixView<const float>& logits, const TopKGat
 }
 
 }  // namespace
+
+absl::Status CheckSelection(absl::string_view function, int64_t k, int64_t experts) {
+  if (k < 1 || k > experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": k is ", k, ", expected 1 .. ", experts, " (the experts)"));
+  }
+  constexpr int64_t kMost = int64_t{1} << kExpertIdBits;
+  if (experts <= kMost) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": ", experts, " experts, expected at most ", kMost));
+}
 
 ExpSum ExpSumReference(const float* row, int64_t experts) {
   float max = -std::numeric_limits<float>::infinity();

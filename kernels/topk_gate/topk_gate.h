@@ -34,7 +34,7 @@ struct TopKGateOutput {
 // goes to partial e mod 16, ascending), which are then folded pairwise (j with j + 8, 4, 2, 1).
 // Same bits for any T and any number of threads, with one SIMD target; exp differs by 1 ulp
 // between targets. All views live on stream.device().
-// Errors: kInvalidArgument if shapes disagree, on CUDA if E > 1024 or K > 16.
+// Errors: kInvalidArgument if shapes disagree or E > 2^20, on CUDA if E > 1024 or K > 16.
 absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out, Stream& stream);
 
 }  // namespace moe

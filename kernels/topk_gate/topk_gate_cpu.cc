@@ -1,4 +1,4 @@
-// SIMD version of the softmax gate: one row at a time, in a padded scratch row.
+// SIMD version of the softmax gate.
 #include "kernels/topk_gate/topk_gate_cpu.h"
 
 #include <algorithm>
@@ -23,25 +23,58 @@ HWY_INLINE void DivideBy(float sum, int64_t padded, float* row) {
   }
 }
 
-void GateRows(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
-              int64_t end) {
-  const int64_t experts = logits.cols();
-  const int64_t padded = PaddedExperts(experts);
-  std::vector<float> row(static_cast<size_t>(padded));
-  std::vector<int32_t> keys(static_cast<size_t>(padded));
-  for (int64_t t = begin; t < end; ++t) {
-    CopyPadded(logits.row(t), experts, padded, row.data());
-    WriteKeys(row.data(), experts, padded, keys.data());
-    const ExpSum sum = ExpAndSum(padded, row.data());
-    DivideBy(sum.sum, padded, row.data());
-    std::copy_n(row.data(), experts, out.probs.row(t));
-    if (!out.log_sum_exp.empty()) out.log_sum_exp[static_cast<size_t>(t)] = LogSumExp(sum);
-    for (int64_t j = 0; j < out.expert.cols(); ++j) {
-      const int32_t best = TakeLargest(padded, keys.data());
-      out.expert(t, j) = best;
-      out.value(t, j) = row[static_cast<size_t>(best)];
+// The scratch of one task.
+class Rows {
+ public:
+  Rows(MatrixView<const float> logits, const TopKGateOutput& out)
+      : logits_(logits),
+        out_(out),
+        padded_(PaddedExperts(logits.cols())),
+        row_(static_cast<size_t>(padded_)),
+        keys_(static_cast<size_t>(padded_)),
+        ids_(RankIds(padded_)),
+        ranks_(static_cast<size_t>(kRankRows * padded_)) {}
+
+  // Rows [begin, end), at most kRankRows.
+  HWY_INLINE void Run(int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) Score(t, ranks_.data() + (t - begin) * padded_);
+    TakeBest(ranks_.data(), padded_, RowRange(out_.expert, begin, end));
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t j = 0; j < out_.expert.cols(); ++j) {
+        out_.value(t, j) = out_.probs(t, out_.expert(t, j));
+      }
     }
   }
+
+ private:
+  HWY_INLINE void Score(int64_t t, double* ranks) {
+    const int64_t experts = logits_.cols();
+    const bool whole = experts == padded_;
+    const float* in = logits_.row(t);
+    if (!whole) CopyPadded(in, experts, padded_, row_.data());
+    float* const probs = whole ? out_.probs.row(t) : row_.data();
+    in = whole ? in : row_.data();
+    WriteKeys(in, experts, padded_, keys_.data());
+    WriteRanks(keys_.data(), ids_.data(), padded_, ranks);
+    const ExpSum sum = ExpAndSum(in, padded_, probs);
+    DivideBy(sum.sum, padded_, probs);
+    if (!whole) std::copy_n(probs, experts, out_.probs.row(t));
+    if (!out_.log_sum_exp.empty()) out_.log_sum_exp[static_cast<size_t>(t)] = LogSumExp(sum);
+  }
+
+  const MatrixView<const float> logits_;
+  const TopKGateOutput& out_;
+  const int64_t padded_;
+  std::vector<float> row_;  // of experts that do not fill whole vectors
+  std::vector<int32_t> keys_;
+  std::vector<uint64_t> ids_;
+  std::vector<double> ranks_;
+};
+
+void GateRows(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
+              int64_t end) {
+  Rows rows(logits, out);
+  for (int64_t t = begin; t < end; t += kRankRows) rows.Run(t, std::min(end, t + kRankRows));
 }
 
 }  // namespace

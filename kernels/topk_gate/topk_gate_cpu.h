@@ -6,10 +6,19 @@
 #include <cmath>
 #include <cstdint>
 
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+
 #include "kernels/base/tensor_view.h"
 #include "kernels/topk_gate/topk_gate.h"
 
 namespace moe {
+
+// Bits of an id beside the 32 of a score in a rank (gate_rows-inl.h): the most experts are 2^20.
+inline constexpr int kExpertIdBits = 20;
+
+// kInvalidArgument unless 1 <= k <= experts <= 2^kExpertIdBits.
+absl::Status CheckSelection(absl::string_view function, int64_t k, int64_t experts);
 
 // Rows that one task takes: enough to pay for its scratch, few enough to balance threads.
 inline constexpr int64_t kGateRowsPerTask = 256;

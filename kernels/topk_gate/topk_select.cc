@@ -45,10 +45,7 @@ absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> exper
   constexpr const char* kFunction = "TopKSelect";
   const int64_t experts = value.cols();
   const int64_t k = expert.cols();
-  if (k < 1 || k > experts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kFunction, ": k is ", k, ", expected 1 .. ", experts, " (the experts)"));
-  }
+  MOE_RETURN_IF_ERROR(CheckSelection(kFunction, k, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "value", value, value.rows(), experts));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "expert", expert, value.rows(), k));
   if (IsCuda(stream)) {

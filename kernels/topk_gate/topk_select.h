@@ -23,7 +23,7 @@ namespace moe {
 // Both views live on stream.device() and stay valid until the stream passes this point. Enqueues;
 // each row alone: the same ids for any T and any number of threads. Cost: K searches of E values a
 // row.
-// Errors: kInvalidArgument if shapes disagree, on CUDA if E > 1024 or K > 16.
+// Errors: kInvalidArgument if shapes disagree or E > 2^20, on CUDA if E > 1024 or K > 16.
 absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> expert, Stream& stream);
 
 }  // namespace moe

@@ -1,5 +1,6 @@
 #include "kernels/topk_gate/topk_select_cpu.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -20,9 +21,15 @@ void SelectRows(MatrixView<const float> value, MatrixView<int32_t> expert, int64
   const int64_t experts = value.cols();
   const int64_t padded = PaddedExperts(experts);
   std::vector<int32_t> keys(static_cast<size_t>(padded));
-  for (int64_t t = begin; t < end; ++t) {
-    WriteKeys(value.row(t), experts, padded, keys.data());
-    for (int64_t j = 0; j < expert.cols(); ++j) expert(t, j) = TakeLargest(padded, keys.data());
+  const std::vector<uint64_t> ids = RankIds(padded);
+  std::vector<double> ranks(static_cast<size_t>(kRankRows * padded));
+  for (int64_t first = begin; first < end; first += kRankRows) {
+    const int64_t last = std::min(end, first + kRankRows);
+    for (int64_t t = first; t < last; ++t) {
+      WriteKeys(value.row(t), experts, padded, keys.data());
+      WriteRanks(keys.data(), ids.data(), padded, ranks.data() + (t - first) * padded);
+    }
+    TakeBest(ranks.data(), padded, RowRange(expert, first, last));
   }
 }
 
