@@ -14,7 +14,7 @@ absl::Status CheckReducible(absl::string_view what, DType type, ReduceOp op) {
   if (IsReducible(type) && (op == ReduceOp::kSum || op == ReduceOp::kMax)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, ": type ", NameOf(type),
-                   " cannot be reduced, expected f32, f64, bf16, i32 or i64 and sum or max"));
+                   " cannot be reduced, expected f32, f64, bf16, f16, i32 or i64 and sum or max"));
 }
 
 // Whether [a, a + n) and [b, b + m) share a byte.

@@ -69,7 +69,7 @@ struct RouterSaved {
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
 // may share one; the parameters are the caller's. Logits are float32 whatever T is (float or
-// BFloat16). On the CPU both calls return when their results are there.
+// a 16-bit type). On the CPU both calls return when their results are there.
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
 // memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there,

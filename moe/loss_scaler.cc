@@ -20,9 +20,9 @@ absl::Status CheckScale(const char* flag, double scale) {
   if (is_power && exponent - 1 >= kSmallestLog2 && exponent - 1 <= kLargestLog2) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", scale,
-                                                 ", expected a power of two from 2^", kSmallestLog2,
-                                                 " to 2^", kLargestLog2));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %.17g, expected a power of two from 2^%d to 2^%d", flag, scale,
+                      kSmallestLog2, kLargestLog2));
 }
 
 absl::Status CheckAtLeastOne(const char* flag, int64_t value) {
@@ -37,9 +37,9 @@ absl::Status ValidateLossScale(const LossScaleOptions& options) {
   MOE_RETURN_IF_ERROR(CheckScale("--initial-loss-scale", options.initial));
   MOE_RETURN_IF_ERROR(CheckScale("--min-loss-scale", options.minimum));
   if (options.minimum > options.initial) {
-    return absl::InvalidArgumentError(absl::StrCat("--min-loss-scale is ", options.minimum,
-                                                   ", expected at most --initial-loss-scale, ",
-                                                   options.initial));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--min-loss-scale is %.17g, expected at most --initial-loss-scale, %.17g",
+                        options.minimum, options.initial));
   }
   MOE_RETURN_IF_ERROR(CheckAtLeastOne("--loss-scale-window", options.window));
   return CheckAtLeastOne("--hysteresis", options.hysteresis);

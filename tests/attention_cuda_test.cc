@@ -195,7 +195,7 @@ TEST(AttentionCudaTest, MatchesFloat64ForAnyLengthAndHeadSize) {
 
 template <typename T>
 class AttentionCudaTypesTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(AttentionCudaTypesTest, Types);
 
 // And no element beside the results is touched. Two layouts a schedule.

@@ -16,7 +16,7 @@ using cusim::DeviceMatrix;
 
 template <typename T>
 class BiasCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(BiasCudaTest, Types);
 
 TYPED_TEST(BiasCudaTest, AddsAndSumsByHand) {

@@ -48,12 +48,12 @@ TEST(DeepSpeedTest, KeysOfTheSameMeaning) {
 
 TEST(DeepSpeedTest, LossScaling) {
   const auto s = Load({}, {}, R"({"fp16": {"enabled": true, "auto_cast": false, "loss_scale": 0,
-      "initial_scale_power": 12, "loss_scale_window": 200, "hysteresis": 3,
+      "initial_scale_power": 24, "loss_scale_window": 200, "hysteresis": 3,
       "min_loss_scale": 4}, "bf16": {"enabled": false}})");
   ASSERT_TRUE(s.ok()) << s.status();
   EXPECT_EQ(s->text("dtype"), "f16");
   EXPECT_EQ(s->real("loss-scale"), 0);
-  EXPECT_EQ(s->real("initial-loss-scale"), 4096);
+  EXPECT_EQ(s->real("initial-loss-scale"), 0x1p24);
   EXPECT_EQ(s->integer("loss-scale-window"), 200);
   EXPECT_EQ(s->integer("hysteresis"), 3);
   EXPECT_EQ(s->real("min-loss-scale"), 4);

@@ -29,7 +29,7 @@ std::vector<int32_t> RandomIds(int64_t tokens, int32_t vocabulary) {
 
 template <typename T>
 class EmbeddingCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(EmbeddingCudaTest, Types);
 
 TYPED_TEST(EmbeddingCudaTest, AddsTheRowsOfATokenByHand) {

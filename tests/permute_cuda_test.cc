@@ -17,7 +17,7 @@ using cusim::Layout;
 
 template <typename T>
 class PermuteCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(PermuteCudaTest, Types);
 
 TYPED_TEST(PermuteCudaTest, GathersByHand) {

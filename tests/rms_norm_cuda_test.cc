@@ -67,7 +67,7 @@ void BackwardReference(const rms_norm::CudaBackward<T>& b) {
 
 template <typename T>
 class RmsNormCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(RmsNormCudaTest, Types);
 
 // rms of (3, 4) is sqrt(12.5); weights 2 and 10.
@@ -84,7 +84,7 @@ TYPED_TEST(RmsNormCudaTest, NormalisesARowByHand) {
       cudaSuccess);
   const double expected = 1 / std::sqrt(12.5);
   EXPECT_NEAR(rstd, expected, 1e-7);
-  const double rounding = sizeof(T) == 2 ? 0x1p-8 : 0x1p-22;
+  const double rounding = std::is_same_v<T, BFloat16> ? 0x1p-8 : sizeof(T) == 2 ? 0x1p-11 : 0x1p-22;
   EXPECT_NEAR(static_cast<float>(y[0]), 6 * expected, rounding * 6 * expected);
   EXPECT_NEAR(static_cast<float>(y[1]), 40 * expected, rounding * 40 * expected);
 }

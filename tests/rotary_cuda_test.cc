@@ -36,7 +36,7 @@ struct Table {
 
 template <typename T>
 class RotaryCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(RotaryCudaTest, Types);
 
 // Quarter turns: position 1 turns (a, b) to (-b, a), or back to (b, -a).

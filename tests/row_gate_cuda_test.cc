@@ -18,7 +18,7 @@ using cusim::Layout;
 
 template <typename T>
 class RowGateCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(RowGateCudaTest, Types);
 
 constexpr int64_t kRows = 13;

@@ -159,7 +159,7 @@ void SelectInPlainLoops(const CudaGate<T>& g, Outputs& out) {
 
 template <typename T>
 class TopKGateCudaTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16>;
+using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(TopKGateCudaTest, Types);
 
 TYPED_TEST(TopKGateCudaTest, HandMadeRowsHaveSoftmaxTopKAndCounts) {

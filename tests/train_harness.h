@@ -50,7 +50,7 @@ inline TrainConfig SmallConfig() {
 // What two runs are compared by.
 struct Trace {
   std::vector<float> loss, validation_loss;
-  std::vector<double> grad_norm, aux_loss, router_entropy, loss_scale;
+  std::vector<double> grad_norm, aux_loss, router_entropy, loss_scale, learning_rate;
   std::vector<int64_t> skipped;  // steps
   std::vector<std::vector<std::vector<int64_t>>> load;
   uint64_t weights = 0;
@@ -73,6 +73,7 @@ inline Trace TrainIn(TrainConfig config, const ::moe::testing::Layout& layout,
                 if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
                 trace.grad_norm.push_back(m.grad_norm);
                 trace.loss_scale.push_back(m.loss_scale);
+                trace.learning_rate.push_back(m.learning_rate);
                 if (m.skipped) trace.skipped.push_back(m.step);
                 trace.aux_loss.push_back(m.aux_loss);
                 trace.router_entropy.push_back(m.router_entropy);
@@ -95,6 +96,7 @@ inline void ExpectSameTrace(const Trace& got, const Trace& expected) {
   EXPECT_EQ(got.grad_norm, expected.grad_norm);
   EXPECT_EQ(got.loss_scale, expected.loss_scale);
   EXPECT_EQ(got.skipped, expected.skipped);
+  EXPECT_EQ(got.learning_rate, expected.learning_rate);
   EXPECT_EQ(got.aux_loss, expected.aux_loss);
   EXPECT_EQ(got.router_entropy, expected.router_entropy);
   EXPECT_EQ(got.load, expected.load);

@@ -168,7 +168,7 @@ TEST(TrainerTest, ALossScaleThatOverflowsIsHalvedAndTheWeightsStay) {
   const Corpus corpus = MakeCorpus();
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
     config.numerics = numerics;
-    const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus);
+    const Trace trace = TrainIn(config, {.ranks = 4, .expert_parallel = 2}, corpus);
     ASSERT_TRUE(trace.status.ok()) << trace.status;
     ASSERT_GE(trace.skipped.size(), 2u);
     EXPECT_EQ(trace.skipped[0], 1);
@@ -180,7 +180,29 @@ TEST(TrainerTest, ALossScaleThatOverflowsIsHalvedAndTheWeightsStay) {
       EXPECT_EQ(trace.grad_norm[step - 1], std::numeric_limits<double>::infinity());
     }
     EXPECT_LT(trace.loss.back(), trace.loss.front());
+    // The schedule counts steps that were taken, the current one included.
+    size_t skips = 0;
+    for (size_t i = 0; i < trace.loss.size(); ++i) {
+      EXPECT_EQ(trace.learning_rate[i], config.schedule.At(static_cast<int64_t>(i + 1 - skips)));
+      skips += trace.skipped.size() > skips && trace.skipped[skips] == static_cast<int64_t>(i + 1);
+    }
   }
+}
+
+TEST(TrainerTest, ASkippedStepLeavesTheWeights) {
+  TrainConfig config = OverflowingConfig();
+  const Corpus corpus = MakeCorpus();
+  const auto after = [&](int64_t steps) {
+    config.steps = steps;
+    const Trace trace = TrainIn(config, {.ranks = 2}, corpus);
+    return std::pair(static_cast<int64_t>(trace.skipped.size()), trace.weights);
+  };
+  const auto one = after(1), two = after(2), ten = after(10);
+  EXPECT_EQ(one.first, 1);
+  EXPECT_EQ(two.first, 2);
+  EXPECT_LT(ten.first, 10);
+  EXPECT_EQ(one.second, two.second);
+  EXPECT_NE(two.second, ten.second);
 }
 
 // The scale divides out: of two runs that overflow nowhere only what underflowed differs.

@@ -49,7 +49,7 @@ class MpiGroup {
   // SumParts, then everyone gets every part: rank order, 2*S*(R-1)/R bytes.
   absl::Status AllReduceInRankOrder(const CommPhase& phase, std::byte* inout, int64_t count,
                                     DType type, ReduceOp op);
-  // MPI_Iallreduce; not bf16.
+  // MPI_Iallreduce; no 16-bit types.
   absl::Status AllReduceByLibrary(const CommPhase& phase, std::byte* inout, int64_t count,
                                   DType type, ReduceOp op);
 

@@ -20,7 +20,7 @@ ncclDataType_t ToNccl(DType type) {
     case DType::kInt64:
       return ncclInt64;
     default:
-      return ncclFloat32;  // bf16 is cast, and Communicator lets no other type through
+      return ncclFloat32;  // 16-bit types are cast, and Communicator lets no other type through
   }
 }
 

@@ -84,7 +84,7 @@ class NcclGroup {
   const std::unique_ptr<NcclLane> streams, host;
   NcclHostSide memory_of_streams, memory_of_host;
 
-  // bf16 is summed in float32, and rounded once: NCCL's own sum would round at every rank.
+  // 16-bit types are summed in float32 and rounded once: NCCL's own sum would round at every rank.
   absl::Status AllReduce(const CommPhase& phase, std::byte* inout, int64_t count, DType type,
                          ReduceOp op, Stream& stream);
   absl::Status ReduceScatter(const CommPhase& phase, const std::byte* send, std::byte* recv,

@@ -47,7 +47,7 @@ struct NcclRankOptions {
 //
 // Collectives in streams of the rank's device are NCCL's kernels: they return when they are enqueued
 // and no host waits. (NCCL connects ranks when they first exchange: that call waits for them.)
-// AllToAllV and SendRecv are one group of sends and receives; bf16 is summed in float32, in a scratch
+// AllToAllV and SendRecv are one group of sends and receives; 16-bit types are summed in float32, in a scratch
 // that grows. Collectives in CPU streams, over memory of the host, are copied to the device and back
 // through a stream of the communicator's own; they begin with a roll call, in which all ranks compare
 // their arguments. In a CUDA stream nobody compares, for it would cost a host wait: ranks that

@@ -11,7 +11,7 @@
 namespace moe {
 
 // out[i] = in[i], rounded to nearest even. Lengths must agree (kInvalidArgument).
-// Instantiated for float -> BFloat16, BFloat16 -> float, float -> float.
+// Instantiated for float -> 16-bit types, those -> float, float -> float.
 template <typename From, typename To>
 absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream);
 

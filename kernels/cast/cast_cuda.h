@@ -10,10 +10,11 @@
 
 namespace moe::cast {
 
-// out[i] = in[i], rounded to nearest even: the bits of Cast, those of NaNs too. Both [n], in device
+// out[i] = in[i], rounded to nearest even: the bits of Cast; a NaN of Float16 is a NaN of
+// another payload. Both [n], in device
 // memory, anywhere; 16-byte accesses if both begin at a multiple of 16 bytes. Enqueues on `stream`
 // and returns; the error of the launch alone.
-// Instantiated for float -> BFloat16, BFloat16 -> float, float -> float.
+// Instantiated for float -> 16-bit types, those -> float, float -> float.
 template <typename From, typename To>
 cudaError_t Run(const From* in, To* out, int64_t n, cudaStream_t stream);
 

@@ -19,7 +19,7 @@ namespace moe {
 // a ring over int64 all give the same bits. (Idea: Demmel and Nguyen, "Reproducible summation",
 // IEEE TC 2015, with one bin, because gradients of a mean loss have a known range.)
 struct ExactGrid {
-  int unit_log2 = -50;    // unit = 2^unit_log2 (times the loss scale's log2)
+  int unit_log2 = -50;    // unit = 2^unit_log2, -50 more for a loss scale of 2^more
   int64_t max_terms = 1;  // M: no more than M terms are ever added to one element
 
   // |q| above this counts as non-finite, so that max_terms of them cannot overflow.

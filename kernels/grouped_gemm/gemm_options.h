@@ -10,9 +10,9 @@ class Cublas;  // gemm_cublas.h
 
 // --grouped-gemm
 enum class GroupedGemmKernel : uint8_t {
-  kAuto,    // as kMma, but one group of bfloat16 by cuBLAS where GemmOptions has it
+  kAuto,    // as kMma, but one group of a 16-bit type by cuBLAS where GemmOptions has it
   kCublas,  // cuBLAS, one call a group
-  kMma,     // this project's kernels: mma.sync for bfloat16, chains of fmaf for float32
+  kMma,     // this project's kernels: mma.sync for 16-bit types, chains of fmaf for float32
 };
 
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may depend

@@ -29,7 +29,7 @@ namespace moe {
 // AVX-512 or NEON, chosen at run time); elsewhere as that loop, far slower. Cost: each weight is
 // read and packed once for every 512 rows (forward) or 252 rows (gradients) of its group.
 //
-// CUDA: float32 by the same chains, with the CPU's bits; bfloat16 on tensor cores, 16 terms at a
+// CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at a
 // time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
 // row's bits depend on that row and its group's weight alone. Where `options` say cuBLAS,
 // gemm_cublas.h has the contract.
@@ -64,7 +64,7 @@ absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, M
                                 GemmOptions options = {});
 
 // The dense layer is one group: y = x * weight^T, dx = dy * weight.
-// TOut may be float where T is BFloat16 (router and output logits).
+// TOut may be float where T is a 16-bit type (router and output logits).
 template <typename T, typename TOut = T>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
                   Workspace& workspace, Stream& stream, GemmOptions options = {});

@@ -40,7 +40,7 @@ cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
 cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream);
 
-// AddRows: out = a + b, rounded to T once; out may be a or b. Also BFloat16 + float.
+// AddRows: out = a + b, rounded to T once; out may be a or b. Also 16-bit types + float.
 template <typename T, typename U = T>
 cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
                         MatrixView<T> out, cudaStream_t stream);

@@ -19,7 +19,7 @@ struct CudaProduct {
 };
 
 // Enqueues on `stream` and returns; the error of the launch alone. The bits of product.cc.
-// Instantiated for float, BFloat16, and BFloat16 from float.
+// Instantiated for float, the 16-bit types, and those from float.
 template <typename T, typename U>
 cudaError_t Run(const CudaProduct<T, U>& product, cudaStream_t stream);
 

@@ -28,16 +28,17 @@ __device__ inline void ForExperts(int lane, Function f) {
   for (int i = 0; i < kPerLane; ++i) f(i, lane + cuda::kWarpLanes * i);
 }
 
-// Keys of bfloat16 values: 16 bits of value above 11 of expert, the lower expert the larger. All
-// differ, so that one reduction finds the next, and what is below the last is what is left. They
-// have 27 bits: key - last is a negative number, large as unsigned, for those below alone.
-template <int kPerLane>
+// Keys of float32 values that their upper kValueBits decide: those above 11 of expert, the lower
+// expert the larger. All differ, so that one reduction finds the next, and what is below the last is
+// what is left. They have at most 30 bits: key - last is a negative number, large as unsigned, for
+// those below alone.
+template <int kPerLane, int kValueBits>
 class PackedKeys {
  public:
   __device__ PackedKeys(const float (&value)[kPerLane], int experts, int lane) : lane_(lane) {
     ForExperts<kPerLane>(lane, [&](int i, int e) {
       const auto id = static_cast<uint32_t>(kMaxExperts - e);
-      key_[i] = e < experts ? KeyOf(value[i]) >> 16 << kIdBits | id : kNoKey;
+      key_[i] = e < experts ? KeyOf(value[i]) >> (32 - kValueBits) << kIdBits | id : kNoKey;
     });
   }
 
@@ -54,10 +55,10 @@ class PackedKeys {
 
  private:
   static constexpr int kIdBits = 11;
-  static_assert(kMaxExperts < 1 << kIdBits);
+  static_assert(kMaxExperts < 1 << kIdBits && kValueBits + kIdBits <= 30);
 
   const int lane_;
-  uint32_t last_ = 1u << (16 + kIdBits);  // above every key
+  uint32_t last_ = 1u << (kValueBits + kIdBits);  // above every key
   uint32_t key_[kPerLane];
 };
 

@@ -138,7 +138,10 @@ __device__ void GateRow(const CudaGate<T>& g, int64_t t, int lane, int32_t* coun
       lane, [&](int i, int e) { x[i] = e < experts ? static_cast<float>(logits[e]) : -INFINITY; });
   int32_t expert = 0;
   if constexpr (kByLogits) {
-    using Keys = std::conditional_t<sizeof(T) == 2, PackedKeys<kPerLane>, WideKeys<kPerLane>>;
+    // Sign and exponent of a float32 that T widens to, and as much of its fraction as T has.
+    constexpr int kValueBits = 9 + (std::is_same_v<T, BFloat16> ? 7 : 10);
+    using Keys =
+        std::conditional_t<sizeof(T) == 2, PackedKeys<kPerLane, kValueBits>, WideKeys<kPerLane>>;
     expert = TakeTopK(Keys(x, experts, lane), k, lane);
   }
   const bool wants_scores = !kByLogits || g.score.data() != nullptr;

@@ -27,7 +27,7 @@ namespace moe::bench {
 
 struct CaseSpec {
   Op op = Op::kAllToAll;
-  DType dtype = DType::kFloat32;  // f32, f64, bf16, i32 or i64
+  DType dtype = DType::kFloat32;  // f32, f64, bf16, f16, i32 or i64
   int64_t size_bytes = 0;         // per rank; rounded down to whole elements, at least one per peer
   // alltoall, alltoallv
   RoutingSpec routing;  // alltoallv

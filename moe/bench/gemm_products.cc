@@ -44,9 +44,11 @@ GemmSum Sum(int64_t begin, int64_t end, Pair pair) {
 template <typename T>
 bool WithinTensorCores(const GemmSum& sum, T result) {
   const double off = static_cast<double>(sum.depth + 1) * 0x1p-23 * sum.magnitudes;
-  const double rounding = std::is_same_v<T, float> ? 0x1p-24 : 0x1p-8;
+  constexpr bool kHalf = std::is_same_v<T, Float16>;
+  const double rounding = std::is_same_v<T, float> ? 0x1p-24 : kHalf ? 0x1p-11 : 0x1p-8;
+  const double underflow = kHalf ? 0x1p-25 : 0;
   const double error = static_cast<double>(static_cast<float>(result)) - sum.exact;
-  return std::abs(error) <= off + rounding * (std::abs(sum.exact) + off);
+  return std::abs(error) <= off + rounding * (std::abs(sum.exact) + off) + underflow;
 }
 
 // Operands and results of the three products.

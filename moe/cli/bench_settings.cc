@@ -52,7 +52,7 @@ the same threads just before each call
   #wrong       differ from results computed apart; blank: gates with a rule of their own
 --device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold caches;
 limits are a copy of the device and a dense product of cuBLAS. gate then has two more kernels: select
-(ids, weights and counts alone; -d bf16 too) and plan (slots sorted by expert)
+(ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
 --device cuda --backend nccl: collectives in the memory of GPUs, one a rank
 
 layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,

@@ -33,7 +33,7 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 //   train_micro_batch_size_per_gpu, gradient_clipping, steps_per_print, bf16.enabled,
 //   optimizer.{type: Adam|AdamW, params.{lr,betas,eps,weight_decay}},
 //   scheduler.{type: WarmupLR|WarmupCosineLR, params}, linear warm-up only,
-//   fp16: accepted where enabled is false.
+//   fp16.enabled and its loss scaling (auto_cast and consecutive_hysteresis: false alone).
 // (train_batch_size, gradient_accumulation_steps and seed have the same name here.)
 // kNotFound if there is no such file; kInvalidArgument for anything that is not understood, with
 // the nearest key.

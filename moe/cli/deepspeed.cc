@@ -6,6 +6,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
 #include "kernels/base/status_macros.h"
@@ -183,7 +184,7 @@ class DeepSpeed {
     if (!absl::SimpleAtoi(Text(kPower, ""), &power)) {
       return Wrong(kPower, Text(kPower, ""), "an integer");
     }
-    return Set("initial-loss-scale", absl::StrCat(std::ldexp(1.0, power)), kPower);
+    return Set("initial-loss-scale", absl::StrFormat("%.17g", std::ldexp(1.0, power)), kPower);
   }
 
   absl::Status ApplyScheduler() {

@@ -126,7 +126,7 @@ void AddParallel(Table& table) {
         Kind::kWord,
         "NAME",
         "auto",
-        "with --device cuda: cublas, mma (this project's), or auto: dense bf16 by cublas if "
+        "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
         "--numerics "
         "is fast, the rest by mma",
         {"auto", "cublas", "mma", "wgmma"}}});

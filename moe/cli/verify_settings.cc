@@ -34,7 +34,7 @@ What must hold
   one rank against float64       |product - reference| <= bound, element by element
   layout against one rank        layout-invariant: 0 ulp; fast: |difference| <= 2 bound
   counts and drops               equal
-The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each):
+The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each, as f16 2^-11):
   a + b, a b, a / b              operands' errors by their derivatives, + u |result|
   sum of n terms t, any order    sum error(t) + n u sum |t|
   exp, log, sigmoid, erf         operand's error by its derivative, + 8 u |result|

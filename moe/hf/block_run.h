@@ -38,7 +38,7 @@ absl::StatusOr<CheckpointTensor> FindTokens(const SafetensorsFile& file, absl::s
 struct BlockRunOptions {
   DeviceKind device = DeviceKind::kCpu;
   int expert_parallel_size = 1;
-  DType dtype = DType::kFloat32;  // of activations and weights; or kBFloat16
+  DType dtype = DType::kFloat32;  // of activations and weights; or kBFloat16, kFloat16
   Numerics numerics = Numerics::kLayoutInvariant;
   int threads = 1;             // of this rank
   TraceSink* trace = nullptr;  // where rank 0 writes the time line; of all ranks or of none

@@ -1,7 +1,6 @@
 #include "moe/io/safetensors.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 
@@ -34,19 +33,6 @@ constexpr TypeRow kTypes[] = {
 };
 static_assert(std::size(kTypes) == kNumSafetensorsTypes);
 static_assert(kNumSafetensorsTypes == static_cast<int>(SafetensorsType::kU64) + 1);
-
-float FloatOfHalf(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = bits >> 10 & 0x1fu;
-  const uint32_t fraction = bits & 0x3ffu;
-  if (exponent == 0) {  // a multiple of 2^-24, which float32 holds as it is
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-  }
-  // Infinity and NaN keep their fraction; biases are 15 and 127.
-  const uint32_t wide = exponent == 0x1fu ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
-}
 
 // out[i] = convert(the i-th Stored); memcpy since a file aligns nothing.
 template <typename Stored, typename Convert>
@@ -138,7 +124,7 @@ absl::Status SafetensorsFile::ReadFloat32(const SafetensorsTensor& tensor,
       ReadAs<BFloat16>(bytes, out, [](BFloat16 value) { return static_cast<float>(value); });
       return absl::OkStatus();
     case SafetensorsType::kF16:
-      ReadAs<uint16_t>(bytes, out, FloatOfHalf);
+      ReadAs<Float16>(bytes, out, [](Float16 value) { return static_cast<float>(value); });
       return absl::OkStatus();
     default:
       return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor '", Shown(tensor.name),

@@ -22,7 +22,7 @@ Storage StorageOf(DType type);
 // A problem before its data are drawn.
 struct ProblemSpec {
   MoeLayerConfig layer;
-  DType dtype = DType::kFloat32;            // or kBFloat16
+  DType dtype = DType::kFloat32;            // or kBFloat16, kFloat16
   std::vector<int64_t> micro_batch_tokens;  // [M], zeros allowed
   uint64_t seed = 1;
 };

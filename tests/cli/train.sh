@@ -75,6 +75,12 @@ done
 # Divergence: exit 6, one line, and the steps until then are whole.
 run "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0 --out "$work/nan"
 expect 6 "divergence"
+(($(wc -l <"$work/stderr") == 1)) || fail "divergence: $(wc -l <"$work/stderr") lines on stderr"
+grep -q "finite" "$work/stderr" || fail "divergence: $(cat "$work/stderr")"
+[[ ! -s $work/nan/metrics.jsonl || $(tail -c 1 "$work/nan/metrics.jsonl" | od -An -c) == *'\n'* ]] ||
+  fail "divergence: half a line in metrics.jsonl"
+
+# Float16: steps that overflow are skipped, those at the least scale end the run.
 half=(--dtype f16 --steps 4 --hysteresis 1)
 run "$moe" train "${model[@]}" "${half[@]}" --initial-loss-scale 16777216 --out "$work/half"
 expect 0 "float16"
@@ -83,10 +89,6 @@ grep -qE "^skipped [1-4] of 4 steps, whose gradients overflowed float16" "$work/
 run "$moe" train "${model[@]}" "${half[@]}" --initial-loss-scale 16777216 --min-loss-scale 16777216 --quiet
 expect 6 "overflow at the least loss scale"
 grep -qF "gradient norm is inf and the loss scale is at its minimum" "$work/stderr" || fail "the least loss scale: $(cat "$work/stderr")"
-(($(wc -l <"$work/stderr") == 1)) || fail "divergence: $(wc -l <"$work/stderr") lines on stderr"
-grep -q "finite" "$work/stderr" || fail "divergence: $(cat "$work/stderr")"
-[[ ! -s $work/nan/metrics.jsonl || $(tail -c 1 "$work/nan/metrics.jsonl" | od -An -c) == *'\n'* ]] ||
-  fail "divergence: half a line in metrics.jsonl"
 
 # A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
 (

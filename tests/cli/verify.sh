@@ -43,6 +43,7 @@ for fault in "${faults[@]}"; do
     fail "$fault: no failure in ${where[$fault]}"
 done
 run "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
+expect 0 "a fault that one rank cannot show"
 grep -q MISSED "$work/stdout" || fail "a missed fault: not said"
 
 # Usage.
