@@ -2,14 +2,15 @@
 //   gemm_bench --rows 8,32,128,512 --in 1024 --out 2816 --experts 4 --threads 1
 // Every round measures the peak (a loop of multiply-adds in registers) right before each case, so
 // that both see the same clock and the same neighbours. peak% is the median over rounds of the
-// ratio, with its 10th and 90th percentile. wrong = sampled elements whose bits differ from a chain
-// of std::fma.
+// ratio, with its 10th and 90th percentile. read% is the limit of few rows: bytes of weights, read
+// (or, of their gradient, written) once, in the time of the product, against a loop that reads as
+// many from front to back, right after the peak. wrong = sampled elements whose bits differ from a
+// chain of std::fma. "packed forward" finds the weights packed; "pack" is what packing them costs.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@
 
 #include <boost/program_options.hpp>
 
+#include "benchmarks/gemm_data.h"
 #include "kernels/grouped_gemm/fma_peak.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 
 namespace moe::bench {
@@ -67,123 +68,72 @@ double Peak(bool cpu, ThreadPool& pool) {
   return total / seconds / 1e9;
 }
 
+// GB/s at which all threads together read `data`.
+double ReadSpeed(bool cpu, ThreadPool& pool, absl::Span<const float> data) {
+  const auto n = static_cast<int64_t>(data.size());
+  const int64_t part = (n + pool.threads() - 1) / pool.threads();
+  std::vector<float> largest(static_cast<size_t>(pool.threads()));  // or nothing need be read
+  const double seconds = Seconds(cpu, [&] {
+    pool.For(n, part, [&](int64_t begin, int64_t end) {
+      largest[static_cast<size_t>(begin / part)] =
+          gemm::ReadFloats(data.data() + begin, end - begin);
+    });
+  });
+  const double read = *std::max_element(largest.begin(), largest.end()) >= 0 ? 4e-9 : 0;
+  return read * static_cast<double>(n) / seconds;
+}
+
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))];
 }
 
-// One expert's operands and outputs, for every product.
-template <typename T>
-struct Data {
-  Data(int64_t n, const Options& o) : rows(n), in(o.in), out(o.out), experts(o.experts) {
-    std::minstd_rand engine(7);
-    std::uniform_real_distribution<float> uniform(-1, 1);
-    const auto fill = [&](std::vector<T>& v, int64_t size) {
-      v.resize(static_cast<size_t>(size));
-      for (T& e : v) e = T(uniform(engine));
-    };
-    fill(x, rows * experts * in);
-    fill(dy, rows * experts * out);
-    fill(w, experts * out * in);
-    y.resize(dy.size());
-    dx.resize(x.size());
-    dw.resize(w.size());
-    for (int64_t e = 0; e <= experts; ++e) offsets.push_back(e * rows);
-    for (int64_t e = 0; e < experts; ++e) weight.emplace_back(w.data() + e * out * in, out, in);
-  }
-
-  absl::Status Forward(Workspace& workspace, Stream& stream) {
-    return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, weight,
-                          {y.data(), rows * experts, out}, workspace, stream);
-  }
-  absl::Status InputGradient(Workspace& workspace, Stream& stream) {
-    return GroupedGemmInputGradient<T>({dy.data(), rows * experts, out}, offsets, weight,
-                                       {dx.data(), rows * experts, in}, workspace, stream);
-  }
-  absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
-    for (int64_t e = 0; e < experts; ++e) {
-      MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
-          {dy.data() + e * rows * out, rows, out}, {x.data() + e * rows * in, rows, in},
-          {dw.data() + e * out * in, out, in}, Write::kOverwrite, workspace, stream));
-    }
-    return absl::OkStatus();
-  }
-
-  // Elements of the three outputs, spread evenly, that do not have the bits of the specification.
-  int64_t Wrong() const {
-    constexpr int64_t kSamples = 97;
-    int64_t wrong = 0;
-    for (int64_t s = 0; s < kSamples; ++s) {
-      const int64_t n = rows * experts * s / kSamples, e = n / rows;
-      const int64_t o = out * (s * 31 % kSamples) / kSamples;
-      const int64_t k = in * (s * 57 % kSamples) / kSamples;
-      float want_y = 0, want_dx = 0, want_dw = 0;
-      for (int64_t i = 0; i < in; ++i)
-        want_y = Fma(x[n * in + i], w[(e * out + o) * in + i], want_y);
-      for (int64_t i = 0; i < out; ++i) {
-        want_dx = Fma(dy[n * out + i], w[(e * out + i) * in + k], want_dx);
-      }
-      for (int64_t i = e * rows; i < (e + 1) * rows; ++i) {
-        want_dw = Fma(dy[i * out + o], x[i * in + k], want_dw);
-      }
-      wrong += !(T(want_y) == y[n * out + o]) + !(T(want_dx) == dx[n * in + k]) +
-               (want_dw != dw[(e * out + o) * in + k]);
-    }
-    return wrong;
-  }
-  static float Fma(T a, T b, float c) {
-    return std::fma(static_cast<float>(a), static_cast<float>(b), c);
-  }
-
-  int64_t rows, in, out, experts;
-  std::vector<T> x, dy, w, y, dx;
-  std::vector<float> dw;
-  std::vector<int64_t> offsets;
-  std::vector<MatrixView<const T>> weight;
-};
-
 struct Case {
   const char* product;
   std::function<absl::Status()> run;
-  std::vector<double> gflops, ratio;
+  double weight_bytes = 0;
+  std::vector<double> gflops, ratio, read;
 };
 
-// Measures the three products on `rows` rows per expert. False if an element is wrong.
+// Measures the products on `rows` rows per expert. False if an element is wrong.
 template <typename T>
 absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& options,
                              ThreadPool& pool) {
-  Data<T> data(rows, options);
+  GemmData<T> data(rows, options.in, options.out, options.experts);
   Workspace workspace;
   const auto stream = MakeInlineStream(&pool);
-  Case cases[] = {{"forward",
-                   [&] {
-                     return data.Forward(workspace, *stream);
-                   }},
-                  {"input gradient",
-                   [&] {
-                     return data.InputGradient(workspace, *stream);
-                   }},
-                  {"weight gradient", [&] {
-                     return data.WeightGradient(workspace, *stream);
-                   }}};
+  const auto made = [&](const char* product, auto function, size_t element) {
+    return Case{
+        product,
+        [&workspace, &stream, &data, function] { return (data.*function)(workspace, *stream); },
+        static_cast<double>(data.w.size() * element)};
+  };
+  Case cases[] = {made("pack", &GemmData<T>::Pack, 2 * sizeof(T)),
+                  made("forward", &GemmData<T>::Forward, sizeof(T)),
+                  made("packed forward", &GemmData<T>::PackedForward, sizeof(T)),
+                  made("input gradient", &GemmData<T>::InputGradient, sizeof(T)),
+                  made("weight gradient", &GemmData<T>::WeightGradient, sizeof(float))};
   const double operations = 2.0 * static_cast<double>(rows * options.experts) *
                             static_cast<double>(options.in) * static_cast<double>(options.out);
   for (int round = -1; round < options.rounds; ++round) {
     for (Case& c : cases) {
       const double peak = Peak(options.cpu_clock, pool);
+      const double read = ReadSpeed(options.cpu_clock, pool, data.read);
       absl::Status status;
       const double seconds = Seconds(options.cpu_clock, [&] { status = c.run(); });
       MOE_RETURN_IF_ERROR(status);
       if (round < 0) continue;  // warm-up: the workspace grows, pages are touched
       c.gflops.push_back(operations / seconds / 1e9);
       c.ratio.push_back(100 * c.gflops.back() / peak);
+      c.read.push_back(100 * c.weight_bytes / seconds / 1e9 / read);
     }
   }
   const int64_t wrong = data.Wrong();
   for (const Case& c : cases) {
-    std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %6lld\n", type, c.product,
+    std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %7.1f %6lld\n", type, c.product,
                 static_cast<long long>(rows), Quantile(c.gflops, 0.5), Quantile(c.ratio, 0.5),
-                Quantile(c.ratio, 0.1), Quantile(c.ratio, 0.9), static_cast<long long>(wrong));
+                Quantile(c.ratio, 0.1), Quantile(c.ratio, 0.9), Quantile(c.read, 0.5),
+                static_cast<long long>(wrong));
   }
   std::fflush(stdout);
   return wrong == 0;
@@ -195,8 +145,8 @@ absl::StatusOr<bool> Run(const Options& options) {
               static_cast<long long>(options.in), static_cast<long long>(options.out),
               static_cast<long long>(options.experts), options.threads,
               Peak(options.cpu_clock, pool));
-  std::printf("%-5s %-16s %6s %9s %7s %6s %6s %6s\n", "type", "product", "rows", "GFLOP/s", "peak%",
-              "p10", "p90", "wrong");
+  std::printf("%-5s %-16s %6s %9s %7s %6s %6s %7s %6s\n", "type", "product", "rows", "GFLOP/s",
+              "peak%", "p10", "p90", "read%", "wrong");
   bool right = true;
   for (const absl::string_view text : absl::StrSplit(options.rows, ',')) {
     int64_t rows = 0;

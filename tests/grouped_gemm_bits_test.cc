@@ -3,11 +3,13 @@
 #include <cmath>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "tests/gemm_matrix.h"
 
@@ -48,7 +50,7 @@ class GroupedGemmBits : public ::testing::Test {
     }
   }
 
-  // Both directions, rows given per group.
+  // Both directions, and forward with packed weights; rows given per group.
   void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad) {
     SCOPED_TRACE(testing::Message() << "O " << out << ", K " << in);
     const Groups<T> groups(rows, out, in);
@@ -56,10 +58,14 @@ class GroupedGemmBits : public ::testing::Test {
     const auto dy = Matrix<T>::Random(groups.total(), out, pad, 2);
     const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad);
     const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad);
-    Matrix<T> y(0, 0), dx(0, 0);
+    Matrix<T> y(0, 0), dx(0, 0), from_packed(0, 0);
     ForEachMachine(
         [&](Stream& stream) {
           y = Matrix<T>(groups.total(), out, pad);
+          from_packed = y;
+          MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, stream));
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, packed, 7,
+                                             from_packed.view(), workspace_, stream));
           dx = Matrix<T>(groups.total(), in, pad);
           MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, groups.views(), y.view(),
                                              workspace_, stream));
@@ -68,8 +74,20 @@ class GroupedGemmBits : public ::testing::Test {
         },
         [&] {
           EXPECT_EQ(y.Differences(want_y), 0);
+          EXPECT_EQ(from_packed.Differences(want_y), 0);
           EXPECT_EQ(dx.Differences(want_dx), 0);
         });
+  }
+
+  static absl::StatusOr<std::vector<PackedWeights<T>>> Packed(const Groups<T>& groups,
+                                                              Stream& stream) {
+    std::vector<PackedWeights<T>> packed;
+    for (const Matrix<T>& w : groups.weight) {
+      MOE_ASSIGN_OR_RETURN(PackedWeights<T> one, PackedWeights<T>::Create(w.rows(), w.cols()));
+      MOE_RETURN_IF_ERROR(one.Pack(w.cview(), 7, stream));
+      packed.push_back(std::move(one));
+    }
+    return packed;
   }
 
   void CheckWeightGradient(int64_t rows, int64_t out, int64_t in, int64_t pad) {
@@ -122,6 +140,13 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
   this->CheckGroups({7, 13}, 70, 1100, 3);     // deeper than a depth block, both ways
   this->CheckGroups({7, 13}, 1100, 70, 0);
   this->CheckGroups(std::vector<int64_t>(300, 1), 9, 11, 0);  // many groups
+  this->CheckGroups({511, 1}, 70, 600, 0);
+}
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForEveryFewRows) {
+  const std::vector<int64_t> rows = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
+  this->CheckGroups(rows, 64, 131, 0);   // one whole strip on every target
+  this->CheckGroups(rows, 257, 513, 3);  // strips and panels with a tail, two depth blocks
 }
 
 TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
@@ -148,11 +173,15 @@ TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
   const auto dy = Matrix<T>::Random(67, 33, 1, 7);
   const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
   const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
-  Matrix<float> y(0, 0), dx(0, 0);
+  Matrix<float> y(0, 0), dx(0, 0), from_packed(0, 0);
   this->ForEachMachine(
       [&](Stream& stream) {
         y = Matrix<float>(67, 33, 2);
+        from_packed = y;
         dx = Matrix<float>(67, 129, 2);
+        MOE_ASSIGN_OR_RETURN(const auto packed, this->Packed(group, stream));
+        MOE_RETURN_IF_ERROR((
+            Gemm<T, float>(x.cview(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
         MOE_RETURN_IF_ERROR((Gemm<T, float>(x.cview(), group.weight[0].cview(), y.view(),
                                             this->workspace_, stream)));
         return GemmInputGradient<T, float>(dy.cview(), group.weight[0].cview(), dx.view(),
@@ -160,19 +189,25 @@ TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
       },
       [&] {
         EXPECT_EQ(y.Differences(want_y), 0);
+        EXPECT_EQ(from_packed.Differences(want_y), 0);
         EXPECT_EQ(dx.Differences(want_dx), 0);
       });
 }
 
 TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
   using T = TypeParam;
-  Matrix<T> x(5, 0), w(70, 0), y(5, 70);
+  Matrix<T> x(5, 0), w(70, 0), y(5, 70), from_packed(5, 70);
   this->ForEachMachine(
       [&](Stream& stream) {
         y = Matrix<T>(5, 70);
-        return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
+        MOE_RETURN_IF_ERROR((Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream)));
+        from_packed = Matrix<T>(5, 70);
+        MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(70, 0));
+        MOE_RETURN_IF_ERROR(packed.Pack(w.cview(), 0, stream));
+        return Gemm<T, T>(x.cview(), packed, 0, from_packed.view(), this->workspace_, stream);
       },
       [&] {
+        EXPECT_EQ(from_packed.Differences(y), 0);
         for (int64_t r = 0; r < 5; ++r) {
           for (int64_t c = 0; c < 70; ++c) ASSERT_EQ(Bits(y(r, c)), 0u);
         }

@@ -2,6 +2,7 @@
 moe_test(base_test LABELS unit cpu threads SOURCES base_test.cc LIBS moe_kernels)
 moe_test(grouped_gemm_test LABELS unit cpu SOURCES grouped_gemm_test.cc LIBS moe_kernels)
 moe_test(grouped_gemm_bits_test LABELS unit cpu threads SOURCES grouped_gemm_bits_test.cc LIBS moe_kernels TIMEOUT 400)
+moe_test(packed_weights_test LABELS unit cpu threads SOURCES packed_weights_test.cc LIBS moe_kernels)
 moe_test(device_gemm_test LABELS unit cpu device SOURCES device_gemm_test.cc LIBS moe_kernels)
 moe_test(fixed_dot_test LABELS unit cpu SOURCES fixed_dot_test.cc LIBS moe_kernels)
 moe_test(permute_test LABELS unit cpu device SOURCES permute_test.cc LIBS moe_kernels)

@@ -44,6 +44,19 @@ double RunFmaOnTarget(int64_t steps) {
   return static_cast<double>(steps) * 12 * 2 * static_cast<double>(hn::Lanes(d));
 }
 
+float ReadOnTarget(const float* data, int64_t count) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto a = hn::Zero(d), b = a, c = a, e = a;
+  for (int64_t i = 0; i + 4 * lanes <= count; i += 4 * lanes) {
+    a = hn::Max(a, hn::LoadU(d, data + i));
+    b = hn::Max(b, hn::LoadU(d, data + i + lanes));
+    c = hn::Max(c, hn::LoadU(d, data + i + 2 * lanes));
+    e = hn::Max(e, hn::LoadU(d, data + i + 3 * lanes));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(a, b), hn::Max(c, e))));
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace moe::gemm
@@ -53,9 +66,14 @@ HWY_AFTER_NAMESPACE();
 namespace moe::gemm {
 
 HWY_EXPORT(RunFmaOnTarget);
+HWY_EXPORT(ReadOnTarget);
 
 double RunFma(int64_t steps) {
   return HWY_DYNAMIC_DISPATCH(RunFmaOnTarget)(steps);
+}
+
+float ReadFloats(const float* data, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(ReadOnTarget)(data, count);
 }
 
 }  // namespace moe::gemm

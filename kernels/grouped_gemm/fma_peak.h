@@ -10,6 +10,9 @@ namespace moe::gemm {
 // the products use. Returns the number of floating-point operations (two for each multiply-add).
 double RunFma(int64_t steps);
 
+// Reads `count` floats from front to back: the measure of memory. Returns the largest, or 0.
+float ReadFloats(const float* data, int64_t count);
+
 }  // namespace moe::gemm
 
 #endif  // MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_

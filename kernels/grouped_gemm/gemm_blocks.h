@@ -30,8 +30,11 @@ struct Shape {
 inline constexpr Shape kTransposedB = {.panel_cols = 64, .panel_depth = 512, .block_rows = 512};
 inline constexpr Shape kPlainB = {.panel_cols = 256, .panel_depth = 128, .block_rows = 252};
 
+inline constexpr Shape kStripsOfB = {.panel_cols = 64, .panel_depth = 512, .block_rows = 252};
+
 constexpr const Shape& ShapeFor(Layout b_layout) {
-  return b_layout == Layout::kTransposed ? kTransposedB : kPlainB;
+  if (b_layout == Layout::kPlain) return kPlainB;
+  return b_layout == Layout::kTransposed ? kTransposedB : kStripsOfB;
 }
 
 // Columns of a block, where all threads have work: the next panel is fetched while one is
@@ -102,6 +105,12 @@ struct Slot {
   float* sums;
   float* a;
 };
+
+// Columns of a strip of packed weights on this CPU, and packing one: columns (rows of memory)
+// [0, cols) of `from` [cols, depth], the rest of the strip zeros.
+int64_t StripCols();
+template <typename T>
+void PackStrip(MatrixView<const T> from, T* to);
 
 // Computes one block of one problem with the best instructions of this CPU.
 void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot);

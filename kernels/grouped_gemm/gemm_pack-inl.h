@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include <hwy/highway.h>
 
@@ -93,6 +94,22 @@ void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t dep
       for (int64_t k = begin; k < end; ++k) {
         to[k * kTileCols + j] = j < cols ? static_cast<float>(from[j * stride + k]) : 0.0f;
       }
+    }
+  }
+}
+
+// b^T as a strip of packed weights: the same in the storage type.
+template <class T>
+void PackWeightStrip(MatrixView<const T> from, T* to) {
+  if constexpr (std::is_same_v<T, float>) {
+    PackTransposedTile(from.data(), from.stride(), from.rows(), from.cols(), to);
+  } else {
+    constexpr int64_t kSteps = 64;
+    HWY_ALIGN float wide[kSteps * kTileCols];
+    for (int64_t k = 0; k < from.cols(); k += kSteps) {
+      const int64_t steps = std::min(kSteps, from.cols() - k);
+      PackTransposedTile(from.data() + k, from.stride(), from.rows(), steps, wide);
+      Convert(wide, steps * kTileCols, to + k * kTileCols);
     }
   }
 }

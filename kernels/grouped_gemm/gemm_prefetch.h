@@ -8,64 +8,50 @@
 
 namespace moe::gemm {
 
-// Walks two pieces of memory, cache line by cache line. Weights of a mixture seldom are in cache,
-// and a packed panel takes less time to multiply than to load: neither may wait for the other.
+// Walks rows of memory, cache line by cache line. Weights of a mixture seldom are in cache, and a
+// panel takes less time to multiply than to load: neither may wait for the other. (Rows of a are
+// few, used again and again, and left to the hardware.)
 class Prefetcher {
  public:
-  // Steps of a tile between two bursts, so that the loop over steps stays free of address
-  // arithmetic; and bytes of a cache line.
-  static constexpr int64_t kSteps = 16;
+  // Steps of a tile between two bursts: few, because a core has 10 to 16 line buffers, and a longer
+  // burst waits for them. And bytes of a cache line.
+  static constexpr int64_t kSteps = 4;
   static constexpr int64_t kLine = 64;
 
-  // `rows` rows of `row_bytes` bytes, `stride_bytes` apart.
-  struct Rows {
-    const void* data = nullptr;
-    int64_t rows = 0;
-    int64_t row_bytes = 0;
-    int64_t stride_bytes = 0;
-
-    int64_t lines() const { return rows * (row_bytes / kLine + 1); }
-  };
-
   Prefetcher() = default;
-  // First `first`, then `second`, spread over `steps` steps of tiles.
-  Prefetcher(const Rows& first, const Rows& second, int64_t steps) : second_(second) {
-    Begin(first);
-    const int64_t bursts = steps / kSteps + 1;
-    lines_per_burst_ = (first.lines() + second.lines() + bursts - 1) / bursts;
+  // `rows` rows of `row_bytes` bytes, `stride_bytes` apart, spread over `steps` steps of tiles.
+  Prefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t steps)
+      : line_(static_cast<const char*>(data)),
+        row_end_(line_ + row_bytes),
+        row_bytes_(row_bytes),
+        stride_bytes_(stride_bytes),
+        rows_left_(rows) {
+    const int64_t lines = rows * (row_bytes / kLine + 1), bursts = steps / kSteps + 1;
+    lines_per_burst_ = (lines + bursts - 1) / bursts;
   }
 
   HWY_INLINE void Burst() {
     for (int64_t i = 0; i < lines_per_burst_; ++i) {
-      if (rows_left_ == 0) {
-        if (second_.rows == 0) return;
-        Begin(second_);
-        second_.rows = 0;
-      }
       // Into the second-level cache: the first is full of what is multiplied now.
-      __builtin_prefetch(row_ + offset_, /*rw=*/0, /*locality=*/2);
-      offset_ += kLine;
-      if (offset_ < row_bytes_) continue;
-      offset_ = 0;
-      row_ += stride_bytes_;
-      --rows_left_;
+      __builtin_prefetch(line_, /*rw=*/0, /*locality=*/2);
+      line_ += kLine;
+      if (HWY_UNLIKELY(line_ >= row_end_)) NextRow();
     }
   }
 
  private:
-  void Begin(const Rows& rows) {
-    row_ = static_cast<const char*>(rows.data);
-    row_bytes_ = rows.row_bytes;
-    stride_bytes_ = rows.stride_bytes;
-    rows_left_ = rows.rows;
+  // Inline: a call would spill the tile's registers.
+  HWY_INLINE void NextRow() {
+    row_end_ += stride_bytes_;
+    line_ = row_end_ - row_bytes_;
+    if (--rows_left_ <= 0) lines_per_burst_ = 0;
   }
 
-  const char* row_ = nullptr;
+  const char* line_ = nullptr;
+  const char* row_end_ = nullptr;
   int64_t row_bytes_ = 0;
   int64_t stride_bytes_ = 0;
   int64_t rows_left_ = 0;
-  int64_t offset_ = 0;
-  Rows second_;
   int64_t lines_per_burst_ = 0;
 };
 

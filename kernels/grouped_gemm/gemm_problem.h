@@ -11,15 +11,16 @@
 namespace moe::gemm {
 
 // How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *
-// b [depth, cols].
-enum class Layout : uint8_t { kPlain, kTransposed };
+// b [depth, cols]. Strips, for b alone, are packed weights: packed_weights.h has their picture.
+enum class Layout : uint8_t { kPlain, kTransposed, kStrips };
 
 // c (+)= a * b. T: float, BFloat16 or Float16; TOut: float or T. kAdd needs TOut = float.
 template <typename T, typename TOut>
 struct Problem {
   MatrixView<const T> a;  // [rows, depth], transposed [depth, rows]
-  MatrixView<const T> b;  // [depth, cols], transposed [cols, depth]
-  MatrixView<TOut> c;     // [rows, cols]
+  // [depth, cols], transposed [cols, depth]; strips of W columns [ceil(cols / W) * depth, W].
+  MatrixView<const T> b;
+  MatrixView<TOut> c;  // [rows, cols]
   Layout a_layout = Layout::kPlain;
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
+#include "kernels/grouped_gemm/gemm_panels.h"
 
 // Two x86 targets with FMA are enough, and every target costs compile time. Tiles need vectors of
 // known size, which SVE and RVV do not have.
@@ -17,6 +18,7 @@
 
 #if HWY_NATIVE_FMA
 #include "kernels/grouped_gemm/gemm_pack-inl.h"
+#include "kernels/grouped_gemm/gemm_sums-inl.h"
 #include "kernels/grouped_gemm/gemm_tile-inl.h"
 #endif
 
@@ -26,95 +28,54 @@ namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
 
-// A panel of b: `depth` steps from `k`, `cols` columns from `col`.
-struct Panel {
-  int64_t k, depth, col, cols;
-  bool first, last;  // of its columns' depth blocks
-};
+// Whether the tile reads a whole strip of b where it lies: strips of float32 always, and rows of a
+// plain b, which the first tile copies into the panel for the others.
+template <class T>
+constexpr bool ReadsInPlace(Layout b_layout) {
+  return std::is_same_v<T, float> && b_layout != Layout::kTransposed;
+}
 
-// The panels of one block, in the order in which they are multiplied: all of some columns, in
-// ascending depth, before the next columns.
-class Panels {
- public:
-  Panels(const Block& block, int64_t depth, const Shape& shape)
-      : block_(block),
-        depth_(depth),
-        panel_cols_(shape.panel_cols),
-        depths_(std::max<int64_t>(depth, 1), shape.panel_depth) {}
-
-  int64_t size() const {
-    return depths_.parts * ((block_.col_end - block_.col_begin + panel_cols_ - 1) / panel_cols_);
-  }
-  Panel At(int64_t i) const {
-    const int64_t d = i % depths_.parts;
-    // A product over nothing still writes zeros: one panel of no steps.
-    const int64_t begin = depths_.Begin(d), end = std::min(depths_.Begin(d + 1), depth_);
-    const int64_t col = block_.col_begin + i / depths_.parts * panel_cols_;
-    return {.k = begin,
-            .depth = end - begin,
-            .col = col,
-            .cols = std::min(panel_cols_, block_.col_end - col),
-            .first = d == 0,
-            .last = d + 1 == depths_.parts};
-  }
-
- private:
-  Block block_;
-  int64_t depth_;
-  int64_t panel_cols_;
-  EvenCut depths_;
-};
-
-// Where the float32 sums of a panel's columns are kept: in c itself if its elements are float32,
-// whole tiles fit and there is one depth block, else in the slot, row behind row. (Rows of c may
-// lie a power of two apart and push each other out of cache between depth blocks.)
+// Copies what the tile does not read in place.
 template <class T, class TOut>
-class Sums {
- public:
-  Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, const Slot& slot)
-      : out_(problem.c.data() + block.row_begin * problem.c.stride() + panel.col),
-        out_stride_(problem.c.stride()),
-        rows_(block.row_end - block.row_begin),
-        cols_(panel.cols),
-        cols_padded_((cols_ + kTileCols - 1) / kTileCols * kTileCols),
-        direct_(std::is_same_v<TOut, float> && cols_ == cols_padded_ && panel.first && panel.last),
-        scratch_(slot.sums) {}
-
-  bool direct() const { return direct_; }
-  float* data() const {
-    if constexpr (std::is_same_v<TOut, float>) {
-      if (direct()) return out_;
-    }
-    return scratch_;
+void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
+  const int64_t stride = problem.b.stride();
+  const T* const data = problem.b.data();
+  if (problem.b_layout == Layout::kTransposed) {
+    return PackTransposedPanel(data + panel.col * stride + panel.k, stride, panel.cols, panel.depth,
+                               to);
   }
-  int64_t stride() const { return direct() ? out_stride_ : cols_padded_; }
+  if (problem.b_layout == Layout::kStrips) {
+    if constexpr (ReadsInPlace<T>(Layout::kStrips)) return;
+    for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+      Convert(data + (panel.col + j) * problem.depth() + panel.k * kTileCols,
+              panel.depth * kTileCols, to + j * panel.depth);
+    }
+    return;
+  }
+  const int64_t whole = ReadsInPlace<T>(Layout::kPlain) ? panel.cols / kTileCols * kTileCols : 0;
+  PackPlainPanel(data + panel.k * stride + panel.col + whole, stride, panel.cols - whole,
+                 panel.depth, to + whole * panel.depth);
+}
 
-  // Before the first depth block of an addition.
-  void Load() const {
-    if (direct()) return;
-    for (int64_t i = 0; i < rows_; ++i) {
-      Convert(out_ + i * out_stride_, cols_, scratch_ + i * cols_padded_);
+// Columns [j, j + kTileCols) of the panel, for tile `t` of `tiles`.
+template <class T, class TOut>
+Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& slot, int64_t j,
+              int64_t t, int64_t tiles) {
+  float* const packed = slot.panel + j * panel.depth;
+  if constexpr (std::is_same_v<T, float>) {
+    const float* const data = problem.b.data();
+    if (problem.b_layout == Layout::kStrips) {
+      return {data + (panel.col + j) * problem.depth() + panel.k * kTileCols, kTileCols};
+    }
+    if (problem.b_layout == Layout::kPlain && t == 0 && j + kTileCols <= panel.cols) {
+      const int64_t stride = problem.b.stride();
+      return {data + panel.k * stride + panel.col + j, stride, tiles > 1 ? packed : nullptr};
     }
   }
-  // After the last depth block.
-  void Store() const {
-    if (direct()) return;
-    for (int64_t i = 0; i < rows_; ++i) {
-      Convert(scratch_ + i * cols_padded_, cols_, out_ + i * out_stride_);
-    }
-  }
+  return {packed, kTileCols};
+}
 
- private:
-  TOut* out_;
-  int64_t out_stride_;
-  int64_t rows_;
-  int64_t cols_;
-  int64_t cols_padded_;
-  bool direct_;
-  float* scratch_;
-};
-
-// All rows of the block times one packed panel.
+// All rows of the block times one panel.
 template <class T, class TOut>
 void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
                    const Panel& panel, const Slot& slot, const Sums<T, TOut>& sums,
@@ -122,42 +83,35 @@ void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const Ev
   const bool add = !panel.first || problem.write == Write::kAdd;
   const int64_t stride = sums.stride();
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
-    const float* const b = slot.panel + j * panel.depth;
     for (int64_t t = 0; t < tiles.parts; ++t) {
+      const Strip b = StripAt(problem, panel, slot, j, t, tiles.parts);
       const int64_t row = tiles.Begin(t);
       const int64_t rows = tiles.Begin(t + 1) - row;
       float* const c = sums.data() + row * stride + j;
       if (sums.direct() && t + 2 < tiles.parts) PrefetchForWrite(c + rows * stride, rows, stride);
+      const auto multiply = [&](const auto& a) HWY_ATTR {
+        if constexpr (std::is_same_v<T, float>) {
+          if (b.copy != nullptr) {
+            return TileOf<true>(rows, a, b, panel.depth, c, stride, add, next);
+          }
+        }
+        TileOf<false>(rows, a, b, panel.depth, c, stride, add, next);
+      };
       if (problem.a_layout == Layout::kTransposed) {
-        const FloatRows a{slot.a + row * panel.depth, 1, rows};
-        TileOf(rows, a, b, panel.depth, c, stride, add, next);
-        continue;
-      }
-      if constexpr (kPacksPlainRows<T>) {
-        const FloatRows a{slot.a + row * panel.depth, panel.depth, 1};
-        TileOf(rows, a, b, panel.depth, c, stride, add, next);
+        multiply(PackedRows{slot.a + row * panel.depth});
         continue;
       }
       const T* const data =
           problem.a.data() + (block.row_begin + row) * problem.a.stride() + panel.k;
-      if constexpr (std::is_same_v<T, float>) {
-        TileOf(rows, FloatRows{data, problem.a.stride(), 1}, b, panel.depth, c, stride, add, next);
-      } else if constexpr (std::is_same_v<T, BFloat16>) {
-        TileOf(rows, BFloat16Rows{data, problem.a.stride()}, b, panel.depth, c, stride, add, next);
+      if constexpr (kPacksPlainRows<T>) {
+        multiply(FloatRows{slot.a + row * panel.depth, panel.depth});
+      } else if constexpr (std::is_same_v<T, float>) {
+        multiply(FloatRows{data, problem.a.stride()});
+      } else {
+        multiply(BFloat16Rows{data, problem.a.stride()});
       }
     }
   }
-}
-
-template <class T, class TOut>
-void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
-  const int64_t stride = problem.b.stride();
-  if (problem.b_layout == Layout::kTransposed) {
-    const T* const from = problem.b.data() + panel.col * stride + panel.k;
-    return PackTransposedPanel(from, stride, panel.cols, panel.depth, to);
-  }
-  PackPlainPanel(problem.b.data() + panel.k * stride + panel.col, stride, panel.cols, panel.depth,
-                 to);
 }
 
 template <class T, class TOut>
@@ -169,26 +123,27 @@ void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& t
   PackPlainRows(problem, panel.k, panel.depth, block.row_begin, tiles.total, to);
 }
 
-// For the time in which `panel` is multiplied: `next`, and the rows of a if it needs others.
+// Fetches `next` while `tiles` tiles of each strip of `panel` are multiplied.
 template <class T, class TOut>
-Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
-                       const Panel& next, int64_t tiles) {
+Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, const Panel& next,
+                       int64_t tiles) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
-  const auto piece = [](const MatrixView<const T>& m, bool transposed, int64_t row, int64_t rows,
-                        int64_t col, int64_t cols) -> Prefetcher::Rows {
-    if (transposed) {
-      std::swap(row, col);
-      std::swap(rows, cols);
-    }
-    return {m.data() + row * m.stride() + col, rows, cols * kBytes, m.stride() * kBytes};
+  const auto strips = [](int64_t cols) {
+    return (cols + kTileCols - 1) / kTileCols;
   };
-  const int64_t a_rows = next.k == panel.k ? 0 : block.row_end - block.row_begin;
-  const int64_t strips = (panel.cols + kTileCols - 1) / kTileCols;
-  return {piece(problem.b, problem.b_layout == Layout::kTransposed, next.k, next.depth, next.col,
-                next.cols),
-          piece(problem.a, problem.a_layout == Layout::kTransposed, block.row_begin, a_rows, next.k,
-                next.depth),
-          panel.depth * tiles * strips};
+  const int64_t steps = panel.depth * tiles * strips(panel.cols);
+  const MatrixView<const T>& b = problem.b;
+  const int64_t stride = b.stride();
+  if (problem.b_layout == Layout::kStrips) {
+    return {b.data() + next.col * problem.depth() + next.k * kTileCols, strips(next.cols),
+            next.depth * kTileCols * kBytes, problem.depth() * kTileCols * kBytes, steps};
+  }
+  if (problem.b_layout == Layout::kTransposed) {
+    return {b.data() + next.col * stride + next.k, next.cols, next.depth * kBytes, stride * kBytes,
+            steps};
+  }
+  return {b.data() + next.k * stride + next.col, next.depth, next.cols * kBytes, stride * kBytes,
+          steps};
 }
 
 // Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
@@ -208,7 +163,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
     Pack(problem, panel, slot.panel);
     Prefetcher next;
     if (i + 1 < panels.size()) {
-      next = PrefetchFor(problem, block, panel, panels.At(i + 1), tiles.parts);
+      next = PrefetchFor(problem, panel, panels.At(i + 1), tiles.parts);
     }
     MultiplyPanel(problem, block, tiles, panel, slot, sums, next);
     if (panel.last) sums.Store();
@@ -216,6 +171,15 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
 }
 
 #else
+
+constexpr int64_t kTileCols = kMaxTileCols;
+
+template <class T>
+void PackWeightStrip(MatrixView<const T> from, T* to) {
+  for (int64_t k = 0; k < from.cols(); ++k) {
+    for (int64_t j = 0; j < kTileCols; ++j) *to++ = j < from.rows() ? from(j, k) : T(0.0f);
+  }
+}
 
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
@@ -228,13 +192,32 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
   Problem<T, TOut> part = problem;
   part.a = problem.a_layout == Layout::kPlain ? cut(part.a, block.row_begin, rows, 0, depth)
                                               : cut(part.a, 0, depth, block.row_begin, rows);
-  part.b = problem.b_layout == Layout::kPlain ? cut(part.b, 0, depth, block.col_begin, cols)
-                                              : cut(part.b, block.col_begin, cols, 0, depth);
+  if (problem.b_layout == Layout::kPlain) part.b = cut(part.b, 0, depth, block.col_begin, cols);
+  if (problem.b_layout == Layout::kTransposed) {
+    part.b = cut(part.b, block.col_begin, cols, 0, depth);
+  }
+  if (problem.b_layout == Layout::kStrips) {  // blocks are whole strips
+    const int64_t begin = block.col_begin / kTileCols * depth;
+    part.b = cut(part.b, begin, part.b.rows() - begin, 0, kTileCols);
+  }
   part.c = cut(part.c, block.row_begin, rows, block.col_begin, cols);
   Reference(part);
 }
 
 #endif  // HWY_NATIVE_FMA
+
+int64_t TileCols() {
+  return kTileCols;
+}
+void PackFloat(MatrixView<const float> from, float* to) {
+  PackWeightStrip(from, to);
+}
+void PackBFloat16(MatrixView<const BFloat16> from, BFloat16* to) {
+  PackWeightStrip(from, to);
+}
+void PackFloat16(MatrixView<const Float16> from, Float16* to) {
+  PackWeightStrip(from, to);
+}
 
 void RunFloat(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
   Run(problem, block, slot);
@@ -262,11 +245,32 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe::gemm {
 
+HWY_EXPORT(TileCols);
+HWY_EXPORT(PackFloat);
+HWY_EXPORT(PackBFloat16);
+HWY_EXPORT(PackFloat16);
 HWY_EXPORT(RunFloat);
 HWY_EXPORT(RunBFloat16);
 HWY_EXPORT(RunBFloat16ToFloat);
 HWY_EXPORT(RunFloat16);
 HWY_EXPORT(RunFloat16ToFloat);
+
+int64_t StripCols() {
+  return HWY_DYNAMIC_DISPATCH(TileCols)();
+}
+
+template <>
+void PackStrip(MatrixView<const float> from, float* to) {
+  HWY_DYNAMIC_DISPATCH(PackFloat)(from, to);
+}
+template <>
+void PackStrip(MatrixView<const BFloat16> from, BFloat16* to) {
+  HWY_DYNAMIC_DISPATCH(PackBFloat16)(from, to);
+}
+template <>
+void PackStrip(MatrixView<const Float16> from, Float16* to) {
+  HWY_DYNAMIC_DISPATCH(PackFloat16)(from, to);
+}
 
 void RunBlock(const Problem<float, float>& problem, const Block& block, const Slot& slot) {
   HWY_DYNAMIC_DISPATCH(RunFloat)(problem, block, slot);

@@ -1,0 +1,111 @@
+// The operands and outputs of every grouped product that gemm_bench measures, and their check.
+#ifndef MOE_BENCHMARKS_GEMM_DATA_H_
+#define MOE_BENCHMARKS_GEMM_DATA_H_
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/packed_weights.h"
+
+namespace moe::bench {
+
+// `row_count` rows for each of the experts.
+template <typename T>
+struct GemmData {
+  GemmData(int64_t row_count, int64_t in_features, int64_t out_features, int64_t expert_count)
+      : rows(row_count), in(in_features), out(out_features), experts(expert_count) {
+    std::minstd_rand engine(7);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    const auto fill = [&](std::vector<T>& v, int64_t size) {
+      v.resize(static_cast<size_t>(size));
+      for (T& e : v) e = T(uniform(engine));
+    };
+    fill(x, rows * experts * in);
+    fill(dy, rows * experts * out);
+    fill(w, experts * out * in);
+    y.resize(dy.size());
+    dx.resize(x.size());
+    dw.resize(w.size());
+    for (int64_t e = 0; e <= experts; ++e) offsets.push_back(e * rows);
+    for (int64_t e = 0; e < experts; ++e) weight.emplace_back(w.data() + e * out * in, out, in);
+    read.resize(w.size() * sizeof(T) / sizeof(float), 1.0f);
+  }
+
+  absl::Status Pack(Workspace&, Stream& stream) {
+    for (const MatrixView<const T>& one : weight) {
+      const auto i = static_cast<size_t>(&one - weight.data());
+      if (packed.size() <= i) {
+        MOE_ASSIGN_OR_RETURN(auto made, PackedWeights<T>::Create(out, in));
+        packed.push_back(std::move(made));
+      }
+      MOE_RETURN_IF_ERROR(packed[i].Pack(one, 0, stream));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status PackedForward(Workspace& workspace, Stream& stream) {
+    return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, packed, 0,
+                          {y.data(), rows * experts, out}, workspace, stream);
+  }
+
+  absl::Status Forward(Workspace& workspace, Stream& stream) {
+    return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, weight,
+                          {y.data(), rows * experts, out}, workspace, stream);
+  }
+  absl::Status InputGradient(Workspace& workspace, Stream& stream) {
+    return GroupedGemmInputGradient<T>({dy.data(), rows * experts, out}, offsets, weight,
+                                       {dx.data(), rows * experts, in}, workspace, stream);
+  }
+  absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
+    for (int64_t e = 0; e < experts; ++e) {
+      MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
+          {dy.data() + e * rows * out, rows, out}, {x.data() + e * rows * in, rows, in},
+          {dw.data() + e * out * in, out, in}, Write::kOverwrite, workspace, stream));
+    }
+    return absl::OkStatus();
+  }
+
+  // Elements of the three outputs, spread evenly, that do not have the bits of the specification.
+  int64_t Wrong() const {
+    constexpr int64_t kSamples = 97;
+    int64_t wrong = 0;
+    for (int64_t s = 0; s < kSamples; ++s) {
+      const int64_t n = rows * experts * s / kSamples, e = n / rows;
+      const int64_t o = out * (s * 31 % kSamples) / kSamples;
+      const int64_t k = in * (s * 57 % kSamples) / kSamples;
+      float want_y = 0, want_dx = 0, want_dw = 0;
+      for (int64_t i = 0; i < in; ++i)
+        want_y = Fma(x[n * in + i], w[(e * out + o) * in + i], want_y);
+      for (int64_t i = 0; i < out; ++i) {
+        want_dx = Fma(dy[n * out + i], w[(e * out + i) * in + k], want_dx);
+      }
+      for (int64_t i = e * rows; i < (e + 1) * rows; ++i) {
+        want_dw = Fma(dy[i * out + o], x[i * in + k], want_dw);
+      }
+      wrong += !(T(want_y) == y[n * out + o]) + !(T(want_dx) == dx[n * in + k]) +
+               (want_dw != dw[(e * out + o) * in + k]);
+    }
+    return wrong;
+  }
+  static float Fma(T a, T b, float c) {
+    return std::fma(static_cast<float>(a), static_cast<float>(b), c);
+  }
+
+  int64_t rows, in, out, experts;
+  std::vector<T> x, dy, w, y, dx;
+  std::vector<float> dw;
+  std::vector<int64_t> offsets;
+  std::vector<MatrixView<const T>> weight;
+  std::vector<PackedWeights<T>> packed;
+  std::vector<float> read;  // as many bytes as the weights
+};
+
+}  // namespace moe::bench
+
+#endif  // MOE_BENCHMARKS_GEMM_DATA_H_

@@ -1,0 +1,99 @@
+// Weights in the order in which the CPU's matrix products read them, kept from call to call.
+#ifndef MOE_KERNELS_GROUPED_GEMM_PACKED_WEIGHTS_H_
+#define MOE_KERNELS_GROUPED_GEMM_PACKED_WEIGHTS_H_
+
+#include <cstdint>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+
+namespace moe {
+
+// A packed copy of one weight [O, K], for products that run forward. Strip s holds the rows
+// [s * W, (s + 1) * W) of the weight, transposed; W is the width of this CPU's register tile (64
+// with AVX-512, 16 with AVX2 or NEON). A product reads a strip from front to back, one line of W
+// elements for each step k:
+//
+//           weight                         strip 0                 strip 1
+//         k = 0  1  2 ..              o = 0  1  2 .. W-1        o = W W+1 ..
+//   o = 0   [ a  b  c ..         k=0 [ a  d  g ..       ]  k=0 [             ]
+//   o = 1   [ d  e  f ..    ->   k=1 [ b  e  h ..       ]  k=1 [             ]
+//   o = 2   [ g  h  i ..         k=2 [ c  f  i ..       ]  ..
+//   ..                           ..                        K-1 [             ]
+//
+// The last strip is filled up with zeros. Elements keep their storage type: a packed weight is as
+// large as the weight, and products of it have the bits of products of the weight.
+//
+// A layer keeps one for each expert and projection, and calls Pack after each change of its weights
+// with the number of that change. Move-only. One host thread at a time.
+template <typename T>
+class PackedWeights {
+ public:
+  static constexpr int64_t kNeverPacked = -1;
+
+  // Holds nothing and fits no product; what is moved from does likewise.
+  PackedWeights() = default;
+  PackedWeights(PackedWeights&& other) noexcept { *this = std::move(other); }
+  PackedWeights& operator=(PackedWeights&& other) noexcept {
+    strips_ = std::move(other.strips_);
+    out_features_ = std::exchange(other.out_features_, 0);
+    in_features_ = std::exchange(other.in_features_, 0);
+    strip_cols_ = std::exchange(other.strip_cols_, 0);
+    version_ = std::exchange(other.version_, kNeverPacked);
+    return *this;
+  }
+  // Memory for a weight [out_features, in_features], not packed yet. kInvalidArgument on negative
+  // sizes, kResourceExhausted.
+  static absl::StatusOr<PackedWeights> Create(int64_t out_features, int64_t in_features);
+
+  // Enqueues the copy of `weight` [O, K], host memory that stays valid and unchanged until `stream`
+  // has passed; so does this object. Threaded over strips, one pass: reads and writes O * K elements.
+  // Errors: kInvalidArgument if the shape differs from Create's or `version` is negative;
+  // kUnimplemented if the stream is not the CPU's.
+  absl::Status Pack(MatrixView<const T> weight, int64_t version, Stream& stream);
+
+  // The `version` of the last Pack.
+  int64_t version() const { return version_; }
+  int64_t out_features() const { return out_features_; }
+  int64_t in_features() const { return in_features_; }
+  int64_t bytes() const { return strips_.bytes(); }
+
+  // kInvalidArgument, in the name of `function`, unless this is a weight [O, K] that was packed at
+  // `version` for the instructions that products use now.
+  absl::Status Check(absl::string_view function, int64_t out_features, int64_t in_features,
+                     int64_t version) const;
+  // The strips, one behind the other: [ceil(O / W) * K, W].
+  MatrixView<const T> strips() const;
+
+ private:
+  Buffer strips_;
+  int64_t out_features_ = 0;
+  int64_t in_features_ = 0;
+  int64_t strip_cols_ = 0;
+  int64_t version_ = kNeverPacked;
+};
+
+// GroupedGemm and Gemm (grouped_gemm.h), with weights that were packed before: the same bits. CPU
+// only. Weights are read where they are, once for every 252 rows of their group; with up to 6 rows
+// a product runs at the speed at which memory is read. `version` is what all weights are expected
+// to be packed at. They stay valid, and are not packed again, until the stream has passed.
+// Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed for
+// other SIMD instructions; kUnimplemented on CUDA.
+template <typename T>
+absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
+                         absl::Span<const PackedWeights<T>> weight, int64_t version,
+                         MatrixView<T> y, Workspace& workspace, Stream& stream);
+template <typename T, typename TOut = T>
+absl::Status Gemm(MatrixView<const T> x, const PackedWeights<T>& weight, int64_t version,
+                  MatrixView<TOut> y, Workspace& workspace, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_PACKED_WEIGHTS_H_
