@@ -16,25 +16,37 @@ namespace moe::gemm {
 inline constexpr int64_t kTileRows = 6;
 inline constexpr int64_t kMaxTileCols = 64;
 
-// A panel is the part of b that is packed at a time, 128 KiB as float32: it stays in a second-level
-// cache while the rows of a block pass by it. Panels run along the rows of b's memory, because
-// lines a power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not
-// fit any second-level cache.
+// A panel is the part of b that rows pass by at a time, 128 KiB as float32: it stays in a
+// second-level cache meanwhile. Panels of a plain b run along the rows of its memory, because lines
+// a power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
+// second-level cache.
 struct Shape {
   int64_t panel_cols;
   int64_t panel_depth;
   // Rows of a block. More spread the cost of packing b further; float32 sums of a panel's columns
   // (rows x panel_cols), and the packed rows of a transposed a, have to stay in cache as well.
   int64_t block_rows;
+  int64_t col_step;  // columns of a block are multiples of it
 };
-inline constexpr Shape kTransposedB = {.panel_cols = 64, .panel_depth = 512, .block_rows = 512};
-inline constexpr Shape kPlainB = {.panel_cols = 256, .panel_depth = 128, .block_rows = 252};
+inline constexpr Shape kTransposedB = {
+    .panel_cols = 64, .panel_depth = 512, .block_rows = 512, .col_step = 64};
+inline constexpr Shape kStripsOfB = {
+    .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
+inline constexpr Shape kPlainB = {
+    .panel_cols = 256, .panel_depth = 128, .block_rows = 252, .col_step = 256};
+// Few rows or few steps wait for memory: whole rows of b, read from front to back. At 4 rows twice
+// as fast as kPlainB and 0.9 of packed strips, so that input gradients need no packed copy; at 32
+// rows 1.3 and 0.75; slower from about 100 rows or steps on, where sums go to and fro too often.
+inline constexpr Shape kWideB = {
+    .panel_cols = 1024, .panel_depth = 32, .block_rows = 252, .col_step = 256};
+inline constexpr int64_t kFewRows = 64;
 
-inline constexpr Shape kStripsOfB = {.panel_cols = 64, .panel_depth = 512, .block_rows = 252};
-
-constexpr const Shape& ShapeFor(Layout b_layout) {
-  if (b_layout == Layout::kPlain) return kPlainB;
-  return b_layout == Layout::kTransposed ? kTransposedB : kStripsOfB;
+template <typename T, typename TOut>
+constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
+  if (problem.b_layout == Layout::kTransposed) return kTransposedB;
+  if (problem.b_layout == Layout::kStrips) return kStripsOfB;
+  const bool wide = problem.c.rows() <= kFewRows || problem.depth() <= kWideB.panel_depth;
+  return wide ? kWideB : kPlainB;
 }
 
 // Columns of a block, where all threads have work: the next panel is fetched while one is
@@ -55,14 +67,13 @@ struct EvenCut {
   int64_t parts;
 };
 
-// The blocks of one problem: rows cut evenly, columns into whole panels, `block_cols` or one panel
-// wide. No cut shows in the bits of the result.
+// The blocks of one problem: rows cut evenly, columns by `max_block_cols`, in whole steps of the
+// shape, one at least. No cut shows in the bits of the result.
 struct BlockGrid {
   BlockGrid(int64_t row_count, int64_t col_count, const Shape& shape, int64_t max_block_cols)
       : rows(row_count, shape.block_rows),
         cols(col_count),
-        block_cols(
-            std::max(shape.panel_cols, max_block_cols / shape.panel_cols * shape.panel_cols)),
+        block_cols(std::max(shape.col_step, max_block_cols / shape.col_step * shape.col_step)),
         col_blocks((cols + block_cols - 1) / block_cols) {}
 
   int64_t size() const { return rows.parts * col_blocks; }

@@ -40,7 +40,7 @@ struct Task {
 
 template <typename T, typename TOut>
 BlockGrid GridOf(const Problem<T, TOut>& problem, int64_t block_cols) {
-  return {problem.c.rows(), problem.c.cols(), ShapeFor(problem.b_layout), block_cols};
+  return {problem.c.rows(), problem.c.cols(), ShapeFor(problem), block_cols};
 }
 
 // Every worker takes the next block until none is left. Which worker computes a block does not
@@ -59,7 +59,7 @@ void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
         const size_t p = static_cast<size_t>(after - task.blocks_before.begin()) - 1;
         const Problem<T, TOut>& problem = task.problems[p];
         RunBlock(problem, GridOf(problem, task.block_cols).At(i - task.blocks_before[p]),
-                 Slot(memory, ShapeFor(problem.b_layout)));
+                 Slot(memory, ShapeFor(problem)));
       }
     }
   });
@@ -76,15 +76,16 @@ void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPo
                 static_cast<double>(problem.depth());
     most_blocks += GridOf(problem, 0).size();
     cols += GridOf(problem, 0).rows.parts * problem.c.cols();
-    task.slot_floats = std::max(
-        task.slot_floats, Slot::Size(ShapeFor(problem.b_layout), PacksRows<T>(problem.a_layout)));
+    task.slot_floats =
+        std::max(task.slot_floats, Slot::Size(ShapeFor(problem), PacksRows<T>(problem.a_layout)));
   }
   const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
   task.workers = std::clamp<int64_t>(most_blocks, 1, threads.threads());
   if (useful < static_cast<double>(task.workers)) {
     task.workers = std::max<int64_t>(1, static_cast<int64_t>(useful));
   }
-  task.block_cols = std::min(kMaxBlockCols, cols / (4 * task.workers));
+  task.block_cols =
+      task.workers == 1 ? kMaxBlockCols : std::min(kMaxBlockCols, cols / (4 * task.workers));
   blocks_before[0] = 0;
   for (size_t p = 0; p < task.problems.size(); ++p) {
     blocks_before[p + 1] = blocks_before[p] + GridOf(task.problems[p], task.block_cols).size();

@@ -151,7 +151,7 @@ Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, cons
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
-  const Panels panels(block, problem.depth(), ShapeFor(problem.b_layout));
+  const Panels panels(block, problem.depth(), ShapeFor(problem));
   for (int64_t i = 0; i < panels.size(); ++i) {
     const Panel panel = panels.At(i);
     const bool same_rows = i > 0 && panel.first && panel.last;  // one depth block, packed before
