@@ -42,11 +42,15 @@ inline constexpr Shape kWideB = {
 inline constexpr int64_t kFewRows = 64;
 
 template <typename T, typename TOut>
+constexpr bool IsWide(const Problem<T, TOut>& problem) {
+  return problem.c.rows() <= kFewRows || problem.depth() <= kWideB.panel_depth;
+}
+
+template <typename T, typename TOut>
 constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   if (problem.b_layout == Layout::kTransposed) return kTransposedB;
   if (problem.b_layout == Layout::kStrips) return kStripsOfB;
-  const bool wide = problem.c.rows() <= kFewRows || problem.depth() <= kWideB.panel_depth;
-  return wide ? kWideB : kPlainB;
+  return IsWide(problem) ? kWideB : kPlainB;
 }
 
 // Columns of a block, where all threads have work: the next panel is fetched while one is

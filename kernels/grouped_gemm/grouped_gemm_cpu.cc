@@ -28,11 +28,11 @@ namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
 
-// Whether the tile reads a whole strip of b where it lies: strips of float32 always, and rows of a
-// plain b, which the first tile copies into the panel for the others.
-template <class T>
-constexpr bool ReadsInPlace(Layout b_layout) {
-  return std::is_same_v<T, float> && b_layout != Layout::kTransposed;
+// Whether the first tile reads whole strips of a plain b where they lie, and copies them for the
+// others. With many rows the copy ahead of it is faster: it runs along memory.
+template <class T, class TOut>
+bool ReadsPlainInPlace(const Problem<T, TOut>& problem) {
+  return std::is_same_v<T, float> && problem.b_layout == Layout::kPlain && IsWide(problem);
 }
 
 // Copies what the tile does not read in place.
@@ -45,14 +45,14 @@ void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
                                to);
   }
   if (problem.b_layout == Layout::kStrips) {
-    if constexpr (ReadsInPlace<T>(Layout::kStrips)) return;
+    if constexpr (std::is_same_v<T, float>) return;
     for (int64_t j = 0; j < panel.cols; j += kTileCols) {
       Convert(data + (panel.col + j) * problem.depth() + panel.k * kTileCols,
               panel.depth * kTileCols, to + j * panel.depth);
     }
     return;
   }
-  const int64_t whole = ReadsInPlace<T>(Layout::kPlain) ? panel.cols / kTileCols * kTileCols : 0;
+  const int64_t whole = ReadsPlainInPlace(problem) ? panel.cols / kTileCols * kTileCols : 0;
   PackPlainPanel(data + panel.k * stride + panel.col + whole, stride, panel.cols - whole,
                  panel.depth, to + whole * panel.depth);
 }
@@ -67,7 +67,7 @@ Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& s
     if (problem.b_layout == Layout::kStrips) {
       return {data + (panel.col + j) * problem.depth() + panel.k * kTileCols, kTileCols};
     }
-    if (problem.b_layout == Layout::kPlain && t == 0 && j + kTileCols <= panel.cols) {
+    if (ReadsPlainInPlace(problem) && t == 0 && j + kTileCols <= panel.cols) {
       const int64_t stride = problem.b.stride();
       return {data + panel.k * stride + panel.col + j, stride, tiles > 1 ? packed : nullptr};
     }
