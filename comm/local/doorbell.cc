@@ -1,7 +1,6 @@
 #include "comm/local/doorbell.h"
 
 #include <climits>
-#include <thread>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -15,7 +14,7 @@ namespace {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-void Sleep(std::atomic<uint32_t>& word, uint32_t seen, Doorbell::Clock::time_point deadline) {
+void SleepOn(std::atomic<uint32_t>& word, uint32_t seen, Doorbell::Clock::time_point deadline) {
   // steady_clock is CLOCK_MONOTONIC, which is what FUTEX_WAIT_BITSET's absolute deadline means.
   const auto ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
@@ -25,6 +24,8 @@ void Sleep(std::atomic<uint32_t>& word, uint32_t seen, Doorbell::Clock::time_poi
                 FUTEX_BITSET_MATCH_ANY);
 }
 
+}  // namespace
+
 void Relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -33,9 +34,7 @@ void Relax() {
 #endif
 }
 
-}  // namespace
-
-// Ring and SleepChange are a Dekker pair: one writes count_ then reads sleepers_, the other writes
+// Ring and Sleep are a Dekker pair: one writes count_ then reads sleepers_, the other writes
 // sleepers_ then reads count_ (inside the kernel). Both need sequential consistency.
 void Doorbell::Ring() {
   count_.fetch_add(1, std::memory_order_seq_cst);
@@ -43,30 +42,15 @@ void Doorbell::Ring() {
   (void)syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool Doorbell::SpinChange(uint32_t seen, int spins) const {
-  for (int i = 0; i < spins; ++i) {
-    if (count() != seen) return true;
-    Relax();
-  }
-  return false;
-}
-
-bool Doorbell::YieldChange(uint32_t seen) const {
-  constexpr int kYields = 4;
-  for (int i = 0; i < kYields; ++i) {
-    std::this_thread::yield();
-    if (count() != seen) return true;
-  }
-  return false;
-}
-
-bool Doorbell::SleepChange(uint32_t seen, Clock::time_point deadline) {
+bool Doorbell::Sleep(uint32_t seen, Clock::time_point deadline, absl::FunctionRef<bool()> done) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  while (count_.load(std::memory_order_seq_cst) == seen && Clock::now() < deadline) {
-    Sleep(count_, seen, deadline);
+  bool is_over = false;
+  while (!is_over && Clock::now() < deadline) {
+    is_over = count_.load(std::memory_order_seq_cst) != seen || done();
+    if (!is_over) SleepOn(count_, seen, deadline);
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  return count() != seen;
+  return is_over;
 }
 
 }  // namespace moe

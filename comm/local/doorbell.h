@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include <absl/functional/function_ref.h>
+
 namespace moe {
 
 // A counter that threads ring and wait on. To wait for a condition: read count(), test the
@@ -21,20 +23,23 @@ class alignas(64) Doorbell {
   // somebody sleeps.
   void Ring();
 
-  // Looks `spins` times; true when count() != seen was among them.
-  bool SpinChange(uint32_t seen, int spins) const;
+  // Rings only if somebody sleeps, and writes nothing else. Enough where those who are awake look at
+  // the condition itself, and what made it true was a sequentially consistent store.
+  void RingSleepers() {
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) Ring();
+  }
 
-  // Offers the core to others a few times; the same result. A peer that waits for this very core
-  // comes sooner than by a sleep and a wake-up.
-  bool YieldChange(uint32_t seen) const;
-
-  // Sleeps. True once count() != seen; false when `deadline` has passed first.
-  bool SleepChange(uint32_t seen, Clock::time_point deadline);
+  // Sleeps until count() != seen or done(), which is tested once the sleeper is known to ringers;
+  // sequentially consistent loads. False when `deadline` has passed first.
+  bool Sleep(uint32_t seen, Clock::time_point deadline, absl::FunctionRef<bool()> done);
 
  private:
   std::atomic<uint32_t> count_{0};  // the futex word
   std::atomic<uint32_t> sleepers_{0};
 };
+
+// One turn of a loop that waits for another core: leaves the execution units to others.
+void Relax();
 
 // How long one thread spins before it sleeps. A peer that runs on another core comes within
 // microseconds and spinning saves the wake-up; a peer that waits for this very core comes only once

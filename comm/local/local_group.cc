@@ -1,6 +1,7 @@
 #include "comm/local/local_group.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -15,9 +16,29 @@ namespace {
 
 using Clock = Doorbell::Clock;
 
-Clock::time_point DeadlineAfter(absl::Duration timeout) {
+Clock::time_point After(Clock::time_point start, absl::Duration timeout) {
   constexpr absl::Duration kLongest = absl::Hours(24 * 365);  // time_point overflows on infinity
-  return Clock::now() + absl::ToChronoNanoseconds(std::min(timeout, kLongest));
+  return start + absl::ToChronoNanoseconds(std::min(timeout, kLongest));
+}
+
+// Looks `times` times for a peer that runs on another core.
+bool Spin(int times, absl::FunctionRef<bool()> look) {
+  for (int i = 0; i < times; ++i) {
+    if (look()) return true;
+    Relax();
+  }
+  return false;
+}
+
+// Offers the core a few times: a peer that waits for this very core comes sooner than by a sleep and
+// a wake-up.
+bool OfferCore(absl::FunctionRef<bool()> look) {
+  constexpr int kOffers = 4;
+  for (int i = 0; i < kOffers; ++i) {
+    std::this_thread::yield();
+    if (look()) return true;
+  }
+  return false;
 }
 
 absl::Status CheckSameCollective(const LocalPost& mine, const LocalPost& other, int my_rank,
@@ -121,56 +142,69 @@ absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>&
 absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                                    absl::FunctionRef<bool()> done,
                                    absl::FunctionRef<bool(int)> is_missing) {
-  const Clock::time_point start = Clock::now();
-  const Clock::time_point deadline = DeadlineAfter(timeout_);
+  std::optional<Clock::time_point> start;  // of sleeping; most waits end before
   while (true) {
     const uint32_t seen = bell.count();
     if (done()) return absl::OkStatus();
     if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+    const auto look = [&] {
+      return bell.count() != seen || done();
+    };
     if (may_spin_) {
-      const bool rang = bell.SpinChange(seen, spin.Next());
-      spin.Report(rang);
-      if (rang) continue;
+      const bool came = Spin(spin.Next(), look);
+      spin.Report(came);
+      if (came) continue;
     }
-    if (bell.YieldChange(seen) || bell.SleepChange(seen, deadline) || done()) continue;
+    if (OfferCore(look)) continue;
+    if (!start.has_value()) start = Clock::now();
+    if (bell.Sleep(seen, After(*start, timeout_), done) || done()) continue;
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (is_missing(r)) missing.push_back(world_rank(r));
     }
     if (missing.empty()) continue;  // the last one came just now, and rings next
-    return Late(caller, missing, absl::FromChrono(Clock::now() - start));
+    return Late(caller, missing, absl::FromChrono(Clock::now() - *start));
   }
 }
 
 absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
   Meeting& meeting = meetings_[lane];
-  const uint64_t generation = meeting.generation.load(std::memory_order_acquire);
-  const uint64_t my_count =
-      1 + meeting.arrivals[caller.rank].count.fetch_add(1, std::memory_order_relaxed);
-  if (meeting.here.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
-    meeting.here.store(0, std::memory_order_relaxed);
-    meeting.generation.store(generation + 1, std::memory_order_release);
-    meeting.bell.Ring();
+  std::atomic<uint64_t>& mine = meeting.arrivals[caller.rank].count;
+  const uint64_t round = mine.load(std::memory_order_relaxed) + 1;
+  // In the one order of all sequentially consistent operations, the last to store sees everybody,
+  // and sees who sleeps; whoever goes to sleep after that sees the store.
+  mine.store(round, std::memory_order_seq_cst);
+  const auto is_missing = [&](int r) {
+    return meeting.arrivals[r].count.load(std::memory_order_seq_cst) < round;
+  };
+  const auto all_here = [&] {
+    for (int r = 0; r < size(); ++r) {
+      if (is_missing(r)) return false;
+    }
+    return true;
+  };
+  if (all_here()) {
+    meeting.bell.RingSleepers();
     return absl::OkStatus();
   }
-  return WaitUntil(
-      meeting.bell, meeting.arrivals[caller.rank].spin, caller,
-      [&] { return meeting.generation.load(std::memory_order_acquire) != generation; },
-      [&](int r) { return meeting.arrivals[r].count.load(std::memory_order_relaxed) < my_count; });
+  return WaitUntil(meeting.bell, ranks_[caller.rank].meeting_spin[lane], caller, all_here,
+                   is_missing);
 }
 
 absl::Status LocalGroup::Enter(const LocalCaller& caller) {
-  inside_.fetch_add(1, std::memory_order_seq_cst);
+  ranks_[caller.rank].inside.fetch_add(1, std::memory_order_seq_cst);
   if (!fate_->dead()) return absl::OkStatus();
-  Leave();
+  Leave(caller);
   return fate_->StatusOf(world_rank(caller.rank));
 }
 
-// Who is inside only copies, so this ends soon; the order (dead_, then inside_) against Enter's
-// (inside_, then dead_) leaves nobody unseen.
+// Who is inside only copies, so this ends soon; the order (dead_, then inside) against Enter's
+// (inside, then dead_) leaves nobody unseen.
 absl::Status LocalGroup::Drain(absl::Status status) {
-  while (inside_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  for (const RankState& rank : ranks_) {
+    while (rank.inside.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  }
   return status;
 }
 
@@ -186,7 +220,7 @@ absl::Status LocalGroup::Collective(
     status = CheckSameCollective(post, posts_[r], world_rank(caller.rank), world_rank(r));
   }
   if (status.ok()) status = work(posts_);
-  Leave();
+  Leave(caller);
   if (!status.ok()) {
     // Everyone may see the same disagreement: each rank reports what it saw itself.
     return Drain(Fail(caller, std::move(status)));
@@ -203,7 +237,7 @@ absl::Status LocalGroup::HostExchange(const LocalCaller& caller, void* value,
   if (status.ok()) status = Enter(caller);
   if (!status.ok()) return Drain(std::move(status));
   work(host_posts_);
-  Leave();
+  Leave(caller);
   status = Meet(kHostLane, caller);
   return status.ok() ? status : Drain(std::move(status));
 }
@@ -246,7 +280,7 @@ absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<cons
     }
     MOE_RETURN_IF_ERROR(Enter(caller));
     CopyBytes(ops[i].recv, send->data, send->bytes);
-    Leave();
+    Leave(caller);
     self.taken[i] = 1;
     // After this the sender may return: `send` is gone.
     box.first.store(send->next, std::memory_order_release);

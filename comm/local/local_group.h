@@ -57,8 +57,9 @@ struct LocalCaller {
   CommPhase phase;
 };
 
-// What a rank shows the others for the length of one collective.
-struct LocalPost {
+// What a rank shows the others for the length of one collective. A cache line of its own: it is
+// written while peers write theirs.
+struct alignas(64) LocalPost {
   const char* operation = "";
   const std::byte* send = nullptr;
   std::byte* inout = nullptr;
@@ -112,22 +113,22 @@ class LocalGroup {
   void WakeAll();
 
  private:
+  // Written by its own rank only, so that a meeting costs one transfer of a cache line per peer.
   struct alignas(64) Arrival {
     std::atomic<uint64_t> count{0};  // times this rank has met on the lane
-    SpinBudget spin;                 // of the thread that meets; used by it only
   };
   struct Meeting {
-    std::atomic<int> here{0};
-    std::atomic<uint64_t> generation{0};
-    std::vector<Arrival> arrivals;  // [R], names those who are missing
-    Doorbell bell;
+    std::vector<Arrival> arrivals;  // [R]
+    Doorbell bell;                  // rung by the last to arrive, for those who sleep
   };
   struct alignas(64) Mailbox {
     std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken
   };
   struct alignas(64) RankState {
     Doorbell bell;                  // SendRecv: something came, or something of mine was taken
-    SpinBudget spin;                // this and the rest: used by this rank only
+    std::atomic<int> inside{0};     // calls of this rank between Enter and Leave
+    SpinBudget spin;                // SendRecv; this and the rest: used by this rank only
+    SpinBudget meeting_spin[2];     // by lane
     std::vector<LocalSend> sends;   // storage of this rank's posts
     std::vector<LocalSend*> first;  // per peer
     std::vector<char> taken;        // per op: received, or nothing to receive
@@ -136,7 +137,8 @@ class LocalGroup {
 
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
 
-  // Blocks until done() or the world dies or the deadline passes (which ends the world).
+  // Blocks until done() or the world dies or the deadline passes (which ends the world). done() may
+  // be called any number of times, also after it was true.
   absl::Status WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                          absl::FunctionRef<bool()> done, absl::FunctionRef<bool(int)> is_missing);
   absl::Status Late(const LocalCaller& caller, const std::vector<int>& missing,
@@ -146,7 +148,9 @@ class LocalGroup {
   // Between Enter and Leave a rank may touch its peers' buffers. A rank that sees the world die
   // waits in Drain until no peer does, so that it may free them.
   absl::Status Enter(const LocalCaller& caller);
-  void Leave() { inside_.fetch_sub(1, std::memory_order_seq_cst); }
+  void Leave(const LocalCaller& caller) {
+    ranks_[caller.rank].inside.fetch_sub(1, std::memory_order_seq_cst);
+  }
   absl::Status Drain(absl::Status status);
 
   void PostSends(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
@@ -161,7 +165,6 @@ class LocalGroup {
   std::vector<void*> host_posts_;  // the same, host lane
   std::vector<Mailbox> mailboxes_;
   std::vector<RankState> ranks_;
-  std::atomic<int> inside_{0};
 };
 
 }  // namespace moe
