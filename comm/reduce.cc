@@ -28,6 +28,7 @@ A Apply(A a, A b) {
 // width does not change the bits.
 template <ReduceOp kOp, typename A, typename X, typename T>
 [[gnu::always_inline]] inline void CombineLoop(A* out, const X* a, const T* b, int64_t n) {
+#pragma GCC ivdep  // out may be a or b: each element is read before it is written
   for (int64_t i = 0; i < n; ++i) {
     out[i] = Apply<kOp>(static_cast<A>(a[i]), static_cast<A>(b[i]));
   }
@@ -64,7 +65,14 @@ void ReduceTiles(absl::Span<const std::byte* const> inputs, absl::Span<std::byte
     const int64_t n = std::min(kTile, end - at);
     const void* result = acc;
     if (inputs.size() == 1) result = input(0) + at;
-    if (inputs.size() > 1) Combine<kOp>(acc, input(0) + at, input(1) + at, n);
+    if constexpr (std::is_same_v<T, A>) {
+      if (inputs.size() == 2) {  // the sum goes straight to where it is kept: a pass less
+        T* const to = reinterpret_cast<T*>(outputs[0]) + at;
+        Combine<kOp>(to, input(0) + at, input(1) + at, n);
+        result = to;
+      }
+    }
+    if (result == acc) Combine<kOp>(acc, input(0) + at, input(1) + at, n);
     for (size_t r = 2; r < inputs.size(); ++r) {
       Combine<kOp>(acc, static_cast<const A*>(acc), input(r) + at, n);
     }
