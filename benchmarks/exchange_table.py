@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Exchange between threads beside Open MPI and memcpy, as a Markdown table.
+
+Product (`moe bench`, ranks as threads, pinned), peer (MPI's own MPI_Alltoallv and MPI_Allreduce) and
+limit (every rank copies as many bytes of its own, at the same time) take turns, round by round. Each
+gives a median over its calls. A ratio is taken inside a round, so that what the machine does to one it
+does to all; the table has the median over rounds and, in brackets, the quartiles.
+
+A round is dropped when an empty loop before one of its three was more than 10 % slower than the fastest
+of the operation: the cores were not ours. When fewer than three are left, the quietest three are used and the row
+is marked with `!`.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+
+
+def clean_environment():
+    """Without what slows a peer: Open MPI's copies through the kernel lose to those through memory."""
+    env = dict(os.environ)
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+        env.pop(name, None)
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+               OMPI_MCA_rmaps_base_oversubscribe="1",
+               OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    return env
+
+
+def run(command):
+    """Seconds that an empty loop takes before the command, and the command's medians by size."""
+    begin = time.perf_counter()
+    for _ in range(200_000):
+        pass
+    calibration = time.perf_counter() - begin
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    rows = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    return calibration, {row["size_bytes"]: row["time_us_p50"] for row in rows}
+
+
+def commands(args, op, ranks, sizes):
+    """What a round runs, by column."""
+    moe = [args.moe, "bench", op, "--ranks", str(ranks), "-b", str(sizes[0]), "-e", str(sizes[-1]),
+           "-f", "4", "-n", str(args.calls), "-T", "0", "-o", "jsonl"]
+    if ranks <= (os.cpu_count() or 1):
+        moe.append("--pin")
+    product = moe + (["--all-reduce", "direct"] if op == "allreduce" else [])
+    limit = moe[:2] + ["memcpy"] + moe[3:]
+    peer = ["mpirun", "-n", str(ranks), args.peer, op, str(args.calls), *map(str, sizes)]
+    return {"product": product, "limit": limit, "peer": peer}
+
+
+def measure(args, op, ranks):
+    """Per size, the rounds as (calibration, times by column)."""
+    wanted = [size for size in SIZES if size <= args.largest]
+    rounds = {size: [] for size in wanted}
+    # Small and large calls apart: a round is short, and its three parts are close in time.
+    for sizes in filter(None, (wanted[:3], wanted[3:])):
+        for _ in range(args.rounds):
+            columns = {}
+            slowest = 0.0
+            for name, command in commands(args, op, ranks, sizes).items():
+                calibration, columns[name] = run(command)
+                slowest = max(slowest, calibration)
+            for size in sizes:
+                rounds[size].append((slowest, {name: rows[size] for name, rows in columns.items()}))
+    return rounds
+
+
+def quiet(rounds, fastest):
+    """The rounds in which the cores were ours, and a mark when they were too few."""
+    kept = [times for calibration, times in rounds if calibration <= 1.1 * fastest]
+    if len(kept) >= 3:
+        return kept, ""
+    by_calibration = sorted(rounds, key=lambda entry: entry[0])
+    return [times for _, times in by_calibration[:3]], "!"
+
+
+def spread(values, form):
+    low, middle, high = (statistics.quantiles(values, n=4) if len(values) > 1 else values * 3)
+    return f"{middle:{form}} ({low:{form}}–{high:{form}})"
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        models = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+
+
+def print_rows(op, ranks, by_size):
+    """A row for each size."""
+    fastest = min(calibration for rounds in by_size.values() for calibration, _ in rounds)
+    # Ranks that share a core copy in turn.
+    turns = max(1.0, ranks / (os.cpu_count() or 1))
+    for size, rounds in by_size.items():
+        kept, mark = quiet(rounds, fastest)
+        product = [times["product"] for times in kept]
+        peer = [times["peer"] / times["product"] for times in kept]
+        limit = [100 * turns * times["limit"] / times["product"] for times in kept]
+        print(f"| {op} | {ranks} | {size >> 10} | {spread(product, '.1f')} | {spread(peer, '.2f')} | "
+              f"{spread(limit, '.0f')} | {len(kept)}{mark} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--moe", required=True, help="the program `moe`")
+    parser.add_argument("--peer", required=True, help="benchmarks/peers/mpi/exchange.cc, compiled")
+    parser.add_argument("--operations", default="alltoall,allreduce")
+    parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes a rank")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--calls", type=int, default=20, help="timed calls of a size in a round")
+    args = parser.parse_args()
+
+    print(f"{machine()}; {args.rounds} rounds of {args.calls} calls\n")
+    print("| operation | ranks | KiB a rank | µs | times Open MPI | share of memcpy, % | rounds |")
+    print("|---|---|---|---|---|---|---|")
+    for op in args.operations.split(","):
+        for ranks in map(int, args.ranks.split(",")):
+            print_rows(op, ranks, measure(args, op, ranks))
+
+
+if __name__ == "__main__":
+    main()
