@@ -57,6 +57,10 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
   MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store.Add(weight));
   projection.weight.push_back(parameter);
   projection.weight_view.push_back(parameter->view<T>());
+  if (config_.pack_weights) {
+    MOE_ASSIGN_OR_RETURN(projection.packed.emplace_back(),
+                         PackedWeights<T>::Create(weight.rows, weight.cols));
+  }
   all_.push_back(parameter);
   if (!config_.biases) return absl::OkStatus();
   ParameterSpec bias = {.name = std::string(absl::StripSuffix(weight.name, "weight")) + "bias",
@@ -108,13 +112,32 @@ absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> 
 }
 
 template <typename T>
+absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
+                                                Stream& stream) const {
+  int64_t version = 0;  // of all weights: grows when one of theirs does
+  for (const Parameter* weight : projection.weight) version += weight->version();
+  for (size_t l = 0; l < projection.packed.size(); ++l) {
+    if (projection.packed[l].version() == version) continue;
+    MOE_RETURN_IF_ERROR(projection.packed[l].Pack(projection.weight_view[l], version, stream));
+  }
+  return version;
+}
+
+template <typename T>
 absl::Status Experts<T>::Project(const Projection& projection, int first,
                                  absl::Span<const int64_t> offsets, MatrixView<const T> x,
                                  MatrixView<T> y, const Context& context) const {
   const size_t count = offsets.size() - 1;
-  MOE_RETURN_IF_ERROR(
-      GroupedGemm<T>(x, offsets, absl::MakeConstSpan(projection.weight_view).subspan(first, count),
-                     y, *context.workspace, *context.compute, context.gemm));
+  if (config_.pack_weights) {
+    MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(projection, *context.compute));
+    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets,
+                                       absl::MakeConstSpan(projection.packed).subspan(first, count),
+                                       version, y, *context.workspace, *context.compute));
+  } else {
+    MOE_RETURN_IF_ERROR(GroupedGemm<T>(
+        x, offsets, absl::MakeConstSpan(projection.weight_view).subspan(first, count), y,
+        *context.workspace, *context.compute, context.gemm));
+  }
   if (projection.bias.empty()) return absl::OkStatus();
   return AddBias<T>(y, offsets, absl::MakeConstSpan(projection.bias_view).subspan(first, count),
                     *context.compute);

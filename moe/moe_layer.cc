@@ -18,6 +18,12 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
     return absl::InvalidArgumentError(
         absl::StrCat("MoeLayer: overlap degree ", config.overlap_degree, ", expected >= 1"));
   }
+  if (config.pack_weights && OnCuda(context)) {
+    return absl::InvalidArgumentError(
+        "MoeLayer: pack_weights is true on a CUDA device, expected false: its products read "
+        "weights "
+        "as they are");
+  }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;
@@ -32,7 +38,8 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                            .activation = config.activation,
                            .biases = config.projection_biases,
                            .init_std = config.init_std,
-                           .down_init_std = config.down_init_std};
+                           .down_init_std = config.down_init_std,
+                           .pack_weights = config.pack_weights};
   std::vector<std::string> prefixes;
   const ExpertPlacement& placement = layer->placement_;
   for (int32_t e = placement.FirstExpert(group.rank()); e < placement.FirstExpert(group.rank() + 1);

@@ -29,6 +29,8 @@ struct MoeLayerConfig {
   bool projection_biases = false;  // routed experts' projections add a bias
   double init_std = 0.02;          // router, gate and up projections
   double down_init_std = 0.02;     // down projections
+  // For inference on the CPU: ExpertsConfig::pack_weights, of the shared expert too.
+  bool pack_weights = false;
   DispatcherOptions dispatcher;
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
 };

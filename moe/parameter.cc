@@ -110,6 +110,7 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
+  ++parameter.version_;
   const absl::Span<const float> master = parameter.master();
   switch (compute_) {
     case DType::kBFloat16:

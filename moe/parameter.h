@@ -52,6 +52,8 @@ class Parameter {
   template <typename T>
   MatrixView<const T> view() const;
   absl::Span<const float> vector() const { return master_.span<float>(); }
+  // Grows with every RefreshCompute: what is made of the weights is of one version.
+  int64_t version() const { return version_; }
 
   // Where partial gradients go; set by the GradientReducer.
   const GradAccumulator& grad() const { return grad_; }
@@ -66,6 +68,7 @@ class Parameter {
   int index_ = 0;
   Buffer master_;
   Buffer compute_;  // empty for float
+  int64_t version_ = 0;
   GradAccumulator grad_;
 };
 

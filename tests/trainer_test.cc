@@ -136,6 +136,22 @@ TEST(TrainerTest, EveryGateTrainsWithTheBitsOfOneRank) {
   }
 }
 
+// Several rounds read one packed copy, and every step makes a new one.
+TEST(TrainerTest, PackedWeightsFollowTheirParameters) {
+  const Corpus corpus = MakeCorpus();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    TrainConfig config = SmallConfig();
+    config.dtype = dtype;
+    config.steps = 4;
+    config.model.moe.shared_expert_ffn_hidden_size = 8;
+    const Trace plain = TrainIn(config, {}, corpus);
+    config.model.moe.pack_weights = true;
+    for (const Layout& layout : {Layout{}, kLayouts[5], kLayouts[8]}) {
+      ExpectSameTrace(TrainIn(config, layout, corpus), plain);
+    }
+  }
+}
+
 TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
   const Corpus corpus = MakeCorpus();
   TrainConfig config = SmallConfig();

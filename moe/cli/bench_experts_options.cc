@@ -289,6 +289,10 @@ absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
   MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-ffn-hidden-size", spec.layer.ffn_hidden_size));
   MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "threads", spec.threads));
   MOE_RETURN_IF_ERROR(SetAtLeast(settings, 1, "moe-overlap-degree", spec.layer.overlap_degree));
+  spec.layer.pack_weights = settings.on("pack-weights");
+  if (spec.layer.pack_weights && launch.device.kind == DeviceKind::kCuda) {
+    return WrongFlag("--pack-weights", "given", "none with --device cuda");
+  }
   MOE_ASSIGN_OR_RETURN(spec.expert_parallel_size, ExpertParallelSize(settings, ranks));
   if (spec.layer.router.num_experts == 0) spec.layer.router.num_experts = 8 * ranks;
   if (settings.given("routing")) MOE_RETURN_IF_ERROR(SetLayerRouting(settings, ranks, spec));

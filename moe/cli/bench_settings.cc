@@ -180,7 +180,10 @@ void AddLayer(Table& table) {
        {kLayerGroup, "expert-model-parallel-size", "ep", 0, Kind::kInteger, "N", "",
         "ranks that share one set of experts; divides the ranks; default: all"},
        {kLayerGroup, "moe-overlap-degree", "", 0, Kind::kInteger, "N", Text(d.layer.overlap_degree),
-        "chunks of a rank's experts, so that exchange and experts overlap"}});
+        "chunks of a rank's experts, so that exchange and experts overlap"},
+       {kLayerGroup, "pack-weights", "", 0, Kind::kSwitch, "", "",
+        "forward reads packed copies of the weights, as programs that do not train may: faster the "
+        "fewer tokens an expert has; --device cpu"}});
   AddRoutingSettings(kRouterGroup, defaults, table);
 }
 

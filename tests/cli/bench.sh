@@ -153,6 +153,10 @@ done
 (($(grep -cE '^  (forward|backward) +(gate|plan|dispatch|expert|combine|all) ' stdout) == 12)) || fail "layer: $(cat stdout)"
 run "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
 expect 1 "layer --fail-if"
+run "$moe" bench "${layer[@]}" --ranks 2 --pack-weights -oe jsonl
+expect 0 "layer --pack-weights"
+(($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer --pack-weights: $(cat stderr)"
+refused 2 "--pack-weights is true, expected none" gemm --pack-weights
 refused 2 "--moe-router-topk is 9" layer --num-experts 8 --topk 9
 refused 2 "--router is switch, expected none with --routing" layer --routing zipf:1 --router switch
 refused 2 "--moe-router-topk is 2, expected none: the trace says it" layer --ranks 6 --routing trace:trace --topk 2

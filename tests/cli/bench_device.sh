@@ -36,6 +36,8 @@ for call in "--ranks 1" "--ranks 2 --share-device -d bf16 --moe-overlap-degree 2
 done
 run "$moe" bench layer --ranks 64 --device cuda "${short[@]}"
 expect 2 "more ranks than GPUs"
+run "$moe" bench layer --pack-weights --device cuda "${short[@]}"
+expect 2 "packed weights on a GPU"
 run "$moe" bench gate --router sinkhorn --device cuda "${short[@]}"
 expect 10 "a gate of the CPU alone"
 run "$moe" bench gate -d i64 --device cuda "${short[@]}"
