@@ -2,7 +2,7 @@
 """Exchange between threads beside Open MPI and memcpy, as a Markdown table.
 
 Product (`moe bench`, ranks as threads, pinned), peer (MPI's own MPI_Alltoallv and MPI_Allreduce) and
-limit (every rank copies as many bytes of its own, at the same time) take turns, round by round. Each
+limit (every core copies as many bytes as a rank of its own, at the same time) take turns, round by round. Each
 gives a median over its calls. A ratio is taken inside a round, so that what the machine does to one it
 does to all; the table has the median over rounds and, in brackets, the quartiles.
 
@@ -14,52 +14,62 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+CORES = len(os.sched_getaffinity(0))
+RUN_SECONDS = 300
 
 
 def clean_environment():
-    """Without what slows a peer: Open MPI's copies through the kernel lose to those through memory."""
+    """Without what slows a peer: Open MPI's copies through the kernel lose to those through memory.
+    Open MPI 4 calls the transport vader, 5 sm."""
     env = dict(os.environ)
-    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
-        env.pop(name, None)
     env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                OMPI_MCA_rmaps_base_oversubscribe="1",
-               OMPI_MCA_btl_vader_single_copy_mechanism="none")
+               OMPI_MCA_btl_vader_single_copy_mechanism="none",
+               OMPI_MCA_smsc="^cma,knem,xpmem")
     return env
 
 
 def run(command):
-    """Seconds that an empty loop takes before the command, and the command's medians by size."""
+    """Seconds that an empty loop takes before the command, and the command's medians, size by size;
+    None if it did not end in time."""
     begin = time.perf_counter()
     for _ in range(200_000):
         pass
     calibration = time.perf_counter() - begin
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    rows = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    return calibration, {row["size_bytes"]: row["time_us_p50"] for row in rows}
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that mpirun started
+            process.communicate()
+            return calibration, None
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {process.returncode}\n{stdout}{stderr}")
+    rows = (json.loads(line) for line in stdout.splitlines() if line.startswith("{"))
+    return calibration, [row["time_us_p50"] for row in rows]
 
 
 def commands(args, op, ranks, sizes):
     """What a round runs, by column."""
     moe = [args.moe, "bench", op, "--ranks", str(ranks), "-b", str(sizes[0]), "-e", str(sizes[-1]),
            "-f", "4", "-n", str(args.calls), "-T", "0", "-o", "jsonl"]
-    if ranks <= (os.cpu_count() or 1):
-        moe.append("--pin")
-    product = moe + (["--all-reduce", "direct"] if op == "allreduce" else [])
-    limit = moe[:2] + ["memcpy"] + moe[3:]
+    product = moe + (["--pin"] if ranks <= CORES else [])
+    product += ["--all-reduce", "direct"] if op == "allreduce" else []
+    limit = moe[:2] + ["memcpy", "--ranks", str(min(ranks, CORES)), "--pin"] + moe[5:]
     peer = ["mpirun", "-n", str(ranks), args.peer, op, str(args.calls), *map(str, sizes)]
     return {"product": product, "limit": limit, "peer": peer}
 
 
 def measure(args, op, ranks):
-    """Per size, the rounds as (calibration, times by column)."""
+    """Per size, the rounds as (calibration, times by column); rounds that did not end are left out."""
     wanted = [size for size in SIZES if size <= args.largest]
     rounds = {size: [] for size in wanted}
     # Small and large calls apart: a round is short, and its three parts are close in time.
@@ -70,8 +80,10 @@ def measure(args, op, ranks):
             for name, command in commands(args, op, ranks, sizes).items():
                 calibration, columns[name] = run(command)
                 slowest = max(slowest, calibration)
-            for size in sizes:
-                rounds[size].append((slowest, {name: rows[size] for name, rows in columns.items()}))
+            if any(rows is None for rows in columns.values()):
+                continue
+            for i, size in enumerate(sizes):
+                rounds[size].append((slowest, {name: rows[i] for name, rows in columns.items()}))
     return rounds
 
 
@@ -92,15 +104,17 @@ def spread(values, form):
 def machine():
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         models = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    return f"{models[0] if models else platform.machine()}, {CORES} cores"
 
 
 def print_rows(op, ranks, by_size):
     """A row for each size."""
-    fastest = min(calibration for rounds in by_size.values() for calibration, _ in rounds)
-    # Ranks that share a core copy in turn.
-    turns = max(1.0, ranks / (os.cpu_count() or 1))
+    fastest = min((calibration for rounds in by_size.values() for calibration, _ in rounds), default=0)
+    turns = max(1.0, ranks / CORES)  # ranks that share a core would copy one after the other
     for size, rounds in by_size.items():
+        if not rounds:
+            print(f"| {op} | {ranks} | {size >> 10} | did not end | | | 0 |", flush=True)
+            continue
         kept, mark = quiet(rounds, fastest)
         product = [times["product"] for times in kept]
         peer = [times["peer"] / times["product"] for times in kept]
@@ -119,6 +133,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=20, help="timed calls of a size in a round")
     args = parser.parse_args()
+    if args.largest < SIZES[0]:
+        parser.error(f"--largest is {args.largest}, expected at least {SIZES[0]}")
 
     print(f"{machine()}; {args.rounds} rounds of {args.calls} calls\n")
     print("| operation | ranks | KiB a rank | µs | times Open MPI | share of memcpy, % | rounds |")

@@ -31,6 +31,7 @@ struct GemmData {
     fill(dy, rows * experts * out);
     fill(w, experts * out * in);
     y.resize(dy.size());
+    packed_y.resize(dy.size());
     dx.resize(x.size());
     dw.resize(w.size());
     for (int64_t e = 0; e <= experts; ++e) offsets.push_back(e * rows);
@@ -51,7 +52,7 @@ struct GemmData {
   }
   absl::Status PackedForward(Workspace& workspace, Stream& stream) {
     return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, packed, 0,
-                          {y.data(), rows * experts, out}, workspace, stream);
+                          {packed_y.data(), rows * experts, out}, workspace, stream);
   }
 
   absl::Status Forward(Workspace& workspace, Stream& stream) {
@@ -71,7 +72,7 @@ struct GemmData {
     return absl::OkStatus();
   }
 
-  // Elements of the three outputs, spread evenly, that do not have the bits of the specification.
+  // Elements of the four outputs, spread evenly, that do not have the bits of the specification.
   int64_t Wrong() const {
     constexpr int64_t kSamples = 97;
     int64_t wrong = 0;
@@ -88,8 +89,8 @@ struct GemmData {
       for (int64_t i = e * rows; i < (e + 1) * rows; ++i) {
         want_dw = Fma(dy[i * out + o], x[i * in + k], want_dw);
       }
-      wrong += !(T(want_y) == y[n * out + o]) + !(T(want_dx) == dx[n * in + k]) +
-               (want_dw != dw[(e * out + o) * in + k]);
+      wrong += !(T(want_y) == y[n * out + o]) + !(T(want_y) == packed_y[n * out + o]) +
+               !(T(want_dx) == dx[n * in + k]) + (want_dw != dw[(e * out + o) * in + k]);
     }
     return wrong;
   }
@@ -98,7 +99,7 @@ struct GemmData {
   }
 
   int64_t rows, in, out, experts;
-  std::vector<T> x, dy, w, y, dx;
+  std::vector<T> x, dy, w, y, packed_y, dx;
   std::vector<float> dw;
   std::vector<int64_t> offsets;
   std::vector<MatrixView<const T>> weight;

@@ -112,6 +112,15 @@ absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> 
 }
 
 template <typename T>
+int64_t Experts<T>::packed_bytes() const {
+  int64_t bytes = 0;
+  for (const Projection* projection : {&gate_up_, &down_}) {
+    for (const PackedWeights<T>& packed : projection->packed) bytes += packed.bytes();
+  }
+  return bytes;
+}
+
+template <typename T>
 absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
                                                 Stream& stream) const {
   int64_t version = 0;  // of all weights: grows when one of theirs does

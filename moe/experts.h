@@ -73,6 +73,8 @@ class Experts {
                         ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
                         const Context& context) const;
 
+  int64_t packed_bytes() const;  // of the copies that pack_weights keeps
+
   // In forward order; for marking gradients ready.
   absl::Span<Parameter* const> parameters() const { return all_; }
 

@@ -96,6 +96,10 @@ class MoeLayer {
   const MoeLayerConfig& config() const { return config_; }
   const ExpertPlacement& placement() const { return placement_; }
   // What travelled so far, in bytes.
+  // Of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
+  int64_t packed_bytes() const {
+    return experts_->packed_bytes() + (shared_ != nullptr ? shared_->packed_bytes() : 0);
+  }
   const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
 
  private:

@@ -44,6 +44,8 @@ class SharedExpert {
                         SharedExpertSaved<T>& saved, MatrixView<T> dx,
                         const Context& context) const;
 
+  int64_t packed_bytes() const { return experts_->packed_bytes(); }
+
   // In forward order; for marking gradients ready.
   absl::Span<Parameter* const> parameters() const { return all_; }
 

@@ -7,8 +7,19 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-dir=${1:-build/release}
-shift $(($# > 0 ? 1 : 0))
+dir=build/release
+if (($# > 0)) && [[ $1 != -* ]]; then
+  dir=$1
+  shift
+fi
+if [[ ! -x $dir/moe/cli/moe ]]; then
+  echo "bench_cpu: $dir/moe/cli/moe is missing: cmake --preset release && cmake --build --preset release" >&2
+  exit 2
+fi
+if ! mpirun --version 2>/dev/null | grep -q "Open MPI"; then
+  echo "bench_cpu: no Open MPI: scripts/install_deps.sh" >&2
+  exit 10
+fi
 peers=$dir/peers
 
 exchange() {

@@ -140,7 +140,7 @@ absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>&
 }
 
 absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
-                                   absl::FunctionRef<bool()> done,
+                                   absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
                                    absl::FunctionRef<bool(int)> is_missing) {
   std::optional<Clock::time_point> start;  // of sleeping; most waits end before
   while (true) {
@@ -148,7 +148,7 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
     if (done()) return absl::OkStatus();
     if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
     const auto look = [&] {
-      return bell.count() != seen || done();
+      return bell.count() != seen || early();
     };
     if (may_spin_) {
       const bool came = Spin(spin.Next(), look);
@@ -157,7 +157,7 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
     }
     if (OfferCore(look)) continue;
     if (!start.has_value()) start = Clock::now();
-    if (bell.Sleep(seen, After(*start, timeout_), done) || done()) continue;
+    if (bell.Sleep(seen, After(*start, timeout_), early) || done()) continue;
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (is_missing(r)) missing.push_back(world_rank(r));
@@ -188,7 +188,7 @@ absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
     meeting.bell.RingSleepers();
     return absl::OkStatus();
   }
-  return WaitUntil(meeting.bell, ranks_[caller.rank].meeting_spin[lane], caller, all_here,
+  return WaitUntil(meeting.bell, ranks_[caller.rank].meeting_spin[lane], caller, all_here, all_here,
                    is_missing);
 }
 
@@ -316,7 +316,10 @@ absl::Status LocalGroup::SendRecv(const LocalCaller& caller, absl::Span<const Se
     }
     return true;
   };
-  absl::Status status = WaitUntil(self.bell, self.spin, caller, done, is_missing);
+  const auto bell_alone = [] {
+    return false;  // whatever comes rings it
+  };
+  absl::Status status = WaitUntil(self.bell, self.spin, caller, done, bell_alone, is_missing);
   if (!failed.ok()) status = Fail(caller, std::move(failed));
   return status.ok() ? status : Drain(std::move(status));
 }

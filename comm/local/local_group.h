@@ -138,9 +138,11 @@ class LocalGroup {
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
 
   // Blocks until done() or the world dies or the deadline passes (which ends the world). done() may
-  // be called any number of times, also after it was true.
+  // be called any number of times, also after it was true; `early`, a cheap sign that it would be
+  // true, is looked at beside the bell while this rank spins and falls asleep.
   absl::Status WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
-                         absl::FunctionRef<bool()> done, absl::FunctionRef<bool(int)> is_missing);
+                         absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
+                         absl::FunctionRef<bool(int)> is_missing);
   absl::Status Late(const LocalCaller& caller, const std::vector<int>& missing,
                     absl::Duration waited);
   absl::Status Fail(const LocalCaller& caller, absl::Status reason);

@@ -38,7 +38,7 @@ namespace moe {
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
-// `workspace` lends packing buffers, up to 1.2 MiB a thread: for the length of the call on an
+// `workspace` lends packing buffers, up to 1.25 MiB a thread: for the length of the call on an
 // inline stream. On a CPU stream that queues they stay lent until the caller, once the stream has
 // passed, releases a mark from before the call. On CUDA, memory of the device, it holds the offsets
 // of several groups, likewise until the caller releases such a mark; one group takes none.

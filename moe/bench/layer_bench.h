@@ -60,8 +60,8 @@ struct LayerFigures {
   double max_vio = 0;        // (largest - mean) / mean of the slots of routed experts, before drops
   int dead_experts = 0;      // without a slot
   int64_t kept_rows = 0;     // of experts, in one call (mean over calls)
-  // The largest of the ranks: workspace at its peak, parameters (master and compute copy), their
-  // gradients, and x, y, dx, dy.
+  // The largest of the ranks: workspace at its peak, parameters (master, compute copy and packed
+  // copy), their gradients, and x, y, dx, dy.
   int64_t peak_bytes = 0;
 };
 

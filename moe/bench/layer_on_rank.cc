@@ -114,7 +114,8 @@ template <typename T>
 int64_t LayerOnRank<T>::bytes() const {
   const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
                              (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-  return DeviceBytes(context_) + store_.total_size() * of_element + 4 * x_.bytes();
+  return DeviceBytes(context_) + store_.total_size() * of_element + layer_->packed_bytes() +
+         4 * x_.bytes();
 }
 
 template <typename T>
