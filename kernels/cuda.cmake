@@ -33,6 +33,7 @@ target_compile_options(moe_kernels_cuda PRIVATE
   --expt-relaxed-constexpr  # std::bit_cast in device code
   -Xcompiler=-ffp-contract=off,-Wall
   -Xptxas=-v
+  --compress-mode=size  # a tenth of the default's: programs of one GPU hold the code of three
   $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
 # What ptxas says of each kernel (registers, shared memory, spills), kept beside the objects.
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
