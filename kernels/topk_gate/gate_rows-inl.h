@@ -26,8 +26,8 @@ using KeyTag = hn::RebindToSigned<FloatTag>;
 using KeyLanes = hn::Vec<KeyTag>;
 
 // Order-preserving keys. No key of a number is below that of -infinity, 0x807fffff.
-constexpr int32_t kTaken = std::numeric_limits<int32_t>::min();
-constexpr int32_t kNanKey = kTaken + 1;
+constexpr int32_t kPaddingKey = std::numeric_limits<int32_t>::min();
+constexpr int32_t kNanKey = kPaddingKey + 1;
 
 HWY_INLINE int64_t PaddedExperts(int64_t experts) {
   return (experts + kPartials - 1) / kPartials * kPartials;
@@ -48,14 +48,14 @@ HWY_INLINE KeyLanes KeyOf(FloatLanes x) {
   return hn::IfThenElse(is_nan, hn::Set(d, kNanKey), hn::Xor(bits, flip));
 }
 
-// The keys of row [experts]; those of the padding are taken.
+// The keys of row [experts], then those of the padding, below every other.
 HWY_INLINE void WriteKeys(const float* row, int64_t experts, int64_t padded, int32_t* keys) {
   int64_t e = 0;
   for (; e + kLanes <= experts; e += kLanes) {
     hn::StoreU(KeyOf(LoadLanes(row + e)), KeyTag(), keys + e);
   }
   if (e < experts) hn::StoreU(KeyOf(LoadFirst(row + e, experts - e)), KeyTag(), keys + e);
-  std::fill(keys + experts, keys + padded, kTaken);
+  std::fill(keys + experts, keys + padded, kPaddingKey);
 }
 
 // Ranks: a number for every expert of a row, larger for the better one and for the lower id among
@@ -70,26 +70,6 @@ constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
 // Rows whose experts are looked for at a time: a search waits for its own steps most of the time.
 constexpr int64_t kRankRows = 4;
 
-// What the ranks of experts [0, padded) have in common over rows: the exponent and the ids.
-inline std::vector<uint64_t> RankIds(int64_t padded) {
-  std::vector<uint64_t> ids(static_cast<size_t>(padded));
-  for (size_t e = 0; e < ids.size(); ++e) ids[e] = std::bit_cast<uint64_t>(1.0) | (kIdMask - e);
-  return ids;
-}
-
-HWY_INLINE void WriteRanks(const int32_t* keys, const uint64_t* ids, int64_t padded,
-                           double* ranks) {
-  const RankTag d;
-  const hn::RebindToUnsigned<RankTag> bits;
-  const hn::Rebind<uint32_t, RankTag> narrow;
-  const auto sign = hn::Set(narrow, 0x80000000u);
-  for (int64_t e = 0; e < padded; e += kRankLanes) {
-    const auto key = hn::LoadU(narrow, reinterpret_cast<const uint32_t*>(keys + e));
-    const auto wide = hn::ShiftLeft<kExpertIdBits>(hn::PromoteTo(bits, hn::Xor(key, sign)));
-    hn::StoreU(hn::BitCast(d, hn::Or(wide, hn::LoadU(bits, ids + e))), d, ranks + e);
-  }
-}
-
 // The largest of ranks [padded] below `bound`, in every lane.
 HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes bound) {
   const RankTag d;
@@ -102,22 +82,57 @@ HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes
   return hn::MaxOfLanes(d, hn::Max(even, odd));
 }
 
-HWY_INLINE int32_t IdOf(RankLanes rank) {
-  return static_cast<int32_t>(kIdMask - (std::bit_cast<uint64_t>(hn::GetLane(rank)) & kIdMask));
-}
-
-// expert [rows, K] = the ids of the K best of each row, best first; ranks [rows, padded], at most
-// kRankRows rows.
-HWY_INLINE void TakeBest(const double* ranks, int64_t padded, MatrixView<int32_t> expert) {
-  RankLanes last[kRankRows];
-  for (auto& bound : last) bound = hn::Set(RankTag(), 2.0);
-  for (int64_t j = 0; j < expert.cols(); ++j) {
-    for (int64_t r = 0; r < expert.rows(); ++r) {
-      last[r] = LargestBelow(ranks + r * padded, padded, last[r]);
-      expert(r, j) = IdOf(last[r]);
+// The ranks of kRankRows rows, and the scratch to make them.
+class Ranking {
+ public:
+  explicit Ranking(int64_t experts)
+      : experts_(experts),
+        padded_(PaddedExperts(experts)),
+        keys_(static_cast<size_t>(padded_)),
+        ids_(static_cast<size_t>(padded_)),
+        ranks_(static_cast<size_t>(kRankRows * padded_)) {
+    for (size_t e = 0; e < ids_.size(); ++e) {
+      ids_[e] = std::bit_cast<uint64_t>(1.0) | (kIdMask - e);
     }
   }
-}
+
+  // Ranks the experts of one row, as number r.
+  HWY_INLINE void Add(int64_t r, const float* row) {
+    WriteKeys(row, experts_, padded_, keys_.data());
+    const RankTag d;
+    const hn::RebindToUnsigned<RankTag> bits;
+    const hn::Rebind<uint32_t, RankTag> narrow;
+    const auto sign = hn::Set(narrow, 0x80000000u);
+    double* const ranks = ranks_.data() + r * padded_;
+    for (int64_t e = 0; e < padded_; e += kRankLanes) {
+      const auto key = hn::LoadU(narrow, reinterpret_cast<const uint32_t*>(keys_.data() + e));
+      const auto wide = hn::ShiftLeft<kExpertIdBits>(hn::PromoteTo(bits, hn::Xor(key, sign)));
+      hn::StoreU(hn::BitCast(d, hn::Or(wide, hn::LoadU(bits, ids_.data() + e))), d, ranks + e);
+    }
+  }
+
+  // expert [rows, K] = the ids of the K best of rows 0, 1 ..., best first.
+  HWY_INLINE void TakeBest(MatrixView<int32_t> expert) const {
+    RankLanes last[kRankRows];
+    for (auto& bound : last) bound = hn::Set(RankTag(), 2.0);
+    for (int64_t j = 0; j < expert.cols(); ++j) {
+      for (int64_t r = 0; r < expert.rows(); ++r) {
+        last[r] = LargestBelow(ranks_.data() + r * padded_, padded_, last[r]);
+        expert(r, j) = IdOf(last[r]);
+      }
+    }
+  }
+
+ private:
+  static HWY_INLINE int32_t IdOf(RankLanes rank) {
+    return static_cast<int32_t>(kIdMask - (std::bit_cast<uint64_t>(hn::GetLane(rank)) & kIdMask));
+  }
+
+  const int64_t experts_, padded_;
+  std::vector<int32_t> keys_;  // of one row
+  std::vector<uint64_t> ids_;  // what ranks have in common over rows: the exponent and the ids
+  std::vector<double> ranks_;
+};
 
 // out[e] = exp(row[e] - max) for the largest number of row [padded], in place if out is row; the sum
 // is in the order of TopKGate's contract.

@@ -31,14 +31,15 @@ class Rows {
         out_(out),
         padded_(PaddedExperts(logits.cols())),
         row_(static_cast<size_t>(padded_)),
-        keys_(static_cast<size_t>(padded_)),
-        ids_(RankIds(padded_)),
-        ranks_(static_cast<size_t>(kRankRows * padded_)) {}
+        ranking_(logits.cols()) {}
 
   // Rows [begin, end), at most kRankRows.
   HWY_INLINE void Run(int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) Score(t, ranks_.data() + (t - begin) * padded_);
-    TakeBest(ranks_.data(), padded_, RowRange(out_.expert, begin, end));
+    for (int64_t t = begin; t < end; ++t) {
+      ranking_.Add(t - begin, logits_.row(t));
+      Score(t);
+    }
+    ranking_.TakeBest(RowRange(out_.expert, begin, end));
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t j = 0; j < out_.expert.cols(); ++j) {
         out_.value(t, j) = out_.probs(t, out_.expert(t, j));
@@ -47,15 +48,13 @@ class Rows {
   }
 
  private:
-  HWY_INLINE void Score(int64_t t, double* ranks) {
+  HWY_INLINE void Score(int64_t t) {
     const int64_t experts = logits_.cols();
     const bool whole = experts == padded_;
     const float* in = logits_.row(t);
     if (!whole) CopyPadded(in, experts, padded_, row_.data());
     float* const probs = whole ? out_.probs.row(t) : row_.data();
     in = whole ? in : row_.data();
-    WriteKeys(in, experts, padded_, keys_.data());
-    WriteRanks(keys_.data(), ids_.data(), padded_, ranks);
     const ExpSum sum = ExpAndSum(in, padded_, probs);
     DivideBy(sum.sum, padded_, probs);
     if (!whole) std::copy_n(probs, experts, out_.probs.row(t));
@@ -66,9 +65,7 @@ class Rows {
   const TopKGateOutput& out_;
   const int64_t padded_;
   std::vector<float> row_;  // of experts that do not fill whole vectors
-  std::vector<int32_t> keys_;
-  std::vector<uint64_t> ids_;
-  std::vector<double> ranks_;
+  Ranking ranking_;
 };
 
 void GateRows(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,

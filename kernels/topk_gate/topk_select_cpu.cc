@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -18,18 +17,11 @@ namespace {
 
 void SelectRows(MatrixView<const float> value, MatrixView<int32_t> expert, int64_t begin,
                 int64_t end) {
-  const int64_t experts = value.cols();
-  const int64_t padded = PaddedExperts(experts);
-  std::vector<int32_t> keys(static_cast<size_t>(padded));
-  const std::vector<uint64_t> ids = RankIds(padded);
-  std::vector<double> ranks(static_cast<size_t>(kRankRows * padded));
+  Ranking ranking(value.cols());
   for (int64_t first = begin; first < end; first += kRankRows) {
     const int64_t last = std::min(end, first + kRankRows);
-    for (int64_t t = first; t < last; ++t) {
-      WriteKeys(value.row(t), experts, padded, keys.data());
-      WriteRanks(keys.data(), ids.data(), padded, ranks.data() + (t - first) * padded);
-    }
-    TakeBest(ranks.data(), padded, RowRange(expert, first, last));
+    for (int64_t t = first; t < last; ++t) ranking.Add(t - first, value.row(t));
+    ranking.TakeBest(RowRange(expert, first, last));
   }
 }
 
