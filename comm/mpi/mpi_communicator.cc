@@ -17,6 +17,7 @@
 #include "comm/mpi/mpi_status.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 
 namespace moe {
 namespace {
@@ -66,9 +67,8 @@ absl::Status MpiCommunicator::DoAllReduce(void* inout, int64_t count, DType type
                                           Stream& stream) {
   return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
     // MPI has no 16-bit types, and pairs summed in them would round at every step.
-    return type == DType::kBFloat16 || type == DType::kFloat16
-               ? group->AllReduceInRankOrder(at, AsBytes(inout), count, type, op)
-               : group->AllReduceByLibrary(at, AsBytes(inout), count, type, op);
+    return Is16BitFloat(type) ? group->AllReduceInRankOrder(at, AsBytes(inout), count, type, op)
+                              : group->AllReduceByLibrary(at, AsBytes(inout), count, type, op);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/cast/cast_cuda.h"
 
 namespace moe {
@@ -28,16 +29,6 @@ ncclRedOp_t ToNccl(ReduceOp op) {
   return op == ReduceOp::kSum ? ncclSum : ncclMax;
 }
 
-// Types that are summed in float32 and rounded once.
-bool IsNarrow(DType type) {
-  return type == DType::kBFloat16 || type == DType::kFloat16;
-}
-
-template <typename T>
-const T* As(const void* p) {
-  return static_cast<const T*>(p);
-}
-
 template <typename Convert>
 absl::Status CastOn(Stream& stream, Convert convert) {
   return stream.Launch([&](void* native) {
@@ -48,18 +39,18 @@ absl::Status CastOn(Stream& stream, Convert convert) {
 }
 
 absl::Status Widen(DType type, Stream& stream, const void* from, void* to, int64_t n) {
-  auto* const out = static_cast<float*>(to);
   return CastOn(stream, [&](cudaStream_t cuda) {
-    return type == DType::kBFloat16 ? cast::Run(As<BFloat16>(from), out, n, cuda)
-                                    : cast::Run(As<Float16>(from), out, n, cuda);
+    return WithStorageType(type, [&]<typename T>(T) {
+      return cast::Run(static_cast<const T*>(from), static_cast<float*>(to), n, cuda);
+    });
   });
 }
 
 absl::Status Narrow(DType type, Stream& stream, const void* from, void* to, int64_t n) {
   return CastOn(stream, [&](cudaStream_t cuda) {
-    return type == DType::kBFloat16
-               ? cast::Run(As<float>(from), static_cast<BFloat16*>(to), n, cuda)
-               : cast::Run(As<float>(from), static_cast<Float16*>(to), n, cuda);
+    return WithStorageType(type, [&]<typename T>(T) {
+      return cast::Run(static_cast<const float*>(from), static_cast<T*>(to), n, cuda);
+    });
   });
 }
 
@@ -100,7 +91,7 @@ absl::Status NcclGroup::AllReduce(const CommPhase& phase, std::byte* inout, int6
                                  ToNccl(op), comm, cuda);
                            });
   };
-  if (!IsNarrow(type)) return sum(inout);
+  if (!Is16BitFloat(type)) return sum(inout);
   const auto cast_and_sum = [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(count * SizeOf(DType::kFloat32), stream));
     MOE_RETURN_IF_ERROR(Widen(type, stream, inout, summed, count));
@@ -123,7 +114,7 @@ absl::Status NcclGroup::ReduceScatter(const CommPhase& phase, const std::byte* s
                                  comm, cuda);
                            });
   };
-  if (!IsNarrow(type)) return sum(send, recv);
+  if (!Is16BitFloat(type)) return sum(send, recv);
   const auto cast_and_sum = [&]() -> absl::Status {
     const int64_t all = count * streams->size();
     MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * SizeOf(DType::kFloat32), stream));

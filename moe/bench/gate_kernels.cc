@@ -11,6 +11,7 @@
 #include "gating/token_groups.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/base/workspace.h"
 #include "moe/bench/gate_oracle.h"
 #include "moe/bench/kernel_bench.h"
@@ -244,7 +245,7 @@ class GateKernels final : public KernelCases {
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
                                                            KernelDevice& device) {
   const bool is_cpu = device.is_cpu();
-  const bool narrow = spec.dtype == DType::kBFloat16 || spec.dtype == DType::kFloat16;
+  const bool narrow = Is16BitFloat(spec.dtype);
   if (spec.dtype != DType::kFloat32 && (is_cpu || !narrow)) {
     return absl::InvalidArgumentError(absl::StrCat("MakeGateCases: type ", moe::NameOf(spec.dtype),
                                                    ", expected f32",

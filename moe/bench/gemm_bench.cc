@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/base/trace.h"
 #include "kernels/base/workspace.h"
 #include "kernels/grouped_gemm/fma_peak.h"
@@ -102,9 +103,8 @@ absl::StatusOr<KernelLimit> LimitOf(const GemmSpec& spec, int64_t rows, KernelDe
   }
   const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(spec.hidden) *
                             static_cast<double>(spec.ffn);
-  if (spec.dtype == DType::kFloat32) return DenseLimit<float>(operations, device);
-  if (spec.dtype == DType::kFloat16) return DenseLimit<Float16>(operations, device);
-  return DenseLimit<BFloat16>(operations, device);
+  return WithStorageType(spec.dtype,
+                         [&]<typename T>(T) { return DenseLimit<T>(operations, device); });
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/kernel_device.h"
 #include "moe/bench/statistics.h"
@@ -57,16 +58,16 @@ class KernelCases {
 template <template <typename> class Cases, typename Spec>
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeCases(absl::string_view function, const Spec& spec,
                                                        KernelDevice& device) {
-  const auto make = [&]<typename T>(T) -> absl::StatusOr<std::unique_ptr<KernelCases>> {
-    auto cases = std::make_unique<Cases<T>>(spec, device);
-    MOE_RETURN_IF_ERROR(cases->Setup());
-    return cases;
-  };
-  if (spec.dtype == DType::kFloat32) return make(float());
-  if (spec.dtype == DType::kBFloat16) return make(BFloat16());
-  if (spec.dtype == DType::kFloat16) return make(Float16());
-  return absl::InvalidArgumentError(
-      absl::StrCat(function, ": type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16"));
+  if (!IsStorageType(spec.dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16"));
+  }
+  return WithStorageType(spec.dtype,
+                         [&]<typename T>(T) -> absl::StatusOr<std::unique_ptr<KernelCases>> {
+                           auto cases = std::make_unique<Cases<T>>(spec, device);
+                           MOE_RETURN_IF_ERROR(cases->Setup());
+                           return cases;
+                         });
 }
 
 struct KernelTimes {

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/swiglu/swiglu.h"
 #include "moe/bench/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
@@ -177,8 +178,7 @@ absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
     return absl::InvalidArgumentError(absl::StrCat("MeasureLayer: ", what...));
   };
   const RouterConfig& router = spec.layer.router;
-  if (spec.dtype != DType::kFloat32 && spec.dtype != DType::kBFloat16 &&
-      spec.dtype != DType::kFloat16) {
+  if (!IsStorageType(spec.dtype)) {
     return bad("type ", moe::NameOf(spec.dtype), ", expected f32, bf16 or f16");
   }
   if (!spec.routing.has_value()) return absl::OkStatus();
@@ -212,9 +212,8 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
                                         .numerics = whole.numerics,
                                         .overlap_exchange = whole.layer.overlap_degree > 1},
                                        std::move(world)));
-  if (whole.dtype == DType::kFloat32) return MeasureAs<float>(whole, options, *session);
-  if (whole.dtype == DType::kFloat16) return MeasureAs<Float16>(whole, options, *session);
-  return MeasureAs<BFloat16>(whole, options, *session);
+  return WithStorageType(whole.dtype,
+                         [&]<typename T>(T) { return MeasureAs<T>(whole, options, *session); });
 }
 
 }  // namespace moe::bench

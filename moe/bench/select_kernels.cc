@@ -10,6 +10,7 @@
 
 #include "kernels/base/cuda_launch.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"
 #include "kernels/topk_gate/topk_gate_cuda.h"
 #include "moe/bench/gate_oracle.h"
@@ -174,12 +175,9 @@ absl::StatusOr<std::unique_ptr<KernelCases>> MakeSelectCases(const KernelSpec& s
   }
   MOE_RETURN_IF_ERROR(CheckLimit("num_experts", spec.router.num_experts, topk_gate::kMaxExperts));
   MOE_RETURN_IF_ERROR(CheckLimit("top_k", spec.router.top_k, topk_gate::kMaxTopK));
-  const auto make = [&]<typename T>(T) -> std::unique_ptr<KernelCases> {
+  return WithStorageType(spec.dtype, [&]<typename T>(T) -> std::unique_ptr<KernelCases> {
     return std::make_unique<SelectKernels<T>>(spec, *weighing, device);
-  };
-  if (spec.dtype == DType::kBFloat16) return make(BFloat16());
-  if (spec.dtype == DType::kFloat16) return make(Float16());
-  return make(float());
+  });
 }
 
 }  // namespace moe::bench

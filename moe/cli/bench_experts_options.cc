@@ -9,6 +9,7 @@
 
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_options.h"
 #include "moe/cli/bench_settings.h"
@@ -75,7 +76,7 @@ absl::Status CheckSizes(const PartSizes& sizes) {
 
 absl::StatusOr<DType> ExpertType(const Settings& settings) {
   const DType type = TypeOf(settings.text("datatype"));
-  if (type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16) return type;
+  if (IsStorageType(type)) return type;
   return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16");
 }
 
@@ -86,7 +87,7 @@ absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
   if (device.kind == DeviceKind::kCpu) {
     return WrongFlag("-d", settings.text("datatype"), "f32 for a gate");
   }
-  if (type == DType::kBFloat16 || type == DType::kFloat16) return type;
+  if (Is16BitFloat(type)) return type;
   return WrongFlag("-d", settings.text("datatype"), "f32, bf16 or f16 for a gate");
 }
 

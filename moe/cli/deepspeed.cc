@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
+#include <absl/types/span.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/config_file.h"
@@ -97,21 +98,18 @@ class DeepSpeed {
 
   // Whether the leaf is DeepSpeed's; remembers it.
   bool Take(const JsonLeaf& leaf) {
-    const auto is = [&](const SameMeaning& s) {
-      return leaf.path == s.key;
+    const auto among = [&](absl::Span<const SameMeaning> list) {
+      return std::any_of(list.begin(), list.end(),
+                         [&](const SameMeaning& s) { return leaf.path == s.key; });
     };
-    const bool ours = std::any_of(std::begin(kSame), std::end(kSame), is) ||
-                      std::any_of(std::begin(kLossScaling), std::end(kLossScaling), is) ||
-                      Contains(kSpecial, leaf.path);
+    const bool ours = among(kSame) || among(kLossScaling) || Contains(kSpecial, leaf.path);
     if (ours) leaf_[leaf.path] = leaf;
     return ours;
   }
 
   absl::Status Apply() {
     MOE_RETURN_IF_ERROR(ApplyTypes());
-    for (const SameMeaning& s : kSame) {
-      if (Has(s.key)) MOE_RETURN_IF_ERROR(Set(s.setting, leaf_[s.key].text, s.key));
-    }
+    MOE_RETURN_IF_ERROR(ApplySame(kSame));
     if (Has("optimizer.params.betas.0") != Has("optimizer.params.betas.1")) {
       return Wrong("optimizer.params.betas", "one number", "two");
     }
@@ -148,6 +146,13 @@ class DeepSpeed {
     return settings_.Set(*found, {std::move(text)}, Origin::kFile, absl::StrCat(file_, ": ", key));
   }
 
+  absl::Status ApplySame(absl::Span<const SameMeaning> list) {
+    for (const SameMeaning& s : list) {
+      if (Has(s.key)) MOE_RETURN_IF_ERROR(Set(s.setting, leaf_[s.key].text, s.key));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status ApplyTypes() {
     for (const char* key : {"fp16.enabled", "bf16.enabled"}) {
       if (Has(key) && leaf_[key].type != JsonType::kBool) {
@@ -175,9 +180,7 @@ class DeepSpeed {
     for (const char* key : {"fp16.auto_cast", "fp16.consecutive_hysteresis"}) {
       if (Text(key, "false") != "false") return Wrong(key, Text(key, ""), "false");
     }
-    for (const SameMeaning& same : kLossScaling) {
-      if (Has(same.key)) MOE_RETURN_IF_ERROR(Set(same.setting, Text(same.key, ""), same.key));
-    }
+    MOE_RETURN_IF_ERROR(ApplySame(kLossScaling));
     constexpr char kPower[] = "fp16.initial_scale_power";
     if (!Has(kPower)) return absl::OkStatus();
     int power = 0;

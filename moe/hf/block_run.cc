@@ -9,6 +9,7 @@
 
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/gradient_reducer.h"
 #include "moe/hf/family.h"
 #include "moe/session.h"
@@ -374,12 +375,9 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                        .numerics = options.numerics,
                        .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
                       std::move(world)));
-  const auto run = [&]<typename T>(T) {
+  auto result = WithStorageType(options.dtype, [&]<typename T>(T) {
     return RankRun<T>(weights, input, options.trace, *session).Run();
-  };
-  auto result = options.dtype == DType::kBFloat16  ? run(BFloat16())
-                : options.dtype == DType::kFloat16 ? run(Float16())
-                                                   : run(float());
+  });
   if (!result.ok()) session->End(result.status());  // the others may be waiting for this rank
   return result;
 }

@@ -7,6 +7,7 @@
 
 #include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 
 namespace moe::lm {
 namespace {
@@ -127,8 +128,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
                                                    " and --min-lr ", config.schedule.minimum,
                                                    ", expected 0 <= min-lr <= lr and lr > 0"));
   }
-  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16 &&
-      config.dtype != DType::kFloat16) {
+  if (!IsStorageType(config.dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32, bf16 or f16"));
   }

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/canonical_index.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/step_totals.h"
@@ -416,14 +417,8 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                       std::move(world)));
   const Context& context = session->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
-  switch (config.dtype) {
-    case DType::kBFloat16:
-      return TrainAs<BFloat16>(config, corpus, *session, hooks);
-    case DType::kFloat16:
-      return TrainAs<Float16>(config, corpus, *session, hooks);
-    default:
-      return TrainAs<float>(config, corpus, *session, hooks);
-  }
+  return WithStorageType(
+      config.dtype, [&]<typename T>(T) { return TrainAs<T>(config, corpus, *session, hooks); });
 }
 
 }  // namespace moe::lm

@@ -9,6 +9,7 @@
 
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "moe/gradient_reducer.h"
 #include "moe/session.h"
 
@@ -352,14 +353,8 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
                                         .numerics = numerics,
                                         .overlap_exchange = layout.overlap > 1},
                                        std::move(world)));
-  switch (problem.spec.dtype) {
-    case DType::kBFloat16:
-      return RunAs<BFloat16>(problem, config, fault, *session);
-    case DType::kFloat16:
-      return RunAs<Float16>(problem, config, fault, *session);
-    default:
-      return RunAs<float>(problem, config, fault, *session);
-  }
+  return WithStorageType(problem.spec.dtype,
+                         [&]<typename T>(T) { return RunAs<T>(problem, config, fault, *session); });
 }
 
 }  // namespace moe::verify

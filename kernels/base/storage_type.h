@@ -1,0 +1,28 @@
+// The types that rows and weights are stored in, where a program chooses one at run time.
+#ifndef MOE_KERNELS_BASE_STORAGE_TYPE_H_
+#define MOE_KERNELS_BASE_STORAGE_TYPE_H_
+
+#include "kernels/base/dtype.h"
+
+namespace moe {
+
+// Floats of 16 bits: their sums are made in float32 and rounded once.
+constexpr bool Is16BitFloat(DType type) {
+  return type == DType::kBFloat16 || type == DType::kFloat16;
+}
+
+constexpr bool IsStorageType(DType type) {
+  return type == DType::kFloat32 || Is16BitFloat(type);
+}
+
+// f(T()), T the storage type that `type` names.
+template <typename Function>
+auto WithStorageType(DType type, Function f) {
+  if (type == DType::kBFloat16) return f(BFloat16());
+  if (type == DType::kFloat16) return f(Float16());
+  return f(float());
+}
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_STORAGE_TYPE_H_
