@@ -39,8 +39,8 @@ struct Options {
   std::string target;  // the best
 };
 
-// Wall clock, or with `cpu` the CPU time of this process: the same for one thread that owns its core,
-// and blind to the time that other programs take from it.
+// Wall clock, or with `cpu` the CPU time of this process: the same for one thread that owns its
+// core, and blind to the time that other programs take from it.
 double Now(bool cpu) {
   timespec t{};
   clock_gettime(cpu ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);

@@ -57,9 +57,9 @@ struct SendRecvOp {
 // the stream passes it. A CPU stream may run them before returning.
 //
 // Every backend serves the streams of the CPU, over memory of the host, and those of a CUDA device,
-// over that device's. One that moves memory of the host alone waits for a CUDA stream, copies what is
-// sent to the host, and back what was received: the call then blocks the host, and ranks that enqueue
-// collectives must do so in one order, as they must anyway.
+// over that device's. One that moves memory of the host alone waits for a CUDA stream, copies what
+// is sent to the host, and back what was received: the call then blocks the host, and ranks that
+// enqueue collectives must do so in one order, as they must anyway.
 //
 // Thread use: one host thread and one stream at a time. For collectives that overlap each other,
 // Split() a second communicator.
@@ -87,9 +87,9 @@ class Communicator {
 
   // inout[i] on every rank becomes op over ranks of inout[i]. Wire cost per rank: 2*S*(R-1)/R bytes
   // for S = bytes of `inout`, R = size(). Same result, bit for bit, on every rank, and from run to
-  // run. T: float, double, BFloat16 and Float16 (summed in float32), int32_t, int64_t. This is the backend's
-  // own algorithm (local: peers' buffers are read in place, summed in rank order); RingAllReduce
-  // (comm/ring_all_reduce.h) is ours over SendRecv.
+  // run. T: float, double, BFloat16 and Float16 (summed in float32), int32_t, int64_t. This is the
+  // backend's own algorithm (local: peers' buffers are read in place, summed in rank order);
+  // RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>
   absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
     return CheckedAllReduce(inout.data(), inout.size(), DTypeOf<T>::value, op, stream);
@@ -156,15 +156,15 @@ class Communicator {
   // when one of them dies by Abort or timeout, so do the others of the same world on this rank.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
-  // Whether collectives move memory of devices of this kind themselves, in their streams, and not by
-  // way of the host. All move the host's.
+  // Whether collectives move memory of devices of this kind themselves, in their streams, and not
+  // by way of the host. All move the host's.
   virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
 
   // Whether AllocatePeerBuffer may work here, for memory of devices of this kind.
   virtual bool has_peer_memory(DeviceKind /*kind*/) const { return false; }
 
-  // Collective, blocks the host; `bytes` may differ between ranks. On all ranks alike kUnimplemented
-  // without peer memory, or where one device cannot read the memory of another.
+  // Collective, blocks the host; `bytes` may differ between ranks. On all ranks alike
+  // kUnimplemented without peer memory, or where one device cannot read the memory of another.
   virtual absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(
       int64_t bytes, MemoryResource& memory = CpuMemory());
 

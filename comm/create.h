@@ -29,16 +29,16 @@ struct RunOptions {
   std::string secret = {};
 };
 
-// `status`, of work with `world`. A failure ends the world before its communicator is destroyed: over
-// NCCL that waits for the peers, who may be waiting for this rank.
+// `status`, of work with `world`. A failure ends the world before its communicator is destroyed:
+// over NCCL that waits for the peers, who may be waiting for this rank.
 absl::Status OrAbort(Communicator& world, absl::Status status);
 
 // What a rank does. It owns its world; everything it made of it must be gone when it returns.
 using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> world)>;
 
 // Runs `body` on every rank that this process has and returns when all are done: on plan.ranks
-// threads (one rank: on the calling thread), or once on the calling thread where this process is one
-// rank; MPI is started and finalized here. Call it once per process under MPI.
+// threads (one rank: on the calling thread), or once on the calling thread where this process is
+// one rank; MPI is started and finalized here. Call it once per process under MPI.
 //
 // NCCL: each rank's communicator is of one GPU (Communicator::device): of threads the one with the
 // rank's number, of processes that of their place among those of their host, in turn if there are

@@ -25,8 +25,8 @@ class HostStaging {
   };
   using Collective = absl::FunctionRef<absl::Status(const void* send, void* recv, Stream& stream)>;
 
-  // Copies `send` to the host, runs `collective` there on an inline stream, and enqueues the copy of
-  // what it received back to the device. Blocks the host until the collective has ended. What is
+  // Copies `send` to the host, runs `collective` there on an inline stream, and enqueues the copy
+  // of what it received back to the device. Blocks the host until the collective has ended. What is
   // not received keeps no old value: recv is written whole.
   absl::Status Run(const Transfer& transfer, Stream& device, Collective collective);
 

@@ -16,8 +16,8 @@ namespace moe {
 bool IsReducible(DType type);
 
 // outputs[j][i] = inputs[0][i] op inputs[1][i] op ... (in that order) for i in [begin, end), for
-// every j. bf16 and f16 are summed in float32 and rounded once; integers wrap around. Works on one tile of a
-// few KiB at a time, so an output may be one of the inputs. No allocation.
+// every j. bf16 and f16 are summed in float32 and rounded once; integers wrap around. Works on one
+// tile of a few KiB at a time, so an output may be one of the inputs. No allocation.
 //   inputs, outputs  arrays of `type`, at least `end` elements each; at least one of each
 void ReduceInOrder(absl::Span<const std::byte* const> inputs, absl::Span<std::byte* const> outputs,
                    int64_t begin, int64_t end, DType type, ReduceOp op);

@@ -24,8 +24,9 @@ enum class AllReduceAlgorithm : uint8_t {
 
 struct RingOptions {
   // What is received to be added comes in chunks of this size: still in the cache when it is added,
-  // and the scratch stays small. Bounded below by one cache line. 0: 256 KiB on the host; 4 MiB on a
-  // CUDA device, as much as a link of 450 GB/s moves while a chunk's kernels are launched (10 us).
+  // and the scratch stays small. Bounded below by one cache line. 0: 256 KiB on the host; 4 MiB on
+  // a CUDA device, as much as a link of 450 GB/s moves while a chunk's kernels are launched (10
+  // us).
   int64_t chunk_bytes = 0;
 };
 
@@ -37,13 +38,13 @@ struct RingOptions {
 // any R. R need not divide the length. Patarasuk and Yuan, "Bandwidth optimal all-reduce
 // algorithms" (2009), doi:10.1016/j.jpdc.2008.09.002.
 //
-// Where additions run: on the stream's device if `comm` moves its memory, and the host then waits for
-// nothing; else on the host, with a copy there and back. The bits are the same.
+// Where additions run: on the stream's device if `comm` moves its memory, and the host then waits
+// for nothing; else on the host, with a copy there and back. The bits are the same.
 //
-// Scratch (one chunk) belongs to the object and is allocated by the first call. One host thread at a
-// time, and streams of one device, which may take turns: each waits until the one before has passed its
-// use of the scratch, and so does the destructor. `comm` must outlive the object. Errors: those of
-// SendRecv; kInvalidArgument for a stream of a second device; kResourceExhausted.
+// Scratch (one chunk) belongs to the object and is allocated by the first call. One host thread at
+// a time, and streams of one device, which may take turns: each waits until the one before has
+// passed its use of the scratch, and so does the destructor. `comm` must outlive the object.
+// Errors: those of SendRecv; kInvalidArgument for a stream of a second device; kResourceExhausted.
 class RingAllReduce {
  public:
   explicit RingAllReduce(Communicator& comm, const RingOptions& options = {})

@@ -1,4 +1,5 @@
-// Decides how many ranks there are and where: from what the user asked for and who started the process.
+// Decides how many ranks there are and where: from what the user asked for and who started the
+// process.
 #ifndef MOE_COMM_WORLD_PLAN_H_
 #define MOE_COMM_WORLD_PLAN_H_
 
@@ -54,7 +55,8 @@ struct WorldPlan {
 // under a launcher, NCCL under torchrun on GPUs, threads without one. Pure.
 //   kInvalidArgument: ranks < 1, ranks that differ from the launcher's, local under a launcher, mpi
 //     under torchrun, nccl on CPUs
-//   kUnimplemented: the backend, or the MPI that ranks of nccl would meet over, is not in this build;
+//   kUnimplemented: the backend, or the MPI that ranks of nccl would meet over, is not in this
+//   build;
 //     a launch by RANK and WORLD_SIZE (torchrun) on CPUs: the message has the mpirun line to use
 absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInfo& launch);
 

@@ -34,10 +34,10 @@ class GrowingPeerBuffer {
   int64_t bytes_ = 0;
 };
 
-// A fence after memory is written, and one between the last read of it and the next write. Tokens are
-// written by this class, which leaves that fence out where another one came in between (the fences of
-// Return, in a layer): Dispatch costs 1 fence, or 2. Outputs are written by the caller whenever it
-// likes after Return, so Return ends with a fence: d + 1.
+// A fence after memory is written, and one between the last read of it and the next write. Tokens
+// are written by this class, which leaves that fence out where another one came in between (the
+// fences of Return, in a layer): Dispatch costs 1 fence, or 2. Outputs are written by the caller
+// whenever it likes after Return, so Return ends with a fence: d + 1.
 template <typename T>
 class DirectDispatcher final : public DispatcherBase<T> {
  public:

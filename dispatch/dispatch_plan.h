@@ -42,18 +42,18 @@ struct DispatchPlanOptions {
 // slots have no row anywhere.
 //
 // Immutable. Its arrays live in the workspace given to Build: host memory. A plan of OnDevice or
-// BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to read.
-// Copies are views of the same arrays.
+// BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to
+// read. Copies are views of the same arrays.
 // Layout after Lepikhin et al., "GShard" (2020), arXiv:2006.16668, without its capacity limit;
 // the dropless form follows Gale et al., "MegaBlocks" (2022), arXiv:2211.15841.
 class DispatchPlan {
  public:
   // Collective over `comm` (the expert-parallel group); every rank passes the same number of
   // micro-batches B (micro_batch_offsets [B + 1] over its T tokens, empty ones allowed; an empty
-  // span is one micro-batch), the same options, padding and E. `placement` is of the routed experts.
-  // Costs one AllGather of B*E + d*R + 4 int32, one all-to-all of one int32 per expert row (the
-  // token it carries), and two host waits. With padding no host wait would be needed; on the CPU a
-  // wait is free. `stream` is synchronised; nothing else of `comm` may be under way.
+  // span is one micro-batch), the same options, padding and E. `placement` is of the routed
+  // experts. Costs one AllGather of B*E + d*R + 4 int32, one all-to-all of one int32 per expert row
+  // (the token it carries), and two host waits. With padding no host wait would be needed; on the
+  // CPU a wait is free. `stream` is synchronised; nothing else of `comm` may be under way.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
   // AllGather, on all ranks alike, if ranks disagree on d or padded_rows or an expert rank would
@@ -64,18 +64,18 @@ class DispatchPlan {
                                             const DispatchPlanOptions& options, Communicator& comm,
                                             Workspace& workspace, Stream& stream);
 
-  // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues their
-  // copies. On a CPU: this plan.
+  // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues
+  // their copies. On a CPU: this plan.
   absl::StatusOr<DispatchPlan> OnDevice(Workspace& workspace, Stream& stream) const;
 
   // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
-  // are memory of that device, and the slots are sorted there (kernels/expert_sort) into `workspace`.
-  // `host_workspace` and `host`, a stream of the CPU, are for the tables. One host wait, for B*E
-  // counts. Nothing is sent and no peer read: there is no send_token, expert_source, return_place nor
-  // what names peers, and send rows are as many as expert rows. Ids out of range have no row, as those
-  // of identity experts; slot_offset must ascend from 0 to the slots, which the host does not see.
-  // Errors: as Build, but for ids and slot_offset; kInvalidArgument if the group has other ranks or E
-  // is above kMaxSortedExperts.
+  // are memory of that device, and the slots are sorted there (kernels/expert_sort) into
+  // `workspace`. `host_workspace` and `host`, a stream of the CPU, are for the tables. One host
+  // wait, for B*E counts. Nothing is sent and no peer read: there is no send_token, expert_source,
+  // return_place nor what names peers, and send rows are as many as expert rows. Ids out of range
+  // have no row, as those of identity experts; slot_offset must ascend from 0 to the slots, which
+  // the host does not see. Errors: as Build, but for ids and slot_offset; kInvalidArgument if the
+  // group has other ranks or E is above kMaxSortedExperts.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
                                                     absl::Span<const int64_t> micro_batch_offsets,
                                                     const DispatchPlanOptions& options,
@@ -126,8 +126,8 @@ class DispatchPlan {
   absl::Span<const int32_t> expert_source(int chunk) const {
     return Part(expert_source_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // (device) [expert rows of the chunk] rank each comes from, the token it is there (-1 = empty place),
-  // and the home row in which it comes back there.
+  // (device) [expert rows of the chunk] rank each comes from, the token it is there (-1 = empty
+  // place), and the home row in which it comes back there.
   absl::Span<const int32_t> expert_peer(int chunk) const {
     return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
   }
@@ -141,7 +141,8 @@ class DispatchPlan {
   absl::Span<const int32_t> return_order(int chunk) const {
     return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // The inverse, (device) [expert rows of the chunk]: the chunk's return row that carries each home.
+  // The inverse, (device) [expert rows of the chunk]: the chunk's return row that carries each
+  // home.
   absl::Span<const int32_t> return_place(int chunk) const {
     return Part(return_place_, expert_begin(chunk), expert_begin(chunk + 1));
   }
@@ -150,7 +151,8 @@ class DispatchPlan {
     return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
   }
   absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
-  // (device) [home rows of the chunk] rank that computes each, and the expert row it is there (of all N).
+  // (device) [home rows of the chunk] rank that computes each, and the expert row it is there (of
+  // all N).
   absl::Span<const int32_t> home_peer(int chunk) const {
     return Part(home_peer_, home_begin_[chunk], home_begin_[chunk + 1]);
   }

@@ -1,5 +1,5 @@
-// A plan whose rows a CUDA device orders. One rank's chunks, home rows and expert rows are all in the
-// order of its experts, so that one sort of the slots gives every array.
+// A plan whose rows a CUDA device orders. One rank's chunks, home rows and expert rows are all in
+// the order of its experts, so that one sort of the slots gives every array.
 #include <algorithm>
 
 #include <absl/strings/str_cat.h>

@@ -31,9 +31,9 @@ struct DispatcherOptions {
   int node_size = 0;
 };
 
-// Payload that left this rank since its dispatcher was made, by where it went: rows, and the weights
-// that DispatchScaled sends beside them (4 bytes a row). Read by the peer or sent, it counts at the
-// rank whose rows they are. Hierarchical counts every hop at the rank that makes it.
+// Payload that left this rank since its dispatcher was made, by where it went: rows, and the
+// weights that DispatchScaled sends beside them (4 bytes a row). Read by the peer or sent, it
+// counts at the rank whose rows they are. Hierarchical counts every hop at the rank that makes it.
 struct ExchangeBytes {
   int64_t self = 0;
   int64_t same_node = 0;
@@ -53,9 +53,10 @@ struct ExchangeBytes {
 //
 // Bytes sent by one rank in one direction, for S send rows (distinct tokens per rank and chunk), P
 // kept slots, H columns of b bytes and s ranks per node, including those to itself:
-//   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them. A
-//                 group of one rank gathers once, P*H*b both ways
-//   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of outputs
+//   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them.
+//                 A group of one rank gathers once, P*H*b both ways
+//   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of
+//                 outputs
 //   hierarchical  as staged, twice: between nodes, then inside the node. A rank talks to R/s + s
 //                 ranks instead of R, in messages s times as large across nodes.
 //
@@ -94,15 +95,15 @@ class Dispatcher {
 
   // This chunk's part of expert_rows = weight[slot] * dy[token of slot], the product in float32,
   // rounded to T once; padding rows are 0.   weight [slots] float32, dy [T, H] at home; neither may
-  // change until the last chunk has been exchanged. dy travels as x does, once per rank; the weights
-  // travel beside it and are applied at the experts' rank, to the same bits.
+  // change until the last chunk has been exchanged. dy travels as x does, once per rank; the
+  // weights travel beside it and are applied at the experts' rank, to the same bits.
   virtual absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
                                       absl::Span<const float> weight, MatrixView<T> expert_rows,
                                       Workspace& workspace, Stream& exchange) = 0;
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
-  // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready. home_rows
-  // is dense (stride == cols).
+  // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
+  // home_rows is dense (stride == cols).
   virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
                               MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
 };

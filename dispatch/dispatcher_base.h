@@ -63,7 +63,8 @@ class DispatcherBase : public Dispatcher<T> {
   ExchangeBytes bytes_;
 };
 
-// All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from it.
+// All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from
+// it.
 template <typename U, typename Sent, typename Received>
 absl::Status ExchangeRows(Communicator& comm, MatrixView<const U> send, Sent sent,
                           MatrixView<U> recv, Received received, Stream& stream) {
@@ -88,7 +89,8 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
                                                              MatrixView<const float> received,
                                                              Workspace& workspace, Stream& stream);
 
-// One factory per algorithm; options are checked by Dispatcher::Create. Collective where it says so.
+// One factory per algorithm; options are checked by Dispatcher::Create. Collective where it says
+// so.
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& options,
                                                     Communicator& comm, DeviceKind kind);

@@ -20,8 +20,8 @@ namespace moe {
 // its rail (the ranks of its local rank, one per node) and its node.
 //   Out   (m, l) -> rail -> (m', l) -> node -> (m', l')   messages carry all rows for node m'
 //   Back  (m', l') -> node -> (m', l) -> rail -> (m, l)
-// so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every rank
-// knows the number of rows between every pair, so no message says how long another one is.
+// so a pair of nodes is crossed by s large messages each way instead of s * s small ones. Every
+// rank knows the number of rows between every pair, so no message says how long another one is.
 class TwoHopExchange {
  public:
   // Rows that `source` has for `destination`.

@@ -78,9 +78,9 @@ class Gate {
 
   virtual GateTraits traits() const = 0;
 
-  // Whether Select and Backward take streams of such a device and views of its memory. Gates that do
-  // not are given copies in host memory, and a stream of the CPU. A gate with Reweigh or AddLosses
-  // runs on CPUs alone.
+  // Whether Select and Backward take streams of such a device and views of its memory. Gates that
+  // do not are given copies in host memory, and a stream of the CPU. A gate with Reweigh or
+  // AddLosses runs on CPUs alone.
   virtual bool RunsOn(DeviceKind device) const { return device == DeviceKind::kCpu; }
 
   // A token's slots may depend on all tokens of its token group, and on nothing beyond it. Random
@@ -95,9 +95,9 @@ class Gate {
     return absl::OkStatus();
   }
 
-  // *loss += the gate's own losses, summed over micro-batches; d_logits [T, logit_sets * E] += their
-  // gradient (empty view = not wanted). The load-balance and z-loss are the router's. Host memory,
-  // computed at once: of gates that run on CPUs alone.
+  // *loss += the gate's own losses, summed over micro-batches; d_logits [T, logit_sets * E] +=
+  // their gradient (empty view = not wanted). The load-balance and z-loss are the router's. Host
+  // memory, computed at once: of gates that run on CPUs alone.
   virtual absl::Status AddLosses(const GateInput& /*input*/, const GateSelection& /*selection*/,
                                  double* /*loss*/, MatrixView<float> /*d_logits*/,
                                  Workspace& /*workspace*/) const {

@@ -1,5 +1,5 @@
-// Noisy top-k, Shazeer et al., arXiv:1701.06538, section 2.1 and appendix A. The router's weight has
-// 2E rows: l = W_g x, then r = W_n x.
+// Noisy top-k, Shazeer et al., arXiv:1701.06538, section 2.1 and appendix A. The router's weight
+// has 2E rows: l = W_g x, then r = W_n x.
 //   h = l + z * (softplus(r) + 0.01), z ~ N(0, 1) in training; h = l in evaluation
 //   the k largest h; weights softmax over the selected h
 // Losses per token group, with coefficient aux_loss_coeff: CV^2(importance) + CV^2(load), where
@@ -7,8 +7,8 @@
 //   load_i = sum_t P(t, i), P the probability that i is chosen if its own noise is drawn again:
 //            Phi((l_i - threshold_i) / s_i), threshold_i the k-th largest of the other h. Without
 //            noise, or k = E: the count, which has no gradient.
-// CV^2(v) = var(v) / (mean(v)^2 + 1e-10) with the unbiased variance. Gradients flow through weights,
-// l, r and the thresholds, as in the authors' code.
+// CV^2(v) = var(v) / (mean(v)^2 + 1e-10) with the unbiased variance. Gradients flow through
+// weights, l, r and the thresholds, as in the authors' code.
 #include <algorithm>
 #include <cmath>
 #include <vector>

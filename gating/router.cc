@@ -39,8 +39,8 @@ absl::Status CheckHost(absl::string_view where, const Stream& stream, const Work
       absl::StrCat(where, ": a stream of a CUDA device without a workspace of the host"));
 }
 
-// Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device is
-// work of the same stream, later.
+// Before workspace memory that `stream` works on is given back: what takes it next on a CUDA device
+// is work of the same stream, later.
 absl::Status EndScratch(Stream& stream) {
   return IsCuda(stream) ? absl::OkStatus() : stream.Synchronize();
 }
@@ -97,8 +97,8 @@ void JitterFactors(const RandomKey& key, float epsilon, MatrixView<float> factor
   });
 }
 
-// The same in memory of the stream's device. The host makes all factors: for a CUDA device in parts,
-// so that staging them takes little pinned memory.
+// The same in memory of the stream's device. The host makes all factors: for a CUDA device in
+// parts, so that staging them takes little pinned memory.
 absl::Status EnqueueJitterFactors(RandomKey key, float epsilon, MatrixView<float> factor,
                                   Workspace& host, Stream& stream) {
   ThreadPool& threads = stream.threads();

@@ -71,11 +71,11 @@ struct RouterSaved {
 // may share one; the parameters are the caller's. Logits are float32 whatever T is (float or
 // a 16-bit type). On the CPU both calls return when their results are there.
 //
-// On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients are
-// memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses there,
-// and capacity drops there; the host waits for the routing if it reads it, and for the sums of `stats`.
-// For other gates the logits come to the host, and the gradient by them goes back. Memory of
-// the host is taken from the workspace given as `host`; expert_bias is the host's too.
+// On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients
+// are memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses
+// there, and capacity drops there; the host waits for the routing if it reads it, and for the sums
+// of `stats`. For other gates the logits come to the host, and the gradient by them goes back.
+// Memory of the host is taken from the workspace given as `host`; expert_bias is the host's too.
 template <typename T>
 class Router {
  public:

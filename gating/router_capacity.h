@@ -17,8 +17,8 @@ namespace moe {
 // kInvalidArgument if a micro-batch has tokens, but not config.micro_batch_tokens of them.
 absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& batch);
 
-// Rows an expert gets per micro-batch when its input is padded, else 0; from the configuration alone,
-// so that a rank without tokens agrees with the others.
+// Rows an expert gets per micro-batch when its input is padded, else 0; from the configuration
+// alone, so that a rank without tokens agrees with the others.
 int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits);
 
 // Marks and unweights the slots that are over capacity; returns how many. dropped [slots]. Host
@@ -28,8 +28,8 @@ absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& ga
                                       absl::Span<uint8_t> dropped, Workspace& workspace,
                                       Stream& stream);
 
-// The same for a gate that runs on CUDA devices, whose Reweigh does nothing: selection, `dropped` and
-// *dropped_slots are memory of the stream's device, `groups` and `host` of the host. Enqueues.
+// The same for a gate that runs on CUDA devices, whose Reweigh does nothing: selection, `dropped`
+// and *dropped_slots are memory of the stream's device, `groups` and `host` of the host. Enqueues.
 absl::Status ApplyCapacityOnDevice(const RouterConfig& config, const GateTraits& traits,
                                    const GateSelection& selection, const TokenGroups& groups,
                                    absl::Span<uint8_t> dropped, int64_t* dropped_slots,

@@ -37,8 +37,8 @@ struct RouterConfig {
   int32_t top_k = 2;             // K (1 for switch, 2 for gshard)
   int64_t hidden_size = 0;       // H
 
-  // topk: the score selected on and weighed by. Softmax with pre_softmax: weights are p_sel; without
-  // it: softmax over the selected logits.
+  // topk: the score selected on and weighed by. Softmax with pre_softmax: weights are p_sel;
+  // without it: softmax over the selected logits.
   ScoreFunction score_function = ScoreFunction::kSoftmax;
   bool pre_softmax = false;
   // Node-limited routing: experts in num_groups groups of equal size, of which a token uses

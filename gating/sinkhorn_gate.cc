@@ -1,6 +1,6 @@
 // Sinkhorn (BASE-like) routing as in Megatron: in training the token group's exp(l) is scaled to a
-// doubly stochastic matrix and the k largest of a row are chosen; in evaluation the k largest logits.
-// Weights sigmoid(l) if k = 1, else softmax(l) at the chosen ones. No load-balance loss.
+// doubly stochastic matrix and the k largest of a row are chosen; in evaluation the k largest
+// logits. Weights sigmoid(l) if k = 1, else softmax(l) at the chosen ones. No load-balance loss.
 // Source: Clark et al., arXiv:2202.01169, section 3.2; megatron/core/transformer/moe/moe_utils.py.
 #include <cmath>
 #include <vector>

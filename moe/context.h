@@ -30,8 +30,8 @@ absl::Status JoinStreams(Stream& later, Stream& earlier);
 // Borrowed by layers for their whole life. On the CPU `compute` runs inline; `exchange` is the same
 // stream when nothing is to overlap, else a queue.
 //
-// Where `compute` is of a CUDA device, parameters, rows and gradients are memory of that device, and
-// what the host works out for itself (routing, plans, totals) goes through `host` in
+// Where `compute` is of a CUDA device, parameters, rows and gradients are memory of that device,
+// and what the host works out for itself (routing, plans, totals) goes through `host` in
 // `host_workspace`. On the CPU these are `compute` and `workspace` themselves.
 struct Context {
   Mesh* mesh = nullptr;
@@ -39,8 +39,8 @@ struct Context {
   Stream* exchange = nullptr;  // of the same device
   Stream* host = nullptr;      // inline, of the CPU
   Workspace* workspace = nullptr;
-  // What `exchange` alone works on. Not `workspace` where both streams queue (a CUDA device): scratch
-  // that one stream has not passed must not become the other's.
+  // What `exchange` alone works on. Not `workspace` where both streams queue (a CUDA device):
+  // scratch that one stream has not passed must not become the other's.
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round

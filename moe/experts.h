@@ -24,8 +24,9 @@ struct ExpertsConfig {
   bool biases = false;          // both projections add a bias
   double init_std = 0.02;       // gate and up projections
   double down_init_std = 0.02;  // down projection
-  // Forward reads packed copies of the weights (kernels/grouped_gemm/packed_weights.h), packed again
-  // after each change: the same bits, faster the fewer rows a network has, for twice the memory. CPU.
+  // Forward reads packed copies of the weights (kernels/grouped_gemm/packed_weights.h), packed
+  // again after each change: the same bits, faster the fewer rows a network has, for twice the
+  // memory. CPU.
   bool pack_weights = false;
 };
 
@@ -60,14 +61,14 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
                        ExpertsSaved<T>& saved) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] (memory of the host) over all
-  // rows. Writes the same rows of saved. Rows of other networks are untouched.
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] (memory of the host) over
+  // all rows. Writes the same rows of saved. Rows of other networks are untouched.
   absl::Status Forward(int first, int last, absl::Span<const int64_t> offsets,
                        ExpertsSaved<T>& saved, MatrixView<T> out, const Context& context) const;
 
   // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
-  // segment_offsets [L * G + 1], of the host. In fast numerics the segments of a network are merged.
-  // Overwrites saved.gate_up with its gradient.
+  // segment_offsets [L * G + 1], of the host. In fast numerics the segments of a network are
+  // merged. Overwrites saved.gate_up with its gradient.
   absl::Status Backward(int first, int last, absl::Span<const int64_t> offsets,
                         absl::Span<const int64_t> segment_offsets, int64_t segments,
                         ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,

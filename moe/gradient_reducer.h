@@ -37,8 +37,8 @@ class GradientReducer {
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
 
-  // Zeroes all buckets. Before the first round of a step. loss_scale_log2: the gradients to come are
-  // 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
+  // Zeroes all buckets. Before the first round of a step. loss_scale_log2: the gradients to come
+  // are 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
   absl::Status Begin(int loss_scale_log2 = 0);
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
@@ -48,13 +48,13 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: how many gradient elements over all ranks of this rank's buckets were NaN, infinite
-  // or off the grid (layout-invariant; 0 in fast). Blocks the host.
+  // After Finish: how many gradient elements over all ranks of this rank's buckets were NaN,
+  // infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
   absl::StatusOr<int64_t> NonFinite() const;
 
-  // The summed gradient times `scale` (1 / number of micro-batches / loss scale), as float32. Layout-invariant:
-  // converted into `scratch` (at least parameter.size() elements of the compute stream's device);
-  // fast: scaled into `scratch`.
+  // The summed gradient times `scale` (1 / number of micro-batches / loss scale), as float32.
+  // Layout-invariant: converted into `scratch` (at least parameter.size() elements of the compute
+  // stream's device); fast: scaled into `scratch`.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 

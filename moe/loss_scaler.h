@@ -20,9 +20,9 @@ struct LossScaleOptions {
 // rounds nothing), minimum <= initial, window and hysteresis at least 1.
 absl::Status ValidateLossScale(const LossScaleOptions& options);
 
-// The scale of the steps of one run. Every rank keeps its own and tells it the same, so that all hold
-// the same scale without exchange. Source: Micikevicius et al., "Mixed precision training" (2018),
-// arXiv:1710.03740; hysteresis as in Megatron's DynamicGradScaler.
+// The scale of the steps of one run. Every rank keeps its own and tells it the same, so that all
+// hold the same scale without exchange. Source: Micikevicius et al., "Mixed precision training"
+// (2018), arXiv:1710.03740; hysteresis as in Megatron's DynamicGradScaler.
 class LossScaler {
  public:
   // options: valid.
@@ -35,8 +35,8 @@ class LossScaler {
 
   // The gradients of the step were finite and the weights have moved.
   void StepTaken();
-  // They were not, and the weights have stayed. kDataLoss where the dynamic scale was at its minimum
-  // and can mend nothing any more.
+  // They were not, and the weights have stayed. kDataLoss where the dynamic scale was at its
+  // minimum and can mend nothing any more.
   absl::Status StepSkipped();
 
  private:

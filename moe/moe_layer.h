@@ -83,10 +83,10 @@ class MoeLayer {
                         MatrixView<T> dx, GradientReady ready);
 
   // What the router learns from the load of a whole optimiser step. expert_count [E]: slots over
-  // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on every
-  // rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares that
-  // kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never after
-  // evaluation. kInvalidArgument if the size is wrong.
+  // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on
+  // every rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares
+  // that kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never
+  // after evaluation. kInvalidArgument if the size is wrong.
   absl::Status EndStep(absl::Span<const int64_t> expert_count);
 
   // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;

@@ -75,13 +75,13 @@ class Parameter {
 // Owns the parameters that live on this rank, in the order they were added (forward order).
 class ParameterStore {
  public:
-  // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name, element) alone:
-  // they do not depend on the layout. `memory`: where layers compute.
+  // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name,
+  // element) alone: they do not depend on the layout. `memory`: where layers compute.
   ParameterStore(DType compute, uint64_t seed, MemoryResource& memory = CpuMemory())
       : compute_(compute), seed_(seed), memory_(memory) {}
 
-  // kInvalidArgument for a name already there or a negative size; kResourceExhausted. Initial values
-  // are there when it returns.
+  // kInvalidArgument for a name already there or a negative size; kResourceExhausted. Initial
+  // values are there when it returns.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }

@@ -52,16 +52,16 @@ class PhaseClock {
   void set_recorder(TraceRecorder* recorder) { recorder_ = recorder; }
   TraceRecorder* recorder() const { return recorder_; }
 
-  // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no more.
-  // `place`: layer and step.
+  // Opens `work` on the time line of recorder(), which must be there: nullptr when it takes no
+  // more. `place`: layer and step.
   TraceEvent* Open(const Work& work, const CommPhase& place, const Stream& stream);
   // Enqueues the start and the end of a phase around whatever is enqueued between the two calls.
   // `event`: from Open, or nullptr. A CUDA stream must live as long as the clock is used.
   absl::Status Start(Phase phase, TraceEvent* event, Stream& stream);
   absl::Status Stop(Phase phase, TraceEvent* event, Stream& stream);
 
-  // Takes the times of CUDA streams, which it waits for, into the phases and the time line. Start does
-  // so when kMostIntervals have come together, for a program that never asks for them.
+  // Takes the times of CUDA streams, which it waits for, into the phases and the time line. Start
+  // does so when kMostIntervals have come together, for a program that never asks for them.
   static constexpr size_t kMostIntervals = 8192;
   absl::Status Collect();
   // Call with the CPU's streams idle, and after Collect.

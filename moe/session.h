@@ -25,20 +25,21 @@ struct SessionOptions {
   int64_t trace_capacity = 0;
 };
 
-// kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3", "sm_90"
-// ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
+// kFailedPrecondition unless every rank of `world` names the same target of its kind ("AVX3",
+// "sm_90" ..., at most 8 letters): layout-invariant bits hold on one. Collective, blocks the host.
 absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Stream& stream);
 
-// The device that this rank of `world` computes on: its communicator's, or CUDA devices are dealt out
-// in turn. kUnimplemented, with the remedy, if there are none.
+// The device that this rank of `world` computes on: its communicator's, or CUDA devices are dealt
+// out in turn. kUnimplemented, with the remedy, if there are none.
 absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 
 // One per rank, used by the thread that created it. Everything built from its context must be gone
 // before it.
 class Session {
  public:
-  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where the
-  // device is not there, and of MakeCublas; in layout-invariant numerics those of CheckOneTarget.
+  // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where
+  // the device is not there, and of MakeCublas; in layout-invariant numerics those of
+  // CheckOneTarget.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

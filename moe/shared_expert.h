@@ -23,8 +23,8 @@ struct SharedExpertSaved {
 };
 
 // y_t = Expert(x_t), or sigmoid(w . x_t) * Expert(x_t) when gated (Qwen2-MoE). Replicated on every
-// rank, so nothing travels. Parameters: "<prefix>shared_expert.…" as Experts names them, and, gated,
-// "<prefix>shared_expert_gate.weight" [1, H].
+// rank, so nothing travels. Parameters: "<prefix>shared_expert.…" as Experts names them, and,
+// gated, "<prefix>shared_expert_gate.weight" [1, H].
 template <typename T>
 class SharedExpert {
  public:

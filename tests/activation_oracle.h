@@ -1,4 +1,5 @@
-// Activations in float64, straight from their definitions: what the tests of every device compare with.
+// Activations in float64, straight from their definitions: what the tests of every device compare
+// with.
 #ifndef MOE_TESTS_ACTIVATION_ORACLE_H_
 #define MOE_TESTS_ACTIVATION_ORACLE_H_
 

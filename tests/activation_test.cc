@@ -147,8 +147,8 @@ TEST(ClampedSwiGluTest, GradientsMatchFiniteDifferencesOnBothSidesOfTheClamps) {
 }
 
 // exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
-// argument's rounding, which the tail magnifies by up to x^2 (30 at |x| = 5.5); the clamped sigmoid's argument has 2,
-// magnified by |1.702 gate| < 12: 64 roundings.
+// argument's rounding, which the tail magnifies by up to x^2 (30 at |x| = 5.5); the clamped
+// sigmoid's argument has 2, magnified by |1.702 gate| < 12: 64 roundings.
 TEST_P(ActivationTest, ForwardMatchesFloat64) {
   TestStream stream;
   for (const int64_t cols : {1, 7, 16, 33, 100}) {

@@ -1,5 +1,5 @@
-// moe bench gate, permute, combine and gemm on a CUDA device: right results, and planted faults that
-// are counted. Without a device: why.
+// moe bench gate, permute, combine and gemm on a CUDA device: right results, and planted faults
+// that are counted. Without a device: why.
 #include <cstring>
 #include <string>
 #include <vector>

@@ -1,4 +1,5 @@
-// moe bench gate, permute, combine: bytes by hand, right results, and planted faults that are counted.
+// moe bench gate, permute, combine: bytes by hand, right results, and planted faults that are
+// counted.
 #include <cmath>
 #include <cstring>
 #include <limits>

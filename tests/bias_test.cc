@@ -115,8 +115,8 @@ TYPED_TEST(BiasTest, GradientHasTheBitsOfTheReferenceOnEveryTargetAndAnyNumberOf
   }
 }
 
-// From 2^24 on floats are even: it absorbs a 1 that is added to it, not a sum of two. (1 + 1) + 2^24
-// + 1 is a tie that goes to 2^24 + 4; in descending order the sum is 2^24.
+// From 2^24 on floats are even: it absorbs a 1 that is added to it, not a sum of two. (1 + 1) +
+// 2^24 + 1 is a tie that goes to 2^24 + 4; in descending order the sum is 2^24.
 TEST(BiasGradientTest, SumsInAscendingRowsFromZeroOrTheOldValue) {
   TestStream stream;
   Matrix<float> dy(4, 2);

@@ -11,7 +11,8 @@
 namespace moe::testing {
 namespace {
 
-// Holds MPI for the test process. Every rank prints and fails on its own; mpiexec fails if one does.
+// Holds MPI for the test process. Every rank prints and fails on its own; mpiexec fails if one
+// does.
 class MpiEnv final : public CommEnv, public ::testing::Environment {
  public:
   void SetUp() override { session_ = MpiSession::Start().value(); }

@@ -19,8 +19,8 @@ constexpr int kMostRanks = 4;
 constexpr int kMostRanks = 8;
 #endif
 
-// Ranks are threads, each with a simulated device of its own. What tests hand over lies in memory of the
-// host; it goes through the devices.
+// Ranks are threads, each with a simulated device of its own. What tests hand over lies in memory
+// of the host; it goes through the devices.
 class NcclEnv final : public CommEnv {
  public:
   const char* name() const override { return "nccl"; }

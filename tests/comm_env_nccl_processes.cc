@@ -14,7 +14,8 @@ namespace moe::testing {
 namespace {
 
 // This process is one rank of those that scripts/nccl_one_gpu.sh or torchrun started; on machines
-// without a GPU or NCCL it skips. Every rank prints and fails on its own; the script fails if one does.
+// without a GPU or NCCL it skips. Every rank prints and fails on its own; the script fails if one
+// does.
 class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
  public:
   void SetUp() override {

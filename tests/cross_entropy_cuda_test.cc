@@ -96,8 +96,8 @@ TYPED_TEST(CrossEntropyCudaTest, MatchesFloat64ForAnyWidthAndSchedule) {
   });
 }
 
-// 1290 columns: neighbouring rows without gaps differ in their alignment. Several draws, because sums
-// in another order often round alike.
+// 1290 columns: neighbouring rows without gaps differ in their alignment. Several draws, because
+// sums in another order often round alike.
 TYPED_TEST(CrossEntropyCudaTest, ARowHasTheSameBitsInAnyLayoutBatchAndSchedule) {
   using T = TypeParam;
   const int64_t cols = 1290;

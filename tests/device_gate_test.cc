@@ -39,7 +39,8 @@ struct Results {
 };
 
 // Two devices' probabilities: terms differ by 2 * 2 ulps, their sum by as much and by the roundings
-// of the additions on the way of a term, E / 16 + 4 on either device, the quotient by one on either.
+// of the additions on the way of a term, E / 16 + 4 on either device, the quotient by one on
+// either.
 const double kSumBound = (8 + 2 * (kExperts / 16.0 + 4)) * kFloatRounding;
 const double kProbBound = 8 * kFloatRounding + kSumBound + 2 * kFloatRounding;
 

@@ -116,8 +116,8 @@ double Largest(const std::vector<float>& values) {
 
 // With b the bound of a score, W the largest |d_weight| and S the least sum of a token's selected
 // scores: combine weights are within 2 b of themselves, so the gradients by scores, up to 2 W / S,
-// within 4 b W / S, their mean within 6 b W / S, and those by logits within 14 b W / S, all times the
-// scale. Shares s / sum s of the losses are within 2 b, G up to coeff E / T_g; likewise.
+// within 4 b W / S, their mean within 6 b W / S, and those by logits within 14 b W / S, all times
+// the scale. Shares s / sum s of the losses are within 2 b, G up to coeff E / T_g; likewise.
 void ExpectSameDecisions(const Results& got, const Results& expected) {
   EXPECT_EQ(got.slot_offset, expected.slot_offset);
   EXPECT_EQ(got.count, expected.count);

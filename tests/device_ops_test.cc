@@ -131,9 +131,9 @@ TEST(DeviceOpsTest, PlainActivations) {
   });
 }
 
-// silu(g) = g / (1 + exp(-g)): each device's exponential is within 2 ulps, and at most six roundings
-// follow, so that two devices differ by less than 2 (2 * 2^-23 + 6 * 2^-24) = 20 * 2^-24 of a value;
-// for d_gate, whose terms may cancel, of |d_out * up| (1 + |gate|).
+// silu(g) = g / (1 + exp(-g)): each device's exponential is within 2 ulps, and at most six
+// roundings follow, so that two devices differ by less than 2 (2 * 2^-23 + 6 * 2^-24) = 20 * 2^-24
+// of a value; for d_gate, whose terms may cancel, of |d_out * up| (1 + |gate|).
 TEST(DeviceOpsTest, GatedActivations) {
   const double bound = 20 * testing::kFloatRounding;
   const auto gate = RandomFloats(kRows * kStride, 1), up = RandomFloats(kRows * kStride, 2);

@@ -161,10 +161,10 @@ TEST(DeviceSumsTest, GradAccumulators) {
 constexpr int64_t kTokens = 3, kVocabulary = 37, kStride = 40;
 constexpr float kScale = 0.25f;
 
-// |x - max| < 16. An exponential has up to 2 + 16 roundings, a sum of 37 of them 12 more at most. The
-// loss is log(sum) - (x_target - max): 16 roundings for either term and 24 for their difference. A
-// gradient is scale * (p - 1) or scale * p: p <= 1 has the roundings of its exponential, of the sum
-// and 3, and 3 more follow.
+// |x - max| < 16. An exponential has up to 2 + 16 roundings, a sum of 37 of them 12 more at most.
+// The loss is log(sum) - (x_target - max): 16 roundings for either term and 24 for their
+// difference. A gradient is scale * (p - 1) or scale * p: p <= 1 has the roundings of its
+// exponential, of the sum and 3, and 3 more follow.
 TEST(DeviceLossTest, CrossEntropyIsWithinFloat32sRoundingsOfFloat64) {
   constexpr double kSum = 18 + 12;
   const auto x = testing::RandomFloats(kTokens * kStride, 1, 2);

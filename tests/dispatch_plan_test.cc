@@ -27,7 +27,8 @@ absl::StatusOr<DispatchPlan> Build(const World& world, int overlap, Communicator
                              {.overlap_degree = overlap}, comm, workspace, stream);
 }
 
-// 3 ranks, 4 experts, top-2. Experts 0 and 1 live on rank 0, expert 2 on rank 1, expert 3 on rank 2.
+// 3 ranks, 4 experts, top-2. Experts 0 and 1 live on rank 0, expert 2 on rank 1, expert 3 on rank
+// 2.
 //
 //   rank 0, tokens a b c      rank 1, no tokens      rank 2, tokens p q
 //     a -> 0 1                                         p -> 3 1

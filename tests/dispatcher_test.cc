@@ -164,8 +164,8 @@ class Batch {
   MatrixView<T> expert_rows_, home_rows_;
 };
 
-// The algorithms that a group of this size can run. Node sizes 1 and R are the ends of one code path;
-// groups of up to 4 try them.
+// The algorithms that a group of this size can run. Node sizes 1 and R are the ends of one code
+// path; groups of up to 4 try them.
 std::vector<DispatcherOptions> AllOptions(int ranks) {
   std::vector<DispatcherOptions> all = {{.algorithm = DispatchAlgorithm::kStaged},
                                         {.algorithm = DispatchAlgorithm::kDirect}};
@@ -229,8 +229,8 @@ TYPED_TEST(DispatcherTest, MovesTheSameRowsFromAQueue) {
   }
 }
 
-// Batches follow each other without a wait, each larger than the one before: peer memory grows while
-// earlier batches are still in the queue, and is used again without mixing them up.
+// Batches follow each other without a wait, each larger than the one before: peer memory grows
+// while earlier batches are still in the queue, and is used again without mixing them up.
 TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
   using T = TypeParam;
   const int ranks = std::min(4, Env().max_ranks());

@@ -202,8 +202,8 @@ TEST(SumOfSquaresCudaTest, SumsByHand) {
   EXPECT_EQ(SumOfSquares({1, -kInfinity}), kInfinity);
 }
 
-// Up to 35 blocks: the warp that folds them takes 32 at a time. Magnitudes differ within and between
-// blocks, so that other orders round differently.
+// Up to 35 blocks: the warp that folds them takes 32 at a time. Magnitudes differ within and
+// between blocks, so that other orders round differently.
 TEST(SumOfSquaresCudaTest, EqualsTheCpuForAnyLengthAndSchedule) {
   constexpr int64_t kBlock = 4096;
   auto all = cusim::RandomFloats(34 * kBlock + 5, 4);

@@ -21,7 +21,8 @@ using expert_capacity::CudaExpertCapacity;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Groups of tokens, token t with `choices` slots; group g is [group_offsets[g], group_offsets[g + 1]).
+// Groups of tokens, token t with `choices` slots; group g is [group_offsets[g], group_offsets[g +
+// 1]).
 struct Slots {
   int32_t num_experts = 0;
   std::vector<int64_t> group_offsets = {0}, slot_offset = {0}, capacity;

@@ -119,7 +119,8 @@ uint32_t Random(uint64_t seed, int64_t item) {
   return Random4({.seed = seed, .item = static_cast<uint64_t>(item)})[0];
 }
 
-// `per_micro_batch` tokens each, of 0 .. 2 k slots (k on average), some of identity experts and some dropped.
+// `per_micro_batch` tokens each, of 0 .. 2 k slots (k on average), some of identity experts and
+// some dropped.
 Slots RandomSlots(const std::vector<int64_t>& per_micro_batch, int32_t experts, int64_t k,
                   uint64_t seed) {
   Slots s;

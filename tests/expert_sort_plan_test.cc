@@ -1,4 +1,5 @@
-// kernels/expert_sort against DispatchPlan itself: every rank's home rows, sorted on the simulated GPU.
+// kernels/expert_sort against DispatchPlan itself: every rank's home rows, sorted on the simulated
+// GPU.
 #include <cstdint>
 #include <numeric>
 #include <vector>

@@ -1,4 +1,5 @@
-// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it finds.
+// The fake CUDA runtime of tests/cusim: the orders that it runs streams in, and the misuse it
+// finds.
 #include <array>
 #include <atomic>
 #include <chrono>

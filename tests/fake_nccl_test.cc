@@ -1,5 +1,5 @@
-// The fake of NCCL: that it moves what NCCL moves, and names the rule that a caller breaks. Both ranks
-// of a world belong to one thread here, which non-blocking communicators allow.
+// The fake of NCCL: that it moves what NCCL moves, and names the rule that a caller breaks. Both
+// ranks of a world belong to one thread here, which non-blocking communicators allow.
 #include "tests/cusim/fake_nccl.h"
 
 #include <functional>

@@ -29,7 +29,8 @@ using ::testing::Pointwise;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// One gate on [T, logit_sets * E] logits, one micro-batch, with the memory that its results live in.
+// One gate on [T, logit_sets * E] logits, one micro-batch, with the memory that its results live
+// in.
 struct GateRun {
   std::unique_ptr<const Gate> gate;
   std::vector<float> logits;

@@ -24,11 +24,11 @@ namespace {
 namespace fs = std::filesystem;
 
 // Expected values are float64 results rounded once, so this bounds our own rounding alone. One
-// float32 rounding errs by at most u = 2^-24 = 6e-8 of the value. A row of y passes a dot product over
-// H, an activation, one over F, a weight, and a sum over K choices; dx about twice as many. Errors of
-// a dot product's terms are independent and add as sqrt(n) u, n <= 24 here, so that about 10 u = 6e-7
-// of the row's norm is expected, and is what transformers' own float32 run shows (6.3e-7). 2e-6 is
-// 33 u: three times that, and 1/250 of what one wrong bfloat16 would give.
+// float32 rounding errs by at most u = 2^-24 = 6e-8 of the value. A row of y passes a dot product
+// over H, an activation, one over F, a weight, and a sum over K choices; dx about twice as many.
+// Errors of a dot product's terms are independent and add as sqrt(n) u, n <= 24 here, so that about
+// 10 u = 6e-7 of the row's norm is expected, and is what transformers' own float32 run shows
+// (6.3e-7). 2e-6 is 33 u: three times that, and 1/250 of what one wrong bfloat16 would give.
 constexpr double kBound = 2e-6;
 
 std::vector<std::string> CaseNames() {

@@ -31,9 +31,9 @@ struct Mma {
     return gemm::RunMma(problem, nullptr);
   }
 
-  // Products of two 16-bit numbers are exact. Each addition errs by at most 2^-23 of a partial sum (tensor
-  // cores may cut off where IEEE 754 would round), and no partial sum exceeds the sum of magnitudes
-  // by more than what was added to it in error: one term more covers that.
+  // Products of two 16-bit numbers are exact. Each addition errs by at most 2^-23 of a partial sum
+  // (tensor cores may cut off where IEEE 754 would round), and no partial sum exceeds the sum of
+  // magnitudes by more than what was added to it in error: one term more covers that.
   static void Expect(const gemm::Problem<T, float>& problem, MatrixView<float> old) {
     const auto& [a, b, c, a_layout, b_layout, write] = problem;
     for (int64_t i = 0; i < c.rows(); ++i) {

@@ -1,5 +1,5 @@
-// How much memory hostile files make their readers take. A program of its own, since all of it counts
-// what operator new hands out.
+// How much memory hostile files make their readers take. A program of its own, since all of it
+// counts what operator new hands out.
 #include <cstdint>
 #include <string>
 

@@ -56,8 +56,8 @@ struct LayerResult {
   double aux_loss = 0, z_loss = 0;  // sums over micro-batches
 };
 
-// Where layers run: on CUDA devices, which ranks take in turn, if MOE_TEST_DEVICE is "cuda", else on
-// the CPU.
+// Where layers run: on CUDA devices, which ranks take in turn, if MOE_TEST_DEVICE is "cuda", else
+// on the CPU.
 DeviceKind LayerDevice();
 
 // T: storage type of activations and compute weights.

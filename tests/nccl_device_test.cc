@@ -55,7 +55,8 @@ TEST(NcclDeviceTest, CollectivesFollowEachOtherWithoutTheHost) {
   });
 }
 
-// bf16 is summed in one scratch, which the next sum, in another stream, may not have before the cast.
+// bf16 is summed in one scratch, which the next sum, in another stream, may not have before the
+// cast.
 TEST(NcclDeviceTest, SumsOfBFloat16InSeveralStreamsDoNotMeet) {
   OnSeeds([](Communicator& comm, const TestDevice& device) {
     const TestDevice second({DeviceKind::kCuda, comm.rank()});

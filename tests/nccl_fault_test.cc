@@ -291,8 +291,8 @@ TEST(NcclFaultTest, OneFateForAllCommunicatorsOfARank) {
               });
 }
 
-// Work of the communicator that was made first stands in a stream behind work that is stuck: neither
-// can be aborted alone.
+// Work of the communicator that was made first stands in a stream behind work that is stuck:
+// neither can be aborted alone.
 TEST(NcclFaultTest, CommunicatorsWithWorkInOneStreamAreAbortedTogether) {
   OnNcclRanks({.ranks = 2, .timeout = kTimeout, .fates = Fates::kOwn},
               [](Communicator& comm, const TestDevice& device) {

@@ -1,4 +1,5 @@
-// Ranks of the backend nccl as threads of a test, each with a simulated device and a stream of its own.
+// Ranks of the backend nccl as threads of a test, each with a simulated device and a stream of its
+// own.
 #ifndef MOE_TESTS_NCCL_RANKS_H_
 #define MOE_TESTS_NCCL_RANKS_H_
 

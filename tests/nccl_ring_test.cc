@@ -27,8 +27,8 @@ using testing::TestDevice;
 
 constexpr uint32_t kSeeds = 3;
 
-// Nothing, fewer elements than ranks, odd, and blocks of several chunks, the last of one element. Few:
-// under ThreadSanitizer an addition of a chunk takes milliseconds.
+// Nothing, fewer elements than ranks, odd, and blocks of several chunks, the last of one element.
+// Few: under ThreadSanitizer an addition of a chunk takes milliseconds.
 constexpr size_t kLengths[] = {0, 1, 3, 7, 8, 101, 257};
 
 template <typename T>
@@ -121,7 +121,8 @@ TEST(NcclRingOrderTest, TheHostWaitsForNothing) {
   });
 }
 
-// Both streams use one scratch; a sum that did not wait for the other's would add what is not its own.
+// Both streams use one scratch; a sum that did not wait for the other's would add what is not its
+// own.
 TEST(NcclRingOrderTest, StreamsOfADeviceTakeTurns) {
   for (uint32_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(seed);
@@ -153,7 +154,8 @@ TEST(NcclRingOrderTest, AStreamOfAnotherDeviceIsRefused) {
   });
 }
 
-// The last rank leaves after the first sum; the others' hosts go on, and learn it from their stream.
+// The last rank leaves after the first sum; the others' hosts go on, and learn it from their
+// stream.
 TEST(NcclRingOrderTest, ARankThatLeavesIsADeadlineOfTheStream) {
   OnNcclRanks({.ranks = 3, .timeout = absl::Milliseconds(300), .fates = testing::Fates::kOwn},
               [](Communicator& comm, const TestDevice& at) {

@@ -1,5 +1,6 @@
-// A rank over NCCL that dies in the middle of a training step, in each phase of it: every other rank
-// leaves within the deadline, with a message that says who waited, in what, for whom and how long.
+// A rank over NCCL that dies in the middle of a training step, in each phase of it: every other
+// rank leaves within the deadline, with a message that says who waited, in what, for whom and how
+// long.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -36,7 +37,8 @@ struct Death {
   std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
 };
 
-// From the first collective of that phase on nothing is called any more, as if the process were gone.
+// From the first collective of that phase on nothing is called any more, as if the process were
+// gone.
 class DyingCommunicator final : public testing::ForwardingCommunicator {
  public:
   DyingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Death> death)

@@ -1,5 +1,5 @@
-// kernels/router_loss on the simulated GPU. The simulator's exponential and logarithm are the host's:
-// all results have the bits of the CPU's loops.
+// kernels/router_loss on the simulated GPU. The simulator's exponential and logarithm are the
+// host's: all results have the bits of the CPU's loops.
 #include "kernels/router_loss/router_loss_cuda.h"
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every gate and its losses in plain float64 loops, written from the definitions in docs/routing.md.
-// Shares no code with the product: plain types in, plain types out.
+// Every gate and its losses in plain float64 loops, written from the definitions in
+// docs/routing.md. Shares no code with the product: plain types in, plain types out.
 #ifndef MOE_TESTS_ROUTING_ORACLE_H_
 #define MOE_TESTS_ROUTING_ORACLE_H_
 

@@ -144,7 +144,8 @@ TEST(RoutingTraceTest, EveryCutOfAFileIsAnErrorOrWhole) {
 }
 
 TEST(RoutingTraceTest, CountsOfAllRecordsTogetherAreBounded) {
-  // 2^10 ranks x 2^10 experts are the most of one record, of which 8 with their tokens are too many.
+  // 2^10 ranks x 2^10 experts are the most of one record, of which 8 with their tokens are too
+  // many.
   RoutingTraceHeader header{.ranks = 1 << 10, .num_experts = 1 << 10, .top_k = 1, .moe_layers = 64};
   RoutingTraceRecord record{.tokens = std::vector<int64_t>(1 << 10, 0),
                             .slots = std::vector<int64_t>(1 << 20, 0)};

@@ -84,8 +84,8 @@ TEST(SigmoidScoresTest, IsWithinTwoUlpsOfTheExactValueOnEveryTarget) {
   }
 }
 
-// Scores: 2 ulps of the exact value are at most 2 floats from the nearest. log_sum_exp: the bound of
-// topk_gate_test for both.
+// Scores: 2 ulps of the exact value are at most 2 floats from the nearest. log_sum_exp: the bound
+// of topk_gate_test for both.
 TEST(SigmoidScoresTest, IsTheReferenceWithinRoundingForAnyNumberOfExperts) {
   TestStream stream;
   for (const int64_t experts : {1, 2, 7, 15, 16, 17, 31, 64, 65, 1000}) {

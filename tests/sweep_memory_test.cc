@@ -70,8 +70,8 @@ lm::TrainConfig ConfigOf(const MemoryCase& c) {
 class MemoryEstimateTest : public ::testing::TestWithParam<MemoryCase> {};
 
 // The estimate holds 3/2 of the activations; the workspace, which grows in powers of two, all of
-// them to twice that: that alone is a quotient of 3/4 to 3/2. Routing that is not even, of which the
-// estimate knows nothing, may add a third of the activations.
+// them to twice that: that alone is a quotient of 3/4 to 3/2. Routing that is not even, of which
+// the estimate knows nothing, may add a third of the activations.
 TEST_P(MemoryEstimateTest, IsWithinAFactorOfTwoOfAMeasuredRun) {
   const lm::TrainConfig config = ConfigOf(GetParam());
   const lm::Corpus corpus = MakeCorpus();

@@ -1,5 +1,5 @@
-// kernels/topk_gate on the simulated GPU. The simulator's exponential is the host's: scores, weights
-// and sums have the bits of the plain loops.
+// kernels/topk_gate on the simulated GPU. The simulator's exponential is the host's: scores,
+// weights and sums have the bits of the plain loops.
 #include "kernels/topk_gate/topk_gate_cuda.h"
 
 #include <algorithm>

@@ -176,8 +176,8 @@ TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
                   ->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets},
                              absl::MakeSpan(loss), nullptr)
                   .ok());
-  // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows each
-  // way, of 12 floats.
+  // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
+  // each way, of 12 floats.
   EXPECT_EQ(rank.model->exchange_bytes().self, 3 * (16 + 16) * 12 * 4);
   EXPECT_EQ(rank.model->exchange_bytes().same_node + rank.model->exchange_bytes().cross_node, 0);
   EXPECT_GT(rank.session->context().clock->seconds(Phase::kDense), 0);

@@ -11,8 +11,8 @@
 namespace moe {
 
 // A counter that threads ring and wait on. To wait for a condition: read count(), test the
-// condition, then wait for a change of the count read; whoever makes the condition true rings after.
-// Rings between the read and the wait are seen, so none is lost.
+// condition, then wait for a change of the count read; whoever makes the condition true rings
+// after. Rings between the read and the wait are seen, so none is lost.
 class alignas(64) Doorbell {
  public:
   using Clock = std::chrono::steady_clock;
@@ -23,8 +23,8 @@ class alignas(64) Doorbell {
   // somebody sleeps.
   void Ring();
 
-  // Rings only if somebody sleeps, and writes nothing else. Enough where those who are awake look at
-  // the condition itself, and what made it true was a sequentially consistent store.
+  // Rings only if somebody sleeps, and writes nothing else. Enough where those who are awake look
+  // at the condition itself, and what made it true was a sequentially consistent store.
   void RingSleepers() {
     if (sleepers_.load(std::memory_order_seq_cst) != 0) Ring();
   }

@@ -30,8 +30,8 @@ bool Spin(int times, absl::FunctionRef<bool()> look) {
   return false;
 }
 
-// Offers the core a few times: a peer that waits for this very core comes sooner than by a sleep and
-// a wake-up.
+// Offers the core a few times: a peer that waits for this very core comes sooner than by a sleep
+// and a wake-up.
 bool OfferCore(absl::FunctionRef<bool()> look) {
   constexpr int kOffers = 4;
   for (int i = 0; i < kOffers; ++i) {

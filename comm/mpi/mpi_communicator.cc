@@ -200,8 +200,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
       std::make_shared<MpiGroup>(comms[0], comms[1], members, timeout(), host.fate()));
 }
 
-// All ranks of the caller's communicator are there, or kDeadlineExceeded: what follows (MPI_Comm_dup)
-// has no deadline of its own.
+// All ranks of the caller's communicator are there, or kDeadlineExceeded: what follows
+// (MPI_Comm_dup) has no deadline of its own.
 absl::Status MeetOn(MPI_Comm comm, int rank, absl::Duration timeout) {
   MPI_Request request = MPI_REQUEST_NULL;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier"));

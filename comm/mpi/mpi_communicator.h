@@ -17,15 +17,15 @@ namespace moe {
 // memory only, no peer memory. Needs MPI_THREAD_MULTIPLE: streams call MPI from their own threads.
 //
 // Every operation is non-blocking MPI polled against a deadline: a lost peer gives
-// kDeadlineExceeded that names it. MPI cannot wake a peer that is blocked elsewhere: Abort() is seen
-// by this process only, the others time out. After a failure leave by MpiSession::Abort, since
+// kDeadlineExceeded that names it. MPI cannot wake a peer that is blocked elsewhere: Abort() is
+// seen by this process only, the others time out. After a failure leave by MpiSession::Abort, since
 // MPI_Finalize may wait for ever.
 //
 // AllToAllV, AllGather, ReduceScatter and SendRecv are pairwise transfers; ReduceScatter, and
-// AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of other types and
-// Broadcast are the MPI library's own, after a roll call of 32 bytes from every rank that compares
-// their arguments; MPI's all-reduce is deterministic for one library, rank count and length, but
-// rounds floats as it likes.
+// AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of other
+// types and Broadcast are the MPI library's own, after a roll call of 32 bytes from every rank that
+// compares their arguments; MPI's all-reduce is deterministic for one library, rank count and
+// length, but rounds floats as it likes.
 //
 // With MPICH, errors return only if MPI_COMM_WORLD has MPI_ERRORS_RETURN (MpiSession sets it).
 //

@@ -150,7 +150,8 @@ absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, absl::Time de
     if (error != 0) return SystemError(place, error);
   }
   if (ToString(NearEnd(socket)) != ToString(FarEnd(socket))) return socket;
-  // Nobody listens: the system chose the same port for this side, and the connection is to itself. Reset rather than closed: it leaves nothing behind that keeps rank 0 from this port.
+  // Nobody listens: the system chose the same port for this side, and the connection is to itself.
+  // Reset rather than closed: it leaves nothing behind that keeps rank 0 from this port.
   const linger reset = {.l_onoff = 1, .l_linger = 0};
   (void)setsockopt(socket.number(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   return SystemError(place, ECONNREFUSED);

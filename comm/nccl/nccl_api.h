@@ -1,5 +1,5 @@
-// The functions of NCCL that this project calls, found in the library when they are first needed, so
-// that programs start without it.
+// The functions of NCCL that this project calls, found in the library when they are first needed,
+// so that programs start without it.
 #ifndef MOE_COMM_NCCL_NCCL_API_H_
 #define MOE_COMM_NCCL_NCCL_API_H_
 
@@ -34,15 +34,15 @@ struct NcclApi {
 #undef MOE_DECLARE
 };
 
-// The functions of library `file`, which stays open. kUnimplemented, with the remedy: there is no such
-// library, it is of a version that NcclVersionOf refuses, or lacks one of them.
+// The functions of library `file`, which stays open. kUnimplemented, with the remedy: there is no
+// such library, it is of a version that NcclVersionOf refuses, or lacks one of them.
 absl::StatusOr<NcclApi> OpenNccl(const char* file);
 
 // libnccl.so.2, opened by the first call. A build with simulated devices has a NCCL of its own.
 const absl::StatusOr<NcclApi>& NcclLibrary();
 
-// "2.28.9". kUnimplemented, naming the version found, unless it is 2.27 to 2.30: a later one may have
-// changed what its calls promise.
+// "2.28.9". kUnimplemented, naming the version found, unless it is 2.27 to 2.30: a later one may
+// have changed what its calls promise.
 absl::StatusOr<std::string> NcclVersionOf(const NcclApi& api);
 
 // `result` of `what`, with NCCL's text for it; OK for ncclSuccess and ncclInProgress.

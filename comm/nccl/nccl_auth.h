@@ -1,14 +1,15 @@
-// What rank 0 and another rank say to each other at a TCP meeting point (nccl_store.h), and how each
-// proves that it knows the secret, which itself never travels:
+// What rank 0 and another rank say to each other at a TCP meeting point (nccl_store.h), and how
+// each proves that it knows the secret, which itself never travels:
 //
 //   rank 0 → other   StoreGreeting   rank 0's nonce
 //   other → rank 0   StoreClaim      rank, size, the other's nonce; a proof
 //   rank 0 → other   StoreAnswer     the id, or why there is none; a proof
 //
-// A proof is HMAC-SHA256, keyed by the secret, of a label of the message's kind, of the address of rank
-// 0's end of the connection and of all that both have said on it so far. Nonces are fresh: what was
-// recorded on another connection proves nothing here. Labels differ: neither side can be made to speak
-// for the other. Who listens elsewhere cannot pass on what is said to somebody at rank 0's address.
+// A proof is HMAC-SHA256, keyed by the secret, of a label of the message's kind, of the address of
+// rank 0's end of the connection and of all that both have said on it so far. Nonces are fresh:
+// what was recorded on another connection proves nothing here. Labels differ: neither side can be
+// made to speak for the other. Who listens elsewhere cannot pass on what is said to somebody at
+// rank 0's address.
 //
 // Messages travel as they lie in memory; all machines with NCCL order bytes alike.
 #ifndef MOE_COMM_NCCL_NCCL_AUTH_H_

@@ -194,7 +194,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   NcclCard mine = CardOf("Split");
   mine.color = color;
   mine.key = key;
-  // NCCL has no deadline of its own here that names anybody: it starts when all are known to be there.
+  // NCCL has no deadline of its own here that names anybody: it starts when all are known to be
+  // there.
   MOE_ASSIGN_OR_RETURN(const std::vector<NcclCard> all,
                        group_->memory_of_host.RollCall(phase(), mine, {}, {}));
   std::vector<int> members;

@@ -19,8 +19,8 @@
 
 namespace moe {
 
-// What a rank says of its call before a collective over memory of the host, 48 bytes. Behind it on the
-// wire stand the bytes it sends to each rank and those it expects from each.
+// What a rank says of its call before a collective over memory of the host, 48 bytes. Behind it on
+// the wire stand the bytes it sends to each rank and those it expects from each.
 struct NcclCard {
   char operation[16] = {};
   int32_t type = 0, op = 0, root = 0;
@@ -44,8 +44,8 @@ class NcclHostSide {
   // Copies `send` to the device, runs `work` there, copies back what it received, and waits.
   absl::Status Run(absl::Span<const std::byte> send, absl::Span<std::byte> recv, Work work);
 
-  // Every rank's card, once all have come; kInvalidArgument, which ends the world, if they disagree.
-  // `out`, `in`: bytes to and from each rank, or empty.
+  // Every rank's card, once all have come; kInvalidArgument, which ends the world, if they
+  // disagree. `out`, `in`: bytes to and from each rank, or empty.
   absl::StatusOr<std::vector<NcclCard>> RollCall(const CommPhase& phase, const NcclCard& mine,
                                                  absl::Span<const int64_t> out,
                                                  absl::Span<const int64_t> in);
@@ -75,8 +75,8 @@ class NcclGroup {
         host(std::move(of_host)),
         memory_of_streams(*streams),
         memory_of_host(*host) {}
-  // Waits until the scratch is of no use any more; the watch, which lanes keep alive, ends a wait for
-  // peers.
+  // Waits until the scratch is of no use any more; the watch, which lanes keep alive, ends a wait
+  // for peers.
   ~NcclGroup();
 
   // Two NCCL communicators, since NCCL matches calls by their order: one for what is enqueued in
@@ -103,10 +103,11 @@ class NcclGroup {
  private:
   absl::Status Exchange(const char* operation, const CommPhase& phase,
                         absl::Span<const SendRecvOp> ops, Stream& stream);
-  // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that was.
+  // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that
+  // was.
   absl::StatusOr<std::byte*> Scratch(int64_t bytes, Stream& stream);
-  // By what `stream` was given so far. Whatever became of a call: peers are in it, so that an error of
-  // this rank's alone ends the world.
+  // By what `stream` was given so far. Whatever became of a call: peers are in it, so that an error
+  // of this rank's alone ends the world.
   absl::Status ScratchUsed(absl::Status status, Stream& stream);
 
   std::vector<Buffer> scratch_;  // the last one is in use; earlier ones were too small

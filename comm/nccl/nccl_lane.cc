@@ -41,8 +41,8 @@ NcclLane::NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<
   rank_->Add(this);
 }
 
-// After ncclCommFinalize has ended, ncclCommDestroy is local. Peers that are late to come to their own
-// end cost this rank at most the deadline, and this communicator alone.
+// After ncclCommFinalize has ended, ncclCommDestroy is local. Peers that are late to come to their
+// own end cost this rank at most the deadline, and this communicator alone.
 NcclLane::~NcclLane() {
   const bool ended = Finalize();
   rank_->Remove(this);
@@ -185,8 +185,8 @@ absl::StatusOr<NcclLane::Operation> NcclLane::Begin(const NcclCall& call, cudaSt
   return operation;
 }
 
-// Polls until NCCL's last call has ended. Waits for peers where NCCL does: to join, to split, and to
-// connect before a first exchange.
+// Polls until NCCL's last call has ended. Waits for peers where NCCL does: to join, to split, and
+// to connect before a first exchange.
 absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
   const absl::Time begun = absl::Now();
   while (true) {

@@ -30,8 +30,8 @@ struct NcclCall {
 };
 
 // Used by one host thread at a time, apart from Look and Abort. Created non-blocking: NCCL's calls
-// return at once, and their work goes into the stream when the lane has heard that they have ended. A
-// lock keeps every other thread out of NCCL meanwhile, the one that aborts above all.
+// return at once, and their work goes into the stream when the lane has heard that they have ended.
+// A lock keeps every other thread out of NCCL meanwhile, the one that aborts above all.
 class NcclLane {
  public:
   using Start = absl::FunctionRef<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
@@ -51,15 +51,15 @@ class NcclLane {
   int own() const { return own_; }  // rank in this lane
   int size() const { return static_cast<int>(world_ranks_.size()); }
 
-  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane in the order of their
-  // keys; color -1 gets nullptr. `members`: the new lane's ranks, named in the world.
+  // Collective, with nothing under way. Ranks with equal color >= 0 form a lane in the order of
+  // their keys; color -1 gets nullptr. `members`: the new lane's ranks, named in the world.
   // `most_blocks`: of a kernel; 0: NCCL's choice.
   absl::StatusOr<std::unique_ptr<NcclLane>> Split(const NcclCall& call, int color, int key,
                                                   std::vector<int> members, int own,
                                                   int most_blocks);
 
-  // `start` makes NCCL calls that go into `stream`, of this rank's device. Returns when they are in it.
-  // From then on the lane's thread watches them, and an error is the stream's.
+  // `start` makes NCCL calls that go into `stream`, of this rank's device. Returns when they are in
+  // it. From then on the lane's thread watches them, and an error is the stream's.
   absl::Status Launch(const NcclCall& call, Stream& stream, Start start);
 
   // Of the watching thread. An error if something is late or NCCL reports one; sets *any while
@@ -95,8 +95,8 @@ class NcclLane {
   const int own_;
   std::mutex mu_;    // whoever holds it may be inside NCCL
   ncclComm_t comm_;  // guarded by mu_; nullptr: aborted
-  // Where NCCL puts a communicator that it makes, if need be long after the call, and when it fails,
-  // too: until `comm_` has been aborted. guarded by mu_ but for NCCL's own write.
+  // Where NCCL puts a communicator that it makes, if need be long after the call, and when it
+  // fails, too: until `comm_` has been aborted. guarded by mu_ but for NCCL's own write.
   ncclComm_t made_ = nullptr;
   std::deque<Operation> operations_;  // guarded by mu_; oldest first
   std::vector<cudaEvent_t> idle_;     // guarded by mu_; events to use again

@@ -1,5 +1,5 @@
-// What the communicators of one rank share: whether its world lives, and the thread that watches over
-// their waits.
+// What the communicators of one rank share: whether its world lives, and the thread that watches
+// over their waits.
 #ifndef MOE_COMM_NCCL_NCCL_RANK_H_
 #define MOE_COMM_NCCL_NCCL_RANK_H_
 
@@ -35,10 +35,10 @@ class NcclGuard final : public StreamGuard {
   const int world_rank_;
 };
 
-// Nothing of CUDA or NCCL wakes a host thread that waits for a stream in which a peer is missing. So
-// host threads wait as CUDA has them wait, and one thread per rank looks after all of its lanes: when
-// an operation is late or NCCL reports an error, it ends the world and aborts every lane, upon which
-// NCCL's kernels leave the streams and the waits return.
+// Nothing of CUDA or NCCL wakes a host thread that waits for a stream in which a peer is missing.
+// So host threads wait as CUDA has them wait, and one thread per rank looks after all of its lanes:
+// when an operation is late or NCCL reports an error, it ends the world and aborts every lane, upon
+// which NCCL's kernels leave the streams and the waits return.
 class NcclRank {
  public:
   // `fate`: ranks that are threads of one process share one, so that one's failure ends all waits.

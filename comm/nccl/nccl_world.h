@@ -23,11 +23,12 @@ using NcclId = std::array<char, 128>;
 // Whether this build has NCCL. The library itself is looked for when a rank is made.
 bool HasNccl();
 
-// Of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the library is
-// missing or of a version that is not 2.27 to 2.30 (named).
+// Of the library: "2.28.9". kUnimplemented, with the remedy: this build has no NCCL, or the library
+// is missing or of a version that is not 2.27 to 2.30 (named).
 absl::StatusOr<std::string> NcclVersion();
 
-// A new world's id, made on one rank. As NcclVersion; kUnimplemented, too, where there is no driver.
+// A new world's id, made on one rank. As NcclVersion; kUnimplemented, too, where there is no
+// driver.
 absl::StatusOr<NcclId> MakeNcclId();
 
 struct NcclRankOptions {
@@ -45,26 +46,27 @@ struct NcclRankOptions {
 
 // Collective over the `size` ranks that have `id`; blocks the host until all have come.
 //
-// Collectives in streams of the rank's device are NCCL's kernels: they return when they are enqueued
-// and no host waits. (NCCL connects ranks when they first exchange: that call waits for them.)
-// AllToAllV and SendRecv are one group of sends and receives; 16-bit types are summed in float32, in a scratch
-// that grows. Collectives in CPU streams, over memory of the host, are copied to the device and back
-// through a stream of the communicator's own; they begin with a roll call, in which all ranks compare
-// their arguments. In a CUDA stream nobody compares, for it would cost a host wait: ranks that
-// disagree there meet the deadline, or worse (NCCL leaves it undefined).
+// Collectives in streams of the rank's device are NCCL's kernels: they return when they are
+// enqueued and no host waits. (NCCL connects ranks when they first exchange: that call waits for
+// them.) AllToAllV and SendRecv are one group of sends and receives; 16-bit types are summed in
+// float32, in a scratch that grows. Collectives in CPU streams, over memory of the host, are copied
+// to the device and back through a stream of the communicator's own; they begin with a roll call,
+// in which all ranks compare their arguments. In a CUDA stream nobody compares, for it would cost a
+// host wait: ranks that disagree there meet the deadline, or worse (NCCL leaves it undefined).
 //
-// A thread per rank watches operations under way. When one takes longer than `timeout` from the moment
-// its stream reached it, or NCCL reports an error, the world is dead: every communicator of this rank
-// is aborted, NCCL's kernels leave the streams, and Stream::Synchronize of every stream that a
-// collective went into, or that waited for one of its events, returns the error. What such a collective had received is undefined.
-// Messages name all other ranks where NCCL does not say for which it waits.
+// A thread per rank watches operations under way. When one takes longer than `timeout` from the
+// moment its stream reached it, or NCCL reports an error, the world is dead: every communicator of
+// this rank is aborted, NCCL's kernels leave the streams, and Stream::Synchronize of every stream
+// that a collective went into, or that waited for one of its events, returns the error. What such a
+// collective had received is undefined. Messages name all other ranks where NCCL does not say for
+// which it waits.
 //
-// Destroying a communicator waits until its work has ended and its peers come to their own end of it,
-// at most `timeout`; a peer that is later costs this communicator alone.
+// Destroying a communicator waits until its work has ended and its peers come to their own end of
+// it, at most `timeout`; a peer that is later costs this communicator alone.
 //
 // Errors: as NcclVersion; as MakeStream for a device that is not there; kInvalidArgument for a rank
-// outside its size and for what NCCL refuses, such as one GPU for two ranks; kDeadlineExceeded when a
-// rank does not come; kUnavailable for a lost connection.
+// outside its size and for what NCCL refuses, such as one GPU for two ranks; kDeadlineExceeded when
+// a rank does not come; kUnavailable for a lost connection.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions& options);
 
 }  // namespace moe

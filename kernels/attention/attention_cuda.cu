@@ -40,8 +40,8 @@ struct RunningSoftmax {
   float max = -FLT_MAX;  // not infinity: the difference of two maxima is a number
   float sum = 0;         // of exp(scale * (score - max))
 
-  // The first `seen` scores of a tile's row become exp(scale * (score - max)), the others 0. Returns
-  // what sums up to here are multiplied by, since the maximum may have grown.
+  // The first `seen` scores of a tile's row become exp(scale * (score - max)), the others 0.
+  // Returns what sums up to here are multiplied by, since the maximum may have grown.
   __device__ float Add(float (&scores)[kOwn], int seen, float scale) {
     float largest = max;
     for (int c = 0; c < kOwn; ++c) {
@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks)
   StoreSums<kColumns>(sums, first_column, HeadRows(b.d_q, depth, place.first, place.last));
 }
 
-// A block owns kTile keys of a head and kColumns columns of d_k and d_v; queries in ascending order.
+// A block owns kTile keys of a head and kColumns columns of d_k and d_v; queries in ascending
+// order.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(CudaBackward<T> b) {
   MOE_SHARED_ARRAY(Vector, staged_vectors, kStagedVectors);

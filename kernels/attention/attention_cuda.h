@@ -38,15 +38,15 @@ struct CudaBackward {
 constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 
 // Enqueue on `stream` and return; the error of the launches alone, cudaErrorInvalidConfiguration
-// for more than kMostHeads heads. Instantiated for float, BFloat16 and Float16; float32 inside, results
-// rounded to T once.
+// for more than kMostHeads heads. Instantiated for float, BFloat16 and Float16; float32 inside,
+// results rounded to T once.
 //
 // Forward passes over the keys of a row once, kTile at a time, with a running maximum
 // (Milakov and Gimelshein, 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135), the CPU
 // twice: results differ from attention.cc's by roundings of float32. As there, sums run over keys
 // (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
-// bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its out,
-// log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
+// bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its
+// out, log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
 // Backward owns the rows of d_q in one pass, those of d_k and d_v in another: 7 products for
 // forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
 template <typename T>

@@ -26,8 +26,8 @@ class RotaryTable {
   // A table of D/2 = `half` for at least `positions` positions, ready for every stream of `device`.
   // Computed once for (base, half, device) and again, for at least twice as many, when positions
   // grow; then it holds the host until it is made and, on CUDA, copied. Tables live as long as the
-  // process: streams may still read a shorter one, and together those take no more than the longest.
-  // Thread-safe. Errors: kResourceExhausted, and of CUDA devices those of MakeStream.
+  // process: streams may still read a shorter one, and together those take no more than the
+  // longest. Thread-safe. Errors: kResourceExhausted, and of CUDA devices those of MakeStream.
   static absl::StatusOr<const RotaryTable*> For(float base, int64_t half, int64_t positions,
                                                 Device device);
 

@@ -30,9 +30,9 @@ class MemoryResource {
 // Host memory, 64-byte aligned; never destroyed. `CpuMemory()` is thread-safe.
 MemoryResource& CpuMemory();
 
-// Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a device,
-// never destroyed, thread-safe. Allocate waits for the device to zero the memory: not for a hot path.
-// Errors as MakeStream has them.
+// Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a
+// device, never destroyed, thread-safe. Allocate waits for the device to zero the memory: not for a
+// hot path. Errors as MakeStream has them.
 absl::StatusOr<MemoryResource*> CudaMemory(int index);
 
 // Move-only owner of `bytes` zeroed bytes.

@@ -14,8 +14,8 @@
 namespace moe {
 
 // Two blocks, filled in turn: the host waits only when it comes back to a block whose copies the
-// stream has not passed. Blocks grow to twice the largest part taken and are kept. For one stream, used by one
-// host thread at a time with the stream's device current.
+// stream has not passed. Blocks grow to twice the largest part taken and are kept. For one stream,
+// used by one host thread at a time with the stream's device current.
 class CudaStaging {
  public:
   CudaStaging(cudaStream_t stream, std::string name) : stream_(stream), name_(std::move(name)) {}

@@ -78,8 +78,8 @@ class AsyncCopies {
 #endif
 };
 
-// Four 8 x 8 matrices of 16-bit elements: lane l names row l % 8 of matrix l / 8. With g = lane / 4 and
-// t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
+// Four 8 x 8 matrices of 16-bit elements: lane l names row l % 8 of matrix l / 8. With g = lane / 4
+// and t = lane % 4, out[j] is elements 2t and 2t + 1 of row g of matrix j.
 __device__ inline void LoadMatrices(const Chunk* row, uint32_t (&out)[4]) {
 #if defined(__CUDACC__)
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -15,7 +15,8 @@ using LogCallback = void (*)(LogLevel level, absl::string_view message);
 // Thread-safe. nullptr restores the default. The callback may be called from any thread.
 void SetLogCallback(LogCallback callback);
 void Log(LogLevel level, absl::string_view message);
-// Nothing if this function has said so already since SetLogCallback: for what every layer would say.
+// Nothing if this function has said so already since SetLogCallback: for what every layer would
+// say.
 void LogOnce(LogLevel level, absl::string_view message);
 
 }  // namespace moe

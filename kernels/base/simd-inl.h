@@ -1,5 +1,5 @@
-// float32 lanes over float, BFloat16 and Float16 memory, for sources that Highway compiles once per target.
-// Everything here gives a lane the same bits whatever the other lanes hold.
+// float32 lanes over float, BFloat16 and Float16 memory, for sources that Highway compiles once per
+// target. Everything here gives a lane the same bits whatever the other lanes hold.
 // (No plain include guard: foreach_target.h includes this file once per target.)
 #if defined(MOE_KERNELS_BASE_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE_KERNELS_BASE_SIMD_INL_H_

@@ -74,19 +74,19 @@ class Stream {
   // enqueues kernels or library calls. Its error becomes the stream's. CPU: kUnimplemented.
   virtual absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch);
 
-  // Enqueues a copy of `bytes` bytes. Each side is memory of the host or of this stream's device and
-  // stays valid until the stream passes this point; the two do not overlap.
+  // Enqueues a copy of `bytes` bytes. Each side is memory of the host or of this stream's device
+  // and stays valid until the stream passes this point; the two do not overlap.
   virtual absl::Status CopyBytes(const void* from, void* to, int64_t bytes);
 
-  // Enqueues a copy of `bytes` bytes of host memory, read before the call returns, to memory of this
-  // stream's device.
+  // Enqueues a copy of `bytes` bytes of host memory, read before the call returns, to memory of
+  // this stream's device.
   virtual absl::Status Upload(const void* from, void* to, int64_t bytes);
 
   // Enqueues zeros for `bytes` bytes of this stream's device.
   virtual absl::Status Zero(void* to, int64_t bytes);
 
-  // CUDA: from here on an error of `guard` is one of this stream, seen by Synchronize. Kept as long as
-  // the stream; the same one again costs a look. CPU: no effect, tasks return their own errors.
+  // CUDA: from here on an error of `guard` is one of this stream, seen by Synchronize. Kept as long
+  // as the stream; the same one again costs a look. CPU: no effect, tasks return their own errors.
   virtual void Guard(const std::shared_ptr<StreamGuard>& guard);
 
  protected:
@@ -98,8 +98,8 @@ inline bool IsCuda(const Stream& stream) {
 }
 
 // CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
-// overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has no
-// CUDA or the machine no device for it. `threads`, if given, must outlive the stream.
+// overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has
+// no CUDA or the machine no device for it. `threads`, if given, must outlive the stream.
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr);
 
 // CPU only: runs each task before Enqueue returns. What compute uses on the CPU.

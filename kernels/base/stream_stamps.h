@@ -12,20 +12,20 @@
 
 namespace moe {
 
-// By the thread of the stream. Points are events, which hold nothing up; a host function in the stream
-// would, until the host has run it.
+// By the thread of the stream. Points are events, which hold nothing up; a host function in the
+// stream would, until the host has run it.
 class StreamStamps {
  public:
   virtual ~StreamStamps() = default;
   StreamStamps(const StreamStamps&) = delete;
   StreamStamps& operator=(const StreamStamps&) = delete;
 
-  // *ns, which must stay where it is, will be the MonotonicNs() at which the work enqueued so far has
-  // ended: once Collect has returned.
+  // *ns, which must stay where it is, will be the MonotonicNs() at which the work enqueued so far
+  // has ended: once Collect has returned.
   virtual absl::Status Mark(int64_t* ns) = 0;
 
-  // Waits for the stream, then writes the times of all marks since the last call. The device's clock is
-  // set by the host's at each call, to some ten microseconds; between marks it counts half
+  // Waits for the stream, then writes the times of all marks since the last call. The device's
+  // clock is set by the host's at each call, to some ten microseconds; between marks it counts half
   // microseconds.
   virtual absl::Status Collect() = 0;
 

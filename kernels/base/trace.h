@@ -34,9 +34,9 @@ struct TraceEvent {
 inline constexpr int64_t kTraceEvents = int64_t{1} << 17;
 
 // Memory for `capacity` events, taken at once; what comes after that is counted and left out. A
-// recorder starts switched off. The host thread of the rank opens events, in the order in which work
-// is enqueued; the stream that runs the work writes the two times. So no lock is needed, and events
-// may be read once the streams are idle.
+// recorder starts switched off. The host thread of the rank opens events, in the order in which
+// work is enqueued; the stream that runs the work writes the two times. So no lock is needed, and
+// events may be read once the streams are idle.
 class TraceRecorder {
  public:
   explicit TraceRecorder(int64_t capacity) { events_.reserve(capacity); }

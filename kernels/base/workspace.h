@@ -44,7 +44,8 @@ class Workspace {
   }
 
   Mark mark() const { return {chunk_, used_}; }
-  // Gives back everything taken since `mark`. Releasing to the very start joins the chunks into one.
+  // Gives back everything taken since `mark`. Releasing to the very start joins the chunks into
+  // one.
   void Release(Mark mark);
 
   // Bytes now in use, the most ever in use, and the number of allocations so far (a test holds

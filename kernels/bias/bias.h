@@ -13,7 +13,8 @@
 
 namespace moe {
 
-// y[n, c] = T(float(y[n, c]) + bias[g][c]) for the rows n of group g, in float32, rounded to T once.
+// y[n, c] = T(float(y[n, c]) + bias[g][c]) for the rows n of group g, in float32, rounded to T
+// once.
 //
 //   y        [N, C]  any stride >= C; columns beyond C are not touched
 //   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, ascending; groups

@@ -17,8 +17,8 @@ namespace moe {
 //   ids [T] in [0, V), checked at the call;  dx [T, H];  d_table [V, H]. kOverwrite zeroes rows
 //   that no token names.
 // (The forward pass is GatherRows of the table by ids.)
-// Errors: kInvalidArgument if shapes disagree or an id is out of range. On CUDA ids are device memory,
-// and the row of one that is out of range is left out instead.
+// Errors: kInvalidArgument if shapes disagree or an id is out of range. On CUDA ids are device
+// memory, and the row of one that is out of range is left out instead.
 template <typename T>
 absl::Status EmbeddingBackward(absl::Span<const int32_t> ids, MatrixView<const T> dx,
                                MatrixView<float> d_table, Write write, Stream& stream);

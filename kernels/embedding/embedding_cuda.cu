@@ -61,8 +61,8 @@ __device__ void AddMatches(const Match* matches, int count, int row, MatrixView<
   }
 }
 
-// A block owns kBlockRows rows of the table, a warp every kWarps-th of them and a lane some of their
-// columns: the only thread that ever touches them.
+// A block owns kBlockRows rows of the table, a warp every kWarps-th of them and a lane some of
+// their columns: the only thread that ever touches them.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBackward<T> b) {
   MOE_SHARED_ARRAY(Match, matches, kWarps * kWarpIds);

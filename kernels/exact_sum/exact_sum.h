@@ -42,9 +42,9 @@ absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> o
                    Stream& stream);
 
 // *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
-// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in ascending
-// order. `workspace`, memory of the stream's device, lends CUDA 8 bytes a block, left to the caller's
-// mark.
+// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in
+// ascending order. `workspace`, memory of the stream's device, lends CUDA 8 bytes a block, left to
+// the caller's mark.
 absl::Status SumOfSquares(absl::Span<const float> x, double* result, Workspace& workspace,
                           Stream& stream);
 

@@ -12,7 +12,8 @@
 
 namespace moe {
 
-// T tokens with their slots in G token groups. Arrays are memory of the stream's device unless said.
+// T tokens with their slots in G token groups. Arrays are memory of the stream's device unless
+// said.
 struct CapacityInput {
   absl::Span<const int64_t> slot_offset;    // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
   absl::Span<const int32_t> expert;         // [slots] ids from E on have room for all
@@ -21,12 +22,12 @@ struct CapacityInput {
   int32_t num_experts = 0;                  // E
 };
 
-// What is kept of an expert's slots: the largest weights (equal ones: the lowest token; a NaN is the
-// lowest weight), or the first, all first choices in token order before the second ones.
+// What is kept of an expert's slots: the largest weights (equal ones: the lowest token; a NaN is
+// the lowest weight), or the first, all first choices in token order before the second ones.
 enum class KeptSlots : uint8_t { kLargestWeight, kFirst };
 
-// dropped[s] = 1 and weight[s] = 0 where slot s is beyond its expert's capacity in its group, else 0
-// and untouched; *dropped_slots = their number. dropped, weight [slots].
+// dropped[s] = 1 and weight[s] = 0 where slot s is beyond its expert's capacity in its group, else
+// 0 and untouched; *dropped_slots = their number. dropped, weight [slots].
 // Enqueues; the host waits for nothing. The decisions of MarkDropped, to the slot. For kFirst a
 // group's tokens times the most slots of one of them must be below 2^32.
 // Errors: as SortByExpert; kInvalidArgument if `capacity` has not an entry a group.

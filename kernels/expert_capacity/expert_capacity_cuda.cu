@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kThreads) CapacityKernel(CudaExpertCapacity c)
   if (segment.rows == 0) return;  // the whole block
   const auto kept = static_cast<int32_t>(c.capacity[segment.group]);
   const Threshold last = kept > 0 ? FindThreshold(c, segment, kept) : Threshold{0, 0};
-  // Weights are keys and change here: all were compared above, and a row's thread alone reads its own
-  // again.
+  // Weights are keys and change here: all were compared above, and a row's thread alone reads its
+  // own again.
   ForPrefixSums<kThreads>(
       segment.rows, [&](int row) { return Key(c, segment, row) == last.key ? 1 : 0; },
       [&](int row, int32_t equal_before, int32_t equal) {

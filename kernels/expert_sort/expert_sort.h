@@ -14,8 +14,8 @@ namespace moe {
 
 inline constexpr int32_t kMaxSortedExperts = 1024;
 
-// T tokens with S slots (token, choice), in token order; slot s wants expert[s]. Arrays are memory of
-// the stream's device but for micro_batch_offsets.
+// T tokens with S slots (token, choice), in token order; slot s wants expert[s]. Arrays are memory
+// of the stream's device but for micro_batch_offsets.
 struct SlotsToSort {
   absl::Span<const int64_t> slot_offset;  // [T + 1] slots of token t: slot_offset[t] .. [t + 1]
   absl::Span<const int32_t> expert;       // [S] ids of no expert below E have no row
@@ -25,9 +25,9 @@ struct SlotsToSort {
   int64_t padded_rows = 0;  // P: rows of every expert in every micro-batch; 0 = as many as come
 };
 
-// Rows: the slots that have one, by (expert, slot); with padding by (expert, micro-batch, place), of
-// which a slot takes the first that is free. M = S or E * B * P rows at most; without padding only the
-// first expert_begin[E] are written.
+// Rows: the slots that have one, by (expert, slot); with padding by (expert, micro-batch, place),
+// of which a slot takes the first that is free. M = S or E * B * P rows at most; without padding
+// only the first expert_begin[E] are written.
 struct SortedSlots {
   absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
@@ -37,12 +37,13 @@ struct SortedSlots {
   absl::Span<const int32_t> count;         // [B, E] slots with a row, or beyond P of them
 };
 
-// Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are memory
-// of the stream's device in `workspace`. A slot beyond the P that have room gets no row (-1): `count`
-// tells.
+// Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are
+// memory of the stream's device in `workspace`. A slot beyond the P that have room gets no row
+// (-1): `count` tells.
 // Errors: kUnimplemented on a CPU stream (DispatchPlan::Build sorts there); kInvalidArgument if
-// lengths disagree or E is above kMaxSortedExperts; that of a launch, where E < 1 or there are 2^31 slots or places.
-// Cost: the slots' ids are read twice, 13 int32 a slot written or read beside them.
+// lengths disagree or E is above kMaxSortedExperts; that of a launch, where E < 1 or there are 2^31
+// slots or places. Cost: the slots' ids are read twice, 13 int32 a slot written or read beside
+// them.
 absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& workspace,
                                          Stream& stream);
 

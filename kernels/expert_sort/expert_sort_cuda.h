@@ -14,8 +14,8 @@ constexpr int kMaxExperts = 1024;
 // Slots of one block. A chunk belongs to one micro-batch.
 constexpr int64_t kChunkSlots = 2048;
 
-// One call; pointers are to device memory. A slot is kept if its expert is in 0 .. E - 1 (others are
-// identity experts) and it is not dropped.
+// One call; pointers are to device memory. A slot is kept if its expert is in 0 .. E - 1 (others
+// are identity experts) and it is not dropped.
 //
 // Rows are the kept slots by (place of the expert in `order`, slot): home rows, where `order` lists
 // experts by (chunk, rank, expert). With padded_rows P > 0 every expert has P rows per micro-batch,
@@ -58,8 +58,8 @@ inline int64_t ScratchElements(const CudaExpertSort& sort) {
 // padded_rows < 0, or there are 2^31 slots or padded rows; else that of a launch.
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
-// The token of every sorted row, and the row's own number: what gathers into and out of expert order
-// read where one rank holds all experts. Pointers are to device memory.
+// The token of every sorted row, and the row's own number: what gathers into and out of expert
+// order read where one rank holds all experts. Pointers are to device memory.
 struct CudaRowTokens {
   int64_t most_rows = 0;       // N at most; nothing is launched for 0
   const int64_t* rows;         // [1] N: expert_begin[E]

@@ -17,7 +17,8 @@ namespace moe {
 
 // Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]; offsets run from 0 to N. Groups may
 // be empty. All weights have one shape.
-// T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in float32.
+// T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in
+// float32.
 //
 // Order of summation: an output element starts from 0 (Write::kOverwrite) or from its old value
 // (Write::kAdd, float32 outputs only) and takes its terms in ascending order of the reduced index,
@@ -31,8 +32,8 @@ namespace moe {
 // gradient of up to 6 rows reads float32 weights in place. packed_weights.h has forward products
 // whose weights stay packed from call to call: at few rows twice as fast.
 //
-// CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at a
-// time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
+// CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
+// a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
 // row's bits depend on that row and its group's weight alone. Where `options` say cuBLAS,
 // gemm_cublas.h has the contract.
 //

@@ -32,8 +32,8 @@ struct CudaGroupedGemm {
   MatrixView<TOut> out;  // [N, cols]
 };
 
-// GemmWeightGradient of every group: dw[g] (+)= dy rows of group g, transposed, * x rows of group g.
-// A group without rows writes zeros (kOverwrite).
+// GemmWeightGradient of every group: dw[g] (+)= dy rows of group g, transposed, * x rows of group
+// g. A group without rows writes zeros (kOverwrite).
 template <typename T>
 struct CudaGroupedWeightGradient {
   MatrixView<const T> dy;                 // [N, O]

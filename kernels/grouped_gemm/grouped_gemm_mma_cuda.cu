@@ -13,8 +13,8 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // A block owns 128 x 128 elements of the output, each of its 2 x 2 warps 64 x 64: 128 registers of
 // sums a thread. Smaller tiles of a warp would read more of shared memory than tensor cores leave
-// time for. Two blocks fit a multiprocessor: 255 registers a thread, and 48 KiB, the most that needs
-// no leave from the driver.
+// time for. Two blocks fit a multiprocessor: 255 registers a thread, and 48 KiB, the most that
+// needs no leave from the driver.
 constexpr int kTile = 128, kTileDepth = 32, kStages = 3;
 constexpr int kThreads = 128, kBlocks = 2;
 constexpr int kWarpTile = 64, kWarpsAcross = kTile / kWarpTile;

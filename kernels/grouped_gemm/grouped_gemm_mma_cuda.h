@@ -10,8 +10,9 @@ namespace moe::gemm {
 // Enqueue on `stream` and return; the error of the launch alone. Float32 accumulation: an element
 // takes its terms in ascending order of the reduced index, 16 at a time, products exact; the order
 // and the rounding within 16 are the tensor core's, so that bits differ from the CPU's, within
-// (depth + 1) * 2^-23 of the sum of magnitudes. As on the CPU an element's bits depend on its own row and
-// column alone: neither on the number of rows, nor on other groups. T: BFloat16 or Float16; TOut: float or T.
+// (depth + 1) * 2^-23 of the sum of magnitudes. As on the CPU an element's bits depend on its own
+// row and column alone: neither on the number of rows, nor on other groups. T: BFloat16 or Float16;
+// TOut: float or T.
 //
 // Rows that all begin at a multiple of 16 bytes are fetched by asynchronous copies of 16 bytes,
 // others element by element, with the same bits.

@@ -54,8 +54,8 @@ class PackedWeights {
   static absl::StatusOr<PackedWeights> Create(int64_t out_features, int64_t in_features);
 
   // Enqueues the copy of `weight` [O, K], host memory that stays valid and unchanged until `stream`
-  // has passed; so does this object. Threaded over strips, one pass: reads and writes O * K elements.
-  // Errors: kInvalidArgument if the shape differs from Create's or `version` is negative;
+  // has passed; so does this object. Threaded over strips, one pass: reads and writes O * K
+  // elements. Errors: kInvalidArgument if the shape differs from Create's or `version` is negative;
   // kUnimplemented if the stream is not the CPU's.
   absl::Status Pack(MatrixView<const T> weight, int64_t version, Stream& stream);
 
@@ -84,8 +84,8 @@ class PackedWeights {
 // only. Weights are read where they are, once for every 252 rows of their group; with up to 6 rows
 // a product runs at the speed at which memory is read. `version` is what all weights are expected
 // to be packed at. They stay valid, and are not packed again, until the stream has passed.
-// Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed for
-// other SIMD instructions; kUnimplemented on CUDA.
+// Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed
+// for other SIMD instructions; kUnimplemented on CUDA.
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const PackedWeights<T>> weight, int64_t version,

@@ -1,4 +1,5 @@
-// Rows and column blocks of RMS normalisation on the CPU. Instantiated for float, BFloat16 and Float16.
+// Rows and column blocks of RMS normalisation on the CPU. Instantiated for float, BFloat16 and
+// Float16.
 #ifndef MOE_KERNELS_NORM_RMS_NORM_CPU_H_
 #define MOE_KERNELS_NORM_RMS_NORM_CPU_H_
 

@@ -11,8 +11,8 @@
 
 namespace moe {
 
-// acc[i] = partial[i] + acc[i]; integers wrap around. partial, acc [n], memory of the stream's device,
-// apart. Every device gives the same bits, a NaN's payload aside. T: float, int64_t.
+// acc[i] = partial[i] + acc[i]; integers wrap around. partial, acc [n], memory of the stream's
+// device, apart. Every device gives the same bits, a NaN's payload aside. T: float, int64_t.
 // Errors: kInvalidArgument if lengths differ.
 template <typename T>
 absl::Status AddPartial(absl::Span<const std::type_identity_t<T>> partial, absl::Span<T> acc,

@@ -9,8 +9,8 @@
 
 namespace moe::partial_sum {
 
-// acc[i] = partial[i] + acc[i]. Both [n], in device memory, anywhere; 16-byte accesses if both begin
-// at a multiple of 16 bytes. Enqueues on `stream` and returns; the error of the launch alone.
+// acc[i] = partial[i] + acc[i]. Both [n], in device memory, anywhere; 16-byte accesses if both
+// begin at a multiple of 16 bytes. Enqueues on `stream` and returns; the error of the launch alone.
 // Instantiated for float, uint64_t.
 template <typename T>
 cudaError_t Run(const T* partial, T* acc, int64_t n, cudaStream_t stream);

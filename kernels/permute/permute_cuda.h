@@ -20,8 +20,8 @@ struct CudaGather {
   MatrixView<T> out;             // [N, H]
 };
 
-// GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. All in device memory but the array of
-// views, which is the host's and read before Run returns.
+// GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. All in device memory but the array
+// of views, which is the host's and read before Run returns.
 template <typename T>
 struct CudaGatherOfMany {
   const MatrixView<const T>* views;  // one [*, H] per rank

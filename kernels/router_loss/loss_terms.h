@@ -1,5 +1,5 @@
-// What the two paths of router_loss.h are given: pointers into one device's memory. Plain C++, since
-// .cu files read it.
+// What the two paths of router_loss.h are given: pointers into one device's memory. Plain C++,
+// since .cu files read it.
 #ifndef MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
 #define MOE_KERNELS_ROUTER_LOSS_LOSS_TERMS_H_
 

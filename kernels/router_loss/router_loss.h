@@ -41,26 +41,26 @@ struct LoadBalance {
   float coeff = 0;
 };
 
-// All of them: `loss` [1], scores, slots and d_logits live on stream.device(), `workspace` has memory
-// of it. Views, and what is taken of the workspace, stay valid until the stream passes this point;
-// host memory may change once the call has returned. Enqueue; no host wait.
+// All of them: `loss` [1], scores, slots and d_logits live on stream.device(), `workspace` has
+// memory of it. Views, and what is taken of the workspace, stay valid until the stream passes this
+// point; host memory may change once the call has returned. Enqueue; no host wait.
 //
 // Sums are float64, in one order on every device: the tokens of a group (z-loss: of a micro-batch;
 // entropy: of the call) are cut into blocks of 256. A sum of probabilities per expert runs over the
-// block's tokens, then over the blocks, ascending. Every other sum, over experts, over the tokens of
-// a block, over blocks and over the groups of a micro-batch, is that of WideDot: 16 interleaved
+// block's tokens, then over the blocks, ascending. Every other sum, over experts, over the tokens
+// of a block, over blocks and over the groups of a micro-batch, is that of WideDot: 16 interleaved
 // partial sums, folded pairwise. Micro-batches are added ascending. So a micro-batch's loss and
-// gradient depend on nothing else, and have the same bits on any number of threads; on CUDA the same
-// bits as on a CPU, but for the exponentials and logarithms of entropies and of a sigmoid's z-loss.
-// Errors: kInvalidArgument if shapes disagree; AddLoadBalanceLoss on CUDA if E > 1024.
+// gradient depend on nothing else, and have the same bits on any number of threads; on CUDA the
+// same bits as on a CPU, but for the exponentials and logarithms of entropies and of a sigmoid's
+// z-loss. Errors: kInvalidArgument if shapes disagree; AddLoadBalanceLoss on CUDA if E > 1024.
 
 // *loss += sum over micro-batches of mean over the micro-batch's groups g of
 //
 //   L_g = coeff * E / (k * T_g^2) * sum_i (sum_{t in g} p_ti) * c_i,
 //
-// p = score, or score / sum of the row if sigmoid; c_i = slots of the group routed to expert i, those
-// that capacity drops included (as Megatron). L_g = coeff at perfect balance. c has no gradient, so
-// by the logits
+// p = score, or score / sum of the row if sigmoid; c_i = slots of the group routed to expert i,
+// those that capacity drops included (as Megatron). L_g = coeff at perfect balance. c has no
+// gradient, so by the logits
 //   softmax: dL_g/dl_ti = p_ti * (G_i - sum_j p_tj G_j),  G_i = coeff * E * c_i / (k * T_g^2)
 //   sigmoid: the same times (1 - score_ti).
 // The gradient is added to d_logits [T, >= E] (empty view = not wanted).

@@ -29,9 +29,9 @@ __device__ inline void ForExperts(int lane, Function f) {
 }
 
 // Keys of float32 values that their upper kValueBits decide: those above 11 of expert, the lower
-// expert the larger. All differ, so that one reduction finds the next, and what is below the last is
-// what is left. They have at most 30 bits: key - last is a negative number, large as unsigned, for
-// those below alone.
+// expert the larger. All differ, so that one reduction finds the next, and what is below the last
+// is what is left. They have at most 30 bits: key - last is a negative number, large as unsigned,
+// for those below alone.
 template <int kPerLane, int kValueBits>
 class PackedKeys {
  public:

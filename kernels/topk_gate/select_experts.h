@@ -34,9 +34,9 @@ struct SelectExpertsOutput {
 //
 // All views live on stream.device() and stay valid until the stream passes this point. Enqueues; on
 // CUDA one pass over the logits. Each row alone: the same bits for any T and any number of threads.
-// Devices differ by the exponential alone, so that selections by logits are the same on all of them.
-// Errors: kInvalidArgument if shapes disagree, K is not in 1 .. E or the groups do not fit E; on CUDA
-// if E > 1024, K > 16 or num_groups > 32. kUnimplemented for `value` on CUDA.
+// Devices differ by the exponential alone, so that selections by logits are the same on all of
+// them. Errors: kInvalidArgument if shapes disagree, K is not in 1 .. E or the groups do not fit E;
+// on CUDA if E > 1024, K > 16 or num_groups > 32. kUnimplemented for `value` on CUDA.
 absl::Status SelectExperts(const GateRule& rule, const SelectExpertsInput& in,
                            const SelectExpertsOutput& out, Stream& stream);
 

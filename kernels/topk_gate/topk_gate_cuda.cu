@@ -111,7 +111,8 @@ __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& s
   return weight * g.rule.scale;
 }
 
-// Scores of the row, to memory if they are wanted; with kByLogits not, lane j gets choice j by them.
+// Scores of the row, to memory if they are wanted; with kByLogits not, lane j gets choice j by
+// them.
 template <bool kByLogits, typename T, int kPerLane>
 __device__ int32_t ScoreRow(const CudaGate<T>& g, int64_t t, int lane, const float (&x)[kPerLane],
                             const ExpSum& sum, float (&y)[kPerLane]) {

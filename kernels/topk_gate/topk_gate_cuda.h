@@ -19,8 +19,8 @@ constexpr int kMaxTopK = 16;
 constexpr int kMaxGroups = 32;
 
 // One call, in device memory. Outputs whose data is nullptr are not written, and what they alone
-// would need is not computed: TopKSelect is `logits` and `expert`, SigmoidScores is `logits`, `score`
-// and `log_sum_exp`, TopKGate is all but the rule of selection.
+// would need is not computed: TopKSelect is `logits` and `expert`, SigmoidScores is `logits`,
+// `score` and `log_sum_exp`, TopKGate is all but the rule of selection.
 template <typename T>
 struct CudaGate {
   MatrixView<const T> logits;  // [T, E]
@@ -37,11 +37,11 @@ struct CudaGate {
 
 // Enqueues on `stream` and returns. Scores and weights differ from the CPU's by the exponential
 // alone: sums run in the order of topk_gate.h, weights are added in choice order. Given the same
-// values, experts and counts are the CPU's. The same bits for any T. T = float, BFloat16 or Float16, whose
-// logits are as good as the float32 they widen to.
-// Errors: cudaErrorInvalidValue, before anything is enqueued, if E is not in 1 .. kMaxExperts, K not
-// in 0 .. min(E, kMaxTopK), num_groups not in 0 .. kMaxGroups or no divisor of E, or group_top_k or
-// group_sum below 1 with groups; else that of the launch.
+// values, experts and counts are the CPU's. The same bits for any T. T = float, BFloat16 or
+// Float16, whose logits are as good as the float32 they widen to.
+// Errors: cudaErrorInvalidValue, before anything is enqueued, if E is not in 1 .. kMaxExperts, K
+// not in 0 .. min(E, kMaxTopK), num_groups not in 0 .. kMaxGroups or no divisor of E, or
+// group_top_k or group_sum below 1 with groups; else that of the launch.
 template <typename T>
 cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream);
 

@@ -16,9 +16,9 @@ namespace moe {
 //   value   [T, E]  float32, any stride >= E
 //   expert  [T, K]  K = expert.cols(), 1 <= K <= E
 //
-// The order of TopKGate: larger first; among equals (+0 and -0 are equal) the lowest id; a NaN ranks
-// below everything, also below -infinity. Ids are therefore always in range and distinct, and every
-// backend selects the same ones.
+// The order of TopKGate: larger first; among equals (+0 and -0 are equal) the lowest id; a NaN
+// ranks below everything, also below -infinity. Ids are therefore always in range and distinct, and
+// every backend selects the same ones.
 //
 // Both views live on stream.device() and stay valid until the stream passes this point. Enqueues;
 // each row alone: the same ids for any T and any number of threads. Cost: K searches of E values a

@@ -31,8 +31,9 @@ std::optional<Op> OpOf(absl::string_view name);
 // Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time.
 double AlgorithmBandwidth(int64_t size_bytes, double time_us);
 
-// busbw = algbw * BusFactor: what would cross a link of each rank if every algorithm moved the least
-// that it must, so that figures of different rank counts compare (nccl-tests, doc/PERFORMANCE.md).
+// busbw = algbw * BusFactor: what would cross a link of each rank if every algorithm moved the
+// least that it must, so that figures of different rank counts compare (nccl-tests,
+// doc/PERFORMANCE.md).
 //   alltoall, alltoallv, allgather, reducescatter   (n - 1) / n
 //   allreduce                                       2 (n - 1) / n
 //   p2p, memcpy                                     1
@@ -73,11 +74,11 @@ struct BenchRow {
 };
 
 // The JSON object, CSV line and Markdown row of a result:
-//   schema, op, algorithm, backend, transport, ranks, hosts, routing, seed, dtype, size_bytes, count,
-//   iters, time_us, time_us_min, time_us_max, time_us_p50, time_us_p99, time_us_cv_pct,
-//   algbw_gbytes_per_s, busbw_gbytes_per_s, nwrong, imb_tx, imb_rx, wait_pct, slow_rank, bytes_self,
-//   bytes_same_host, bytes_cross_host, memcpy_gbytes_per_s, memcpy_pct, source, destination, status,
-//   error
+//   schema, op, algorithm, backend, transport, ranks, hosts, routing, seed, dtype, size_bytes,
+//   count, iters, time_us, time_us_min, time_us_max, time_us_p50, time_us_p99, time_us_cv_pct,
+//   algbw_gbytes_per_s, busbw_gbytes_per_s, nwrong, imb_tx, imb_rx, wait_pct, slow_rank,
+//   bytes_self, bytes_same_host, bytes_cross_host, memcpy_gbytes_per_s, memcpy_pct, source,
+//   destination, status, error
 Fields BenchFields(const BenchRow& row);
 
 }  // namespace moe::bench

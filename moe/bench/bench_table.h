@@ -12,8 +12,8 @@
 
 namespace moe::bench {
 
-// The first nine columns have nccl-tests' widths; then, of the samples, min, max, p99 and cv, and the
-// imbalances, wait, slowest rank and share of memcpy (moe bench --help has the formulas).
+// The first nine columns have nccl-tests' widths; then, of the samples, min, max, p99 and cv, and
+// the imbalances, wait, slowest rank and share of memcpy (moe bench --help has the formulas).
 std::string BenchHead();
 std::string BenchLine(const BenchRow& row);
 

@@ -48,8 +48,8 @@ struct CaseSpec {
 class CollectiveCase {
  public:
   // Collective; fills the buffers. `comm` and `stream` must outlive the case.
-  //   kInvalidArgument   a type, node size or algorithm that the collective does not have; in a CUDA
-  //                      stream hierarchical, which moves memory of the host
+  //   kInvalidArgument   a type, node size or algorithm that the collective does not have; in a
+  //                      CUDA stream hierarchical, which moves memory of the host
   static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
                                                                 Communicator& comm, Stream& stream);
   CollectiveCase(const CollectiveCase&) = delete;
@@ -57,16 +57,16 @@ class CollectiveCase {
 
   // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace.
   absl::Status TurnTo(int64_t call);
-  // Before every call: what is to be written becomes wrong everywhere; inputs that a call overwrites
-  // are made anew. Not collective.
+  // Before every call: what is to be written becomes wrong everywhere; inputs that a call
+  // overwrites are made anew. Not collective.
   absl::Status Prepare();
   // Collective; done when it returns.
   absl::Status Call();
   // Elements of this rank's result that differ from the exact one, bit for bit.
   absl::StatusOr<int64_t> CountWrong();
 
-  // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance. Of
-  // a trace: means over `calls` calls from the first record on.
+  // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance.
+  // Of a trace: means over `calls` calls from the first record on.
   void Describe(int64_t calls, BenchRow& row) const;
   // Elements that one call moves between ranks, those of two hops counted twice.
   Traffic moved() const { return Moved(traffic_); }

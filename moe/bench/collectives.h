@@ -49,17 +49,17 @@ absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& c
 // A stream for timed collectives: on the CPU the caller runs them. Errors as MakeStream.
 absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device);
 
-// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier, stamp, Call, stamp, check. The
-// barrier keeps the check of one rank out of the time of another. Collective; the same result on
-// every rank.
+// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier,
+// stamp, Call, stamp, check. The barrier keeps the check of one rank out of the time of another.
+// Collective; the same result on every rank.
 absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
                                                   int64_t calls, Check check, int64_t& wrong,
                                                   Communicator& comm);
 
 // Measures until options say stop; after every batch, a batch of at most options.iterations
 // memcpys of the same size sees the same neighbours; in a CUDA stream they are copies inside the
-// device, and a call's time ends when the host has seen the stream empty. Collective; every rank decides on the same
-// numbers, so all stop together, and all get the same row.
+// device, and a call's time ends when the host has seen the stream empty. Collective; every rank
+// decides on the same numbers, so all stop together, and all get the same row.
 //
 // Errors: those of CollectiveCase::Create and of the collective. Wrong elements are no error here:
 // BenchRow::wrong counts them.

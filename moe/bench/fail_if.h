@@ -19,8 +19,8 @@ namespace moe::bench {
 //   op      = "<" | "<=" | ">" | ">=" | "==" | "!="
 //   bound   = number | number "*" "base" | "base" [ ("*" | "/") number ]
 // `base` is the same column of what the row is compared with: "busbw < 0.9 * base".
-// A column or a base without a value (NaN) makes every comparison false: what was not measured fails
-// nothing.
+// A column or a base without a value (NaN) makes every comparison false: what was not measured
+// fails nothing.
 class FailIf {
  public:
   // Whether rows are compared with others: without, `base` is refused.

@@ -23,8 +23,8 @@ std::vector<std::string> KeysOf(const Fields& row);
 std::vector<Cell> CellsOf(const Fields& row);
 // nullptr if there is no such key.
 const Cell* Find(const Fields& row, absl::string_view key);
-// A number by key or short name (time, p50, p99, cv, algbw, busbw, wrong, wait, memcpy ...), of those
-// that the row has. NaN where it is unknown; nullopt for texts and other names.
+// A number by key or short name (time, p50, p99, cv, algbw, busbw, wrong, wait, memcpy ...), of
+// those that the row has. NaN where it is unknown; nullopt for texts and other names.
 std::optional<double> NumberOf(const Fields& row, absl::string_view name);
 // Names that NumberOf knows in such a row.
 std::vector<std::string> NumberNamesOf(const Fields& row);
@@ -32,7 +32,8 @@ std::vector<std::string> NumberNamesOf(const Fields& row);
 // What every benchmark of a layer's parts says of its calls: iters, time_us (the median),
 // time_us_min, time_us_max, time_us_p99, time_us_cv_pct.
 void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row);
-// Ends a row: nwrong (-1: nothing was checked, null), status, error (`problem` where some are wrong).
+// Ends a row: nwrong (-1: nothing was checked, null), status, error (`problem` where some are
+// wrong).
 void AddVerdict(int64_t wrong, const char* problem, Fields& row);
 
 // A column of the table that people read.

@@ -182,11 +182,11 @@ class GateKernels final : public KernelCases {
   }
   // Plain:       d_l_e = p_e ([e chosen] dw_e - sum_j p_j dw_j)
   // over chosen: d_l_e = w_e (dw_e - sum_j w_j dw_j), 0 for the others
-  // Each weight is off by the token's tolerance, relative; terms have two of them, and their sum has
-  // fewer roundings than a third allows for. Over the chosen, the gradient goes back through the
-  // division and through a softmax over all: twice as many, and what should cancel for the others
-  // leaves as much of p_e. What an expert below the chosen ones adds is the rounding of its own
-  // argument of exp.
+  // Each weight is off by the token's tolerance, relative; terms have two of them, and their sum
+  // has fewer roundings than a third allows for. Over the chosen, the gradient goes back through
+  // the division and through a softmax over all: twice as many, and what should cancel for the
+  // others leaves as much of p_e. What an expert below the chosen ones adds is the rounding of its
+  // own argument of exp.
   int64_t WrongGradients(int64_t t) const {
     const int64_t k = spec_.router.top_k;
     const absl::Span<const float> logits = HostLogits().subspan(t * columns(), columns());

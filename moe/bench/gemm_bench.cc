@@ -73,8 +73,8 @@ class DenseProduct {
   Mirrored<T> a_, b_, c_;
 };
 
-// Of as many operations as the grouped product, rounded down to whole tiles, and at most so many that
-// more would not run faster.
+// Of as many operations as the grouped product, rounded down to whole tiles, and at most so many
+// that more would not run faster.
 int64_t DenseSide(double operations) {
   constexpr int64_t kTile = 8, kMost = 8192;
   const auto side = static_cast<int64_t>(std::cbrt(operations / 2));

@@ -39,8 +39,8 @@ GemmSum Sum(int64_t begin, int64_t end, Pair pair) {
   return sum;
 }
 
-// Tensor cores add in an order of their own: within (depth + 1) x 2^-23 of the sum of magnitudes, and
-// then rounded to the result's type.
+// Tensor cores add in an order of their own: within (depth + 1) x 2^-23 of the sum of magnitudes,
+// and then rounded to the result's type.
 template <typename T>
 bool WithinTensorCores(const GemmSum& sum, T result) {
   const double off = static_cast<double>(sum.depth + 1) * 0x1p-23 * sum.magnitudes;

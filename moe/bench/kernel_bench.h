@@ -46,7 +46,8 @@ struct KernelSpec {
 //   gate     forward   4 Q T E + 4 T E + 8 S + 8 (T + 1) + 4 T + 8 E
 //                      (logits; scores; ids and weights; offsets; log-sum-exp; counts)
 //   gate     select    T E b + 8 S + 8 E                    (logits; ids and weights; counts)
-//   gate     plan      12 S + 8 (E + 1) + 4 E  (ids; both maps of slots and rows; first rows; counts)
+//   gate     plan      12 S + 8 (E + 1) + 4 E  (ids; both maps of slots and rows;
+//                      first rows; counts)
 //   gate     backward  4 T E + 9 S + 8 (T + 1) + 4 Q T E
 //   permute  gather    (T' + N) H b + 4 N
 //   permute  sum       (N + T) H b + 4 S + 8 (T + 1)
@@ -81,8 +82,8 @@ absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call);
 
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
                                                            KernelDevice& device);
-// On a GPU, for gates that select by logits: what inference needs of them. kInvalidArgument for other
-// gates and for sizes that the kernels are not compiled for.
+// On a GPU, for gates that select by logits: what inference needs of them. kInvalidArgument for
+// other gates and for sizes that the kernels are not compiled for.
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeSelectCases(const KernelSpec& spec,
                                                              KernelDevice& device);
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeRowCases(const KernelSpec& spec,

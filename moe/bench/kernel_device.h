@@ -46,8 +46,8 @@ class KernelDevice {
   Place place() const { return is_cpu() ? Place{"cpu", threads_.threads()} : Place{"cuda", 0}; }
 
   // Nanoseconds of what `work` enqueues. On a GPU nothing that `work` reads is in a cache (256 MiB
-  // are written in front of it, as Triton's do_bench does), and that write gives the host the time to
-  // enqueue the work before the device comes to it: launches are not in the time.
+  // are written in front of it, as Triton's do_bench does), and that write gives the host the time
+  // to enqueue the work before the device comes to it: launches are not in the time.
   absl::StatusOr<double> Time(absl::FunctionRef<absl::Status()> work);
 
   // Enqueues: all bits of `result`, memory of the device, become 1: NaN in float32 and bf16, -1 in
@@ -131,8 +131,8 @@ absl::StatusOr<std::vector<T>> Fetch(const KernelDevice& device, absl::Span<cons
 }
 
 // A stretch of `rows` rows: what one check looks at. On the CPU all; on a device, whose results are
-// brought to the host and computed again by it, about 32 MiB by `row_bytes` (what the host reads for
-// a row): the stretches of successive calls follow one another, around and around.
+// brought to the host and computed again by it, about 32 MiB by `row_bytes` (what the host reads
+// for a row): the stretches of successive calls follow one another, around and around.
 struct RowStretch {
   int64_t begin = 0, end = 0;
 };

@@ -24,8 +24,8 @@
 
 namespace moe::bench {
 
-// `call` counts from 0, those before the timed ones included; prepare comes before every run. Around
-// a timed run that is checked, spoil comes between prepare and run, and wrong after it.
+// `call` counts from 0, those before the timed ones included; prepare comes before every run.
+// Around a timed run that is checked, spoil comes between prepare and run, and wrong after it.
 struct TimedKernel {
   // Returns the work: operations or bytes.
   std::function<absl::StatusOr<double>(int64_t call)> prepare;

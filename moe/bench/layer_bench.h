@@ -74,9 +74,9 @@ struct LayerResult {
 };
 
 // Random tokens and weights; a pass starts at a barrier. Gradients are made, not reduced.
-// options.check is not looked at: results of a layer have no closed form, so calls are compared with
-// each other (moe verify compares with a reference). A trace is replayed record by record. Load
-// figures are those of the calls before the timed ones, which see every record that the first
+// options.check is not looked at: results of a layer have no closed form, so calls are compared
+// with each other (moe verify compares with a reference). A trace is replayed record by record.
+// Load figures are those of the calls before the timed ones, which see every record that the first
 // options.iterations timed calls do. Collective; takes `world`; the same result on every rank.
 //
 // Floating-point operations of the expert phase for N kept rows: 6 N H F forward (three products; 4

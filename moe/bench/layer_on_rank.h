@@ -1,4 +1,5 @@
-// What moe bench layer calls over and over: the layer of one rank, with its tokens and their routing.
+// What moe bench layer calls over and over: the layer of one rank, with its tokens and their
+// routing.
 #ifndef MOE_MOE_BENCH_LAYER_ON_RANK_H_
 #define MOE_MOE_BENCH_LAYER_ON_RANK_H_
 

@@ -1,5 +1,5 @@
-// Permute and combine. Values are small whole numbers and weights eighths, so that every sum is exact
-// in any order and the results can be computed in integers.
+// Permute and combine. Values are small whole numbers and weights eighths, so that every sum is
+// exact in any order and the results can be computed in integers.
 #include <algorithm>
 #include <array>
 #include <memory>

@@ -26,7 +26,8 @@ struct CallStamps {
 //   wait_pct      100 * sum w / sum t over all ranks and calls
 //   slow_rank     argmax over r of the mean over i of (a[r] + b[r]): the rank that enters and
 //                 leaves the latest, together; ties: the lowest
-// A barrier stands before every call, so entries differ by what the barrier and the scheduler leave.
+// A barrier stands before every call, so entries differ by what the barrier and the scheduler
+// leave.
 struct TimingSummary {
   int64_t calls = 0;
   double time_us = 0;

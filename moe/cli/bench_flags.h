@@ -1,5 +1,5 @@
-// Flags that several operations of `moe bench` read. Errors are kInvalidArgument with flag, value and
-// what was expected.
+// Flags that several operations of `moe bench` read. Errors are kInvalidArgument with flag, value
+// and what was expected.
 #ifndef MOE_MOE_CLI_BENCH_FLAGS_H_
 #define MOE_MOE_CLI_BENCH_FLAGS_H_
 
@@ -39,8 +39,8 @@ absl::Status SetRun(const Settings& settings, BenchRunOptions& run);
 absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
                        BenchOutputOptions& options);
 
-// Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are other
-// files than what --routing reads and than each other.
+// Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
+// other files than what --routing reads and than each other.
 absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
 
 }  // namespace moe::cli

@@ -32,32 +32,32 @@ Columns, for n ranks; GB = 1e9 bytes
   algbw    size / time
   busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
   #wrong   elements that differ from the exact result, over all ranks and timed calls
-  i_min i_max i_p99 i_cv%   of the calls' times, each that of its slowest rank; cv = deviation / mean
+  i_min i_max i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation / mean
   imb_tx imb_rx   max / mean over ranks of the bytes sent and received
-  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for the
-           last rank to enter at A: time that no algorithm could have used
+  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
+           the last rank to enter at A: time that no algorithm could have used
   slow     the rank for which the mean of enter + leave is the largest
   %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
 
 One rank's kernels; time is the median over calls, and what they are measured against is measured on
 the same threads just before each call
-  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N =
-           T K rows; %peak: of a loop of multiply-adds in registers
-  gate     logits to slots, weights and counts, and back, by --router; without the product that makes
-           the logits and without capacity
+  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N
+           = T K rows; %peak: of a loop of multiply-adds in registers
+  gate     logits to slots, weights and counts, and back, by --router; without the product that
+           makes the logits and without capacity
   permute  tokens gathered to rows by expert; backward: the sum of a token's rows
   combine  rows home, weighted, in choice order; backward: rows scaled, gradient of the weights
   size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
   copy, %copy  of a memcpy that reads and writes as many bytes in all
   #wrong       differ from results computed apart; blank: gates with a rule of their own
---device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold caches;
-limits are a copy of the device and a dense product of cuBLAS. gate then has two more kernels: select
-(ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
+--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold
+caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
+kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
 --device cuda --backend nccl: collectives in the memory of GPUs, one a rank
 
 layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
-medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward, for
-every row. #wrong counts results that differ from the first call's. Without --routing the router
+medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward,
+for every row. #wrong counts results that differ from the first call's. Without --routing the router
 decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
 
 --routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
@@ -79,8 +79,8 @@ permute, combine, gemm, layer), drawn with --seed; of a token's K experts withou
 
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
 
-Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write failed, 5 out
-of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write
+failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
 )";
 
 using Table = std::vector<Setting>;

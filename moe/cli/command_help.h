@@ -22,8 +22,8 @@ struct Operands {
 
 // `head` and `tail` are paragraphs between empty lines, at most 100 columns wide. In a paragraph,
 // lines from the margin are prose, and lines that are indented stay as they are. Those of examples
-// start with "  moe " or "  mpirun ". The head begins with "usage: moe NAME ..."; the tail ends with
-// "Exit codes: 0 ..., 2 ...".
+// start with "  moe " or "  mpirun ". The head begins with "usage: moe NAME ..."; the tail ends
+// with "Exit codes: 0 ..., 2 ...".
 struct CommandHelp {
   std::string head;  // usage, what it does, examples
   Operands operands = {};

@@ -17,8 +17,8 @@ namespace moe::cli {
 // What the shell offers for a value that has no words.
 enum class Paths : uint8_t { kNone, kFiles, kFolders };
 
-// kPaths, and by the name of the value: FILE and PATH (also as part of it) are files or folders, DIR
-// is a folder, PROGRAM a file.
+// kPaths, and by the name of the value: FILE and PATH (also as part of it) are files or folders,
+// DIR is a folder, PROGRAM a file.
 Paths PathsOf(const Setting& setting);
 
 // Words of the command line that a flag takes for its value: 0 for a switch, 2 for "A B".

@@ -54,8 +54,8 @@ absl::Status CheckTwoHops(const Settings& settings, Device device);
 // "torchrun --no-python --nproc-per-node 4 ".
 std::string LauncherText(const Launch& launch);
 
-// Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it has
-// GPUs, without --share-device.
+// Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it
+// has GPUs, without --share-device.
 absl::Status CheckDevices(const Launch& launch, const Settings& settings);
 
 }  // namespace moe::cli

@@ -20,8 +20,8 @@ absl::Status IoError(absl::string_view what, const std::string& path, int error)
 // halfway. So a reader, or who looks after a crash, sees whole lines.
 class LineFile {
  public:
-  // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`: folders
-  // that were made for it, innermost first. Errors of the system carry exit code 4.
+  // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`:
+  // folders that were made for it, innermost first. Errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<LineFile>> Create(const std::string& path,
                                                           std::vector<std::string> made = {});
   // When nothing was written, removes the file and the folders that were made for it.

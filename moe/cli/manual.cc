@@ -152,10 +152,10 @@ Files
   report.html              of moe report
   *.safetensors            weights and tensors of moe layer
 
-Exit codes: 0 ok, 1 a check failed: wrong results, below a bound, 2 usage or configuration, or a path
-that is not there, 3 malformed input file, 4 a read or write failed: disk full, 5 out of memory,
-6 numbers that are not finite, 7 another rank failed, 8 a deadline passed, 9 the ranks could not find
-each other, 10 this build or machine has no such backend.
+Exit codes: 0 ok, 1 a check failed: wrong results, below a bound, 2 usage or configuration, or a
+path that is not there, 3 malformed input file, 4 a read or write failed: disk full, 5 out of
+memory, 6 numbers that are not finite, 7 another rank failed, 8 a deadline passed, 9 the ranks could
+not find each other, 10 this build or machine has no such backend.
 )";
 
 }  // namespace

@@ -35,8 +35,8 @@ std::string FinalLine(const lm::TrainReport& report);
 // A line is in the file whole or not at all (moe/cli/line_file.h).
 class MetricsFile {
  public:
-  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote; when
-  // no line was written, the file and the folders that were made go.
+  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote;
+  // when no line was written, the file and the folders that were made go.
   // kInvalidArgument if `folder` is a file; errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
 

@@ -98,8 +98,8 @@ std::string DescribeOrigin(const Value& value);
 std::string PrintSettings(const Settings& settings);
 
 // Flags that give the values that were given, quoted for a shell: " --topk 2 --data 'a b'"; those
-// that equal a default too, since a preset may say otherwise. Leaves out settings that do not change
-// results: `skip`.
+// that equal a default too, since a preset may say otherwise. Leaves out settings that do not
+// change results: `skip`.
 std::string FlagsOf(const Settings& settings, const std::vector<std::string>& skip);
 
 // `text` as one word of a POSIX shell.

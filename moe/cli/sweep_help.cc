@@ -45,8 +45,8 @@ Columns; means over the repetitions
   *          no other point is better: val loss and tok/s; of layers drop% and tok/s
 
 Memory is estimated before a point runs, for all ranks of this machine: parameters x (4 weight + 4
-gradient + 8 optimiser bytes; bf16, f16 + 2, layout-invariant + 4) and 3/2 x the activations that backward
-needs. More than --max-memory, or than was available at the start, is an error row.
+gradient + 8 optimiser bytes; bf16, f16 + 2, layout-invariant + 4) and 3/2 x the activations that
+backward needs. More than --max-memory, or than was available at the start, is an error row.
 
 -J appends a row when its point ends; what kills the sweep costs the point in flight. --resume takes
 a row for a point if all settings that change results are the same, its text too. Error rows count

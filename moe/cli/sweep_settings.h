@@ -25,8 +25,8 @@ struct SweepAxis {
 // Slowest first: the order of the cross product.
 absl::Span<const SweepAxis> SweepAxes();
 
-// The settings of one point, every value single: those of `moe train`, then what a layer is measured
-// with.
+// The settings of one point, every value single: those of `moe train`, then what a layer is
+// measured with.
 const std::vector<Setting>& PointSettings();
 
 // Whether a row of PointSettings() is of a run's files and screen, which a sweep sets by itself.

@@ -96,8 +96,8 @@ absl::Status TrainRun::CheckPaths() const {
                                    {"--trace", options_.trace}});
 }
 
-// Everything that can be refused, before a rank starts. A file that is there keeps its content until
-// there is something to write into it; one made here for nothing goes with its owner.
+// Everything that can be refused, before a rank starts. A file that is there keeps its content
+// until there is something to write into it; one made here for nothing goes with its owner.
 absl::Status TrainRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
   MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));

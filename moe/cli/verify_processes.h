@@ -1,5 +1,5 @@
-// Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program per
-// rank count, and what runs inside.
+// Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program
+// per rank count, and what runs inside.
 #ifndef MOE_MOE_CLI_VERIFY_PROCESSES_H_
 #define MOE_MOE_CLI_VERIFY_PROCESSES_H_
 
@@ -32,8 +32,8 @@ class ProcessLauncher {
   // kUnimplemented: there is no --mpirun, or without one no MPI in this build.
   static absl::Status CheckPresent(const VerifyOptions& options, const Invocation& invocation);
 
-  // `cases` are of one transport. As CheckPresent. kDeadlineExceeded: the processes took longer than
-  // --comm-timeout and what their cases may take. Others: what they ended with.
+  // `cases` are of one transport. As CheckPresent. kDeadlineExceeded: the processes took longer
+  // than --comm-timeout and what their cases may take. Others: what they ended with.
   absl::StatusOr<std::vector<verify::LayerResult>> Run(int ranks,
                                                        const std::vector<verify::Case>& cases);
 

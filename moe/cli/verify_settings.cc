@@ -34,16 +34,17 @@ What must hold
   one rank against float64       |product - reference| <= bound, element by element
   layout against one rank        layout-invariant: 0 ulp; fast: |difference| <= 2 bound
   counts and drops               equal
-The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each, as f16 2^-11):
+The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each, as
+f16 2^-11):
   a + b, a b, a / b              operands' errors by their derivatives, + u |result|
   sum of n terms t, any order    sum error(t) + n u sum |t|
   exp, log, sigmoid, erf         operand's error by its derivative, + 8 u |result|
   gradients                      + M 2^-51 for the grid of the exact sums
   kinks (ReLU, clamps)           where rounding may take either side, both slopes are allowed
 Data: normal numbers from --seed. Two experts share a router row and tokens come in equal pairs, so
-ties are there. If a choice of expert, or a drop, is closer than its rounding bound, the next seed is
-taken and the reason printed. Every run makes two steps: the first moves the expert bias and counts
-for the global loss; results are the second's.
+ties are there. If a choice of expert, or a drop, is closer than its rounding bound, the next seed
+is taken and the reason printed. Every run makes two steps: the first moves the expert bias and
+counts for the global loss; results are the second's.
 
 Columns
   max ulp     floats between the two values, largest over the tensor
@@ -52,10 +53,10 @@ Columns
   first       the first wrong element, else the first that differs; expert = first choice of a token
 
 Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
-overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet in
-some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device cuda all
-of them compute on GPUs, which ranks take in turn, and transport is local, dispatch staged,direct.
-transport=nccl: a GPU for each rank, layouts of more ranks are skipped.
+overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet
+in some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device
+cuda all of them compute on GPUs, which ranks take in turn, and transport is local, dispatch
+staged,direct. transport=nccl: a GPU for each rank, layouts of more ranks are skipped.
 
 Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
 8 timeout, 10 a transport or device was named that this machine or build has not.

@@ -48,8 +48,8 @@ class Checkpoint {
   // That were given or are named by the index: all that may be read.
   std::vector<std::string> Files() const;
   // kNotFound if the checkpoint has no such tensor. The first tensor of a file opens it: errors of
-  // SafetensorsFile::Open; kDataLoss if it is not there, or lacks a tensor that the index says it has
-  // (names tensor and file).
+  // SafetensorsFile::Open; kDataLoss if it is not there, or lacks a tensor that the index says it
+  // has (names tensor and file).
   absl::StatusOr<CheckpointTensor> Find(absl::string_view name);
 
  private:

@@ -50,8 +50,8 @@ struct RoutingTrace {
 std::string HeaderLine(const RoutingTraceHeader& header);
 std::string RecordLine(const RoutingTraceRecord& record);
 
-// Whether what a run of `steps` steps of `tokens_per_step` tokens (over all ranks) writes can be read
-// back: kInvalidArgument "what is, expected at most what" if it is beyond the limits below.
+// Whether what a run of `steps` steps of `tokens_per_step` tokens (over all ranks) writes can be
+// read back: kInvalidArgument "what is, expected at most what" if it is beyond the limits below.
 absl::Status CheckRoutingTraceFits(const RoutingTraceHeader& header, int64_t steps,
                                    int64_t tokens_per_step);
 

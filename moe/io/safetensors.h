@@ -116,9 +116,9 @@ absl::Span<const uint8_t> BytesOf(absl::Span<const T> values) {
 }
 
 // Writes a file that SafetensorsFile::Open reads, tensors and data in the order given, the header
-// padded with spaces to a multiple of 8 bytes: the same input gives the same bytes. It appears under
-// its name whole or not at all. kInvalidArgument, with no file touched, for what Open would refuse;
-// else errors of WholeFile. Holds the header, not the data, in memory.
+// padded with spaces to a multiple of 8 bytes: the same input gives the same bytes. It appears
+// under its name whole or not at all. kInvalidArgument, with no file touched, for what Open would
+// refuse; else errors of WholeFile. Holds the header, not the data, in memory.
 absl::Status WriteSafetensors(const std::string& path, absl::Span<const SafetensorsSource> tensors,
                               const SafetensorsMetadata& metadata = {});
 

@@ -41,8 +41,8 @@ struct ForwardStats {
 };
 
 // Pre-norm blocks: x += Attention(RMSNorm(x)); x += FeedForward(RMSNorm(x)); then RMSNorm and an
-// untied output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in float32.
-// Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight" [3H, H],
+// untied output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in
+// float32. Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight" [3H, H],
 // "…self_attn.o_proj.weight", "…input_layernorm.weight", "…post_attention_layernorm.weight",
 // "…mlp.…", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight".
 template <typename T>

@@ -45,8 +45,8 @@ Key SeriesKey(const NamedRow& r) {
           r.row->routing};
 }
 
-// Whether two runs measured the same thing. If none did, files are parts of one measurement: one per
-// routing, say.
+// Whether two runs measured the same thing. If none did, files are parts of one measurement: one
+// per routing, say.
 bool RunsRepeat(const std::vector<NamedRow>& rows) {
   std::map<std::pair<Key, double>, const Run*> seen;
   return std::any_of(rows.begin(), rows.end(), [&](const NamedRow& r) {

@@ -29,8 +29,8 @@ struct CheckRow {
 std::vector<CheckRow> CheckRows(absl::Span<const Run> runs, const Comparison* comparison);
 
 // Names of the rows for which the expression (moe/bench/fail_if.h) holds. A column that no row has
-// is kInvalidArgument, and so is a base if no runs are compared: a bound that nothing can fail is no
-// bound.
+// is kInvalidArgument, and so is a base if no runs are compared: a bound that nothing can fail is
+// no bound.
 absl::StatusOr<std::vector<std::string>> RowsThatFail(
     absl::string_view expression, absl::Span<const CheckRow> rows,
     bench::FailIf::Base base = bench::FailIf::Base::kAbsent);

@@ -43,7 +43,8 @@ std::vector<std::pair<Key, std::vector<const Row*>>> Grouped(const std::vector<R
   return groups;
 }
 
-// Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one alone.
+// Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one
+// alone.
 template <typename Row>
 void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::*value,
          double Row::*cv_pct, std::vector<Measured>& into) {

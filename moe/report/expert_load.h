@@ -20,8 +20,8 @@ inline constexpr size_t kMaxLoadLayers = 4;
 // neighbours.
 HeatMap ExpertLoadMap(const Run& run, int layer);
 
-// Layers to show: the kMaxLoadLayers whose load over all steps is furthest from even, in the order of
-// the model.
+// Layers to show: the kMaxLoadLayers whose load over all steps is furthest from even, in the order
+// of the model.
 std::vector<int> LayersToShow(const Run& run);
 
 // The maps as figures; `index` of the run makes their ids unique. Empty without expert loads.

@@ -14,8 +14,8 @@ namespace {
 constexpr char kReplacement[] = "\xEF\xBF\xBD";  // U+FFFD
 constexpr char kNothing[] = "–";
 
-// Bytes of the character that `text` begins with; 0 if it is not UTF-8 (RFC 3629: no overlong forms,
-// no surrogates).
+// Bytes of the character that `text` begins with; 0 if it is not UTF-8 (RFC 3629: no overlong
+// forms, no surrogates).
 size_t CharacterBytes(absl::string_view text) {
   const auto at = [&](size_t i) {
     return static_cast<uint8_t>(text[i]);

@@ -8,8 +8,8 @@
 
 namespace moe::report {
 
-// `text` as character data or a quoted attribute value of HTML and XML: & < > " ' become references;
-// control characters, and bytes that are not UTF-8, become U+FFFD.
+// `text` as character data or a quoted attribute value of HTML and XML: & < > " ' become
+// references; control characters, and bytes that are not UTF-8, become U+FFFD.
 std::string Escape(absl::string_view text);
 
 // At most `digits` significant digits, no trailing zeros, thousands separated: "0.0123", "12.3",

@@ -30,8 +30,8 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxBytes = int64_t{256} << 20;
 constexpr JsonLimits kLimits = {.max_bytes = kMaxBytes, .max_values = int64_t{1} << 23};
 
-// Hands each object to AddRow as it ends, so that what is wrong with a row is reported at its place:
-// objects alone, or the elements of one list.
+// Hands each object to AddRow as it ends, so that what is wrong with a row is reported at its
+// place: objects alone, or the elements of one list.
 class RowEvents : public JsonEvents {
  public:
   explicit RowEvents(Run& run) : run_(run) {}

@@ -13,11 +13,11 @@
 
 namespace moe::report {
 
-// `document` is one JSON list of rows, one row, or a row a line; keys say of which command they are.
-// Keys that the report has no use for are ignored; null is a key that is not there. kDataLoss
+// `document` is one JSON list of rows, one row, or a row a line; keys say of which command they
+// are. Keys that the report has no use for are ignored; null is a key that is not there. kDataLoss
 // "<file>: <reason> (line L, column C)" for malformed JSON, a row of no known command or of another
-// one than the rows before, a key of the wrong type, numbers out of their range, steps not in order,
-// expert loads that change shape, no rows at all, and more than 256 MiB.
+// one than the rows before, a key of the wrong type, numbers out of their range, steps not in
+// order, expert loads that change shape, no rows at all, and more than 256 MiB.
 absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document);
 
 // The file at `path`, or metrics.jsonl in the folder at `path`. Errors of MappedFile::Open (moe/io/

@@ -1,5 +1,5 @@
-// What kernels reach of their machine's limit, from the rows of moe bench gate, permute, combine and
-// gemm.
+// What kernels reach of their machine's limit, from the rows of moe bench gate, permute, combine
+// and gemm.
 #ifndef MOE_MOE_REPORT_KERNEL_SHARES_H_
 #define MOE_MOE_REPORT_KERNEL_SHARES_H_
 

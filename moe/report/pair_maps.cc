@@ -63,8 +63,8 @@ double Mean(const std::vector<double>& values) {
   return mean;
 }
 
-// A pair that was not measured has no cell; nor has a rank with itself, whose copy is no transfer and
-// would take the colours from the others.
+// A pair that was not measured has no cell; nor has a rank with itself, whose copy is no transfer
+// and would take the colours from the others.
 HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
   int ranks = 0;
   for (const auto& [pair, rates] : pairs.rates) {

@@ -10,8 +10,8 @@
 
 namespace moe::report {
 
-// A map per run and setting, of its largest size: GB/s from every rank to every other. Empty without
-// such rows.
+// A map per run and setting, of its largest size: GB/s from every rank to every other. Empty
+// without such rows.
 std::string PairMaps(absl::Span<const Run> runs);
 
 }  // namespace moe::report

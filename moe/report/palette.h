@@ -16,8 +16,8 @@ inline constexpr Ink kLineInk = {0xDDE1E6, 0x30363D};    // grids and borders
 inline constexpr Ink kTextInk = {0x1B1F24, 0xE6E9ED};
 inline constexpr Ink kFaintInk = {0x57606A, 0xA3ADB8};
 
-// The hues of Okabe and Ito (2008). Where one has less than 3:1 against the paper (WCAG 2.1, 1.4.11),
-// it is darkened or lightened until it has.
+// The hues of Okabe and Ito (2008). Where one has less than 3:1 against the paper (WCAG 2.1,
+// 1.4.11), it is darkened or lightened until it has.
 inline constexpr int kNumInks = 8;
 inline constexpr Ink kSeriesInk[kNumInks] = {
     {0x0072B2, 0x3D9BD6},  // blue

@@ -10,7 +10,8 @@
 
 namespace moe::report {
 
-// Adds the row to `run`; the first row decides its kind. kDataLoss with the reason, without a place.
+// Adds the row to `run`; the first row decides its kind. kDataLoss with the reason, without a
+// place.
 absl::Status AddRow(const nlohmann::json& object, Run& run);
 
 }  // namespace moe::report

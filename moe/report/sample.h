@@ -18,8 +18,8 @@ struct Sample {
 Sample SampleOf(absl::Span<const double> values);
 
 // One mean of calls that vary by `cv_pct` percent of it. Calls of one run share that run's
-// conditions, so that many of them say little about the next run: the spread of a single call stands
-// for the error of the mean, not that over sqrt(calls).
+// conditions, so that many of them say little about the next run: the spread of a single call
+// stands for the error of the mean, not that over sqrt(calls).
 Sample SampleOf(double mean, double cv_pct);
 
 // Of a series in time whose neighbours resemble each other: the error of the mean from the means of

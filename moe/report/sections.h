@@ -19,7 +19,8 @@ struct Section {
 };
 
 // Each takes all runs and shows those of its kind; without any it is empty.
-//   bench   per operation: bandwidth over size with the limit of memcpy; imbalance against bandwidth
+//   bench   per operation: bandwidth over size with the limit of memcpy; imbalance against
+//           bandwidth
 //   sweep   capacity factor against drops and loss; speed against loss; time of a step by phase
 //   train   loss; drops; balance; time of a step by phase; expert load over steps
 // and a table of all rows (of train: a row per run).

@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// The number behind `key` in a file of lines "key number [unit]"; of a file with one number: key "".
+// The number behind `key` in a file of lines "key number [unit]"; of a file with one number: key
+// "".
 std::optional<int64_t> NumberIn(const std::string& path, absl::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

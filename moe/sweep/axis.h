@@ -33,8 +33,8 @@ inline constexpr int64_t kMostAxisValues = 1000;
 //   first-last+step    numbers, `step` apart
 //   first-last*factor  numbers, each `factor` times the one before
 // Numbers come back in their shortest form ("1.50" is "1.5"), so that equal values are equal texts.
-// kInvalidArgument "'<item>', expected ...": bad form, a number below the least, an empty or endless
-// range, a value that stands twice, too many values.
+// kInvalidArgument "'<item>', expected ...": bad form, a number below the least, an empty or
+// endless range, a value that stands twice, too many values.
 absl::StatusOr<std::vector<std::string>> ParseAxis(absl::string_view text, const AxisForm& form);
 
 }  // namespace moe::sweep

@@ -60,8 +60,9 @@ class TrainFigures {
   std::vector<lm::StepMetrics> steps_;
 };
 
-// The figures of a layer's calls: step and phases are medians of the slowest rank, forward and backward
-// added. Nothing is learned between the calls: drops are the same at the start and the end.
+// The figures of a layer's calls: step and phases are medians of the slowest rank, forward and
+// backward added. Nothing is learned between the calls: drops are the same at the start and the
+// end.
 Figures LayerFigures(const bench::LayerResult& result);
 
 }  // namespace moe::sweep

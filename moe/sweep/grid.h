@@ -19,8 +19,8 @@ struct Axis {
 // A table longer than this is read by nobody.
 inline constexpr int64_t kMostPoints = 10'000;
 
-// All points [points][axes], the last axis fastest: (a0, b0), (a0, b1), (a1, b0) ... kInvalidArgument
-// for more than kMostPoints, with the number of values of every axis.
+// All points [points][axes], the last axis fastest: (a0, b0), (a0, b1), (a1, b0) ...
+// kInvalidArgument for more than kMostPoints, with the number of values of every axis.
 absl::StatusOr<std::vector<std::vector<std::string>>> CrossProduct(absl::Span<const Axis> axes);
 
 }  // namespace moe::sweep

@@ -33,9 +33,9 @@ struct MemoryEstimate {
   double total_bytes() const { return state_bytes + workspace_bytes; }
 };
 
-// The rank with the most rows for experts has T K max(row_skew, EP ceil(E / EP) / E) of them. A router
-// that sends more to some than is known beforehand needs more, at most T EP min(K, ceil(E / EP)).
-// Buffers of the all-reduce and of the communicator are left out: a few MiB a rank.
+// The rank with the most rows for experts has T K max(row_skew, EP ceil(E / EP) / E) of them. A
+// router that sends more to some than is known beforehand needs more, at most T EP min(K, ceil(E /
+// EP)). Buffers of the all-reduce and of the communicator are left out: a few MiB a rank.
 MemoryEstimate EstimateMemory(const MemoryShape& shape);
 
 }  // namespace moe::sweep

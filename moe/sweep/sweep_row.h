@@ -61,8 +61,8 @@ SweepRow ErrorRow(const Point& point, absl::string_view error);
 // Rows with equal texts are of the same point: measure, settings, backend and text.
 std::string IdentityOf(const SweepRow& row);
 
-// One line of a file, without its end. Keys that are not of SweepKeys() are passed over, absent ones
-// are null. kDataLoss "<reason>" for what is no row of this schema.
+// One line of a file, without its end. Keys that are not of SweepKeys() are passed over, absent
+// ones are null. kDataLoss "<reason>" for what is no row of this schema.
 absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line);
 // One object on one line, with its end.
 std::string JsonLine(const SweepRow& row);

@@ -11,8 +11,8 @@
 
 namespace moe::sweep {
 
-// For each row whether no other row beats it: of training, lower validation loss and more tokens per
-// second; of layers, fewer drops and more tokens per second. Rows that failed are not compared.
+// For each row whether no other row beats it: of training, lower validation loss and more tokens
+// per second; of layers, fewer drops and more tokens per second. Rows that failed are not compared.
 // O(n log n).
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows);
 

@@ -91,8 +91,8 @@ inline Bounded Inside(const Bounded& a, double least, double most) {
   return {inside ? 1.0 : 0.0, close && a.error > 0 ? 1.0 : 0.0};
 }
 
-// The type that values are stored in: `bits` of significand, and numbers 2^least_log2 apart where that
-// is more than their significand would say.
+// The type that values are stored in: `bits` of significand, and numbers 2^least_log2 apart where
+// that is more than their significand would say.
 struct Storage {
   int bits = 24;
   int least_log2 = -149;

@@ -1,5 +1,5 @@
-// Faults that `moe verify --inject` plants, to show that it finds them. All of them wrap the product
-// from outside: a gate around a gate, a batch or a sum written again between two calls.
+// Faults that `moe verify --inject` plants, to show that it finds them. All of them wrap the
+// product from outside: a gate around a gate, a batch or a sum written again between two calls.
 #ifndef MOE_MOE_VERIFY_FAULTS_H_
 #define MOE_MOE_VERIFY_FAULTS_H_
 

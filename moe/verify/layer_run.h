@@ -22,8 +22,8 @@ struct LayerResult {
   int64_t torn_replicas = 0;
 };
 
-// Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer does.
-// Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
+// Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer
+// does. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
 // ceil(M / R) rounds. On CUDA it computes on device r modulo their number. Collective over `world`;
 // rank 0's result is whole, the others' empty.
 absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,

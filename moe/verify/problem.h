@@ -65,8 +65,8 @@ struct Problem {
 //   kFailedPrecondition: no such data in 200 draws
 absl::StatusOr<Problem> MakeProblem(const ProblemSpec& spec);
 
-// Lengths of `count` micro-batches, at most `most` tokens each: none alike, one empty, one of a single
-// token (two for Sinkhorn, which makes all experts of a lone token equal).
+// Lengths of `count` micro-batches, at most `most` tokens each: none alike, one empty, one of a
+// single token (two for Sinkhorn, which makes all experts of a lone token equal).
 std::vector<int64_t> UnevenMicroBatches(int64_t count, int64_t most, const std::string& gate);
 
 // The same from a known data seed, without the reference.

@@ -1,8 +1,8 @@
 // One mixture-of-experts layer in float64, in plain loops, forward and backward: what products are
 // measured against.
 //
-// Written from the definitions (docs/routing.md and the papers named in the gates' files). Shares no
-// code with gating/, kernels/ and moe/, but for the random numbers, which are inputs. Rounding
+// Written from the definitions (docs/routing.md and the papers named in the gates' files). Shares
+// no code with gating/, kernels/ and moe/, but for the random numbers, which are inputs. Rounding
 // points of the product appear as Stored() and only widen the bounds.
 #ifndef MOE_MOE_VERIFY_REFERENCE_H_
 #define MOE_MOE_VERIFY_REFERENCE_H_

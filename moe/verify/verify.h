@@ -59,8 +59,8 @@ using ProcessRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
 
 // First the one-rank product of every (problem, numerics) against the reference, then every case
 // against that product. on_report hears of each as it is known: those of processes last. Errors are
-// those of ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than the
-// machine's GPUs are skipped.
+// those of ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than
+// the machine's GPUs are skipped.
 absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
                     const std::function<void(const CaseReport&)>& on_report);
 

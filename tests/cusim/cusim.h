@@ -41,8 +41,8 @@ void RunGrid(const Grid& grid, const Options& options);
 // Runs several grids at once, all of their blocks resident: streams, or virtual ranks.
 void RunGrids(const std::vector<Grid>& grids, const Options& options);
 
-// Enqueues the grid on a stream of the fake runtime (fake_streams.h), to be run under the options that
-// LaunchOptions() has now. The null stream runs it before the call returns. What
+// Enqueues the grid on a stream of the fake runtime (fake_streams.h), to be run under the options
+// that LaunchOptions() has now. The null stream runs it before the call returns. What
 // kernels/base/cuda_kernel.h calls; the errors are those of <<<>>>.
 cudaError_t LaunchGrid(Grid grid, cudaStream_t stream);
 

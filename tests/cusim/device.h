@@ -17,7 +17,8 @@
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/intrinsics.h"
 
-// In a kernel it would be a plain local variable: MOE_SHARED_ARRAY is what works for both compilers.
+// In a kernel it would be a plain local variable: MOE_SHARED_ARRAY is what works for both
+// compilers.
 #undef __shared__
 #undef __launch_bounds__
 #define __launch_bounds__(...)  // NOLINT(bugprone-reserved-identifier): the name is CUDA's
@@ -55,8 +56,8 @@ T Unpack(const LaneValue& packed) {
   return value;
 }
 
-// The value of lane `from`, as all shuffles have it. `from` outside [0, 32) or not in the mask gives
-// an undefined value on a GPU; here it is a fault.
+// The value of lane `from`, as all shuffles have it. `from` outside [0, 32) or not in the mask
+// gives an undefined value on a GPU; here it is a fault.
 template <typename T>
 T Shuffle(const WarpOperation& operation, T value, int from) {
   const auto values = MeetInWarp(operation, Pack(value));
@@ -96,8 +97,8 @@ inline void __syncwarp(uint32_t mask = 0xffffffffu, CUSIM_SITE) {
   cusim::MeetInWarp({"__syncwarp", mask, true, {file, line}}, {});
 }
 
-// A warp is cut into sections of `width` lanes; shuffles stay inside their section, and a lane whose
-// source would lie outside takes its own value.
+// A warp is cut into sections of `width` lanes; shuffles stay inside their section, and a lane
+// whose source would lie outside takes its own value.
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = 32, CUSIM_SITE) {
   const int section = cusim::Lane() & ~(width - 1);

@@ -7,10 +7,11 @@
 
 namespace cusim {
 
-// `bytes` bytes of the device, all bits set (NaN as floats), 256-byte aligned, nothing owned after the
-// last one; nullptr if the device has less left. Not zeroed, as CUDA's is not.
+// `bytes` bytes of the device, all bits set (NaN as floats), 256-byte aligned, nothing owned after
+// the last one; nullptr if the device has less left. Not zeroed, as CUDA's is not.
 void* AllocateDevice(int device, size_t bytes);
-// Fills the memory with NaN and keeps it from being used again for a while. Misuse unless it is alive.
+// Fills the memory with NaN and keeps it from being used again for a while. Misuse unless it is
+// alive.
 void FreeDevice(const char* function, void* data);
 
 // The device whose memory `data` lies in, -1 for memory of the host.

@@ -1,17 +1,17 @@
 // The functions of NCCL that this project calls, on a CPU, in streams of the fake runtime: what a
 // build with simulated devices links in place of the library. Ranks are threads of one process.
 //
-// A call puts one kernel into its stream. When the stream comes to it the kernel begins: what it will
-// receive becomes NaN, and it waits for its peers' kernels. Data moves at some moment between the
-// last one's begin and the first one's end, so that a missing event edge shows under some seeds.
-// Kernels of one communicator run one after the other. Calls of a non-blocking communicator are in
-// progress for a random number of polls, and only then go into the stream.
+// A call puts one kernel into its stream. When the stream comes to it the kernel begins: what it
+// will receive becomes NaN, and it waits for its peers' kernels. Data moves at some moment between
+// the last one's begin and the first one's end, so that a missing event edge shows under some
+// seeds. Kernels of one communicator run one after the other. Calls of a non-blocking communicator
+// are in progress for a random number of polls, and only then go into the stream.
 //
 // What NCCL's documentation forbids is printed, naming the rule, and ends the process: ranks whose
 // n-th collectives (or splits) of a communicator differ, counts that differ, two threads inside one
-// communicator, a call while the last one is in progress, work put into the stream meanwhile, a call
-// after abort or destroy, memory that is no device's, buffers that others change while a kernel uses
-// them, splitting or destroying with work under way, a group that is not ended.
+// communicator, a call while the last one is in progress, work put into the stream meanwhile, a
+// call after abort or destroy, memory that is no device's, buffers that others change while a
+// kernel uses them, splitting or destroying with work under way, a group that is not ended.
 #ifndef MOE_TESTS_CUSIM_FAKE_NCCL_H_
 #define MOE_TESTS_CUSIM_FAKE_NCCL_H_
 

@@ -1,5 +1,5 @@
-// What the ranks of one fake NCCL communicator share. Internal to fake_nccl*.cc. All is guarded by one
-// lock, which is taken inside that of the streams and never around it.
+// What the ranks of one fake NCCL communicator share. Internal to fake_nccl*.cc. All is guarded by
+// one lock, which is taken inside that of the streams and never around it.
 #ifndef MOE_TESTS_CUSIM_FAKE_NCCL_WORLD_H_
 #define MOE_TESTS_CUSIM_FAKE_NCCL_WORLD_H_
 

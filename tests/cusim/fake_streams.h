@@ -2,14 +2,14 @@
 //
 // A stream is a queue. Nothing in it runs before a host thread waits for something: a stream, an
 // event, the device. Then, until what it waits for has happened, one of the streams whose next work
-// may run is picked at random, from a seed. So each seed is one order that CUDA allows, and where an
-// event edge is missing some seed shows it. Work on the null stream runs at once.
+// may run is picked at random, from a seed. So each seed is one order that CUDA allows, and where
+// an event edge is missing some seed shows it. Work on the null stream runs at once.
 //
-// Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have to
-// wait for others, in streams of other host threads, and lets the rest go on meanwhile.
+// Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have
+// to wait for others, in streams of other host threads, and lets the rest go on meanwhile.
 //
-// Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA, waiting
-// for what can never happen) is printed and aborts the process.
+// Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA,
+// waiting for what can never happen) is printed and aborts the process.
 #ifndef MOE_TESTS_CUSIM_FAKE_STREAMS_H_
 #define MOE_TESTS_CUSIM_FAKE_STREAMS_H_
 
@@ -56,8 +56,8 @@ class ScopedMachine {
 // The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);
 
-// A kernel that waits for kernels in other streams. Its functions are called one at a time, with the
-// streams locked: they must not call CUDA.
+// A kernel that waits for kernels in other streams. Its functions are called one at a time, with
+// the streams locked: they must not call CUDA.
 class External {
  public:
   virtual ~External() = default;

@@ -76,7 +76,8 @@ class DeviceMatrix {
   moe::MatrixView<T> view() { return {data_.data() + Begin(), rows_, cols_, stride_}; }
   moe::MatrixView<const T> view() const { return {data_.data() + Begin(), rows_, cols_, stride_}; }
 
-  // Every element, those of gaps and offset among them, bit by bit: zeros have signs, NaNs payloads.
+  // Every element, those of gaps and offset among them, bit by bit: zeros have signs, NaNs
+  // payloads.
   bool operator==(const DeviceMatrix& o) const {
     return layout_ == o.layout_ && rows_ == o.rows_ && cols_ == o.cols_ && stride_ == o.stride_ &&
            data_.size() == o.data_.size() &&

@@ -88,8 +88,8 @@ void Simulation::Start(const PendingBlock& pending) {
   if (block.grid->dynamic_shared_bytes > 0) {
     block.shared.Get(nullptr, block.grid->dynamic_shared_bytes);
   }
-  // To ThreadSanitizer the fiber is the thread, and threads of two blocks that share one never race:
-  // which fiber a thread gets is random, from more than there are threads.
+  // To ThreadSanitizer the fiber is the thread, and threads of two blocks that share one never
+  // race: which fiber a thread gets is random, from more than there are threads.
   while (idle_fibers_.size() < static_cast<size_t>(threads) + kSpareFibers) {
     fibers_.push_back(std::make_unique<Fiber>(&Simulation::ThreadBody));
     idle_fibers_.push_back(fibers_.back().get());

@@ -48,8 +48,9 @@ void CheckMask(const WarpOperation& operation) {
   }
 }
 
-// The meeting that this lane belongs to: one that waits for it, or a new one. Lanes may wait for this
-// one in another meeting if it does not wait for them in this one; it can still come there later.
+// The meeting that this lane belongs to: one that waits for it, or a new one. Lanes may wait for
+// this one in another meeting if it does not wait for them in this one; it can still come there
+// later.
 Meeting& FindMeeting(const WarpOperation& operation) {
   Thread& thread = Current();
   Warp& warp = CurrentWarp();

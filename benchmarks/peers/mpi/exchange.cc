@@ -3,8 +3,8 @@
 //
 //   mpirun -n R exchange OPERATION CALLS BYTES...     alltoall (MPI_Alltoallv) or allreduce (f32)
 //
-// One JSON object a size: op, ranks, size_bytes, time_us_p50 (median over calls of the slowest rank's
-// time), nwrong. Exit code 1 when a result is wrong.
+// One JSON object a size: op, ranks, size_bytes, time_us_p50 (median over calls of the slowest
+// rank's time), nwrong. Exit code 1 when a result is wrong.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
