@@ -15,6 +15,7 @@
 #include "kernels/bias/bias.h"
 #include "kernels/cast/cast.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/product/product.h"
 
@@ -256,13 +257,7 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
   }
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
                        AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));
-  MOE_RETURN_IF_ERROR(gradients.weight.Add(
-      [&](absl::Span<float> out, Write write) {
-        return GemmWeightGradient<float>(
-            dy, x, MatrixView<float>(out.data(), weight_rows(), config_.hidden_size), write,
-            workspace, stream);
-      },
-      workspace, stream));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<float>(dy, x, gradients.weight, workspace, stream));
   if (traits_.router_bias) {
     MOE_RETURN_IF_ERROR(
         gradients.bias.Add([&](absl::Span<float> out,

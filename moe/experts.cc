@@ -1,6 +1,6 @@
 #include "moe/experts.h"
 
-#include <numeric>
+#include <iterator>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 
 namespace moe {
 namespace {
@@ -153,30 +154,26 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
 }
 
 template <typename T>
-absl::Status Experts<T>::AddGradients(const Projection& projection, int l, MatrixView<const T> dy,
-                                      MatrixView<const T> x, absl::Span<const int64_t> segments,
-                                      const Context& context) const {
-  const Parameter& weight = *projection.weight[l];
-  const auto add = [&](int64_t begin, int64_t end) -> absl::Status {
-    if (begin == end) return absl::OkStatus();
-    MOE_RETURN_IF_ERROR(weight.grad().Add(
-        [&](absl::Span<float> out, Write write) {
-          return GemmWeightGradient<T>(
-              RowRange(dy, begin, end), RowRange(x, begin, end),
-              MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
-              *context.workspace, *context.compute, context.gemm);
-        },
-        *context.workspace, *context.compute));
-    if (projection.bias.empty()) return absl::OkStatus();
-    return projection.bias[l]->grad().Add(
+absl::Status Experts<T>::AddGradients(const Projection& projection, int first, int last,
+                                      absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                                      MatrixView<const T> x, const Context& context) const {
+  const WorkspaceScope scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto grads,
+                       context.host_workspace->Array<GradAccumulator>(last - first));
+  for (int l = first; l < last; ++l) grads[l - first] = projection.weight[l]->grad();
+  MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy, x, segments, grads, *context.workspace,
+                                            *context.compute, context.gemm));
+  if (projection.bias.empty()) return absl::OkStatus();
+  const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / (last - first);
+  const int64_t step = context.numerics == Numerics::kFast ? each : 1;
+  for (int64_t s = 0; s + 1 < std::ssize(segments); s += step) {
+    const int64_t begin = segments[s], end = segments[s + step];
+    if (begin == end) continue;
+    MOE_RETURN_IF_ERROR(projection.bias[first + s / each]->grad().Add(
         [&](absl::Span<float> out, Write write) {
           return BiasGradient<T>(RowRange(dy, begin, end), out, write, *context.compute);
         },
-        *context.workspace, *context.compute);
-  };
-  if (context.numerics == Numerics::kFast) return add(segments.front(), segments.back());
-  for (size_t s = 0; s + 1 < segments.size(); ++s) {
-    MOE_RETURN_IF_ERROR(add(segments[s], segments[s + 1]));
+        *context.workspace, *context.compute));
   }
   return absl::OkStatus();
 }
@@ -195,13 +192,9 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   const auto weights = [&](const Projection& projection) {
     return absl::MakeConstSpan(projection.weight_view).subspan(first, last - first);
   };
-  const auto segments_of = [&](int network) {
-    return segment_offsets.subspan(network * segments, segments + 1);
-  };
+  const auto mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
 
-  for (int l = first; l < last; ++l) {
-    MOE_RETURN_IF_ERROR(AddGradients(down_, l, d_out, saved.hidden, segments_of(l), context));
-  }
+  MOE_RETURN_IF_ERROR(AddGradients(down_, first, last, mine, d_out, saved.hidden, context));
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
                        workspace.Matrix<T>(end - begin, config_.ffn_hidden_size));
   MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local,
@@ -212,10 +205,8 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   const auto up = UpColumns(gate_up);
   MOE_RETURN_IF_ERROR(
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, stream));
-  for (int l = first; l < last; ++l) {
-    MOE_RETURN_IF_ERROR(
-        AddGradients(gate_up_, l, saved.gate_up, saved.rows, segments_of(l), context));
-  }
+  MOE_RETURN_IF_ERROR(
+      AddGradients(gate_up_, first, last, mine, saved.gate_up, saved.rows, context));
   return GroupedGemmInputGradient<T>(gate_up, local, weights(gate_up_),
                                      RowRange(d_rows, begin, end), workspace, stream, context.gemm);
 }

@@ -95,10 +95,11 @@ class Experts {
                        MatrixView<const T> x, MatrixView<T> y, const Context& context) const;
   // All copies of a projection, if one of its weights has changed; the version they are of.
   absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;
-  // Adds the gradients of network l's projection, one partial per segment.
-  absl::Status AddGradients(const Projection& projection, int l, MatrixView<const T> dy,
-                            MatrixView<const T> x, absl::Span<const int64_t> segments,
-                            const Context& context) const;
+  // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of
+  // dy and x, as many for each network, [(last - first) * S + 1].
+  absl::Status AddGradients(const Projection& projection, int first, int last,
+                            absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                            MatrixView<const T> x, const Context& context) const;
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated
 

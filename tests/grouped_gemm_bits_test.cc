@@ -6,28 +6,61 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "tests/gemm_matrix.h"
 
 namespace moe {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int64_t kSizes[] = {1, 2, 3, 5, 7, 17, 63, 64, 65, 100};
 
 template <typename T>
-void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<float>& dw) {
+void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<float>& dw,
+                               int64_t begin, int64_t end) {
   for (int64_t o = 0; o < dw.rows(); ++o) {
     for (int64_t k = 0; k < dw.cols(); ++k) {
-      for (int64_t n = 0; n < x.rows(); ++n) {
+      for (int64_t n = begin; n < end; ++n) {
         dw(o, k) = std::fma(dy.at(n, o), x.at(n, k), dw(o, k));
       }
     }
   }
 }
+
+// Integers that a gradient is added to, something in them already. The grid is so narrow that some
+// elements do not fit it.
+struct ExactSums {
+  explicit ExactSums(int64_t size) : sum(size) {
+    for (int64_t i = 0; i < size; ++i) sum[i] = i - 3;
+  }
+  GradAccumulator Accumulator() { return {absl::MakeSpan(sum), kGrid, &non_finite}; }
+  ExactSums Plus(const Matrix<float>& partial) const {
+    ExactSums result = *this;
+    const auto stream = MakeInlineStream();
+    for (int64_t r = 0; r < partial.rows(); ++r) {
+      EXPECT_TRUE(
+          ExactAccumulate(kGrid, {partial.cview().row(r), size_t(partial.cols())},
+                          absl::MakeSpan(result.sum).subspan(r * partial.cols(), partial.cols()),
+                          &result.non_finite, *stream)
+              .ok());
+    }
+    return result;
+  }
+  bool operator==(const ExactSums& other) const {
+    return sum == other.sum && non_finite == other.non_finite;
+  }
+
+  static constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 2};
+  std::vector<int64_t> sum;
+  int64_t non_finite = 5;
+};
 
 template <typename T>
 class GroupedGemmBits : public ::testing::Test {
@@ -96,21 +129,27 @@ class GroupedGemmBits : public ::testing::Test {
     const auto dy = Matrix<T>::Random(rows, out, pad, 4);
     const auto old = Matrix<float>::Random(out, in, pad, 5);
     Matrix<float> want_sum = old, want(out, in, pad), sum(0, 0), dw(0, 0);
+    ExactSums exact(out * in);
     for (int64_t o = 0; o < out; ++o) std::fill_n(&want(o, 0), in, 0.0f);
-    AddExpectedWeightGradient(dy, x, want_sum);
-    AddExpectedWeightGradient(dy, x, want);
+    AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
+    AddExpectedWeightGradient(dy, x, want, 0, rows);
+    const ExactSums want_exact = ExactSums(out * in).Plus(want);
     ForEachMachine(
         [&](Stream& stream) {
           sum = old;
           dw = Matrix<float>(out, in, pad);
           MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), sum.view(), Write::kAdd,
                                                     workspace_, stream));
-          return GemmWeightGradient<T>(dy.cview(), x.cview(), dw.view(), Write::kOverwrite,
-                                       workspace_, stream);
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), dw.view(),
+                                                    Write::kOverwrite, workspace_, stream));
+          exact = ExactSums(out * in);
+          return AddWeightGradient<T>(dy.cview(), x.cview(), exact.Accumulator(), workspace_,
+                                      stream);
         },
         [&] {
           EXPECT_EQ(sum.Differences(want_sum), 0);
           EXPECT_EQ(dw.Differences(want), 0);
+          EXPECT_TRUE(exact == want_exact);
         });
   }
 
@@ -132,6 +171,71 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGrou
       const bool all = out == 65 || in == 65;
       this->CheckGroups(all ? absl::MakeConstSpan(rows) : few, out, in, (out + in) % 4);
     }
+  }
+}
+
+// Weights with several segments, empty ones and empty weights among them, rows before the first and
+// behind the last.
+TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
+  using T = TypeParam;
+  const std::vector<int64_t> segments = {2,   2,   131, 400, 400,
+                                         400, 400, 401, 409, 450};  // [3 x 3 + 1]
+  constexpr int64_t kOut = 70, kIn = 300, kGroups = 3, kEach = 3;
+  const auto dy = Matrix<T>::Random(455, kOut, 0, 1);
+  const auto x = Matrix<T>::Random(455, kIn, 3, 2);
+  std::vector<ExactSums> want(kGroups, ExactSums(kOut * kIn)), got;
+  std::vector<Matrix<float>> want_float(kGroups, Matrix<float>(kOut, kIn)), got_float;
+  for (size_t s = 0; s + 1 < segments.size(); ++s) {
+    Matrix<float> partial(kOut, kIn);
+    for (int64_t o = 0; o < kOut; ++o) std::fill_n(&partial(o, 0), kIn, 0.0f);
+    AddExpectedWeightGradient(dy, x, partial, segments[s], segments[s + 1]);
+    if (segments[s] < segments[s + 1]) want[s / kEach] = want[s / kEach].Plus(partial);
+  }
+  for (int64_t g = 0; g < kGroups; ++g) {
+    want_float[g] = Matrix<float>::Random(kOut, kIn, 0, 7);
+    AddExpectedWeightGradient(dy, x, want_float[g], segments[g * kEach], segments[(g + 1) * kEach]);
+  }
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        got.assign(kGroups, ExactSums(kOut * kIn));
+        got_float.assign(kGroups, Matrix<float>::Random(kOut, kIn, 0, 7));
+        std::vector<GradAccumulator> exact, sums;
+        for (int64_t g = 0; g < kGroups; ++g) {
+          exact.push_back(got[g].Accumulator());
+          sums.emplace_back(absl::MakeSpan(got_float[g].view().data(), kOut * kIn));
+        }
+        MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact,
+                                                  this->workspace_, stream));
+        return AddWeightGradients<T>(dy.cview(), x.cview(), segments, sums, this->workspace_,
+                                     stream);
+      },
+      [&] {
+        for (int64_t g = 0; g < kGroups; ++g) {
+          EXPECT_TRUE(got[g] == want[g]) << g;
+          EXPECT_EQ(got_float[g].Differences(want_float[g]), 0) << g;
+        }
+      });
+}
+
+TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {
+  using T = TypeParam;
+  const Matrix<T> dy(3, 4), x(3, 5), short_x(2, 5);
+  ExactSums sums(20), few(19);
+  const auto stream = MakeInlineStream();
+  const auto add = [&](const Matrix<T>& b, std::vector<int64_t> segments, ExactSums& to) {
+    const GradAccumulator grad = to.Accumulator();
+    return AddWeightGradients<T>(dy.cview(), b.cview(), segments, {&grad, 1}, this->workspace_,
+                                 *stream);
+  };
+  const std::vector<int64_t> all = {0, 3};
+  EXPECT_TRUE(add(x, all, sums).ok());
+  EXPECT_THAT(std::string(add(short_x, all, sums).message()),
+              HasSubstr("x is [2, 5] with stride 5, expected [3, 5]"));
+  EXPECT_THAT(std::string(add(x, all, few).message()), HasSubstr("grad is [19], expected [20]"));
+  for (const std::vector<int64_t>& bad :
+       {std::vector<int64_t>{}, {0}, {0, 4}, {-1, 3}, {0, 2, 1}}) {
+    EXPECT_THAT(std::string(add(x, bad, sums).message()),
+                HasSubstr("segment offsets for 1 weights"));
   }
 }
 

@@ -17,6 +17,8 @@ constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
 constexpr int64_t kBlocksPerRange = 8;        // of SumOfSquares
 constexpr int64_t kBlocksPerFork = 256;       // so that their sums fit on the stack
 
+}  // namespace
+
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
   if (grid.max_terms < 1) {
     return absl::InvalidArgumentError(
@@ -29,8 +31,6 @@ absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
                              absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
@@ -25,6 +26,10 @@ struct ExactGrid {
   // |q| above this counts as non-finite, so that max_terms of them cannot overflow.
   int64_t limit() const { return INT64_MAX / max_terms; }
 };
+
+// kInvalidArgument, in the name of `function`, unless max_terms >= 1 and the unit and its inverse
+// are normal float64.
+absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid);
 
 // sum[i] += q(partial[i]); *non_finite += number of NaN, infinite or too large elements, which
 // contribute 0. partial, sum [n]. Errors: kInvalidArgument if lengths differ.

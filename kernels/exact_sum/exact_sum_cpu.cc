@@ -1,60 +1,21 @@
 #include "kernels/exact_sum/exact_sum_cpu.h"
 
-#include <cmath>
-
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/exact_sum/exact_sum_cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include "kernels/base/simd-inl.h"
+#include "kernels/exact_sum/exact_sum-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moe {
 namespace HWY_NAMESPACE {
 namespace {
 
-using DoubleTag = hn::CappedTag<double, 8>;
-using LongTag = hn::RebindToSigned<DoubleTag>;
-using HalfTag = hn::Rebind<float, DoubleTag>;  // as many float32 as there are float64 lanes
-constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
-
-// The general case. Returns 1 for what the grid cannot hold.
-inline int64_t AccumulateOne(float partial, double inverse_unit, int64_t limit, int64_t* sum) {
-  const double q = std::nearbyint(static_cast<double>(partial) * inverse_unit);
-  if (!(std::abs(q) < 0x1p63)) return 1;  // also NaN
-  const auto term = static_cast<int64_t>(q);
-  if (term > limit || term < -limit) return 1;
-  *sum += term;
-  return 0;
-}
-
-// For |y| < 2^51, y + 1.5 * 2^52 has a unit of 1 in its last place: the addition rounds y to the
-// nearest integer, ties to even, and the low bits of the sum are that integer. Vectors that hold
-// anything larger go through the general case.
-int64_t Accumulate(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
-                   int64_t n) {
-  const DoubleTag d;
-  const LongTag dl;
-  const auto magic = hn::Set(d, 0x1.8p52);
-  const auto unit = hn::Set(d, inverse_unit);
-  // What is below an integer rounds to no more than it. A limit under 2^51 is exact in float64.
-  const auto bound = hn::Set(d, std::min(0x1p51, static_cast<double>(limit)));
-  int64_t non_finite = 0;
-  int64_t i = 0;
-  for (; i + kDoubles <= n; i += kDoubles) {
-    const auto y = hn::Mul(hn::PromoteTo(d, hn::LoadU(HalfTag(), partial + i)), unit);
-    if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Lt(hn::Abs(y), bound)))) {
-      for (int64_t j = i; j < i + kDoubles; ++j) {
-        non_finite += AccumulateOne(partial[j], inverse_unit, limit, sum + j);
-      }
-      continue;
-    }
-    const auto q = hn::Sub(hn::BitCast(dl, hn::Add(y, magic)), hn::BitCast(dl, magic));
-    hn::StoreU(hn::Add(hn::LoadU(dl, sum + i), q), dl, sum + i);
-  }
-  for (; i < n; ++i) non_finite += AccumulateOne(partial[i], inverse_unit, limit, sum + i);
-  return non_finite;
+int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
+                        int64_t n) {
+  return Accumulate(partial, inverse_unit, limit, sum, n);
 }
 
 void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
@@ -102,13 +63,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-HWY_EXPORT(Accumulate);
+HWY_EXPORT(AccumulateRange);
 HWY_EXPORT(ToFloat);
 HWY_EXPORT(Squares);
 
 int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
                              int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(Accumulate)(partial, inverse_unit, limit, sum, n);
+  return HWY_DYNAMIC_DISPATCH(AccumulateRange)(partial, inverse_unit, limit, sum, n);
 }
 void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n) {
   HWY_DYNAMIC_DISPATCH(ToFloat)(sum, factor, out, n);

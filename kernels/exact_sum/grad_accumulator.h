@@ -29,6 +29,11 @@ class GradAccumulator {
       : exact_sum_(sum), grid_(grid), non_finite_(non_finite) {}
 
   bool exact() const { return non_finite_ != nullptr; }
+  // For operations that add to the sums themselves.
+  absl::Span<float> float_sum() const { return float_sum_; }
+  absl::Span<int64_t> exact_sum() const { return exact_sum_; }
+  const ExactGrid& grid() const { return grid_; }
+  int64_t* non_finite() const { return non_finite_; }
   int64_t size() const {
     return static_cast<int64_t>(exact() ? exact_sum_.size() : float_sum_.size());
   }

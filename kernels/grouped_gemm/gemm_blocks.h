@@ -43,6 +43,7 @@ inline constexpr int64_t kFewRows = 64;
 
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
+  if (problem.exact.used()) return false;  // sums of a panel wait in cache to be added
   return problem.c.rows() <= kFewRows || problem.depth() <= kWideB.panel_depth;
 }
 

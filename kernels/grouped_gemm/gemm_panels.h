@@ -4,48 +4,59 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+
+#include <absl/types/span.h>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
 
 namespace moe::gemm {
 
-// A panel of b: `depth` steps from `k`, `cols` columns from `col`.
+// A panel of b: `depth` steps from `k`, `cols` columns from `col`. No columns: no panel.
 struct Panel {
-  int64_t k, depth, col, cols;
-  bool first, last;  // of its columns' depth blocks
+  int64_t k = 0, depth = 0, col = 0, cols = 0;
+  bool first = false, last = false;  // of the depth blocks of its columns and segment
+  int64_t segment = 0, part = 0;     // which depth block it is
 };
 
 // The panels of one block, in the order in which they are multiplied: all of some columns, in
-// ascending depth, before the next columns.
+// ascending depth, before the next columns. Depth blocks end where segments do: `segments` has the
+// first step of each, and the depth.
 class Panels {
  public:
-  Panels(const Block& block, int64_t depth, const Shape& shape)
-      : block_(block),
-        depth_(depth),
-        panel_cols_(shape.panel_cols),
-        depths_(std::max<int64_t>(depth, 1), shape.panel_depth) {}
+  Panels(const Block& block, absl::Span<const int64_t> segments, const Shape& shape)
+      : block_(block), segments_(segments), shape_(shape) {}
 
-  int64_t size() const {
-    return depths_.parts * ((block_.col_end - block_.col_begin + panel_cols_ - 1) / panel_cols_);
+  Panel First() const { return At(block_.col_begin, 0, 0); }
+  Panel After(const Panel& panel) const {
+    if (!panel.last) return At(panel.col, panel.segment, panel.part + 1);
+    if (panel.segment + 2 < std::ssize(segments_)) return At(panel.col, panel.segment + 1, 0);
+    return At(panel.col + shape_.panel_cols, 0, 0);
   }
-  Panel At(int64_t i) const {
-    const int64_t d = i % depths_.parts;
-    // A product over nothing still writes zeros: one panel of no steps.
-    const int64_t begin = depths_.Begin(d), end = std::min(depths_.Begin(d + 1), depth_);
-    const int64_t col = block_.col_begin + i / depths_.parts * panel_cols_;
-    return {.k = begin,
-            .depth = end - begin,
-            .col = col,
-            .cols = std::min(panel_cols_, block_.col_end - col),
-            .first = d == 0,
-            .last = d + 1 == depths_.parts};
+  bool one_depth_block() const {
+    return segments_.size() == 2 && segments_[1] <= shape_.panel_depth;
   }
 
  private:
+  Panel At(int64_t col, int64_t segment, int64_t part) const {
+    if (col >= block_.col_end) return {};
+    const int64_t begin = segments_[segment], steps = segments_[segment + 1] - begin;
+    // A product over nothing still writes zeros: one panel of no steps.
+    const EvenCut depths(std::max<int64_t>(steps, 1), shape_.panel_depth);
+    const int64_t first = depths.Begin(part), end = std::min(depths.Begin(part + 1), steps);
+    return {.k = begin + first,
+            .depth = end - first,
+            .col = col,
+            .cols = std::min(shape_.panel_cols, block_.col_end - col),
+            .first = part == 0,
+            .last = part + 1 == depths.parts,
+            .segment = segment,
+            .part = part};
+  }
+
   Block block_;
-  int64_t depth_;
-  int64_t panel_cols_;
-  EvenCut depths_;
+  absl::Span<const int64_t> segments_;
+  Shape shape_;
 };
 
 }  // namespace moe::gemm

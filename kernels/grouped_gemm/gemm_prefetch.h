@@ -11,16 +11,18 @@ namespace moe::gemm {
 // Walks rows of memory, cache line by cache line. Weights of a mixture seldom are in cache, and a
 // panel takes less time to multiply than to load: neither may wait for the other. (Rows of a are
 // few, used again and again, and left to the hardware.)
-class Prefetcher {
+template <bool kForWrite>
+class LinePrefetcher {
  public:
   // Steps of a tile between two bursts: few, because a core has 10 to 16 line buffers, and a longer
   // burst waits for them. And bytes of a cache line.
   static constexpr int64_t kSteps = 4;
   static constexpr int64_t kLine = 64;
 
-  Prefetcher() = default;
+  LinePrefetcher() = default;
   // `rows` rows of `row_bytes` bytes, `stride_bytes` apart, spread over `steps` steps of tiles.
-  Prefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t steps)
+  LinePrefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                 int64_t steps)
       : line_(static_cast<const char*>(data)),
         row_end_(line_ + row_bytes),
         row_bytes_(row_bytes),
@@ -33,7 +35,7 @@ class Prefetcher {
   HWY_INLINE void Burst() {
     for (int64_t i = 0; i < lines_per_burst_; ++i) {
       // Into the second-level cache: the first is full of what is multiplied now.
-      __builtin_prefetch(line_, /*rw=*/0, /*locality=*/2);
+      __builtin_prefetch(line_, /*rw=*/kForWrite, /*locality=*/2);
       line_ += kLine;
       if (HWY_UNLIKELY(line_ >= row_end_)) NextRow();
     }
@@ -53,6 +55,15 @@ class Prefetcher {
   int64_t stride_bytes_ = 0;
   int64_t rows_left_ = 0;
   int64_t lines_per_burst_ = 0;
+};
+
+using Prefetcher = LinePrefetcher<false>;      // what is multiplied next
+using WritePrefetcher = LinePrefetcher<true>;  // where the tiles to come go
+
+// What a tile fetches while it multiplies.
+struct Prefetchers {
+  Prefetcher next;
+  WritePrefetcher output;
 };
 
 }  // namespace moe::gemm

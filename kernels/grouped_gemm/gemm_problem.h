@@ -3,7 +3,10 @@
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PROBLEM_H_
 
+#include <atomic>
 #include <cstdint>
+
+#include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
@@ -13,6 +16,18 @@ namespace moe::gemm {
 // How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *
 // b [depth, cols]. Strips, for b alone, are packed weights: packed_weights.h has their picture.
 enum class Layout : uint8_t { kPlain, kTransposed, kStrips };
+
+// Where elements go as integers of an exact grid (exact_sum.h) instead of into c: for each segment
+// of the depth, in ascending order, sum += q(a * b over its steps).
+struct ExactSink {
+  MatrixView<int64_t> sum;             // [rows, cols]
+  absl::Span<const int64_t> segments;  // first step of each, and the depth; none is empty
+  double inverse_unit = 0;
+  int64_t limit = 0;              // of |q|
+  int64_t* non_finite = nullptr;  // counts what the grid cannot hold; nullptr: no sink
+
+  bool used() const { return non_finite != nullptr; }
+};
 
 // c (+)= a * b. T: float, BFloat16 or Float16; TOut: float or T. kAdd needs TOut = float.
 template <typename T, typename TOut>
@@ -24,9 +39,15 @@ struct Problem {
   Layout a_layout = Layout::kPlain;
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;
+  ExactSink exact = {};  // CPU, TOut = float, kOverwrite; of c only the shape counts then
 
   int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
 };
+
+// Threads that compute other parts of a product count too: integers, in any order.
+inline void CountNonFinite(const ExactSink& sink, int64_t count) {
+  if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);
+}
 
 // The specification: for every element one chain of std::fma in ascending depth, rounded once.
 template <typename T, typename TOut>

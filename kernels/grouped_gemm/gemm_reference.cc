@@ -6,7 +6,7 @@ namespace moe::gemm {
 
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem) {
-  const auto& [a, b, c, a_layout, b_layout, write] = problem;
+  const auto& [a, b, c, a_layout, b_layout, write, exact] = problem;
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);

@@ -6,10 +6,12 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_SUMS_INL_H_
 #endif
 
+#include <algorithm>
 #include <type_traits>
 
 #include <hwy/highway.h>
 
+#include "kernels/exact_sum/exact_sum-inl.h"
 #include "kernels/grouped_gemm/gemm_pack-inl.h"
 #include "kernels/grouped_gemm/gemm_panels.h"
 #include "kernels/grouped_gemm/gemm_tile-inl.h"
@@ -18,53 +20,92 @@ HWY_BEFORE_NAMESPACE();
 namespace moe::gemm {
 namespace HWY_NAMESPACE {
 
-// Where the float32 sums of a panel's columns are kept: in c itself if its elements are float32,
-// whole tiles fit and there is one depth block, else in the slot, row behind row. (Rows of c may
-// lie a power of two apart and push each other out of cache between depth blocks.)
+// Where the float32 sums of a panel's tiles are kept until they become elements of c, or are added
+// to integers:
+//   in c itself     float32 elements, one depth block, a whole tile
+//   tile by tile    one depth block: in the same few lines of the slot, which stay in the first
+//                   cache
+//   row behind row  in the slot, between depth blocks. (Rows of c may lie a power of two apart and
+//                   push each other out of cache.)
 template <class T, class TOut>
 class Sums {
  public:
   Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, const Slot& slot)
-      : out_(problem.c.data() + block.row_begin * problem.c.stride() + panel.col),
-        out_stride_(problem.c.stride()),
-        rows_(block.row_end - block.row_begin),
-        cols_(panel.cols),
-        cols_padded_((cols_ + kTileCols - 1) / kTileCols * kTileCols),
-        direct_(std::is_same_v<TOut, float> && cols_ == cols_padded_ && panel.first && panel.last),
-        scratch_(slot.sums) {}
+      : c_(problem.c),
+        exact_(problem.exact),
+        adds_(problem.write == Write::kAdd),
+        panel_(panel),
+        row_(block.row_begin),
+        cols_padded_((panel.cols + kTileCols - 1) / kTileCols * kTileCols),
+        slot_(slot.sums) {}
 
-  bool direct() const { return direct_; }
-  float* data() const {
-    if constexpr (std::is_same_v<TOut, float>) {
-      if (direct()) return out_;
+  // The sums of the tile whose first element is (row, j) of the panel.
+  float* Tile(int64_t row, int64_t j) const {
+    if (InPlace(j)) {
+      if constexpr (std::is_same_v<TOut, float>) return c_.row(row_ + row) + panel_.col + j;
     }
-    return scratch_;
+    return OneDepthBlock() ? slot_ : slot_ + row * cols_padded_ + j;
   }
-  int64_t stride() const { return direct() ? out_stride_ : cols_padded_; }
+  int64_t stride(int64_t j) const {
+    if (InPlace(j)) return c_.stride();
+    return OneDepthBlock() ? kTileCols : cols_padded_;
+  }
 
+  // Whether a tile goes on from what Tile() holds, its own earlier depth blocks or Load's.
+  bool continues() const { return !panel_.first || adds_; }
   // Before the first depth block of an addition.
-  void Load() const {
-    if (direct()) return;
-    for (int64_t i = 0; i < rows_; ++i) {
-      Convert(out_ + i * out_stride_, cols_, scratch_ + i * cols_padded_);
+  void Load(int64_t row, int64_t rows, int64_t j) const {
+    if (!panel_.first || !adds_ || InPlace(j)) return;
+    for (int64_t i = 0; i < rows; ++i) {
+      Convert(Output(row + i, j), Cols(j), Tile(row, j) + i * stride(j));
     }
   }
-  // After the last depth block.
-  void Store() const {
-    if (direct()) return;
-    for (int64_t i = 0; i < rows_; ++i) {
-      Convert(scratch_ + i * cols_padded_, cols_, out_ + i * out_stride_);
+  // After the last depth block. Returns how many sums the exact grid could not hold.
+  int64_t Store(int64_t row, int64_t rows, int64_t j) const {
+    if (!panel_.last || InPlace(j)) return 0;
+    const float* const tile = Tile(row, j);
+    int64_t bad = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* const from = tile + i * stride(j);
+      if (exact_.used()) {
+        bad += ::moe::HWY_NAMESPACE::Accumulate(from, exact_.inverse_unit, exact_.limit,
+                                                ExactOutput(row + i, j), Cols(j));
+      } else {
+        Convert(from, Cols(j), Output(row + i, j));
+      }
     }
+    return bad;
+  }
+
+  // Fetches what Load and Store touch of a strip of `rows` rows, during `steps` steps of tiles.
+  WritePrefetcher PrefetchOutput(int64_t rows, int64_t j, int64_t steps) const {
+    if (!panel_.last && !(panel_.first && adds_)) return {};
+    if (exact_.used()) {
+      return {ExactOutput(0, j), rows, Cols(j) * int64_t{sizeof(int64_t)},
+              exact_.sum.stride() * int64_t{sizeof(int64_t)}, steps};
+    }
+    return {Output(0, j), rows, Cols(j) * int64_t{sizeof(TOut)},
+            c_.stride() * int64_t{sizeof(TOut)}, steps};
   }
 
  private:
-  TOut* out_;
-  int64_t out_stride_;
-  int64_t rows_;
-  int64_t cols_;
+  bool OneDepthBlock() const { return panel_.first && panel_.last; }
+  int64_t Cols(int64_t j) const { return std::min(kTileCols, panel_.cols - j); }
+  bool InPlace(int64_t j) const {
+    return std::is_same_v<TOut, float> && !exact_.used() && OneDepthBlock() && Cols(j) == kTileCols;
+  }
+  TOut* Output(int64_t row, int64_t j) const { return c_.row(row_ + row) + panel_.col + j; }
+  int64_t* ExactOutput(int64_t row, int64_t j) const {
+    return exact_.sum.row(row_ + row) + panel_.col + j;
+  }
+
+  MatrixView<TOut> c_;
+  ExactSink exact_;
+  bool adds_;
+  Panel panel_;
+  int64_t row_;  // of c, where the block begins
   int64_t cols_padded_;
-  bool direct_;
-  float* scratch_;
+  float* slot_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

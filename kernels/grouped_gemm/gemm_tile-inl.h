@@ -114,7 +114,7 @@ HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
 // multiply-add per element and step.
 template <int kRows, bool kCopies, class Rows>
 HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HWY_RESTRICT c,
-                       int64_t c_stride, bool add, Prefetcher& next) {
+                       int64_t c_stride, bool add, Prefetchers& ahead) {
   const float* HWY_RESTRICT b = strip.data;
   float* HWY_RESTRICT copy = strip.copy;
   const FloatTag d;
@@ -144,7 +144,8 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HW
   static_assert(Prefetcher::kSteps == 4);
   constexpr int64_t kCopied = kCopies ? kTileCols : 0;
   for (; k + 4 <= depth; k += 4, b += 4 * strip.stride, copy += 4 * kCopied) {
-    next.Burst();
+    ahead.next.Burst();
+    ahead.output.Burst();
     Step<kRows, kCopies>(a, k, b, copy, sum);
     Step<kRows, kCopies>(a, k + 1, b + strip.stride, copy + kCopied, sum);
     Step<kRows, kCopies>(a, k + 2, b + 2 * strip.stride, copy + 2 * kCopied, sum);
@@ -160,30 +161,23 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HW
   }
 }
 
-// The rows of a tile of c to come, so that its stores do not wait for memory.
-HWY_INLINE void PrefetchForWrite(const float* c, int64_t rows, int64_t stride) {
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < kTileCols; j += 16) __builtin_prefetch(c + i * stride + j, 1);
-  }
-}
-
 template <bool kCopies, class Rows>
 void TileOf(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c, int64_t c_stride,
-            bool add, Prefetcher& next) {
+            bool add, Prefetchers& ahead) {
   switch (rows) {
     case 1:
-      return Tile<1, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<1, kCopies>(a, b, depth, c, c_stride, add, ahead);
     case 2:
-      return Tile<2, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<2, kCopies>(a, b, depth, c, c_stride, add, ahead);
     case 3:
-      return Tile<3, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<3, kCopies>(a, b, depth, c, c_stride, add, ahead);
     case 4:
-      return Tile<4, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<4, kCopies>(a, b, depth, c, c_stride, add, ahead);
     case 5:
-      return Tile<5, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<5, kCopies>(a, b, depth, c, c_stride, add, ahead);
     default:
       static_assert(kTileRows == 6);
-      return Tile<6, kCopies>(a, b, depth, c, c_stride, add, next);
+      return Tile<6, kCopies>(a, b, depth, c, c_stride, add, ahead);
   }
 }
 

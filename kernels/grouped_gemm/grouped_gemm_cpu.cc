@@ -2,7 +2,9 @@
 // AVX-512 or NEON); where the CPU has none, the plain loops of the specification run instead.
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "kernels/exact_sum/exact_sum_cpu.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_panels.h"
 
@@ -75,43 +77,49 @@ Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& s
   return {packed, kTileCols};
 }
 
-// All rows of the block times one panel.
+// One tile: rows [row, row + rows) of the block times strip `b`, to c.
 template <class T, class TOut>
-void MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                   const Panel& panel, const Slot& slot, const Sums<T, TOut>& sums,
-                   Prefetcher& next) {
-  const bool add = !panel.first || problem.write == Write::kAdd;
-  const int64_t stride = sums.stride();
+void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
+                  const Slot& slot, int64_t row, int64_t rows, const Strip& b, float* c,
+                  int64_t stride, bool add, Prefetchers& ahead) {
+  const auto multiply = [&](const auto& a) HWY_ATTR {
+    if constexpr (std::is_same_v<T, float>) {
+      if (b.copy != nullptr) return TileOf<true>(rows, a, b, panel.depth, c, stride, add, ahead);
+    }
+    TileOf<false>(rows, a, b, panel.depth, c, stride, add, ahead);
+  };
+  if (problem.a_layout == Layout::kTransposed) {
+    return multiply(PackedRows{slot.a + row * panel.depth});
+  }
+  const T* const data = problem.a.row(block.row_begin + row) + panel.k;
+  if constexpr (kPacksPlainRows<T>) {
+    multiply(FloatRows{slot.a + row * panel.depth, panel.depth});
+  } else if constexpr (std::is_same_v<T, float>) {
+    multiply(FloatRows{data, problem.a.stride()});
+  } else {
+    multiply(BFloat16Rows{data, problem.a.stride()});
+  }
+}
+
+// All rows of the block times one panel. Returns how many sums an exact grid could not hold.
+template <class T, class TOut>
+int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
+                      const Panel& panel, const Slot& slot, Prefetcher next) {
+  const Sums<T, TOut> sums(problem, block, panel, slot);
+  Prefetchers ahead = {.next = next};
+  int64_t bad = 0;
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+    ahead.output = sums.PrefetchOutput(tiles.total, j, tiles.parts * panel.depth);
     for (int64_t t = 0; t < tiles.parts; ++t) {
-      const Strip b = StripAt(problem, panel, slot, j, t, tiles.parts);
-      const int64_t row = tiles.Begin(t);
-      const int64_t rows = tiles.Begin(t + 1) - row;
-      float* const c = sums.data() + row * stride + j;
-      if (sums.direct() && t + 2 < tiles.parts) PrefetchForWrite(c + rows * stride, rows, stride);
-      const auto multiply = [&](const auto& a) HWY_ATTR {
-        if constexpr (std::is_same_v<T, float>) {
-          if (b.copy != nullptr) {
-            return TileOf<true>(rows, a, b, panel.depth, c, stride, add, next);
-          }
-        }
-        TileOf<false>(rows, a, b, panel.depth, c, stride, add, next);
-      };
-      if (problem.a_layout == Layout::kTransposed) {
-        multiply(PackedRows{slot.a + row * panel.depth});
-        continue;
-      }
-      const T* const data =
-          problem.a.data() + (block.row_begin + row) * problem.a.stride() + panel.k;
-      if constexpr (kPacksPlainRows<T>) {
-        multiply(FloatRows{slot.a + row * panel.depth, panel.depth});
-      } else if constexpr (std::is_same_v<T, float>) {
-        multiply(FloatRows{data, problem.a.stride()});
-      } else {
-        multiply(BFloat16Rows{data, problem.a.stride()});
-      }
+      const int64_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
+      sums.Load(row, rows, j);
+      MultiplyTile(problem, block, panel, slot, row, rows,
+                   StripAt(problem, panel, slot, j, t, tiles.parts), sums.Tile(row, j),
+                   sums.stride(j), sums.continues(), ahead);
+      bad += sums.Store(row, rows, j);
     }
   }
+  return bad;
 }
 
 template <class T, class TOut>
@@ -151,23 +159,23 @@ Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, cons
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
-  const Panels panels(block, problem.depth(), ShapeFor(problem));
-  for (int64_t i = 0; i < panels.size(); ++i) {
-    const Panel panel = panels.At(i);
-    const bool same_rows = i > 0 && panel.first && panel.last;  // one depth block, packed before
-    if (PacksRows<T>(problem.a_layout) && !same_rows) {
+  const int64_t whole[] = {0, problem.depth()};
+  const Panels panels(block, problem.exact.used() ? problem.exact.segments : whole,
+                      ShapeFor(problem));
+  int64_t bad = 0;
+  Panel after;
+  for (Panel panel = panels.First(); panel.cols > 0; panel = after) {
+    after = panels.After(panel);
+    const bool packed_before = panels.one_depth_block() && panel.col > block.col_begin;
+    if (PacksRows<T>(problem.a_layout) && !packed_before) {
       PackA(problem, block, tiles, panel, slot.a);
     }
-    const Sums<T, TOut> sums(problem, block, panel, slot);
-    if (panel.first && problem.write == Write::kAdd) sums.Load();
     Pack(problem, panel, slot.panel);
     Prefetcher next;
-    if (i + 1 < panels.size()) {
-      next = PrefetchFor(problem, panel, panels.At(i + 1), tiles.parts);
-    }
-    MultiplyPanel(problem, block, tiles, panel, slot, sums, next);
-    if (panel.last) sums.Store();
+    if (after.cols > 0) next = PrefetchFor(problem, panel, after, tiles.parts);
+    bad += MultiplyPanel(problem, block, tiles, panel, slot, next);
   }
+  if (problem.exact.used()) CountNonFinite(problem.exact, bad);
 }
 
 #else
@@ -179,6 +187,27 @@ void PackWeightStrip(MatrixView<const T> from, T* to) {
   for (int64_t k = 0; k < from.cols(); ++k) {
     for (int64_t j = 0; j < kTileCols; ++j) *to++ = j < from.rows() ? from(j, k) : T(0.0f);
   }
+}
+
+// `part` has the operands of `block` alone, a transposed and b plain.
+template <class T>
+void RunExact(const Problem<T, float>& part, const Block& block) {
+  const int64_t rows = block.row_end - block.row_begin, cols = block.col_end - block.col_begin;
+  std::vector<float> sums(static_cast<size_t>(rows * cols));
+  const ExactSink& exact = part.exact;
+  int64_t bad = 0;
+  for (size_t s = 0; s + 1 < exact.segments.size(); ++s) {
+    Problem<T, float> segment = part;
+    segment.a = RowRange(part.a, exact.segments[s], exact.segments[s + 1]);
+    segment.b = RowRange(part.b, exact.segments[s], exact.segments[s + 1]);
+    segment.c = {sums.data(), rows, cols};
+    Reference(segment);
+    for (int64_t i = 0; i < rows; ++i) {
+      bad += ExactAccumulateRange(segment.c.row(i), exact.inverse_unit, exact.limit,
+                                  exact.sum.row(block.row_begin + i) + block.col_begin, cols);
+    }
+  }
+  CountNonFinite(exact, bad);
 }
 
 template <class T, class TOut>
@@ -199,6 +228,9 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
   if (problem.b_layout == Layout::kStrips) {  // blocks are whole strips
     const int64_t begin = block.col_begin / kTileCols * depth;
     part.b = cut(part.b, begin, part.b.rows() - begin, 0, kTileCols);
+  }
+  if constexpr (std::is_same_v<TOut, float>) {
+    if (problem.exact.used()) return RunExact(part, block);
   }
   part.c = cut(part.c, block.row_begin, rows, block.col_begin, cols);
   Reference(part);

@@ -2,6 +2,7 @@
 
 #include "kernels/base/workspace.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "kernels/norm/rms_norm.h"
 
 namespace moe::lm {
@@ -74,7 +75,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
                                                     const Context& context) const {
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
-  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(*o_proj_, d, saved.attended, context));
+  MOE_RETURN_IF_ERROR(
+      AddWeightGradient<T>(d, saved.attended, o_proj_->grad(), workspace, stream, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*o_proj_));
 
   // The gradient by the attention's output is spent before d_normed is written: one memory.
@@ -88,7 +90,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
       Part(d_qkv, 0), Part(d_qkv, 1), Part(d_qkv, 2), workspace, stream));
   MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kBackward, d_qkv, context));
 
-  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(*qkv_proj_, d_qkv, saved.norm.y, context));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_qkv, saved.norm.y, qkv_proj_->grad(), workspace,
+                                           stream, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
   return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream,
                               context.gemm);

@@ -1,28 +1,8 @@
 #include "moe/lm/dense.h"
 
-#include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/norm/rms_norm.h"
 
 namespace moe::lm {
-
-template <typename T>
-absl::Status AddWeightGradient(const Parameter& weight, MatrixView<const T> dy,
-                               MatrixView<const T> x, const Context& context) {
-  return weight.grad().Add(
-      [&](absl::Span<float> out, Write write) {
-        return GemmWeightGradient<T>(
-            dy, x, MatrixView<float>(out.data(), weight.spec().rows, weight.spec().cols), write,
-            *context.workspace, *context.compute, context.gemm);
-      },
-      *context.workspace, *context.compute);
-}
-
-template absl::Status AddWeightGradient<float>(const Parameter&, MatrixView<const float>,
-                                               MatrixView<const float>, const Context&);
-template absl::Status AddWeightGradient<BFloat16>(const Parameter&, MatrixView<const BFloat16>,
-                                                  MatrixView<const BFloat16>, const Context&);
-template absl::Status AddWeightGradient<Float16>(const Parameter&, MatrixView<const Float16>,
-                                                 MatrixView<const Float16>, const Context&);
 
 template <typename T>
 absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_size, float epsilon,

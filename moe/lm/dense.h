@@ -22,11 +22,6 @@ absl::Status TimedDense(const Context& context, const char* name, Body body) {
   return Timed(context, {.phase = Phase::kDense, .name = name}, *context.compute, body);
 }
 
-// Adds dy^T x, one partial, to the gradient of `weight` [O, K].   dy [T, O], x [T, K].
-template <typename T>
-absl::Status AddWeightGradient(const Parameter& weight, MatrixView<const T> dy,
-                               MatrixView<const T> x, const Context& context);
-
 // What backward needs of one normalisation; views into the workspace.
 template <typename T>
 struct NormSaved {

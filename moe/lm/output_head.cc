@@ -5,6 +5,7 @@
 #include "kernels/base/workspace.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 
 namespace moe::lm {
 namespace {
@@ -70,7 +71,8 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
   MOE_ASSIGN_OR_RETURN(const auto d_logits, LogitGradientMemory<T>(logits, workspace));
   MOE_RETURN_IF_ERROR(
       CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
-  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(*lm_head_, d_logits, saved.y, context));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_logits, saved.y, lm_head_->grad(), workspace,
+                                           *context.compute, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*lm_head_));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->view<T>(), d_normed, workspace,

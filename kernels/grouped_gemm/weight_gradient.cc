@@ -1,0 +1,135 @@
+#include "kernels/grouped_gemm/weight_gradient.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/cuda_launch.h"
+#include "kernels/base/shape_check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_problem.h"
+#include "kernels/grouped_gemm/gemm_task.h"
+#include "kernels/grouped_gemm/grouped_gemm.h"
+
+namespace moe {
+namespace {
+
+constexpr char kName[] = "AddWeightGradients";
+
+absl::Status Check(int64_t rows, int64_t elements, absl::Span<const int64_t> segments,
+                   absl::Span<const GradAccumulator> grads) {
+  const auto count = static_cast<int64_t>(segments.size()) - 1;
+  const auto groups = static_cast<int64_t>(grads.size());
+  if (count < groups || groups == 0 || count % groups != 0 || segments.front() < 0 ||
+      segments.back() > rows || !std::is_sorted(segments.begin(), segments.end())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kName, ": ", segments.size(), " segment offsets for ", groups, " weights and ", rows,
+        " rows, expected a multiple of the weights and 1, ascending from 0 or more to ", rows,
+        " or less"));
+  }
+  for (const GradAccumulator& grad : grads) {
+    MOE_RETURN_IF_ERROR(CheckLength(kName, "grad", static_cast<size_t>(grad.size()), elements));
+    if (grad.exact()) MOE_RETURN_IF_ERROR(CheckGrid(kName, grad.grid()));
+  }
+  return absl::OkStatus();
+}
+
+// The product for one weight, over its rows [segments.front(), segments.back()). Its own offsets
+// live in `workspace`.
+template <typename T>
+absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, MatrixView<const T> x,
+                                                  absl::Span<const int64_t> segments,
+                                                  const GradAccumulator& grad,
+                                                  Workspace& workspace) {
+  gemm::Problem<T, float> problem = {.a = RowRange(dy, segments.front(), segments.back()),
+                                     .b = RowRange(x, segments.front(), segments.back()),
+                                     .c = {nullptr, dy.cols(), x.cols()},
+                                     .a_layout = gemm::Layout::kTransposed};
+  if (!grad.exact()) {
+    problem.c = {grad.float_sum().data(), dy.cols(), x.cols()};
+    problem.write = Write::kAdd;
+    return problem;
+  }
+  MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> cuts,
+                       workspace.Array<int64_t>(static_cast<int64_t>(segments.size())));
+  size_t count = 0;
+  cuts[count++] = 0;
+  for (const int64_t row : segments.subspan(1)) {
+    const int64_t step = row - segments.front();
+    if (step > cuts[count - 1]) cuts[count++] = step;  // none is empty
+  }
+  problem.exact = {.sum = {grad.exact_sum().data(), dy.cols(), x.cols()},
+                   .segments = cuts.subspan(0, count),
+                   .inverse_unit = std::ldexp(1.0, -grad.grid().unit_log2),
+                   .limit = grad.grid().limit(),
+                   .non_finite = grad.non_finite()};
+  return problem;
+}
+
+template <typename T>
+absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
+                      absl::Span<const int64_t> segments, absl::Span<const GradAccumulator> grads,
+                      Workspace& workspace, Stream& stream) {
+  const Workspace::Mark mark = workspace.mark();
+  MOE_ASSIGN_OR_RETURN(
+      const auto problems,
+      (workspace.Array<gemm::Problem<T, float>>(static_cast<int64_t>(grads.size()))));
+  const size_t each = (segments.size() - 1) / grads.size();
+  size_t count = 0;
+  for (size_t g = 0; g < grads.size(); ++g) {
+    const auto mine = segments.subspan(g * each, each + 1);
+    if (mine.front() == mine.back()) continue;
+    MOE_ASSIGN_OR_RETURN(problems[count++], ProblemOf(dy, x, mine, grads[g], workspace));
+  }
+  return gemm::Run<T, float>(problems.subspan(0, count), mark, workspace, stream);
+}
+
+// One product after the other; exact sums by way of a float32 partial.
+template <typename T>
+absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
+                         absl::Span<const int64_t> segments,
+                         absl::Span<const GradAccumulator> grads, Workspace& workspace,
+                         Stream& stream, const GemmOptions& options) {
+  const size_t each = (segments.size() - 1) / grads.size();
+  for (size_t g = 0; g < grads.size(); ++g) {
+    const size_t partials = grads[g].exact() ? each : 1, step = each / partials;
+    for (size_t s = 0; s < partials; ++s) {
+      const int64_t begin = segments[g * each + s * step],
+                    end = segments[g * each + (s + 1) * step];
+      if (begin == end) continue;
+      MOE_RETURN_IF_ERROR(grads[g].Add(
+          [&](absl::Span<float> out, Write write) {
+            return GemmWeightGradient<T>(RowRange(dy, begin, end), RowRange(x, begin, end),
+                                         MatrixView<float>(out.data(), dy.cols(), x.cols()), write,
+                                         workspace, stream, options);
+          },
+          workspace, stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+template <typename T>
+absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
+                                absl::Span<const int64_t> segments,
+                                absl::Span<const GradAccumulator> grads, Workspace& workspace,
+                                Stream& stream, GemmOptions options) {
+  MOE_RETURN_IF_ERROR(CheckShape(kName, "x", x, dy.rows(), x.cols()));
+  MOE_RETURN_IF_ERROR(Check(dy.rows(), dy.cols() * x.cols(), segments, grads));
+  return IsCuda(stream) ? RunOnDevice(dy, x, segments, grads, workspace, stream, options)
+                        : RunOnCpu(dy, x, segments, grads, workspace, stream);
+}
+
+#define MOE_INSTANTIATE(T)                                                 \
+  template absl::Status AddWeightGradients(                                \
+      MatrixView<const T>, MatrixView<const T>, absl::Span<const int64_t>, \
+      absl::Span<const GradAccumulator>, Workspace&, Stream&, GemmOptions);
+MOE_INSTANTIATE(float)
+MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe

@@ -1,0 +1,49 @@
+// Gradients of weights, added where gradients of a step add up.
+#ifndef MOE_KERNELS_GROUPED_GEMM_WEIGHT_GRADIENT_H_
+#define MOE_KERNELS_GROUPED_GEMM_WEIGHT_GRADIENT_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+#include "kernels/exact_sum/grad_accumulator.h"
+#include "kernels/grouped_gemm/gemm_options.h"
+
+namespace moe {
+
+// For every weight g of G: grads[g] += dy^T x over its rows, one partial of the numerics contract
+// (grad_accumulator.h) for each of its S segments that has rows; in float32 one for all of them.
+//
+//   dy        [N, O], x [N, K], T: float, BFloat16 or Float16
+//   segments  [G S + 1] ascending: rows [segments[g S + s], segments[g S + s + 1]) are segment s of
+//             weight g
+//   grads     [G], each of O * K elements, row behind row; all exact or none
+//
+// The bits of GradAccumulator::Add around GemmWeightGradient. Exact sums on the CPU take a tile of
+// a product while it is in cache: 16 bytes of memory an element, instead of 28. Memory of the
+// stream's device, valid until the stream has passed, but for `segments` and `grads`: host, read
+// before the call returns. Scratch as in GemmWeightGradient.
+// Errors: kInvalidArgument if shapes disagree; of the workspace.
+template <typename T>
+absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
+                                absl::Span<const int64_t> segments,
+                                absl::Span<const GradAccumulator> grads, Workspace& workspace,
+                                Stream& stream, GemmOptions options = {});
+
+// One weight, one segment.
+template <typename T>
+absl::Status AddWeightGradient(MatrixView<const T> dy, MatrixView<const T> x,
+                               const GradAccumulator& grad, Workspace& workspace, Stream& stream,
+                               GemmOptions options = {}) {
+  const int64_t segments[] = {0, dy.rows()};
+  return AddWeightGradients<T>(dy, x, segments, {&grad, 1}, workspace, stream, options);
+}
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_WEIGHT_GRADIENT_H_
