@@ -172,21 +172,23 @@ absl::StatusOr<int64_t> GradientReducer::NonFinite() const {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
+  const Place place = place_[parameter.index()];
+  const Buffer& sum = buckets_[place.bucket].sum;
+  if (context_.numerics == Numerics::kLayoutInvariant) {
+    return ScaledSum(sum.span<int64_t>().subspan(place.offset, parameter.size()), grid_, scale);
+  }
+  return ScaledSum(sum.span<float>().subspan(place.offset, parameter.size()), scale);
+}
+
 absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
                                                                   double scale,
                                                                   absl::Span<float> scratch,
                                                                   Stream& stream) const {
-  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
-  const Place place = place_[parameter.index()];
-  const Buffer& sum = buckets_[place.bucket].sum;
+  MOE_ASSIGN_OR_RETURN(const ScaledSum sum, Sum(parameter, scale));
   const auto out = scratch.subspan(0, parameter.size());
-  if (context_.numerics == Numerics::kLayoutInvariant) {
-    MOE_RETURN_IF_ERROR(ExactToFloat(
-        grid_, sum.span<int64_t>().subspan(place.offset, parameter.size()), scale, out, stream));
-    return out;
-  }
-  const auto in = sum.span<float>().subspan(place.offset, parameter.size());
-  MOE_RETURN_IF_ERROR(Scale(in, static_cast<float>(scale), out, Write::kOverwrite, stream));
+  MOE_RETURN_IF_ERROR(sum.ToFloat(out, stream));
   return out;
 }
 

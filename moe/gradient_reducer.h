@@ -10,6 +10,7 @@
 #include <absl/status/statusor.h>
 
 #include "comm/all_reduce.h"
+#include "kernels/exact_sum/scaled_sum.h"
 #include "moe/context.h"
 #include "moe/parameter.h"
 
@@ -52,9 +53,10 @@ class GradientReducer {
   // infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
   absl::StatusOr<int64_t> NonFinite() const;
 
-  // The summed gradient times `scale` (1 / number of micro-batches / loss scale), as float32.
-  // Layout-invariant: converted into `scratch` (at least parameter.size() elements of the compute
-  // stream's device); fast: scaled into `scratch`.
+  // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
+  // bucket, in memory of the compute stream's device.
+  absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
+  // The same as float32 in `scratch`, which has parameter.size() elements or more there.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 

@@ -6,7 +6,7 @@
 
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/exact_sum/exact_sum.h"
+#include "kernels/exact_sum/scaled_sum.h"
 
 namespace moe {
 
@@ -32,21 +32,18 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
                            Buffer::Allocate(bytes, *context.memory, "optimiser state"));
       moments->push_back(std::move(buffer));
     }
-    optimizer->largest_ = std::max(optimizer->largest_, p->size());
   }
   return optimizer;
 }
 
-absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double gradient_scale,
-                                               absl::Span<float> scratch) {
+absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double gradient_scale) {
   Stream& stream = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size()));
   MOE_RETURN_IF_ERROR(
       stream.Zero(squares.data(), index_.size() * static_cast<int64_t>(sizeof(double))));
   for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
-    MOE_ASSIGN_OR_RETURN(const auto gradient,
-                         reducer.Gradient(*p, gradient_scale, scratch, stream));
+    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
     MOE_RETURN_IF_ERROR(
         SumOfSquares(gradient, &squares[index_.position(*p)], *context_.workspace, stream));
   }
@@ -65,8 +62,7 @@ absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient
                                        double learning_rate) {
   Stream& stream = *context_.compute;
   const WorkspaceScope scope(*context_.workspace);
-  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(largest_));
-  MOE_ASSIGN_OR_RETURN(const double norm, GradientNorm(reducer, gradient_scale, scratch));
+  MOE_ASSIGN_OR_RETURN(const double norm, GradientNorm(reducer, gradient_scale));
   if (!std::isfinite(norm)) return norm;
 
   ++step_;
@@ -80,11 +76,10 @@ absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient
       .step = step_};
   for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable) continue;
-    MOE_ASSIGN_OR_RETURN(const auto gradient,
-                         reducer.Gradient(*p, gradient_scale, scratch, stream));
+    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
     adamw.weight_decay = p->spec().weight_decay ? options_.weight_decay : 0.0f;
     MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, p->master(), m_[p->index()].span<float>(),
-                              v_[p->index()].span<float>(), stream));
+                              v_[p->index()].span<float>(), *context_.workspace, stream));
     MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
   }
   MOE_RETURN_IF_ERROR(stream.Synchronize());

@@ -53,15 +53,13 @@ class Optimizer {
   Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context,
             CanonicalIndex index)
       : options_(options), store_(store), context_(context), index_(std::move(index)) {}
-  absl::StatusOr<double> GradientNorm(GradientReducer& reducer, double gradient_scale,
-                                      absl::Span<float> scratch);
+  absl::StatusOr<double> GradientNorm(GradientReducer& reducer, double gradient_scale);
 
   const OptimizerOptions options_;
   ParameterStore& store_;
   const Context context_;
   const CanonicalIndex index_;
   std::vector<Buffer> m_, v_;  // by parameter index
-  int64_t largest_ = 0;        // elements of the largest parameter
   int64_t step_ = 0;
 };
 

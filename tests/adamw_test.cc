@@ -24,8 +24,9 @@ struct State {
     for (float& x : v) x = x * x;
   }
   absl::Status Step(const AdamWOptions& options, TestStream& stream) {
-    return AdamW(options, gradient, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v),
-                 *stream);
+    Workspace workspace;
+    return AdamW(options, {gradient, 1}, absl::MakeSpan(weight), absl::MakeSpan(m),
+                 absl::MakeSpan(v), workspace, *stream);
   }
 };
 
@@ -42,14 +43,33 @@ void ReferenceStep(const AdamWOptions& o, State& s) {
   }
 }
 
+TEST(AdamWTest, TakesSumsOfGradientsAndTheirFactor) {
+  constexpr int64_t kSize = 20011;
+  TestStream stream(2);
+  State scaled(kSize), exact(kSize);
+  Workspace workspace;
+  std::vector<int64_t> sum(kSize);
+  int64_t non_finite = 0;
+  ASSERT_TRUE(ExactAccumulate({}, scaled.gradient, absl::MakeSpan(sum), &non_finite, *stream).ok());
+  ASSERT_TRUE(ExactToFloat({}, sum, 0.3, absl::MakeSpan(scaled.gradient), *stream).ok());
+  ASSERT_TRUE(scaled.Step({}, stream).ok());
+  ASSERT_TRUE(AdamW({}, {sum, {}, 0.3}, absl::MakeSpan(exact.weight), absl::MakeSpan(exact.m),
+                    absl::MakeSpan(exact.v), workspace, *stream)
+                  .ok());
+  EXPECT_EQ(exact.weight, scaled.weight);
+  EXPECT_EQ(exact.m, scaled.m);
+  EXPECT_EQ(exact.v, scaled.v);
+}
+
 // The first step from zero moments moves every weight by the learning rate against the gradient.
 TEST(AdamWTest, FirstStepMovesByTheLearningRate) {
   TestStream stream;
   const std::vector<float> gradient = {3.0f, -0.5f, 0.0f};
   std::vector<float> weight = {1.0f, 1.0f, 1.0f}, m(3), v(3);
   const AdamWOptions options = {.learning_rate = 0.125f, .weight_decay = 0};
-  ASSERT_TRUE(AdamW(options, gradient, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v),
-                    *stream)
+  Workspace workspace;
+  ASSERT_TRUE(AdamW(options, {gradient, 1}, absl::MakeSpan(weight), absl::MakeSpan(m),
+                    absl::MakeSpan(v), workspace, *stream)
                   .ok());
   EXPECT_NEAR(weight[0], 0.875, 1e-6);
   EXPECT_NEAR(weight[1], 1.125, 1e-6);

@@ -94,9 +94,10 @@ TEST(DeviceOpsTest, AdamW) {
     const auto gradient = Random(device, kCols, 1), weight = Random(device, kCols, 2);
     const auto m = Random(device, kCols, 3);
     const auto v = device.Copy(std::vector<float>(kCols, 0.25f));
-    EXPECT_TRUE(
-        AdamW({.step = 3}, gradient.span(), weight.span(), m.span(), v.span(), device.stream())
-            .ok());
+    Workspace workspace(device.memory());
+    EXPECT_TRUE(AdamW({.step = 3}, {gradient.span(), 1}, weight.span(), m.span(), v.span(),
+                      workspace, device.stream())
+                    .ok());
     return std::tuple(device.Read(weight), device.Read(m), device.Read(v));
   });
 }

@@ -13,6 +13,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/exact_sum/grad_accumulator.h"
+#include "kernels/exact_sum/scaled_sum.h"
 #include "kernels/partial_sum/partial_sum.h"
 #include "tests/device_results.h"
 
@@ -110,8 +111,8 @@ TEST(DeviceSumsTest, SumOfSquares) {
     const auto result = device.Copy<double>({-1, -1, -1});
     int64_t next = 0;
     for (const int64_t n : {0, 1000, 34 * 4096 + 5}) {
-      EXPECT_TRUE(SumOfSquares(x.span().subspan(0, static_cast<size_t>(n)), &result.span()[next++],
-                               workspace, device.stream())
+      EXPECT_TRUE(SumOfSquares({x.span().subspan(0, static_cast<size_t>(n)), 1},
+                               &result.span()[next++], workspace, device.stream())
                       .ok());
     }
     const auto sums = device.Read(result);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/exact_sum/grad_accumulator.h"
+#include "kernels/exact_sum/scaled_sum.h"
 #include "tests/op_test.h"
 
 namespace moe {
@@ -229,7 +230,7 @@ TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThread
     for (const int threads : {1, 2, 3}) {
       TestStream stream(threads);
       double result = -1;
-      ASSERT_TRUE(SumOfSquares(x, &result, workspace, *stream).ok());
+      ASSERT_TRUE(SumOfSquares({x, 1}, &result, workspace, *stream).ok());
       EXPECT_EQ(result, expected) << n << " " << threads;
     }
   }
@@ -237,8 +238,38 @@ TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThread
   auto x = RandomFloats(100, 6);
   x[99] = kNaN;
   double result = 0;
-  ASSERT_TRUE(SumOfSquares(x, &result, workspace, *stream).ok());
+  ASSERT_TRUE(SumOfSquares({x, 1}, &result, workspace, *stream).ok());
   EXPECT_TRUE(std::isnan(result));
+}
+
+// Every part that operations may read, and what they make of exact sums, against the float32 that
+// ToFloat writes.
+TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
+  constexpr int64_t kSize = 9001;
+  const ExactGrid grid = {.unit_log2 = -40, .max_terms = 3};
+  const auto partial = RandomFloats(kSize, 8);
+  std::vector<int64_t> exact(kSize);
+  int64_t non_finite = 0;
+  TestStream stream(2);
+  Workspace workspace;
+  ASSERT_TRUE(ExactAccumulate(grid, partial, absl::MakeSpan(exact), &non_finite, *stream).ok());
+  for (const ScaledSum& sum : {ScaledSum(partial, 1.0 / 3), ScaledSum(exact, grid, 1.0 / 3)}) {
+    std::vector<float> all(kSize);
+    ASSERT_TRUE(sum.ToFloat(absl::MakeSpan(all), *stream).ok());
+    EXPECT_NEAR(all[5], partial[5] / 3, std::abs(partial[5]) * 1e-6);
+    for (const int64_t begin : {int64_t{0}, int64_t{1}, int64_t{4096}, kSize - 1}) {
+      std::vector<float> part(std::min<int64_t>(100, kSize - begin));
+      sum.Read(begin, std::ssize(part), part.data());
+      EXPECT_EQ(part, std::vector<float>(&all[begin], &all[begin] + part.size())) << begin;
+    }
+    double squares = 0, squares_of_all = 0;
+    ASSERT_TRUE(SumOfSquares(sum, &squares, workspace, *stream).ok());
+    ASSERT_TRUE(SumOfSquares({all, 1}, &squares_of_all, workspace, *stream).ok());
+    EXPECT_EQ(squares, squares_of_all);
+  }
+  EXPECT_EQ(
+      testing::Message(SumOfSquares({exact, {.max_terms = 0}, 1}, nullptr, workspace, *stream)),
+      "SumOfSquares: max_terms is 0, expected >= 1");
 }
 
 TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {

@@ -9,6 +9,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/exact_sum/exact_sum.h"
+#include "kernels/exact_sum/scaled_sum.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
 #include "tests/op_test.h"
@@ -65,8 +66,9 @@ Values UnfusedFloat() {
     std::vector<int64_t> sum(n);
     int64_t non_finite = 0;
     double squares = 0;
-    EXPECT_TRUE(
-        AdamW({}, x, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v), *stream).ok());
+    EXPECT_TRUE(AdamW({}, {x, 1}, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v),
+                      workspace, *stream)
+                    .ok());
     EXPECT_TRUE((Cast<float, BFloat16>(x, absl::MakeSpan(narrow), *stream).ok()));
     EXPECT_TRUE((Cast<float, Float16>(x, absl::MakeSpan(half), *stream).ok()));
     EXPECT_TRUE((Cast<Float16, float>(half, absl::MakeSpan(wide), *stream).ok()));
@@ -78,7 +80,7 @@ Values UnfusedFloat() {
     Append(v, all);
     Append(wide, all);
     EXPECT_TRUE(ExactToFloat({}, sum, 1.0 / 3, absl::MakeSpan(wide), *stream).ok());
-    EXPECT_TRUE(SumOfSquares(x, &squares, workspace, *stream).ok());
+    EXPECT_TRUE(SumOfSquares({x, 1}, &squares, workspace, *stream).ok());
     Append(wide, all);
     Append(Values{squares, static_cast<double>(non_finite)}, all);
   }

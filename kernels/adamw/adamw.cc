@@ -1,5 +1,6 @@
 #include "kernels/adamw/adamw.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/adamw/adamw_cpu.h"
@@ -11,7 +12,8 @@
 namespace moe {
 namespace {
 
-constexpr int64_t kGrain = int64_t{1} << 14;  // elements
+constexpr int64_t kGrain = int64_t{1} << 14;  // elements a range
+constexpr int64_t kBlock = 4096;              // gradients that are in cache at a time
 
 AdamWStep StepOf(const AdamWOptions& o) {
   const auto step = static_cast<double>(o.step);
@@ -29,22 +31,24 @@ AdamWStep StepOf(const AdamWOptions& o) {
 
 }  // namespace
 
-absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient,
-                   absl::Span<float> weight, absl::Span<float> m, absl::Span<float> v,
-                   Stream& stream) {
-  const auto n = static_cast<int64_t>(gradient.size());
+absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl::Span<float> weight,
+                   absl::Span<float> m, absl::Span<float> v, Workspace& workspace, Stream& stream) {
+  const int64_t n = gradient.size();
   MOE_RETURN_IF_ERROR(CheckLength("AdamW", "weight", weight.size(), n));
   MOE_RETURN_IF_ERROR(CheckLength("AdamW", "m", m.size(), n));
   MOE_RETURN_IF_ERROR(CheckLength("AdamW", "v", v.size(), n));
+  MOE_RETURN_IF_ERROR(gradient.Check("AdamW"));
   if (options.step < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("AdamW: step is ", options.step, ", expected >= 1"));
   }
   const AdamWStep step = StepOf(options);
   if (IsCuda(stream)) {
+    const WorkspaceScope scope(workspace);
+    MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, gradient.ToFloat(workspace, stream));
     return LaunchOn("AdamW", stream, [&](auto cuda) {
       return adamw::Run({.step = step,
-                         .gradient = gradient.data(),
+                         .gradient = values.data(),
                          .weight = weight.data(),
                          .m = m.data(),
                          .v = v.data(),
@@ -55,8 +59,12 @@ absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
-      AdamWRange(step, gradient.data() + begin, weight.data() + begin, m.data() + begin,
-                 v.data() + begin, end - begin);
+      float values[kBlock];
+      for (int64_t i = begin; i < end; i += kBlock) {
+        const int64_t count = std::min(kBlock, end - i);
+        gradient.Read(i, count, values);
+        AdamWRange(step, values, weight.data() + i, m.data() + i, v.data() + i, count);
+      }
     });
     return absl::OkStatus();
   });

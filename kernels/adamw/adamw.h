@@ -8,6 +8,8 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+#include "kernels/exact_sum/scaled_sum.h"
 
 namespace moe {
 
@@ -25,11 +27,12 @@ struct AdamWOptions {
 // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 // w = w - lr * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + weight_decay * w)
 //
-// All float32 [n], elementwise, in place; bits do not depend on threads or position.
-// Errors: kInvalidArgument if lengths differ or step < 1.
-absl::Status AdamW(const AdamWOptions& options, absl::Span<const float> gradient,
-                   absl::Span<float> weight, absl::Span<float> m, absl::Span<float> v,
-                   Stream& stream);
+// All float32 [n] once the gradient's sum is scaled, elementwise, in place; bits do not depend on
+// threads or position. `workspace`, memory of the stream's device, lends CUDA 4 n bytes until the
+// stream has passed.
+// Errors: kInvalidArgument if lengths differ or step < 1; of the gradient's grid and the workspace.
+absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl::Span<float> weight,
+                   absl::Span<float> m, absl::Span<float> v, Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

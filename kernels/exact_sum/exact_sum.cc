@@ -14,8 +14,6 @@ namespace moe {
 namespace {
 
 constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
-constexpr int64_t kBlocksPerRange = 8;        // of SumOfSquares
-constexpr int64_t kBlocksPerFork = 256;       // so that their sums fit on the stack
 
 }  // namespace
 
@@ -100,35 +98,6 @@ absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> o
       }
       for (int64_t i = begin; i < end; ++i) out[i] = in[i] * factor;
     });
-    return absl::OkStatus();
-  });
-}
-
-absl::Status SumOfSquares(absl::Span<const float> x, double* result, Workspace& workspace,
-                          Stream& stream) {
-  const auto n = static_cast<int64_t>(x.size());
-  const int64_t blocks = exact_sum::SquaresBlocks(n);
-  if (IsCuda(stream)) {
-    MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(blocks));
-    return LaunchOn("SumOfSquares", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::CudaSumOfSquares{x.data(), sums.data(), result, n}, cuda);
-    });
-  }
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    double total = 0;
-    for (int64_t first = 0; first < blocks; first += kBlocksPerFork) {
-      double sums[kBlocksPerFork];
-      const int64_t count = std::min(kBlocksPerFork, blocks - first);
-      threads.For(count, kBlocksPerRange, [&](int64_t begin, int64_t end) {
-        for (int64_t b = begin; b < end; ++b) {
-          const int64_t at = (first + b) * exact_sum::kSquaresBlock;
-          sums[b] = SumOfSquaresBlock(x.data() + at, std::min(exact_sum::kSquaresBlock, n - at));
-        }
-      });
-      for (int64_t b = 0; b < count; ++b) total += sums[b];
-    }
-    *result = total;
     return absl::OkStatus();
   });
 }

@@ -46,13 +46,6 @@ absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, 
 absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
                    Stream& stream);
 
-// *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
-// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in
-// ascending order. `workspace`, memory of the stream's device, lends CUDA 8 bytes a block, left to
-// the caller's mark.
-absl::Status SumOfSquares(absl::Span<const float> x, double* result, Workspace& workspace,
-                          Stream& stream);
-
 }  // namespace moe
 
 #endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_

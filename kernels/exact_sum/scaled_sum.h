@@ -1,0 +1,57 @@
+// A sum of gradients as it was made, and the factor that makes a gradient of it.
+#ifndef MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
+#define MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
+
+#include <cstdint>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/stream.h"
+#include "kernels/base/workspace.h"
+#include "kernels/exact_sum/exact_sum.h"
+
+namespace moe {
+
+// A view: element i is sum[i] * scale, as Scale and ExactToFloat make it. Operations that take it
+// convert a block at a time, in cache; on CUDA, all of it, into their workspace.
+class ScaledSum {
+ public:
+  ScaledSum(absl::Span<const float> sum, double scale) : float_(sum), scale_(scale) {}
+  ScaledSum(absl::Span<const int64_t> sum, const ExactGrid& grid, double scale)
+      : exact_(sum), grid_(grid), scale_(scale), is_exact_(true) {}
+
+  int64_t size() const { return static_cast<int64_t>(is_exact_ ? exact_.size() : float_.size()); }
+
+  // Errors: kInvalidArgument, those of its grid.
+  absl::Status Check(absl::string_view function) const {
+    return is_exact_ ? CheckGrid(function, grid_) : absl::OkStatus();
+  }
+
+  // All elements, to memory of the stream's device, or to the `workspace` of it.
+  // Errors: kInvalidArgument unless `out` is as long, and of the grid.
+  absl::Status ToFloat(absl::Span<float> out, Stream& stream) const;
+  absl::StatusOr<absl::Span<const float>> ToFloat(Workspace& workspace, Stream& stream) const;
+
+  // Elements [begin, begin + n) of sums in memory of the host, at once, after Check.
+  void Read(int64_t begin, int64_t n, float* out) const;
+
+ private:
+  absl::Span<const float> float_;
+  absl::Span<const int64_t> exact_;
+  ExactGrid grid_;
+  double scale_;
+  bool is_exact_ = false;
+};
+
+// *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
+// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in
+// ascending order. `workspace`, memory of the stream's device, lends CUDA 4 bytes an element and 8 a
+// block until the stream has passed. Errors: of the grid and the workspace.
+absl::Status SumOfSquares(const ScaledSum& x, double* result, Workspace& workspace, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
