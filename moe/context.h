@@ -19,8 +19,8 @@
 
 namespace moe {
 
+// layout-invariant, the default: the same bits for any number of ranks, split, transport and overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
-// layout-invariant: the same bits for any number of ranks, split, transport and overlap.
 enum class Numerics : uint8_t { kFast, kLayoutInvariant };
 
 // Holds back later work in `later` until what is now in `earlier` has run. Nothing to do when they
@@ -46,7 +46,7 @@ struct Context {
   MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round
   GemmOptions gemm;                  // for products on `compute`
   PhaseClock* clock = nullptr;
-  Numerics numerics = Numerics::kFast;
+  Numerics numerics = Numerics::kLayoutInvariant;
 };
 
 inline bool OnCuda(const Context& context) {

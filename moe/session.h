@@ -18,7 +18,7 @@ struct SessionOptions {
   Device device;  // where layers compute
   int expert_parallel_size = 1;
   int threads = 1;  // of this rank
-  Numerics numerics = Numerics::kFast;
+  Numerics numerics = Numerics::kLayoutInvariant;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on a CUDA device
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
   // Events of a time line to keep memory for; 0 = none is recorded.

@@ -33,7 +33,7 @@ struct LayerSpec {
   // matrix; a trace fits the world's ranks, which share one set of experts.
   std::optional<RoutingSpec> routing;
   int expert_parallel_size = 0;  // ranks that share one set of experts; 0: all
-  Numerics numerics = Numerics::kFast;
+  Numerics numerics = Numerics::kLayoutInvariant;
   DeviceKind device = DeviceKind::kCpu;
   int threads = 1;    // of each rank
   uint64_t seed = 0;  // of tokens, weights and drawn routing

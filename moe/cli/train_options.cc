@@ -65,10 +65,8 @@ absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
   }
   if (name == "mma") return GroupedGemmKernel::kMma;
   if (settings.is("numerics", "fast")) return GroupedGemmKernel::kCublas;
-  return WrongFlag(
-      "--grouped-gemm", name,
-      "auto or mma with --numerics layout-invariant: rows by cuBLAS depend on how many "
-      "there are");
+  return WrongFlag("--grouped-gemm", name,
+                   "auto or mma, or --numerics fast: rows by cuBLAS depend on how many there are");
 }
 
 absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const World& world) {

@@ -91,8 +91,10 @@ void AddParallel(Table& table) {
         0,
         Kind::kWord,
         "NAME",
-        "fast",
-        "layout-invariant: the same bits at any number of ranks, split and transport",
+        "layout-invariant",
+        "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
+        "of "
+        "gradients in float32, half as much for all-reduce to move",
         {"fast", "layout-invariant"}},
        {kGroup,
         "dispatch",
@@ -127,8 +129,7 @@ void AddParallel(Table& table) {
         "NAME",
         "auto",
         "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
-        "--numerics "
-        "is fast, the rest by mma",
+        "--numerics is fast, the rest by mma",
         {"auto", "cublas", "mma", "wgmma"}}});
   AddTimeoutSetting(kGroup, table);
 }

@@ -228,9 +228,16 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
   const absl::Status skipped =
       scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
-  return absl::DataLossError(absl::StrCat(
-      "step ", step, ": gradient norm is ", grad_norm_, scaler_.has_value() ? " and " : "",
-      skipped.message(), ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
+  std::string why = scaler_.has_value() ? absl::StrCat(" and ", skipped.message()) : "";
+  if (!scaler_.has_value() && totals_->overflows() > 0) {
+    // The limit of an exact grid (exact_sum.h), in units of the gradient.
+    why = absl::StrCat(" (", totals_->overflows(), " elements are not finite or above ",
+                       std::ldexp(1.0, 13) / static_cast<double>(config_.micro_batches),
+                       ", a bound that --numerics fast lacks)");
+  }
+  return absl::DataLossError(
+      absl::StrCat("step ", step, ": gradient norm is ", grad_norm_, why,
+                   ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
 }
 
 template <typename T>

@@ -16,7 +16,7 @@ struct MemoryShape {
   int64_t parameters_total = 0;   // over all experts, replicas counted once
   int64_t tokens = 0;             // T: of a micro-batch, which a rank works on at a time
   DType dtype = DType::kFloat32;  // of activations and compute weights
-  Numerics numerics = Numerics::kFast;
+  Numerics numerics = Numerics::kLayoutInvariant;
   int expert_parallel_size = 1;
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)

@@ -22,7 +22,7 @@ namespace moe::verify {
 // One run of one layer.
 struct Case {
   size_t problem = 0;
-  Numerics numerics = Numerics::kFast;
+  Numerics numerics = Numerics::kLayoutInvariant;
   Layout layout;
 };
 
