@@ -19,7 +19,7 @@
 
 namespace moe {
 
-// layout-invariant, the default: the same bits for any number of ranks, split, transport and overlap.
+// layout-invariant, the default: the same bits for any number of ranks, split, transport, overlap.
 // fast: float32 gradient sums, weight gradients merged over the rows of a call.
 enum class Numerics : uint8_t { kFast, kLayoutInvariant };
 

@@ -48,8 +48,8 @@ class ScaledSum {
 
 // *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
 // summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in
-// ascending order. `workspace`, memory of the stream's device, lends CUDA 4 bytes an element and 8 a
-// block until the stream has passed. Errors: of the grid and the workspace.
+// ascending order. `workspace`, memory of the stream's device, lends CUDA 4 bytes an element and 8
+// a block until the stream has passed. Errors: of the grid and the workspace.
 absl::Status SumOfSquares(const ScaledSum& x, double* result, Workspace& workspace, Stream& stream);
 
 }  // namespace moe
