@@ -1,39 +1,28 @@
 #!/usr/bin/env python3
 """Exchange between threads beside Open MPI and memcpy, as a Markdown table.
 
-Product (`moe bench`, ranks as threads, pinned), peer (MPI's own MPI_Alltoallv and MPI_Allreduce) and
-limit (every core copies as many bytes as a rank of its own, at the same time) take turns, round by round. Each
-gives a median over its calls. A ratio is taken inside a round, so that what the machine does to one it
-does to all; the table has the median over rounds and, in brackets, the quartiles.
-
-A round is dropped when an empty loop before one of its three was more than 10 % slower than the fastest
-of the operation: the cores were not ours. When fewer than three are left, the quietest three are used and the row
-is marked with `!`.
+Product (`moe bench`, ranks as threads, pinned), peer (MPI's own MPI_Alltoallv and MPI_Allreduce)
+and limit (every core copies as many bytes as a rank of its own, at the same time) take turns, round
+by round. Each gives a median over its calls. A ratio is taken inside a round, so that what the
+machine does to one it does to all; the table has the median over rounds and, in brackets, the
+quartiles. The loop by which rounds are dropped is an empty one.
 """
 import argparse
-import json
-import os
-import platform
-import signal
-import statistics
-import subprocess
-import sys
 import time
 
+import table_lines
+from table_lines import CORES, spread
+
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-CORES = len(os.sched_getaffinity(0))
-RUN_SECONDS = 300
 
 
-def clean_environment():
-    """Without what slows a peer: Open MPI's copies through the kernel lose to those through memory.
-    Open MPI 4 calls the transport vader, 5 sm."""
-    env = dict(os.environ)
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-               OMPI_MCA_rmaps_base_oversubscribe="1",
-               OMPI_MCA_btl_vader_single_copy_mechanism="none",
-               OMPI_MCA_smsc="^cma,knem,xpmem")
-    return env
+def environment():
+    """Open MPI's copies through the kernel lose to those through memory. Open MPI 4 calls the
+    transport vader, 5 sm."""
+    return table_lines.clean_environment(
+        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+        OMPI_MCA_smsc="^cma,knem,xpmem")
 
 
 def run(command):
@@ -43,18 +32,8 @@ def run(command):
     for _ in range(200_000):
         pass
     calibration = time.perf_counter() - begin
-    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=RUN_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that mpirun started
-            process.communicate()
-            return calibration, None
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {process.returncode}\n{stdout}{stderr}")
-    rows = (json.loads(line) for line in stdout.splitlines() if line.startswith("{"))
-    return calibration, [row["time_us_p50"] for row in rows]
+    rows = table_lines.run(command, environment())
+    return calibration, None if rows is None else [row["time_us_p50"] for row in rows]
 
 
 def commands(args, op, ranks, sizes):
@@ -87,40 +66,20 @@ def measure(args, op, ranks):
     return rounds
 
 
-def quiet(rounds, fastest):
-    """The rounds in which the cores were ours, and a mark when they were too few."""
-    kept = [times for calibration, times in rounds if calibration <= 1.1 * fastest]
-    if len(kept) >= 3:
-        return kept, ""
-    by_calibration = sorted(rounds, key=lambda entry: entry[0])
-    return [times for _, times in by_calibration[:3]], "!"
-
-
-def spread(values, form):
-    low, middle, high = (statistics.quantiles(values, n=4) if len(values) > 1 else values * 3)
-    return f"{middle:{form}} ({low:{form}}–{high:{form}})"
-
-
-def machine():
-    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {CORES} cores"
-
-
 def print_rows(op, ranks, by_size):
     """A row for each size."""
     fastest = min((calibration for rounds in by_size.values() for calibration, _ in rounds), default=0)
     turns = max(1.0, ranks / CORES)  # ranks that share a core would copy one after the other
     for size, rounds in by_size.items():
         if not rounds:
-            print(f"| {op} | {ranks} | {size >> 10} | did not end | | | 0 |", flush=True)
+            table_lines.row((op, ranks, size >> 10, "did not end", "", "", 0))
             continue
-        kept, mark = quiet(rounds, fastest)
+        kept, mark = table_lines.quiet(rounds, fastest)
         product = [times["product"] for times in kept]
         peer = [times["peer"] / times["product"] for times in kept]
         limit = [100 * turns * times["limit"] / times["product"] for times in kept]
-        print(f"| {op} | {ranks} | {size >> 10} | {spread(product, '.1f')} | {spread(peer, '.2f')} | "
-              f"{spread(limit, '.0f')} | {len(kept)}{mark} |", flush=True)
+        table_lines.row((op, ranks, size >> 10, spread(product, ".1f"), spread(peer, ".2f"),
+                         spread(limit, ".0f"), f"{len(kept)}{mark}"))
 
 
 def main():
@@ -136,9 +95,9 @@ def main():
     if args.largest < SIZES[0]:
         parser.error(f"--largest is {args.largest}, expected at least {SIZES[0]}")
 
-    print(f"{machine()}; {args.rounds} rounds of {args.calls} calls\n")
-    print("| operation | ranks | KiB a rank | µs | times Open MPI | share of memcpy, % | rounds |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"{table_lines.machine()}; {args.rounds} rounds of {args.calls} calls\n")
+    table_lines.head(("operation", "ranks", "KiB a rank", "µs", "times Open MPI",
+                      "share of memcpy, %", "rounds"))
     for op in args.operations.split(","):
         for ranks in map(int, args.ranks.split(",")):
             print_rows(op, ranks, measure(args, op, ranks))

@@ -36,6 +36,8 @@ struct Options {
   int threads = 1;
   int rounds = 11;
   bool cpu_clock = false;
+  std::string type = "both";
+  bool json = false;
   std::string target;  // the best
 };
 
@@ -93,7 +95,7 @@ struct Case {
   std::function<absl::Status()> run;
   double weight_bytes = 0;
   double operations = 0;  // 0: a copy, which has no share of the peak
-  std::vector<double> gflops, ratio, read;
+  std::vector<double> seconds, gflops, ratio, read;
 };
 
 // Measures the products on `rows` rows per expert. False if an element is wrong.
@@ -125,6 +127,7 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
       const double seconds = Seconds(options.cpu_clock, [&] { status = c.run(); });
       MOE_RETURN_IF_ERROR(status);
       if (round < 0) continue;  // warm-up: the workspace grows, pages are touched
+      c.seconds.push_back(seconds);
       c.gflops.push_back(c.operations / seconds / 1e9);
       c.ratio.push_back(100 * c.gflops.back() / peak);
       c.read.push_back(100 * c.weight_bytes / seconds / 1e9 / read);
@@ -132,6 +135,14 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
   }
   const int64_t wrong = data.Wrong();
   for (const Case& c : cases) {
+    if (options.json) {
+      std::printf(
+          "{\"type\":\"%s\",\"product\":\"%s\",\"rows\":%lld,\"time_us\":%.3f,\"peak_pct\":%.2f,"
+          "\"read_pct\":%.2f,\"nwrong\":%lld}\n",
+          type, c.product, static_cast<long long>(rows), 1e6 * Quantile(c.seconds, 0.5),
+          Quantile(c.ratio, 0.5), Quantile(c.read, 0.5), static_cast<long long>(wrong));
+      continue;
+    }
     std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %7.1f %6lld\n", type, c.product,
                 static_cast<long long>(rows), Quantile(c.gflops, 0.5), Quantile(c.ratio, 0.5),
                 Quantile(c.ratio, 0.1), Quantile(c.ratio, 0.9), Quantile(c.read, 0.5),
@@ -141,14 +152,17 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
   return wrong == 0;
 }
 
-absl::StatusOr<bool> Run(const Options& options) {
-  ThreadPool pool(options.threads);
+void PrintHead(const Options& options, double peak) {
   std::printf("K %lld, O %lld, %lld experts, %d threads; peak now %.1f GFLOP/s\n",
               static_cast<long long>(options.in), static_cast<long long>(options.out),
-              static_cast<long long>(options.experts), options.threads,
-              Peak(options.cpu_clock, pool));
+              static_cast<long long>(options.experts), options.threads, peak);
   std::printf("%-5s %-16s %6s %9s %7s %6s %6s %7s %6s\n", "type", "product", "rows", "GFLOP/s",
               "peak%", "p10", "p90", "read%", "wrong");
+}
+
+absl::StatusOr<bool> Run(const Options& options) {
+  ThreadPool pool(options.threads);
+  if (!options.json) PrintHead(options, Peak(options.cpu_clock, pool));
   bool right = true;
   for (const absl::string_view text : absl::StrSplit(options.rows, ',')) {
     int64_t rows = 0;
@@ -156,8 +170,13 @@ absl::StatusOr<bool> Run(const Options& options) {
       return absl::InvalidArgumentError(
           absl::StrCat("--rows: '", text, "', expected positive numbers separated by commas"));
     }
-    MOE_ASSIGN_OR_RETURN(const bool f32, Measure<float>("f32", rows, options, pool));
-    MOE_ASSIGN_OR_RETURN(const bool bf16, Measure<BFloat16>("bf16", rows, options, pool));
+    bool f32 = true, bf16 = true;
+    if (options.type != "bf16") {
+      MOE_ASSIGN_OR_RETURN(f32, Measure<float>("f32", rows, options, pool));
+    }
+    if (options.type != "f32") {
+      MOE_ASSIGN_OR_RETURN(bf16, Measure<BFloat16>("bf16", rows, options, pool));
+    }
     right = right && f32 && bf16;
   }
   return right;
@@ -179,6 +198,8 @@ int main(int argc, char** argv) {
       ("out", value(options.out), "columns of y (O)")                              //
       ("experts", value(options.experts), "experts, all of the same size")         //
       ("threads", value(options.threads), "threads of the products and the peak")  //
+      ("type", value(options.type), "f32, bf16 or both")                           //
+      ("json", po::bool_switch(&options.json), "a JSON object per row")            //
       ("target", value(options.target), "SIMD target: AVX3, AVX2, NEON; empty for the best")(
           "rounds", value(options.rounds), "timed rounds")(
           "cpu-clock", po::bool_switch(&options.cpu_clock),
@@ -200,6 +221,10 @@ int main(int argc, char** argv) {
   if (options.in < 1 || options.out < 1 || options.experts < 1 || options.threads < 1 ||
       options.rounds < 1) {
     std::fprintf(stderr, "gemm_bench: sizes, threads and rounds are expected to be positive\n");
+    return 2;
+  }
+  if (options.type != "f32" && options.type != "bf16" && options.type != "both") {
+    std::fprintf(stderr, "gemm_bench: --type is expected to be f32, bf16 or both\n");
     return 2;
   }
   if (options.cpu_clock && options.threads > 1) {

@@ -1,33 +1,99 @@
 #!/usr/bin/env bash
-# Figures of the CPU path beside peers and limits, interleaved, as Markdown tables. Needs Open MPI.
+# Figures of the CPU path beside peers and limits, interleaved, as Markdown tables.
 #
-#   scripts/bench_cpu.sh [BUILD] [flags of the parts...]     BUILD: a build folder with `moe`
+#   scripts/bench_cpu.sh [BUILD] [--part NAME]... [flags of the part...]
 #
-# Parts, one program each in benchmarks/: exchange (exchange_table.py).
+# BUILD: a build folder with `moe`, `gemm_bench` and `fma_peak`. Parts, one program each in
+# benchmarks/; without --part all of them, without flags:
+#   exchange  exchange_table.py  beside Open MPI
+#   gemm      gemm_table.py      beside oneDNN and OpenBLAS
+#   gate      gate_table.py      beside PyTorch
+#   layer     layer_table.py     beside PyTorch
+# A peer that is not installed (scripts/install_deps.sh --bench) is said, and has no column. PyTorch
+# is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-dir=build/release
+dir=build/release parts=()
 if (($# > 0)) && [[ $1 != -* ]]; then
   dir=$1
   shift
 fi
-if [[ ! -x $dir/moe/cli/moe ]]; then
-  echo "bench_cpu: $dir/moe/cli/moe is missing: cmake --preset release && cmake --build --preset release" >&2
+while (($# > 1)) && [[ $1 == --part ]]; do
+  parts+=("$2")
+  shift 2
+done
+if ((${#parts[@]} == 0)); then
+  if (($# > 0)); then
+    echo "bench_cpu: flags are expected after the part that reads them: --part NAME $*" >&2
+    exit 2
+  fi
+  parts=(exchange gemm gate layer)
+fi
+need() {
+  [[ -x $dir/$1 ]] && return
+  echo "bench_cpu: $dir/$1 is missing: cmake --preset release && cmake --build --preset release" >&2
   exit 2
-fi
-if ! mpirun --version 2>/dev/null | grep -q "Open MPI"; then
-  echo "bench_cpu: no Open MPI: scripts/install_deps.sh" >&2
-  exit 10
-fi
-peers=$dir/peers
+}
+need moe/cli/moe
+moe=$dir/moe/cli/moe peers=$dir/peers
+mkdir -p "$peers"
 
-exchange() {
-  mkdir -p "$peers"
-  # The C++ bindings of MPI are not used and do not pass -Wall.
-  mpicxx -std=c++20 -O2 -DOMPI_SKIP_MPICXX -o "$peers/exchange" benchmarks/peers/mpi/exchange.cc
-  echo "## Exchange between threads, commit $(git rev-parse --short HEAD)"
-  python3 benchmarks/exchange_table.py --moe "$dir/moe/cli/moe" --peer "$peers/exchange" "$@"
+# The flags of every Python that may have torch.
+pythons() {
+  local python
+  tr ':' '\n' <<<"/usr/bin/python3:${MOE_BENCH_PYTHON-}" | while read -r python; do
+    [[ -z $python ]] || printf -- '--python\n%s\n' "$python"
+  done
 }
 
-exchange "$@"
+exchange() {
+  if ! mpirun --version 2>/dev/null | grep -q "Open MPI"; then
+    echo "No Open MPI (scripts/install_deps.sh): not measured."
+    return
+  fi
+  # The C++ bindings of MPI are not used and do not pass -Wall.
+  mpicxx -std=c++20 -O2 -DOMPI_SKIP_MPICXX -o "$peers/exchange" benchmarks/peers/mpi/exchange.cc
+  python3 benchmarks/exchange_table.py --moe "$moe" --peer "$peers/exchange" "$@"
+}
+
+gemm() {
+  need benchmarks/gemm_bench
+  need benchmarks/fma_peak
+  local found=() peer name library
+  for peer in oneDNN:onednn:dnnl OpenBLAS:openblas:openblas; do
+    IFS=: read -r name peer library <<<"$peer"
+    if g++ -std=c++20 -O2 -I. -o "$peers/gemm_$peer" "benchmarks/peers/cpu/gemm_$peer.cc" \
+      "-l$library" 2>"$peers/gemm_$peer.log"; then
+      found+=(--peer "$name=$peers/gemm_$peer")
+    else
+      printf 'No %s (%s says why): its column is missing.\n\n' "$name" "$peers/gemm_$peer.log"
+    fi
+  done
+  python3 benchmarks/gemm_table.py --gemm-bench "$dir/benchmarks/gemm_bench" \
+    --fma-peak "$dir/benchmarks/fma_peak" "${found[@]}" "$@"
+}
+
+beside_torch() {  # gate, layer
+  need benchmarks/fma_peak
+  local part=$1 flags
+  shift
+  mapfile -t flags < <(pythons)
+  python3 "benchmarks/${part}_table.py" --moe "$moe" --fma-peak "$dir/benchmarks/fma_peak" \
+    "${flags[@]}" "$@"
+}
+
+for part in "${parts[@]}"; do
+  case $part in
+    exchange) title="Exchange between threads" run=(exchange) ;;
+    gemm) title="Grouped GEMM against libraries" run=(gemm) ;;
+    gate) title="Gate" run=(beside_torch gate) ;;
+    layer) title="Layer" run=(beside_torch layer) ;;
+    *)
+      echo "bench_cpu: --part '$part', expected exchange, gemm, gate or layer" >&2
+      exit 2
+      ;;
+  esac
+  echo "## $title, commit $(git rev-parse --short HEAD)"
+  "${run[@]}" "$@"
+done

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that are missing, and only those.
 #
-#   scripts/install_deps.sh [--demo]
+#   scripts/install_deps.sh [--demo | --bench]
 #
-# --demo leaves out what only the tests need. Nothing missing: changes nothing, needs no root.
+# --demo leaves out what only the tests need. --bench adds the peers of scripts/bench_cpu.sh.
+# Nothing missing: changes nothing, needs no root.
 # Exit codes: 0 everything is there; 1 apt failed; 2 not possible here (what is needed is listed).
 set -euo pipefail
 
@@ -32,12 +33,14 @@ tests=(
   zsh fish groff-base            # what shells complete, and manual pages
   python3                        # strict readers of the page, and of JSON, in tests
 )
+bench=(python3-torch libdnnl-dev libopenblas-dev)  # timed beside the CPU path
 
 case "${1-}" in
   "") wanted=("${build[@]}" "${demo[@]}" "${tests[@]}") ;;
   --demo) wanted=("${build[@]}" "${demo[@]}") ;;
+  --bench) wanted=("${build[@]}" "${demo[@]}" "${tests[@]}" "${bench[@]}") ;;
   *)
-    echo "usage: scripts/install_deps.sh [--demo]" >&2
+    echo "usage: scripts/install_deps.sh [--demo | --bench]" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,164 @@
+"""What the table programs share: a clean environment, programs that are run or kept and asked,
+rounds in which the core was not ours, and cells with quartiles.
+
+A round is dropped when the loop between its parts was more than 10 % slower than the fastest. When
+fewer than three are left, the quietest three are used and the row is marked with `!`.
+"""
+import argparse
+import json
+import os
+import platform
+import select
+import signal
+import statistics
+import subprocess
+import sys
+
+CORES = len(os.sched_getaffinity(0))
+RUN_SECONDS = 300
+# Force kernels of an older machine on OpenBLAS, and by it on PyTorch.
+SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+
+
+def clean_environment(**more):
+    """Without what slows a peer."""
+    return {name: text for name, text in os.environ.items() if name not in SLOWING} | more
+
+
+def one_thread():
+    """For libraries that would else start a thread for each core."""
+    return clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
+def run(command, env):
+    """The rows that a program writes as JSON lines; None if it did not end in time."""
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, start_new_session=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that mpirun started
+            process.communicate()
+            return None
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit code {process.returncode}\n{stdout}{stderr}")
+    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+
+
+class Worker:
+    """A program that answers each line with a line of JSON, so that its start is not in a round."""
+
+    def __init__(self, command):
+        self._command = command
+        self._process = subprocess.Popen(command, env=one_thread(), stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)
+
+    def ask(self, request):
+        """The answer to `request`, a line or what becomes one as JSON. A worker that fails, is late
+        or says "error" ends the program: a table without it would look complete."""
+        line = request if isinstance(request, str) else json.dumps(request)
+        try:
+            print(line, file=self._process.stdin, flush=True)
+            ready, _, _ = select.select([self._process.stdout], [], [], RUN_SECONDS)
+            text = self._process.stdout.readline() if ready else ""
+        except BrokenPipeError:
+            text = ""
+        answer = json.loads(text) if text else {"error": "no answer"}
+        if "error" in answer:
+            self._process.kill()
+            sys.exit(f"{' '.join(self._command)}: {line}: {answer['error']}")
+        return answer
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Core:
+    """Pins this program and all that it starts to a core, and says how fast that is."""
+
+    def __init__(self, args, cpu_clock=False):
+        allowed = sorted(os.sched_getaffinity(0))
+        if args.core >= 0 and args.core not in allowed:
+            sys.exit(f"--core is {args.core}, expected one of {allowed}")
+        os.sched_setaffinity(0, {args.core if args.core >= 0 else allowed[-1]})
+        self._loop = Worker([args.fma_peak])
+        self._speed = "gflops_per_cpu_s" if cpu_clock else "gflops_per_s"
+        self._peaks = []
+
+    def begin_round(self):
+        self._peaks = []
+
+    def check(self):
+        """GFLOP/s of a loop of multiply-adds, now."""
+        self._peaks.append(self._loop.ask("")[self._speed])
+        return self._peaks[-1]
+
+    def calibration(self):
+        """Of the round: seconds for 1e9 operations when the core was slowest."""
+        return 1 / min(self._peaks)
+
+
+def core_arguments(description):
+    """Flags of the tables that keep to one core."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--fma-peak", required=True, help="benchmarks/fma_peak.cc, compiled")
+    parser.add_argument("--core", type=int, default=-1, help="-1: the last")
+    parser.add_argument("--rounds", type=int, default=7)
+    return parser
+
+
+def quiet(rounds, fastest):
+    """Of (calibration, times) pairs, the times of rounds in which the cores were ours, and a mark
+    when they were too few. Calibration is a time: the longer, the more was taken."""
+    kept = [times for calibration, times in rounds if calibration <= 1.1 * fastest]
+    if len(kept) >= 3:
+        return kept, ""
+    return [times for _, times in sorted(rounds, key=lambda entry: entry[0])[:3]], "!"
+
+
+def spread(values, form):
+    """Median and, in brackets, quartiles."""
+    low, middle, high = (statistics.quantiles(values, n=4) if len(values) > 1 else values * 3)
+    return f"{middle:{form}} ({low:{form}}–{high:{form}})"
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        models = [line.split(":", 1)[1].strip() for line in cpuinfo
+                  if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {CORES} cores"
+
+
+def add_torch(parser):
+    """Flags of the tables that have PyTorch as a peer."""
+    parser.add_argument("--moe", required=True, help="the program `moe`")
+    parser.add_argument("--python", action="append", default=[],
+                        help="one that has torch; more than once: versions beside each other")
+
+
+def torch_workers(args, script):
+    """{"PyTorch VERSION": worker}; what has no torch is said and left out."""
+    peers = {}
+    for python in args.python:
+        version = subprocess.run([python, "-c", "import torch; print(torch.__version__)"],
+                                 capture_output=True, text=True, check=False)
+        if version.returncode != 0:
+            print(f"No PyTorch in {python}: its column is missing.\n")
+            continue
+        path = os.path.join(os.path.dirname(__file__), "peers", "cpu", script)
+        peers[f"PyTorch {version.stdout.strip()}"] = Worker([python, path])
+    return peers
+
+
+def fastest_of(rounds):
+    return min((calibration for calibration, _ in rounds), default=0)
+
+
+def head(columns):
+    """The first two lines of a Markdown table."""
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+
+
+def row(cells):
+    print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
