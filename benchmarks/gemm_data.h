@@ -4,12 +4,15 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/types/span.h>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
@@ -23,17 +26,17 @@ struct GemmData {
       : rows(row_count), in(in_features), out(out_features), experts(expert_count) {
     std::minstd_rand engine(7);
     std::uniform_real_distribution<float> uniform(-1, 1);
-    const auto fill = [&](std::vector<T>& v, int64_t size) {
-      v.resize(static_cast<size_t>(size));
+    const auto fill = [&](absl::Span<T>& v, int64_t size) {
+      v = Take<T>(size);
       for (T& e : v) e = T(uniform(engine));
     };
     fill(x, rows * experts * in);
     fill(dy, rows * experts * out);
     fill(w, experts * out * in);
-    y.resize(dy.size());
-    packed_y.resize(dy.size());
-    dx.resize(x.size());
-    dw.resize(w.size());
+    y = Take<T>(std::ssize(dy));
+    packed_y = Take<T>(std::ssize(dy));
+    dx = Take<T>(std::ssize(x));
+    dw = Take<float>(std::ssize(w));
     for (int64_t e = 0; e <= experts; ++e) offsets.push_back(e * rows);
     for (int64_t e = 0; e < experts; ++e) weight.emplace_back(w.data() + e * out * in, out, in);
     read.resize(w.size() * sizeof(T) / sizeof(float), 1.0f);
@@ -98,9 +101,17 @@ struct GemmData {
     return std::fma(static_cast<float>(a), static_cast<float>(b), c);
   }
 
+  // Memory as tensors have it.
+  template <typename U>
+  absl::Span<U> Take(int64_t size) {
+    memory.push_back(Buffer::Allocate(size * int64_t{sizeof(U)}).value());
+    return memory.back().template span<U>();
+  }
+
   int64_t rows, in, out, experts;
-  std::vector<T> x, dy, w, y, packed_y, dx;
-  std::vector<float> dw;
+  std::vector<Buffer> memory;
+  absl::Span<T> x, dy, w, y, packed_y, dx;
+  absl::Span<float> dw;
   std::vector<int64_t> offsets;
   std::vector<MatrixView<const T>> weight;
   std::vector<PackedWeights<T>> packed;

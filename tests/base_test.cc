@@ -25,6 +25,20 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
+// Small, of whole huge pages, and of some and a rest.
+TEST(BufferTest, IsAlignedAndZeroed) {
+  constexpr int64_t kHuge = int64_t{2} << 20;
+  for (const int64_t bytes : {int64_t{1}, kHuge - 1, kHuge, 2 * kHuge + 5}) {
+    for (int again = 0; again < 2; ++again) {  // memory that was used before
+      const Buffer buffer = Buffer::Allocate(bytes).value();
+      const auto data = buffer.span<uint8_t>();
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data.data()) % (bytes < kHuge ? 64 : kHuge), 0);
+      EXPECT_EQ(std::count(data.begin(), data.end(), 0), bytes);
+      std::fill(data.begin(), data.end(), uint8_t{1});
+    }
+  }
+}
+
 TEST(StreamTest, FirstErrorSticksAndStopsTheQueue) {
   auto stream = MakeStream({}).value();
   bool ran = false;

@@ -4,25 +4,41 @@
 #include <new>
 
 #include <absl/strings/str_cat.h>
+#include <sys/mman.h>
 
 namespace moe {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+constexpr int64_t kCacheLine = 64;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// Products read rows a page or more apart: with pages of 4 KiB most of their loads would have to
+// look up where the page is.
+std::align_val_t AlignmentOf(int64_t bytes) {
+  return std::align_val_t(bytes >= kHugePage ? kHugePage : kCacheLine);
+}
 
 class CpuMemoryResource final : public MemoryResource {
  public:
   Device device() const override { return {}; }
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
-    void* data = ::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow);
+    void* data = ::operator new(static_cast<size_t>(bytes), AlignmentOf(bytes), std::nothrow);
     if (data == nullptr) {
       return absl::ResourceExhaustedError(
           absl::StrCat("CpuMemory: ", bytes, " bytes are not available"));
     }
+#ifdef MADV_HUGEPAGE
+    // A wish: where the system has none, the memory has small pages.
+    if (bytes >= kHugePage) {
+      ::madvise(data, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
+    }
+#endif
     std::memset(data, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(data);
   }
-  void Free(std::byte* data, int64_t) override { ::operator delete(data, kAlignment); }
+  void Free(std::byte* data, int64_t bytes) override {
+    ::operator delete(data, AlignmentOf(bytes));
+  }
 };
 
 }  // namespace

@@ -27,7 +27,8 @@ class MemoryResource {
   virtual void Free(std::byte* data, int64_t bytes) = 0;
 };
 
-// Host memory, 64-byte aligned; never destroyed. `CpuMemory()` is thread-safe.
+// Host memory, 64-byte aligned, from 2 MiB on in huge pages if the system has them; never
+// destroyed. `CpuMemory()` is thread-safe.
 MemoryResource& CpuMemory();
 
 // Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a

@@ -40,6 +40,10 @@ inline constexpr Shape kPlainB = {
 inline constexpr Shape kWideB = {
     .panel_cols = 1024, .panel_depth = 32, .block_rows = 252, .col_step = 256};
 inline constexpr int64_t kFewRows = 64;
+// Gradients of weights whose rows are one depth block of it: their sums never leave the registers.
+// 1.15 times as fast as kPlainB from 192 to 512 steps, at 128 no faster.
+inline constexpr Shape kDeepB = {
+    .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
 
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
@@ -51,7 +55,12 @@ template <typename T, typename TOut>
 constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   if (problem.b_layout == Layout::kTransposed) return kTransposedB;
   if (problem.b_layout == Layout::kStrips) return kStripsOfB;
-  return IsWide(problem) ? kWideB : kPlainB;
+  if (IsWide(problem)) return kWideB;
+  const bool one_depth_block =
+      problem.depth() <= kDeepB.panel_depth && problem.exact.segments.size() <= 2;
+  const bool deep = problem.a_layout == Layout::kTransposed && one_depth_block &&
+                    problem.depth() > kPlainB.panel_depth;
+  return deep ? kDeepB : kPlainB;
 }
 
 // Columns of a block, where all threads have work: the next panel is fetched while one is
