@@ -7,10 +7,10 @@ namespace moe {
 absl::StatusOr<std::unique_ptr<AllReducer>> AllReducer::Create(AllReduceAlgorithm algorithm,
                                                                Communicator& comm,
                                                                const RingOptions& ring) {
-  if (algorithm == AllReduceAlgorithm::kDirect && !comm.has_peer_memory(DeviceKind::kCpu)) {
+  if (algorithm == AllReduceAlgorithm::kDirect && comm.backend() != "local") {
     return absl::InvalidArgumentError(
-        absl::StrCat("AllReducer: direct needs peer memory, which backend ", comm.backend(),
-                     " has not, expected ring or library"));
+        absl::StrCat("AllReducer: direct reads the buffers of threads, and backend ",
+                     comm.backend(), " has processes, expected ring or library"));
   }
   if (algorithm == AllReduceAlgorithm::kLibrary && comm.backend() == "local") {
     return absl::InvalidArgumentError(

@@ -18,7 +18,7 @@ namespace moe {
 // Sums over the ranks of one communicator with one algorithm; what the gradient reducer calls.
 //   kRing     RingAllReduce, on every backend
 //   kDirect   peers' buffers are read in place and summed in rank order, 2 meetings and one pass
-//             over the data; needs peer memory
+//             over the data; on "local" alone
 //   kLibrary  the backend library's own; not on "local", which has none
 // All give the same bits on every rank and from run to run; int64 gives the same bits with all.
 class AllReducer {

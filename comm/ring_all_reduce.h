@@ -18,7 +18,7 @@ namespace moe {
 // How gradients are summed over ranks (--all-reduce).
 enum class AllReduceAlgorithm : uint8_t {
   kRing,     // RingAllReduce below
-  kDirect,   // peers' buffers are read in place; needs peer memory
+  kDirect,   // peers' buffers are read in place; threads only
   kLibrary,  // the backend library's own (MPI_Allreduce); not on local threads
 };
 

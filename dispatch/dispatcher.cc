@@ -23,14 +23,13 @@ std::string NearestDivisors(int wanted, int size) {
   return above == 0 ? absl::StrCat(below) : absl::StrCat(below, " or ", above);
 }
 
-// kUnimplemented, with the reason, unless the ranks can read each other's memory of this kind;
-// collective. Devices are tried.
+// kUnimplemented, with the reason, unless the ranks can read each other's memory of this kind: they
+// try; collective.
 absl::Status TryPeerMemory(Communicator& comm, MemoryResource& memory) {
   const DeviceKind kind = memory.device().kind;
   if (!comm.has_peer_memory(kind)) {
     return absl::UnimplementedError(absl::StrCat("backend ", comm.backend(), " has none here"));
   }
-  if (kind == DeviceKind::kCpu) return absl::OkStatus();
   return comm.AllocatePeerBuffer(/*bytes=*/1, memory).status();
 }
 

@@ -100,7 +100,7 @@ if [[ $quick ]]; then
   layout 4 4 local hierarchical 1 1
   layout 2 2 local staged 4 1
   layout 2 2 local staged 1 2
-  [[ ${#transports[@]} == 1 ]] || layout 4 2 mpi staged 1 1
+  [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
 else
   for ranks in 1 2 3 4 5 6 8; do
     for ((ep = 1; ep <= ranks; ++ep)); do

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +18,7 @@ namespace moe {
 namespace {
 
 using ::testing::Each;
+using ::testing::HasSubstr;
 using testing::Tagged;
 
 class CommOrderTest : public testing::CommTest {};
@@ -184,6 +187,21 @@ TEST_P(CommOrderTest, BarrierMayMeetWhileAStreamStillExchanges) {
       ASSERT_TRUE(comm.Barrier().ok());
     }
     EXPECT_TRUE(stream.Synchronize().ok());
+  });
+}
+
+// More than there are addresses, on one rank of processes. (Sanitizers end a program that asks an
+// allocator for it, as ranks that are threads would.)
+TEST_P(CommOrderTest, PeerMemoryThatOneRankLacksIsAnErrorOnAll) {
+  OnEachRank([](Communicator& comm, Stream&) {
+    if (comm.backend() != "mpi") return;
+    const bool last = comm.rank() == comm.size() - 1;
+    const auto status = comm.AllocatePeerBuffer(last ? int64_t{1} << 60 : 64).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(absl::StrCat("rank ", comm.size() - 1, " has no 1152921504606846976 bytes")));
+    EXPECT_TRUE(comm.AllocatePeerBuffer(64).ok());  // the world lives
   });
 }
 

@@ -1,6 +1,7 @@
 #include "comm/mpi/mpi_communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -11,9 +12,11 @@
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 
+#include "comm/clock_offset.h"
 #include "comm/copy.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
+#include "comm/mpi/mpi_peer_buffer.h"
 #include "comm/mpi/mpi_status.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
@@ -41,6 +44,11 @@ class MpiCommunicator final : public Communicator {
   absl::Duration timeout() const override { return group_->stream.timeout(); }
   absl::Status Barrier() override { return group_->host.Meet({"Barrier", kMeet, phase()}); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  bool has_peer_memory(DeviceKind kind) const override {
+    return kind == DeviceKind::kCpu && group_->one_host();
+  }
+  absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
+                                                                 MemoryResource& memory) override;
   void Abort(absl::Status reason) override {
     (void)group_->host.fate()->Kill(absl::AbortedError(absl::StrCat(
         "rank ", group_->host.world_ranks()[rank()], " aborted: ", reason.ToString())));
@@ -159,9 +167,25 @@ absl::Status MpiCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& st
 }
 
 absl::Status MpiCommunicator::DoFence(Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase()] {
-    return group->stream.Meet({"Fence", kMeet, at});
+  return stream.Enqueue([group = group_, at = phase()]() -> absl::Status {
+    // Peers see through their own mappings what stands before; messages tell them when.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    MOE_RETURN_IF_ERROR(group->stream.Meet({"Fence", kMeet, at}));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return absl::OkStatus();
   });
+}
+
+absl::StatusOr<std::shared_ptr<PeerBuffer>> MpiCommunicator::AllocatePeerBuffer(
+    int64_t bytes, MemoryResource& memory) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AllocatePeerBuffer: ", bytes, " bytes, expected >= 0"));
+  }
+  if (!has_peer_memory(memory.device().kind)) {
+    return Communicator::AllocatePeerBuffer(bytes, memory);
+  }
+  return AllocateMpiPeerBuffer(group_->host, phase(), bytes);
 }
 
 absl::Status MakeSilent(MPI_Comm comm) {
@@ -187,7 +211,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   }
   std::stable_sort(members.begin(), members.end(),
                    [&](int a, int b) { return all[a].key < all[b].key; });
-  for (int& member : members) member = host.world_ranks()[member];
+  std::vector<uint64_t> hosts;
+  for (int& member : members) {
+    hosts.push_back(group_->hosts[member]);
+    member = host.world_ranks()[member];
+  }
   MPI_Comm comms[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
   for (MPI_Comm& comm : comms) {
     const absl::Status split = FromMpi(
@@ -196,8 +224,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
     if (color >= 0) MOE_RETURN_IF_ERROR(MakeSilent(comm));
   }
   if (color < 0) return nullptr;
-  return std::make_unique<MpiCommunicator>(
-      std::make_shared<MpiGroup>(comms[0], comms[1], members, timeout(), host.fate()));
+  auto group = std::make_shared<MpiGroup>(comms[0], comms[1], members, timeout(), host.fate());
+  group->hosts = std::move(hosts);
+  return std::make_unique<MpiCommunicator>(std::move(group));
 }
 
 // All ranks of the caller's communicator are there, or kDeadlineExceeded: what follows
@@ -242,8 +271,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MPI_Comm comm,
   }
   std::vector<int> world_ranks(size);
   for (int r = 0; r < size; ++r) world_ranks[r] = r;
-  return std::make_unique<MpiCommunicator>(std::make_shared<MpiGroup>(
-      own[0], own[1], world_ranks, timeout, std::make_shared<MpiFate>()));
+  auto group =
+      std::make_shared<MpiGroup>(own[0], own[1], world_ranks, timeout, std::make_shared<MpiFate>());
+  const uint64_t host = HostId();
+  MOE_RETURN_IF_ERROR(group->host.Gather({"MakeMpiCommunicator", kPeerMemory, {}}, &host,
+                                         group->hosts.data(), sizeof host));
+  return std::make_unique<MpiCommunicator>(std::move(group));
 }
 
 }  // namespace moe

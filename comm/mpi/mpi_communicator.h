@@ -14,7 +14,8 @@
 namespace moe {
 
 // Collective over `comm`, of which it keeps duplicates: its traffic never meets the caller's. Host
-// memory only, no peer memory. Needs MPI_THREAD_MULTIPLE: streams call MPI from their own threads.
+// memory only; peer memory among processes of one host. Needs MPI_THREAD_MULTIPLE: streams call MPI
+// from their own threads.
 //
 // Every operation is non-blocking MPI polled against a deadline: a lost peer gives
 // kDeadlineExceeded that names it. MPI cannot wake a peer that is blocked elsewhere: Abort() is

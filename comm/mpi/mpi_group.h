@@ -22,7 +22,16 @@
 
 namespace moe {
 
-enum MpiTag : int { kMeet = 1, kSplit, kRollCall, kAllToAllV, kAllGather, kReduce, kSendRecv };
+enum MpiTag : int {
+  kMeet = 1,
+  kSplit,
+  kRollCall,
+  kAllToAllV,
+  kAllGather,
+  kReduce,
+  kSendRecv,
+  kPeerMemory
+};
 
 // Elements (or bytes) of one call of the MPI library, whose counts are int.
 inline constexpr int64_t kMpiLibraryCount = int64_t{1} << 28;
@@ -34,7 +43,8 @@ class MpiGroup {
   MpiGroup(MPI_Comm stream_comm, MPI_Comm host_comm, const std::vector<int>& world_ranks,
            absl::Duration timeout, std::shared_ptr<MpiFate> fate)
       : stream(stream_comm, world_ranks, timeout, fate),
-        host(host_comm, world_ranks, timeout, std::move(fate)) {}
+        host(host_comm, world_ranks, timeout, std::move(fate)),
+        hosts(world_ranks.size()) {}
 
   // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
   // and lets the library's operation start with everyone there. kInvalidArgument if they differ.
@@ -55,6 +65,13 @@ class MpiGroup {
 
   MpiLane stream;  // collectives: used by the stream's thread
   MpiLane host;    // Barrier, Split: used by the host thread, maybe at the same time
+
+  // HostId() of every rank.
+  std::vector<uint64_t> hosts;
+  bool one_host() const {
+    return hosts.front() != 0 && std::count(hosts.begin(), hosts.end(), hosts.front()) ==
+                                     static_cast<int64_t>(hosts.size());
+  }
 
  private:
   // Elements [PartBegin(r), PartBegin(r + 1)) of `count` are the part that rank r sums.

@@ -63,7 +63,9 @@ absl::Status CollectiveCase::SetupAllToAll() {
   if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
   const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !IsCuda(stream_) &&
                       comm_.has_peer_memory(DeviceKind::kCpu);
-  return direct ? UseDirect() : UseStaged();
+  if (!direct) return UseStaged();
+  const absl::Status shared = UseDirect();
+  return absl::IsUnimplemented(shared) ? UseStaged() : shared;
 }
 
 absl::Status CollectiveCase::UseStaged() {

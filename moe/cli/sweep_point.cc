@@ -47,13 +47,14 @@ double RowSkew(const Settings& settings, int ep) {
   return ep * *std::max_element(shares.begin(), shares.end());
 }
 
-// Without shared memory a direct dispatcher runs staged, and the row would not say so.
+// Without peer memory a direct dispatcher runs staged, and the row would not say so.
 absl::Status CheckDispatch(const Settings& settings, const Launch& launch) {
   MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
-  const bool local = launch.plan.backend == Backend::kLocal;
-  if (local || !settings.is("dispatch", "direct")) return absl::OkStatus();
+  if (launch.plan.backend != Backend::kNccl || !settings.is("dispatch", "direct")) {
+    return absl::OkStatus();
+  }
   return WrongFlag("--dispatch", "direct",
-                   "staged or hierarchical: direct needs the threads of backend local");
+                   "staged or hierarchical: backend nccl has no peer memory");
 }
 
 absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, int ranks, int ep) {
