@@ -1,9 +1,12 @@
 // kernels/base: streams, threads, workspace, bfloat16, random numbers.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/host_task.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/stream.h"
@@ -37,6 +41,83 @@ TEST(BufferTest, IsAlignedAndZeroed) {
       std::fill(data.begin(), data.end(), uint8_t{1});
     }
   }
+}
+
+// A callable of about `kBytes` that counts how many of it live, and what it has seen of itself.
+template <size_t kBytes>
+struct Counted {
+  explicit Counted(std::shared_ptr<int> runs) : runs_(std::move(runs)) { bytes_.fill(7); }
+  absl::Status operator()() {
+    for (const uint8_t b : bytes_) EXPECT_EQ(b, 7);
+    ++*runs_;
+    return absl::OkStatus();
+  }
+  std::shared_ptr<int> runs_;
+  std::array<uint8_t, kBytes> bytes_;
+};
+
+template <size_t kBytes>
+void ExpectMovesRunsAndEndsOnce() {
+  const auto runs = std::make_shared<int>(0);
+  {
+    HostTask task(Counted<kBytes>{runs});
+    HostTask moved(std::move(task));
+    EXPECT_FALSE(task);  // NOLINT(bugprone-use-after-move): what is left is empty
+    ASSERT_TRUE(moved);
+    HostTask other([] { return absl::InternalError("replaced"); });
+    other = std::move(moved);
+    ASSERT_TRUE(other().ok());
+    EXPECT_EQ(runs.use_count(), 2);
+  }
+  EXPECT_EQ(*runs, 1);
+  EXPECT_EQ(runs.use_count(), 1);
+}
+
+TEST(HostTaskTest, MovesRunsAndEndsOnce) {
+  EXPECT_FALSE(HostTask());
+  ExpectMovesRunsAndEndsOnce<1>();
+  ExpectMovesRunsAndEndsOnce<HostTask::kInPlaceBytes - sizeof(std::shared_ptr<int>)>();
+  ExpectMovesRunsAndEndsOnce<HostTask::kInPlaceBytes>();  // on the heap
+}
+
+TEST(StreamTest, QueuesMoreThanItHasRoomForInOrder) {
+  auto stream = MakeStream({}).value();
+  auto gate = MakeStream({}).value();
+  std::promise<void> opened;
+  ASSERT_TRUE(gate->Enqueue([wait = opened.get_future()]() mutable {
+                    wait.get();
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  std::vector<int> seen;
+  std::atomic<size_t> count = 0;
+  std::vector<Event> held;  // events in use are not given out again
+  for (int i = 0; i < 1500; ++i) {
+    if (i == 100) {
+      ASSERT_TRUE(stream->WaitFor(gate->Record().value()).ok());
+    }
+    ASSERT_TRUE(stream
+                    ->Enqueue([&seen, &count, i] {
+                      seen.push_back(i);
+                      ++count;
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    if (i % 100 == 0) held.push_back(stream->Record().value());
+  }
+  opened.set_value();
+  auto other = MakeStream({}).value();
+  ASSERT_TRUE(other->WaitFor(held[5]).ok());
+  ASSERT_TRUE(other
+                  ->Enqueue([&count] {
+                    EXPECT_GT(count, 500u);
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  ASSERT_TRUE(other->Synchronize().ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
+  ASSERT_EQ(seen.size(), 1500u);
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
 }
 
 TEST(StreamTest, FirstErrorSticksAndStopsTheQueue) {

@@ -49,7 +49,7 @@ foreach(header ${headers})
 endforeach()
 add_library(headers_compile_alone OBJECT EXCLUDE_FROM_ALL ${units})
 target_link_libraries(headers_compile_alone PRIVATE moe_private_flags moe_mpi
-  absl::status absl::statusor absl::strings absl::span absl::any_invocable absl::function_ref
+  absl::status absl::statusor absl::strings absl::span absl::function_ref
   absl::time PkgConfig::HWY TBB::tbb GTest::gmock)
 target_compile_options(headers_compile_alone PRIVATE -O0 -g0)
 if(TARGET cusim)

@@ -4,12 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
-#include <absl/functional/any_invocable.h>
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "kernels/base/host_task.h"
 #include "kernels/base/parallel.h"
 
 namespace moe {
@@ -57,8 +58,18 @@ class Stream {
   // CPU: the threads that operations enqueued here may use.
   virtual ThreadPool& threads() const { return ThreadPool::Serial(); }
 
-  // Runs `task` on the host after all work already in the stream. The task must not call CUDA.
-  virtual absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) = 0;
+  // Runs `task`, which returns absl::Status, on the host after all work already in the stream. It
+  // must not call CUDA. An inline stream runs it where it is; others keep it (HostTask).
+  template <typename Task>
+  absl::Status Enqueue(Task&& task) {
+    const auto run = [&]() -> absl::Status {
+      return task();
+    };
+    const auto take = [&] {
+      return HostTask(std::forward<Task>(task));
+    };
+    return DoEnqueue({.run = run, .take = take});
+  }
 
   // Marks the work enqueued so far.
   virtual absl::StatusOr<Event> Record() = 0;
@@ -91,6 +102,9 @@ class Stream {
 
  protected:
   Stream() = default;
+
+ private:
+  virtual absl::Status DoEnqueue(const TaskOffer& task) = 0;
 };
 
 inline bool IsCuda(const Stream& stream) {

@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -17,6 +17,10 @@ namespace {
 
 class HostEvent final : public Event::State {
  public:
+  void Reset() {
+    std::lock_guard<std::mutex> lock(mu_);
+    done_ = false;
+  }
   void Signal() {
     {
       std::lock_guard<std::mutex> lock(mu_);
@@ -42,24 +46,82 @@ class InlineStream final : public Stream {
 
   Device device() const override { return {}; }
   ThreadPool& threads() const override { return threads_; }
-  absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) override {
-    if (status_.ok()) status_ = task();
-    return status_;
-  }
+  // What is in the stream has run, so that one event stands for every point of it. The signal
+  // orders that work before whoever waits.
   absl::StatusOr<Event> Record() override {
-    auto state = std::make_shared<HostEvent>();
-    state->Signal();
-    return Event(std::move(state));
+    passed_->Signal();
+    return Event(passed_);
   }
   absl::Status WaitFor(const Event& event) override {
     status_.Update(event.state()->Wait());
     return status_;
   }
   absl::Status Synchronize() override { return status_; }
+  absl::Status Upload(const void* from, void* to, int64_t bytes) override {
+    return CopyBytes(from, to, bytes);  // read before the call returns
+  }
 
  private:
+  absl::Status DoEnqueue(const TaskOffer& task) override {
+    if (status_.ok()) status_ = task.run();
+    return status_;
+  }
+
   ThreadPool& threads_;
+  const std::shared_ptr<HostEvent> passed_ = std::make_shared<HostEvent>();
   absl::Status status_;
+};
+
+// Events whose points nobody holds any more are used again.
+class HostEventPool {
+ public:
+  // More than are held at a time: how far a waiter is behind, and so how many, is chance.
+  HostEventPool() {
+    for (int i = 0; i < 64; ++i) events_.push_back(std::make_shared<HostEvent>());
+  }
+  std::shared_ptr<HostEvent> Take() {
+    for (const auto& event : events_) {
+      if (event.use_count() > 1) continue;
+      event->Reset();
+      return event;
+    }
+    return events_.emplace_back(std::make_shared<HostEvent>());
+  }
+
+ private:
+  std::vector<std::shared_ptr<HostEvent>> events_;
+};
+
+// A FIFO that keeps its memory, which std::deque gives back as it moves on.
+template <typename T>
+class Fifo {
+ public:
+  bool empty() const { return count_ == 0; }
+  void Push(T item) {
+    if (count_ == items_.size()) Grow();
+    items_[(first_ + count_++) % items_.size()] = std::move(item);
+  }
+  T Pop() {
+    T item = std::move(items_[first_]);
+    first_ = (first_ + 1) % items_.size();
+    --count_;
+    return item;
+  }
+
+ private:
+  static constexpr size_t kSmallest = 256;
+
+  void Grow() {
+    std::vector<T> larger(std::max(kSmallest, 2 * count_));
+    for (size_t i = 0; i < count_; ++i) {
+      larger[i] = std::move(items_[(first_ + i) % items_.size()]);
+    }
+    items_ = std::move(larger);
+    first_ = 0;
+  }
+
+  std::vector<T> items_;
+  size_t first_ = 0, count_ = 0;
 };
 
 class QueueStream final : public Stream {
@@ -77,18 +139,14 @@ class QueueStream final : public Stream {
   Device device() const override { return {}; }
   ThreadPool& threads() const override { return threads_; }
 
-  absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) override {
-    return Push({std::move(task), nullptr});
-  }
-
   absl::StatusOr<Event> Record() override {
-    auto state = std::make_shared<HostEvent>();
-    (void)Push({nullptr, state});  // The point passes even on a failed stream, so no waiter hangs.
+    const auto state = events_.Take();
+    (void)Push({{}, state});  // The point passes even on a failed stream, so no waiter hangs.
     return Event(state);
   }
 
   absl::Status WaitFor(const Event& event) override {
-    return Push({[state = event.state()] { return state->Wait(); }, nullptr});
+    return Push({HostTask([state = event.state()] { return state->Wait(); }), nullptr});
   }
 
   absl::Status Synchronize() override {
@@ -99,16 +157,18 @@ class QueueStream final : public Stream {
 
  private:
   struct Item {
-    absl::AnyInvocable<absl::Status()> task;
+    HostTask task;
     std::shared_ptr<HostEvent> signal;
   };
+
+  absl::Status DoEnqueue(const TaskOffer& task) override { return Push({task.take(), nullptr}); }
 
   absl::Status Push(Item item) {
     absl::Status seen;
     {
       std::lock_guard<std::mutex> lock(mu_);
       seen = status_;
-      queue_.push_back(std::move(item));
+      queue_.Push(std::move(item));
     }
     cv_.notify_one();
     return seen;
@@ -119,8 +179,7 @@ class QueueStream final : public Stream {
     while (true) {
       cv_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
-      Item item = std::move(queue_.front());
-      queue_.pop_front();
+      Item item = queue_.Pop();
       busy_ = true;
       const bool skip = !status_.ok();
       lock.unlock();
@@ -139,11 +198,12 @@ class QueueStream final : public Stream {
   std::mutex mu_;
   std::condition_variable cv_;
   std::condition_variable idle_;
-  std::deque<Item> queue_;  // guarded by mu_
-  bool busy_ = false;       // guarded by mu_
-  bool stopping_ = false;   // guarded by mu_
-  absl::Status status_;     // guarded by mu_; first error
-  std::thread worker_;      // last: starts after the state above exists
+  HostEventPool events_;   // the host thread's alone
+  Fifo<Item> queue_;       // guarded by mu_
+  bool busy_ = false;      // guarded by mu_
+  bool stopping_ = false;  // guarded by mu_
+  absl::Status status_;    // guarded by mu_; first error
+  std::thread worker_;     // last: starts after the state above exists
 };
 
 }  // namespace

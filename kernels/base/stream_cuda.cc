@@ -88,8 +88,6 @@ class CudaEvent final : public Event::State {
 // The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
 class HostTasks {
  public:
-  using Task = absl::AnyInvocable<absl::Status()>;
-
   absl::Status status() {
     std::lock_guard<std::mutex> lock(mu_);
     return status_;
@@ -99,7 +97,7 @@ class HostTasks {
     status_.Update(status);
     return status_;
   }
-  void Push(Task task) {
+  void Push(HostTask task) {
     std::lock_guard<std::mutex> lock(mu_);
     tasks_.push_back(std::move(task));
   }
@@ -115,7 +113,7 @@ class HostTasks {
   // A stream runs its functions in order: this call's task is the oldest.
   static void RunOldest(void* self_pointer) {
     auto& self = *static_cast<HostTasks*>(self_pointer);
-    Task task;
+    HostTask task;
     {
       std::lock_guard<std::mutex> lock(self.mu_);
       task = std::move(self.tasks_.front());
@@ -124,7 +122,7 @@ class HostTasks {
       self.running_ = true;
     }
     const absl::Status result = task();
-    task = nullptr;  // what it holds goes before anybody learns that it has ended
+    task = HostTask();  // what it holds goes before anybody learns that it has ended
     const std::lock_guard<std::mutex> lock(self.mu_);
     self.status_.Update(result);
     self.running_ = false;
@@ -133,9 +131,9 @@ class HostTasks {
 
  private:
   std::mutex mu_;
-  std::deque<Task> tasks_;  // guarded by mu_
-  absl::Status status_;     // guarded by mu_; first error
-  bool running_ = false;    // guarded by mu_; a task, on CUDA's thread
+  std::deque<HostTask> tasks_;  // guarded by mu_
+  absl::Status status_;         // guarded by mu_; first error
+  bool running_ = false;        // guarded by mu_; a task, on CUDA's thread
   std::condition_variable ended_;
 };
 
@@ -156,9 +154,9 @@ class CudaStream final : public Stream {
   Device device() const override { return {DeviceKind::kCuda, index_}; }
   ThreadPool& threads() const override { return threads_; }
 
-  absl::Status Enqueue(absl::AnyInvocable<absl::Status()> task) override {
+  absl::Status DoEnqueue(const TaskOffer& task) override {
     MOE_RETURN_IF_ERROR(host_.status());
-    host_.Push(std::move(task));
+    host_.Push(task.take());
     const cudaError_t error = cudaLaunchHostFunc(stream_, &HostTasks::RunOldest, &host_);
     if (error != cudaSuccess) host_.DropLast();
     return Sticky(error);
