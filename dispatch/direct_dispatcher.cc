@@ -2,7 +2,8 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "dispatch/dispatcher_base.h"
 #include "kernels/permute/permute.h"
@@ -184,9 +185,10 @@ class DirectDispatcher final : public DispatcherBase<T> {
 
   // Every rank's [rows, cols] at `offset` in `buffer`.
   template <typename U>
-  std::vector<MatrixView<const U>> Views(const GrowingPeerBuffer& buffer, int64_t offset,
-                                         int64_t rows, int64_t cols) const {
-    std::vector<MatrixView<const U>> views;
+  absl::InlinedVector<MatrixView<const U>, 16> Views(const GrowingPeerBuffer& buffer,
+                                                     int64_t offset, int64_t rows,
+                                                     int64_t cols) const {
+    absl::InlinedVector<MatrixView<const U>, 16> views;
     for (int r = 0; r < this->comm_.size(); ++r) {
       views.emplace_back(reinterpret_cast<const U*>(buffer.peer(r) + offset), rows, cols);
     }

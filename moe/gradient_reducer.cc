@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
@@ -163,7 +164,7 @@ absl::Status GradientReducer::Finish() {
 
 absl::StatusOr<int64_t> GradientReducer::NonFinite() const {
   if (context_.numerics != Numerics::kLayoutInvariant) return 0;
-  std::vector<int64_t> counts(buckets_.size());
+  absl::InlinedVector<int64_t, 64> counts(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const int64_t* const count = &buckets_[b].sum.span<int64_t>()[buckets_[b].elements];
     MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(count, &counts[b], sizeof(int64_t)));

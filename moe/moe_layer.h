@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ template <typename T>
 struct MoeLayerSaved {
   MatrixView<const T> x;
   RouterSaved<T> router;
-  std::shared_ptr<const DispatchPlan> plan;  // shared with tasks still in the exchange stream
+  std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
   ExpertsSaved<T> experts;
   SharedExpertSaved<T> shared;
   MatrixView<T> home_rows;  // [return_rows, H] expert outputs as they came home

@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
@@ -136,7 +137,7 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
     if (!counted_slots_.empty()) {
       AddKeptSlots(plan.kept_slots(), counted_slots_, routing.num_routed_experts);
     }
-    saved.plan = std::make_shared<const DispatchPlan>(plan);
+    saved.plan = plan;
     return absl::OkStatus();
   });
 }
@@ -165,7 +166,7 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
   Stream& exchange = *context_.exchange;
   const int chunks = plan.chunks();
   work.send.moved = work.receive.moved = &dispatcher_->bytes();
-  std::vector<Event> arrived(chunks), computed(chunks);
+  absl::InlinedVector<Event, 16> arrived(chunks), computed(chunks);
   const auto send_chunk = [&](int c) -> absl::Status {
     work.send.chunk = c;
     SetPhaseName(*context_.mesh, work.send.name);

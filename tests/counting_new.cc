@@ -12,10 +12,12 @@ namespace {
 
 std::atomic<int64_t> live_bytes = 0;
 std::atomic<int64_t> peak_bytes = 0;
+std::atomic<int64_t> allocations = 0;
 
 }  // namespace
 
 void* operator new(size_t size) {
+  ++allocations;
   void* const at = std::malloc(std::max<size_t>(size, 1));
   if (at == nullptr) throw std::bad_alloc();
   const int64_t now = live_bytes += static_cast<int64_t>(malloc_usable_size(at));
@@ -33,7 +35,28 @@ void operator delete(void* at, size_t) noexcept {
   operator delete(at);
 }
 
+void* operator new(size_t size, std::align_val_t alignment) {
+  ++allocations;
+  const auto whole = static_cast<size_t>(alignment);
+  void* const at =
+      std::aligned_alloc(whole, (std::max<size_t>(size, 1) + whole - 1) / whole * whole);
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+
+void operator delete(void* at, std::align_val_t) noexcept {
+  std::free(at);
+}
+
+void operator delete(void* at, size_t, std::align_val_t) noexcept {
+  std::free(at);
+}
+
 namespace moe {
+
+int64_t Allocations() {
+  return allocations;
+}
 
 int64_t PeakBytesOf(const std::function<void()>& work) {
   const int64_t before = live_bytes;

@@ -7,8 +7,11 @@
 
 namespace moe {
 
-// The most bytes that were live at once while `work` ran, beyond those that were before. For one
-// thread.
+// Calls of operator new so far, in all threads.
+int64_t Allocations();
+
+// The most bytes, but for aligned ones, that were live at once while `work` ran, beyond
+// those that were before. For one thread.
 int64_t PeakBytesOf(const std::function<void()>& work);
 
 }  // namespace moe

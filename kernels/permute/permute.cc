@@ -1,7 +1,6 @@
 #include "kernels/permute/permute.h"
 
-#include <vector>
-
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/string_view.h>
 
 #include "kernels/base/cuda_launch.h"
@@ -108,7 +107,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
           cuda);
     });
   }
-  const std::vector<MatrixView<const T>> views(in.begin(), in.end());
+  const absl::InlinedVector<MatrixView<const T>, 8> views(in.begin(), in.end());
   return stream.Enqueue([=, &threads = stream.threads()] {
     permute::Run<T>({views, source_view, source_row, scale, out}, threads);
     return absl::OkStatus();

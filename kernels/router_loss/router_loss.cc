@@ -1,8 +1,8 @@
 #include "kernels/router_loss/router_loss.h"
 
 #include <algorithm>
-#include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
@@ -17,6 +17,8 @@ namespace moe {
 namespace {
 
 using router_loss::TokenBlocks;
+
+using InlineDoubles = absl::InlinedVector<double, router_loss::kMostInline>;
 
 // Units [offsets[u], offsets[u + 1]) of tokens, cut into blocks.
 absl::StatusOr<TokenBlocks> BlocksOnDevice(absl::Span<const int64_t> offsets, Workspace& workspace,
@@ -69,9 +71,8 @@ absl::Status CheckBalance(absl::string_view function, const RouterScores& scores
 }
 
 // [groups] coeff * E / (k * T_g^2) / groups of the micro-batch.
-std::vector<double> GroupScales(int64_t experts, const LoadBalance& balance,
-                                const LossGroups& groups) {
-  std::vector<double> scales;
+InlineDoubles GroupScales(int64_t experts, const LoadBalance& balance, const LossGroups& groups) {
+  InlineDoubles scales;
   for (size_t b = 0; b + 1 < groups.micro_batch.size(); ++b) {
     const auto groups_here = static_cast<double>(groups.micro_batch[b + 1] - groups.micro_batch[b]);
     for (int64_t g = groups.micro_batch[b]; g < groups.micro_batch[b + 1]; ++g) {
@@ -167,7 +168,7 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
   MOE_RETURN_IF_ERROR(CheckGradient(kName, scores, d_logits));
   MOE_RETURN_IF_ERROR(
       CheckGroups(kName, "micro-batches", micro_batch_offsets, micro_batches, scores.score.rows()));
-  std::vector<double> scale;
+  InlineDoubles scale;
   for (size_t b = 0; b < micro_batches; ++b) {
     scale.push_back(static_cast<double>(coeff) /
                     static_cast<double>(micro_batch_offsets[b + 1] - micro_batch_offsets[b]));

@@ -2,9 +2,10 @@
 #ifndef MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_CPU_H_
 #define MOE_KERNELS_ROUTER_LOSS_ROUTER_LOSS_CPU_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/parallel.h"
@@ -12,11 +13,14 @@
 
 namespace moe::router_loss {
 
+// Units, or blocks, whose numbers need no memory from the heap.
+inline constexpr size_t kMostInline = 64;
+
 // The arrays of TokenBlocks, in memory of the host.
 struct HostBlocks {
   TokenBlocks view() const;
 
-  std::vector<int64_t> begin, unit, first_block;
+  absl::InlinedVector<int64_t, kMostInline> begin, unit, first_block;
 };
 // Cuts units [offsets[u], offsets[u + 1]) of tokens.
 HostBlocks CutIntoBlocks(absl::Span<const int64_t> offsets);

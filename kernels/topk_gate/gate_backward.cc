@@ -1,7 +1,8 @@
 #include "kernels/topk_gate/gate_backward.h"
 
 #include <algorithm>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "kernels/base/cuda_launch.h"
 #include "kernels/base/shape_check.h"
@@ -13,6 +14,7 @@ namespace moe {
 namespace {
 
 constexpr char kName[] = "GateBackward";
+constexpr size_t kMostInlineSlots = 16;  // of a token: beyond, scratch comes from the heap
 
 // The gradient of SelectExperts' weights of one token.
 void WeightsBackward(const GateRule& rule, const TokenWeightGradient& token) {
@@ -40,9 +42,8 @@ void GateBackwardRows(ScoreFunction function, const GateGradient& in, int64_t be
                       absl::FunctionRef<void(const TokenWeightGradient&)> weigh_backward,
                       MatrixView<float> d_logits) {
   const auto most = static_cast<size_t>(in.top_k);
-  std::vector<float> score(most);
-  std::vector<float> kept_d_weight(most);
-  std::vector<double> d_score(most);
+  absl::InlinedVector<float, kMostInlineSlots> score(most), kept_d_weight(most);
+  absl::InlinedVector<double, kMostInlineSlots> d_score(most);
   for (int64_t t = begin; t < end; ++t) {
     const auto first = static_cast<size_t>(in.slot_offset[static_cast<size_t>(t)]);
     const size_t k = static_cast<size_t>(in.slot_offset[static_cast<size_t>(t) + 1]) - first;

@@ -13,7 +13,8 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "kernels/base/simd-inl.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
@@ -69,6 +70,8 @@ constexpr int64_t kRankLanes = static_cast<int64_t>(hn::MaxLanes(RankTag()));
 constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
 // Rows whose experts are looked for at a time: a search waits for its own steps most of the time.
 constexpr int64_t kRankRows = 4;
+// Scratch for more experts than this comes from the heap.
+constexpr size_t kMostInlineExperts = 256;
 
 // The largest of ranks [padded] below `bound`, in every lane.
 HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes bound) {
@@ -129,9 +132,10 @@ class Ranking {
   }
 
   const int64_t experts_, padded_;
-  std::vector<int32_t> keys_;  // of one row
-  std::vector<uint64_t> ids_;  // what ranks have in common over rows: the exponent and the ids
-  std::vector<double> ranks_;
+  absl::InlinedVector<int32_t, kMostInlineExperts> keys_;  // of one row
+  // What ranks have in common over rows: the exponent and the ids.
+  absl::InlinedVector<uint64_t, kMostInlineExperts> ids_;
+  absl::InlinedVector<double, kRankRows * kMostInlineExperts> ranks_;
 };
 
 // out[e] = exp(row[e] - max) for the largest number of row [padded], in place if out is row; the

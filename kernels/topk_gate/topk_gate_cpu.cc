@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -64,7 +65,7 @@ class Rows {
   const MatrixView<const float> logits_;
   const TopKGateOutput& out_;
   const int64_t padded_;
-  std::vector<float> row_;  // of experts that do not fill whole vectors
+  absl::InlinedVector<float, kMostInlineExperts> row_;  // of experts that do not fill whole vectors
   Ranking ranking_;
 };
 

@@ -42,7 +42,12 @@ void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats
 
 absl::Status StepTotals::Reduce(Communicator& world, Stream& stream) {
   MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(fields_), ReduceOp::kSum, stream));
-  return stream.Synchronize();
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  for (int layer = 0; layer < moe_layers_; ++layer) {
+    const auto first = fields_.begin() + kFields + int64_t{layer} * outputs_;
+    std::copy_n(first, outputs_, expert_load_[layer].begin());
+  }
+  return absl::OkStatus();
 }
 
 float StepTotals::MeanLoss() const {
@@ -58,15 +63,6 @@ double StepTotals::MeanAuxLoss(int64_t micro_batches) const {
 double StepTotals::MeanEntropy() const {
   const int64_t rows = fields_[kTokens] * moe_layers_;
   return rows == 0 ? 0 : static_cast<double>(fields_[kEntropy]) * kUnit / static_cast<double>(rows);
-}
-
-std::vector<std::vector<int64_t>> StepTotals::ExpertLoad() const {
-  std::vector<std::vector<int64_t>> load;
-  for (int layer = 0; layer < moe_layers_; ++layer) {
-    const auto first = fields_.begin() + kFields + int64_t{layer} * outputs_;
-    load.emplace_back(first, first + outputs_);
-  }
-  return load;
 }
 
 double MaxViolation(const std::vector<std::vector<int64_t>>& expert_load, int32_t experts) {

@@ -23,7 +23,8 @@ class StepTotals {
   StepTotals(int moe_layers, int32_t outputs)
       : moe_layers_(moe_layers),
         outputs_(outputs),
-        fields_(kFields + static_cast<size_t>(moe_layers) * outputs, 0) {}
+        fields_(kFields + static_cast<size_t>(moe_layers) * outputs, 0),
+        expert_load_(moe_layers, std::vector<int64_t>(outputs, 0)) {}
 
   void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
   // One micro-batch: the losses of its tokens, and what its routers did.
@@ -45,8 +46,8 @@ class StepTotals {
   double MeanAuxLoss(int64_t micro_batches) const;
   // Entropy of a token's router probabilities, nats: mean over tokens and MoE layers.
   double MeanEntropy() const;
-  // [MoE layer][E] slots, identity experts last.
-  std::vector<std::vector<int64_t>> ExpertLoad() const;
+  // [MoE layer][E] slots, identity experts last, as of the last Reduce.
+  const std::vector<std::vector<int64_t>>& expert_load() const { return expert_load_; }
 
  private:
   enum Field : size_t {
@@ -66,6 +67,7 @@ class StepTotals {
   const int moe_layers_;
   const int32_t outputs_;
   std::vector<int64_t> fields_;  // then [MoE layer][E] counts
+  std::vector<std::vector<int64_t>> expert_load_;
 };
 
 // Over the first `experts` entries of each layer's load (identity experts come after them):

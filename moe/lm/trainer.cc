@@ -50,6 +50,7 @@ class Trainer {
       sequence_offsets_[i] = i * config.sequence_length;
     }
     const int64_t tokens = sequence_offsets_.back();
+    sequences_.reserve(config.micro_batch_size);
     tokens_.resize(tokens);
     targets_.resize(tokens);
     row_loss_.resize(tokens);
@@ -84,6 +85,7 @@ class Trainer {
   TraceRecorder* const trace_;  // nullptr: no time line
   ParameterStore store_;
   Sampler sampler_;
+  std::vector<int64_t> sequences_;  // of the micro-batch that runs
   std::vector<int64_t> sequence_offsets_;
   std::vector<int64_t> micro_batch_offsets_ = {0, 0};
   std::vector<int32_t> tokens_, targets_;
@@ -152,18 +154,18 @@ absl::Status Trainer<T>::Step(int64_t step) {
   if (trace_ != nullptr) trace_->SetCall(-1);
   MOE_RETURN_IF_ERROR(Reduce(step));
   MOE_RETURN_IF_ERROR(Optimize(step));
-  return model_->EndStep(totals_->ExpertLoad());
+  return model_->EndStep(totals_->expert_load());
 }
 
 template <typename T>
 absl::Status Trainer<T>::Round(int64_t step, int64_t round, int64_t rounds) {
   const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), config_.micro_batches);
-  std::vector<int64_t> sequences;
+  sequences_.clear();
   const int64_t first = (mine.begin + round) * config_.micro_batch_size;
   for (int64_t i = 0; mine.begin + round < mine.end && i < config_.micro_batch_size; ++i) {
-    sequences.push_back(sampler_.At(step - 1, first + i));
+    sequences_.push_back(sampler_.At(step - 1, first + i));
   }
-  const Batch batch = LoadMicroBatch(corpus_.train, sequences, first, step, Mode::kTraining);
+  const Batch batch = LoadMicroBatch(corpus_.train, sequences_, first, step, Mode::kTraining);
   const int64_t count = micro_batch_offsets_[1];
   const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
   const bool last = round == rounds - 1;
@@ -248,13 +250,13 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
   const int64_t micro_batches = (count + config_.micro_batch_size - 1) / config_.micro_batch_size;
   const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches);
   const int64_t rounds = (micro_batches + world_.size() - 1) / world_.size();
-  std::vector<int64_t> sequences;
   for (int64_t round = 0; round < rounds; ++round) {
-    sequences.clear();
+    sequences_.clear();
     const int64_t first = (mine.begin + round) * config_.micro_batch_size;
     const int64_t end = std::min(count, first + config_.micro_batch_size);
-    for (int64_t i = first; mine.begin + round < mine.end && i < end; ++i) sequences.push_back(i);
-    const Batch batch = LoadMicroBatch(corpus_.held_out, sequences, first, step, Mode::kEvaluation);
+    for (int64_t i = first; mine.begin + round < mine.end && i < end; ++i) sequences_.push_back(i);
+    const Batch batch =
+        LoadMicroBatch(corpus_.held_out, sequences_, first, step, Mode::kEvaluation);
     const int64_t tokens = micro_batch_offsets_[1];
     const auto losses = absl::MakeSpan(row_loss_).subspan(0, tokens);
     MOE_RETURN_IF_ERROR(model_->Evaluate(absl::MakeSpan(tokens_).subspan(0, tokens),
@@ -298,6 +300,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   report.expert_load.assign(model_->moe_layers(),
                             std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
+  StepMetrics metrics;  // its memory serves every step
   for (int64_t step = 1; step <= config_.steps; ++step) {
     const auto start = Clock::now();
     if (trace_ != nullptr) {
@@ -310,22 +313,22 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
         Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
     AddDifference(before, model_->exchange_bytes(), exchanged_);
-    StepMetrics metrics = {.step = step,
-                           .loss = totals_->MeanLoss(),
-                           .learning_rate = rate,
-                           .grad_norm = grad_norm_,
-                           .loss_scale = scale,
-                           .skipped = !std::isfinite(grad_norm_),
-                           .aux_loss = totals_->MeanAuxLoss(config_.micro_batches),
-                           .router_entropy = totals_->MeanEntropy(),
-                           .expert_load = totals_->ExpertLoad()};
+    metrics.step = step;
+    metrics.loss = totals_->MeanLoss();
+    metrics.has_validation = false;
+    metrics.learning_rate = rate;
+    metrics.grad_norm = grad_norm_;
+    metrics.loss_scale = scale;
+    metrics.skipped = !std::isfinite(grad_norm_);
+    metrics.aux_loss = totals_->MeanAuxLoss(config_.micro_batches);
+    metrics.router_entropy = totals_->MeanEntropy();
+    metrics.expert_load = totals_->expert_load();
     const int32_t experts = config_.model.moe.router.num_experts;
     metrics.max_violation = MaxViolation(metrics.expert_load, experts);
     metrics.dead_experts = DeadExperts(metrics.expert_load, experts);
-    if (totals_->slots() > 0) {
-      metrics.drop_fraction =
-          static_cast<double>(totals_->dropped()) / static_cast<double>(totals_->slots());
-    }
+    metrics.drop_fraction = totals_->slots() == 0 ? 0
+                                                  : static_cast<double>(totals_->dropped()) /
+                                                        static_cast<double>(totals_->slots());
     report.tokens += totals_->tokens();
     report.dropped_slots += totals_->dropped();
     report.total_slots += totals_->slots();
