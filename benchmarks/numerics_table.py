@@ -11,9 +11,10 @@ import json
 import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
+
+import table_lines as lines
 
 LARGE = "--hidden-size 1024 --num-layers 1 --num-attention-heads 16 --micro-batches 1 --ranks 1"
 DEMO = "--num-experts 8 --topk 2 --lr 0.002"
@@ -36,25 +37,20 @@ def step_times(args, text, out, numerics, shape):
     command = [args.moe, "train", "--data", str(text), "--out", str(out), "--numerics", numerics,
                "--seq-length", str(LENGTH), "--micro-batch-size", str(tokens // LENGTH), "--steps",
                str(steps + 1), "--eval-sequences", "1", "--threads", "1", "--quiet", *flags.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    with open(out / "metrics.jsonl", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    if lines.run(command, lines.clean_environment()) is None:
+        sys.exit(f"{' '.join(command)} did not end in time")
+    with open(out / "metrics.jsonl", encoding="utf-8") as metrics:
+        rows = [json.loads(line) for line in metrics]
     return [row["step_ms"] for row in rows if row.get("step", 0) > 1]
-
-
-def spread(values, form):
-    low, middle, high = (statistics.quantiles(values, n=4) if len(values) > 1 else values * 3)
-    return f"{middle:{form}} ({low:{form}}–{high:{form}})"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--moe", default="build/release/moe/cli/moe")
+    parser.add_argument("--moe", required=True, help="the program `moe`")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    print("| step | fast, ms | layout-invariant / fast | of the best steps |\n|---|---|---|---|")
+    print(f"{lines.machine()}\n")
+    lines.head(["training step", "fast, ms", "layout-invariant / fast", "of the best steps"])
     with tempfile.TemporaryDirectory() as folder:
         text = pathlib.Path(folder, "text")
         words = random.Random(1)
@@ -69,8 +65,8 @@ def main():
             medians = {n: [statistics.median(run) for run in times[n]] for n in NUMERICS}
             best = {n: min(min(run) for run in times[n]) for n in NUMERICS}
             ratios = [b / a for a, b in zip(medians["fast"], medians["layout-invariant"])]
-            print(f"| {shape[0]} | {spread(medians['fast'], '.0f')} | {spread(ratios, '.3f')} | "
-                  f"{best['layout-invariant'] / best['fast']:.3f} |", flush=True)
+            lines.row([shape[0], lines.spread(medians["fast"], ".0f"), lines.spread(ratios, ".3f"),
+                       f"{best['layout-invariant'] / best['fast']:.3f}"])
 
 
 if __name__ == "__main__":

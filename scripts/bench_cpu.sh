@@ -9,6 +9,8 @@
 #   gemm      gemm_table.py      beside oneDNN and OpenBLAS
 #   gate      gate_table.py      beside PyTorch
 #   layer     layer_table.py     beside PyTorch
+#   cores     cores_table.py     a layer on two cores, and on more ranks than cores
+#   numerics  numerics_table.py  training steps, layout-invariant beside fast
 # A peer that is not installed (scripts/install_deps.sh --bench) is said, and has no column. PyTorch
 # is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between.
 set -euo pipefail
@@ -28,7 +30,7 @@ if ((${#parts[@]} == 0)); then
     echo "bench_cpu: flags are expected after the part that reads them: --part NAME $*" >&2
     exit 2
   fi
-  parts=(exchange gemm gate layer)
+  parts=(exchange gemm gate layer cores numerics)
 fi
 need() {
   [[ -x $dir/$1 ]] && return
@@ -83,14 +85,22 @@ beside_torch() {  # gate, layer
     "${flags[@]}" "$@"
 }
 
+alone() {  # cores, numerics
+  local part=$1
+  shift
+  python3 "benchmarks/${part}_table.py" --moe "$moe" "$@"
+}
+
 for part in "${parts[@]}"; do
   case $part in
     exchange) title="Exchange between threads" run=(exchange) ;;
     gemm) title="Grouped GEMM against libraries" run=(gemm) ;;
     gate) title="Gate" run=(beside_torch gate) ;;
     layer) title="Layer" run=(beside_torch layer) ;;
+    cores) title="Cores" run=(alone cores) ;;
+    numerics) title="Layout-invariant against fast" run=(alone numerics) ;;
     *)
-      echo "bench_cpu: --part '$part', expected exchange, gemm, gate or layer" >&2
+      echo "bench_cpu: --part '$part', expected exchange, gemm, gate, layer, cores or numerics" >&2
       exit 2
       ;;
   esac
