@@ -261,7 +261,8 @@ TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
       }
     }
   }
-  this->CheckWeightGradient(1100, 70, 65, 1);   // deeper than a depth block
+  this->CheckWeightGradient(1101, 80, 130, 1);  // deeper than a depth block
+  this->CheckWeightGradient(2100, 80, 65, 1);   // and than packed rows that are kept
   this->CheckWeightGradient(5, 401, 1100, 2);   // more rows and columns than a block
   this->CheckWeightGradient(150, 300, 300, 0);  // all of these, with whole tiles
 }

@@ -33,9 +33,6 @@ class Panels {
     if (panel.segment + 2 < std::ssize(segments_)) return At(panel.col, panel.segment + 1, 0);
     return At(panel.col + shape_.panel_cols, 0, 0);
   }
-  bool one_depth_block() const {
-    return segments_.size() == 2 && segments_[1] <= shape_.panel_depth;
-  }
 
  private:
   Panel At(int64_t col, int64_t segment, int64_t part) const {

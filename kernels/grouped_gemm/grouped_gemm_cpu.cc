@@ -80,7 +80,7 @@ Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& s
 // One tile: rows [row, row + rows) of the block times strip `b`, to c.
 template <class T, class TOut>
 void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
-                  const Slot& slot, int64_t row, int64_t rows, const Strip& b, float* c,
+                  const float* packed_a, int64_t row, int64_t rows, const Strip& b, float* c,
                   int64_t stride, bool add, Prefetchers& ahead) {
   const auto multiply = [&](const auto& a) HWY_ATTR {
     if constexpr (std::is_same_v<T, float>) {
@@ -89,11 +89,11 @@ void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Pan
     TileOf<false>(rows, a, b, panel.depth, c, stride, add, ahead);
   };
   if (problem.a_layout == Layout::kTransposed) {
-    return multiply(PackedRows{slot.a + row * panel.depth});
+    return multiply(PackedRows{packed_a + row * panel.depth});
   }
   const T* const data = problem.a.row(block.row_begin + row) + panel.k;
   if constexpr (kPacksPlainRows<T>) {
-    multiply(FloatRows{slot.a + row * panel.depth, panel.depth});
+    multiply(FloatRows{packed_a + row * panel.depth, panel.depth});
   } else if constexpr (std::is_same_v<T, float>) {
     multiply(FloatRows{data, problem.a.stride()});
   } else {
@@ -104,7 +104,8 @@ void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Pan
 // All rows of the block times one panel. Returns how many sums an exact grid could not hold.
 template <class T, class TOut>
 int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                      const Panel& panel, const Slot& slot, Prefetcher next) {
+                      const Panel& panel, const Slot& slot, const float* packed_a,
+                      Prefetcher next) {
   const Sums<T, TOut> sums(problem, block, panel, slot);
   Prefetchers ahead = {.next = next};
   int64_t bad = 0;
@@ -113,7 +114,7 @@ int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
       sums.Load(row, rows, j);
-      MultiplyTile(problem, block, panel, slot, row, rows,
+      MultiplyTile(problem, block, panel, packed_a, row, rows,
                    StripAt(problem, panel, slot, j, t, tiles.parts), sums.Tile(row, j),
                    sums.stride(j), sums.continues(), ahead);
       bad += sums.Store(row, rows, j);
@@ -162,18 +163,18 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
   const int64_t whole[] = {0, problem.depth()};
   const Panels panels(block, problem.exact.used() ? problem.exact.segments : whole,
                       ShapeFor(problem));
+  const bool keeps_all = problem.depth() <= KeptSteps(problem);
   int64_t bad = 0;
   Panel after;
   for (Panel panel = panels.First(); panel.cols > 0; panel = after) {
     after = panels.After(panel);
-    const bool packed_before = panels.one_depth_block() && panel.col > block.col_begin;
-    if (PacksRows<T>(problem.a_layout) && !packed_before) {
-      PackA(problem, block, tiles, panel, slot.a);
-    }
+    float* const a = keeps_all ? slot.a + panel.k * tiles.total : slot.a;
+    const bool packed_before = keeps_all && panel.col > block.col_begin;
+    if (PacksRows<T>(problem.a_layout) && !packed_before) PackA(problem, block, tiles, panel, a);
     Pack(problem, panel, slot.panel);
     Prefetcher next;
     if (after.cols > 0) next = PrefetchFor(problem, panel, after, tiles.parts);
-    bad += MultiplyPanel(problem, block, tiles, panel, slot, next);
+    bad += MultiplyPanel(problem, block, tiles, panel, slot, a, next);
   }
   if (problem.exact.used()) CountNonFinite(problem.exact, bad);
 }
