@@ -35,13 +35,26 @@ void operator delete(void* at, size_t) noexcept {
   operator delete(at);
 }
 
-void* operator new(size_t size, std::align_val_t alignment) {
+// Each form by name: sanitizers have their own of those that are not here, whose memory is not
+// free()'s.
+void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   ++allocations;
   const auto whole = static_cast<size_t>(alignment);
-  void* const at =
-      std::aligned_alloc(whole, (std::max<size_t>(size, 1) + whole - 1) / whole * whole);
+  return std::aligned_alloc(whole, (std::max<size_t>(size, 1) + whole - 1) / whole * whole);
+}
+
+void* operator new(size_t size, std::align_val_t alignment) {
+  void* const at = operator new(size, alignment, std::nothrow);
   if (at == nullptr) throw std::bad_alloc();
   return at;
+}
+
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 void operator delete(void* at, std::align_val_t) noexcept {
