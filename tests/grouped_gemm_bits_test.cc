@@ -57,7 +57,7 @@ struct ExactSums {
     return sum == other.sum && non_finite == other.non_finite;
   }
 
-  static constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 2};
+  static constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 3};
   std::vector<int64_t> sum;
   int64_t non_finite = 5;
 };
