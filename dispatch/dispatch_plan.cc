@@ -1,4 +1,4 @@
-// The home side of a plan: this rank's slots, in the orders in which they leave and return.
+// The home side of a plan: this rank's slots, in the order in which their rows return.
 #include "dispatch/dispatch_plan.h"
 
 #include <algorithm>
@@ -25,6 +25,14 @@ bool AreOffsets(absl::Span<const int64_t> offsets, int64_t end) {
          std::is_sorted(offsets.begin(), offsets.end());
 }
 
+// The rows of an expert are written one after the other, but a processor that writes those of many
+// experts in turn does not see it: the next cache line is asked for before it is needed.
+void PutInTurn(int32_t value, int32_t* to) {
+  constexpr int64_t kCacheLine = 64 / sizeof(int32_t);
+  *to = value;
+  __builtin_prefetch(to + kCacheLine, /*rw=*/1);
+}
+
 }  // namespace
 
 absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
@@ -35,13 +43,17 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
                                                  Stream& stream) {
   DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, workspace);
   MOE_RETURN_IF_ERROR(builder.Check(options));
-  MOE_RETURN_IF_ERROR(builder.CheckSlots());
+  MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
   MOE_RETURN_IF_ERROR(builder.StartMessage(options));
   MOE_RETURN_IF_ERROR(builder.CountKeptSlots());
   MOE_RETURN_IF_ERROR(builder.OrderHomeRows());
   MOE_RETURN_IF_ERROR(builder.OrderSendRows());
   MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
   MOE_RETURN_IF_ERROR(builder.SumCounts());
+  if (comm.size() == 1) {
+    MOE_RETURN_IF_ERROR(builder.OrderRowsOfOneRank());
+    return builder.plan();
+  }
   MOE_RETURN_IF_ERROR(builder.ExchangeTokens(stream));
   MOE_RETURN_IF_ERROR(builder.OrderExpertRows());
   MOE_RETURN_IF_ERROR(builder.FindHomeSources());
@@ -70,6 +82,10 @@ DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
       comm_(comm),
       workspace_(workspace),
       routed_(routing.num_routed_experts),
+      slots_{.offset = routing.slot_offset.data(),
+             .expert = routing.expert.data(),
+             .dropped = routing.dropped.empty() ? nullptr : routing.dropped.data(),
+             .routed = routing.num_routed_experts},
       micro_batches_(std::max<int64_t>(1, static_cast<int64_t>(micro_batch_offsets.size()) - 1)) {
   plan_.ranks_ = comm.size();
   plan_.rank_ = comm.rank();
@@ -113,16 +129,10 @@ absl::Status DispatchPlanBuilder::BadSlotOffsets() const {
                               "fewer than 2^31"));
 }
 
-absl::Status DispatchPlanBuilder::CheckSlots() const {
+absl::Status DispatchPlanBuilder::CheckSlotOffsets() const {
   const int64_t slots = routing_.slots();
   const bool no_tokens = routing_.slot_offset.empty() && slots == 0;
-  if (!no_tokens && !AreOffsets(routing_.slot_offset, slots)) return BadSlotOffsets();
-  for (int64_t s = 0; s < slots; ++s) {
-    if (routing_.expert[s] >= 0 && routing_.expert[s] < routing_.num_experts) continue;
-    return Invalid(absl::StrCat("slot ", s, " names expert ", routing_.expert[s],
-                                ", expected 0 .. ", routing_.num_experts - 1));
-  }
-  return absl::OkStatus();
+  return no_tokens || AreOffsets(routing_.slot_offset, slots) ? absl::OkStatus() : BadSlotOffsets();
 }
 
 absl::Status DispatchPlanBuilder::StartMessage(const DispatchPlanOptions& options) {
@@ -136,11 +146,18 @@ absl::Status DispatchPlanBuilder::StartMessage(const DispatchPlanOptions& option
 }
 
 absl::Status DispatchPlanBuilder::CountKeptSlots() {
+  const Slots slots = slots_;
+  const int32_t experts = routing_.num_experts;
   for (int64_t b = 0; b < micro_batches_; ++b) {
-    for (int64_t t = micro_batch_begin(b); t < micro_batch_end(b); ++t) {
-      for (int64_t s = routing_.slot_offset[t]; s < routing_.slot_offset[t + 1]; ++s) {
-        if (kept(s)) ++kept_[b * routed_ + routing_.expert[s]];
+    int32_t* const kept = &kept_[b * routed_];
+    const int64_t end = slots.FirstOf(micro_batch_end(b));
+    for (int64_t s = slots.FirstOf(micro_batch_begin(b)); s < end; ++s) {
+      const int32_t e = slots.expert[s];
+      if (e < 0 || e >= experts) {
+        return Invalid(
+            absl::StrCat("slot ", s, " names expert ", e, ", expected 0 .. ", experts - 1));
       }
+      if (slots.kept(s)) ++kept[e];
     }
   }
   return CheckPadding();
@@ -181,86 +198,51 @@ absl::StatusOr<int64_t> DispatchPlanBuilder::StartHomeRows() {
 
 absl::Status DispatchPlanBuilder::OrderHomeRows() {
   MOE_ASSIGN_OR_RETURN(const int64_t rows, StartHomeRows());
-  absl::Span<int32_t> home_row_of_slot, home_slot;
-  absl::Span<int64_t> next;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(routing_.slots(), -1, home_row_of_slot));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(rows, -1, home_slot));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(rows, -1, home_source_));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, next));
+  absl::Span<int32_t> home_row_of_slot, home_slot, next, exchange;
+  MOE_RETURN_IF_ERROR(Take(routing_.slots(), home_row_of_slot));
+  MOE_RETURN_IF_ERROR(Take(rows, home_slot));
+  MOE_RETURN_IF_ERROR(Take(rows, home_source_));
+  MOE_RETURN_IF_ERROR(Take(routed_, next));
+  MOE_RETURN_IF_ERROR(Take(routed_, exchange));
+  for (int32_t e = 0; e < routed_; ++e) {
+    next[e] = static_cast<int32_t>(home_start_[e]);
+    exchange[e] = static_cast<int32_t>(exchange_start_[e] - home_start_[e]);
+  }
+  if (padded()) {  // some places stay empty
+    std::fill(home_slot.begin(), home_slot.end(), -1);
+    std::fill(home_source_.begin(), home_source_.end(), -1);
+  }
+  const HomeOrder order = {.next = next.data(),
+                           .exchange = exchange.data(),
+                           .row_of_slot = home_row_of_slot.data(),
+                           .slot_of_row = home_slot.data(),
+                           .token = home_source_.data()};
   for (int64_t b = 0; b < micro_batches_; ++b) {
-    if (padded()) std::fill(next.begin(), next.end(), b * routing_.padded_rows);
-    for (int64_t t = micro_batch_begin(b); t < micro_batch_end(b); ++t) {
-      for (int64_t s = routing_.slot_offset[t]; s < routing_.slot_offset[t + 1]; ++s) {
-        if (!kept(s)) continue;
-        const int32_t e = routing_.expert[s];
-        const int64_t place = next[e]++;
-        home_row_of_slot[s] = static_cast<int32_t>(home_start_[e] + place);
-        home_slot[home_start_[e] + place] = static_cast<int32_t>(s);
-        home_source_[exchange_start_[e] + place] = static_cast<int32_t>(t);
-      }
+    for (int32_t e = 0; padded() && e < routed_; ++e) {
+      next[e] = static_cast<int32_t>(home_start_[e] + b * routing_.padded_rows);
     }
+    PlaceSlots(micro_batch_begin(b), micro_batch_end(b), order);
   }
   plan_.home_row_of_slot_ = home_row_of_slot;
   plan_.home_slot_ = home_slot;
   return absl::OkStatus();
 }
 
-// Visits every (token, chunk and rank) with a kept slot there, once, in token order.
-template <typename Visit>
-void DispatchPlanBuilder::ForEachSendRow(absl::Span<const int32_t> pair_of_expert,
-                                         absl::Span<int32_t> last_token, Visit visit) const {
-  std::fill(last_token.begin(), last_token.end(), -1);
-  for (int64_t t = 0; t < plan_.tokens_; ++t) {
-    for (int64_t s = routing_.slot_offset[t]; s < routing_.slot_offset[t + 1]; ++s) {
-      if (!kept(s)) continue;
-      const int32_t pair = pair_of_expert[routing_.expert[s]];
-      if (last_token[pair] == t) continue;
-      last_token[pair] = static_cast<int32_t>(t);
-      visit(pair, static_cast<int32_t>(t));
+void DispatchPlanBuilder::PlaceSlots(int64_t begin, int64_t end, HomeOrder order) const {
+  const Slots slots = slots_;
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t s = slots.offset[t]; s < slots.offset[t + 1]; ++s) {
+      if (!slots.kept(s)) {
+        order.row_of_slot[s] = -1;
+        continue;
+      }
+      const int32_t e = slots.expert[s];
+      const int32_t row = order.next[e]++;
+      order.row_of_slot[s] = row;
+      PutInTurn(static_cast<int32_t>(s), order.slot_of_row + row);
+      PutInTurn(static_cast<int32_t>(t), order.token + row + order.exchange[e]);
     }
   }
-}
-
-absl::Status DispatchPlanBuilder::OrderSendRows() {
-  if (padded()) return OrderPaddedSendRows();
-  const auto pairs = static_cast<int64_t>(send_counts_.size());
-  absl::Span<int64_t> send_begin, next;
-  absl::Span<int32_t> pair_of_expert, last_token, send_token;
-  MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.chunks_ + 1, 0, send_begin));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(pairs, 0, next));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(routed_, 0, pair_of_expert));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(pairs, 0, last_token));
-  ForEachExpert([&](int c, int r, int64_t e) { pair_of_expert[e] = c * plan_.ranks_ + r; });
-
-  ForEachSendRow(pair_of_expert, last_token, [&](int32_t pair, int32_t) { ++send_counts_[pair]; });
-  int64_t rows = 0;
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    next[pair] = rows;
-    rows += send_counts_[pair];
-    send_begin[pair / plan_.ranks_ + 1] = rows;
-  }
-  MOE_RETURN_IF_ERROR(Take<int32_t>(rows, -1, send_token));
-  ForEachSendRow(pair_of_expert, last_token,
-                 [&](int32_t pair, int32_t token) { send_token[next[pair]++] = token; });
-  plan_.send_begin_ = send_begin;
-  plan_.send_token_ = send_token;
-  return absl::OkStatus();
-}
-
-// Every place of every expert travels: send rows are home rows.
-absl::Status DispatchPlanBuilder::OrderPaddedSendRows() {
-  const int64_t rows = plan_.return_rows();
-  const auto expert_rows = static_cast<int32_t>(micro_batches_ * routing_.padded_rows);
-  absl::Span<int32_t> send_token;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(rows, -1, send_token));
-  ForEachExpert([&](int c, int r, int64_t e) {
-    send_counts_[c * plan_.ranks_ + r] += expert_rows;
-    const auto tokens = home_source_.subspan(exchange_start_[e], expert_rows);
-    std::copy(tokens.begin(), tokens.end(), send_token.begin() + home_start_[e]);
-  });
-  plan_.send_begin_ = plan_.home_begin_;
-  plan_.send_token_ = send_token;
-  return absl::OkStatus();
 }
 
 }  // namespace moe

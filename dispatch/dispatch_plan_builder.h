@@ -22,9 +22,9 @@ class DispatchPlanBuilder {
                       const ExpertPlacement& placement, Communicator& comm, Workspace& workspace);
 
   absl::Status Check(const DispatchPlanOptions& options) const;  // sizes
-  absl::Status CheckSlots() const;
+  absl::Status CheckSlotOffsets() const;
   absl::Status StartMessage(const DispatchPlanOptions& options);
-  absl::Status CountKeptSlots();
+  absl::Status CountKeptSlots();  // checks ids too
   absl::Status OrderHomeRows();
   absl::Status OrderSendRows();
   absl::Status GatherCounts(Stream& stream);
@@ -33,12 +33,34 @@ class DispatchPlanBuilder {
   absl::Status OrderExpertRows();
   absl::Status FindHomeSources();
 
+  // For a group of one rank, instead of the steps after SumCounts.
+  absl::Status OrderRowsOfOneRank();
+
   // For a group of one rank, instead of the steps about slots and rows: by a CUDA device.
   absl::Status SortOnDevice(Workspace& workspace, Stream& stream);
 
   DispatchPlan plan() const { return plan_; }
 
  private:
+  // Routing's slots without the bounds checks of its spans: loops copy it, so that what they write
+  // cannot change it.
+  struct Slots {
+    const int64_t* offset;
+    const int32_t* expert;
+    const uint8_t* dropped;  // nullptr = none
+    int32_t routed;
+
+    bool kept(int64_t s) const {
+      return expert[s] < routed && (dropped == nullptr || dropped[s] == 0);
+    }
+    int64_t FirstOf(int64_t token) const { return offset == nullptr ? 0 : offset[token]; }
+  };
+  // Home rows while slots are placed.
+  struct HomeOrder {
+    int32_t* next;            // [E] the next row of each expert
+    const int32_t* exchange;  // [E] from there to its place in the token exchange
+    int32_t *row_of_slot, *slot_of_row, *token;
+  };
   // What a rank tells all others, as int32: these, then SendRows by (chunk, destination), then kept
   // slots by (micro-batch, expert).
   enum Header : int { kTokens, kPaddedRows, kChunks, kReturnRows, kHeaderSize };
@@ -57,13 +79,15 @@ class DispatchPlanBuilder {
     }
   }
   template <typename T>
-  absl::Status Take(int64_t count, T fill, absl::Span<T>& array) {
+  absl::Status Take(int64_t count, absl::Span<T>& array) {  // to be written whole
     MOE_ASSIGN_OR_RETURN(array, workspace_.Array<T>(count));
-    std::fill(array.begin(), array.end(), fill);
     return absl::OkStatus();
   }
-  bool kept(int64_t slot) const {
-    return routing_.expert[slot] < routed_ && (routing_.dropped.empty() || !routing_.dropped[slot]);
+  template <typename T>
+  absl::Status Take(int64_t count, T fill, absl::Span<T>& array) {
+    MOE_RETURN_IF_ERROR(Take(count, array));
+    std::fill(array.begin(), array.end(), fill);
+    return absl::OkStatus();
   }
   bool padded() const { return routing_.padded_rows > 0; }
   int64_t micro_batch_begin(int64_t b) const { return offsets_.empty() ? 0 : offsets_[b]; }
@@ -79,6 +103,7 @@ class DispatchPlanBuilder {
   absl::Status BadSlotOffsets() const;
   absl::Status CheckPadding() const;
   absl::StatusOr<int64_t> StartHomeRows();
+  void PlaceSlots(int64_t begin, int64_t end, HomeOrder order) const;  // of tokens
   template <typename Visit>
   void ForEachSendRow(absl::Span<const int32_t> pair_of_expert, absl::Span<int32_t> last_token,
                       Visit visit) const;
@@ -86,14 +111,17 @@ class DispatchPlanBuilder {
   absl::Status CheckAgreement() const;
   absl::Status OrderSegments();
   absl::Status SumPairs();
-  void FindExpertSources(int chunk, absl::Span<int32_t> mark);
+  absl::Status FindExpertSources();
+  void FindChunkSources(int chunk, absl::Span<int32_t> mark);
+  absl::Status FindSourcesOfOneRank(absl::Span<const int32_t> place);
 
   const Routing& routing_;
   const absl::Span<const int64_t> offsets_;
   const ExpertPlacement& placement_;
   Communicator& comm_;
   Workspace& workspace_;
-  const int32_t routed_;         // E of the routed experts
+  const int32_t routed_;  // E of the routed experts
+  const Slots slots_;
   const int64_t micro_batches_;  // B
 
   DispatchPlan plan_;

@@ -135,7 +135,7 @@ absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
   absl::Span<int64_t> send_counts, recv_counts;
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, send_counts));
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, recv_counts));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, expert_source_));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), expert_source_));
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int c = 0; c < plan_.chunks_; ++c) {
       send_counts[r] += plan_.ExpertRows(c, plan_.rank_, r);
@@ -149,12 +149,12 @@ absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
 
 absl::Status DispatchPlanBuilder::OrderExpertRows() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  absl::Span<int32_t> peer, home_row, return_order, return_place, mark;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, expert_token_));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, peer));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, home_row));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_order));
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), -1, return_place));
+  absl::Span<int32_t> peer, home_row, return_order, return_place;
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), expert_token_));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), peer));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), home_row));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), return_order));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), return_place));
   // Tokens came by (source, expert); experts want (expert, source).
   int64_t from = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
@@ -183,16 +183,20 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
   plan_.expert_home_row_ = home_row;
   plan_.return_order_ = return_order;
   plan_.return_place_ = return_place;
+  return FindExpertSources();
+}
 
-  WorkspaceScope scope(workspace_);
+absl::Status DispatchPlanBuilder::FindExpertSources() {
+  const WorkspaceScope scope(workspace_);
+  absl::Span<int32_t> mark;
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.max_tokens_, 0, mark));
-  for (int c = 0; c < plan_.chunks_; ++c) FindExpertSources(c, mark);
+  for (int c = 0; c < plan_.chunks_; ++c) FindChunkSources(c, mark);
   plan_.expert_source_ = expert_source_;
   return absl::OkStatus();
 }
 
 // A source's received rows are the distinct tokens of the chunk's expert rows, ascending.
-void DispatchPlanBuilder::FindExpertSources(int chunk, absl::Span<int32_t> mark) {
+void DispatchPlanBuilder::FindChunkSources(int chunk, absl::Span<int32_t> mark) {
   const int64_t begin = chunk_first(plan_.rank_, chunk), end = chunk_first(plan_.rank_, chunk + 1);
   int32_t received = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
@@ -220,7 +224,7 @@ void DispatchPlanBuilder::FindExpertSources(int chunk, absl::Span<int32_t> mark)
 // Which expert row, at its rank, each home row is.
 absl::Status DispatchPlanBuilder::FindHomeSources() {
   absl::Span<int32_t> peer;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.return_rows(), -1, peer));
+  MOE_RETURN_IF_ERROR(Take(plan_.return_rows(), peer));
   WorkspaceScope scope(workspace_);
   absl::Span<int64_t> remote;
   MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, remote));

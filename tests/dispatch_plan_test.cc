@@ -245,6 +245,17 @@ TEST(DispatchPlanTest, ATokenTravelsOnceToARankHoweverManyOfItsExpertsLiveThere)
   });
 }
 
+TEST(DispatchPlanTest, OneRankKeepsFiveIntegersASlotAndOneAToken) {
+  const World world = MakeWorld({.ranks = 1, .experts = 8, .top_k = 4, .tokens = {4096}});
+  Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const auto plan = Build(world, 1, comm, workspace, stream);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int64_t tables = int64_t{16} << 10;  // of experts and chunks
+    EXPECT_LE(workspace.used_bytes(), 4 * (5 * plan->slots() + plan->tokens()) + tables);
+  });
+}
+
 TEST(DispatchPlanTest, OverlapIsCutToTheLargestNumberOfLocalExperts) {
   const World world = MakeWorld({.ranks = 1, .experts = 3, .overlap = 8});
   Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
