@@ -1,6 +1,7 @@
-// Answers each line of its input with the speed of a loop of multiply-adds in registers, run for
-// about 10 ms: whether the core is ours now, and the limit of products. By the clock on the wall,
-// and by the CPU clock, which does not see that others are given the core.
+// Answers each line of its input with the speed of a loop of multiply-adds in registers, or for
+// "bf16" of what products of bfloat16 run on, for about 10 ms: whether the core is ours now, and
+// the limit of products. By the clock on the wall, and by the CPU clock, which does not see that
+// others are given the core.
 #include "kernels/grouped_gemm/fma_peak.h"
 
 #include <chrono>
@@ -15,7 +16,8 @@ int main() {
   for (std::string line; std::getline(std::cin, line);) {
     const auto begin = Clock::now();
     const std::clock_t cpu_begin = std::clock();
-    const double operations = moe::gemm::RunFma(4'000'000);
+    const auto run = line == "bf16" ? moe::gemm::RunBFloat16Peak : moe::gemm::RunFma;
+    const double operations = run(4'000'000);
     const double cpu = static_cast<double>(std::clock() - cpu_begin) / CLOCKS_PER_SEC;
     const std::chrono::duration<double> wall = Clock::now() - begin;
     std::printf("{\"gflops_per_s\":%.2f,\"gflops_per_cpu_s\":%.2f}\n",

@@ -1,6 +1,7 @@
-// gemm_bench: grouped products on the CPU against the float32 peak of the cores they run on.
+// gemm_bench: grouped products on the CPU against the peak of the cores they run on: of float32
+// multiply-adds, or for bf16 of the dot products or multiply-adds that it is computed by.
 //   gemm_bench --rows 8,32,128,512 --in 1024 --out 2816 --experts 4 --threads 1
-// Every round measures the peak (a loop of multiply-adds in registers) right before each case, so
+// Every round measures the peak (a loop in registers) right before each case, so
 // that both see the same clock and the same neighbours. peak% is the median over rounds of the
 // ratio, with its 10th and 90th percentile. read% is the limit of few rows: bytes of weights, read
 // (or, of their gradient, written) once, in the time of the product, against a loop that reads as
@@ -13,6 +14,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <absl/strings/numbers.h>
@@ -55,14 +57,15 @@ double Seconds(bool cpu, const std::function<void()>& work) {
   return Now(cpu) - start;
 }
 
-// GFLOP/s of `threads` cores together.
-double Peak(bool cpu, ThreadPool& pool) {
+using RunPeak = double (*)(int64_t steps);
+
+// GFLOP/s of all threads together.
+double Peak(bool cpu, ThreadPool& pool, RunPeak run) {
   constexpr int64_t kSteps = 400'000;
   std::vector<double> operations(static_cast<size_t>(pool.threads()));
   const double seconds = Seconds(cpu, [&] {
     pool.For(pool.threads(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        operations[static_cast<size_t>(i)] = gemm::RunFma(kSteps);
+      for (int64_t i = begin; i < end; ++i) operations[static_cast<size_t>(i)] = run(kSteps);
     });
   });
   double total = 0;
@@ -121,7 +124,8 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
   cases[0].operations = 0;
   for (int round = -1; round < options.rounds; ++round) {
     for (Case& c : cases) {
-      const double peak = Peak(options.cpu_clock, pool);
+      const double peak = Peak(options.cpu_clock, pool,
+                               std::is_same_v<T, float> ? gemm::RunFma : gemm::RunBFloat16Peak);
       const double read = ReadSpeed(options.cpu_clock, pool, data.read);
       absl::Status status;
       const double seconds = Seconds(options.cpu_clock, [&] { status = c.run(); });
@@ -152,17 +156,20 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
   return wrong == 0;
 }
 
-void PrintHead(const Options& options, double peak) {
-  std::printf("K %lld, O %lld, %lld experts, %d threads; peak now %.1f GFLOP/s\n",
+void PrintHead(const Options& options, double peak, double bf16_peak) {
+  std::printf("K %lld, O %lld, %lld experts, %d threads; peak now %.1f GFLOP/s, of bf16 %.1f\n",
               static_cast<long long>(options.in), static_cast<long long>(options.out),
-              static_cast<long long>(options.experts), options.threads, peak);
+              static_cast<long long>(options.experts), options.threads, peak, bf16_peak);
   std::printf("%-5s %-16s %6s %9s %7s %6s %6s %7s %6s\n", "type", "product", "rows", "GFLOP/s",
               "peak%", "p10", "p90", "read%", "wrong");
 }
 
 absl::StatusOr<bool> Run(const Options& options) {
   ThreadPool pool(options.threads);
-  if (!options.json) PrintHead(options, Peak(options.cpu_clock, pool));
+  if (!options.json) {
+    PrintHead(options, Peak(options.cpu_clock, pool, gemm::RunFma),
+              Peak(options.cpu_clock, pool, gemm::RunBFloat16Peak));
+  }
   bool right = true;
   for (const absl::string_view text : absl::StrSplit(options.rows, ',')) {
     int64_t rows = 0;
@@ -200,7 +207,8 @@ int main(int argc, char** argv) {
       ("threads", value(options.threads), "threads of the products and the peak")  //
       ("type", value(options.type), "f32, bf16 or both")                           //
       ("json", po::bool_switch(&options.json), "a JSON object per row")            //
-      ("target", value(options.target), "SIMD target: AVX3, AVX2, NEON; empty for the best")(
+      ("target", value(options.target),
+       "SIMD target: AVX3_BF16, AVX3, AVX2, NEON; empty for the best")(
           "rounds", value(options.rounds), "timed rounds")(
           "cpu-clock", po::bool_switch(&options.cpu_clock),
           "time by the CPU clock of the process: for one thread on a shared machine");

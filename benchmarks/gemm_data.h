@@ -14,6 +14,7 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
 
@@ -83,22 +84,27 @@ struct GemmData {
       const int64_t n = rows * experts * s / kSamples, e = n / rows;
       const int64_t o = out * (s * 31 % kSamples) / kSamples;
       const int64_t k = in * (s * 57 % kSamples) / kSamples;
-      float want_y = 0, want_dx = 0, want_dw = 0;
-      for (int64_t i = 0; i < in; ++i)
-        want_y = Fma(x[n * in + i], w[(e * out + o) * in + i], want_y);
-      for (int64_t i = 0; i < out; ++i) {
-        want_dx = Fma(dy[n * out + i], w[(e * out + i) * in + k], want_dx);
-      }
-      for (int64_t i = e * rows; i < (e + 1) * rows; ++i) {
-        want_dw = Fma(dy[i * out + o], x[i * in + k], want_dw);
-      }
+      using gemm::Layout;
+      const T* const we = w.data() + e * out * in;
+      const float want_y = Element({x.data() + n * in, 1, in}, {we + o * in, 1, in}, Layout::kPlain,
+                                   Layout::kTransposed);
+      const float want_dx = Element({dy.data() + n * out, 1, out}, {we + k, out, 1, in},
+                                    Layout::kPlain, Layout::kPlain);
+      const float want_dw =
+          Element({dy.data() + e * rows * out + o, rows, 1, out},
+                  {x.data() + e * rows * in + k, rows, 1, in}, Layout::kTransposed, Layout::kPlain);
       wrong += !(T(want_y) == y[n * out + o]) + !(T(want_y) == packed_y[n * out + o]) +
                !(T(want_dx) == dx[n * in + k]) + (want_dw != dw[(e * out + o) * in + k]);
     }
     return wrong;
   }
-  static float Fma(T a, T b, float c) {
-    return std::fma(static_cast<float>(a), static_cast<float>(b), c);
+  // The one element of a product, by the specification.
+  static float Element(MatrixView<const T> a, MatrixView<const T> b, gemm::Layout a_layout,
+                       gemm::Layout b_layout) {
+    float element = 0;
+    gemm::Reference(gemm::Problem<T, float>{
+        .a = a, .b = b, .c = {&element, 1, 1}, .a_layout = a_layout, .b_layout = b_layout});
+    return element;
   }
 
   // Memory as tensors have it.

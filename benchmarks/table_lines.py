@@ -94,6 +94,10 @@ class Core:
         self._peaks.append(self._loop.ask("")[self._speed])
         return self._peaks[-1]
 
+    def peak(self, dtype):
+        """GFLOP/s of what products of `dtype` run on, now."""
+        return self._loop.ask(dtype)[self._speed]
+
     def calibration(self):
         """Of the round: seconds for 1e9 operations when the core was slowest."""
         return 1 / min(self._peaks)

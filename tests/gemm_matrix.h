@@ -91,7 +91,22 @@ struct Groups {
   }
 };
 
-// The specification, written out: element by element, std::fma in ascending order.
+// The specification, written out: std::fma in ascending order, and for BFloat16 the second of two
+// terms first, an odd last one beside zeros. a(k), b(k): the factors of term k, as float.
+template <typename T, class A, class B>
+float Chain(int64_t depth, float sum, const A& a, const B& b) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    for (int64_t k = 0; k < depth; k += 2) {
+      sum = k + 1 < depth ? std::fma(a(k + 1), b(k + 1), sum) : std::fma(0.0f, 0.0f, sum);
+      sum = std::fma(a(k), b(k), sum);
+    }
+  } else {
+    for (int64_t k = 0; k < depth; ++k) sum = std::fma(a(k), b(k), sum);
+  }
+  return sum;
+}
+
+// Products, element by element.
 template <typename T, typename TOut>
 Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transposed, int64_t pad) {
   const int64_t cols = transposed ? groups.weight[0].rows() : groups.weight[0].cols();
@@ -100,11 +115,9 @@ Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transpos
     const Matrix<T>& w = groups.weight[g];
     for (int64_t n = groups.offsets[g]; n < groups.offsets[g + 1]; ++n) {
       for (int64_t c = 0; c < cols; ++c) {
-        float sum = 0;
-        for (int64_t k = 0; k < x.cols(); ++k) {
-          sum = std::fma(x.at(n, k), transposed ? w.at(c, k) : w.at(k, c), sum);
-        }
-        y(n, c) = TOut(sum);
+        y(n, c) = TOut(Chain<T>(
+            x.cols(), 0.0f, [&](int64_t k) { return x.at(n, k); },
+            [&](int64_t k) { return transposed ? w.at(c, k) : w.at(k, c); }));
       }
     }
   }

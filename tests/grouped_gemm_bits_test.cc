@@ -27,9 +27,9 @@ void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<f
                                int64_t begin, int64_t end) {
   for (int64_t o = 0; o < dw.rows(); ++o) {
     for (int64_t k = 0; k < dw.cols(); ++k) {
-      for (int64_t n = begin; n < end; ++n) {
-        dw(o, k) = std::fma(dy.at(n, o), x.at(n, k), dw(o, k));
-      }
+      dw(o, k) = Chain<T>(
+          end - begin, dw(o, k), [&](int64_t n) { return dy.at(begin + n, o); },
+          [&](int64_t n) { return x.at(begin + n, k); });
     }
   }
 }
@@ -324,9 +324,9 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
   constexpr bool kHalf = std::is_same_v<T, Float16>;
   const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
   Matrix<T> x(4, 2), w(3, 2), y(4, 3);
-  // Their product is the least number: 2^-149, 2^-133, 2^-24.
+  // Their product is the least number that an output holds: 2^-149, 2^-126, 2^-24.
   const float small = kHalf ? 0x1p-14f : 0x1p-75f;
-  const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-58f;
+  const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-51f;
   const float rows[4][2] = {{small, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
   for (int64_t r = 0; r < 4; ++r) {
     for (int64_t c = 0; c < 2; ++c) x(r, c) = T(rows[r][c]);
@@ -347,6 +347,30 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
         EXPECT_EQ(y.at(3, 2), 2.0f);
       });
 }
+
+#if defined(__x86_64__)
+// Subnormal factors, sums and old sums are zeros, in products of bfloat16 alone.
+TEST(GroupedGemmSubnormals, OfBFloat16AreZeros) {
+  constexpr float kSubnormal = 0x1p-130f;
+  const std::vector<BFloat16> dy = {BFloat16(kSubnormal), BFloat16(0x1p-70f), BFloat16(0.0f)};
+  const std::vector<BFloat16> x = {BFloat16(0x1p20f), BFloat16(-0x1p-60f), BFloat16(1.0f)};
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  for (const std::string& target : gemm::SimdTargets()) {
+    gemm::UseSimdTarget(target);
+    for (size_t n = 0; n < dy.size(); ++n) {
+      float dw = kSubnormal;
+      ASSERT_TRUE(GemmWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1}, {&dw, 1, 1},
+                                               Write::kAdd, workspace, *stream)
+                      .ok());
+      EXPECT_EQ(dw, 0.0f) << target << ' ' << n;
+    }
+  }
+  gemm::UseSimdTarget("");
+  volatile float half = 0.5f, least = 0x1p-126f;
+  EXPECT_GT(half * least, 0.0f) << "the thread's own arithmetic keeps them";
+}
+#endif
 
 }  // namespace
 }  // namespace moe

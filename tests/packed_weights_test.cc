@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@ class PackedWeightsTest : public ::testing::Test {
   ~PackedWeightsTest() override { gemm::UseSimdTarget(""); }
 
   // Strip o / W, step k, column o % W, in both directions: every element once, and zeros beyond.
+  // The two steps of a pair of bfloat16 lie side by side.
   void CheckPlaces(int64_t out, int64_t in, int64_t pad) {
     SCOPED_TRACE(testing::Message() << "[" << out << ", " << in << "]");
     const auto weight = Matrix<T>::Random(out, in, pad, 3);
@@ -35,13 +37,15 @@ class PackedWeightsTest : public ::testing::Test {
     ASSERT_TRUE(packed.Pack(weight.cview(), 1, *stream).ok());
     const MatrixView<const T> strips = packed.strips();
     const int64_t width = strips.cols();
-    ASSERT_EQ(strips.rows(), (out + width - 1) / width * in);
-    for (int64_t row = 0; row < strips.rows(); ++row) {
-      for (int64_t j = 0; j < width; ++j) {
-        const int64_t o = row / in * width + j;
-        const float want = o < out ? weight.at(o, row % in) : 0.0f;
-        ASSERT_EQ(static_cast<float>(strips(row, j)), want) << "o " << o << ", k " << row % in;
-      }
+    constexpr int64_t kPair = std::is_same_v<T, BFloat16> ? 2 : 1;
+    const int64_t steps = (in + kPair - 1) / kPair * kPair;
+    ASSERT_EQ(strips.rows(), (out + width - 1) / width * steps);
+    for (int64_t i = 0; i < strips.rows() * width; ++i) {
+      const int64_t line = i / (width * kPair), in_line = i % (width * kPair);
+      const int64_t o = line / (steps / kPair) * width + in_line / kPair;
+      const int64_t k = line % (steps / kPair) * kPair + in_line % kPair;
+      const float want = o < out && k < in ? weight.at(o, k) : 0.0f;
+      ASSERT_EQ(static_cast<float>(strips.data()[i]), want) << "o " << o << ", k " << k;
     }
   }
 

@@ -1,5 +1,7 @@
 #include "kernels/grouped_gemm/fma_peak.h"
 
+#include "kernels/grouped_gemm/gemm_dot_avx512.h"
+
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/grouped_gemm/fma_peak.cc"
@@ -70,6 +72,13 @@ HWY_EXPORT(ReadOnTarget);
 
 double RunFma(int64_t steps) {
   return HWY_DYNAMIC_DISPATCH(RunFmaOnTarget)(steps);
+}
+
+double RunBFloat16Peak(int64_t steps) {
+#if MOE_GEMM_DOT_AVX512
+  if (DotsBFloat16()) return RunDots(steps);
+#endif
+  return RunFma(steps);
 }
 
 float ReadFloats(const float* data, int64_t count) {

@@ -1,4 +1,4 @@
-// The float32 limit of one core, to hold measured products against.
+// The limits of one core, to hold measured products against.
 #ifndef MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
 #define MOE_KERNELS_GROUPED_GEMM_FMA_PEAK_H_
 
@@ -9,6 +9,10 @@ namespace moe::gemm {
 // Runs `steps` rounds of independent fused multiply-adds in registers, on the widest vectors that
 // the products use. Returns the number of floating-point operations (two for each multiply-add).
 double RunFma(int64_t steps);
+
+// The same for products of bfloat16: dot products where they use them (four operations for each
+// lane), or multiply-adds.
+double RunBFloat16Peak(int64_t steps);
 
 // Reads `count` floats from front to back: the measure of memory. Returns the largest, or 0.
 float ReadFloats(const float* data, int64_t count);

@@ -12,18 +12,33 @@
 
 namespace moe::gemm {
 
+// The register tile reads operands in words of 32 bits, which packed panels keep as float: a word
+// of float or Float16 is one step of the depth, as float32; one of BFloat16 is two, the earlier in
+// the lower half, the last one filled up with a zero: what vdpbf16ps takes.
+template <typename T>
+inline constexpr int64_t kStepsPerWord = std::is_same_v<T, BFloat16> ? 2 : 1;
+template <typename T>
+constexpr int64_t WordsOf(int64_t steps) {
+  return (steps + kStepsPerWord<T> - 1) / kStepsPerWord<T>;
+}
+// Elements of storage type that one column of packed weights takes for a depth of `steps`.
+template <typename T>
+constexpr int64_t StripSteps(int64_t steps) {
+  return WordsOf<T>(steps) * kStepsPerWord<T>;
+}
+
 // Rows of the register tile. 6 x 4 accumulators, 4 columns and a broadcast fill 32 registers;
 // 6 x 2 fill 16. And the most columns that a target's tile has; all divide it.
 inline constexpr int64_t kTileRows = 6;
 inline constexpr int64_t kMaxTileCols = 64;
 
-// A panel is the part of b that rows pass by at a time, 128 KiB as float32: it stays in a
+// A panel is the part of b that rows pass by at a time, 128 KiB of words: it stays in a
 // second-level cache meanwhile. Panels of a plain b run along the rows of its memory, because lines
 // a power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
 // second-level cache.
 struct Shape {
   int64_t panel_cols;
-  int64_t panel_depth;
+  int64_t panel_depth;  // in words, like all depths here
   // Rows of a block. More spread the cost of packing b further; float32 sums of a panel's columns
   // (rows x panel_cols), and the packed rows of a transposed a, have to stay in cache as well.
   int64_t block_rows;
@@ -46,13 +61,13 @@ inline constexpr int64_t kFewRows = 64;
 // times as fast as kPlainB from 192 rows on, at 128 no faster.
 inline constexpr Shape kDeepB = {
     .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
-inline constexpr int64_t kMostDeep = 2048;  // steps: packed rows are 2 MiB
+inline constexpr int64_t kMostDeep = 2048;  // packed rows are 2 MiB
 // Input gradients of many rows: 1.08 times as fast as kPlainB at 512.
 inline constexpr Shape kTallB = {
     .panel_cols = 128, .panel_depth = 256, .block_rows = 512, .col_step = 256};
 
-// Whether the rows of an a that is not transposed are copied, too: the tile reads float32, and
-// bfloat16 in place, because that takes it one instruction.
+// Whether the rows of an a that is not transposed are copied, too: the tile reads float32 and
+// bfloat16 in place.
 template <typename T>
 inline constexpr bool kPacksPlainRows = std::is_same_v<T, Float16>;
 template <typename T>
@@ -63,13 +78,18 @@ constexpr bool PacksRows(Layout a_layout) {
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
   if (problem.exact.used()) return false;  // sums of a panel wait in cache to be added
-  return problem.c.rows() <= kFewRows || problem.depth() <= kWideB.panel_depth;
+  return problem.c.rows() <= kFewRows || WordsOf<T>(problem.depth()) <= kWideB.panel_depth;
+}
+
+template <typename T, typename TOut>
+constexpr int64_t SegmentsOf(const Problem<T, TOut>& problem) {
+  return std::max<int64_t>(1, std::ssize(problem.exact.segments) - 1);
 }
 
 template <typename T, typename TOut>
 constexpr bool IsDeep(const Problem<T, TOut>& problem) {
-  const int64_t segments = std::max<int64_t>(1, std::ssize(problem.exact.segments) - 1);
-  return problem.depth() > kPlainB.panel_depth * segments && problem.depth() <= kMostDeep;
+  const int64_t words = WordsOf<T>(problem.depth());
+  return words > kPlainB.panel_depth * SegmentsOf(problem) && words <= kMostDeep;
 }
 
 template <typename T, typename TOut>
@@ -83,13 +103,20 @@ constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   return IsDeep(problem) ? kDeepB : kPlainB;
 }
 
-// Steps of packed rows of a that a slot keeps, a multiple of 16.
+// Words before step `begin` of segment `segment`, at the most: segments of whole words each.
+template <typename T>
+constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
+  return kStepsPerWord<T> == 1 ? begin : (begin + segment) / kStepsPerWord<T>;
+}
+
+// Words of each packed row of a that a slot keeps, a multiple of 16.
 template <typename T, typename TOut>
-constexpr int64_t KeptSteps(const Problem<T, TOut>& problem) {
+constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
   if (!PacksRows<T>(problem.a_layout)) return 0;
-  const int64_t steps = ShapeFor(problem).panel_depth;
-  if (problem.a_layout == Layout::kPlain || !IsDeep(problem)) return steps;
-  return std::max(steps, (problem.depth() + 15) / 16 * 16);
+  const int64_t words = ShapeFor(problem).panel_depth;
+  if (problem.a_layout == Layout::kPlain || !IsDeep(problem)) return words;
+  const int64_t all = WordsBefore<T>(problem.depth() + 1, SegmentsOf(problem));
+  return std::max(words, (all + 15) / 16 * 16);
 }
 
 // Columns of a block, where all threads have work: the next panel is fetched while one is
@@ -141,9 +168,9 @@ struct Slot {
         sums(panel + shape.panel_cols * shape.panel_depth),
         a(sums + shape.panel_cols * shape.block_rows) {}
   // In floats.
-  static constexpr int64_t Size(const Shape& shape, int64_t kept_steps) {
+  static constexpr int64_t Size(const Shape& shape, int64_t kept_words) {
     return shape.panel_cols * (shape.panel_depth + shape.block_rows) +
-           kept_steps * shape.block_rows;
+           kept_words * shape.block_rows;
   }
 
   float* panel;
@@ -152,7 +179,7 @@ struct Slot {
 };
 
 // Columns of a strip of packed weights on this CPU, and packing one: columns (rows of memory)
-// [0, cols) of `from` [cols, depth], the rest of the strip zeros.
+// [0, cols) of `from` [cols, depth], the rest of the strip zeros. packed_weights.h has the picture.
 int64_t StripCols();
 template <typename T>
 void PackStrip(MatrixView<const T> from, T* to);

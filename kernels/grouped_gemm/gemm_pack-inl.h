@@ -1,5 +1,5 @@
-// Copies of operands in the order in which the register tile reads them, always as float32, and
-// the way back for outputs. Compiled once per SIMD target.
+// Copies of operands in the order in which the register tile reads them, as words (gemm_blocks.h),
+// and the way back for outputs. Compiled once per SIMD target.
 #if defined(MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
 #undef MOE_KERNELS_GROUPED_GEMM_GEMM_PACK_INL_H_
@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 
 #include <hwy/highway.h>
@@ -32,7 +33,47 @@ HWY_INLINE void Convert(const From* from, int64_t count, To* to) {
   for (; i < count; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
-// Rows of 8 (4) floats, transposed in registers: column k of `from` to to + k * to_stride.
+// A word of the steps `from` and from + stride; of the first alone if `count` is 1.
+template <class T>
+HWY_INLINE float WordAt(const T* from, int64_t stride, int64_t count) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const uint32_t upper = count > 1 ? from[stride].bits : 0;
+    return std::bit_cast<float>(upper << 16 | from->bits);
+  } else {
+    return static_cast<float>(*from);
+  }
+}
+
+// The words of consecutive steps, as many as D has lanes.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadWords(D d, const T* from) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const hn::RebindToUnsigned<D> bits;
+    return hn::BitCast(d, hn::LoadU(bits, reinterpret_cast<const uint32_t*>(from)));
+  } else {
+    return LoadFloats(d, from);
+  }
+}
+
+// The words of neighbouring columns, for steps that are rows of memory, `stride` apart; of the
+// first row alone if `count` is 1.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadWordRow(D d, const T* from, int64_t stride, int64_t count) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const hn::RebindToUnsigned<D> bits;
+    const hn::Rebind<uint16_t, D> halves;
+    const auto load = [&](const T* row) HWY_ATTR {
+      return hn::PromoteTo(bits, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(row)));
+    };
+    auto words = load(from);
+    if (count > 1) words = hn::Or(words, hn::ShiftLeft<16>(load(from + stride)));
+    return hn::BitCast(d, words);
+  } else {
+    return LoadFloats(d, from);
+  }
+}
+
+// Rows of 8 (4) words, transposed in registers: column k of `from` to to + k * to_stride.
 using TransposeTag = hn::CappedTag<float, 8>;
 constexpr int64_t kTranspose = static_cast<int64_t>(hn::MaxLanes(TransposeTag()));
 static_assert(kTranspose == 4 || kTranspose == 8);
@@ -44,7 +85,7 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   using V = hn::Vec<TransposeTag>;
   V row[kTranspose];
   MOE_UNROLL
-  for (int i = 0; i < kTranspose; ++i) row[i] = LoadFloats(d, from + i * from_stride);
+  for (int i = 0; i < kTranspose; ++i) row[i] = LoadWords(d, from + i * from_stride);
   // Within 128-bit blocks: 4 x 4 for each four rows.
   V out[kTranspose];
   MOE_UNROLL
@@ -70,40 +111,40 @@ HWY_INLINE void TransposeSquare(const T* from, int64_t from_stride, float* to, i
   }
 }
 
-// b^T: columns are rows of memory. to[k * kTileCols + j] = from[j][k], zeros for j >= cols.
+// b^T: columns are rows of memory. to[k * kTileCols + j] = word k of from[j], zeros for j >= cols.
 // Memory runs along k: whole cache lines of a few rows at a time, and stores that stay close.
 template <class T>
-void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
-  constexpr int64_t kPackSteps = 64;
+void PackTransposedTile(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
+  constexpr int64_t kPackWords = 64;
+  constexpr int64_t kPair = kStepsPerWord<T>;
+  const int64_t words = WordsOf<T>(steps), full_words = steps / kPair;
   const int64_t whole = cols / kTranspose * kTranspose;
-  for (int64_t begin = 0; begin < depth; begin += kPackSteps) {
-    const int64_t end = std::min(depth, begin + kPackSteps);
+  const auto word = [&](int64_t j, int64_t k) HWY_ATTR {
+    return WordAt(from + j * stride + k * kPair, 1, steps - k * kPair);
+  };
+  for (int64_t begin = 0; begin < words; begin += kPackWords) {
+    const int64_t end = std::min(words, begin + kPackWords);
     for (int64_t j = 0; j < whole; j += kTranspose) {
-      const T* const rows = from + j * stride;
       int64_t k = begin;
-      for (; k + kTranspose <= end; k += kTranspose) {
-        TransposeSquare(rows + k, stride, to + k * kTileCols + j, kTileCols);
+      for (; k + kTranspose <= std::min(end, full_words); k += kTranspose) {
+        TransposeSquare(from + j * stride + k * kPair, stride, to + k * kTileCols + j, kTileCols);
       }
       for (; k < end; ++k) {
-        for (int64_t i = 0; i < kTranspose; ++i) {
-          to[k * kTileCols + j + i] = static_cast<float>(rows[i * stride + k]);
-        }
+        for (int64_t i = 0; i < kTranspose; ++i) to[k * kTileCols + j + i] = word(j + i, k);
       }
     }
     for (int64_t j = whole; j < kTileCols; ++j) {
       for (int64_t k = begin; k < end; ++k) {
-        to[k * kTileCols + j] = j < cols ? static_cast<float>(from[j * stride + k]) : 0.0f;
+        to[k * kTileCols + j] = j < cols ? word(j, k) : 0.0f;
       }
     }
   }
 }
 
-// b^T as a strip of packed weights: the same in the storage type.
+// b^T as a strip of packed weights, in the storage type.
 template <class T>
 void PackWeightStrip(MatrixView<const T> from, T* to) {
-  if constexpr (std::is_same_v<T, float>) {
-    PackTransposedTile(from.data(), from.stride(), from.rows(), from.cols(), to);
-  } else {
+  if constexpr (std::is_same_v<T, Float16>) {
     constexpr int64_t kSteps = 64;
     HWY_ALIGN float wide[kSteps * kTileCols];
     for (int64_t k = 0; k < from.cols(); k += kSteps) {
@@ -111,82 +152,94 @@ void PackWeightStrip(MatrixView<const T> from, T* to) {
       PackTransposedTile(from.data() + k, from.stride(), from.rows(), steps, wide);
       Convert(wide, steps * kTileCols, to + k * kTileCols);
     }
+  } else {
+    PackTransposedTile(from.data(), from.stride(), from.rows(), from.cols(),
+                       reinterpret_cast<float*>(to));
   }
 }
 
-// A panel of b, tile-wide strips one after the other: column j of step k at
-// to[(j / kTileCols * depth + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
+// A panel of b, tile-wide strips one after the other: column j of word k at
+// to[(j / kTileCols * words + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
 template <class T>
-void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
-  for (int64_t k = 0; k < depth; ++k, from += stride, to += kTileCols) {
+void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
+  const FloatTag d;
+  const int64_t words = WordsOf<T>(steps);
+  for (int64_t k = 0; k < words; ++k, from += kStepsPerWord<T> * stride, to += kTileCols) {
+    const int64_t left = steps - k * kStepsPerWord<T>;
     for (int64_t j = 0; j < cols; j += kTileCols) {
-      float* const strip = to + j * depth;
+      float* const strip = to + j * words;
       const int64_t count = std::min(kTileCols, cols - j);
-      Convert(from + j, count, strip);
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) {
+        hn::StoreU(LoadWordRow(d, from + j + i, stride, left), d, strip + i);
+      }
+      for (; i < count; ++i) strip[i] = WordAt(from + j + i, stride, left);
       std::fill(strip + count, strip + kTileCols, 0.0f);
     }
   }
 }
 
 template <class T>
-void PackTransposedPanel(const T* from, int64_t stride, int64_t cols, int64_t depth, float* to) {
+void PackTransposedPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
   for (int64_t j = 0; j < cols; j += kTileCols) {
-    PackTransposedTile(from + j * stride, stride, std::min(kTileCols, cols - j), depth,
-                       to + j * depth);
+    PackTransposedTile(from + j * stride, stride, std::min(kTileCols, cols - j), steps,
+                       to + j * WordsOf<T>(steps));
   }
 }
 
-// to[k * rows + i] = from[k][i].
+// to[k * rows + i] = word k of column i.
 template <class T>
-HWY_INLINE void PackRows(const T* from, int64_t stride, int64_t depth, int64_t rows, float* to) {
-  for (int64_t k = 0; k < depth; ++k) {
-    for (int64_t i = 0; i < rows; ++i) to[k * rows + i] = static_cast<float>(from[k * stride + i]);
+HWY_INLINE void PackRows(const T* from, int64_t stride, int64_t steps, int64_t rows, float* to) {
+  for (int64_t k = 0; k < steps; k += kStepsPerWord<T>) {
+    for (int64_t i = 0; i < rows; ++i) *to++ = WordAt(from + k * stride + i, stride, steps - k);
   }
 }
 
-// The same for whole tiles, where kTranspose elements of every step may be read: a step is stored
-// with a few elements of the tile behind it, which the next step overwrites.
+// The same for whole tiles, where kTranspose elements of every step may be read: a word is stored
+// with a few of the tile behind it, which the next one overwrites.
 template <class T>
-HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t depth, float* to) {
+HWY_INLINE void PackRowsWide(const T* from, int64_t stride, int64_t steps, float* to) {
   const TransposeTag d;
-  for (int64_t k = 0; k + 1 < depth; ++k) {
+  constexpr int64_t kPair = kStepsPerWord<T>;
+  const int64_t last = (WordsOf<T>(steps) - 1) * kPair;
+  for (int64_t k = 0; k < last; k += kPair, to += kTileRows) {
     for (int64_t i = 0; i < kTileRows; i += kTranspose) {
-      hn::StoreU(LoadFloats(d, from + k * stride + i), d, to + k * kTileRows + i);
+      hn::StoreU(LoadWordRow(d, from + k * stride + i, stride, kPair), d, to + i);
     }
   }
-  PackRows(from + (depth - 1) * stride, stride, 1, kTileRows, to + (depth - 1) * kTileRows);
+  PackRows(from + last * stride, stride, steps - last, kTileRows, to);
 }
 
-// Transposed a: steps [k, k + depth) of the rows of `cut` that start at `row`. Tile t lies at
-// to + cut.Begin(t) * depth, and in it step after step, the tile's rows side by side.
+// Transposed a: steps [k, k + steps) of the rows of `cut` that start at `row`. Tile t lies at
+// to + cut.Begin(t) * words, and in it word after word, the tile's rows side by side.
 template <class T, class TOut>
-void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t row,
+void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t steps, int64_t row,
                         const EvenCut& cut, float* to) {
   constexpr int64_t kSteps = 16;  // of all tiles at a time, while their cache lines are near
   constexpr int64_t kWide = (kTileRows + kTranspose - 1) / kTranspose * kTranspose;
-  const int64_t stride = problem.a.stride();
-  for (int64_t s = 0; s < depth; s += kSteps) {
-    const int64_t steps = std::min(kSteps, depth - s);
+  const int64_t stride = problem.a.stride(), words = WordsOf<T>(steps);
+  for (int64_t s = 0; s < steps; s += kSteps) {
+    const int64_t count = std::min(kSteps, steps - s);
     for (int64_t t = 0; t < cut.parts; ++t) {
       const int64_t begin = cut.Begin(t);
       const int64_t rows = cut.Begin(t + 1) - begin;
       const T* const from = problem.a.data() + (k + s) * stride + row + begin;
-      float* const tile = to + begin * depth + s * rows;
+      float* const tile = to + begin * words + WordsOf<T>(s) * rows;
       if (rows == kTileRows && row + begin + kWide <= problem.a.cols()) {
-        PackRowsWide(from, stride, steps, tile);
+        PackRowsWide(from, stride, count, tile);
       } else {
-        PackRows(from, stride, steps, rows, tile);
+        PackRows(from, stride, count, rows, tile);
       }
     }
   }
 }
 
-// Plain a, where the tile does not read its element type: to[i * depth + s] = row i, step k + s.
+// Plain a, where the tile does not read its element type: to[i * steps + s] = row i, step k + s.
 template <class T, class TOut>
-void PackPlainRows(const Problem<T, TOut>& problem, int64_t k, int64_t depth, int64_t row,
+void PackPlainRows(const Problem<T, TOut>& problem, int64_t k, int64_t steps, int64_t row,
                    int64_t rows, float* to) {
   for (int64_t i = 0; i < rows; ++i) {
-    Convert(problem.a.data() + (row + i) * problem.a.stride() + k, depth, to + i * depth);
+    Convert(problem.a.data() + (row + i) * problem.a.stride() + k, steps, to + i * steps);
   }
 }
 

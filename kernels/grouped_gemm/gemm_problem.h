@@ -33,7 +33,8 @@ struct ExactSink {
 template <typename T, typename TOut>
 struct Problem {
   MatrixView<const T> a;  // [rows, depth], transposed [depth, rows]
-  // [depth, cols], transposed [cols, depth]; strips of W columns [ceil(cols / W) * depth, W].
+  // [depth, cols], transposed [cols, depth]; strips of W columns [ceil(cols / W) * depth, W],
+  // the depth of BFloat16 filled up to an even number.
   MatrixView<const T> b;
   MatrixView<TOut> c;  // [rows, cols]
   Layout a_layout = Layout::kPlain;
@@ -49,7 +50,8 @@ inline void CountNonFinite(const ExactSink& sink, int64_t count) {
   if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);
 }
 
-// The specification: for every element one chain of std::fma in ascending depth, rounded once.
+// The specification: for every element one chain of std::fma, in the order that grouped_gemm.h
+// gives, rounded once.
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem);
 

@@ -1,8 +1,27 @@
 #include <cmath>
+#include <type_traits>
 
+#include "kernels/grouped_gemm/gemm_blocks.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 
 namespace moe::gemm {
+namespace {
+
+// vdpbf16ps takes subnormal numbers as zeros, and rounds to zeros where one would result.
+float Flush(float value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
+
+template <typename T>
+float MultiplyAdd(T x, T y, float sum) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return Flush(std::fma(Flush(static_cast<float>(x)), Flush(static_cast<float>(y)), Flush(sum)));
+  } else {
+    return std::fma(static_cast<float>(x), static_cast<float>(y), sum);
+  }
+}
+
+}  // namespace
 
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem) {
@@ -10,15 +29,22 @@ void Reference(const Problem<T, TOut>& problem) {
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);
-    return b(j / b.cols() * problem.depth() + k, j % b.cols());
+    constexpr int64_t kPair = kStepsPerWord<T>;
+    const int64_t word = j / b.cols() * WordsOf<T>(problem.depth()) + k / kPair;
+    return b.data()[(word * b.cols() + j % b.cols()) * kPair + k % kPair];
+  };
+  const auto a_at = [&](int64_t i, int64_t k) {
+    return a_layout == Layout::kPlain ? a(i, k) : a(k, i);
   };
   for (int64_t i = 0; i < c.rows(); ++i) {
     for (int64_t j = 0; j < c.cols(); ++j) {
       float sum = write == Write::kAdd ? static_cast<float>(c(i, j)) : 0.0f;
-      for (int64_t k = 0; k < problem.depth(); ++k) {
-        const T x = a_layout == Layout::kPlain ? a(i, k) : a(k, i);
-        const T y = b_at(k, j);
-        sum = std::fma(static_cast<float>(x), static_cast<float>(y), sum);
+      for (int64_t word = 0; word < problem.depth(); word += kStepsPerWord<T>) {
+        for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
+          const bool filled_up = k == problem.depth();
+          sum =
+              MultiplyAdd(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j), sum);
+        }
       }
       c(i, j) = static_cast<TOut>(sum);
     }

@@ -77,7 +77,7 @@ void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPo
     most_blocks += GridOf(problem, 0).size();
     cols += GridOf(problem, 0).rows.parts * problem.c.cols();
     task.slot_floats =
-        std::max(task.slot_floats, Slot::Size(ShapeFor(problem), KeptSteps(problem)));
+        std::max(task.slot_floats, Slot::Size(ShapeFor(problem), KeptWords(problem)));
   }
   const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
   task.workers = std::clamp<int64_t>(most_blocks, 1, threads.threads());

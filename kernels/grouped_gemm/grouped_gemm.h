@@ -22,15 +22,18 @@ namespace moe {
 //
 // Order of summation: an output element starts from 0 (Write::kOverwrite) or from its old value
 // (Write::kAdd, float32 outputs only) and takes its terms in ascending order of the reduced index,
-// one fused multiply-add each, rounded to the output type once at the end. It therefore has the
-// same bits for any number of rows, tiles or threads, on any SIMD width, in body or tail; the
-// reference is a loop over std::fma. (Which NaN an element becomes is not part of this.)
+// one fused multiply-add each, rounded to the output type once at the end. BFloat16 takes them two
+// by two, the second first, an odd last one beside zeros, and on x86 takes subnormal factors and
+// sums as zeros: that is what one dot product of AVX-512 does, which runs twice as many operations
+// as multiply-adds. An element therefore has the same bits for any number of rows, tiles or
+// threads, on any SIMD width, with or without that instruction, in body or tail; the reference is a
+// loop over std::fma. (Which NaN an element becomes is not part of this.)
 //
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
-// AVX-512 or NEON, chosen at run time); elsewhere as that loop, far slower. Cost: each weight is
-// read and packed once for every 512 rows (forward) or 252 rows (gradients) of its group; an input
-// gradient of up to 6 rows reads float32 weights in place. packed_weights.h has forward products
-// whose weights stay packed from call to call: at few rows twice as fast.
+// AVX-512 or NEON, and dot products, chosen at run time); elsewhere as that loop, far slower. Cost:
+// each weight is read and packed once for every 512 rows (forward) or 252 rows (gradients) of its
+// group; an input gradient of up to 6 rows reads float32 weights in place. packed_weights.h has
+// forward products whose weights stay packed from call to call: at few rows twice as fast.
 //
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a

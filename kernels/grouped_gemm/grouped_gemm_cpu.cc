@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "kernels/exact_sum/exact_sum_cpu.h"
+#include "kernels/grouped_gemm/flush_subnormals.h"
 #include "kernels/grouped_gemm/gemm_blocks.h"
+#include "kernels/grouped_gemm/gemm_dot_avx512.h"
 #include "kernels/grouped_gemm/gemm_panels.h"
 
 // Two x86 targets with FMA are enough, and every target costs compile time. Tiles need vectors of
@@ -37,26 +39,34 @@ bool ReadsPlainInPlace(const Problem<T, TOut>& problem) {
   return std::is_same_v<T, float> && problem.b_layout == Layout::kPlain && IsWide(problem);
 }
 
+// Where word `word` of column `col` of packed weights lies, `col` the first of a strip.
+template <class T, class TOut>
+const T* StripData(const Problem<T, TOut>& problem, int64_t col, int64_t word) {
+  return problem.b.data() + col * StripSteps<T>(problem.depth()) +
+         word * kStepsPerWord<T> * kTileCols;
+}
+
 // Copies what the tile does not read in place.
 template <class T, class TOut>
 void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
   const int64_t stride = problem.b.stride();
   const T* const data = problem.b.data();
   if (problem.b_layout == Layout::kTransposed) {
-    return PackTransposedPanel(data + panel.col * stride + panel.k, stride, panel.cols, panel.depth,
+    return PackTransposedPanel(data + panel.col * stride + panel.k, stride, panel.cols, panel.steps,
                                to);
   }
   if (problem.b_layout == Layout::kStrips) {
-    if constexpr (std::is_same_v<T, float>) return;
-    for (int64_t j = 0; j < panel.cols; j += kTileCols) {
-      Convert(data + (panel.col + j) * problem.depth() + panel.k * kTileCols,
-              panel.depth * kTileCols, to + j * panel.depth);
+    if constexpr (std::is_same_v<T, Float16>) {
+      for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+        Convert(StripData(problem, panel.col + j, panel.word), panel.depth * kTileCols,
+                to + j * panel.depth);
+      }
     }
     return;
   }
   const int64_t whole = ReadsPlainInPlace(problem) ? panel.cols / kTileCols * kTileCols : 0;
   PackPlainPanel(data + panel.k * stride + panel.col + whole, stride, panel.cols - whole,
-                 panel.depth, to + whole * panel.depth);
+                 panel.steps, to + whole * panel.depth);
 }
 
 // Columns [j, j + kTileCols) of the panel, for tile `t` of `tiles`.
@@ -64,17 +74,57 @@ template <class T, class TOut>
 Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& slot, int64_t j,
               int64_t t, int64_t tiles) {
   float* const packed = slot.panel + j * panel.depth;
-  if constexpr (std::is_same_v<T, float>) {
-    const float* const data = problem.b.data();
+  if constexpr (!std::is_same_v<T, Float16>) {
     if (problem.b_layout == Layout::kStrips) {
-      return {data + (panel.col + j) * problem.depth() + panel.k * kTileCols, kTileCols};
+      const T* const words = StripData(problem, panel.col + j, panel.word);
+      return {reinterpret_cast<const float*>(words), kTileCols};
     }
+  }
+  if constexpr (std::is_same_v<T, float>) {
     if (ReadsPlainInPlace(problem) && t == 0 && j + kTileCols <= panel.cols) {
       const int64_t stride = problem.b.stride();
-      return {data + panel.k * stride + panel.col + j, stride, tiles > 1 ? packed : nullptr};
+      return {problem.b.data() + panel.k * stride + panel.col + j, stride,
+              tiles > 1 ? packed : nullptr};
     }
   }
   return {packed, kTileCols};
+}
+
+#if MOE_GEMM_DOT_AVX512 && HWY_TARGET == HWY_AVX3
+#define MOE_DOTS 1
+inline DotRows DotRowsOf(const PlainRows<BFloat16>& a, int64_t) {
+  return {reinterpret_cast<const char*>(a.data), a.row_stride * int64_t{sizeof(BFloat16)},
+          sizeof(float)};
+}
+inline DotRows DotRowsOf(const PackedRows& a, int64_t rows) {
+  return {reinterpret_cast<const char*>(a.data), sizeof(float), rows * int64_t{sizeof(float)}};
+}
+#else
+#define MOE_DOTS 0
+#endif
+
+// `rows` rows of a times `depth` words of a strip, to c.
+template <class T, class Rows>
+void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c,
+                   int64_t stride, bool add, Prefetchers& ahead) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (b.copy != nullptr) return TileOf<T, true>(rows, a, b, depth, c, stride, add, ahead);
+  }
+#if MOE_DOTS
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (DotsBFloat16()) {
+      return DotTile(rows, DotRowsOf(a, rows), b.data, depth, c, stride, add, ahead);
+    }
+  }
+#endif
+  TileOf<T, false>(rows, a, b, depth, c, stride, add, ahead);
+}
+
+// The last word of an odd number of steps, whose second half would lie behind the rows.
+template <class T>
+PackedRows LastWords(const T* data, int64_t stride, int64_t rows, float (&words)[kTileRows]) {
+  for (int64_t i = 0; i < rows; ++i) words[i] = WordAt(data + i * stride, 1, 1);
+  return {words};
 }
 
 // One tile: rows [row, row + rows) of the block times strip `b`, to c.
@@ -83,23 +133,26 @@ void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Pan
                   const float* packed_a, int64_t row, int64_t rows, const Strip& b, float* c,
                   int64_t stride, bool add, Prefetchers& ahead) {
   const auto multiply = [&](const auto& a) HWY_ATTR {
-    if constexpr (std::is_same_v<T, float>) {
-      if (b.copy != nullptr) return TileOf<true>(rows, a, b, panel.depth, c, stride, add, ahead);
-    }
-    TileOf<false>(rows, a, b, panel.depth, c, stride, add, ahead);
+    MultiplyWords<T>(rows, a, b, panel.depth, c, stride, add, ahead);
   };
   if (problem.a_layout == Layout::kTransposed) {
     return multiply(PackedRows{packed_a + row * panel.depth});
   }
-  const T* const data = problem.a.row(block.row_begin + row) + panel.k;
   if constexpr (kPacksPlainRows<T>) {
-    multiply(FloatRows{packed_a + row * panel.depth, panel.depth});
-  } else if constexpr (std::is_same_v<T, float>) {
-    multiply(FloatRows{data, problem.a.stride()});
+    return multiply(PlainRows<float>{packed_a + row * panel.depth, panel.depth});
   } else {
-    multiply(BFloat16Rows{data, problem.a.stride()});
+    const T* const data = problem.a.row(block.row_begin + row) + panel.k;
+    const PlainRows<T> a{data, problem.a.stride()};
+    const int64_t whole = panel.steps / kStepsPerWord<T>;
+    if (whole == panel.depth) return multiply(a);
+    float words[kTileRows];
+    MultiplyWords<T>(rows, a, b, whole, c, stride, add, ahead);
+    MultiplyWords<T>(rows, LastWords(data + panel.steps - 1, problem.a.stride(), rows, words),
+                     {b.data + whole * b.stride, b.stride}, 1, c, stride, /*add=*/true, ahead);
   }
 }
+
+#undef MOE_DOTS
 
 // All rows of the block times one panel. Returns how many sums an exact grid could not hold.
 template <class T, class TOut>
@@ -127,9 +180,9 @@ template <class T, class TOut>
 void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
            const Panel& panel, float* to) {
   if (problem.a_layout == Layout::kTransposed) {
-    return PackTransposedRows(problem, panel.k, panel.depth, block.row_begin, tiles, to);
+    return PackTransposedRows(problem, panel.k, panel.steps, block.row_begin, tiles, to);
   }
-  PackPlainRows(problem, panel.k, panel.depth, block.row_begin, tiles.total, to);
+  PackPlainRows(problem, panel.k, panel.steps, block.row_begin, tiles.total, to);
 }
 
 // Fetches `next` while `tiles` tiles of each strip of `panel` are multiplied.
@@ -137,22 +190,23 @@ template <class T, class TOut>
 Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, const Panel& next,
                        int64_t tiles) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kLineBytes = kTileCols * kStepsPerWord<T> * kBytes;  // of a strip
   const auto strips = [](int64_t cols) {
     return (cols + kTileCols - 1) / kTileCols;
   };
-  const int64_t steps = panel.depth * tiles * strips(panel.cols);
+  const int64_t words = panel.depth * tiles * strips(panel.cols);
   const MatrixView<const T>& b = problem.b;
   const int64_t stride = b.stride();
   if (problem.b_layout == Layout::kStrips) {
-    return {b.data() + next.col * problem.depth() + next.k * kTileCols, strips(next.cols),
-            next.depth * kTileCols * kBytes, problem.depth() * kTileCols * kBytes, steps};
+    return {StripData(problem, next.col, next.word), strips(next.cols), next.depth * kLineBytes,
+            WordsOf<T>(problem.depth()) * kLineBytes, words};
   }
   if (problem.b_layout == Layout::kTransposed) {
-    return {b.data() + next.col * stride + next.k, next.cols, next.depth * kBytes, stride * kBytes,
-            steps};
+    return {b.data() + next.col * stride + next.k, next.cols, next.steps * kBytes, stride * kBytes,
+            words};
   }
-  return {b.data() + next.k * stride + next.col, next.depth, next.cols * kBytes, stride * kBytes,
-          steps};
+  return {b.data() + next.k * stride + next.col, next.steps, next.cols * kBytes, stride * kBytes,
+          words};
 }
 
 // Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
@@ -161,14 +215,16 @@ template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
   const int64_t whole[] = {0, problem.depth()};
-  const Panels panels(block, problem.exact.used() ? problem.exact.segments : whole,
-                      ShapeFor(problem));
-  const bool keeps_all = problem.depth() <= KeptSteps(problem);
+  const FlushSubnormals flush(std::is_same_v<T, BFloat16>);
+  const Panels<T> panels(block, problem.exact.used() ? problem.exact.segments : whole,
+                         ShapeFor(problem));
+  const bool keeps_all =
+      WordsBefore<T>(problem.depth() + 1, SegmentsOf(problem)) <= KeptWords(problem);
   int64_t bad = 0;
   Panel after;
   for (Panel panel = panels.First(); panel.cols > 0; panel = after) {
     after = panels.After(panel);
-    float* const a = keeps_all ? slot.a + panel.k * tiles.total : slot.a;
+    float* const a = keeps_all ? slot.a + panel.word * tiles.total : slot.a;
     const bool packed_before = keeps_all && panel.col > block.col_begin;
     if (PacksRows<T>(problem.a_layout) && !packed_before) PackA(problem, block, tiles, panel, a);
     Pack(problem, panel, slot.panel);
@@ -185,8 +241,12 @@ constexpr int64_t kTileCols = kMaxTileCols;
 
 template <class T>
 void PackWeightStrip(MatrixView<const T> from, T* to) {
-  for (int64_t k = 0; k < from.cols(); ++k) {
-    for (int64_t j = 0; j < kTileCols; ++j) *to++ = j < from.rows() ? from(j, k) : T(0.0f);
+  for (int64_t k = 0; k < from.cols(); k += kStepsPerWord<T>) {
+    for (int64_t j = 0; j < kTileCols; ++j) {
+      for (int64_t half = k; half < k + kStepsPerWord<T>; ++half) {
+        *to++ = j < from.rows() && half < from.cols() ? from(j, half) : T(0.0f);
+      }
+    }
   }
 }
 
@@ -227,7 +287,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot&) {
     part.b = cut(part.b, block.col_begin, cols, 0, depth);
   }
   if (problem.b_layout == Layout::kStrips) {  // blocks are whole strips
-    const int64_t begin = block.col_begin / kTileCols * depth;
+    const int64_t begin = block.col_begin / kTileCols * StripSteps<T>(depth);
     part.b = cut(part.b, begin, part.b.rows() - begin, 0, kTileCols);
   }
   if constexpr (std::is_same_v<TOut, float>) {

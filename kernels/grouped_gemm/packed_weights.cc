@@ -53,8 +53,8 @@ absl::StatusOr<PackedWeights<T>> PackedWeights<T>::Create(int64_t out_features,
   packed.out_features_ = out_features;
   packed.in_features_ = in_features;
   packed.strip_cols_ = gemm::StripCols();
-  const int64_t elements =
-      StripCount(out_features, packed.strip_cols_) * packed.strip_cols_ * in_features;
+  const int64_t elements = StripCount(out_features, packed.strip_cols_) * packed.strip_cols_ *
+                           gemm::StripSteps<T>(in_features);
   MOE_ASSIGN_OR_RETURN(packed.strips_, Buffer::Allocate(elements * static_cast<int64_t>(sizeof(T)),
                                                         CpuMemory(), "PackedWeights"));
   return packed;
@@ -78,7 +78,7 @@ absl::Status PackedWeights<T>::Pack(MatrixView<const T> weight, int64_t version,
         threads.For(StripCount(weight.rows(), cols), 1, [&](int64_t begin, int64_t end) {
           for (int64_t s = begin; s < end; ++s) {
             gemm::PackStrip(RowRange(weight, s * cols, std::min((s + 1) * cols, weight.rows())),
-                            to + s * cols * weight.cols());
+                            to + s * cols * gemm::StripSteps<T>(weight.cols()));
           }
         });
         return absl::OkStatus();
@@ -108,7 +108,8 @@ absl::Status PackedWeights<T>::Check(absl::string_view function, int64_t out_fea
 template <typename T>
 MatrixView<const T> PackedWeights<T>::strips() const {
   const auto data = strips_.span<const T>();
-  return {data.data(), StripCount(out_features_, strip_cols_) * in_features_, strip_cols_};
+  return {data.data(), StripCount(out_features_, strip_cols_) * gemm::StripSteps<T>(in_features_),
+          strip_cols_};
 }
 
 template <typename T>

@@ -29,7 +29,10 @@ namespace moe {
 //   ..                           ..                        K-1 [             ]
 //
 // The last strip is filled up with zeros. Elements keep their storage type: a packed weight is as
-// large as the weight, and products of it have the bits of products of the weight.
+// large as the weight, and products of it have the bits of products of the weight. Of bfloat16 a
+// line has W pairs, steps 2p and 2p + 1 of each column side by side, an odd K filled up with zeros:
+//
+//           strip 0 of bfloat16:   p=0 [ a b | d e | g h .. ]   p=1 [ c . | f . | i . .. ]
 //
 // A layer keeps one for each expert and projection, and calls Pack after each change of its weights
 // with the number of that change. Move-only. One host thread at a time.
@@ -69,7 +72,7 @@ class PackedWeights {
   // `version` for the instructions that products use now.
   absl::Status Check(absl::string_view function, int64_t out_features, int64_t in_features,
                      int64_t version) const;
-  // The strips, one behind the other: [ceil(O / W) * K, W].
+  // The strips, one behind the other: [ceil(O / W) * K, W], K filled up.
   MatrixView<const T> strips() const;
 
  private:

@@ -5,16 +5,19 @@
 #include <hwy/targets.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_dot_avx512.h"
 
 namespace moe::gemm {
 namespace {
 
 constexpr int64_t kFused[] = {HWY_AVX3, HWY_AVX2, HWY_NEON};
+constexpr char kWithDot[] = "AVX3_BF16";
 
 }  // namespace
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
+  if (HasBFloat16Dot()) names.emplace_back(kWithDot);
   for (const int64_t target : kFused) {
     if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
   }
@@ -23,6 +26,8 @@ std::vector<std::string> SimdTargets() {
 }
 
 void UseSimdTarget(absl::string_view name) {
+  UseBFloat16Dot(name == kWithDot || name.empty());
+  if (name == kWithDot) name = hwy::TargetName(HWY_AVX3);
   int64_t chosen = 0;  // no restriction
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON, HWY_EMU128}) {
     if (name == hwy::TargetName(target)) chosen = target;

@@ -10,7 +10,8 @@
 namespace moe::gemm {
 
 // The targets with fused multiply-add that this CPU has, best first, and last "EMU128": no SIMD,
-// where products run the plain loops of the specification.
+// where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16" the same
+// with dot products of bfloat16.
 std::vector<std::string> SimdTargets();
 
 // Makes everything that dispatches at run time use `name`, one of SimdTargets(), from now on; ""

@@ -24,12 +24,13 @@ namespace {
 // About a millisecond of multiply-adds.
 constexpr int64_t kPeakSteps = 100'000;
 
-// GFLOP/s of all threads together.
-double Peak(ThreadPool& pool) {
+// GFLOP/s of all threads together, for products of `dtype`.
+double Peak(ThreadPool& pool, DType dtype) {
+  const auto run = dtype == DType::kBFloat16 ? gemm::RunBFloat16Peak : gemm::RunFma;
   std::vector<double> operations(pool.threads());
   const int64_t start = MonotonicNs();
   pool.For(pool.threads(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) operations[i] = gemm::RunFma(kPeakSteps);
+    for (int64_t i = begin; i < end; ++i) operations[i] = run(kPeakSteps);
   });
   const auto ns = static_cast<double>(MonotonicNs() - start);
   return std::accumulate(operations.begin(), operations.end(), 0.0) / ns;
@@ -93,12 +94,12 @@ absl::StatusOr<KernelLimit> DenseLimit(double operations, KernelDevice& device) 
   };
 }
 
-// What bounds the products: on the CPU multiply-adds in registers, on a GPU a dense product of
-// cuBLAS, if it is there.
+// What bounds the products: on the CPU multiply-adds or dot products in registers, on a GPU a dense
+// product of cuBLAS, if it is there.
 absl::StatusOr<KernelLimit> LimitOf(const GemmSpec& spec, int64_t rows, KernelDevice& device) {
   if (device.is_cpu()) {
-    return [&pool = device.threads()](double) {
-      return Peak(pool);
+    return [&pool = device.threads(), dtype = spec.dtype](double) {
+      return Peak(pool, dtype);
     };
   }
   const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(spec.hidden) *

@@ -37,9 +37,10 @@ struct GemmRow {
   GemmSpec spec;
   Place place;
   int64_t rows = 0, largest_rows = 0;  // N; of the busiest expert; the most of a trace's records
-  // Against a loop of multiply-adds in registers on the same threads; on a GPU against one dense
-  // product by cuBLAS, unless it is missing. Checked: sampled elements, which must have the bits of
-  // a chain of std::fma; tensor cores' are within what the order of their sums leaves open.
+  // Against a loop in registers on the same threads, of multiply-adds or, for bfloat16, of dot
+  // products where the CPU has them; on a GPU against one dense product by cuBLAS, unless it is
+  // missing. Checked: sampled elements, which must have the bits of a chain of std::fma; tensor
+  // cores' are within what the order of their sums leaves open.
   KernelTimes times;
 };
 

@@ -19,15 +19,15 @@ namespace {
 
 // An element's sum of products.
 struct GemmSum {
-  float chain = 0;  // the reference: one fused multiply-add for each term, ascending
+  float chain = 0;  // the reference: one fused multiply-add for each term (grouped_gemm.h)
   double exact = 0;
   double magnitudes = 0;  // sum of |a b|
   int64_t depth = 0;
 };
-template <typename Pair>
+template <typename T, typename Pair>
 GemmSum Sum(int64_t begin, int64_t end, Pair pair) {
   GemmSum sum{.depth = end - begin};
-  for (int64_t i = begin; i < end; ++i) {
+  const auto add = [&](int64_t i) {
     const auto [a, b] = pair(i);
     const auto x = static_cast<float>(a);
     const auto y = static_cast<float>(b);
@@ -35,6 +35,14 @@ GemmSum Sum(int64_t begin, int64_t end, Pair pair) {
     const double product = static_cast<double>(x) * static_cast<double>(y);
     sum.exact += product;
     sum.magnitudes += std::abs(product);
+  };
+  if constexpr (std::is_same_v<T, BFloat16>) {  // the second of two terms goes first
+    for (int64_t i = begin; i < end; i += 2) {
+      if (i + 1 < end) add(i + 1);
+      add(i);
+    }
+  } else {
+    for (int64_t i = begin; i < end; ++i) add(i);
   }
   return sum;
 }
@@ -134,7 +142,7 @@ class Products final : public KernelCases {
   // Elements spread over each result that are not what the specification says.
   absl::StatusOr<int64_t> WrongForward() const {
     return CountWrong([&](int64_t n, int e, int64_t o, int64_t) {
-      const GemmSum sum = Sum(0, spec_.hidden, [&](int64_t k) {
+      const GemmSum sum = Sum<T>(0, spec_.hidden, [&](int64_t k) {
         return std::pair(x()[n * spec_.hidden + k], w()[(e * spec_.ffn + o) * spec_.hidden + k]);
       });
       return IsWrong(y_, n * spec_.ffn + o, sum);
@@ -142,7 +150,7 @@ class Products final : public KernelCases {
   }
   absl::StatusOr<int64_t> WrongInputGradient() const {
     return CountWrong([&](int64_t n, int e, int64_t, int64_t k) {
-      const GemmSum sum = Sum(0, spec_.ffn, [&](int64_t o) {
+      const GemmSum sum = Sum<T>(0, spec_.ffn, [&](int64_t o) {
         return std::pair(dy()[n * spec_.ffn + o], w()[(e * spec_.ffn + o) * spec_.hidden + k]);
       });
       return IsWrong(dx_, n * spec_.hidden + k, sum);
@@ -150,7 +158,7 @@ class Products final : public KernelCases {
   }
   absl::StatusOr<int64_t> WrongWeightGradient() const {
     return CountWrong([&](int64_t, int e, int64_t o, int64_t k) {
-      const GemmSum sum = Sum(offsets_[e], offsets_[e + 1], [&](int64_t i) {
+      const GemmSum sum = Sum<T>(offsets_[e], offsets_[e + 1], [&](int64_t i) {
         return std::pair(dy()[i * spec_.ffn + o], x()[i * spec_.hidden + k]);
       });
       return IsWrong(dw_, (e * spec_.ffn + o) * spec_.hidden + k, sum);

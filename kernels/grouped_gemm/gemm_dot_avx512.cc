@@ -1,0 +1,146 @@
+#include "kernels/grouped_gemm/gemm_dot_avx512.h"
+
+#include <atomic>
+
+#if MOE_GEMM_DOT_AVX512
+#include <hwy/targets.h>
+#include <immintrin.h>
+#endif
+
+#include "kernels/grouped_gemm/gemm_blocks.h"
+
+namespace moe::gemm {
+namespace {
+
+std::atomic<bool> use_dot = true;
+
+}  // namespace
+
+bool HasBFloat16Dot() {
+#if MOE_GEMM_DOT_AVX512
+  static const bool has =
+      __builtin_cpu_supports("avx512bf16") && (hwy::SupportedTargets() & HWY_AVX3) != 0;
+  return has;
+#else
+  return false;
+#endif
+}
+
+bool DotsBFloat16() {
+  return HasBFloat16Dot() && use_dot.load(std::memory_order_relaxed);
+}
+
+void UseBFloat16Dot(bool use) {
+  use_dot.store(use, std::memory_order_relaxed);
+}
+
+#if MOE_GEMM_DOT_AVX512
+
+#define MOE_DOT_TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512bf16")))
+#ifdef __clang__
+#define MOE_DOT_UNROLL _Pragma("unroll")
+#else
+#define MOE_DOT_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kVectors = 4;
+
+// One word: 64 columns times every row. The instruction adds the product of the upper halves first.
+template <int kRows>
+MOE_DOT_TARGET inline __attribute__((always_inline)) void DotWord(const char* a, int64_t row_bytes,
+                                                                  const float* b,
+                                                                  __m512 (&sum)[kRows][kVectors]) {
+  __m512i column[kVectors];
+  MOE_DOT_UNROLL
+  for (int j = 0; j < kVectors; ++j) column[j] = _mm512_loadu_si512(b + j * kLanes);
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    int32_t word;
+    __builtin_memcpy(&word, a + i * row_bytes, sizeof word);
+    const __m512i x = _mm512_set1_epi32(word);
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = _mm512_dpbf16_ps(sum[i][j], (__m512bh)x, (__m512bh)column[j]);
+    }
+  }
+}
+
+template <int kRows>
+MOE_DOT_TARGET void DotTileOf(const DotRows& rows, const float* __restrict b, int64_t depth,
+                              float* __restrict c, int64_t c_stride, bool add, Prefetchers& ahead) {
+  constexpr int64_t kLine = kVectors * kLanes;
+  __m512 sum[kRows][kVectors];
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = add ? _mm512_loadu_ps(c + i * c_stride + j * kLanes) : _mm512_setzero_ps();
+    }
+  }
+  const char* a = rows.data;
+  const int64_t row_bytes = rows.row_bytes, word_bytes = rows.word_bytes;
+  static_assert(Prefetcher::kSteps == 4);
+  int64_t k = 0;
+  for (; k + 4 <= depth; k += 4, a += 4 * word_bytes, b += 4 * kLine) {
+    ahead.next.Burst();
+    ahead.output.Burst();
+    DotWord<kRows>(a, row_bytes, b, sum);
+    DotWord<kRows>(a + word_bytes, row_bytes, b + kLine, sum);
+    DotWord<kRows>(a + 2 * word_bytes, row_bytes, b + 2 * kLine, sum);
+    DotWord<kRows>(a + 3 * word_bytes, row_bytes, b + 3 * kLine, sum);
+  }
+  for (; k < depth; ++k, a += word_bytes, b += kLine) DotWord<kRows>(a, row_bytes, b, sum);
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      _mm512_storeu_ps(c + i * c_stride + j * kLanes, sum[i][j]);
+    }
+  }
+}
+
+}  // namespace
+
+void DotTile(int64_t rows, const DotRows& a, const float* b, int64_t depth, float* c,
+             int64_t c_stride, bool add, Prefetchers& ahead) {
+  switch (rows) {
+    case 1:
+      return DotTileOf<1>(a, b, depth, c, c_stride, add, ahead);
+    case 2:
+      return DotTileOf<2>(a, b, depth, c, c_stride, add, ahead);
+    case 3:
+      return DotTileOf<3>(a, b, depth, c, c_stride, add, ahead);
+    case 4:
+      return DotTileOf<4>(a, b, depth, c, c_stride, add, ahead);
+    case 5:
+      return DotTileOf<5>(a, b, depth, c, c_stride, add, ahead);
+    default:
+      static_assert(kTileRows == 6 && kMaxTileCols == kVectors * kLanes);
+      return DotTileOf<6>(a, b, depth, c, c_stride, add, ahead);
+  }
+}
+
+MOE_DOT_TARGET double RunDots(int64_t steps) {
+  constexpr int kChains = 12;  // more than the units and their latency need
+  const auto one = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+  __m512 sum[kChains];
+  for (int i = 0; i < kChains; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (int64_t n = 0; n < steps; ++n) {
+    _Pragma("GCC unroll 12") for (__m512& s : sum) s = _mm512_dpbf16_ps(s, one, one);
+  }
+  __m512 total = sum[0];
+  for (int i = 1; i < kChains; ++i) total = _mm512_add_ps(total, sum[i]);
+  // Never true, but the compiler does not know: the chains have to be computed.
+  if (_mm512_cvtss_f32(total) < 0) return 0;
+  return static_cast<double>(steps) * kChains * kLanes * 4;
+}
+
+#undef MOE_DOT_TARGET
+#undef MOE_DOT_UNROLL
+
+#endif  // MOE_GEMM_DOT_AVX512
+
+}  // namespace moe::gemm

@@ -1,0 +1,47 @@
+// The register tile of bfloat16 on CPUs with AVX-512 dot products (vdpbf16ps): twice the
+// multiply-adds of float32, with the bits of the tile in gemm_tile-inl.h. Internal.
+#ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_DOT_AVX512_H_
+#define MOE_KERNELS_GROUPED_GEMM_GEMM_DOT_AVX512_H_
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/grouped_gemm/gemm_prefetch.h"
+
+#if defined(__x86_64__)
+#define MOE_GEMM_DOT_AVX512 1
+#else
+#define MOE_GEMM_DOT_AVX512 0
+#endif
+
+namespace moe::gemm {
+
+// Whether this CPU has the instruction; and whether products use it, which they do unless a test or
+// benchmark says otherwise (simd_targets.h).
+bool HasBFloat16Dot();
+bool DotsBFloat16();
+void UseBFloat16Dot(bool use);
+
+#if MOE_GEMM_DOT_AVX512
+
+// Word w of row i lies at data + i * row_bytes + w * word_bytes.
+struct DotRows {
+  const char* data;
+  int64_t row_bytes;
+  int64_t word_bytes;
+};
+
+// c [rows, 64] = (add ? c : 0) + a * b over `depth` words; word w of b is the line of 64 words at
+// b + 64 * w. `rows`: 1 to kTileRows. Only where HasBFloat16Dot().
+void DotTile(int64_t rows, const DotRows& a, const float* b, int64_t depth, float* c,
+             int64_t c_stride, bool add, Prefetchers& ahead);
+
+// Runs `steps` rounds of independent dot products in registers. Returns the number of
+// floating-point operations, four for each lane. Only where HasBFloat16Dot().
+double RunDots(int64_t steps);
+
+#endif  // MOE_GEMM_DOT_AVX512
+
+}  // namespace moe::gemm
+
+#endif  // MOE_KERNELS_GROUPED_GEMM_GEMM_DOT_AVX512_H_
