@@ -21,6 +21,7 @@ moe_test(exact_sum_test LABELS unit cpu threads SOURCES exact_sum_test.cc LIBS m
 moe_test(attention_test LABELS unit cpu threads SOURCES attention_test.cc LIBS moe_kernels)
 moe_test(rotary_test LABELS unit cpu SOURCES rotary_test.cc LIBS moe_kernels)
 moe_test(topk_select_test LABELS unit cpu threads SOURCES topk_select_test.cc LIBS moe_kernels)
+moe_test(weigh_rows_test LABELS unit cpu SOURCES weigh_rows_test.cc LIBS moe_kernels)
 moe_test(sigmoid_scores_test LABELS unit cpu threads SOURCES sigmoid_scores_test.cc LIBS moe_kernels)
 moe_test(simd_target_test LABELS unit cpu SOURCES simd_target_test.cc LIBS moe_kernels)
 

@@ -138,8 +138,8 @@ TEST(TopKGate, ProbabilitiesAndLogSumExpAreWithinTheirErrorOfFloat64) {
 
 TEST(TopKGate, SelectionIsThatOfTheReferenceWithTiesInfinitiesAndNans) {
   for (const int64_t experts : {1, 2, 5, 16, 17, 40, 64, 65}) {
-    for (const int64_t k :
-         {int64_t{1}, std::min<int64_t>(2, experts), (experts + 1) / 2, experts}) {
+    for (const int64_t k : {int64_t{1}, std::min<int64_t>(2, experts),
+                            std::min<int64_t>(8, experts), (experts + 1) / 2, experts}) {
       SCOPED_TRACE(testing::Message() << "E " << experts << " k " << k);
       for (const auto& logits : {LogitsWithTies(50 * experts, 2), RandomLogits(50 * experts, 3)}) {
         const Result r = Gate(logits, experts, k);

@@ -12,15 +12,6 @@
 #include "kernels/base/simd-inl.h"
 #include "kernels/base/tensor_view.h"
 
-// The accumulators live in registers only if the loops over them are unrolled.
-#ifndef MOE_UNROLL
-#ifdef __clang__
-#define MOE_UNROLL _Pragma("unroll")
-#else
-#define MOE_UNROLL _Pragma("GCC unroll 8")
-#endif
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace moe {
 namespace HWY_NAMESPACE {

@@ -17,6 +17,16 @@
 
 #include "kernels/base/dtype.h"
 
+// Before a loop of at most eight turns: arrays of vectors live in registers only if the loops over
+// them are unrolled.
+#ifndef MOE_UNROLL
+#ifdef __clang__
+#define MOE_UNROLL _Pragma("unroll")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 8")
+#endif
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace moe {
 namespace HWY_NAMESPACE {
@@ -135,6 +145,22 @@ HWY_INLINE FloatLanes ExpLanes(FloatLanes x) {
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
+// The sum of the lanes, each half onto the other.
+template <class D>
+HWY_INLINE float FoldLanes(D, hn::Vec<D> v) {
+#if HWY_TARGET != HWY_SCALAR  // one lane
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return FoldLanes(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    static_assert(hn::MaxLanes(D()) == 4);
+    v = hn::Add(v, hn::Shuffle1032(v));
+    v = hn::Add(v, hn::Shuffle2301(v));
+  }
+#endif
+  return hn::GetLane(v);
+}
+
 // The 16 partial sums of FixedDot: element i of a row goes to partial i mod 16.
 constexpr int64_t kPartials = 16;
 struct FixedPartials {
@@ -146,12 +172,12 @@ struct FixedPartials {
 
   // Pairwise: 8 + 8, 4 + 4, 2 + 2, 1 + 1.
   HWY_INLINE float Fold() const {
-    float s[kPartials];
-    for (int64_t i = 0; i < kPartials / kLanes; ++i) StoreLanes(lanes[i], s + i * kLanes);
-    for (int64_t width = kPartials / 2; width > 0; width /= 2) {
-      for (int64_t i = 0; i < width; ++i) s[i] += s[i + width];
+    FloatLanes sum[kPartials / kLanes];
+    for (int64_t i = 0; i < kPartials / kLanes; ++i) sum[i] = lanes[i];
+    for (int64_t width = kPartials / kLanes / 2; width > 0; width /= 2) {
+      for (int64_t i = 0; i < width; ++i) sum[i] = hn::Add(sum[i], sum[i + width]);
     }
-    return s[0];
+    return FoldLanes(FloatTag(), sum[0]);
   }
 };
 

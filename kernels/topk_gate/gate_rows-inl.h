@@ -17,6 +17,7 @@
 #include <absl/container/inlined_vector.h>
 
 #include "kernels/base/simd-inl.h"
+#include "kernels/topk_gate/rank_lists-inl.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,12 +65,10 @@ HWY_INLINE void WriteKeys(const float* row, int64_t experts, int64_t padded, int
 // be marked as taken, and no branch depends on where the best is. Doubles in [1, 2), because every
 // target has their maximum in one instruction: the upper 32 bits of the mantissa are the key, the
 // lower 20 the complement of the id.
-using RankTag = hn::CappedTag<double, kPartials / 2>;
-using RankLanes = hn::Vec<RankTag>;
-constexpr int64_t kRankLanes = static_cast<int64_t>(hn::MaxLanes(RankTag()));
 constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
-// Rows whose experts are looked for at a time: a search waits for its own steps most of the time.
-constexpr int64_t kRankRows = 4;
+// Rows whose experts are looked for at a time: a search waits for its own steps most of the time,
+// and lists are of as many rows as there are lanes.
+constexpr int64_t kRankRows = std::max<int64_t>(4, kRankLanes);
 // Scratch for more experts than this comes from the heap.
 constexpr size_t kMostInlineExperts = 256;
 
@@ -116,19 +115,42 @@ class Ranking {
 
   // expert [rows, K] = the ids of the K best of rows 0, 1 ..., best first.
   HWY_INLINE void TakeBest(MatrixView<int32_t> expert) const {
+    // Lists cost the same for every K.
+    if (kRankLanes > 1 && expert.cols() >= kFewestListed && expert.cols() <= kListRanks) {
+      TakeLists(expert);
+    } else {
+      TakeInTurn(expert);
+    }
+  }
+
+ private:
+  static constexpr int64_t kFewestListed = 5;
+
+  HWY_INLINE void TakeLists(MatrixView<int32_t> expert) const {
+    for (int64_t r = 0; r < expert.rows(); r += kRankLanes) {
+      const int64_t rows = std::min(kRankLanes, expert.rows() - r);
+      const RankLists best = ListOfEachRow(ranks_.data() + r * padded_, rows, padded_);
+      double ranks[kListRanks][kRankLanes];
+      for (int64_t j = 0; j < kListRanks; ++j) hn::StoreU(best.rank[j], RankTag(), ranks[j]);
+      for (int64_t t = 0; t < rows; ++t) {
+        for (int64_t j = 0; j < expert.cols(); ++j) expert(r + t, j) = IdOf(ranks[j][t]);
+      }
+    }
+  }
+
+  HWY_INLINE void TakeInTurn(MatrixView<int32_t> expert) const {
     RankLanes last[kRankRows];
     for (auto& bound : last) bound = hn::Set(RankTag(), 2.0);
     for (int64_t j = 0; j < expert.cols(); ++j) {
       for (int64_t r = 0; r < expert.rows(); ++r) {
         last[r] = LargestBelow(ranks_.data() + r * padded_, padded_, last[r]);
-        expert(r, j) = IdOf(last[r]);
+        expert(r, j) = IdOf(hn::GetLane(last[r]));
       }
     }
   }
 
- private:
-  static HWY_INLINE int32_t IdOf(RankLanes rank) {
-    return static_cast<int32_t>(kIdMask - (std::bit_cast<uint64_t>(hn::GetLane(rank)) & kIdMask));
+  static HWY_INLINE int32_t IdOf(double rank) {
+    return static_cast<int32_t>(kIdMask - (std::bit_cast<uint64_t>(rank) & kIdMask));
   }
 
   const int64_t experts_, padded_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -13,10 +14,10 @@
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_launch_cuda.h"
-#include "kernels/topk_gate/gate_row.h"
 #include "kernels/topk_gate/sigmoid_scores_cpu.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 #include "kernels/topk_gate/topk_select_cpu.h"
+#include "kernels/topk_gate/weigh_rows_cpu.h"
 
 namespace moe {
 namespace {
@@ -81,15 +82,18 @@ class SelectRows {
   void Run() const {
     const bool by_score =
         in_.value.data() == nullptr && (!in_.expert_bias.empty() || rule_.num_groups > 0);
-    Score();  // a softmax: and selection by logits
+    Score();  // a softmax: and selection by logits, with weights
     if (by_score) {
       SelectByScore();
     } else if (in_.value.data() != nullptr) {
       TopKSelectCpu(in_.value, out_.expert, begin_, end_);
     } else if (rule_.score == ScoreFunction::kSigmoid) {
       TopKSelectCpu(in_.logits, out_.expert, begin_, end_);
+    } else {
+      return WeighRowsCpu(out_.weight, rule_.weights, rule_.scale, begin_, end_);
     }
-    Weigh();
+    GatherScores();
+    WeighRowsCpu(out_.weight, rule_.weights, rule_.scale, begin_, end_);
   }
 
  private:
@@ -128,13 +132,13 @@ class SelectRows {
     }
   }
 
-  void Weigh() const {
-    const int64_t k = out_.expert.cols();
+  // What no softmax selected has no weights yet.
+  void GatherScores() const {
     for (int64_t t = begin_; t < end_; ++t) {
-      float* const weight = out_.weight.row(t);
-      for (int64_t j = 0; j < k; ++j) weight[j] = out_.score(t, out_.expert(t, j));
-      if (rule_.weights == GateWeights::kNormalised) Normalise({weight, static_cast<size_t>(k)});
-      for (int64_t j = 0; j < k; ++j) weight[j] *= rule_.scale;
+      const float* const score = out_.score.row(t);
+      for (int64_t j = 0; j < out_.expert.cols(); ++j) {
+        out_.weight(t, j) = score[out_.expert(t, j)];
+      }
     }
   }
 
@@ -202,13 +206,9 @@ absl::Status SelectExperts(const GateRule& rule, const SelectExpertsInput& in,
     const int64_t tokens = in.logits.rows(), k = out.expert.cols();
     threads.For(tokens, kGateRowsPerTask,
                 [&](int64_t begin, int64_t end) { SelectRows(rule, in, out, begin, end).Run(); });
-    std::fill(out.count.begin(), out.count.end(), int64_t{0});
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t j = 0; j < k; ++j) ++out.count[static_cast<size_t>(out.expert(t, j))];
-    }
-    for (size_t t = 0; t < out.slot_offset.size(); ++t) {
-      out.slot_offset[t] = static_cast<int64_t>(t) * k;
-    }
+    CountSelected(out.expert, out.count);
+    int64_t offset = 0;
+    for (int64_t& begin : out.slot_offset) begin = std::exchange(offset, offset + k);
     return absl::OkStatus();
   });
 }

@@ -12,6 +12,7 @@
 #include "kernels/topk_gate/gate_launch_cuda.h"
 #include "kernels/topk_gate/topk_gate_cpu.h"
 #include "kernels/topk_gate/topk_select_cpu.h"
+#include "kernels/topk_gate/weigh_rows_cpu.h"
 
 namespace moe {
 namespace {
@@ -101,12 +102,7 @@ absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out,
   return stream.Enqueue([logits, out, &threads = stream.threads()] {
     threads.For(logits.rows(), kGateRowsPerTask,
                 [&](int64_t begin, int64_t end) { TopKGateCpu(logits, out, begin, end); });
-    std::fill(out.count.begin(), out.count.end(), int64_t{0});
-    for (int64_t t = 0; t < logits.rows(); ++t) {
-      for (int64_t j = 0; j < out.expert.cols(); ++j) {
-        ++out.count[static_cast<size_t>(out.expert(t, j))];
-      }
-    }
+    CountSelected(out.expert, out.count);
     return absl::OkStatus();
   });
 }
