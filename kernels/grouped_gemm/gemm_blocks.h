@@ -50,12 +50,11 @@ inline constexpr Shape kStripsOfB = {
     .panel_cols = 64, .panel_depth = 512, .block_rows = 252, .col_step = 64};
 inline constexpr Shape kPlainB = {
     .panel_cols = 256, .panel_depth = 128, .block_rows = 252, .col_step = 256};
-// Few rows or few steps wait for memory: whole rows of b, read from front to back. At 4 rows twice
-// as fast as kPlainB and 0.9 of packed strips, so that input gradients need no packed copy; at 32
-// rows 1.3 and 0.75; slower from about 100 rows or steps on, where sums go to and fro too often.
+// One tile of rows, or few steps, wait for memory: whole rows of b, read from front to back. Input
+// gradients of one tile read float32 weights in place: 1.2 times as fast as kPlainB at 4 rows, and
+// slower from 8 on, where sums go to and fro too often.
 inline constexpr Shape kWideB = {
     .panel_cols = 1024, .panel_depth = 32, .block_rows = 252, .col_step = 256};
-inline constexpr int64_t kFewRows = 64;
 // Gradients of weights, of segments of more rows than kPlainB has steps: deep panels, so that sums
 // stay in registers for longer, and the rows of a transposed a packed once for all of them. 1.15
 // times as fast as kPlainB from 192 rows on, at 128 no faster.
@@ -78,7 +77,14 @@ constexpr bool PacksRows(Layout a_layout) {
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
   if (problem.exact.used()) return false;  // sums of a panel wait in cache to be added
-  return problem.c.rows() <= kFewRows || WordsOf<T>(problem.depth()) <= kWideB.panel_depth;
+  return problem.c.rows() <= kTileRows || WordsOf<T>(problem.depth()) <= kWideB.panel_depth;
+}
+
+// Whether the tile reads whole strips of b where they lie: there is no other tile to pack for.
+template <typename T, typename TOut>
+constexpr bool ReadsPlainInPlace(const Problem<T, TOut>& problem) {
+  return std::is_same_v<T, float> && problem.b_layout == Layout::kPlain &&
+         problem.c.rows() <= kTileRows;
 }
 
 template <typename T, typename TOut>

@@ -80,27 +80,20 @@ struct PackedRows {
 };
 static_assert(std::endian::native == std::endian::little);
 
-// kTileCols columns of b: word k at data + k * stride. `copy`, if there is one, is written with the
-// words side by side as they are read: packing costs the first tile its stores alone, which
-// overlap with its multiply-adds.
+// kTileCols columns of b: word k at data + k * stride.
 struct Strip {
   const float* data;
   int64_t stride;
-  float* copy = nullptr;
 };
 
 // One step of word k: one column vector after the other, times every row.
-template <class Half, int kRows, bool kCopies, class Rows>
+template <class Half, int kRows, class Rows>
 HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
-                     float* HWY_RESTRICT copy, FloatVector (&sum)[kRows][kVectors]) {
+                     FloatVector (&sum)[kRows][kVectors]) {
   const FloatTag d;
   FloatVector column[kVectors];
   MOE_UNROLL
   for (int j = 0; j < kVectors; ++j) column[j] = Half::Of(hn::LoadU(d, b + j * kLanes));
-  if constexpr (kCopies) {
-    MOE_UNROLL
-    for (int j = 0; j < kVectors; ++j) hn::Store(column[j], d, copy + j * kLanes);
-  }
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     const FloatVector x = Half::Of(a.template Broadcast<kRows>(i, k));
@@ -110,25 +103,23 @@ HWY_INLINE void Step(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
 }
 
 // All steps of word k. The second of a pair goes first, as in vdpbf16ps.
-template <typename T, int kRows, bool kCopies, class Rows>
+template <typename T, int kRows, class Rows>
 HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
-                     float* HWY_RESTRICT copy, FloatVector (&sum)[kRows][kVectors]) {
+                     FloatVector (&sum)[kRows][kVectors]) {
   if constexpr (kStepsPerWord<T> == 1) {
-    Step<Whole, kRows, kCopies>(a, k, b, copy, sum);
+    Step<Whole, kRows>(a, k, b, sum);
   } else {
-    static_assert(!kCopies);
-    Step<UpperHalf, kRows, false>(a, k, b, copy, sum);
-    Step<LowerHalf, kRows, false>(a, k, b, copy, sum);
+    Step<UpperHalf, kRows>(a, k, b, sum);
+    Step<LowerHalf, kRows>(a, k, b, sum);
   }
 }
 
 // c [kRows, kTileCols] = (add ? c : 0) + a * b over `depth` ascending words, one fused
 // multiply-add per element and step. T: what words hold.
-template <typename T, int kRows, bool kCopies, class Rows>
+template <typename T, int kRows, class Rows>
 HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HWY_RESTRICT c,
                        int64_t c_stride, bool add, Prefetchers& ahead) {
   const float* HWY_RESTRICT b = strip.data;
-  float* HWY_RESTRICT copy = strip.copy;
   const FloatTag d;
   FloatVector sum[kRows][kVectors];
   MOE_UNROLL
@@ -142,17 +133,16 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HW
   // By hand, so that the words share one set of addresses: instructions are what the tile waits for
   // where two threads share a core.
   static_assert(Prefetcher::kSteps == 4);
-  constexpr int64_t kCopied = kCopies ? kTileCols : 0;
-  for (; k + 4 <= depth; k += 4, b += 4 * strip.stride, copy += 4 * kCopied) {
+  for (; k + 4 <= depth; k += 4, b += 4 * strip.stride) {
     ahead.next.Burst();
     ahead.output.Burst();
-    Word<T, kRows, kCopies>(a, k, b, copy, sum);
-    Word<T, kRows, kCopies>(a, k + 1, b + strip.stride, copy + kCopied, sum);
-    Word<T, kRows, kCopies>(a, k + 2, b + 2 * strip.stride, copy + 2 * kCopied, sum);
-    Word<T, kRows, kCopies>(a, k + 3, b + 3 * strip.stride, copy + 3 * kCopied, sum);
+    Word<T, kRows>(a, k, b, sum);
+    Word<T, kRows>(a, k + 1, b + strip.stride, sum);
+    Word<T, kRows>(a, k + 2, b + 2 * strip.stride, sum);
+    Word<T, kRows>(a, k + 3, b + 3 * strip.stride, sum);
   }
-  for (; k < depth; ++k, b += strip.stride, copy += kCopied) {
-    Word<T, kRows, kCopies>(a, k, b, copy, sum);
+  for (; k < depth; ++k, b += strip.stride) {
+    Word<T, kRows>(a, k, b, sum);
   }
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -161,23 +151,23 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HW
   }
 }
 
-template <typename T, bool kCopies, class Rows>
+template <typename T, class Rows>
 void TileOf(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c, int64_t c_stride,
             bool add, Prefetchers& ahead) {
   switch (rows) {
     case 1:
-      return Tile<T, 1, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 1>(a, b, depth, c, c_stride, add, ahead);
     case 2:
-      return Tile<T, 2, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 2>(a, b, depth, c, c_stride, add, ahead);
     case 3:
-      return Tile<T, 3, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 3>(a, b, depth, c, c_stride, add, ahead);
     case 4:
-      return Tile<T, 4, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 4>(a, b, depth, c, c_stride, add, ahead);
     case 5:
-      return Tile<T, 5, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 5>(a, b, depth, c, c_stride, add, ahead);
     default:
       static_assert(kTileRows == 6);
-      return Tile<T, 6, kCopies>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 6>(a, b, depth, c, c_stride, add, ahead);
   }
 }
 

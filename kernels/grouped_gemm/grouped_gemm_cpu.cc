@@ -32,13 +32,6 @@ namespace HWY_NAMESPACE {
 
 #if HWY_NATIVE_FMA
 
-// Whether the first tile reads whole strips of a plain b where they lie, and copies them for the
-// others. With many rows the copy ahead of it is faster: it runs along memory.
-template <class T, class TOut>
-bool ReadsPlainInPlace(const Problem<T, TOut>& problem) {
-  return std::is_same_v<T, float> && problem.b_layout == Layout::kPlain && IsWide(problem);
-}
-
 // Where word `word` of column `col` of packed weights lies, `col` the first of a strip.
 template <class T, class TOut>
 const T* StripData(const Problem<T, TOut>& problem, int64_t col, int64_t word) {
@@ -69,11 +62,9 @@ void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
                  panel.steps, to + whole * panel.depth);
 }
 
-// Columns [j, j + kTileCols) of the panel, for tile `t` of `tiles`.
+// Columns [j, j + kTileCols) of the panel.
 template <class T, class TOut>
-Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& slot, int64_t j,
-              int64_t t, int64_t tiles) {
-  float* const packed = slot.panel + j * panel.depth;
+Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& slot, int64_t j) {
   if constexpr (!std::is_same_v<T, Float16>) {
     if (problem.b_layout == Layout::kStrips) {
       const T* const words = StripData(problem, panel.col + j, panel.word);
@@ -81,13 +72,11 @@ Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& s
     }
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (ReadsPlainInPlace(problem) && t == 0 && j + kTileCols <= panel.cols) {
-      const int64_t stride = problem.b.stride();
-      return {problem.b.data() + panel.k * stride + panel.col + j, stride,
-              tiles > 1 ? packed : nullptr};
+    if (ReadsPlainInPlace(problem) && j + kTileCols <= panel.cols) {
+      return {problem.b.row(panel.k) + panel.col + j, problem.b.stride()};
     }
   }
-  return {packed, kTileCols};
+  return {slot.panel + j * panel.depth, kTileCols};
 }
 
 #if MOE_GEMM_DOT_AVX512 && HWY_TARGET == HWY_AVX3
@@ -107,9 +96,6 @@ inline DotRows DotRowsOf(const PackedRows& a, int64_t rows) {
 template <class T, class Rows>
 void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c,
                    int64_t stride, bool add, Prefetchers& ahead) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (b.copy != nullptr) return TileOf<T, true>(rows, a, b, depth, c, stride, add, ahead);
-  }
 #if MOE_DOTS
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (DotsBFloat16()) {
@@ -117,7 +103,7 @@ void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, int64_t depth, f
     }
   }
 #endif
-  TileOf<T, false>(rows, a, b, depth, c, stride, add, ahead);
+  TileOf<T>(rows, a, b, depth, c, stride, add, ahead);
 }
 
 // The last word of an odd number of steps, whose second half would lie behind the rows.
@@ -163,12 +149,12 @@ int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const
   Prefetchers ahead = {.next = next};
   int64_t bad = 0;
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+    const Strip strip = StripAt(problem, panel, slot, j);
     ahead.output = sums.PrefetchOutput(tiles.total, j, tiles.parts * panel.depth);
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
       sums.Load(row, rows, j);
-      MultiplyTile(problem, block, panel, packed_a, row, rows,
-                   StripAt(problem, panel, slot, j, t, tiles.parts), sums.Tile(row, j),
+      MultiplyTile(problem, block, panel, packed_a, row, rows, strip, sums.Tile(row, j),
                    sums.stride(j), sums.continues(), ahead);
       bad += sums.Store(row, rows, j);
     }
