@@ -1,6 +1,7 @@
 // The rest of a plan: what ranks tell each other, and this rank's rows as the experts' rank.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include <absl/strings/str_cat.h>
 
@@ -159,22 +160,24 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
   int64_t from = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int64_t l = 0; l < local; ++l) {
-      const int64_t first = plan_.SourceBegin(l, r);
-      for (int64_t n = first; n < plan_.SourceBegin(l, r + 1); ++n) {
-        expert_token_[n] = expert_source_[from++];
-        home_row[n] = static_cast<int32_t>(plan_.PeerHomeRow(l, r) + n - first);
-        peer[n] = r;
-      }
+      const int64_t first = plan_.SourceBegin(l, r), end = plan_.SourceBegin(l, r + 1);
+      std::copy_n(expert_source_.begin() + from, end - first, expert_token_.begin() + first);
+      std::iota(home_row.begin() + first, home_row.begin() + end,
+                static_cast<int32_t>(plan_.PeerHomeRow(l, r)));
+      std::fill(peer.begin() + first, peer.begin() + end, r);
+      from += end - first;
     }
   }
   int64_t to = 0;
   for (int c = 0; c < plan_.chunks_; ++c) {
     for (int r = 0; r < plan_.ranks_; ++r) {
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
-        for (int64_t n = plan_.SourceBegin(l, r); n < plan_.SourceBegin(l, r + 1); ++n) {
-          return_place[n] = static_cast<int32_t>(to - plan_.expert_begin(c));
-          return_order[to++] = static_cast<int32_t>(n);
-        }
+        const int64_t first = plan_.SourceBegin(l, r), end = plan_.SourceBegin(l, r + 1);
+        std::iota(return_place.begin() + first, return_place.begin() + end,
+                  static_cast<int32_t>(to - plan_.expert_begin(c)));
+        std::iota(return_order.begin() + to, return_order.begin() + to + end - first,
+                  static_cast<int32_t>(first));
+        to += end - first;
       }
     }
   }
@@ -198,25 +201,31 @@ absl::Status DispatchPlanBuilder::FindExpertSources() {
 // A source's received rows are the distinct tokens of the chunk's expert rows, ascending.
 void DispatchPlanBuilder::FindChunkSources(int chunk, absl::Span<int32_t> mark) {
   const int64_t begin = chunk_first(plan_.rank_, chunk), end = chunk_first(plan_.rank_, chunk + 1);
+  // Plain pointers: no checks in the loops over rows.
+  const int32_t* const token_of = expert_token_.data();
+  int32_t* const source_of = expert_source_.data();
   int32_t received = 0;
   for (int r = 0; r < plan_.ranks_; ++r) {
     const auto for_each_row = [&](auto visit) {
       for (int64_t l = begin; l < end; ++l) {
-        for (int64_t n = plan_.SourceBegin(l, r); n < plan_.SourceBegin(l, r + 1); ++n) visit(n);
+        const int64_t last = plan_.SourceBegin(l, r + 1);
+        for (int64_t n = plan_.SourceBegin(l, r); n < last; ++n) visit(n);
       }
     };
     if (padded()) {
-      for_each_row([&](int64_t n) { expert_source_[n] = received++; });
+      for_each_row([&](int64_t n) { source_of[n] = received++; });
       continue;
     }
     if (plan_.SendRows(chunk, r, plan_.rank_) == 0) continue;
-    const auto tokens = mark.first(messages_[r * plan_.send_stride_ + kTokens]);
-    std::fill(tokens.begin(), tokens.end(), 0);
-    for_each_row([&](int64_t n) { tokens[expert_token_[n]] = 1; });
-    for (int32_t& token : tokens) {
-      if (token != 0) token = received++;
+    int32_t* const tokens = mark.data();
+    const int64_t count = messages_[r * plan_.send_stride_ + kTokens];
+    std::fill_n(tokens, count, 0);
+    for_each_row([=](int64_t n) { tokens[token_of[n]] = 1; });
+    for (int64_t t = 0; t < count; ++t) {  // one that did not come gets a number nobody reads
+      received += tokens[t];
+      tokens[t] = received - 1;
     }
-    for_each_row([&](int64_t n) { expert_source_[n] = tokens[expert_token_[n]]; });
+    for_each_row([=](int64_t n) { source_of[n] = tokens[token_of[n]]; });
   }
   MOE_CHECK(received == plan_.recv_begin(chunk + 1) - plan_.recv_begin(chunk));
 }
@@ -239,10 +248,11 @@ absl::Status DispatchPlanBuilder::FindHomeSources() {
   }
   int64_t home_row = 0;
   ForEachExpert([&](int, int r, int64_t e) {
-    for (int64_t i = 0; i < RowsOf(plan_.rank_, e); ++i, ++home_row) {
-      peer[home_row] = r;
-      home_source_[home_row] = static_cast<int32_t>(remote[e] + i);
-    }
+    const int64_t end = home_row + RowsOf(plan_.rank_, e);
+    std::fill(peer.begin() + home_row, peer.begin() + end, r);
+    std::iota(home_source_.begin() + home_row, home_source_.begin() + end,
+              static_cast<int32_t>(remote[e]));
+    home_row = end;
   });
   plan_.home_peer_ = peer;
   plan_.home_source_ = home_source_;
