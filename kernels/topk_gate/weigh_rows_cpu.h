@@ -11,8 +11,8 @@
 
 namespace moe {
 
-// Rows [begin, end) of weight [T, K], which holds the scores: GateRule's `weights` and `scale`, with
-// the bits of Normalise (gate_row.h).
+// Rows [begin, end) of weight [T, K], which holds the scores: GateRule's `weights` and `scale`,
+// with the bits of Normalise (gate_row.h).
 void WeighRowsCpu(MatrixView<float> weight, GateWeights weights, float scale, int64_t begin,
                   int64_t end);
 
