@@ -110,6 +110,8 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
     Step<Whole, kRows>(a, k, b, sum);
   } else {
     Step<UpperHalf, kRows>(a, k, b, sum);
+    // Words are loaded again: kept for the other half they would push sums out of 16 registers.
+    HWY_FENCE;
     Step<LowerHalf, kRows>(a, k, b, sum);
   }
 }
