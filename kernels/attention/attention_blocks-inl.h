@@ -11,10 +11,23 @@
 
 #include "kernels/base/simd-inl.h"
 #include "kernels/base/tensor_view.h"
+#if HWY_TARGET != HWY_SCALAR  // has no vectors to transpose
+#include "kernels/grouped_gemm/gemm_pack-inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace moe {
 namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+constexpr int64_t kTranspose = 1;
+HWY_INLINE void TransposeSquare(const float* from, int64_t, float* to, int64_t) {
+  *to = *from;
+}
+#else
+using ::moe::gemm::HWY_NAMESPACE::kTranspose;
+using ::moe::gemm::HWY_NAMESPACE::TransposeSquare;
+#endif
 
 // Queries a block, and keys a panel in vectors: 8 x 2 accumulators where there are 32 registers,
 // 4 x 2 where there are 16.
@@ -40,19 +53,27 @@ HWY_INLINE void PackRows(MatrixView<const T> rows, int64_t stride, float* packed
 }
 
 // rows [n, D] -> panels of kPanelKeys rows, each transposed to [D, kPanelKeys]; rows beyond n zero.
+// `block` is scratch for kTranspose rows of `stride`: those are converted as they lie in memory and
+// transposed in registers.
 template <typename T>
-HWY_INLINE void PackPanels(MatrixView<const T> rows, float* panels) {
+HWY_INLINE void PackPanels(MatrixView<const T> rows, int64_t stride, float* block, float* panels) {
   const int64_t depth = rows.cols();
+  const int64_t whole = depth / kTranspose * kTranspose;
   for (int64_t first = 0; first < rows.rows(); first += kPanelKeys) {
     float* const panel = panels + first * depth;
-    const int64_t count = std::min(kPanelKeys, rows.rows() - first);
-    for (int64_t j = 0; j < count; ++j) {
-      const T* const in = rows.row(first + j);
-      for (int64_t d = 0; d < depth; ++d) panel[d * kPanelKeys + j] = static_cast<float>(in[d]);
-    }
-    if (count == kPanelKeys) continue;
-    for (int64_t d = 0; d < depth; ++d) {
-      std::fill(panel + d * kPanelKeys + count, panel + (d + 1) * kPanelKeys, 0.0f);
+    for (int64_t j = 0; j < kPanelKeys; j += kTranspose) {
+      const int64_t begin = std::min(first + j, rows.rows());
+      const int64_t count = std::min(kTranspose, rows.rows() - begin);
+      PackRows(RowRange(rows, begin, begin + count), stride, block);
+      std::fill(block + count * stride, block + kTranspose * stride, 0.0f);
+      for (int64_t d = 0; d < whole; d += kTranspose) {
+        TransposeSquare(block + d, stride, panel + d * kPanelKeys + j, kPanelKeys);
+      }
+      for (int64_t d = whole; d < depth; ++d) {
+        for (int64_t i = 0; i < kTranspose; ++i) {
+          panel[d * kPanelKeys + j + i] = block[i * stride + d];
+        }
+      }
     }
   }
 }
@@ -153,8 +174,24 @@ HWY_INLINE void AddWeightedBlock(const float* weight, int64_t weight_stride, con
       StoreLanes(sum[v], sums + j * stride + v * kLanes);
     }
   }
-  // The triangle on the diagonal, and a last block with fewer rows.
-  for (int64_t j = full; j < first + rows; ++j) {
+  if (full > 0) {
+    // The triangle on the diagonal: key first + i is seen by queries i and later.
+    MOE_UNROLL for (int64_t i = 1; i < kBlockRows; ++i) {
+      const int64_t j = first + i;
+      MOE_UNROLL for (int64_t v = 0; v < kVectors; ++v) {
+        float* const out = sums + j * stride + v * kLanes;
+        auto sum = LoadLanes(out);
+        MOE_UNROLL for (int64_t r = i; r < kBlockRows; ++r) {
+          const auto w = hn::Set(FloatTag(), weight[r * weight_stride + j]);
+          sum = hn::MulAdd(w, x[r][v], sum);
+        }
+        StoreLanes(sum, out);
+      }
+    }
+    return;
+  }
+  // A last block with fewer rows.
+  for (int64_t j = 0; j < first + rows; ++j) {
     for (int64_t r = std::max<int64_t>(0, j - first); r < rows; ++r) {
       const auto w = hn::Set(FloatTag(), weight[r * weight_stride + j]);
       for (int64_t v = 0; v < kVectors; ++v) {

@@ -18,6 +18,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 static_assert(kBlockRows <= kMaxBlockRows && kMaxPanelKeys % kPanelKeys == 0);
+// Before the first block its queries lend their memory to PackPanels.
+static_assert(kTranspose <= kMaxBlockRows && kPanelKeys % kTranspose == 0);
 static_assert(kPanelKeys % kBlockRows == 0);  // a block's diagonal lies within one panel
 
 // Two vectors of columns at a time; `stride` is a multiple of 16, so one may be left over.
@@ -102,10 +104,10 @@ HWY_INLINE void Forward(const HeadForward<T>& head, float* memory) {
   HeadScratch scratch(memory);
   float* const key_panels = scratch.Take(keys * depth);
   float* const values = scratch.Take(keys * stride);
-  float* const queries = scratch.Take(kBlockRows * stride);
+  float* const queries = scratch.Take(kMaxBlockRows * stride);
   float* const scores = scratch.Take(kBlockRows * keys);
   float* const sums = scratch.Take(kBlockRows * stride);
-  PackPanels(head.k, key_panels);
+  PackPanels(head.k, stride, queries, key_panels);
   PackRows(head.v, stride, values);
   std::fill(values + n * stride, values + keys * stride, 0.0f);
   const float scale = 1.0f / std::sqrt(static_cast<float>(depth));
@@ -155,13 +157,13 @@ HWY_INLINE void Backward(const HeadBackward<T>& head, float* memory) {
   float* const key_rows = scratch.Take(keys * stride);
   float* const d_keys = scratch.Take(keys * stride);
   float* const d_values = scratch.Take(keys * stride);
-  float* const queries = scratch.Take(kBlockRows * stride);
+  float* const queries = scratch.Take(kMaxBlockRows * stride);
   float* const d_outs = scratch.Take(kBlockRows * stride);
   float* const scores = scratch.Take(kBlockRows * keys);
   float* const products = scratch.Take(kBlockRows * keys);
   float* const d_queries = scratch.Take(kBlockRows * stride);
-  PackPanels(head.k, key_panels);
-  PackPanels(head.v, value_panels);
+  PackPanels(head.k, stride, queries, key_panels);
+  PackPanels(head.v, stride, queries, value_panels);
   PackRows(head.k, stride, key_rows);
   std::fill(key_rows + n * stride, key_rows + keys * stride, 0.0f);
   std::fill_n(d_keys, n * stride, 0.0f);
