@@ -8,6 +8,7 @@ if(TARGET moe_cli)
   moe_test(options_test LABELS unit SOURCES options_test.cc LIBS moe_cli)
   moe_test(deepspeed_test LABELS unit SOURCES deepspeed_test.cc LIBS moe_cli)
   moe_test(launch_flags_test LABELS unit SOURCES launch_flags_test.cc LIBS moe_cli)
+  moe_test(pin_test LABELS unit SOURCES pin_test.cc LIBS moe_cli)
   moe_test(doctor_test LABELS unit SOURCES doctor_test.cc LIBS moe_cli)
   moe_test(metrics_test LABELS unit SOURCES metrics_test.cc
     LIBS moe_cli nlohmann_json::nlohmann_json)

@@ -82,7 +82,7 @@ void BenchRun::Note(const bench::BenchRow& row) const {
 
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
-  if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world));
+  if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
   MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
   MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));

@@ -165,7 +165,7 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
                                                      ", expected the ", world->size(),
                                                      " that the launcher started"));
     }
-    if (options.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world));
+    if (options.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch, *world, options.spec.threads));
     MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call.settings.text("trace"), *world));
     bench::MeasureOptions measure = options.measure;
     measure.trace = trace->recorder();

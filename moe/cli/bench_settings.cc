@@ -236,8 +236,8 @@ std::vector<Setting> BenchSettings() {
   AddLayer(table);
   AddRankSettings("Ranks", table);
   AddShareDeviceSetting("Ranks", table);
-  table.push_back(
-      {"Ranks", "pin", "", 0, Kind::kSwitch, "", "", "a core for each rank, round robin"});
+  table.push_back({"Ranks", "pin", "", 0, Kind::kSwitch, "", "",
+                   "a core for each thread of a rank, round robin"});
   AddTimeoutSetting("Ranks", table);
   AddFormSettings("Output", table);
   AddOutput(table);
