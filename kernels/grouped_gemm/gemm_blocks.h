@@ -109,7 +109,8 @@ constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   return IsDeep(problem) ? kDeepB : kPlainB;
 }
 
-// Words before step `begin` of segment `segment`, at the most: segments of whole words each.
+// Words before step `begin`, the first of segment `segment`, at the most: segments have whole words
+// each. Of all segments: WordsBefore(depth, count of segments).
 template <typename T>
 constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
   return kStepsPerWord<T> == 1 ? begin : (begin + segment) / kStepsPerWord<T>;
@@ -121,7 +122,7 @@ constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
   if (!PacksRows<T>(problem.a_layout)) return 0;
   const int64_t words = ShapeFor(problem).panel_depth;
   if (problem.a_layout == Layout::kPlain || !IsDeep(problem)) return words;
-  const int64_t all = WordsBefore<T>(problem.depth() + 1, SegmentsOf(problem));
+  const int64_t all = WordsBefore<T>(problem.depth(), SegmentsOf(problem));
   return std::max(words, (all + 15) / 16 * 16);
 }
 

@@ -204,8 +204,7 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
   const FlushSubnormals flush(std::is_same_v<T, BFloat16>);
   const Panels<T> panels(block, problem.exact.used() ? problem.exact.segments : whole,
                          ShapeFor(problem));
-  const bool keeps_all =
-      WordsBefore<T>(problem.depth() + 1, SegmentsOf(problem)) <= KeptWords(problem);
+  const bool keeps_all = WordsBefore<T>(problem.depth(), SegmentsOf(problem)) <= KeptWords(problem);
   int64_t bad = 0;
   Panel after;
   for (Panel panel = panels.First(); panel.cols > 0; panel = after) {
