@@ -6,6 +6,7 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TILE_INL_H_
 #endif
 
+#include <atomic>
 #include <bit>
 #include <cstring>
 
@@ -111,7 +112,7 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
   } else {
     Step<UpperHalf, kRows>(a, k, b, sum);
     // Words are loaded again: kept for the other half they would push sums out of 16 registers.
-    HWY_FENCE;
+    std::atomic_signal_fence(std::memory_order_acq_rel);
     Step<LowerHalf, kRows>(a, k, b, sum);
   }
 }
