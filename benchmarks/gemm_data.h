@@ -2,7 +2,6 @@
 #ifndef MOE_BENCHMARKS_GEMM_DATA_H_
 #define MOE_BENCHMARKS_GEMM_DATA_H_
 
-#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <random>

@@ -4,8 +4,8 @@
 Product (gemm_bench) and peers (benchmarks/peers/cpu/gemm_*.cc) take turns on one core, round by
 round, a median of some calls each, all by the CPU clock. Ratios are taken inside a round, against
 the fastest peer of that round; oneDNN finds weights packed, so it stands against packed weights of
-ours too. The share is of multiply-adds, in bf16 of dot products where the CPU has them. bf16 is a peer's only where it has
-it.
+ours too. The share is of multiply-adds, in bf16 of dot products where the CPU has them. bf16 is a
+peer's only where it has it.
 """
 import table_lines
 from table_lines import spread
