@@ -192,7 +192,7 @@ absl::Status DispatchPlanBuilder::OrderExpertRows() {
 absl::Status DispatchPlanBuilder::FindExpertSources() {
   const WorkspaceScope scope(workspace_);
   absl::Span<int32_t> mark;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.max_tokens_, 0, mark));
+  MOE_RETURN_IF_ERROR(Take(plan_.max_tokens_, mark));
   for (int c = 0; c < plan_.chunks_; ++c) FindChunkSources(c, mark);
   plan_.expert_source_ = expert_source_;
   return absl::OkStatus();
@@ -201,7 +201,7 @@ absl::Status DispatchPlanBuilder::FindExpertSources() {
 // A source's received rows are the distinct tokens of the chunk's expert rows, ascending.
 void DispatchPlanBuilder::FindChunkSources(int chunk, absl::Span<int32_t> mark) {
   const int64_t begin = chunk_first(plan_.rank_, chunk), end = chunk_first(plan_.rank_, chunk + 1);
-  // Plain pointers: no checks in the loops over rows.
+  // Plain pointers: what peers sent is checked once.
   const int32_t* const token_of = expert_token_.data();
   int32_t* const source_of = expert_source_.data();
   int32_t received = 0;
@@ -220,7 +220,10 @@ void DispatchPlanBuilder::FindChunkSources(int chunk, absl::Span<int32_t> mark) 
     int32_t* const tokens = mark.data();
     const int64_t count = messages_[r * plan_.send_stride_ + kTokens];
     std::fill_n(tokens, count, 0);
-    for_each_row([=](int64_t n) { tokens[token_of[n]] = 1; });
+    for_each_row([=](int64_t n) {
+      MOE_CHECK(token_of[n] >= 0 && token_of[n] < count);  // a peer sent it
+      tokens[token_of[n]] = 1;
+    });
     for (int64_t t = 0; t < count; ++t) {  // one that did not come gets a number nobody reads
       received += tokens[t];
       tokens[t] = received - 1;
