@@ -87,15 +87,15 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
 void GradientReducer::SetAccumulators() {
   for (const auto& parameter : store_.parameters()) {
     if (!parameter->spec().trainable) continue;
-    const Place place = place_[parameter->index()];
+    Place& place = place_[parameter->index()];
     const Bucket& bucket = buckets_[place.bucket];
     if (context_.numerics == Numerics::kLayoutInvariant) {
-      const auto sum = bucket.sum.span<int64_t>();
-      parameter->set_grad(GradAccumulator(sum.subspan(place.offset, parameter->size()), grid_,
-                                          &sum[bucket.elements]));
-    } else {
       parameter->set_grad(
-          GradAccumulator(bucket.sum.span<float>().subspan(place.offset, parameter->size())));
+          GradAccumulator(bucket.sum.span<int64_t>().subspan(place.offset, parameter->size()),
+                          grid_, NonFiniteOf(bucket), &place.empty));
+    } else {
+      parameter->set_grad(GradAccumulator(
+          bucket.sum.span<float>().subspan(place.offset, parameter->size()), &place.empty));
     }
   }
 }
@@ -106,9 +106,11 @@ absl::Status GradientReducer::Begin(int loss_scale_log2) {
     grid_.unit_log2 = unit_log2;
     SetAccumulators();
   }
+  for (Place& place : place_) place.empty = true;
   for (Bucket& bucket : buckets_) {
     bucket.ready = 0;
-    MOE_RETURN_IF_ERROR(context_.compute->Zero(bucket.sum.data(), bucket.sum.bytes()));
+    if (context_.numerics != Numerics::kLayoutInvariant) continue;
+    MOE_RETURN_IF_ERROR(context_.compute->Zero(NonFiniteOf(bucket), sizeof(int64_t)));
   }
   next_ = 0;
   return absl::OkStatus();
@@ -121,6 +123,7 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
     return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
                                                       " was marked ready twice in one step"));
   }
+  MOE_RETURN_IF_ERROR(parameter.grad().ClearIfEmpty(*context_.compute));
   if (bucket.ready == bucket.parameters) {
     MOE_ASSIGN_OR_RETURN(bucket.filled, context_.compute->Record());
   }
@@ -166,8 +169,8 @@ absl::StatusOr<int64_t> GradientReducer::NonFinite() const {
   if (context_.numerics != Numerics::kLayoutInvariant) return 0;
   absl::InlinedVector<int64_t, 64> counts(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const int64_t* const count = &buckets_[b].sum.span<int64_t>()[buckets_[b].elements];
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(count, &counts[b], sizeof(int64_t)));
+    MOE_RETURN_IF_ERROR(
+        context_.compute->CopyBytes(NonFiniteOf(buckets_[b]), &counts[b], sizeof(int64_t)));
   }
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});

@@ -38,7 +38,8 @@ class GradientReducer {
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
 
-  // Zeroes all buckets. Before the first round of a step. loss_scale_log2: the gradients to come
+  // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
+  // step. loss_scale_log2: the gradients to come
   // are 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
   absl::Status Begin(int loss_scale_log2 = 0);
 
@@ -81,6 +82,7 @@ class GradientReducer {
   struct Place {
     int bucket = 0;
     int64_t offset = 0;  // elements
+    bool empty = true;   // of this step's partials
   };
 
   GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
@@ -91,6 +93,9 @@ class GradientReducer {
                                                               int64_t element_bytes);
   absl::Status Launch(Bucket& bucket);
   void SetAccumulators();
+  int64_t* NonFiniteOf(const Bucket& bucket) const {
+    return &bucket.sum.span<int64_t>()[static_cast<size_t>(bucket.elements)];
+  }
 
   const GradientReducerOptions options_;
   ParameterStore& store_;

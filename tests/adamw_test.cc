@@ -50,7 +50,9 @@ TEST(AdamWTest, TakesSumsOfGradientsAndTheirFactor) {
   Workspace workspace;
   std::vector<int64_t> sum(kSize);
   int64_t non_finite = 0;
-  ASSERT_TRUE(ExactAccumulate({}, scaled.gradient, absl::MakeSpan(sum), &non_finite, *stream).ok());
+  ASSERT_TRUE(
+      ExactAccumulate({}, scaled.gradient, absl::MakeSpan(sum), Write::kAdd, &non_finite, *stream)
+          .ok());
   ASSERT_TRUE(ExactToFloat({}, sum, 0.3, absl::MakeSpan(scaled.gradient), *stream).ok());
   ASSERT_TRUE(scaled.Step({}, stream).ok());
   ASSERT_TRUE(AdamW({}, {sum, {}, 0.3}, absl::MakeSpan(exact.weight), absl::MakeSpan(exact.m),

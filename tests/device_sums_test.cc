@@ -35,11 +35,11 @@ TEST(DeviceSumsTest, ExactSums) {
   x[2050] = 0x1p40f;
   ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     const auto partial = device.Copy(x), out = Random(device, 2051, 2);
-    const auto sum = device.Copy(std::vector<int64_t>(2051));
+    const auto sum = device.Copy(std::vector<int64_t>(2051, 99));
     const auto non_finite = device.Copy<int64_t>({5});
-    for (int round = 0; round < 2; ++round) {
-      EXPECT_TRUE(ExactAccumulate(kGrid, partial.span(), sum.span(), non_finite.span().data(),
-                                  device.stream())
+    for (const Write write : {Write::kOverwrite, Write::kAdd}) {
+      EXPECT_TRUE(ExactAccumulate(kGrid, partial.span(), sum.span(), write,
+                                  non_finite.span().data(), device.stream())
                       .ok());
     }
     EXPECT_TRUE(ExactToFloat(kGrid, sum.span(), 1.0 / 3, out.span(), device.stream()).ok());
@@ -125,27 +125,36 @@ TEST(DeviceSumsTest, SumOfSquares) {
 TEST(DeviceSumsTest, NoElements) {
   ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     const auto non_finite = device.Copy<int64_t>({5});
-    EXPECT_TRUE(ExactAccumulate({}, {}, {}, non_finite.span().data(), device.stream()).ok());
+    EXPECT_TRUE(
+        ExactAccumulate({}, {}, {}, Write::kAdd, non_finite.span().data(), device.stream()).ok());
     EXPECT_TRUE(ExactToFloat({}, {}, 1, {}, device.stream()).ok());
     EXPECT_TRUE(Scale({}, 2, {}, Write::kAdd, device.stream()).ok());
     return std::tuple(device.Read(non_finite));
   });
 }
 
-// Two partials of a bias, in both kinds of numerics. The second takes the scratch of the first.
+// Two partials of a bias, in both kinds of numerics, added to what is there and to nothing. The
+// second takes the scratch of the first.
 TEST(DeviceSumsTest, GradAccumulators) {
   const int64_t rows = 5, cols = 21;
   ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
     Workspace workspace(device.memory());
     const auto floats = Random(device, cols, 1);
     const auto exact = device.Copy(std::vector<int64_t>(cols, 3));
+    const auto first_float = Random(device, cols, 4);
+    const auto first_exact = device.Copy(std::vector<int64_t>(cols, 3));
+    const auto cleared = device.Copy(std::vector<int64_t>(cols, 3));
+    bool empty[] = {true, true, true};
     const auto non_finite = device.Copy<int64_t>({0});
     const GradAccumulator accumulators[] = {
         GradAccumulator(floats.span()),
-        GradAccumulator(exact.span(), kGrid, non_finite.span().data())};
+        GradAccumulator(exact.span(), kGrid, non_finite.span().data()),
+        GradAccumulator(first_float.span(), &empty[0]),
+        GradAccumulator(first_exact.span(), kGrid, non_finite.span().data(), &empty[1]),
+        GradAccumulator(cleared.span(), kGrid, non_finite.span().data(), &empty[2])};
     for (const uint64_t seed : {2, 3}) {
       const auto dy = Random(device, rows * cols, seed);
-      for (const GradAccumulator& accumulator : accumulators) {
+      for (const GradAccumulator& accumulator : absl::MakeSpan(accumulators, 4)) {
         const auto add = [&](absl::Span<float> out, Write write) {
           return BiasGradient<float>(dy.view(rows, cols, cols), out, write, device.stream());
         };
@@ -153,8 +162,11 @@ TEST(DeviceSumsTest, GradAccumulators) {
       }
       EXPECT_TRUE(device.stream().Synchronize().ok());  // dy goes
     }
+    EXPECT_TRUE(accumulators[4].ClearIfEmpty(device.stream()).ok());
     EXPECT_EQ(workspace.used_bytes(), 0);
-    return std::tuple(device.Read(floats), device.Read(exact), device.Read(non_finite));
+    EXPECT_EQ(device.Read(cleared), std::vector<int64_t>(cols));
+    return std::tuple(device.Read(floats), device.Read(exact), device.Read(first_float),
+                      device.Read(first_exact), device.Read(non_finite));
   });
 }
 

@@ -32,11 +32,12 @@ Integers Zeros(int64_t n, Layout layout) {
 
 // One call; `sum` and `non_finite` grow.
 void Accumulate(const float* partial, int unit_log2, int64_t limit, int64_t* sum, int64_t n,
-                int64_t& non_finite) {
+                int64_t& non_finite, Write write = Write::kAdd) {
   ASSERT_EQ(exact_sum::Run(exact_sum::CudaAccumulate{.partial = partial,
                                                      .inverse_unit = std::ldexp(1.0, -unit_log2),
                                                      .limit = limit,
                                                      .sum = sum,
+                                                     .write = write,
                                                      .non_finite = &non_finite,
                                                      .n = n},
                            nullptr),
@@ -65,10 +66,12 @@ TEST(ExactAccumulateCudaTest, EqualsTheCpuForAnyMagnitudeGridLayoutAndSchedule) 
     }
     auto got = Zeros(n, out), want = Zeros(n, out);
     int64_t non_finite = 3, non_finite_want = 3;
-    for (int round = 0; round < 2; ++round) {
-      Accumulate(x.view().data(), unit_log2, INT64_MAX / terms, got.view().data(), n, non_finite);
-      non_finite_want += ExactAccumulateRange(x.view().data(), std::ldexp(1.0, -unit_log2),
-                                              INT64_MAX / terms, want.view().data(), n);
+    for (const Write write : {Write::kAdd, Write::kAdd, Write::kOverwrite}) {
+      Accumulate(x.view().data(), unit_log2, INT64_MAX / terms, got.view().data(), n, non_finite,
+                 write);
+      non_finite_want += ExactAccumulateRange(
+          x.view().data(), std::ldexp(1.0, -unit_log2), INT64_MAX / terms,
+          write == Write::kAdd ? SumWrite::kAdd : SumWrite::kOverwrite, want.view().data(), n);
     }
     EXPECT_TRUE(got == want) << unit_log2 << " " << terms << " " << n;
     EXPECT_EQ(non_finite, non_finite_want) << unit_log2 << " " << terms << " " << n;

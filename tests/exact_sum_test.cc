@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/exact_sum/exact_sum_cpu.h"
 #include "kernels/exact_sum/grad_accumulator.h"
 #include "kernels/exact_sum/scaled_sum.h"
 #include "tests/op_test.h"
@@ -24,7 +25,7 @@ struct Sums {
 
   explicit Sums(size_t n) : sum(n, 0) {}
   absl::Status Add(const ExactGrid& grid, const std::vector<float>& x, TestStream& stream) {
-    return ExactAccumulate(grid, x, absl::MakeSpan(sum), &non_finite, *stream);
+    return ExactAccumulate(grid, x, absl::MakeSpan(sum), Write::kAdd, &non_finite, *stream);
   }
 };
 
@@ -89,6 +90,38 @@ TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
 
 // M terms at the largest value the grid takes, of either sign, in any order: no overflow (UBSan
 // watches), and the next larger float is refused.
+// Elements of every kind, at every place of a vector and of a cache line.
+TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
+  std::vector<float> x = testing::RandomFloats(203, 1);
+  x[1] = kNaN;
+  x[100] = 0x1p60f;  // above the limit
+  x[202] = -kInfinity;
+  const double inverse_unit = 0x1p30;
+  std::vector<int64_t> want(x.size(), 0);
+  const auto n = static_cast<int64_t>(x.size());
+  ASSERT_EQ(
+      ExactAccumulateRange(x.data(), inverse_unit, INT64_MAX / 8, SumWrite::kAdd, want.data(), n),
+      3);
+  for (const SumWrite write : {SumWrite::kOverwrite, SumWrite::kStreamed}) {
+    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{64}, n}) {
+      for (size_t offset = 0; offset < 8; ++offset) {
+        Workspace workspace;
+        const auto memory = workspace.Array<int64_t>(n + 8).value();
+        std::fill(memory.begin(), memory.end(), -7);
+        const auto sum = memory.subspan(offset, size);
+        EXPECT_EQ(
+            ExactAccumulateRange(x.data(), inverse_unit, INT64_MAX / 8, write, sum.data(), size),
+            size < 2   ? 0
+            : size < n ? 1
+                       : 3);
+        EXPECT_TRUE(std::equal(sum.begin(), sum.end(), want.begin())) << size << " " << offset;
+        for (const int64_t& beyond : memory.subspan(offset + size)) EXPECT_EQ(beyond, -7);
+        for (const int64_t& before : memory.subspan(0, offset)) EXPECT_EQ(before, -7);
+      }
+    }
+  }
+}
+
 TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
   TestStream stream;
   for (const int64_t terms : {1, 2, 3, 5, 64, 1000}) {
@@ -252,7 +285,9 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
   int64_t non_finite = 0;
   TestStream stream(2);
   Workspace workspace;
-  ASSERT_TRUE(ExactAccumulate(grid, partial, absl::MakeSpan(exact), &non_finite, *stream).ok());
+  ASSERT_TRUE(
+      ExactAccumulate(grid, partial, absl::MakeSpan(exact), Write::kAdd, &non_finite, *stream)
+          .ok());
   for (const ScaledSum& sum : {ScaledSum(partial, 1.0 / 3), ScaledSum(exact, grid, 1.0 / 3)}) {
     std::vector<float> all(kSize);
     ASSERT_TRUE(sum.ToFloat(absl::MakeSpan(all), *stream).ok());
@@ -304,6 +339,42 @@ TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {
   };
   EXPECT_EQ(exact.Add(fail, workspace, *stream).message(), "boom");
   EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
+}
+
+TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
+  TestStream stream;
+  Workspace workspace;
+  const auto fill = [](absl::Span<float> out, Write write) {
+    for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
+    return absl::OkStatus();
+  };
+  std::vector<float> floats(3);
+  std::vector<int64_t> sum(3);
+  int64_t non_finite = 0;
+  bool empty = true;
+  const GradAccumulator plain(absl::MakeSpan(floats), &empty);
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite,
+                              &empty);
+  for (const GradAccumulator& grad : {plain, exact}) {
+    // Of any copy.
+    for (int adds = 0; adds < 3; ++adds) {
+      std::fill(floats.begin(), floats.end(), kNaN);
+      std::fill(sum.begin(), sum.end(), 99);
+      empty = true;
+      for (int i = 0; i < adds; ++i) {
+        ASSERT_TRUE(GradAccumulator(grad).Add(fill, workspace, *stream).ok());
+        EXPECT_FALSE(empty);
+      }
+      ASSERT_TRUE(grad.ClearIfEmpty(*stream).ok());
+      EXPECT_FALSE(empty);
+      if (grad.exact()) {
+        EXPECT_EQ(sum, std::vector<int64_t>(3, 2 * adds));
+      } else {
+        EXPECT_EQ(floats, std::vector<float>(3, 0.5f * static_cast<float>(adds)));
+      }
+    }
+  }
+  EXPECT_EQ(non_finite, 0);
 }
 
 }  // namespace

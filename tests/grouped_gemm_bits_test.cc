@@ -40,7 +40,9 @@ struct ExactSums {
   explicit ExactSums(int64_t size) : sum(size) {
     for (int64_t i = 0; i < size; ++i) sum[i] = i - 3;
   }
-  GradAccumulator Accumulator() { return {absl::MakeSpan(sum), kGrid, &non_finite}; }
+  GradAccumulator Accumulator(bool* empty = nullptr) {
+    return {absl::MakeSpan(sum), kGrid, &non_finite, empty};
+  }
   ExactSums Plus(const Matrix<float>& partial) const {
     ExactSums result = *this;
     const auto stream = MakeInlineStream();
@@ -48,7 +50,7 @@ struct ExactSums {
       EXPECT_TRUE(
           ExactAccumulate(kGrid, {partial.cview().row(r), size_t(partial.cols())},
                           absl::MakeSpan(result.sum).subspan(r * partial.cols(), partial.cols()),
-                          &result.non_finite, *stream)
+                          Write::kAdd, &result.non_finite, *stream)
               .ok());
     }
     return result;
@@ -215,6 +217,56 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
           EXPECT_EQ(got_float[g].Differences(want_float[g]), 0) << g;
         }
       });
+}
+
+// As if there had been zeros: of several segments, and of so many elements that they go past the
+// cache, at odd places among them. The second weight is not empty, the third has no rows.
+TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
+  using T = TypeParam;
+  const auto check = [&](const std::vector<int64_t>& segments, int64_t out, int64_t in) {
+    SCOPED_TRACE(testing::Message() << "O " << out << ", K " << in);
+    const auto dy = Matrix<T>::Random(segments.back(), out, 0, 1);
+    const auto x = Matrix<T>::Random(segments.back(), in, 0, 2);
+    const auto add = [&](std::vector<ExactSums>& sums, std::vector<std::vector<float>>& floats,
+                         bool(&empty)[3], Stream& stream) -> absl::Status {
+      std::vector<GradAccumulator> exact, plain;
+      bool float_empty[3];
+      std::copy_n(empty, 3, float_empty);
+      for (size_t g = 0; g < 3; ++g) {
+        exact.push_back(sums[g].Accumulator(&empty[g]));
+        plain.emplace_back(absl::MakeSpan(floats[g]), &float_empty[g]);
+      }
+      MOE_RETURN_IF_ERROR(
+          AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact, this->workspace_, stream));
+      return AddWeightGradients<T>(dy.cview(), x.cview(), segments, plain, this->workspace_,
+                                   stream);
+    };
+    const std::vector<ExactSums> old(3, ExactSums(out * in));
+    const std::vector<std::vector<float>> old_float(3, std::vector<float>(out * in, 0.25f));
+    std::vector<ExactSums> want = old, got;
+    std::vector<std::vector<float>> want_float = old_float, got_float;
+    std::fill(want[0].sum.begin(), want[0].sum.end(), 0);
+    std::fill(want_float[0].begin(), want_float[0].end(), 0.0f);
+    bool none[3] = {};
+    const auto stream = MakeInlineStream();
+    ASSERT_TRUE(add(want, want_float, none, *stream).ok());
+    bool empty[3];
+    this->ForEachMachine(
+        [&](Stream& machine) {
+          got = old, got_float = old_float;
+          empty[0] = empty[2] = true, empty[1] = false;
+          return add(got, got_float, empty, machine);
+        },
+        [&] {
+          EXPECT_FALSE(empty[0]);
+          EXPECT_TRUE(empty[2]);  // has no partial yet
+          EXPECT_TRUE(got == want);
+          EXPECT_EQ(got_float, want_float);
+        });
+  };
+  check({0, 0, 131, 250, 250, 251, 260, 260, 260, 260}, 70, 300);
+  check({0, 5, 8, 8}, 600, 650);
+  check({0, 5, 8, 8}, 512, 704);
 }
 
 TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {

@@ -74,7 +74,8 @@ Values UnfusedFloat() {
     EXPECT_TRUE((Cast<Float16, float>(half, absl::MakeSpan(wide), *stream).ok()));
     Append(wide, all);
     EXPECT_TRUE((Cast<BFloat16, float>(narrow, absl::MakeSpan(wide), *stream).ok()));
-    EXPECT_TRUE(ExactAccumulate({}, x, absl::MakeSpan(sum), &non_finite, *stream).ok());
+    EXPECT_TRUE(
+        ExactAccumulate({}, x, absl::MakeSpan(sum), Write::kAdd, &non_finite, *stream).ok());
     Append(weight, all);
     Append(m, all);
     Append(v, all);

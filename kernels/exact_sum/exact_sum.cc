@@ -31,7 +31,8 @@ absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
 }
 
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
-                             absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream) {
+                             absl::Span<int64_t> sum, Write write, int64_t* non_finite,
+                             Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckGrid("ExactAccumulate", grid));
   const auto n = static_cast<int64_t>(partial.size());
   MOE_RETURN_IF_ERROR(CheckLength("ExactAccumulate", "sum", sum.size(), n));
@@ -42,17 +43,19 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
                                                       .inverse_unit = inverse_unit,
                                                       .limit = grid.limit(),
                                                       .sum = sum.data(),
+                                                      .write = write,
                                                       .non_finite = non_finite,
                                                       .n = n},
                             cuda);
     });
   }
+  const SumWrite sum_write = write == Write::kAdd ? SumWrite::kAdd : SumWrite::kOverwrite;
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
     std::atomic<int64_t> count = 0;  // integers: the order does not matter
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
       const int64_t bad = ExactAccumulateRange(partial.data() + begin, inverse_unit, grid.limit(),
-                                               sum.data() + begin, end - begin);
+                                               sum_write, sum.data() + begin, end - begin);
       if (bad > 0) count.fetch_add(bad, std::memory_order_relaxed);
     });
     *non_finite += count;

@@ -31,10 +31,11 @@ struct ExactGrid {
 // are normal float64.
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid);
 
-// sum[i] += q(partial[i]); *non_finite += number of NaN, infinite or too large elements, which
+// sum[i] (+)= q(partial[i]); *non_finite += number of NaN, infinite or too large elements, which
 // contribute 0. partial, sum [n]. Errors: kInvalidArgument if lengths differ.
 absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> partial,
-                             absl::Span<int64_t> sum, int64_t* non_finite, Stream& stream);
+                             absl::Span<int64_t> sum, Write write, int64_t* non_finite,
+                             Stream& stream);
 
 // out[i] = float(double(sum[i]) * unit * scale): one rounding to double, an exact product when
 // scale is a power of two (else one more), one rounding to float. sum, out [n].

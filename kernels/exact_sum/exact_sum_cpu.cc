@@ -1,5 +1,7 @@
 #include "kernels/exact_sum/exact_sum_cpu.h"
 
+#include <hwy/cache_control.h>
+
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/exact_sum/exact_sum_cpu.cc"
@@ -13,9 +15,11 @@ namespace moe {
 namespace HWY_NAMESPACE {
 namespace {
 
-int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
-                        int64_t n) {
-  return Accumulate(partial, inverse_unit, limit, sum, n);
+int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit, SumWrite write,
+                        int64_t* sum, int64_t n) {
+  const int64_t non_finite = Accumulate(partial, inverse_unit, limit, write, sum, n);
+  if (write == SumWrite::kStreamed) hwy::FlushStream();
+  return non_finite;
 }
 
 void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
@@ -67,9 +71,9 @@ HWY_EXPORT(AccumulateRange);
 HWY_EXPORT(ToFloat);
 HWY_EXPORT(Squares);
 
-int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
-                             int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(AccumulateRange)(partial, inverse_unit, limit, sum, n);
+int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
+                             SumWrite write, int64_t* sum, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(AccumulateRange)(partial, inverse_unit, limit, write, sum, n);
 }
 void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n) {
   HWY_DYNAMIC_DISPATCH(ToFloat)(sum, factor, out, n);

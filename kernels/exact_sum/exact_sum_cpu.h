@@ -6,10 +6,16 @@
 
 namespace moe {
 
-// sum[i] += round(partial[i] * inverse_unit); returns the number of elements that are no number or
-// whose |q| is above `limit`, which add 0.
-int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit, int64_t* sum,
-                             int64_t n);
+enum class SumWrite : uint8_t {
+  kAdd,
+  kOverwrite,
+  kStreamed,  // the same, for what does not fit in cache: past it where the CPU can
+};
+
+// sum[i] (+)= round(partial[i] * inverse_unit); returns the number of elements that are no number
+// or whose |q| is above `limit`, which count as 0.
+int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
+                             SumWrite write, int64_t* sum, int64_t n);
 
 // out[i] = float(double(sum[i]) * factor)
 void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n);

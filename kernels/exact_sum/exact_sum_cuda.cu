@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Cuda
       [&](int64_t i, auto width) {
         constexpr int kWidth = decltype(width)::value;
         const auto partial = Load<kWidth>(a.partial + i);
-        auto sum = LoadElements<kWidth>(a.sum + i);
+        Elements<int64_t, kWidth> sum = {};
+        if (a.write == Write::kAdd) sum = LoadElements<kWidth>(a.sum + i);
         for (int j = 0; j < kWidth; ++j) {
           const double q = rint(static_cast<double>(partial.at[j]) * a.inverse_unit);
           const bool is_integer = fabs(q) < 0x1p63;  // a NaN is not

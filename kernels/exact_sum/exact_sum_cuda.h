@@ -16,7 +16,8 @@ struct CudaAccumulate {
   double inverse_unit;   // 2^-unit_log2
   int64_t limit;         // ExactGrid::limit
   int64_t* sum;          // [n]
-  int64_t* non_finite;   // one, added to
+  Write write;
+  int64_t* non_finite;  // one, added to
   int64_t n;
 };
 

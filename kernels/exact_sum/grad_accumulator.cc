@@ -5,11 +5,17 @@ namespace moe {
 absl::Status GradAccumulator::Add(
     absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
     Workspace& workspace, Stream& stream) const {
-  if (!exact()) return compute(float_sum_, Write::kAdd);
+  if (!exact()) return compute(float_sum_, NextWrite());
   WorkspaceScope scope(workspace);
   MOE_ASSIGN_OR_RETURN(const absl::Span<float> partial, workspace.Array<float>(size()));
   MOE_RETURN_IF_ERROR(compute(partial, Write::kOverwrite));
-  return ExactAccumulate(grid_, partial, exact_sum_, non_finite_, stream);
+  return ExactAccumulate(grid_, partial, exact_sum_, NextWrite(), non_finite_, stream);
+}
+
+absl::Status GradAccumulator::ClearIfEmpty(Stream& stream) const {
+  if (NextWrite() == Write::kAdd) return absl::OkStatus();
+  return exact() ? stream.Zero(exact_sum_.data(), exact_sum_.size() * sizeof(int64_t))
+                 : stream.Zero(float_sum_.data(), float_sum_.size() * sizeof(float));
 }
 
 }  // namespace moe

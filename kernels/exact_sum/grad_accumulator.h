@@ -3,6 +3,7 @@
 #define MOE_KERNELS_EXACT_SUM_GRAD_ACCUMULATOR_H_
 
 #include <cstdint>
+#include <utility>
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
@@ -18,18 +19,28 @@ namespace moe {
 // A view over one parameter's part of a reducer bucket: float32 (`fast` numerics) or int64 on an
 // exact grid (`layout-invariant`). Copyable; the bucket owns the memory, which is that of the
 // streams' device, `non_finite` included.
+//
+// `empty`, the bucket's as well but memory of the host: while it is true, the next partial
+// overwrites the sum, which nobody has to clear first, and makes it false. Without one, all are
+// added.
 class GradAccumulator {
  public:
   GradAccumulator() = default;
   // Float32: partials are added in the order they come.
-  explicit GradAccumulator(absl::Span<float> sum) : float_sum_(sum) {}
+  explicit GradAccumulator(absl::Span<float> sum, bool* empty = nullptr)
+      : float_sum_(sum), empty_(empty) {}
   // Exact: partials are rounded to the grid once and added as integers. `non_finite` counts what
   // the grid cannot hold; it is shared by the parameters of a bucket.
-  GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, int64_t* non_finite)
-      : exact_sum_(sum), grid_(grid), non_finite_(non_finite) {}
+  GradAccumulator(absl::Span<int64_t> sum, const ExactGrid& grid, int64_t* non_finite,
+                  bool* empty = nullptr)
+      : exact_sum_(sum), grid_(grid), non_finite_(non_finite), empty_(empty) {}
 
   bool exact() const { return non_finite_ != nullptr; }
-  // For operations that add to the sums themselves.
+  // For operations that write the sums themselves: NextWrite once for each partial that they
+  // enqueue, in that order.
+  Write NextWrite() const {
+    return empty_ != nullptr && std::exchange(*empty_, false) ? Write::kOverwrite : Write::kAdd;
+  }
   absl::Span<float> float_sum() const { return float_sum_; }
   absl::Span<int64_t> exact_sum() const { return exact_sum_; }
   const ExactGrid& grid() const { return grid_; }
@@ -46,11 +57,15 @@ class GradAccumulator {
   absl::Status Add(absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
                    Workspace& workspace, Stream& stream) const;
 
+  // Zeros, if no partial has come. After the last one.
+  absl::Status ClearIfEmpty(Stream& stream) const;
+
  private:
   absl::Span<float> float_sum_;
   absl::Span<int64_t> exact_sum_;
   ExactGrid grid_;
   int64_t* non_finite_ = nullptr;
+  bool* empty_ = nullptr;
 };
 
 }  // namespace moe

@@ -10,6 +10,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/exact_sum/exact_sum_cpu.h"
 
 namespace moe::gemm {
 
@@ -18,9 +19,10 @@ namespace moe::gemm {
 enum class Layout : uint8_t { kPlain, kTransposed, kStrips };
 
 // Where elements go as integers of an exact grid (exact_sum.h) instead of into c: for each segment
-// of the depth, in ascending order, sum += q(a * b over its steps).
+// of the depth, in ascending order, sum += q(a * b over its steps), the first as `write` says.
 struct ExactSink {
-  MatrixView<int64_t> sum;             // [rows, cols]
+  MatrixView<int64_t> sum;  // [rows, cols]
+  SumWrite write = SumWrite::kAdd;
   absl::Span<const int64_t> segments;  // first step of each, and the depth; none is empty
   double inverse_unit = 0;
   int64_t limit = 0;              // of |q|

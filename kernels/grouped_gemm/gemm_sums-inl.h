@@ -33,6 +33,7 @@ class Sums {
   Sums(const Problem<T, TOut>& problem, const Block& block, const Panel& panel, const Slot& slot)
       : c_(problem.c),
         exact_(problem.exact),
+        exact_write_(panel.segment == 0 ? problem.exact.write : SumWrite::kAdd),
         adds_(problem.write == Write::kAdd),
         panel_(panel),
         row_(block.row_begin),
@@ -69,7 +70,7 @@ class Sums {
       const float* const from = tile + i * stride(j);
       if (exact_.used()) {
         bad += ::moe::HWY_NAMESPACE::Accumulate(from, exact_.inverse_unit, exact_.limit,
-                                                ExactOutput(row + i, j), Cols(j));
+                                                exact_write_, ExactOutput(row + i, j), Cols(j));
       } else {
         Convert(from, Cols(j), Output(row + i, j));
       }
@@ -81,6 +82,7 @@ class Sums {
   WritePrefetcher PrefetchOutput(int64_t rows, int64_t j, int64_t steps) const {
     if (!panel_.last && !(panel_.first && adds_)) return {};
     if (exact_.used()) {
+      if (exact_write_ == SumWrite::kStreamed) return {};
       return {ExactOutput(0, j), rows, Cols(j) * int64_t{sizeof(int64_t)},
               exact_.sum.stride() * int64_t{sizeof(int64_t)}, steps};
     }
@@ -101,6 +103,7 @@ class Sums {
 
   MatrixView<TOut> c_;
   ExactSink exact_;
+  SumWrite exact_write_;  // of this panel's segment
   bool adds_;
   Panel panel_;
   int64_t row_;  // of c, where the block begins

@@ -18,6 +18,7 @@
 #define HWY_TARGET_INCLUDE "kernels/grouped_gemm/grouped_gemm_cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #if HWY_NATIVE_FMA
@@ -217,7 +218,9 @@ void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) 
     if (after.cols > 0) next = PrefetchFor(problem, panel, after, tiles.parts);
     bad += MultiplyPanel(problem, block, tiles, panel, slot, a, next);
   }
-  if (problem.exact.used()) CountNonFinite(problem.exact, bad);
+  if (!problem.exact.used()) return;
+  if (problem.exact.write == SumWrite::kStreamed) hwy::FlushStream();
+  CountNonFinite(problem.exact, bad);
 }
 
 #else
@@ -250,6 +253,7 @@ void RunExact(const Problem<T, float>& part, const Block& block) {
     Reference(segment);
     for (int64_t i = 0; i < rows; ++i) {
       bad += ExactAccumulateRange(segment.c.row(i), exact.inverse_unit, exact.limit,
+                                  s == 0 ? exact.write : SumWrite::kAdd,
                                   exact.sum.row(block.row_begin + i) + block.col_begin, cols);
     }
   }

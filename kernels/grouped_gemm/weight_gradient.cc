@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include <absl/strings/str_cat.h>
 
@@ -16,6 +17,9 @@ namespace moe {
 namespace {
 
 constexpr char kName[] = "AddWeightGradients";
+
+// Sums that no core's share of a third-level cache keeps.
+constexpr int64_t kStreamedBytes = int64_t{8} << 20;
 
 absl::Status Check(int64_t rows, int64_t elements, absl::Span<const int64_t> segments,
                    absl::Span<const GradAccumulator> grads) {
@@ -35,12 +39,20 @@ absl::Status Check(int64_t rows, int64_t elements, absl::Span<const int64_t> seg
   return absl::OkStatus();
 }
 
+// How the first partial of a sum is written: past the cache if nothing adds to it before the sums
+// of all weights have passed by, which do not fit there.
+SumWrite FirstWrite(const GradAccumulator& grad, size_t partials, int64_t bytes_of_all) {
+  if (grad.NextWrite() == Write::kAdd) return SumWrite::kAdd;
+  return partials == 1 && bytes_of_all >= kStreamedBytes ? SumWrite::kStreamed
+                                                         : SumWrite::kOverwrite;
+}
+
 // The product for one weight, over its rows [segments.front(), segments.back()). Its own offsets
 // live in `workspace`.
 template <typename T>
 absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, MatrixView<const T> x,
                                                   absl::Span<const int64_t> segments,
-                                                  const GradAccumulator& grad,
+                                                  const GradAccumulator& grad, int64_t bytes_of_all,
                                                   Workspace& workspace) {
   gemm::Problem<T, float> problem = {.a = RowRange(dy, segments.front(), segments.back()),
                                      .b = RowRange(x, segments.front(), segments.back()),
@@ -48,7 +60,7 @@ absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, Matrix
                                      .a_layout = gemm::Layout::kTransposed};
   if (!grad.exact()) {
     problem.c = {grad.float_sum().data(), dy.cols(), x.cols()};
-    problem.write = Write::kAdd;
+    problem.write = grad.NextWrite();
     return problem;
   }
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> cuts,
@@ -60,6 +72,7 @@ absl::StatusOr<gemm::Problem<T, float>> ProblemOf(MatrixView<const T> dy, Matrix
     if (step > cuts[count - 1]) cuts[count++] = step;  // none is empty
   }
   problem.exact = {.sum = {grad.exact_sum().data(), dy.cols(), x.cols()},
+                   .write = FirstWrite(grad, count - 1, bytes_of_all),
                    .segments = cuts.subspan(0, count),
                    .inverse_unit = std::ldexp(1.0, -grad.grid().unit_log2),
                    .limit = grad.grid().limit(),
@@ -76,11 +89,12 @@ absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
       const auto problems,
       (workspace.Array<gemm::Problem<T, float>>(static_cast<int64_t>(grads.size()))));
   const size_t each = (segments.size() - 1) / grads.size();
+  const int64_t bytes = dy.cols() * x.cols() * std::ssize(grads) * int64_t{sizeof(int64_t)};
   size_t count = 0;
   for (size_t g = 0; g < grads.size(); ++g) {
     const auto mine = segments.subspan(g * each, each + 1);
     if (mine.front() == mine.back()) continue;
-    MOE_ASSIGN_OR_RETURN(problems[count++], ProblemOf(dy, x, mine, grads[g], workspace));
+    MOE_ASSIGN_OR_RETURN(problems[count++], ProblemOf(dy, x, mine, grads[g], bytes, workspace));
   }
   return gemm::Run<T, float>(problems.subspan(0, count), mark, workspace, stream);
 }
