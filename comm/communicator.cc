@@ -1,5 +1,8 @@
 #include "comm/communicator.h"
 
+#include <utility>
+#include <vector>
+
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
@@ -154,7 +157,7 @@ absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType typ
 }
 
 absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
-  std::vector<SendRecvOp> moving;
+  SendRecvOps moving;
   moving.reserve(ops.size());
   for (const SendRecvOp& op : ops) {
     if (op.peer < 0 || op.peer >= size() || op.bytes < 0) {
@@ -187,9 +190,9 @@ absl::Status Communicator::WhereItCan(const HostStaging::Transfer& transfer, Str
 }
 
 // Sends and receives lie anywhere in the device's memory: each has a host buffer of its own.
-absl::Status Communicator::StagedSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+absl::Status Communicator::StagedSendRecv(SendRecvOps ops, Stream& stream) {
   std::vector<Buffer> buffers;
-  std::vector<SendRecvOp> on_host = ops;
+  SendRecvOps on_host = ops;
   for (SendRecvOp& op : on_host) {
     MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(op.bytes, CpuMemory(), "host staging"));
     if (op.send != nullptr) {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
@@ -49,6 +49,8 @@ struct SendRecvOp {
   void* recv = nullptr;        // nullptr: this op sends
   int64_t bytes = 0;
 };
+// A group of up to four, such as a ring step's send and receive, takes nothing from the heap.
+using SendRecvOps = absl::InlinedVector<SendRecvOp, 4>;
 
 // One rank's end of a group of size() ranks, numbered 0 .. size()-1.
 //
@@ -188,7 +190,7 @@ class Communicator {
                                    void* recv, absl::Span<const int64_t> recv_bytes,
                                    Stream& stream) = 0;
   virtual absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) = 0;
-  virtual absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) = 0;
+  virtual absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) = 0;
   virtual absl::Status DoFence(Stream& stream) = 0;
 
  private:
@@ -208,7 +210,7 @@ class Communicator {
   // Runs `collective` on the transfer's memory, or on host copies of it.
   absl::Status WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
                           HostStaging::Collective collective);
-  absl::Status StagedSendRecv(std::vector<SendRecvOp> ops, Stream& stream);
+  absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream);
 
   CommPhase phase_;
   HostStaging staging_;

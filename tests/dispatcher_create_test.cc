@@ -3,7 +3,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,7 +61,7 @@ class WithoutPeerMemory final : public Communicator {
     return Unused();
   }
   absl::Status DoBroadcast(void*, int64_t, int, Stream&) override { return Unused(); }
-  absl::Status DoSendRecv(std::vector<SendRecvOp>, Stream&) override { return Unused(); }
+  absl::Status DoSendRecv(SendRecvOps, Stream&) override { return Unused(); }
   absl::Status DoFence(Stream&) override { return Unused(); }
 
   Communicator& comm_;

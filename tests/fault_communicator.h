@@ -5,7 +5,6 @@
 #include <memory>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "kernels/base/status_macros.h"
@@ -74,7 +73,7 @@ class FaultCommunicator final : public Communicator {
   absl::Status DoBroadcast(void*, int64_t, int, Stream&) override {
     return absl::UnimplementedError("FaultCommunicator: Broadcast");
   }
-  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override {
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override {
     return inner_.SendRecv(ops, stream);
   }
   absl::Status DoFence(Stream& stream) override { return inner_.Fence(stream); }

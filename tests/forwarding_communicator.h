@@ -6,7 +6,6 @@
 #include <numeric>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <absl/types/span.h>
 
@@ -87,7 +86,7 @@ class ForwardingCommunicator : public Communicator {
     MOE_RETURN_IF_ERROR(Prepare(bytes, stream));
     return inner_->Broadcast<uint8_t>(MutableBytes(inout, bytes), root, stream);
   }
-  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override {
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override {
     int64_t sent = 0;
     for (const SendRecvOp& op : ops) sent += op.send != nullptr ? op.bytes : 0;
     MOE_RETURN_IF_ERROR(Prepare(sent, stream));

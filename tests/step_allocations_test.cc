@@ -15,6 +15,7 @@ using testing::MakeCorpus;
 using testing::SmallConfig;
 
 constexpr auto kDirect = DispatchAlgorithm::kDirect;
+constexpr auto kSumInPlace = AllReduceAlgorithm::kDirect;
 
 struct Case {
   Numerics numerics;
@@ -28,15 +29,14 @@ class StepAllocationsTest : public ::testing::TestWithParam<Case> {};
 
 // Calls of operator new, on all threads of all ranks, between the ends of steps 2 and 5 on rank 0:
 // the first step grows workspaces, the last one validates, and no rank is a whole step ahead.
-// oneTBB keeps pools of its own, which take from malloc and are not counted. The ring all-reduce
-// hands the communicator vectors, so that sums are read in place here.
+// oneTBB keeps pools of its own, which take from malloc and are not counted.
 TEST_P(StepAllocationsTest, NoneAfterTheFirstStep) {
   TrainConfig config = SmallConfig();
   config.numerics = GetParam().numerics;
   config.steps = 6;
   config.eval_interval = 0;
   config.threads = GetParam().layout.threads;
-  config.all_reduce = AllReduceAlgorithm::kDirect;
+  config.all_reduce = GetParam().layout.all_reduce;
   config.expert_parallel_size = GetParam().layout.expert_parallel;
   config.model.moe.overlap_degree = GetParam().layout.overlap;
   config.model.moe.dispatcher.algorithm = GetParam().layout.dispatch;
@@ -63,8 +63,10 @@ constexpr Case kCases[] = {
     {Numerics::kFast, {.threads = 2}},
     {Numerics::kLayoutInvariant, {}},
     {Numerics::kFast, {.ranks = 4, .expert_parallel = 2}},
+    {Numerics::kFast, {.ranks = 4, .expert_parallel = 2, .all_reduce = kSumInPlace}},
     {Numerics::kFast, {.ranks = 4, .expert_parallel = 2, .dispatch = kDirect, .threads = 2}},
     {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .threads = 2}},
+    {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .all_reduce = kSumInPlace}},
     {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .dispatch = kDirect}},
     {Numerics::kLayoutInvariant, {.ranks = 2, .expert_parallel = 2, .overlap = 2}},
 };

@@ -2,6 +2,7 @@
 #include <memory>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
@@ -73,7 +74,7 @@ class LocalCommunicator final : public Communicator {
   absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
                            absl::Span<const int64_t> recv_bytes, Stream& stream) override;
   absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
-  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
  private:
@@ -195,7 +196,7 @@ absl::Status LocalCommunicator::DoBroadcast(void* inout, int64_t bytes, int root
   });
 }
 
-absl::Status LocalCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+absl::Status LocalCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
   return stream.Enqueue([group = group_, caller = Caller("SendRecv"), ops = std::move(ops)] {
     return group->SendRecv(caller, ops);
   });

@@ -64,7 +64,7 @@ class MpiCommunicator final : public Communicator {
   absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
                            absl::Span<const int64_t> recv_bytes, Stream& stream) override;
   absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
-  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
  private:
@@ -153,7 +153,7 @@ absl::Status MpiCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, 
   });
 }
 
-absl::Status MpiCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+absl::Status MpiCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
   return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {
     group->stream.Begin({"SendRecv", kSendRecv, at});
     for (const SendRecvOp& op : ops) {

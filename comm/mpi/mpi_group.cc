@@ -44,7 +44,7 @@ absl::Status MpiGroup::RollCall(const char* operation, const CommPhase& phase, i
             .root = root,
             .count = count};
   std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
-  std::vector<Card> all(stream.size());
+  absl::InlinedVector<Card, 16> all(stream.size());
   MOE_RETURN_IF_ERROR(
       stream.Gather({operation, kRollCall, phase}, &mine, all.data(), sizeof(Card)));
   for (int r = 0; r < stream.size(); ++r) {

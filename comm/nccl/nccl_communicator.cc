@@ -69,7 +69,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
                            absl::Span<const int64_t> recv_bytes, Stream& stream) override;
   absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
-  absl::Status DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) override;
+  absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
  private:
@@ -168,7 +168,7 @@ absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root,
   });
 }
 
-absl::Status NcclCommunicator::DoSendRecv(std::vector<SendRecvOp> ops, Stream& stream) {
+absl::Status NcclCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
   if (IsCuda(stream)) return group_->SendRecv(phase(), ops, stream);
   // Without a roll call: not every rank need come.
   return stream.Enqueue([group = group_, at = phase(), ops = std::move(ops)] {

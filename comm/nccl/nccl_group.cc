@@ -152,7 +152,7 @@ absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const std::byte* send,
                                   absl::Span<const int64_t> send_bytes, std::byte* recv,
                                   absl::Span<const int64_t> recv_bytes, Stream& stream) {
   const int own = streams->own();
-  std::vector<SendRecvOp> ops;
+  SendRecvOps ops;
   ops.reserve(2 * send_bytes.size());
   for (int r = 0; r < streams->size(); ++r) {
     if (r == own) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
@@ -68,7 +69,7 @@ absl::Status NcclHostSide::SendRecv(
     int64_t total = 0;
     for (const SendRecvOp& op : ops) total += op.bytes;
     MOE_ASSIGN_OR_RETURN(std::byte * place, Reserve(send_, total));
-    std::vector<SendRecvOp> on_device(ops.begin(), ops.end());
+    SendRecvOps on_device(ops.begin(), ops.end());
     for (SendRecvOp& op : on_device) {
       if (op.send != nullptr) {
         MOE_RETURN_IF_ERROR(own.CopyBytes(op.send, place, op.bytes));
