@@ -4,8 +4,9 @@
 Product (gemm_bench) and peers (benchmarks/peers/cpu/gemm_*.cc) take turns on one core, round by
 round, a median of some calls each, all by the CPU clock. Ratios are taken inside a round, against
 the fastest peer of that round; oneDNN finds weights packed, so it stands against packed weights of
-ours too. The share is of multiply-adds, in bf16 of dot products where the CPU has them. bf16 is a
-peer's only where it has it.
+ours too. The share is of multiply-adds, in bf16 of dot products where the CPU has them; that of
+reading, the limit of few rows, of a loop that reads as many bytes as the weights (or their
+gradient) have. bf16 is a peer's only where it has it.
 """
 import table_lines
 from table_lines import spread
@@ -41,7 +42,7 @@ def one_round(args, peers, core, dtype, rows):
 
 
 def cells(ours, theirs, product, kept):
-    """Times, ratios to each peer and to the best, and the share of the peak."""
+    """Times, ratios to each peer and to the best, and the shares of both limits."""
     ratios = {name: [times[PRODUCTS[product], name] / line[product]["time_us"]
                      for line, times in kept if (PRODUCTS[product], name) in times]
               for name in theirs}
@@ -49,7 +50,8 @@ def cells(ours, theirs, product, kept):
     return ([spread([1e-3 * line[product]["time_us"] for line in ours], ".2f")] +
             [spread(values, ".2f") if values else "" for values in ratios.values()] +
             [spread(best, ".2f") if best else "",
-             spread([line[product]["peak_pct"] for line in ours], ".0f")])
+             spread([line[product]["peak_pct"] for line in ours], ".0f"),
+             spread([line[product]["read_pct"] for line in ours], ".0f")])
 
 
 def main():
@@ -57,7 +59,7 @@ def main():
     parser.add_argument("--gemm-bench", required=True, help="benchmarks/gemm_bench.cc, compiled")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
     parser.add_argument("--types", default="f32,bf16")
-    parser.add_argument("--rows", default="8,32,128,512", help="of each expert")
+    parser.add_argument("--rows", default="1,8,32,64,128,512", help="of each expert")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--ffn", type=int, default=2816)
     parser.add_argument("--experts", type=int, default=4)
@@ -72,7 +74,7 @@ def main():
     print(f"{table_lines.machine()}; one core; {args.experts} experts, K {args.hidden}, "
           f"O {args.ffn}; {args.rounds} rounds of {args.calls} calls\n")
     table_lines.head(["rows", "type", "product", "ms"] + [f"times {name}" for name in peers] +
-                     ["times best", "share of peak, %", "rounds"])
+                     ["times best", "share of peak, %", "share of reading, %", "rounds"])
     for dtype in args.types.split(","):
         for rows in map(int, args.rows.split(",")):
             rounds = [one_round(args, peers, core, dtype, rows) for _ in range(args.rounds)]
