@@ -5,7 +5,8 @@
 // taken depends on later tokens of its group, so a language model sees its own future.
 #include <algorithm>
 #include <cmath>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "gating/builtin_gates.h"
 #include "gating/token_choice_gate.h"
@@ -15,11 +16,14 @@
 namespace moe {
 namespace {
 
+// Scratch for a token that more experts than this take comes from the heap.
+constexpr size_t kMostInlineSlots = 256;
+
 // chosen[t, e] = 1 for the `capacity` tokens of [begin, end) with the largest p of expert e; equal
-// ones: the lowest token; a NaN is the smallest.
+// ones: the lowest token; a NaN is the smallest. `order`: scratch for as many tokens.
 void ChooseTokens(MatrixView<const float> probs, int64_t begin, int64_t end, int64_t e,
-                  int64_t capacity, std::vector<int64_t>& order, MatrixView<uint8_t> chosen) {
-  order.resize(static_cast<size_t>(end - begin));
+                  int64_t capacity, absl::Span<int64_t> order, MatrixView<uint8_t> chosen) {
+  order = order.first(static_cast<size_t>(end - begin));
   for (int64_t t = begin; t < end; ++t) order[static_cast<size_t>(t - begin)] = t;
   const auto before = [&](int64_t a, int64_t b) {
     const float p = probs(a, e), q = probs(b, e);
@@ -47,8 +51,39 @@ class ExpertChoiceGate final : public Gate {
                         Stream& stream) const override;
 
  private:
+  // chosen[t, e] = 1 where expert e takes token t in its token group, else 0.
+  absl::Status ChooseInGroups(MatrixView<const float> probs, absl::Span<const int64_t> groups,
+                              MatrixView<uint8_t> chosen, Workspace& workspace,
+                              ThreadPool& threads) const;
+
   const double tokens_factor_;
 };
+
+absl::Status ExpertChoiceGate::ChooseInGroups(MatrixView<const float> probs,
+                                              absl::Span<const int64_t> groups,
+                                              MatrixView<uint8_t> chosen, Workspace& workspace,
+                                              ThreadPool& threads) const {
+  const int64_t experts = probs.cols();
+  for (int64_t t = 0; t < probs.rows(); ++t) std::fill_n(chosen.row(t), experts, uint8_t{0});
+  int64_t longest = 0;
+  for (size_t g = 0; g + 1 < groups.size(); ++g) {
+    longest = std::max(longest, groups[g + 1] - groups[g]);
+  }
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const MatrixView<int64_t> order,
+                       workspace.Matrix<int64_t>(experts, longest));
+  threads.For(experts, 1, [&](int64_t first, int64_t last) {
+    for (int64_t e = first; e < last; ++e) {
+      for (size_t g = 0; g + 1 < groups.size(); ++g) {
+        const int64_t capacity = ExpertCapacity(groups[g + 1] - groups[g], 1,
+                                                static_cast<int32_t>(experts), tokens_factor_);
+        ChooseTokens(probs, groups[g], groups[g + 1], e, capacity,
+                     {order.row(e), static_cast<size_t>(longest)}, chosen);
+      }
+    }
+  });
+  return absl::OkStatus();
+}
 
 absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, Workspace& workspace,
                                                        Stream& stream) const {
@@ -70,19 +105,8 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
                                 .count = count},
                                stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());  // the host counts slots
-
-  for (int64_t t = 0; t < tokens; ++t) std::fill_n(chosen.row(t), experts, uint8_t{0});
-  const absl::Span<const int64_t> groups = input.groups.offsets;
-  stream.threads().For(experts, 1, [&](int64_t first, int64_t last) {
-    std::vector<int64_t> order;
-    for (int64_t e = first; e < last; ++e) {
-      for (size_t g = 0; g + 1 < groups.size(); ++g) {
-        const int64_t capacity = ExpertCapacity(groups[g + 1] - groups[g], 1,
-                                                static_cast<int32_t>(experts), tokens_factor_);
-        ChooseTokens(probs, groups[g], groups[g + 1], e, capacity, order, chosen);
-      }
-    }
-  });
+  MOE_RETURN_IF_ERROR(
+      ChooseInGroups(probs, input.groups.offsets, chosen, workspace, stream.threads()));
 
   std::fill(count.begin(), count.end(), int64_t{0});
   offset[0] = 0;
@@ -112,7 +136,7 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
 absl::Status ExpertChoiceGate::Backward(const GateGradientInput& input, MatrixView<float> d_logits,
                                         Stream& stream) const {
   return stream.Enqueue([selection = input.selection, d_weight = input.d_weight, d_logits] {
-    std::vector<double> d_prob;
+    absl::InlinedVector<double, kMostInlineSlots> d_prob;
     for (int64_t t = 0; t < d_logits.rows(); ++t) {
       const auto first = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t)]);
       const auto last = static_cast<size_t>(selection.slot_offset[static_cast<size_t>(t) + 1]);

@@ -11,7 +11,8 @@
 // weights, l, r and the thresholds, as in the authors' code.
 #include <algorithm>
 #include <cmath>
-#include <vector>
+
+#include <absl/types/span.h>
 
 #include "gating/builtin_gates.h"
 #include "kernels/base/rng.h"
@@ -40,7 +41,7 @@ double NormalCdf(double u) {
 }
 
 // CV^2 of v, and its gradient in place of v.
-double SquaredVariation(std::vector<double>& v) {
+double SquaredVariation(absl::Span<double> v) {
   const auto n = static_cast<double>(v.size());
   if (v.size() < 2) {
     std::fill(v.begin(), v.end(), 0.0);
@@ -56,6 +57,12 @@ double SquaredVariation(std::vector<double>& v) {
   }
   return variance / scale;
 }
+
+// Of AddLosses, each [E].
+struct LossScratch {
+  absl::Span<double> importance, load;  // of a token group
+  absl::Span<double> dh, dl, ds;        // of a token
+};
 
 // One token's row of logits and of the memo [h | z], by name.
 struct NoisyRow {
@@ -89,7 +96,8 @@ class NoisyTopKGate final : public Gate {
   }
   absl::Status AddNoise(const GateInput& input, MatrixView<float> memo, Stream& stream) const;
   void AddGroupLoss(const GateInput& input, const GateSelection& selection, int64_t begin,
-                    int64_t end, double scale, double* loss, MatrixView<float> d_logits) const;
+                    int64_t end, double scale, const LossScratch& scratch, double* loss,
+                    MatrixView<float> d_logits) const;
 
   const int32_t top_k_;
   const double coeff_;
@@ -177,8 +185,14 @@ absl::StatusOr<GateSelection> NoisyTopKGate::Select(const GateInput& input, Work
 
 absl::Status NoisyTopKGate::AddLosses(const GateInput& input, const GateSelection& selection,
                                       double* loss, MatrixView<float> d_logits,
-                                      Workspace& /*workspace*/) const {
+                                      Workspace& workspace) const {
   if (coeff_ == 0) return absl::OkStatus();
+  const WorkspaceScope scope(workspace);
+  LossScratch scratch;
+  for (absl::Span<double>* part :
+       {&scratch.importance, &scratch.load, &scratch.dh, &scratch.dl, &scratch.ds}) {
+    MOE_ASSIGN_OR_RETURN(*part, workspace.Array<double>(input.logits.cols() / 2));
+  }
   const TokenGroups& groups = input.groups;
   for (size_t b = 0; b + 1 < groups.micro_batch.size(); ++b) {
     const int64_t first = groups.micro_batch[b];
@@ -187,7 +201,8 @@ absl::Status NoisyTopKGate::AddLosses(const GateInput& input, const GateSelectio
     for (int64_t g = first; g < last; ++g) {
       AddGroupLoss(input, selection, groups.offsets[static_cast<size_t>(g)],
                    groups.offsets[static_cast<size_t>(g) + 1],
-                   coeff_ / static_cast<double>(last - first), &micro_batch_loss, d_logits);
+                   coeff_ / static_cast<double>(last - first), scratch, &micro_batch_loss,
+                   d_logits);
     }
     *loss += micro_batch_loss;
   }
@@ -210,11 +225,13 @@ Border BorderOf(const NoisyRow& row, int64_t experts, const int32_t* chosen, int
 }
 
 void NoisyTopKGate::AddGroupLoss(const GateInput& input, const GateSelection& selection,
-                                 int64_t begin, int64_t end, double scale, double* loss,
+                                 int64_t begin, int64_t end, double scale,
+                                 const LossScratch& scratch, double* loss,
                                  MatrixView<float> d_logits) const {
   const int64_t experts = input.logits.cols() / 2;
   const bool smooth = input.batch.mode == Mode::kTraining && top_k_ < experts;
-  std::vector<double> importance(static_cast<size_t>(experts)), load(importance.size());
+  const absl::Span<double> importance = scratch.importance, load = scratch.load;
+  for (const absl::Span<double> v : {importance, load}) std::fill(v.begin(), v.end(), 0.0);
   const auto chosen = [&](int64_t t) {
     return selection.expert.data() + t * top_k_;
   };
@@ -242,10 +259,10 @@ void NoisyTopKGate::AddGroupLoss(const GateInput& input, const GateSelection& se
   *loss += scale * (SquaredVariation(importance) + SquaredVariation(load));
   if (d_logits.data() == nullptr) return;
 
-  std::vector<double> dh(static_cast<size_t>(experts)), dl(dh.size()), ds(dh.size());
+  const absl::Span<double> dh = scratch.dh, dl = scratch.dl, ds = scratch.ds;
   for (int64_t t = begin; t < end; ++t) {
     const NoisyRow row = Row(input.logits, selection.memo, t);
-    for (auto* v : {&dh, &dl, &ds}) std::fill(v->begin(), v->end(), 0.0);
+    for (const absl::Span<double> v : {dh, dl, ds}) std::fill(v.begin(), v.end(), 0.0);
     const float* const w = selection.weight.data() + t * top_k_;
     double mean = 0;
     for (int64_t j = 0; j < top_k_; ++j) {

@@ -2,8 +2,8 @@
 // doubly stochastic matrix and the k largest of a row are chosen; in evaluation the k largest
 // logits. Weights sigmoid(l) if k = 1, else softmax(l) at the chosen ones. No load-balance loss.
 // Source: Clark et al., arXiv:2202.01169, section 3.2; megatron/core/transformer/moe/moe_utils.py.
+#include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "gating/builtin_gates.h"
 #include "gating/token_choice_gate.h"
@@ -15,13 +15,23 @@ namespace {
 constexpr double kTolerance = 1e-4;   // mean change of the column scales
 constexpr int kMostIterations = 100;  // columns that underflow would never settle
 
-// value[t, e] = column_scale_e * exp(l_te - max_t) over tokens [begin, end). The rows' own scales
-// are left out: they do not change the order within a row.
-void ScaleGroup(MatrixView<const float> logits, int64_t begin, int64_t end,
-                MatrixView<float> value) {
+// Of all token groups, so that each may be scaled on a thread of its own.
+struct Scratch {
+  MatrixView<double> cost;    // [T, E]
+  MatrixView<double> column;  // [groups, E]
+  MatrixView<double> sum;     // [groups, E]
+};
+
+// value[t, e] = column_scale_e * exp(l_te - max_t) over the tokens [begin, end) of `group`. The
+// rows' own scales are left out: they do not change the order within a row.
+void ScaleGroup(MatrixView<const float> logits, int64_t group, int64_t begin, int64_t end,
+                const Scratch& scratch, MatrixView<float> value) {
   const auto experts = static_cast<size_t>(logits.cols());
   const auto tokens = static_cast<size_t>(end - begin);
-  std::vector<double> cost(tokens * experts), column(experts, 1.0), sum(experts);
+  const absl::Span<double> cost(scratch.cost.row(begin), tokens * experts);
+  const absl::Span<double> column(scratch.column.row(group), experts);
+  const absl::Span<double> sum(scratch.sum.row(group), experts);
+  std::fill(column.begin(), column.end(), 1.0);
   for (size_t t = 0; t < tokens; ++t) {
     const float* const row = logits.row(begin + static_cast<int64_t>(t));
     double max = row[0];
@@ -78,17 +88,32 @@ class SinkhornGate final : public ScaledTokenChoiceGate {
     }
     MOE_ASSIGN_OR_RETURN(const MatrixView<float> value,
                          workspace.Matrix<float>(input.logits.rows(), input.logits.cols()));
+    MOE_RETURN_IF_ERROR(ScaleGroups(input, value, workspace, stream));
+    return SelectByValue(input, value, workspace, stream);
+  }
+
+ private:
+  // Returns when all is computed: its scratch, eight bytes a logit, is not kept until backward.
+  static absl::Status ScaleGroups(const GateInput& input, MatrixView<float> value,
+                                  Workspace& workspace, Stream& stream) {
+    const auto groups = static_cast<int64_t>(input.groups.offsets.size()) - 1;
+    const int64_t experts = input.logits.cols();
+    const WorkspaceScope scope(workspace);
+    Scratch scratch;
+    MOE_ASSIGN_OR_RETURN(scratch.cost, workspace.Matrix<double>(input.logits.rows(), experts));
+    MOE_ASSIGN_OR_RETURN(scratch.column, workspace.Matrix<double>(groups, experts));
+    MOE_ASSIGN_OR_RETURN(scratch.sum, workspace.Matrix<double>(groups, experts));
     MOE_RETURN_IF_ERROR(stream.Enqueue([logits = input.logits, offsets = input.groups.offsets,
-                                        value, &threads = stream.threads()] {
-      threads.For(static_cast<int64_t>(offsets.size()) - 1, 1, [&](int64_t first, int64_t last) {
+                                        groups, scratch, value, &threads = stream.threads()] {
+      threads.For(groups, 1, [&](int64_t first, int64_t last) {
         for (int64_t g = first; g < last; ++g) {
-          ScaleGroup(logits, offsets[static_cast<size_t>(g)], offsets[static_cast<size_t>(g) + 1],
-                     value);
+          ScaleGroup(logits, g, offsets[static_cast<size_t>(g)],
+                     offsets[static_cast<size_t>(g) + 1], scratch, value);
         }
       });
       return absl::OkStatus();
     }));
-    return SelectByValue(input, value, workspace, stream);
+    return stream.Synchronize();
   }
 };
 

@@ -69,8 +69,6 @@ constexpr uint64_t kIdMask = (uint64_t{1} << kExpertIdBits) - 1;
 // Rows whose experts are looked for at a time: a search waits for its own steps most of the time,
 // and lists are of as many rows as there are lanes.
 constexpr int64_t kRankRows = std::max<int64_t>(4, kRankLanes);
-// Scratch for more experts than this comes from the heap.
-constexpr size_t kMostInlineExperts = 256;
 
 // The largest of ranks [padded] below `bound`, in every lane.
 HWY_INLINE RankLanes LargestBelow(const double* ranks, int64_t padded, RankLanes bound) {

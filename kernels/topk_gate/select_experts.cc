@@ -6,8 +6,8 @@
 #include <limits>
 #include <optional>
 #include <utility>
-#include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/cuda_launch.h"
@@ -69,7 +69,7 @@ class GroupMask {
 
   const GateRule rule_;
   const int64_t size_;
-  std::vector<float> worth_, sorted_;
+  absl::InlinedVector<float, kMostInlineExperts> worth_, sorted_;
 };
 
 // Rows [begin, end) on the CPU.
@@ -113,7 +113,8 @@ class SelectRows {
 
   void SelectByScore() const {
     const int64_t experts = in_.logits.cols();
-    std::vector<float> scratch(static_cast<size_t>(kValueRows * experts));
+    absl::InlinedVector<float, kValueRows * kMostInlineExperts> scratch(
+        static_cast<size_t>(kValueRows * experts));
     const MatrixView<float> value(scratch.data(), kValueRows, experts);
     std::optional<GroupMask> mask;
     if (rule_.num_groups > 0) mask.emplace(rule_, experts);

@@ -1,7 +1,8 @@
 #include "kernels/topk_gate/sigmoid_scores_cpu.h"
 
 #include <cstdint>
-#include <vector>
+
+#include <absl/container/inlined_vector.h>
 
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -45,7 +46,7 @@ void ScoreRows(MatrixView<const float> logits, MatrixView<float> score,
   for (int64_t t = begin; t < end; ++t) ScoreRow(logits.row(t), experts, score.row(t));
   if (log_sum_exp.empty()) return;
   const int64_t padded = PaddedExperts(experts);
-  std::vector<float> row(static_cast<size_t>(padded));
+  absl::InlinedVector<float, kMostInlineExperts> row(static_cast<size_t>(padded));
   for (int64_t t = begin; t < end; ++t) {
     CopyPadded(logits.row(t), experts, padded, row.data());
     log_sum_exp[static_cast<size_t>(t)] = LogSumExp(ExpAndSum(row.data(), padded, row.data()));

@@ -4,6 +4,7 @@
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CPU_H_
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include <absl/status/status.h>
@@ -22,6 +23,9 @@ absl::Status CheckSelection(absl::string_view function, int64_t k, int64_t exper
 
 // Rows that one task takes: enough to pay for its scratch, few enough to balance threads.
 inline constexpr int64_t kGateRowsPerTask = 256;
+
+// Scratch for more experts than this comes from the heap.
+inline constexpr size_t kMostInlineExperts = 256;
 
 // sum = sum_e exp(row[e] - max), in the order of TopKGate's contract; max is the largest number of
 // the row, -infinity if it has none.
