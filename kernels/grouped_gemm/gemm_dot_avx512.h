@@ -24,16 +24,21 @@ void UseBFloat16Dot(bool use);
 
 #if MOE_GEMM_DOT_AVX512
 
-// Word w of row i lies at data + i * row_bytes + w * word_bytes.
-struct DotRows {
+// The rows of a tile where they lie: word w of row i at data + i * row_bytes + 4 * w.
+struct PlainDotRows {
   const char* data;
   int64_t row_bytes;
-  int64_t word_bytes;
+};
+// The rows of a tile side by side: word w of row i at data + 4 * (w * rows + i).
+struct PackedDotRows {
+  const char* data;
 };
 
 // c [rows, 64] = (add ? c : 0) + a * b over `depth` words; word w of b is the line of 64 words at
 // b + 64 * w. `rows`: 1 to kTileRows. Only where HasBFloat16Dot().
-void DotTile(int64_t rows, const DotRows& a, const float* b, int64_t depth, float* c,
+void DotTile(int64_t rows, const PlainDotRows& a, const float* b, int64_t depth, float* c,
+             int64_t c_stride, bool add, Prefetchers& ahead);
+void DotTile(int64_t rows, const PackedDotRows& a, const float* b, int64_t depth, float* c,
              int64_t c_stride, bool add, Prefetchers& ahead);
 
 // Runs `steps` rounds of independent dot products in registers. Returns the number of

@@ -82,12 +82,11 @@ Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& s
 
 #if MOE_GEMM_DOT_AVX512 && HWY_TARGET == HWY_AVX3
 #define MOE_DOTS 1
-inline DotRows DotRowsOf(const PlainRows<BFloat16>& a, int64_t) {
-  return {reinterpret_cast<const char*>(a.data), a.row_stride * int64_t{sizeof(BFloat16)},
-          sizeof(float)};
+inline PlainDotRows DotRowsOf(const PlainRows<BFloat16>& a) {
+  return {reinterpret_cast<const char*>(a.data), a.row_stride * int64_t{sizeof(BFloat16)}};
 }
-inline DotRows DotRowsOf(const PackedRows& a, int64_t rows) {
-  return {reinterpret_cast<const char*>(a.data), sizeof(float), rows * int64_t{sizeof(float)}};
+inline PackedDotRows DotRowsOf(const PackedRows& a) {
+  return {reinterpret_cast<const char*>(a.data)};
 }
 #else
 #define MOE_DOTS 0
@@ -100,7 +99,7 @@ void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, int64_t depth, f
 #if MOE_DOTS
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (DotsBFloat16()) {
-      return DotTile(rows, DotRowsOf(a, rows), b.data, depth, c, stride, add, ahead);
+      return DotTile(rows, DotRowsOf(a), b.data, depth, c, stride, add, ahead);
     }
   }
 #endif
