@@ -39,8 +39,8 @@ class GradientReducer {
       Stream& stream);
 
   // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
-  // step. loss_scale_log2: the gradients to come
-  // are 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
+  // step. loss_scale_log2: the gradients to come are 2^loss_scale_log2 times larger, and so is the
+  // unit of the exact grid.
   absl::Status Begin(int loss_scale_log2 = 0);
 
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
