@@ -27,5 +27,5 @@ target_include_directories(cusim SYSTEM PUBLIC ${MOE_CUDA_INCLUDE_DIR} ${MOE_CCC
 target_link_libraries(cusim PUBLIC moe_private_flags)
 if(MOE_SANITIZE MATCHES "thread")
   set_source_files_properties(${cusim_engine} TARGET_DIRECTORY cusim PROPERTIES
-    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN)
+    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS CUSIM_TSAN SKIP_PRECOMPILE_HEADERS TRUE)
 endif()

@@ -2,8 +2,6 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 jobs=$(nproc)
-# Build folders share objects: neither their own path nor the checkout's goes into ccache's key.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 # Open MPI refuses root and more ranks than cores unless told otherwise; containers have both.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1

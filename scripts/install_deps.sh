@@ -27,6 +27,7 @@ tests=(
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
   libssl-dev                     # proofs of ranks that meet over TCP, for NCCL
+  lld                             # links a hundred programs
   clang-format clang-tidy
   clang libclang-rt-dev          # libFuzzer, for readers of untrusted files
   chromium                       # looks at the pages of moe report; 414 MB with what it needs
