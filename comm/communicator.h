@@ -63,6 +63,12 @@ using SendRecvOps = absl::InlinedVector<SendRecvOp, 4>;
 // is sent to the host, and back what was received: the call then blocks the host, and ranks that
 // enqueue collectives must do so in one order, as they must anyway.
 //
+// Deadlines. timeout() bounds silence, not an operation: it is the longest that a wait may go
+// without progress. A peer that comes, a transfer or a part of one (16 MiB) that ends is progress,
+// so that a large exchange over a slow link takes as long as it takes. A process that stood still
+// (Ctrl-Z, a paused machine) starts its deadlines again. NCCL does not say how far it has come:
+// there the deadline bounds an operation, from the moment its stream reached it.
+//
 // Thread use: one host thread and one stream at a time. For collectives that overlap each other,
 // Split() a second communicator.
 //
@@ -82,7 +88,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::string_view backend() const = 0;  // "local", "mpi", "nccl"
-  virtual absl::Duration timeout() const = 0;     // deadline of every wait
+  virtual absl::Duration timeout() const = 0;     // of every wait, without progress
   // Where this rank's ends of NCCL's kernels run: the one device whose streams it takes beside the
   // CPU's. nullopt: streams of any device.
   virtual std::optional<Device> device() const { return std::nullopt; }

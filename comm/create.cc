@@ -1,14 +1,18 @@
 #include "comm/create.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <unistd.h>
 
 #include "comm/clock_offset.h"
@@ -17,6 +21,7 @@
 #include "comm/nccl/nccl_join.h"
 #include "comm/nccl/nccl_store.h"
 #include "comm/nccl/nccl_world.h"
+#include "comm/patience.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 
@@ -36,8 +41,94 @@ absl::Status Guarded(absl::FunctionRef<absl::Status()> run) {
 // The communicator of a thread's rank.
 using MakeRank = absl::FunctionRef<absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>;
 
-// `body` on `ranks` threads, whose world `fate` ends when one fails.
-absl::Status RunThreads(int ranks, LocalFate& fate, MakeRank make, RankBody body) {
+// What has become of the threads of a process.
+class Returns {
+ public:
+  explicit Returns(int ranks) : results_(ranks) {}
+
+  void Set(int rank, absl::Status result) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    failed_ = failed_ || !result.ok();
+    results_[rank] = std::move(result);
+    changed_.notify_all();
+  }
+  // The result of a rank that has returned.
+  std::optional<absl::Status> Of(int rank) const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return results_[rank];
+  }
+  std::vector<int> Missing() const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    std::vector<int> missing;
+    for (size_t rank = 0; rank < results_.size(); ++rank) {
+      if (!results_[rank].has_value()) missing.push_back(static_cast<int>(rank));
+    }
+    return missing;
+  }
+  void AwaitFailureOrAll() {
+    std::unique_lock<std::mutex> lock(mu_);
+    changed_.wait(lock, [this] { return failed_ || AllAreBack(); });
+  }
+  bool AwaitAll(absl::Duration longest) {
+    Patience patience(longest);
+    std::unique_lock<std::mutex> lock(mu_);
+    while (!changed_.wait_until(lock, patience.NextLook(), [this] { return AllAreBack(); })) {
+      if (patience.IsOver(false)) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool AllAreBack() const {
+    return std::all_of(results_.begin(), results_.end(),
+                       [](const auto& result) { return result.has_value(); });
+  }
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  std::vector<std::optional<absl::Status>> results_;  // guarded by mu_
+  bool failed_ = false;                               // guarded by mu_
+};
+
+// Nothing ends a thread that hangs, so the process leaves; not even for its line it waits long, for
+// the thread may hang in writing to the same pipe.
+[[noreturn]] void LeaveThreads(const RunOptions& options, const absl::Status& why,
+                               const std::vector<int>& missing) {
+  const absl::Status said(
+      why.code(), absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
+                               absl::StrJoin(missing, ", "), " did not return, and was left"));
+  if (options.report) {
+    Returns reported(1);
+    const auto report = [&] {
+      options.report(said);
+      reported.Set(0, absl::OkStatus());
+    };
+    try {
+      std::thread(report).detach();
+    } catch (const std::exception&) {  // the system has no more threads
+      report();
+    }
+    (void)reported.AwaitAll(options.grace);
+  }
+  _exit(options.exit_code(why));
+}
+
+// Returns when all have returned; leaves the process where that would take for ever.
+void AwaitThreads(const RunOptions& options, LocalFate& fate, Returns& returns) {
+  returns.AwaitFailureOrAll();
+  const int first = fate.origin();
+  if (first < 0 || !options.exit_code) return;
+  absl::Status why = returns.Of(first).value_or(absl::OkStatus());
+  if (why.ok()) why = fate.StatusOf(first);  // has not returned, or said so to its peers alone
+  const bool late = absl::IsDeadlineExceeded(why);
+  if (returns.AwaitAll(late ? options.grace : options.grace + options.timeout)) return;
+  const std::vector<int> missing = returns.Missing();
+  if (!missing.empty()) LeaveThreads(options, why, missing);
+}
+
+// `body` on threads, whose world `fate` ends when one fails.
+absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank make, RankBody body) {
+  const int ranks = options.plan.ranks;
   const auto run_rank = [&](int rank) {
     return Guarded([&]() -> absl::Status {
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world, make(rank));
@@ -45,12 +136,14 @@ absl::Status RunThreads(int ranks, LocalFate& fate, MakeRank make, RankBody body
     });
   };
   if (ranks == 1) return run_rank(0);
-  std::vector<absl::Status> results(ranks);
+  Returns returns(ranks);
   const auto run = [&](int rank) {
-    results[rank] = run_rank(rank);
-    if (results[rank].ok()) return;
-    fate.Kill(rank, absl::AbortedError(
-                        absl::StrCat("rank ", rank, " failed: ", results[rank].message())));
+    absl::Status result = run_rank(rank);
+    if (!result.ok()) {
+      fate.Kill(rank,
+                absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", result.message())));
+    }
+    returns.Set(rank, std::move(result));
   };
   std::vector<std::thread> threads;
   absl::Status started;
@@ -61,14 +154,16 @@ absl::Status RunThreads(int ranks, LocalFate& fate, MakeRank make, RankBody body
       started = absl::ResourceExhaustedError(
           absl::StrCat("RunRanks: thread ", rank, " of ", ranks, " does not start: ", e.what()));
       fate.Kill(rank, started);
+      for (int absent = rank; absent < ranks; ++absent) returns.Set(absent, started);
       break;
     }
   }
+  AwaitThreads(options, fate, returns);
   for (std::thread& thread : threads) thread.join();
   MOE_RETURN_IF_ERROR(started);
   const int first = fate.origin();
-  if (first >= 0 && !results[first].ok()) return results[first];
-  for (const absl::Status& result : results) MOE_RETURN_IF_ERROR(result);
+  if (first >= 0) MOE_RETURN_IF_ERROR(*returns.Of(first));
+  for (int rank = 0; rank < ranks; ++rank) MOE_RETURN_IF_ERROR(*returns.Of(rank));
   return absl::OkStatus();
 }
 
@@ -76,7 +171,7 @@ absl::Status RunLocalThreads(const RunOptions& options, RankBody body) {
   WatchedLocalWorld world =
       MakeWatchedLocalWorld({.ranks = options.plan.ranks, .timeout = options.timeout});
   return RunThreads(
-      options.plan.ranks, *world.fate,
+      options, *world.fate,
       [&](int rank) -> absl::StatusOr<std::unique_ptr<Communicator>> {
         return std::move(world.ranks[rank]);
       },
@@ -87,13 +182,14 @@ absl::Status RunNcclThreads(const RunOptions& options, RankBody body) {
   MOE_ASSIGN_OR_RETURN(const NcclId id, MakeNcclId());
   const auto fate = std::make_shared<LocalFate>();
   return RunThreads(
-      options.plan.ranks, *fate,
+      options, *fate,
       [&](int rank) {
         return MakeNcclCommunicator({.id = id,
                                      .rank = rank,
                                      .size = options.plan.ranks,
                                      .device = rank,
                                      .timeout = options.timeout,
+                                     .join_timeout = StartTimeout(options),
                                      .fate = fate});
       },
       body);
@@ -114,7 +210,9 @@ absl::Status RunNcclRankOverMpi(const RunOptions& options, RankBody body) {
     return Guarded([&]() -> absl::Status {
       MOE_ASSIGN_OR_RETURN(const int gpu, GpuOf(*meeting));
       MOE_ASSIGN_OR_RETURN(auto world,
-                           JoinNcclOver(*meeting, {.device = gpu, .timeout = options.timeout}));
+                           JoinNcclOver(*meeting, {.device = gpu,
+                                                   .timeout = options.timeout,
+                                                   .join_timeout = StartTimeout(options)}));
       return body(std::move(world));
     });
   });
@@ -130,7 +228,8 @@ absl::Status RunNcclRankOverTcp(const RunOptions& options, RankBody body) {
     MOE_ASSIGN_OR_RETURN(auto world, JoinNcclByTcp({.rank = launch.rank,
                                                     .size = launch.size,
                                                     .device = launch.local_rank % gpus,
-                                                    .timeout = options.timeout},
+                                                    .timeout = options.timeout,
+                                                    .join_timeout = StartTimeout(options)},
                                                    {.host = launch.address,
                                                     .port = launch.port + kPortsAfterMaster,
                                                     .secret = options.secret}));

@@ -2,6 +2,7 @@
 #ifndef MOE_COMM_CREATE_H_
 #define MOE_COMM_CREATE_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,15 +20,28 @@ namespace moe {
 struct RunOptions {
   WorldPlan plan;
   absl::Duration timeout = absl::Seconds(60);  // of every wait (--comm-timeout)
+  // Of the waits until all ranks are there (MPI_Init, the NCCL id, the first roll call), if longer
+  // than `timeout`: ranks start one after another on a busy machine.
+  absl::Duration start_timeout = absl::Seconds(60);
   // Ranks that are processes: how the process ends when its rank fails. report(status), then
   // MPI_Abort(exit_code(status)), under torchrun _exit: after a failure there is no other way out
-  // that cannot hang.
+  // that cannot hang. Ranks that are threads, given exit_code: report and _exit when one of them
+  // has failed and another does not return.
   std::function<void(const absl::Status&)> report;
   std::function<int(const absl::Status&)> exit_code;
+  // Threads: how long those that have not returned are waited for after one has failed by its
+  // deadline, and `timeout` longer after any other failure, when a healthy rank may be busy. Also
+  // how long report may take.
+  absl::Duration grace = absl::Seconds(2);
   // Meeting::kTcp: what all ranks know and nobody else (NcclStore::secret). Rank 0 listens at
   // launch.address, port launch.port + 1.
   std::string secret = {};
 };
+
+// Of start-up: never shorter than that of a step.
+inline absl::Duration StartTimeout(const RunOptions& options) {
+  return std::max(options.timeout, options.start_timeout);
+}
 
 // `status`, of work with `world`. A failure ends the world before its communicator is destroyed:
 // over NCCL that waits for the peers, who may be waiting for this rank.
@@ -45,7 +59,9 @@ using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> wo
 // more of them than GPUs.
 //
 // Threads: when one fails, the others' waits end; the result is the status of the rank that failed
-// first, not the echoes of the others. Processes: a failed rank does not return (see RunOptions),
+// first, not the echoes of the others. One that does not return then (a thread that hangs cannot be
+// ended) is waited for at most RunOptions::grace where options.exit_code is given: the process
+// reports, naming it, and leaves. Processes: a failed rank does not return (see RunOptions),
 // unless it is the only one.
 // Exceptions of `body` become kResourceExhausted (std::bad_alloc) or kInternal.
 //   kUnauthenticated: MPI sees other ranks than the launcher started (CheckMpiSize)

@@ -1,13 +1,16 @@
 #include "moe/canonical_index.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -38,6 +41,15 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
   return context.host->Synchronize();
 }
 
+// Of the name and the master.
+absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
+  const std::string& name = parameter.spec().name;
+  const uint64_t seed = XXH3_64bits(name.data(), name.size());
+  MOE_ASSIGN_OR_RETURN(const std::vector<float> values, parameter.ReadMaster(*context.compute));
+  return static_cast<int64_t>(
+      XXH3_64bits_withSeed(values.data(), values.size() * sizeof(float), seed));
+}
+
 }  // namespace
 
 absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& store,
@@ -48,12 +60,12 @@ absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& stor
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   CanonicalIndex index;
-  index.size_ = static_cast<int64_t>(names.size());
   index.first_rank_ = group.rank() == 0;
   for (const auto& p : store.parameters()) {
     const auto at = std::lower_bound(names.begin(), names.end(), p->spec().name);
     index.position_.push_back(at - names.begin());
   }
+  index.names_ = std::move(names);
   return index;
 }
 
@@ -63,14 +75,40 @@ absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const Canonica
   std::vector<int64_t> hashes(index.size(), 0);
   for (const auto& p : store.parameters()) {
     if (!index.speaks_for(*p)) continue;
-    const std::string& name = p->spec().name;
-    const uint64_t seed = XXH3_64bits(name.data(), name.size());
-    MOE_ASSIGN_OR_RETURN(const std::vector<float> values, p->ReadMaster(*context.compute));
-    hashes[index.position(*p)] = static_cast<int64_t>(
-        XXH3_64bits_withSeed(values.data(), values.size() * sizeof(float), seed));
+    MOE_ASSIGN_OR_RETURN(hashes[index.position(*p)], HashOf(*p, context));
   }
   MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(hashes), context));
   return XXH3_64bits(hashes.data(), hashes.size() * sizeof(int64_t));
+}
+
+absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& index,
+                           const Context& context) {
+  Communicator& world = context.mesh->world();
+  // The largest hash and the largest ~hash over the ranks that hold a parameter; the others have
+  // the least int64 in both places.
+  const int64_t size = index.size(), absent = std::numeric_limits<int64_t>::min();
+  std::vector<int64_t> mine(2 * size, absent);
+  for (const auto& p : store.parameters()) {
+    const int64_t at = index.position(*p);
+    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, context));
+    mine[size + at] = ~mine[at];
+  }
+  std::vector<int64_t> most = mine;
+  MOE_RETURN_IF_ERROR(
+      world.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  for (int64_t i = 0; i < size; ++i) {
+    if (most[i] == ~most[size + i]) continue;
+    const int64_t rank = world.rank(), none = std::numeric_limits<int64_t>::max();
+    const int64_t has[] = {mine[i] == most[i] ? rank : none,
+                           mine[size + i] == most[size + i] ? rank : none};
+    MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *context.host));
+    return absl::DataLossError(absl::StrCat("tensor '", index.name(i), "' differs between ranks ",
+                                            std::min(ranks[0].least, ranks[1].least), " and ",
+                                            std::max(ranks[0].least, ranks[1].least),
+                                            ", expected the same bits on all that hold it"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,

@@ -3,6 +3,7 @@
 #define MOE_MOE_CANONICAL_INDEX_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -19,7 +20,8 @@ class CanonicalIndex {
   // Collective over the context's expert-parallel group, blocks the host.
   static absl::StatusOr<CanonicalIndex> Create(const ParameterStore& store, const Context& context);
 
-  int64_t size() const { return size_; }
+  int64_t size() const { return static_cast<int64_t>(names_.size()); }
+  const std::string& name(int64_t position) const { return names_[position]; }
   // Position of a local parameter in the canonical order.
   int64_t position(const Parameter& parameter) const { return position_[parameter.index()]; }
   // Whether this rank speaks for the parameter: each has one speaker in the group.
@@ -29,8 +31,8 @@ class CanonicalIndex {
 
  private:
   CanonicalIndex() = default;
+  std::vector<std::string> names_;
   std::vector<int64_t> position_;
-  int64_t size_ = 0;
   bool first_rank_ = false;
 };
 
@@ -38,6 +40,12 @@ class CanonicalIndex {
 // hash at any layout. Collective over the expert-parallel group, blocks the host.
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
                                      const Context& context);
+
+// kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold
+// the same bits of its float32 master. Collective over the world, blocks the host; the same status
+// on every rank. Cost: a hash of every master, an all-reduce of 16 bytes a parameter.
+absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& index,
+                           const Context& context);
 
 // Elements of all experts and of the replicated parameters once. Collective, blocks the host.
 absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,

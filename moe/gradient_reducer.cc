@@ -55,6 +55,11 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("GradientReducer: bucket of ", options.bucket_bytes, " bytes, expected >= 1"));
   }
+  if (options.max_terms < 1 && context.numerics == Numerics::kLayoutInvariant) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "GradientReducer: max_terms is ", options.max_terms,
+        ", expected the number of micro-batches of a step over all ranks, at least 1"));
+  }
   auto reducer =
       std::unique_ptr<GradientReducer>(new GradientReducer(options, store, context, stream));
   MOE_ASSIGN_OR_RETURN(reducer->world_,
@@ -84,6 +89,11 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
   return reducer;
 }
 
+GradientReducer::~GradientReducer() {
+  if (in_flight_) context_.mesh->Abort(absl::AbortedError("gradients of a step were given up"));
+  stream_.Synchronize().IgnoreError();
+}
+
 void GradientReducer::SetAccumulators() {
   for (const auto& parameter : store_.parameters()) {
     if (!parameter->spec().trainable) continue;
@@ -101,7 +111,7 @@ void GradientReducer::SetAccumulators() {
 }
 
 absl::Status GradientReducer::Begin(int loss_scale_log2) {
-  const int unit_log2 = options_.grid.unit_log2 + loss_scale_log2;
+  const int unit_log2 = options_.unit_log2 + loss_scale_log2;
   if (unit_log2 != grid_.unit_log2) {
     grid_.unit_log2 = unit_log2;
     SetAccumulators();
@@ -138,6 +148,7 @@ absl::Status GradientReducer::Launch(Bucket& bucket) {
   Communicator& group =
       replicated ? context_.mesh->world_gradients() : context_.mesh->expert_gradients();
   if (group.size() == 1) return absl::OkStatus();
+  in_flight_ = true;
   AllReducer& all_reduce = replicated ? *world_ : *expert_;
   group.SetPhase({.name = "all-reduce", .step = context_.mesh->world().phase().step});
   MOE_RETURN_IF_ERROR(stream_.WaitFor(bucket.filled));
@@ -162,13 +173,16 @@ absl::Status GradientReducer::Finish() {
                                                       " of ", buckets_.size(),
                                                       " buckets still miss gradients"));
   }
-  return JoinStreams(*context_.compute, stream_);
+  MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
+  in_flight_ = false;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> GradientReducer::NonFinite() const {
+absl::StatusOr<int64_t> GradientReducer::NonFinite(ParameterGroup group) const {
   if (context_.numerics != Numerics::kLayoutInvariant) return 0;
   absl::InlinedVector<int64_t, 64> counts(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].group != group) continue;
     MOE_RETURN_IF_ERROR(
         context_.compute->CopyBytes(NonFiniteOf(buckets_[b]), &counts[b], sizeof(int64_t)));
   }

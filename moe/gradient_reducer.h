@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_GRADIENT_REDUCER_H_
 #define MOE_MOE_GRADIENT_REDUCER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -19,7 +20,10 @@ namespace moe {
 struct GradientReducerOptions {
   int64_t bucket_bytes = int64_t{25} << 20;  // a bucket closes when it holds at least this much
   AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
-  ExactGrid grid;  // layout-invariant numerics: unit and number of micro-batches
+  // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
+  // most, over all ranks: its micro-batches. More could leave int64.
+  int64_t max_terms = 0;
+  int unit_log2 = ExactGrid().unit_log2;  // of the exact grid
 };
 
 // Packs the parameters of a store into buckets, last parameter first (the order backward fills
@@ -32,6 +36,9 @@ struct GradientReducerOptions {
 // element that counts the values the grid could not hold.
 class GradientReducer {
  public:
+  // Buckets that still travel end first: what sums them uses memory of this object.
+  ~GradientReducer();
+
   // Gives every trainable parameter of `store` its accumulator; MarkReady and Gradient refuse the
   // others (kInvalidArgument). `stream`: the compute stream, or a queue of its device.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
@@ -50,9 +57,9 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: how many gradient elements over all ranks of this rank's buckets were NaN,
-  // infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
-  absl::StatusOr<int64_t> NonFinite() const;
+  // After Finish: how many gradient elements over all ranks of this rank's buckets of a group were
+  // NaN, infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
+  absl::StatusOr<int64_t> NonFinite(ParameterGroup group) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device.
@@ -87,7 +94,12 @@ class GradientReducer {
 
   GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
                   const Context& context, Stream& stream)
-      : options_(options), store_(store), context_(context), stream_(stream), grid_(options.grid) {}
+      : options_(options),
+        store_(store),
+        context_(context),
+        stream_(stream),
+        grid_({.unit_log2 = options.unit_log2,
+               .max_terms = std::max<int64_t>(1, options.max_terms)}) {}
   static std::vector<std::vector<const Parameter*>> Partition(const ParameterStore& store,
                                                               int64_t bucket_bytes,
                                                               int64_t element_bytes);
@@ -101,7 +113,8 @@ class GradientReducer {
   ParameterStore& store_;
   const Context context_;
   Stream& stream_;
-  ExactGrid grid_;  // of this step
+  bool in_flight_ = false;  // buckets were launched that Finish has not joined
+  ExactGrid grid_;          // of this step
   std::unique_ptr<AllReducer> world_, expert_;
   std::vector<Place> place_;     // by parameter index
   std::vector<Bucket> buckets_;  // in launch order

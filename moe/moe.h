@@ -6,11 +6,13 @@
 #include "comm/create.h"
 #include "gating/token_choice_gate.h"
 #include "moe/gradient_reducer.h"
+#include "moe/main.h"
 #include "moe/moe_layer.h"
 #include "moe/optimizer.h"
 #include "moe/parameter.h"
 #include "moe/session.h"
 #include "moe/trace_export.h"
+#include "moe/trainer.h"
 // IWYU pragma: end_exports
 
 #endif  // MOE_MOE_MOE_H_

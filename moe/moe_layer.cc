@@ -24,6 +24,17 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         "weights "
         "as they are");
   }
+  if (store.compute() != DTypeOf<T>::value) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("MoeLayer: the store's compute type is ", NameOf(store.compute()),
+                     ", expected the layer's, ", NameOf(DTypeOf<T>::value)));
+  }
+  const Device stored = store.memory().device(), computes = context.compute->device();
+  if (stored.kind != computes.kind || stored.index != computes.index) {
+    return absl::InvalidArgumentError(
+        "MoeLayer: the store's memory is not of the device that the context computes on, expected "
+        "ParameterStore(type, seed, *context.memory)");
+  }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;

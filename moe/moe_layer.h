@@ -36,9 +36,12 @@ struct MoeLayerConfig {
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
 };
 
-// State that Forward leaves for Backward: views into the workspace of the round.
+// State that Forward leaves for one Backward: views into the workspaces of the round.
 template <typename T>
 struct MoeLayerSaved {
+  enum class State : uint8_t { kEmpty, kReady, kUsed };
+  State state = State::kEmpty;
+  uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
   MatrixView<const T> x;
   RouterSaved<T> router;
   std::optional<DispatchPlan> plan;  // in workspace memory; empty before Forward
@@ -75,11 +78,16 @@ class MoeLayer {
   // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is
   // needed for Backward and may be null in evaluation. Messages of failed waits name the layer and
   // step that the mesh's phase holds.
+  //
+  // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
+  // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
   // dx [T, H] overwritten. Parameter gradients are added to their accumulators. loss_scale
   // multiplies the gradient of the router's own losses (dy carries it already).
+  // kFailedPrecondition unless `saved` is of a Forward, not used by another Backward, and what it
+  // took of the workspaces has not been given back.
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
                         MatrixView<T> dx, GradientReady ready);
 
@@ -96,11 +104,11 @@ class MoeLayer {
 
   const MoeLayerConfig& config() const { return config_; }
   const ExpertPlacement& placement() const { return placement_; }
-  // What travelled so far, in bytes.
-  // Of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
+  // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
   int64_t packed_bytes() const {
     return experts_->packed_bytes() + (shared_ != nullptr ? shared_->packed_bytes() : 0);
   }
+  // What travelled so far, in bytes.
   const ExchangeBytes& exchange_bytes() const { return dispatcher_->bytes(); }
 
  private:
@@ -118,6 +126,13 @@ class MoeLayer {
   template <typename Send, typename Compute, typename Receive>
   absl::Status ExchangeAroundExperts(const DispatchPlan& plan, ExchangeWork work, Send send,
                                      Compute compute, Receive receive);
+  absl::Status ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                           MoeLayerSaved<T>& saved, RouterStats* stats);
+  absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
+                            MatrixView<T> dx, GradientReady ready);
+  absl::Status CheckSaved(const MoeLayerSaved<T>& saved) const;
+  // `status` of a pass; after a failure the streams are empty.
+  absl::Status Settle(absl::Status status);
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);

@@ -68,13 +68,52 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
         absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(), "], y [", y.rows(), ", ", y.cols(),
                      "], expected both [T, ", config_.router.hidden_size, "]"));
   }
+  if (saved == nullptr) {
+    MoeLayerSaved<T> local;
+    return Settle(ForwardRows(x, batch, y, local, stats));
+  }
+  *saved = {};
+  MOE_RETURN_IF_ERROR(Settle(ForwardRows(x, batch, y, *saved, stats)));
+  saved->state = MoeLayerSaved<T>::State::kReady;
+  saved->stamp = context_.workspace->Stamp();
+  saved->host_stamp = context_.host_workspace->Stamp();
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::Settle(absl::Status status) {
+  if (status.ok()) return status;
+  // A peer may wait for what this rank will not send, and this rank's exchange for the peer.
+  if (!absl::IsInvalidArgument(status)) context_.mesh->Abort(status);
+  context_.exchange->Synchronize().IgnoreError();
+  context_.compute->Synchronize().IgnoreError();
+  return status;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
+  using State = typename MoeLayerSaved<T>::State;
+  const char* what = nullptr;
+  if (saved.state == State::kEmpty) {
+    what = "is of no Forward, expected that of the Forward of this round";
+  } else if (saved.state == State::kUsed) {
+    what = "was used by another Backward, expected one Backward for each Forward";
+  } else if (!context_.workspace->Holds(saved.stamp) ||
+             !context_.host_workspace->Holds(saved.host_stamp)) {
+    what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
+  }
+  if (what == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("MoeLayer::Backward: the saved state ", what));
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
+                                      MoeLayerSaved<T>& s, RouterStats* stats) {
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
   Workspace& exchange_workspace = *context_.exchange_workspace;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
-  MoeLayerSaved<T> local;
-  MoeLayerSaved<T>& s = saved != nullptr ? *saved : local;
   s.x = x;
 
   MOE_RETURN_IF_ERROR(Route(batch, s, stats));
@@ -248,6 +287,22 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
 template <typename T>
 absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                                    float loss_scale, MatrixView<T> dx, GradientReady ready) {
+  MOE_RETURN_IF_ERROR(CheckSaved(saved));
+  const auto fits = [&](MatrixView<const T> rows) {
+    return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
+  };
+  if (!fits(dy) || !fits(dx)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ", dx.cols(),
+        "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
+  }
+  saved.state = MoeLayerSaved<T>::State::kUsed;
+  return Settle(BackwardRows(dy, saved, loss_scale, dx, ready));
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       float loss_scale, MatrixView<T> dx, GradientReady ready) {
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
+
+#include <absl/strings/str_cat.h>
 
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/status_macros.h"
@@ -36,11 +39,20 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
   return optimizer;
 }
 
-absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double gradient_scale) {
+absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(GradientReducer& reducer,
+                                                        double gradient_scale) {
   Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size()));
+  // Each rank's experts, and what all hold once; an exact double.
+  MOE_ASSIGN_OR_RETURN(int64_t non_finite, reducer.NonFinite(ParameterGroup::kExpert));
+  if (context_.mesh->expert_parallel().rank() == 0) {
+    MOE_ASSIGN_OR_RETURN(const int64_t more, reducer.NonFinite(ParameterGroup::kReplicated));
+    non_finite += more;
+  }
+  const auto mine = static_cast<double>(non_finite);
+  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size() + 1));
   MOE_RETURN_IF_ERROR(
       stream.Zero(squares.data(), index_.size() * static_cast<int64_t>(sizeof(double))));
+  MOE_RETURN_IF_ERROR(stream.Upload(&mine, &squares.back(), sizeof(mine)));
   for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
     MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
@@ -53,22 +65,34 @@ absl::StatusOr<double> Optimizer::GradientNorm(GradientReducer& reducer, double 
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const WorkspaceScope scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<double>(squares, context_));
+  StepOutcome outcome = {.non_finite = static_cast<int64_t>(sums.back())};
   double total = 0;
-  for (const double s : sums) total += s;
-  return std::sqrt(total);
+  for (const double s : sums.first(sums.size() - 1)) total += s;
+  const double norm = std::sqrt(total);
+  const bool finite = outcome.non_finite == 0 && std::isfinite(norm);
+  // NaN compares with nothing, infinity does.
+  outcome.gradient_norm = finite ? norm : std::numeric_limits<double>::infinity();
+  return outcome;
 }
 
-absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient_scale,
-                                       double learning_rate) {
+absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options, GradientReducer& reducer) {
   Stream& stream = *context_.compute;
   const WorkspaceScope scope(*context_.workspace);
-  MOE_ASSIGN_OR_RETURN(const double norm, GradientNorm(reducer, gradient_scale));
-  if (!std::isfinite(norm)) return norm;
+  MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                       MeasureGradients(reducer, options.gradient_scale));
+  const double norm = outcome.gradient_norm;
+  if (!std::isfinite(norm)) {
+    if (options.non_finite == NonFiniteGradients::kSkip) return outcome;
+    return absl::DataLossError(
+        absl::StrCat("Optimizer: the gradients are not finite (", outcome.non_finite,
+                     " elements are NaN, infinite or off the exact grid), expected finite ones: "
+                     "the weights have stayed"));
+  }
 
   ++step_;
   const bool clip = options_.clip_grad > 0 && norm > options_.clip_grad;
   AdamWOptions adamw = {
-      .learning_rate = static_cast<float>(learning_rate),
+      .learning_rate = static_cast<float>(options.learning_rate),
       .beta1 = options_.beta1,
       .beta2 = options_.beta2,
       .epsilon = options_.epsilon,
@@ -76,14 +100,14 @@ absl::StatusOr<double> Optimizer::Step(GradientReducer& reducer, double gradient
       .step = step_};
   for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable) continue;
-    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
+    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, options.gradient_scale));
     adamw.weight_decay = p->spec().weight_decay ? options_.weight_decay : 0.0f;
     MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, p->master(), m_[p->index()].span<float>(),
                               v_[p->index()].span<float>(), *context_.workspace, stream));
     MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
   }
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return norm;
+  return outcome;
 }
 
 }  // namespace moe

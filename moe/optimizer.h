@@ -35,6 +35,25 @@ struct OptimizerOptions {
   double clip_grad = 1.0;     // 0 = off
 };
 
+// What a step does with gradients that are not finite. Either way the weights stay.
+enum class NonFiniteGradients : uint8_t {
+  kRefuse,  // kDataLoss: a run that goes on would train on nothing
+  kSkip,    // for a dynamic loss scale: StepOutcome says so
+};
+
+struct StepOptions {
+  double gradient_scale = 1;  // times the reducer's sums: 1 / micro-batches / loss scale
+  double learning_rate = 0;
+  NonFiniteGradients non_finite = NonFiniteGradients::kRefuse;
+};
+
+// The same on every rank.
+struct StepOutcome {
+  // Before clipping; infinite where a gradient was not finite: then the weights have stayed.
+  double gradient_norm = 0;
+  int64_t non_finite = 0;  // gradient elements that were NaN, infinite or off the exact grid
+};
+
 // Replicas take the same step from the same sums, so their weights stay equal without exchange.
 class Optimizer {
  public:
@@ -42,18 +61,16 @@ class Optimizer {
                                                            ParameterStore& store,
                                                            const Context& context);
 
-  // One step from the reducer's sums times gradient_scale. Collective over the expert-parallel
-  // group (norms of expert parameters, each expert counted once). Returns the gradient norm before
-  // clipping: square root of the float64 sums of squares per tensor, folded in canonical order, so
-  // the same bits at any layout. A non-finite norm leaves the weights alone.
-  absl::StatusOr<double> Step(GradientReducer& reducer, double gradient_scale,
-                              double learning_rate);
+  // One step from the reducer's sums. Collective over the expert-parallel group (norms of expert
+  // parameters, each expert counted once). The gradient norm is the square root of the float64 sums
+  // of squares per tensor, folded in canonical order, so the same bits at any layout.
+  absl::StatusOr<StepOutcome> Step(const StepOptions& options, GradientReducer& reducer);
 
  private:
   Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context,
             CanonicalIndex index)
       : options_(options), store_(store), context_(context), index_(std::move(index)) {}
-  absl::StatusOr<double> GradientNorm(GradientReducer& reducer, double gradient_scale);
+  absl::StatusOr<StepOutcome> MeasureGradients(GradientReducer& reducer, double gradient_scale);
 
   const OptimizerOptions options_;
   ParameterStore& store_;

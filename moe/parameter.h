@@ -85,6 +85,7 @@ class ParameterStore {
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }
+  const MemoryResource& memory() const { return memory_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
 
   // Rounds the master into the compute copy; after every change of the master. `stream`: of the

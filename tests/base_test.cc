@@ -7,6 +7,7 @@
 #include <future>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -150,6 +151,40 @@ TEST(StreamTest, EventOrdersTwoStreams) {
   EXPECT_EQ(x, 11);
 }
 
+// Streams of the CPU in all pairs; cuda_stream_test has those of devices.
+TEST(StreamTest, AnEventCarriesTheErrorOfItsStream) {
+  for (const bool first_queues : {false, true}) {
+    for (const bool second_queues : {false, true}) {
+      const auto make = [](bool queues) {
+        return queues ? MakeStream({}).value() : MakeInlineStream();
+      };
+      const auto first = make(first_queues), second = make(second_queues);
+      const Event before = first->Record().value();
+      ASSERT_TRUE(second->WaitFor(before).ok());
+      ASSERT_TRUE(second->Synchronize().ok());
+      (void)first->Enqueue([] { return absl::UnavailableError("peer lost"); });
+      const Event after = first->Record().value();
+      (void)second->WaitFor(after);
+      bool ran = false;
+      (void)second->Enqueue([&ran] {
+        ran = true;
+        return absl::OkStatus();
+      });
+      EXPECT_EQ(second->Synchronize(), absl::UnavailableError("peer lost"))
+          << first_queues << second_queues;
+      EXPECT_FALSE(ran);
+    }
+  }
+}
+
+TEST(StreamTest, AnEventThatWasNeverRecordedIsRefused) {
+  for (const bool queues : {false, true}) {
+    const auto stream = queues ? MakeStream({}).value() : MakeInlineStream();
+    EXPECT_EQ(stream->WaitFor(Event()).code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(stream->Synchronize().ok());
+  }
+}
+
 TEST(StreamTest, CopiesBytesInOrder) {
   auto stream = MakeStream({}).value();
   const int from = 7;
@@ -201,6 +236,28 @@ TEST(ThreadPoolTest, NestedForRunsInline) {
     });
   });
   EXPECT_EQ(total, 32);
+}
+
+TEST(ThreadPoolTest, AFailedBodyDoesNotMakeLaterCallsSerial) {
+  ThreadPool pool(2);
+  std::atomic<int> inside = 0;
+  // Whether two threads run bodies at a time: each waits until the other is there.
+  const auto meet = [&](int both) {
+    ++inside;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+    while (inside < both && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    return inside >= both;
+  };
+  EXPECT_THROW(pool.For(2, 1,
+                        [&](int64_t, int64_t) {
+                          meet(2);
+                          throw std::bad_alloc();
+                        }),
+               std::bad_alloc);
+  std::array<bool, 2> met = {};
+  const int before = inside;
+  pool.For(2, 1, [&](int64_t begin, int64_t) { met[begin] = meet(before + 2); });
+  EXPECT_TRUE(met[0] && met[1]);
 }
 
 TEST(WorkspaceTest, ReleasedMemoryIsUsedAgainAndTheSecondStepAllocatesNothing) {

@@ -3,11 +3,15 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/cord.h>
@@ -18,7 +22,15 @@
 
 #include "comm/create.h"
 #include "comm/launcher_pipe.h"
+#include "comm/patience.h"
 #include "kernels/base/status_macros.h"
+
+#ifdef __SANITIZE_THREAD__
+// Threads that do not return are what some tests here are about.
+extern "C" const char* __tsan_default_options() {
+  return "report_thread_leaks=0";
+}
+#endif
 
 namespace moe {
 namespace {
@@ -245,6 +257,45 @@ TEST(PlanWorldTest, NcclIsOfGpusAndOfTheBuild) {
   EXPECT_EQ(processes->rank(), 1);
 }
 
+TEST(PatienceTest, IsOverAfterTheDeadlineWithoutProgress) {
+  Patience::Clock::time_point now = {};
+  Patience patience(absl::Seconds(1), now);
+  const auto after = [&now](int ms) {
+    return now += std::chrono::milliseconds(ms);
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(patience.IsOver(false, after(200))) << i;
+  EXPECT_EQ(patience.waited(), absl::Milliseconds(800));
+  EXPECT_FALSE(patience.IsOver(true, after(400)));  // something came in time
+  EXPECT_EQ(patience.waited(), absl::ZeroDuration());
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(patience.IsOver(false, after(200))) << i;
+  EXPECT_TRUE(patience.IsOver(false, after(1)));
+}
+
+TEST(PatienceTest, AProcessThatStoodStillStartsAgain) {
+  Patience::Clock::time_point now = {};
+  Patience patience(absl::Seconds(60), now);
+  EXPECT_FALSE(patience.IsOver(false, now += std::chrono::seconds(20)));
+  EXPECT_FALSE(patience.IsOver(false, now += std::chrono::hours(1)));  // nobody looked: Ctrl-Z
+  EXPECT_EQ(patience.waited(), absl::ZeroDuration());
+  for (int i = 0; i < 60; ++i) {
+    EXPECT_FALSE(patience.IsOver(false, now += std::chrono::seconds(1))) << i;
+  }
+  EXPECT_TRUE(patience.IsOver(false, now += std::chrono::seconds(1)));
+}
+
+TEST(PatienceTest, AShortOrNoDeadlinePassesToo) {
+  for (const absl::Duration longest : {absl::ZeroDuration(), absl::Milliseconds(1)}) {
+    Patience::Clock::time_point now = {};
+    Patience patience(longest, now);
+    EXPECT_TRUE(patience.IsOver(false, now += std::chrono::milliseconds(5)));
+  }
+  Patience::Clock::time_point now = {};
+  Patience on_a_busy_machine(absl::Milliseconds(200), now);
+  EXPECT_TRUE(on_a_busy_machine.IsOver(false, now += std::chrono::milliseconds(300)));
+  Patience for_ever(absl::InfiniteDuration(), now);
+  EXPECT_FALSE(for_ever.IsOver(false, now += std::chrono::hours(24)));
+}
+
 RunOptions Threads(int ranks) {
   return {.plan = {.ranks = ranks}, .timeout = absl::Seconds(30)};
 }
@@ -293,6 +344,74 @@ TEST(RunRanksTest, ARankThatStaysAwayIsNamed) {
       });
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("Barrier"));
+}
+
+// Rank 1 does not come back; the others leave at their deadline.
+[[noreturn]] void RunWithAStuckRank(std::function<void(const absl::Status&)> report) {
+  RunOptions options = Threads(3);
+  options.timeout = absl::Milliseconds(200);
+  options.grace = absl::Milliseconds(100);
+  options.report = std::move(report);
+  options.exit_code = [](const absl::Status& status) {
+    return absl::IsDeadlineExceeded(status) ? 8 : 1;
+  };
+  (void)RunRanks(options, [](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) absl::SleepFor(absl::Seconds(5));
+    return world->Barrier();
+  });
+  _exit(2);
+}
+
+TEST(RunRanksTest, ARankThatDoesNotReturnIsReportedAndLeft) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(RunWithAStuckRank([](const absl::Status& status) {
+                std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+              }),
+              ::testing::ExitedWithCode(8), "in Barrier: waited .* for rank.* 1.*; rank 1 did not");
+}
+
+// Whoever should read it reads nothing: standard error is a full pipe.
+TEST(RunRanksTest, AReportThatNobodyTakesIsNotWaitedForEither) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(RunWithAStuckRank([](const absl::Status&) { absl::SleepFor(absl::Seconds(5)); }),
+              ::testing::ExitedWithCode(8), "");
+}
+
+TEST(RunRanksTest, ARankThatIsOnlyBusyWhenAnotherFailsIsWaitedFor) {
+  RunOptions options = Threads(2);
+  options.grace = absl::Milliseconds(1);
+  options.exit_code = [](const absl::Status&) {
+    return 1;
+  };
+  const absl::Status status = RunRanks(options, [](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 0) return absl::DataLossError("loss is NaN");
+    absl::SleepFor(absl::Milliseconds(150));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status, absl::DataLossError("loss is NaN"));
+}
+
+// Ctrl-Z for longer than the deadline, and fg.
+TEST(RunRanksTest, AProcessThatWasStoppedGoesOn) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto run = [] {
+    const pid_t ranks = getpid();
+    if (fork() == 0) {
+      absl::SleepFor(absl::Milliseconds(50));
+      kill(ranks, SIGSTOP);
+      absl::SleepFor(absl::Milliseconds(700));
+      kill(ranks, SIGCONT);
+      _exit(0);
+    }
+    RunOptions options = Threads(2);
+    options.timeout = absl::Milliseconds(500);
+    const absl::Status status = RunRanks(options, [](std::unique_ptr<Communicator> world) {
+      for (int i = 0; i < 20 && world->rank() == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
+      return world->Barrier();
+    });
+    _exit(status.ok() ? 0 : 8);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(RunRanksTest, ExceptionsBecomeStatuses) {

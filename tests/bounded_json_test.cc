@@ -52,6 +52,13 @@ TEST(BoundedJsonTest, NamesFilePlaceAndReason) {
   EXPECT_THAT(ErrorOf(""), HasSubstr("(line 1, column 1)"));
 }
 
+// As a mapped file of 0 bytes is.
+TEST(BoundedJsonTest, ADocumentWithoutMemoryIsMalformed) {
+  const auto parsed = ParseBoundedJson("f.json", absl::string_view());
+  EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("(line 1, column 1)"));
+}
+
 TEST(BoundedJsonTest, KeysMayComeAgainInOtherObjects) {
   EXPECT_TRUE(ParseBoundedJson("f.json", R"([{"a":{"a":1}},{"a":2}])").ok());
 }

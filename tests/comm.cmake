@@ -40,3 +40,9 @@ endfunction()
 moe_exit_code_test(ok 3 0)
 moe_exit_code_test(fail 3 6)
 moe_exit_code_test(missing 2 8)
+# Not the exit code: MPICH's launcher may see the broken connection first, and has one of its own.
+add_test(NAME run_ranks_mpi.late.np2
+  COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 2 $<TARGET_FILE:run_ranks_main> late)
+set_tests_properties(run_ranks_mpi.late.np2 PROPERTIES LABELS "contract;mpi" TIMEOUT 30
+  PASS_REGULAR_EXPRESSION "MPI_Init_thread: not done after 1s"
+  ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1")

@@ -1,5 +1,6 @@
 // The contract of Communicator (comm/communicator.h) when something goes wrong. Linked with
 // comm_contract_test.cc once per backend.
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -188,6 +189,46 @@ TEST_P(CommFailureTest, EveryWaitHasADeadline) {
     OnEachRank([&](Communicator& comm,
                    Stream& stream) { ExpectLate(comm, [&] { return bodies[i](comm, stream); }); },
                absl::Milliseconds(100));
+  }
+}
+
+// The deadline is for silence: a wait that takes longer than it lives while peers still come.
+TEST_P(CommFailureTest, TheDeadlineStartsAgainWheneverAPeerComes) {
+  if (ranks() < 3) GTEST_SKIP() << "nobody comes in between";
+  if (!testing::Env().sees_progress()) GTEST_SKIP() << "the backend sees no progress";
+  constexpr absl::Duration kTimeout = absl::Milliseconds(300);
+  OnEachRank(
+      [&](Communicator& comm, Stream&) {
+        EXPECT_TRUE(comm.Barrier().ok());
+        absl::SleepFor(0.7 * kTimeout * std::min(comm.rank(), 2));
+        const absl::Status status = comm.Barrier();
+        EXPECT_TRUE(status.ok()) << status;
+      },
+      kTimeout);
+}
+
+// Backends may move large transfers in pieces of their own; a whole piece too many is found, too.
+TEST_P(CommFailureTest, SizesThatDifferByAPowerOfTwoAreFound) {
+  if (ranks() != 2 || !testing::Env().compares_sizes()) GTEST_SKIP() << "a pair is enough";
+  constexpr int64_t kBytes = int64_t{16} << 20;
+  std::vector<std::byte> x(2 * kBytes);
+  for (const int64_t sent : {kBytes, 2 * kBytes}) {
+    const int64_t expected = 3 * kBytes - sent;
+    OnEachRank(
+        [&](Communicator& comm, Stream& stream) {
+          if (comm.rank() == 0) {
+            (void)comm.SendRecv({{.peer = 1, .send = x.data(), .bytes = sent}}, stream);
+            (void)stream.Synchronize();
+            return;
+          }
+          std::vector<std::byte> y(2 * kBytes);
+          (void)comm.SendRecv({{.peer = 0, .recv = y.data(), .bytes = expected}}, stream);
+          const absl::Status status = stream.Synchronize();
+          EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+          EXPECT_THAT(std::string(status.message()),
+                      HasSubstr(absl::StrCat("expects ", expected, " bytes from rank 0")));
+        },
+        absl::Milliseconds(500));
   }
 }
 

@@ -1,6 +1,7 @@
 // The contract of Communicator (comm/communicator.h): point to point, order between streams, peer
 // memory and groups. Linked with comm_contract_test.cc once per backend.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -11,6 +12,8 @@
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/comm_env_fixture.h"
 
@@ -202,6 +205,21 @@ TEST_P(CommOrderTest, PeerMemoryThatOneRankLacksIsAnErrorOnAll) {
         std::string(status.message()),
         HasSubstr(absl::StrCat("rank ", comm.size() - 1, " has no 1152921504606846976 bytes")));
     EXPECT_TRUE(comm.AllocatePeerBuffer(64).ok());  // the world lives
+  });
+}
+
+// A page that is not there when the memory is given is a signal when it is used.
+TEST_P(CommOrderTest, PeerMemoryIsThereBeforeItIsUsed) {
+  OnEachRank([](Communicator& comm, Stream&) {
+    if (!comm.has_peer_memory(DeviceKind::kCpu)) return;
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const auto buffer = comm.AllocatePeerBuffer(8 * page).value();
+    const auto first = reinterpret_cast<uintptr_t>(buffer->local().data());
+    std::array<unsigned char, 7> present = {};  // whole pages, wherever the memory begins
+    void* const whole = reinterpret_cast<void*>((first + page - 1) / page * page);
+    ASSERT_EQ(mincore(whole, present.size() * page, present.data()), 0);
+    EXPECT_THAT(present, Each(::testing::Truly([](unsigned char byte) { return byte & 1; })));
+    ASSERT_TRUE(comm.Barrier().ok());
   });
 }
 

@@ -24,6 +24,8 @@ class CommEnv {
   // Whether a receiver learns that a message of SendRecv has another size than it expects. NCCL
   // promises nothing; its fake here waits for ever.
   virtual bool compares_sizes() const { return true; }
+  // Whether a wait that progresses starts its deadline again. NCCL does not say how far it is.
+  virtual bool sees_progress() const { return true; }
   // Runs body(world, stream) once per rank: threads for "local", this process for "mpi", where
   // ranks past `ranks` sit out. Returns when all ranks are done.
   virtual void Run(int ranks, absl::Duration timeout, EnvStream stream,

@@ -27,6 +27,7 @@ class NcclEnv final : public CommEnv {
   int max_ranks() const override { return kMostRanks; }
   bool wakes_peers() const override { return true; }
   bool compares_sizes() const override { return false; }
+  bool sees_progress() const override { return false; }
   void Run(int ranks, absl::Duration timeout, EnvStream kind,
            absl::FunctionRef<void(Communicator&, Stream&)> body) override {
     const cusim::ScopedMachine machine({.devices = kMostRanks});

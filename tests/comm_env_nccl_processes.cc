@@ -34,6 +34,7 @@ class NcclProcessEnv final : public CommEnv, public ::testing::Environment {
   int max_ranks() const override { return launch_.size; }
   bool wakes_peers() const override { return false; }
   bool compares_sizes() const override { return false; }
+  bool sees_progress() const override { return false; }
   // Every run is a world of its own, which meets at a port of its own.
   void Run(int ranks, absl::Duration timeout, EnvStream kind,
            absl::FunctionRef<void(Communicator&, Stream&)> body) override {

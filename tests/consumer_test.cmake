@@ -1,5 +1,6 @@
 # Installs the build into a scratch folder, then builds and runs the README's first program against
-# it, as a user would. Run: cmake -DBUILD=<build> -DSOURCE=<source tree> -DSCRATCH=<folder>
+# it, as a user would, and compiles every header.
+# Run: cmake -DBUILD=<build> -DSOURCE=<source tree> -DSCRATCH=<folder>
 #   [-DCOMPILER_LAUNCHER=<ccache>] -P consumer_test.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE rc OUTPUT_VARIABLE out ERROR_VARIABLE out)
@@ -59,6 +60,24 @@ run(${project}/build_gate/custom_gate)
 if(NOT output MATCHES "gradient agrees with differences")
   message(FATAL_ERROR "custom_gate printed:\n${output}")
 endif()
+
+# Every header that is installed compiles alone, against the installed tree.
+file(GLOB_RECURSE headers RELATIVE ${SCRATCH}/prefix/include/moe-1 ${SCRATCH}/prefix/include/*.h)
+set(sources "")
+foreach(header ${headers})
+  string(MAKE_C_IDENTIFIER ${header} name)
+  file(WRITE ${project}/headers/${name}.cc "#include <${header}>\n")
+  list(APPEND sources headers/${name}.cc)
+endforeach()
+list(JOIN sources " " sources)
+file(WRITE ${project}/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(headers LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
+  "add_library(headers OBJECT ${sources})\ntarget_link_libraries(headers PRIVATE moe::moe)\n")
+run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_headers
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+run(${CMAKE_COMMAND} --build ${project}/build_headers -- -k 0)
+list(LENGTH headers count)
+message(STATUS "${count} headers compile alone")
 
 # A version that was not asked for is refused.
 file(WRITE ${project}/CMakeLists.txt

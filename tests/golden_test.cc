@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +14,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/hf/block_run.h"
@@ -222,6 +225,56 @@ TEST_P(GoldenTest, WithoutOutputGradientTheSameForward) {
   EXPECT_TRUE(forward.dx.empty());
   EXPECT_TRUE(forward.gradients.tensors().empty());
   ExpectSameBits("y", forward.y, both.y);
+}
+
+bool IsOfRouter(ParameterKind kind) {
+  return kind == ParameterKind::kRouterWeight || kind == ParameterKind::kRouterBias ||
+         kind == ParameterKind::kExpertBias;
+}
+
+// A copy of the case's weights in which the last expert's element of `tensor` is a NaN: all ones
+// are one in every floating-point type.
+void WriteDamaged(const fs::path& from, const LayerTensor& tensor, int32_t experts,
+                  const fs::path& to) {
+  std::ifstream in(from, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const auto data = tensor.found.file->Data(*tensor.found.tensor);
+  const auto at = bytes.find(std::string(data.begin(), data.end()));
+  ASSERT_NE(at, std::string::npos);
+  const size_t row = data.size() / experts;
+  bytes.replace(at + (experts - 1) * row, BitsOf(tensor.found.tensor->type) / 8,
+                BitsOf(tensor.found.tensor->type) / 8, '\xff');
+  std::ofstream(to, std::ios::binary) << bytes;
+}
+
+// Gates of sigmoid scores never choose such an expert, and the outputs are finite.
+TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
+  const int32_t experts = moe().router.num_experts;
+  const fs::path damaged = fs::path(::testing::TempDir()) /
+                           ("golden_" + std::to_string(getpid()) + GetParam() + ".safetensors");
+  for (const LayerTensor& tensor : weights_->tensors()) {
+    if (!IsOfRouter(tensor.rule->parameter)) continue;
+    SCOPED_TRACE(tensor.found.tensor->name);
+    ASSERT_NO_FATAL_FAILURE(WriteDamaged(tensor.found.file->path(), tensor, experts, damaged));
+    auto checkpoint = Checkpoint::Open(damaged);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto weights =
+        LayerWeights::Find(weights_->config(), *std::move(checkpoint), weights_->layer());
+    if (absl::IsDataLoss(weights.status())) continue;  // of a checkpoint in several files
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
+      const absl::Status status =
+          RunBlock(*weights, {.x = input_.x}, {.device = testing::LayerDevice()}, std::move(world))
+              .status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_THAT(
+          std::string(status.message()),
+          ::testing::AllOf(::testing::HasSubstr("layer " + std::to_string(weights->layer()) + ":"),
+                           ::testing::HasSubstr("expert " + std::to_string(experts - 1))));
+      return absl::OkStatus();
+    });
+  }
+  fs::remove(damaged);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GoldenTest, ::testing::ValuesIn(CaseNames()),

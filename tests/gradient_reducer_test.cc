@@ -57,8 +57,8 @@ std::vector<float> ReduceOnce(int ranks, int ep, Numerics numerics, int64_t buck
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create(
-            {.bucket_bytes = bucket_bytes, .algorithm = algorithm, .grid = {.max_terms = 64}},
-            store, context, session->gradient_stream()));
+            {.bucket_bytes = bucket_bytes, .algorithm = algorithm, .max_terms = 64}, store, context,
+            session->gradient_stream()));
     for (int step = 0; step < 2; ++step) {  // the second must not see the first
       MOE_RETURN_IF_ERROR(reducer->Begin());
       // Odd ranks finish in another order: the launch order must still agree.
@@ -141,9 +141,9 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
       const Context& context = session->context();
       ParameterStore store(DType::kFloat32, 1);
       MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 33}));
-      MOE_ASSIGN_OR_RETURN(const auto reducer,
-                           GradientReducer::Create({.grid = {.max_terms = 6}}, store, context,
-                                                   session->gradient_stream()));
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 6}, store, context, session->gradient_stream()));
       std::vector<float> scratch(33);
       for (const int step : {0, 1, 2}) {  // of both ranks, of one, of none
         const bool adds = step == 0 || (step == 1 && odd);
@@ -176,9 +176,9 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
     const Context& context = session->context();
     ParameterStore store(DType::kFloat32, 1);
     MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 4}));
-    MOE_ASSIGN_OR_RETURN(const auto reducer,
-                         GradientReducer::Create({.grid = {.max_terms = 3}}, store, context,
-                                                 session->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     MOE_RETURN_IF_ERROR(p->grad().Add(
         [&](absl::Span<float> out, Write) {
@@ -190,7 +190,8 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
         *context.workspace, *context.compute));
     MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
     MOE_RETURN_IF_ERROR(reducer->Finish());
-    EXPECT_EQ(*reducer->NonFinite(), 2);
+    EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kReplicated), 2);
+    EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kExpert), 0);
     EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
     return absl::OkStatus();
   });
@@ -205,8 +206,9 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
                          store.Add({.name = "bias", .cols = 3, .trainable = false}));
     MOE_ASSIGN_OR_RETURN(Parameter* const weight, store.Add({.name = "weight", .cols = 2}));
     const std::vector<float> before(state->master().begin(), state->master().end());
-    MOE_ASSIGN_OR_RETURN(const auto reducer,
-                         GradientReducer::Create({}, store, context, session->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
     MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, context));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     EXPECT_EQ(reducer->MarkReady(*state).code(), absl::StatusCode::kInvalidArgument);
@@ -222,9 +224,74 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
     EXPECT_EQ(
         reducer->Gradient(*state, 1, absl::MakeSpan(scratch), *context.compute).status().code(),
         absl::StatusCode::kInvalidArgument);
-    MOE_ASSIGN_OR_RETURN(const double norm, optimizer->Step(*reducer, 0.5, 1e-3));
-    EXPECT_EQ(norm, std::sqrt(2.0));
+    MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                         optimizer->Step({.gradient_scale = 0.5, .learning_rate = 1e-3}, *reducer));
+    EXPECT_EQ(outcome.gradient_norm, std::sqrt(2.0));
     EXPECT_EQ(std::vector<float>(state->master().begin(), state->master().end()), before);
+    return absl::OkStatus();
+  });
+}
+
+// One NaN in an expert's gradient on one rank: every rank hears of it, and no weight moves.
+TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const int rank = world->rank();
+      MOE_ASSIGN_OR_RETURN(
+          const auto session,
+          Session::Create({.expert_parallel_size = 3, .numerics = numerics}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_RETURN_IF_ERROR(store.Add({.name = "dense", .rows = 4}).status());
+      MOE_RETURN_IF_ERROR(store
+                              .Add({.name = absl::StrCat("expert", rank),
+                                    .rows = 9,
+                                    .group = ParameterGroup::kExpert})
+                              .status());
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
+      MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, context));
+      std::vector<std::vector<float>> before;
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      for (const auto& p : store.parameters()) {
+        before.emplace_back(p->master().begin(), p->master().end());
+        const bool bad = rank == 1 && p->spec().group == ParameterGroup::kExpert;
+        MOE_RETURN_IF_ERROR(p->grad().Add(
+            [&](absl::Span<float> out, Write) {
+              std::fill(out.begin(), out.end(), 1.0f);
+              if (bad) out[2] = std::numeric_limits<float>::quiet_NaN();
+              return absl::OkStatus();
+            },
+            *context.workspace, *context.compute));
+        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      }
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+      EXPECT_EQ(optimizer->Step({.learning_rate = 0.1}, *reducer).status().code(),
+                absl::StatusCode::kDataLoss);
+      MOE_ASSIGN_OR_RETURN(
+          const StepOutcome skipped,
+          optimizer->Step({.learning_rate = 0.1, .non_finite = NonFiniteGradients::kSkip},
+                          *reducer));
+      EXPECT_TRUE(std::isinf(skipped.gradient_norm));
+      EXPECT_EQ(skipped.non_finite, numerics == Numerics::kFast ? 0 : 1);
+      for (size_t i = 0; i < before.size(); ++i) {
+        const auto after = store.parameters()[i]->master();
+        EXPECT_EQ(std::vector<float>(after.begin(), after.end()), before[i]);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(GradientReducerTest, TheNumberOfTermsIsRequiredWhereSumsAreExact) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    ParameterStore store(DType::kFloat32, 1);
+    EXPECT_EQ(
+        GradientReducer::Create({}, store, session->context(), session->gradient_stream()).status(),
+        absl::InvalidArgumentError("GradientReducer: max_terms is 0, expected the number of "
+                                   "micro-batches of a step over all ranks, at least 1"));
     return absl::OkStatus();
   });
 }
@@ -246,8 +313,9 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
                                       .group = ParameterGroup::kExpert})
                                 .status());
       }
-      MOE_ASSIGN_OR_RETURN(const auto reducer,
-                           GradientReducer::Create({}, store, context, session->gradient_stream()));
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
       MOE_ASSIGN_OR_RETURN(const auto optimizer,
                            Optimizer::Create({.clip_grad = 1.0}, store, context));
       MOE_RETURN_IF_ERROR(reducer->Begin());
@@ -263,8 +331,9 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
         MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
-      MOE_ASSIGN_OR_RETURN(const double norm, optimizer->Step(*reducer, 1.0, 1e-3));
-      EXPECT_EQ(norm, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
+      MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                           optimizer->Step({.learning_rate = 1e-3}, *reducer));
+      EXPECT_EQ(outcome.gradient_norm, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
       return absl::OkStatus();
     });
   }

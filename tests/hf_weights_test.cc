@@ -96,6 +96,35 @@ TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
   EXPECT_THAT(down->master(), ElementsAre(4, 6, 5, 7));  // [E, F, H]: [[4, 5], [6, 7]] transposed
 }
 
+TEST_F(HfWeightsTest, LoadTakesTheLayersPrefixAndLeavesNoParameterAsItWas) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ParameterStore store(DType::kFloat32, 0);
+  const auto stream = MakeInlineStream();
+  EXPECT_TRUE(absl::IsNotFound(weights->Load(store, *stream, *stream)));  // nothing there
+  const Parameter* const router = *store.Add(
+      {.name = "layer.gate.weight", .rows = 2, .cols = 2, .initializer = Initializer::kZeros});
+  // Named without its prefix, it is no parameter that this layer has.
+  const absl::Status bare = weights->Load(store, *stream, *stream);
+  EXPECT_TRUE(absl::IsInvalidArgument(bare)) << bare;
+  EXPECT_THAT(std::string(bare.message()), HasSubstr("layer.gate.weight"));
+  const absl::Status absent = weights->Load(store, *stream, *stream, "other.");
+  EXPECT_TRUE(absl::IsNotFound(absent)) << absent;
+  EXPECT_THAT(std::string(absent.message()), HasSubstr("other."));
+  EXPECT_THAT(router->master(), ElementsAre(0, 0, 0, 0));
+  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layer.").ok());
+  EXPECT_THAT(router->master(), ElementsAre(0, 1, 2, 3));
+  // One that no tensor fills, and one of another shape.
+  ASSERT_TRUE(store.Add({.name = "layer.extra", .rows = 2}).ok());
+  const absl::Status extra = weights->Load(store, *stream, *stream, "layer.");
+  EXPECT_TRUE(absl::IsInvalidArgument(extra)) << extra;
+  EXPECT_THAT(std::string(extra.message()), HasSubstr("layer.extra"));
+  ASSERT_TRUE(store.Add({.name = "small.gate.weight", .rows = 1, .cols = 2}).ok());
+  const absl::Status small = weights->Load(store, *stream, *stream, "small.");
+  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
+  EXPECT_THAT(std::string(small.message()), HasSubstr("small.gate.weight"));
+}
+
 TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
   const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
   ASSERT_TRUE(weights.ok()) << weights.status();

@@ -10,6 +10,7 @@
 
 #include "kernels/base/rng.h"
 #include "moe/gradient_reducer.h"
+#include "moe/micro_batches.h"
 #include "tests/local_ranks.h"
 
 namespace moe::testing {
@@ -40,15 +41,13 @@ class RankRun {
       MOE_RETURN_IF_ERROR(layer->EndStep(work_.last_step_count));
     }
     const int64_t micro_batches = static_cast<int64_t>(work_.micro_batch_tokens.size());
-    MOE_ASSIGN_OR_RETURN(
-        const auto reducer,
-        GradientReducer::Create({.algorithm = algorithm, .grid = {.max_terms = micro_batches}},
-                                store, context_, gradients));
+    MOE_ASSIGN_OR_RETURN(const auto reducer, GradientReducer::Create({.algorithm = algorithm,
+                                                                      .max_terms = micro_batches},
+                                                                     store, context_, gradients));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     Communicator& world = context_.mesh->world();
-    const int64_t begin = micro_batches * world.rank() / world.size();
-    const int64_t end = micro_batches * (world.rank() + 1) / world.size();
-    const int64_t rounds = (micro_batches + world.size() - 1) / world.size();
+    const auto [begin, end] = MicroBatchesOf(world.rank(), world.size(), micro_batches);
+    const int64_t rounds = RoundsOf(world.size(), micro_batches);
     for (int64_t round = 0; round < rounds; ++round) {
       const bool last = round == rounds - 1;
       MOE_RETURN_IF_ERROR(

@@ -52,6 +52,7 @@ target_link_libraries(headers_compile_alone PRIVATE moe_private_flags moe_mpi
   absl::status absl::statusor absl::strings absl::span absl::function_ref
   absl::time PkgConfig::HWY TBB::tbb GTest::gmock)
 target_compile_options(headers_compile_alone PRIVATE -O0 -g0)
+set_target_properties(headers_compile_alone PROPERTIES MOE_NO_PRECOMPILED TRUE)
 if(TARGET cusim)
   target_link_libraries(headers_compile_alone PRIVATE cusim)
 endif()
@@ -72,6 +73,6 @@ set_tests_properties(readme PROPERTIES LABELS lint TIMEOUT 300)
 # A user's project against an installed tree.
 add_test(NAME consumer COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR}
   -DSOURCE=${PROJECT_SOURCE_DIR} -DSCRATCH=${CMAKE_CURRENT_BINARY_DIR}/consumer
-  -DCOMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
+  "-DCOMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}"
   -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer_test.cmake)
 set_tests_properties(consumer PROPERTIES LABELS package TIMEOUT 300 RUN_SERIAL TRUE)

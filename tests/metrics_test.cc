@@ -257,6 +257,32 @@ TEST_F(MetricsFileTest, AnEarlierRunStaysUntilTheFirstLine) {
   EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
 }
 
+TEST_F(MetricsFileTest, SaysWhetherItReplacesAnEarlierRun) {
+  EXPECT_FALSE(MetricsFile::Create(root_.string()).value()->replaces());
+  std::ofstream(root_ / "metrics.jsonl") << "earlier\n";
+  EXPECT_TRUE(MetricsFile::Create(root_.string()).value()->replaces());
+}
+
+TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
+  auto first = MetricsFile::Create(root_.string());
+  ASSERT_TRUE(first.ok() && (*first)->Append("{}").ok());
+  const absl::Status status = MetricsFile::Create(root_.string()).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is being written by another run"));
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
+  first->reset();
+  EXPECT_TRUE(MetricsFile::Create(root_.string()).ok());
+}
+
+TEST_F(MetricsFileTest, AFolderThatIsDeletedIsAnIoError) {
+  auto file = MetricsFile::Create((root_ / "a").string());
+  ASSERT_TRUE(file.ok() && (*file)->Append("{}").ok());
+  fs::remove_all(root_ / "a");
+  const absl::Status status = (*file)->Append("{}");
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("metrics.jsonl': it was deleted"));
+}
+
 TEST_F(MetricsFileTest, AFileIsNoFolder) {
   std::ofstream(root_ / "file") << "x";
   const absl::Status status = MetricsFile::Create((root_ / "file").string()).status();

@@ -14,6 +14,8 @@ moe_test(transformer_test LABELS unit cpu SOURCES transformer_test.cc transforme
 moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_layout_test.cc
   LIBS transformer_harness TIMEOUT 300)
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
+moe_test(layer_trainer_test LABELS unit cpu threads SOURCES layer_trainer_test.cc
+  LIBS layer_harness moe_comm_run)
 moe_test(step_allocations_test LABELS unit cpu threads SOURCES step_allocations_test.cc counting_new.cc
   LIBS layer_harness TIMEOUT 300)
 moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS layer_harness TIMEOUT 600)

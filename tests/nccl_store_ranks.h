@@ -94,7 +94,8 @@ class NcclStoreTest : public ::testing::Test {
   Descriptor Connect() const {
     const SocketAddress there = Resolve(store_.host, store_.port).value().front();
     while (true) {
-      absl::StatusOr<Descriptor> socket = ConnectTo(there, absl::Now() + absl::Seconds(10));
+      Patience patience(absl::Seconds(10));
+      absl::StatusOr<Descriptor> socket = ConnectTo(there, patience);
       if (socket.ok()) return *std::move(socket);
       absl::SleepFor(absl::Milliseconds(1));
     }
@@ -102,7 +103,8 @@ class NcclStoreTest : public ::testing::Test {
   template <typename Message>
   static Message Hear(const Descriptor& from) {
     Message message;
-    const absl::Status heard = Receive(from, RoomOf(message), absl::Now() + absl::Seconds(20));
+    Patience patience(absl::Seconds(20));
+    const absl::Status heard = Receive(from, RoomOf(message), patience);
     EXPECT_TRUE(heard.ok()) << heard;
     return message;
   }
@@ -110,7 +112,8 @@ class NcclStoreTest : public ::testing::Test {
   static std::string HearAll(const Descriptor& from) {
     std::string all;
     char next = 0;
-    while (Receive(from, {&next, 1}, absl::Now() + absl::Seconds(20)).ok()) all.push_back(next);
+    Patience patience(absl::Seconds(20));
+    while (Receive(from, {&next, 1}, patience).ok()) all.push_back(next);
     return all;
   }
   // As a rank has it after rank 0's greeting.

@@ -16,7 +16,7 @@ constexpr absl::Duration kSoon = absl::Milliseconds(300);
 
 Descriptor NextOf(const Descriptor& listener, absl::Duration patience = absl::Seconds(20)) {
   pollfd ready = {.fd = listener.number(), .events = POLLIN, .revents = 0};
-  WaitFor({&ready, 1}, absl::Now() + patience);
+  WaitFor({&ready, 1}, SteadyIn(patience));
   return AcceptFrom(listener);
 }
 
@@ -81,7 +81,8 @@ TEST_F(NcclStoreTest, GarbageDoesNotKeepRanksFromJoining) {
     std::mt19937 random(seed);
     const SocketAddress there = Resolve(store_.host, store_.port).value().front();
     while (!joined) {
-      const auto socket = ConnectTo(there, absl::Now() + absl::Seconds(1));
+      Patience patience(absl::Seconds(1));
+      const auto socket = ConnectTo(there, patience);
       if (!socket.ok()) continue;
       std::string garbage(random() % 4096, '\0');
       for (char& byte : garbage) byte = static_cast<char>(random());
@@ -167,7 +168,8 @@ StoreClaim BeRankZero(const Descriptor& listener, const StoreGreeting& greeting,
   const Descriptor socket = NextOf(listener);
   EXPECT_TRUE(Send(socket, BytesOf(greeting)).ok());
   StoreClaim claim;
-  EXPECT_TRUE(Receive(socket, RoomOf(claim), absl::Now() + absl::Seconds(20)).ok());
+  Patience patience(absl::Seconds(20));
+  EXPECT_TRUE(Receive(socket, RoomOf(claim), patience).ok());
   EXPECT_TRUE(Send(socket, answer).ok());
   return claim;
 }

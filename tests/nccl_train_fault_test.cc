@@ -1,7 +1,6 @@
 // A rank over NCCL that dies in the middle of a training step, in each phase of it: every other
 // rank leaves within the deadline, with a message that says who waited, in what, for whom and how
 // long.
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,7 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/forwarding_communicator.h"
+#include "tests/dying_communicator.h"
 #include "tests/nccl_ranks.h"
 #include "tests/train_harness.h"
 
@@ -21,6 +20,8 @@ namespace moe {
 namespace {
 
 using ::testing::ContainsRegex;
+using testing::Death;
+using testing::DyingCommunicator;
 using testing::Fates;
 
 constexpr int kVictim = 1;
@@ -28,40 +29,6 @@ constexpr int64_t kStep = 1;
 // Far above what ranks wait for one another in a step that goes well.
 constexpr absl::Duration kTimeout = absl::Seconds(4);
 constexpr absl::Duration kSlack = absl::Seconds(2);
-
-// How one rank dies, as all of its communicators know it.
-struct Death {
-  explicit Death(std::string in) : phase(std::move(in)) {}
-  const std::string phase;
-  std::atomic<bool> dead{false};
-  std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
-};
-
-// From the first collective of that phase on nothing is called any more, as if the process were
-// gone.
-class DyingCommunicator final : public testing::ForwardingCommunicator {
- public:
-  DyingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Death> death)
-      : ForwardingCommunicator(std::move(inner)), death_(std::move(death)) {}
-
- private:
-  absl::Status Before(int64_t /*bytes*/, Stream& stream) override {
-    if (phase().step == kStep && phase().name == death_->phase && !death_->dead) {
-      MOE_RETURN_IF_ERROR(stream.Synchronize());  // what came before it still happened
-      death_->at_ns = absl::GetCurrentTimeNanos();
-      death_->dead = true;
-    }
-    return BeforeMeeting();
-  }
-  absl::Status BeforeMeeting() override {
-    return death_->dead ? absl::AbortedError("this rank is dead") : absl::OkStatus();
-  }
-  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
-    return std::make_unique<DyingCommunicator>(std::move(part), death_);
-  }
-
-  const std::shared_ptr<Death> death_;
-};
 
 struct Expected {
   const char* phase;
@@ -79,7 +46,10 @@ TEST_P(NcclTrainFaultTest, EveryOtherRankNamesWhatItWaitedFor) {
   config.eval_interval = 0;
   config.eval_sequences = 2;
   const lm::Corpus corpus = lm::testing::MakeCorpus();
-  const auto death = std::make_shared<Death>(GetParam().phase);
+  const auto death = std::make_shared<Death>();
+  death->comes = [](const CommPhase& at) {
+    return at.step == kStep && at.name == std::string(GetParam().phase);
+  };
   std::vector<absl::Status> results(3);
   std::vector<int64_t> ended(3);
   testing::RunNcclRanks({.ranks = 3, .timeout = kTimeout, .fates = Fates::kOwn},

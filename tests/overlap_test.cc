@@ -100,9 +100,9 @@ absl::Duration TimeBackward() {
     for (int i = 0; i < kParameters; ++i) {
       MOE_RETURN_IF_ERROR(store.Add({.name = absl::StrCat("p", i), .rows = 256}).status());
     }
-    MOE_ASSIGN_OR_RETURN(
-        const auto reducer,
-        GradientReducer::Create({.bucket_bytes = 1}, store, context, session->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(const auto reducer,
+                         GradientReducer::Create({.bucket_bytes = 1, .max_terms = 2}, store,
+                                                 context, session->gradient_stream()));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     const absl::Time start = absl::Now();
     for (int i = kParameters - 1; i >= 0; --i) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 #include "moe/report/pareto.h"
 #include "moe/report/scale.h"
 #include "moe/report/sections.h"
+#include "moe/report/sweep_points.h"
 #include "moe/report/table.h"
 #include "moe/report/xy_chart.h"
 
@@ -284,6 +286,44 @@ TEST(LabelsTest, SayWhatDiffers) {
   EXPECT_THAT(DistinctLabels({{"run", "ring", "4"}, {"run", "direct", "4"}}),
               ElementsAre("ring", "direct"));
   EXPECT_THAT(DistinctLabels({{"", "ring"}}), ElementsAre("ring"));
+}
+
+TEST(LabelsTest, PointsSayTheirSettingsOnlyWhereNothingElseDiffers) {
+  const auto key = [](double hidden, const char* settings) {
+    return PointKey({.settings = settings, .experts = 8, .hidden = hidden});
+  };
+  // What a preset of the router sets follows the router's name, and is not said.
+  EXPECT_THAT(PointLabels({key(64, "--hidden-size 64 --router a --moe-aux-loss-coeff 0.1"),
+                           key(128, "--hidden-size 128 --router b")}),
+              ElementsAre("H 64", "H 128"));
+  EXPECT_THAT(
+      PointLabels({key(64, "--a 'x --y '\\'' --z' --seed 1 --same=true"),
+                   key(64, "--a 'x --y '\\'' --z' --seed 2 --same=true"),
+                   key(64, "--a b --same=true"), key(128, "")}),
+      ElementsAre("H 64 · a 'x --y '\\'' --z' · seed 1", "H 64 · a 'x --y '\\'' --z' · seed 2",
+                  "H 64 · a b · seed default", "H 128"));
+  EXPECT_THAT(PointLabels({key(64, "--seed 1")}), ElementsAre("E 8"));
+  EXPECT_THAT(PointLabels({}), IsEmpty());
+}
+
+TEST(SweepChartsTest, SeriesAreOfOneSettingButTheCapacityFactor) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kSweep};
+  for (const double hidden : {64, 128}) {
+    for (const double cf : {1.0, 1.25}) {
+      run.sweep.push_back(
+          {.settings = absl::StrCat("--moe-expert-capacity-factor ", cf, " --hidden-size ", hidden),
+           .experts = 8,
+           .capacity_factor = cf,
+           .hidden = hidden,
+           .drop_final_pct = 1 / cf});
+    }
+  }
+  EXPECT_EQ(SeriesKey(run.sweep[0]), SeriesKey(run.sweep[1]));
+  EXPECT_NE(SeriesKey(run.sweep[1]), SeriesKey(run.sweep[2]));
+  const std::string html = SweepSection({run}).body;
+  EXPECT_THAT(html, HasSubstr("cf 1.25 · H 128"));  // a point
+  EXPECT_THAT(html, HasSubstr(">H 128<"));          // a series
+  EXPECT_THAT(html, Not(HasSubstr("hidden-size")));
 }
 
 // WCAG 2.1: relative luminance, and the contrast of two.

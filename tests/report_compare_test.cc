@@ -103,6 +103,63 @@ TEST(CompareTest, SizesThatAreWrittenAlikeAreNoRepetitions) {
   EXPECT_EQ(comparison->differences[1].what, "1,048,832 B");
 }
 
+// Two points of a sweep that differ in one setting, as rows of `moe sweep -J`: a fast one and a
+// slow one.
+report::Run TwoPoints(const std::string& first, const std::string& second, double slow = 50) {
+  const auto row = [](const std::string& differs, double speed) {
+    return absl::StrCat(R"({"schema":"moe.sweep/1","measure":"layer","experts":8,"topk":2,)",
+                        R"("cf":1.25,"ep":2,"dp":1,"tok_per_rank":1024,)", differs, R"(,"tok_s":)",
+                        speed, R"(,"status":"ok"})", "\n");
+  };
+  auto run = ParseRun("sweep.jsonl", row(first, 100) + row(second, slow));
+  EXPECT_TRUE(run.ok()) << run.status();
+  return run.ok() ? *std::move(run) : report::Run();
+}
+
+TEST(CompareTest, SweepPointsAreAsManyAsTheirSettings) {
+  // Of one point, whatever else stands there, no two rows are repetitions if their settings differ.
+  const std::pair<const char*, const char*> kPairs[] = {
+      {R"("hidden":64,"settings":"--hidden-size 64")",
+       R"("hidden":128,"settings":"--hidden-size 128")"},
+      {R"("router":"mixtral","settings":"--router mixtral")",
+       R"("router":"switch","settings":"--router switch")"},
+      {R"("dtype":"f32","settings":"")", R"("dtype":"bf16","settings":"--dtype bf16")"},
+      {R"("dispatch":"staged","settings":"")",
+       R"("dispatch":"direct","settings":"--dispatch direct")"},
+      {R"("overlap":1,"settings":"")", R"("overlap":2,"settings":"--moe-overlap-degree 2")"},
+      {R"("ranks":2,"settings":"--ranks 2")", R"("ranks":4,"settings":"--ranks 4")"},
+      {R"("settings":"--seed 1")", R"("settings":"--seed 2")"},
+      {R"("text_xxh3":"a")", R"("text_xxh3":"b")"},
+      {R"("backend":"local")", R"("backend":"mpi")"},
+      {R"("hidden":64)", R"("hidden":128)"}};  // of another program's, without settings
+  for (const auto& [first, second] : kPairs) {
+    const report::Run run = TwoPoints(first, second);
+    const auto comparison = Compare(run, run);
+    ASSERT_TRUE(comparison.ok()) << comparison.status();
+    ASSERT_EQ(comparison->differences.size(), 2u) << second;
+    EXPECT_EQ(comparison->differences[0].a, 100) << second;
+    EXPECT_EQ(comparison->differences[1].a, 50) << second;
+    EXPECT_NE(comparison->differences[0].what, comparison->differences[1].what) << second;
+  }
+  const report::Run run = TwoPoints(R"("settings":"--seed 1")", R"("settings":"--seed 1")");
+  EXPECT_EQ(Compare(run, run)->differences.size(), 1u);
+}
+
+TEST(CompareTest, KernelsOfAsManyRowsAndOtherTopKAreNoRepetitions) {
+  const auto row = [](int top_k, int seed) {
+    return absl::StrCat(R"({"op":"gemm","product":"forward","tokens":)", 2048 / top_k,
+                        R"(,"topk":)", top_k, R"(,"experts":8,"hidden":64,"ffn":64,"seed":)", seed,
+                        R"(,"rows":2048,"time_us":10,"gflops_per_s":5})", "\n");
+  };
+  const auto run = ParseRun("gemm.jsonl", row(1, 0) + row(2, 0) + row(2, 1) + row(2, 1));
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto comparison = Compare(*run, *run);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  ASSERT_EQ(comparison->differences.size(), 3u);
+  EXPECT_NE(comparison->differences[0].what, comparison->differences[1].what);
+  EXPECT_NE(comparison->differences[1].what, comparison->differences[2].what);
+}
+
 TEST(CompareTest, LowerLossIsBetterAndHasNoNoise) {
   report::Run a = {.name = "a", .path = "a"}, b = a;
   a.totals = TrainTotals{.validation_loss = 4, .weights_hash = "x"};
@@ -173,6 +230,23 @@ TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
   EXPECT_EQ(failed("busbw < 1000"), 2);
   EXPECT_EQ(failed("busbw < 60"), 1);
   EXPECT_EQ(failed("busbw > 85"), 0);
+}
+
+TEST(ChecksTest, EverySweepPointIsJudgedAlone) {
+  const char* const kNarrow = R"("hidden":64,"settings":"--hidden-size 64")";
+  const char* const kWide = R"("hidden":128,"settings":"--hidden-size 128")";
+  // Their means, 75 and 70, would pass.
+  const std::vector<report::Run> runs = {TwoPoints(kNarrow, kWide), TwoPoints(kNarrow, kWide, 40)};
+  const auto comparison = Compare(runs[0], runs[1]);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  const auto failed = RowsThatFail("tok_s < 0.9*base", CheckRows(runs, &*comparison),
+                                   bench::FailIf::Base::kPresent);
+  ASSERT_TRUE(failed.ok()) << failed.status();
+  EXPECT_THAT(*failed, ElementsAre(HasSubstr("H 128")));
+  const auto alone =
+      RowsThatFail("tok_s < 45", CheckRows(absl::MakeConstSpan(runs).subspan(1), nullptr));
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_THAT(*alone, ElementsAre(HasSubstr("H 128")));
 }
 
 TEST(ChecksTest, BaseOfATrainingRun) {

@@ -1,6 +1,7 @@
 // Runs RunRanks as a program would, for tests of exit codes under mpiexec.
 //   run_ranks_main ok        every rank sums the ranks and checks the sum
 //   run_ranks_main fail      the last rank fails with kDataLoss while the others wait: exit 6
+//   run_ranks_main late      the last rank never starts MPI: the others' own deadline for that
 //   run_ranks_main missing   the last rank stays away: exit 8 after the deadline
 #include <cstdio>
 #include <cstdlib>
@@ -54,8 +55,13 @@ int Main(const std::string& mode) {
     Report(plan.status());
     return ExitCode(plan.status());
   }
+  if (mode == "late" && launch->rank == launch->size - 1) sleep(5);
+  const bool late = mode == "late";
   const RunOptions options = {.plan = *plan,
-                              .timeout = absl::Seconds(mode == "missing" ? 1 : 30),
+                              .timeout = absl::Seconds(mode == "missing" ? 1
+                                                       : late            ? 0.2
+                                                                         : 30),
+                              .start_timeout = absl::Seconds(late ? 1 : 30),
                               .report = Report,
                               .exit_code = ExitCode};
   const absl::Status status = RunRanks(

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "moe/lm/text_data.h"
+#include "moe/micro_batches.h"
 
 namespace moe::lm {
 namespace {

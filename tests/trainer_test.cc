@@ -3,12 +3,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -312,6 +314,63 @@ TEST(TrainerTest, RanksThatRecordDifferentThingsAreRefusedOnAll) {
   later.trace_first_step = 6;
   EXPECT_THAT(std::string(StatusesOf({later}, {})[0].message()),
               ::testing::HasSubstr("traced steps are 6 to 5"));
+}
+
+TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
+  const TrainConfig plain = SmallConfig();
+  const auto expect = [&](const char* flag, const std::function<void(TrainConfig&)>& change) {
+    TrainConfig other = plain;
+    change(other);
+    for (const absl::Status& status : StatusesOf({plain, plain, other}, {})) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << flag << ": " << status;
+      EXPECT_THAT(
+          std::string(status.message()),
+          ::testing::HasSubstr(absl::StrCat("ranks 0 and 2 were given a different ", flag, ",")));
+    }
+  };
+  expect("--seed", [](TrainConfig& c) { c.seed += uint64_t{1} << 63; });
+  expect("--lr", [](TrainConfig& c) { c.schedule.peak = std::nextafter(c.schedule.peak, 1.0); });
+  expect("--dtype", [](TrainConfig& c) { c.dtype = DType::kBFloat16; });
+  expect("--numerics", [](TrainConfig& c) { c.numerics = Numerics::kFast; });
+  expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
+  expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
+  expect("--moe-expert-capacity-factor",
+         [](TrainConfig& c) { c.model.moe.router.capacity_factor = 1.0; });
+  expect("--weight-decay", [](TrainConfig& c) { c.optimizer.weight_decay = 0; });
+  expect("--clip-grad", [](TrainConfig& c) { c.optimizer.clip_grad = 0; });
+  expect("--adam-beta1", [](TrainConfig& c) { c.optimizer.beta1 = 0.8f; });
+  expect("--lr-warmup-steps", [](TrainConfig& c) { c.schedule.warmup_steps = 1; });
+  expect("--seq-length", [](TrainConfig& c) { c.sequence_length = 8; });
+  expect("--micro-batches", [](TrainConfig& c) { c.micro_batches = 5; });
+  expect("--eval-sequences", [](TrainConfig& c) { c.eval_sequences = 5; });
+  // Wrong on one rank alone: the others learn of it.
+  expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
+  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.expert_parallel_size = 3; });
+}
+
+// Comparing the replicas changes nothing where they agree.
+TEST(TrainerTest, VerifyingReplicasKeepsTheBits) {
+  TrainConfig config = SmallConfig();
+  config.steps = 4;
+  const Corpus corpus = MakeCorpus();
+  const Layout layout = {.ranks = 4, .expert_parallel = 2};
+  const Trace plain = TrainIn(config, layout, corpus);
+  config.verify_replicas = 2;
+  ExpectSameTrace(TrainIn(config, layout, corpus), plain);
+}
+
+TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
+  TrainConfig config = SmallConfig();
+  config.steps = 1;
+  ::moe::testing::RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) {
+    Corpus corpus = MakeCorpus();
+    if (world->rank() > 0) corpus.held_out.back() ^= 1;
+    const absl::Status status = Train(config, corpus, std::move(world), {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("ranks 0 and 1 were given a different text (--data)"));
+    return absl::OkStatus();
+  });
 }
 
 TEST(StepTotalsTest, CountsWhatItCannotAdd) {

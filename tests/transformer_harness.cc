@@ -9,6 +9,7 @@
 
 #include "kernels/base/rng.h"
 #include "moe/gradient_reducer.h"
+#include "moe/micro_batches.h"
 #include "tests/local_ranks.h"
 
 namespace moe::testing {
@@ -41,15 +42,14 @@ class RankRun {
       MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
     }
     const auto count = static_cast<int64_t>(work_.micro_batches.size());
-    MOE_ASSIGN_OR_RETURN(const auto reducer, GradientReducer::Create({.bucket_bytes = 2048,
-                                                                      .algorithm = algorithm,
-                                                                      .grid = {.max_terms = count}},
-                                                                     store, context_, gradients));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.bucket_bytes = 2048, .algorithm = algorithm, .max_terms = count},
+                                store, context_, gradients));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     Communicator& world = context_.mesh->world();
-    const int64_t begin = count * world.rank() / world.size();
-    const int64_t end = count * (world.rank() + 1) / world.size();
-    const int64_t rounds = (count + world.size() - 1) / world.size();
+    const auto [begin, end] = MicroBatchesOf(world.rank(), world.size(), count);
+    const int64_t rounds = RoundsOf(world.size(), count);
     for (int64_t round = 0; round < rounds; ++round) {
       MOE_RETURN_IF_ERROR(Round(*model, *reducer, begin + round < end ? begin + round : -1,
                                 /*last=*/round == rounds - 1));
@@ -100,7 +100,8 @@ class RankRun {
   }
 
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
-    EXPECT_EQ(*reducer.NonFinite(), 0);
+    EXPECT_EQ(*reducer.NonFinite(ParameterGroup::kReplicated), 0);
+    EXPECT_EQ(*reducer.NonFinite(ParameterGroup::kExpert), 0);
     for (const auto& p : store.parameters()) {
       if (!p->spec().trainable) continue;
       std::vector<float> scratch(p->size());

@@ -7,8 +7,8 @@
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
-#include "comm/copy.h"
 #include "comm/local/local_group.h"
+#include "comm/local/local_parts.h"
 #include "comm/local/local_peer_buffer.h"
 #include "comm/local/local_world.h"
 #include "comm/reduce.h"
@@ -24,6 +24,9 @@ using Posts = absl::Span<const LocalPost>;
 // Ranks that together write more than this leave little of it in the caches (measured on 2 cores:
 // streamed copies win from there on, even when the receiver then reads what came).
 constexpr int64_t kStreamedBytes = int64_t{16} << 20;
+
+// Of a reduction, between two signs of progress: kPartBytes of float64.
+constexpr int64_t kPartElements = kPartBytes / 8;
 
 CopyHint HintFor(int64_t bytes_per_rank, int ranks) {
   return bytes_per_rank * ranks >= kStreamedBytes ? CopyHint::kStreamed : CopyHint::kCached;
@@ -102,8 +105,11 @@ absl::Status LocalCommunicator::DoAllReduce(void* inout, int64_t count, DType ty
         outputs.push_back(p.inout);
       }
       const int ranks = group->size();
-      ReduceInOrder(inputs, outputs, PartBegin(post.count, rank, ranks, post.type),
-                    PartBegin(post.count, rank + 1, ranks, post.type), post.type, post.op);
+      const int64_t first = PartBegin(post.count, rank, ranks, post.type);
+      const int64_t last = PartBegin(post.count, rank + 1, ranks, post.type);
+      InParts(*group, caller, last - first, kPartElements, [&](int64_t begin, int64_t end) {
+        ReduceInOrder(inputs, outputs, first + begin, first + end, post.type, post.op);
+      });
       return absl::OkStatus();
     });
   });
@@ -124,7 +130,9 @@ absl::Status LocalCommunicator::DoReduceScatter(const void* send, void* recv, in
             inputs.push_back(p.send + rank * post.count * SizeOf(post.type));
           }
           std::byte* const output = AsBytes(recv);
-          ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), 0, post.count, post.type, post.op);
+          InParts(*group, caller, post.count, kPartElements, [&](int64_t begin, int64_t end) {
+            ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), begin, end, post.type, post.op);
+          });
           return absl::OkStatus();
         });
       });
@@ -139,7 +147,8 @@ absl::Status LocalCommunicator::DoAllGather(const void* send, void* recv, int64_
       const CopyHint hint = HintFor(post.count * ranks, ranks);
       for (int i = 0; i < ranks; ++i) {
         const int r = (rank + i) % ranks;  // ranks start at different peers: no hot spot
-        CopyBytes(AsBytes(recv) + r * post.count, posts[r].send, post.count, hint);
+        CopyInParts(*group, caller, AsBytes(recv) + r * post.count, posts[r].send, post.count,
+                    hint);
       }
       return absl::OkStatus();
     });
@@ -175,7 +184,8 @@ absl::Status LocalCommunicator::DoAllToAllV(const void* send, absl::Span<const i
         }
         const int64_t from = std::accumulate(theirs.begin(), theirs.begin() + rank, int64_t{0});
         if (theirs[rank] == 0) continue;
-        CopyBytes(AsBytes(recv) + offsets[r], posts[r].send + from, theirs[rank], hint);
+        CopyInParts(*group, caller, AsBytes(recv) + offsets[r], posts[r].send + from, theirs[rank],
+                    hint);
       }
       return absl::OkStatus();
     });
@@ -188,8 +198,8 @@ absl::Status LocalCommunicator::DoBroadcast(void* inout, int64_t bytes, int root
   return stream.Enqueue([group = group_, rank = rank_, caller = Caller("Broadcast"), post] {
     return group->Collective(caller, post, [&](Posts posts) {
       if (rank != post.root) {
-        CopyBytes(post.inout, posts[post.root].inout, post.count,
-                  HintFor(post.count, group->size()));
+        CopyInParts(*group, caller, post.inout, posts[post.root].inout, post.count,
+                    HintFor(post.count, group->size()));
       }
       return absl::OkStatus();
     });

@@ -7,19 +7,13 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/copy.h"
+#include "comm/local/local_parts.h"
+#include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
-
-using Clock = Doorbell::Clock;
-
-Clock::time_point After(Clock::time_point start, absl::Duration timeout) {
-  constexpr absl::Duration kLongest = absl::Hours(24 * 365);  // time_point overflows on infinity
-  return start + absl::ToChronoNanoseconds(std::min(timeout, kLongest));
-}
 
 // Looks `times` times for a peer that runs on another core.
 bool Spin(int times, absl::FunctionRef<bool()> look) {
@@ -142,7 +136,8 @@ absl::Status LocalGroup::Late(const LocalCaller& caller, const std::vector<int>&
 absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                                    absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
                                    absl::FunctionRef<bool(int)> is_missing) {
-  std::optional<Clock::time_point> start;  // of sleeping; most waits end before
+  std::optional<Patience> patience;  // of sleeping; most waits end before
+  Standing before;
   while (true) {
     const uint32_t seen = bell.count();
     if (done()) return absl::OkStatus();
@@ -156,15 +151,33 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
       if (came) continue;
     }
     if (OfferCore(look)) continue;
-    if (!start.has_value()) start = Clock::now();
-    if (bell.Sleep(seen, After(*start, timeout_), early) || done()) continue;
+    if (!patience.has_value()) {
+      patience.emplace(timeout_);
+      before = Look(caller, is_missing);
+    }
+    if (bell.Sleep(seen, patience->NextLook(), early) || done()) continue;
+    const Standing now = Look(caller, is_missing);
+    if (!patience->IsOver(now != std::exchange(before, now)) || now.missing == 0) continue;
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
       if (is_missing(r)) missing.push_back(world_rank(r));
     }
     if (missing.empty()) continue;  // the last one came just now, and rings next
-    return Late(caller, missing, absl::FromChrono(Clock::now() - *start));
+    return Late(caller, missing, patience->waited());
   }
+}
+
+LocalGroup::Standing LocalGroup::Look(const LocalCaller& caller,
+                                      absl::FunctionRef<bool(int)> is_missing) const {
+  Standing standing;
+  for (int r = 0; r < size(); ++r) {
+    const bool missing = is_missing(r);
+    standing.missing += missing ? 1 : 0;
+    if (missing || r == caller.rank) {
+      standing.parts_done += ranks_[r].parts_done.load(std::memory_order_relaxed);
+    }
+  }
+  return standing;
 }
 
 absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
@@ -279,7 +292,7 @@ absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<cons
                        " bytes from rank ", world_rank(peer), ", which sends ", send->bytes));
     }
     MOE_RETURN_IF_ERROR(Enter(caller));
-    CopyBytes(ops[i].recv, send->data, send->bytes);
+    CopyInParts(*this, caller, ops[i].recv, send->data, send->bytes);
     Leave(caller);
     self.taken[i] = 1;
     // After this the sender may return: `send` is gone.

@@ -112,6 +112,11 @@ class LocalGroup {
 
   void WakeAll();
 
+  // Rank `caller.rank` has done a part of what its peers wait for.
+  void Progressed(const LocalCaller& caller) {
+    ranks_[caller.rank].parts_done.fetch_add(1, std::memory_order_relaxed);
+  }
+
  private:
   // Written by its own rank only, so that a meeting costs one transfer of a cache line per peer.
   struct alignas(64) Arrival {
@@ -125,8 +130,9 @@ class LocalGroup {
     std::atomic<LocalSend*> first{nullptr};  // oldest send that was not yet taken
   };
   struct alignas(64) RankState {
-    Doorbell bell;                  // SendRecv: something came, or something of mine was taken
-    std::atomic<int> inside{0};     // calls of this rank between Enter and Leave
+    Doorbell bell;               // SendRecv: something came, or something of mine was taken
+    std::atomic<int> inside{0};  // calls of this rank between Enter and Leave
+    std::atomic<uint64_t> parts_done{0};
     SpinBudget spin;                // SendRecv; this and the rest: used by this rank only
     SpinBudget meeting_spin[2];     // by lane
     std::vector<LocalSend> sends;   // storage of this rank's posts
@@ -137,12 +143,20 @@ class LocalGroup {
 
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
 
-  // Blocks until done() or the world dies or the deadline passes (which ends the world). done() may
-  // be called any number of times, also after it was true; `early`, a cheap sign that it would be
-  // true, is looked at beside the bell while this rank spins and falls asleep.
+  // Blocks until done() or the world dies or the deadline passes (which ends the world) without
+  // one of the missing, or this rank, having come or done a part of its work. done() may be called
+  // any number of times, also after it was true; `early`, a cheap sign that it would be true, is
+  // looked at beside the bell while this rank spins and falls asleep.
   absl::Status WaitUntil(Doorbell& bell, SpinBudget& spin, const LocalCaller& caller,
                          absl::FunctionRef<bool()> done, absl::FunctionRef<bool()> early,
                          absl::FunctionRef<bool(int)> is_missing);
+  // What changes when a wait of `caller` progresses.
+  struct Standing {
+    int missing = 0;
+    uint64_t parts_done = 0;  // by the missing and by the caller
+    bool operator==(const Standing&) const = default;
+  };
+  Standing Look(const LocalCaller& caller, absl::FunctionRef<bool(int)> is_missing) const;
   absl::Status Late(const LocalCaller& caller, const std::vector<int>& missing,
                     absl::Duration waited);
   absl::Status Fail(const LocalCaller& caller, absl::Status reason);

@@ -10,7 +10,6 @@
 
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
 
 #include "comm/clock_offset.h"
 #include "comm/copy.h"
@@ -18,6 +17,7 @@
 #include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_peer_buffer.h"
 #include "comm/mpi/mpi_status.h"
+#include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
@@ -234,12 +234,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
 absl::Status MeetOn(MPI_Comm comm, int rank, absl::Duration timeout) {
   MPI_Request request = MPI_REQUEST_NULL;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier"));
-  const absl::Time start = absl::Now();
+  Patience patience(timeout);
   while (true) {
     int done = 0;
     MOE_RETURN_IF_ERROR(FromMpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Ibarrier"));
     if (done != 0) return absl::OkStatus();
-    if (absl::Now() - start > timeout) {
+    if (patience.IsOver(false)) {
       return absl::DeadlineExceededError(
           absl::StrCat(DescribePlace(rank, "MakeMpiCommunicator", {}), ": not all ranks came in ",
                        absl::FormatDuration(timeout)));
@@ -250,8 +250,8 @@ absl::Status MeetOn(MPI_Comm comm, int rank, absl::Duration timeout) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MPI_Comm comm,
-                                                                  absl::Duration timeout) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
+    MPI_Comm comm, absl::Duration timeout, std::optional<absl::Duration> start_timeout) {
   int level = MPI_THREAD_SINGLE;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Query_thread(&level), "MPI_Query_thread"));
   if (level < MPI_THREAD_MULTIPLE) {
@@ -263,7 +263,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MPI_Comm comm,
   int size = 1;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank"));
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_size(comm, &size), "MPI_Comm_size"));
-  MOE_RETURN_IF_ERROR(MeetOn(comm, rank, timeout));
+  MOE_RETURN_IF_ERROR(MeetOn(comm, rank, start_timeout.value_or(timeout)));
   MPI_Comm own[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
   for (MPI_Comm& duplicate : own) {
     MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_dup(comm, &duplicate), "MPI_Comm_dup"));

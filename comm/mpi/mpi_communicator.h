@@ -3,6 +3,7 @@
 #define MOE_COMM_MPI_MPI_COMMUNICATOR_H_
 
 #include <memory>
+#include <optional>
 
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -20,7 +21,8 @@ namespace moe {
 // Every operation is non-blocking MPI polled against a deadline: a lost peer gives
 // kDeadlineExceeded that names it. MPI cannot wake a peer that is blocked elsewhere: Abort() is
 // seen by this process only, the others time out. After a failure leave by MpiSession::Abort, since
-// MPI_Finalize may wait for ever.
+// MPI_Finalize may wait for ever. What has begun to arrive cannot be stopped: where the network
+// writes by itself, buffers of the failed operation may be written until the process has left.
 //
 // AllToAllV, AllGather, ReduceScatter and SendRecv are pairwise transfers; ReduceScatter, and
 // AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of other
@@ -31,9 +33,10 @@ namespace moe {
 // With MPICH, errors return only if MPI_COMM_WORLD has MPI_ERRORS_RETURN (MpiSession sets it).
 //
 // Errors: kUnavailable for what MPI reports, kFailedPrecondition without MPI_THREAD_MULTIPLE,
-// kDeadlineExceeded when a rank of `comm` does not come.
-absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MPI_Comm comm,
-                                                                  absl::Duration timeout);
+// kDeadlineExceeded when a rank of `comm` does not come within
+// `start_timeout` (unless given, `timeout`).
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
+    MPI_Comm comm, absl::Duration timeout, std::optional<absl::Duration> start_timeout = {});
 
 }  // namespace moe
 

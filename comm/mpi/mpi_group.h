@@ -33,8 +33,9 @@ enum MpiTag : int {
   kPeerMemory
 };
 
-// Elements (or bytes) of one call of the MPI library, whose counts are int.
-inline constexpr int64_t kMpiLibraryCount = int64_t{1} << 28;
+// Elements (or bytes) of one call of the MPI library: it shows no progress before it ends, so that
+// each of them has the whole deadline.
+inline constexpr int64_t kMpiLibraryCount = int64_t{1} << 23;
 
 // Shared with the tasks that are still in a stream. All functions are collective, block, and run on
 // the stream's thread.
@@ -45,6 +46,13 @@ class MpiGroup {
       : stream(stream_comm, world_ranks, timeout, fate),
         host(host_comm, world_ranks, timeout, std::move(fate)),
         hosts(world_ranks.size()) {}
+
+  // In a dead world messages may still arrive in the scratch: it is not given to anybody else.
+  ~MpiGroup() {
+    if (stream.fate()->dead()) (void)new Buffer(std::move(scratch_));
+  }
+  MpiGroup(const MpiGroup&) = delete;
+  MpiGroup& operator=(const MpiGroup&) = delete;
 
   // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
   // and lets the library's operation start with everyone there. kInvalidArgument if they differ.

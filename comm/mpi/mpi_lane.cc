@@ -8,22 +8,24 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/mpi/mpi_status.h"
+#include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// MPI counts are int: larger transfers go in pieces.
-constexpr int64_t kPieceBytes = int64_t{1} << 30;
+// Transfers go in pieces, of which all but the last are of this size and the last is shorter, if
+// need be empty: sizes that differ by whole pieces are seen to differ. MPI counts are int; and it
+// tells of a transfer only that it has ended, so that pieces are what shows progress. 16 MiB from
+// each of 60 peers at once is within a deadline of 60 s at 16 MiB/s.
+constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
 // MPI moves data only inside its calls, so waiting is calling, also while a large message is on its
 // way. Cores may be fewer than ranks: after the first polls every poll offers the core to others.
 // Only a peer that is far behind is worth sleeping for.
 constexpr int kSpinPolls = 200;
-constexpr std::chrono::milliseconds kNapAfter(10);
+constexpr absl::Duration kNapAfter = absl::Milliseconds(10);
 constexpr std::chrono::microseconds kNap(50);
 
 }  // namespace
@@ -46,10 +48,12 @@ MpiLane::MpiLane(MPI_Comm comm, std::vector<int> world_ranks, absl::Duration tim
   MPI_Comm_rank(comm_, &rank_);
 }
 
-// A dead world may hold operations that never complete; freeing their communicator could wait.
+// A dead world may hold operations that never complete; freeing their communicator could wait, and
+// what they write to is not given to anybody else.
 MpiLane::~MpiLane() {
   int finalized = 0;
   MPI_Finalized(&finalized);
+  if (fate_->dead()) (void)new std::vector<std::byte>(std::move(cards_));
   if (fate_->dead() || finalized != 0) return;
   MPI_Comm comm = comm_;
   MPI_Comm_free(&comm);
@@ -68,32 +72,33 @@ void MpiLane::Started(int code, const Transfer& transfer, MPI_Request request) {
   requests_.push_back(request);
 }
 
-void MpiLane::Send(int peer, const void* data, int64_t bytes) {
+template <typename Start>
+void MpiLane::StartPieces(int peer, int64_t total, bool receives, Start start) {
   if (fate_->dead()) return;  // Finish says so
-  const auto* from = static_cast<const std::byte*>(data);
+  int64_t begin = 0, bytes = 0;
   do {
-    const int64_t piece = std::min(bytes, kPieceBytes);
+    bytes = std::min(total - begin, kPieceBytes);
     MPI_Request request = MPI_REQUEST_NULL;
-    const int code =
-        MPI_Isend(from, static_cast<int>(piece), MPI_BYTE, peer, call_.tag, comm_, &request);
-    Started(code, {.peer = peer, .bytes = piece, .receives = false}, request);
-    from += piece;
-    bytes -= piece;
-  } while (bytes > 0);
+    const int code = start(begin, static_cast<int>(bytes), &request);
+    Started(code,
+            {.peer = peer, .total = total, .begin = begin, .bytes = bytes, .receives = receives},
+            request);
+    begin += bytes;
+  } while (bytes == kPieceBytes);
+}
+
+void MpiLane::Send(int peer, const void* data, int64_t bytes) {
+  StartPieces(peer, bytes, /*receives=*/false, [&](int64_t begin, int piece, MPI_Request* request) {
+    return MPI_Isend(static_cast<const std::byte*>(data) + begin, piece, MPI_BYTE, peer, call_.tag,
+                     comm_, request);
+  });
 }
 
 void MpiLane::Receive(int peer, void* data, int64_t bytes) {
-  if (fate_->dead()) return;
-  auto* to = static_cast<std::byte*>(data);
-  do {
-    const int64_t piece = std::min(bytes, kPieceBytes);
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int code =
-        MPI_Irecv(to, static_cast<int>(piece), MPI_BYTE, peer, call_.tag, comm_, &request);
-    Started(code, {.peer = peer, .bytes = piece, .receives = true}, request);
-    to += piece;
-    bytes -= piece;
-  } while (bytes > 0);
+  StartPieces(peer, bytes, /*receives=*/true, [&](int64_t begin, int piece, MPI_Request* request) {
+    return MPI_Irecv(static_cast<std::byte*>(data) + begin, piece, MPI_BYTE, peer, call_.tag, comm_,
+                     request);
+  });
 }
 
 absl::Status MpiLane::Finish() {
@@ -101,21 +106,24 @@ absl::Status MpiLane::Finish() {
   absl::Status status = started_;
   if (status.ok()) status = Poll();
   if (status.ok()) return status;
-  DropRequests();
+  LeaveRequests();
   return fate_->Kill(std::move(status));
 }
 
 // Polls one request at a time, which moves the others too: the cost of a poll does not grow with
-// their number.
+// their number. All are tested once in a while, for progress.
 absl::Status MpiLane::Poll() {
-  const auto start = Clock::now();
+  Patience patience(timeout_);
+  absl::Duration tested_all_at;
   int polls = 0;
+  bool progressed = false;
   for (size_t at = 0; at < requests_.size();) {
     int done = 0;
     MOE_RETURN_IF_ERROR(Test(at, &done));
     if (done != 0) {
       ++at;
       polls = 0;
+      progressed = true;
       continue;
     }
     if (fate_->dead()) return fate_->status();  // Abort, or another group of this world
@@ -123,9 +131,15 @@ absl::Status MpiLane::Poll() {
       ++polls;
       continue;
     }
-    const auto waited = Clock::now() - start;
-    if (absl::FromChrono(waited) > timeout_) return Late(at, absl::FromChrono(waited));
-    if (waited < kNapAfter) {
+    bool is_over = patience.IsOver(std::exchange(progressed, false));
+    if (patience.waited() < tested_all_at) tested_all_at = absl::ZeroDuration();
+    if (is_over || patience.waited() > tested_all_at + patience.step()) {
+      tested_all_at = patience.waited();
+      MOE_ASSIGN_OR_RETURN(const bool any_ended, AnyEnded(at));
+      is_over = patience.IsOver(any_ended);
+    }
+    if (is_over) return Late(at, patience.waited());
+    if (patience.waited() < kNapAfter) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kNap);
@@ -134,7 +148,20 @@ absl::Status MpiLane::Poll() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> MpiLane::AnyEnded(size_t first) {
+  bool any = false;
+  for (size_t i = first; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    int done = 0;
+    MOE_RETURN_IF_ERROR(Test(i, &done));
+    any = any || done != 0;
+  }
+  return any;
+}
+
 absl::Status MpiLane::Test(size_t i, int* done) {
+  *done = 1;
+  if (requests_[i] == MPI_REQUEST_NULL) return absl::OkStatus();  // ended before
   const Transfer& transfer = transfers_[i];
   MPI_Status status;
   const int code = MPI_Test(&requests_[i], done, &status);
@@ -147,21 +174,20 @@ absl::Status MpiLane::Test(size_t i, int* done) {
   if (*done == 0 || !transfer.receives) return absl::OkStatus();
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
-  return bytes == transfer.bytes ? absl::OkStatus() : Disagree(transfer, absl::StrCat(bytes));
+  return bytes == transfer.bytes ? absl::OkStatus()
+                                 : Disagree(transfer, absl::StrCat(transfer.begin + bytes));
 }
 
 absl::Status MpiLane::Disagree(const Transfer& transfer, absl::string_view sent) const {
   return absl::InvalidArgumentError(
-      absl::StrCat(call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfer.bytes,
+      absl::StrCat(call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfer.total,
                    " bytes from rank ", world_ranks_[transfer.peer], ", which sends ", sent));
 }
 
-absl::Status MpiLane::Late(size_t first, absl::Duration waited) {
+absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {
   std::vector<int> missing;
   for (size_t i = first; i < requests_.size(); ++i) {
-    int done = 0;
-    MOE_RETURN_IF_ERROR(Test(i, &done));
-    if (done != 0) continue;
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
     if (transfers_[i].peer >= 0) {
       missing.push_back(world_ranks_[transfers_[i].peer]);
       continue;
@@ -176,13 +202,13 @@ absl::Status MpiLane::Late(size_t first, absl::Duration waited) {
   return LateError(place, missing, waited, timeout_);
 }
 
-// The caller gets its buffers back: what has not started to arrive is cancelled. What MPI already
-// moves cannot be stopped; the process is about to leave.
-void MpiLane::DropRequests() {
+// Leaks what is under way. A receive for which nothing has come is told to take nothing any more.
+// Others cannot be stopped, and data may arrive for a request that was freed: these stay until the
+// process leaves, which it is about to.
+void MpiLane::LeaveRequests() {
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL || transfers_[i].peer < 0) continue;
-    if (transfers_[i].receives) MPI_Cancel(&requests_[i]);
-    MPI_Request_free(&requests_[i]);
+    if (requests_[i] == MPI_REQUEST_NULL || !transfers_[i].receives) continue;
+    MPI_Cancel(&requests_[i]);
   }
   requests_.clear();
   transfers_.clear();
@@ -199,17 +225,25 @@ absl::Status MpiLane::Meet(const MpiCall& call) {
 }
 
 absl::Status MpiLane::Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes) {
+  constexpr int64_t kCardBytes = 256;
   auto* const out = static_cast<std::byte*>(all);
+  std::byte* to = out;
+  if (bytes <= kCardBytes && !fate_->dead()) {
+    if (cards_.empty()) cards_.resize(size() * kCardBytes);
+    to = cards_.data();
+  }
   Begin(call);
   for (int i = 1; i < size(); ++i) {
     const int r = (rank_ + i) % size();
-    Receive(r, out + r * bytes, bytes);
+    Receive(r, to + r * bytes, bytes);
   }
   for (int i = 1; i < size(); ++i) Send((rank_ + i) % size(), mine, bytes);
-  if (out + rank_ * bytes != mine && bytes > 0) {
-    std::copy_n(static_cast<const std::byte*>(mine), bytes, out + rank_ * bytes);
+  if (to + rank_ * bytes != mine && bytes > 0) {
+    std::copy_n(static_cast<const std::byte*>(mine), bytes, to + rank_ * bytes);
   }
-  return Finish();
+  MOE_RETURN_IF_ERROR(Finish());
+  if (to != out && bytes > 0) std::copy_n(to, size() * bytes, out);
+  return absl::OkStatus();
 }
 
 }  // namespace moe

@@ -1,8 +1,9 @@
-// Transfers over one MPI communicator, polled against a deadline.
+// Transfers over one MPI communicator, polled against a deadline that progress puts off.
 #ifndef MOE_COMM_MPI_MPI_LANE_H_
 #define MOE_COMM_MPI_MPI_LANE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
 
@@ -70,29 +72,38 @@ class MpiLane {
     Begin(call);
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = start(&request);
-    Started(code, {.peer = -1, .bytes = 0, .receives = false}, request);
+    Started(code, {.peer = -1, .total = 0, .begin = 0, .bytes = 0, .receives = false}, request);
     return Finish();
   }
 
   // Returns when every rank has called it.
   absl::Status Meet(const MpiCall& call);
 
-  // Shows `mine` [bytes] to all: all [R * bytes], in rank order.
+  // Shows `mine` [bytes] to all: all [R * bytes], in rank order. What is small arrives in memory of
+  // the lane's own: where it fails, `all` may be on a stack that is gone when a message comes.
   absl::Status Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes);
 
  private:
+  // A piece of what one Send or Receive moves.
   struct Transfer {
-    int peer;  // -1: an operation of the library
+    int peer;              // -1: an operation of the library
+    int64_t total, begin;  // of the whole; where the piece stands in it
     int64_t bytes;
     bool receives;
   };
 
+  // Calls start(begin, bytes, &request) for every piece of `total` bytes.
+  template <typename Start>
+  void StartPieces(int peer, int64_t total, bool receives, Start start);
+
   void Started(int code, const Transfer& transfer, MPI_Request request);
   absl::Status Poll();
   absl::Status Test(size_t i, int* done);
+  // Tests those from `first` on; whether one of them has ended since they were last tested.
+  absl::StatusOr<bool> AnyEnded(size_t first);
   absl::Status Disagree(const Transfer& transfer, absl::string_view sent) const;
-  absl::Status Late(size_t first, absl::Duration waited);
-  void DropRequests();
+  absl::Status Late(size_t first, absl::Duration waited) const;
+  void LeaveRequests();
 
   const MPI_Comm comm_;
   const std::vector<int> world_ranks_;
@@ -105,6 +116,7 @@ class MpiLane {
   absl::Status started_;  // first error of starting
   std::vector<Transfer> transfers_;
   std::vector<MPI_Request> requests_;
+  std::vector<std::byte> cards_;  // where small parts of Gather arrive
 };
 
 }  // namespace moe

@@ -38,8 +38,10 @@ class File {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(const File& file, size_t bytes, int protection)
-      : bytes_(bytes), data_(::mmap(nullptr, bytes, protection, MAP_SHARED, file.descriptor(), 0)) {
+  // flags: besides MAP_SHARED.
+  Mapping(const File& file, size_t bytes, int protection, int flags)
+      : bytes_(bytes),
+        data_(::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file.descriptor(), 0)) {
     if (data_ == MAP_FAILED) data_ = nullptr;
   }
   Mapping(Mapping&& other) noexcept
@@ -86,14 +88,28 @@ struct Offer {
   int64_t error = 0;  // an errno: there is no file
 };
 
+// Gives the file `bytes` of memory: 0, or an errno. A file that is only long has none, and whoever
+// touches a page that the system cannot give gets SIGBUS. More than the machine has is not tried:
+// the system would end processes to find it.
+int Fill(const File& file, int64_t bytes) {
+  const int64_t pages = ::sysconf(_SC_PHYS_PAGES), page_bytes = ::sysconf(_SC_PAGESIZE);
+  if (bytes / page_bytes >= pages) return ENOMEM;
+  int error = 0;
+  do {
+    error = ::posix_fallocate(file.descriptor(), 0, bytes);
+  } while (error == EINTR);
+  return error;
+}
+
 // The file of this rank, at least a byte long, zeros until they are written; its errno in
 // `offer.error`.
 Mapping Make(const File& file, Offer& offer) {
   struct stat about = {};
   Mapping own;
-  if (file.descriptor() >= 0 && ::ftruncate(file.descriptor(), offer.bytes) == 0 &&
-      ::fstat(file.descriptor(), &about) == 0) {
-    own = Mapping(file, static_cast<size_t>(offer.bytes), PROT_READ | PROT_WRITE);
+  if (file.descriptor() >= 0) errno = Fill(file, offer.bytes);
+  if (errno == 0 && ::fstat(file.descriptor(), &about) == 0) {
+    // Zeroed now, and not page by page in the first step.
+    own = Mapping(file, static_cast<size_t>(offer.bytes), PROT_READ | PROT_WRITE, MAP_POPULATE);
   }
   offer.error = own.data() == nullptr ? errno : 0;
   offer.process = ::getpid();
@@ -113,7 +129,7 @@ Mapping Open(const Offer& offer) {
     errno = ESRCH;
     return {};
   }
-  return {file, static_cast<size_t>(offer.bytes), PROT_READ};
+  return {file, static_cast<size_t>(offer.bytes), PROT_READ, 0};
 }
 
 }  // namespace
@@ -122,6 +138,7 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host,
                                                                   const CommPhase& phase,
                                                                   int64_t bytes) {
   const std::vector<int>& world_ranks = host.world_ranks();
+  errno = 0;
   const File file(::memfd_create("moe-peer-memory", MFD_CLOEXEC));
   Offer mine = {.bytes = std::max<int64_t>(bytes, 1)};
   Mapping own = Make(file, mine);

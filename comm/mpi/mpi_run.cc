@@ -12,6 +12,7 @@
 
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
+#include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -21,8 +22,8 @@ namespace {
 // takes longer than the deadline this reports and ends the process, and the launcher the job.
 class Watchdog {
  public:
-  Watchdog(const char* what, const RunOptions& options)
-      : thread_([this, what, &options] { Watch(what, options); }) {}
+  Watchdog(const char* what, absl::Duration timeout, const RunOptions& options)
+      : thread_([this, what, timeout, &options] { Watch(what, timeout, options); }) {}
   ~Watchdog() {
     {
       const std::lock_guard<std::mutex> lock(mu_);
@@ -35,13 +36,14 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  void Watch(const char* what, const RunOptions& options) {
+  void Watch(const char* what, absl::Duration timeout, const RunOptions& options) {
     std::unique_lock<std::mutex> lock(mu_);
-    if (cv_.wait_for(lock, absl::ToChronoNanoseconds(options.timeout), [this] { return done_; })) {
-      return;
-    }
+    Patience patience(timeout);
+    do {
+      if (cv_.wait_until(lock, patience.NextLook(), [this] { return done_; })) return;
+    } while (!patience.IsOver(false));
     const absl::Status late = absl::DeadlineExceededError(
-        absl::StrCat(what, ": not done after ", absl::FormatDuration(options.timeout),
+        absl::StrCat(what, ": not done after ", absl::FormatDuration(timeout),
                      ", expected every process of the job to join: one is missing or stopped"));
     if (options.report) options.report(late);
     _exit(options.exit_code ? options.exit_code(late) : 1);
@@ -54,7 +56,7 @@ class Watchdog {
 };
 
 absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& options) {
-  const Watchdog watchdog("MPI_Init_thread", options);
+  const Watchdog watchdog("MPI_Init_thread", StartTimeout(options), options);
   return MpiSession::Start();
 }
 
@@ -68,12 +70,12 @@ absl::Status RunMpiRank(const RunOptions& options, RankBody body) {
   MOE_ASSIGN_OR_RETURN(std::unique_ptr<MpiSession> session, StartInTime(options));
   absl::Status status = CheckMpiSize(options.plan.launch, LinkedMpi(), session->size());
   if (status.ok()) {
-    auto world = MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout);
+    auto world = MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout, StartTimeout(options));
     status = world.ok() ? body(*std::move(world)) : world.status();
   }
   // Alone, MPI_Finalize waits for nobody: the caller may report and leave by itself.
   if (status.ok() || session->size() == 1) {
-    const Watchdog watchdog("MPI_Finalize", options);
+    const Watchdog watchdog("MPI_Finalize", options.timeout, options);
     session.reset();
     return status;
   }

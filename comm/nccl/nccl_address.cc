@@ -8,7 +8,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
+#include <absl/time/time.h>
 #include <netdb.h>
 #include <netinet/in.h>
 
@@ -61,11 +61,11 @@ absl::StatusOr<Descriptor> ListenOn(const SocketAddress& address, int* error) {
   return SystemError(absl::StrCat("JoinNcclByTcp: cannot listen on ", ToString(address)), *error);
 }
 
-bool IsReady(const Descriptor& socket, int16_t events, absl::Time deadline) {
+bool IsReady(const Descriptor& socket, int16_t events, Patience& patience, SteadyTime deadline) {
   pollfd ready = {.fd = socket.number(), .events = events, .revents = 0};
   do {
-    WaitFor({&ready, 1}, deadline);
-  } while (ready.revents == 0 && absl::Now() < deadline);
+    WaitFor({&ready, 1}, std::min(deadline, patience.NextLook()));
+  } while (ready.revents == 0 && !patience.IsOver(false) && Patience::Clock::now() < deadline);
   return ready.revents != 0;
 }
 
@@ -137,13 +137,14 @@ Descriptor AcceptFrom(const Descriptor& listener) {
   return Descriptor(accept4(listener.number(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
 }
 
-absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, absl::Time deadline) {
+absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, Patience& patience,
+                                     SteadyTime deadline) {
   const std::string place = ToString(address);
   Descriptor socket = OpenSocket(address);
   if (!socket.is_open()) return SystemError(place, errno);
   if (connect(socket.number(), address.get(), address.bytes) != 0) {
     if (errno != EINPROGRESS) return SystemError(place, errno);
-    if (!IsReady(socket, POLLOUT, deadline)) return SystemError(place, ETIMEDOUT);
+    if (!IsReady(socket, POLLOUT, patience, deadline)) return SystemError(place, ETIMEDOUT);
     int error = 0;
     socklen_t bytes = sizeof(error);
     (void)getsockopt(socket.number(), SOL_SOCKET, SO_ERROR, &error, &bytes);
@@ -157,9 +158,9 @@ absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, absl::Time de
   return SystemError(place, ECONNREFUSED);
 }
 
-void WaitFor(absl::Span<pollfd> sockets, absl::Time deadline) {
-  const int64_t wait =
-      absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
+void WaitFor(absl::Span<pollfd> sockets, SteadyTime deadline) {
+  const int64_t wait = absl::ToInt64Milliseconds(
+      absl::Ceil(absl::FromChrono(deadline - Patience::Clock::now()), absl::Milliseconds(1)));
   constexpr int64_t kLongest = 60'000;
   (void)poll(sockets.data(), sockets.size(),
              static_cast<int>(std::clamp<int64_t>(wait, 0, kLongest)));
@@ -179,9 +180,10 @@ absl::StatusOr<size_t> ReceiveSome(const Descriptor& from, absl::Span<char> byte
   return SystemError("cannot receive", errno);
 }
 
-absl::Status Receive(const Descriptor& from, absl::Span<char> bytes, absl::Time deadline) {
+absl::Status Receive(const Descriptor& from, absl::Span<char> bytes, Patience& patience,
+                     SteadyTime deadline) {
   while (!bytes.empty()) {
-    if (!IsReady(from, POLLIN, deadline)) return SystemError("silent", ETIMEDOUT);
+    if (!IsReady(from, POLLIN, patience, deadline)) return SystemError("silent", ETIMEDOUT);
     MOE_ASSIGN_OR_RETURN(const size_t received, ReceiveSome(from, bytes));
     bytes.remove_prefix(received);
   }

@@ -8,12 +8,12 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
-#include <absl/time/time.h>
 #include <absl/types/span.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include "comm/descriptor.h"
+#include "comm/patience.h"
 
 namespace moe {
 
@@ -44,18 +44,21 @@ absl::StatusOr<Descriptor> ListenOn(const std::vector<SocketAddress>& addresses)
 // The next connection. Nothing is open in it when there is none; then errno says why.
 Descriptor AcceptFrom(const Descriptor& listener);
 
-// kUnavailable: nobody listens there, or does not answer.
-absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, absl::Time deadline);
+// kUnavailable: nobody listens there, or does not answer by `deadline`, or `patience` is over.
+absl::StatusOr<Descriptor> ConnectTo(const SocketAddress& address, Patience& patience,
+                                     SteadyTime deadline = SteadyTime::max());
 
 // Returns when one of them is ready, at the deadline, or earlier.
-void WaitFor(absl::Span<pollfd> sockets, absl::Time deadline);
+void WaitFor(absl::Span<pollfd> sockets, SteadyTime deadline);
 
 // Into a connection that has room for all of `bytes`; else kUnavailable.
 absl::Status Send(const Descriptor& to, absl::string_view bytes);
 // What is there already, at most bytes.size() > 0 of it. kUnavailable: the connection has ended.
 absl::StatusOr<size_t> ReceiveSome(const Descriptor& from, absl::Span<char> bytes);
-// Fills `bytes`. kUnavailable: the peer closed the connection, or was silent until the deadline.
-absl::Status Receive(const Descriptor& from, absl::Span<char> bytes, absl::Time deadline);
+// Fills `bytes`. kUnavailable: the peer closed the connection, or was silent until `deadline` or
+// until `patience` was over.
+absl::Status Receive(const Descriptor& from, absl::Span<char> bytes, Patience& patience,
+                     SteadyTime deadline = SteadyTime::max());
 
 }  // namespace moe
 

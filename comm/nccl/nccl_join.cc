@@ -14,6 +14,7 @@
 
 #include "comm/descriptor.h"
 #include "comm/nccl/nccl_announcement.h"
+#include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
@@ -92,19 +93,18 @@ absl::Status Write(const NcclIdFile& file, const NcclId& id) {
 }
 
 absl::StatusOr<NcclId> WaitForId(const NcclRankOptions& options, const NcclIdFile& file) {
-  const absl::Time begun = absl::Now();
+  const absl::Duration timeout = options.join_timeout.value_or(options.timeout);
+  Patience patience(timeout);
   bool other = false;
   while (true) {
     MOE_ASSIGN_OR_RETURN(const std::optional<NcclId> id, Read(file, &other));
     if (id.has_value()) return *id;
-    const absl::Duration waited = absl::Now() - begun;
-    const absl::Duration timeout = options.join_timeout.value_or(options.timeout);
-    if (waited <= timeout) {
+    if (!patience.IsOver(false)) {
       absl::SleepFor(kNap);
       continue;
     }
     const absl::Status late =
-        LateError(DescribePlace(options.rank, "joining NCCL", {}), {0}, waited, timeout);
+        LateError(DescribePlace(options.rank, "joining NCCL", {}), {0}, patience.waited(), timeout);
     return absl::DeadlineExceededError(
         absl::StrCat(late.message(), ": ", file.path,
                      other ? " is of another run: remove it, or give all ranks the same run token"

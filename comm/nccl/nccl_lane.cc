@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
 
 #include "comm/wait_report.h"
 #include "kernels/base/log.h"
@@ -59,7 +58,7 @@ NcclLane::~NcclLane() {
 }
 
 bool NcclLane::Finalize() {
-  const absl::Time begun = absl::Now();
+  Patience patience(rank_->timeout());
   for (bool first = true; !rank_->dead(); first = false) {
     ncclResult_t state = ncclSuccess;
     {
@@ -72,7 +71,7 @@ bool NcclLane::Finalize() {
       if (result != ncclSuccess) state = result;
     }
     if (state == ncclSuccess) return true;
-    if (state != ncclInProgress || absl::Now() - begun > rank_->timeout()) {
+    if (state != ncclInProgress || patience.IsOver(false)) {
       Log(LogLevel::kWarning,
           absl::StrCat(Place({.operation = "ncclCommFinalize"}),
                        ": peers did not come to the end of this communicator: it is aborted"));
@@ -170,25 +169,30 @@ absl::Status NcclLane::Post(const NcclCall& call, cudaStream_t stream, Start sta
 
 absl::StatusOr<NcclLane::Operation> NcclLane::Begin(const NcclCall& call, cudaStream_t stream) {
   Operation operation = {.call = call};
+  const std::lock_guard<std::mutex> lock(mu_);
+  cudaError_t error = cudaSuccess;
   for (cudaEvent_t* const event : {&operation.begin, &operation.end}) {
-    const std::lock_guard<std::mutex> lock(mu_);
-    if (!idle_.empty()) {
-      *event = idle_.back();
-      idle_.pop_back();
-      continue;
+    if (idle_.empty()) {
+      cudaEvent_t made = nullptr;
+      error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+      if (error != cudaSuccess) break;
+      idle_.push_back(made);
     }
-    const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
-    if (error != cudaSuccess) return CudaError(error, Place(call));
+    *event = idle_.back();
+    idle_.pop_back();
   }
-  const cudaError_t error = cudaEventRecord(operation.begin, stream);
-  if (error != cudaSuccess) return CudaError(error, Place(call));
-  return operation;
+  if (error == cudaSuccess) error = cudaEventRecord(operation.begin, stream);
+  if (error == cudaSuccess) return operation;
+  for (cudaEvent_t event : {operation.begin, operation.end}) {
+    if (event != nullptr) idle_.push_back(event);
+  }
+  return CudaError(error, Place(call));
 }
 
 // Polls until NCCL's last call has ended. Waits for peers where NCCL does: to join, to split, and
 // to connect before a first exchange.
 absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
-  const absl::Time begun = absl::Now();
+  Patience patience(TimeoutOf(call));
   while (true) {
     if (rank_->dead()) {
       Abort();  // joins NCCL's own thread: nothing goes into the stream after this
@@ -202,9 +206,8 @@ absl::Status NcclLane::WaitUntilPosted(const NcclCall& call) {
       if (asked != ncclSuccess) state = asked;
     }
     if (state != ncclInProgress) return Fail(call, state);
-    const absl::Duration waited = absl::Now() - begun;
-    if (waited > TimeoutOf(call)) {
-      const absl::Status late = rank_->Kill(Late(call, waited));
+    if (patience.IsOver(false)) {
+      const absl::Status late = rank_->Kill(Late(call, patience.waited()));
       Abort();
       return late;
     }
@@ -238,20 +241,20 @@ absl::Status NcclLane::Look(bool* any) {
   if (comm_ == nullptr) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(Drop(any));
   if (operations_.empty()) return absl::OkStatus();
-  const Operation& oldest = operations_.front();
+  Operation& oldest = operations_.front();
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = rank_->api().ncclCommGetAsyncError(comm_, &state);
+  const bool is_over = oldest.patience.has_value() && oldest.patience->IsOver(false);
+  const absl::Duration waited =
+      oldest.patience.has_value() ? oldest.patience->waited() : absl::ZeroDuration();
   const absl::Status status =
       NcclStatus(rank_->api(), asked != ncclSuccess ? asked : state, "ncclCommGetAsyncError");
   if (!status.ok()) {
-    const absl::Duration waited = absl::Now() - oldest.started.value_or(absl::Now());
     return {status.code(),
             absl::StrCat(Place(oldest.call), ": ", status.message(), ", after ",
                          absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))))};
   }
-  if (!oldest.started.has_value()) return absl::OkStatus();
-  const absl::Duration waited = absl::Now() - *oldest.started;
-  return waited > TimeoutOf(oldest.call) ? Late(oldest.call, waited) : absl::OkStatus();
+  return is_over ? Late(oldest.call, waited) : absl::OkStatus();
 }
 
 // Takes out what has ended and notes what has begun. Called with mu_ held.
@@ -266,9 +269,9 @@ absl::Status NcclLane::Drop(bool* any) {
       continue;
     }
     *any = true;
-    if (error == cudaErrorNotReady && !oldest.started.has_value()) {
+    if (error == cudaErrorNotReady && !oldest.patience.has_value()) {
       error = cudaEventQuery(oldest.begin);
-      if (error == cudaSuccess) oldest.started = absl::Now();
+      if (error == cudaSuccess) oldest.patience.emplace(TimeoutOf(oldest.call));
     }
     (void)cudaGetLastError();  // "not ready" is no error of this thread's next call
     if (error == cudaSuccess || error == cudaErrorNotReady) return absl::OkStatus();

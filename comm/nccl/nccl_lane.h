@@ -17,6 +17,7 @@
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/nccl_rank.h"
+#include "comm/patience.h"
 #include "kernels/base/stream.h"
 
 namespace moe {
@@ -72,7 +73,7 @@ class NcclLane {
   struct Operation {
     NcclCall call;
     cudaEvent_t begin = nullptr, end = nullptr;
-    std::optional<absl::Time> started;  // seen to have begun
+    std::optional<Patience> patience;  // since it was seen to have begun
   };
 
   NcclLane(std::shared_ptr<NcclRank> rank, ncclComm_t comm, std::vector<int> world_ranks, int own);

@@ -74,12 +74,20 @@ bool NcclRank::LookAtLanes() {
   // All at once: ncclCommAbort waits for the streams that its work is in, where another lane's work
   // may be stuck before it.
   std::vector<std::thread> aborts;
-  for (NcclLane* const lane : lanes_) aborts.emplace_back([lane] { lane->Abort(); });
+  for (NcclLane* const lane : lanes_) {
+    aborts.emplace_back([this, lane] {
+      (void)cudaSetDevice(device_);
+      lane->Abort();
+    });
+  }
   for (std::thread& abort : aborts) abort.join();
   return false;
 }
 
 void NcclRank::Watch() {
+  // Else this thread's calls, and those of NCCL inside them, would be of device 0. Without it every
+  // later call of the rank fails, too, with the reason.
+  (void)cudaSetDevice(device_);
   const auto tick = TickFor(timeout_);
   std::unique_lock<std::mutex> lock(mu_);
   while (!stopping_) {

@@ -57,7 +57,7 @@ class IdServer {
   struct Peer {
     Descriptor socket;
     StoreSession session;
-    absl::Time deadline;
+    SteadyTime deadline;
     StoreClaim claim;
     size_t received_bytes = 0;  // of the claim
   };
@@ -80,13 +80,12 @@ class IdServer {
 };
 
 absl::Status IdServer::Run() {
-  const absl::Time begun = absl::Now();
-  const absl::Time end = begun + JoinTimeout(options_);
+  Patience patience(JoinTimeout(options_));
   std::vector<pollfd> ready;
   for (std::vector<int> missing = Missing(); !missing.empty(); missing = Missing()) {
-    const absl::Time now = absl::Now();
-    if (now >= end) {
-      return LateAt(options_, missing, now - begun,
+    const SteadyTime now = Patience::Clock::now();
+    if (patience.IsOver(false, now)) {
+      return LateAt(options_, missing, patience.waited(),
                     absl::StrCat("listening on ", store_.host, " port ", store_.port));
     }
     peers_.remove_if([now](const Peer& peer) { return peer.deadline <= now; });
@@ -94,7 +93,8 @@ absl::Status IdServer::Run() {
     for (const Peer& peer : peers_) {
       ready.push_back({.fd = peer.socket.number(), .events = POLLIN, .revents = 0});
     }
-    WaitFor(absl::MakeSpan(ready), peers_.empty() ? end : std::min(end, peers_.front().deadline));
+    const SteadyTime look = patience.NextLook();
+    WaitFor(absl::MakeSpan(ready), peers_.empty() ? look : std::min(look, peers_.front().deadline));
     auto of_peer = ready.begin();
     peers_.remove_if([&](Peer& peer) { return (++of_peer)->revents != 0 && !Hear(peer); });
     if (ready.front().revents != 0) MOE_RETURN_IF_ERROR(Accept());
@@ -120,7 +120,7 @@ absl::Status IdServer::Accept() {
   if ((full || peers_.size() == kMostPeers) && !peers_.empty()) peers_.pop_front();
   if (full) absl::SleepFor(kShortestNap);  // unless it was ours there is nothing to free
   if (!peer.socket.is_open()) return absl::OkStatus();
-  peer.deadline = absl::Now() + kPatience;
+  peer.deadline = SteadyIn(kPatience);
   peer.session = {.secret = store_.secret, .place = ToString(NearEnd(peer.socket))};
   MOE_ASSIGN_OR_RETURN(peer.session.greeting, MakeGreeting());
   if (Send(peer.socket, BytesOf(peer.session.greeting)).ok()) peers_.push_back(std::move(peer));
@@ -188,11 +188,11 @@ absl::StatusOr<NcclId> HandOutId(const NcclRankOptions& options, const NcclStore
 
 // kUnavailable: another try may have more luck.
 absl::StatusOr<NcclAnnouncement> Ask(const NcclRankOptions& options, const NcclStore& store,
-                                     const SocketAddress& address, absl::Time end) {
-  const absl::Time patience = std::min(end, absl::Now() + kPatience);
-  MOE_ASSIGN_OR_RETURN(const Descriptor socket, ConnectTo(address, patience));
+                                     const SocketAddress& address, Patience& patience) {
+  const SteadyTime soon = SteadyIn(kPatience);
+  MOE_ASSIGN_OR_RETURN(const Descriptor socket, ConnectTo(address, patience, soon));
   StoreSession session = {.secret = store.secret, .place = ToString(FarEnd(socket))};
-  MOE_RETURN_IF_ERROR(Receive(socket, RoomOf(session.greeting), patience));
+  MOE_RETURN_IF_ERROR(Receive(socket, RoomOf(session.greeting), patience, soon));
   if (!IsGreeting(session.greeting)) {
     return absl::UnavailableError(
         absl::StrCat("who listens on ", ToString(address), " is no rank 0"));
@@ -201,7 +201,7 @@ absl::StatusOr<NcclAnnouncement> Ask(const NcclRankOptions& options, const NcclS
   MOE_RETURN_IF_ERROR(Send(socket, BytesOf(claim)));
   StoreAnswer answer;
   // Not asked again while this may yet be answered: who asks twice is refused.
-  MOE_RETURN_IF_ERROR(Receive(socket, RoomOf(answer), end));
+  MOE_RETURN_IF_ERROR(Receive(socket, RoomOf(answer), patience));
   if (IsProven(session, claim, answer)) return answer.said;
   return absl::UnauthenticatedError(
       absl::StrCat("JoinNcclByTcp: rank 0 at ", ToString(address),
@@ -210,21 +210,20 @@ absl::StatusOr<NcclAnnouncement> Ask(const NcclRankOptions& options, const NcclS
 
 absl::StatusOr<NcclId> FetchId(const NcclRankOptions& options, const NcclStore& store,
                                const std::vector<SocketAddress>& addresses) {
-  const absl::Time begun = absl::Now();
-  const absl::Time end = begun + JoinTimeout(options);
+  Patience patience(JoinTimeout(options));
   absl::Status why;  // of the last try that the deadline did not cut short, if there is one
   for (absl::Duration nap = kShortestNap;; nap = std::min(2 * nap, kLongestNap)) {
     for (const SocketAddress& address : addresses) {
-      const absl::StatusOr<NcclAnnouncement> said = Ask(options, store, address, end);
+      const absl::StatusOr<NcclAnnouncement> said = Ask(options, store, address, patience);
       if (said.ok()) return IdOf(*said);
       if (!absl::IsUnavailable(said.status())) return said.status();
-      const absl::Time now = absl::Now();
-      if (now < end || why.ok()) why = said.status();
-      if (now < end) continue;
-      return LateAt(options, {0}, now - begun,
+      const bool is_over = patience.IsOver(false);
+      if (!is_over || why.ok()) why = said.status();
+      if (!is_over) continue;
+      return LateAt(options, {0}, patience.waited(),
                     absl::StrCat(store.host, " port ", store.port, ": ", why.message()));
     }
-    absl::SleepFor(std::min(nap, end - absl::Now()));
+    absl::SleepFor(std::min(nap, patience.step()));
   }
 }
 

@@ -15,10 +15,12 @@
 
 namespace moe {
 
+// Programs of the tests link sources that were compiled with CUDA beside others that were not: what
+// differs between them has a name in each.
 #if defined(MOE_CUDA)
-inline constexpr bool kCudaBuilt = true;
+inline namespace with_cuda {
 #else
-inline constexpr bool kCudaBuilt = false;
+inline namespace without_cuda {
 #endif
 
 // launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
@@ -26,13 +28,17 @@ inline constexpr bool kCudaBuilt = false;
 // CUDA in the build it is never instantiated, and the result is kUnimplemented.
 template <typename Launcher>
 absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launcher) {
-  if constexpr (kCudaBuilt) {
-    return stream.Launch([&](void* native) {
-      return CudaStatus(launcher(static_cast<cudaStream_t>(native)), function);
-    });
-  }
+#if defined(MOE_CUDA)
+  return stream.Launch([&](void* native) {
+    return CudaStatus(launcher(static_cast<cudaStream_t>(native)), function);
+  });
+#else
+  (void)launcher;
   return CheckCpu(function, stream);
+#endif
 }
+
+}  // inline namespace
 
 // kInvalidArgument, naming value and limit, for what a CUDA kernel is not compiled for.
 inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view what,

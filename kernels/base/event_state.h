@@ -21,6 +21,12 @@ struct Event::State {
   virtual void* native_handle() const { return nullptr; }
 };
 
+// kFailedPrecondition for an event that stands for no point.
+inline absl::Status CheckRecorded(const Event& event) {
+  if (event.state() != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError("Stream::WaitFor: an event that was never recorded");
+}
+
 }  // namespace moe
 
 #endif  // MOE_KERNELS_BASE_EVENT_STATE_H_

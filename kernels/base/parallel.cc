@@ -21,6 +21,14 @@ namespace {
 
 thread_local bool inside_for = false;
 
+// For the length of one body, also of one that throws.
+struct InsideFor {
+  InsideFor() { inside_for = true; }
+  ~InsideFor() { inside_for = false; }
+  InsideFor(const InsideFor&) = delete;
+  InsideFor& operator=(const InsideFor&) = delete;
+};
+
 }  // namespace
 
 struct ThreadPool::Arena {
@@ -57,9 +65,10 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
         int64_t{0}, ranges,
         [&](int64_t range) {
           MOE_TSAN_ACQUIRE(&fork);
-          inside_for = true;
-          run(range);
-          inside_for = false;
+          {
+            const InsideFor inside;
+            run(range);
+          }
           MOE_TSAN_RELEASE(&join);
         },
         oneapi::tbb::simple_partitioner());

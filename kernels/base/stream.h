@@ -71,11 +71,14 @@ class Stream {
     return DoEnqueue({.run = run, .take = take});
   }
 
-  // Marks the work enqueued so far.
+  // Marks the work enqueued so far. The event carries the error of that work, if it fails, to every
+  // stream that waits for it: who computes from what was never done has failed, too. (CUDA: errors
+  // of the host's tasks and of guards; an error of the device is one of all its streams.)
   virtual absl::StatusOr<Event> Record() = 0;
 
   // Holds back later work in this stream until `event` has passed. Blocks the host only where the
-  // stream is inline, or is CUDA's and the event a CPU stream's.
+  // stream is inline, or is CUDA's and the event a CPU stream's. kFailedPrecondition for an event
+  // that was never recorded.
   virtual absl::Status WaitFor(const Event& event) = 0;
 
   // Blocks the host until the stream is empty; returns the first error, if any.

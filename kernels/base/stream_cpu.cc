@@ -20,24 +20,28 @@ class HostEvent final : public Event::State {
   void Reset() {
     std::lock_guard<std::mutex> lock(mu_);
     done_ = false;
+    status_ = absl::OkStatus();
   }
-  void Signal() {
+  // status: of the stream at this point. What waits for failed work has failed.
+  void Signal(const absl::Status& status) {
     {
       std::lock_guard<std::mutex> lock(mu_);
       done_ = true;
+      status_ = status;
     }
     cv_.notify_all();
   }
   absl::Status Wait() override {
     std::unique_lock<std::mutex> lock(mu_);
     cv_.wait(lock, [this] { return done_; });
-    return absl::OkStatus();
+    return status_;
   }
 
  private:
   std::mutex mu_;
   std::condition_variable cv_;
-  bool done_ = false;  // guarded by mu_
+  bool done_ = false;    // guarded by mu_
+  absl::Status status_;  // guarded by mu_
 };
 
 class InlineStream final : public Stream {
@@ -49,10 +53,11 @@ class InlineStream final : public Stream {
   // What is in the stream has run, so that one event stands for every point of it. The signal
   // orders that work before whoever waits.
   absl::StatusOr<Event> Record() override {
-    passed_->Signal();
+    passed_->Signal(status_);
     return Event(passed_);
   }
   absl::Status WaitFor(const Event& event) override {
+    MOE_RETURN_IF_ERROR(CheckRecorded(event));
     status_.Update(event.state()->Wait());
     return status_;
   }
@@ -141,11 +146,12 @@ class QueueStream final : public Stream {
 
   absl::StatusOr<Event> Record() override {
     const auto state = events_.Take();
-    (void)Push({{}, state});  // The point passes even on a failed stream, so no waiter hangs.
+    (void)Push({{}, state});  // passes with the error on a failed stream: no waiter hangs
     return Event(state);
   }
 
   absl::Status WaitFor(const Event& event) override {
+    MOE_RETURN_IF_ERROR(CheckRecorded(event));
     return Push({HostTask([state = event.state()] { return state->Wait(); }), nullptr});
   }
 
@@ -181,11 +187,10 @@ class QueueStream final : public Stream {
       if (queue_.empty()) return;
       Item item = queue_.Pop();
       busy_ = true;
-      const bool skip = !status_.ok();
+      absl::Status result = status_;
       lock.unlock();
-      absl::Status result;
-      if (item.task && !skip) result = item.task();
-      if (item.signal) item.signal->Signal();
+      if (item.task && result.ok()) result = item.task();
+      if (item.signal) item.signal->Signal(result);
       item = {};
       lock.lock();
       busy_ = false;

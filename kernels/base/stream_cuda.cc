@@ -85,10 +85,10 @@ class CudaEvent final : public Event::State {
   const Guards guards_;
 };
 
-// The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
-class HostTasks {
+// The first error of a stream: what its events tell streams that wait for them.
+class FirstError final : public StreamGuard {
  public:
-  absl::Status status() {
+  absl::Status status() override {
     std::lock_guard<std::mutex> lock(mu_);
     return status_;
   }
@@ -97,6 +97,19 @@ class HostTasks {
     status_.Update(status);
     return status_;
   }
+
+ private:
+  std::mutex mu_;
+  absl::Status status_;  // guarded by mu_
+};
+
+// The host tasks of one stream and its first error: what the functions on CUDA's own thread see.
+class HostTasks {
+ public:
+  // Shared with events, which may outlive the stream.
+  const std::shared_ptr<FirstError>& error() const { return error_; }
+  absl::Status status() { return error_->status(); }
+  absl::Status Update(const absl::Status& status) { return error_->Update(status); }
   void Push(HostTask task) {
     std::lock_guard<std::mutex> lock(mu_);
     tasks_.push_back(std::move(task));
@@ -118,21 +131,21 @@ class HostTasks {
       std::lock_guard<std::mutex> lock(self.mu_);
       task = std::move(self.tasks_.front());
       self.tasks_.pop_front();
-      if (!self.status_.ok()) return;
+      if (!self.status().ok()) return;
       self.running_ = true;
     }
     const absl::Status result = task();
     task = HostTask();  // what it holds goes before anybody learns that it has ended
     const std::lock_guard<std::mutex> lock(self.mu_);
-    self.status_.Update(result);
+    self.Update(result).IgnoreError();
     self.running_ = false;
     self.ended_.notify_all();  // under mu_: who waits may destroy this
   }
 
  private:
+  const std::shared_ptr<FirstError> error_ = std::make_shared<FirstError>();
   std::mutex mu_;
   std::deque<HostTask> tasks_;  // guarded by mu_
-  absl::Status status_;         // guarded by mu_; first error
   bool running_ = false;        // guarded by mu_; a task, on CUDA's thread
   std::condition_variable ended_;
 };
@@ -204,7 +217,9 @@ class CudaStream final : public Stream {
     MOE_RETURN_IF_ERROR(Sticky(cudaSetDevice(index_)));
     EventPool& pool = EventsOf(index_);
     MOE_ASSIGN_OR_RETURN(cudaEvent_t event, pool.Take());
-    auto state = std::make_shared<CudaEvent>(pool, event, guards_);
+    CudaEvent::Guards guards = guards_;
+    guards.push_back(host_.error());
+    auto state = std::make_shared<CudaEvent>(pool, event, std::move(guards));
     const cudaError_t error = cudaEventRecord(event, stream_);
     if (error != cudaSuccess) return Sticky(error);
     return Event(std::move(state));
@@ -213,11 +228,9 @@ class CudaStream final : public Stream {
   // A CPU's point holds the host: a function in the stream that waited for it would hold the one
   // thread on which CUDA runs the functions of all streams, of which that point may need one.
   absl::Status WaitFor(const Event& event) override {
+    MOE_RETURN_IF_ERROR(CheckRecorded(event));
     void* const native = event.state()->native_handle();
-    if (native == nullptr) {
-      MOE_RETURN_IF_ERROR(event.state()->Wait());
-      return host_.status();
-    }
+    if (native == nullptr) return host_.Update(event.state()->Wait());
     MOE_RETURN_IF_ERROR(Sticky(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(native), 0)));
     // What that stream does may come to nothing, and then what is computed from it here.
     for (const auto& guard : static_cast<CudaEvent&>(*event.state()).guards()) Guard(guard);

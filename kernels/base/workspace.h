@@ -48,6 +48,11 @@ class Workspace {
   // one.
   void Release(Mark mark);
 
+  // A number for what is in use now, and whether all of that still is: how state that lies here is
+  // told from what a released scope has left behind.
+  uint64_t Stamp();
+  bool Holds(uint64_t stamp) const;
+
   // Bytes now in use, the most ever in use, and the number of allocations so far (a test holds
   // it still after the first step).
   int64_t used_bytes() const;
@@ -63,6 +68,12 @@ class Workspace {
   int64_t used_ = 0;  // bytes taken of chunks_[chunk_]
   int64_t peak_ = 0;
   int64_t allocations_ = 0;
+  struct Stamped {
+    Mark top;
+    uint64_t number = 0;
+  };
+  std::vector<Stamped> stamps_;  // that still hold, in the order they were made
+  uint64_t last_stamp_ = 0;
 };
 
 // Marks on construction, releases on destruction.

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <utility>
 
+#include <absl/container/fixed_array.h>
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
@@ -27,12 +27,12 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 // Rows whose values are kept at a time: scratch that stays in the cache.
 constexpr int64_t kValueRows = 16;
 
-// Masks one token's values outside its group_top_k best groups.
+// Masks one token's values outside its group_top_k best groups; nothing without groups.
 class GroupMask {
  public:
   GroupMask(const GateRule& rule, int64_t experts)
       : rule_(rule),
-        size_(experts / rule.num_groups),
+        size_(rule.num_groups > 0 ? experts / rule.num_groups : 0),
         worth_(static_cast<size_t>(rule.num_groups)),
         sorted_(static_cast<size_t>(size_)) {}
 
@@ -113,11 +113,10 @@ class SelectRows {
 
   void SelectByScore() const {
     const int64_t experts = in_.logits.cols();
-    absl::InlinedVector<float, kValueRows * kMostInlineExperts> scratch(
+    absl::FixedArray<float, kValueRows * kMostInlineExperts> scratch(
         static_cast<size_t>(kValueRows * experts));
     const MatrixView<float> value(scratch.data(), kValueRows, experts);
-    std::optional<GroupMask> mask;
-    if (rule_.num_groups > 0) mask.emplace(rule_, experts);
+    GroupMask mask(rule_, experts);
     for (int64_t first = begin_; first < end_; first += kValueRows) {
       const int64_t rows = std::min(kValueRows, end_ - first);
       for (int64_t r = 0; r < rows; ++r) {
@@ -127,7 +126,7 @@ class SelectRows {
               in_.expert_bias.empty() ? 0.0f : in_.expert_bias[static_cast<size_t>(e)];
           value(r, e) = score[e] + bias;
         }
-        if (mask.has_value()) mask->Apply(value.row(r));
+        mask.Apply(value.row(r));
       }
       TopKSelectCpu(value, RowRange(out_.expert, first, first + rows), 0, rows);
     }

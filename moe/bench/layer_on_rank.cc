@@ -75,7 +75,9 @@ absl::Status LayerOnRank<T>::Setup(Stream& gradients) {
     config.router.micro_batch_tokens = 0;
   }
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "layer.", store_, context_));
-  MOE_ASSIGN_OR_RETURN(reducer_, GradientReducer::Create({}, store_, context_, gradients));
+  MOE_ASSIGN_OR_RETURN(reducer_,
+                       GradientReducer::Create({.max_terms = context_.mesh->world().size()}, store_,
+                                               context_, gradients));
   MOE_ASSIGN_OR_RETURN(x_, RandomTokens(most, 0));
   MOE_ASSIGN_OR_RETURN(dy_, RandomTokens(most, 1));
   MOE_ASSIGN_OR_RETURN(y_, Buffer::Allocate(x_.bytes(), *context_.memory, "y"));

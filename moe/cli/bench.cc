@@ -19,6 +19,7 @@
 #include "moe/cli/command.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
+#include "moe/cli/terminal.h"
 #include "moe/cli/trace_file.h"
 #include "moe/session.h"
 
@@ -76,8 +77,8 @@ std::string BenchRun::About(const bench::WorldFacts& facts) const {
 void BenchRun::Note(const bench::BenchRow& row) const {
   if (options_.run.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
   if (row.algorithm == "direct") return;
-  fmt::print(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n",
-             row.backend, row.algorithm);
+  Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n", row.backend,
+      row.algorithm);
 }
 
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
@@ -176,7 +177,7 @@ absl::Status Run(const Invocation& invocation) {
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
     if (speaks && !call.settings.on("quiet")) {
-      fmt::print(stderr, "moe bench: warning: {}\n", warning);
+      Say(stderr, "moe bench: warning: {}\n", warning);
     }
   }
   const bool collective = bench::OpOf(call.operation).has_value();

@@ -50,12 +50,25 @@ void AddThreadsSetting(const std::string& group, std::vector<Setting>& table) {
                    "N|auto",
                    "auto",
                    "of each rank; auto = cores / ranks of this machine, at least 1",
-                   {"auto"}});
+                   {"auto"},
+                   false,
+                   kMostThreads});
 }
 
 void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table) {
-  table.push_back({group, "comm-timeout", "", 0, Kind::kReal, "SECONDS", "60",
-                   "a rank that waits longer than this for another one gives up (exit 8)"});
+  table.push_back(
+      {group,
+       "comm-timeout",
+       "",
+       0,
+       Kind::kReal,
+       "SECONDS",
+       "60",
+       "a rank that waits longer than this without progress gives up (exit 8); at start "
+       "60 s at least",
+       {},
+       false,
+       kMostSeconds});
 }
 
 void AddFormSettings(const std::string& group, std::vector<Setting>& table) {

@@ -22,8 +22,14 @@ void AddShareDeviceSetting(const std::string& group, std::vector<Setting>& table
 // What --dtype says.
 DType ComputeTypeOf(const Settings& settings);
 
+// Of a rank. More is a slip, and may be more than the system starts.
+inline constexpr int64_t kMostThreads = 4096;
+
 // --threads N|auto: of each rank.
 void AddThreadsSetting(const std::string& group, std::vector<Setting>& table);
+
+// Of settings that are times, a year: clocks count nanoseconds in 64 bits.
+inline constexpr int64_t kMostSeconds = 31'536'000;
 
 // --comm-timeout.
 void AddTimeoutSetting(const std::string& group, std::vector<Setting>& table);

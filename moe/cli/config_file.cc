@@ -1,10 +1,6 @@
 #include "moe/cli/config_file.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include <absl/strings/numbers.h>
@@ -15,13 +11,19 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/suggest.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
 
 using Json = nlohmann::json;
 
+// Of a file that nobody vouches for: each leaf has its path, which has a key for each object.
+constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxKeyBytes = 200;
+constexpr size_t kMaxLeaves = 10'000;
 
 // Collects scalars as the parser meets them; returning false ends the parse.
 class Flattener : public nlohmann::json_sax<Json> {
@@ -45,9 +47,13 @@ class Flattener : public nlohmann::json_sax<Json> {
   bool end_array() override { return End(JsonType::kEmptyList); }
 
   bool key(std::string& name) override {
+    if (name.size() > kMaxKeyBytes) {
+      return Fail(
+          absl::StrCat("a key of ", name.size(), " bytes, expected at most ", kMaxKeyBytes));
+    }
     frames_.back().key = name;
     if (!frames_.back().keys.insert(name).second) {
-      return Fail(absl::StrCat("key '", Path(), "' stands there twice"));
+      return Fail(absl::StrCat("key '", Shown(Path()), "' stands there twice"));
     }
     return true;
   }
@@ -56,7 +62,7 @@ class Flattener : public nlohmann::json_sax<Json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const absl::string_view what = e.what();
     const size_t at = what.find("line ");
-    return Fail(absl::StrCat("malformed JSON, ", at == what.npos ? what : what.substr(at)));
+    return Fail(absl::StrCat("malformed JSON, ", Shown(at == what.npos ? what : what.substr(at))));
   }
 
   std::vector<JsonLeaf> leaves;
@@ -87,6 +93,11 @@ class Flattener : public nlohmann::json_sax<Json> {
 
   bool Scalar(JsonType type, const std::string& text) {
     if (frames_.empty()) return Fail("the document is no object, expected { ... }");
+    return Add(type, text);
+  }
+
+  bool Add(JsonType type, const std::string& text) {
+    if (leaves.size() == kMaxLeaves) return Fail("too many values");
     leaves.push_back({Path(), type, text});
     Next();
     return true;
@@ -108,7 +119,7 @@ class Flattener : public nlohmann::json_sax<Json> {
     const bool empty = frames_.back().empty;
     frames_.pop_back();
     if (frames_.empty()) return true;
-    if (empty) leaves.push_back({Path(), empty_type, ""});
+    if (empty) return Add(empty_type, "");
     Next();
     return true;
   }
@@ -137,7 +148,7 @@ absl::Status UnknownKey(const std::string& file, const std::string& path,
     if (!s.alias.empty()) known.push_back(Underscored(s.alias));
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      file, ": unknown key '", path, "'",
+      file, ": unknown key '", Shown(path), "'",
       DidYouMean(Underscored(path), known, "", ", expected names of flags or DeepSpeed's keys")));
 }
 
@@ -152,7 +163,7 @@ absl::StatusOr<std::string> TextOf(const std::string& file, const JsonLeaf& leaf
       std::find(setting.words.begin(), setting.words.end(), "none") != setting.words.end();
   if (leaf.type == JsonType::kNull && has_none) return "none";
   return absl::InvalidArgumentError(absl::StrCat(
-      file, ": ", leaf.path, " is ", leaf.text.empty() ? "empty" : leaf.text, ", expected ",
+      file, ": ", leaf.path, " is ", leaf.text.empty() ? "empty" : Shown(leaf.text), ", expected ",
       wants_string                    ? "a string"
       : setting.kind == Kind::kSwitch ? "true or false"
                                       : "a number or string"));
@@ -161,6 +172,10 @@ absl::StatusOr<std::string> TextOf(const std::string& file, const JsonLeaf& leaf
 }  // namespace
 
 absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
+  if (document.size() > kMaxBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("JSON of ", document.size(), " bytes, expected at most ", kMaxBytes));
+  }
   Flattener flattener;
   const bool ok = Json::sax_parse(document.begin(), document.end(), &flattener);
   if (!ok) return absl::InvalidArgumentError(flattener.error);
@@ -195,13 +210,12 @@ absl::Status ApplyConfig(const std::string& file, absl::string_view document, Se
 }
 
 absl::Status LoadConfigFile(const std::string& path, Settings& settings) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return absl::NotFoundError(
-        absl::StrCat("--config is '", path, "', expected a JSON file: ", std::strerror(errno)));
+  const auto file = MappedFile::Open(path);
+  if (!file.ok()) {
+    return absl::Status(file.status().code(), absl::StrCat("--config: ", file.status().message()));
   }
-  const std::string document((std::istreambuf_iterator<char>(file)), {});
-  if (file.bad()) return absl::InvalidArgumentError(absl::StrCat("cannot read '", path, "'"));
+  const auto* const text = reinterpret_cast<const char*>(file->bytes().data());
+  const absl::string_view document(text, file->bytes().size());
   return ApplyConfig(path, document, settings);
 }
 

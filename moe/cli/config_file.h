@@ -24,8 +24,8 @@ struct JsonLeaf {
   std::string text;  // numbers as they stand in the document
 };
 
-// The scalars of a document whose top is an object, in order. kInvalidArgument for malformed JSON
-// and keys that stand twice in one object.
+// The scalars of a document whose top is an object, in order. kInvalidArgument for malformed JSON,
+// keys that stand twice in one object, and more than any settings have: 1 MiB, keys of 200 bytes.
 absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 
 // Sets what the file says, with Origin::kFile. Keys are the names and aliases of `settings`, with
@@ -35,8 +35,8 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 //   scheduler.{type: WarmupLR|WarmupCosineLR, params}, linear warm-up only,
 //   fp16.enabled and its loss scaling (auto_cast and consecutive_hysteresis: false alone).
 // (train_batch_size, gradient_accumulation_steps and seed have the same name here.)
-// kNotFound if there is no such file; kInvalidArgument for anything that is not understood, with
-// the nearest key.
+// Errors of MappedFile::Open: a folder, device or pipe is no such file. kInvalidArgument for
+// anything that is not understood, with the nearest key.
 absl::Status LoadConfigFile(const std::string& path, Settings& settings);
 
 // All that a command is told: flags, then the environment, then the file of --config, where the

@@ -12,6 +12,7 @@
 #include "moe/cli/machine_facts.h"
 #include "moe/cli/program.h"
 #include "moe/cli/settings.h"
+#include "moe/cli/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -95,7 +96,7 @@ absl::Status Run(const Invocation& invocation) {
   const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
   MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"))));
   if (!settings.empty("output-stderr")) {
-    fmt::print(stderr, "{}", Text(findings, settings.text("output-stderr")));
+    Say(stderr, "{}", Text(findings, settings.text("output-stderr")));
   }
   const auto bad = std::count_if(findings.begin(), findings.end(), [](const Finding& finding) {
     return finding.verdict == Verdict::kBad;

@@ -24,9 +24,10 @@ enum class ExitCode : int {
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
 // The code attached to `status`, else the one for its kind when it comes from running ranks:
-// kDataLoss is a loss that is not finite, kResourceExhausted memory, kDeadlineExceeded a missing
-// peer, kAborted and kUnavailable a failed peer, kUnauthenticated rendezvous, kUnimplemented an
-// absent backend, kInvalidArgument, kNotFound and kPermissionDenied usage.
+// kDataLoss is numbers that are not finite or copies that differ, kResourceExhausted memory,
+// kDeadlineExceeded a missing peer, kAborted and kUnavailable a failed peer, kUnauthenticated
+// rendezvous, kUnimplemented an absent backend, kInvalidArgument, kNotFound and kPermissionDenied
+// usage.
 ExitCode ExitCodeOf(const absl::Status& status);
 
 }  // namespace moe::cli

@@ -90,6 +90,9 @@ absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
   return info;
 }
 
+// Memory between ranks of one process grows with their square: 2000 take 24 GB.
+constexpr int kMostLocalRanks = 512;
+
 absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
                                   absl::Span<const std::string> environment,
                                   ComputesOn computes_on) {
@@ -115,6 +118,11 @@ absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
     return absl::InvalidArgumentError(
         absl::StrCat("--ranks is missing, expected the number that the launcher (",
                      moe::NameOf(info.source), ") started, which it does not tell"));
+  }
+  if (!launch.plan.processes() && ranks > kMostLocalRanks) {
+    return WrongFlag(
+        "--ranks", absl::StrCat(ranks),
+        absl::StrCat("at most ", kMostLocalRanks, " threads of one process; mpirun starts more"));
   }
   launch.world = {
       .ranks = ranks,

@@ -14,6 +14,7 @@
 #include "moe/cli/layer_options.h"
 #include "moe/cli/output_paths.h"
 #include "moe/cli/program.h"
+#include "moe/cli/terminal.h"
 #include "moe/cli/trace_file.h"
 #include "moe/hf/block_run.h"
 #include "moe/io/safetensors.h"
@@ -116,7 +117,7 @@ void LayerRun::PrintStart() const {
       layers.size() == 1
           ? "the only one with experts"
           : absl::StrCat("the first of ", layers.size(), " with experts; --layer takes another");
-  fmt::print(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
+  Say(stderr, "moe layer: {}: layer {}, {}\n", weights_->path(), weights_->layer(), which);
 }
 
 absl::Status LayerRun::Run() {
@@ -138,7 +139,7 @@ absl::Status LayerRun::Run() {
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
   if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
-    fmt::print(stderr, "moe layer: warning: {}\n", warning);
+    Say(stderr, "moe layer: warning: {}\n", warning);
   }
   MOE_RETURN_IF_ERROR(WriteOutput(result));
   if (options_.backward()) MOE_RETURN_IF_ERROR(WriteGradients(result));
@@ -203,7 +204,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe layer: warning: {}\n", warning);
+    if (speaks && !settings.on("quiet")) Say(stderr, "moe layer: warning: {}\n", warning);
   }
   return LayerRun(settings, launch).Run();
 }

@@ -53,7 +53,8 @@ unit, and more than 2^23 / blocks of it is refused (exit 6); --numerics fast has
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
 
 Exit codes: 0 ok, 2 usage or a path that is not there, 3 malformed input, 4 a write failed, 5 out
-of memory, 6 gradients not finite, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+of memory, 6 router logits, biases or gradients not finite, 7 a rank failed, 8 timeout,
+9 rendezvous, 10 no such backend.
 )";
 
 using Table = std::vector<Setting>;

@@ -8,8 +8,11 @@
 
 #include <absl/strings/str_cat.h>
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
 
 namespace moe::cli {
@@ -28,7 +31,23 @@ absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& pa
   if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0) return IoError("write", path, errno);
-  return std::unique_ptr<LineFile>(new LineFile(path, std::move(made), file));
+  auto lines = std::unique_ptr<LineFile>(new LineFile(path, std::move(made), file));
+  MOE_RETURN_IF_ERROR(lines->Lock());
+  return lines;
+}
+
+absl::Status LineFile::Lock() {
+  struct stat facts = {};
+  if (::fstat(file_, &facts) != 0) return IoError("look at", path_, errno);
+  if (!S_ISREG(facts.st_mode)) return absl::OkStatus();
+  // A file system without locks has its runs told apart by who starts them.
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    made_.clear();  // the other's
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path_, "' is being written by another run, expected a file of its own"));
+  }
+  replaces_ = facts.st_size > 0;
+  return absl::OkStatus();
 }
 
 LineFile::~LineFile() {
@@ -39,9 +58,14 @@ LineFile::~LineFile() {
 }
 
 absl::Status LineFile::Append(absl::string_view lines) {
+  struct stat facts = {};
+  if (::fstat(file_, &facts) == 0 && facts.st_nlink == 0) {
+    return WithExitCode(
+        absl::InternalError(absl::StrCat("cannot write '", path_, "': it was deleted")),
+        ExitCode::kIo);
+  }
   // A device or pipe has no length to cut.
-  std::error_code ignored;
-  if (size_bytes_ == 0 && fs::is_regular_file(path_, ignored) && ::ftruncate(file_, 0) != 0) {
+  if (size_bytes_ == 0 && S_ISREG(facts.st_mode) && ::ftruncate(file_, 0) != 0) {
     return IoError("write", path_, errno);
   }
   size_t done = 0;

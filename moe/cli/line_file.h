@@ -21,7 +21,8 @@ absl::Status IoError(absl::string_view what, const std::string& path, int error)
 class LineFile {
  public:
   // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`:
-  // folders that were made for it, innermost first. Errors of the system carry exit code 4.
+  // folders that were made for it, innermost first. The file is locked while this lives:
+  // kInvalidArgument if another run has it. Errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<LineFile>> Create(const std::string& path,
                                                           std::vector<std::string> made = {});
   // When nothing was written, removes the file and the folders that were made for it.
@@ -29,17 +30,21 @@ class LineFile {
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Whole lines, each with its end. An error carries exit code 4 and names the file.
+  // Whole lines, each with its end. An error carries exit code 4 and names the file; a file that
+  // was deleted is one.
   absl::Status Append(absl::string_view lines);
   const std::string& path() const { return path_; }
+  bool replaces() const { return replaces_; }  // there was something in it
 
  private:
   LineFile(std::string path, std::vector<std::string> made, int file)
       : path_(std::move(path)), made_(std::move(made)), file_(file) {}
+  absl::Status Lock();
 
   const std::string path_;
-  const std::vector<std::string> made_;  // innermost first
+  std::vector<std::string> made_;  // innermost first
   const int file_;
+  bool replaces_ = false;
   int64_t size_bytes_ = 0;
 };
 

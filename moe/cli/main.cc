@@ -1,4 +1,6 @@
 // The program `moe`.
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -6,6 +8,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -64,10 +67,21 @@ ExitCode Main(Invocation invocation) {
   return command != nullptr ? command->run(invocation) : end(UnknownCommand(name));
 }
 
+// A standard stream that is closed must not become the first file that is opened.
+void OpenStandardStreams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDWR);
+  }
+}
+
 }  // namespace
 }  // namespace moe::cli
 
 int main(int argc, char** argv) {
+  moe::cli::OpenStandardStreams();
+  // A write that fails says so itself: a file at its limit, a pipe that nobody reads.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     moe::cli::Invocation invocation;
     invocation.program = argc > 0 ? argv[0] : "moe";

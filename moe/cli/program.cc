@@ -13,6 +13,7 @@
 
 #include "moe/cli/exit_code.h"
 #include "moe/cli/line_file.h"
+#include "moe/cli/terminal.h"
 #include "moe/io/file.h"
 
 namespace moe::cli {
@@ -32,8 +33,8 @@ absl::Status Print(const std::string& text) {
 }
 
 void PrintError(absl::string_view command, const absl::Status& status) {
-  fmt::print(stderr, "moe{}{}: {}\n", command.empty() ? "" : " ", std::string(command),
-             absl::StrReplaceAll(status.message(), {{"\n", " "}}));
+  Say(stderr, "moe{}{}: {}\n", command.empty() ? "" : " ", std::string(command),
+      absl::StrReplaceAll(status.message(), {{"\n", " "}}));
   std::fflush(stderr);
 }
 

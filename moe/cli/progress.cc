@@ -57,16 +57,15 @@ void Progress::Show(const lm::StepMetrics& metrics) {
     line.resize(std::min(line.size(), terminal_.columns - 1));
     const char* const paint = terminal_.color ? "\033[36m" : "";
     const char* const plain = terminal_.color ? "\033[0m" : "";
-    fmt::print(out_, "\r{}{}{}\033[K", paint, line, plain);
+    Say(out_, "\r{}{}{}\033[K", paint, line, plain);
     line_is_open_ = true;
   } else if (due) {
-    fmt::print(out_, "{}\n", text);
+    Say(out_, "{}\n", text);
   }
   if (metrics.has_validation) {
     End();
-    fmt::print(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per byte\n",
-               metrics.step, options_.steps, metrics.validation_loss,
-               metrics.validation_loss / std::numbers::ln2);
+    Say(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per byte\n", metrics.step,
+        options_.steps, metrics.validation_loss, metrics.validation_loss / std::numbers::ln2);
   }
   std::fflush(out_);
 }

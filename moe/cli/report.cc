@@ -157,7 +157,6 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   AddPhases(text, report);
   AddExpertLoad(text, options, report);
   AddTraffic(text, report);
-  Add(text, "{}", facts.communication);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));
   Add(text, "files         {}\n",

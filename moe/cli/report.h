@@ -14,7 +14,6 @@ namespace moe::cli {
 struct RunFacts {
   std::string backend;             // "local", "mpi"
   std::string command;             // reproduces the run
-  std::string communication;       // the table of comm_peak.h; empty: none
   std::vector<std::string> files;  // written
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
@@ -13,6 +14,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/suggest.h"
+#include "moe/io/bounded_json.h"
 
 namespace moe::cli {
 namespace {
@@ -21,13 +23,15 @@ std::string Dashed(absl::string_view name) {
   return absl::StrReplaceAll(name, {{"_", "-"}});
 }
 
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+
 bool HasForm(const Setting& setting, const std::string& text) {
   const auto& words = setting.words;
   if (std::find(words.begin(), words.end(), text) != words.end()) return true;
   switch (setting.kind) {
     case Kind::kInteger: {
       int value = 0;
-      return absl::SimpleAtoi(text, &value);
+      return absl::SimpleAtoi(text, &value) && (setting.most == 0 || value <= setting.most);
     }
     case Kind::kSeed: {
       uint64_t value = 0;
@@ -35,7 +39,8 @@ bool HasForm(const Setting& setting, const std::string& text) {
     }
     case Kind::kReal: {
       double value = 0;
-      return absl::SimpleAtod(text, &value) && std::isfinite(value);
+      const double most = setting.most == 0 ? kLargestFloat : static_cast<double>(setting.most);
+      return absl::SimpleAtod(text, &value) && value >= -kLargestFloat && value <= most;
     }
     case Kind::kWord:
       return false;
@@ -51,13 +56,18 @@ bool HasForm(const Setting& setting, const std::string& text) {
 std::string ExpectedForm(const Setting& setting, const std::string& text) {
   const std::string words = absl::StrJoin(setting.words, ", ");
   const std::string or_words = words.empty() ? "" : absl::StrCat(" or ", words);
+  const std::string at_most = setting.most == 0 ? "" : absl::StrCat(" of at most ", setting.most);
   switch (setting.kind) {
     case Kind::kInteger:
-      return absl::StrCat("a whole number below 2^31", or_words);
+      return absl::StrCat("a whole number", at_most.empty() ? " below 2^31" : at_most, or_words);
     case Kind::kSeed:
       return "a whole number from 0 to 2^64 - 1";
-    case Kind::kReal:
-      return absl::StrCat("a finite number", or_words);
+    case Kind::kReal: {
+      double value = 0;
+      const bool finite = absl::SimpleAtod(text, &value) && std::isfinite(value);
+      const char* const large = finite ? " below 2^128" : "";
+      return absl::StrCat("a finite number", at_most.empty() ? large : at_most, or_words);
+    }
     case Kind::kWord:
       return absl::StrCat("one of ", words, DidYouMean(text, setting.words, "", ""));
     case Kind::kSwitch:
@@ -74,7 +84,7 @@ absl::Status CheckForm(const Setting& setting, const std::vector<std::string>& t
   for (const std::string& text : texts) {
     if (HasForm(setting, text)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(where, " is '", text, "', expected ", ExpectedForm(setting, text)));
+        absl::StrCat(where, " is '", Shown(text), "', expected ", ExpectedForm(setting, text)));
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ namespace moe::cli {
 enum class Kind : uint8_t {
   kInteger,  // fits 32 bits
   kSeed,     // 0 .. 2^64 - 1
-  kReal,     // finite
+  kReal,     // finite, also as a float
   kWord,     // one of `words`
   kText,
   kPaths,   // may be given several times
@@ -36,6 +36,7 @@ struct Setting {
   std::string help;
   std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
   bool flag_only = false;               // not from the environment or a file
+  int64_t most = 0;                     // of a number; 0: all that its kind holds
 };
 
 // Where a value came from, lowest precedence first.

@@ -23,6 +23,7 @@
 #include "moe/cli/sweep_plan.h"
 #include "moe/cli/sweep_progress.h"
 #include "moe/cli/sweep_settings.h"
+#include "moe/cli/terminal.h"
 #include "moe/sweep/available_memory.h"
 #include "moe/sweep/text_hash.h"
 
@@ -117,7 +118,7 @@ absl::Status SweepRun::Prepare() {
   if (!speaks()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(output_.Open());
   const std::string note = output_.Adopt(identities);
-  if (!note.empty() && !settings_.on("quiet")) fmt::print(stderr, "moe sweep: {}\n", note);
+  if (!note.empty() && !settings_.on("quiet")) Say(stderr, "moe sweep: {}\n", note);
   for (size_t i = 0; i < plan_.size(); ++i) {
     if (output_.has(i)) state_[i] = kThere;
   }
@@ -297,10 +298,9 @@ std::string SweepRun::ResumeCommand() const {
 }
 
 void SweepRun::Interrupted() {
-  fmt::print(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.count(),
-             plan_.size());
-  if (!output_.path().empty()) fmt::print(stderr, "; go on with:\n  {}", ResumeCommand());
-  fmt::print(stderr, "\n");
+  Say(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.count(), plan_.size());
+  if (!output_.path().empty()) Say(stderr, "; go on with:\n  {}", ResumeCommand());
+  Say(stderr, "\n");
   std::fflush(stderr);
   (void)output_.Print();
 }
@@ -342,7 +342,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));
   const bool speaks = plan.launch().rank() == 0;
   for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe sweep: warning: {}\n", warning);
+    if (speaks && !settings.on("quiet")) Say(stderr, "moe sweep: warning: {}\n", warning);
   }
   return SweepRun(invocation, settings, plan).Run();
 }

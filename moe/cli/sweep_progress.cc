@@ -22,13 +22,13 @@ void SweepProgress::Show(const std::string& suffix) {
   }
   std::string line = SweepProgressText(number_, options_.points, label_ + suffix, eta);
   if (!terminal_.present) {
-    fmt::print(out_, "{}\n", line);
+    Say(out_, "{}\n", line);
     std::fflush(out_);
     return;
   }
   line.resize(std::min(line.size(), terminal_.columns - 1));
-  fmt::print(out_, "\r{}{}{}\033[K", terminal_.color ? "\033[36m" : "", line,
-             terminal_.color ? "\033[0m" : "");
+  Say(out_, "\r{}{}{}\033[K", terminal_.color ? "\033[36m" : "", line,
+      terminal_.color ? "\033[0m" : "");
   std::fflush(out_);
   line_is_open_ = true;
 }
@@ -51,8 +51,8 @@ void SweepProgress::Finish(double seconds) {
 void SweepProgress::Error(int64_t number, const std::string& label, const std::string& error) {
   if (options_.quiet) return;
   End();
-  fmt::print(out_, "[{:>{}}/{}] {} error: {}\n", number, std::to_string(options_.points).size(),
-             options_.points, label, Shown(error, 400));
+  Say(out_, "[{:>{}}/{}] {} error: {}\n", number, std::to_string(options_.points).size(),
+      options_.points, label, Shown(error, 400));
   std::fflush(out_);
 }
 

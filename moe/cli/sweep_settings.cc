@@ -18,8 +18,9 @@ using sweep::AxisKind;
 using Table = std::vector<Setting>;
 
 // Of `moe train`, but of one run with its files; the sweep has its own.
-constexpr const char* kOfOneRun[] = {"out",   "eval-interval", "log-interval", "quiet", "verbose",
-                                     "color", "config",        "print-config", "help"};
+constexpr const char* kOfOneRun[] = {
+    "out",     "eval-interval", "verify-replicas", "log-interval", "quiet",
+    "verbose", "color",         "config",          "print-config", "help"};
 // How a point runs, without a say in what comes out.
 constexpr const char* kNoResult[] = {"comm-timeout", "backend", "share-device"};
 constexpr const char* kLayerOnly[] = {"tokens",       "routing",   "iters",
@@ -74,8 +75,17 @@ void AddLayerMeasure(Table& table) {
        {kGroup, "warmup-iters", "", 'w', Kind::kInteger, "N", Text(d.warmup), "calls before them"},
        {kGroup, "max-noise", "", 0, Kind::kReal, "PERCENT", Text(d.max_noise_pct),
         "calls go on, doubling, until their deviation is at most this share of their mean"},
-       {kGroup, "timeout", "", 'T', Kind::kReal, "SECONDS", "1",
-        "... or until a repetition has taken this long; 0: exactly -n calls"}});
+       {kGroup,
+        "timeout",
+        "",
+        'T',
+        Kind::kReal,
+        "SECONDS",
+        "1",
+        "... or until a repetition has taken this long; 0: exactly -n calls",
+        {},
+        false,
+        kMostSeconds}});
 }
 
 void AddSweep(Table& table) {

@@ -4,7 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "moe/cli/settings.h"
 
@@ -18,6 +22,12 @@ struct Terminal {
 
 // Of standard error. color: --color always, or auto on a terminal without NO_COLOR.
 Terminal StderrTerminal(const Settings& settings);
+
+// As fmt::print, but for what is not worth a run: what cannot be written is left out.
+template <typename... Args>
+void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
+  std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
+}
 
 // "1,234,567".
 std::string WithCommas(int64_t value);

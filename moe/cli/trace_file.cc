@@ -8,6 +8,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/program.h"
+#include "moe/cli/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -62,7 +63,7 @@ absl::Status RankTrace::Write() {
   MOE_ASSIGN_OR_RETURN(const int64_t left_out,
                        ExportTrace(recorder_, file_.get(), *world_, *stream));
   if (world_->rank() == 0 && left_out > 0) {
-    fmt::print(stderr, "moe bench: warning: {}\n", TraceWarning(left_out));
+    Say(stderr, "moe bench: warning: {}\n", TraceWarning(left_out));
   }
   return absl::OkStatus();
 }

@@ -73,7 +73,8 @@ class TrainRun {
   void PrintStart() const;
   RoutingTraceHeader RoutingHeader() const;
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
-  absl::Status PrintEnd(const lm::TrainReport& report, const std::vector<CommRate>& peak);
+  // The last line of the metrics and the end report.
+  absl::Status End(const lm::TrainReport& report);
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
 
@@ -116,6 +117,10 @@ absl::Status TrainRun::Prepare() {
   }
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
+    if (metrics_->replaces() && !settings_.on("quiet")) {
+      Say(stderr, "moe train: warning: --out: replaces the earlier run in '{}'\n",
+          metrics_->path());
+    }
   }
   return absl::OkStatus();
 }
@@ -123,9 +128,9 @@ absl::Status TrainRun::Prepare() {
 void TrainRun::PrintStart() const {
   if (settings_.on("quiet") || !speaks()) return;
   if (settings_.on("verbose")) {
-    for (const std::string& file : corpus_.files) fmt::print(stderr, "read   {}\n", file);
+    for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", file);
   }
-  fmt::print(stderr, "{}", StartText(options_, corpus_, backend()));
+  Say(stderr, "{}", StartText(options_, corpus_, backend()));
 }
 
 absl::Status TrainRun::Run() {
@@ -143,8 +148,6 @@ absl::Status TrainRun::Run() {
   hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
     return AppendRouting(records);
   };
-  lm::TrainReport report;
-  std::vector<CommRate> peak;
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     if (world->size() != options_.ranks) {
@@ -156,19 +159,14 @@ absl::Status TrainRun::Run() {
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
     MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                          lm::Train(options_.train, corpus_, std::move(world), hooks));
-    // What follows may fail: the run is whole before it.
-    if (first && metrics_ != nullptr) {
-      MOE_RETURN_IF_ERROR(OrAbort(*after, metrics_->Append(FinalLine(mine))));
-    }
-    MOE_ASSIGN_OR_RETURN(auto rates, MeasurePeak(options_.train, mine, std::move(after)));
-    if (!first) return absl::OkStatus();
-    report = std::move(mine);
-    peak = std::move(rates);
-    return absl::OkStatus();
+    if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
+    // The measurement may fail: the run is whole, and told, before it.
+    progress.End();
+    MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
+    MOE_ASSIGN_OR_RETURN(const auto peak, MeasurePeak(options_.train, mine, std::move(after)));
+    return Print(PeakText(peak));
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
-  progress.End();
-  return speaks() ? PrintEnd(report, peak) : absl::OkStatus();
+  return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
 }
 
 RoutingTraceHeader TrainRun::RoutingHeader() const {
@@ -193,16 +191,15 @@ absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> record
   return routing_->Append(lines);
 }
 
-absl::Status TrainRun::PrintEnd(const lm::TrainReport& report, const std::vector<CommRate>& peak) {
-  RunFacts facts = {.backend = backend(),
-                    .command = CommandOf(invocation_, settings_, launch_),
-                    .communication = PeakText(peak),
-                    .files = {}};
+absl::Status TrainRun::End(const lm::TrainReport& report) {
+  if (metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+  RunFacts facts = {
+      .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
   if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
   if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
   if (!options_.trace.empty()) facts.files.push_back(options_.trace);
   if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
-    fmt::print(stderr, "moe train: warning: {}\n", warning);
+    Say(stderr, "moe train: warning: {}\n", warning);
   }
   return Print(ReportText(options_, report, facts));
 }
@@ -218,7 +215,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   const bool speaks = launch.rank() == 0;
   for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) fmt::print(stderr, "moe train: warning: {}\n", warning);
+    if (speaks && !settings.on("quiet")) Say(stderr, "moe train: warning: {}\n", warning);
   }
   return TrainRun(invocation, settings, launch).Run();
 }

@@ -41,7 +41,8 @@ loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bi
 --trace and --record-routing: docs/trace.md.
 
 Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
-6 loss or gradients not finite, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+6 loss or gradients not finite, or copies of a weight that differ, 7 a rank failed, 8 timeout,
+9 rendezvous, 10 no such backend.
 )";
 
 }  // namespace

@@ -95,6 +95,7 @@ absl::StatusOr<lm::TrainConfig> TrainConfigOf(const Settings& settings, const Wo
   train.log_interval = settings.integer("log-interval");
   train.eval_interval = settings.integer("eval-interval");
   train.eval_sequences = settings.integer("eval-sequences");
+  train.verify_replicas = settings.integer("verify-replicas");
   train.record_routing = !settings.empty("record-routing");
   if (!settings.empty("trace")) {
     train.trace_first_step = settings.integer("profile-step-start");
@@ -146,10 +147,11 @@ absl::Status CheckProgram(const Settings& settings, const World& world,
       return WrongFlag(absl::StrCat("--", name), settings.text(name), "0 or more");
     }
   }
-  for (const char* name : {"comm-timeout", "bucket-size-mb"}) {
-    if (settings.real(name) <= 0) {
-      return WrongFlag(absl::StrCat("--", name), settings.text(name), "more than 0");
-    }
+  if (settings.real("comm-timeout") <= 0) {
+    return WrongFlag("--comm-timeout", settings.text("comm-timeout"), "more than 0");
+  }
+  if (train.bucket_bytes < 1) {
+    return WrongFlag("--bucket-size-mb", settings.text("bucket-size-mb"), "at least 1e-6, a byte");
   }
   return CheckAllReduce(settings, world.backend);
 }

@@ -18,6 +18,8 @@ const lm::TrainConfig& Defaults() {
   return config;
 }
 
+constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+
 template <typename T>
 std::string Text(T value) {
   return absl::StrCat(value);
@@ -48,6 +50,8 @@ void AddData(Table& table) {
         "steps between passes over held-out text; 0 = before and after training only"},
        {kGroup, "eval-sequences", "", 0, Kind::kInteger, "N", Text(d.eval_sequences),
         "most held-out sequences of a pass"},
+       {kGroup, "verify-replicas", "", 0, Kind::kInteger, "N", Text(d.verify_replicas),
+        "steps between comparisons of the weights that several ranks hold; 0 = at the end only"},
        {kGroup, "seed", "", 0, Kind::kSeed, "N", Text(d.seed),
         "of initial weights and the order of sequences"}});
 }
@@ -119,8 +123,17 @@ void AddParallel(Table& table) {
         "ring",
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own",
         {"ring", "direct", "library"}},
-       {kGroup, "bucket-size-mb", "", 0, Kind::kReal, "MiB", Text(d.bucket_bytes >> 20),
-        "of gradients that travel together"},
+       {kGroup,
+        "bucket-size-mb",
+        "",
+        0,
+        Kind::kReal,
+        "MiB",
+        Text(d.bucket_bytes >> 20),
+        "of gradients that travel together",
+        {},
+        false,
+        kMostBucketMib},
        {kGroup,
         "grouped-gemm",
         "",

@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/command.h"
 #include "moe/cli/program.h"
+#include "moe/cli/terminal.h"
 #include "moe/cli/verify_options.h"
 #include "moe/cli/verify_processes.h"
 #include "moe/cli/verify_report.h"
@@ -108,7 +109,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
     return ExitCode::kOk;
   }
   for (const std::string& warning : warnings) {
-    if (!options.quiet) fmt::print(stderr, "moe verify: warning: {}\n", warning);
+    if (!options.quiet) Say(stderr, "moe verify: warning: {}\n", warning);
   }
   if (options.needs_processes) {
     if (const absl::Status status = ProcessLauncher::CheckPresent(options, invocation);

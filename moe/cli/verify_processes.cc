@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "comm/create.h"
+#include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/find_program.h"
@@ -98,11 +99,12 @@ std::string LastError(const std::string& path) {
   return last;
 }
 
-// The child's exit code, or -1 when it did not end by `deadline` and was ended.
-int Wait(pid_t child, absl::Time deadline) {
+// The child's exit code, or -1 when it did not end within `longest` and was ended.
+int Wait(pid_t child, absl::Duration longest) {
+  Patience patience(longest);
   int state = 0;
   while (waitpid(child, &state, WNOHANG) == 0) {
-    if (absl::Now() > deadline) {
+    if (patience.IsOver(false)) {
       kill(child, SIGTERM);  // mpirun ends its processes
       absl::SleepFor(absl::Seconds(2));
       kill(child, SIGKILL);
@@ -228,7 +230,7 @@ absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_
         absl::StrCat("'", mpirun, "' does not start: ", std::strerror(failed)));
   }
   const absl::Duration limit = options_.comm_timeout + static_cast<double>(cases) * kCaseTime;
-  const int code = Wait(child, absl::Now() + limit);
+  const int code = Wait(child, limit);
   if (code == 0) return absl::OkStatus();
   if (code < 0) {
     return absl::DeadlineExceededError(

@@ -12,6 +12,7 @@
 #include "kernels/base/storage_type.h"
 #include "moe/gradient_reducer.h"
 #include "moe/hf/family.h"
+#include "moe/micro_batches.h"
 #include "moe/session.h"
 
 namespace moe::hf {
@@ -61,7 +62,7 @@ class RankRun {
   bool backward() const { return input_.dy.file != nullptr; }
   bool first() const { return world_.rank() == 0; }
   // First block and first token of rank r; those of rank R are the ends.
-  int64_t FirstBlock(int r) const { return blocks_ * r / world_.size(); }
+  int64_t FirstBlock(int r) const { return MicroBatchesOf(r, world_.size(), blocks_).begin; }
   int64_t FirstToken(int r) const { return std::min(tokens_, FirstBlock(r) * block_tokens_); }
 
   absl::Status Build();
@@ -70,7 +71,11 @@ class RankRun {
                                           int64_t count) const;
   // The tokens of one block, or none of them.
   absl::Status Round(int64_t first, int64_t count, GradientReady ready);
-  absl::Status KeepRouting(const RouterSaved<T>& router);
+  // Sigmoid gates pass over what is not finite, and the outputs would be finite.
+  absl::Status CheckExpertBias() const;
+  // Of tokens from `first` on: logits [tokens, E].
+  absl::Status CheckLogits(absl::Span<const float> logits, int64_t first) const;
+  absl::Status KeepRouting(const RouterSaved<T>& router, int64_t first);
   absl::Status GatherTokens();
   // On rank 0: `mine` of every rank, in rank order; `width` elements a token.
   template <typename V>
@@ -101,7 +106,7 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
   TraceRecorder* const trace = session_.trace();
   if (trace != nullptr) trace->Switch(true);
   // A rank with fewer blocks joins the exchanges without tokens.
-  const int64_t rounds = std::max<int64_t>(1, (blocks_ + world_.size() - 1) / world_.size());
+  const int64_t rounds = RoundsOf(world_.size(), blocks_);
   const int64_t end = FirstToken(world_.rank() + 1);
   for (int64_t round = 0; round < rounds; ++round) {
     const int64_t begin = std::min(end, FirstToken(world_.rank()) + round * block_tokens_);
@@ -132,6 +137,7 @@ template <typename T>
 absl::Status RankRun<T>::Build() {
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(moe_, /*prefix=*/"", store_, context_));
   MOE_RETURN_IF_ERROR(weights_.Load(store_, *context_.compute, *context_.host));
+  MOE_RETURN_IF_ERROR(CheckExpertBias());
   if (!backward()) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(reducer_, MakeReducer());
   return reducer_->Begin();
@@ -154,8 +160,8 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> RankRun<T>::MakeReducer() {
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   const int scale_log2 = largest > 0 ? std::ilogb(largest) : 0;
   return GradientReducer::Create(
-      {.grid = {.unit_log2 = kUnitLog2 + scale_log2, .max_terms = std::max<int64_t>(1, blocks_)}},
-      store_, context_, session_.gradient_stream());
+      {.max_terms = std::max<int64_t>(1, blocks_), .unit_log2 = kUnitLog2 + scale_log2}, store_,
+      context_, session_.gradient_stream());
 }
 
 template <typename T>
@@ -192,7 +198,7 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
   result_.forward_seconds += SecondsSince(start);
   MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
   Append(host_y, result_.y);
-  MOE_RETURN_IF_ERROR(KeepRouting(saved.router));
+  MOE_RETURN_IF_ERROR(KeepRouting(saved.router, first));
   if (!backward()) return absl::OkStatus();
 
   MOE_ASSIGN_OR_RETURN(const auto dy_values, Read(input_.dy, first, count));
@@ -211,13 +217,42 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
 }
 
 template <typename T>
-absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router) {
+absl::Status RankRun<T>::CheckExpertBias() const {
+  const std::string name = ParameterName(ParameterKind::kExpertBias, 0);
+  for (const auto& parameter : store_.parameters()) {
+    if (parameter->spec().name != name) continue;
+    const absl::Span<const float> bias = parameter->master();  // of the host: it is not trained
+    for (size_t e = 0; e < bias.size(); ++e) {
+      if (std::isfinite(bias[e])) continue;
+      return absl::DataLossError(absl::StrCat("layer ", weights_.layer(), ": ", name, " of expert ",
+                                              e, " is ", bias[e], ", expected a finite number"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status RankRun<T>::CheckLogits(absl::Span<const float> logits, int64_t first) const {
+  const auto bad =
+      std::find_if(logits.begin(), logits.end(), [](float v) { return !std::isfinite(v); });
+  if (bad == logits.end()) return absl::OkStatus();
+  const int64_t outputs = moe_.router.num_outputs(), at = bad - logits.begin();
+  return absl::DataLossError(
+      absl::StrCat("layer ", weights_.layer(), ": the router's logit of token ",
+                   first + at / outputs, " for expert ", at % outputs, " is ", *bad,
+                   ", expected a finite number: look at x and the router's weight and bias"));
+}
+
+template <typename T>
+absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router, int64_t first) {
   const Routing& here = router.on_device;
   MOE_ASSIGN_OR_RETURN(const auto slot_offset, OnHost(here.slot_offset, context_));
   MOE_ASSIGN_OR_RETURN(const auto expert, OnHost(here.expert, context_));
   MOE_ASSIGN_OR_RETURN(const auto weight, OnHost(here.weight, context_));
   MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
   const int64_t outputs = moe_.router.num_outputs();
+  const auto logits_here = logits.subspan(0, here.tokens() * outputs);
+  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, first));
   for (int64_t t = 0; t < here.tokens(); ++t) {
     const int64_t slot = slot_offset[t];
     const int64_t choices = slot_offset[t + 1] - slot;
@@ -226,8 +261,7 @@ absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router) {
       result_.expert_weights.push_back(k < choices ? weight[slot + k] : 0.0f);
     }
   }
-  result_.router_logits.insert(result_.router_logits.end(), logits.begin(),
-                               logits.begin() + here.tokens() * outputs);
+  result_.router_logits.insert(result_.router_logits.end(), logits_here.begin(), logits_here.end());
   return absl::OkStatus();
 }
 
@@ -260,7 +294,9 @@ absl::Status RankRun<T>::GatherTokens() {
 
 template <typename T>
 absl::Status RankRun<T>::CheckGradients() {
-  MOE_ASSIGN_OR_RETURN(int64_t bad, reducer_->NonFinite());
+  MOE_ASSIGN_OR_RETURN(int64_t bad, reducer_->NonFinite(ParameterGroup::kReplicated));
+  MOE_ASSIGN_OR_RETURN(const int64_t experts, reducer_->NonFinite(ParameterGroup::kExpert));
+  bad += experts;
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.host));
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
@@ -375,11 +411,13 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                        .numerics = options.numerics,
                        .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
                       std::move(world)));
-  auto result = WithStorageType(options.dtype, [&]<typename T>(T) {
-    return RankRun<T>(weights, input, options.trace, *session).Run();
+  return WithStorageType(options.dtype, [&]<typename T>(T) {
+    RankRun<T> run(weights, input, options.trace, *session);
+    auto of_rank = run.Run();
+    // The others may be waiting for this rank, and its streams use the run's memory.
+    if (!of_rank.ok()) session->End(of_rank.status());
+    return of_rank;
   });
-  if (!result.ok()) session->End(result.status());  // the others may be waiting for this rank
-  return result;
 }
 
 }  // namespace moe::hf

@@ -66,7 +66,8 @@ struct BlockResult {
 // 2^-40 times the largest |dy|: they keep float32's precision down to about 2^-16 |dy| and may grow
 // to 2^23 |dy| / blocks.
 //
-// Collective over `world`, blocks. kDataLoss: gradients that are not finite or off the grid. Other
+// Collective over `world`, blocks. kDataLoss: a router's logit or expert bias that is not finite,
+// naming layer and expert; gradients that are not finite or off the grid. Other
 // errors: of Session::Create, MoeLayer and the communicator.
 absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInput& input,
                                      const BlockRunOptions& options,

@@ -1,9 +1,9 @@
 #include "moe/hf/hf_weights.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -153,13 +153,43 @@ absl::Status LayerWeights::FindTensors(const std::string& prefix) {
   return absl::OkStatus();
 }
 
-absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host) const {
+absl::StatusOr<std::map<std::string, Parameter*>> LayerWeights::ParametersToLoad(
+    const ParameterStore& store, absl::string_view prefix) const {
+  std::map<std::string, int64_t> sizes;  // that the tensors fill
+  for (const LayerTensor& tensor : tensors_) {
+    const ParameterKind kind = tensor.rule->parameter;
+    const bool stacked = tensor.rule->experts == ExpertAxis::kStacked;
+    for (int32_t e = 0; e < (stacked ? config_.moe.router.num_experts : 1); ++e) {
+      sizes[ParameterName(kind, stacked ? e : tensor.expert)] = ShapeOf(kind, config_.moe).size();
+    }
+  }
+  std::map<std::string, Parameter*> by_name;
+  for (const auto& parameter : store.parameters()) {
+    const std::string& name = parameter->spec().name;
+    if (!absl::StartsWith(name, prefix)) continue;
+    const auto size = sizes.find(name.substr(prefix.size()));
+    if (size == sizes.end() || size->second != parameter->size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("LayerWeights::Load: parameter '", name, "' has ", parameter->size(),
+                       " elements, expected ",
+                       size == sizes.end()
+                           ? absl::StrCat("no such name in a layer with the prefix '", prefix, "'")
+                           : absl::StrCat(size->second)));
+    }
+    by_name[size->first] = parameter.get();
+  }
+  if (!by_name.empty()) return by_name;
+  return absl::NotFoundError(
+      absl::StrCat("LayerWeights::Load: no parameter of the store starts with '", prefix,
+                   "', expected a layer with that prefix"));
+}
+
+absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host,
+                                absl::string_view prefix) const {
   const auto stream_of = [&](const Parameter& parameter) -> Stream& {
     return parameter.spec().trainable ? stream : host;
   };
-  std::map<std::string, Parameter*> by_name;
-  for (const auto& parameter : store.parameters())
-    by_name[parameter->spec().name] = parameter.get();
+  MOE_ASSIGN_OR_RETURN(const auto by_name, ParametersToLoad(store, prefix));
   std::vector<float> scratch, values;
   // `part` of a tensor is all that the parameter has of it.
   const auto load = [&](const LayerTensor& tensor, int32_t expert,
@@ -189,7 +219,7 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
       MOE_RETURN_IF_ERROR(load(tensor, e, RowsOf(*tensor.found.tensor, e, 1)));
     }
   }
-  for (const auto& parameter : store.parameters()) {
+  for (const auto& [name, parameter] : by_name) {
     MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream_of(*parameter)));
   }
   MOE_RETURN_IF_ERROR(host.Synchronize());

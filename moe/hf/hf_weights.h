@@ -3,6 +3,7 @@
 #define MOE_MOE_HF_HF_WEIGHTS_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,17 +54,24 @@ class LayerWeights {
   const HfConfig& config() const { return config_; }
   absl::Span<const LayerTensor> tensors() const { return tensors_; }
 
-  // Overwrites the masters of the parameters that `store` holds, a layer created with the prefix ""
-  // and config().moe, whichever experts it has; and refreshes the compute copies. Scratch: one
-  // tensor, of stacked ones one expert's part. Blocks.
+  // Overwrites the masters of all parameters of `store` whose names start with `prefix`: a layer
+  // created with that prefix and config().moe, whichever experts it has; and refreshes their
+  // compute copies. Scratch: one tensor, of stacked ones one expert's part. Blocks.
   //   stream  of the device whose memory trained parameters are
   //   host    of the others, as ParameterStore has them
-  absl::Status Load(ParameterStore& store, Stream& stream, Stream& host) const;
+  // Before anything is overwritten:
+  //   kNotFound: no name starts with `prefix`
+  //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size
+  absl::Status Load(ParameterStore& store, Stream& stream, Stream& host,
+                    absl::string_view prefix = "") const;
 
  private:
   LayerWeights(const HfConfig& config, Checkpoint checkpoint)
       : config_(config), checkpoint_(std::move(checkpoint)) {}
   absl::Status FindTensors(const std::string& prefix);
+  // The parameters of `store` below `prefix`, by the names of a layer without one.
+  absl::StatusOr<std::map<std::string, Parameter*>> ParametersToLoad(
+      const ParameterStore& store, absl::string_view prefix) const;
 
   HfConfig config_;
   Checkpoint checkpoint_;

@@ -149,9 +149,10 @@ class Counter : public nlohmann::json_sax<Json> {
   int depth_ = 0;
 };
 
-// Of the last character taken, counted from 1.
+// Of the last character taken, counted from 1. Nothing has been taken of an empty document, which
+// may have no memory at all.
 std::string PlaceOf(const Progress& progress) {
-  const char* const last = std::max(progress.begin, progress.at - 1);
+  const char* const last = progress.at == progress.begin ? progress.begin : progress.at - 1;
   const int64_t lines = std::count(progress.begin, last, '\n');
   const char* line = last;
   while (line != progress.begin && line[-1] != '\n') --line;

@@ -29,7 +29,6 @@ class StepTotals {
   void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
   // One micro-batch: the losses of its tokens, and what its routers did.
   void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
-  void AddOverflows(int64_t count) { fields_[kOverflows] += count; }
   // Collective over `world`, blocks the host.
   absl::Status Reduce(Communicator& world, Stream& stream);
 
@@ -38,8 +37,6 @@ class StepTotals {
   int64_t dropped() const { return fields_[kDropped]; }
   // Losses and measures of the router that are not finite.
   int64_t non_finite() const { return fields_[kNonFinite]; }
-  // Elements of gradients that are not.
-  int64_t overflows() const { return fields_[kOverflows]; }
   // Mean loss of a token, over micro-batches of equal length the mean of their means.
   float MeanLoss() const;
   // Sum over MoE layers of the load-balance loss, mean over micro-batches.
@@ -50,17 +47,7 @@ class StepTotals {
   const std::vector<std::vector<int64_t>>& expert_load() const { return expert_load_; }
 
  private:
-  enum Field : size_t {
-    kLoss,
-    kTokens,
-    kAuxLoss,
-    kEntropy,
-    kSlots,
-    kDropped,
-    kNonFinite,
-    kOverflows,
-    kFields
-  };
+  enum Field : size_t { kLoss, kTokens, kAuxLoss, kEntropy, kSlots, kDropped, kNonFinite, kFields };
 
   void AddReal(Field field, double value);
 

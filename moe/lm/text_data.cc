@@ -13,6 +13,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 
@@ -156,6 +159,11 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
   return corpus;
 }
 
+uint64_t HashText(const Corpus& corpus) {
+  const uint64_t train = XXH3_64bits(corpus.train.data(), corpus.train.size());
+  return XXH3_64bits_withSeed(corpus.held_out.data(), corpus.held_out.size(), train);
+}
+
 int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length) {
   return std::max<int64_t>(0, (static_cast<int64_t>(text.size()) - 1) / sequence_length);
 }
@@ -195,10 +203,6 @@ void Sampler::Shuffle(int64_t epoch) {
     const auto wide = static_cast<unsigned __int128>(x) * static_cast<uint64_t>(last + 1);
     std::swap(order_[last], order_[static_cast<int64_t>(wide >> 64)]);
   }
-}
-
-MicroBatchRange MicroBatchesOf(int rank, int ranks, int64_t micro_batches) {
-  return {micro_batches * rank / ranks, micro_batches * (rank + 1) / ranks};
 }
 
 }  // namespace moe::lm

@@ -32,6 +32,9 @@ inline constexpr int64_t kFirstHeldOut = 1;
 // lengths); the system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
+// XXH3 of the training text and the held-out text.
+uint64_t HashText(const Corpus& corpus);
+
 // Non-overlapping sequences of a text: sequence i predicts bytes [i*S + 1, i*S + S] from
 // [i*S, i*S + S - 1].
 int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length);
@@ -55,12 +58,6 @@ class Sampler {
   int64_t epoch_ = -1;
   std::vector<int64_t> order_;
 };
-
-// The contiguous, balanced range of micro-batches of `rank`: [M r / R, M (r + 1) / R).
-struct MicroBatchRange {
-  int64_t begin = 0, end = 0;
-};
-MicroBatchRange MicroBatchesOf(int rank, int ranks, int64_t micro_batches);
 
 }  // namespace moe::lm
 

@@ -102,6 +102,10 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   MOE_RETURN_IF_ERROR(at_least_one("--threads", config.threads));
   MOE_RETURN_IF_ERROR(at_least_one("--eval-sequences", config.eval_sequences));
   MOE_RETURN_IF_ERROR(at_least_one("--ep", config.expert_parallel_size));
+  if (config.verify_replicas < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--verify-replicas is ", config.verify_replicas, ", expected at least 0"));
+  }
   const int ep = config.expert_parallel_size;
   if (ranks % ep != 0) {
     std::string divisors;

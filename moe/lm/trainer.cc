@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include <absl/strings/str_cat.h>
@@ -11,10 +10,11 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/canonical_index.h"
+#include "moe/lm/agreement.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
-#include "moe/session.h"
+#include "moe/trainer.h"
 
 namespace moe::lm {
 namespace {
@@ -36,13 +36,13 @@ void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, Exch
 template <typename T>
 class Trainer {
  public:
-  Trainer(const TrainConfig& config, const Corpus& corpus, Session& session)
+  Trainer(const TrainConfig& config, const Corpus& corpus, moe::Trainer& core)
       : config_(config),
         corpus_(corpus),
-        context_(session.context()),
+        core_(core),
+        context_(core.context()),
         world_(context_.mesh->world()),
-        trace_(session.trace()),
-        store_(config.dtype, config.seed, *context_.memory),
+        trace_(core.session().trace()),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
         sequence_offsets_(config.micro_batch_size + 1) {
@@ -56,7 +56,7 @@ class Trainer {
     row_loss_.resize(tokens);
   }
 
-  absl::Status Build(Session& session);
+  absl::Status Build();
   absl::StatusOr<TrainReport> Run(const TrainHooks& hooks);
 
  private:
@@ -64,26 +64,27 @@ class Trainer {
   Batch LoadMicroBatch(absl::Span<const uint8_t> text, absl::Span<const int64_t> sequences,
                        int64_t first_sequence, int64_t step, Mode mode);
   absl::Status Step(int64_t step);
-  absl::Status Round(int64_t step, int64_t round, int64_t rounds);
+  absl::Status Run(const Round& round);
   absl::Status Reduce(int64_t step);
   absl::Status Optimize(int64_t step);
   absl::Status Taken();
   absl::Status Skipped(int64_t step);
   absl::StatusOr<float> Validate(int64_t step);
   absl::Status Measure(double seconds, StepMetrics& metrics);
-  double loss_scale() const { return scaler_.has_value() ? scaler_->scale() : 1; }
   // Of a step to come: steps that were skipped do not count.
   double LearningRate(int64_t step) const {
     return config_.schedule.At(step - (scaler_.has_value() ? scaler_->skipped() : 0));
   }
+  // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
+  absl::Status VerifyReplicas(int64_t step);
   absl::Status Finish(TrainReport& report);
 
   const TrainConfig& config_;
   const Corpus& corpus_;
+  moe::Trainer& core_;
   const Context& context_;
   Communicator& world_;
   TraceRecorder* const trace_;  // nullptr: no time line
-  ParameterStore store_;
   Sampler sampler_;
   std::vector<int64_t> sequences_;  // of the micro-batch that runs
   std::vector<int64_t> sequence_offsets_;
@@ -91,25 +92,18 @@ class Trainer {
   std::vector<int32_t> tokens_, targets_;
   std::vector<float> row_loss_;
   std::unique_ptr<Transformer<T>> model_;
-  std::unique_ptr<GradientReducer> reducer_;
-  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
   ForwardStats stats_;
   ExchangeBytes exchanged_;  // in steps; validation counts apart
-  double grad_norm_ = 0;
+  StepOutcome outcome_;
   std::optional<LossScaler> scaler_;  // for float16
 };
 
 template <typename T>
-absl::Status Trainer<T>::Build(Session& session) {
-  MOE_ASSIGN_OR_RETURN(model_, Transformer<T>::Create(ModelConfig(config_), store_, context_));
-  MOE_ASSIGN_OR_RETURN(reducer_,
-                       GradientReducer::Create({.bucket_bytes = config_.bucket_bytes,
-                                                .algorithm = config_.all_reduce,
-                                                .grid = {.max_terms = config_.micro_batches}},
-                                               store_, context_, session.gradient_stream()));
-  MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(config_.optimizer, store_, context_));
+absl::Status Trainer<T>::Build() {
+  MOE_ASSIGN_OR_RETURN(model_,
+                       Transformer<T>::Create(ModelConfig(config_), core_.parameters(), context_));
   if (config_.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
   totals_ =
       std::make_unique<StepTotals>(model_->moe_layers(), config_.model.moe.router.num_outputs());
@@ -144,12 +138,12 @@ template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
   totals_->Clear();
   if (routing_ != nullptr) routing_->Clear();
-  MOE_RETURN_IF_ERROR(reducer_->Begin(scaler_.has_value() ? scaler_->scale_log2() : 0));
-  const int64_t rounds = (config_.micro_batches + world_.size() - 1) / world_.size();
-  for (int64_t round = 0; round < rounds; ++round) {
-    if (trace_ != nullptr) trace_->SetCall(static_cast<int32_t>(round));
-    MOE_RETURN_IF_ERROR(Timed(context_, {.name = "micro-batch"}, *context_.compute,
-                              [&] { return Round(step, round, rounds); }));
+  MOE_RETURN_IF_ERROR(core_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
+  for (int64_t r = 0; r < core_.rounds(); ++r) {
+    if (trace_ != nullptr) trace_->SetCall(static_cast<int32_t>(r));
+    MOE_ASSIGN_OR_RETURN(const Round round, core_.BeginRound());
+    MOE_RETURN_IF_ERROR(
+        Timed(context_, {.name = "micro-batch"}, *context_.compute, [&] { return Run(round); }));
   }
   if (trace_ != nullptr) trace_->SetCall(-1);
   MOE_RETURN_IF_ERROR(Reduce(step));
@@ -158,22 +152,20 @@ absl::Status Trainer<T>::Step(int64_t step) {
 }
 
 template <typename T>
-absl::Status Trainer<T>::Round(int64_t step, int64_t round, int64_t rounds) {
-  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), config_.micro_batches);
+absl::Status Trainer<T>::Run(const Round& round) {
+  const int64_t step = round.step();
+  const int64_t first = round.empty() ? 0 : round.micro_batch() * config_.micro_batch_size;
   sequences_.clear();
-  const int64_t first = (mine.begin + round) * config_.micro_batch_size;
-  for (int64_t i = 0; mine.begin + round < mine.end && i < config_.micro_batch_size; ++i) {
+  for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
     sequences_.push_back(sampler_.At(step - 1, first + i));
   }
   const Batch batch = LoadMicroBatch(corpus_.train, sequences_, first, step, Mode::kTraining);
   const int64_t count = micro_batch_offsets_[1];
   const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
-  const bool last = round == rounds - 1;
   MOE_RETURN_IF_ERROR(model_->ForwardBackward(
       absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count), batch,
-      static_cast<float>(loss_scale()), losses, &stats_, [&](Parameter& parameter) {
-        return last ? reducer_->MarkReady(parameter) : absl::OkStatus();
-      }));
+      static_cast<float>(core_.loss_scale()), losses, &stats_,
+      [&](Parameter& parameter) { return core_.MarkReady(round, parameter); }));
   totals_->Add(losses, stats_);
   if (routing_ != nullptr) routing_->AddTokens(count);
   return absl::OkStatus();
@@ -182,12 +174,7 @@ absl::Status Trainer<T>::Round(int64_t step, int64_t round, int64_t rounds) {
 // Waits for the gradients, and sums what the ranks know of the step.
 template <typename T>
 absl::Status Trainer<T>::Reduce(int64_t step) {
-  context_.mesh->SetPhase({.name = "gradients", .step = step});
-  MOE_RETURN_IF_ERROR(Timed(context_, {.name = "wait for gradients"}, *context_.compute,
-                            [&] { return reducer_->Finish(); }));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  MOE_ASSIGN_OR_RETURN(const int64_t overflows, reducer_->NonFinite());
-  totals_->AddOverflows(overflows);
+  MOE_RETURN_IF_ERROR(core_.Reduce());
   context_.mesh->SetPhase({.name = "step totals", .step = step});
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "step totals"}, *context_.compute,
                             [&] { return totals_->Reduce(world_, *context_.host); }));
@@ -202,20 +189,9 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
 // Moves the weights, unless gradients have overflowed: all ranks see the same sums and do the same.
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
-  context_.mesh->SetPhase({.name = "optimiser", .step = step});
-  const double scale = static_cast<double>(config_.micro_batches) * loss_scale();
-  const double rate = LearningRate(step);
-  grad_norm_ = std::numeric_limits<double>::infinity();
-  MOE_RETURN_IF_ERROR(Timed(context_, {.phase = Phase::kOptimizer, .name = "optimiser"},
-                            *context_.compute, [&]() -> absl::Status {
-                              if (totals_->overflows() > 0) return absl::OkStatus();
-                              MOE_ASSIGN_OR_RETURN(const double norm,
-                                                   optimizer_->Step(*reducer_, 1.0 / scale, rate));
-                              if (std::isfinite(norm))
-                                grad_norm_ = norm;  // NaN compares with nothing, infinity does
-                              return absl::OkStatus();
-                            }));
-  return std::isfinite(grad_norm_) ? Taken() : Skipped(step);
+  MOE_ASSIGN_OR_RETURN(outcome_, core_.Step({.learning_rate = LearningRate(step),
+                                             .non_finite = NonFiniteGradients::kSkip}));
+  return std::isfinite(outcome_.gradient_norm) ? Taken() : Skipped(step);
 }
 
 template <typename T>
@@ -231,14 +207,14 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
       scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
   std::string why = scaler_.has_value() ? absl::StrCat(" and ", skipped.message()) : "";
-  if (!scaler_.has_value() && totals_->overflows() > 0) {
+  if (!scaler_.has_value() && outcome_.non_finite > 0) {
     // The limit of an exact grid (exact_sum.h), in units of the gradient.
-    why = absl::StrCat(" (", totals_->overflows(), " elements are not finite or above ",
+    why = absl::StrCat(" (", outcome_.non_finite, " elements are not finite or above ",
                        std::ldexp(1.0, 13) / static_cast<double>(config_.micro_batches),
                        ", a bound that --numerics fast lacks)");
   }
   return absl::DataLossError(
-      absl::StrCat("step ", step, ": gradient norm is ", grad_norm_, why,
+      absl::StrCat("step ", step, ": gradient norm is ", outcome_.gradient_norm, why,
                    ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
 }
 
@@ -249,7 +225,7 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
   const int64_t count = ValidationSequences(config_, corpus_);
   const int64_t micro_batches = (count + config_.micro_batch_size - 1) / config_.micro_batch_size;
   const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches);
-  const int64_t rounds = (micro_batches + world_.size() - 1) / world_.size();
+  const int64_t rounds = RoundsOf(world_.size(), micro_batches);
   for (int64_t round = 0; round < rounds; ++round) {
     sequences_.clear();
     const int64_t first = (mine.begin + round) * config_.micro_batch_size;
@@ -274,7 +250,8 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
 // Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
 template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
-  const int64_t state_bytes = store_.total_size() * static_cast<int64_t>(sizeof(float)) *
+  const int64_t state_bytes = core_.parameters().total_size() *
+                              static_cast<int64_t>(sizeof(float)) *
                               (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
   double most[2] = {seconds, static_cast<double>(state_bytes + DeviceBytes(context_))};
@@ -312,14 +289,15 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     MOE_RETURN_IF_ERROR(
         Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
+    MOE_RETURN_IF_ERROR(VerifyReplicas(step));
     AddDifference(before, model_->exchange_bytes(), exchanged_);
     metrics.step = step;
     metrics.loss = totals_->MeanLoss();
     metrics.has_validation = false;
     metrics.learning_rate = rate;
-    metrics.grad_norm = grad_norm_;
+    metrics.grad_norm = outcome_.gradient_norm;
     metrics.loss_scale = scale;
-    metrics.skipped = !std::isfinite(grad_norm_);
+    metrics.skipped = !std::isfinite(outcome_.gradient_norm);
     metrics.aux_loss = totals_->MeanAuxLoss(config_.micro_batches);
     metrics.router_entropy = totals_->MeanEntropy();
     metrics.expert_load = totals_->expert_load();
@@ -369,12 +347,24 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
 }
 
 template <typename T>
+absl::Status Trainer<T>::VerifyReplicas(int64_t step) {
+  if (config_.verify_replicas == 0 || step % config_.verify_replicas != 0) return absl::OkStatus();
+  context_.mesh->SetPhase({.name = "verify replicas", .step = step});
+  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index,
+                       CanonicalIndex::Create(core_.parameters(), context_));
+  return CheckReplicas(core_.parameters(), index, context_);
+}
+
+template <typename T>
 absl::Status Trainer<T>::Finish(TrainReport& report) {
   context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
   Stream& stream = *context_.host;
-  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store_, context_));
-  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(store_, index, context_));
-  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(store_, index, context_));
+  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index,
+                       CanonicalIndex::Create(core_.parameters(), context_));
+  MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), index, context_));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(core_.parameters(), index, context_));
+  MOE_ASSIGN_OR_RETURN(report.parameters_total,
+                       CountParameters(core_.parameters(), index, context_));
   const MoeLayerConfig& moe = config_.model.moe;
   const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
   const int64_t expert_size = config_.model.hidden_size * (up_rows + moe.ffn_hidden_size) +
@@ -384,8 +374,8 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
   int64_t reduced = 0;
   for (const ParameterGroup each : {ParameterGroup::kReplicated, ParameterGroup::kExpert}) {
-    report.reduced[static_cast<int>(each)] = reducer_->traffic(each);
-    reduced += reducer_->traffic(each).bytes_sent;
+    report.reduced[static_cast<int>(each)] = core_.reducer().traffic(each);
+    reduced += core_.reducer().traffic(each).bytes_sent;
   }
   int64_t bytes[] = {exchanged_.self, exchanged_.same_node, exchanged_.cross_node, reduced};
   MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
@@ -399,11 +389,12 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
 
 template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
-                                    Session& session, const TrainHooks& hooks) {
-  Trainer<T> trainer(config, corpus, session);
-  const absl::Status built = trainer.Build(session);
+                                    moe::Trainer& core, const TrainHooks& hooks) {
+  Trainer<T> trainer(config, corpus, core);
+  const absl::Status built = trainer.Build();
   auto report = built.ok() ? trainer.Run(hooks) : absl::StatusOr<TrainReport>(built);
-  if (!report.ok()) session.End(report.status());  // what its streams run uses the trainer's memory
+  // What the streams run uses the trainer's memory.
+  if (!report.ok()) core.session().End(report.status());
   return report;
 }
 
@@ -411,24 +402,33 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
 
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
+  // First: what follows fails on every rank or on none.
+  MOE_RETURN_IF_ERROR(CheckAgreement(config, corpus, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
   MOE_ASSIGN_OR_RETURN(
-      const auto session,
-      Session::Create({.device = device,
+      const auto core,
+      moe::Trainer::Create(
+          {.session = {.device = device,
                        .expert_parallel_size = config.expert_parallel_size,
                        .threads = config.threads,
                        .numerics = config.numerics,
                        .grouped_gemm = config.grouped_gemm,
                        .overlap_exchange = config.model.moe.overlap_degree > 1,
                        .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
-                      std::move(world)));
-  const Context& context = session->context();
+           .dtype = config.dtype,
+           .seed = config.seed,
+           .micro_batches = config.micro_batches,
+           .all_reduce = config.all_reduce,
+           .bucket_bytes = config.bucket_bytes,
+           .optimizer = config.optimizer},
+          std::move(world)));
+  const Context& context = core->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
-  return WithStorageType(
-      config.dtype, [&]<typename T>(T) { return TrainAs<T>(config, corpus, *session, hooks); });
+  return WithStorageType(config.dtype,
+                         [&]<typename T>(T) { return TrainAs<T>(config, corpus, *core, hooks); });
 }
 
 }  // namespace moe::lm

@@ -43,6 +43,8 @@ struct TrainConfig {
   int64_t log_interval = 10;
   int64_t eval_interval = 0;     // steps between validation passes; 0 = only before and after
   int64_t eval_sequences = 256;  // at most this many held-out sequences
+  // Steps between comparisons of the weights that several ranks hold; 0 = only at the end.
+  int64_t verify_replicas = 0;
   // Steps, from 1, whose time line goes to TrainHooks::trace; 0 = none.
   int64_t trace_first_step = 0, trace_last_step = 0;
   int64_t trace_capacity = kTraceEvents;  // of a rank
@@ -104,8 +106,9 @@ struct TrainHooks {
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 
 // Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
-// unless all record and trace the same, and rank 0 has hooks for it; kDataLoss when the loss or the
-// gradients are not finite (all ranks agree on it); errors of the communicator otherwise.
+// unless all have the same text and settings (agreement.h), record and trace the same, and rank 0
+// has hooks for it; kDataLoss when the loss or the gradients are not finite or copies of a weight
+// differ (all ranks agree on it); errors of the communicator otherwise.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks);
 

@@ -42,6 +42,7 @@ Key SeriesKey(const NamedRow& r) {
           r.row->shape,
           r.row->pass,
           r.row->threads_text(),
+          r.row->seed_text(),
           r.row->routing};
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/report/format.h"
+#include "moe/report/sweep_points.h"
 
 namespace moe::report {
 namespace {
@@ -46,21 +47,20 @@ CheckRow RowOf(const Run& run, const BenchRow& r) {
 }
 
 CheckRow RowOf(const Run& run, const SweepRow& r) {
-  return RowOf(absl::StrCat(run.name, " E ", CountText(r.experts), " K ", CountText(r.top_k)),
-               {{"experts", r.experts},
-                {"topk", r.top_k},
-                {"cf", r.capacity_factor},
-                {"ep", r.ep},
-                {"dp", r.dp},
-                {"tok_s", r.tokens_per_s},
-                {"step_ms", r.step_ms},
-                {"a2a_ms", r.a2a_ms},
-                {"drop_init", r.drop_initial_pct},
-                {"drop_end", r.drop_final_pct},
-                {"max_vio", r.max_violation},
-                {"dead", r.dead_experts},
-                {"val_loss", r.validation_loss},
-                {"peak_mib", r.peak_mib}});
+  return RowOf(run.name, {{"experts", r.experts},
+                          {"topk", r.top_k},
+                          {"cf", r.capacity_factor},
+                          {"ep", r.ep},
+                          {"dp", r.dp},
+                          {"tok_s", r.tokens_per_s},
+                          {"step_ms", r.step_ms},
+                          {"a2a_ms", r.a2a_ms},
+                          {"drop_init", r.drop_initial_pct},
+                          {"drop_end", r.drop_final_pct},
+                          {"max_vio", r.max_violation},
+                          {"dead", r.dead_experts},
+                          {"val_loss", r.validation_loss},
+                          {"peak_mib", r.peak_mib}});
 }
 
 double MeanOf(const Run& run, double TrainStep::*value) {
@@ -107,8 +107,16 @@ void AddRows(const Run& run, std::vector<CheckRow>& rows) {
   for (const BenchRow& r : run.bench) {
     if (!r.failed()) rows.push_back(RowOf(run, r));
   }
+  std::vector<Key> points;
   for (const SweepRow& r : run.sweep) {
-    if (!r.failed()) rows.push_back(RowOf(run, r));
+    if (!r.failed()) points.push_back(PointKey(r));
+  }
+  const std::vector<std::string> labels = PointLabels(points);
+  size_t next = 0;
+  for (const SweepRow& r : run.sweep) {
+    if (r.failed()) continue;
+    rows.push_back(RowOf(run, r));
+    absl::StrAppend(&rows.back().name, " ", labels[next++]);
   }
   if (!run.steps.empty()) rows.push_back(RowOf(run));
 }

@@ -10,6 +10,7 @@
 #include "moe/report/format.h"
 #include "moe/report/labels.h"
 #include "moe/report/pareto.h"
+#include "moe/report/sweep_points.h"
 
 namespace moe::report {
 namespace {
@@ -25,9 +26,10 @@ struct Measured {
   Sample sample;
 };
 
+using Labels = std::vector<std::string>;
+
 // What a group is, as texts, and its measurements; in the order of the file.
-using Key = std::vector<std::string>;
-using Groups = std::vector<std::pair<Key, std::vector<Measured>>>;
+using MeasuredGroups = std::vector<std::pair<Key, std::vector<Measured>>>;
 
 template <typename Row, typename KeyOf>
 std::vector<std::pair<Key, std::vector<const Row*>>> Grouped(const std::vector<Row>& rows,
@@ -71,7 +73,7 @@ std::string SizeText(const BenchRow& r) {
   return exact ? BytesText(r.size_bytes) : CountText(r.size_bytes) + " B";
 }
 
-Key KeyOf(const BenchRow& r) {
+Key BenchKey(const BenchRow& r) {
   return {r.op,
           r.algorithm,
           r.backend,
@@ -84,25 +86,15 @@ Key KeyOf(const BenchRow& r) {
           r.phase,
           r.pair(),
           r.threads_text(),
+          r.seed_text(),
           r.dtype,
           SizeText(r)};
 }
 
-Key KeyOf(const SweepRow& r) {
-  const bool dropless = std::isinf(r.capacity_factor);
-  return {absl::StrCat("E ", CountText(r.experts)),
-          absl::StrCat("K ", CountText(r.top_k)),
-          dropless ? "dropless" : absl::StrCat("cf ", r.capacity_factor),
-          absl::StrCat("ep ", CountText(r.ep)),
-          absl::StrCat("dp ", CountText(r.dp)),
-          absl::StrCat(CountText(r.tokens_per_rank), " tokens")};
-}
-
 template <typename Row>
-std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std::vector<Row>& b) {
-  const auto key_of = [](const Row& row) {
-    return KeyOf(row);
-  };
+std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std::vector<Row>& b,
+                                            Key (*key_of)(const Row& row),
+                                            Labels (*labels_of)(const std::vector<Key>& keys)) {
   std::map<Key, std::vector<const Row*>> in_a;
   for (auto& [key, rows] : Grouped(a, key_of)) in_a[key] = rows;
   std::vector<Key> keys;
@@ -111,14 +103,14 @@ std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std
     keys.push_back(key);
     all.push_back({.what = "", .rows = rows, .base = in_a[key]});
   }
-  const std::vector<std::string> labels = DistinctLabels(keys);
+  const Labels labels = labels_of(keys);
   for (size_t i = 0; i < all.size(); ++i) all[i].what = labels[i];
   return all;
 }
 
-Groups BenchGroups(const Run& run) {
-  Groups groups;
-  for (const auto& [what, group] : Grouped(run.bench, [](const BenchRow& r) { return KeyOf(r); })) {
+MeasuredGroups BenchGroups(const Run& run) {
+  MeasuredGroups groups;
+  for (const auto& [what, group] : Grouped(run.bench, BenchKey)) {
     std::vector<Measured> m;
     // One figure per group: the others follow from it.
     Add(group, {"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw, &BenchRow::cv_pct, m);
@@ -138,9 +130,9 @@ Groups BenchGroups(const Run& run) {
   return groups;
 }
 
-Groups SweepGroups(const Run& run) {
-  Groups groups;
-  for (const auto& [what, group] : Grouped(run.sweep, [](const SweepRow& r) { return KeyOf(r); })) {
+MeasuredGroups SweepGroups(const Run& run) {
+  MeasuredGroups groups;
+  for (const auto& [what, group] : Grouped(run.sweep, PointKey)) {
     std::vector<Measured> m;
     Add<SweepRow>(group, {"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s, nullptr,
                   m);
@@ -172,7 +164,7 @@ void AddSeries(const Run& run, const Metric& metric, double TrainStep::*value,
   if (!values.empty()) into.push_back({metric, SampleOfSeries(values)});
 }
 
-Groups TrainGroups(const Run& run) {
+MeasuredGroups TrainGroups(const Run& run) {
   std::vector<Measured> m;
   if (run.totals.has_value() && std::isfinite(run.totals->validation_loss)) {
     m.push_back(
@@ -188,7 +180,7 @@ Groups TrainGroups(const Run& run) {
   return {{{""}, std::move(m)}};
 }
 
-Groups GroupsOf(const Run& run) {
+MeasuredGroups GroupsOf(const Run& run) {
   if (run.kind == RunKind::kBench) return BenchGroups(run);
   return run.kind == RunKind::kSweep ? SweepGroups(run) : TrainGroups(run);
 }
@@ -219,11 +211,11 @@ Difference DifferenceOf(const std::string& what, const Measured& a, const Measur
 }  // namespace
 
 std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
-  return RepetitionsOf(a.bench, b.bench);
+  return RepetitionsOf(a.bench, b.bench, BenchKey, DistinctLabels);
 }
 
 std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
-  return RepetitionsOf(a.sweep, b.sweep);
+  return RepetitionsOf(a.sweep, b.sweep, PointKey, PointLabels);
 }
 
 absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
@@ -233,8 +225,8 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
                                                    ", expected two of one command"));
   }
   Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
-  const Groups in_a = GroupsOf(a);
-  const Groups in_b = GroupsOf(b);
+  const MeasuredGroups in_a = GroupsOf(a);
+  const MeasuredGroups in_b = GroupsOf(b);
   std::map<Key, const std::vector<Measured>*> of_b;
   for (const auto& [what, measured] : in_b) of_b[what] = &measured;
   std::vector<Key> common;
@@ -243,7 +235,7 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
   }
   comparison.only_in_a = static_cast<int>(in_a.size() - common.size());
   comparison.only_in_b = static_cast<int>(in_b.size() - common.size());
-  const std::vector<std::string> labels = DistinctLabels(common);
+  const Labels labels = a.kind == RunKind::kSweep ? PointLabels(common) : DistinctLabels(common);
   size_t next = 0;
   for (const auto& [what, measured] : in_a) {
     if (of_b.count(what) == 0) continue;

@@ -37,8 +37,8 @@ struct Comparison {
 
 // Rows that agree in everything but their results are repetitions, and are compared as a group:
 //   bench  op, algorithm, backend, transport, ranks, hosts, routing, shape, pass, phase, pair,
-//          threads, dtype, size in bytes or rows
-//   sweep  experts, topk, cf, ep, dp, tok_per_rank
+//          threads, seed, dtype, size in bytes or rows
+//   sweep  settings, measure, backend, text_xxh3, and the columns that settings have of their own
 //   train  the whole run; speeds over its steps
 // Of bench the figure is busbw, algbw of one rank, GFLOP/s of products, else time.
 // Failed rows are left out. kInvalidArgument for runs of two kinds, and when nothing has a

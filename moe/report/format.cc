@@ -1,9 +1,11 @@
 #include "moe/report/format.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -104,6 +106,14 @@ std::string NumberText(double value, int digits) {
 std::string CountText(double value) {
   if (!std::isfinite(value)) return kNothing;
   return WithThousands(absl::StrFormat("%.0f", value));
+}
+
+std::string ExactText(double value) {
+  if (!std::isfinite(value) || (value == std::floor(value) && std::abs(value) < 1e15)) {
+    return CountText(value);
+  }
+  char digits[32];
+  return std::string(digits, std::to_chars(std::begin(digits), std::end(digits), value).ptr);
 }
 
 std::string BytesText(double bytes) {

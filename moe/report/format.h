@@ -19,6 +19,10 @@ std::string NumberText(double value, int digits = 3);
 // Whole numbers with thousands separated: "131,072". What is not finite is "–".
 std::string CountText(double value);
 
+// Different numbers are different texts: whole ones as CountText, others with as many digits as
+// that takes.
+std::string ExactText(double value);
+
 // Of 1024: "512 B", "1 KiB", "1.5 MiB".
 std::string BytesText(double bytes);
 

@@ -137,6 +137,10 @@ std::string BenchRow::threads_text() const {
   return std::isfinite(threads) ? absl::StrCat(CountText(threads), " threads") : "";
 }
 
+std::string BenchRow::seed_text() const {
+  return seed.empty() ? "" : absl::StrCat("seed ", seed);
+}
+
 std::string BenchRow::pair() const {
   if (!std::isfinite(source) || !std::isfinite(destination)) return "";
   return absl::StrCat(CountText(source), " to ", CountText(destination));

@@ -32,8 +32,8 @@ std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
       if (!r.of_kernel || r.failed() || !std::isfinite(ShareOf(r))) continue;
-      Kernel& kernel = kernels.Of(
-          {r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype, r.threads_text()});
+      Kernel& kernel = kernels.Of({r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype,
+                                   r.threads_text(), r.seed_text()});
       if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
       if (r.size() < kernel.size) continue;
       if (r.size() > kernel.size) kernel.shares_pct.clear();

@@ -31,7 +31,7 @@ std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
       if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
       Pass& pass = passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend,
                               absl::StrCat(CountText(r.ranks), " ranks"), r.dtype, r.routing,
-                              r.threads_text()});
+                              r.threads_text(), r.seed_text()});
       pass.time_us[r.phase] = r.time_us;
     }
   }

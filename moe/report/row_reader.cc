@@ -11,6 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/io/bounded_json.h"
+#include "moe/report/format.h"
 
 namespace moe::report {
 namespace {
@@ -44,6 +45,11 @@ class Fields {
     if (value->is_string()) return value->get<std::string>();
     Refuse(key, *value, "a string");
     return "";
+  }
+
+  // A number with all its digits; those of a seed are more than Number keeps. Absent: empty.
+  std::string NumberAsText(const char* key) {
+    return std::isnan(Number(key)) ? "" : Find(key)->dump();
   }
 
   // A number, or the word "none" for infinity.
@@ -89,21 +95,21 @@ absl::StatusOr<RunKind> KindOf(const Json& object) {
       "sweep), or step and loss (moe train)");
 }
 
-// What rows of kernels and layers differ in. Of a kernel the tokens are its size.
+// What rows of kernels and layers differ in. Of a kernel the tokens follow from its size and K.
 std::string ShapeOf(Fields& f, bool of_kernel) {
   std::string shape;
   const auto add = [&](const char* letter, const char* key) {
     const double value = f.Number(key);
     if (!std::isfinite(value)) return;
-    absl::StrAppend(&shape, shape.empty() ? "" : " ", letter, " ", value);
+    absl::StrAppend(&shape, shape.empty() ? "" : " ", letter, " ", ExactText(value));
   };
   add("E", "experts");
   add("H", "hidden");
   add("F", "ffn");
+  add("K", "topk");
   if (f.Text("device") == "cuda") absl::StrAppend(&shape, " CUDA");
   if (of_kernel) return shape;
   add("T", "tokens");
-  add("K", "topk");
   add("ep", "expert_parallel_size");
   add("cf", "capacity_factor");
   add("overlap", "overlap_degree");
@@ -127,6 +133,7 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.dtype = f.Text("dtype");
   row.status = f.Text("status");
   row.error = f.Text("error");
+  row.seed = f.NumberAsText("seed");
   row.ranks = f.Number("ranks");
   row.hosts = f.Number("hosts");
   row.size_bytes = f.Number("size_bytes");
@@ -158,11 +165,23 @@ absl::Status AddBench(Fields& f, Run& run) {
 
 absl::Status AddSweep(Fields& f, Run& run) {
   SweepRow row;
+  row.settings = f.Text("settings");
+  row.text_hash = f.Text("text_xxh3");
+  row.measure = f.Text("measure");
+  row.backend = f.Text("backend");
+  row.dtype = f.Text("dtype");
+  row.router = f.Text("router");
+  row.routing = f.Text("routing");
+  row.dispatch = f.Text("dispatch");
   row.experts = f.Number("experts");
   row.top_k = f.Number("topk");
   row.capacity_factor = f.CapacityFactor("cf");
   row.ep = f.Number("ep");
   row.dp = f.Number("dp");
+  row.ranks = f.Number("ranks");
+  row.hidden = f.Number("hidden");
+  row.ffn = f.Number("ffn");
+  row.overlap = f.Number("overlap");
   row.tokens_per_rank = f.Number("tok_per_rank");
   row.params_total = f.Number("params_total");
   row.params_active = f.Number("params_active");

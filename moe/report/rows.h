@@ -19,6 +19,7 @@ struct BenchRow {
   std::string op, algorithm, backend, transport, routing, dtype, status, error;
   std::string shape;        // of kernels and layers: "E 8 H 64 F 128"
   std::string pass, phase;  // of a layer: "forward", "expert"; the phase "all" is the whole pass
+  std::string seed;         // of drawn routings
   double ranks = kNone, hosts = kNone;
   double size_bytes = kNone;
   double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;
@@ -36,6 +37,7 @@ struct BenchRow {
   // The larger of both: what the most loaded rank has, over the mean.
   double imbalance() const;
   std::string threads_text() const;  // "4 threads", or empty
+  std::string seed_text() const;     // "seed 1", or empty
   // "0 to 1"; empty of what is not between two ranks.
   std::string pair() const;
   bool failed() const { return !status.empty() && status != "ok"; }
@@ -43,9 +45,13 @@ struct BenchRow {
 
 // Of `moe sweep`.
 struct SweepRow {
+  // Flags of all that changes results; empty of rows that other programs wrote.
+  std::string settings;
+  std::string text_hash, measure, backend, dtype, router, routing, dispatch;
   double experts = kNone, top_k = kNone;
   double capacity_factor = kNone;  // infinity: dropless
-  double ep = kNone, dp = kNone, tokens_per_rank = kNone;
+  double ep = kNone, dp = kNone, ranks = kNone, tokens_per_rank = kNone;
+  double hidden = kNone, ffn = kNone, overlap = kNone;
   double params_total = kNone, params_active = kNone;
   double tokens_per_s = kNone, tokens_per_s_sd = kNone;
   double step_ms = kNone, a2a_ms = kNone, all_reduce_ms = kNone, expert_ms = kNone;

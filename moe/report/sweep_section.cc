@@ -8,8 +8,8 @@
 
 #include "moe/report/bar_chart.h"
 #include "moe/report/format.h"
-#include "moe/report/labels.h"
 #include "moe/report/sections.h"
+#include "moe/report/sweep_points.h"
 #include "moe/report/table.h"
 #include "moe/report/xy_chart.h"
 
@@ -24,8 +24,6 @@ struct NamedRow {
   const SweepRow* row = nullptr;
 };
 
-using Key = std::vector<std::string>;
-
 std::string CapacityName(double capacity_factor) {
   return std::isinf(capacity_factor) ? "dropless"
                                      : absl::StrCat("cf ", NumberText(capacity_factor));
@@ -35,15 +33,10 @@ std::string CapacityText(double capacity_factor) {
   return std::isinf(capacity_factor) ? "dropless" : NumberText(capacity_factor);
 }
 
-Key PointKey(const NamedRow& r) {
-  const SweepRow& s = *r.row;
-  return {r.run->name,
-          absl::StrCat("E ", CountText(s.experts)),
-          absl::StrCat("K ", CountText(s.top_k)),
-          CapacityName(s.capacity_factor),
-          absl::StrCat("ep ", CountText(s.ep)),
-          absl::StrCat("dp ", CountText(s.dp)),
-          absl::StrCat(CountText(s.tokens_per_rank), " tokens")};
+// The run stands first.
+Key OfRun(const NamedRow& r, Key key) {
+  key.insert(key.begin(), r.run->name);
+  return key;
 }
 
 // The rows as series: what is the same but for the capacity factor.
@@ -54,15 +47,14 @@ class SweepCharts {
     std::map<Key, int> series;
     std::vector<Key> series_keys;
     for (const NamedRow& r : rows_) {
-      Key key = PointKey(r);
-      points.push_back(key);
-      key[3].clear();
+      points.push_back(OfRun(r, PointKey(*r.row)));
+      const Key key = OfRun(r, SeriesKey(*r.row));
       const auto [at, is_new] = series.emplace(key, static_cast<int>(series.size()));
       if (is_new) series_keys.push_back(key);
       series_of_.push_back(at->second);
     }
-    point_names_ = DistinctLabels(points);
-    series_names_ = DistinctLabels(series_keys);
+    point_names_ = PointLabels(points);
+    series_names_ = PointLabels(series_keys);
     PlaceDropless();
   }
 
@@ -198,6 +190,13 @@ std::vector<TableCell> RowOf(const NamedRow& r) {
           count(s.ep),
           count(s.dp),
           count(s.tokens_per_rank),
+          count(s.hidden),
+          count(s.ffn),
+          count(s.overlap),
+          TableCell::Text(s.dtype),
+          TableCell::Text(s.router),
+          TableCell::Text(s.routing),
+          TableCell::Text(s.dispatch),
           count(s.params_total),
           count(s.params_active),
           count(s.tokens_per_s),
@@ -227,6 +226,13 @@ Section SweepSection(absl::Span<const Run> runs) {
                            "ep",
                            "dp",
                            "tokens/rank",
+                           "hidden",
+                           "ffn",
+                           "overlap",
+                           "dtype",
+                           "router",
+                           "routing",
+                           "dispatch",
                            "parameters",
                            "active",
                            "tokens/s",

@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/gradient_reducer.h"
+#include "moe/micro_batches.h"
 #include "moe/session.h"
 
 namespace moe::verify {
@@ -139,11 +140,9 @@ absl::Status RankRun<T>::SetParameters(const ParameterStore& store) {
 
 template <typename T>
 std::vector<Round> RankRun<T>::Rounds() const {
-  const int64_t m = micro_batches();
-  const int64_t begin = m * world_.rank() / world_.size();
-  const int64_t end = m * (world_.rank() + 1) / world_.size();
+  const auto [begin, end] = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
   if (fault_ == Fault::kRankLocalBalance) return {{begin, end}};
-  const int64_t count = (m + world_.size() - 1) / world_.size();
+  const int64_t count = RoundsOf(world_.size(), micro_batches());
   std::vector<Round> rounds;
   for (int64_t r = 0; r < count; ++r) {
     rounds.push_back(begin + r < end ? Round{begin + r, begin + r + 1} : Round{end, end});
@@ -316,10 +315,9 @@ absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config, Stream
   ParameterStore store(DTypeOf<T>::value, 0, *context_.memory);
   MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", store, context_));
   MOE_RETURN_IF_ERROR(SetParameters(store));
-  MOE_ASSIGN_OR_RETURN(
-      const auto reducer,
-      GradientReducer::Create({.bucket_bytes = 4096, .grid = {.max_terms = micro_batches()}}, store,
-                              context_, gradients));
+  MOE_ASSIGN_OR_RETURN(const auto reducer,
+                       GradientReducer::Create({.bucket_bytes = 4096, .max_terms = micro_batches()},
+                                               store, context_, gradients));
   count_.assign(config.router.num_outputs(), 0);
   last_count_ = count_;
   const std::vector<Round> rounds = Rounds();

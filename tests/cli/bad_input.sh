@@ -33,8 +33,26 @@ train 2 "--share-device is given, expected --device cuda" --share-device
 train 2 "--steps has no value, expected --steps N" --steps
 train 2 "--steps is 'many', expected a whole number" --steps many
 train 2 "--lr is 'inf', expected a finite number" --lr inf
+train 2 "--bucket-size-mb is '1e300', expected a finite number of at most 1048576" --bucket-size-mb 1e300
+train 2 "--bucket-size-mb is 1e-300, expected at least 1e-6, a byte" --bucket-size-mb 1e-300
+for command in train bench\ gemm layer sweep verify; do
+  # shellcheck disable=SC2086
+  refused 2 "--comm-timeout is '1e300', expected a finite number of at most 31536000" "$moe" $command --comm-timeout 1e300
+done
+refused 2 "--timeout is '1e300'" "$moe" bench gemm -T 1e300
+for command in train bench\ gemm layer sweep; do
+  # shellcheck disable=SC2086
+  refused 2 "--threads is '2147483647', expected a whole number of at most 4096" "$moe" $command --threads 2147483647
+done
+train 2 "--ranks is 2000, expected at most 512 threads of one process" --ranks 2000
+train 2 "--adam-eps is '1e300', expected a finite number" --adam-eps 1e300 # a float
+train 2 "--capacity-factor is '1e300', expected a finite number" --capacity-factor 1e300
 train 2 "unexpected argument 'book.txt'" book.txt
 train 2 "did you mean 'qwen2'?" --router qwen
+
+: >empty
+printf x >byte
+mkdir results
 
 # The environment and configuration files.
 MOE_STEPS=many train 2 "MOE_STEPS is 'many'"
@@ -49,11 +67,26 @@ train 2 "DeepSpeed's key 'zero_optimization.stage' is not supported" --config co
 echo '{"fp16": {"enabled": true, "auto_cast": true}}' >config.json
 train 2 "fp16.auto_cast is true, expected false" --config config.json
 train 2 "'none.json'" --config none.json
+for file in empty byte; do
+  train 2 "$file: malformed JSON" --config $file
+done
+train 2 "'results' is a folder, expected a file" --config results
+mkfifo fifo
+for file in fifo /dev/zero; do
+  train 2 "'$file' is a device or pipe, expected a file" --config $file
+done
+(printf '{"' && head -c 50000000 /dev/zero | tr '\0' k && printf '": 1}') >config.json
+train 2 "config.json: JSON of 50000007 bytes, expected at most 1048576" --config config.json
+(printf '{"' && head -c 5000 /dev/zero | tr '\0' k && printf '": 1}') >config.json
+train 2 "config.json: a key of 5000 bytes, expected at most 200" --config config.json
+printf '{"a\\u001b[2J": 1}' >config.json
+train 2 "unknown key 'a\\x1b[2J'" --config config.json
+printf '{"steps": "\\u001b[2J"}' >config.json
+train 2 "is '\\x1b[2J', expected a whole number" --config config.json
 
 # The text.
 refused 2 "--data is missing" "$moe" train --out "$work/out"
 train 2 "'no/such' does not exist" --data no/such
-: >empty
 train 2 "'empty' is empty" --data empty
 mkdir folder
 refused 2 "no text in" "$moe" train --data folder --out "$work/out"
@@ -61,6 +94,23 @@ make_text short 16415 # a byte less than a block and a sequence of 33
 refused 2 "16416 bytes or more" "$moe" train --data short --seq-length 31 --out "$work/out"
 train 2 "of one step: give more text, or at most" --micro-batches 10000
 train 2 "is a device or pipe" --data /dev/null
+
+# Empty files, files of one byte, and folders where files are expected.
+bench=("$moe" bench alltoallv -b 1K -e 1K)
+for file in empty byte; do
+  for kind in matrix trace; do
+    refused 3 "$file" "${bench[@]}" --routing $kind:$file
+  done
+  refused 3 "RUN: $file: " "$moe" report $file
+done
+refused 3 "--resume: byte: line 1" "$moe" sweep --resume byte
+for kind in matrix trace; do
+  refused 2 "'results' is a folder, expected a file" "${bench[@]}" --routing $kind:results
+done
+refused 2 "--resume" "$moe" sweep --resume results
+mkdir results/metrics.jsonl
+refused 2 "'results/metrics.jsonl' is a folder, expected a file" "$moe" report results
+refused 2 "16416 bytes or more" "$moe" train --data byte --seq-length 31 --out "$work/out"
 
 # The model and its layout.
 train 2 "--ep is 3, expected a divisor of the 4 ranks: 1, 2, 4" --ep 3

@@ -142,4 +142,21 @@ refused 3 "tensor 'dy': has shape [11, 15], expected [11, 13]" \
 refused 3 "tensor 'x': is missing" --input "$case/grads.safetensors"
 cp "$data"/qwen3_moe-1/model*.json index.json
 refused 3 "which is not there" --weights index.json --hf-config "$data/qwen3_moe-1/config.json"
+
+# Empty files, files of one byte, and folders.
+mkdir folder
+mkdir index
+: >empty
+printf x >byte
+for file in empty byte; do
+  for flag in --hf-config --weights --input --grad-output; do
+    refused 3 "$flag: $file: " "$flag" $file
+  done
+  cp $file index/model.safetensors.index.json
+  refused 3 "--weights: index/model.safetensors.index.json: " --weights index
+done
+for flag in --hf-config --input --grad-output; do
+  refused 2 "$flag: 'folder' is a folder, expected a file" "$flag" folder
+done
+refused 2 "--weights: " --weights folder
 finish

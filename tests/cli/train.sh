@@ -92,7 +92,6 @@ grep -qF "gradient norm is inf and the loss scale is at its minimum" "$work/stde
 
 # A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
 (
-  trap '' XFSZ
   ulimit -f 2
   timeout 300 "$moe" train "${model[@]}" --quiet --steps 50 --out "$work/full" \
     >"$work/stdout" 2>"$work/stderr"
@@ -111,6 +110,33 @@ run "$moe" train "${model[@]}" --quiet --steps 1 --trace "$work/pipe"
 expect 0 "a trace into a pipe"
 wait "$reader"
 [[ $(tail -c 2 "$work/piped") == "}" ]] || fail "a trace into a pipe is not whole"
+
+
+# The report comes before the bandwidth is measured, which may fail: here the other rank waits too
+# long for the one whose report nobody takes.
+mkfifo "$work/slow"
+exec 7<>"$work/slow"
+head -c 65536 /dev/zero >&7 # all that a pipe holds
+(sleep 0.6 && exec cat <&7 >"$work/taken") &
+reader=$!
+run timeout 20 bash -c '"$@" >"$0"' "$work/slow" \
+  "$moe" train "${model[@]}" --quiet --steps 1 --ranks 2 --comm-timeout 0.2
+expect 8 "a report that is taken late"
+kill "$reader"
+wait "$reader" 2>/dev/null
+exec 7>&-
+grep -qa "^weights_xxh3" "$work/taken" || fail "no report of a run whose bandwidth could not be measured"
+
+# Standard streams that are closed or broken: files hold what is theirs, and progress is not worth a
+# run.
+steps=("$moe" train "${model[@]}" --steps 3 --log-interval 1 --ranks 2 --out "$work/streams")
+for streams in '2>&-' '>&-' '<&- >&- 2>&-' '2>/dev/full' '2> >(exec <&-)'; do
+  rm -rf "$work/streams"
+  run bash -c '"$@" '"$streams" bash "${steps[@]}" --record-routing "$work/streams-routing"
+  expect 0 "training with $streams"
+  (($(grep -c '^{.*}$' "$work/streams/metrics.jsonl") == 4)) || fail "$streams: metrics.jsonl is $(head -c 300 "$work/streams/metrics.jsonl")"
+  (($(grep -vac '^{.*}$' "$work/streams-routing") == 0)) || fail "$streams: something else in the routing"
+done
 
 run bash -c '"$0" train --help >/dev/full' "$moe"
 expect 4 "full standard output"

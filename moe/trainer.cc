@@ -1,0 +1,235 @@
+#include "moe/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+
+template <typename T>
+absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                                      Batch batch) {
+  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
+  if (round.empty() && x.rows() > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TrainedLayer: ", x.rows(), " tokens in a round without a micro-batch, expected none"));
+  }
+  const int64_t bounds[] = {0, x.rows()};
+  if (batch.micro_batch_offsets.empty()) batch.micro_batch_offsets = bounds;
+  if (batch.first_global_token == 0 && !round.empty()) {
+    batch.first_global_token = round.micro_batch() * x.rows();
+  }
+  batch.step = round.step();
+  if (batch.micro_batch_offsets.size() != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
+                     " micro-batches in a round, expected one"));
+  }
+  // Backward reads the offsets again.
+  for (auto* const offsets : {&batch.sequence_offsets, &batch.micro_batch_offsets}) {
+    MOE_ASSIGN_OR_RETURN(const auto kept,
+                         trainer_.context().host_workspace->template Array<int64_t>(
+                             static_cast<int64_t>(offsets->size())));
+    std::copy(offsets->begin(), offsets->end(), kept.begin());
+    *offsets = kept;
+  }
+  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved_, &stats_));
+  for (size_t e = 0; e < stats_.expert_count.size(); ++e) counts_[e] += stats_.expert_count[e];
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> dy,
+                                       MatrixView<T> dx) {
+  MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
+  return layer_->Backward(
+      dy, saved_, static_cast<float>(trainer_.loss_scale()), dx,
+      [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::EndStep() {
+  MOE_RETURN_IF_ERROR(layer_->EndStep(counts_));
+  std::fill(counts_.begin(), counts_.end(), int64_t{0});
+  return absl::OkStatus();
+}
+
+Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session)
+    : options_(options),
+      session_(std::move(session)),
+      micro_batches_(options.micro_batches > 0 ? options.micro_batches
+                                               : session_->context().mesh->world().size()),
+      store_(options.dtype, options.seed, *session_->context().memory) {}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
+                                                         std::unique_ptr<Communicator> world) {
+  if (options.micro_batches < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Trainer: micro_batches is ", options.micro_batches, ", expected >= 0"));
+  }
+  MOE_ASSIGN_OR_RETURN(auto session, Session::Create(options.session, std::move(world)));
+  return std::unique_ptr<Trainer>(new Trainer(options, std::move(session)));
+}
+
+Trainer::~Trainer() {
+  if (in_step_) session_->End(absl::AbortedError(absl::StrCat("step ", step_, " was given up")));
+}
+
+template <typename T>
+absl::StatusOr<TrainedLayer<T>*> Trainer::AddMoeLayer(const std::string& prefix,
+                                                      const MoeLayerConfig& config) {
+  if (reducer_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Trainer: layer ", prefix, " comes after the first step, expected before"));
+  }
+  MOE_ASSIGN_OR_RETURN(auto layer, MoeLayer<T>::Create(config, prefix, store_, context()));
+  auto trained = std::unique_ptr<TrainedLayer<T>>(new TrainedLayer<T>(*this, std::move(layer)));
+  TrainedLayer<T>* const borrowed = trained.get();
+  layers_.push_back(std::move(trained));
+  return borrowed;
+}
+
+double Trainer::loss_scale() const {
+  return std::ldexp(1.0, loss_scale_log2_);
+}
+
+absl::Status Trainer::Freeze() {
+  MOE_ASSIGN_OR_RETURN(reducer_,
+                       GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
+                                                .algorithm = options_.all_reduce,
+                                                .max_terms = micro_batches_,
+                                                .unit_log2 = options_.unit_log2},
+                                               store_, context(), session_->gradient_stream()));
+  size_t outputs = 0;
+  for (const auto& layer : layers_) outputs += layer->counts().size();
+  counts_.resize(outputs);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::BeginStep(int loss_scale_log2) {
+  if (in_step_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Trainer::BeginStep: step ", step_, " has not ended, expected Step before"));
+  }
+  if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
+  in_step_ = true;
+  reduced_ = false;
+  rounds_begun_ = 0;
+  loss_scale_log2_ = loss_scale_log2;
+  context().mesh->SetPhase({.name = "step", .step = ++step_});
+  return reducer_->Begin(loss_scale_log2);
+}
+
+absl::StatusOr<Round> Trainer::BeginRound() {
+  if (!in_step_) MOE_RETURN_IF_ERROR(BeginStep());
+  if (rounds_begun_ == rounds()) {
+    return absl::FailedPreconditionError(absl::StrCat("Trainer::BeginRound: step ", step_, " has ",
+                                                      rounds(), " rounds, expected Step"));
+  }
+  EndRound();
+  round_.emplace(*context().workspace);
+  host_round_.emplace(*context().host_workspace);
+  const Communicator& world = context().mesh->world();
+  const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), micro_batches_);
+  Round round;
+  round.index_ = rounds_begun_++;
+  round.step_ = step_;
+  round.number_ = ++round_number_;
+  if (mine.begin + round.index_ < mine.end) round.micro_batch_ = mine.begin + round.index_;
+  return round;
+}
+
+void Trainer::EndRound() {
+  host_round_.reset();
+  round_.reset();
+}
+
+absl::Status Trainer::CheckInStep(const char* function) const {
+  if (in_step_ && rounds_begun_ == rounds()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("Trainer::", function, ": ",
+                                                    in_step_ ? rounds_begun_ : 0, " of ", rounds(),
+                                                    " rounds have begun, expected all"));
+}
+
+absl::Status Trainer::CheckCurrent(const Round& round) const {
+  if (in_step_ && round_.has_value() && round.number_ == round_number_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Trainer: round ", round.index_, " of step ", round.step_,
+                   " has ended, expected the round that BeginRound returned last"));
+}
+
+absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) {
+  MOE_RETURN_IF_ERROR(CheckCurrent(round));
+  return rounds_begun_ == rounds() ? reducer_->MarkReady(parameter) : absl::OkStatus();
+}
+
+absl::Status Trainer::Reduce() {
+  if (reduced_) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
+  EndRound();
+  context().mesh->SetPhase({.name = "gradients", .step = step_});
+  MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,
+                            [&] { return reducer_->Finish(); }));
+  MOE_RETURN_IF_ERROR(context().compute->Synchronize());
+  reduced_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
+  MOE_RETURN_IF_ERROR(CheckInStep("Step"));
+  MOE_RETURN_IF_ERROR(Reduce());
+  if (optimizer_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(options_.optimizer, store_, context()));
+  }
+  context().mesh->SetPhase({.name = "optimiser", .step = step_});
+  StepOptions scaled = options;
+  scaled.gradient_scale /= static_cast<double>(micro_batches_) * loss_scale();
+  StepOutcome outcome;
+  MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
+                            *context().compute, [&]() -> absl::Status {
+                              MOE_ASSIGN_OR_RETURN(outcome, optimizer_->Step(scaled, *reducer_));
+                              return absl::OkStatus();
+                            }));
+  MOE_RETURN_IF_ERROR(EndLayers());
+  in_step_ = false;
+  return outcome;
+}
+
+// Counts of all ranks are integers, so the same everywhere.
+absl::Status Trainer::EndLayers() {
+  if (layers_.empty()) return absl::OkStatus();
+  auto at = counts_.begin();
+  for (const auto& layer : layers_) {
+    const auto mine = layer->counts();
+    at = std::copy(mine.begin(), mine.end(), at);
+  }
+  Stream& host = *context().host;
+  context().mesh->SetPhase({.name = "expert counts", .step = step_});
+  MOE_RETURN_IF_ERROR(
+      context().mesh->world().AllReduce<int64_t>(absl::MakeSpan(counts_), ReduceOp::kSum, host));
+  MOE_RETURN_IF_ERROR(host.Synchronize());
+  auto from = counts_.begin();
+  for (const auto& layer : layers_) {
+    const auto all = layer->counts();
+    std::copy_n(from, all.size(), all.begin());
+    from += static_cast<std::ptrdiff_t>(all.size());
+    MOE_RETURN_IF_ERROR(layer->EndStep());
+  }
+  return absl::OkStatus();
+}
+
+template class TrainedLayer<float>;
+template class TrainedLayer<BFloat16>;
+template class TrainedLayer<Float16>;
+template absl::StatusOr<TrainedLayer<float>*> Trainer::AddMoeLayer(const std::string&,
+                                                                   const MoeLayerConfig&);
+template absl::StatusOr<TrainedLayer<BFloat16>*> Trainer::AddMoeLayer(const std::string&,
+                                                                      const MoeLayerConfig&);
+template absl::StatusOr<TrainedLayer<Float16>*> Trainer::AddMoeLayer(const std::string&,
+                                                                     const MoeLayerConfig&);
+
+}  // namespace moe

@@ -1,0 +1,177 @@
+// One way to run training steps: rounds, gradients, weights, and the end when something fails.
+#ifndef MOE_MOE_TRAINER_H_
+#define MOE_MOE_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "comm/all_reduce.h"
+#include "moe/gradient_reducer.h"
+#include "moe/micro_batches.h"
+#include "moe/moe_layer.h"
+#include "moe/optimizer.h"
+#include "moe/parameter.h"
+#include "moe/session.h"
+
+namespace moe {
+
+struct TrainerOptions {
+  SessionOptions session;
+  DType dtype = DType::kFloat32;  // layers' storage type: the T of AddMoeLayer
+  uint64_t seed = 1234;           // of the initial weights
+  // M, of a step over all ranks: the same for every layout whose bits are to be equal. 0 = one for
+  // each rank.
+  int64_t micro_batches = 0;
+  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
+  int unit_log2 = GradientReducerOptions().unit_log2;  // of the exact grid
+  OptimizerOptions optimizer;
+};
+
+class Trainer;
+
+// One round of a step: a micro-batch of this rank, or none, for which the rank joins the exchanges
+// with zero rows. What is taken of the workspaces in a round is given back when the next begins.
+class Round {
+ public:
+  bool empty() const { return micro_batch_ < 0; }
+  // Which of the global batch's M; -1: none.
+  int64_t micro_batch() const { return micro_batch_; }
+  int64_t index() const { return index_; }  // of this rank's rounds, from 0
+  int64_t step() const { return step_; }    // from 1
+
+ private:
+  friend class Trainer;
+  int64_t micro_batch_ = -1, index_ = 0, step_ = 0;
+  uint64_t number_ = 0;  // of all rounds of the trainer
+};
+
+// What a trainer does with each of its layers, whatever their type.
+class TrainedLayerBase {
+ public:
+  virtual ~TrainedLayerBase() = default;
+
+ private:
+  friend class Trainer;
+  virtual absl::Span<int64_t> counts() = 0;  // slots per output, of this step so far
+  virtual absl::Status EndStep() = 0;        // counts() are of all ranks
+};
+
+// An MoE layer that a trainer owns.
+template <typename T>
+class TrainedLayer final : public TrainedLayerBase {
+ public:
+  // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round.
+  // Fields of `batch` that are left out follow from the round: one micro-batch of T tokens, whose
+  // first global token is micro_batch * T. Collective. kFailedPrecondition for a round that has
+  // ended; errors of MoeLayer::Forward.
+  absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                       Batch batch = {});
+  // dx [T, H] overwritten; gradients of weights are added. dy: gradients of the micro-batch's loss,
+  // times Trainer::loss_scale(). Once in every round. Collective.
+  absl::Status Backward(const Round& round, MatrixView<const T> dy, MatrixView<T> dx);
+
+  const RouterStats& stats() const { return stats_; }  // of the last Forward
+  const MoeLayer<T>& layer() const { return *layer_; }
+
+ private:
+  friend class Trainer;
+  TrainedLayer(Trainer& trainer, std::unique_ptr<MoeLayer<T>> layer)
+      : trainer_(trainer),
+        layer_(std::move(layer)),
+        counts_(static_cast<size_t>(layer_->config().router.num_outputs()), 0) {}
+  absl::Span<int64_t> counts() override { return absl::MakeSpan(counts_); }
+  absl::Status EndStep() override;
+
+  Trainer& trainer_;
+  const std::unique_ptr<MoeLayer<T>> layer_;
+  MoeLayerSaved<T> saved_;
+  RouterStats stats_;
+  std::vector<int64_t> counts_;
+};
+
+// Owns session, parameters, gradient reducer and optimiser of one rank, and runs its steps:
+//
+//   BeginStep (or the first BeginRound) · rounds() times {BeginRound · forward, backward} · Step
+//
+// Nothing is silent: gradients that are not finite, a round too few or too many, a layer without a
+// Backward are errors. After an error, or when it is destroyed inside a step, the groups are
+// aborted, so that no peer waits, and the streams are empty before anything they use goes.
+// One thread per rank, the one that created it.
+class Trainer {
+ public:
+  // Collective over `world`, blocks the host. Errors: those of Session::Create; kInvalidArgument
+  // for micro_batches < 0.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainerOptions& options,
+                                                         std::unique_ptr<Communicator> world);
+  ~Trainer();
+
+  Session& session() { return *session_; }
+  const Context& context() const { return session_->context(); }
+  // For layers of one's own: add their parameters before the first step, and mark each ready in the
+  // last round, by MarkReady.
+  ParameterStore& parameters() { return store_; }
+  const ParameterStore& parameters() const { return store_; }
+
+  // Before the first step. The layer is the trainer's. Errors: those of MoeLayer::Create.
+  template <typename T>
+  absl::StatusOr<TrainedLayer<T>*> AddMoeLayer(const std::string& prefix,
+                                               const MoeLayerConfig& config);
+
+  int64_t micro_batches() const { return micro_batches_; }
+  int64_t rounds() const { return RoundsOf(context().mesh->world().size(), micro_batches_); }
+  double loss_scale() const;
+  // The sums of this step; valid after the first BeginStep.
+  GradientReducer& reducer() { return *reducer_; }
+
+  // Losses, and so dy, of the step that begins are 2^loss_scale_log2 times larger. The first call
+  // fixes the parameters. kFailedPrecondition inside a step.
+  absl::Status BeginStep(int loss_scale_log2 = 0);
+  // Begins a step if none has begun. kFailedPrecondition after the last round.
+  absl::StatusOr<Round> BeginRound();
+  // The gradient of `parameter` is complete for this round.
+  absl::Status MarkReady(const Round& round, const Parameter& parameter);
+  // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
+  absl::Status Reduce();
+  // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
+  // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
+  // kDataLoss for gradients that are not finite, unless options say kSkip.
+  absl::StatusOr<StepOutcome> Step(const StepOptions& options);
+
+  int64_t step() const { return step_; }  // that has begun last, from 1
+
+  // kFailedPrecondition unless `round` is the current one.
+  absl::Status CheckCurrent(const Round& round) const;
+
+ private:
+  Trainer(const TrainerOptions& options, std::unique_ptr<Session> session);
+  absl::Status CheckInStep(const char* function) const;
+  absl::Status Freeze();
+  void EndRound();
+  absl::Status EndLayers();
+
+  const TrainerOptions options_;
+  // Before what it lends to: it is destroyed last, and emptied first (~Trainer).
+  const std::unique_ptr<Session> session_;
+  const int64_t micro_batches_;
+  ParameterStore store_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
+  std::vector<int64_t> counts_;  // of all layers
+  bool in_step_ = false, reduced_ = false;
+  int loss_scale_log2_ = 0;
+  int64_t step_ = 0;
+  int64_t rounds_begun_ = 0;  // of this step
+  uint64_t round_number_ = 0;
+  std::optional<WorkspaceScope> round_, host_round_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_TRAINER_H_

@@ -1,0 +1,52 @@
+// A communicator whose rank dies: for tests of what the others do.
+#ifndef MOE_TESTS_DYING_COMMUNICATOR_H_
+#define MOE_TESTS_DYING_COMMUNICATOR_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include <absl/time/clock.h>
+
+#include "tests/forwarding_communicator.h"
+
+namespace moe::testing {
+
+// How one rank dies, as all of its communicators know it.
+struct Death {
+  // Asked before every collective in a stream while the rank lives; any of its threads.
+  std::function<bool(const CommPhase&)> comes;
+  std::atomic<bool> dead{false};
+  std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
+};
+
+// From the collective on at which death comes nothing is called any more, as if the process were
+// gone.
+class DyingCommunicator final : public ForwardingCommunicator {
+ public:
+  DyingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Death> death)
+      : ForwardingCommunicator(std::move(inner)), death_(std::move(death)) {}
+
+ private:
+  absl::Status Before(int64_t /*bytes*/, Stream& stream) override {
+    if (!death_->dead && death_->comes(phase())) {
+      MOE_RETURN_IF_ERROR(stream.Synchronize());  // what came before it still happened
+      death_->at_ns = absl::GetCurrentTimeNanos();
+      death_->dead = true;
+    }
+    return BeforeMeeting();
+  }
+  absl::Status BeforeMeeting() override {
+    return death_->dead ? absl::AbortedError("this rank is dead") : absl::OkStatus();
+  }
+  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
+    return std::make_unique<DyingCommunicator>(std::move(part), death_);
+  }
+
+  const std::shared_ptr<Death> death_;
+};
+
+}  // namespace moe::testing
+
+#endif  // MOE_TESTS_DYING_COMMUNICATOR_H_
