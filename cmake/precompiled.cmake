@@ -1,5 +1,5 @@
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
-# library. Three sets (library, programs, tests), compiled once each and used by every target that
+# library. Three sets (library, parts of programs, tests), compiled once each and used by every target that
 # is compiled with the same flags. Included last, when all targets are known.
 #
 # Sources include what they use all the same: MOE_PRECOMPILED_HEADERS=OFF builds without.
@@ -19,9 +19,11 @@ set(libraries moe_private_flags absl::function_ref absl::inlined_vector absl::st
 add_library(moe_precompiled_library OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
 target_link_libraries(moe_precompiled_library PRIVATE ${libraries})
 target_precompile_headers(moe_precompiled_library PRIVATE ${standard_headers})
-add_executable(moe_precompiled_program EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
-target_link_libraries(moe_precompiled_program PRIVATE ${libraries})
-target_precompile_headers(moe_precompiled_program PRIVATE ${standard_headers})
+find_package(nlohmann_json REQUIRED)
+add_library(moe_precompiled_program OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
+target_link_libraries(moe_precompiled_program PRIVATE ${libraries} moe_program_flags
+  nlohmann_json::nlohmann_json)
+target_precompile_headers(moe_precompiled_program PRIVATE ${standard_headers} <nlohmann/json.hpp>)
 if(MOE_BUILD_TESTS)
   find_package(GTest REQUIRED)
   add_executable(moe_precompiled_test EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
@@ -42,12 +44,12 @@ function(moe_use_precompiled folder)
     get_target_property(skip ${target} MOE_NO_PRECOMPILED)
     if(target MATCHES "^moe_precompiled_" OR skip OR NOT libraries)
       continue()
+    elseif(type STREQUAL STATIC_LIBRARY AND moe_program_flags IN_LIST libraries)
+      target_precompile_headers(${target} REUSE_FROM moe_precompiled_program)
     elseif(type MATCHES "^(STATIC_LIBRARY|OBJECT_LIBRARY)$")
       target_precompile_headers(${target} REUSE_FROM moe_precompiled_library)
     elseif(type STREQUAL EXECUTABLE AND moe_test_flags IN_LIST libraries)
       target_precompile_headers(${target} REUSE_FROM moe_precompiled_test)
-    elseif(type STREQUAL EXECUTABLE)
-      target_precompile_headers(${target} REUSE_FROM moe_precompiled_program)
     endif()
   endforeach()
 endfunction()

@@ -16,14 +16,14 @@ build=(
   librandom123-dev              # counter-based random numbers
   libxxhash-dev                 # checksums
   libhwloc-dev                  # what moe doctor knows of cores and caches
-  libfmt-dev libspdlog-dev      # logging of the programs
+  libfmt-dev                    # lines of the programs
   libboost-program-options-dev  # command line
   nlohmann-json3-dev            # configuration and result files
 )
 demo=(fortunes)  # the text the demo trains on
 tests=(
   ccache                          # the flavours share most of their objects
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
   libopenmpi-dev openmpi-bin
   libmpich-dev mpich
   libssl-dev                     # proofs of ranks that meet over TCP, for NCCL

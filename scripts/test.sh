@@ -4,8 +4,9 @@
 #   scripts/test.sh [stage...]      stages: release mpich cusim asan tsan (default: all)
 #
 # Installs missing packages first (scripts/install_deps.sh). Logs and JUnit files stay in
-# build/<stage>/. The last line is "N passed, N failed": test programs and checks that ctest ran in
-# all stages, a stage that does not build counting as one failure. Exit code 1 if anything failed.
+# build/<stage>/. At the end: seconds of each stage beside its budget, the ten slowest sources and
+# tests, and "N passed, N failed": test programs and checks that ctest ran in all stages, a stage that
+# does not build counting as one failure. Over budget is a warning. Exit code 1 if anything failed.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 exec </dev/null
@@ -36,7 +37,26 @@ unrandomised() {
   fi
 }
 
-passed=0 failed=0 rows=()
+passed=0 failed=0 rows=() warnings=()
+slow_sources=$(mktemp) slow_tests=$(mktemp)
+trap 'rm -f "$slow_sources" "$slow_tests"' EXIT
+
+# Seconds on two cores, nothing else running, empty compiler cache: build, tests. Whoever goes over
+# one makes something cheaper, or says in the commit why the new figure is worth it.
+declare -A build_budget=([release]=480 [mpich]=40 [cusim]=90 [asan]=300 [tsan]=150)
+declare -A test_budget=([release]=240 [mpich]=120 [cusim]=120 [asan]=240 [tsan]=180)
+
+within() { # stage, "build" or "tests", seconds, budget
+  (($3 <= $4)) || warnings+=("test: $1: $2 took $3 s, the budget is $4 s")
+}
+
+# What ninja built since line $3 of its log, and what ctest ran: seconds and names, for the end.
+note_slow() { # stage, build folder, first line
+  awk -v stage="$1" -v first="$3" 'NR > first && $4 ~ /\.o$|\.gch$/ {
+      sub(/CMakeFiles\/[^\/]*\.dir\//, "", $4); print ($2 - $1) / 1000, stage, $4 }' \
+    "$2/.ninja_log" >>"$slow_sources"
+  sed -n 's/.*<testcase name="\([^"]*\)".* time="\([0-9.]*\)".*/\2 '"$1"' \1/p' "$2/junit.xml" >>"$slow_tests"
+}
 
 # An attribute of the <testsuite> element of a JUnit file.
 count_of() { sed -n "/<testsuite/,/>/s/.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
@@ -45,12 +65,12 @@ fail_stage() { # stage, what, log file, build seconds
   echo "test: $1: $2 failed; the end of $3:"
   tail -n 60 "$3"
   failed=$((failed + 1))
-  rows+=("$(printf '%-8s %7ss %7s %7s %7s %7s' "$1" "$4" - - 1 -)")
+  rows+=("$(printf '%-8s %7ss %6s %8s %6s %7s %7s %7s' "$1" "$4" - - - - 1 -)")
 }
 
 # run_stage <preset> [<build target>...] [-- <cmake arguments>...]
 run_stage() {
-  local stage=$1 targets=() dir=build/$1 start build_seconds
+  local stage=$1 targets=() dir=build/$1 start build_seconds built_before
   shift
   while (($#)) && [[ $1 != -- ]]; do
     targets+=(--target "$1")
@@ -65,6 +85,7 @@ run_stage() {
     fail_stage "$stage" configure "$dir/configure.log" $((SECONDS - start))
     return
   fi
+  built_before=$(wc -l <"$dir/.ninja_log" 2>/dev/null || echo 0)
   if ! cmake --build --preset "$stage" -j "$jobs" "${targets[@]}" >"$dir/build.log" 2>&1; then
     fail_stage "$stage" build "$dir/build.log" $((SECONDS - start))
     return
@@ -91,8 +112,12 @@ run_stage() {
     grep -vE '^ +Start +[0-9]+: | +Passed +[0-9.]+ sec$' "$dir/test.log" | tail -n 300
   fi
   passed=$((passed + good)) failed=$((failed + bad))
-  rows+=("$(printf '%-8s %7ss %6ss %7s %7s %7s' "$stage" "$build_seconds" $((SECONDS - start)) \
-    "$good" "$bad" "$skipped")")
+  local test_seconds=$((SECONDS - start))
+  rows+=("$(printf '%-8s %7ss %6s %7ss %6s %7s %7s %7s' "$stage" "$build_seconds" \
+    "${build_budget[$stage]}" "$test_seconds" "${test_budget[$stage]}" "$good" "$bad" "$skipped")")
+  within "$stage" build "$build_seconds" "${build_budget[$stage]}"
+  within "$stage" tests "$test_seconds" "${test_budget[$stage]}"
+  note_slow "$stage" "$dir" "$built_before"
 }
 
 has_cuda_headers() {
@@ -112,7 +137,7 @@ for stage in "${stages[@]}"; do
         run_stage cusim device_tests cusim_tests
       else
         echo "=== cusim: SKIPPED: no CUDA headers in ${CUDA_HOME:-/usr/local/cuda} or /usr"
-        rows+=("$(printf '%-8s %8s %7s %7s %7s %7s' cusim - - - - all)")
+        rows+=("$(printf '%-8s %8s %6s %8s %6s %7s %7s %7s' cusim - - - - - - all)")
       fi
       ;;
     asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
@@ -121,8 +146,15 @@ for stage in "${stages[@]}"; do
 done
 
 echo
-printf '%-8s %8s %7s %7s %7s %7s\n' stage build tests passed failed skipped
+echo "slowest sources (s, stage)"
+sort -rn "$slow_sources" | head -n 10
+echo
+echo "slowest tests (s, stage)"
+sort -rn "$slow_tests" | head -n 10
+echo
+printf '%-8s %8s %6s %8s %6s %7s %7s %7s\n' stage build budget tests budget passed failed skipped
 printf '%s\n' "${rows[@]}"
+((${#warnings[@]} == 0)) || printf '%s\n' "${warnings[@]}"
 echo "total time ${SECONDS}s on $jobs cores"
 echo "$passed passed, $failed failed"
 ((failed == 0))
