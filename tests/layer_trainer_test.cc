@@ -137,6 +137,73 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
   });
 }
 
+// Forward alone between steps: nothing is counted, drawn or moved.
+TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
+  Weights plain, evaluated;
+  for (Weights* const weights : {&plain, &evaluated}) {
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({}), std::move(world)));
+      MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+      for (int step = 1; step <= 2; ++step) {
+        for (int pass = 0; pass < 2 && weights == &evaluated; ++pass) {
+          MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(7));
+          EXPECT_EQ(trainer->rounds(), 3);
+          for (int64_t r = 0; r < trainer->rounds(); ++r) {
+            MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+            std::vector<float> x = Rows(round), y(x.size());
+            MOE_RETURN_IF_ERROR(layer->Forward(round, View(x), View(y)));
+          }
+          MOE_RETURN_IF_ERROR(trainer->EndStep());
+        }
+        MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
+      }
+      if (first) Keep(*trainer, *weights);
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(evaluated, plain);
+}
+
+TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 2}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    Weights before, after;
+    Keep(*trainer, before);
+    const auto message = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      return std::string(status.message());
+    };
+    MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(2));
+    EXPECT_THAT(message(trainer->BeginStep()), HasSubstr("the evaluation after step 0 has not"));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("0 of 1 rounds have begun"));
+    MOE_ASSIGN_OR_RETURN(const Round seen, trainer->BeginRound());
+    std::vector<float> x = Rows(seen), y(x.size()), dx(x.size());
+    MOE_RETURN_IF_ERROR(layer->Forward(seen, View(x), View(y)));
+    EXPECT_THAT(message(layer->Backward(seen, View(y), View(dx))), HasSubstr("is of no Forward"));
+    EXPECT_THAT(message(trainer->MarkReady(seen, *trainer->parameters().parameters().front())),
+                HasSubstr("an evaluation has no gradients"));
+    EXPECT_THAT(message(trainer->Step({}).status()), HasSubstr("expected EndStep"));
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+
+    MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("are no sums, expected Reduce"));
+    EXPECT_THAT(message(trainer->NonFinite().status()), HasSubstr("expected Reduce"));
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    EXPECT_EQ(*trainer->NonFinite(), 0);
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+    MOE_RETURN_IF_ERROR(trainer->BeginRound().status());
+    MOE_RETURN_IF_ERROR(trainer->EndStep());  // nothing was marked: forgotten
+    Keep(*trainer, after);
+    after["mlp.gate.e_score_correction_bias"] = before["mlp.gate.e_score_correction_bias"];
+    EXPECT_EQ(after, before);  // but for what a router learns
+    EXPECT_EQ(trainer->step(), 2);
+    return absl::OkStatus();
+  });
+}
+
 // Of a layer without a trainer: what lies in a scope that has ended, or was used, is no state.
 TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -180,6 +247,9 @@ TEST(LayerTrainerTest, GradientsThatAreNotFiniteEndTheStepOnEveryRank) {
       MOE_RETURN_IF_ERROR(
           RunRound(*trainer, *layer, bad ? std::numeric_limits<float>::infinity() : 0.0f));
     }
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    MOE_ASSIGN_OR_RETURN(const int64_t count, trainer->NonFinite());
+    EXPECT_GT(count, 0);
     EXPECT_EQ(trainer->Step({.learning_rate = 0.01}).status().code(), absl::StatusCode::kDataLoss);
     Keep(*trainer, after);
     EXPECT_EQ(after, before);
