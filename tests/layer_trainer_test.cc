@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/create.h"
+#include "gating/gate.h"
 #include "moe/trainer.h"
 #include "tests/dying_communicator.h"
 #include "tests/local_ranks.h"
@@ -202,6 +204,51 @@ TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
     EXPECT_EQ(trainer->step(), 2);
     return absl::OkStatus();
   });
+}
+
+// Writes `value` into the first parameter of this name ending; false if there is none.
+bool Spoil(Trainer& trainer, absl::string_view ending, size_t at, float value) {
+  for (const auto& p : trainer.parameters().parameters()) {
+    if (!absl::EndsWith(p->spec().name, ending)) continue;
+    p->master()[at] = value;
+    EXPECT_TRUE(trainer.parameters().RefreshCompute(*p, *trainer.context().compute).ok());
+    return true;
+  }
+  return false;
+}
+
+// An expert that is never chosen, or always, without a word: of weights, biases and selections.
+TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpert) {
+  constexpr int kExpert = 4;
+  for (const std::string& gate : GateNames()) {
+    for (const char* ending : {"gate.weight", "gate.bias", "e_score_correction_bias"}) {
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+            -std::numeric_limits<float>::infinity()}) {
+        RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+          MOE_ASSIGN_OR_RETURN(const auto trainer,
+                               Trainer::Create({.micro_batches = 1}, std::move(world)));
+          MoeLayerConfig config = LayerConfig(1);
+          config.router.gate = gate;
+          config.router.layer = 7;
+          const int32_t only = FindGate(gate)->only_top_k;
+          if (only != 0) config.router.top_k = only;
+          MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
+          const bool weight = absl::string_view(ending) == "gate.weight";
+          if (!Spoil(*trainer, ending, kExpert * (weight ? kHidden : 1), bad)) {
+            return absl::OkStatus();
+          }
+          MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+          std::vector<float> x(kTokens * kHidden, 1.0f), y(x.size());
+          const absl::Status status = layer->Forward(round, View(x), View(y));
+          EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << gate << " " << ending << bad;
+          EXPECT_THAT(std::string(status.message()), HasSubstr("layer 7: "));
+          EXPECT_THAT(std::string(status.message()), HasSubstr("expert 4 is"));
+          return absl::OkStatus();
+        });
+      }
+    }
+  }
 }
 
 // Of a layer without a trainer: what lies in a scope that has ended, or was used, is no state.

@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "moe/hf/family.h"
+#include "moe/router_check.h"
 #include "moe/trainer.h"
 
 namespace moe::hf {
@@ -97,8 +98,6 @@ class RankRun {
   absl::Status RunRound(const Round& round);
   // Sigmoid gates pass over what is not finite, and the outputs would be finite.
   absl::Status CheckExpertBias() const;
-  // Of tokens from `first` on: logits [tokens, E].
-  absl::Status CheckLogits(absl::Span<const float> logits, int64_t first) const;
   absl::Status KeepRouting(const RouterSaved<T>& router, int64_t first);
   absl::Status GatherTokens();
   // On rank 0: `mine` of every rank, in rank order; `width` elements a token.
@@ -210,25 +209,9 @@ absl::Status RankRun<T>::CheckExpertBias() const {
   for (const auto& parameter : trainer_.parameters().parameters()) {
     if (parameter->spec().name != name) continue;
     const absl::Span<const float> bias = parameter->master();  // of the host: it is not trained
-    for (size_t e = 0; e < bias.size(); ++e) {
-      if (std::isfinite(bias[e])) continue;
-      return absl::DataLossError(absl::StrCat("layer ", weights_.layer(), ": ", name, " of expert ",
-                                              e, " is ", bias[e], ", expected a finite number"));
-    }
+    MOE_RETURN_IF_ERROR(moe::CheckExpertBias(bias, name, weights_.layer()));
   }
   return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status RankRun<T>::CheckLogits(absl::Span<const float> logits, int64_t first) const {
-  const auto bad =
-      std::find_if(logits.begin(), logits.end(), [](float v) { return !std::isfinite(v); });
-  if (bad == logits.end()) return absl::OkStatus();
-  const int64_t outputs = moe_.router.num_outputs(), at = bad - logits.begin();
-  return absl::DataLossError(
-      absl::StrCat("layer ", weights_.layer(), ": the router's logit of token ",
-                   first + at / outputs, " for expert ", at % outputs, " is ", *bad,
-                   ", expected a finite number: look at x and the router's weight and bias"));
 }
 
 template <typename T>
@@ -240,7 +223,7 @@ absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router, int64_t first
   MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
   const int64_t outputs = moe_.router.num_outputs();
   const auto logits_here = logits.subspan(0, here.tokens() * outputs);
-  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, first));
+  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, outputs, outputs, first, weights_.layer()));
   for (int64_t t = 0; t < here.tokens(); ++t) {
     const int64_t slot = slot_offset[t];
     const int64_t choices = slot_offset[t + 1] - slot;
