@@ -268,6 +268,7 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
                              [](Parameter&) { return absl::OkStatus(); });
     };
     MoeLayerSaved<float> saved, released;
+    EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("is of no Forward"));
     {
       const WorkspaceScope scope(*context.workspace);
       MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &released, nullptr));
