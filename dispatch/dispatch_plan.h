@@ -73,8 +73,9 @@ class DispatchPlan {
   // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
   // are memory of that device, and the slots are sorted there (kernels/expert_sort) into
   // `workspace`. `host_workspace` and `host`, a stream of the CPU, are for the tables. One host
-  // wait, for B*E counts. Nothing is sent and no peer read: there is no send_token, expert_source,
-  // return_place nor what names peers, and send rows are as many as expert rows. Ids out of range
+  // wait, for B*E counts. Nothing is sent and no peer read: send_token, expert_source, return_place
+  // and what names peers are empty (names_peers), and send rows are as many as expert rows; of
+  // dispatchers, the staged ones alone take such a plan. Ids out of range
   // have no row, as those of identity experts; slot_offset must ascend from 0 to the slots, which
   // the host does not see. Errors: as Build, but for ids and slot_offset; kInvalidArgument if the
   // group has other ranks or E is above kMaxSortedExperts.
@@ -88,6 +89,7 @@ class DispatchPlan {
   int chunks() const { return chunks_; }                          // d
   int ranks() const { return ranks_; }                            // R
   int rank() const { return rank_; }                              // of this plan's holder
+  bool names_peers() const { return names_peers_; }               // it is not of BuildOnDevice
   int64_t tokens() const { return tokens_; }                      // T
   int64_t slots() const { return Size(home_row_of_slot_); }       // of the routing
   int64_t send_rows() const { return send_begin_.back(); }        // S, all chunks
@@ -194,10 +196,11 @@ class DispatchPlan {
     return static_cast<int64_t>(all.size());
   }
   static absl::Span<const int32_t> Part(absl::Span<const int32_t> all, int64_t begin, int64_t end) {
-    return all.subspan(begin, end - begin);
+    return all.empty() ? all : all.subspan(begin, end - begin);
   }
 
   int chunks_ = 1, ranks_ = 1, rank_ = 0;
+  bool names_peers_ = true;
   int64_t tokens_ = 0, segments_ = 0, send_stride_ = 0;
   int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
   absl::Span<const int32_t> chunk_first_expert_;

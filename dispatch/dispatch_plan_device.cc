@@ -46,6 +46,7 @@ absl::Status DispatchPlanBuilder::SortOnDevice(Workspace& workspace, Stream& str
   for (int c = 0; c < plan_.chunks_; ++c) {
     send_counts_[c] = static_cast<int32_t>(plan_.home_begin_[c + 1] - plan_.home_begin_[c]);
   }
+  plan_.names_peers_ = false;
   plan_.send_begin_ = plan_.home_begin_;
   plan_.home_row_of_slot_ = sorted.row_of_slot;
   plan_.home_slot_ = sorted.slot_of_row.first(rows);

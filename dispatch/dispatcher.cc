@@ -67,6 +67,10 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
 template <typename T>
 absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
                                            int chunk) const {
+  if (!plan.names_peers() && this->algorithm() != DispatchAlgorithm::kStaged) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": the plan names no peers, expected one of Build"));
+  }
   if (plan.ranks() == comm_.size() && plan.rank() == comm_.rank() && chunk >= 0 &&
       chunk < plan.chunks()) {
     return absl::OkStatus();

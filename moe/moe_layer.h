@@ -77,7 +77,8 @@ class MoeLayer {
 
   // x, y [T, H], memory of the context's device; what `batch` refers to is the host's. `saved` is
   // needed for Backward and may be null in evaluation. Messages of failed waits name the layer and
-  // step that the mesh's phase holds.
+  // step that the mesh's phase holds. kDataLoss, naming layer and expert: an expert bias or, with
+  // `stats`, a router's logit that is not finite.
   //
   // When Forward or Backward fails, nothing reads or writes their arguments any more: what is in
   // the streams has ended, for which the mesh is aborted unless the arguments were at fault.
@@ -136,6 +137,7 @@ class MoeLayer {
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
   absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
+  absl::Status CheckRouter(const MoeLayerSaved<T>& saved, const RouterStats* stats) const;
   // Where no peer has to know tokens, and the host none for identity experts.
   bool CanPlanOnDevice() const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,

@@ -1,4 +1,5 @@
 // One batch's way through the layer, forward and backward.
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "kernels/combine/combine.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "moe/moe_layer.h"
+#include "moe/router_check.h"
 
 namespace moe {
 namespace {
@@ -160,6 +162,7 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
                   stats, &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
         .status();
   }));
+  MOE_RETURN_IF_ERROR(CheckRouter(saved, stats));
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
     MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
@@ -179,6 +182,21 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
     saved.plan = plan;
     return absl::OkStatus();
   });
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CheckRouter(const MoeLayerSaved<T>& saved,
+                                      const RouterStats* stats) const {
+  const CommPhase& phase = context_.mesh->world().phase();
+  const int64_t layer = phase.layer >= 0 ? phase.layer : config_.router.layer;
+  if (expert_bias_ != nullptr) {
+    MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name, layer));
+  }
+  if (stats == nullptr || std::isfinite(stats->entropy_sum)) return absl::OkStatus();
+  const auto& router = saved.router;
+  MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
+  return CheckLogits(logits, router.logits.cols(), config_.router.num_outputs(),
+                     router.batch.first_global_token, layer);
 }
 
 template <typename T>

@@ -47,6 +47,13 @@ class Session {
   // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
   // one another, and waits until the streams are empty.
   void End(const absl::Status& reason);
+  // `result`; an error ends the session while the caller's memory, which its streams may use, is
+  // still there: return session.EndOnError(run.Run());
+  template <typename T>
+  absl::StatusOr<T> EndOnError(absl::StatusOr<T> result) {
+    if (!result.ok()) End(result.status());
+    return result;
+  }
   // Where gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
   // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and

@@ -19,15 +19,21 @@ absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x,
         "TrainedLayer: ", x.rows(), " tokens in a round without a micro-batch, expected none"));
   }
   const int64_t bounds[] = {0, x.rows()};
-  if (batch.micro_batch_offsets.empty()) batch.micro_batch_offsets = bounds;
-  if (batch.first_global_token == 0 && !round.empty()) {
-    batch.first_global_token = round.micro_batch() * x.rows();
+  if (batch.micro_batch_offsets.empty()) {
+    batch.micro_batch_offsets = bounds;
+    if (batch.first_global_token == 0 && !round.empty()) {
+      batch.first_global_token = round.micro_batch() * x.rows();
+    }
   }
   batch.step = round.step();
   if (batch.micro_batch_offsets.size() != 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
                      " micro-batches in a round, expected one"));
+  }
+  if (trainer_.evaluates()) {
+    batch.mode = Mode::kEvaluation;
+    return layer_->Forward(x, batch, y, nullptr, &stats_);
   }
   // Backward reads the offsets again.
   for (auto* const offsets : {&batch.sequence_offsets, &batch.micro_batch_offsets}) {
@@ -63,6 +69,7 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       session_(std::move(session)),
       micro_batches_(options.micro_batches > 0 ? options.micro_batches
                                                : session_->context().mesh->world().size()),
+      dealt_(micro_batches_),
       store_(options.dtype, options.seed, *session_->context().memory) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
@@ -76,7 +83,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
 }
 
 Trainer::~Trainer() {
-  if (in_step_) session_->End(absl::AbortedError(absl::StrCat("step ", step_, " was given up")));
+  if (pass_ == Pass::kNone) return;
+  session_->End(absl::AbortedError(absl::StrCat("step ", step_, " was given up")));
 }
 
 template <typename T>
@@ -111,30 +119,35 @@ absl::Status Trainer::Freeze() {
 }
 
 absl::Status Trainer::BeginStep(int loss_scale_log2) {
-  if (in_step_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("Trainer::BeginStep: step ", step_, " has not ended, expected Step before"));
-  }
+  MOE_RETURN_IF_ERROR(CheckEnded("BeginStep"));
   if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
-  in_step_ = true;
-  reduced_ = false;
-  rounds_begun_ = 0;
+  pass_ = Pass::kStep;
+  gradients_ = Gradients::kHere;
   loss_scale_log2_ = loss_scale_log2;
   context().mesh->SetPhase({.name = "step", .step = ++step_});
   return reducer_->Begin(loss_scale_log2);
 }
 
+absl::Status Trainer::BeginEvaluation(int64_t micro_batches) {
+  MOE_RETURN_IF_ERROR(CheckEnded("BeginEvaluation"));
+  pass_ = Pass::kEvaluation;
+  dealt_ = micro_batches;
+  context().mesh->SetPhase({.name = "evaluation", .step = step_});
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Round> Trainer::BeginRound() {
-  if (!in_step_) MOE_RETURN_IF_ERROR(BeginStep());
+  if (pass_ == Pass::kNone) MOE_RETURN_IF_ERROR(BeginStep());
   if (rounds_begun_ == rounds()) {
     return absl::FailedPreconditionError(absl::StrCat("Trainer::BeginRound: step ", step_, " has ",
-                                                      rounds(), " rounds, expected Step"));
+                                                      rounds(), " rounds, expected ",
+                                                      evaluates() ? "EndStep" : "Step"));
   }
   EndRound();
   round_.emplace(*context().workspace);
   host_round_.emplace(*context().host_workspace);
   const Communicator& world = context().mesh->world();
-  const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), micro_batches_);
+  const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), dealt_);
   Round round;
   round.index_ = rounds_begun_++;
   round.step_ = step_;
@@ -148,15 +161,34 @@ void Trainer::EndRound() {
   round_.reset();
 }
 
-absl::Status Trainer::CheckInStep(const char* function) const {
-  if (in_step_ && rounds_begun_ == rounds()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("Trainer::", function, ": ",
-                                                    in_step_ ? rounds_begun_ : 0, " of ", rounds(),
+absl::Status Trainer::CheckEnded(const char* function) const {
+  if (pass_ == Pass::kNone) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Trainer::", function, ": ", evaluates() ? "the evaluation after step " : "step ", step_,
+      " has not ended, expected ", evaluates() ? "EndStep" : "Step", " before"));
+}
+
+absl::Status Trainer::CheckLastRound(const char* function) const {
+  if (pass_ != Pass::kNone && rounds_begun_ == rounds()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("Trainer::", function, ": ", rounds_begun_,
+                                                    " of ", rounds(),
                                                     " rounds have begun, expected all"));
 }
 
+absl::Status Trainer::CheckInStep(const char* function) const {
+  if (!evaluates()) return CheckLastRound(function);
+  return absl::FailedPreconditionError(
+      absl::StrCat("Trainer::", function, ": an evaluation has no gradients, expected EndStep"));
+}
+
+absl::Status Trainer::CheckReduced(const char* function) const {
+  if (gradients_ == Gradients::kReduced) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Trainer::", function, ": the gradients of step ", step_, " are no sums, expected Reduce"));
+}
+
 absl::Status Trainer::CheckCurrent(const Round& round) const {
-  if (in_step_ && round_.has_value() && round.number_ == round_number_) return absl::OkStatus();
+  if (round_.has_value() && round.number_ == round_number_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("Trainer: round ", round.index_, " of step ", round.step_,
                    " has ended, expected the round that BeginRound returned last"));
@@ -164,19 +196,37 @@ absl::Status Trainer::CheckCurrent(const Round& round) const {
 
 absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) {
   MOE_RETURN_IF_ERROR(CheckCurrent(round));
-  return rounds_begun_ == rounds() ? reducer_->MarkReady(parameter) : absl::OkStatus();
+  if (!evaluates() && rounds_begun_ < rounds()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckInStep("MarkReady"));
+  gradients_ = Gradients::kMarked;
+  return reducer_->MarkReady(parameter);
 }
 
 absl::Status Trainer::Reduce() {
-  if (reduced_) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
+  if (gradients_ == Gradients::kReduced) return absl::OkStatus();
   EndRound();
   context().mesh->SetPhase({.name = "gradients", .step = step_});
   MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,
                             [&] { return reducer_->Finish(); }));
   MOE_RETURN_IF_ERROR(context().compute->Synchronize());
-  reduced_ = true;
+  gradients_ = Gradients::kReduced;
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Trainer::NonFinite() {
+  MOE_RETURN_IF_ERROR(CheckReduced("NonFinite"));
+  // Each rank's experts, and what all hold once.
+  MOE_ASSIGN_OR_RETURN(int64_t count, reducer_->NonFinite(ParameterGroup::kExpert));
+  Communicator& group = context().mesh->expert_parallel();
+  if (group.rank() == 0) {
+    MOE_ASSIGN_OR_RETURN(const int64_t replicated,
+                         reducer_->NonFinite(ParameterGroup::kReplicated));
+    count += replicated;
+  }
+  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context().host));
+  MOE_RETURN_IF_ERROR(context().host->Synchronize());
+  return count;
 }
 
 absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
@@ -194,9 +244,21 @@ absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
                               MOE_ASSIGN_OR_RETURN(outcome, optimizer_->Step(scaled, *reducer_));
                               return absl::OkStatus();
                             }));
-  MOE_RETURN_IF_ERROR(EndLayers());
-  in_step_ = false;
+  MOE_RETURN_IF_ERROR(EndStep());
   return outcome;
+}
+
+absl::Status Trainer::EndStep() {
+  MOE_RETURN_IF_ERROR(CheckLastRound("EndStep"));
+  if (!evaluates()) {
+    if (gradients_ == Gradients::kMarked) MOE_RETURN_IF_ERROR(CheckReduced("EndStep"));
+    MOE_RETURN_IF_ERROR(EndLayers());
+  }
+  EndRound();
+  pass_ = Pass::kNone;
+  rounds_begun_ = 0;
+  dealt_ = micro_batches_;
+  return absl::OkStatus();
 }
 
 // Counts of all ranks are integers, so the same everywhere.

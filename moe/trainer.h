@@ -67,9 +67,9 @@ template <typename T>
 class TrainedLayer final : public TrainedLayerBase {
  public:
   // y = layer(x), both [T, H] in memory of the session's device; zero rows in an empty round.
-  // Fields of `batch` that are left out follow from the round: one micro-batch of T tokens, whose
-  // first global token is micro_batch * T. Collective. kFailedPrecondition for a round that has
-  // ended; errors of MoeLayer::Forward.
+  // A batch without micro_batch_offsets is one micro-batch of T tokens, whose first global token is
+  // micro_batch * T if left out. In an evaluation nothing is kept for Backward or counted.
+  // Collective. kFailedPrecondition for a round that has ended; errors of MoeLayer::Forward.
   absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                        Batch batch = {});
   // dx [T, H] overwritten; gradients of weights are added. dy: gradients of the micro-batch's loss,
@@ -78,6 +78,7 @@ class TrainedLayer final : public TrainedLayerBase {
 
   const RouterStats& stats() const { return stats_; }  // of the last Forward
   const MoeLayer<T>& layer() const { return *layer_; }
+  MoeLayer<T>& layer() { return *layer_; }
 
  private:
   friend class Trainer;
@@ -98,6 +99,7 @@ class TrainedLayer final : public TrainedLayerBase {
 // Owns session, parameters, gradient reducer and optimiser of one rank, and runs its steps:
 //
 //   BeginStep (or the first BeginRound) · rounds() times {BeginRound · forward, backward} · Step
+//   BeginEvaluation                     · rounds() times {BeginRound · forward}           · EndStep
 //
 // Nothing is silent: gradients that are not finite, a round too few or too many, a layer without a
 // Backward are errors. After an error, or when it is destroyed inside a step, the groups are
@@ -124,7 +126,8 @@ class Trainer {
                                                const MoeLayerConfig& config);
 
   int64_t micro_batches() const { return micro_batches_; }
-  int64_t rounds() const { return RoundsOf(context().mesh->world().size(), micro_batches_); }
+  // Of the step or evaluation that has begun; else of a step.
+  int64_t rounds() const { return RoundsOf(context().mesh->world().size(), dealt_); }
   double loss_scale() const;
   // The sums of this step; valid after the first BeginStep.
   GradientReducer& reducer() { return *reducer_; }
@@ -132,25 +135,38 @@ class Trainer {
   // Losses, and so dy, of the step that begins are 2^loss_scale_log2 times larger. The first call
   // fixes the parameters. kFailedPrecondition inside a step.
   absl::Status BeginStep(int loss_scale_log2 = 0);
+  // Forward alone, of `micro_batches` over all ranks: no gradients, and no memory for any.
+  // kFailedPrecondition inside a step.
+  absl::Status BeginEvaluation(int64_t micro_batches);
   // Begins a step if none has begun. kFailedPrecondition after the last round.
   absl::StatusOr<Round> BeginRound();
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
   absl::Status Reduce();
+  // After Reduce: gradient elements that are NaN, infinite or off the exact grid (layout-invariant;
+  // 0 in fast), the same on every rank. Step looks itself. Collective.
+  absl::StatusOr<int64_t> NonFinite();
   // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
   // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
   // kDataLoss for gradients that are not finite, unless options say kSkip.
   absl::StatusOr<StepOutcome> Step(const StepOptions& options);
+  // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
+  // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective.
+  absl::Status EndStep();
 
   int64_t step() const { return step_; }  // that has begun last, from 1
 
+  bool evaluates() const { return pass_ == Pass::kEvaluation; }
   // kFailedPrecondition unless `round` is the current one.
   absl::Status CheckCurrent(const Round& round) const;
 
  private:
   Trainer(const TrainerOptions& options, std::unique_ptr<Session> session);
+  absl::Status CheckEnded(const char* function) const;
+  absl::Status CheckLastRound(const char* function) const;
   absl::Status CheckInStep(const char* function) const;
+  absl::Status CheckReduced(const char* function) const;
   absl::Status Freeze();
   void EndRound();
   absl::Status EndLayers();
@@ -159,15 +175,17 @@ class Trainer {
   // Before what it lends to: it is destroyed last, and emptied first (~Trainer).
   const std::unique_ptr<Session> session_;
   const int64_t micro_batches_;
+  int64_t dealt_;  // micro-batches of the step or evaluation
   ParameterStore store_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::unique_ptr<TrainedLayerBase>> layers_;
   std::vector<int64_t> counts_;  // of all layers
-  bool in_step_ = false, reduced_ = false;
+  enum class Pass : uint8_t { kNone, kStep, kEvaluation } pass_ = Pass::kNone;
+  enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
   int loss_scale_log2_ = 0;
   int64_t step_ = 0;
-  int64_t rounds_begun_ = 0;  // of this step
+  int64_t rounds_begun_ = 0;  // of this step or evaluation
   uint64_t round_number_ = 0;
   std::optional<WorkspaceScope> round_, host_round_;
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dispatch/dispatch_plan.h"
+#include "dispatch/dispatcher.h"
 #include "kernels/base/device_arrays.h"
 #include "tests/device_memory.h"
 #include "tests/dispatch_world.h"
@@ -100,6 +101,37 @@ TEST_F(DevicePlanTest, IsThePlanOfTheHost) {
       return absl::OkStatus();
     });
   }
+}
+
+// What names peers is not there: empty, in every chunk, and refused where rows would move by it.
+TEST_F(DevicePlanTest, HasNoPeersAndIsRefusedWhereTheyAreNeeded) {
+  const WorkspaceScope scope(*workspace_);
+  const World world = MakeWorld({.name = "chunks", .experts = 4, .tokens = {12}, .overlap = 2});
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> comm) -> absl::Status {
+    Workspace workspace;
+    MOE_ASSIGN_OR_RETURN(const auto plan, BuildOnDevice(world, 2, *comm, workspace));
+    EXPECT_EQ(plan.chunks(), 2);
+    for (int c = 0; c < plan.chunks(); ++c) {
+      for (const auto& rows :
+           {plan.send_token(c), plan.expert_source(c), plan.expert_peer(c), plan.expert_home_row(c),
+            plan.return_place(c), plan.home_peer(c), plan.home_source(c)}) {
+        EXPECT_TRUE(rows.empty());
+      }
+    }
+    for (const auto algorithm : {DispatchAlgorithm::kDirect, DispatchAlgorithm::kHierarchical}) {
+      MOE_ASSIGN_OR_RETURN(const auto dispatcher,
+                           Dispatcher<float>::Create({.algorithm = algorithm}, *comm));
+      EXPECT_EQ(dispatcher->algorithm(), algorithm);
+      std::vector<float> x(plan.tokens()), rows(plan.expert_rows());
+      const absl::Status status = dispatcher->Dispatch(plan, 0, {x.data(), plan.tokens(), 1},
+                                                       {rows.data(), plan.expert_rows(), 1},
+                                                       workspace, *MakeInlineStream());
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("names no peers, expected one of Build"));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_F(DevicePlanTest, RefusesAnExpertBeyondItsPaddingAsTheHostDoes) {

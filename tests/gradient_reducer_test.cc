@@ -296,6 +296,40 @@ TEST(GradientReducerTest, TheNumberOfTermsIsRequiredWhereSumsAreExact) {
   });
 }
 
+// As many terms as were said, each the largest of the grid: their sum is about the largest that an
+// int64 holds. A larger term is counted, not wrapped.
+TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
+  constexpr int kRanks = 3;
+  const auto most = std::nextafter(static_cast<float>(INT64_MAX / kRanks), 0.0f) * 0x1p-50f;
+  for (const float x : {most, -most, std::nextafter(most, 1e30f)}) {
+    RunLocalRanks(kRanks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 1}));
+      MOE_ASSIGN_OR_RETURN(const auto reducer,
+                           GradientReducer::Create({.max_terms = kRanks}, store, context,
+                                                   session->gradient_stream()));
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      MOE_RETURN_IF_ERROR(p->grad().Add(
+          [&](absl::Span<float> out, Write) {
+            out[0] = x;
+            return absl::OkStatus();
+          },
+          *context.workspace, *context.compute));
+      MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+      const bool fits = std::fabs(x) <= most;
+      EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kReplicated), fits ? 0 : kRanks);
+      float scratch[1];
+      MOE_ASSIGN_OR_RETURN(const auto sum,
+                           reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
+      EXPECT_EQ(sum[0], fits ? static_cast<float>(kRanks * static_cast<double>(x)) : 0.0f);
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
   for (const int ep : {1, 2}) {
     RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {

@@ -9,8 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
-#include "moe/gradient_reducer.h"
-#include "moe/micro_batches.h"
 #include "tests/local_ranks.h"
 
 namespace moe::testing {
@@ -27,44 +25,36 @@ std::vector<T> Convert(absl::Span<const float> in) {
 template <typename T>
 class RankRun {
  public:
-  RankRun(const LayerWork& work, const Context& context, LayerResult& result, std::mutex& mu)
-      : work_(work), context_(context), result_(result), mu_(mu), offsets_{0} {
+  RankRun(const LayerWork& work, Trainer& trainer, LayerResult& result, std::mutex& mu)
+      : work_(work),
+        trainer_(trainer),
+        context_(trainer.context()),
+        result_(result),
+        mu_(mu),
+        offsets_{0} {
     for (const int64_t n : work.micro_batch_tokens) offsets_.push_back(offsets_.back() + n);
   }
 
-  absl::Status Run(AllReduceAlgorithm algorithm, Stream& gradients) {
-    ParameterStore store(DTypeOf<T>::value, work_.seed, *context_.memory);
-    MOE_ASSIGN_OR_RETURN(const auto layer,
-                         MoeLayer<T>::Create(work_.config, "mlp.", store, context_));
+  absl::Status Run() {
+    MOE_ASSIGN_OR_RETURN(layer_, trainer_.AddMoeLayer<T>("mlp.", work_.config));
+    ParameterStore& store = trainer_.parameters();
     for (const auto& p : store.parameters()) MOE_RETURN_IF_ERROR(Override(*p, store));
     if (!work_.last_step_count.empty()) {
-      MOE_RETURN_IF_ERROR(layer->EndStep(work_.last_step_count));
+      MOE_RETURN_IF_ERROR(layer_->layer().EndStep(work_.last_step_count));
     }
-    const int64_t micro_batches = static_cast<int64_t>(work_.micro_batch_tokens.size());
-    MOE_ASSIGN_OR_RETURN(const auto reducer, GradientReducer::Create({.algorithm = algorithm,
-                                                                      .max_terms = micro_batches},
-                                                                     store, context_, gradients));
-    MOE_RETURN_IF_ERROR(reducer->Begin());
-    Communicator& world = context_.mesh->world();
-    const auto [begin, end] = MicroBatchesOf(world.rank(), world.size(), micro_batches);
-    const int64_t rounds = RoundsOf(world.size(), micro_batches);
-    for (int64_t round = 0; round < rounds; ++round) {
-      const bool last = round == rounds - 1;
-      MOE_RETURN_IF_ERROR(
-          Round(*layer, begin + round < end ? begin + round : -1,
-                [&](Parameter& p) { return last ? reducer->MarkReady(p) : absl::OkStatus(); }));
-    }
-    MOE_RETURN_IF_ERROR(reducer->Finish());
-    return Collect(store, *reducer);
+    for (int64_t r = 0; r < trainer_.rounds(); ++r) MOE_RETURN_IF_ERROR(RunRound());
+    MOE_RETURN_IF_ERROR(trainer_.Reduce());
+    MOE_RETURN_IF_ERROR(Collect(store, trainer_.reducer()));
+    return trainer_.EndStep();
   }
 
  private:
-  // Forward and backward of one micro-batch, or of none (-1).
-  absl::Status Round(MoeLayer<T>& layer, int64_t micro_batch, GradientReady ready) {
-    const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  // Forward and backward of one micro-batch, or of none.
+  absl::Status RunRound() {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
     const int64_t hidden = work_.config.router.hidden_size;
-    const int64_t first = micro_batch < 0 ? 0 : offsets_[micro_batch];
-    const int64_t tokens = micro_batch < 0 ? 0 : work_.micro_batch_tokens[micro_batch];
+    const int64_t first = round.empty() ? 0 : offsets_[round.micro_batch()];
+    const int64_t tokens = round.empty() ? 0 : work_.micro_batch_tokens[round.micro_batch()];
     const auto part = [&](const std::vector<float>& all) {
       return OnDevice(Convert<T>(absl::MakeSpan(all).subspan(first * hidden, tokens * hidden)));
     };
@@ -75,13 +65,11 @@ class RankRun {
     const int64_t bounds[] = {0, tokens};
     const Batch batch = {
         .sequence_offsets = bounds, .micro_batch_offsets = bounds, .first_global_token = first};
-    MoeLayerSaved<T> saved;
-    RouterStats stats;
     const auto view = [&](const Buffer& v) {
       return MatrixView<T>(v.template span<T>().data(), tokens, hidden);
     };
-    MOE_RETURN_IF_ERROR(layer.Forward(view(x), batch, view(y), &saved, &stats));
-    MOE_RETURN_IF_ERROR(layer.Backward(view(dy), saved, 1.0f, view(dx), ready));
+    MOE_RETURN_IF_ERROR(layer_->Forward(round, view(x), view(y), batch));
+    MOE_RETURN_IF_ERROR(layer_->Backward(round, view(dy), view(dx)));
     MOE_ASSIGN_OR_RETURN(const std::vector<T> host_y, FromDevice<T>(y));
     MOE_ASSIGN_OR_RETURN(const std::vector<T> host_dx, FromDevice<T>(dx));
 
@@ -93,6 +81,7 @@ class RankRun {
     put(host_y, result_.y);
     put(host_dx, result_.dx);
     if (tokens == 0) return absl::OkStatus();
+    const RouterStats& stats = layer_->stats();
     for (size_t e = 0; e < stats.expert_count.size(); ++e) {
       result_.expert_count[e] += stats.expert_count[e];
     }
@@ -148,7 +137,9 @@ class RankRun {
   }
 
   const LayerWork& work_;
+  Trainer& trainer_;
   const Context& context_;
+  TrainedLayer<T>* layer_ = nullptr;
   LayerResult& result_;
   std::mutex& mu_;
   std::vector<int64_t> offsets_;
@@ -206,15 +197,19 @@ LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numer
   laid_out.config.overlap_degree = layout.overlap;
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(LayerDevice(), *world));
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.device = device,
-                                          .expert_parallel_size = layout.expert_parallel,
-                                          .threads = layout.threads,
-                                          .numerics = numerics,
-                                          .overlap_exchange = layout.overlap > 1},
-                                         std::move(world)));
-    RankRun<T> run(laid_out, session->context(), result, mu);
-    return run.Run(layout.all_reduce, session->gradient_stream());
+    MOE_ASSIGN_OR_RETURN(
+        const auto trainer,
+        Trainer::Create({.session = {.device = device,
+                                     .expert_parallel_size = layout.expert_parallel,
+                                     .threads = layout.threads,
+                                     .numerics = numerics,
+                                     .overlap_exchange = layout.overlap > 1},
+                         .dtype = DTypeOf<T>::value,
+                         .seed = work.seed,
+                         .micro_batches = static_cast<int64_t>(work.micro_batch_tokens.size()),
+                         .all_reduce = layout.all_reduce},
+                        std::move(world)));
+    return RankRun<T>(laid_out, *trainer, result, mu).Run();
   });
   return result;
 }

@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/all_reduce.h"
-#include "moe/moe_layer.h"
-#include "moe/session.h"
+#include "moe/trainer.h"
 
 namespace moe::testing {
 

@@ -34,6 +34,7 @@ double Activate(Activation activation, double gate, double up) {
   return 0;
 }
 
+constexpr int64_t kTrainerStep = 1;  // of a trainer's first
 constexpr char kExpertBias[] = "mlp.gate.e_score_correction_bias";
 
 class DenseLayer {
@@ -48,7 +49,7 @@ class DenseLayer {
       input_.micro_batch_offsets.push_back(input_.micro_batch_offsets.back() + n);
     }
     input_.sequence_offsets = input_.micro_batch_offsets;  // one sequence each
-    DrawRandomNumbers(config_.router, work.tokens(), /*step=*/0, input_);
+    DrawRandomNumbers(config_.router, work.tokens(), kTrainerStep, input_);
     if (const auto bias = weights_.find(kExpertBias); bias != weights_.end()) {
       input_.expert_bias = bias->second;
       weights_.erase(bias);  // no gradient
@@ -120,6 +121,7 @@ class DenseLayer {
     const double u = Uniform({.seed = router.seed,
                               .purpose = RandomPurpose::kJitter,
                               .layer = router.layer,
+                              .step = kTrainerStep,
                               .item = static_cast<uint64_t>(t)},
                              static_cast<uint32_t>(h));
     return 1 + (2 * u - 1) * static_cast<double>(router.input_jitter);

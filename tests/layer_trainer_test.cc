@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/create.h"
+#include "gating/gate.h"
 #include "moe/trainer.h"
 #include "tests/dying_communicator.h"
 #include "tests/local_ranks.h"
@@ -137,6 +139,118 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
   });
 }
 
+// Forward alone between steps: nothing is counted, drawn or moved.
+TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
+  Weights plain, evaluated;
+  for (Weights* const weights : {&plain, &evaluated}) {
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({}), std::move(world)));
+      MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+      for (int step = 1; step <= 2; ++step) {
+        for (int pass = 0; pass < 2 && weights == &evaluated; ++pass) {
+          MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(7));
+          EXPECT_EQ(trainer->rounds(), 3);
+          for (int64_t r = 0; r < trainer->rounds(); ++r) {
+            MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+            std::vector<float> x = Rows(round), y(x.size());
+            MOE_RETURN_IF_ERROR(layer->Forward(round, View(x), View(y)));
+          }
+          MOE_RETURN_IF_ERROR(trainer->EndStep());
+        }
+        MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
+      }
+      if (first) Keep(*trainer, *weights);
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(evaluated, plain);
+}
+
+TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 2}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    Weights before, after;
+    Keep(*trainer, before);
+    const auto message = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      return std::string(status.message());
+    };
+    MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(2));
+    EXPECT_THAT(message(trainer->BeginStep()), HasSubstr("the evaluation after step 0 has not"));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("0 of 1 rounds have begun"));
+    MOE_ASSIGN_OR_RETURN(const Round seen, trainer->BeginRound());
+    std::vector<float> x = Rows(seen), y(x.size()), dx(x.size());
+    MOE_RETURN_IF_ERROR(layer->Forward(seen, View(x), View(y)));
+    EXPECT_THAT(message(layer->Backward(seen, View(y), View(dx))), HasSubstr("is of no Forward"));
+    EXPECT_THAT(message(trainer->MarkReady(seen, *trainer->parameters().parameters().front())),
+                HasSubstr("an evaluation has no gradients"));
+    EXPECT_THAT(message(trainer->Step({}).status()), HasSubstr("expected EndStep"));
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+
+    MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("are no sums, expected Reduce"));
+    EXPECT_THAT(message(trainer->NonFinite().status()), HasSubstr("expected Reduce"));
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    EXPECT_EQ(*trainer->NonFinite(), 0);
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+    MOE_RETURN_IF_ERROR(trainer->BeginRound().status());
+    MOE_RETURN_IF_ERROR(trainer->EndStep());  // nothing was marked: forgotten
+    Keep(*trainer, after);
+    after["mlp.gate.e_score_correction_bias"] = before["mlp.gate.e_score_correction_bias"];
+    EXPECT_EQ(after, before);  // but for what a router learns
+    EXPECT_EQ(trainer->step(), 2);
+    return absl::OkStatus();
+  });
+}
+
+// Writes `value` into the first parameter of this name ending; false if there is none.
+bool Spoil(Trainer& trainer, absl::string_view ending, size_t at, float value) {
+  for (const auto& p : trainer.parameters().parameters()) {
+    if (!absl::EndsWith(p->spec().name, ending)) continue;
+    p->master()[at] = value;
+    EXPECT_TRUE(trainer.parameters().RefreshCompute(*p, *trainer.context().compute).ok());
+    return true;
+  }
+  return false;
+}
+
+// An expert that is never chosen, or always, without a word: of weights, biases and selections.
+TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpert) {
+  constexpr int kExpert = 4;
+  for (const std::string& gate : GateNames()) {
+    for (const char* ending : {"gate.weight", "gate.bias", "e_score_correction_bias"}) {
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+            -std::numeric_limits<float>::infinity()}) {
+        RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+          MOE_ASSIGN_OR_RETURN(const auto trainer,
+                               Trainer::Create({.micro_batches = 1}, std::move(world)));
+          MoeLayerConfig config = LayerConfig(1);
+          config.router.gate = gate;
+          config.router.layer = 7;
+          const int32_t only = FindGate(gate)->only_top_k;
+          if (only != 0) config.router.top_k = only;
+          MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
+          const bool weight = absl::string_view(ending) == "gate.weight";
+          if (!Spoil(*trainer, ending, kExpert * (weight ? kHidden : 1), bad)) {
+            return absl::OkStatus();
+          }
+          MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+          std::vector<float> x(kTokens * kHidden, 1.0f), y(x.size());
+          const absl::Status status = layer->Forward(round, View(x), View(y));
+          EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << gate << " " << ending << bad;
+          EXPECT_THAT(std::string(status.message()), HasSubstr("layer 7: "));
+          EXPECT_THAT(std::string(status.message()), HasSubstr("expert 4 is"));
+          return absl::OkStatus();
+        });
+      }
+    }
+  }
+}
+
 // Of a layer without a trainer: what lies in a scope that has ended, or was used, is no state.
 TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -154,6 +268,7 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
                              [](Parameter&) { return absl::OkStatus(); });
     };
     MoeLayerSaved<float> saved, released;
+    EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("is of no Forward"));
     {
       const WorkspaceScope scope(*context.workspace);
       MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &released, nullptr));
@@ -180,6 +295,9 @@ TEST(LayerTrainerTest, GradientsThatAreNotFiniteEndTheStepOnEveryRank) {
       MOE_RETURN_IF_ERROR(
           RunRound(*trainer, *layer, bad ? std::numeric_limits<float>::infinity() : 0.0f));
     }
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    MOE_ASSIGN_OR_RETURN(const int64_t count, trainer->NonFinite());
+    EXPECT_GT(count, 0);
     EXPECT_EQ(trainer->Step({.learning_rate = 0.01}).status().code(), absl::StatusCode::kDataLoss);
     Keep(*trainer, after);
     EXPECT_EQ(after, before);

@@ -145,6 +145,24 @@ TEST(CompareTest, SweepPointsAreAsManyAsTheirSettings) {
   EXPECT_EQ(Compare(run, run)->differences.size(), 1u);
 }
 
+TEST(CompareTest, RowsOfABenchmarkAreAsManyAsTheirSettings) {
+  const auto row = [](const char* settings, double time) {
+    return absl::StrCat(R"({"op":"layer","pass":"forward","phase":"all","tokens":8,"topk":2,)",
+                        R"("router":"deepseek-v3","dispatch":"hierarchical","time_us":)", time,
+                        R"(,"settings":")", settings, R"("})", "\n");
+  };
+  const auto run =
+      ParseRun("layer.jsonl", row("", 10) + row("--node-size 2", 20) +
+                                  row("--moe-router-num-groups 4", 40) + row("--node-size 2", 30));
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto comparison = Compare(*run, *run);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  ASSERT_EQ(comparison->differences.size(), 3u);
+  EXPECT_EQ(comparison->differences[1].a, 25);
+  EXPECT_EQ(comparison->differences[1].what, "layer · moe-router-num-groups default · node-size 2");
+  EXPECT_EQ(comparison->differences[2].what, "layer · moe-router-num-groups 4 · node-size default");
+}
+
 TEST(CompareTest, KernelsOfAsManyRowsAndOtherTopKAreNoRepetitions) {
   const auto row = [](int top_k, int seed) {
     return absl::StrCat(R"({"op":"gemm","product":"forward","tokens":)", 2048 / top_k,

@@ -389,7 +389,7 @@ TEST(Entropy, IsThatOfEveryTokensShares) {
     // Twenty logits: more than one round of partial sums. 1/2, 1/2 and a certain choice.
     Scores softmax = {.cols = 20,
                       .experts = 20,
-                      .logits = std::vector<float>(40, -kInf),
+                      .logits = std::vector<float>(40, -200.0f),
                       .score = std::vector<float>(40, 0.0f),
                       .log_sum_exp = {1 + std::log(2.0f), 7}};
     softmax.logits[3] = softmax.logits[19] = 1;
@@ -407,6 +407,27 @@ TEST(Entropy, IsThatOfEveryTokensShares) {
                                     .log_sum_exp = {0, 0},
                                     .function = ScoreFunction::kSigmoid}),
                 std::log(2.0), 2 * 0x1p-24 * 1.4);
+  }
+}
+
+TEST(Entropy, IsNanWhereALogitIsNotFinite) {
+  for (const auto& device : TestDevices()) {
+    for (const auto function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
+      for (const float bad : {kInf, -kInf, testing::kNaN}) {
+        Scores scores = {.cols = 3,
+                         .experts = 2,
+                         .logits = {0, -200, 1, 0, -200, 1},
+                         .score = {.5f, 0, .5f, 0},
+                         .log_sum_exp = {0, 0},
+                         .function = function};
+        EXPECT_TRUE(std::isfinite(EntropyOf(*device, scores)));
+        scores.logits[4] = bad;
+        EXPECT_TRUE(std::isnan(EntropyOf(*device, scores))) << device->name() << " " << bad;
+        scores.logits[4] = 0;
+        scores.logits[5] = bad;
+        EXPECT_EQ(std::isnan(EntropyOf(*device, scores)), function == ScoreFunction::kSoftmax);
+      }
+    }
   }
 }
 

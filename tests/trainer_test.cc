@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "moe/lm/step_totals.h"
+#include "tests/forwarding_communicator.h"
 #include "tests/local_ranks.h"
 #include "tests/sanitizers.h"
 #include "tests/train_harness.h"
@@ -368,6 +369,58 @@ TEST(TrainerTest, VerifyingReplicasKeepsTheBits) {
   const Trace plain = TrainIn(config, layout, corpus);
   config.verify_replicas = 2;
   ExpectSameTrace(TrainIn(config, layout, corpus), plain);
+}
+
+// Rank 1 reads twice the gradient norm in one step, so that clipping moves its weights otherwise.
+class SkewedNorm final : public ::moe::testing::ForwardingCommunicator {
+ public:
+  SkewedNorm(std::unique_ptr<Communicator> inner, bool skews)
+      : ForwardingCommunicator(std::move(inner)), skews_(skews) {}
+
+ private:
+  absl::Status Before(int64_t, Stream&) override { return absl::OkStatus(); }
+  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
+    return std::make_unique<SkewedNorm>(std::move(part), skews_);
+  }
+  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                           Stream& stream) override {
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllReduce(inout, count, type, op, stream));
+    if (!skews_ || phase().step != 3 || phase().name != absl::string_view("optimiser")) {
+      return absl::OkStatus();
+    }
+    return stream.Enqueue([=] {
+      for (int64_t i = 0; i < count; ++i) static_cast<double*>(inout)[i] *= 4;
+      return absl::OkStatus();
+    });
+  }
+
+  const bool skews_;
+};
+
+TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
+  TrainConfig config = SmallConfig();
+  config.steps = 9;
+  config.verify_replicas = 2;
+  config.expert_parallel_size = 2;
+  config.optimizer.clip_grad = 1e-3;
+  const Corpus corpus = MakeCorpus();
+  int64_t seen = 0;
+  ::moe::testing::RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) {
+    const bool first = world->rank() == 0, skews = world->rank() == 1;
+    const TrainHooks hooks = {.on_step = [&](const StepMetrics& m) {
+      seen = m.step;
+      return absl::OkStatus();
+    }};
+    const absl::Status status =
+        Train(config, corpus, std::make_unique<SkewedNorm>(std::move(world), skews),
+              first ? hooks : TrainHooks())
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("differs between ranks 0 and 1"));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(seen, 3);  // of step 4, no more is told
 }
 
 TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {

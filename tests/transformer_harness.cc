@@ -8,8 +8,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
-#include "moe/gradient_reducer.h"
-#include "moe/micro_batches.h"
 #include "tests/local_ranks.h"
 
 namespace moe::testing {
@@ -30,44 +28,37 @@ void PrepareWeights(const ModelWork& work, Parameter& parameter) {
 template <typename T>
 class RankRun {
  public:
-  RankRun(const ModelWork& work, const Context& context, ModelResult& result, std::mutex& mu)
-      : work_(work), context_(context), result_(result), mu_(mu), offsets_(work.TokenOffsets()) {}
+  RankRun(const ModelWork& work, Trainer& trainer, ModelResult& result, std::mutex& mu)
+      : work_(work),
+        trainer_(trainer),
+        context_(trainer.context()),
+        result_(result),
+        mu_(mu),
+        offsets_(work.TokenOffsets()) {}
 
-  absl::Status Run(AllReduceAlgorithm algorithm, Stream& gradients) {
-    ParameterStore store(DTypeOf<T>::value, /*seed=*/3);
+  absl::Status Run() {
+    ParameterStore& store = trainer_.parameters();
     MOE_ASSIGN_OR_RETURN(const auto model,
                          lm::Transformer<T>::Create(work_.config, store, context_));
     for (const auto& p : store.parameters()) {
       PrepareWeights(work_, *p);
       MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, *context_.compute));
     }
-    const auto count = static_cast<int64_t>(work_.micro_batches.size());
-    MOE_ASSIGN_OR_RETURN(
-        const auto reducer,
-        GradientReducer::Create({.bucket_bytes = 2048, .algorithm = algorithm, .max_terms = count},
-                                store, context_, gradients));
-    MOE_RETURN_IF_ERROR(reducer->Begin());
-    Communicator& world = context_.mesh->world();
-    const auto [begin, end] = MicroBatchesOf(world.rank(), world.size(), count);
-    const int64_t rounds = RoundsOf(world.size(), count);
-    for (int64_t round = 0; round < rounds; ++round) {
-      MOE_RETURN_IF_ERROR(Round(*model, *reducer, begin + round < end ? begin + round : -1,
-                                /*last=*/round == rounds - 1));
-    }
-    MOE_RETURN_IF_ERROR(reducer->Finish());
+    for (int64_t r = 0; r < trainer_.rounds(); ++r) MOE_RETURN_IF_ERROR(RunRound(*model));
+    MOE_RETURN_IF_ERROR(trainer_.Reduce());
     EXPECT_EQ(context_.workspace->used_bytes(), 0);
-    return Collect(store, *reducer);
+    MOE_RETURN_IF_ERROR(Collect(store, trainer_.reducer()));
+    return trainer_.EndStep();
   }
 
  private:
-  // Forward and backward of one micro-batch, or of none (-1).
-  absl::Status Round(lm::Transformer<T>& model, GradientReducer& reducer, int64_t micro_batch,
-                     bool last) {
-    const bool none = micro_batch < 0;
-    const int64_t first = none ? 0 : offsets_[micro_batch];
-    const int64_t tokens = none ? 0 : offsets_[micro_batch + 1] - first;
-    const auto sequences =
-        none ? std::vector<int64_t>{0} : work_.SequenceOffsets(static_cast<size_t>(micro_batch));
+  // Forward and backward of one micro-batch, or of none.
+  absl::Status RunRound(lm::Transformer<T>& model) {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+    const auto b = static_cast<size_t>(round.micro_batch());
+    const int64_t first = round.empty() ? 0 : offsets_[b];
+    const int64_t tokens = round.empty() ? 0 : offsets_[b + 1] - first;
+    const auto sequences = round.empty() ? std::vector<int64_t>{0} : work_.SequenceOffsets(b);
     const int64_t bounds[] = {0, tokens};
     const Batch batch = {.sequence_offsets = sequences,
                          .micro_batch_offsets = bounds,
@@ -76,13 +67,13 @@ class RankRun {
     std::vector<float> row_loss(tokens);
     lm::ForwardStats stats;
     std::vector<std::string> ready;
-    MOE_RETURN_IF_ERROR(model.ForwardBackward(
-        absl::MakeSpan(work_.tokens).subspan(first, tokens),
-        absl::MakeSpan(work_.targets).subspan(first, tokens), batch, work_.loss_scale,
-        absl::MakeSpan(row_loss), &stats, [&](Parameter& p) {
-          ready.push_back(p.spec().name);
-          return last ? reducer.MarkReady(p) : absl::OkStatus();
-        }));
+    MOE_RETURN_IF_ERROR(model.ForwardBackward(absl::MakeSpan(work_.tokens).subspan(first, tokens),
+                                              absl::MakeSpan(work_.targets).subspan(first, tokens),
+                                              batch, work_.loss_scale, absl::MakeSpan(row_loss),
+                                              &stats, [&](Parameter& p) {
+                                                ready.push_back(p.spec().name);
+                                                return trainer_.MarkReady(round, p);
+                                              }));
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
 
     const std::lock_guard<std::mutex> lock(mu_);
@@ -100,8 +91,7 @@ class RankRun {
   }
 
   absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
-    EXPECT_EQ(*reducer.NonFinite(ParameterGroup::kReplicated), 0);
-    EXPECT_EQ(*reducer.NonFinite(ParameterGroup::kExpert), 0);
+    EXPECT_EQ(*trainer_.NonFinite(), 0);
     for (const auto& p : store.parameters()) {
       if (!p->spec().trainable) continue;
       std::vector<float> scratch(p->size());
@@ -120,6 +110,7 @@ class RankRun {
   }
 
   const ModelWork& work_;
+  Trainer& trainer_;
   const Context& context_;
   ModelResult& result_;
   std::mutex& mu_;
@@ -169,14 +160,19 @@ ModelResult RunModel(const ModelWork& work, const Layout& layout, Numerics numer
   laid_out.config.moe.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
   laid_out.config.moe.overlap_degree = layout.overlap;
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const auto session,
-                         Session::Create({.expert_parallel_size = layout.expert_parallel,
-                                          .threads = layout.threads,
-                                          .numerics = numerics,
-                                          .overlap_exchange = layout.overlap > 1},
-                                         std::move(world)));
-    RankRun<T> run(laid_out, session->context(), result, mu);
-    return run.Run(layout.all_reduce, session->gradient_stream());
+    MOE_ASSIGN_OR_RETURN(
+        const auto trainer,
+        Trainer::Create({.session = {.expert_parallel_size = layout.expert_parallel,
+                                     .threads = layout.threads,
+                                     .numerics = numerics,
+                                     .overlap_exchange = layout.overlap > 1},
+                         .dtype = DTypeOf<T>::value,
+                         .seed = 3,
+                         .micro_batches = static_cast<int64_t>(work.micro_batches.size()),
+                         .all_reduce = layout.all_reduce,
+                         .bucket_bytes = 2048},
+                        std::move(world)));
+    return RankRun<T>(laid_out, *trainer, result, mu).Run();
   });
   return result;
 }

@@ -78,7 +78,8 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
                       float coeff, double* loss, MatrixView<float> d_logits, Workspace& workspace,
                       Stream& stream);
 
-// *sum += sum over tokens of the entropy of p, nats; 0 log 0 = 0. Rows of NaN give NaN.
+// *sum += sum over tokens of the entropy of p, nats; 0 log 0 = 0. NaN where any logit of a token,
+// its further columns included, is NaN or infinite.
 //   softmax  lse_t - sum_i p_ti l_ti        sigmoid  log S_t - sum_i s_ti log s_ti / S_t
 // A softmax costs T * E multiply-adds, no logarithm.
 absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& workspace,

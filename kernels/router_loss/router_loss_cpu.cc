@@ -86,21 +86,26 @@ void AddGradient(const Balance& b, const double* by_prob, int64_t begin, int64_t
 double SoftmaxEntropy(const Entropy& entropy, int64_t t) {
   const float* const p = entropy.score.row(t);
   const float* const l = entropy.logits.row(t);
-  // p = 0 stands beside a logit of -infinity.
-  const double mean = WideSum(entropy.score.cols(), [&](int64_t e) {
-    return p[e] != 0 ? static_cast<double>(p[e]) * static_cast<double>(l[e]) : 0.0;
-  });
-  return static_cast<double>(entropy.log_sum_exp[t]) - mean;
+  // Logits of p = 0 and those beyond the scores matter where they are not finite: NaN.
+  const int64_t experts = entropy.score.cols();
+  const double mean = WideSum(
+      experts, [&](int64_t e) { return static_cast<double>(p[e]) * static_cast<double>(l[e]); });
+  const double beyond = WideSum(entropy.logits.cols() - experts,
+                                [&](int64_t e) { return 0 * static_cast<double>(l[experts + e]); });
+  return static_cast<double>(entropy.log_sum_exp[t]) - (mean + beyond);
 }
 
 double SigmoidEntropy(const Entropy& entropy, int64_t t) {
   const float* const score = entropy.score.row(t);
+  const float* const l = entropy.logits.row(t);
   const int64_t experts = entropy.score.cols();
   const double sum = WideSum(experts, [&](int64_t e) { return static_cast<double>(score[e]); });
   // The score is a float32: so may be its logarithm, at a third of the time.
   const double weighted = WideSum(experts, [&](int64_t e) {
-    return score[e] != 0 ? static_cast<double>(score[e]) * static_cast<double>(std::log(score[e]))
-                         : 0.0;
+    const auto none = static_cast<double>(0 * l[e]);  // NaN for a logit that is not finite
+    return score[e] != 0
+               ? static_cast<double>(score[e]) * static_cast<double>(std::log(score[e])) + none
+               : none;
   });
   return sum == 0 ? 0 : std::log(sum) - weighted / sum;
 }

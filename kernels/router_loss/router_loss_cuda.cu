@@ -139,20 +139,23 @@ __device__ void SumBlock(const Entropy& entropy, const double* value, double fac
 __device__ double SoftmaxEntropy(const Entropy& entropy, int64_t t, int lane) {
   const float* const p = entropy.score.row(t);
   const float* const l = entropy.logits.row(t);
-  // p = 0 stands beside a logit of -infinity.
-  const double mean = FixedSumOf<double>(entropy.score.cols(), lane, [&](int64_t e, double sum) {
-    return sum + (p[e] != 0 ? static_cast<double>(p[e]) * static_cast<double>(l[e]) : 0.0);
+  // Logits beyond the scores, and those of p = 0, matter where they are not finite: NaN.
+  const int64_t experts = entropy.score.cols();
+  const double mean = FixedSumOf<double>(entropy.logits.cols(), lane, [&](int64_t e, double sum) {
+    return sum + static_cast<double>(e < experts ? p[e] : 0) * static_cast<double>(l[e]);
   });
   return static_cast<double>(entropy.log_sum_exp[t]) - mean;
 }
 
 __device__ double SigmoidEntropy(const Entropy& entropy, int64_t t, int lane) {
   const float* const score = entropy.score.row(t);
+  const float* const l = entropy.logits.row(t);
   const int64_t experts = entropy.score.cols();
   const double sum = SumOfScores(score, experts, lane);
   const double weighted = FixedSumOf<double>(experts, lane, [&](int64_t e, double partial) {
     const float s = score[e];
-    return partial + (s != 0 ? static_cast<double>(s) * static_cast<double>(logf(s)) : 0.0);
+    const auto none = static_cast<double>(0 * l[e]);  // NaN for a logit that is not finite
+    return partial + (s != 0 ? static_cast<double>(s) * static_cast<double>(logf(s)) + none : none);
   });
   return sum == 0 ? 0 : log(sum) - weighted / sum;
 }

@@ -83,7 +83,8 @@ Fields BenchFields(const BenchRow& row) {
           {"source", CountOrNull(row.source)},
           {"destination", CountOrNull(row.destination)},
           {"status", row.status()},
-          {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()}};
+          {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()},
+          {"settings", row.settings}};
 }
 
 }  // namespace moe::bench

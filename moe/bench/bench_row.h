@@ -66,6 +66,7 @@ struct BenchRow {
   double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
   int source = -1, destination = -1;  // p2p
   bool in_place = false;
+  std::string settings;  // flags that were given and that no other key tells
 
   double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
   double busbw() const { return algbw() * BusFactor(op, ranks); }
@@ -78,7 +79,7 @@ struct BenchRow {
 //   count, iters, time_us, time_us_min, time_us_max, time_us_p50, time_us_p99, time_us_cv_pct,
 //   algbw_gbytes_per_s, busbw_gbytes_per_s, nwrong, imb_tx, imb_rx, wait_pct, slow_rank,
 //   bytes_self, bytes_same_host, bytes_cross_host, memcpy_gbytes_per_s, memcpy_pct, source,
-//   destination, status, error
+//   destination, status, error, settings
 Fields BenchFields(const BenchRow& row);
 
 }  // namespace moe::bench

@@ -13,7 +13,7 @@
 #include "kernels/swiglu/swiglu.h"
 #include "moe/bench/layer_on_rank.h"
 #include "moe/lm/step_totals.h"
-#include "moe/session.h"
+#include "moe/trainer.h"
 
 namespace moe::bench {
 namespace {
@@ -117,10 +117,9 @@ int64_t NextBatch(const std::vector<CallTimes>& all, int ranks, const MeasureOpt
 
 template <typename T>
 absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& spec,
-                                      const MeasureOptions& options, Session& session) {
-  const Context& context = session.context();
+                                      const MeasureOptions& options, const Context& context) {
   Communicator& world = context.mesh->world();
-  MOE_RETURN_IF_ERROR(layer.Setup(session.gradient_stream()));
+  MOE_RETURN_IF_ERROR(layer.Setup());
   CallTimes times = {};
   std::array<int64_t, 2> wrong = {};
   RouterLoad load;
@@ -166,11 +165,9 @@ absl::StatusOr<LayerResult> MeasureOn(LayerOnRank<T>& layer, const LayerSpec& sp
 
 template <typename T>
 absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOptions& options,
-                                      Session& session) {
-  LayerOnRank<T> layer(spec, session.context());
-  auto result = MeasureOn(layer, spec, options, session);
-  if (!result.ok()) session.End(result.status());  // what its streams run uses the layer's memory
-  return result;
+                                      Trainer& trainer) {
+  LayerOnRank<T> layer(spec, trainer);
+  return trainer.session().EndOnError(MeasureOn(layer, spec, options, trainer.context()));
 }
 
 absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
@@ -205,15 +202,18 @@ absl::StatusOr<LayerResult> MeasureLayer(const LayerSpec& spec, const MeasureOpt
   if (whole.expert_parallel_size == 0) whole.expert_parallel_size = world->size();
   MOE_RETURN_IF_ERROR(CheckSpec(whole, world->size()));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(whole.device, *world));
-  MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.device = device,
-                                        .expert_parallel_size = whole.expert_parallel_size,
-                                        .threads = whole.threads,
-                                        .numerics = whole.numerics,
-                                        .overlap_exchange = whole.layer.overlap_degree > 1},
-                                       std::move(world)));
+  MOE_ASSIGN_OR_RETURN(
+      const auto trainer,
+      Trainer::Create({.session = {.device = device,
+                                   .expert_parallel_size = whole.expert_parallel_size,
+                                   .threads = whole.threads,
+                                   .numerics = whole.numerics,
+                                   .overlap_exchange = whole.layer.overlap_degree > 1},
+                       .dtype = whole.dtype,
+                       .seed = whole.seed},
+                      std::move(world)));
   return WithStorageType(whole.dtype,
-                         [&]<typename T>(T) { return MeasureAs<T>(whole, options, *session); });
+                         [&]<typename T>(T) { return MeasureAs<T>(whole, options, *trainer); });
 }
 
 }  // namespace moe::bench

@@ -51,14 +51,11 @@ absl::Status Fill(T value, const Buffer& buffer, Stream& stream) {
 }  // namespace
 
 template <typename T>
-LayerOnRank<T>::LayerOnRank(const LayerSpec& spec, const Context& context)
-    : spec_(spec),
-      context_(context),
-      store_(DTypeOf<T>::value, spec.seed, *context.memory),
-      first_(kMostKeptBytes) {}
+LayerOnRank<T>::LayerOnRank(const LayerSpec& spec, Trainer& trainer)
+    : spec_(spec), trainer_(trainer), context_(trainer.context()), first_(kMostKeptBytes) {}
 
 template <typename T>
-absl::Status LayerOnRank<T>::Setup(Stream& gradients) {
+absl::Status LayerOnRank<T>::Setup() {
   MoeLayerConfig config = spec_.layer;
   config.router.seed = spec_.seed;
   config.router.micro_batch_tokens = spec_.tokens;
@@ -74,10 +71,8 @@ absl::Status LayerOnRank<T>::Setup(Stream& gradients) {
     // Ranks and calls may differ.
     config.router.micro_batch_tokens = 0;
   }
-  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "layer.", store_, context_));
-  MOE_ASSIGN_OR_RETURN(reducer_,
-                       GradientReducer::Create({.max_terms = context_.mesh->world().size()}, store_,
-                                               context_, gradients));
+  MOE_ASSIGN_OR_RETURN(layer_,
+                       MoeLayer<T>::Create(config, "layer.", trainer_.parameters(), context_));
   MOE_ASSIGN_OR_RETURN(x_, RandomTokens(most, 0));
   MOE_ASSIGN_OR_RETURN(dy_, RandomTokens(most, 1));
   MOE_ASSIGN_OR_RETURN(y_, Buffer::Allocate(x_.bytes(), *context_.memory, "y"));
@@ -116,15 +111,17 @@ template <typename T>
 int64_t LayerOnRank<T>::bytes() const {
   const int64_t of_element = 4 + (std::is_same_v<T, float> ? 0 : int64_t{sizeof(T)}) +
                              (context_.numerics == Numerics::kLayoutInvariant ? 8 : 4);
-  return DeviceBytes(context_) + store_.total_size() * of_element + layer_->packed_bytes() +
-         4 * x_.bytes();
+  return DeviceBytes(context_) + trainer_.parameters().total_size() * of_element +
+         layer_->packed_bytes() + 4 * x_.bytes();
 }
 
 template <typename T>
 absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int64_t, 2>& wrong,
                                   RouterLoad* load) {
-  const WorkspaceScope scratch(*context_.workspace), host_scratch(*context_.host_workspace);
-  MOE_RETURN_IF_ERROR(reducer_->Begin());
+  // One micro-batch of every rank. Its gradients are not summed over ranks.
+  MOE_RETURN_IF_ERROR(trainer_.BeginStep());
+  MOE_RETURN_IF_ERROR(trainer_.BeginRound().status());
+  context_.mesh->SetPhase({});  // a call is no step
   const int64_t record = call % records();
   if (record != record_) gate_->Assign(SlotsOf(spec_, context_.mesh->world(), record));
   record_ = record;
@@ -144,7 +141,8 @@ absl::Status LayerOnRank<T>::Call(int64_t call, CallTimes& times, std::array<int
                             [](Parameter&) { return absl::OkStatus(); });
   }));
   if (load != nullptr) Add(stats, *load);
-  return CompareResults(record, wrong);
+  MOE_RETURN_IF_ERROR(CompareResults(record, wrong));
+  return trainer_.EndStep();
 }
 
 template <typename T>

@@ -15,9 +15,8 @@
 #include "moe/bench/first_results.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/context.h"
-#include "moe/gradient_reducer.h"
 #include "moe/moe_layer.h"
-#include "moe/parameter.h"
+#include "moe/trainer.h"
 
 namespace moe::bench {
 
@@ -40,9 +39,9 @@ struct RouterLoad {
 template <typename T>
 class LayerOnRank {
  public:
-  LayerOnRank(const LayerSpec& spec, const Context& context);
+  LayerOnRank(const LayerSpec& spec, Trainer& trainer);
 
-  absl::Status Setup(Stream& gradients);
+  absl::Status Setup();
 
   // Calls that differ in what is routed where.
   int64_t records() const;
@@ -69,12 +68,11 @@ class LayerOnRank {
   absl::Status CompareResults(int64_t record, std::array<int64_t, 2>& wrong);
 
   const LayerSpec spec_;
-  const Context context_;
-  ParameterStore store_;
+  Trainer& trainer_;
+  const Context& context_;
   std::unique_ptr<AssignedGate> gate_;  // with spec_.routing
   int64_t record_ = 0;                  // whose slots it has
   std::unique_ptr<MoeLayer<T>> layer_;
-  std::unique_ptr<GradientReducer> reducer_;
   Buffer x_, dy_, y_, dx_;           // on the context's device
   std::vector<T> host_y_, host_dx_;  // results to compare, where that is no CPU
   int64_t calls_ = 0;

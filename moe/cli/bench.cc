@@ -105,6 +105,9 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
     }
     if (first && size == options_.sizes.front()) Note(rows.front());
     if (!first) continue;
+    for (bench::BenchRow& row : rows) {
+      row.settings = BenchIdentity(call_.settings, call_.operation);
+    }
     MOE_RETURN_IF_ERROR(output.Add(rows));
     rows_.insert(rows_.end(), rows.begin(), rows.end());
   }

@@ -20,6 +20,7 @@
 #include "moe/bench/tables.h"
 #include "moe/cli/bench_flags.h"
 #include "moe/cli/bench_output.h"
+#include "moe/cli/bench_settings.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/pin.h"
 #include "moe/cli/program.h"
@@ -47,7 +48,13 @@ std::string TimeText(const bench::MeasureOptions& m) {
 struct Results {
   std::string about;
   absl::Span<const bench::Column> columns;
+  std::string settings;  // of all rows
   std::vector<bench::Fields> rows;
+
+  void Add(bench::Fields row) {
+    row.emplace_back("settings", settings);
+    rows.push_back(std::move(row));
+  }
 
   std::string Table() const {
     std::string text = absl::StrCat(about, bench::TableHead(columns));
@@ -121,8 +128,9 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
                       PlaceText(*device)),
           TimeText(options.measure)),
       bench::GemmColumns(),
+      BenchIdentity(call.settings, call.operation),
       {}};
-  for (const bench::GemmRow& row : rows) results.rows.push_back(bench::GemmFields(row));
+  for (const bench::GemmRow& row : rows) results.Add(bench::GemmFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
   return Verdict(results, options.output, {"product"});
 }
@@ -145,8 +153,9 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
                       s.routing.text, s.seed, PlaceText(*device)),
           TimeText(options.measure)),
       bench::KernelColumns(),
+      BenchIdentity(call.settings, call.operation),
       {}};
-  for (const bench::KernelRow& row : rows) results.rows.push_back(bench::KernelFields(row));
+  for (const bench::KernelRow& row : rows) results.Add(bench::KernelFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
   return Verdict(results, options.output, {"op", "pass", "kernel"});
 }
@@ -188,9 +197,10 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
               moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s)),
           TimeText(options.measure)),
       bench::LayerColumns(),
+      BenchIdentity(call.settings, call.operation),
       {}};
   for (const bench::LayerRow& row : result.rows) {
-    results.rows.push_back(bench::LayerFields(result, row));
+    results.Add(bench::LayerFields(result, row));
   }
   MOE_RETURN_IF_ERROR(Show(results, options.output));
   if (!options.output.form.has_value()) {

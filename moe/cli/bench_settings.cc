@@ -1,7 +1,9 @@
 #include "moe/cli/bench_settings.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 
+#include "moe/bench/bench_row.h"
 #include "moe/bench/collectives.h"
 #include "moe/bench/layer_bench.h"
 #include "moe/cli/command.h"
@@ -262,6 +264,24 @@ std::vector<Setting> BenchSettings() {
   AddOutput(table);
   AddHelpSettings("Output", table);
   return table;
+}
+
+std::string BenchIdentity(const Settings& settings, const std::string& operation) {
+  std::vector<std::string> skip = {
+      "minbytes",  "maxbytes",     "stepfactor", "stepbytes",  "iters",     "warmup-iters",
+      "max-noise", "timeout",      "check",      "datatype",   "routing",   "seed",
+      "dispatch",  "threads",      "ranks",      "all-reduce", "backend",   "device",
+      "output",    "comm-timeout", "trace",      "format",     "json-file", "svg",
+      "fail-if",   "quiet",        "config",     "verbose",    "color",     "output-stderr"};
+  if (!bench::OpOf(operation).has_value()) {
+    skip.insert(skip.end(), {"tokens", "hidden-size", "num-experts", "moe-ffn-hidden-size",
+                             "moe-router-topk", "router"});
+  }
+  if (operation == "layer") {
+    skip.insert(skip.end(),
+                {"expert-model-parallel-size", "moe-overlap-degree", "moe-expert-capacity-factor"});
+  }
+  return std::string(absl::StripLeadingAsciiWhitespace(FlagsOf(settings, skip)));
 }
 
 CommandHelp BenchHelp() {

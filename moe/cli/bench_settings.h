@@ -15,6 +15,10 @@ inline constexpr char kRouterGroup[] = "Router of gate and layer";
 
 std::vector<Setting> BenchSettings();
 
+// Flags as FlagsOf has them of what was given and changes results, but for what every row of
+// `operation` has a key for: rows that differ in it are of different things.
+std::string BenchIdentity(const Settings& settings, const std::string& operation);
+
 // With their names, in the order of the help.
 const std::vector<Operands::Word>& BenchOperations();
 

@@ -74,6 +74,15 @@ void OpenStandardStreams() {
   }
 }
 
+// Of a mapped file that others shorten while it is read, or whose disk fails.
+void EndOnLostBytes(int) {
+  constexpr char kLine[] =
+      "moe: a file became shorter while it was read, or its disk failed (SIGBUS): replace files by "
+      "renaming\n";
+  (void)!::write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  ::_exit(static_cast<int>(ExitCode::kIo));
+}
+
 }  // namespace
 }  // namespace moe::cli
 
@@ -82,6 +91,7 @@ int main(int argc, char** argv) {
   // A write that fails says so itself: a file at its limit, a pipe that nobody reads.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGBUS, moe::cli::EndOnLostBytes);
   try {
     moe::cli::Invocation invocation;
     invocation.program = argc > 0 ? argv[0] : "moe";

@@ -48,10 +48,6 @@ absl::StatusOr<SweepText> ReadText(const Settings& settings) {
   return SweepText{.corpus = *std::move(corpus), .xxh3 = std::move(hash)};
 }
 
-std::string Mib(double bytes) {
-  return fmt::format("{:.0f} MiB", bytes / 0x1p20);
-}
-
 class SweepRun {
  public:
   SweepRun(const Invocation& invocation, const Settings& settings, const SweepPlan& plan)
@@ -64,7 +60,6 @@ class SweepRun {
   absl::Status RunPoints(Communicator* world);
   absl::Status AgreeAmongProcesses(Communicator& world);
   // Why it would not fit, or "".
-  std::string TooBig(const PlannedPoint& planned) const;
   absl::Status Refusal(const PlannedPoint& planned) const;
   absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world);
   absl::StatusOr<sweep::Figures> Repeat(const PlannedPoint& planned, int repetition,
@@ -125,26 +120,6 @@ absl::Status SweepRun::Prepare() {
   return absl::OkStatus();
 }
 
-std::string SweepRun::TooBig(const PlannedPoint& planned) const {
-  const sweep::MemoryEstimate estimate = sweep::EstimateMemory(planned.memory);
-  const int ranks = planned.launch.world.local_ranks;
-  const double needed = estimate.total_bytes() * ranks;
-  const auto refuse = [&](const std::string& limit) {
-    return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
-                        Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
-                        Mib(estimate.workspace_bytes), " of activations each), expected at most ",
-                        limit);
-  };
-  if (!settings_.empty("max-memory") && needed > settings_.real("max-memory") * 0x1p20) {
-    return refuse(absl::StrCat("--max-memory ", settings_.text("max-memory"), " MiB"));
-  }
-  if (available_bytes_ > 0 && needed > static_cast<double>(available_bytes_)) {
-    return refuse(
-        absl::StrCat("the ", Mib(static_cast<double>(available_bytes_)), " that are available"));
-  }
-  return "";
-}
-
 // Rank 0 has read the file, machines differ in memory, and each process has read its own text: all
 // must skip and refuse the same points.
 absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
@@ -160,7 +135,11 @@ absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
 // What stands between a point and its run: its settings, or memory.
 absl::Status SweepRun::Refusal(const PlannedPoint& planned) const {
   MOE_RETURN_IF_ERROR(planned.refused);
-  const std::string too_big = TooBig(planned);
+  const auto max_mib =
+      settings_.empty("max-memory") ? std::optional<double>() : settings_.real("max-memory");
+  const std::string too_big =
+      sweep::TooBig(sweep::EstimateMemory(planned.memory), planned.launch.world.local_ranks,
+                    available_bytes_, max_mib);
   return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
 }
 

@@ -120,15 +120,9 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
   MOE_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(settings, world));
   planned.train = options.train;
   const lm::TrainConfig& train = planned.train;
-  const int64_t micro_batch = train.micro_batch_size * train.sequence_length;
-  const int64_t batch = micro_batch * train.micro_batches;
+  const int64_t batch = train.micro_batch_size * train.sequence_length * train.micro_batches;
   planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
-  planned.memory = {.model = train.model,
-                    .parameters_total = SizeOf(train.model).total,
-                    .tokens = micro_batch,
-                    .dtype = train.dtype,
-                    .numerics = train.numerics,
-                    .expert_parallel_size = train.expert_parallel_size};
+  planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
   return lm::CheckTextLength(train, corpus);
 }
 

@@ -24,6 +24,8 @@
 #include "moe/cli/train_options.h"
 #include "moe/cli/train_settings.h"
 #include "moe/io/routing_trace.h"
+#include "moe/sweep/available_memory.h"
+#include "moe/sweep/memory_estimate.h"
 
 namespace moe::cli {
 namespace {
@@ -69,6 +71,7 @@ class TrainRun {
 
  private:
   absl::Status CheckPaths() const;
+  absl::Status CheckMemory() const;
   absl::Status Prepare();
   void PrintStart() const;
   RoutingTraceHeader RoutingHeader() const;
@@ -97,10 +100,22 @@ absl::Status TrainRun::CheckPaths() const {
                                    {"--trace", options_.trace}});
 }
 
+// On the CPU: what a GPU has left, its own allocations find out.
+absl::Status TrainRun::CheckMemory() const {
+  if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
+  const lm::TrainConfig& train = options_.train;
+  const auto shape = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
+  const std::string too_big = sweep::TooBig(sweep::EstimateMemory(shape), launch_.world.local_ranks,
+                                            sweep::AvailableMemoryBytes());
+  return too_big.empty() ? absl::OkStatus()
+                         : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
+}
+
 // Everything that can be refused, before a rank starts. A file that is there keeps its content
 // until there is something to write into it; one made here for nothing goes with its owner.
 absl::Status TrainRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
+  MOE_RETURN_IF_ERROR(CheckMemory());
   MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
   if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
   if (!options_.trace.empty()) {

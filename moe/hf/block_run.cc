@@ -10,10 +10,9 @@
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/gradient_reducer.h"
 #include "moe/hf/family.h"
-#include "moe/micro_batches.h"
-#include "moe/session.h"
+#include "moe/router_check.h"
+#include "moe/trainer.h"
 
 namespace moe::hf {
 namespace {
@@ -39,22 +38,51 @@ void Append(absl::Span<const T> from, std::vector<float>& to) {
   for (const T value : from) to.push_back(static_cast<float>(value));
 }
 
+int64_t BlocksOf(int64_t tokens) {
+  return std::max<int64_t>(1, (tokens + BlockTokens(tokens) - 1) / BlockTokens(tokens));
+}
+
+absl::StatusOr<std::vector<float>> Read(const CheckpointTensor& rows, int64_t first,
+                                        int64_t count) {
+  std::vector<float> values(count * rows.tensor->shape[1]);
+  MOE_RETURN_IF_ERROR(
+      rows.file->ReadFloat32(RowsOf(*rows.tensor, first, count), absl::MakeSpan(values)));
+  return values;
+}
+
+// log2 of the largest |dy|, of which every rank reads a part. Collective.
+absl::StatusOr<int> LargestLog2(const CheckpointTensor& dy, Communicator& world) {
+  const int64_t tokens = dy.tensor->shape[0], block = BlockTokens(tokens);
+  const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), BlocksOf(tokens));
+  const int64_t end = std::min(tokens, mine.end * block);
+  float largest = 0;
+  for (int64_t t = mine.begin * block; t < end; t += block) {
+    MOE_ASSIGN_OR_RETURN(const auto rows, Read(dy, t, std::min(block, end - t)));
+    for (const float v : rows) {
+      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+    }
+  }
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(world.AllReduce<float>({&largest, 1}, ReduceOp::kMax, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  return largest > 0 ? std::ilogb(largest) : 0;
+}
+
 // The whole layer on one rank. T: type of activations and weights.
 template <typename T>
 class RankRun {
  public:
-  RankRun(const LayerWeights& weights, const BlockInput& input, TraceSink* sink, Session& session)
+  RankRun(const LayerWeights& weights, const BlockInput& input, TraceSink* sink, Trainer& trainer)
       : weights_(weights),
         input_(input),
         sink_(sink),
         moe_(weights.config().moe),
-        session_(session),
-        context_(session.context()),
+        trainer_(trainer),
+        context_(trainer.context()),
         world_(context_.mesh->world()),
         tokens_(input.x.tensor->shape[0]),
         block_tokens_(BlockTokens(tokens_)),
-        blocks_((tokens_ + block_tokens_ - 1) / block_tokens_),
-        store_(DTypeOf<T>::value, /*seed=*/0, *context_.memory) {}
+        blocks_(BlocksOf(tokens_)) {}
 
   absl::StatusOr<BlockResult> Run();
 
@@ -66,15 +94,10 @@ class RankRun {
   int64_t FirstToken(int r) const { return std::min(tokens_, FirstBlock(r) * block_tokens_); }
 
   absl::Status Build();
-  absl::StatusOr<std::unique_ptr<GradientReducer>> MakeReducer();
-  absl::StatusOr<std::vector<float>> Read(const CheckpointTensor& rows, int64_t first,
-                                          int64_t count) const;
   // The tokens of one block, or none of them.
-  absl::Status Round(int64_t first, int64_t count, GradientReady ready);
+  absl::Status RunRound(const Round& round);
   // Sigmoid gates pass over what is not finite, and the outputs would be finite.
   absl::Status CheckExpertBias() const;
-  // Of tokens from `first` on: logits [tokens, E].
-  absl::Status CheckLogits(absl::Span<const float> logits, int64_t first) const;
   absl::Status KeepRouting(const RouterSaved<T>& router, int64_t first);
   absl::Status GatherTokens();
   // On rank 0: `mine` of every rank, in rank order; `width` elements a token.
@@ -90,40 +113,33 @@ class RankRun {
   const BlockInput& input_;
   TraceSink* const sink_;
   const MoeLayerConfig& moe_;
-  Session& session_;
+  Trainer& trainer_;
   const Context& context_;
   Communicator& world_;
   const int64_t tokens_, block_tokens_, blocks_;
-  ParameterStore store_;
   std::unique_ptr<MoeLayer<T>> layer_;
-  std::unique_ptr<GradientReducer> reducer_;
   BlockResult result_;  // of this rank's tokens until they are gathered
 };
 
 template <typename T>
 absl::StatusOr<BlockResult> RankRun<T>::Run() {
   MOE_RETURN_IF_ERROR(Build());
-  TraceRecorder* const trace = session_.trace();
+  TraceRecorder* const trace = trainer_.session().trace();
   if (trace != nullptr) trace->Switch(true);
-  // A rank with fewer blocks joins the exchanges without tokens.
-  const int64_t rounds = RoundsOf(world_.size(), blocks_);
-  const int64_t end = FirstToken(world_.rank() + 1);
-  for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t begin = std::min(end, FirstToken(world_.rank()) + round * block_tokens_);
-    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(round));
-    MOE_RETURN_IF_ERROR(
-        Round(begin, std::min(block_tokens_, end - begin), [&](Parameter& parameter) {
-          return round == rounds - 1 ? reducer_->MarkReady(parameter) : absl::OkStatus();
-        }));
+  MOE_RETURN_IF_ERROR(backward() ? trainer_.BeginStep() : trainer_.BeginEvaluation(blocks_));
+  context_.mesh->SetPhase({});  // of no step
+  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+    if (trace != nullptr) trace->SetCall(static_cast<int32_t>(r));
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+    MOE_RETURN_IF_ERROR(RunRound(round));
   }
   MOE_RETURN_IF_ERROR(GatherTokens());
   if (backward()) {
-    context_.mesh->SetPhase({.name = "gradients"});
-    MOE_RETURN_IF_ERROR(reducer_->Finish());
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_RETURN_IF_ERROR(trainer_.Reduce());
     MOE_RETURN_IF_ERROR(CheckGradients());
     MOE_RETURN_IF_ERROR(GatherGradients());
   }
+  MOE_RETURN_IF_ERROR(trainer_.EndStep());
   MOE_RETURN_IF_ERROR(SlowestTimes());
   if (trace != nullptr) {
     MOE_ASSIGN_OR_RETURN(result_.trace_left_out,
@@ -135,47 +151,16 @@ absl::StatusOr<BlockResult> RankRun<T>::Run() {
 
 template <typename T>
 absl::Status RankRun<T>::Build() {
-  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(moe_, /*prefix=*/"", store_, context_));
-  MOE_RETURN_IF_ERROR(weights_.Load(store_, *context_.compute, *context_.host));
-  MOE_RETURN_IF_ERROR(CheckExpertBias());
-  if (!backward()) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(reducer_, MakeReducer());
-  return reducer_->Begin();
+  ParameterStore& store = trainer_.parameters();
+  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(moe_, /*prefix=*/"", store, context_));
+  MOE_RETURN_IF_ERROR(weights_.Load(store, *context_.compute, *context_.host));
+  return CheckExpertBias();
 }
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<GradientReducer>> RankRun<T>::MakeReducer() {
-  const int64_t begin = FirstToken(world_.rank());
-  const int64_t count = FirstToken(world_.rank() + 1) - begin;
-  float largest = 0;
-  for (int64_t t = 0; t < count; t += block_tokens_) {
-    MOE_ASSIGN_OR_RETURN(const auto rows,
-                         Read(input_.dy, begin + t, std::min(block_tokens_, count - t)));
-    for (const float v : rows) {
-      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
-    }
-  }
-  MOE_RETURN_IF_ERROR(
-      world_.AllReduce<float>(absl::MakeSpan(&largest, 1), ReduceOp::kMax, *context_.host));
-  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
-  const int scale_log2 = largest > 0 ? std::ilogb(largest) : 0;
-  return GradientReducer::Create(
-      {.max_terms = std::max<int64_t>(1, blocks_), .unit_log2 = kUnitLog2 + scale_log2}, store_,
-      context_, session_.gradient_stream());
-}
-
-template <typename T>
-absl::StatusOr<std::vector<float>> RankRun<T>::Read(const CheckpointTensor& rows, int64_t first,
-                                                    int64_t count) const {
-  std::vector<float> values(count * moe_.router.hidden_size);
-  MOE_RETURN_IF_ERROR(
-      rows.file->ReadFloat32(RowsOf(*rows.tensor, first, count), absl::MakeSpan(values)));
-  return values;
-}
-
-template <typename T>
-absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready) {
-  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+absl::Status RankRun<T>::RunRound(const Round& round) {
+  const int64_t first = round.empty() ? 0 : round.micro_batch() * block_tokens_;
+  const int64_t count = round.empty() ? 0 : std::min(block_tokens_, tokens_ - first);
   MOE_ASSIGN_OR_RETURN(const auto x_values, Read(input_.x, first, count));
   const std::vector<T> host_x = Convert<T>(x_values);
   const auto elements = static_cast<int64_t>(host_x.size());
@@ -207,7 +192,9 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
   MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(elements));
   start = Clock::now();
   MOE_RETURN_IF_ERROR(Timed(context_, {.name = "backward"}, *context_.compute, [&] {
-    return layer_->Backward(view(dy), saved, /*loss_scale=*/1.0f, view(dx), ready);
+    return layer_->Backward(
+        view(dy), saved, /*loss_scale=*/1.0f, view(dx),
+        [&](Parameter& parameter) { return trainer_.MarkReady(round, parameter); });
   }));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   result_.backward_seconds += SecondsSince(start);
@@ -219,28 +206,12 @@ absl::Status RankRun<T>::Round(int64_t first, int64_t count, GradientReady ready
 template <typename T>
 absl::Status RankRun<T>::CheckExpertBias() const {
   const std::string name = ParameterName(ParameterKind::kExpertBias, 0);
-  for (const auto& parameter : store_.parameters()) {
+  for (const auto& parameter : trainer_.parameters().parameters()) {
     if (parameter->spec().name != name) continue;
     const absl::Span<const float> bias = parameter->master();  // of the host: it is not trained
-    for (size_t e = 0; e < bias.size(); ++e) {
-      if (std::isfinite(bias[e])) continue;
-      return absl::DataLossError(absl::StrCat("layer ", weights_.layer(), ": ", name, " of expert ",
-                                              e, " is ", bias[e], ", expected a finite number"));
-    }
+    MOE_RETURN_IF_ERROR(moe::CheckExpertBias(bias, name, weights_.layer()));
   }
   return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status RankRun<T>::CheckLogits(absl::Span<const float> logits, int64_t first) const {
-  const auto bad =
-      std::find_if(logits.begin(), logits.end(), [](float v) { return !std::isfinite(v); });
-  if (bad == logits.end()) return absl::OkStatus();
-  const int64_t outputs = moe_.router.num_outputs(), at = bad - logits.begin();
-  return absl::DataLossError(
-      absl::StrCat("layer ", weights_.layer(), ": the router's logit of token ",
-                   first + at / outputs, " for expert ", at % outputs, " is ", *bad,
-                   ", expected a finite number: look at x and the router's weight and bias"));
 }
 
 template <typename T>
@@ -252,7 +223,7 @@ absl::Status RankRun<T>::KeepRouting(const RouterSaved<T>& router, int64_t first
   MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
   const int64_t outputs = moe_.router.num_outputs();
   const auto logits_here = logits.subspan(0, here.tokens() * outputs);
-  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, first));
+  MOE_RETURN_IF_ERROR(CheckLogits(logits_here, outputs, outputs, first, weights_.layer()));
   for (int64_t t = 0; t < here.tokens(); ++t) {
     const int64_t slot = slot_offset[t];
     const int64_t choices = slot_offset[t + 1] - slot;
@@ -294,12 +265,7 @@ absl::Status RankRun<T>::GatherTokens() {
 
 template <typename T>
 absl::Status RankRun<T>::CheckGradients() {
-  MOE_ASSIGN_OR_RETURN(int64_t bad, reducer_->NonFinite(ParameterGroup::kReplicated));
-  MOE_ASSIGN_OR_RETURN(const int64_t experts, reducer_->NonFinite(ParameterGroup::kExpert));
-  bad += experts;
-  MOE_RETURN_IF_ERROR(
-      world_.AllReduce<int64_t>(absl::MakeSpan(&bad, 1), ReduceOp::kMax, *context_.host));
-  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  MOE_ASSIGN_OR_RETURN(const int64_t bad, trainer_.NonFinite());
   if (bad == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "weight gradients: ", bad, " elements are not finite or above 2^23 / ", blocks_,
@@ -342,14 +308,14 @@ absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int 
     return result_.gradients.Set(kind, expert, values);
   }
   const std::string name = ParameterName(kind, expert);
-  const auto parameters = store_.parameters();
+  const auto parameters = trainer_.parameters().parameters();
   const auto found = std::find_if(parameters.begin(), parameters.end(),
                                   [&](const auto& p) { return p->spec().name == name; });
   MOE_CHECK(found != parameters.end());
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(size));
   MOE_ASSIGN_OR_RETURN(const absl::Span<const float> on_device,
-                       reducer_->Gradient(**found, 1.0, scratch, *context_.compute));
+                       trainer_.reducer().Gradient(**found, 1.0, scratch, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   MOE_ASSIGN_OR_RETURN(const auto gradient, OnHost(on_device, context_));
   if (owner == 0) return result_.gradients.Set(kind, expert, gradient);
@@ -403,20 +369,24 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                                      std::unique_ptr<Communicator> world) {
   MOE_RETURN_IF_ERROR(CheckTraceOnAll(options.trace != nullptr, *world));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(options.device, *world));
+  int largest_log2 = 0;
+  if (input.dy.file != nullptr) {
+    MOE_ASSIGN_OR_RETURN(largest_log2, LargestLog2(input.dy, *world));
+  }
   MOE_ASSIGN_OR_RETURN(
-      const auto session,
-      Session::Create({.device = device,
-                       .expert_parallel_size = options.expert_parallel_size,
-                       .threads = options.threads,
-                       .numerics = options.numerics,
-                       .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
+      const auto trainer,
+      Trainer::Create({.session = {.device = device,
+                                   .expert_parallel_size = options.expert_parallel_size,
+                                   .threads = options.threads,
+                                   .numerics = options.numerics,
+                                   .trace_capacity = options.trace == nullptr ? 0 : kTraceEvents},
+                       .dtype = options.dtype,
+                       .micro_batches = BlocksOf(input.x.tensor->shape[0]),
+                       .unit_log2 = kUnitLog2 + largest_log2},
                       std::move(world)));
   return WithStorageType(options.dtype, [&]<typename T>(T) {
-    RankRun<T> run(weights, input, options.trace, *session);
-    auto of_rank = run.Run();
-    // The others may be waiting for this rank, and its streams use the run's memory.
-    if (!of_rank.ok()) session->End(of_rank.status());
-    return of_rank;
+    RankRun<T> run(weights, input, options.trace, *trainer);
+    return trainer->session().EndOnError(run.Run());
   });
 }
 

@@ -15,7 +15,8 @@ namespace moe {
 
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the
-// process with SIGBUS: replace files by renaming, as WholeFile does.
+// process with SIGBUS, which `moe` makes a line and exit code 4: replace files by renaming, as
+// WholeFile does.
 class MappedFile {
  public:
   // kNotFound: there is no such path. kPermissionDenied. kInvalidArgument: a folder, device or

@@ -220,17 +220,17 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
 
 template <typename T>
 absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
+  const int64_t count = ValidationSequences(config_, corpus_);
+  MOE_RETURN_IF_ERROR(
+      core_.BeginEvaluation((count + config_.micro_batch_size - 1) / config_.micro_batch_size));
   context_.mesh->SetPhase({.name = "validation", .step = step});
   totals_->Clear();
-  const int64_t count = ValidationSequences(config_, corpus_);
-  const int64_t micro_batches = (count + config_.micro_batch_size - 1) / config_.micro_batch_size;
-  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches);
-  const int64_t rounds = RoundsOf(world_.size(), micro_batches);
-  for (int64_t round = 0; round < rounds; ++round) {
+  for (int64_t r = 0; r < core_.rounds(); ++r) {
+    MOE_ASSIGN_OR_RETURN(const Round round, core_.BeginRound());
     sequences_.clear();
-    const int64_t first = (mine.begin + round) * config_.micro_batch_size;
+    const int64_t first = round.micro_batch() * config_.micro_batch_size;
     const int64_t end = std::min(count, first + config_.micro_batch_size);
-    for (int64_t i = first; mine.begin + round < mine.end && i < end; ++i) sequences_.push_back(i);
+    for (int64_t i = first; !round.empty() && i < end; ++i) sequences_.push_back(i);
     const Batch batch =
         LoadMicroBatch(corpus_.held_out, sequences_, first, step, Mode::kEvaluation);
     const int64_t tokens = micro_batch_offsets_[1];
@@ -240,6 +240,7 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
                                          &stats_));
     totals_->Add(losses, stats_);
   }
+  MOE_RETURN_IF_ERROR(core_.EndStep());
   MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.host));
   if (totals_->non_finite() > 0) {
     return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
@@ -392,10 +393,7 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
                                     moe::Trainer& core, const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, core);
   const absl::Status built = trainer.Build();
-  auto report = built.ok() ? trainer.Run(hooks) : absl::StatusOr<TrainReport>(built);
-  // What the streams run uses the trainer's memory.
-  if (!report.ok()) core.session().End(report.status());
-  return report;
+  return core.session().EndOnError(built.ok() ? trainer.Run(hooks) : built);
 }
 
 }  // namespace

@@ -8,11 +8,11 @@
 
 #include "moe/report/format.h"
 #include "moe/report/kernel_shares.h"
-#include "moe/report/labels.h"
 #include "moe/report/layer_phases.h"
 #include "moe/report/pair_maps.h"
 #include "moe/report/palette.h"
 #include "moe/report/sections.h"
+#include "moe/report/sweep_points.h"
 #include "moe/report/table.h"
 #include "moe/report/xy_chart.h"
 
@@ -43,7 +43,8 @@ Key SeriesKey(const NamedRow& r) {
           r.row->pass,
           r.row->threads_text(),
           r.row->seed_text(),
-          r.row->routing};
+          r.row->routing,
+          r.row->settings};
 }
 
 // Whether two runs measured the same thing. If none did, files are parts of one measurement: one
@@ -65,7 +66,7 @@ Series SeriesOf(const std::vector<NamedRow>& rows, bool by_routing) {
   std::map<Key, size_t> index;
   for (const NamedRow& r : rows) {
     Key key = SeriesKey(r);
-    if (!by_routing) key.back().clear();
+    if (!by_routing) key[key.size() - 2].clear();
     if (!by_run) key.front().clear();
     const auto [at, is_new] = index.emplace(std::move(key), series.size());
     if (is_new) series.push_back({at->first, {}});
@@ -77,7 +78,7 @@ Series SeriesOf(const std::vector<NamedRow>& rows, bool by_routing) {
 std::vector<std::string> NamesOf(const Series& series) {
   std::vector<Key> keys;
   for (const auto& [key, rows] : series) keys.push_back(key);
-  return DistinctLabels(keys);
+  return PointLabels(keys);
 }
 
 // What an operation is judged by.

@@ -88,7 +88,8 @@ Key BenchKey(const BenchRow& r) {
           r.threads_text(),
           r.seed_text(),
           r.dtype,
-          SizeText(r)};
+          SizeText(r),
+          r.settings};
 }
 
 template <typename Row>
@@ -211,7 +212,7 @@ Difference DifferenceOf(const std::string& what, const Measured& a, const Measur
 }  // namespace
 
 std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
-  return RepetitionsOf(a.bench, b.bench, BenchKey, DistinctLabels);
+  return RepetitionsOf(a.bench, b.bench, BenchKey, PointLabels);
 }
 
 std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
@@ -235,7 +236,7 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
   }
   comparison.only_in_a = static_cast<int>(in_a.size() - common.size());
   comparison.only_in_b = static_cast<int>(in_b.size() - common.size());
-  const Labels labels = a.kind == RunKind::kSweep ? PointLabels(common) : DistinctLabels(common);
+  const Labels labels = a.kind == RunKind::kTrain ? DistinctLabels(common) : PointLabels(common);
   size_t next = 0;
   for (const auto& [what, measured] : in_a) {
     if (of_b.count(what) == 0) continue;

@@ -9,7 +9,7 @@
 
 #include "moe/report/bar_chart.h"
 #include "moe/report/groups.h"
-#include "moe/report/labels.h"
+#include "moe/report/sweep_points.h"
 
 namespace moe::report {
 namespace {
@@ -33,7 +33,7 @@ std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
     for (const BenchRow& r : run.bench) {
       if (!r.of_kernel || r.failed() || !std::isfinite(ShareOf(r))) continue;
       Kernel& kernel = kernels.Of({r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype,
-                                   r.threads_text(), r.seed_text()});
+                                   r.threads_text(), r.seed_text(), r.settings});
       if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
       if (r.size() < kernel.size) continue;
       if (r.size() > kernel.size) kernel.shares_pct.clear();
@@ -56,7 +56,7 @@ std::string KernelShares(absl::Span<const Run> runs) {
                            .unit = "%",
                            .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
                            .bars = {}};
-  const std::vector<std::string> names = DistinctLabels(KeysOf(kernels));
+  const std::vector<std::string> names = PointLabels(KeysOf(kernels));
   for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
     const auto n = static_cast<double>(kernels[i].shares_pct.size());
     double mean = 0;

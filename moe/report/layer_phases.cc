@@ -11,7 +11,7 @@
 #include "moe/report/bar_chart.h"
 #include "moe/report/format.h"
 #include "moe/report/groups.h"
-#include "moe/report/labels.h"
+#include "moe/report/sweep_points.h"
 
 namespace moe::report {
 namespace {
@@ -31,7 +31,7 @@ std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
       if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
       Pass& pass = passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend,
                               absl::StrCat(CountText(r.ranks), " ranks"), r.dtype, r.routing,
-                              r.threads_text(), r.seed_text()});
+                              r.threads_text(), r.seed_text(), r.settings});
       pass.time_us[r.phase] = r.time_us;
     }
   }
@@ -49,7 +49,7 @@ std::string LayerPhases(absl::Span<const Run> runs) {
       .x_label = "time (us)",
       .unit = "us",
       .parts = {"gate", "plan", "dispatch", "expert", "combine"}};
-  const std::vector<std::string> names = DistinctLabels(KeysOf(passes));
+  const std::vector<std::string> names = PointLabels(KeysOf(passes));
   for (size_t i = 0; i < std::min(passes.size(), kMaxBars); ++i) {
     StackedBar bar = {.name = names[i]};
     double named = 0;

@@ -11,7 +11,7 @@
 #include "moe/report/format.h"
 #include "moe/report/groups.h"
 #include "moe/report/heat_map.h"
-#include "moe/report/labels.h"
+#include "moe/report/sweep_points.h"
 
 namespace moe::report {
 namespace {
@@ -41,7 +41,7 @@ std::vector<PairRows> PairsOf(absl::Span<const Run> runs) {
       if (!IsPair(r)) continue;
       PairRows& pairs =
           all.Of({run.name, r.backend, r.transport, absl::StrCat(CountText(r.ranks), " ranks"),
-                  absl::StrCat(CountText(r.hosts), " hosts"), r.dtype});
+                  absl::StrCat(CountText(r.hosts), " hosts"), r.dtype, r.settings});
       if (std::max(r.source, r.destination) >= kMaxRanks) {
         pairs.cut = true;
         continue;
@@ -95,7 +95,7 @@ HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
 
 std::string PairMaps(absl::Span<const Run> runs) {
   std::vector<PairRows> all = PairsOf(runs);
-  const std::vector<std::string> names = DistinctLabels(KeysOf(all));
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
   std::string html;
   for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
     HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");

@@ -134,6 +134,7 @@ absl::Status AddBench(Fields& f, Run& run) {
   row.status = f.Text("status");
   row.error = f.Text("error");
   row.seed = f.NumberAsText("seed");
+  row.settings = f.Text("settings");
   row.ranks = f.Number("ranks");
   row.hosts = f.Number("hosts");
   row.size_bytes = f.Number("size_bytes");

@@ -20,6 +20,7 @@ struct BenchRow {
   std::string shape;        // of kernels and layers: "E 8 H 64 F 128"
   std::string pass, phase;  // of a layer: "forward", "expert"; the phase "all" is the whole pass
   std::string seed;         // of drawn routings
+  std::string settings;     // flags that were given and that no other key tells
   double ranks = kNone, hosts = kNone;
   double size_bytes = kNone;
   double time_us = kNone, time_us_p99 = kNone, cv_pct = kNone;

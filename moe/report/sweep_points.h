@@ -1,4 +1,4 @@
-// What the rows of a sweep are of, and the names of their points.
+// What the rows of a sweep are of, and the names of points that have settings.
 #ifndef MOE_MOE_REPORT_SWEEP_POINTS_H_
 #define MOE_MOE_REPORT_SWEEP_POINTS_H_
 
@@ -16,7 +16,7 @@ Key PointKey(const SweepRow& row);
 // The same, but for the capacity factor.
 Key SeriesKey(const SweepRow& row);
 
-// One name per key, which may have other texts in front: what DistinctLabels makes of all texts but
+// One name per key, whose last text are settings: what DistinctLabels makes of all texts but
 // the settings. Keys that have one name so get the settings that differ between them as well:
 // "E 8 · seed 1", "E 8 · seed default".
 std::vector<std::string> PointLabels(const std::vector<Key>& keys);

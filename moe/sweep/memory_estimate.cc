@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
 #include "kernels/swiglu/swiglu.h"
 
 namespace moe::sweep {
@@ -91,7 +94,38 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   return kept + residual + std::max({MoeBackward(s), attention, logits});
 }
 
+std::string Mib(double bytes) {
+  return absl::StrFormat("%.0f MiB", bytes / 0x1p20);
+}
+
 }  // namespace
+
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total) {
+  return {.model = config.model,
+          .parameters_total = parameters_total,
+          .tokens = config.micro_batch_size * config.sequence_length,
+          .dtype = config.dtype,
+          .numerics = config.numerics,
+          .expert_parallel_size = config.expert_parallel_size};
+}
+
+std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
+                   std::optional<double> max_mib) {
+  const double needed = estimate.total_bytes() * ranks;
+  const auto available = static_cast<double>(available_bytes);
+  std::string limit;
+  if (max_mib.has_value() && needed > *max_mib * 0x1p20) {
+    limit = absl::StrFormat("--max-memory %.15g MiB", *max_mib);
+  } else if (available_bytes > 0 && needed > available) {
+    limit = absl::StrCat("the ", Mib(available), " that are available");
+  } else {
+    return "";
+  }
+  return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
+                      Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
+                      Mib(estimate.workspace_bytes), " of activations each), expected at most ",
+                      limit);
+}
 
 MemoryEstimate EstimateMemory(const MemoryShape& shape) {
   const Sizes s(shape);

@@ -3,9 +3,12 @@
 #define MOE_MOE_SWEEP_MEMORY_ESTIMATE_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "kernels/base/dtype.h"
 #include "moe/context.h"
+#include "moe/lm/trainer.h"
 #include "moe/lm/transformer.h"
 
 namespace moe::sweep {
@@ -22,6 +25,9 @@ struct MemoryShape {
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
 };
 
+// Of a rank that trains. parameters_total: of the model, over all experts.
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total);
+
 // Bytes of one rank.
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
@@ -37,6 +43,11 @@ struct MemoryEstimate {
 // router that sends more to some than is known beforehand needs more, at most T EP min(K, ceil(E /
 // EP)). Buffers of the all-reduce and of the communicator are left out: a few MiB a rank.
 MemoryEstimate EstimateMemory(const MemoryShape& shape);
+
+// Why `ranks` of this machine cannot have so much each, with the estimate: more than `max_mib`, a
+// flag's value, or than `available_bytes`, where 0 is unknown. Empty: they can.
+std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
+                   std::optional<double> max_mib = std::nullopt);
 
 }  // namespace moe::sweep
 

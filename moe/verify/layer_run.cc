@@ -10,9 +10,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/gradient_reducer.h"
-#include "moe/micro_batches.h"
-#include "moe/session.h"
+#include "moe/trainer.h"
 
 namespace moe::verify {
 namespace {
@@ -75,37 +73,32 @@ std::vector<float> ToFloats(absl::Span<const T> in) {
   return out;
 }
 
-// Micro-batches [first, last) in one call; empty: a round without any.
-struct Round {
-  int64_t first = 0;
-  int64_t last = 0;
-};
-
 template <typename T>
 class RankRun {
  public:
-  RankRun(const Problem& problem, Fault fault, const Context& context)
+  RankRun(const Problem& problem, Fault fault, Trainer& trainer)
       : problem_(problem),
         fault_(fault),
-        context_(context),
-        world_(context.mesh->world()),
+        trainer_(trainer),
+        store_(trainer.parameters()),
+        context_(trainer.context()),
+        world_(context_.mesh->world()),
         held_(problem.tensors) {}
 
-  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config, Stream& gradients);
+  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config);
 
  private:
-  absl::Status SetParameters(const ParameterStore& store);
-  std::vector<Round> Rounds() const;
-  absl::Status CountStep(const std::vector<Round>& rounds);
-  absl::Status FullStep(const std::vector<Round>& rounds, const ParameterStore& store,
-                        GradientReducer& reducer);
-  absl::Status Forward(const Round& round, int64_t step, GradientReady* ready);
+  absl::Status SetParameters();
+  // This rank's micro-batches in its `index`-th round.
+  MicroBatchRange Dealt(int64_t index) const;
+  absl::Status CountStep();
+  absl::Status FullStep();
+  absl::Status Forward(MicroBatchRange part, int64_t step, const Round* round);
   absl::Status EndStep();
-  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter,
-                                                const GradientReducer& reducer) const;
-  absl::Status KeepGradients(const ParameterStore& store, const GradientReducer& reducer);
-  absl::Status KeepBias(const ParameterStore& store);
-  void ShuffleAndAdd(const ParameterStore& store);
+  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter) const;
+  absl::Status KeepGradients();
+  absl::Status KeepBias();
+  void ShuffleAndAdd();
 
   int64_t micro_batches() const {
     return static_cast<int64_t>(problem_.spec.micro_batch_tokens.size());
@@ -113,6 +106,8 @@ class RankRun {
 
   const Problem& problem_;
   const Fault fault_;
+  Trainer& trainer_;
+  const ParameterStore& store_;
   const Context& context_;
   Communicator& world_;
   Held held_;
@@ -123,8 +118,8 @@ class RankRun {
 };
 
 template <typename T>
-absl::Status RankRun<T>::SetParameters(const ParameterStore& store) {
-  for (const auto& p : store.parameters()) {
+absl::Status RankRun<T>::SetParameters() {
+  for (const auto& p : store_.parameters()) {
     const auto it = problem_.parameters.find(p->spec().name);
     if (it == problem_.parameters.end() || static_cast<int64_t>(it->second.size()) != p->size()) {
       return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
@@ -133,69 +128,59 @@ absl::Status RankRun<T>::SetParameters(const ParameterStore& store) {
     Stream& stream = p->spec().trainable ? *context_.compute : *context_.host;
     MOE_RETURN_IF_ERROR(stream.Upload(it->second.data(), p->master().data(),
                                       p->size() * static_cast<int64_t>(sizeof(float))));
-    MOE_RETURN_IF_ERROR(store.RefreshCompute(*p, stream));
+    MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-std::vector<Round> RankRun<T>::Rounds() const {
-  const auto [begin, end] = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
-  if (fault_ == Fault::kRankLocalBalance) return {{begin, end}};
-  const int64_t count = RoundsOf(world_.size(), micro_batches());
-  std::vector<Round> rounds;
-  for (int64_t r = 0; r < count; ++r) {
-    rounds.push_back(begin + r < end ? Round{begin + r, begin + r + 1} : Round{end, end});
-  }
-  return rounds;
+MicroBatchRange RankRun<T>::Dealt(int64_t index) const {
+  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
+  if (fault_ == Fault::kRankLocalBalance) return mine;
+  const int64_t first = std::min(mine.begin + index, mine.end);
+  return {first, std::min(first + 1, mine.end)};
 }
 
 // The first step: counts alone.
 template <typename T>
-absl::Status RankRun<T>::CountStep(const std::vector<Round>& rounds) {
-  for (const Round& round : rounds) MOE_RETURN_IF_ERROR(Forward(round, 0, nullptr));
+absl::Status RankRun<T>::CountStep() {
+  const bool merged = fault_ == Fault::kRankLocalBalance;
+  MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
+  context_.mesh->SetPhase({});
+  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+    MOE_RETURN_IF_ERROR(Forward(Dealt(round.index()), 0, nullptr));
+  }
+  MOE_RETURN_IF_ERROR(trainer_.EndStep());
   return EndStep();
 }
 
+// kShuffledFloatSum: every round is a step of the trainer's.
 template <typename T>
-absl::Status RankRun<T>::FullStep(const std::vector<Round>& rounds, const ParameterStore& store,
-                                  GradientReducer& reducer) {
+absl::Status RankRun<T>::FullStep() {
   const bool every_round = fault_ == Fault::kShuffledFloatSum;
-  MOE_RETURN_IF_ERROR(reducer.Begin());
-  for (size_t r = 0; r < rounds.size(); ++r) {
-    const bool reduces = every_round || r + 1 == rounds.size();
-    const auto mark = [&](Parameter& p) {
-      return reduces ? reducer.MarkReady(p) : absl::OkStatus();
-    };
-    GradientReady ready = mark;
-    MOE_RETURN_IF_ERROR(Forward(rounds[r], 1, &ready));
-    if (!every_round) continue;
-    MOE_RETURN_IF_ERROR(reducer.Finish());
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-    for (const auto& p : store.parameters()) {
-      if (!p->spec().trainable) continue;
-      MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p, reducer));
-      round_gradients_[p->spec().name].push_back(std::move(gradient));
+  const int64_t steps = every_round ? RoundsOf(world_.size(), micro_batches()) : 1;
+  for (int64_t s = 0; s < steps; ++s) {
+    MOE_RETURN_IF_ERROR(trainer_.BeginStep());
+    context_.mesh->SetPhase({});
+    for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+      MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+      MOE_RETURN_IF_ERROR(Forward(Dealt(s + r), 1, &round));
     }
-    MOE_RETURN_IF_ERROR(reducer.Begin());
+    MOE_RETURN_IF_ERROR(trainer_.Reduce());
+    MOE_RETURN_IF_ERROR(KeepGradients());
+    MOE_RETURN_IF_ERROR(trainer_.EndStep());
   }
-  if (!every_round) {
-    MOE_RETURN_IF_ERROR(reducer.Finish());
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-    MOE_RETURN_IF_ERROR(KeepGradients(store, reducer));
-  } else {
-    ShuffleAndAdd(store);
-  }
+  if (every_round) ShuffleAndAdd();
   return EndStep();
 }
 
-// One call of the layer; with `ready`, backward and results besides.
+// One call of the layer; in a round of a step, backward and results besides.
 template <typename T>
-absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady* ready) {
-  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+absl::Status RankRun<T>::Forward(MicroBatchRange part, int64_t step, const Round* round) {
   const int64_t hidden = problem_.spec.layer.router.hidden_size;
-  const int64_t first = problem_.micro_batch_offsets[round.first];
-  const int64_t tokens = problem_.micro_batch_offsets[round.last] - first;
+  const int64_t first = problem_.micro_batch_offsets[part.begin];
+  const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
   const auto rows = [&](const std::vector<float>& all) {
     return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
   };
@@ -219,21 +204,23 @@ absl::Status RankRun<T>::Forward(const Round& round, int64_t step, GradientReady
   MoeLayerSaved<T> saved;
   RouterStats stats;
   MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
-  if (ready != nullptr) {
-    MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), *ready));
+  if (round != nullptr) {
+    MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), [&](Parameter& p) {
+      return trainer_.MarkReady(*round, p);
+    }));
   }
   MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
-  if (ready == nullptr || round.first == round.last) return absl::OkStatus();
+  if (round == nullptr || part.begin == part.end) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
   MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
   held_.Put("y", first * hidden, ToFloats(host_y));
   held_.Put("dx", first * hidden, ToFloats(host_dx));
   const auto put = [&](const char* name, float value) {
-    held_.Put(name, round.first, {&value, 1});
-    const std::vector<float> zeros(round.last - round.first - 1);  // kRankLocalBalance merges some
-    held_.Put(name, round.first + 1, zeros);
+    held_.Put(name, part.begin, {&value, 1});
+    const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some
+    held_.Put(name, part.begin + 1, zeros);
   };
   put("aux_loss", static_cast<float>(stats.aux_loss));
   put("z_loss", static_cast<float>(stats.z_loss));
@@ -257,35 +244,37 @@ absl::Status RankRun<T>::EndStep() {
 }
 
 template <typename T>
-absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& parameter,
-                                                          const GradientReducer& reducer) const {
+absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& parameter) const {
   const bool scaled =
       fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
   const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
   MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
-                       reducer.Gradient(parameter, scale, scratch, *context_.compute));
+                       trainer_.reducer().Gradient(parameter, scale, scratch, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   MOE_ASSIGN_OR_RETURN(const auto on_host, OnHost(gradient, context_));
   return std::vector<float>(on_host.begin(), on_host.end());
 }
 
 template <typename T>
-absl::Status RankRun<T>::KeepGradients(const ParameterStore& store,
-                                       const GradientReducer& reducer) {
-  for (const auto& p : store.parameters()) {
+absl::Status RankRun<T>::KeepGradients() {
+  for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable) continue;
-    MOE_ASSIGN_OR_RETURN(const std::vector<float> gradient, GradientOf(*p, reducer));
-    held_.Put(p->spec().name, 0, gradient);
+    MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p));
+    if (fault_ == Fault::kShuffledFloatSum) {
+      round_gradients_[p->spec().name].push_back(std::move(gradient));
+    } else {
+      held_.Put(p->spec().name, 0, gradient);
+    }
   }
   return absl::OkStatus();
 }
 
 // The order of the rounds depends on how many ranks there are, never on which rank adds.
 template <typename T>
-void RankRun<T>::ShuffleAndAdd(const ParameterStore& store) {
-  for (const auto& p : store.parameters()) {
+void RankRun<T>::ShuffleAndAdd() {
+  for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable) continue;
     auto& rounds = round_gradients_[p->spec().name];
     RandomKey key = {.purpose = RandomPurpose::kShuffle,
@@ -303,37 +292,23 @@ void RankRun<T>::ShuffleAndAdd(const ParameterStore& store) {
 }
 
 template <typename T>
-absl::Status RankRun<T>::KeepBias(const ParameterStore& store) {
-  for (const auto& p : store.parameters()) {
+absl::Status RankRun<T>::KeepBias() {
+  for (const auto& p : store_.parameters()) {
     if (!p->spec().trainable) held_.Put(p->spec().name, 0, p->master());
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config, Stream& gradients) {
-  ParameterStore store(DTypeOf<T>::value, 0, *context_.memory);
-  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", store, context_));
-  MOE_RETURN_IF_ERROR(SetParameters(store));
-  MOE_ASSIGN_OR_RETURN(const auto reducer,
-                       GradientReducer::Create({.bucket_bytes = 4096, .max_terms = micro_batches()},
-                                               store, context_, gradients));
+absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config) {
+  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", trainer_.parameters(), context_));
+  MOE_RETURN_IF_ERROR(SetParameters());
   count_.assign(config.router.num_outputs(), 0);
   last_count_ = count_;
-  const std::vector<Round> rounds = Rounds();
-  MOE_RETURN_IF_ERROR(CountStep(rounds));
-  MOE_RETURN_IF_ERROR(FullStep(rounds, store, *reducer));
-  MOE_RETURN_IF_ERROR(KeepBias(store));
+  MOE_RETURN_IF_ERROR(CountStep());
+  MOE_RETURN_IF_ERROR(FullStep());
+  MOE_RETURN_IF_ERROR(KeepBias());
   return held_.Gather(world_, *context_.host);
-}
-
-template <typename T>
-absl::StatusOr<LayerResult> RunAs(const Problem& problem, const MoeLayerConfig& config, Fault fault,
-                                  Session& session) {
-  RankRun<T> run(problem, fault, session.context());
-  auto result = run.Run(config, session.gradient_stream());
-  if (!result.ok()) session.End(result.status());  // what its streams run uses the run's memory
-  return result;
 }
 
 }  // namespace
@@ -345,14 +320,23 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
   config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
   config.overlap_degree = layout.overlap;
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
-  MOE_ASSIGN_OR_RETURN(const auto session,
-                       Session::Create({.device = device,
-                                        .expert_parallel_size = layout.expert_parallel,
-                                        .numerics = numerics,
-                                        .overlap_exchange = layout.overlap > 1},
+  // These faults give a rank one round in a step, whatever it runs in it.
+  const bool one_round = fault == Fault::kRankLocalBalance || fault == Fault::kShuffledFloatSum;
+  const auto micro_batches =
+      static_cast<int64_t>(one_round ? world->size() : problem.spec.micro_batch_tokens.size());
+  MOE_ASSIGN_OR_RETURN(const auto trainer,
+                       Trainer::Create({.session = {.device = device,
+                                                    .expert_parallel_size = layout.expert_parallel,
+                                                    .numerics = numerics,
+                                                    .overlap_exchange = layout.overlap > 1},
+                                        .dtype = problem.spec.dtype,
+                                        .micro_batches = micro_batches,
+                                        .bucket_bytes = 4096},
                                        std::move(world)));
-  return WithStorageType(problem.spec.dtype,
-                         [&]<typename T>(T) { return RunAs<T>(problem, config, fault, *session); });
+  return WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
+    RankRun<T> run(problem, fault, *trainer);
+    return trainer->session().EndOnError(run.Run(config));
+  });
 }
 
 }  // namespace moe::verify

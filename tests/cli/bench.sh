@@ -78,7 +78,7 @@ for ranks in 1 8 3; do
     run "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
     expect 0 "$call on $ranks ranks"
     rows=$([[ $call == p2p ]] && echo $((2 * ranks * ranks)) || echo 2)
-    (($(grep -c '"nwrong":0,.*"status":"ok","error":null}$' stderr) == rows)) ||
+    (($(grep -c '"nwrong":0,.*"status":"ok","error":null,"settings":"[^"]*"}$' stderr) == rows)) ||
       fail "$call on $ranks ranks: not $rows right rows: $(cat stderr)"
     grep -q "^# Out of bounds values : 0 OK" stdout || fail "$call on $ranks ranks: no footer"
   done
@@ -184,6 +184,10 @@ run "$moe" bench layer --routing trace:trace --ranks 3 -n 3 -T 0 --moe-ffn-hidde
 expect 0 "layer of a trace"
 grep -q '"hidden":16,.*"routing":"trace:trace",.*"nwrong":0,' stdout || fail "layer of a trace: $(cat stdout)"
 
+# What no other key tells, and what changes results: a report holds such rows apart.
+run "$moe" bench alltoall --ranks 2 --node-size 1 --dispatch hierarchical "${short[@]}" -oe jsonl
+(($(grep -c '"settings":"--node-size 1"}$' stderr) == 2)) || fail "settings: $(cat stderr)"
+
 # The kernels of a layer.
 for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 --topk 3" "combine -d half" \
   "gate --router switch --num-experts 24" "gate --routing trace:trace" "permute --routing trace:trace" \
@@ -191,7 +195,7 @@ for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 
   # shellcheck disable=SC2086
   run "$moe" bench $call -n 3 -T 0 -oe jsonl -J kernels.json
   expect 0 "$call"
-  rows=$(grep -c '"nwrong":0,"status":"ok","error":null}$' stderr)
+  rows=$(grep -c '"nwrong":0,"status":"ok","error":null,"settings":"[^"]*"}$' stderr)
   ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
   run "$moe" report kernels.json --out kernels.html
   expect 0 "report of $call"

@@ -42,6 +42,27 @@ layer mixtral-1 --numerics fast --layer 0
 expect 0 "fast"
 [[ ! -s stderr ]] || fail "a layer that was asked for is named: $(cat stderr)"
 
+# A file that shrinks while it is read: 16,000 rounds read it, so that it cannot be over before.
+python3 - big <<'PY' || fail "no file to shrink"
+import json, struct, sys
+rows = 1 << 20
+header = json.dumps({"x": {"dtype": "F32", "shape": [rows, 13], "data_offsets": [0, 52 * rows]}}).encode()
+with open(sys.argv[1], "wb") as f:
+    f.write(struct.pack("<Q", len(header)) + header)
+    f.truncate(8 + len(header) + 52 * rows)
+PY
+"$moe" layer --hf-config "$data/mixtral-1/config.json" --weights "$data/mixtral-1" --input big \
+  --output z --ranks 2 --quiet 2>stderr &
+for ((i = 0; i < 1000; ++i)); do grep -qs '/big$' /proc/$!/maps && break || sleep 0.01; done
+truncate -s 4096 big
+wait $!
+code=$?
+((code == 4)) || fail "a file that shrinks: exit $code, expected 4"
+(($(grep -c 'became shorter while it was read' stderr) == 1 && $(wc -l <stderr) == 1)) ||
+  fail "a file that shrinks: $(cat stderr)"
+[[ ! -e z ]] || fail "a file that shrinks: wrote"
+rm big
+
 # Forward alone.
 case=$data/qwen3_moe-1
 forward=("$moe" layer --hf-config "$case/config.json" --input "$case/io.safetensors" --output y)

@@ -141,6 +141,12 @@ done
 run bash -c '"$0" train --help >/dev/full' "$moe"
 expect 4 "full standard output"
 
+# More than any machine has is refused before a text is read, with the estimate.
+run "$moe" train "${model[@]}" --hidden-size 8192 --num-experts 256 --moe-ffn-hidden-size 8192 --quiet
+expect 5 "a model above any memory"
+grep -qE "moe train: the model needs about [0-9]+ MiB for [0-9]+ ranks of this machine \([0-9]+ MiB of parameters, gradients and optimiser, [0-9]+ MiB of activations each\), expected at most the [0-9]+ MiB that are available$" "$work/stderr" ||
+  fail "a model above any memory: $(cat "$work/stderr")"
+
 # Every gate trains, and to the same bits on one rank and on three.
 for gate in switch gshard topk mixtral qwen2 qwen3 olmoe deepseek-v2 deepseek-v3 gpt-oss llama4 \
   longcat expert-choice noisy-topk sinkhorn; do
