@@ -85,9 +85,9 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
 }
 
 absl::StatusOr<ExitCode> Run(Invocation invocation) {
-  std::string worker_folder;
+  std::string worker_files;
   if (IsWorker(invocation)) {
-    worker_folder = invocation.args[1];
+    worker_files = invocation.args[1];
     invocation.args.erase(invocation.args.begin(), invocation.args.begin() + 2);
   }
   std::vector<std::string> warnings;
@@ -102,10 +102,10 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   if (settings.is("inject", "help")) {
     return ExitCodeOf(PrintOnce(invocation, FaultNames()));
   }
-  if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
+  if (worker_files.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
-  if (!worker_folder.empty()) {
-    MOE_RETURN_IF_ERROR(RunWorker(worker_folder, options, invocation));
+  if (!worker_files.empty()) {
+    MOE_RETURN_IF_ERROR(RunWorker(worker_files, options, invocation));
     return ExitCode::kOk;
   }
   for (const std::string& warning : warnings) {
