@@ -18,6 +18,8 @@
 namespace moe::cli {
 namespace {
 
+constexpr char kCommand[] = "verify";
+
 // kInvalidArgument if a launcher started this process: verify starts its ranks itself.
 absl::Status RefuseLauncher(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, LaunchOf(invocation.environment));
@@ -44,7 +46,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
   verify::VerifyPlan plan = {.cases = options.cases,
                              .fault = options.fault,
                              .device = options.device,
-                             .timeout = options.comm_timeout,
+                             .run = RankOptions({}, options.comm_timeout, kCommand),
                              .nccl_processes = !options.mpirun.empty()};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);

@@ -145,7 +145,7 @@ pid_t Spawn(std::vector<std::string> arguments, std::vector<std::string> environ
     errno = error;
     return -1;
   }
-  // Between fork and exec of a process with threads only what is safe in a signal handler is called.
+  // Between fork and exec of a process with threads: nothing but what a signal handler may call.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   const int null = open("/dev/null", O_RDWR);
   dup2(null, STDIN_FILENO);
