@@ -122,7 +122,7 @@ class Watch {
       epoll_event event = {};
       const int patience_ms = asking_.empty() ? -1 : MillisecondsUntil(answer_at_);
       const int events = ::epoll_wait(epoll_.number(), &event, 1, patience_ms);
-      if (events == 0) Answer();
+      if (events == 0) AnswerAll();
       if (events < 1) continue;
       if (event.data.fd == listener_) {
         Accept();
@@ -182,6 +182,7 @@ class Watch {
     switch (message.word) {
       case kRank:
         member.rank = message.rank;
+        Send(socket, {.word = kYes});
         break;
       case kOneHost:
         one_host_ = true;
@@ -199,7 +200,7 @@ class Watch {
     }
   }
 
-  void Answer() {
+  void AnswerAll() {
     std::sort(asking_.begin(), asking_.end(),
               [&](int a, int b) { return members_[a].rank < members_[b].rank; });
     for (const int socket : std::exchange(asking_, {})) {
@@ -220,20 +221,26 @@ class Watch {
     return absl::StrJoin(silent, ", ");
   }
 
-  // The first tells of others, too, that are going already: a library may have ended it because of
-  // one of them, whose memory goes before its files are closed.
+  // Tells also of others that are going already: a library may have ended the first because of one
+  // of them, whose memory goes before its files are closed, and a launcher ends the rest at once.
+  // No launcher makes a rank leave with an exit code: who does comes first.
   void Gone(const Member& gone) {
-    char host[256] = "?";
-    (void)gethostname(host, sizeof(host) - 1);
-    std::string text =
-        absl::StrCat("on host ", host, " ", HowEnded(gone, WaitStatusOf(gone.process)));
+    std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
     for (const auto& [socket, member] : members_) {
       const int status = WaitStatusOf(member.process);
-      if (status > 0 && !member.ends) absl::StrAppend(&text, ", ", HowEnded(member, status));
+      if (status > 0 && !member.ends) going.emplace_back(&member, status);
     }
     if (spoken_ || (!one_host_ && !OthersLiveOn())) return;
     spoken_ = true;
-    report_(absl::UnavailableError(text));
+    std::stable_partition(going.begin(), going.end(), [](const auto& rank) {
+      return rank.second >= 0 && WIFEXITED(rank.second);
+    });
+    char host[256] = "?";
+    (void)gethostname(host, sizeof(host) - 1);
+    std::vector<std::string> texts;
+    for (const auto& [member, status] : going) texts.push_back(HowEnded(*member, status));
+    report_(
+        absl::UnavailableError(absl::StrCat("on host ", host, " ", absl::StrJoin(texts, ", "))));
     AwaitReader(STDERR_FILENO, kAnswerTime);
   }
 
@@ -327,17 +334,22 @@ absl::Status HostWatch::Join(Communicator& world) {
   const bool one_host =
       std::all_of(all.begin(), all.end(), [&](const Card& card) { return card.host == mine.host; });
   if (one_host) Send(peer_.number(), {.word = kOneHost});
+  // On a busy machine it may start late, and rank by rank: nobody goes on unwatched.
+  (void)Answer();
   return absl::OkStatus();
 }
 
-std::optional<std::string> HostWatch::MaySpeak() {
-  if (!Send(peer_.number(), {.word = kMaySpeak})) return "";
+std::optional<std::string> HostWatch::Answer() {
   pollfd state = {.fd = peer_.number(), .events = POLLIN, .revents = 0};
   Message answer;
   if (::poll(&state, 1, static_cast<int>(absl::ToInt64Milliseconds(kAnswerTime))) < 1) return "";
   if (::recv(peer_.number(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) return "";
   if (answer.word == kNo) return std::nullopt;
   return std::string(answer.text.data(), strnlen(answer.text.data(), answer.text.size()));
+}
+
+std::optional<std::string> HostWatch::MaySpeak() {
+  return Send(peer_.number(), {.word = kMaySpeak}) ? Answer() : "";
 }
 
 }  // namespace moe

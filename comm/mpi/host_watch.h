@@ -40,6 +40,7 @@ class HostWatch {
 
  private:
   void Connect(const std::string& name, int rank);
+  std::optional<std::string> Answer();  // "" where none comes
 
   std::string name_;  // abstract address of the process that this rank started
   // The connection. Open before MPI's: a process that dies closes its files in order, and the watch
