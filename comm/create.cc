@@ -108,7 +108,7 @@ class Returns {
     } catch (const std::exception&) {  // the system has no more threads
       report();
     }
-    (void)reported.AwaitAll(options.grace);
+    (void)reported.AwaitAll(options.grace / 2);
   }
   _exit(options.exit_code(why));
 }
@@ -121,7 +121,7 @@ void AwaitThreads(const RunOptions& options, LocalFate& fate, Returns& returns) 
   absl::Status why = returns.Of(first).value_or(absl::OkStatus());
   if (why.ok()) why = fate.StatusOf(first);  // has not returned, or said so to its peers alone
   const bool late = absl::IsDeadlineExceeded(why);
-  if (returns.AwaitAll(late ? options.grace : options.grace + options.timeout)) return;
+  if (returns.AwaitAll(options.grace / 2 + (late ? absl::ZeroDuration() : options.timeout))) return;
   const std::vector<int> missing = returns.Missing();
   if (!missing.empty()) LeaveThreads(options, why, missing);
 }

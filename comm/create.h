@@ -29,9 +29,9 @@ struct RunOptions {
   // has failed and another does not return.
   std::function<void(const absl::Status&)> report;
   std::function<int(const absl::Status&)> exit_code;
-  // Threads: how long those that have not returned are waited for after one has failed by its
-  // deadline, and `timeout` longer after any other failure, when a healthy rank may be busy. Also
-  // how long report may take.
+  // Threads: after this the process has left, counted from the failure of one by its deadline, and
+  // from `timeout` after any other failure, when a healthy rank may be busy. Half of it is for
+  // those that have not returned, half for report.
   absl::Duration grace = absl::Seconds(2);
   // Meeting::kTcp: what all ranks know and nobody else (NcclStore::secret). Rank 0 listens at
   // launch.address, port launch.port + 1.

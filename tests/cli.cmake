@@ -24,6 +24,10 @@ if(TARGET moe)
   endfunction()
   moe_cli_test(bad_input LABELS smoke TIMEOUT 120)
   moe_cli_test(train LABELS smoke TIMEOUT 300)
+  if(NOT MOE_SANITIZE) # a program that ends in _exit says nothing of leaks, and starts slowly
+    moe_cli_test(stuck LABELS smoke TIMEOUT 120)
+    set_tests_properties(cli_stuck PROPERTIES RUN_SERIAL TRUE) # it measures time
+  endif()
   find_package(Python3 COMPONENTS Interpreter)
   if(Python3_FOUND)
     add_test(NAME cli_trace COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli/trace.py

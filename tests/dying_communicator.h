@@ -2,10 +2,14 @@
 #ifndef MOE_TESTS_DYING_COMMUNICATOR_H_
 #define MOE_TESTS_DYING_COMMUNICATOR_H_
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/time/clock.h>
 
@@ -20,6 +24,19 @@ struct Death {
   std::atomic<bool> dead{false};
   std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
 };
+
+// One that never comes, but adds to `phases` those in which its rank meets others in `step`.
+inline std::shared_ptr<Death> NotePhases(int64_t step, std::vector<std::string>& phases) {
+  auto death = std::make_shared<Death>();
+  death->comes = [step, &phases, mu = std::make_shared<std::mutex>()](const CommPhase& at) {
+    const std::lock_guard<std::mutex> lock(*mu);
+    const std::string name = at.name == nullptr ? "" : at.name;
+    const bool known = std::find(phases.begin(), phases.end(), name) != phases.end();
+    if (at.step == step && !known) phases.push_back(name);
+    return false;
+  };
+  return death;
+}
 
 // From the collective on at which death comes nothing is called any more, as if the process were
 // gone.

@@ -1,6 +1,10 @@
 // Steps of layers through moe::Trainer: the same bits at any layout, every misuse refused, and a
 // rank that dies at any collective ends all of them.
-#include <cmath>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -9,15 +13,20 @@
 #include <vector>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "comm/create.h"
 #include "gating/gate.h"
 #include "moe/trainer.h"
 #include "tests/dying_communicator.h"
 #include "tests/local_ranks.h"
+#include "tests/trained_layer.h"
 
 namespace moe {
 namespace {
@@ -25,65 +34,16 @@ namespace {
 using testing::Death;
 using testing::DyingCommunicator;
 using ::testing::HasSubstr;
+using testing::kHidden;
+using testing::kTokens;
+using testing::LayerConfig;
+using testing::Layout;
+using testing::Options;
+using testing::Rows;
 using testing::RunLocalRanks;
-
-constexpr int64_t kTokens = 6, kHidden = 8, kMicroBatches = 5;
-
-MoeLayerConfig LayerConfig(int overlap) {
-  return {.router = {.gate = "deepseek-v3", .num_experts = 6, .top_k = 2, .hidden_size = kHidden},
-          .ffn_hidden_size = 12,
-          .overlap_degree = overlap};
-}
-
-// Rows of one micro-batch, whichever rank has it.
-std::vector<float> Rows(const Round& round) {
-  std::vector<float> rows(round.empty() ? 0 : kTokens * kHidden);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i] = std::sin(static_cast<float>(i * i + 31 * static_cast<size_t>(round.micro_batch())));
-  }
-  return rows;
-}
-
-MatrixView<float> View(std::vector<float>& rows) {
-  return {rows.data(), static_cast<int64_t>(rows.size()) / kHidden, kHidden};
-}
-
-// Forward and backward of a round; the loss is half the sum of squares of y + x.
-absl::Status RunRound(Trainer& trainer, TrainedLayer<float>& layer, float poison = 0) {
-  MOE_ASSIGN_OR_RETURN(const Round round, trainer.BeginRound());
-  std::vector<float> x = Rows(round), y(x.size()), dx(x.size());
-  MOE_RETURN_IF_ERROR(layer.Forward(round, View(x), View(y)));
-  for (size_t i = 0; i < y.size(); ++i) y[i] += x[i];
-  if (!y.empty()) y[0] += poison;
-  return layer.Backward(round, View(y), View(dx));
-}
-
-absl::Status RunStep(Trainer& trainer, TrainedLayer<float>& layer) {
-  for (int64_t r = 0; r < trainer.rounds(); ++r) {
-    MOE_RETURN_IF_ERROR(RunRound(trainer, layer));
-  }
-  return trainer.Step({.learning_rate = 0.01}).status();
-}
-
-struct Layout {
-  int ranks = 1, expert_parallel = 1, overlap = 1;
-};
-
-TrainerOptions Options(const Layout& layout) {
-  return {.session = {.expert_parallel_size = layout.expert_parallel,
-                      .overlap_exchange = layout.overlap > 1},
-          .micro_batches = kMicroBatches};
-}
-
-absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
-                      const std::function<void(const Trainer&)>& look) {
-  MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options(layout), std::move(world)));
-  MOE_ASSIGN_OR_RETURN(auto* const layer,
-                       trainer->AddMoeLayer<float>("mlp.", LayerConfig(layout.overlap)));
-  for (int step = 1; step <= 3; ++step) MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
-  look(*trainer);
-  return absl::OkStatus();
-}
+using testing::RunRound;
+using testing::RunSteps;
+using testing::View;
 
 using Weights = std::map<std::string, std::vector<float>>;
 
@@ -337,6 +297,91 @@ TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveEndsAllRanks) {
   int deaths = 0;
   while (RunWithDeath({3, 3, 2}, deaths + 1)) ++deaths;
   EXPECT_GT(deaths, 50);
+}
+
+// The phases in which a rank meets others in the second step, in the order in which they come.
+std::vector<std::string> PhasesOfAStep(const Layout& layout) {
+  std::vector<std::string> phases;
+  const auto probe = testing::NotePhases(2, phases);
+  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) {
+      world = std::make_unique<DyingCommunicator>(std::move(world), probe);
+    }
+    return RunSteps(layout, std::move(world), [](const Trainer&) {});
+  });
+  return phases;
+}
+
+// Ranks that are processes. The test starts itself under a launcher, once for each phase.
+constexpr char kLauncher[] = "MOE_TEST_MPIEXEC", kDeath[] = "MOE_TEST_DEATH";
+constexpr Layout kProcesses = {3, 3, 2};
+
+// One of the processes: rank 1 dies in the second step, in the phase that kDeath names, by SIGKILL
+// or without a word.
+TEST(LayerTrainerProcessTest, DISABLED_Rank) {
+  const std::string phase = std::getenv(kDeath);
+  const auto death = std::make_shared<Death>();
+  death->comes = [&](const CommPhase& at) {
+    if (at.step != 2 || at.name != phase) return false;
+    std::fprintf(stderr, "died %lld\n", static_cast<long long>(absl::GetCurrentTimeNanos()));
+    if (phase.size() % 2 == 0) kill(getpid(), SIGKILL);
+    _exit(3);
+  };
+  const auto launch = DetectLaunch({}, [](const char* name) { return std::getenv(name); });
+  RunOptions options = {.plan = PlanWorld({}, launch.value()).value(),
+                        .timeout = absl::Seconds(20)};
+  options.report = [](const absl::Status& status) {
+    std::fprintf(stderr, "reports %s\n", std::string(status.message()).c_str());
+  };
+  (void)RunRanks(options, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) {
+      world = std::make_unique<DyingCommunicator>(std::move(world), death);
+    }
+    return RunSteps(kProcesses, std::move(world), [](const Trainer&) {});
+  });
+}
+
+// Reads all that `job` prints, and waits for it.
+void ExpectOneLine(const std::string& phase, std::FILE* job) {
+  int64_t died_at = 0;
+  std::string all, reports;
+  std::array<char, 4096> line = {};
+  while (std::fgets(line.data(), line.size(), job) != nullptr) {
+    const absl::string_view text = line.data();
+    absl::StrAppend(&all, text);
+    if (absl::StartsWith(text, "reports ")) absl::StrAppend(&reports, text);
+    if (absl::StartsWith(text, "died ")) {
+      EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(text.substr(5), "\n"), &died_at));
+    }
+  }
+  EXPECT_NE(pclose(job), 0) << phase;
+  EXPECT_LT(absl::Nanoseconds(absl::GetCurrentTimeNanos() - died_at), absl::Seconds(3)) << phase;
+  EXPECT_THAT(reports, ::testing::MatchesRegex(
+                           "reports on host [^\n]* rank 1 \\(process [0-9]+\\) (was killed by "
+                           "signal 9|left with exit code 3|is gone)[^\n]*\n"))
+      << phase << ": " << all;
+}
+
+TEST(LayerTrainerProcessTest, ARankThatDiesInAnyPhaseEndsTheJobWithOneLine) {
+  const char* const launcher = std::getenv(kLauncher);
+  if (launcher == nullptr) GTEST_SKIP() << "no " << kLauncher;
+  std::array<char, 4096> self = {};
+  ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
+  const std::vector<std::string> phases = PhasesOfAStep(kProcesses);
+  EXPECT_GE(phases.size(), 6);
+  // Two jobs at once: most of the time launchers wait.
+  for (size_t i = 0; i < phases.size(); i += 2) {
+    std::vector<std::FILE*> jobs;
+    for (size_t job = i; job < std::min(i + 2, phases.size()); ++job) {
+      const std::string command = absl::StrCat(
+          "unset ", kLauncher, "; ", kDeath, "='", phases[job], "' ", launcher, " -n 3 '",
+          self.data(),
+          "' --gtest_filter=LayerTrainerProcessTest.* --gtest_also_run_disabled_tests 2>&1");
+      jobs.push_back(popen(command.c_str(), "r"));
+      ASSERT_NE(jobs.back(), nullptr);
+    }
+    for (size_t job = 0; job < jobs.size(); ++job) ExpectOneLine(phases[i + job], jobs[job]);
+  }
 }
 
 }  // namespace

@@ -16,6 +16,12 @@ moe_test(transformer_layout_test LABELS unit cpu threads SOURCES transformer_lay
 moe_test(trainer_test LABELS unit cpu threads SOURCES trainer_test.cc LIBS layer_harness TIMEOUT 300)
 moe_test(layer_trainer_test LABELS unit cpu threads SOURCES layer_trainer_test.cc
   LIBS layer_harness moe_comm_run)
+if(MOE_MPI_FOUND)
+  add_test(NAME layer_trainer_mpi_test
+    COMMAND layer_trainer_test --gtest_filter=LayerTrainerProcessTest.*)
+  set_tests_properties(layer_trainer_mpi_test PROPERTIES LABELS mpi TIMEOUT 120 RUN_SERIAL TRUE
+    ENVIRONMENT "MOE_TEST_MPIEXEC=${MPIEXEC_EXECUTABLE};OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1")
+endif()
 moe_test(step_allocations_test LABELS unit cpu threads SOURCES step_allocations_test.cc counting_new.cc
   LIBS layer_harness TIMEOUT 300)
 moe_test(device_train_test LABELS unit device SOURCES device_train_test.cc LIBS layer_harness TIMEOUT 600)

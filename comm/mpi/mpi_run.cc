@@ -3,6 +3,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include <absl/time/time.h>
 #include <unistd.h>
 
+#include "comm/mpi/host_watch.h"
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
@@ -60,18 +63,40 @@ absl::StatusOr<std::unique_ptr<MpiSession>> StartInTime(const RunOptions& option
   return MpiSession::Start();
 }
 
+// `status`, for a report: without payloads.
+absl::Status Appended(const absl::Status& status, absl::string_view text) {
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; ", text));
+}
+
+// Of one failure, one rank of a host reports; it ends the others, which are to do so if it fails.
+void ReportOnce(HostWatch& watch, const RunOptions& options, const absl::Status& status) {
+  const std::optional<std::string> silent = watch.MaySpeak();
+  if (!silent.has_value()) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return;
+  }
+  const bool add = absl::IsDeadlineExceeded(status) && !silent->empty();
+  if (options.report) options.report(add ? Appended(status, *silent) : status);
+}
+
 }  // namespace
 
 absl::string_view LinkedMpi() {
   return MOE_LINKED_MPI;
 }
 
-absl::Status RunMpiRank(const RunOptions& options, RankBody body) {
+absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
+  HostWatch watch(asked);
+  RunOptions options = asked;
+  options.report = [&](const absl::Status& status) {
+    ReportOnce(watch, asked, status);
+  };
   MOE_ASSIGN_OR_RETURN(std::unique_ptr<MpiSession> session, StartInTime(options));
   absl::Status status = CheckMpiSize(options.plan.launch, LinkedMpi(), session->size());
   if (status.ok()) {
     auto world = MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout, StartTimeout(options));
-    status = world.ok() ? body(*std::move(world)) : world.status();
+    status = world.ok() ? watch.Join(**world) : world.status();
+    if (status.ok()) status = body(*std::move(world));
   }
   // Alone, MPI_Finalize waits for nobody: the caller may report and leave by itself.
   if (status.ok() || session->size() == 1) {
@@ -79,7 +104,7 @@ absl::Status RunMpiRank(const RunOptions& options, RankBody body) {
     session.reset();
     return status;
   }
-  if (options.report) options.report(status);
+  options.report(status);
   MpiSession::Abort(options.exit_code ? options.exit_code(status) : 1);
 }
 

@@ -22,6 +22,9 @@ absl::Status FromMpi(int code, absl::string_view what) {
 absl::StatusOr<std::unique_ptr<MpiSession>> MpiSession::Start() {
   int initialized = 0;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Initialized(&initialized), "MPI_Initialized"));
+  int finalized = 0;
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Finalized(&finalized), "MPI_Finalized"));
+  if (finalized != 0) return absl::UnavailableError("MpiSession: MPI has ended in this process");
   std::unique_ptr<MpiSession> session(new MpiSession(initialized == 0));
   int level = MPI_THREAD_SINGLE;
   MOE_RETURN_IF_ERROR(session->owns_

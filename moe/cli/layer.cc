@@ -70,7 +70,7 @@ absl::Status LayerRun::Prepare() {
   weights_ = std::make_unique<hf::LayerWeights>(*std::move(weights));
   MOE_RETURN_IF_ERROR(OpenTokens(*config));
   if (!options_.trace.empty()) {
-    trace_ = std::make_unique<TraceFile>(options_.trace);
+    trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
     options_.run.trace = trace_.get();
   }
   if (!speaks()) return absl::OkStatus();

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -18,6 +19,42 @@
 
 namespace moe::cli {
 namespace {
+
+constexpr absl::Duration kMeetingTime = absl::Seconds(60);  // of ranks that only tell an error
+
+// Whether the first process of this launch on this host runs: a child of the same launcher.
+bool FirstOfHostRuns() {
+  const std::string parent = absl::StrCat(::getppid());
+  std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));
+  for (std::string child; children >> child;) {
+    std::ifstream environment(absl::StrCat("/proc/", child, "/environ"));
+    for (std::string entry; std::getline(environment, entry, '\0');) {
+      for (const char* first :
+           {"OMPI_COMM_WORLD_LOCAL_RANK=0", "MPI_LOCALRANKID=0", "SLURM_LOCALID=0"}) {
+        if (entry == first) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether an error of before ranks meet is this process's to report. The first of all has; the
+// first of a host leaves the launcher time to end all for it, since on a busy machine it may start
+// late (Hydra leaves processes alone that have not started MPI); any other, too, has an error of
+// its own if the first of its host goes on.
+bool Speaks(const Invocation& invocation) {
+  const LaunchInfo& launch = invocation.launch;
+  if (invocation.first()) return true;
+  if (launch.local_rank == 0) {
+    if (launch.source != LaunchSource::kPmi) absl::SleepFor(absl::Seconds(5));
+    return true;
+  }
+  for (int i = 0; i < 40; ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    if (!FirstOfHostRuns()) return false;
+  }
+  return true;
+}
 
 absl::Status Prefixed(absl::string_view flag, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
@@ -44,21 +81,34 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text) {
 
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status) {
-  // A launcher that ends all when one fails must not do so before the first has spoken: on a busy
-  // machine it may start late. Hydra leaves processes alone that have not started MPI.
-  constexpr absl::Duration kPatience = absl::Seconds(5);
+  if (status.ok() || !Speaks(invocation)) return ExitCodeOf(status);
+  if (invocation.first()) {
+    PrintError(command, status);
+    return ExitCodeOf(status);
+  }
   const LaunchInfo& launch = invocation.launch;
-  if (status.ok()) return ExitCode::kOk;
-  if (!invocation.first() && launch.source != LaunchSource::kPmi) absl::SleepFor(kPatience);
-  // 0 as well where the launcher does not say: rather the same line twice than none.
-  if (invocation.first() || launch.local_rank == 0) PrintError(command, status);
+  const absl::Status own = WithExitCode(
+      absl::Status(status.code(), absl::StrCat("rank ", launch.rank, ": ", status.message())),
+      ExitCodeOf(status));
+  // The others wait for this rank, and some launchers leave them to: it comes, to end the job.
+  if (HasBackend(Backend::kMpi) && launch.source != LaunchSource::kTorchrun) {
+    const Launch world = {.plan = {.backend = Backend::kMpi,
+                                   .meeting = Meeting::kMpi,
+                                   .ranks = launch.size,
+                                   .launch = launch}};
+    (void)RunRanks(RankOptions(world, kMeetingTime, std::string(command)),
+                   [&](std::unique_ptr<Communicator> /*world*/) { return own; });
+  }
+  PrintError(command, own);
   return ExitCodeOf(status);
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {
-  auto report = [first = launch.rank() == 0,
-                 command = std::move(command)](const absl::Status& status) {
-    // Errors that all ranks see at once come from the first alone: it ends the others, which wait.
+  // Of errors that all ranks see at once one rank of a host reports under MPI, else all would.
+  const bool first =
+      launch.rank() == (launch.plan.meeting == Meeting::kMpi ? launch.plan.launch.local_rank : 0);
+  auto report = [first, command = std::move(command)](const absl::Status& status) {
+    // Those of the first host, or the first rank, are enough: it ends the others, which wait.
     const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
     if (common && !first) absl::SleepFor(absl::Seconds(1));
     PrintError(command, status);

@@ -27,7 +27,8 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 // PrintError, if `status` is one, and its exit code. Errors before ranks meet are those of all
 // processes, or of all on a host, whose files differ from another's: so that the first of all says
 // it, and some seconds later the first of each host, if the launcher has not ended them by then;
-// all, where the launcher does not say who is first on a host.
+// all, where the launcher does not say who is first on a host. Of the others those say theirs whose
+// host's first still runs after 2 s, where /proc tells.
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
 

@@ -30,7 +30,7 @@ absl::Status CheckTraceWritable(const Settings& settings) {
 
 absl::Status TraceFile::Append(absl::string_view text) {
   if (!file_.has_value()) {
-    auto file = WholeFile::Create(path_);
+    auto file = WholeFile::Create(path_, deadline_ / 2);
     MOE_RETURN_IF_ERROR(WriteError(kFlag, path_, file.status()));
     file_ = *std::move(file);
   }
@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<RankTrace>> RankTrace::Create(const std::string& 
   auto trace = std::unique_ptr<RankTrace>(new RankTrace(path.empty() ? 0 : kTraceEvents));
   if (path.empty()) return trace;
   trace->recorder_.Switch(true);
-  trace->file_ = std::make_unique<TraceFile>(path);
+  trace->file_ = std::make_unique<TraceFile>(path, world.timeout());
   MOE_ASSIGN_OR_RETURN(trace->world_, world.Split(0, world.rank()));
   return trace;
 }

@@ -25,16 +25,19 @@ void AddTraceSetting(const char* group, const char* what, std::vector<Setting>& 
 // Before ranks start, on the one that speaks. Errors: those of CheckWritable.
 absl::Status CheckTraceWritable(const Settings& settings);
 
-// The file appears when the trace is whole. Errors: those of WriteError, for --trace.
+// The file appears when the trace is whole. Errors: those of WriteError, for --trace. `deadline` is
+// that of the ranks that wait meanwhile: who reads a pipe comes within half of it.
 class TraceFile final : public TraceSink {
  public:
-  explicit TraceFile(std::string path) : path_(std::move(path)) {}
+  TraceFile(std::string path, absl::Duration deadline)
+      : path_(std::move(path)), deadline_(deadline) {}
 
   absl::Status Append(absl::string_view text) override;
   absl::Status Commit() override;
 
  private:
   const std::string path_;
+  const absl::Duration deadline_;
   std::optional<WholeFile> file_;
 };
 

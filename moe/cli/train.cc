@@ -120,7 +120,7 @@ absl::Status TrainRun::Prepare() {
   if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
   if (!options_.trace.empty()) {
     if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
-    trace_ = std::make_unique<TraceFile>(options_.trace);
+    trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
   }
   if (speaks() && !options_.record_routing.empty()) {
     const lm::TrainConfig& train = options_.train;

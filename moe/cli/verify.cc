@@ -18,6 +18,8 @@
 namespace moe::cli {
 namespace {
 
+constexpr char kCommand[] = "verify";
+
 // kInvalidArgument if a launcher started this process: verify starts its ranks itself.
 absl::Status RefuseLauncher(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const LaunchInfo launch, LaunchOf(invocation.environment));
@@ -44,7 +46,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
   verify::VerifyPlan plan = {.cases = options.cases,
                              .fault = options.fault,
                              .device = options.device,
-                             .timeout = options.comm_timeout,
+                             .run = RankOptions({}, options.comm_timeout, kCommand),
                              .nccl_processes = !options.mpirun.empty()};
   for (const verify::ProblemSpec& spec : options.problems) {
     absl::StatusOr<verify::Problem> problem = verify::MakeProblem(spec);
@@ -85,9 +87,9 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
 }
 
 absl::StatusOr<ExitCode> Run(Invocation invocation) {
-  std::string worker_folder;
+  std::string worker_files;
   if (IsWorker(invocation)) {
-    worker_folder = invocation.args[1];
+    worker_files = invocation.args[1];
     invocation.args.erase(invocation.args.begin(), invocation.args.begin() + 2);
   }
   std::vector<std::string> warnings;
@@ -102,10 +104,10 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   if (settings.is("inject", "help")) {
     return ExitCodeOf(PrintOnce(invocation, FaultNames()));
   }
-  if (worker_folder.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
+  if (worker_files.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));
-  if (!worker_folder.empty()) {
-    MOE_RETURN_IF_ERROR(RunWorker(worker_folder, options, invocation));
+  if (!worker_files.empty()) {
+    MOE_RETURN_IF_ERROR(RunWorker(worker_files, options, invocation));
     return ExitCode::kOk;
   }
   for (const std::string& warning : warnings) {

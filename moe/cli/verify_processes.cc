@@ -1,10 +1,12 @@
 #include "moe/cli/verify_processes.h"
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -16,7 +18,8 @@
 #include <absl/time/clock.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,10 +34,6 @@ namespace moe::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr char kRequest[] = "/request";
-constexpr char kResults[] = "/results";
-constexpr char kErrors[] = "/stderr";
 
 // Wall time that one case may take on a busy machine, beside the start of the processes.
 constexpr absl::Duration kCaseTime = absl::Seconds(5);
@@ -82,6 +81,14 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
+bool MakePipe(Descriptor& read_end, Descriptor& write_end) {
+  std::array<int, 2> ends = {};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return false;
+  read_end = Descriptor(ends[0]);
+  write_end = Descriptor(ends[1]);
+  return true;
+}
+
 std::string ThisProgram(const std::string& called) {
   std::error_code error;
   const fs::path path = fs::read_symlink("/proc/self/exe", error);
@@ -99,21 +106,55 @@ std::string LastError(const std::string& path) {
   return last;
 }
 
-// The child's exit code, or -1 when it did not end within `longest` and was ended.
-int Wait(pid_t child, absl::Duration longest) {
+// The child's wait status, unless it did not end within `longest`.
+std::optional<int> StatusWithin(pid_t child, absl::Duration longest) {
   Patience patience(longest);
   int state = 0;
   while (waitpid(child, &state, WNOHANG) == 0) {
-    if (patience.IsOver(false)) {
-      kill(child, SIGTERM);  // mpirun ends its processes
-      absl::SleepFor(absl::Seconds(2));
-      kill(child, SIGKILL);
-      waitpid(child, &state, 0);
-      return -1;
-    }
+    if (patience.IsOver(false)) return std::nullopt;
     absl::SleepFor(absl::Milliseconds(5));
   }
-  return WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+  return state;
+}
+
+// The child's exit code, or -1 when it did not end within `longest` and was ended.
+int Wait(pid_t child, absl::Duration longest) {
+  const std::optional<int> state = StatusWithin(child, longest);
+  if (state.has_value()) return WIFEXITED(*state) ? WEXITSTATUS(*state) : 128 + WTERMSIG(*state);
+  kill(child, SIGTERM);  // mpirun ends its processes
+  if (!StatusWithin(child, absl::Seconds(2)).has_value()) {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  }
+  return -1;
+}
+
+// `arguments` with standard error in the file `errors`, for as long as this process lives: where a
+// signal ends it, the child hears SIGTERM. Negative, with errno set: it does not start.
+pid_t Spawn(std::vector<std::string> arguments, std::vector<std::string> environment, int errors) {
+  const std::vector<char*> argv = Pointers(arguments), envp = Pointers(environment);
+  const pid_t self = getpid();
+  Descriptor status_read, status_write;
+  if (!MakePipe(status_read, status_write)) return -1;
+  const pid_t child = fork();
+  if (child != 0) {
+    status_write = Descriptor();
+    int error = 0;
+    if (child < 0 || read(status_read.number(), &error, sizeof error) <= 0) return child;
+    waitpid(child, nullptr, 0);
+    errno = error;
+    return -1;
+  }
+  // Between fork and exec of a process with threads: nothing but what a signal handler may call.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const int null = open("/dev/null", O_RDWR);
+  dup2(null, STDIN_FILENO);
+  dup2(null, STDOUT_FILENO);
+  dup2(errors, STDERR_FILENO);
+  if (getppid() == self) execve(argv.front(), argv.data(), envp.data());
+  const int error = errno;
+  (void)!write(status_write.number(), &error, sizeof error);
+  _exit(127);
 }
 
 void WriteRequest(const std::string& path, const std::vector<verify::Case>& cases,
@@ -192,42 +233,30 @@ absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
 
 }  // namespace
 
-ProcessLauncher::~ProcessLauncher() {
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
-}
-
-absl::Status ProcessLauncher::MakeFolder() {
-  if (!folder_.empty()) return absl::OkStatus();
-  std::error_code error;
-  std::string pattern = (fs::temp_directory_path(error) / "moe-verify-XXXXXX").string();
-  if (error || mkdtemp(pattern.data()) == nullptr) {
-    return IoError(absl::StrCat("make the folder '", pattern, "': ", std::strerror(errno)));
+absl::Status SharedFile::MakeEmpty() {
+  if (!file_.is_open()) file_ = Descriptor(memfd_create("moe-verify", MFD_CLOEXEC));
+  // Who inherits the descriptor writes where it stands.
+  if (ftruncate(file_.number(), 0) != 0 || lseek(file_.number(), 0, SEEK_SET) != 0) {
+    return IoError(absl::StrCat("make a file: ", std::strerror(errno)));
   }
-  folder_ = pattern;
+  path_ = absl::StrCat("/proc/", getpid(), "/fd/", file_.number());
   return absl::OkStatus();
 }
 
 absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_t cases) {
-  std::vector<std::string> arguments = {
-      mpirun,      "-n",   absl::StrCat(ranks), ThisProgram(invocation_.program), "verify",
-      kWorkerFlag, folder_};
+  std::vector<std::string> arguments = {mpirun,
+                                        "-n",
+                                        absl::StrCat(ranks),
+                                        ThisProgram(invocation_.program),
+                                        "verify",
+                                        kWorkerFlag,
+                                        absl::StrCat(request_.path(), ":", results_.path())};
   arguments.insert(arguments.end(), invocation_.args.begin(), invocation_.args.end());
-  std::vector<std::string> environment = ChildEnvironment(invocation_.environment);
-  const std::string errors = folder_ + kErrors;
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, errors.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  pid_t child = 0;
-  const int failed = posix_spawn(&child, mpirun.c_str(), &actions, nullptr,
-                                 Pointers(arguments).data(), Pointers(environment).data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed != 0) {
+  const pid_t child =
+      Spawn(std::move(arguments), ChildEnvironment(invocation_.environment), errors_.number());
+  if (child < 0) {
     return absl::UnimplementedError(
-        absl::StrCat("'", mpirun, "' does not start: ", std::strerror(failed)));
+        absl::StrCat("'", mpirun, "' does not start: ", std::strerror(errno)));
   }
   const absl::Duration limit = options_.comm_timeout + static_cast<double>(cases) * kCaseTime;
   const int code = Wait(child, limit);
@@ -241,7 +270,7 @@ absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_
       code >= static_cast<int>(ExitCode::kMemory) && code <= static_cast<int>(ExitCode::kBackend);
   return WithExitCode(
       absl::InternalError(absl::StrCat("mpirun -n ", ranks, " ended with exit code ", code, ": ",
-                                       LastError(errors))),
+                                       LastError(errors_.path()))),
       ours ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
@@ -260,17 +289,18 @@ absl::Status ProcessLauncher::CheckPresent(const VerifyOptions& options,
 absl::StatusOr<std::vector<verify::LayerResult>> ProcessLauncher::Run(
     int ranks, const std::vector<verify::Case>& cases) {
   MOE_RETURN_IF_ERROR(CheckPresent(options_, invocation_));
-  MOE_RETURN_IF_ERROR(MakeFolder());
-  std::error_code ignored;
-  fs::remove(folder_ + kResults, ignored);
-  WriteRequest(folder_ + kRequest, cases, problems_);
+  for (SharedFile* const file : {&request_, &results_, &errors_}) {
+    MOE_RETURN_IF_ERROR(file->MakeEmpty());
+  }
+  WriteRequest(request_.path(), cases, problems_);
   MOE_RETURN_IF_ERROR(Launch(LauncherOf(options_, invocation_), ranks, cases.size()));
-  return ReadResults(folder_ + kResults, cases, problems_);
+  return ReadResults(results_.path(), cases, problems_);
 }
 
-absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
+absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
                        const Invocation& invocation) {
-  MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(folder + kRequest, options));
+  const std::pair<std::string, std::string> paths = absl::StrSplit(files, ':');
+  MOE_ASSIGN_OR_RETURN(const Request request, ReadRequest(paths.first, options));
   const Backend transport = request.cases.front().layout.transport;
   const char* const device = options.device == DeviceKind::kCuda ? "cuda" : "cpu";
   Settings world({{"", "ranks", "", 0, Kind::kInteger, "R", "1", ""},
@@ -284,7 +314,7 @@ absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
                                          verify::RunCases(request.problems, request.cases,
                                                           options.fault, options.device, *ranks));
                     if (ranks->rank() != 0) return absl::OkStatus();
-                    return OrAbort(*ranks, WriteResults(folder + kResults, results));
+                    return OrAbort(*ranks, WriteResults(paths.second, results));
                   });
 }
 

@@ -9,15 +9,29 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "comm/descriptor.h"
 #include "moe/cli/command.h"
 #include "moe/cli/verify_options.h"
 #include "moe/verify/verify.h"
 
 namespace moe::cli {
 
-// The argument that makes `moe verify` one of the processes: the folder of the request and the
-// results follows it, then the flags of the verify that started it.
+// The argument that makes `moe verify` one of the processes: the paths of request and results
+// follow it, with ':' between them, then the flags of the verify that started it.
 inline constexpr char kWorkerFlag[] = "--worker";
+
+// A file in memory, which the processes that this one starts open by its path: there is nothing to
+// remove when this one ends, however it does.
+class SharedFile {
+ public:
+  absl::Status MakeEmpty();
+  int number() const { return file_.number(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  Descriptor file_;
+  std::string path_;
+};
 
 // Starts the processes of one rank count and collects their results.
 class ProcessLauncher {
@@ -25,7 +39,6 @@ class ProcessLauncher {
   ProcessLauncher(const Invocation& invocation, const VerifyOptions& options,
                   const std::vector<verify::Problem>& problems)
       : invocation_(invocation), options_(options), problems_(problems) {}
-  ~ProcessLauncher();
   ProcessLauncher(const ProcessLauncher&) = delete;
   ProcessLauncher& operator=(const ProcessLauncher&) = delete;
 
@@ -38,17 +51,16 @@ class ProcessLauncher {
                                                        const std::vector<verify::Case>& cases);
 
  private:
-  absl::Status MakeFolder();
   absl::Status Launch(const std::string& mpirun, int ranks, size_t cases);
 
   const Invocation& invocation_;
   const VerifyOptions& options_;
   const std::vector<verify::Problem>& problems_;
-  std::string folder_;
+  SharedFile request_, results_, errors_;
 };
 
-// One process of a verify: runs the cases of the folder's request; rank 0 writes the results.
-absl::Status RunWorker(const std::string& folder, const VerifyOptions& options,
+// One process of a verify: runs the cases of the request; rank 0 writes the results.
+absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
                        const Invocation& invocation);
 
 }  // namespace moe::cli

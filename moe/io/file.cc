@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -71,6 +73,19 @@ std::string TemporaryName(const std::string& path) {
   return absl::StrCat(path, ".tmp-", ::getpid(), "-", count.fetch_add(1));
 }
 
+// A device, or a pipe that somebody opens within `longest` to read it; else -1 with ENXIO in errno.
+int OpenForReader(const std::string& path, absl::Duration longest) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  int file = -1;
+  while ((file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK)) < 0) {
+    if (errno != ENXIO || absl::FromChrono(Clock::now() - begin) > longest) return -1;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) & ~O_NONBLOCK);
+  return file;
+}
+
 }  // namespace
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
@@ -104,7 +119,7 @@ WholeFile& WholeFile::operator=(WholeFile&& other) noexcept {
   return *this;
 }
 
-absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path) {
+absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Duration reader_time) {
   struct stat info = {};
   const bool exists = ::stat(path.c_str(), &info) == 0;
   if (exists && S_ISDIR(info.st_mode)) {
@@ -114,7 +129,7 @@ absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path) {
   WholeFile whole;
   whole.path_ = path;
   if (exists && !S_ISREG(info.st_mode)) {
-    whole.file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    whole.file_ = OpenForReader(path, reader_time);
   } else {
     std::string name = TemporaryName(path);
     whole.file_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -122,6 +137,10 @@ absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path) {
   }
   if (whole.file_ >= 0) return whole;
   const int error = errno;
+  if (error == ENXIO && S_ISFIFO(info.st_mode)) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot write '", path, "': it is a pipe, and nobody reads it"));
+  }
   if (error == ENOENT || error == ENOTDIR) {
     return absl::NotFoundError(absl::StrCat("cannot write '", path, "': its folder is not there"));
   }

@@ -9,6 +9,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
+#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 namespace moe {
@@ -42,8 +43,10 @@ class MappedFile {
 class WholeFile {
  public:
   // kNotFound: the folder is not there. kInvalidArgument: `path` is a folder. kUnavailable: the
-  // system refuses (permission, disk full); programs map it to "a write failed".
-  static absl::StatusOr<WholeFile> Create(const std::string& path);
+  // system refuses (permission, disk full), or it is a pipe that nobody opens to read within
+  // `reader_time`; programs map it to "a write failed".
+  static absl::StatusOr<WholeFile> Create(const std::string& path,
+                                          absl::Duration reader_time = absl::InfiniteDuration());
   // Removes the temporary file if Commit did not succeed.
   ~WholeFile() { Discard(); }
   WholeFile(WholeFile&& other) noexcept { *this = std::move(other); }

@@ -22,8 +22,11 @@ absl::Status InCase(const Case& what, const absl::Status& status) {
 absl::StatusOr<LayerResult> RunOnThreads(const VerifyPlan& plan, const Case& what) {
   const Backend backend = what.layout.transport;
   LayerResult result;
-  const RunOptions options = {.plan = {.backend = backend, .ranks = what.layout.ranks},
-                              .timeout = plan.timeout};
+  RunOptions options = plan.run;
+  options.plan = {.backend = backend, .ranks = what.layout.ranks};
+  options.report = [&](const absl::Status& status) {
+    if (plan.run.report) plan.run.report(InCase(what, status));
+  };
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     MOE_ASSIGN_OR_RETURN(LayerResult mine,

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
 
+#include "comm/create.h"
 #include "moe/context.h"
 #include "moe/verify/compare.h"
 #include "moe/verify/faults.h"
@@ -30,8 +30,9 @@ struct VerifyPlan {
   std::vector<Problem> problems;
   std::vector<Case> cases;
   Fault fault = Fault::kNone;
-  DeviceKind device = DeviceKind::kCpu;        // of all ranks
-  absl::Duration timeout = absl::Seconds(60);  // of every wait of a rank
+  DeviceKind device = DeviceKind::kCpu;  // of all ranks
+  // How ranks that are threads run; its plan is each case's.
+  RunOptions run = {};
   // Ranks over NCCL are processes, which the launcher starts; else threads, a GPU each.
   bool nccl_processes = false;
 };

@@ -39,10 +39,19 @@ else
 fi
 expect 9 "a launcher of the other MPI"
 
-# lose_rank <signal> <exit codes>: a process of three is stopped or killed in mid-training; all end
-# within the deadline of 2 seconds + 2. Their start-up comes before, so time runs from the signal.
+# An error of one rank alone, before ranks meet.
+run "$mpiexec" -n 3 sh -c 'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && set -- "$@" --data /nowhere; exec "$@"' sh \
+  "$moe" train "${model[@]}" --steps 1 --quiet
+(($(grep -c "^moe train: rank 1: .*'/nowhere' does not exist" "$work/stderr") == 1)) ||
+  fail "an error of rank 1 alone: $(cat "$work/stderr")"
+expect 2 "an error of rank 1 alone"
+((seconds < 20)) || fail "an error of rank 1 alone: ended after $seconds s"
+
+# lose_rank <signal> <rank> <exit codes> <what is said of it>: a process of three is stopped or
+# killed in mid-training; one line names it, and all end within the deadline of 2 seconds + 2. Their
+# start-up comes before, so time runs from the signal.
 lose_rank() {
-  local signal=$1 codes=$2 launcher victim begin took
+  local signal=$1 rank=$2 codes=$3 said=$4 launcher victim begin took lines
   : >"$work/stderr" # the loop below must not see an earlier run
   "$mpiexec" -n 3 "$moe" train "${model[@]}" --steps 1000000 --comm-timeout 2 -v \
     >"$work/stdout" 2>"$work/stderr" </dev/null &
@@ -51,14 +60,13 @@ lose_rank() {
     grep -qE "^step +[0-9]+/" "$work/stderr" && break
     sleep 0.1
   done
-  # The process whose rank is 2.
-  victim=$(grep -lzE '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=2$' /proc/[0-9]*/environ 2>/dev/null |
-    while IFS=/ read -r _ _ pid _; do
-      [[ $(readlink "/proc/$pid/exe") == "$(readlink -f "$moe")" ]] &&
-        tr '\0' '\n' <"/proc/$pid/cmdline" | grep -qxF -- "$text" && echo "$pid"
-    done)
+  # A process of the job is known by its text; what watches them is not called moe.
+  victim=$(pgrep -f -- "$text" | while read -r pid; do
+    [[ $(<"/proc/$pid/comm") == moe ]] &&
+      grep -qzE "^(OMPI_COMM_WORLD_RANK|PMI_RANK)=$rank\$" "/proc/$pid/environ" && echo "$pid"
+  done 2>/dev/null)
   if [[ ! $victim =~ ^[0-9]+$ ]]; then
-    fail "SIG$signal: no process of rank 2: '$victim'"
+    fail "SIG$signal: no process of rank $rank: '$victim'"
     kill "$launcher"
     wait "$launcher"
     return
@@ -70,15 +78,21 @@ lose_rank() {
   took=$((($(date +%s%N) - begin) / 1000000))
   [[ " $codes " == *" $rc "* ]] || fail "SIG$signal: exit code $rc, expected one of $codes"
   ((took < 4000)) || fail "SIG$signal: ended after $took ms, expected under 4000"
-  kill -0 "$victim" 2>/dev/null && [[ $(ps -o stat= -p "$victim") != Z* ]] &&
-    fail "SIG$signal: rank 2 is still there"
-  echo "SIG$signal: exit code $rc after $took ms"
+  lines=$(grep "^moe train: " "$work/stderr")
+  grep -qE "\brank $rank \(process $victim\) $said" <<<"$lines" && (($(wc -l <<<"$lines") == 1)) ||
+    fail "SIG$signal: not one line with rank $rank: $lines"
+  for ((i = 0; i < 20; ++i)); do
+    pgrep -f -- "$text" >/dev/null || break
+    sleep 0.1
+  done
+  ((i < 20)) || fail "SIG$signal: left processes: $(pgrep -af -- "$text")"
+  echo "SIG$signal of rank $rank: exit code $rc after $took ms"
 }
-# Nobody tells the others of a stopped process: their own deadline ends them, and names it.
-lose_rank STOP "8"
-grep -qE "^moe train: .*waited .* for rank" "$work/stderr" ||
-  fail "SIGSTOP: nobody says who was waited for: $(grep '^moe train' "$work/stderr")"
+# Nobody tells the others of a stopped process: their own deadline ends them.
+lose_rank STOP 2 "8" "is stopped"
 # The launcher itself ends the others of a killed one, with a code of its own (Open MPI 128 + 9,
-# MPICH the SIGTERM that it sends), unless they notice first.
-lose_rank KILL "7 8 9 15 137"
+# MPICH the SIGTERM that it sends or what a rank ends with that notices), unless they notice first.
+for rank in 0 2; do
+  lose_rank KILL "$rank" "6 7 8 9 15 137" "(was killed by signal 9|is gone)"
+done
 finish

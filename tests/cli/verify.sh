@@ -23,6 +23,31 @@ grep -q "skipped: " "$work/stdout" || fail "no mpirun: nothing skipped"
 run "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
 expect 10 "no mpirun, but named"
 
+# Ended while its processes run, it leaves neither them nor files.
+if [[ -n $mpiexec ]]; then
+  mkdir "$work/tmp"
+  for signal in TERM KILL; do
+    TMPDIR=$work/tmp "$moe" verify --layouts 'transport=mpi' --router mixtral --numerics fast \
+      -q >/dev/null 2>&1 &
+    verify=$!
+    for ((i = 0; i < 500; ++i)); do
+      (($(pgrep -fc -- "^$moe verify --worker") > 1)) && break
+      sleep 0.02
+    done
+    ((i < 500)) || fail "no processes of verify over MPI"
+    kill -s "$signal" "$verify"
+    for ((i = 0; i < 30; ++i)); do
+      sleep 0.1
+      pgrep -f -- "$moe verify" >/dev/null || break
+    done
+    ((i < 30)) || fail "SIG$signal: left after 3 s: $(pgrep -af -- "$moe verify")"
+    left=$(find "$work/tmp" -name 'moe*')
+    [[ -z $left ]] || fail "SIG$signal: left $left"
+    rm -rf "${work:?}/tmp/"*
+    while pgrep -f -- "$moe verify" >/dev/null; do sleep 0.1; done # a failure is of one signal
+  done
+fi
+
 # Every planted fault is found, in the tensor it is in.
 local_only=(--layouts 'ranks=1,2,4 transport=local' -q)
 declare -A where=(

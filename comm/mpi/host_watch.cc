@@ -1,0 +1,355 @@
+#include "comm/mpi/host_watch.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <absl/time/clock.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "comm/clock_offset.h"
+#include "comm/launcher_pipe.h"
+#include "comm/patience.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+// What ranks tell the watch, and it them.
+enum Word : int32_t { kRank, kOneHost, kMaySpeak, kYes, kNo, kEnds };
+struct Message {
+  int32_t word = 0, rank = -1;
+  std::array<char, 240> text = {};  // kYes: who has not asked
+};
+
+constexpr size_t kNameBytes = 6;  // of an abstract address that the system chooses
+
+// Who asks first is answered after so long: by then all have asked whose deadline passes with its.
+constexpr absl::Duration kAskingTime = absl::Milliseconds(250);
+constexpr absl::Duration kAnswerTime = absl::Seconds(1);  // of a process that only answers
+
+bool Send(int to, const Message& message) {
+  return ::send(to, &message, sizeof message, MSG_NOSIGNAL) == sizeof message;
+}
+
+sockaddr_un AddressOf(const std::string& name) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::copy_n(name.data(), std::min(name.size(), sizeof address.sun_path), address.sun_path);
+  return address;
+}
+
+int MillisecondsUntil(SteadyTime then) {
+  const auto left = absl::FromChrono(then - std::chrono::steady_clock::now());
+  return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(left)));
+}
+
+socklen_t LengthOf(const std::string& name) {
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+}
+
+Descriptor NewSocket() {
+  return Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+}
+
+// A socket with an abstract address that the system chose: "" if it has none.
+std::string Listen(int socket) {
+  const sockaddr_un any = AddressOf("");
+  sockaddr_un own = {};
+  socklen_t length = sizeof own;
+  if (::bind(socket, reinterpret_cast<const sockaddr*>(&any), sizeof any.sun_family) != 0 ||
+      ::listen(socket, SOMAXCONN) != 0 ||
+      ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) != 0) {
+    return "";
+  }
+  const size_t bytes = length - offsetof(sockaddr_un, sun_path);
+  return bytes == kNameBytes ? std::string(own.sun_path, bytes) : "";
+}
+
+// What follows the name in a process's stat; empty if it is gone.
+std::vector<std::string> StatOf(pid_t process) {
+  std::ifstream file(absl::StrCat("/proc/", process, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(") ");
+  if (name_end == std::string::npos) return {};
+  return absl::StrSplit(text.substr(name_end + 2), ' ');
+}
+
+bool IsStopped(pid_t process) {
+  const std::vector<std::string> stat = StatOf(process);
+  return !stat.empty() && (stat.front() == "T" || stat.front() == "t");
+}
+
+// How a process that is going ends: its wait status is there before its files are closed. -1:
+// nobody knows any more.
+int WaitStatusOf(pid_t process) {
+  const std::vector<std::string> stat = StatOf(process);
+  int status = -1;
+  return !stat.empty() && absl::SimpleAtoi(stat.back(), &status) ? status : -1;
+}
+
+// The process beside the ranks.
+class Watch {
+ public:
+  Watch(int listener, const std::function<void(const absl::Status&)>& report)
+      : report_(report), epoll_(::epoll_create1(EPOLL_CLOEXEC)), listener_(listener) {
+    Add(listener);
+  }
+
+  // Until the last rank is gone. Events come in the order in which they happened: of ranks that a
+  // launcher ends with the first, the first is the first.
+  void Run() {
+    do {
+      epoll_event event = {};
+      const int patience_ms = asking_.empty() ? -1 : MillisecondsUntil(answer_at_);
+      const int events = ::epoll_wait(epoll_.number(), &event, 1, patience_ms);
+      if (events == 0) AnswerAll();
+      if (events < 1) continue;
+      if (event.data.fd == listener_) {
+        Accept();
+      } else {
+        Hear(event.data.fd);
+      }
+    } while (!members_.empty());
+  }
+
+ private:
+  struct Member {
+    Descriptor socket;
+    pid_t process = 0;
+    int rank = -1;
+    bool asks = false, ends = false;
+  };
+
+  static std::string HowEnded(const Member& member, int status) {
+    const std::string who = absl::StrCat("rank ", member.rank, " (process ", member.process, ") ");
+    if (status < 0) return who + "is gone without a word";
+    if (WIFSIGNALED(status)) {
+      return absl::StrCat(who, "was killed by signal ", WTERMSIG(status), " (",
+                          strsignal(WTERMSIG(status)), ")");
+    }
+    return absl::StrCat(who, "left with exit code ", WEXITSTATUS(status), " and without a word");
+  }
+
+  void Add(int socket) {
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.fd = socket;
+    (void)::epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, socket, &event);
+  }
+
+  // Abstract addresses are open to every user of the machine.
+  void Accept() {
+    Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+    ucred peer = {};
+    socklen_t length = sizeof peer;
+    if (::getsockopt(socket.number(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return;
+    if (peer.uid != ::geteuid()) return;
+    const int number = socket.number();
+    Add(number);
+    members_[number] = {.socket = std::move(socket), .process = peer.pid};
+  }
+
+  void Hear(int socket) {
+    Member& member = members_[socket];
+    Message message;
+    if (::recv(socket, &message, sizeof message, MSG_DONTWAIT) != sizeof message) {
+      const Member gone = std::move(member);
+      members_.erase(socket);
+      asking_.erase(std::remove(asking_.begin(), asking_.end(), socket), asking_.end());
+      if (!gone.ends) Gone(gone);
+      return;
+    }
+    switch (message.word) {
+      case kRank:
+        member.rank = message.rank;
+        Send(socket, {.word = kYes});
+        break;
+      case kOneHost:
+        one_host_ = true;
+        break;
+      case kMaySpeak:
+        if (asking_.empty()) answer_at_ = SteadyIn(kAskingTime);
+        asking_.push_back(socket);
+        member.asks = true;
+        break;
+      case kEnds:
+        member.ends = true;
+        break;
+      default:
+        break;
+    }
+  }
+
+  void AnswerAll() {
+    std::sort(asking_.begin(), asking_.end(),
+              [&](int a, int b) { return members_[a].rank < members_[b].rank; });
+    for (const int socket : std::exchange(asking_, {})) {
+      Message answer = {.word = std::exchange(spoken_, true) ? kNo : kYes};
+      if (answer.word == kYes) Silent().copy(answer.text.data(), answer.text.size() - 1);
+      Send(socket, answer);
+    }
+  }
+
+  // Of ranks that have not asked. One that is stopped keeps those waiting for whom others wait.
+  std::string Silent() const {
+    std::vector<std::string> silent;
+    for (const auto& [socket, member] : members_) {
+      if (member.ends || member.asks) continue;
+      silent.push_back(absl::StrCat("rank ", member.rank, " (process ", member.process, ") ",
+                                    IsStopped(member.process) ? "is stopped" : "does not fail"));
+    }
+    return absl::StrJoin(silent, ", ");
+  }
+
+  // Tells also of others that are going already: a library may have ended the first because of one
+  // of them, whose memory goes before its files are closed, and a launcher ends the rest at once.
+  // No launcher makes a rank leave with an exit code: who does comes first.
+  void Gone(const Member& gone) {
+    std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
+    for (const auto& [socket, member] : members_) {
+      const int status = WaitStatusOf(member.process);
+      if (status > 0 && !member.ends) going.emplace_back(&member, status);
+    }
+    if (spoken_ || (!one_host_ && !OthersLiveOn())) return;
+    spoken_ = true;
+    std::stable_partition(going.begin(), going.end(), [](const auto& rank) {
+      return rank.second >= 0 && WIFEXITED(rank.second);
+    });
+    char host[256] = "?";
+    (void)gethostname(host, sizeof(host) - 1);
+    std::vector<std::string> texts;
+    for (const auto& [member, status] : going) texts.push_back(HowEnded(*member, status));
+    report_(
+        absl::UnavailableError(absl::StrCat("on host ", host, " ", absl::StrJoin(texts, ", "))));
+    AwaitReader(STDERR_FILENO, kAnswerTime);
+  }
+
+  bool OthersLiveOn() const {
+    absl::SleepFor(absl::Milliseconds(100));
+    for (const auto& [socket, member] : members_) {
+      pollfd state = {.fd = socket, .events = POLLRDHUP, .revents = 0};
+      if (::poll(&state, 1, 0) == 0) return true;
+    }
+    return false;
+  }
+
+  const std::function<void(const absl::Status&)>& report_;
+  const Descriptor epoll_;
+  const int listener_;
+  std::map<int, Member> members_;  // by socket
+  std::vector<int> asking_;        // sockets of those that want to speak
+  SteadyTime answer_at_;           // while there are some
+  bool one_host_ = false;          // no rank is elsewhere
+  bool spoken_ = false;
+};
+
+// The life of the forked process: nothing of its parent's stays open but standard error, and
+// nothing that is sent to the job's processes reaches it.
+[[noreturn]] void RunWatch(int listener, const RunOptions& options) {
+  constexpr int kListener = STDERR_FILENO + 1;
+  ::setsid();
+  ::prctl(PR_SET_NAME, "moe-watch");
+  for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_IGN);
+  ::dup2(listener, kListener);
+  ::close_range(kListener + 1, ~0U, 0);
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO}) {
+    ::close(stream);
+    ::open("/dev/null", O_RDWR);
+  }
+  Watch(kListener, options.report).Run();
+  _exit(0);
+}
+
+}  // namespace
+
+HostWatch::HostWatch(const RunOptions& options) {
+  const LaunchInfo& launch = options.plan.launch;
+  if (launch.size == 1 || !options.report) return;
+  peer_ = NewSocket();
+  if (launch.local_rank != 0) return;
+  const Descriptor listener = NewSocket();
+  name_ = Listen(listener.number());
+  if (name_.empty()) return;
+  Connect(name_, launch.rank);  // before the process: it ends when it has nobody
+  if (::fork() == 0) RunWatch(listener.number(), options);
+}
+
+HostWatch::~HostWatch() {
+  Send(peer_.number(), {.word = kEnds});
+}
+
+void HostWatch::Connect(const std::string& name, int rank) {
+  const sockaddr_un address = AddressOf(name);
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+  if (::connect(peer_.number(), to, LengthOf(name)) == 0)
+    Send(peer_.number(), {.word = kRank, .rank = rank});
+}
+
+absl::Status HostWatch::Join(Communicator& world) {
+  struct Card {
+    int64_t host = 0;
+    std::array<char, 8> name = {};
+  };
+  static_assert(sizeof(Card) == 2 * sizeof(int64_t));
+  Card mine = {.host = static_cast<int64_t>(HostId())};
+  std::copy(name_.begin(), name_.end(), mine.name.begin());
+  std::vector<Card> all(world.size());
+  const auto bytes = [](Card* cards, size_t count) {
+    return absl::MakeSpan(reinterpret_cast<uint8_t*>(cards), count * sizeof(Card));
+  };
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(
+      world.AllGather<uint8_t>(bytes(&mine, 1), bytes(all.data(), all.size()), *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  const Card* const first = std::find_if(all.data(), all.data() + all.size(),
+                                         [&](const Card& card) { return card.host == mine.host; });
+  const std::string name(first->name.data(), first->name[1] == 0 ? 0 : kNameBytes);
+  if (name != name_ && !name.empty() && peer_.is_open()) {
+    if (!name_.empty()) {  // every rank thought it were the first
+      Send(peer_.number(), {.word = kEnds});
+      peer_ = NewSocket();
+    }
+    Connect(name, world.rank());
+  }
+  const bool one_host =
+      std::all_of(all.begin(), all.end(), [&](const Card& card) { return card.host == mine.host; });
+  if (one_host) Send(peer_.number(), {.word = kOneHost});
+  // On a busy machine it may start late, and rank by rank: nobody goes on unwatched.
+  (void)Answer();
+  return absl::OkStatus();
+}
+
+std::optional<std::string> HostWatch::Answer() {
+  pollfd state = {.fd = peer_.number(), .events = POLLIN, .revents = 0};
+  Message answer;
+  if (::poll(&state, 1, static_cast<int>(absl::ToInt64Milliseconds(kAnswerTime))) < 1) return "";
+  if (::recv(peer_.number(), &answer, sizeof answer, MSG_DONTWAIT) != sizeof answer) return "";
+  if (answer.word == kNo) return std::nullopt;
+  return std::string(answer.text.data(), strnlen(answer.text.data(), answer.text.size()));
+}
+
+std::optional<std::string> HostWatch::MaySpeak() {
+  return Send(peer_.number(), {.word = kMaySpeak}) ? Answer() : "";
+}
+
+}  // namespace moe

@@ -1,0 +1,53 @@
+// Who speaks when processes of a job fail: a process beside the ranks of a host that outlives them.
+#ifndef MOE_COMM_MPI_HOST_WATCH_H_
+#define MOE_COMM_MPI_HOST_WATCH_H_
+
+#include <optional>
+#include <string>
+
+#include <absl/status/status.h>
+
+#include "comm/communicator.h"
+#include "comm/create.h"
+#include "comm/descriptor.h"
+
+namespace moe {
+
+// A rank that is killed says nothing, and its launcher leaves the others no time to (Hydra) or a
+// second (Open MPI); ranks that miss a deadline all want to say so. The first rank of each host
+// therefore starts a process that every rank of the host is connected to: it reports the first that
+// goes without a word, or lets the first that asks report, and ends after the last of them.
+//
+// Of several hosts each reports one failure at most; a rank that is killed is reported where others
+// of its host outlive it, which tells it from ranks that the launcher ends because of another host.
+// Where a process cannot be started or reached, ranks go unwatched and all may speak.
+class HostWatch {
+ public:
+  // Starts the process on the first rank of a host. Before MPI and, best, before other threads: it
+  // is a fork. options.report is what it says a death with, as kUnavailable.
+  explicit HostWatch(const RunOptions& options);
+  // This rank has not gone without a word.
+  ~HostWatch();
+  HostWatch(const HostWatch&) = delete;
+  HostWatch& operator=(const HostWatch&) = delete;
+
+  // Connects this rank. Collective over the world, blocks.
+  absl::Status Join(Communicator& world);
+
+  // Whether this rank may report its failure, and what to add: which ranks of its host do not fail.
+  // If not, another of the host has reported, and ends the job.
+  std::optional<std::string> MaySpeak();
+
+ private:
+  void Connect(const std::string& name, int rank);
+  std::optional<std::string> Answer();  // "" where none comes
+
+  std::string name_;  // abstract address of the process that this rank started
+  // The connection. Open before MPI's: a process that dies closes its files in order, and the watch
+  // must hear of it before a peer does, which then may die of it.
+  Descriptor peer_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_COMM_MPI_HOST_WATCH_H_
