@@ -8,6 +8,7 @@
 #include <absl/strings/string_view.h>
 
 #include "comm/mesh.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/parallel.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "moe/context.h"
@@ -47,6 +48,14 @@ class Session {
   // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
   // one another, and waits until the streams are empty.
   void End(const absl::Status& reason);
+  // What run() returns, a StatusOr. A failure, by an exception too, ends the rank (End), so that
+  // what its streams run on, of the caller's, may go.
+  template <typename Run>
+  auto OrEnd(const Run& run) -> decltype(run()) {
+    auto result = Caught(run);
+    if (!result.ok()) End(result.status());
+    return result;
+  }
   // Where gradient buckets are summed: a queue, so that it overlaps backward.
   Stream& gradient_stream() { return *gradients_; }
   // The time line, switched off at first: lanes "compute", "exchange" (with overlap_exchange) and

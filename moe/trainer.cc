@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -76,7 +77,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
 }
 
 Trainer::~Trainer() {
-  if (in_step_) session_->End(absl::AbortedError(absl::StrCat("step ", step_, " was given up")));
+  if (!in_step_) return;
+  session_->End(
+      Caught([&] { return absl::AbortedError(absl::StrCat("step ", step_, " was given up")); }));
 }
 
 template <typename T>

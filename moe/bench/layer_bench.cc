@@ -168,9 +168,7 @@ template <typename T>
 absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOptions& options,
                                       Session& session) {
   LayerOnRank<T> layer(spec, session.context());
-  auto result = MeasureOn(layer, spec, options, session);
-  if (!result.ok()) session.End(result.status());  // what its streams run uses the layer's memory
-  return result;
+  return session.OrEnd([&] { return MeasureOn(layer, spec, options, session); });
 }
 
 absl::Status CheckSpec(const LayerSpec& spec, int ranks) {

@@ -413,10 +413,7 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                       std::move(world)));
   return WithStorageType(options.dtype, [&]<typename T>(T) {
     RankRun<T> run(weights, input, options.trace, *session);
-    auto of_rank = run.Run();
-    // The others may be waiting for this rank, and its streams use the run's memory.
-    if (!of_rank.ok()) session->End(of_rank.status());
-    return of_rank;
+    return session->OrEnd([&] { return run.Run(); });
   });
 }
 

@@ -391,11 +391,10 @@ template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
                                     moe::Trainer& core, const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, core);
-  const absl::Status built = trainer.Build();
-  auto report = built.ok() ? trainer.Run(hooks) : absl::StatusOr<TrainReport>(built);
-  // What the streams run uses the trainer's memory.
-  if (!report.ok()) core.session().End(report.status());
-  return report;
+  return core.session().OrEnd([&]() -> absl::StatusOr<TrainReport> {
+    MOE_RETURN_IF_ERROR(trainer.Build());
+    return trainer.Run(hooks);
+  });
 }
 
 }  // namespace

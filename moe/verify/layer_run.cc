@@ -331,9 +331,7 @@ template <typename T>
 absl::StatusOr<LayerResult> RunAs(const Problem& problem, const MoeLayerConfig& config, Fault fault,
                                   Session& session) {
   RankRun<T> run(problem, fault, session.context());
-  auto result = run.Run(config, session.gradient_stream());
-  if (!result.ok()) session.End(result.status());  // what its streams run uses the run's memory
-  return result;
+  return session.OrEnd([&] { return run.Run(config, session.gradient_stream()); });
 }
 
 }  // namespace
