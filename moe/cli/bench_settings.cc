@@ -266,7 +266,7 @@ std::vector<Setting> BenchSettings() {
 
 CommandHelp BenchHelp() {
   return {.head = kHead,
-          .operands = {.heading = "Operations", .words = BenchOperations()},
+          .operands = Operands{.heading = "Operations", .words = BenchOperations()},
           .settings = BenchSettings(),
           .tail = kTail};
 }

@@ -22,6 +22,7 @@
 
 #include "comm/create.h"
 #include "comm/patience.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/find_program.h"
@@ -193,8 +194,12 @@ absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
 }  // namespace
 
 ProcessLauncher::~ProcessLauncher() {
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  if (folder_.empty()) return;
+  Caught([&] {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 absl::Status ProcessLauncher::MakeFolder() {
