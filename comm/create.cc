@@ -5,7 +5,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -22,19 +21,28 @@
 #include "comm/nccl/nccl_store.h"
 #include "comm/nccl/nccl_world.h"
 #include "comm/patience.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
 namespace {
 
-absl::Status Guarded(absl::FunctionRef<absl::Status()> run) {
+// `status` with these words before its own, if there is memory for them.
+absl::Status Prefixed(absl::string_view before, int rank, absl::string_view between,
+                      const absl::Status& status) {
+  const absl::Status longer = Caught([&] {
+    return absl::Status(status.code(), absl::StrCat(before, rank, between, status.message()));
+  });
+  return longer.code() == status.code() ? longer : status;
+}
+
+// What a rank's work returns, or its exception with the rank's name.
+absl::Status Guarded(int rank, absl::FunctionRef<absl::Status()> run) {
   try {
     return run();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("RunRanks: out of memory");
-  } catch (const std::exception& e) {
-    return absl::InternalError(absl::StrCat("RunRanks: exception: ", e.what()));
+  } catch (...) {
+    return Prefixed("rank ", rank, ": ", StatusOfException());
   }
 }
 
@@ -46,7 +54,7 @@ class Returns {
  public:
   explicit Returns(int ranks) : results_(ranks) {}
 
-  void Set(int rank, absl::Status result) {
+  void Set(int rank, absl::Status result) noexcept {
     const std::lock_guard<std::mutex> lock(mu_);
     failed_ = failed_ || !result.ok();
     results_[rank] = std::move(result);
@@ -65,11 +73,11 @@ class Returns {
     }
     return missing;
   }
-  void AwaitFailureOrAll() {
+  void AwaitFailureOrAll() const {
     std::unique_lock<std::mutex> lock(mu_);
     changed_.wait(lock, [this] { return failed_ || AllAreBack(); });
   }
-  bool AwaitAll(absl::Duration longest) {
+  bool AwaitAll(absl::Duration longest) const {
     Patience patience(longest);
     std::unique_lock<std::mutex> lock(mu_);
     while (!changed_.wait_until(lock, patience.NextLook(), [this] { return AllAreBack(); })) {
@@ -85,7 +93,7 @@ class Returns {
   }
 
   mutable std::mutex mu_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   std::vector<std::optional<absl::Status>> results_;  // guarded by mu_
   bool failed_ = false;                               // guarded by mu_
 };
@@ -93,14 +101,21 @@ class Returns {
 // Nothing ends a thread that hangs, so the process leaves; not even for its line it waits long, for
 // the thread may hang in writing to the same pipe.
 [[noreturn]] void LeaveThreads(const RunOptions& options, const absl::Status& why,
-                               const std::vector<int>& missing) {
-  const absl::Status said(
-      why.code(), absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
-                               absl::StrJoin(missing, ", "), " did not return, and was left"));
+                               const Returns& returns) noexcept {
+  const absl::Status longer = Caught([&] {
+    const std::vector<int> missing = returns.Missing();
+    return absl::Status(
+        why.code(), absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
+                                 absl::StrJoin(missing, ", "), " did not return, and was left"));
+  });
+  const absl::Status& said = longer.code() == why.code() ? longer : why;
   if (options.report) {
     Returns reported(1);
     const auto report = [&] {
-      options.report(said);
+      Caught([&] {
+        options.report(said);
+        return absl::OkStatus();
+      }).IgnoreError();
       reported.Set(0, absl::OkStatus());
     };
     try {
@@ -114,7 +129,7 @@ class Returns {
 }
 
 // Returns when all have returned; leaves the process where that would take for ever.
-void AwaitThreads(const RunOptions& options, LocalFate& fate, Returns& returns) {
+void AwaitThreads(const RunOptions& options, LocalFate& fate, const Returns& returns) noexcept {
   returns.AwaitFailureOrAll();
   const int first = fate.origin();
   if (first < 0 || !options.exit_code) return;
@@ -122,37 +137,38 @@ void AwaitThreads(const RunOptions& options, LocalFate& fate, Returns& returns) 
   if (why.ok()) why = fate.StatusOf(first);  // has not returned, or said so to its peers alone
   const bool late = absl::IsDeadlineExceeded(why);
   if (returns.AwaitAll(options.grace / 2 + (late ? absl::ZeroDuration() : options.timeout))) return;
-  const std::vector<int> missing = returns.Missing();
-  if (!missing.empty()) LeaveThreads(options, why, missing);
+  LeaveThreads(options, why, returns);
 }
 
 // `body` on threads, whose world `fate` ends when one fails.
 absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank make, RankBody body) {
   const int ranks = options.plan.ranks;
   const auto run_rank = [&](int rank) {
-    return Guarded([&]() -> absl::Status {
+    return Guarded(rank, [&]() -> absl::Status {
       MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world, make(rank));
       return body(std::move(world));
     });
   };
   if (ranks == 1) return run_rank(0);
   Returns returns(ranks);
-  const auto run = [&](int rank) {
+  const auto run = [&](int rank) noexcept {
     absl::Status result = run_rank(rank);
     if (!result.ok()) {
-      fate.Kill(rank,
-                absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", result.message())));
+      fate.Kill(
+          rank, Caught([&] {
+            return absl::AbortedError(absl::StrCat("rank ", rank, " failed: ", result.message()));
+          }));
     }
     returns.Set(rank, std::move(result));
   };
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(ranks));
   absl::Status started;
   for (int rank = 0; rank < ranks; ++rank) {
     try {
       threads.emplace_back(run, rank);
-    } catch (const std::exception& e) {  // the system has no more threads
-      started = absl::ResourceExhaustedError(
-          absl::StrCat("RunRanks: thread ", rank, " of ", ranks, " does not start: ", e.what()));
+    } catch (...) {
+      started = Prefixed("rank ", rank, ": ", StatusOfException());
       fate.Kill(rank, started);
       for (int absent = rank; absent < ranks; ++absent) returns.Set(absent, started);
       break;
@@ -207,7 +223,7 @@ absl::StatusOr<int> GpuOf(Communicator& meeting) {
 
 absl::Status RunNcclRankOverMpi(const RunOptions& options, RankBody body) {
   return RunMpiRank(options, [&](std::unique_ptr<Communicator> meeting) {
-    return Guarded([&]() -> absl::Status {
+    return Guarded(meeting->rank(), [&]() -> absl::Status {
       MOE_ASSIGN_OR_RETURN(const int gpu, GpuOf(*meeting));
       MOE_ASSIGN_OR_RETURN(auto world,
                            JoinNcclOver(*meeting, {.device = gpu,
@@ -235,7 +251,7 @@ absl::Status RunNcclRankOverTcp(const RunOptions& options, RankBody body) {
                                                     .secret = options.secret}));
     return body(std::move(world));
   };
-  const absl::Status status = Guarded(run);
+  const absl::Status status = Guarded(launch.rank, run);
   if (status.ok() || launch.size == 1) return status;
   if (options.report) options.report(status);
   _exit(options.exit_code ? options.exit_code(status) : 1);
@@ -261,7 +277,8 @@ absl::Status RunRanks(const RunOptions& options, RankBody body) {
   if (plan.meeting == Meeting::kTcp) return RunNcclRankOverTcp(options, body);
   if (nccl) return RunNcclRankOverMpi(options, body);
   return RunMpiRank(options, [&](std::unique_ptr<Communicator> world) {
-    return Guarded([&] { return body(std::move(world)); });
+    const int rank = world->rank();
+    return Guarded(rank, [&] { return body(std::move(world)); });
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -35,7 +36,11 @@ void Mesh::SetPhase(const CommPhase& phase) {
 }
 
 void Mesh::Abort(absl::Status reason) {
-  world_->Abort(std::move(reason));  // the others share its fate
+  // The others share its fate.
+  Caught([&] {
+    world_->Abort(std::move(reason));
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 }  // namespace moe

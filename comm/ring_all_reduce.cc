@@ -59,7 +59,7 @@ SendRecvOp ReceiveFrom(int peer, absl::Span<T> values) {
 }  // namespace
 
 RingAllReduce::~RingAllReduce() {
-  if (scratch_used_.state() != nullptr) MakeInlineStream()->WaitFor(scratch_used_).IgnoreError();
+  if (scratch_used_.state() != nullptr) waits_->WaitFor(scratch_used_).IgnoreError();
 }
 
 absl::Status RingAllReduce::Sum(absl::Span<float> inout, Stream& stream) {

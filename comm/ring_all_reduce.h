@@ -71,6 +71,7 @@ class RingAllReduce {
   Device device_;  // of the scratch
   Buffer scratch_;
   Event scratch_used_;
+  const std::unique_ptr<Stream> waits_ = MakeInlineStream();  // the destructor takes no memory
 };
 
 }  // namespace moe

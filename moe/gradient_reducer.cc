@@ -6,6 +6,7 @@
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -90,7 +91,10 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
 }
 
 GradientReducer::~GradientReducer() {
-  if (in_flight_) context_.mesh->Abort(absl::AbortedError("gradients of a step were given up"));
+  if (in_flight_) {
+    context_.mesh->Abort(
+        Caught([] { return absl::AbortedError("gradients of a step were given up"); }));
+  }
   stream_.Synchronize().IgnoreError();
 }
 

@@ -6,6 +6,7 @@
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
 #include "kernels/exact_sum/exact_sum.h"
@@ -72,10 +73,10 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   }
   if (saved == nullptr) {
     MoeLayerSaved<T> local;
-    return Settle(ForwardRows(x, batch, y, local, stats));
+    return Settle(Caught([&] { return ForwardRows(x, batch, y, local, stats); }));
   }
   *saved = {};
-  MOE_RETURN_IF_ERROR(Settle(ForwardRows(x, batch, y, *saved, stats)));
+  MOE_RETURN_IF_ERROR(Settle(Caught([&] { return ForwardRows(x, batch, y, *saved, stats); })));
   saved->state = MoeLayerSaved<T>::State::kReady;
   saved->stamp = context_.workspace->Stamp();
   saved->host_stamp = context_.host_workspace->Stamp();
@@ -315,7 +316,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
         "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
   }
   saved.state = MoeLayerSaved<T>::State::kUsed;
-  return Settle(BackwardRows(dy, saved, loss_scale, dx, ready));
+  return Settle(Caught([&] { return BackwardRows(dy, saved, loss_scale, dx, ready); }));
 }
 
 template <typename T>

@@ -8,6 +8,7 @@
 #include <absl/strings/string_view.h>
 
 #include "comm/mesh.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/parallel.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "moe/context.h"
@@ -47,10 +48,11 @@ class Session {
   // For a rank that gives up: aborts its groups, so that neither peers nor its own streams wait for
   // one another, and waits until the streams are empty.
   void End(const absl::Status& reason);
-  // `result`; an error ends the session while the caller's memory, which its streams may use, is
-  // still there: return session.EndOnError(run.Run());
-  template <typename T>
-  absl::StatusOr<T> EndOnError(absl::StatusOr<T> result) {
+  // What run() returns, a StatusOr. A failure, by an exception too, ends the rank (End), so that
+  // what its streams run on, of the caller's, may go.
+  template <typename Run>
+  auto OrEnd(const Run& run) -> decltype(run()) {
+    auto result = Caught(run);
     if (!result.ok()) End(result.status());
     return result;
   }

@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -84,7 +85,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& o
 
 Trainer::~Trainer() {
   if (pass_ == Pass::kNone) return;
-  session_->End(absl::AbortedError(absl::StrCat("step ", step_, " was given up")));
+  session_->End(
+      Caught([&] { return absl::AbortedError(absl::StrCat("step ", step_, " was given up")); }));
 }
 
 template <typename T>

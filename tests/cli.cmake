@@ -12,6 +12,13 @@ if(TARGET moe_cli)
   moe_test(doctor_test LABELS unit SOURCES doctor_test.cc LIBS moe_cli)
   moe_test(metrics_test LABELS unit SOURCES metrics_test.cc
     LIBS moe_cli nlohmann_json::nlohmann_json)
+  if(NOT MOE_SANITIZE)  # hundreds of processes
+    moe_test(out_of_memory_test LABELS smoke SOURCES out_of_memory_test.cc counting_new.cc
+      LIBS moe_cli TIMEOUT 300)
+    target_compile_definitions(out_of_memory_test PRIVATE
+      MOE_GOLDEN_DATA="${CMAKE_CURRENT_SOURCE_DIR}/golden/data"
+      MOE_REPORT_DATA="${CMAKE_CURRENT_SOURCE_DIR}/report/data")
+  endif()
 endif()
 
 # End to end: the program as users call it.

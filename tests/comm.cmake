@@ -4,6 +4,8 @@ moe_test(ring_all_reduce_test LABELS unit cpu threads
   SOURCES ring_all_reduce_test.cc comm_env_local.cc LIBS moe_comm)
 moe_test(mesh_test LABELS unit cpu threads
   SOURCES mesh_test.cc comm_env_local.cc LIBS moe_comm)
+moe_test(local_memory_test LABELS unit cpu threads
+  SOURCES local_memory_test.cc counting_new.cc LIBS moe_comm)
 moe_test(device_comm_test LABELS unit device threads SOURCES device_comm_test.cc LIBS moe_comm)
 moe_test(extremes_test LABELS unit cpu threads SOURCES extremes_test.cc LIBS moe_comm)
 moe_test(bootstrap_test LABELS unit cpu threads

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include <malloc.h>
@@ -13,12 +14,19 @@ namespace {
 std::atomic<int64_t> live_bytes = 0;
 std::atomic<int64_t> peak_bytes = 0;
 std::atomic<int64_t> allocations = 0;
+std::atomic<int64_t> first_failing = std::numeric_limits<int64_t>::max();
+std::atomic<int64_t> after_failing = 0;
+
+// Whether the call that is counted here has memory.
+bool Counted() {
+  const int64_t n = ++allocations;
+  return n < first_failing || n >= after_failing;
+}
 
 }  // namespace
 
 void* operator new(size_t size) {
-  ++allocations;
-  void* const at = std::malloc(std::max<size_t>(size, 1));
+  void* const at = Counted() ? std::malloc(std::max<size_t>(size, 1)) : nullptr;
   if (at == nullptr) throw std::bad_alloc();
   const int64_t now = live_bytes += static_cast<int64_t>(malloc_usable_size(at));
   peak_bytes = std::max<int64_t>(peak_bytes, now);
@@ -38,7 +46,7 @@ void operator delete(void* at, size_t) noexcept {
 // Each form by name: sanitizers have their own of those that are not here, whose memory is not
 // free()'s.
 void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  ++allocations;
+  if (!Counted()) return nullptr;
   const auto whole = static_cast<size_t>(alignment);
   return std::aligned_alloc(whole, (std::max<size_t>(size, 1) + whole - 1) / whole * whole);
 }
@@ -69,6 +77,12 @@ namespace moe {
 
 int64_t Allocations() {
   return allocations;
+}
+
+void FailAllocations(int64_t first, int64_t count) {
+  const int64_t now = allocations;
+  after_failing = now + first + std::min(count, std::numeric_limits<int64_t>::max() - now - first);
+  first_failing = now + first;
 }
 
 int64_t PeakBytesOf(const std::function<void()>& work) {

@@ -13,6 +13,7 @@
 #include "comm/local/local_world.h"
 #include "comm/reduce.h"
 #include "kernels/base/buffer.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -63,8 +64,10 @@ class LocalCommunicator final : public Communicator {
                                                                  MemoryResource& memory) override;
   void Abort(absl::Status reason) override {
     const int world_rank = group_->world_rank(rank_);
-    group_->fate().Kill(world_rank, absl::AbortedError(absl::StrCat(
-                                        "rank ", world_rank, " aborted: ", reason.ToString())));
+    group_->fate().Kill(world_rank, Caught([&] {
+                          return absl::AbortedError(
+                              absl::StrCat("rank ", world_rank, " aborted: ", reason.ToString()));
+                        }));
   }
 
  protected:

@@ -10,6 +10,7 @@
 #include "comm/local/local_parts.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -57,27 +58,35 @@ absl::Status CheckSameCollective(const LocalPost& mine, const LocalPost& other, 
 
 }  // namespace
 
-void LocalFate::Kill(int world_rank, absl::Status reason) {
+void LocalFate::Kill(int world_rank, absl::Status reason) noexcept {
   std::lock_guard<std::mutex> lock(mu_);
-  own_.emplace(world_rank, reason);
-  if (origin_ >= 0) return;
+  if (origin_ >= 0) {
+    const auto keep = [&] {
+      own_.emplace(world_rank, reason);
+      return absl::OkStatus();
+    };
+    if (world_rank != origin_) Caught(keep).IgnoreError();
+    return;
+  }
   origin_ = world_rank;
   reason_ = std::move(reason);
   dead_.store(true, std::memory_order_seq_cst);
   for (LocalGroup* group : groups_) group->WakeAll();
 }
 
-absl::Status LocalFate::StatusOf(int world_rank) {
+absl::Status LocalFate::StatusOf(int world_rank) noexcept {
   std::lock_guard<std::mutex> lock(mu_);
-  if (origin_ < 0) return absl::OkStatus();
-  const auto [own, is_new] = own_.try_emplace(world_rank);
-  if (is_new) {
+  if (world_rank == origin_ || origin_ < 0) return reason_;
+  if (const auto known = own_.find(world_rank); known != own_.end()) return known->second;
+  const absl::Status own = Caught([&] {
     const std::string text = absl::StrCat("rank ", world_rank, " was stopped by rank ", origin_,
                                           ": ", reason_.message());
-    own->second = absl::IsDeadlineExceeded(reason_) ? absl::DeadlineExceededError(text)
-                                                    : absl::AbortedError(text);
-  }
-  return own->second;
+    return own_
+        .emplace(world_rank, absl::IsDeadlineExceeded(reason_) ? absl::DeadlineExceededError(text)
+                                                               : absl::AbortedError(text))
+        .first->second;
+  });
+  return absl::IsResourceExhausted(own) ? reason_ : own;
 }
 
 int LocalFate::origin() const {
@@ -205,16 +214,19 @@ absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
                    is_missing);
 }
 
-absl::Status LocalGroup::Enter(const LocalCaller& caller) {
-  ranks_[caller.rank].inside.fetch_add(1, std::memory_order_seq_cst);
-  if (!fate_->dead()) return absl::OkStatus();
-  Leave(caller);
-  return fate_->StatusOf(world_rank(caller.rank));
+LocalGroup::Inside::Inside(LocalGroup& group, const LocalCaller& caller)
+    : inside_(group.ranks_[caller.rank].inside) {
+  inside_.fetch_add(1, std::memory_order_seq_cst);
+  if (group.fate_->dead()) status_ = group.fate_->StatusOf(group.world_rank(caller.rank));
 }
 
-// Who is inside only copies, so this ends soon; the order (dead_, then inside) against Enter's
-// (inside, then dead_) leaves nobody unseen.
-absl::Status LocalGroup::Drain(absl::Status status) {
+// Who is inside only copies, so the wait ends soon; the order here (dead_, then inside) against
+// Inside's (inside, then dead_) leaves nobody unseen.
+absl::Status LocalGroup::Shown(const LocalCaller& caller, absl::FunctionRef<absl::Status()> call) {
+  absl::Status status = Caught(call);
+  if (status.ok()) return status;
+  // Everyone may see the same disagreement: each rank reports what it saw itself.
+  status = Fail(caller, std::move(status));
   for (const RankState& rank : ranks_) {
     while (rank.inside.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
   }
@@ -225,34 +237,35 @@ absl::Status LocalGroup::Collective(
     const LocalCaller& caller, const LocalPost& post,
     absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)> work) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
-  posts_[caller.rank] = post;
-  absl::Status status = Meet(kStreamLane, caller);
-  if (status.ok()) status = Enter(caller);
-  if (!status.ok()) return Drain(std::move(status));
-  for (int r = 0; r < size() && status.ok(); ++r) {
-    status = CheckSameCollective(post, posts_[r], world_rank(caller.rank), world_rank(r));
-  }
-  if (status.ok()) status = work(posts_);
-  Leave(caller);
-  if (!status.ok()) {
-    // Everyone may see the same disagreement: each rank reports what it saw itself.
-    return Drain(Fail(caller, std::move(status)));
-  }
-  status = Meet(kStreamLane, caller);
-  return status.ok() ? status : Drain(std::move(status));
+  return Shown(caller, [&]() -> absl::Status {
+    posts_[caller.rank] = post;
+    MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller));
+    {
+      const Inside inside(*this, caller);
+      MOE_RETURN_IF_ERROR(inside.status());
+      for (int r = 0; r < size(); ++r) {
+        MOE_RETURN_IF_ERROR(
+            CheckSameCollective(post, posts_[r], world_rank(caller.rank), world_rank(r)));
+      }
+      MOE_RETURN_IF_ERROR(work(posts_));
+    }
+    return Meet(kStreamLane, caller);
+  });
 }
 
 absl::Status LocalGroup::HostExchange(const LocalCaller& caller, void* value,
                                       absl::FunctionRef<void(absl::Span<void* const>)> work) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
-  host_posts_[caller.rank] = value;
-  absl::Status status = Meet(kHostLane, caller);
-  if (status.ok()) status = Enter(caller);
-  if (!status.ok()) return Drain(std::move(status));
-  work(host_posts_);
-  Leave(caller);
-  status = Meet(kHostLane, caller);
-  return status.ok() ? status : Drain(std::move(status));
+  return Shown(caller, [&]() -> absl::Status {
+    host_posts_[caller.rank] = value;
+    MOE_RETURN_IF_ERROR(Meet(kHostLane, caller));
+    {
+      const Inside inside(*this, caller);
+      MOE_RETURN_IF_ERROR(inside.status());
+      work(host_posts_);
+    }
+    return Meet(kHostLane, caller);
+  });
 }
 
 void LocalGroup::PostSends(const LocalCaller& caller, absl::Span<const SendRecvOp> ops) {
@@ -291,9 +304,11 @@ absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<cons
           absl::StrCat("SendRecv: rank ", world_rank(caller.rank), " expects ", ops[i].bytes,
                        " bytes from rank ", world_rank(peer), ", which sends ", send->bytes));
     }
-    MOE_RETURN_IF_ERROR(Enter(caller));
-    CopyInParts(*this, caller, ops[i].recv, send->data, send->bytes);
-    Leave(caller);
+    {
+      const Inside inside(*this, caller);
+      MOE_RETURN_IF_ERROR(inside.status());
+      CopyInParts(*this, caller, ops[i].recv, send->data, send->bytes);
+    }
     self.taken[i] = 1;
     // After this the sender may return: `send` is gone.
     box.first.store(send->next, std::memory_order_release);
@@ -305,9 +320,6 @@ absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<cons
 absl::Status LocalGroup::SendRecv(const LocalCaller& caller, absl::Span<const SendRecvOp> ops) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
   RankState& self = ranks_[caller.rank];
-  self.taken.assign(ops.size(), 0);
-  for (size_t i = 0; i < ops.size(); ++i) self.taken[i] = ops[i].send != nullptr ? 1 : 0;
-  PostSends(caller, ops);
   const auto owes_me = [&](int r) {
     for (size_t i = 0; i < ops.size(); ++i) {
       if (!self.taken[i] && ops[i].peer == r) return true;
@@ -332,9 +344,13 @@ absl::Status LocalGroup::SendRecv(const LocalCaller& caller, absl::Span<const Se
   const auto bell_alone = [] {
     return false;  // whatever comes rings it
   };
-  absl::Status status = WaitUntil(self.bell, self.spin, caller, done, bell_alone, is_missing);
-  if (!failed.ok()) status = Fail(caller, std::move(failed));
-  return status.ok() ? status : Drain(std::move(status));
+  return Shown(caller, [&]() -> absl::Status {
+    self.taken.assign(ops.size(), 0);
+    for (size_t i = 0; i < ops.size(); ++i) self.taken[i] = ops[i].send != nullptr ? 1 : 0;
+    PostSends(caller, ops);
+    MOE_RETURN_IF_ERROR(WaitUntil(self.bell, self.spin, caller, done, bell_alone, is_missing));
+    return failed;
+  });
 }
 
 }  // namespace moe

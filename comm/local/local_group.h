@@ -27,13 +27,13 @@ class LocalGroup;
 class LocalFate {
  public:
   // Ends the world and wakes every waiter of every group. The first reason of a rank is what its
-  // own calls return from then on.
-  void Kill(int world_rank, absl::Status reason);
+  // own calls return from then on. Needs no memory to end it.
+  void Kill(int world_rank, absl::Status reason) noexcept;
   bool dead() const { return dead_.load(std::memory_order_seq_cst); }
   // Why `world_rank`'s calls fail: the reason itself on the rank it comes from; elsewhere
   // kDeadlineExceeded stays what it is and all else becomes kAborted, naming that rank. The same
-  // at every call. OK while the world lives.
-  absl::Status StatusOf(int world_rank);
+  // at every call. OK while the world lives. Without memory for its own words the reason's.
+  absl::Status StatusOf(int world_rank) noexcept;
   // The rank that ended the world; -1 while it lives.
   int origin() const;
 
@@ -46,7 +46,7 @@ class LocalFate {
   std::vector<LocalGroup*> groups_;  // guarded by mu_
   absl::Status reason_;              // guarded by mu_
   int origin_ = -1;                  // guarded by mu_
-  std::map<int, absl::Status> own_;  // guarded by mu_; what the calls of a world rank return
+  std::map<int, absl::Status> own_;  // guarded by mu_; what the calls of the other ranks return
   std::atomic<bool> dead_{false};
 };
 
@@ -131,7 +131,7 @@ class LocalGroup {
   };
   struct alignas(64) RankState {
     Doorbell bell;               // SendRecv: something came, or something of mine was taken
-    std::atomic<int> inside{0};  // calls of this rank between Enter and Leave
+    std::atomic<int> inside{0};  // this rank's Inside objects
     std::atomic<uint64_t> parts_done{0};
     SpinBudget spin;                // SendRecv; this and the rest: used by this rank only
     SpinBudget meeting_spin[2];     // by lane
@@ -161,13 +161,23 @@ class LocalGroup {
                     absl::Duration waited);
   absl::Status Fail(const LocalCaller& caller, absl::Status reason);
 
-  // Between Enter and Leave a rank may touch its peers' buffers. A rank that sees the world die
-  // waits in Drain until no peer does, so that it may free them.
-  absl::Status Enter(const LocalCaller& caller);
-  void Leave(const LocalCaller& caller) {
-    ranks_[caller.rank].inside.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  absl::Status Drain(absl::Status status);
+  // While it lives a rank may touch its peers' buffers, if status() is OK.
+  class Inside {
+   public:
+    Inside(LocalGroup& group, const LocalCaller& caller);
+    ~Inside() { inside_.fetch_sub(1, std::memory_order_seq_cst); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    const absl::Status& status() const { return status_; }
+
+   private:
+    std::atomic<int>& inside_;
+    absl::Status status_;
+  };
+
+  // A call that shows its peers the caller's memory. One that fails, by an exception too, ends the
+  // world, and returns when no peer is inside, so that the memory may go.
+  absl::Status Shown(const LocalCaller& caller, absl::FunctionRef<absl::Status()> call);
 
   void PostSends(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
   absl::Status TakeWhatCame(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);

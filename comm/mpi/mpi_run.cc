@@ -16,6 +16,7 @@
 #include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -94,9 +95,12 @@ absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
   MOE_ASSIGN_OR_RETURN(std::unique_ptr<MpiSession> session, StartInTime(options));
   absl::Status status = CheckMpiSize(options.plan.launch, LinkedMpi(), session->size());
   if (status.ok()) {
-    auto world = MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout, StartTimeout(options));
-    status = world.ok() ? watch.Join(**world) : world.status();
-    if (status.ok()) status = body(*std::move(world));
+    status = Caught([&]() -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(
+          auto world, MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout, StartTimeout(options)));
+      MOE_RETURN_IF_ERROR(watch.Join(*world));
+      return body(std::move(world));
+    });
   }
   // Alone, MPI_Finalize waits for nobody: the caller may report and leave by itself.
   if (status.ok() || session->size() == 1) {

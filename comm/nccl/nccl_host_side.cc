@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/nccl/nccl_group.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -37,7 +38,7 @@ absl::Status NcclHostSide::WithStream(absl::FunctionRef<absl::Status(Stream&)> t
   if (stream_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(stream_, MakeStream({DeviceKind::kCuda, lane_.rank().device()}));
   }
-  absl::Status status = task(*stream_);
+  absl::Status status = Caught([&] { return task(*stream_); });
   // Also after an error: copies to and from the caller's memory may still be under way.
   const absl::Status ended = stream_->Synchronize();
   status.Update(ended);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "comm/nccl/nccl_lane.h"
+#include "kernels/base/caught.h"
 
 namespace moe {
 namespace {
@@ -67,7 +69,7 @@ bool NcclRank::LookAtLanes() {
   bool any = false;
   for (NcclLane* const lane : lanes_) {
     if (dead()) break;
-    absl::Status status = lane->Look(&any);
+    absl::Status status = Caught([&] { return lane->Look(&any); });
     if (!status.ok()) fate_->Kill(world_rank_, std::move(status));
   }
   if (!dead()) return any;
@@ -75,10 +77,14 @@ bool NcclRank::LookAtLanes() {
   // may be stuck before it.
   std::vector<std::thread> aborts;
   for (NcclLane* const lane : lanes_) {
-    aborts.emplace_back([this, lane] {
-      (void)cudaSetDevice(device_);
+    try {
+      aborts.emplace_back([this, lane] {
+        (void)cudaSetDevice(device_);
+        lane->Abort();
+      });
+    } catch (const std::exception&) {  // no memory, or no more threads: one after another
       lane->Abort();
-    });
+    }
   }
   for (std::thread& abort : aborts) abort.join();
   return false;

@@ -1,6 +1,8 @@
 #include "kernels/base/parallel.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <system_error>
 
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -60,7 +62,7 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
   }
   char fork = 0, join = 0;  // addresses that stand for the two edges
   MOE_TSAN_RELEASE(&fork);
-  arena_->arena.execute([&] {
+  const auto fork_and_join = [&] {
     oneapi::tbb::parallel_for(
         int64_t{0}, ranges,
         [&](int64_t range) {
@@ -72,7 +74,13 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
           MOE_TSAN_RELEASE(&join);
         },
         oneapi::tbb::simple_partitioner());
-  });
+  };
+  try {
+    arena_->arena.execute(fork_and_join);
+  } catch (const std::runtime_error& e) {  // oneTBB's, of a thread that does not start
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again),
+                            e.what());
+  }
   MOE_TSAN_ACQUIRE(&join);
 }
 

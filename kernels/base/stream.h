@@ -44,8 +44,8 @@ class StreamGuard {
 
 // A FIFO queue of work on one device.
 //
-// Errors are sticky, as on CUDA: the first failing task stops the queue, later tasks are dropped,
-// and every later call returns that first status. A stream is used by one host thread at a time.
+// Errors are sticky, as on CUDA: the first task that fails or throws stops the queue, later ones
+// are dropped, and every later call returns its status. One host thread at a time uses a stream.
 // Kernels that were enqueued before the host could know of an error still run.
 class Stream {
  public:

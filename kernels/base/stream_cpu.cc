@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/event_state.h"
 #include "kernels/base/status_macros.h"
@@ -68,7 +69,7 @@ class InlineStream final : public Stream {
 
  private:
   absl::Status DoEnqueue(const TaskOffer& task) override {
-    if (status_.ok()) status_ = task.run();
+    if (status_.ok()) status_ = Caught(task.run);
     return status_;
   }
 
@@ -131,6 +132,7 @@ class Fifo {
 
 class QueueStream final : public Stream {
  public:
+  // Throws where the system has no thread for it.
   explicit QueueStream(ThreadPool& threads) : threads_(threads), worker_([this] { Loop(); }) {}
   ~QueueStream() override {
     {
@@ -145,14 +147,16 @@ class QueueStream final : public Stream {
   ThreadPool& threads() const override { return threads_; }
 
   absl::StatusOr<Event> Record() override {
-    const auto state = events_.Take();
-    (void)Push({{}, state});  // passes with the error on a failed stream: no waiter hangs
-    return Event(state);
+    return Caught([&]() -> absl::StatusOr<Event> {
+      const auto state = events_.Take();
+      (void)Push({{}, state});  // passes with the error on a failed stream: no waiter hangs
+      return Event(state);
+    });
   }
 
   absl::Status WaitFor(const Event& event) override {
     MOE_RETURN_IF_ERROR(CheckRecorded(event));
-    return Push({HostTask([state = event.state()] { return state->Wait(); }), nullptr});
+    return PushTask([&] { return HostTask([state = event.state()] { return state->Wait(); }); });
   }
 
   absl::Status Synchronize() override {
@@ -167,7 +171,17 @@ class QueueStream final : public Stream {
     std::shared_ptr<HostEvent> signal;
   };
 
-  absl::Status DoEnqueue(const TaskOffer& task) override { return Push({task.take(), nullptr}); }
+  absl::Status DoEnqueue(const TaskOffer& task) override { return PushTask(task.take); }
+
+  // Without memory the task is lost, and the stream has failed.
+  absl::Status PushTask(absl::FunctionRef<HostTask()> take) {
+    absl::Status status = Caught([&] { return Push({take(), nullptr}); });
+    if (!status.ok()) {
+      std::lock_guard<std::mutex> lock(mu_);
+      status_.Update(status);
+    }
+    return status;
+  }
 
   absl::Status Push(Item item) {
     absl::Status seen;
@@ -189,7 +203,7 @@ class QueueStream final : public Stream {
       busy_ = true;
       absl::Status result = status_;
       lock.unlock();
-      if (item.task && result.ok()) result = item.task();
+      if (item.task && result.ok()) result = Caught([&] { return item.task(); });
       if (item.signal) item.signal->Signal(result);
       item = {};
       lock.lock();
@@ -247,7 +261,9 @@ std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads) {
 
 absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads) {
   if (device.kind == DeviceKind::kCuda) return MakeCudaStream(device.index, threads);
-  return std::make_unique<QueueStream>(threads != nullptr ? *threads : ThreadPool::Serial());
+  return Caught([&]() -> absl::StatusOr<std::unique_ptr<Stream>> {
+    return std::make_unique<QueueStream>(threads != nullptr ? *threads : ThreadPool::Serial());
+  });
 }
 
 }  // namespace moe

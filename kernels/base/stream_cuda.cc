@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/base/caught.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/cuda_probe.h"
 #include "kernels/base/cuda_staging.h"
@@ -134,7 +135,7 @@ class HostTasks {
       if (!self.status().ok()) return;
       self.running_ = true;
     }
-    const absl::Status result = task();
+    const absl::Status result = Caught([&] { return task(); });
     task = HostTask();  // what it holds goes before anybody learns that it has ended
     const std::lock_guard<std::mutex> lock(self.mu_);
     self.Update(result).IgnoreError();
@@ -169,7 +170,11 @@ class CudaStream final : public Stream {
 
   absl::Status DoEnqueue(const TaskOffer& task) override {
     MOE_RETURN_IF_ERROR(host_.status());
-    host_.Push(task.take());
+    const absl::Status taken = Caught([&] {
+      host_.Push(task.take());
+      return absl::OkStatus();
+    });
+    if (!taken.ok()) return host_.Update(taken);
     const cudaError_t error = cudaLaunchHostFunc(stream_, &HostTasks::RunOldest, &host_);
     if (error != cudaSuccess) host_.DropLast();
     return Sticky(error);

@@ -4,6 +4,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+
 namespace moe {
 namespace {
 
@@ -68,10 +71,12 @@ void Workspace::Release(Mark mark) {
   for (const Buffer& chunk : chunks_) total += chunk.bytes();
   chunks_.clear();
   // On failure the next Take allocates, and reports, as it needs.
-  if (absl::StatusOr<Buffer> joined = Buffer::Allocate(total, *memory_, "Workspace"); joined.ok()) {
+  Caught([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(Buffer joined, Buffer::Allocate(total, *memory_, "Workspace"));
     ++allocations_;
-    chunks_.push_back(*std::move(joined));
-  }
+    chunks_.push_back(std::move(joined));
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 }  // namespace moe

@@ -23,6 +23,13 @@ class Cell {
   Cell(double value);                                      // NOLINT
   Cell(const char* value) : value_(std::string(value)) {}  // NOLINT
   Cell(std::string value) : value_(std::move(value)) {}    // NOLINT
+  // GCC 12's variant, copied with a text for which there is no memory, destroys what never was.
+  Cell(const Cell& other) : value_(Copy(other.value_)) {}
+  Cell(Cell&& other) noexcept = default;
+  Cell& operator=(Cell other) noexcept {
+    value_ = std::move(other.value_);
+    return *this;
+  }
 
   using Value = std::variant<std::monostate, int64_t, uint64_t, double, std::string>;
   const Value& value() const { return value_; }
@@ -32,6 +39,11 @@ class Cell {
   std::string text() const;
 
  private:
+  static Value Copy(const Value& value) {
+    const auto* const text = std::get_if<std::string>(&value);
+    return text == nullptr ? value : Value(std::in_place_type<std::string>, *text);
+  }
+
   Value value_;
 };
 

@@ -286,7 +286,7 @@ std::string BenchIdentity(const Settings& settings, const std::string& operation
 
 CommandHelp BenchHelp() {
   return {.head = kHead,
-          .operands = {.heading = "Operations", .words = BenchOperations()},
+          .operands = Operands{.heading = "Operations", .words = BenchOperations()},
           .settings = BenchSettings(),
           .tail = kTail};
 }

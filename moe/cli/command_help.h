@@ -26,7 +26,7 @@ struct Operands {
 // with "Exit codes: 0 ..., 2 ...".
 struct CommandHelp {
   std::string head;  // usage, what it does, examples
-  Operands operands = {};
+  Operands operands = Operands();
   std::vector<Setting> settings;
   std::string tail;  // columns, formulas, files, exit codes
 };

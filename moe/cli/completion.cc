@@ -95,7 +95,7 @@ CommandHelp CompletionHelp() {
   std::vector<Operands::Word> shells;
   for (const Shell& shell : kShells) shells.push_back({shell.name, shell.help});
   return {.head = kHead,
-          .operands = {.heading = "Shells", .words = std::move(shells)},
+          .operands = Operands{.heading = "Shells", .words = std::move(shells)},
           .settings = CompletionSettings(),
           .tail = kTail};
 }

@@ -1,6 +1,7 @@
 // Flags, by Boost.Program_options.
 #include <algorithm>
 #include <exception>
+#include <new>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -41,6 +42,13 @@ absl::Status UnknownFlag(absl::string_view token, const Settings& settings) {
   }
   name = name.substr(0, name.find('='));
   const std::string flag(token.substr(0, token.find('=')));
+  // Boost reads the names of its flags from streams, which keep a lack of memory to themselves.
+  for (const Setting& setting : settings.table()) {
+    const auto spellings = Spellings(setting);
+    if (std::find(spellings.begin(), spellings.end(), flag) != spellings.end()) {
+      throw std::bad_alloc();
+    }
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown flag '", flag, "'",
                    DidYouMean(name, settings.Names(), "--", "; --help lists all flags")));
@@ -107,6 +115,8 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
     for (const auto& option : parsed.options) MOE_RETURN_IF_ERROR(Store(option, settings));
   } catch (const po::invalid_command_line_syntax& e) {
     return MissingValue(e.get_option_name(), settings);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(e.what());
   }

@@ -1,6 +1,7 @@
 #include "moe/cli/line_file.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -53,8 +54,8 @@ absl::Status LineFile::Lock() {
 LineFile::~LineFile() {
   ::close(file_);
   if (size_bytes_ > 0) return;
-  std::error_code ignored;  // what stays is an empty file, or a folder that others use
-  for (const std::string& path : made_) fs::remove(path, ignored);
+  // What stays is an empty file, or a folder that others use.
+  for (const std::string& path : made_) (void)std::remove(path.c_str());
 }
 
 absl::Status LineFile::Append(absl::string_view lines) {

@@ -4,13 +4,13 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <utility>
 
 #include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
@@ -25,6 +25,7 @@
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/find_program.h"
 #include "moe/cli/settings.h"
+#include "moe/io/file.h"
 #include "moe/sweep/available_memory.h"
 
 namespace moe::cli {
@@ -111,9 +112,10 @@ void GatherMemory(MachineFacts& facts) {
     facts.shm_bytes = static_cast<int64_t>(shm.f_blocks * shm.f_frsize);
     facts.shm_free_bytes = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
   }
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/dev/shm", ignored)) {
-    facts.stale_segments += entry.path().filename().string().rfind("vader_segment.", 0) == 0;
+  std::vector<std::string> names;
+  (void)ListFolder("/dev/shm", names);
+  for (const std::string& name : names) {
+    facts.stale_segments += absl::StartsWith(name, "vader_segment.");
   }
 }
 

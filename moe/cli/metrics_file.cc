@@ -51,7 +51,7 @@ std::string HashText(uint64_t hash) {
 }
 
 std::string StepLine(const lm::StepMetrics& metrics) {
-  Json line;
+  Json line = Json::object();  // null that becomes one is broken if memory lacks
   line["step"] = metrics.step;
   line["loss"] = metrics.loss;
   line["loss_hex"] = HexOf(metrics.loss);
@@ -82,7 +82,7 @@ std::string StepLine(const lm::StepMetrics& metrics) {
 }
 
 std::string FinalLine(const lm::TrainReport& report) {
-  Json line;
+  Json line = Json::object();  // null that becomes one is broken if memory lacks
   line["steps"] = report.steps;
   line["tokens"] = report.tokens;
   line["seconds"] = report.seconds;

@@ -134,6 +134,7 @@ absl::Status WriteError(absl::string_view flag, const std::string& path,
                         const absl::Status& status) {
   if (status.ok()) return status;
   const absl::Status named = Prefixed(flag, status);
+  if (absl::IsResourceExhausted(status)) return named;
   // A folder that is there and takes no files (/proc) also says that there is no such thing.
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;

@@ -208,7 +208,7 @@ absl::Status Run(const Invocation& invocation) {
 
 CommandHelp ReportHelp() {
   return {.head = kHead,
-          .operands = {.heading = "", .words = {}, .paths = true},
+          .operands = Operands{.heading = "", .words = {}, .paths = true},
           .settings = ReportSettings(),
           .tail = kTail};
 }

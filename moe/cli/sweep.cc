@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "comm/extremes.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "moe/cli/command.h"
@@ -186,11 +186,8 @@ absl::StatusOr<sweep::Figures> SweepRun::Repeat(const PlannedPoint& planned, int
   sweep::Figures figures;
   if (world != nullptr) {
     MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
-    try {
-      MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(part), figures));
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("out of memory");
-    }
+    MOE_RETURN_IF_ERROR(
+        Caught([&] { return OnRank(planned, repetition, std::move(part), figures); }));
     return figures;
   }
   const auto body = [&](std::unique_ptr<Communicator> threads) -> absl::Status {

@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "kernels/base/caught.h"
+
 namespace moe::cli {
 
 InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {
@@ -29,7 +31,10 @@ InterruptWatch::~InterruptWatch() {
 void InterruptWatch::Wait() {
   int signal = 0;
   if (sigwait(&signals_, &signal) != 0 || over_) return;
-  say_();
+  Caught([this] {
+    say_();
+    return absl::OkStatus();
+  }).IgnoreError();
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
   sigaction(signal, &plain, nullptr);

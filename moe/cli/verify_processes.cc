@@ -25,6 +25,7 @@
 
 #include "comm/create.h"
 #include "comm/patience.h"
+#include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/exit_code.h"
 #include "moe/cli/find_program.h"

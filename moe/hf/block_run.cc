@@ -386,7 +386,7 @@ absl::StatusOr<BlockResult> RunBlock(const LayerWeights& weights, const BlockInp
                       std::move(world)));
   return WithStorageType(options.dtype, [&]<typename T>(T) {
     RankRun<T> run(weights, input, options.trace, *trainer);
-    return trainer->session().EndOnError(run.Run());
+    return trainer->session().OrEnd([&] { return run.Run(); });
   });
 }
 

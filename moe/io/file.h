@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -13,6 +15,10 @@
 #include <absl/types/span.h>
 
 namespace moe {
+
+// Adds the names in `folder`, in no order. (std::filesystem's iterators take memory where they may
+// not throw.)
+std::error_code ListFolder(const std::string& folder, std::vector<std::string>& names);
 
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the

@@ -58,7 +58,10 @@ absl::StatusOr<std::string> MakeSafetensorsHeader(absl::string_view file,
   text.push_back('}');
   text.append((8 - text.size() % 8) % 8, ' ');
   const auto readable = ParseSafetensorsHeader(file, text, begin_bytes);
-  if (!readable.ok()) return absl::InvalidArgumentError(readable.status().message());
+  if (absl::IsDataLoss(readable.status())) {
+    return absl::InvalidArgumentError(readable.status().message());
+  }
+  MOE_RETURN_IF_ERROR(readable.status());
   return text;
 }
 

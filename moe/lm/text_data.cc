@@ -18,6 +18,7 @@
 
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "moe/io/file.h"
 
 namespace moe::lm {
 namespace {
@@ -80,17 +81,12 @@ absl::Status Reader::ReadNamed(const std::string& name) {
 }
 
 absl::Status Reader::ReadFolder(const fs::path& folder) {
-  std::error_code error;
-  std::vector<fs::path> entries;
-  fs::directory_iterator it(folder, error);
-  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
-    entries.push_back(it->path());
-  }
+  std::vector<std::string> names;
+  std::error_code error = ListFolder(folder.string(), names);
   if (error) return FileError("list", folder, error);
-  std::sort(entries.begin(), entries.end(), [](const fs::path& a, const fs::path& b) {
-    return a.native() < b.native();  // by bytes: the same order on every machine
-  });
-  for (const fs::path& path : entries) {
+  std::sort(names.begin(), names.end());  // by bytes: the same order on every machine
+  for (const std::string& name : names) {
+    const fs::path path = folder / name;
     const fs::file_status status = fs::symlink_status(path, error);
     if (error) return FileError("look at", path, error);
     if (fs::is_directory(status)) {

@@ -392,8 +392,10 @@ template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
                                     moe::Trainer& core, const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, core);
-  const absl::Status built = trainer.Build();
-  return core.session().EndOnError(built.ok() ? trainer.Run(hooks) : built);
+  return core.session().OrEnd([&]() -> absl::StatusOr<TrainReport> {
+    MOE_RETURN_IF_ERROR(trainer.Build());
+    return trainer.Run(hooks);
+  });
 }
 
 }  // namespace

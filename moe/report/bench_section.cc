@@ -161,14 +161,14 @@ XyChart SizeChart(const std::string& op, size_t index, const std::vector<NamedRo
   const Yardstick yardstick = YardstickOf(rows);
   const Series all = SeriesOf(rows, true);
   const std::vector<std::string> names = NamesOf(all);
-  XyChart chart = {
-      .text = {.id = absl::StrCat("bench-size-", index),
-               .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
-               .note = yardstick.limit == nullptr ? "Lower is better." : "Higher is better."},
-      .x_label = HasBytes(rows) ? "bytes per rank" : "rows",
-      .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
-      .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
-      .y_kind = ScaleKind::kLog};
+  XyChart chart = {.text = ChartText{.id = absl::StrCat("bench-size-", index),
+                                     .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
+                                     .note = yardstick.limit == nullptr ? "Lower is better."
+                                                                        : "Higher is better."},
+                   .x_label = HasBytes(rows) ? "bytes per rank" : "rows",
+                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+                   .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
+                   .y_kind = ScaleKind::kLog};
   absl::StrAppend(&chart.text.note, " Whiskers: standard deviation.");
   for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
     chart.series.push_back({.name = names[i],
@@ -210,12 +210,13 @@ std::string SkewChart(const std::string& op, size_t index, const std::vector<Nam
       [](const NamedRow& a, const NamedRow& b) { return a.row->imbalance() < b.row->imbalance(); });
   if (!(low->row->imbalance() < high->row->imbalance())) return "";
   const Yardstick yardstick = YardstickOf(rows);
-  XyChart chart = {.text = {.id = absl::StrCat("bench-skew-", index),
-                            .title = absl::StrCat(op, ": skew against ", yardstick.name),
-                            .note = "The largest size of each routing. Imbalance 1 is even."},
-                   .x_label = "imbalance: most loaded rank / mean",
-                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
-                   .y_from_zero = true};
+  XyChart chart = {
+      .text = ChartText{.id = absl::StrCat("bench-skew-", index),
+                        .title = absl::StrCat(op, ": skew against ", yardstick.name),
+                        .note = "The largest size of each routing. Imbalance 1 is even."},
+      .x_label = "imbalance: most loaded rank / mean",
+      .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+      .y_from_zero = true};
   const Series all = SeriesOf(rows, false);
   const std::vector<std::string> names = NamesOf(all);
   for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {

@@ -46,10 +46,10 @@ std::vector<const Difference*> Ranked(const Comparison& comparison) {
 std::string Intervals(const Comparison& comparison) {
   const std::vector<const Difference*> ranked = Ranked(comparison);
   IntervalChart chart = {
-      .text = {.id = "compare-changes",
-               .title = absl::StrCat("Change from ", comparison.a, " to ", comparison.b),
-               .note = "Bars: 95 % interval of the change. Square: worse. "
-                       "Circle: better. Grey: within noise, or noise unknown."},
+      .text = ChartText{.id = "compare-changes",
+                        .title = absl::StrCat("Change from ", comparison.a, " to ", comparison.b),
+                        .note = "Bars: 95 % interval of the change. Square: worse. "
+                                "Circle: better. Grey: within noise, or noise unknown."},
       .x_label = "change (%)"};
   for (size_t i = 0; i < std::min(ranked.size(), kMaxIntervals); ++i) {
     const Difference& d = *ranked[i];

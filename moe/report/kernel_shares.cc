@@ -49,9 +49,9 @@ std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
 std::string KernelShares(absl::Span<const Run> runs) {
   const std::vector<Kernel> kernels = KernelsOf(runs);
   if (kernels.empty()) return "";
-  StackedBarChart chart = {.text = {.id = "bench-kernels",
-                                    .title = "Kernels: percent of the limit",
-                                    .note = "Of each its largest size."},
+  StackedBarChart chart = {.text = ChartText{.id = "bench-kernels",
+                                             .title = "Kernels: percent of the limit",
+                                             .note = "Of each its largest size."},
                            .x_label = "percent of the limit",
                            .unit = "%",
                            .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},

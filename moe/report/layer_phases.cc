@@ -43,9 +43,9 @@ std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
 std::string LayerPhases(absl::Span<const Run> runs) {
   const std::vector<Pass> passes = PassesOf(runs);
   StackedBarChart chart = {
-      .text = {.id = "bench-layer",
-               .title = "One layer: time by phase",
-               .note = "Medians over calls, of the slowest rank in each phase."},
+      .text = ChartText{.id = "bench-layer",
+                        .title = "One layer: time by phase",
+                        .note = "Medians over calls, of the slowest rank in each phase."},
       .x_label = "time (us)",
       .unit = "us",
       .parts = {"gate", "plan", "dispatch", "expert", "combine"}};

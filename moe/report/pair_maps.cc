@@ -70,17 +70,18 @@ HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
   for (const auto& [pair, rates] : pairs.rates) {
     ranks = std::max({ranks, pair.first + 1, pair.second + 1});
   }
-  HeatMap map = {.text = {.id = absl::StrCat("bench-pairs-", index),
-                          .title = absl::StrCat("p2p: GB/s between ranks, ", BytesText(pairs.size)),
-                          .note = absl::StrCat(name, name.empty() ? "" : ". ",
-                                               "Rows send, columns receive; brighter is faster.")},
-                 .x_label = "to rank",
-                 .y_label = "from rank",
-                 .value_label = "GB/s",
-                 .columns = {},
-                 .rows = {},
-                 .values = std::vector<double>(static_cast<size_t>(ranks) * ranks, kNone),
-                 .middle = 0};
+  HeatMap map = {
+      .text = ChartText{.id = absl::StrCat("bench-pairs-", index),
+                        .title = absl::StrCat("p2p: GB/s between ranks, ", BytesText(pairs.size)),
+                        .note = absl::StrCat(name, name.empty() ? "" : ". ",
+                                             "Rows send, columns receive; brighter is faster.")},
+      .x_label = "to rank",
+      .y_label = "from rank",
+      .value_label = "GB/s",
+      .columns = {},
+      .rows = {},
+      .values = std::vector<double>(static_cast<size_t>(ranks) * ranks, kNone),
+      .middle = 0};
   for (int i = 0; i < ranks; ++i) {
     map.rows.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("from ", i)});
     map.columns.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("to ", i)});

@@ -112,11 +112,12 @@ class SweepCharts {
 
   XyChart Over(const char* id, const char* title, const char* y_label, double SweepRow::*y,
                const char* note) const {
-    XyChart chart = {
-        .text = {.id = id, .title = title, .note = absl::StrCat(note, " Rings: the Pareto front.")},
-        .x_label = "capacity factor",
-        .y_label = y_label,
-        .front = Front{Better::kLower, Better::kLower}};
+    XyChart chart = {.text = ChartText{.id = id,
+                                       .title = title,
+                                       .note = absl::StrCat(note, " Rings: the Pareto front.")},
+                     .x_label = "capacity factor",
+                     .y_label = y_label,
+                     .front = Front{Better::kLower, Better::kLower}};
     if (has_dropless_) chart.x_word = Tick{dropless_at_, "dropless"};
     FillSeries(chart, [&](const SweepRow& row, const std::string& name) {
       return XyPoint{.x = PlaceOf(row.capacity_factor),
@@ -127,13 +128,14 @@ class SweepCharts {
   }
 
   XyChart SpeedAgainstLoss() const {
-    XyChart chart = {.text = {.id = "sweep-front",
-                              .title = "Speed against loss",
-                              .note = "Lower right is better. Rings: the Pareto front. Whiskers: "
-                                      "standard deviation."},
-                     .x_label = "tokens per second",
-                     .y_label = "validation loss (nats)",
-                     .front = Front{Better::kHigher, Better::kLower}};
+    XyChart chart = {
+        .text = ChartText{.id = "sweep-front",
+                          .title = "Speed against loss",
+                          .note = "Lower right is better. Rings: the Pareto front. Whiskers: "
+                                  "standard deviation."},
+        .x_label = "tokens per second",
+        .y_label = "validation loss (nats)",
+        .front = Front{Better::kHigher, Better::kLower}};
     FillSeries(chart, [&](const SweepRow& row, const std::string& name) {
       const double sd = row.tokens_per_s_sd;
       return XyPoint{
@@ -148,10 +150,11 @@ class SweepCharts {
   }
 
   std::string PhaseBars() const {
-    StackedBarChart chart = {.text = {.id = "sweep-phases", .title = "Time of a step by phase"},
-                             .x_label = "time (ms)",
-                             .unit = "ms",
-                             .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};
+    StackedBarChart chart = {
+        .text = ChartText{.id = "sweep-phases", .title = "Time of a step by phase"},
+        .x_label = "time (ms)",
+        .unit = "ms",
+        .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};
     const auto known = [](double ms) {
       return std::isfinite(ms) ? ms : 0;
     };

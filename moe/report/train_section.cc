@@ -65,10 +65,11 @@ XySeries ValidationOf(const Run& run, int look) {
 using Runs = std::vector<const Run*>;
 
 std::string LossChart(const Runs& runs) {
-  XyChart chart = {.text = {.id = "train-loss", .title = "Loss", .note = "Lower is better."},
-                   .x_label = "step",
-                   .y_label = "loss (nats per token)",
-                   .x_kind = ScaleKind::kWhole};
+  XyChart chart = {
+      .text = ChartText{.id = "train-loss", .title = "Loss", .note = "Lower is better."},
+      .x_label = "step",
+      .y_label = "loss (nats per token)",
+      .x_kind = ScaleKind::kWhole};
   for (size_t i = 0; i < runs.size(); ++i) {
     chart.series.push_back(Curve(*runs[i], static_cast<int>(i), &TrainStep::loss, 1));
     chart.series.push_back(ValidationOf(*runs[i], static_cast<int>(i)));
@@ -78,7 +79,7 @@ std::string LossChart(const Runs& runs) {
 
 std::string CurveChart(const Runs& runs, const char* id, const char* title, const char* y_label,
                        const char* note, double TrainStep::*value, double factor) {
-  XyChart chart = {.text = {.id = id, .title = title, .note = note},
+  XyChart chart = {.text = ChartText{.id = id, .title = title, .note = note},
                    .x_label = "step",
                    .y_label = y_label,
                    .x_kind = ScaleKind::kWhole,
@@ -93,10 +94,12 @@ std::string CurveChart(const Runs& runs, const char* id, const char* title, cons
 
 std::string PhaseChart(const Runs& runs) {
   StackedBarChart chart = {
-      .text = {.id = "train-phases",
-               .title = "Time of a step by phase",
-               .note = "Means over steps and ranks. The all-reduce runs beside the backward pass: "
-                       "what it hides is not seen here."},
+      .text =
+          ChartText{.id = "train-phases",
+                    .title = "Time of a step by phase",
+                    .note =
+                        "Means over steps and ranks. The all-reduce runs beside the backward pass: "
+                        "what it hides is not seen here."},
       .x_label = "time (ms)",
       .unit = "ms",
       .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};

@@ -335,7 +335,7 @@ absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layou
                                        std::move(world)));
   return WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
     RankRun<T> run(problem, fault, *trainer);
-    return trainer->session().EndOnError(run.Run(config));
+    return trainer->session().OrEnd([&] { return run.Run(config); });
   });
 }
 

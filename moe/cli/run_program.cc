@@ -1,0 +1,134 @@
+#include "moe/cli/run_program.h"
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "kernels/base/caught.h"
+#include "moe/cli/commands.h"
+#include "moe/cli/launch.h"
+#include "moe/cli/manual.h"
+#include "moe/cli/program.h"
+#include "moe/cli/suggest.h"
+
+namespace moe::cli {
+namespace {
+
+std::string Help() {
+  std::string text =
+      "usage: moe COMMAND [flags]\n\n"
+      "Mixture-of-experts layers whose experts are sharded over ranks.\n\n";
+  for (const Command& c : Commands()) text += fmt::format("  {:<11} {}\n", c.name, c.summary);
+  return text + "\n" + kProgramExamples +
+         "\n"
+         "moe COMMAND --help has flags, defaults and formulas of a command; moe --version.\n";
+}
+
+const Command* Find(const std::string& name) {
+  for (const Command& c : Commands()) {
+    if (name == c.name) return &c;
+  }
+  return nullptr;
+}
+
+absl::Status UnknownCommand(const std::string& name) {
+  std::vector<std::string> names = {"help"};
+  for (const Command& c : Commands()) names.emplace_back(c.name);
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown command '", name, "'",
+                   DidYouMean(name, names, "", "; moe --help lists all commands")));
+}
+
+ExitCode Main(Invocation invocation) {
+  const auto end = [&](const absl::Status& status) {
+    return EndCommand(invocation, "", status);
+  };
+  if (invocation.args.empty()) {
+    return end(absl::InvalidArgumentError("no command, expected moe COMMAND; see moe --help"));
+  }
+  std::string name = invocation.args.front();
+  invocation.args.erase(invocation.args.begin());
+  if (name == "--version") {
+    return end(PrintOnce(invocation, absl::StrCat("moe ", MOE_VERSION, "\n")));
+  }
+  if (name == "help" && !invocation.args.empty()) {
+    name = invocation.args.front();
+    invocation.args = {"--help"};
+  }
+  if (name == "help" || name == "--help" || name == "-h") return end(PrintOnce(invocation, Help()));
+  const Command* const command = Find(name);
+  if (command == nullptr) return end(UnknownCommand(name));
+  try {
+    return command->run(invocation);
+  } catch (...) {
+    return EndCommand(invocation, command->name, StatusOfException());
+  }
+}
+
+// Destructors and noexcept functions of libraries take memory, too, and nothing catches what those
+// throw.
+[[noreturn]] void LeaveWithoutMemory() {
+  const absl::Status status =
+      std::current_exception() != nullptr ? StatusOfException() : absl::OkStatus();
+  if (!absl::IsResourceExhausted(status)) std::abort();
+  static std::atomic<bool> said = false;
+  while (said.exchange(true)) ::pause();  // another thread is leaving
+  constexpr absl::string_view kLine = "moe: out of memory\n";
+  (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
+  ::_exit(static_cast<int>(ExitCode::kMemory));
+}
+
+// A standard stream that is closed must not become the first file that is opened.
+void OpenStandardStreams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDWR);
+  }
+}
+
+// Of a mapped file that others shorten while it is read, or whose disk fails.
+void EndOnLostBytes(int) {
+  constexpr char kLine[] =
+      "moe: a file became shorter while it was read, or its disk failed (SIGBUS): replace files by "
+      "renaming\n";
+  (void)!::write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  ::_exit(static_cast<int>(ExitCode::kIo));
+}
+
+}  // namespace
+
+int RunProgram(int argc, char** argv) {
+  OpenStandardStreams();
+  std::set_terminate(LeaveWithoutMemory);
+  // A write that fails says so itself: a file at its limit, a pipe that nobody reads.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGBUS, EndOnLostBytes);
+  try {
+    Invocation invocation;
+    invocation.program = argc > 0 ? argv[0] : "moe";
+    invocation.args.assign(argv + (argc > 0 ? 1 : 0), argv + argc);
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+      invocation.environment.emplace_back(*entry);
+    }
+    const auto launch = LaunchOf(invocation.environment);
+    if (launch.ok()) invocation.launch = *launch;
+    return static_cast<int>(Main(std::move(invocation)));
+  } catch (...) {  // there is no memory even for the words
+    const absl::Status status = StatusOfException();
+    std::fprintf(stderr, "moe: %.*s\n", static_cast<int>(status.message().size()),
+                 status.message().data());
+    return static_cast<int>(ExitCodeOf(status));
+  }
+}
+
+}  // namespace moe::cli
