@@ -167,7 +167,8 @@ template <typename T>
 absl::StatusOr<LayerResult> MeasureAs(const LayerSpec& spec, const MeasureOptions& options,
                                       Trainer& trainer) {
   LayerOnRank<T> layer(spec, trainer);
-  return trainer.session().OrEnd([&] { return MeasureOn(layer, spec, options, trainer.context()); });
+  return trainer.session().OrEnd(
+      [&] { return MeasureOn(layer, spec, options, trainer.context()); });
 }
 
 absl::Status CheckSpec(const LayerSpec& spec, int ranks) {
