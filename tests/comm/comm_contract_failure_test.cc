@@ -1,0 +1,271 @@
+// The contract of Communicator (comm/communicator.h) when something goes wrong. Linked with
+// comm_contract_test.cc once per backend.
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/comm_env_fixture.h"
+
+namespace moe {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+class CommFailureTest : public testing::CommTest {};
+
+TEST_P(CommFailureTest, BadArgumentsAreRefusedAndTheCommunicatorStaysUsable) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    const int ranks = comm.size();
+    std::vector<float> x(size_t{4} * ranks), y(size_t{4} * ranks);
+    const absl::Span<float> out = absl::MakeSpan(y);
+    const std::vector<int64_t> good(ranks, 4);
+    const auto refused = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    };
+    const std::vector<int64_t> too_many(ranks + 1, 0);
+    refused(comm.AllToAllV<float>({}, too_many, {}, too_many, stream));
+    std::vector<int64_t> bad = good;
+    bad[0] = -1;
+    refused(comm.AllToAllV<float>(x, bad, out, good, stream));
+    bad[0] = std::numeric_limits<int64_t>::max();  // the sum must not wrap around
+    refused(comm.AllToAllV<float>(x, good, out, bad, stream));
+    bad[0] = 3;
+    refused(comm.AllToAllV<float>(x, bad, out, good, stream));
+    refused(comm.AllToAllV<float>(x, good, absl::MakeSpan(x), good, stream));  // overlap
+    refused(comm.AllToAll<float>(x, out.subspan(1), stream));
+    if (ranks > 1)
+      refused(comm.AllToAll<float>(absl::MakeConstSpan(x).subspan(1), out.subspan(1), stream));
+    refused(comm.AllGather<float>(x, out.subspan(1), stream));
+    refused(comm.ReduceScatter<float>(absl::MakeConstSpan(x).subspan(1), out.first(4),
+                                      ReduceOp::kSum, stream));
+    std::vector<uint8_t> bytes(4);
+    refused(comm.AllReduce<uint8_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
+    refused(comm.Broadcast<float>(out, ranks, stream));
+    refused(comm.Broadcast<float>(out, -1, stream));
+    refused(comm.SendRecv({{.peer = ranks, .send = x.data(), .bytes = 4}}, stream));
+    refused(comm.SendRecv({{.peer = 0, .send = x.data(), .bytes = -4}}, stream));
+    refused(comm.SendRecv({{.peer = 0, .bytes = 4}}, stream));
+    refused(comm.SendRecv({{.peer = 0, .send = x.data(), .recv = y.data(), .bytes = 4}}, stream));
+    refused(comm.Split(-2, 0).status());
+
+    ASSERT_TRUE(comm.AllToAllV<float>(x, good, out, good, stream).ok());
+    EXPECT_TRUE(stream.Synchronize().ok());
+    EXPECT_TRUE(comm.Barrier().ok());
+  });
+}
+
+TEST_P(CommFailureTest, CountsThatDisagreeAreFoundAndEndTheWorld) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank agrees with itself";
+  OnEachRank(
+      [](Communicator& comm, Stream& stream) {
+        // Rank 0 sends 3 elements to rank 1, which expects 2.
+        std::vector<int64_t> send_counts(comm.size(), 0), recv_counts(comm.size(), 0);
+        if (comm.rank() == 0) send_counts[1] = 3;
+        if (comm.rank() == 1) recv_counts[0] = 2;
+        std::vector<int32_t> send(comm.rank() == 0 ? 3 : 0), recv(comm.rank() == 1 ? 2 : 0);
+        (void)comm.AllToAllV<int32_t>(send, send_counts, absl::MakeSpan(recv), recv_counts, stream);
+        const absl::Status status = stream.Synchronize();
+        if (comm.rank() != 1) return;  // others learn of it now, later or by their deadline
+        // Where all ranks compare all counts, it may also learn it from one that saw it first.
+        if (status.code() != absl::StatusCode::kAborted) {
+          EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+        }
+        EXPECT_THAT(std::string(status.message()), HasSubstr("expects 8 bytes from rank 0"));
+        EXPECT_EQ(comm.Barrier(), status);
+      },
+      absl::Seconds(2));
+}
+
+TEST_P(CommFailureTest, ReductionsOfDifferentLengthAreRefusedOnEveryRank) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank agrees with itself";
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    std::vector<int64_t> x(comm.rank() == 0 ? 5 : 6);
+    (void)comm.AllReduce<int64_t>(absl::MakeSpan(x), ReduceOp::kSum, stream);
+    const absl::Status status = stream.Synchronize();
+    // A rank may also learn it from another that saw it first.
+    if (status.code() != absl::StatusCode::kAborted) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    }
+    EXPECT_THAT(std::string(status.message()), HasSubstr("5 x i64"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("6 x i64"));
+    EXPECT_EQ(comm.Barrier(), status);
+  });
+}
+
+TEST_P(CommFailureTest, SendAndReceiveOfDifferentSizeAreRefusedByTheReceiver) {
+  if (ranks() < 2) GTEST_SKIP() << "needs a pair";
+  for (const int64_t sent : {4, 12}) {
+    OnEachRank(
+        [&](Communicator& comm, Stream& stream) {
+          int32_t x[3] = {};
+          if (comm.rank() == 0) {
+            (void)comm.SendRecv({{.peer = 1, .send = x, .bytes = sent}}, stream);
+            (void)stream.Synchronize();
+          } else if (comm.rank() == 1) {
+            (void)comm.SendRecv({{.peer = 0, .recv = x, .bytes = 8}}, stream);
+            const absl::Status status = stream.Synchronize();
+            if (!testing::Env().compares_sizes()) {
+              EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+              return;
+            }
+            EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+            EXPECT_THAT(std::string(status.message()), HasSubstr("expects 8 bytes from rank 0"));
+          }
+        },
+        testing::Env().compares_sizes() ? absl::Seconds(2) : absl::Milliseconds(200));
+  }
+}
+
+TEST_P(CommFailureTest, MissingPeerGivesDeadlineExceededThatNamesPhaseAndRanks) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank waits for nobody";
+  constexpr absl::Duration kTimeout = absl::Milliseconds(200);
+  OnEachRank(
+      [&](Communicator& comm, Stream& stream) {
+        if (comm.rank() == 0) return;  // never comes
+        comm.SetPhase({.name = "dispatch", .layer = 3, .step = 120});
+        std::vector<float> x(10);
+        const absl::Time start = absl::Now();
+        const absl::Status first = [&] {
+          (void)comm.AllReduce<float>(absl::MakeSpan(x), ReduceOp::kSum, stream);
+          comm.SetPhase({.name = "combine"});  // not what the enqueued call reports
+          return stream.Synchronize();
+        }();
+        EXPECT_LT(absl::Now() - start, kTimeout + absl::Seconds(2));
+        EXPECT_GE(absl::Now() - start, kTimeout / 2);
+        EXPECT_EQ(first.code(), absl::StatusCode::kDeadlineExceeded) << first;
+        EXPECT_THAT(std::string(first.message()), HasSubstr("dispatch, layer 3, step 120"));
+        EXPECT_THAT(std::string(first.message()), ContainsRegex("for ranks? 0.*, deadline 200ms"));
+        EXPECT_EQ(comm.Barrier(), first);  // dead for good
+        EXPECT_EQ(comm.Split(0, 0).status(), first);
+      },
+      kTimeout);
+}
+
+template <typename Call>
+void ExpectLate(Communicator& comm, Call call) {
+  if (comm.rank() == 0) return;  // never comes
+  const absl::Status status = call();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  // A rank that is slow to start may be named too.
+  EXPECT_THAT(std::string(status.message()), ContainsRegex("for ranks? 0,"));
+}
+
+TEST_P(CommFailureTest, EveryWaitHasADeadline) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank waits for nobody";
+  using Body = absl::Status (*)(Communicator&, Stream&);
+  // Each leaves rank 0 out; each world dies of it.
+  const std::vector<Body> bodies = {
+      [](Communicator& comm, Stream&) { return comm.Barrier(); },
+      [](Communicator& comm, Stream&) { return comm.Split(0, 0).status(); },
+      [](Communicator& comm, Stream& stream) {
+        (void)comm.Fence(stream);
+        return stream.Synchronize();
+      },
+      [](Communicator& comm, Stream& stream) {
+        std::vector<int32_t> x(1), y(comm.size());
+        (void)comm.AllGather<int32_t>(x, absl::MakeSpan(y), stream);
+        return stream.Synchronize();
+      },
+      [](Communicator& comm, Stream& stream) {
+        std::vector<int32_t> x(1);
+        (void)comm.Broadcast<int32_t>(absl::MakeSpan(x), 0, stream);
+        return stream.Synchronize();
+      },
+      [](Communicator& comm, Stream& stream) {
+        int32_t x = 0;
+        (void)comm.SendRecv({{.peer = 0, .recv = &x, .bytes = 4}}, stream);
+        return stream.Synchronize();
+      },
+  };
+  for (size_t i = 0; i < bodies.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("call ", i));
+    OnEachRank([&](Communicator& comm,
+                   Stream& stream) { ExpectLate(comm, [&] { return bodies[i](comm, stream); }); },
+               absl::Milliseconds(100));
+  }
+}
+
+// The deadline is for silence: a wait that takes longer than it lives while peers still come.
+TEST_P(CommFailureTest, TheDeadlineStartsAgainWheneverAPeerComes) {
+  if (ranks() < 3) GTEST_SKIP() << "nobody comes in between";
+  if (!testing::Env().sees_progress()) GTEST_SKIP() << "the backend sees no progress";
+  constexpr absl::Duration kTimeout = absl::Milliseconds(300);
+  OnEachRank(
+      [&](Communicator& comm, Stream&) {
+        EXPECT_TRUE(comm.Barrier().ok());
+        absl::SleepFor(0.7 * kTimeout * std::min(comm.rank(), 2));
+        const absl::Status status = comm.Barrier();
+        EXPECT_TRUE(status.ok()) << status;
+      },
+      kTimeout);
+}
+
+// Backends may move large transfers in pieces of their own; a whole piece too many is found, too.
+TEST_P(CommFailureTest, SizesThatDifferByAPowerOfTwoAreFound) {
+  if (ranks() != 2 || !testing::Env().compares_sizes()) GTEST_SKIP() << "a pair is enough";
+  constexpr int64_t kBytes = int64_t{16} << 20;
+  std::vector<std::byte> x(2 * kBytes);
+  for (const int64_t sent : {kBytes, 2 * kBytes}) {
+    const int64_t expected = 3 * kBytes - sent;
+    OnEachRank(
+        [&](Communicator& comm, Stream& stream) {
+          if (comm.rank() == 0) {
+            (void)comm.SendRecv({{.peer = 1, .send = x.data(), .bytes = sent}}, stream);
+            (void)stream.Synchronize();
+            return;
+          }
+          std::vector<std::byte> y(2 * kBytes);
+          (void)comm.SendRecv({{.peer = 0, .recv = y.data(), .bytes = expected}}, stream);
+          const absl::Status status = stream.Synchronize();
+          EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+          EXPECT_THAT(std::string(status.message()),
+                      HasSubstr(absl::StrCat("expects ", expected, " bytes from rank 0")));
+        },
+        absl::Milliseconds(500));
+  }
+}
+
+TEST_P(CommFailureTest, AbortEndsOwnCallsAndWakesThePeers) {
+  if (ranks() < 2) GTEST_SKIP() << "nobody to wake";
+  const bool wakes = testing::Env().wakes_peers();
+  const absl::Duration timeout = wakes ? absl::Seconds(60) : absl::Milliseconds(500);
+  OnEachRank(
+      [&](Communicator& comm, Stream& stream) {
+        const auto group = comm.Split(0, comm.rank()).value();
+        const absl::Time start = absl::Now();
+        if (comm.rank() == 0) {
+          absl::SleepFor(absl::Milliseconds(50));
+          comm.Abort(absl::DataLossError("weights are damaged"));
+          EXPECT_EQ(comm.Barrier().code(), absl::StatusCode::kAborted);
+          EXPECT_EQ(group->Barrier().code(), absl::StatusCode::kAborted);  // one fate
+          return;
+        }
+        // Half of the others wait in the group, half in the world.
+        std::vector<float> x(10);
+        Communicator& waiting = comm.rank() % 2 == 0 ? comm : *group;
+        (void)waiting.AllReduce<float>(absl::MakeSpan(x), ReduceOp::kSum, stream);
+        const absl::Status status = stream.Synchronize();
+        EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+        EXPECT_EQ(status.code(),
+                  wakes ? absl::StatusCode::kAborted : absl::StatusCode::kDeadlineExceeded)
+            << status;
+        if (wakes) {
+          EXPECT_THAT(std::string(status.message()), HasSubstr("weights are damaged"));
+        }
+        EXPECT_EQ(comm.Barrier(), status);
+      },
+      timeout);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CommFailureTest, testing::EveryCommTestParam(),
+                         testing::CommTestName);
+
+}  // namespace
+}  // namespace moe

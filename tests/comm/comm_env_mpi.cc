@@ -1,0 +1,54 @@
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include <mpi.h>
+
+#include "comm/mpi/mpi_communicator.h"
+#include "comm/mpi/mpi_session.h"
+#include "tests/comm/comm_env.h"
+
+namespace moe::testing {
+namespace {
+
+// Holds MPI for the test process. Every rank prints and fails on its own; mpiexec fails if one
+// does.
+class MpiEnv final : public CommEnv, public ::testing::Environment {
+ public:
+  void SetUp() override { session_ = MpiSession::Start().value(); }
+  void TearDown() override { session_.reset(); }
+
+  const char* name() const override { return "mpi"; }
+  int max_ranks() const override { return session_->size(); }
+  bool wakes_peers() const override { return false; }
+  void Run(int ranks, absl::Duration timeout, EnvStream kind,
+           absl::FunctionRef<void(Communicator&, Stream&)> body) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    const int rank = session_->rank();
+    MPI_Comm_split(MPI_COMM_WORLD, rank < ranks ? 0 : MPI_UNDEFINED, rank, &part);
+    if (part != MPI_COMM_NULL) {
+      const auto comm = MakeMpiCommunicator(part, timeout).value();
+      const auto stream = MakeEnvStream(kind);
+      body(*comm, *stream);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
+  }
+
+ private:
+  std::unique_ptr<MpiSession> session_;
+};
+
+MpiEnv* const env = [] {
+  auto* made = new MpiEnv;
+  ::testing::AddGlobalTestEnvironment(made);  // gtest owns it
+  return made;
+}();
+
+}  // namespace
+
+CommEnv& Env() {
+  return *env;
+}
+
+}  // namespace moe::testing

@@ -1,0 +1,172 @@
+// comm/ring_all_reduce.h and comm/all_reduce.h on threads.
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/all_reduce.h"
+#include "tests/comm/comm_env.h"
+
+namespace moe {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using testing::EnvStream;
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+int64_t Value(int rank, size_t i) {
+  return static_cast<int64_t>((i + 1) * 0x9E3779B97F4A7C15U + 77U * static_cast<size_t>(rank)) >> 4;
+}
+
+float FloatValue(int rank, size_t i) {
+  return static_cast<float>(Value(rank, i) >> 20) * 0x1p-24F;
+}
+
+class RingAllReduceTest : public ::testing::TestWithParam<int> {
+ protected:
+  static void OnEachRank(absl::FunctionRef<void(Communicator&, Stream&)> body) {
+    testing::Env().Run(GetParam(), kPatience, EnvStream::kQueue, body);
+  }
+};
+
+TEST_P(RingAllReduceTest, AddsOneTwoThree) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    std::vector<float> x = {1.0F, 2.0F, 3.0F};
+    RingAllReduce ring(comm);
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
+    ASSERT_TRUE(stream.Synchronize().ok());
+    const auto ranks = static_cast<float>(comm.size());
+    EXPECT_THAT(x, ElementsAre(ranks, 2 * ranks, 3 * ranks));
+  });
+}
+
+// Lengths below R, not divisible by R, below and beyond several chunks (of 16 int64).
+constexpr size_t kLengths[] = {0, 1, 2, 3, 7, 8, 9, 128, 129, 1000, 4099};
+
+TEST_P(RingAllReduceTest, Int64SumsAreExactForEveryLength) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    RingAllReduce ring(comm, {.chunk_bytes = 128});
+    for (const size_t n : kLengths) {
+      std::vector<int64_t> x(n);
+      for (size_t i = 0; i < n; ++i) x[i] = Value(comm.rank(), i);
+      ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
+      ASSERT_TRUE(stream.Synchronize().ok());
+      for (size_t i = 0; i < n; ++i) {
+        uint64_t wrapped = 0;
+        for (int r = 0; r < comm.size(); ++r) wrapped += static_cast<uint64_t>(Value(r, i));
+        ASSERT_EQ(static_cast<uint64_t>(x[i]), wrapped) << "i=" << i << " n=" << n;
+      }
+    }
+  });
+}
+
+TEST_P(RingAllReduceTest, FloatsAreEqualOnAllRanksAndFromRunToRunForAnyChunk) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    for (const size_t n : kLengths) {
+      std::vector<float> input(n);
+      for (size_t i = 0; i < n; ++i) input[i] = FloatValue(comm.rank(), i);
+      std::vector<std::vector<float>> runs;
+      for (const int64_t chunk : {128, 128, 1 << 18}) {
+        RingAllReduce ring(comm, {.chunk_bytes = chunk});
+        runs.push_back(input);
+        ASSERT_TRUE(ring.Sum(absl::MakeSpan(runs.back()), stream).ok());
+        ASSERT_TRUE(stream.Synchronize().ok());
+      }
+      std::vector<float> all(n * static_cast<size_t>(comm.size()));
+      ASSERT_TRUE(comm.AllGather<float>(runs[0], absl::MakeSpan(all), stream).ok());
+      ASSERT_TRUE(stream.Synchronize().ok());
+      // Every value is finite and non-zero or +0, so == means the same bits.
+      for (int r = 0; r < comm.size(); ++r) {
+        const absl::Span<const float> theirs = absl::MakeConstSpan(all).subspan(r * n, n);
+        EXPECT_EQ(theirs, absl::MakeConstSpan(runs[0])) << "rank " << r << " n " << n;
+      }
+      for (const auto& run : runs) EXPECT_EQ(run, runs[0]);
+    }
+  });
+}
+
+// The order that the header promises: block b is summed as b+1, b+2, ..., b.
+TEST_P(RingAllReduceTest, FloatsAreSummedInTheOrderOfTheRing) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    const int ranks = comm.size();
+    const size_t per_block = 37;
+    std::vector<float> x(per_block * ranks);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = FloatValue(comm.rank(), i);
+    RingAllReduce ring(comm, {.chunk_bytes = 64});
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
+    ASSERT_TRUE(stream.Synchronize().ok());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const int block = static_cast<int>(i / per_block);
+      float expected = FloatValue((block + 1) % ranks, i);
+      for (int k = 2; k <= ranks; ++k) expected += FloatValue((block + k) % ranks, i);
+      ASSERT_EQ(x[i], expected) << "i=" << i;
+    }
+  });
+}
+
+// The first stream of every other rank is late: without the wait its second sum would go first.
+TEST_P(RingAllReduceTest, StreamsTakeTurns) {
+  OnEachRank([](Communicator& comm, Stream& first) {
+    const auto second = MakeStream({}).value();
+    std::vector<float> x(100, 1.0F), y(100, 8.0F);
+    RingAllReduce ring(comm, {.chunk_bytes = 64});
+    const auto pause = absl::Milliseconds(comm.rank() % 2 == 0 ? 20 : 0);
+    ASSERT_TRUE(first
+                    .Enqueue([pause] {
+                      absl::SleepFor(pause);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), first).ok());
+    ASSERT_TRUE(ring.Sum(absl::MakeSpan(y), *second).ok());
+    ASSERT_TRUE(first.Synchronize().ok());
+    ASSERT_TRUE(second->Synchronize().ok());
+    EXPECT_THAT(x, Each(static_cast<float>(comm.size())));
+    EXPECT_THAT(y, Each(8.0F * static_cast<float>(comm.size())));
+  });
+}
+
+TEST_P(RingAllReduceTest, DirectSumsInRankOrder) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    const auto direct = AllReducer::Create(AllReduceAlgorithm::kDirect, comm).value();
+    std::vector<float> x(1237);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = FloatValue(comm.rank(), i);
+    ASSERT_TRUE(direct->Sum(absl::MakeSpan(x), stream).ok());
+    ASSERT_TRUE(stream.Synchronize().ok());
+    for (size_t i = 0; i < x.size(); ++i) {
+      float expected = FloatValue(0, i);
+      for (int r = 1; r < comm.size(); ++r) expected += FloatValue(r, i);
+      ASSERT_EQ(x[i], expected) << "i=" << i;
+    }
+  });
+}
+
+TEST_P(RingAllReduceTest, AlgorithmsAgreeOnInt64) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    std::vector<int64_t> a(501), b(501);
+    for (size_t i = 0; i < a.size(); ++i) a[i] = b[i] = Value(comm.rank(), i);
+    const auto ring = AllReducer::Create(AllReduceAlgorithm::kRing, comm).value();
+    const auto direct = AllReducer::Create(AllReduceAlgorithm::kDirect, comm).value();
+    ASSERT_TRUE(ring->Sum(absl::MakeSpan(a), stream).ok());
+    ASSERT_TRUE(direct->Sum(absl::MakeSpan(b), stream).ok());
+    ASSERT_TRUE(stream.Synchronize().ok());
+    EXPECT_EQ(a, b);
+  });
+}
+
+TEST_P(RingAllReduceTest, LibraryIsRefusedOnThreads) {
+  OnEachRank([](Communicator& comm, Stream&) {
+    EXPECT_EQ(AllReducer::Create(AllReduceAlgorithm::kLibrary, comm).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RingAllReduceTest, ::testing::Range(1, 9),
+                         [](const auto& p) { return absl::StrCat("R", p.param); });
+
+}  // namespace
+}  // namespace moe

@@ -1,0 +1,344 @@
+// dispatch/dispatch_plan: a routing map by hand, then every order against the brute-force world.
+#include "dispatch/dispatch_plan.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/comm_env.h"
+#include "tests/dispatch/dispatch_world.h"
+
+namespace moe::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+
+absl::StatusOr<DispatchPlan> Build(const World& world, int overlap, Communicator& comm,
+                                   Workspace& workspace, Stream& stream) {
+  return DispatchPlan::Build(world.view(comm.rank()),
+                             world.routing[comm.rank()].micro_batch_offsets,
+                             ExpertPlacement(world.experts, world.ranks),
+                             {.overlap_degree = overlap}, comm, workspace, stream);
+}
+
+// 3 ranks, 4 experts, top-2. Experts 0 and 1 live on rank 0, expert 2 on rank 1, expert 3 on rank
+// 2.
+//
+//   rank 0, tokens a b c      rank 1, no tokens      rank 2, tokens p q
+//     a -> 0 1                                         p -> 3 1
+//     b -> 2 0                                         q -> 0 1 (1 is dropped)
+//     c -> 3 2
+//
+// Experts read, sorted by (expert, source rank, token, choice):
+//   rank 0: expert 0: a b q      expert 1: a p        a's two rows read one received row
+//   rank 1: expert 2: b c
+//   rank 2: expert 3: c p
+World HandMadeWorld() {
+  World w{.experts = 4, .num_experts = 4, .ranks = 3, .chunks = 1};
+  const auto rank = [](std::vector<int64_t> offset, std::vector<int32_t> expert,
+                       std::vector<uint8_t> dropped) {
+    const auto slots = expert.size();
+    const int64_t tokens = static_cast<int64_t>(offset.size()) - 1;
+    return RankRouting{std::move(offset),
+                       {0, tokens},
+                       std::move(expert),
+                       std::vector<float>(slots, 0.5f),
+                       std::move(dropped)};
+  };
+  w.routing = {rank({0, 2, 4, 6}, {0, 1, 2, 0, 3, 2}, {0, 0, 0, 0, 0, 0}), rank({0}, {}, {}),
+               rank({0, 2, 4}, {3, 1, 0, 1}, {0, 0, 0, 1})};
+  return w;
+}
+
+TEST(DispatchPlanTest, FollowsTheMapByHand) {
+  if (Env().max_ranks() < 3) GTEST_SKIP() << "needs 3 ranks";
+  const World world = HandMadeWorld();
+  Env().Run(3, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const auto built = Build(world, 1, comm, workspace, stream);
+    ASSERT_TRUE(built.ok()) << built.status();
+    const DispatchPlan& plan = *built;
+    EXPECT_EQ(plan.chunks(), 1);
+    EXPECT_EQ(plan.segments(), 3);  // 3 ranks, 1 micro-batch
+    if (comm.rank() == 0) {
+      EXPECT_THAT(plan.send_token(0), ElementsAre(0, 1, 1, 2, 2));  // a b | b c | c
+      EXPECT_THAT(plan.expert_offsets(), ElementsAre(0, 3, 5));
+      EXPECT_THAT(plan.segment_offsets(), ElementsAre(0, 2, 2, 3, 4, 4, 5));
+      EXPECT_THAT(plan.expert_peer(0), ElementsAre(0, 0, 2, 0, 2));
+      EXPECT_THAT(plan.expert_token(0), ElementsAre(0, 1, 1, 0, 0));  // a b q | a p
+      // Received: a b from rank 0, p q from rank 2.
+      EXPECT_THAT(plan.expert_source(0), ElementsAre(0, 1, 3, 0, 2));
+      // Home rows: a0 b0 | a1 || b2 c2 || c3
+      EXPECT_THAT(plan.home_row_of_slot(), ElementsAre(0, 2, 3, 1, 5, 4));
+      EXPECT_THAT(plan.home_peer(0), ElementsAre(0, 0, 0, 1, 1, 2));
+      EXPECT_THAT(plan.home_source(0), ElementsAre(0, 1, 3, 0, 1, 0));
+      // To rank 0: a b, a; to rank 2: q, p.
+      EXPECT_THAT(plan.return_order(0), ElementsAre(0, 1, 3, 2, 4));
+      EXPECT_EQ(plan.PeerHomeRow(1, 2), 1);  // at rank 2: q0 p1 | p3
+    }
+    if (comm.rank() == 1) {
+      EXPECT_EQ(plan.tokens(), 0);
+      EXPECT_THAT(plan.send_token(0), IsEmpty());
+      EXPECT_THAT(plan.expert_offsets(), ElementsAre(0, 2));
+      EXPECT_THAT(plan.segment_offsets(), ElementsAre(0, 2, 2, 2));
+      EXPECT_THAT(plan.expert_token(0), ElementsAre(1, 2));
+    }
+    if (comm.rank() == 2) {
+      EXPECT_THAT(plan.send_token(0), ElementsAre(0, 1, 0));  // p q | p: q travels once
+      EXPECT_THAT(plan.home_row_of_slot(), ElementsAre(2, 1, 0, -1));
+      EXPECT_THAT(plan.expert_peer(0), ElementsAre(0, 2));
+      EXPECT_THAT(plan.expert_token(0), ElementsAre(2, 0));
+    }
+  });
+}
+
+void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
+  const int me = plan.rank();
+  const int32_t first = world.FirstExpert(me), local = world.FirstExpert(me + 1) - first;
+  const std::vector<OracleRow> want = world.ExpertRows(me);
+  ASSERT_EQ(plan.expert_rows(), static_cast<int64_t>(want.size()));
+
+  std::vector<int64_t> expert_offsets = {0}, segment_offsets = {0};
+  for (int32_t l = 0; l < local; ++l) {
+    for (int r = 0; r < world.ranks; ++r) {
+      for (const auto& segment : world.Segments(first + l, r)) {
+        segment_offsets.push_back(segment_offsets.back() + static_cast<int64_t>(segment.size()));
+      }
+    }
+    expert_offsets.push_back(segment_offsets.back());
+  }
+  EXPECT_EQ(plan.segments(), world.ranks * world.micro_batches);
+  EXPECT_EQ(plan.expert_offsets(), absl::MakeConstSpan(expert_offsets));
+  EXPECT_EQ(plan.segment_offsets(), absl::MakeConstSpan(segment_offsets));
+
+  std::vector<std::vector<OracleRow>> home_of(world.ranks);
+  for (int r = 0; r < world.ranks; ++r) home_of[r] = world.HomeRows(r);
+  for (int c = 0; c < plan.chunks(); ++c) {
+    std::vector<OracleRow> received;
+    for (int r = 0; r < world.ranks; ++r) {
+      for (const int64_t token : world.SendTokens(c, r, me)) received.push_back({r, token, -1});
+    }
+    ASSERT_EQ(plan.recv_begin(c + 1) - plan.recv_begin(c), static_cast<int64_t>(received.size()));
+    for (int64_t n = plan.expert_begin(c); n < plan.expert_begin(c + 1); ++n) {
+      const int64_t i = n - plan.expert_begin(c);
+      EXPECT_EQ(world.ChunkOf(first + plan.chunk_first_expert()[c]), c);
+      EXPECT_EQ(plan.expert_peer(c)[i], want[n].source) << "expert row " << n;
+      EXPECT_EQ(plan.expert_token(c)[i], want[n].token) << "expert row " << n;
+      const OracleRow& back = home_of[want[n].source][plan.expert_home_row(c)[i]];
+      EXPECT_EQ(back.token, want[n].token) << "expert row " << n;
+      EXPECT_EQ(back.slot, want[n].slot) << "expert row " << n;
+      const OracleRow& from = received[plan.expert_source(c)[i]];
+      EXPECT_EQ(from.source, want[n].source) << "expert row " << n;
+      EXPECT_EQ(from.token, want[n].token) << "expert row " << n;
+    }
+    // Sorted by home; within one home in expert-row order.
+    std::vector<int32_t> order;
+    for (int home = 0; home < world.ranks; ++home) {
+      for (int64_t n = plan.expert_begin(c); n < plan.expert_begin(c + 1); ++n) {
+        if (want[n].source == home) order.push_back(static_cast<int32_t>(n));
+      }
+    }
+    EXPECT_EQ(plan.return_order(c), absl::MakeConstSpan(order));
+  }
+  EXPECT_EQ(plan.expert_begin(plan.chunks()), plan.expert_rows());
+}
+
+void ExpectHomeSide(const World& world, const DispatchPlan& plan) {
+  const int me = plan.rank();
+  const RankRouting& mine = world.routing[me];
+  for (int c = 0; c < plan.chunks(); ++c) {
+    std::vector<int32_t> tokens;
+    for (int r = 0; r < world.ranks; ++r) {
+      for (const int64_t t : world.SendTokens(c, me, r)) tokens.push_back(static_cast<int32_t>(t));
+    }
+    EXPECT_EQ(plan.send_token(c), absl::MakeConstSpan(tokens)) << "chunk " << c;
+  }
+  const std::vector<OracleRow> home = world.HomeRows(me);
+  ASSERT_EQ(plan.return_rows(), static_cast<int64_t>(home.size()));
+  EXPECT_EQ(plan.home_begin(plan.chunks()), plan.return_rows());
+  for (int64_t row = 0; row < plan.return_rows(); ++row) {
+    EXPECT_EQ(plan.home_slot()[row], home[row].slot) << "home row " << row;
+  }
+  for (size_t s = 0; s < mine.expert.size(); ++s) {
+    const int32_t row = plan.home_row_of_slot()[s];
+    if (!world.Kept(me, static_cast<int64_t>(s))) {
+      EXPECT_EQ(row, -1) << "slot " << s;
+      continue;
+    }
+    ASSERT_GE(row, 0) << "slot " << s;
+    EXPECT_EQ(home[row].slot, static_cast<int64_t>(s));
+    const int c = world.ChunkOf(mine.expert[s]), owner = world.Owner(mine.expert[s]);
+    const int64_t i = row - plan.home_begin(c);
+    EXPECT_EQ(plan.home_peer(c)[i], owner) << "slot " << s;
+    const std::vector<OracleRow> there = world.ExpertRows(owner);
+    EXPECT_EQ(there[plan.home_source(c)[i]], home[row]) << "slot " << s;
+  }
+}
+
+void ExpectTables(const World& world, const DispatchPlan& plan) {
+  int64_t max_tokens = 0, max_return = 0, max_expert = 0;
+  for (int r = 0; r < world.ranks; ++r) {
+    max_tokens = std::max(max_tokens, world.routing[r].tokens());
+    max_return = std::max(max_return, static_cast<int64_t>(world.HomeRows(r).size()));
+    max_expert = std::max(max_expert, static_cast<int64_t>(world.ExpertRows(r).size()));
+  }
+  EXPECT_EQ(plan.max_tokens(), max_tokens);
+  EXPECT_EQ(plan.max_return_rows(), max_return);
+  EXPECT_EQ(plan.max_expert_rows(), max_expert);
+  for (int source = 0; source < world.ranks; ++source) {
+    for (int to = 0; to < world.ranks; ++to) {
+      std::vector<int64_t> rows(plan.chunks());
+      for (int32_t e = world.FirstExpert(to); e < world.FirstExpert(to + 1); ++e) {
+        for (const auto& segment : world.Segments(e, source)) {
+          rows[world.ChunkOf(e)] += static_cast<int64_t>(segment.size());
+        }
+        if (to == plan.rank()) {
+          EXPECT_EQ(plan.PeerHomeRow(e - world.FirstExpert(to), source),
+                    world.HomeBegin(source, e));
+        }
+      }
+      for (int c = 0; c < plan.chunks(); ++c) {
+        EXPECT_EQ(plan.ExpertRows(c, source, to), rows[c]);
+        EXPECT_EQ(plan.SendRows(c, source, to),
+                  static_cast<int64_t>(world.SendTokens(c, source, to).size()));
+      }
+    }
+  }
+}
+
+TEST(DispatchPlanTest, EqualsTheBruteForceWorld) {
+  for (const WorldCase& c : WorldCases(Env().max_ranks())) {
+    const World world = MakeWorld(c);
+    Env().Run(c.ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+      std::ostringstream where;
+      where << c << ", rank " << comm.rank();
+      SCOPED_TRACE(where.str());
+      Workspace workspace;
+      const auto plan = Build(world, c.overlap, comm, workspace, stream);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(plan->chunks(), world.chunks);
+      EXPECT_EQ(plan->tokens(), world.routing[comm.rank()].tokens());
+      ExpectExpertSide(world, *plan);
+      ExpectHomeSide(world, *plan);
+      ExpectTables(world, *plan);
+    });
+  }
+}
+
+TEST(DispatchPlanTest, ATokenTravelsOnceToARankHoweverManyOfItsExpertsLiveThere) {
+  const int ranks = std::min(2, Env().max_ranks());
+  // Every token to all 6 experts: one send row per rank and token.
+  const World world = MakeWorld({.ranks = ranks, .experts = 6, .top_k = 6, .tokens = {10}});
+  Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const auto plan = Build(world, 1, comm, workspace, stream);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->send_rows(), 10 * ranks);
+    EXPECT_EQ(plan->recv_rows(), 10 * ranks);
+    EXPECT_EQ(plan->return_rows(), 60);
+  });
+}
+
+TEST(DispatchPlanTest, OneRankKeepsFiveIntegersASlotAndOneAToken) {
+  const World world = MakeWorld({.ranks = 1, .experts = 8, .top_k = 4, .tokens = {4096}});
+  Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const auto plan = Build(world, 1, comm, workspace, stream);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int64_t tables = int64_t{16} << 10;  // of experts and chunks
+    EXPECT_LE(workspace.used_bytes(), 4 * (5 * plan->slots() + plan->tokens()) + tables);
+  });
+}
+
+TEST(DispatchPlanTest, OverlapIsCutToTheLargestNumberOfLocalExperts) {
+  const World world = MakeWorld({.ranks = 1, .experts = 3, .overlap = 8});
+  Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    const auto plan = Build(world, 8, comm, workspace, stream);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->chunks(), 3);
+    EXPECT_THAT(plan->chunk_first_expert(), ElementsAre(0, 1, 2, 3));
+  });
+}
+
+// Refused by one rank alone: no other rank takes part, so a test that sent anything would time out.
+TEST(DispatchPlanTest, RefusesABadRoutingBeforeAnythingIsSent) {
+  const int ranks = std::min(2, Env().max_ranks());
+  const World good = MakeWorld({.ranks = ranks, .experts = 4, .tokens = {5}});
+  Env().Run(ranks, absl::Seconds(2), EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    if (comm.rank() != 0) return;
+    const auto refused = [&](const World& world, int overlap, const char* message,
+                             std::vector<int64_t> micro_batches = {0, 5}) {
+      Workspace workspace;
+      const auto plan =
+          DispatchPlan::Build(world.view(0), micro_batches, ExpertPlacement(4, world.ranks),
+                              {.overlap_degree = overlap}, comm, workspace, stream);
+      EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument) << message;
+      EXPECT_THAT(std::string(plan.status().message()), HasSubstr(message));
+    };
+    World bad = good;
+    bad.routing[0].expert[3] = 4;
+    refused(bad, 1, "slot 3 names expert 4, expected 0 .. 3");
+    bad.routing[0].expert[3] = -1;
+    refused(bad, 1, "slot 3 names expert -1");
+    bad = good;
+    bad.experts = bad.num_experts = 5;
+    refused(bad, 1, "placement of 4 experts");
+    bad = good;
+    bad.ranks = ranks + 1;
+    refused(bad, 1, "placement of 4 experts on");
+    bad = good;
+    bad.routing[0].slot_offset[2] = 100;
+    refused(bad, 1, "slot_offset");
+    bad = good;
+    bad.routing[0].dropped.pop_back();
+    refused(bad, 1, "dropped [9], expected [10]");
+    bad = good;
+    bad.padded_rows = 1;
+    refused(bad, 1, "(padded_rows)");
+    bad.padded_rows = -1;
+    refused(bad, 1, "padded_rows -1");
+    refused(good, 0, "overlap degree 0");
+    refused(good, 1, "micro_batch_offsets", {0, 4});
+    refused(good, 1, "micro_batch_offsets", {0, 4, 3, 5});
+  });
+}
+
+TEST(DispatchPlanTest, RanksThatDisagreeAreRefusedOnAllOfThem) {
+  const int ranks = std::min(3, Env().max_ranks());
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
+  const World world = MakeWorld({.ranks = ranks, .experts = 4, .tokens = {2}});
+  Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    World mine = world;
+    mine.padded_rows = comm.rank() == 1 ? 9 : 8;
+    const auto plan = Build(mine, 1, comm, workspace, stream);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(plan.status().message()),
+                HasSubstr("padded_rows 9 on rank 1, expected 8 as on rank 0"));
+  });
+}
+
+TEST(DispatchPlanTest, TakesNoNewMemoryFromTheSecondBatchOn) {
+  const int ranks = std::min(2, Env().max_ranks());
+  const World world = MakeWorld({.ranks = ranks, .experts = 4, .tokens = {50}});
+  Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    int64_t allocations = 0;
+    for (int step = 0; step < 3; ++step) {
+      WorkspaceScope scope(workspace);
+      ASSERT_TRUE(Build(world, 1, comm, workspace, stream).ok());
+      if (step == 0) allocations = workspace.allocations();
+    }
+    EXPECT_EQ(workspace.allocations(), allocations);
+  });
+}
+
+}  // namespace
+}  // namespace moe::testing

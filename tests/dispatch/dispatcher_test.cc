@@ -1,0 +1,432 @@
+// dispatch/dispatcher: every algorithm moves every row to the same place, bit for bit.
+#include "dispatch/dispatcher.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/combine/combine.h"
+#include "tests/comm/comm_env.h"
+#include "tests/dispatch/dispatch_world.h"
+
+namespace moe::testing {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+
+// An element that names where it comes from, so that a misplaced row is a wrong row.
+template <typename T>
+T ValueOf(uint64_t seed, int rank, int64_t row, int64_t h) {
+  uint64_t mixed = (seed * 1000003 + static_cast<uint64_t>(rank)) * 1000003 + uint64_t(row);
+  mixed = (mixed * 1000003 + static_cast<uint64_t>(h)) * 0x9e3779b97f4a7c15u;
+  return T(static_cast<float>(static_cast<int32_t>(mixed >> 40) - (1 << 23)) * 0x1p-20f);
+}
+
+// [rows, hidden] of ValueOf, with a gap between rows.
+template <typename T>
+struct Values {
+  Values(uint64_t seed, int rank, int64_t rows, int64_t hidden)
+      : data(static_cast<size_t>(rows * (hidden + 3))),
+        view(data.data(), rows, hidden, hidden + 3) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t h = 0; h < hidden; ++h) view(r, h) = ValueOf<T>(seed, rank, r, h);
+    }
+  }
+  Values(const Values&) = delete;
+  std::vector<T> data;
+  MatrixView<T> view;
+};
+
+// A world and the rows of every rank's experts.
+struct SolvedWorld : World {
+  explicit SolvedWorld(const WorldCase& c) : World(MakeWorld(c)) {
+    for (int r = 0; r < ranks; ++r) expert_rows.push_back(ExpertRows(r));
+    for (int32_t e = 0; e < experts; ++e) owner.push_back(Owner(e));
+  }
+  std::vector<std::vector<OracleRow>> expert_rows;
+  std::vector<int> owner;
+};
+
+// One rank's part in a batch: everything that the layer would hold.
+template <typename T>
+class Batch {
+ public:
+  Batch(const SolvedWorld& world, const WorldCase& c, int64_t hidden, uint64_t seed,
+        Communicator& comm, Workspace& workspace, Stream& stream)
+      : world_(world),
+        me_(comm.rank()),
+        hidden_(hidden),
+        seed_(seed),
+        workspace_(workspace),
+        stream_(stream),
+        plan_(DispatchPlan::Build(world.view(me_), world.routing[me_].micro_batch_offsets,
+                                  ExpertPlacement(world.experts, world.ranks),
+                                  {.overlap_degree = c.overlap}, comm, workspace, stream)
+                  .value()),
+        x_(seed, me_, plan_.tokens(), hidden),
+        expert_rows_(workspace.Matrix<T>(plan_.expert_rows(), hidden).value()),
+        home_rows_(workspace.Matrix<T>(plan_.return_rows(), hidden).value()) {
+    Clear(expert_rows_);
+    Clear(home_rows_);
+  }
+
+  const DispatchPlan& plan() const { return plan_; }
+  MatrixView<const T> x() const { return x_.view; }
+  MatrixView<T> expert_rows() const { return expert_rows_; }
+  MatrixView<T> home_rows() const { return home_rows_; }
+
+  // Enqueues all chunks.
+  void Dispatch(Dispatcher<T>& dispatcher) {
+    for (int c = 0; c < plan_.chunks(); ++c) {
+      const absl::Status status =
+          dispatcher.Dispatch(plan_, c, x_.view, expert_rows_, workspace_, stream_);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  void DispatchScaled(Dispatcher<T>& dispatcher) {
+    for (int c = 0; c < plan_.chunks(); ++c) {
+      const absl::Status status = dispatcher.DispatchScaled(
+          plan_, c, x_.view, world_.routing[me_].weight, expert_rows_, workspace_, stream_);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  // Fills the rows that go home with their own values. The stream orders the writes, as the layer
+  // does by letting `exchange` wait for `compute`.
+  void Return(Dispatcher<T>& dispatcher) {
+    const auto out = dispatcher.ReturnBuffer(plan_, hidden_, workspace_);
+    ASSERT_TRUE(out.ok()) << out.status();
+    ASSERT_EQ(out->rows(), plan_.expert_rows());
+    for (int c = 0; c < plan_.chunks(); ++c) {
+      ASSERT_TRUE(stream_
+                      .Enqueue([this, view = *out, c] {
+                        for (int64_t n = plan_.expert_begin(c); n < plan_.expert_begin(c + 1);
+                             ++n) {
+                          for (int64_t h = 0; h < hidden_; ++h) {
+                            view(n, h) = ValueOf<T>(seed_ + 1, me_, n, h);
+                          }
+                        }
+                        return absl::OkStatus();
+                      })
+                      .ok());
+      const absl::Status status =
+          dispatcher.Return(plan_, c, *out, home_rows_, workspace_, stream_);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+  void ExpectExpertRows(bool scaled) {
+    const std::vector<OracleRow>& want = world_.expert_rows[me_];
+    ASSERT_EQ(expert_rows_.rows(), static_cast<int64_t>(want.size()));
+    for (size_t n = 0; n < want.size(); ++n) {
+      const auto& [source, token, slot] = want[n];
+      for (int64_t h = 0; h < hidden_; ++h) {
+        T value = token < 0 ? T(0.0f) : ValueOf<T>(seed_, source, token, h);
+        if (scaled && token >= 0) {
+          value = T(world_.routing[source].weight[slot] * static_cast<float>(value));
+        }
+        ASSERT_EQ(expert_rows_(static_cast<int64_t>(n), h), value) << "expert row " << n;
+      }
+    }
+  }
+  void ExpectHomeRows() {
+    const RankRouting& mine = world_.routing[me_];
+    for (int64_t t = 0; t < mine.tokens(); ++t) {
+      for (int64_t s = mine.slot_offset[t]; s < mine.slot_offset[t + 1]; ++s) {
+        if (!world_.Kept(me_, s)) continue;
+        const int owner = world_.owner[mine.expert[s]];
+        const auto& there = world_.expert_rows[owner];
+        const auto at = std::find(there.begin(), there.end(), OracleRow{me_, t, s}) - there.begin();
+        for (int64_t h = 0; h < hidden_; ++h) {
+          ASSERT_EQ(home_rows_(plan_.home_row_of_slot()[s], h), ValueOf<T>(seed_ + 1, owner, at, h))
+              << "slot " << s;
+        }
+      }
+    }
+  }
+  static void Clear(MatrixView<T> m) {
+    if (m.rows() > 0) std::fill_n(m.data(), m.rows() * m.cols(), T(-999.0f));
+  }
+
+ private:
+  const SolvedWorld& world_;
+  const int me_;
+  const int64_t hidden_;
+  const uint64_t seed_;
+  Workspace& workspace_;
+  Stream& stream_;
+  const DispatchPlan plan_;
+  Values<T> x_;
+  MatrixView<T> expert_rows_, home_rows_;
+};
+
+// The algorithms that a group of this size can run. Node sizes 1 and R are the ends of one code
+// path; groups of up to 4 try them.
+std::vector<DispatcherOptions> AllOptions(int ranks) {
+  std::vector<DispatcherOptions> all = {{.algorithm = DispatchAlgorithm::kStaged},
+                                        {.algorithm = DispatchAlgorithm::kDirect}};
+  for (int s = 1; s <= ranks; ++s) {
+    if (ranks % s == 0 && (ranks <= 4 || (s > 1 && s < ranks))) {
+      all.push_back({.algorithm = DispatchAlgorithm::kHierarchical, .node_size = s});
+    }
+  }
+  return all;
+}
+
+std::string Describe(const WorldCase& c, const DispatcherOptions& options, int rank) {
+  std::ostringstream out;
+  out << c << ", algorithm " << static_cast<int>(options.algorithm) << ", node size "
+      << options.node_size << ", rank " << rank;
+  return out.str();
+}
+
+template <typename T>
+class DispatcherTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(DispatcherTest, Types);
+
+template <typename T>
+void ExpectRowsGoWhereTheWorldSays(const WorldCase& c, EnvStream kind) {
+  const SolvedWorld world(c);
+  Env().Run(c.ranks, kTimeout, kind, [&](Communicator& comm, Stream& stream) {
+    Workspace workspace;
+    for (const DispatcherOptions& options : AllOptions(c.ranks)) {
+      SCOPED_TRACE(Describe(c, options, comm.rank()));
+      WorkspaceScope scope(workspace);
+      auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      Batch<T> batch(world, c, 5, c.seed * 10, comm, workspace, stream);
+      batch.Dispatch(**dispatcher);
+      batch.Return(**dispatcher);
+      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      batch.ExpectExpertRows(false);
+      batch.ExpectHomeRows();
+
+      batch.Clear(batch.expert_rows());
+      batch.Clear(batch.home_rows());
+      batch.DispatchScaled(**dispatcher);
+      batch.Return(**dispatcher);
+      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      batch.ExpectExpertRows(true);
+      batch.ExpectHomeRows();
+    }
+  });
+}
+
+TYPED_TEST(DispatcherTest, MovesEveryRowToItsPlaceAndBack) {
+  for (const WorldCase& c : WorldCases(Env().max_ranks())) {
+    ExpectRowsGoWhereTheWorldSays<TypeParam>(c, EnvStream::kInline);
+  }
+}
+
+TYPED_TEST(DispatcherTest, MovesTheSameRowsFromAQueue) {
+  for (const WorldCase& c : WorldCases(std::min(4, Env().max_ranks()))) {
+    if (c.ranks > 2) ExpectRowsGoWhereTheWorldSays<TypeParam>(c, EnvStream::kQueue);
+  }
+}
+
+// Batches follow each other without a wait, each larger than the one before: peer memory grows
+// while earlier batches are still in the queue, and is used again without mixing them up.
+TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
+  using T = TypeParam;
+  const int ranks = std::min(4, Env().max_ranks());
+  std::vector<WorldCase> cases;
+  std::vector<SolvedWorld> worlds;
+  for (const int64_t tokens : {5, 40, 40, 7, 90}) {
+    cases.push_back({.name = "sequence",
+                     .ranks = ranks,
+                     .experts = 9,
+                     .tokens = {tokens, 0, tokens / 2},
+                     .overlap = 2,
+                     .seed = static_cast<uint64_t>(tokens)});
+    worlds.emplace_back(cases.back());
+  }
+  for (const DispatcherOptions& options : AllOptions(ranks)) {
+    Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(cases[0], options, comm.rank()));
+      Workspace workspace;
+      auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      std::vector<std::unique_ptr<Batch<T>>> batches;
+      for (size_t i = 0; i < cases.size(); ++i) {
+        batches.push_back(
+            std::make_unique<Batch<T>>(worlds[i], cases[i], 6, 100 * i, comm, workspace, stream));
+      }
+      for (auto& batch : batches) {
+        batch->Dispatch(**dispatcher);
+        batch->Return(**dispatcher);
+      }
+      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      for (auto& batch : batches) {
+        batch->ExpectExpertRows(false);
+        batch->ExpectHomeRows();
+      }
+    });
+  }
+}
+
+// The same direction again and again: what one call published is not overwritten by the next while
+// slower ranks still read it.
+TYPED_TEST(DispatcherTest, OneDirectionRepeatsInAQueueWithoutWaiting) {
+  using T = TypeParam;
+  const int ranks = std::min(4, Env().max_ranks());
+  const WorldCase c = {.name = "repeats", .ranks = ranks, .experts = 4, .tokens = {60}};
+  const SolvedWorld world(c);
+  for (const DispatcherOptions& options : AllOptions(ranks)) {
+    Env().Run(ranks, kTimeout, EnvStream::kQueue, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(c, options, comm.rank()));
+      Workspace workspace;
+      auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      std::vector<std::unique_ptr<Batch<T>>> batches;
+      for (uint64_t i = 0; i < 4; ++i) {
+        batches.push_back(
+            std::make_unique<Batch<T>>(world, c, 40, 50 * i, comm, workspace, stream));
+      }
+      for (auto& batch : batches) batch->Dispatch(**dispatcher);
+      for (auto& batch : batches) batch->Return(**dispatcher);
+      ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+      for (auto& batch : batches) {
+        batch->ExpectExpertRows(false);
+        batch->ExpectHomeRows();
+      }
+    });
+  }
+}
+
+// Weights 1/2 of two copies: exact in both types.
+TYPED_TEST(DispatcherTest, TokensComeBackAsTheyLeft) {
+  using T = TypeParam;
+  const int ranks = std::min(3, Env().max_ranks());
+  const WorldCase c = {.name = "round trip", .ranks = ranks, .experts = 7, .tokens = {20, 3, 0}};
+  const SolvedWorld world(c);
+  for (const DispatcherOptions& options : AllOptions(ranks)) {
+    Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(c, options, comm.rank()));
+      Workspace workspace;
+      auto dispatcher = Dispatcher<T>::Create(options, comm);
+      ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+      Batch<T> batch(world, c, 33, 5, comm, workspace, stream);
+      batch.Dispatch(**dispatcher);
+      const auto out = (*dispatcher)->ReturnBuffer(batch.plan(), 33, workspace).value();
+      for (int64_t n = 0; n < out.rows(); ++n) {
+        std::copy_n(batch.expert_rows().row(n), 33, out.row(n));
+      }
+      ASSERT_TRUE(
+          (*dispatcher)->Return(batch.plan(), 0, out, batch.home_rows(), workspace, stream).ok());
+      const RankRouting& mine = world.routing[comm.rank()];
+      const std::vector<float> half(mine.expert.size(), 0.5f);
+      const auto y = workspace.Matrix<T>(mine.tokens(), 33).value();
+      ASSERT_TRUE(CombineRows<T>(batch.home_rows(), mine.slot_offset,
+                                 batch.plan().home_row_of_slot(), half, y, Write::kOverwrite,
+                                 stream)
+                      .ok());
+      for (int64_t t = 0; t < y.rows(); ++t) {
+        for (int64_t h = 0; h < 33; ++h) ASSERT_EQ(y(t, h), batch.x()(t, h));
+      }
+    });
+  }
+}
+
+// 4 ranks on 2 nodes, 8 experts, every token to all of them, 10 tokens a rank, H = 8: a rank has 10
+// distinct tokens and 20 kept slots for every rank.
+TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
+  using T = TypeParam;
+  if (Env().max_ranks() < 4) GTEST_SKIP() << "needs 4 ranks";
+  const WorldCase c = {.name = "bytes", .ranks = 4, .experts = 8, .top_k = 8, .tokens = {10}};
+  const SolvedWorld world(c);
+  const int64_t row = 8 * sizeof(T), tokens = 10 * row, slots = 20 * row, weights = 20 * 4;
+  const auto run = [&](DispatchAlgorithm algorithm, auto expect) {
+    Env().Run(4, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+      Workspace workspace;
+      auto dispatcher =
+          Dispatcher<T>::Create({.algorithm = algorithm, .node_size = 2}, comm).value();
+      if (dispatcher->algorithm() != algorithm) return;  // no peer memory here
+      Batch<T> batch(world, c, 8, 1, comm, workspace, stream);
+      ExchangeBytes before;
+      const auto step = [&](const char* what, int64_t self, int64_t same, int64_t cross) {
+        const ExchangeBytes now = dispatcher->bytes();
+        EXPECT_EQ(now.self - before.self, self) << what;
+        EXPECT_EQ(now.same_node - before.same_node, same) << what;
+        EXPECT_EQ(now.cross_node - before.cross_node, cross) << what;
+        before = now;
+      };
+      expect(*dispatcher, batch, step);
+      ASSERT_TRUE(stream.Synchronize().ok());
+    });
+  };
+  run(DispatchAlgorithm::kStaged, [&](auto& dispatcher, auto& batch, auto step) {
+    batch.Dispatch(dispatcher);  // a token travels once to each rank, not once per expert
+    step("dispatch", tokens, tokens, 2 * tokens);
+    batch.DispatchScaled(dispatcher);
+    step("scaled", tokens + weights, tokens + weights, 2 * (tokens + weights));
+    batch.Return(dispatcher);
+    step("return", slots, slots, 2 * slots);
+  });
+  run(DispatchAlgorithm::kDirect, [&](auto& dispatcher, auto& batch, auto step) {
+    batch.Dispatch(dispatcher);
+    step("dispatch", slots, slots, 2 * slots);
+    batch.DispatchScaled(dispatcher);
+    step("scaled", slots + weights, slots + weights, 2 * (slots + weights));
+    batch.Return(dispatcher);
+    step("return", slots, slots, 2 * slots);
+  });
+  // Two hops, each of 40 tokens: on the rail half of them stay, in the node half of them stay.
+  run(DispatchAlgorithm::kHierarchical, [&](auto& dispatcher, auto& batch, auto step) {
+    batch.Dispatch(dispatcher);
+    step("dispatch", 4 * tokens, 2 * tokens, 2 * tokens);
+    batch.DispatchScaled(dispatcher);
+    step("scaled", 4 * (tokens + weights), 2 * (tokens + weights), 2 * (tokens + weights));
+    batch.Return(dispatcher);
+    step("return", 4 * slots, 2 * slots, 2 * slots);
+  });
+}
+
+TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
+  using T = TypeParam;
+  const WorldCase c = {.name = "bad", .ranks = 1, .experts = 3, .tokens = {4}};
+  const SolvedWorld world(c);
+  for (const DispatcherOptions& options : AllOptions(1)) {
+    Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
+      SCOPED_TRACE(Describe(c, options, 0));
+      Workspace workspace;
+      auto dispatcher = Dispatcher<T>::Create(options, comm).value();
+      Batch<T> batch(world, c, 6, 1, comm, workspace, stream);
+      const DispatchPlan& plan = batch.plan();
+      const auto x = batch.x();
+      const auto rows = batch.expert_rows(), home = batch.home_rows();
+      const std::vector<float> weight(plan.slots(), 1.0f);
+      const auto out = dispatcher->ReturnBuffer(plan, 6, workspace).value();
+      const auto code = absl::StatusCode::kInvalidArgument;
+      const auto dispatch = [&](int chunk, MatrixView<const T> from, MatrixView<T> to) {
+        return dispatcher->Dispatch(plan, chunk, from, to, workspace, stream).code();
+      };
+      EXPECT_EQ(dispatch(-1, x, rows), code);
+      EXPECT_EQ(dispatch(1, x, rows), code);
+      EXPECT_EQ(dispatch(0, RowRange(x, 0, 3), rows), code);
+      EXPECT_EQ(dispatch(0, x, RowRange(rows, 0, 7)), code);
+      EXPECT_EQ(dispatch(0, {x.data(), 4, 5, x.stride()}, rows), code);
+      EXPECT_EQ(dispatcher->DispatchScaled(plan, 0, x, {weight.data(), 7}, rows, workspace, stream)
+                    .code(),
+                code);
+      const auto back = [&](MatrixView<const T> from, MatrixView<T> to) {
+        return dispatcher->Return(plan, 0, from, to, workspace, stream).code();
+      };
+      EXPECT_EQ(back(RowRange(MatrixView<const T>(out), 0, 7), home), code);
+      EXPECT_EQ(back(out, RowRange(home, 0, 7)), code);
+      EXPECT_EQ(back(out, {home.data(), 4, 6, 12}), code);
+      if (dispatcher->algorithm() == DispatchAlgorithm::kDirect) {
+        EXPECT_EQ(back(rows, home), code);  // not from ReturnBuffer
+      }
+      EXPECT_EQ(dispatcher->bytes().self, 0);
+      EXPECT_TRUE(stream.Synchronize().ok());
+    });
+  }
+}
+
+}  // namespace
+}  // namespace moe::testing

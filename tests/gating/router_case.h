@@ -1,0 +1,167 @@
+// One router with inputs that its tests share, and the same in the oracle's terms.
+#ifndef MOE_TESTS_GATING_ROUTER_CASE_H_
+#define MOE_TESTS_GATING_ROUTER_CASE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "gating/router.h"
+#include "kernels/base/rng.h"
+#include "tests/gating/routing_oracle.h"
+#include "tests/gating/routing_spec.h"
+
+namespace moe {
+
+// One router with its inputs; the router's weight is the identity, so that logits are the tokens
+// and the gradient by the tokens is the gradient by the logits, unless a test sets another one.
+template <typename T>
+struct RouterCase {
+  RouterConfig config;
+  int64_t tokens = 0;
+  std::vector<T> x, weight;
+  std::vector<float> bias, expert_bias;  // where the gate has them
+  int64_t step = 0;
+  Mode mode = Mode::kTraining;
+  std::vector<int64_t> sequences, micro_batches;
+
+  Workspace workspace;
+  std::unique_ptr<Stream> stream = MakeInlineStream();
+  RouterSaved<T> saved;
+  RouterStats stats;
+  Routing routing;
+
+  Batch batch() const {
+    return {.sequence_offsets = sequences,
+            .micro_batch_offsets = micro_batches,
+            .step = step,
+            .mode = mode};
+  }
+  MatrixView<const T> Tokens() const { return {x.data(), tokens, config.hidden_size}; }
+  MatrixView<const T> Weight() const {
+    const auto rows = static_cast<int64_t>(weight.size()) / config.hidden_size;
+    return {weight.data(), rows, config.hidden_size};
+  }
+  RouterInputs<T> Inputs() const {
+    return {.weight = Weight(), .bias = bias, .expert_bias = expert_bias};
+  }
+};
+
+// What a gate adds to a router, without a router.
+inline GateTraits TraitsOf(const RouterConfig& config) {
+  return FindGate(config.gate)->make(config)->traits();
+}
+
+template <typename T>
+std::vector<T> RandomVector(size_t size, uint64_t seed, double scale = 1) {
+  std::vector<T> values(size);
+  for (size_t i = 0; i < size; ++i) {
+    values[i] = static_cast<T>(static_cast<float>(scale * Normal({.seed = seed, .item = i})));
+  }
+  return values;
+}
+
+inline RouterConfig SmallConfig(const std::string& gate, int32_t experts) {
+  const int32_t only = FindGate(gate)->only_top_k;
+  RouterConfig config = {.gate = gate,
+                         .num_experts = experts,
+                         .top_k = only != 0 ? only : std::min(3, experts),
+                         .hidden_size = experts};
+  config.hidden_size *= TraitsOf(config).logit_sets;
+  return config;
+}
+
+// Three micro-batches of sequences of u, 2u, 3u | 3u, 3u | 6u tokens; u = 4: 72 tokens.
+template <typename T = float>
+std::unique_ptr<RouterCase<T>> LogitCase(const RouterConfig& config, uint64_t seed, int64_t u = 4) {
+  auto c = std::make_unique<RouterCase<T>>();
+  c->config = config;
+  c->sequences = {0, u, 3 * u, 6 * u, 9 * u, 12 * u, 18 * u};
+  c->micro_batches = {0, 6 * u, 12 * u, 18 * u};
+  c->tokens = 18 * u;
+  const GateTraits traits = TraitsOf(config);
+  const auto outputs = static_cast<size_t>(config.num_outputs());
+  const size_t rows = outputs * static_cast<size_t>(traits.logit_sets);
+  c->x = RandomVector<T>(static_cast<size_t>(c->tokens) * rows, seed);
+  c->weight.assign(rows * static_cast<size_t>(config.hidden_size), T(0.0f));
+  for (size_t e = 0; e < std::min(rows, static_cast<size_t>(config.hidden_size)); ++e) {
+    c->weight[e * static_cast<size_t>(config.hidden_size) + e] = T(1.0f);
+  }
+  if (traits.router_bias) c->bias = RandomVector<float>(rows, seed + 1);
+  if (traits.expert_bias) c->expert_bias = RandomVector<float>(outputs, seed + 2, 0.3);
+  return c;
+}
+
+template <typename T>
+absl::Status RunForward(RouterCase<T>& c) {
+  auto router = Router<T>::Create(c.config);
+  if (!router.ok()) return router.status();
+  auto routing = (*router)->Forward(c.Tokens(), c.Inputs(), c.batch(), c.workspace, *c.stream,
+                                    &c.saved, &c.stats);
+  if (!routing.ok()) return routing.status();
+  c.routing = *routing;
+  return absl::OkStatus();
+}
+
+template <typename T>
+struct CaseGradients {
+  std::vector<T> d_tokens;
+  std::vector<float> d_weight, d_bias;
+};
+
+template <typename T>
+absl::Status RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot, float loss_scale,
+                         std::vector<T>& d_tokens, const GradAccumulator& d_weight,
+                         const GradAccumulator& d_bias = {}) {
+  const auto router = Router<T>::Create(c.config);
+  if (!router.ok()) return router.status();
+  return (*router)->Backward(d_slot, c.saved, c.Weight(), loss_scale,
+                             MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
+                             {.weight = d_weight, .bias = d_bias}, c.workspace, *c.stream);
+}
+
+// From zero, loss scale 1.
+template <typename T>
+CaseGradients<T> RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot) {
+  CaseGradients<T> g;
+  g.d_tokens.assign(c.x.size(), T(0.0f));
+  g.d_weight.assign(c.weight.size(), 0.0f);
+  g.d_bias.assign(c.bias.size(), 0.0f);
+  const absl::Status status =
+      RunBackward(c, d_slot, 1, g.d_tokens, GradAccumulator(absl::MakeSpan(g.d_weight)),
+                  GradAccumulator(absl::MakeSpan(g.d_bias)));
+  EXPECT_TRUE(status.ok()) << status;
+  return g;
+}
+
+// x * W^T + b in float64, and the random numbers that the gate will draw.
+template <typename T>
+oracle::RoutingInput InputOf(const RouterCase<T>& c) {
+  oracle::RoutingInput input;
+  input.sequence_offsets = c.sequences;
+  input.micro_batch_offsets = c.micro_batches;
+  input.training = c.mode == Mode::kTraining;
+  input.expert_bias = {c.expert_bias.begin(), c.expert_bias.end()};
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    std::vector<double> l;
+    for (int64_t e = 0; e < c.Weight().rows(); ++e) {
+      double sum = c.bias.empty() ? 0 : double{c.bias[static_cast<size_t>(e)]};
+      for (int64_t h = 0; h < c.config.hidden_size; ++h) {
+        sum += double{static_cast<float>(c.Tokens()(t, h))} *
+               double{static_cast<float>(c.Weight()(e, h))};
+      }
+      l.push_back(sum);
+    }
+    input.logits.push_back(l);
+  }
+  DrawRandomNumbers(c.config, c.tokens, c.step, input);
+  return input;
+}
+
+}  // namespace moe
+
+#endif  // MOE_TESTS_GATING_ROUTER_CASE_H_

@@ -1,0 +1,110 @@
+// Causal attention and its gradients in float64, with bounds of float32's rounding.
+#ifndef MOE_TESTS_KERNELS_ATTENTION_ORACLE_H_
+#define MOE_TESTS_KERNELS_ATTENTION_ORACLE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace moe::testing {
+
+// AttentionOracle allows 2 (D + n + 20) roundings of its bounds. On CUDA sums are also rescaled, by
+// exp(scale * (max - new max)), once in 64 keys: one rounding for the product and four for an exp
+// within 2 ulps. (Errors of the exponents are in the bounds: they are relative to scores, and the
+// differences of a rising maximum add up to twice the largest score.)
+inline double CudaAttentionRoundings(int64_t depth, int64_t longest_sequence) {
+  const int64_t tiles = (longest_sequence + 63) / 64;
+  return 2 * static_cast<double>(depth + longest_sequence + 20 + 5 * tiles);
+}
+
+// float64 attention in plain loops. Beside every value x it keeps a bound: the sum of the absolute
+// values of the terms of x, where a probability counts 1 + |score| times. Every factor of a term is
+// a chain of at most D or n additions and 20 more operations, so that float32 stays within
+// 2 (D + n + 20) roundings of the bound.
+struct AttentionOracle {
+  struct Value {
+    std::vector<double> value, bound;
+    explicit Value(size_t n) : value(n, 0.0), bound(n, 0.0) {}
+    void Add(size_t i, double term, double magnitude) {
+      value[i] += term;
+      bound[i] += magnitude;
+    }
+  };
+  Value out, log_sum_exp, d_q, d_k, d_v;
+
+  AttentionOracle(int heads, const std::vector<int64_t>& offsets, const std::vector<double>& q,
+                  const std::vector<double>& k, const std::vector<double>& v,
+                  const std::vector<double>& d_out)
+      : out(q.size()),
+        log_sum_exp(size_t(offsets.back() * heads)),
+        d_q(q.size()),
+        d_k(q.size()),
+        d_v(q.size()) {
+    const int64_t cols = offsets.back() == 0 ? 0 : int64_t(q.size()) / offsets.back();
+    for (size_t s = 1; s < offsets.size(); ++s) {
+      for (int64_t i = offsets[s - 1]; i < offsets[s]; ++i) {
+        for (int a = 0; a < heads; ++a) {
+          Query(offsets[s - 1], i, a, heads, cols, q, k, v, d_out);
+        }
+      }
+    }
+  }
+
+ private:
+  void Query(int64_t begin, int64_t i, int head, int heads, int64_t cols,
+             const std::vector<double>& q, const std::vector<double>& k,
+             const std::vector<double>& v, const std::vector<double>& d_out) {
+    const int64_t depth = cols / heads;
+    const double scale = 1 / std::sqrt(static_cast<double>(depth));
+    const auto at = [&](int64_t row, int64_t d) {
+      return size_t(row * cols + head * depth + d);
+    };
+    std::vector<double> score, magnitude;
+    double sum = 0, largest = 0;
+    for (int64_t j = begin; j <= i; ++j) {
+      score.push_back(0);
+      magnitude.push_back(0);
+      for (int64_t d = 0; d < depth; ++d) {
+        score.back() += scale * q[at(i, d)] * k[at(j, d)];
+        magnitude.back() += scale * std::abs(q[at(i, d)] * k[at(j, d)]);
+      }
+      sum += std::exp(score.back());
+      largest = std::max(largest, magnitude.back());
+    }
+    log_sum_exp.Add(size_t(i * heads + head), std::log(sum), 1 + largest);
+    std::vector<double> p;
+    for (int64_t j = begin; j <= i; ++j) {
+      p.push_back(std::exp(score[j - begin]) / sum);
+      for (int64_t d = 0; d < depth; ++d) {
+        const double term = p.back() * v[at(j, d)];
+        out.Add(at(i, d), term, (1 + largest) * std::abs(term));
+      }
+    }
+    double dot = 0, dot_bound = 0;
+    for (int64_t d = 0; d < depth; ++d) {
+      dot += d_out[at(i, d)] * out.value[at(i, d)];
+      dot_bound += std::abs(d_out[at(i, d)]) * out.bound[at(i, d)];
+    }
+    for (int64_t j = begin; j <= i; ++j) {
+      double product = 0, product_bound = 0;
+      for (int64_t d = 0; d < depth; ++d) {
+        product += d_out[at(i, d)] * v[at(j, d)];
+        product_bound += std::abs(d_out[at(i, d)] * v[at(j, d)]);
+      }
+      const double weight = p[j - begin];
+      const double slope = scale * weight * (product - dot);
+      const double slope_bound = scale * weight * (1 + largest) * (product_bound + dot_bound);
+      for (int64_t d = 0; d < depth; ++d) {
+        d_q.Add(at(i, d), slope * k[at(j, d)], slope_bound * std::abs(k[at(j, d)]));
+        d_k.Add(at(j, d), slope * q[at(i, d)], slope_bound * std::abs(q[at(i, d)]));
+        d_v.Add(at(j, d), weight * d_out[at(i, d)],
+                weight * (1 + largest) * std::abs(d_out[at(i, d)]));
+      }
+    }
+  }
+};
+
+}  // namespace moe::testing
+
+#endif  // MOE_TESTS_KERNELS_ATTENTION_ORACLE_H_

@@ -1,0 +1,169 @@
+// Which products cuBLAS gets, what is refused, and what the fake library of tests/cusim finds. What
+// it computes: device_gemm_test.cc.
+#include "kernels/grouped_gemm/gemm_cublas.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cublas_v2.h>
+
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "tests/cusim/fake_cublas.h"
+#include "tests/cusim/fake_streams.h"
+#include "tests/kernels/device_memory.h"
+
+namespace moe {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TestDevice;
+
+constexpr Device kCuda = {DeviceKind::kCuda, 0};
+constexpr auto kAnyRows = RowBits::kMayDependOnCount;
+
+std::string Text(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+class GemmCublasTest : public ::testing::Test {
+ protected:
+  // The products that cuBLAS got of one of each: four groups, one group, y = x w^T and dw = dy^T x.
+  template <typename T>
+  std::vector<int64_t> Taken(const GemmOptions& options) {
+    const auto values = device_.Copy(std::vector<T>(64, T(1.0f)));
+    const auto results = device_.Copy(std::vector<T>(64));
+    const auto sums = device_.Copy(std::vector<float>(64));
+    const MatrixView<const T> in = values.view(6, 4, 4), weight = values.view(5, 4, 4);
+    const MatrixView<T> out = results.view(6, 5, 5);
+    const std::vector<MatrixView<const T>> weights(4, weight);
+    Stream& stream = device_.stream();
+    std::vector<int64_t> taken;
+    const auto count = [&](const absl::Status& status, int64_t before) {
+      EXPECT_TRUE(status.ok()) << status;
+      taken.push_back(cusim::CublasProducts() - before);
+    };
+    int64_t before = cusim::CublasProducts();
+    count(GroupedGemm<T>(in, {0, 2, 2, 5, 6}, weights, out, workspace_, stream, options), before);
+    before = cusim::CublasProducts();
+    count(Gemm<T>(in, weight, out, workspace_, stream, options), before);
+    before = cusim::CublasProducts();
+    count(
+        GemmWeightGradient<T>(in, in, sums.view(4, 4, 4), Write::kAdd, workspace_, stream, options),
+        before);
+    EXPECT_TRUE(stream.Synchronize().ok());
+    return taken;
+  }
+
+  TestDevice device_{kCuda};
+  Workspace workspace_{device_.memory()};
+};
+
+TEST_F(GemmCublasTest, AutoTakesItForOneGroupOfBFloat16) {
+  const auto cublas = MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, kCuda).value();
+  const GemmOptions options = {GroupedGemmKernel::kAuto, cublas.get()};
+  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(0, 1, 1));
+  EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(0, 0, 0));
+  EXPECT_THAT(Taken<BFloat16>({}), ::testing::ElementsAre(0, 0, 0));
+}
+
+TEST_F(GemmCublasTest, OnDemandItTakesAllButEmptyGroups) {
+  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCuda).value();
+  const GemmOptions options = {GroupedGemmKernel::kCublas, cublas.get()};
+  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(3, 1, 1));
+  EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(3, 1, 1));
+  EXPECT_THAT(Taken<BFloat16>({GroupedGemmKernel::kMma, cublas.get()}),
+              ::testing::ElementsAre(0, 0, 0));
+}
+
+TEST_F(GemmCublasTest, IsMadeWhereItIsOfUseAlone) {
+  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kMma, kAnyRows, kCuda).value(), nullptr);
+  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, RowBits::kIndependent, kCuda).value(), nullptr);
+  EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, Device()).value(), nullptr);
+}
+
+TEST_F(GemmCublasTest, RefusalsSayWhy) {
+  const auto demand = [](RowBits rows, Device device) {
+    return MakeCublas(GroupedGemmKernel::kCublas, rows, device).status();
+  };
+  const absl::Status independent = demand(RowBits::kIndependent, kCuda);
+  EXPECT_EQ(independent.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Text(independent), HasSubstr("the bits of a row depend on the number of rows"));
+  EXPECT_EQ(demand(kAnyRows, Device()).code(), absl::StatusCode::kInvalidArgument);
+  {
+    const cusim::ScopedMachine machine({.memory_bytes = 1 << 20});
+    const absl::Status full = demand(kAnyRows, {DeviceKind::kCuda, 1});
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(Text(full), HasSubstr("workspace of cuBLAS"));
+  }
+  const cusim::ScopedMachine machine({.driver = cudaErrorInsufficientDriver});
+  EXPECT_EQ(demand(kAnyRows, kCuda).code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_F(GemmCublasTest, NeedsAHandleOfTheStreamsDevice) {
+  const auto product = [&](const GemmOptions& options) {
+    return Gemm<float>({nullptr, 1, 1}, {nullptr, 1, 1}, MatrixView<float>(nullptr, 1, 1),
+                       workspace_, device_.stream(), options);
+  };
+  const absl::Status none = product({GroupedGemmKernel::kCublas, nullptr});
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Text(none), HasSubstr("Gemm: GroupedGemmKernel::kCublas without"));
+  const auto other =
+      MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, {DeviceKind::kCuda, 1}).value();
+  const absl::Status elsewhere = product({GroupedGemmKernel::kCublas, other.get()});
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Text(elsewhere), HasSubstr("cuBLAS of CUDA device 1"));
+}
+
+// The fake library, called as cuBLAS is.
+class FakeCublasDeathTest : public GemmCublasTest {
+ protected:
+  struct Call {
+    cublasOperation_t a_operation = CUBLAS_OP_N;
+    int64_t terms = 4, lda = 3;
+    cudaDataType a_type = CUDA_R_32F;
+    const void* a = nullptr;  // nullptr: 12 floats of the device
+  };
+  // A product of [3, terms] and [terms, 2], after which the device has run.
+  void Multiply(const Call& call, bool with_workspace = true) {
+    const auto memory = device_.Copy(std::vector<float>(1024));
+    const auto a = device_.Copy(std::vector<float>(12));
+    const float one = 1, zero = 0;
+    ASSERT_TRUE(device_.stream()
+                    .Launch([&](void* native) {
+                      cublasHandle_t handle = nullptr;
+                      cublasCreate(&handle);
+                      cublasSetStream(handle, static_cast<cudaStream_t>(native));
+                      if (with_workspace) cublasSetWorkspace(handle, memory.span().data(), 4096);
+                      cublasGemmEx_64(handle, call.a_operation, CUBLAS_OP_N, 3, 2, call.terms, &one,
+                                      call.a == nullptr ? a.span().data() : call.a, call.a_type,
+                                      call.lda, memory.span().data(), CUDA_R_32F, 8, &zero,
+                                      memory.span().data() + 64, CUDA_R_32F, 3, CUBLAS_COMPUTE_32F,
+                                      CUBLAS_GEMM_DEFAULT);
+                      cublasDestroy(handle);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    ASSERT_TRUE(device_.stream().Synchronize().ok());
+  }
+};
+
+TEST_F(FakeCublasDeathTest, FindsMisuse) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  Multiply({});
+  const float host[12] = {};
+  EXPECT_DEATH(Multiply({.lda = 2}), "lda is 2, below 3");
+  EXPECT_DEATH(Multiply({.a_operation = CUBLAS_OP_T}), "lda is 3, below 4");
+  EXPECT_DEATH(Multiply({.terms = 0}), "without terms");
+  EXPECT_DEATH(Multiply({.a_type = CUDA_R_16BF}), "types 14, 0, 0");
+  EXPECT_DEATH(Multiply({.a = host}), "a is no memory of the handle's device");
+  EXPECT_DEATH(Multiply({.lda = 4}), "12 bytes past the end");
+  EXPECT_DEATH(Multiply({}, false), "no workspace");
+}
+
+}  // namespace
+}  // namespace moe

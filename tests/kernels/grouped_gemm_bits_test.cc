@@ -1,0 +1,428 @@
+// Products have the bits of a loop over std::fma, whatever the shape, SIMD target or thread count.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/packed_weights.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
+#include "tests/kernels/gemm_matrix.h"
+
+namespace moe {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kSizes[] = {1, 2, 3, 5, 7, 17, 63, 64, 65, 100};
+
+template <typename T>
+void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<float>& dw,
+                               int64_t begin, int64_t end) {
+  for (int64_t o = 0; o < dw.rows(); ++o) {
+    for (int64_t k = 0; k < dw.cols(); ++k) {
+      dw(o, k) = Chain<T>(
+          end - begin, dw(o, k), [&](int64_t n) { return dy.at(begin + n, o); },
+          [&](int64_t n) { return x.at(begin + n, k); });
+    }
+  }
+}
+
+// Integers that a gradient is added to, something in them already. The grid is so narrow that some
+// elements do not fit it.
+struct ExactSums {
+  explicit ExactSums(int64_t size) : sum(size) {
+    for (int64_t i = 0; i < size; ++i) sum[i] = i - 3;
+  }
+  GradAccumulator Accumulator(bool* empty = nullptr) {
+    return {absl::MakeSpan(sum), kGrid, &non_finite, empty};
+  }
+  ExactSums Plus(const Matrix<float>& partial) const {
+    ExactSums result = *this;
+    const auto stream = MakeInlineStream();
+    for (int64_t r = 0; r < partial.rows(); ++r) {
+      EXPECT_TRUE(
+          ExactAccumulate(kGrid, {partial.cview().row(r), size_t(partial.cols())},
+                          absl::MakeSpan(result.sum).subspan(r * partial.cols(), partial.cols()),
+                          Write::kAdd, &result.non_finite, *stream)
+              .ok());
+    }
+    return result;
+  }
+  bool operator==(const ExactSums& other) const {
+    return sum == other.sum && non_finite == other.non_finite;
+  }
+
+  static constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 3};
+  std::vector<int64_t> sum;
+  int64_t non_finite = 5;
+};
+
+template <typename T>
+class GroupedGemmBits : public ::testing::Test {
+ protected:
+  ~GroupedGemmBits() override { gemm::UseSimdTarget(""); }
+
+  // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads; `check` follows each.
+  template <class Op, class Check>
+  void ForEachMachine(const Op& op, const Check& check) {
+    for (const std::string& target : targets_) {
+      gemm::UseSimdTarget(target);
+      for (ThreadPool* const pool : pools_) {
+        if (target == "EMU128" && pool->threads() != 2) continue;  // slow, and alike
+        SCOPED_TRACE(testing::Message() << target << ", " << pool->threads() << " threads");
+        const auto stream = MakeInlineStream(pool);
+        const absl::Status status = op(*stream);
+        ASSERT_TRUE(status.ok()) << status;
+        check();
+      }
+    }
+  }
+
+  // Both directions, and forward with packed weights; rows given per group.
+  void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad) {
+    SCOPED_TRACE(testing::Message() << "O " << out << ", K " << in);
+    const Groups<T> groups(rows, out, in);
+    const auto x = Matrix<T>::Random(groups.total(), in, pad, 1);
+    const auto dy = Matrix<T>::Random(groups.total(), out, pad, 2);
+    const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad);
+    const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad);
+    Matrix<T> y(0, 0), dx(0, 0), from_packed(0, 0);
+    ForEachMachine(
+        [&](Stream& stream) {
+          y = Matrix<T>(groups.total(), out, pad);
+          from_packed = y;
+          MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, stream));
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, packed, 7,
+                                             from_packed.view(), workspace_, stream));
+          dx = Matrix<T>(groups.total(), in, pad);
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, groups.views(), y.view(),
+                                             workspace_, stream));
+          return GroupedGemmInputGradient<T>(dy.cview(), groups.offsets, groups.views(), dx.view(),
+                                             workspace_, stream);
+        },
+        [&] {
+          EXPECT_EQ(y.Differences(want_y), 0);
+          EXPECT_EQ(from_packed.Differences(want_y), 0);
+          EXPECT_EQ(dx.Differences(want_dx), 0);
+        });
+  }
+
+  static absl::StatusOr<std::vector<PackedWeights<T>>> Packed(const Groups<T>& groups,
+                                                              Stream& stream) {
+    std::vector<PackedWeights<T>> packed;
+    for (const Matrix<T>& w : groups.weight) {
+      MOE_ASSIGN_OR_RETURN(PackedWeights<T> one, PackedWeights<T>::Create(w.rows(), w.cols()));
+      MOE_RETURN_IF_ERROR(one.Pack(w.cview(), 7, stream));
+      packed.push_back(std::move(one));
+    }
+    return packed;
+  }
+
+  void CheckWeightGradient(int64_t rows, int64_t out, int64_t in, int64_t pad) {
+    SCOPED_TRACE(testing::Message() << "N " << rows << ", O " << out << ", K " << in);
+    const auto x = Matrix<T>::Random(rows, in, pad, 3);
+    const auto dy = Matrix<T>::Random(rows, out, pad, 4);
+    const auto old = Matrix<float>::Random(out, in, pad, 5);
+    Matrix<float> want_sum = old, want(out, in, pad), sum(0, 0), dw(0, 0);
+    ExactSums exact(out * in);
+    for (int64_t o = 0; o < out; ++o) std::fill_n(&want(o, 0), in, 0.0f);
+    AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
+    AddExpectedWeightGradient(dy, x, want, 0, rows);
+    const ExactSums want_exact = ExactSums(out * in).Plus(want);
+    ForEachMachine(
+        [&](Stream& stream) {
+          sum = old;
+          dw = Matrix<float>(out, in, pad);
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), sum.view(), Write::kAdd,
+                                                    workspace_, stream));
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), dw.view(),
+                                                    Write::kOverwrite, workspace_, stream));
+          exact = ExactSums(out * in);
+          return AddWeightGradient<T>(dy.cview(), x.cview(), exact.Accumulator(), workspace_,
+                                      stream);
+        },
+        [&] {
+          EXPECT_EQ(sum.Differences(want_sum), 0);
+          EXPECT_EQ(dw.Differences(want), 0);
+          EXPECT_TRUE(exact == want_exact);
+        });
+  }
+
+  Workspace workspace_;
+  ThreadPool one_{1}, two_{2}, three_{3};
+  const std::vector<ThreadPool*> pools_ = {&one_, &two_, &three_};
+  const std::vector<std::string> targets_ = gemm::SimdTargets();
+};
+
+using Storage = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(GroupedGemmBits, Storage);
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForOddShapesAndEmptyGroups) {
+  const std::vector<int64_t> rows = {0, 1, 2, 0, 3, 5, 7, 17, 63, 64, 65, 100, 0};
+  const auto few = absl::MakeConstSpan(rows).subspan(0, 8);
+  for (const int64_t out : kSizes) {
+    for (const int64_t in : kSizes) {
+      // All row counts at a few shapes, small ones everywhere.
+      const bool all = out == 65 || in == 65;
+      this->CheckGroups(all ? absl::MakeConstSpan(rows) : few, out, in, (out + in) % 4);
+    }
+  }
+}
+
+// Weights with several segments, empty ones and empty weights among them, rows before the first and
+// behind the last.
+TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
+  using T = TypeParam;
+  const std::vector<int64_t> segments = {2,   2,   131, 400, 400,
+                                         400, 400, 401, 409, 450};  // [3 x 3 + 1]
+  constexpr int64_t kOut = 70, kIn = 300, kGroups = 3, kEach = 3;
+  const auto dy = Matrix<T>::Random(455, kOut, 0, 1);
+  const auto x = Matrix<T>::Random(455, kIn, 3, 2);
+  std::vector<ExactSums> want(kGroups, ExactSums(kOut * kIn)), got;
+  std::vector<Matrix<float>> want_float(kGroups, Matrix<float>(kOut, kIn)), got_float;
+  for (size_t s = 0; s + 1 < segments.size(); ++s) {
+    Matrix<float> partial(kOut, kIn);
+    for (int64_t o = 0; o < kOut; ++o) std::fill_n(&partial(o, 0), kIn, 0.0f);
+    AddExpectedWeightGradient(dy, x, partial, segments[s], segments[s + 1]);
+    if (segments[s] < segments[s + 1]) want[s / kEach] = want[s / kEach].Plus(partial);
+  }
+  for (int64_t g = 0; g < kGroups; ++g) {
+    want_float[g] = Matrix<float>::Random(kOut, kIn, 0, 7);
+    AddExpectedWeightGradient(dy, x, want_float[g], segments[g * kEach], segments[(g + 1) * kEach]);
+  }
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        got.assign(kGroups, ExactSums(kOut * kIn));
+        got_float.assign(kGroups, Matrix<float>::Random(kOut, kIn, 0, 7));
+        std::vector<GradAccumulator> exact, sums;
+        for (int64_t g = 0; g < kGroups; ++g) {
+          exact.push_back(got[g].Accumulator());
+          sums.emplace_back(absl::MakeSpan(got_float[g].view().data(), kOut * kIn));
+        }
+        MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact,
+                                                  this->workspace_, stream));
+        return AddWeightGradients<T>(dy.cview(), x.cview(), segments, sums, this->workspace_,
+                                     stream);
+      },
+      [&] {
+        for (int64_t g = 0; g < kGroups; ++g) {
+          EXPECT_TRUE(got[g] == want[g]) << g;
+          EXPECT_EQ(got_float[g].Differences(want_float[g]), 0) << g;
+        }
+      });
+}
+
+// As if there had been zeros: of several segments, and of so many elements that they go past the
+// cache, at odd places among them. The second weight is not empty, the third has no rows.
+TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
+  using T = TypeParam;
+  const auto check = [&](const std::vector<int64_t>& segments, int64_t out, int64_t in) {
+    SCOPED_TRACE(testing::Message() << "O " << out << ", K " << in);
+    const auto dy = Matrix<T>::Random(segments.back(), out, 0, 1);
+    const auto x = Matrix<T>::Random(segments.back(), in, 0, 2);
+    const auto add = [&](std::vector<ExactSums>& sums, std::vector<std::vector<float>>& floats,
+                         bool(&empty)[3], Stream& stream) -> absl::Status {
+      std::vector<GradAccumulator> exact, plain;
+      bool float_empty[3];
+      std::copy_n(empty, 3, float_empty);
+      for (size_t g = 0; g < 3; ++g) {
+        exact.push_back(sums[g].Accumulator(&empty[g]));
+        plain.emplace_back(absl::MakeSpan(floats[g]), &float_empty[g]);
+      }
+      MOE_RETURN_IF_ERROR(
+          AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact, this->workspace_, stream));
+      return AddWeightGradients<T>(dy.cview(), x.cview(), segments, plain, this->workspace_,
+                                   stream);
+    };
+    const std::vector<ExactSums> old(3, ExactSums(out * in));
+    const std::vector<std::vector<float>> old_float(3, std::vector<float>(out * in, 0.25f));
+    std::vector<ExactSums> want = old, got;
+    std::vector<std::vector<float>> want_float = old_float, got_float;
+    std::fill(want[0].sum.begin(), want[0].sum.end(), 0);
+    std::fill(want_float[0].begin(), want_float[0].end(), 0.0f);
+    bool none[3] = {};
+    const auto stream = MakeInlineStream();
+    ASSERT_TRUE(add(want, want_float, none, *stream).ok());
+    bool empty[3];
+    this->ForEachMachine(
+        [&](Stream& machine) {
+          got = old, got_float = old_float;
+          empty[0] = empty[2] = true, empty[1] = false;
+          return add(got, got_float, empty, machine);
+        },
+        [&] {
+          EXPECT_FALSE(empty[0]);
+          EXPECT_TRUE(empty[2]);  // has no partial yet
+          EXPECT_TRUE(got == want);
+          EXPECT_EQ(got_float, want_float);
+        });
+  };
+  check({0, 0, 131, 250, 250, 251, 260, 260, 260, 260}, 70, 300);
+  check({0, 5, 8, 8}, 600, 650);
+  check({0, 5, 8, 8}, 512, 704);
+}
+
+TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {
+  using T = TypeParam;
+  const Matrix<T> dy(3, 4), x(3, 5), short_x(2, 5);
+  ExactSums sums(20), few(19);
+  const auto stream = MakeInlineStream();
+  const auto add = [&](const Matrix<T>& b, std::vector<int64_t> segments, ExactSums& to) {
+    const GradAccumulator grad = to.Accumulator();
+    return AddWeightGradients<T>(dy.cview(), b.cview(), segments, {&grad, 1}, this->workspace_,
+                                 *stream);
+  };
+  const std::vector<int64_t> all = {0, 3};
+  EXPECT_TRUE(add(x, all, sums).ok());
+  EXPECT_THAT(std::string(add(short_x, all, sums).message()),
+              HasSubstr("x is [2, 5] with stride 5, expected [3, 5]"));
+  EXPECT_THAT(std::string(add(x, all, few).message()), HasSubstr("grad is [19], expected [20]"));
+  for (const std::vector<int64_t>& bad :
+       {std::vector<int64_t>{}, {0}, {0, 4}, {-1, 3}, {0, 2, 1}}) {
+    EXPECT_THAT(std::string(add(x, bad, sums).message()),
+                HasSubstr("segment offsets for 1 weights"));
+  }
+}
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
+  this->CheckGroups({520, 0, 3}, 130, 17, 1);  // more rows than a block, several panels
+  this->CheckGroups({7, 13}, 70, 1100, 3);     // deeper than a depth block, both ways
+  this->CheckGroups({7, 13}, 1100, 70, 0);
+  this->CheckGroups(std::vector<int64_t>(300, 1), 9, 11, 0);  // many groups
+  this->CheckGroups({511, 1}, 70, 600, 0);
+}
+
+TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForEveryFewRows) {
+  const std::vector<int64_t> rows = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
+  this->CheckGroups(rows, 64, 131, 0);   // one whole strip on every target
+  this->CheckGroups(rows, 257, 513, 3);  // strips and panels with a tail, two depth blocks
+}
+
+TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
+  for (const int64_t rows : kSizes) {
+    for (const int64_t out : kSizes) {
+      for (const int64_t in : {int64_t{1}, int64_t{7}, int64_t{64}, int64_t{65}}) {
+        this->CheckWeightGradient(rows, out, in, (rows + out + in) % 4);
+      }
+    }
+  }
+  this->CheckWeightGradient(1101, 80, 130, 1);  // deeper than a depth block
+  this->CheckWeightGradient(2100, 80, 65, 1);   // and than packed rows that are kept
+  this->CheckWeightGradient(5, 401, 1100, 2);   // more rows and columns than a block
+  this->CheckWeightGradient(150, 300, 300, 0);  // all of these, with whole tiles
+}
+
+TYPED_TEST(GroupedGemmBits, WeightGradientOfNoRowsIsZeroOrUnchanged) {
+  this->CheckWeightGradient(0, 17, 65, 1);
+}
+
+TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
+  using T = TypeParam;
+  const Groups<T> group({67}, 33, 129);
+  const auto x = Matrix<T>::Random(67, 129, 1, 6);
+  const auto dy = Matrix<T>::Random(67, 33, 1, 7);
+  const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
+  const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
+  Matrix<float> y(0, 0), dx(0, 0), from_packed(0, 0);
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        y = Matrix<float>(67, 33, 2);
+        from_packed = y;
+        dx = Matrix<float>(67, 129, 2);
+        MOE_ASSIGN_OR_RETURN(const auto packed, this->Packed(group, stream));
+        MOE_RETURN_IF_ERROR((
+            Gemm<T, float>(x.cview(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
+        MOE_RETURN_IF_ERROR((Gemm<T, float>(x.cview(), group.weight[0].cview(), y.view(),
+                                            this->workspace_, stream)));
+        return GemmInputGradient<T, float>(dy.cview(), group.weight[0].cview(), dx.view(),
+                                           this->workspace_, stream);
+      },
+      [&] {
+        EXPECT_EQ(y.Differences(want_y), 0);
+        EXPECT_EQ(from_packed.Differences(want_y), 0);
+        EXPECT_EQ(dx.Differences(want_dx), 0);
+      });
+}
+
+TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
+  using T = TypeParam;
+  Matrix<T> x(5, 0), w(70, 0), y(5, 70), from_packed(5, 70);
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        y = Matrix<T>(5, 70);
+        MOE_RETURN_IF_ERROR((Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream)));
+        from_packed = Matrix<T>(5, 70);
+        MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(70, 0));
+        MOE_RETURN_IF_ERROR(packed.Pack(w.cview(), 0, stream));
+        return Gemm<T, T>(x.cview(), packed, 0, from_packed.view(), this->workspace_, stream);
+      },
+      [&] {
+        EXPECT_EQ(from_packed.Differences(y), 0);
+        for (int64_t r = 0; r < 5; ++r) {
+          for (int64_t c = 0; c < 70; ++c) ASSERT_EQ(Bits(y(r, c)), 0u);
+        }
+      });
+}
+
+TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
+  using T = TypeParam;
+  constexpr bool kHalf = std::is_same_v<T, Float16>;
+  const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
+  Matrix<T> x(4, 2), w(3, 2), y(4, 3);
+  // Their product is the least number that an output holds: 2^-149, 2^-126, 2^-24.
+  const float small = kHalf ? 0x1p-14f : 0x1p-75f;
+  const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-51f;
+  const float rows[4][2] = {{small, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
+  for (int64_t r = 0; r < 4; ++r) {
+    for (int64_t c = 0; c < 2; ++c) x(r, c) = T(rows[r][c]);
+  }
+  for (int64_t o = 0; o < 3; ++o) {
+    w(o, 0) = T(o == 0 ? tiny : 1.0f);
+    w(o, 1) = T(1.0f);
+  }
+  this->ForEachMachine(
+      [&](Stream& stream) {
+        return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
+      },
+      [&] {
+        EXPECT_EQ(y.at(0, 0), small * tiny);
+        EXPECT_GT(y.at(0, 0), 0.0f);
+        EXPECT_EQ(y.at(1, 1), INFINITY);
+        for (int64_t o = 0; o < 3; ++o) EXPECT_TRUE(std::isnan(y.at(2, o)));
+        EXPECT_EQ(y.at(3, 2), 2.0f);
+      });
+}
+
+#if defined(__x86_64__)
+// Subnormal factors, sums and old sums are zeros, in products of bfloat16 alone.
+TEST(GroupedGemmSubnormals, OfBFloat16AreZeros) {
+  constexpr float kSubnormal = 0x1p-130f;
+  const std::vector<BFloat16> dy = {BFloat16(kSubnormal), BFloat16(0x1p-70f), BFloat16(0.0f)};
+  const std::vector<BFloat16> x = {BFloat16(0x1p20f), BFloat16(-0x1p-60f), BFloat16(1.0f)};
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  for (const std::string& target : gemm::SimdTargets()) {
+    gemm::UseSimdTarget(target);
+    for (size_t n = 0; n < dy.size(); ++n) {
+      float dw = kSubnormal;
+      ASSERT_TRUE(GemmWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1}, {&dw, 1, 1},
+                                               Write::kAdd, workspace, *stream)
+                      .ok());
+      EXPECT_EQ(dw, 0.0f) << target << ' ' << n;
+    }
+  }
+  gemm::UseSimdTarget("");
+  volatile float half = 0.5f, least = 0x1p-126f;
+  EXPECT_GT(half * least, 0.0f) << "the thread's own arithmetic keeps them";
+}
+#endif
+
+}  // namespace
+}  // namespace moe

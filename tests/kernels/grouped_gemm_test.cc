@@ -1,0 +1,206 @@
+#include "kernels/grouped_gemm/grouped_gemm.h"
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/kernels/gemm_matrix.h"
+
+namespace moe {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(GroupedGemm, MultipliesEachGroupByItsOwnWeight) {
+  const std::vector<float> x = {1, 2, 3, 4, 5, 6};  // [3, 2]
+  const std::vector<float> w0 = {1, 0, 0, 1};       // [2, 2]
+  const std::vector<float> w1 = {0, 10, 100, 1000};
+  const MatrixView<const float> weight[] = {{w0.data(), 2, 2}, {w1.data(), 2, 2}};
+  std::vector<float> y(6, -1), dx(6, -1);
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(
+      GroupedGemm<float>({x.data(), 3, 2}, {0, 1, 3}, weight, {y.data(), 3, 2}, workspace, *stream)
+          .ok());
+  EXPECT_THAT(y, ElementsAre(1, 2, 40, 4300, 60, 6500));
+  ASSERT_TRUE(GroupedGemmInputGradient<float>({x.data(), 3, 2}, {0, 1, 3}, weight,
+                                              {dx.data(), 3, 2}, workspace, *stream)
+                  .ok());
+  EXPECT_THAT(dx, ElementsAre(1, 2, 400, 4030, 600, 6050));
+}
+
+TEST(GemmWeightGradient, SumsOverRowsAndAddsWhenAsked) {
+  const std::vector<float> dy = {1, 2};                   // [2, 1]
+  const std::vector<float> x = {1, 10, 100, 2, 20, 200};  // [2, 3]
+  std::vector<float> dw = {7, 7, 7};                      // [1, 3]
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(GemmWeightGradient<float>({dy.data(), 2, 1}, {x.data(), 2, 3}, {dw.data(), 1, 3},
+                                        Write::kAdd, workspace, *stream)
+                  .ok());
+  EXPECT_THAT(dw, ElementsAre(12, 57, 507));
+  ASSERT_TRUE(GemmWeightGradient<float>({dy.data(), 2, 1}, {x.data(), 2, 3}, {dw.data(), 1, 3},
+                                        Write::kOverwrite, workspace, *stream)
+                  .ok());
+  EXPECT_THAT(dw, ElementsAre(5, 50, 500));
+}
+
+TEST(Gemm, RoundsOnceAfterTheWholeSum) {
+  // 256 + 1 + 1 is 258 in one rounding; a bfloat16 sum would stay at 256.
+  std::vector<BFloat16> x(3, BFloat16(1.0f));
+  const std::vector<BFloat16> w = {BFloat16(256.0f), BFloat16(1.0f), BFloat16(1.0f)};
+  BFloat16 narrow;
+  float wide = 0;
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE((Gemm<BFloat16, BFloat16>({x.data(), 1, 3}, {w.data(), 1, 3}, {&narrow, 1, 1},
+                                        workspace, *stream))
+                  .ok());
+  EXPECT_EQ(static_cast<float>(narrow), 258.0f);
+  x[2] = BFloat16(0.25f);
+  ASSERT_TRUE(
+      (Gemm<BFloat16, float>({x.data(), 1, 3}, {w.data(), 1, 3}, {&wide, 1, 1}, workspace, *stream))
+          .ok());
+  EXPECT_EQ(wide, 257.25f);
+}
+
+TEST(GroupedGemm, NoGroupsAndNoRowsSucceed) {
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  EXPECT_TRUE(
+      GroupedGemm<float>({nullptr, 0, 3}, {0}, {}, {nullptr, 0, 2}, workspace, *stream).ok());
+  const std::vector<float> w(6, 1.0f);
+  const MatrixView<const float> weight[] = {{w.data(), 2, 3}, {w.data(), 2, 3}};
+  EXPECT_TRUE(
+      GroupedGemm<float>({nullptr, 0, 3}, {0, 0, 0}, weight, {nullptr, 0, 2}, workspace, *stream)
+          .ok());
+}
+
+TEST(GroupedGemm, GivesTheWorkspaceBackAndStopsAllocating) {
+  const Groups<BFloat16> groups({70, 80}, 65, 33);
+  const auto x = Matrix<BFloat16>::Random(150, 33, 0, 8);
+  Matrix<BFloat16> y(150, 65);
+  Workspace workspace;
+  ThreadPool pool(2);
+  const auto stream = MakeInlineStream(&pool);
+  int64_t allocations = 0;
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(GroupedGemm<BFloat16>(x.cview(), groups.offsets, groups.views(), y.view(),
+                                      workspace, *stream)
+                    .ok());
+    EXPECT_EQ(workspace.used_bytes(), 0);
+    if (round == 1) allocations = workspace.allocations();
+  }
+  EXPECT_EQ(workspace.allocations(), allocations);
+}
+
+TEST(GroupedGemm, ReadsOffsetsAndWeightViewsBeforeItReturns) {
+  Groups<float> groups({2, 3}, 4, 5);
+  const auto x = Matrix<float>::Random(5, 5, 0, 9);
+  const Matrix<float> want = Expected<float, float>(x, groups, true, 0);
+  Matrix<float> y(5, 4);
+  Workspace workspace;
+  auto stream = MakeStream({});
+  ASSERT_TRUE(stream.ok());
+  std::promise<void> gate;
+  ASSERT_TRUE((*stream)
+                  ->Enqueue([opened = gate.get_future()]() mutable {
+                    opened.wait();
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  std::vector<MatrixView<const float>> views = groups.views();
+  const absl::Status status =
+      GroupedGemm<float>(x.cview(), groups.offsets, views, y.view(), workspace, **stream);
+  std::fill(views.begin(), views.end(), MatrixView<const float>());
+  std::fill(groups.offsets.begin(), groups.offsets.end(), -1);
+  EXPECT_GT(workspace.used_bytes(), 0) << "the queued task still needs it";
+  gate.set_value();
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE((*stream)->Synchronize().ok());
+  EXPECT_EQ(y.Differences(want), 0);
+}
+
+class FakeCudaStream final : public Stream {
+ public:
+  Device device() const override { return {DeviceKind::kCuda, 0}; }
+  absl::StatusOr<Event> Record() override { return Event(); }
+  absl::Status WaitFor(const Event&) override { return absl::OkStatus(); }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+ private:
+  absl::Status DoEnqueue(const TaskOffer&) override { return absl::OkStatus(); }
+};
+
+class GroupedGemmErrors : public ::testing::Test {
+ protected:
+  absl::Status Forward(MatrixView<const float> x, std::vector<int64_t> offsets,
+                       MatrixView<float> y) {
+    const MatrixView<const float> weight[] = {{w_.data(), 2, 3}, {w_.data(), 2, 3}};
+    return GroupedGemm<float>(x, offsets, weight, y, workspace_, *stream_);
+  }
+  static void Expect(const absl::Status& status, const std::string& text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  }
+
+  std::vector<float> w_ = std::vector<float>(64, 1.0f), x_ = w_, y_ = w_;
+  Workspace workspace_;
+  std::unique_ptr<Stream> stream_ = MakeInlineStream();
+};
+
+TEST_F(GroupedGemmErrors, NameTheArgumentAndTheExpectedShape) {
+  Expect(Forward({x_.data(), 4, 3}, {0, 1, 4}, {y_.data(), 5, 2}),
+         "GroupedGemm: x is [4, 3] with stride 3, expected [5, 3]");
+  Expect(Forward({x_.data(), 4, 2}, {0, 1, 4}, {y_.data(), 4, 2}),
+         "weight is [2, 3] with stride 3, expected [2, 2]");
+  Expect(Forward({x_.data(), 4, 3, 2}, {0, 1, 4}, {y_.data(), 4, 2}), "with stride 2");
+  Expect(Forward({x_.data(), 4, 3}, {0, 4}, {y_.data(), 4, 2}), "2 offsets for 2 weights");
+  Expect(Forward({x_.data(), 4, 3}, {0, 1, 3}, {y_.data(), 4, 2}),
+         "offsets run from 0 to 3, expected 0 to 4 rows");
+  Expect(Forward({x_.data(), 4, 3}, {0, 5, 4}, {y_.data(), 4, 2}), "offsets[1] = 5 is above");
+  Expect(GemmWeightGradient<float>({x_.data(), 4, 2}, {x_.data(), 5, 3}, {y_.data(), 2, 3},
+                                   Write::kAdd, workspace_, *stream_),
+         "GemmWeightGradient: dy is [4, 2]");
+  Expect(GemmWeightGradient<float>({x_.data(), 5, 2}, {x_.data(), 5, 3}, {y_.data(), 2, 4},
+                                   Write::kAdd, workspace_, *stream_),
+         "GemmWeightGradient: x is [5, 3] with stride 3, expected [5, 4]");
+  Expect(GemmInputGradient<float>({x_.data(), 5, 2}, {w_.data(), 3, 2},
+                                  MatrixView<float>{y_.data(), 5, 2}, workspace_, *stream_),
+         "GemmInputGradient: weight is [3, 2] with stride 2, expected [2, 2]");
+  EXPECT_EQ(workspace_.allocations(), 0);
+}
+
+TEST_F(GroupedGemmErrors, CudaStreamsAreUnimplemented) {
+  stream_ = std::make_unique<FakeCudaStream>();
+  EXPECT_EQ(Forward({x_.data(), 4, 3}, {0, 1, 4}, {y_.data(), 4, 2}).code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+class NoMemory final : public MemoryResource {
+ public:
+  Device device() const override { return {}; }
+  absl::StatusOr<std::byte*> Allocate(int64_t) override {
+    return absl::ResourceExhaustedError("NoMemory: none");
+  }
+  void Free(std::byte*, int64_t) override {}
+};
+
+TEST_F(GroupedGemmErrors, NoWorkspaceIsResourceExhausted) {
+  NoMemory none;
+  Workspace empty(none);
+  EXPECT_EQ(Gemm<float>({x_.data(), 4, 3}, {w_.data(), 2, 3}, MatrixView<float>{y_.data(), 4, 2},
+                        empty, *stream_)
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace moe

@@ -1,0 +1,131 @@
+// Training on a CUDA device: the CPU's loss within rounding, and the same bits from every layout.
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kernels/base/cuda_devices.h"
+#include "moe/lm/trainer.h"
+#include "tests/moe/lm/train_harness.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::Layout;
+using testing::ExpectSameTrace;
+using testing::MakeCorpus;
+using testing::SmallConfig;
+using testing::Trace;
+using testing::TrainIn;
+
+// `config` is a device's.
+void ExpectTheCpusLoss(TrainConfig config, const Corpus& corpus) {
+  const Trace cuda = TrainIn(config, {}, corpus);
+  config.device = DeviceKind::kCpu;
+  const Trace cpu = TrainIn(config, {}, corpus);
+  ASSERT_TRUE(cuda.status.ok()) << cuda.status;
+  ASSERT_EQ(cuda.loss.size(), cpu.loss.size());
+  // A loss is a mean of logarithms near ln 256. Sums in another order differ by some roundings of
+  // the storage type in each of a dozen operations in a row, and two steps of AdamW, whose first
+  // moves every weight by about the learning rate whatever the gradient's size, keep that order of
+  // magnitude.
+  const double unit = config.dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-9;
+  for (size_t i = 0; i < cpu.loss.size(); ++i) {
+    EXPECT_NEAR(cuda.loss[i], cpu.loss[i], 16 * unit * std::log(256.0)) << i;
+  }
+}
+
+class DeviceTrainTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto devices = CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
+  }
+
+  static TrainConfig Config(DType dtype) {
+    TrainConfig config = SmallConfig();
+    config.dtype = dtype;
+    config.steps = 2;
+    config.sequence_length = 8;
+    config.micro_batches = 3;
+    config.eval_sequences = 3;
+    config.model.num_layers = 2;
+    config.model.moe_layer_freq = 2;  // a dense layer and a mixture
+    config.model.moe.shared_expert_ffn_hidden_size = 8;
+    config.device = DeviceKind::kCuda;
+    return config;
+  }
+
+  const Corpus corpus_ = MakeCorpus();
+};
+
+TEST_F(DeviceTrainTest, LossIsTheCpusWithinRounding) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(NameOf(dtype));
+    ExpectTheCpusLoss(Config(dtype), corpus_);
+  }
+}
+
+TEST_F(DeviceTrainTest, JitterAndGatedSharedExpertsTrainAsOnTheCpu) {
+  TrainConfig config = Config(DType::kFloat32);
+  config.model.moe.gated_shared_expert = true;
+  config.model.moe.router.gate = "switch";
+  config.model.moe.router.top_k = 1;
+  config.model.moe.router.input_jitter = 0.1f;
+  ExpectTheCpusLoss(config, corpus_);
+}
+
+TEST_F(DeviceTrainTest, EveryLayoutHasTheBitsOfOneRank) {
+  const Layout layouts[] = {
+      {.ranks = 2, .expert_parallel = 1},
+      {.ranks = 3, .expert_parallel = 3, .overlap = 2},
+      {.ranks = 4, .expert_parallel = 2, .all_reduce = AllReduceAlgorithm::kDirect},
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Trace one = TrainIn(Config(dtype), {}, corpus_);
+    for (const Layout& layout : layouts) {
+      SCOPED_TRACE(::testing::PrintToString(layout));
+      ExpectSameTrace(TrainIn(Config(dtype), layout, corpus_), one);
+    }
+  }
+}
+
+// What a router learns from whole steps lives on the host.
+TEST_F(DeviceTrainTest, BiasesOfExpertsAndCapacity) {
+  TrainConfig config = Config(DType::kFloat32);
+  RouterConfig& router = config.model.moe.router;
+  router.gate = "deepseek-v3";
+  router.num_zero_experts = 1;
+  router.num_groups = 3;
+  router.group_top_k = 2;
+  router.bias_update_rate = 0.05f;
+  router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+  const Trace biased = TrainIn(config, {}, corpus_);
+  ExpectSameTrace(TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus_), biased);
+
+  config = Config(DType::kBFloat16);
+  config.model.moe.router.capacity_factor = 1.0;
+  config.model.moe.router.pad_to_capacity = true;
+  const Trace padded = TrainIn(config, {}, corpus_);
+  ExpectSameTrace(TrainIn(config, {.ranks = 3, .expert_parallel = 3}, corpus_), padded);
+}
+
+// Through cuBLAS, whose sums have an order of their own.
+TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
+  TrainConfig config = Config(DType::kBFloat16);
+  config.numerics = Numerics::kFast;
+  config.grouped_gemm = GroupedGemmKernel::kMma;
+  const Trace mma = TrainIn(config, {}, corpus_);
+  for (const auto kernel : {GroupedGemmKernel::kAuto, GroupedGemmKernel::kCublas}) {
+    config.grouped_gemm = kernel;
+    const Trace other = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, corpus_);
+    ASSERT_TRUE(other.status.ok()) << other.status;
+    for (size_t i = 0; i < mma.loss.size(); ++i) {
+      EXPECT_NEAR(other.loss[i], mma.loss[i], 16 * 0x1p-9 * std::log(256.0)) << i;
+    }
+  }
+  config.numerics = Numerics::kLayoutInvariant;
+  EXPECT_EQ(TrainIn(config, {}, corpus_).status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moe::lm

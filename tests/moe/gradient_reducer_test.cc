@@ -1,0 +1,405 @@
+// GradientReducer and Optimizer: sums over ranks, bucket partition, overlap, clipping by the true
+// global norm.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/local/local_world.h"
+#include "kernels/base/rng.h"
+#include "moe/optimizer.h"
+#include "moe/session.h"
+#include "tests/comm/local_ranks.h"
+
+namespace moe {
+namespace {
+
+using testing::RunLocalRanks;
+
+// Sizes that straddle every bucket limit used below.
+constexpr int64_t kSizes[] = {3, 5, 70, 1, 64, 17, 250};
+
+absl::StatusOr<std::vector<Parameter*>> AddParameters(ParameterStore& store, int ep_rank) {
+  std::vector<Parameter*> parameters;
+  for (size_t i = 0; i < std::size(kSizes); ++i) {
+    const bool expert = i % 3 == 1;
+    MOE_ASSIGN_OR_RETURN(
+        Parameter* const p,
+        store.Add({.name = expert ? absl::StrCat("p", i, ".expert", ep_rank) : absl::StrCat("p", i),
+                   .rows = kSizes[i],
+                   .group = expert ? ParameterGroup::kExpert : ParameterGroup::kReplicated}));
+    parameters.push_back(p);
+  }
+  return parameters;
+}
+
+// A partial that every (rank, parameter, element) can be told from.
+float Partial(int rank, int parameter, int64_t i) {
+  return static_cast<float>(0.37 * (rank + 1) + 1e-3 * parameter + 1e-5 * static_cast<double>(i));
+}
+
+// Reduces one step on `ranks` ranks and returns rank 0's gradients, all parameters in order.
+std::vector<float> ReduceOnce(int ranks, int ep, Numerics numerics, int64_t bucket_bytes,
+                              AllReduceAlgorithm algorithm, int* buckets) {
+  std::vector<float> result;
+  RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const int rank = world->rank();
+    MOE_ASSIGN_OR_RETURN(
+        const auto session,
+        Session::Create({.expert_parallel_size = ep, .numerics = numerics}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1);
+    MOE_ASSIGN_OR_RETURN(const auto parameters, AddParameters(store, rank % ep));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create(
+            {.bucket_bytes = bucket_bytes, .algorithm = algorithm, .max_terms = 64}, store, context,
+            session->gradient_stream()));
+    for (int step = 0; step < 2; ++step) {  // the second must not see the first
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      // Odd ranks finish in another order: the launch order must still agree.
+      std::vector<int> order(parameters.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+      if (rank % 2 == 1) std::reverse(order.begin(), order.end());
+      for (const int p : order) {
+        MOE_RETURN_IF_ERROR(parameters[p]->grad().Add(
+            [&](absl::Span<float> out, Write write) {
+              for (size_t i = 0; i < out.size(); ++i) {
+                const float x = Partial(rank, p, static_cast<int64_t>(i));
+                out[i] = write == Write::kAdd ? out[i] + x : x;
+              }
+              return absl::OkStatus();
+            },
+            *context.workspace, *context.compute));
+        MOE_RETURN_IF_ERROR(reducer->MarkReady(*parameters[p]));
+      }
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+    }
+    if (rank != 0) return absl::OkStatus();
+    *buckets = reducer->buckets();
+    std::vector<float> scratch(1000);
+    for (const Parameter* p : parameters) {
+      MOE_ASSIGN_OR_RETURN(const auto g,
+                           reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
+      result.insert(result.end(), g.begin(), g.end());
+    }
+    return absl::OkStatus();
+  });
+  return result;
+}
+
+TEST(GradientReducerTest, SumsOverTheRanksThatHoldTheParameter) {
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    int buckets = 0;
+    const auto got = ReduceOnce(4, 2, numerics, 1 << 20, AllReduceAlgorithm::kRing, &buckets);
+    size_t at = 0;
+    for (size_t p = 0; p < std::size(kSizes); ++p) {
+      for (int64_t i = 0; i < kSizes[p]; ++i, ++at) {
+        double sum = 0;
+        // Rank 0 shares its experts with rank 2, everything else with all.
+        for (int r = 0; r < 4; r += p % 3 == 1 ? 2 : 1) sum += Partial(r, static_cast<int>(p), i);
+        // Three additions of values below 4: half an ulp of 4 each, 2^-22 * 3 / 2.
+        ASSERT_NEAR(got[at], sum, 3 * 0x1p-23) << "p" << p << "[" << i << "]";
+      }
+    }
+    ASSERT_EQ(at, got.size());
+  }
+}
+
+TEST(GradientReducerTest, OneBucketEqualsManyBuckets) {
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    for (const auto algorithm : {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kDirect}) {
+      int one = 0, many = 0;
+      const auto a = ReduceOnce(2, 1, numerics, 1 << 20, algorithm, &one);
+      const auto b = ReduceOnce(2, 1, numerics, 1, algorithm, &many);
+      EXPECT_EQ(one, 2);  // replicated, experts
+      EXPECT_EQ(many, static_cast<int>(std::size(kSizes)));
+      EXPECT_EQ(a, b);  // two ranks: x + y in any bucket layout
+    }
+  }
+}
+
+TEST(GradientReducerTest, LayoutInvariantSumsDoNotDependOnTheAlgorithmOrBuckets) {
+  int buckets = 0;
+  const auto ring =
+      ReduceOnce(5, 1, Numerics::kLayoutInvariant, 1 << 20, AllReduceAlgorithm::kRing, &buckets);
+  EXPECT_EQ(ring, ReduceOnce(5, 1, Numerics::kLayoutInvariant, 300, AllReduceAlgorithm::kDirect,
+                             &buckets));
+}
+
+// What no partial reaches is 0, whatever the step before left there.
+TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool odd = world->rank() == 1;
+      MOE_ASSIGN_OR_RETURN(const auto session,
+                           Session::Create({.numerics = numerics}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 33}));
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 6}, store, context, session->gradient_stream()));
+      std::vector<float> scratch(33);
+      for (const int step : {0, 1, 2}) {  // of both ranks, of one, of none
+        const bool adds = step == 0 || (step == 1 && odd);
+        MOE_RETURN_IF_ERROR(reducer->Begin());
+        for (int round = 0; adds && round < 3; ++round) {
+          MOE_RETURN_IF_ERROR(p->grad().Add(
+              [&](absl::Span<float> out, Write write) {
+                for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
+                return absl::OkStatus();
+              },
+              *context.workspace, *context.compute));
+        }
+        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+        MOE_RETURN_IF_ERROR(reducer->Finish());
+        MOE_ASSIGN_OR_RETURN(const auto sum,
+                             reducer->Gradient(*p, 1, absl::MakeSpan(scratch), *context.compute));
+        EXPECT_THAT(sum, ::testing::Each(1.5f * static_cast<float>(2 - step))) << step;
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
+  RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const int rank = world->rank();
+    MOE_ASSIGN_OR_RETURN(
+        const auto session,
+        Session::Create({.numerics = Numerics::kLayoutInvariant}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1);
+    MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 4}));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
+    MOE_RETURN_IF_ERROR(reducer->Begin());
+    MOE_RETURN_IF_ERROR(p->grad().Add(
+        [&](absl::Span<float> out, Write) {
+          std::fill(out.begin(), out.end(), 1.0f);
+          if (rank == 1) out[2] = std::numeric_limits<float>::quiet_NaN();
+          if (rank == 2) out[0] = std::numeric_limits<float>::infinity();
+          return absl::OkStatus();
+        },
+        *context.workspace, *context.compute));
+    MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+    MOE_RETURN_IF_ERROR(reducer->Finish());
+    EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kReplicated), 2);
+    EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kExpert), 0);
+    EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
+    return absl::OkStatus();
+  });
+}
+
+TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1);
+    MOE_ASSIGN_OR_RETURN(Parameter* const state,
+                         store.Add({.name = "bias", .cols = 3, .trainable = false}));
+    MOE_ASSIGN_OR_RETURN(Parameter* const weight, store.Add({.name = "weight", .cols = 2}));
+    const std::vector<float> before(state->master().begin(), state->master().end());
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, context));
+    MOE_RETURN_IF_ERROR(reducer->Begin());
+    EXPECT_EQ(reducer->MarkReady(*state).code(), absl::StatusCode::kInvalidArgument);
+    MOE_RETURN_IF_ERROR(weight->grad().Add(
+        [](absl::Span<float> out, Write) {
+          std::fill(out.begin(), out.end(), 1.0f);
+          return absl::OkStatus();
+        },
+        *context.workspace, *context.compute));
+    MOE_RETURN_IF_ERROR(reducer->MarkReady(*weight));
+    MOE_RETURN_IF_ERROR(reducer->Finish());
+    std::vector<float> scratch(3);
+    EXPECT_EQ(
+        reducer->Gradient(*state, 1, absl::MakeSpan(scratch), *context.compute).status().code(),
+        absl::StatusCode::kInvalidArgument);
+    MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                         optimizer->Step({.gradient_scale = 0.5, .learning_rate = 1e-3}, *reducer));
+    EXPECT_EQ(outcome.gradient_norm, std::sqrt(2.0));
+    EXPECT_EQ(std::vector<float>(state->master().begin(), state->master().end()), before);
+    return absl::OkStatus();
+  });
+}
+
+// One NaN in an expert's gradient on one rank: every rank hears of it, and no weight moves.
+TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const int rank = world->rank();
+      MOE_ASSIGN_OR_RETURN(
+          const auto session,
+          Session::Create({.expert_parallel_size = 3, .numerics = numerics}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_RETURN_IF_ERROR(store.Add({.name = "dense", .rows = 4}).status());
+      MOE_RETURN_IF_ERROR(store
+                              .Add({.name = absl::StrCat("expert", rank),
+                                    .rows = 9,
+                                    .group = ParameterGroup::kExpert})
+                              .status());
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
+      MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, context));
+      std::vector<std::vector<float>> before;
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      for (const auto& p : store.parameters()) {
+        before.emplace_back(p->master().begin(), p->master().end());
+        const bool bad = rank == 1 && p->spec().group == ParameterGroup::kExpert;
+        MOE_RETURN_IF_ERROR(p->grad().Add(
+            [&](absl::Span<float> out, Write) {
+              std::fill(out.begin(), out.end(), 1.0f);
+              if (bad) out[2] = std::numeric_limits<float>::quiet_NaN();
+              return absl::OkStatus();
+            },
+            *context.workspace, *context.compute));
+        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      }
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+      EXPECT_EQ(optimizer->Step({.learning_rate = 0.1}, *reducer).status().code(),
+                absl::StatusCode::kDataLoss);
+      MOE_ASSIGN_OR_RETURN(
+          const StepOutcome skipped,
+          optimizer->Step({.learning_rate = 0.1, .non_finite = NonFiniteGradients::kSkip},
+                          *reducer));
+      EXPECT_TRUE(std::isinf(skipped.gradient_norm));
+      EXPECT_EQ(skipped.non_finite, numerics == Numerics::kFast ? 0 : 1);
+      for (size_t i = 0; i < before.size(); ++i) {
+        const auto after = store.parameters()[i]->master();
+        EXPECT_EQ(std::vector<float>(after.begin(), after.end()), before[i]);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(GradientReducerTest, TheNumberOfTermsIsRequiredWhereSumsAreExact) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    ParameterStore store(DType::kFloat32, 1);
+    EXPECT_EQ(
+        GradientReducer::Create({}, store, session->context(), session->gradient_stream()).status(),
+        absl::InvalidArgumentError("GradientReducer: max_terms is 0, expected the number of "
+                                   "micro-batches of a step over all ranks, at least 1"));
+    return absl::OkStatus();
+  });
+}
+
+// As many terms as were said, each the largest of the grid: their sum is about the largest that an
+// int64 holds. A larger term is counted, not wrapped.
+TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
+  constexpr int kRanks = 3;
+  const auto most = std::nextafter(static_cast<float>(INT64_MAX / kRanks), 0.0f) * 0x1p-50f;
+  for (const float x : {most, -most, std::nextafter(most, 1e30f)}) {
+    RunLocalRanks(kRanks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 1}));
+      MOE_ASSIGN_OR_RETURN(const auto reducer,
+                           GradientReducer::Create({.max_terms = kRanks}, store, context,
+                                                   session->gradient_stream()));
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      MOE_RETURN_IF_ERROR(p->grad().Add(
+          [&](absl::Span<float> out, Write) {
+            out[0] = x;
+            return absl::OkStatus();
+          },
+          *context.workspace, *context.compute));
+      MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+      const bool fits = std::fabs(x) <= most;
+      EXPECT_EQ(*reducer->NonFinite(ParameterGroup::kReplicated), fits ? 0 : kRanks);
+      float scratch[1];
+      MOE_ASSIGN_OR_RETURN(const auto sum,
+                           reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
+      EXPECT_EQ(sum[0], fits ? static_cast<float>(kRanks * static_cast<double>(x)) : 0.0f);
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
+  for (const int ep : {1, 2}) {
+    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const int rank = world->rank();
+      MOE_ASSIGN_OR_RETURN(const auto session,
+                           Session::Create({.expert_parallel_size = ep}, std::move(world)));
+      const Context& context = session->context();
+      ParameterStore store(DType::kFloat32, 1);
+      MOE_RETURN_IF_ERROR(store.Add({.name = "dense", .rows = 4}).status());
+      for (int e = 0; e < 2; ++e) {
+        if (ep == 2 && rank != e) continue;
+        MOE_RETURN_IF_ERROR(store
+                                .Add({.name = absl::StrCat("expert", e),
+                                      .rows = 9,
+                                      .group = ParameterGroup::kExpert})
+                                .status());
+      }
+      MOE_ASSIGN_OR_RETURN(
+          const auto reducer,
+          GradientReducer::Create({.max_terms = 2}, store, context, session->gradient_stream()));
+      MOE_ASSIGN_OR_RETURN(const auto optimizer,
+                           Optimizer::Create({.clip_grad = 1.0}, store, context));
+      MOE_RETURN_IF_ERROR(reducer->Begin());
+      for (const auto& p : store.parameters()) {
+        // Summed over the ranks that hold it, every element is 1.
+        const bool shared = p->spec().group == ParameterGroup::kReplicated || ep == 1;
+        MOE_RETURN_IF_ERROR(p->grad().Add(
+            [&](absl::Span<float> out, Write) {
+              std::fill(out.begin(), out.end(), shared ? 0.5f : 1.0f);
+              return absl::OkStatus();
+            },
+            *context.workspace, *context.compute));
+        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      }
+      MOE_RETURN_IF_ERROR(reducer->Finish());
+      MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                           optimizer->Step({.learning_rate = 1e-3}, *reducer));
+      EXPECT_EQ(outcome.gradient_norm, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(LearningRateScheduleTest, WarmsUpLinearlyThenFollowsACosine) {
+  const LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
+  EXPECT_DOUBLE_EQ(s.At(1), 0.25);
+  EXPECT_DOUBLE_EQ(s.At(4), 1.0);
+  EXPECT_DOUBLE_EQ(s.At(8), 0.55);  // half way: the mean
+  EXPECT_DOUBLE_EQ(s.At(12), 0.1);
+  EXPECT_DOUBLE_EQ(s.At(99), 0.1);
+  EXPECT_DOUBLE_EQ((LearningRateSchedule{.peak = 2, .total_steps = 1}.At(1)), 0.0);
+}
+
+TEST(ParameterStoreTest, InitialValuesDependOnSeedAndNameOnly) {
+  ParameterStore a(DType::kFloat32, 7), b(DType::kFloat32, 7), other(DType::kFloat32, 8);
+  ASSERT_TRUE(b.Add({.name = "first", .rows = 5, .cols = 3}).ok());
+  const auto get = [](ParameterStore& store, const std::string& name) {
+    Parameter* const p = store.Add({.name = name, .rows = 50, .cols = 40, .init_std = 0.5}).value();
+    return std::vector<float>(p->master().begin(), p->master().end());
+  };
+  const auto x = get(a, "w");
+  EXPECT_EQ(x, get(b, "w"));
+  EXPECT_NE(x, get(b, "v"));
+  EXPECT_NE(x, get(other, "w"));
+  double squares = 0;
+  for (const float v : x) squares += double{v} * v;
+  // Variance 0.25 over 2000 samples: five standard errors of sqrt(2 / n).
+  EXPECT_NEAR(squares / 2000, 0.25, 0.25 * 5 * std::sqrt(2.0 / 2000));
+  EXPECT_EQ(a.Add({.name = "w"}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moe

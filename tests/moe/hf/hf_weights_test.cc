@@ -1,0 +1,220 @@
+#include "moe/hf/hf_weights.h"
+
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/hf/family.h"
+#include "tests/moe/io/io_test.h"
+
+namespace moe::hf {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// H 2, F 2, E 2, K 1.
+constexpr char kGptOssConfig[] = R"({"model_type": "gpt_oss", "hidden_size": 2,
+    "intermediate_size": 2, "num_local_experts": 2, "num_experts_per_tok": 1,
+    "num_hidden_layers": 4})";
+
+struct Source {
+  std::string name;
+  std::vector<int64_t> shape;
+  SafetensorsType type = SafetensorsType::kF32;
+};
+
+// The tensors of a gpt-oss layer of H 2, F 2, E 2.
+std::vector<Source> GptOssTensors(const std::string& prefix) {
+  return {
+      {prefix + "router.weight", {2, 2}},           {prefix + "router.bias", {2}},
+      {prefix + "experts.gate_up_proj", {2, 2, 4}}, {prefix + "experts.gate_up_proj_bias", {2, 4}},
+      {prefix + "experts.down_proj", {2, 2, 2}},    {prefix + "experts.down_proj_bias", {2, 2}}};
+}
+
+class HfWeightsTest : public IoTest {
+ protected:
+  // Element i of every tensor is i.
+  std::string WriteTensors(const std::vector<Source>& sources) const {
+    std::vector<float> values(64);
+    std::iota(values.begin(), values.end(), 0.0f);
+    std::vector<SafetensorsSource> tensors;
+    for (const Source& s : sources) {
+      int64_t size = BitsOf(s.type) / 8;
+      for (const int64_t dim : s.shape) size *= dim;
+      tensors.push_back({.name = s.name,
+                         .type = s.type,
+                         .shape = s.shape,
+                         .bytes = BytesOf<float>(values).first(size)});
+    }
+    const std::string path = Path("model.safetensors");
+    EXPECT_TRUE(WriteSafetensors(path, tensors).ok());
+    return path;
+  }
+
+  absl::StatusOr<LayerWeights> Find(const std::string& config, const std::string& path,
+                                    std::optional<int64_t> layer = std::nullopt) const {
+    MOE_ASSIGN_OR_RETURN(const HfConfig parsed, ParseHfConfig("config.json", config));
+    MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(path));
+    return LayerWeights::Find(parsed, std::move(checkpoint), layer);
+  }
+
+  void ExpectDataLoss(const std::string& config, const std::vector<Source>& tensors,
+                      const std::string& part, std::optional<int64_t> layer = std::nullopt) {
+    const std::string path = WriteTensors(tensors);
+    const auto weights = Find(config, path, layer);
+    ASSERT_FALSE(weights.ok());
+    EXPECT_TRUE(absl::IsDataLoss(weights.status())) << weights.status();
+    EXPECT_THAT(std::string(weights.status().message()), HasSubstr(path));
+    EXPECT_THAT(std::string(weights.status().message()), HasSubstr(part));
+  }
+};
+
+TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ParameterStore store(DType::kFloat32, 0);
+  const auto add = [&](const char* name, int64_t rows, int64_t cols) {
+    return *store.Add({.name = name, .rows = rows, .cols = cols});
+  };
+  // What a rank with the second expert alone holds of it.
+  const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
+  const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
+  const Parameter* const down = add("experts.1.down_proj.weight", 2, 2);
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
+  // Expert 1's part of [E, H, 2F] is [[8, 9, 10, 11], [12, 13, 14, 15]]: columns g0 u0 g1 u1.
+  EXPECT_THAT(gate_up->master(), ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
+  EXPECT_THAT(bias->master(), ElementsAre(4, 6, 5, 7));
+  EXPECT_THAT(down->master(), ElementsAre(4, 6, 5, 7));  // [E, F, H]: [[4, 5], [6, 7]] transposed
+}
+
+TEST_F(HfWeightsTest, LoadTakesTheLayersPrefixAndLeavesNoParameterAsItWas) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ParameterStore store(DType::kFloat32, 0);
+  const auto stream = MakeInlineStream();
+  EXPECT_TRUE(absl::IsNotFound(weights->Load(store, *stream, *stream)));  // nothing there
+  const Parameter* const router = *store.Add(
+      {.name = "layer.gate.weight", .rows = 2, .cols = 2, .initializer = Initializer::kZeros});
+  // Named without its prefix, it is no parameter that this layer has.
+  const absl::Status bare = weights->Load(store, *stream, *stream);
+  EXPECT_TRUE(absl::IsInvalidArgument(bare)) << bare;
+  EXPECT_THAT(std::string(bare.message()), HasSubstr("layer.gate.weight"));
+  const absl::Status absent = weights->Load(store, *stream, *stream, "other.");
+  EXPECT_TRUE(absl::IsNotFound(absent)) << absent;
+  EXPECT_THAT(std::string(absent.message()), HasSubstr("other."));
+  EXPECT_THAT(router->master(), ElementsAre(0, 0, 0, 0));
+  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layer.").ok());
+  EXPECT_THAT(router->master(), ElementsAre(0, 1, 2, 3));
+  // One that no tensor fills, and one of another shape.
+  ASSERT_TRUE(store.Add({.name = "layer.extra", .rows = 2}).ok());
+  const absl::Status extra = weights->Load(store, *stream, *stream, "layer.");
+  EXPECT_TRUE(absl::IsInvalidArgument(extra)) << extra;
+  EXPECT_THAT(std::string(extra.message()), HasSubstr("layer.extra"));
+  ASSERT_TRUE(store.Add({.name = "small.gate.weight", .rows = 1, .cols = 2}).ok());
+  const absl::Status small = weights->Load(store, *stream, *stream, "small.");
+  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
+  EXPECT_THAT(std::string(small.message()), HasSubstr("small.gate.weight"));
+}
+
+TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  LayerGradients gradients(*weights);
+  ASSERT_TRUE(gradients.Set(ParameterKind::kExpertGateUp, 1, {8, 12, 10, 14, 9, 13, 11, 15}).ok());
+  EXPECT_FALSE(gradients.Set(ParameterKind::kExpertGateUp, 1, {1, 2}).ok());
+  ASSERT_EQ(gradients.tensors().size(), 6u);
+  const LayerGradients::Tensor& tensor = gradients.tensors()[2];
+  EXPECT_EQ(tensor.name(), "model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_THAT(tensor.shape(), ElementsAre(2, 2, 4));
+  EXPECT_THAT(tensor.values, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+// Of every rule of every model: all elements of the parameter are covered once by its tensors.
+TEST(TensorRules, EveryElementOfEveryParameterComesFromOneTensor) {
+  for (const Family* family : {&kMixtral, &kQwen2Moe, &kQwen3Moe, &kOlmoe, &kDeepSeekV2,
+                               &kDeepSeekV3, &kGptOss, &kLlama4}) {
+    SCOPED_TRACE(std::string(family->model_type));
+    MoeLayerConfig moe = {.ffn_hidden_size = 3, .shared_expert_ffn_hidden_size = 5};
+    moe.router.num_experts = 4;
+    moe.router.hidden_size = 7;
+    std::map<ParameterKind, std::vector<int>> covered;
+    for (const TensorRule& rule : family->tensors) {
+      std::vector<int>& count = covered[rule.parameter];
+      count.resize(ShapeOf(rule.parameter, moe).size());
+      int64_t size = 1;
+      for (const int64_t dim : TensorShape(rule, moe)) size *= dim;
+      if (rule.experts == ExpertAxis::kStacked) size /= moe.router.num_experts;
+      std::vector<int> read(size);
+      ForEachElement(rule, moe, [&](int64_t i, int64_t j) {
+        ++count.at(i);
+        ++read.at(j);
+      });
+      EXPECT_THAT(read, ::testing::Each(1)) << rule.name;
+    }
+    for (const auto& [kind, count] : covered) {
+      EXPECT_THAT(count, ::testing::Each(1)) << ParameterName(kind, 0);
+    }
+  }
+}
+
+TEST_F(HfWeightsTest, LayerIsTheFirstWithExpertsOrTheOneAskedFor) {
+  std::vector<Source> tensors = GptOssTensors("language_model.model.layers.1.mlp.");
+  for (const Source& s : GptOssTensors("language_model.model.layers.3.mlp.")) tensors.push_back(s);
+  // Beyond num_hidden_layers: no layer of this model.
+  for (const Source& s : GptOssTensors("language_model.model.layers.4.mlp.")) tensors.push_back(s);
+  const std::string path = WriteTensors(tensors);
+  const auto first = Find(kGptOssConfig, path);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->layer(), 1);
+  EXPECT_THAT(first->available_layers(), ElementsAre(1, 3));
+  const auto third = Find(kGptOssConfig, path, 3);
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_EQ(third->layer(), 3);
+  EXPECT_EQ(third->tensors()[0].found.tensor->name,
+            "language_model.model.layers.3.mlp.router.weight");
+  EXPECT_TRUE(absl::IsOutOfRange(Find(kGptOssConfig, path, 4).status()));
+  EXPECT_TRUE(absl::IsOutOfRange(Find(kGptOssConfig, path, -1).status()));
+  EXPECT_TRUE(absl::IsDataLoss(Find(kGptOssConfig, path, 2).status()));
+}
+
+TEST_F(HfWeightsTest, RefusesTensorsThatDoNotFitTheConfiguration) {
+  const std::string prefix = "model.layers.0.mlp.";
+  std::vector<Source> tensors = GptOssTensors(prefix);
+  tensors[4].shape = {2, 2, 3};
+  ExpectDataLoss(kGptOssConfig, tensors,
+                 "experts.down_proj': has shape [2, 2, 3], expected [2, 2, 2]");
+  tensors[4].shape = {8};
+  ExpectDataLoss(kGptOssConfig, tensors, "has shape [8], expected [2, 2, 2]");
+  tensors = GptOssTensors(prefix);
+  tensors[2].type = SafetensorsType::kF8E4M3;
+  ExpectDataLoss(kGptOssConfig, tensors, "is F8_E4M3, expected F32, F16, BF16 or F64");
+  tensors = GptOssTensors(prefix);
+  tensors.pop_back();
+  ExpectDataLoss(kGptOssConfig, tensors, "experts.down_proj_bias': is missing");
+  tensors = GptOssTensors(prefix);
+  tensors[2].name += "_blocks";
+  ExpectDataLoss(kGptOssConfig, tensors, "MXFP4");
+  ExpectDataLoss(kGptOssConfig, {{"model.layers.00.mlp.router.weight", {2, 2}}}, "is missing");
+  ExpectDataLoss(kGptOssConfig, {}, "is missing");
+}
+
+TEST_F(HfWeightsTest, ADenseLayerIsNoChoice) {
+  const std::string config = R"({"model_type": "qwen3_moe", "hidden_size": 2,
+      "moe_intermediate_size": 2, "num_experts": 2, "num_experts_per_tok": 1,
+      "num_hidden_layers": 4, "mlp_only_layers": [2]})";
+  const auto weights = Find(config, WriteTensors({}), 2);
+  EXPECT_TRUE(absl::IsOutOfRange(weights.status())) << weights.status();
+  EXPECT_THAT(std::string(weights.status().message()), HasSubstr("0, 1, 3"));
+}
+
+}  // namespace
+}  // namespace moe::hf

@@ -1,0 +1,389 @@
+// Steps of layers through moe::Trainer: the same bits at any layout, every misuse refused, and a
+// rank that dies at any collective ends all of them.
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+#include <absl/time/clock.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "comm/create.h"
+#include "gating/gate.h"
+#include "moe/trainer.h"
+#include "tests/comm/dying_communicator.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/trained_layer.h"
+
+namespace moe {
+namespace {
+
+using testing::Death;
+using testing::DyingCommunicator;
+using ::testing::HasSubstr;
+using testing::kHidden;
+using testing::kTokens;
+using testing::LayerConfig;
+using testing::Layout;
+using testing::Options;
+using testing::Rows;
+using testing::RunLocalRanks;
+using testing::RunRound;
+using testing::RunStep;
+using testing::RunSteps;
+using testing::View;
+
+using Weights = std::map<std::string, std::vector<float>>;
+
+void Keep(const Trainer& trainer, Weights& weights) {
+  for (const auto& p : trainer.parameters().parameters()) {
+    weights[p->spec().name].assign(p->master().begin(), p->master().end());
+  }
+}
+
+// Rounds without a micro-batch (3 and 8 ranks have some), experts' biases learnt from counts of all
+// ranks, weights after AdamW.
+TEST(LayerTrainerTest, WeightsHaveTheSameBitsAtAnyLayout) {
+  Weights one;
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
+    return RunSteps({}, std::move(world), [&](const Trainer& trainer) { Keep(trainer, one); });
+  });
+  for (const Layout layout : {Layout{3, 3, 2}, Layout{4, 2, 1}, Layout{8, 4, 1}}) {
+    Weights all;
+    std::mutex mu;
+    RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+      return RunSteps(layout, std::move(world), [&](const Trainer& trainer) {
+        const std::lock_guard<std::mutex> lock(mu);
+        Keep(trainer, all);
+      });
+    });
+    EXPECT_EQ(all, one) << layout.ranks << " ranks";
+  }
+}
+
+TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 1}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    const auto message = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      return std::string(status.message());
+    };
+    EXPECT_THAT(message(trainer->Step({}).status()), HasSubstr("0 of 1 rounds have begun"));
+    EXPECT_EQ(trainer->AddMoeLayer<BFloat16>("half.", LayerConfig(1)).status().code(),
+              absl::StatusCode::kInvalidArgument);  // a store of float32
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+    EXPECT_THAT(message(trainer->AddMoeLayer<float>("late.", LayerConfig(1)).status()),
+                HasSubstr("comes after the first step"));
+    EXPECT_THAT(message(trainer->BeginRound().status()), HasSubstr("has 1 rounds, expected Step"));
+    EXPECT_THAT(message(trainer->BeginStep()), HasSubstr("has not ended"));
+    std::vector<float> x = Rows(round), y(x.size()), dx(x.size());
+    EXPECT_THAT(message(layer->Backward(round, View(y), View(dx))), HasSubstr("is of no Forward"));
+    MOE_RETURN_IF_ERROR(layer->Forward(round, View(x), View(y)));
+    EXPECT_THAT(message(trainer->Step({}).status()), HasSubstr("still miss gradients"));
+    EXPECT_THAT(message(layer->Backward(round, View(y), View(dx))), HasSubstr("has ended"));
+    return absl::OkStatus();
+  });
+}
+
+// Forward alone between steps: nothing is counted, drawn or moved.
+TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
+  Weights plain, evaluated;
+  for (Weights* const weights : {&plain, &evaluated}) {
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({}), std::move(world)));
+      MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+      for (int step = 1; step <= 2; ++step) {
+        for (int pass = 0; pass < 2 && weights == &evaluated; ++pass) {
+          MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(7));
+          EXPECT_EQ(trainer->rounds(), 3);
+          for (int64_t r = 0; r < trainer->rounds(); ++r) {
+            MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+            std::vector<float> x = Rows(round), y(x.size());
+            MOE_RETURN_IF_ERROR(layer->Forward(round, View(x), View(y)));
+          }
+          MOE_RETURN_IF_ERROR(trainer->EndStep());
+        }
+        MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
+      }
+      if (first) Keep(*trainer, *weights);
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(evaluated, plain);
+}
+
+TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
+  RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer,
+                         Trainer::Create({.micro_batches = 2}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    Weights before, after;
+    Keep(*trainer, before);
+    const auto message = [](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      return std::string(status.message());
+    };
+    MOE_RETURN_IF_ERROR(trainer->BeginEvaluation(2));
+    EXPECT_THAT(message(trainer->BeginStep()), HasSubstr("the evaluation after step 0 has not"));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("0 of 1 rounds have begun"));
+    MOE_ASSIGN_OR_RETURN(const Round seen, trainer->BeginRound());
+    std::vector<float> x = Rows(seen), y(x.size()), dx(x.size());
+    MOE_RETURN_IF_ERROR(layer->Forward(seen, View(x), View(y)));
+    EXPECT_THAT(message(layer->Backward(seen, View(y), View(dx))), HasSubstr("is of no Forward"));
+    EXPECT_THAT(message(trainer->MarkReady(seen, *trainer->parameters().parameters().front())),
+                HasSubstr("an evaluation has no gradients"));
+    EXPECT_THAT(message(trainer->Step({}).status()), HasSubstr("expected EndStep"));
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+
+    MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    EXPECT_THAT(message(trainer->EndStep()), HasSubstr("are no sums, expected Reduce"));
+    EXPECT_THAT(message(trainer->NonFinite().status()), HasSubstr("expected Reduce"));
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    EXPECT_EQ(*trainer->NonFinite(), 0);
+    MOE_RETURN_IF_ERROR(trainer->EndStep());
+    MOE_RETURN_IF_ERROR(trainer->BeginRound().status());
+    MOE_RETURN_IF_ERROR(trainer->EndStep());  // nothing was marked: forgotten
+    Keep(*trainer, after);
+    after["mlp.gate.e_score_correction_bias"] = before["mlp.gate.e_score_correction_bias"];
+    EXPECT_EQ(after, before);  // but for what a router learns
+    EXPECT_EQ(trainer->step(), 2);
+    return absl::OkStatus();
+  });
+}
+
+// Writes `value` into the first parameter of this name ending; false if there is none.
+bool Spoil(Trainer& trainer, absl::string_view ending, size_t at, float value) {
+  for (const auto& p : trainer.parameters().parameters()) {
+    if (!absl::EndsWith(p->spec().name, ending)) continue;
+    p->master()[at] = value;
+    EXPECT_TRUE(trainer.parameters().RefreshCompute(*p, *trainer.context().compute).ok());
+    return true;
+  }
+  return false;
+}
+
+// An expert that is never chosen, or always, without a word: of weights, biases and selections.
+TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpert) {
+  constexpr int kExpert = 4;
+  for (const std::string& gate : GateNames()) {
+    for (const char* ending : {"gate.weight", "gate.bias", "e_score_correction_bias"}) {
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+            -std::numeric_limits<float>::infinity()}) {
+        RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+          MOE_ASSIGN_OR_RETURN(const auto trainer,
+                               Trainer::Create({.micro_batches = 1}, std::move(world)));
+          MoeLayerConfig config = LayerConfig(1);
+          config.router.gate = gate;
+          config.router.layer = 7;
+          const int32_t only = FindGate(gate)->only_top_k;
+          if (only != 0) config.router.top_k = only;
+          MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
+          const bool weight = absl::string_view(ending) == "gate.weight";
+          if (!Spoil(*trainer, ending, kExpert * (weight ? kHidden : 1), bad)) {
+            return absl::OkStatus();
+          }
+          MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+          std::vector<float> x(kTokens * kHidden, 1.0f), y(x.size());
+          const absl::Status status = layer->Forward(round, View(x), View(y));
+          EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << gate << " " << ending << bad;
+          EXPECT_THAT(std::string(status.message()), HasSubstr("layer 7: "));
+          EXPECT_THAT(std::string(status.message()), HasSubstr("expert 4 is"));
+          return absl::OkStatus();
+        });
+      }
+    }
+  }
+}
+
+// Of a layer without a trainer: what lies in a scope that has ended, or was used, is no state.
+TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1);
+    MOE_ASSIGN_OR_RETURN(const auto layer,
+                         MoeLayer<float>::Create(LayerConfig(1), "", store, context));
+    MOE_ASSIGN_OR_RETURN(
+        const auto reducer,
+        GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
+    std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
+    const auto backward = [&](MoeLayerSaved<float>& saved) {
+      return layer->Backward(View(x), saved, 1.0f, View(dx),
+                             [](Parameter&) { return absl::OkStatus(); });
+    };
+    MoeLayerSaved<float> saved, released;
+    EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("is of no Forward"));
+    {
+      const WorkspaceScope scope(*context.workspace);
+      MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &released, nullptr));
+    }
+    const WorkspaceScope scope(*context.workspace);
+    MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &saved, nullptr));
+    EXPECT_THAT(std::string(backward(released).message()),
+                HasSubstr("lies in a workspace scope that has ended"));
+    MOE_RETURN_IF_ERROR(backward(saved));
+    EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("was used by another Backward"));
+    return absl::OkStatus();
+  });
+}
+
+// One infinity on one rank: every rank hears of it, and no weight moves.
+TEST(LayerTrainerTest, GradientsThatAreNotFiniteEndTheStepOnEveryRank) {
+  RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool bad = world->rank() == 2;
+    MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({3, 3, 1}), std::move(world)));
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+    Weights before, after;
+    Keep(*trainer, before);
+    for (int64_t r = 0; r < trainer->rounds(); ++r) {
+      MOE_RETURN_IF_ERROR(
+          RunRound(*trainer, *layer, bad ? std::numeric_limits<float>::infinity() : 0.0f));
+    }
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    MOE_ASSIGN_OR_RETURN(const int64_t count, trainer->NonFinite());
+    EXPECT_GT(count, 0);
+    EXPECT_EQ(trainer->Step({.learning_rate = 0.01}).status().code(), absl::StatusCode::kDataLoss);
+    Keep(*trainer, after);
+    EXPECT_EQ(after, before);
+    return absl::OkStatus();
+  });
+}
+
+// Rank 1 dies at its at-th collective; false if it has fewer.
+bool RunWithDeath(const Layout& layout, int at) {
+  constexpr int kVictim = 1;
+  const absl::Duration timeout = absl::Seconds(20);
+  const auto death = std::make_shared<Death>();
+  std::atomic<int> collectives{0};
+  death->comes = [&](const CommPhase&) {
+    return ++collectives == at;
+  };
+  std::vector<absl::Status> results(layout.ranks);
+  const absl::Time start = absl::Now();
+  const RunOptions options = {.plan = {.ranks = layout.ranks}, .timeout = timeout};
+  const absl::Status status = RunRanks(options, [&](std::unique_ptr<Communicator> world) {
+    const int rank = world->rank();
+    if (rank == kVictim) world = std::make_unique<DyingCommunicator>(std::move(world), death);
+    results[rank] = RunSteps(layout, std::move(world), [](const Trainer&) {});
+    return results[rank];
+  });
+  EXPECT_EQ(status, death->dead ? absl::AbortedError("this rank is dead") : absl::OkStatus());
+  EXPECT_LT(absl::Now() - start, timeout) << "death " << at;  // told, not timed out
+  for (int r = 0; r < layout.ranks; ++r) {
+    EXPECT_EQ(results[r].ok(), !death->dead) << "death " << at << " rank " << r << results[r];
+  }
+  return death->dead;
+}
+
+// At every collective of three steps: memory that the streams still use must not go (sanitizers),
+// and nobody waits for the deadline.
+TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveEndsAllRanks) {
+  int deaths = 0;
+  while (RunWithDeath({3, 3, 2}, deaths + 1)) ++deaths;
+  EXPECT_GT(deaths, 50);
+}
+
+// The phases in which a rank meets others in the second step, in the order in which they come.
+std::vector<std::string> PhasesOfAStep(const Layout& layout) {
+  std::vector<std::string> phases;
+  const auto probe = testing::NotePhases(2, phases);
+  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) {
+      world = std::make_unique<DyingCommunicator>(std::move(world), probe);
+    }
+    return RunSteps(layout, std::move(world), [](const Trainer&) {});
+  });
+  return phases;
+}
+
+// Ranks that are processes. The test starts itself under a launcher, once for each phase.
+constexpr char kLauncher[] = "MOE_TEST_MPIEXEC", kDeath[] = "MOE_TEST_DEATH";
+constexpr Layout kProcesses = {3, 3, 2};
+
+// One of the processes: rank 1 dies in the second step, in the phase that kDeath names, by SIGKILL
+// or without a word.
+TEST(LayerTrainerProcessTest, DISABLED_Rank) {
+  const std::string phase = std::getenv(kDeath);
+  const auto death = std::make_shared<Death>();
+  death->comes = [&](const CommPhase& at) {
+    if (at.step != 2 || at.name != phase) return false;
+    std::fprintf(stderr, "died %lld\n", static_cast<long long>(absl::GetCurrentTimeNanos()));
+    if (phase.size() % 2 == 0) kill(getpid(), SIGKILL);
+    _exit(3);
+  };
+  const auto launch = DetectLaunch({}, [](const char* name) { return std::getenv(name); });
+  RunOptions options = {.plan = PlanWorld({}, launch.value()).value(),
+                        .timeout = absl::Seconds(20)};
+  options.report = [](const absl::Status& status) {
+    std::fprintf(stderr, "reports %s\n", std::string(status.message()).c_str());
+  };
+  (void)RunRanks(options, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) {
+      world = std::make_unique<DyingCommunicator>(std::move(world), death);
+    }
+    return RunSteps(kProcesses, std::move(world), [](const Trainer&) {});
+  });
+}
+
+// Reads all that `job` prints, and waits for it.
+void ExpectOneLine(const std::string& phase, std::FILE* job) {
+  int64_t died_at = 0;
+  std::string all, reports;
+  std::array<char, 4096> line = {};
+  while (std::fgets(line.data(), line.size(), job) != nullptr) {
+    const absl::string_view text = line.data();
+    absl::StrAppend(&all, text);
+    if (absl::StartsWith(text, "reports ")) absl::StrAppend(&reports, text);
+    if (absl::StartsWith(text, "died ")) {
+      EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(text.substr(5), "\n"), &died_at));
+    }
+  }
+  EXPECT_NE(pclose(job), 0) << phase;
+  EXPECT_LT(absl::Nanoseconds(absl::GetCurrentTimeNanos() - died_at), absl::Seconds(3)) << phase;
+  EXPECT_THAT(reports, ::testing::MatchesRegex(
+                           "reports on host [^\n]* rank 1 \\(process [0-9]+\\) (was killed by "
+                           "signal 9|left with exit code 3|is gone)[^\n]*\n"))
+      << phase << ": " << all;
+}
+
+TEST(LayerTrainerProcessTest, ARankThatDiesInAnyPhaseEndsTheJobWithOneLine) {
+  const char* const launcher = std::getenv(kLauncher);
+  if (launcher == nullptr) GTEST_SKIP() << "no " << kLauncher;
+  std::array<char, 4096> self = {};
+  ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
+  const std::vector<std::string> phases = PhasesOfAStep(kProcesses);
+  EXPECT_GE(phases.size(), 6);
+  // Two jobs at once: most of the time launchers wait.
+  for (size_t i = 0; i < phases.size(); i += 2) {
+    std::vector<std::FILE*> jobs;
+    for (size_t job = i; job < std::min(i + 2, phases.size()); ++job) {
+      const std::string command = absl::StrCat(
+          "unset ", kLauncher, "; ", kDeath, "='", phases[job], "' ", launcher, " -n 3 '",
+          self.data(),
+          "' --gtest_filter=LayerTrainerProcessTest.* --gtest_also_run_disabled_tests 2>&1");
+      jobs.push_back(popen(command.c_str(), "r"));
+      ASSERT_NE(jobs.back(), nullptr);
+    }
+    for (size_t job = 0; job < jobs.size(); ++job) ExpectOneLine(phases[i + job], jobs[job]);
+  }
+}
+
+}  // namespace
+}  // namespace moe

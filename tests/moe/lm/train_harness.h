@@ -1,0 +1,108 @@
+// Training runs that tests compare.
+#ifndef MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
+#define MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moe/lm/trainer.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/layer_harness.h"
+
+namespace moe::lm::testing {
+
+// English-like text with structure at several lengths, so that there is something to learn.
+inline Corpus MakeCorpus() {
+  const std::string words[] = {"the ",   "expert ", "routes ", "a ",
+                               "token ", "home. ",  "gate ",   "\n"};
+  std::string text;
+  for (uint32_t i = 0, state = 1; text.size() < 40000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    text += words[(state >> 24) % 8];
+  }
+  Corpus corpus;
+  corpus.train.assign(text.begin(), text.begin() + 36000);
+  corpus.held_out.assign(text.begin() + 36000, text.end());
+  return corpus;
+}
+
+inline TrainConfig SmallConfig() {
+  TrainConfig config;
+  config.model = {.hidden_size = 16, .num_layers = 2, .num_attention_heads = 2, .init_std = 0.1};
+  config.model.moe.router = {.num_experts = 5, .top_k = 2, .aux_loss_coeff = 0.01f};
+  config.model.moe.ffn_hidden_size = 12;
+  config.numerics = Numerics::kLayoutInvariant;
+  config.sequence_length = 16;
+  config.micro_batch_size = 2;
+  config.micro_batches = 6;
+  config.steps = 10;
+  config.schedule = {.peak = 1e-2, .minimum = 1e-3, .warmup_steps = 2, .total_steps = 10};
+  config.eval_interval = 5;
+  config.eval_sequences = 7;  // an incomplete last micro-batch
+  return config;
+}
+
+// What two runs are compared by.
+struct Trace {
+  std::vector<float> loss, validation_loss;
+  std::vector<double> grad_norm, aux_loss, router_entropy, loss_scale, learning_rate;
+  std::vector<int64_t> skipped;  // steps
+  std::vector<std::vector<std::vector<int64_t>>> load;
+  uint64_t weights = 0;
+  absl::Status status;
+};
+
+inline Trace TrainIn(TrainConfig config, const ::moe::testing::Layout& layout,
+                     const Corpus& corpus) {
+  config.expert_parallel_size = layout.expert_parallel;
+  config.threads = layout.threads;
+  config.all_reduce = layout.all_reduce;
+  config.model.moe.overlap_degree = layout.overlap;
+  config.model.moe.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
+  Trace trace;
+  std::mutex mu;
+  ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+    const auto report =
+        Train(config, corpus, std::move(world), {.on_step = [&](const StepMetrics& m) {
+                trace.loss.push_back(m.loss);
+                if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
+                trace.grad_norm.push_back(m.grad_norm);
+                trace.loss_scale.push_back(m.loss_scale);
+                trace.learning_rate.push_back(m.learning_rate);
+                if (m.skipped) trace.skipped.push_back(m.step);
+                trace.aux_loss.push_back(m.aux_loss);
+                trace.router_entropy.push_back(m.router_entropy);
+                trace.load.push_back(m.expert_load);
+                return absl::OkStatus();
+              }});
+    const std::lock_guard<std::mutex> lock(mu);
+    // The root cause, not the echo of a peer that ended first.
+    if (trace.status.ok() || absl::IsAborted(trace.status)) trace.status = report.status();
+    if (report.ok()) trace.weights = report->weights_xxh3;
+    return absl::OkStatus();
+  });
+  return trace;
+}
+
+inline void ExpectSameTrace(const Trace& got, const Trace& expected) {
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  EXPECT_EQ(got.loss, expected.loss);  // float ==: no NaN, no -0 among losses
+  EXPECT_EQ(got.validation_loss, expected.validation_loss);
+  EXPECT_EQ(got.grad_norm, expected.grad_norm);
+  EXPECT_EQ(got.loss_scale, expected.loss_scale);
+  EXPECT_EQ(got.skipped, expected.skipped);
+  EXPECT_EQ(got.learning_rate, expected.learning_rate);
+  EXPECT_EQ(got.aux_loss, expected.aux_loss);
+  EXPECT_EQ(got.router_entropy, expected.router_entropy);
+  EXPECT_EQ(got.load, expected.load);
+  EXPECT_EQ(got.weights, expected.weights);
+}
+
+}  // namespace moe::lm::testing
+
+#endif  // MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_

@@ -1,0 +1,460 @@
+// Training: the loss falls, and the same bits come out of every layout.
+#include "moe/lm/trainer.h"
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/lm/step_totals.h"
+#include "tests/comm/forwarding_communicator.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/lm/train_harness.h"
+#include "tests/sanitizers.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::Layout;
+using testing::ExpectSameTrace;
+using testing::MakeCorpus;
+using testing::SmallConfig;
+using testing::Trace;
+using testing::TrainIn;
+
+constexpr auto kStaged = DispatchAlgorithm::kStaged;
+constexpr auto kDirect = DispatchAlgorithm::kDirect;
+constexpr auto kHierarchical = DispatchAlgorithm::kHierarchical;
+
+// Every EP that divides every rank count, and a pairwise cover of the other axes over them.
+const Layout kLayouts[] = {
+    {.ranks = 2, .expert_parallel = 1, .dispatch = kDirect, .overlap = 4},
+    {.ranks = 2, .expert_parallel = 2, .threads = 2},
+    {.ranks = 3, .expert_parallel = 1, .threads = 2},
+    {.ranks = 3, .expert_parallel = 3, .dispatch = kDirect, .overlap = 4},
+    {.ranks = 4, .expert_parallel = 1},
+    {.ranks = 4, .expert_parallel = 2, .dispatch = kHierarchical, .node_size = 2, .overlap = 4},
+    {.ranks = 4, .expert_parallel = 4, .dispatch = kHierarchical, .node_size = 2, .threads = 2},
+    {.ranks = 5, .expert_parallel = 1, .overlap = 4, .all_reduce = AllReduceAlgorithm::kDirect},
+    {.ranks = 5, .expert_parallel = 5, .dispatch = kDirect, .threads = 2},
+    {.ranks = 6, .expert_parallel = 1, .dispatch = kDirect},
+    {.ranks = 6, .expert_parallel = 2, .dispatch = kStaged, .overlap = 4, .threads = 2},
+    {.ranks = 6, .expert_parallel = 3, .dispatch = kHierarchical, .node_size = 3},
+    {.ranks = 6, .expert_parallel = 6, .dispatch = kHierarchical, .node_size = 2, .overlap = 4},
+    {.ranks = 8, .expert_parallel = 1, .dispatch = kHierarchical, .threads = 2},
+    {.ranks = 8,
+     .expert_parallel = 2,
+     .dispatch = kDirect,
+     .overlap = 4,
+     .threads = 2,
+     .all_reduce = AllReduceAlgorithm::kDirect},
+    {.ranks = 8, .expert_parallel = 4},
+    {.ranks = 8, .expert_parallel = 8, .dispatch = kHierarchical, .node_size = 4, .overlap = 4},
+};
+
+class TrainerLayoutTest : public ::testing::TestWithParam<Layout> {};
+
+// Six micro-batches: more than one a rank below six ranks, none for some at eight.
+TEST_P(TrainerLayoutTest, TenStepsHaveTheBitsOfOneRank) {
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(SmallConfig(), {}, *corpus));
+  ASSERT_EQ(one->loss.size(), 10u);
+  ExpectSameTrace(TrainIn(SmallConfig(), GetParam(), *corpus), *one);
+}
+
+// The same with what depends on groups of tokens: capacity, and bfloat16 storage.
+TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
+  TrainConfig config = SmallConfig();
+  config.steps = 3;
+  config.dtype = DType::kBFloat16;
+  config.model.moe.router.capacity_factor = 1.0;
+  config.model.moe.router.pad_to_capacity = true;
+  config.model.moe.router.token_group.tokens = 8;
+  config.model.moe.shared_expert_ffn_hidden_size = 8;
+  config.model.moe_layer_freq = 2;  // layer 0 is dense
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(config, {}, *corpus));
+  ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
+}
+
+// What a router learns from a whole step: the expert bias, shares for the balance loss.
+TEST_P(TrainerLayoutTest, CountsOfTheWholeStepHaveTheBitsOfOneRank) {
+  TrainConfig config = SmallConfig();
+  config.steps = 4;
+  RouterConfig& router = config.model.moe.router;
+  router.gate = "deepseek-v3";
+  router.num_zero_experts = 1;
+  router.num_groups = 3;
+  router.group_top_k = 2;
+  router.bias_update_rate = 0.05f;
+  router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(config, {}, *corpus));
+  ExpectSameTrace(TrainIn(config, GetParam(), *corpus), *one);
+}
+
+// Float16, with a loss scale that overflows at first: every layout skips the same steps.
+TrainConfig OverflowingConfig() {
+  TrainConfig config = SmallConfig();
+  config.dtype = DType::kFloat16;
+  config.loss_scale = {.initial = 0x1p23, .window = 3, .hysteresis = 1};
+  return config;
+}
+
+TEST_P(TrainerLayoutTest, Float16SkipsTheStepsOfOneRank) {
+  static const Corpus* const corpus = new Corpus(MakeCorpus());
+  static const Trace* const one = new Trace(TrainIn(OverflowingConfig(), {}, *corpus));
+  ASSERT_FALSE(one->skipped.empty());
+  ExpectSameTrace(TrainIn(OverflowingConfig(), GetParam(), *corpus), *one);
+}
+
+// Under sanitizers six of them, which have between them every exchange, overlap and pool.
+std::vector<Layout> LayoutsHere() {
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < std::size(kLayouts); ++i) {
+    if (!::moe::testing::kSanitized || i % 3 == 1) layouts.push_back(kLayouts[i]);
+  }
+  return layouts;
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(LayoutsHere()));
+
+// Random numbers are keyed by the global token, so neither jitter nor noise nor random second
+// choices know the layout.
+TEST(TrainerTest, EveryGateTrainsWithTheBitsOfOneRank) {
+  const Corpus corpus = MakeCorpus();
+  for (const std::string& gate : GateNames()) {
+    SCOPED_TRACE(gate);
+    TrainConfig config = SmallConfig();
+    config.steps = 3;
+    RouterConfig& router = config.model.moe.router;
+    router.gate = gate;
+    const GateDefinition& definition = *FindGate(gate);
+    if (definition.only_top_k != 0) router.top_k = definition.only_top_k;
+    if ((definition.options & kGateJitter) != 0) router.input_jitter = 0.2f;
+    router.random_second_expert = (definition.options & kGateRandomSecond) != 0;
+    const Trace one = TrainIn(config, {}, corpus);
+    EXPECT_LT(one.loss.back(), one.loss.front());
+    for (const Layout& layout : {kLayouts[5], kLayouts[3], kLayouts[14]}) {
+      if (::moe::testing::kSanitized && layout.ranks != 4) continue;
+      ExpectSameTrace(TrainIn(config, layout, corpus), one);
+    }
+  }
+}
+
+// Several rounds read one packed copy, and every step makes a new one.
+TEST(TrainerTest, PackedWeightsFollowTheirParameters) {
+  const Corpus corpus = MakeCorpus();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    TrainConfig config = SmallConfig();
+    config.dtype = dtype;
+    config.steps = 4;
+    config.model.moe.shared_expert_ffn_hidden_size = 8;
+    const Trace plain = TrainIn(config, {}, corpus);
+    config.model.moe.pack_weights = true;
+    for (const Layout& layout : {Layout{}, kLayouts[5], kLayouts[8]}) {
+      ExpectSameTrace(TrainIn(config, layout, corpus), plain);
+    }
+  }
+}
+
+TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = SmallConfig();
+  const Trace exact = TrainIn(config, {}, corpus);
+  config.numerics = Numerics::kFast;
+  const Layout layout = {.ranks = 4, .expert_parallel = 2, .overlap = 4};
+  const Trace fast = TrainIn(config, layout, corpus);
+  ExpectSameTrace(TrainIn(config, layout, corpus), fast);
+  // The first losses come from equal weights; later ones part slowly, as float32 sums do.
+  EXPECT_EQ(fast.loss[0], exact.loss[0]);
+  for (size_t i = 0; i < exact.loss.size(); ++i) {
+    EXPECT_NEAR(fast.loss[i], exact.loss[i], 1e-3 * exact.loss[i]) << i;
+  }
+}
+
+TEST(TrainerTest, LossFallsOnRealStructure) {
+  TrainConfig config = SmallConfig();
+  config.steps = 60;
+  config.schedule.total_steps = 60;
+  config.numerics = Numerics::kFast;
+  const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, MakeCorpus());
+  ASSERT_TRUE(trace.status.ok()) << trace.status;
+  EXPECT_NEAR(trace.loss.front(), std::log(256.0), 0.6);  // nothing known yet
+  EXPECT_LT(trace.loss.back(), 2.5);  // the text has 20 letters: ln 20 = 3.0 is chance among them
+}
+
+// An element of d_logits is up to scale / 32 tokens: from 2^21 on it is beyond 65504.
+TEST(TrainerTest, ALossScaleThatOverflowsIsHalvedAndTheWeightsStay) {
+  TrainConfig config = OverflowingConfig();
+  const Corpus corpus = MakeCorpus();
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    config.numerics = numerics;
+    const Trace trace = TrainIn(config, {.ranks = 4, .expert_parallel = 2}, corpus);
+    ASSERT_TRUE(trace.status.ok()) << trace.status;
+    ASSERT_GE(trace.skipped.size(), 2u);
+    EXPECT_EQ(trace.skipped[0], 1);
+    EXPECT_EQ(trace.skipped[1], 2);
+    EXPECT_EQ(trace.loss_scale[0], 0x1p23);
+    EXPECT_EQ(trace.loss_scale[1], 0x1p22);
+    EXPECT_EQ(trace.loss_scale[2], 0x1p21);
+    for (const int64_t step : trace.skipped) {
+      EXPECT_EQ(trace.grad_norm[step - 1], std::numeric_limits<double>::infinity());
+    }
+    EXPECT_LT(trace.loss.back(), trace.loss.front());
+    // The schedule counts steps that were taken, the current one included.
+    size_t skips = 0;
+    for (size_t i = 0; i < trace.loss.size(); ++i) {
+      EXPECT_EQ(trace.learning_rate[i], config.schedule.At(static_cast<int64_t>(i + 1 - skips)));
+      skips += trace.skipped.size() > skips && trace.skipped[skips] == static_cast<int64_t>(i + 1);
+    }
+  }
+}
+
+TEST(TrainerTest, ASkippedStepLeavesTheWeights) {
+  TrainConfig config = OverflowingConfig();
+  const Corpus corpus = MakeCorpus();
+  const auto after = [&](int64_t steps) {
+    config.steps = steps;
+    const Trace trace = TrainIn(config, {.ranks = 2}, corpus);
+    return std::pair(static_cast<int64_t>(trace.skipped.size()), trace.weights);
+  };
+  const auto one = after(1), two = after(2), ten = after(10);
+  EXPECT_EQ(one.first, 1);
+  EXPECT_EQ(two.first, 2);
+  EXPECT_LT(ten.first, 10);
+  EXPECT_EQ(one.second, two.second);
+  EXPECT_NE(two.second, ten.second);
+}
+
+// The scale divides out: of two runs that overflow nowhere only what underflowed differs.
+TEST(TrainerTest, Float16StaysNearFloat32AtAnyScale) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = SmallConfig();
+  const Trace exact = TrainIn(config, {}, corpus);
+  config.dtype = DType::kFloat16;
+  for (const double scale : {1024.0, 16384.0}) {
+    config.loss_scale.constant = scale;
+    const Trace half = TrainIn(config, {}, corpus);
+    ASSERT_TRUE(half.status.ok()) << half.status;
+    EXPECT_TRUE(half.skipped.empty());
+    // 11 bits of significand: a loss of about 5.5 nats is a difference of sums that each carry some
+    // ten roundings of 2^-11.
+    for (size_t i = 0; i < exact.loss.size(); ++i) {
+      EXPECT_NEAR(half.loss[i], exact.loss[i], 10 * 0x1p-11 * exact.loss[i]) << i;
+      EXPECT_NEAR(half.grad_norm[i], exact.grad_norm[i], 0.05 * exact.grad_norm[i]) << i;
+    }
+  }
+}
+
+TEST(TrainerTest, OverflowAtTheLeastLossScaleStopsEveryRank) {
+  TrainConfig config = OverflowingConfig();
+  config.loss_scale.minimum = config.loss_scale.initial;
+  const Trace trace = TrainIn(config, {.ranks = 3}, MakeCorpus());
+  EXPECT_EQ(trace.status.code(), absl::StatusCode::kDataLoss) << trace.status;
+  EXPECT_THAT(std::string(trace.status.message()),
+              ::testing::HasSubstr("the loss scale is at its minimum, 8388608"));
+}
+
+TEST(TrainerTest, DivergenceStopsEveryRankWithDataLoss) {
+  TrainConfig config = SmallConfig();
+  config.schedule = {.peak = 1e30, .warmup_steps = 0, .total_steps = 10};
+  for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
+    config.numerics = numerics;
+    const Trace trace = TrainIn(config, {.ranks = 2, .expert_parallel = 2}, MakeCorpus());
+    EXPECT_EQ(trace.status.code(), absl::StatusCode::kDataLoss) << trace.status;
+    EXPECT_THAT(std::string(trace.status.message()), ::testing::HasSubstr("finite"));
+  }
+}
+
+TEST(ValidateTrainConfigTest, NamesTheFlagAndTheNearestChoice) {
+  TrainConfig config = SmallConfig();
+  EXPECT_TRUE(ValidateTrainConfig(config, 4).ok());
+  config.expert_parallel_size = 4;
+  const absl::Status status = ValidateTrainConfig(config, 6);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "--ep is 4, expected a divisor of the 6 ranks: 1, 2, 3, 6");
+  config = SmallConfig();
+  config.micro_batches = 0;
+  EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
+  config = SmallConfig();
+  config.model.moe.router.top_k = 6;
+  EXPECT_FALSE(ValidateTrainConfig(config, 1).ok());
+}
+
+// Of ranks that train at once, each with its own settings.
+std::vector<absl::Status> StatusesOf(const std::vector<TrainConfig>& configs,
+                                     const TrainHooks& hooks) {
+  const Corpus corpus = MakeCorpus();
+  std::vector<absl::Status> statuses(configs.size());
+  ::moe::testing::RunLocalRanks(
+      static_cast<int>(configs.size()), [&](std::unique_ptr<Communicator> world) {
+        const int rank = world->rank();
+        statuses[rank] = Train(configs[rank], corpus, std::move(world), hooks).status();
+        return absl::OkStatus();
+      });
+  return statuses;
+}
+
+TEST(TrainerTest, RanksThatRecordDifferentThingsAreRefusedOnAll) {
+  const TrainConfig plain = SmallConfig();
+  TrainConfig records = plain, traces = plain, later = plain;
+  records.record_routing = true;
+  traces.trace_first_step = 1;
+  traces.trace_last_step = 4;
+  later.trace_first_step = 1;
+  later.trace_last_step = 5;
+  for (const auto& [configs, part] :
+       {std::pair(std::vector<TrainConfig>{plain, records}, "--record-routing"),
+        {{traces, plain, plain}, "--trace"},
+        {{traces, later}, "--profile-step-end"},
+        {{records, records}, "without an on_routing hook"},
+        {{traces}, "without a trace hook"}}) {
+    for (const absl::Status& status : StatusesOf(configs, {})) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(part));
+    }
+  }
+  later.trace_first_step = 6;
+  EXPECT_THAT(std::string(StatusesOf({later}, {})[0].message()),
+              ::testing::HasSubstr("traced steps are 6 to 5"));
+}
+
+TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
+  const TrainConfig plain = SmallConfig();
+  const auto expect = [&](const char* flag, const std::function<void(TrainConfig&)>& change) {
+    TrainConfig other = plain;
+    change(other);
+    for (const absl::Status& status : StatusesOf({plain, plain, other}, {})) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << flag << ": " << status;
+      EXPECT_THAT(
+          std::string(status.message()),
+          ::testing::HasSubstr(absl::StrCat("ranks 0 and 2 were given a different ", flag, ",")));
+    }
+  };
+  expect("--seed", [](TrainConfig& c) { c.seed += uint64_t{1} << 63; });
+  expect("--lr", [](TrainConfig& c) { c.schedule.peak = std::nextafter(c.schedule.peak, 1.0); });
+  expect("--dtype", [](TrainConfig& c) { c.dtype = DType::kBFloat16; });
+  expect("--numerics", [](TrainConfig& c) { c.numerics = Numerics::kFast; });
+  expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
+  expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
+  expect("--moe-expert-capacity-factor",
+         [](TrainConfig& c) { c.model.moe.router.capacity_factor = 1.0; });
+  expect("--weight-decay", [](TrainConfig& c) { c.optimizer.weight_decay = 0; });
+  expect("--clip-grad", [](TrainConfig& c) { c.optimizer.clip_grad = 0; });
+  expect("--adam-beta1", [](TrainConfig& c) { c.optimizer.beta1 = 0.8f; });
+  expect("--lr-warmup-steps", [](TrainConfig& c) { c.schedule.warmup_steps = 1; });
+  expect("--seq-length", [](TrainConfig& c) { c.sequence_length = 8; });
+  expect("--micro-batches", [](TrainConfig& c) { c.micro_batches = 5; });
+  expect("--eval-sequences", [](TrainConfig& c) { c.eval_sequences = 5; });
+  // Wrong on one rank alone: the others learn of it.
+  expect("--micro-batch-size", [](TrainConfig& c) { c.micro_batch_size = 0; });
+  expect("--expert-model-parallel-size", [](TrainConfig& c) { c.expert_parallel_size = 3; });
+}
+
+// Comparing the replicas changes nothing where they agree.
+TEST(TrainerTest, VerifyingReplicasKeepsTheBits) {
+  TrainConfig config = SmallConfig();
+  config.steps = 4;
+  const Corpus corpus = MakeCorpus();
+  const Layout layout = {.ranks = 4, .expert_parallel = 2};
+  const Trace plain = TrainIn(config, layout, corpus);
+  config.verify_replicas = 2;
+  ExpectSameTrace(TrainIn(config, layout, corpus), plain);
+}
+
+// Rank 1 reads twice the gradient norm in one step, so that clipping moves its weights otherwise.
+class SkewedNorm final : public ::moe::testing::ForwardingCommunicator {
+ public:
+  SkewedNorm(std::unique_ptr<Communicator> inner, bool skews)
+      : ForwardingCommunicator(std::move(inner)), skews_(skews) {}
+
+ private:
+  absl::Status Before(int64_t, Stream&) override { return absl::OkStatus(); }
+  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
+    return std::make_unique<SkewedNorm>(std::move(part), skews_);
+  }
+  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                           Stream& stream) override {
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllReduce(inout, count, type, op, stream));
+    if (!skews_ || phase().step != 3 || phase().name != absl::string_view("optimiser")) {
+      return absl::OkStatus();
+    }
+    return stream.Enqueue([=] {
+      for (int64_t i = 0; i < count; ++i) static_cast<double*>(inout)[i] *= 4;
+      return absl::OkStatus();
+    });
+  }
+
+  const bool skews_;
+};
+
+TEST(TrainerTest, WeightsThatPartAreFoundAtTheNextComparison) {
+  TrainConfig config = SmallConfig();
+  config.steps = 9;
+  config.verify_replicas = 2;
+  config.expert_parallel_size = 2;
+  config.optimizer.clip_grad = 1e-3;
+  const Corpus corpus = MakeCorpus();
+  int64_t seen = 0;
+  ::moe::testing::RunLocalRanks(4, [&](std::unique_ptr<Communicator> world) {
+    const bool first = world->rank() == 0, skews = world->rank() == 1;
+    const TrainHooks hooks = {.on_step = [&](const StepMetrics& m) {
+      seen = m.step;
+      return absl::OkStatus();
+    }};
+    const absl::Status status =
+        Train(config, corpus, std::make_unique<SkewedNorm>(std::move(world), skews),
+              first ? hooks : TrainHooks())
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("differs between ranks 0 and 1"));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(seen, 3);  // of step 4, no more is told
+}
+
+TEST(TrainerTest, RanksWithDifferentTextsAreRefusedOnAll) {
+  TrainConfig config = SmallConfig();
+  config.steps = 1;
+  ::moe::testing::RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) {
+    Corpus corpus = MakeCorpus();
+    if (world->rank() > 0) corpus.held_out.back() ^= 1;
+    const absl::Status status = Train(config, corpus, std::move(world), {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("ranks 0 and 1 were given a different text (--data)"));
+    return absl::OkStatus();
+  });
+}
+
+TEST(StepTotalsTest, CountsWhatItCannotAdd) {
+  StepTotals totals(0, 1);
+  const float rows[] = {1.5f, 0.25f};
+  totals.Add(rows, {});
+  EXPECT_EQ(totals.MeanLoss(), 0.875f);
+  const float bad[] = {std::numeric_limits<float>::quiet_NaN()};
+  totals.Add(bad, {});
+  EXPECT_EQ(totals.non_finite(), 1);
+}
+
+TEST(LoadMeasuresTest, HandMadeCounts) {
+  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 4, 4}, {8, 0, 4, 4}}, 4), 1.0);
+  EXPECT_EQ(DeadExperts({{4, 4, 4, 4}, {8, 0, 4, 0}}, 4), 2);
+  EXPECT_DOUBLE_EQ(MaxViolation({{0, 0}}, 2), 0.0);
+  // The last entry is an identity expert: neither overloaded nor dead.
+  EXPECT_DOUBLE_EQ(MaxViolation({{4, 4, 9}}, 2), 0.0);
+  EXPECT_EQ(DeadExperts({{4, 4, 0}}, 2), 0);
+}
+
+}  // namespace
+}  // namespace moe::lm

@@ -1,0 +1,118 @@
+#include <cmath>
+#include <functional>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/lm/transformer.h"
+#include "tests/moe/lm/transformer_harness.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::OneRank;
+using ::moe::testing::SmallConfig;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const Parameter* Find(const ParameterStore& store, const std::string& name) {
+  for (const auto& p : store.parameters()) {
+    if (p->spec().name == name) return p.get();
+  }
+  ADD_FAILURE() << "no parameter " << name;
+  return nullptr;
+}
+
+TEST(Transformer, ParametersHaveCanonicalNamesInForwardOrder) {
+  TransformerConfig config = SmallConfig();
+  config.moe.router.num_experts = 2;
+  const OneRank<float> rank(config);
+  std::vector<std::string> got;
+  for (const auto& p : rank.store.parameters()) {
+    got.push_back(absl::StrCat(p->spec().name, " ", p->spec().rows, "x", p->spec().cols));
+  }
+  EXPECT_THAT(got, ElementsAre("model.embed_tokens.weight 11x12",
+                               "model.layers.0.input_layernorm.weight 1x12",
+                               "model.layers.0.self_attn.qkv_proj.weight 36x12",
+                               "model.layers.0.self_attn.o_proj.weight 12x12",
+                               "model.layers.0.post_attention_layernorm.weight 1x12",
+                               "model.layers.0.mlp.gate_up_proj.weight 18x12",
+                               "model.layers.0.mlp.down_proj.weight 12x9",
+                               "model.layers.1.input_layernorm.weight 1x12",
+                               "model.layers.1.self_attn.qkv_proj.weight 36x12",
+                               "model.layers.1.self_attn.o_proj.weight 12x12",
+                               "model.layers.1.post_attention_layernorm.weight 1x12",
+                               "model.layers.1.mlp.gate.weight 2x12",
+                               "model.layers.1.mlp.experts.0.gate_up_proj.weight 14x12",
+                               "model.layers.1.mlp.experts.0.down_proj.weight 12x7",
+                               "model.layers.1.mlp.experts.1.gate_up_proj.weight 14x12",
+                               "model.layers.1.mlp.experts.1.down_proj.weight 12x7",
+                               "model.layers.1.mlp.shared_expert.gate_up_proj.weight 10x12",
+                               "model.layers.1.mlp.shared_expert.down_proj.weight 12x5",
+                               "model.norm.weight 1x12", "lm_head.weight 11x12"));
+  EXPECT_EQ(rank.model->moe_layers(), 1);
+  EXPECT_FALSE(Find(rank.store, "model.norm.weight")->spec().weight_decay);
+}
+
+TEST(Transformer, OutputProjectionsStartSmallerByTheSquareRootOfTwiceTheLayers) {
+  const OneRank<float> rank(SmallConfig());
+  const auto std_of = [&](const char* name) {
+    return Find(rank.store, name)->spec().init_std;
+  };
+  const double small = 0.4 / std::sqrt(4.0);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.0.self_attn.o_proj.weight"), small);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.0.mlp.down_proj.weight"), small);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.1.mlp.experts.4.down_proj.weight"), small);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.1.mlp.shared_expert.down_proj.weight"), small);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.1.mlp.gate.weight"), 0.4);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.1.mlp.experts.0.gate_up_proj.weight"), 0.4);
+  EXPECT_DOUBLE_EQ(std_of("model.layers.1.self_attn.qkv_proj.weight"), 0.4);
+  EXPECT_DOUBLE_EQ(std_of("model.embed_tokens.weight"), 0.4);
+  EXPECT_DOUBLE_EQ(std_of("lm_head.weight"), 0.4);
+}
+
+TEST(Transformer, DenseWidthDefaultsToThatOfTheChosenExperts) {
+  TransformerConfig config = SmallConfig();
+  config.dense_ffn_hidden_size = 0;
+  const OneRank<float> rank(config);
+  EXPECT_EQ(Find(rank.store, "model.layers.0.mlp.down_proj.weight")->spec().cols, 2 * 7);
+}
+
+TEST(Transformer, BadConfigurationsAreRefusedWithTheNearestValidChoice) {
+  const auto refused = [](const char* with, const std::function<void(TransformerConfig&)>& spoil) {
+    TransformerConfig config = SmallConfig();
+    spoil(config);
+    const absl::Status status = ValidateTransformerConfig(config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << with;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(with));
+  };
+  EXPECT_TRUE(ValidateTransformerConfig(SmallConfig()).ok());
+  refused("hidden_size is 14, expected an even multiple of the 2 attention heads, nearest 16",
+          [](auto& c) { c.hidden_size = 14; });
+  refused("hidden_size is 13, expected an even multiple of the 2 attention heads, nearest 12",
+          [](auto& c) { c.hidden_size = 13; });
+  refused("num_layers is 0, expected at least 1", [](auto& c) { c.num_layers = 0; });
+  refused("num_attention_heads is 0", [](auto& c) { c.num_attention_heads = 0; });
+  refused("vocab_size is 0", [](auto& c) { c.vocab_size = 0; });
+  refused("vocab_size is 2147483648, expected at most 2147483647",
+          [](auto& c) { c.vocab_size = int64_t{1} << 31; });
+  refused("moe_layer_freq is 3, expected at most num_layers 2",
+          [](auto& c) { c.moe_layer_freq = 3; });
+  refused("rotary_base is 0", [](auto& c) { c.rotary_base = 0; });
+  refused("norm_epsilon is nan", [](auto& c) { c.norm_epsilon = NAN; });
+  refused("init_std is -1", [](auto& c) { c.init_std = -1; });
+  refused("ffn_hidden_size is 0", [](auto& c) { c.moe.ffn_hidden_size = 0; });
+  refused("dense_ffn_hidden_size is -2", [](auto& c) { c.dense_ffn_hidden_size = -2; });
+  refused("top_k", [](auto& c) { c.moe.router.top_k = 6; });
+}
+
+TEST(Transformer, StoreOfTheOtherTypeIsRefused) {
+  const OneRank<float> rank(SmallConfig());
+  ParameterStore store(DType::kBFloat16, 1);
+  const auto created = Transformer<float>::Create(SmallConfig(), store, rank.session->context());
+  EXPECT_EQ(created.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moe::lm

@@ -1,0 +1,99 @@
+// Runs one optimiser step's rounds of the reference model in any layout of local ranks.
+#ifndef MOE_TESTS_MOE_LM_TRANSFORMER_HARNESS_H_
+#define MOE_TESTS_MOE_LM_TRANSFORMER_HARNESS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "comm/local/local_world.h"
+#include "moe/lm/transformer.h"
+#include "moe/session.h"
+#include "tests/moe/layer_harness.h"
+
+namespace moe::testing {
+
+// A dense layer, then a mixture with a shared expert; every size odd where it may be. Weights are
+// large, so that attention and routing are far from uniform.
+inline lm::TransformerConfig SmallConfig() {
+  lm::TransformerConfig config = {.vocab_size = 11,
+                                  .hidden_size = 12,
+                                  .num_layers = 2,
+                                  .num_attention_heads = 2,
+                                  .rotary_base = 100.0f,
+                                  .init_std = 0.4,
+                                  .moe_layer_freq = 2,
+                                  .dense_ffn_hidden_size = 9};
+  config.moe.router = {.gate = "mixtral",
+                       .num_experts = 5,
+                       .top_k = 2,
+                       .load_balancing = LoadBalancing::kAuxLoss,
+                       .aux_loss_coeff = 0.3f,
+                       .z_loss_coeff = 0.1f};
+  config.moe.ffn_hidden_size = 7;
+  config.moe.shared_expert_ffn_hidden_size = 5;
+  return config;
+}
+
+// One rank with a model of its own.
+template <typename T>
+class OneRank {
+ public:
+  explicit OneRank(const lm::TransformerConfig& config, uint64_t seed = 3)
+      : store(DTypeOf<T>::value, seed) {
+    session = *Session::Create({}, std::move(MakeLocalWorld({.ranks = 1}).front()));
+    auto created = lm::Transformer<T>::Create(config, store, session->context());
+    EXPECT_TRUE(created.ok()) << created.status();
+    model = *std::move(created);
+  }
+
+  std::unique_ptr<Session> session;
+  ParameterStore store;
+  std::unique_ptr<lm::Transformer<T>> model;
+};
+
+struct NamedTensor {
+  int64_t rows = 0, cols = 0;
+  std::vector<float> values;
+};
+
+// The work: micro-batches of whole sequences.
+struct ModelWork {
+  lm::TransformerConfig config;
+  std::vector<std::vector<int64_t>> micro_batches;  // sequence lengths of each
+  std::vector<int32_t> tokens, targets;             // of all micro-batches
+  float loss_scale = 1.0f;
+  // Masters are rounded to bfloat16, so that models of both types hold the same weights.
+  bool bfloat16_weights = false;
+
+  // Offsets of micro-batch b's tokens among all, [micro-batches + 1].
+  std::vector<int64_t> TokenOffsets() const;
+  // Offsets of its sequences, from 0.
+  std::vector<int64_t> SequenceOffsets(size_t micro_batch) const;
+};
+
+// Random tokens and targets.
+ModelWork MakeModelWork(const lm::TransformerConfig& config,
+                        std::vector<std::vector<int64_t>> micro_batches);
+
+// Everything the model computes, put together from all ranks.
+struct ModelResult {
+  std::vector<float> row_loss;  // of all tokens
+  std::map<std::string, NamedTensor> weights;
+  std::map<std::string, std::vector<float>> gradients;  // summed over micro-batches
+  std::vector<std::vector<std::string>> ready;          // [rank] names, in order, every round
+  double aux_loss = 0, z_loss = 0;                      // sums over micro-batches
+  std::vector<int64_t> workspace_allocations;           // of rank 0, after each round
+};
+
+// Initial norm weights are moved away from one: otherwise no test would see them.
+template <typename T>
+ModelResult RunModel(const ModelWork& work, const Layout& layout, Numerics numerics);
+
+}  // namespace moe::testing
+
+#endif  // MOE_TESTS_MOE_LM_TRANSFORMER_HARNESS_H_

@@ -1,0 +1,187 @@
+// The reference model over several ranks: same bits as on one.
+#include <algorithm>
+#include <cstring>
+
+#include <absl/strings/str_cat.h>
+#include <absl/synchronization/notification.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/lm/transformer.h"
+#include "moe/session.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/lm/transformer_harness.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::Layout;
+using ::moe::testing::MakeModelWork;
+using ::moe::testing::ModelResult;
+using ::moe::testing::ModelWork;
+using ::moe::testing::OneRank;
+using ::moe::testing::RunLocalRanks;
+using ::moe::testing::RunModel;
+using ::testing::HasSubstr;
+
+TransformerConfig LayoutConfig() {
+  TransformerConfig config = {.vocab_size = 11,
+                              .hidden_size = 12,
+                              .num_layers = 3,
+                              .num_attention_heads = 3,
+                              .init_std = 0.3,
+                              .moe_layer_freq = 2};
+  config.moe.router = {.num_experts = 5, .top_k = 2, .aux_loss_coeff = 0.1f, .z_loss_coeff = 0.1f};
+  config.moe.ffn_hidden_size = 7;
+  config.moe.shared_expert_ffn_hidden_size = 4;
+  return config;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void ExpectSameBits(const ModelResult& got, const ModelResult& expected) {
+  EXPECT_TRUE(SameBits(got.row_loss, expected.row_loss)) << "row_loss";
+  ASSERT_EQ(got.gradients.size(), expected.gradients.size());
+  for (const auto& [name, gradient] : expected.gradients) {
+    ASSERT_TRUE(got.gradients.contains(name)) << name;
+    EXPECT_TRUE(SameBits(got.gradients.at(name), gradient)) << name;
+  }
+}
+
+class TransformerLayouts : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(TransformerLayouts, LossAndGradientsHaveTheBitsOfOneRank) {
+  // Five micro-batches: no tested number of ranks above one divides them, so that some ranks pass
+  // rounds without tokens.
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}, {7}, {2, 5}});
+  const ModelResult one = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
+  const ModelResult got = RunModel<float>(work, GetParam(), Numerics::kLayoutInvariant);
+  ExpectSameBits(got, one);
+}
+
+TEST_P(TransformerLayouts, BFloat16LossAndGradientsHaveTheBitsOfOneRank) {
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}});
+  const ModelResult one = RunModel<BFloat16>(work, {}, Numerics::kLayoutInvariant);
+  const ModelResult got = RunModel<BFloat16>(work, GetParam(), Numerics::kLayoutInvariant);
+  ExpectSameBits(got, one);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, TransformerLayouts,
+    ::testing::Values(Layout{.ranks = 2, .expert_parallel = 1},
+                      Layout{.ranks = 2, .expert_parallel = 2},
+                      Layout{.ranks = 3, .expert_parallel = 3},
+                      Layout{.ranks = 4, .expert_parallel = 2},
+                      Layout{.ranks = 7, .expert_parallel = 7},
+                      Layout{.ranks = 2, .expert_parallel = 2, .overlap = 2, .threads = 2},
+                      Layout{.ranks = 3,
+                             .expert_parallel = 3,
+                             .dispatch = DispatchAlgorithm::kDirect,
+                             .overlap = 2}));
+
+// Names of parameters that every rank has.
+std::vector<std::string> Replicated(std::vector<std::string> names) {
+  names.erase(std::remove_if(names.begin(), names.end(),
+                             [](const std::string& name) {
+                               return name.find(".experts.") != std::string::npos;
+                             }),
+              names.end());
+  return names;
+}
+
+TEST(Transformer, EveryParameterIsReadyOncePerRoundInTheSameOrderOnAllRanks) {
+  // One micro-batch on two ranks: rank 0's range is empty.
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}});
+  const ModelResult got =
+      RunModel<float>(work, {.ranks = 2, .expert_parallel = 2}, Numerics::kFast);
+  EXPECT_EQ(Replicated(got.ready[0]), Replicated(got.ready[1]));
+
+  std::vector<std::string> all = Replicated(got.ready[0]);
+  for (const auto& order : got.ready) {
+    std::copy_if(order.begin(), order.end(), std::back_inserter(all), [](const std::string& name) {
+      return name.find(".experts.") != std::string::npos;
+    });
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<std::string> expected;
+  for (const auto& [name, tensor] : got.weights) expected.push_back(name);
+  EXPECT_EQ(all, expected);
+
+  EXPECT_EQ(got.ready[0].front(), "lm_head.weight");
+  EXPECT_EQ(got.ready[0][1], "model.norm.weight");
+  EXPECT_EQ(got.ready[0].back(), "model.embed_tokens.weight");
+}
+
+TEST(Transformer, RankWithoutTokensStillServesItsExperts) {
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}});
+  const ModelResult one = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
+  const ModelResult two =
+      RunModel<float>(work, {.ranks = 2, .expert_parallel = 2}, Numerics::kLayoutInvariant);
+  ExpectSameBits(two, one);
+  ASSERT_FALSE(HasFailure());
+  // Rank 0 has no tokens and holds experts 0 to 2: their gradients come from rank 1's tokens.
+  bool served = false;
+  for (int e = 0; e < 3; ++e) {
+    for (const float g :
+         two.gradients.at(absl::StrCat("model.layers.1.mlp.experts.", e, ".down_proj.weight"))) {
+      served = served || g != 0;
+    }
+  }
+  EXPECT_TRUE(served);
+}
+
+TEST(Transformer, LostPeerIsReportedWithLayerAndStep) {
+  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}});
+  absl::Status status;
+  absl::Notification called;
+  RunLocalRanks(
+      2,
+      [&](std::unique_ptr<Communicator> world) -> absl::Status {
+        const bool present = world->rank() == 0;
+        MOE_ASSIGN_OR_RETURN(const auto session,
+                             Session::Create({.expert_parallel_size = 2}, std::move(world)));
+        ParameterStore store(DType::kFloat32, 3);
+        MOE_ASSIGN_OR_RETURN(const auto model,
+                             Transformer<float>::Create(work.config, store, session->context()));
+        if (!present) {
+          // Stays alive, but never calls.
+          called.WaitForNotificationWithTimeout(absl::Seconds(10));
+          return absl::OkStatus();
+        }
+        std::vector<float> loss(work.tokens.size());
+        const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+        status =
+            model->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets, .step = 120},
+                            absl::MakeSpan(loss), nullptr);
+        called.Notify();
+        return absl::OkStatus();
+      },
+      absl::Seconds(1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  // Layer 0 is dense: the first exchange is layer 1's.
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1, step 120"));
+}
+
+TEST(Transformer, ExchangeBytesAndDenseTimeAreCounted) {
+  TransformerConfig config = LayoutConfig();
+  config.moe_layer_freq = 1;
+  OneRank<float> rank(config);
+  const ModelWork work = MakeModelWork(config, {{5, 3}});
+  std::vector<float> loss(work.tokens.size());
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+  ASSERT_TRUE(rank.model
+                  ->Evaluate(work.tokens, work.targets, {.sequence_offsets = offsets},
+                             absl::MakeSpan(loss), nullptr)
+                  .ok());
+  // Three layers; a rank alone gathers a token's row once per expert and gets it back so: 16 rows
+  // each way, of 12 floats.
+  EXPECT_EQ(rank.model->exchange_bytes().self, 3 * (16 + 16) * 12 * 4);
+  EXPECT_EQ(rank.model->exchange_bytes().same_node + rank.model->exchange_bytes().cross_node, 0);
+  EXPECT_GT(rank.session->context().clock->seconds(Phase::kDense), 0);
+}
+
+}  // namespace
+}  // namespace moe::lm

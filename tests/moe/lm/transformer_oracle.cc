@@ -1,0 +1,267 @@
+#include "tests/moe/lm/transformer_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <absl/strings/str_cat.h>
+
+#include "tests/gating/routing_oracle.h"
+#include "tests/gating/routing_spec.h"
+
+namespace moe::testing {
+
+double OracleLoss::total() const {
+  return std::accumulate(rows.begin(), rows.end(), 0.0) / static_cast<double>(rows.size()) +
+         aux_loss + z_loss;
+}
+
+class TransformerOracle::Pass {
+ public:
+  Pass(const TransformerOracle& model, const OracleBatch& batch, const OracleNoise& noise)
+      : config_(model.config_),
+        weights_(model.weights_),
+        batch_(batch),
+        noise_(noise),
+        random_(noise.seed) {}
+
+  OracleLoss Run();
+
+ private:
+  double Noisy(double value, double unit) {
+    if (unit == 0) return value;
+    return value * (1 + unit * std::uniform_real_distribution<double>(-1, 1)(random_));
+  }
+  double Narrow(double value) { return Noisy(value, noise_.narrow); }
+  double Wide(double value) { return Noisy(value, noise_.wide); }
+
+  const Weight& At(const std::string& name) const { return weights_.at(name); }
+  // x W^T without the rounding of its result.
+  Matrix Times(const Matrix& x, const std::string& name) const;
+  Matrix Stored(Matrix x);
+  Matrix Normalised(const Matrix& x, const std::string& name);
+  void Rotate(Matrix& x);
+  Matrix Attention(const Matrix& x, const std::string& prefix);
+  Matrix Network(const Matrix& x, const std::string& prefix);
+  Matrix Mixture(const Matrix& x, const std::string& prefix);
+  void Add(Matrix& x, const Matrix& y);
+
+  const lm::TransformerConfig& config_;
+  const std::map<std::string, Weight>& weights_;
+  const OracleBatch& batch_;
+  const OracleNoise noise_;
+  std::mt19937_64 random_;
+  OracleLoss loss_;
+};
+
+TransformerOracle::Matrix TransformerOracle::Pass::Times(const Matrix& x,
+                                                         const std::string& name) const {
+  const Weight& w = At(name);
+  Matrix y(x.size(), std::vector<double>(w.rows, 0.0));
+  for (size_t t = 0; t < x.size(); ++t) {
+    for (int64_t o = 0; o < w.rows; ++o) {
+      for (int64_t k = 0; k < w.cols; ++k) y[t][o] += x[t][k] * w.values[o * w.cols + k];
+    }
+  }
+  return y;
+}
+
+TransformerOracle::Matrix TransformerOracle::Pass::Stored(Matrix x) {
+  for (auto& row : x) {
+    for (double& v : row) v = Narrow(v);
+  }
+  return x;
+}
+
+TransformerOracle::Matrix TransformerOracle::Pass::Normalised(const Matrix& x,
+                                                              const std::string& name) {
+  const Weight& w = At(name);
+  Matrix y = x;
+  for (auto& row : y) {
+    double squares = 0;
+    for (const double v : row) squares += v * v;
+    const double rstd =
+        1 / std::sqrt(Wide(squares / static_cast<double>(row.size())) + config_.norm_epsilon);
+    for (size_t h = 0; h < row.size(); ++h) row[h] = Narrow(row[h] * rstd * w.values[h]);
+  }
+  return y;
+}
+
+// Turns q and k of [q | k | v] by position.
+void TransformerOracle::Pass::Rotate(Matrix& x) {
+  const int64_t width = config_.hidden_size / config_.num_attention_heads;
+  for (size_t s = 0; s + 1 < batch_.sequence_offsets.size(); ++s) {
+    for (int64_t t = batch_.sequence_offsets[s]; t < batch_.sequence_offsets[s + 1]; ++t) {
+      const auto position = static_cast<double>(t - batch_.sequence_offsets[s]);
+      for (int64_t head = 0; head < int64_t{2} * config_.num_attention_heads; ++head) {
+        for (int64_t d = 0; d < width / 2; ++d) {
+          const double angle =
+              position * std::pow(static_cast<double>(config_.rotary_base),
+                                  -2.0 * static_cast<double>(d) / static_cast<double>(width));
+          double& a = x[t][head * width + d];
+          double& b = x[t][head * width + d + width / 2];
+          const double turned = a * std::cos(angle) - b * std::sin(angle);
+          b = Narrow(b * std::cos(angle) + a * std::sin(angle));
+          a = Narrow(turned);
+        }
+      }
+    }
+  }
+}
+
+TransformerOracle::Matrix TransformerOracle::Pass::Attention(const Matrix& x,
+                                                             const std::string& prefix) {
+  const int64_t hidden = config_.hidden_size;
+  const int64_t width = hidden / config_.num_attention_heads;
+  Matrix qkv = Stored(Times(x, prefix + "qkv_proj.weight"));
+  Rotate(qkv);
+  Matrix out(x.size(), std::vector<double>(hidden, 0.0));
+  for (size_t s = 0; s + 1 < batch_.sequence_offsets.size(); ++s) {
+    const int64_t begin = batch_.sequence_offsets[s];
+    for (int64_t t = begin; t < batch_.sequence_offsets[s + 1]; ++t) {
+      for (int64_t head = 0; head < config_.num_attention_heads; ++head) {
+        std::vector<double> score;
+        for (int64_t u = begin; u <= t; ++u) {
+          double dot = 0;
+          for (int64_t d = head * width; d < (head + 1) * width; ++d) {
+            dot += qkv[t][d] * qkv[u][hidden + d];
+          }
+          score.push_back(std::exp(Wide(dot / std::sqrt(static_cast<double>(width)))));
+        }
+        const double sum = Wide(std::accumulate(score.begin(), score.end(), 0.0));
+        for (int64_t d = head * width; d < (head + 1) * width; ++d) {
+          for (int64_t u = begin; u <= t; ++u) {
+            out[t][d] += score[u - begin] / sum * qkv[u][2 * hidden + d];
+          }
+          out[t][d] = Narrow(out[t][d]);
+        }
+      }
+    }
+  }
+  return Stored(Times(out, prefix + "o_proj.weight"));
+}
+
+// SwiGLU: silu(gate) * up.
+TransformerOracle::Matrix TransformerOracle::Pass::Network(const Matrix& x,
+                                                           const std::string& prefix) {
+  const Matrix both = Stored(Times(x, prefix + "gate_up_proj.weight"));
+  const int64_t width = At(prefix + "gate_up_proj.weight").rows / 2;
+  Matrix hidden(x.size(), std::vector<double>(width));
+  for (size_t t = 0; t < x.size(); ++t) {
+    for (int64_t f = 0; f < width; ++f) {
+      const double gate = both[t][f];
+      hidden[t][f] = Narrow(gate / (1 + std::exp(-gate)) * both[t][width + f]);
+    }
+  }
+  return Stored(Times(hidden, prefix + "down_proj.weight"));
+}
+
+TransformerOracle::Matrix TransformerOracle::Pass::Mixture(const Matrix& x,
+                                                           const std::string& prefix) {
+  const RouterConfig& router = config_.moe.router;
+  const oracle::RoutingSpec spec = SpecOf(router);
+  Matrix logits = Times(x, prefix + "gate.weight");
+  for (auto& row : logits) {
+    for (double& v : row) v = Wide(v);
+  }
+  const oracle::RoutingInput input = {
+      .logits = logits,
+      .sequence_offsets = batch_.sequence_offsets,
+      .micro_batch_offsets = {0, static_cast<int64_t>(x.size())},
+  };
+  const oracle::RoutingResult routing = oracle::Route(spec, input);
+  loss_.aux_loss += routing.aux_loss;
+  loss_.z_loss += routing.z_loss;
+  // With every expert chosen there is no decision to flip.
+  if (router.top_k < router.num_experts) {
+    loss_.margin = std::min(loss_.margin, oracle::DecisionMargin(spec, input));
+  }
+  std::vector<Matrix> of_expert;
+  for (int e = 0; e < router.num_experts; ++e) {
+    of_expert.push_back(Network(x, absl::StrCat(prefix, "experts.", e, ".")));
+  }
+  Matrix y(x.size(), std::vector<double>(config_.hidden_size, 0.0));
+  for (size_t t = 0; t < x.size(); ++t) {
+    const oracle::TokenRouting& token = routing.token[t];
+    for (size_t j = 0; j < token.expert.size(); ++j) {
+      for (int64_t h = 0; h < config_.hidden_size; ++h) {
+        y[t][h] += Wide(token.weight[j]) * of_expert[token.expert[j]][t][h];
+      }
+    }
+  }
+  y = Stored(std::move(y));
+  if (config_.moe.shared_expert_ffn_hidden_size > 0) Add(y, Network(x, prefix + "shared_expert."));
+  return y;
+}
+
+void TransformerOracle::Pass::Add(Matrix& x, const Matrix& y) {
+  for (size_t t = 0; t < x.size(); ++t) {
+    for (size_t h = 0; h < x[t].size(); ++h) x[t][h] = Narrow(x[t][h] + y[t][h]);
+  }
+}
+
+OracleLoss TransformerOracle::Pass::Run() {
+  const Weight& table = At("model.embed_tokens.weight");
+  Matrix x;
+  for (const int32_t token : batch_.tokens) {
+    const auto row = table.values.begin() + token * table.cols;
+    x.emplace_back(row, row + table.cols);
+  }
+  for (int l = 0; l < config_.num_layers; ++l) {
+    const std::string prefix = absl::StrCat("model.layers.", l, ".");
+    Add(x, Attention(Normalised(x, prefix + "input_layernorm.weight"), prefix + "self_attn."));
+    const Matrix normed = Normalised(x, prefix + "post_attention_layernorm.weight");
+    const bool mixture = l % config_.moe_layer_freq == config_.moe_layer_freq - 1;
+    Add(x, mixture ? Mixture(normed, prefix + "mlp.") : Network(normed, prefix + "mlp."));
+  }
+  const Matrix logits = Times(Normalised(x, "model.norm.weight"), "lm_head.weight");
+  for (size_t t = 0; t < logits.size(); ++t) {
+    double sum = 0;
+    for (const double v : logits[t]) sum += std::exp(Wide(v));
+    loss_.rows.push_back(Wide(std::log(Wide(sum))) - Wide(logits[t][batch_.targets[t]]));
+  }
+  return loss_;
+}
+
+TransformerOracle::TransformerOracle(const lm::TransformerConfig& config,
+                                     const std::map<std::string, NamedTensor>& weights)
+    : config_(config) {
+  for (const auto& [name, tensor] : weights) {
+    weights_[name] = {tensor.rows, tensor.cols, {tensor.values.begin(), tensor.values.end()}};
+  }
+}
+
+OracleLoss TransformerOracle::Loss(const OracleBatch& batch, const OracleNoise& noise) const {
+  return Pass(*this, batch, noise).Run();
+}
+
+double TransformerOracle::Derivative(const OracleBatch& batch, const std::string& name,
+                                     int64_t element) {
+  // float64 losses near 1 carry errors near 1e-16: over 2e-5 that is 1e-11; the third derivative
+  // contributes step^2, 1e-10.
+  constexpr double kStep = 1e-5;
+  double& weight = weights_.at(name).values[element];
+  const double kept = weight;
+  weight = kept + kStep;
+  const double above = Loss(batch).total();
+  weight = kept - kStep;
+  const double below = Loss(batch).total();
+  weight = kept;
+  return (above - below) / (2 * kStep);
+}
+
+double TransformerOracle::LossDeviation(const OracleBatch& batch, OracleNoise noise,
+                                        int draws) const {
+  const OracleLoss exact = Loss(batch);
+  double most = 0;
+  for (int draw = 0; draw < draws; ++draw) {
+    ++noise.seed;
+    const OracleLoss noisy = Loss(batch, noise);
+    for (size_t t = 0; t < exact.rows.size(); ++t) {
+      most = std::max(most, std::abs(noisy.rows[t] - exact.rows[t]));
+    }
+  }
+  return most;
+}
+
+}  // namespace moe::testing

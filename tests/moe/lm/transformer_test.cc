@@ -1,0 +1,241 @@
+#include "moe/lm/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/rng.h"
+#include "tests/moe/lm/transformer_harness.h"
+#include "tests/moe/lm/transformer_oracle.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::MakeModelWork;
+using ::moe::testing::ModelResult;
+using ::moe::testing::ModelWork;
+using ::moe::testing::OneRank;
+using ::moe::testing::OracleBatch;
+using ::moe::testing::OracleLoss;
+using ::moe::testing::RunModel;
+using ::moe::testing::SmallConfig;
+using ::moe::testing::TransformerOracle;
+using ::testing::HasSubstr;
+
+// Relative error of a float32 sum of K terms whose roundings are independent, sqrt(K) of 2^-24
+// (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), for the
+// longest sum of any product in a model: over the vocabulary, the q, k and v rows, or tokens.
+double SumError(const TransformerConfig& config, size_t tokens) {
+  const auto longest =
+      std::max<int64_t>({config.vocab_size, 3 * config.hidden_size, static_cast<int64_t>(tokens)});
+  return std::sqrt(static_cast<double>(longest)) * 0x1p-24;
+}
+
+OracleBatch OneBatch(const ModelWork& work) {
+  return {
+      .tokens = work.tokens, .targets = work.targets, .sequence_offsets = work.SequenceOffsets(0)};
+}
+
+TEST(Transformer, RowLossEqualsOracle) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8}});
+  const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
+  const TransformerOracle oracle(work.config, got.weights);
+  const OracleLoss expected = oracle.Loss(OneBatch(work));
+  ASSERT_GT(expected.margin, 1e-4) << "a routing decision is too close to a tie for float32";
+
+  // Every stored float32 carries the error of the sum it came from. Four times the most that such
+  // errors, drawn at random, move the oracle's own loss: sums that cancel carry more than theirs.
+  const double unit = SumError(work.config, work.tokens.size());
+  const double bound = 4 * oracle.LossDeviation(OneBatch(work), {.narrow = unit, .wide = unit}, 8);
+  EXPECT_LT(bound, 1e-4);
+  ASSERT_EQ(got.row_loss.size(), expected.rows.size());
+  for (size_t t = 0; t < expected.rows.size(); ++t) {
+    EXPECT_NEAR(got.row_loss[t], expected.rows[t], bound) << "token " << t;
+  }
+  EXPECT_NEAR(got.aux_loss, expected.aux_loss, bound);
+  EXPECT_NEAR(got.z_loss, expected.z_loss, bound);
+}
+
+// Elements of a tensor to look at: all of a small one, else a sample that covers it evenly.
+std::vector<int64_t> SampleOf(int64_t size) {
+  constexpr int64_t kSamples = 16;
+  std::vector<int64_t> sample;
+  for (int64_t i = 0; i < std::min(size, kSamples); ++i) {
+    sample.push_back(size <= kSamples ? i : (size * i + size / 2) / kSamples);
+  }
+  return sample;
+}
+
+TEST(Transformer, GradientsEqualFiniteDifferencesOfTheOracle) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8}});
+  const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
+  TransformerOracle oracle(work.config, got.weights);
+  ASSERT_GT(oracle.Loss(OneBatch(work)).margin, 1e-4);
+
+  // About 14 float32 operations a layer and direction lie between a weight and its gradient, each
+  // with the error of a sum, relative to the largest gradient of the tensor; and the error of
+  // the differences themselves.
+  const double operations = 2 * 14 * work.config.num_layers;
+  const double relative = operations * SumError(work.config, work.tokens.size());
+  for (const auto& [name, gradient] : got.gradients) {
+    SCOPED_TRACE(name);
+    const float largest =
+        std::abs(*std::max_element(gradient.begin(), gradient.end(),
+                                   [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    EXPECT_GT(largest, 0);
+    for (const int64_t i : SampleOf(static_cast<int64_t>(gradient.size()))) {
+      EXPECT_NEAR(gradient[i], oracle.Derivative(OneBatch(work), name, i),
+                  relative * largest + 1e-8)
+          << "element " << i;
+    }
+  }
+}
+
+TEST(Transformer, LossScaleMultipliesEveryGradient) {
+  ModelWork work = MakeModelWork(SmallConfig(), {{5, 8}});
+  const ModelResult one = RunModel<float>(work, {}, Numerics::kFast);
+  work.loss_scale = 64;
+  const ModelResult scaled = RunModel<float>(work, {}, Numerics::kFast);
+  for (const auto& [name, gradient] : one.gradients) {
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      // Exact: a power of two scales every product and sum on the way.
+      ASSERT_EQ(scaled.gradients.at(name)[i], 64 * gradient[i]) << name << "[" << i << "]";
+    }
+  }
+}
+
+// Every expert is chosen: no decision can flip between the two types.
+TransformerConfig AllExpertsConfig() {
+  TransformerConfig config = SmallConfig();
+  config.moe.router.num_experts = 3;
+  config.moe.router.top_k = 3;
+  return config;
+}
+
+TEST(Transformer, BFloat16RowLossStaysWithinItsRoundings) {
+  ModelWork work = MakeModelWork(AllExpertsConfig(), {{5, 1, 8}});
+  work.bfloat16_weights = true;
+  const ModelResult got = RunModel<BFloat16>(work, {}, Numerics::kFast);
+  const TransformerOracle oracle(work.config, got.weights);
+  const OracleLoss expected = oracle.Loss(OneBatch(work));
+  // Half a unit in the last of 8 bits per stored activation; float32 elsewhere.
+  const double bound =
+      4 *
+      oracle.LossDeviation(
+          OneBatch(work), {.narrow = 0x1p-9, .wide = SumError(work.config, work.tokens.size())}, 8);
+  EXPECT_LT(bound, 0.5);
+  for (size_t t = 0; t < expected.rows.size(); ++t) {
+    EXPECT_NEAR(got.row_loss[t], expected.rows[t], bound) << "token " << t;
+  }
+}
+
+TEST(Transformer, BFloat16GradientsStayNearThoseOfFloat) {
+  ModelWork work = MakeModelWork(AllExpertsConfig(), {{5, 1, 8}});
+  work.bfloat16_weights = true;
+  const ModelResult narrow = RunModel<BFloat16>(work, {}, Numerics::kFast);
+  const ModelResult wide = RunModel<float>(work, {}, Numerics::kFast);
+  // About 12 roundings of 2^-9 a layer and direction, at worst all the same way.
+  const double bound = 2 * 12 * work.config.num_layers * 0x1p-9;
+  for (const auto& [name, expected] : wide.gradients) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      error += std::pow(double{narrow.gradients.at(name)[i]} - double{expected[i]}, 2);
+      size += std::pow(double{expected[i]}, 2);
+    }
+    EXPECT_LE(std::sqrt(error / size), bound) << name;
+  }
+}
+
+template <typename T>
+std::vector<float> Evaluate(OneRank<T>& rank, absl::Span<const int32_t> tokens,
+                            absl::Span<const int32_t> targets,
+                            const std::vector<int64_t>& sequence_offsets) {
+  std::vector<float> loss(tokens.size(), -1.0f);
+  const absl::Status status = rank.model->Evaluate(
+      tokens, targets, {.sequence_offsets = sequence_offsets, .mode = Mode::kEvaluation},
+      absl::MakeSpan(loss), nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+  return loss;
+}
+
+template <typename T>
+class TransformerTyped : public ::testing::Test {};
+using StorageTypes = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(TransformerTyped, StorageTypes);
+
+TYPED_TEST(TransformerTyped, RowLossOfASequenceDependsOnItAlone) {
+  OneRank<TypeParam> rank(SmallConfig());
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8, 3}});
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+  const std::vector<float> packed = Evaluate(rank, work.tokens, work.targets, offsets);
+  for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+    const int64_t length = offsets[s + 1] - offsets[s];
+    const std::vector<float> alone =
+        Evaluate(rank, absl::MakeSpan(work.tokens).subspan(offsets[s], length),
+                 absl::MakeSpan(work.targets).subspan(offsets[s], length), {0, length});
+    EXPECT_EQ(std::memcmp(alone.data(), packed.data() + offsets[s], length * sizeof(float)), 0)
+        << "sequence " << s;
+  }
+}
+
+TYPED_TEST(TransformerTyped, EvaluateGivesTheBitsOfTraining) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 8}});
+  OneRank<TypeParam> rank(SmallConfig());
+  const std::vector<float> evaluated =
+      Evaluate(rank, work.tokens, work.targets, work.SequenceOffsets(0));
+  std::vector<std::vector<float>> gradients;
+  for (const auto& p : rank.store.parameters()) {
+    p->set_grad(GradAccumulator(absl::MakeSpan(gradients.emplace_back(p->size()))));
+  }
+  std::vector<float> trained(work.tokens.size());
+  const std::vector<int64_t> offsets = work.SequenceOffsets(0);
+  ASSERT_TRUE(rank.model
+                  ->ForwardBackward(work.tokens, work.targets, {.sequence_offsets = offsets}, 1.0f,
+                                    absl::MakeSpan(trained), nullptr,
+                                    [](Parameter&) { return absl::OkStatus(); })
+                  .ok());
+  EXPECT_EQ(std::memcmp(evaluated.data(), trained.data(), trained.size() * sizeof(float)), 0);
+}
+
+TEST(Transformer, WorkspaceGrowsInTheFirstRoundOnly) {
+  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 8}, {5, 8}, {5, 8}, {5, 8}});
+  const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
+  // The first round grows it piece by piece; the second joins the pieces at most.
+  ASSERT_EQ(got.workspace_allocations.size(), 4u);
+  EXPECT_EQ(got.workspace_allocations[2], got.workspace_allocations[1]);
+  EXPECT_EQ(got.workspace_allocations[3], got.workspace_allocations[1]);
+}
+
+TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
+  OneRank<float> rank(SmallConfig());
+  const std::vector<int32_t> tokens = {1, 2, 10}, outside = {1, 11, 2}, negative = {-1, 0, 0};
+  const std::vector<int64_t> good = {0, 3}, gap = {0, 2}, backwards = {0, 3, 1, 3}, two = {0, 1, 3};
+  std::vector<float> loss(3);
+  const auto evaluate = [&](absl::Span<const int32_t> in, absl::Span<const int32_t> out,
+                            absl::Span<const int64_t> sequences, size_t losses) {
+    return rank.model->Evaluate(in, out, {.sequence_offsets = sequences},
+                                absl::MakeSpan(loss).subspan(0, losses), nullptr);
+  };
+  const auto refused = [](const absl::Status& status, const char* with) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(with));
+  };
+  EXPECT_TRUE(evaluate(tokens, tokens, good, 3).ok());
+  refused(evaluate(outside, tokens, good, 3), "tokens[1] is 11, expected 0 to 10");
+  refused(evaluate(tokens, negative, good, 3), "targets[0] is -1, expected 0 to 10");
+  refused(evaluate(tokens, absl::MakeSpan(tokens).subspan(1), good, 3), "targets [2]");
+  refused(evaluate(tokens, tokens, good, 2), "row_loss [2]");
+  refused(evaluate(tokens, tokens, gap, 3), "sequence_offsets [2], expected to ascend from 0 to 3");
+  refused(evaluate(tokens, tokens, backwards, 3), "sequence_offsets [4]");
+  refused(evaluate(tokens, tokens, {}, 3), "sequence_offsets [0]");
+  refused(rank.model->ForwardBackward(
+              tokens, tokens, {.sequence_offsets = good, .micro_batch_offsets = two}, 1.0f,
+              absl::MakeSpan(loss), nullptr, [](Parameter&) { return absl::OkStatus(); }),
+          "2 micro-batches, expected one per round");
+}
+
+}  // namespace
+}  // namespace moe::lm

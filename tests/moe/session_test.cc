@@ -1,0 +1,84 @@
+// Session: what ranks must agree on before they run together.
+#include "moe/session.h"
+
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/canonical_index.h"
+#include "moe/parameter.h"
+#include "tests/comm/local_ranks.h"
+
+namespace moe {
+namespace {
+
+TEST(SessionTest, RanksOfOneSimdTargetAgree) {
+  testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
+    return CheckOneTarget("AVX3", *world, *MakeInlineStream());
+  });
+}
+
+TEST(SessionTest, AMixOfSimdTargetsIsRefusedOnEveryRankByName) {
+  testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
+    const auto stream = MakeInlineStream();
+    const absl::Status status =
+        CheckOneTarget(world->rank() == 1 ? "AVX2" : "AVX3", *world, *stream);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::HasSubstr("AVX2"), ::testing::HasSubstr("AVX3")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(SessionTest, ZeroThreadsAndUnevenGroupsAreRefused) {
+  testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) {
+    EXPECT_EQ(Session::Create({.threads = 0}, std::move(world)).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    return absl::OkStatus();
+  });
+  testing::RunLocalRanks(3, [](std::unique_ptr<Communicator> world) {
+    EXPECT_EQ(Session::Create({.expert_parallel_size = 2}, std::move(world)).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    return absl::OkStatus();
+  });
+}
+
+// Ranks 0 and 2 hold expert 0, ranks 1 and 3 expert 1; `changed` is another on rank 3 alone.
+absl::Status CheckReplicasWith(const std::string& changed, Session& session) {
+  const Context& context = session.context();
+  const int rank = context.mesh->world().rank();
+  ParameterStore store(DType::kFloat32, 7);
+  for (const std::string& name : {std::string("norm"), absl::StrCat("experts.", rank % 2)}) {
+    MOE_ASSIGN_OR_RETURN(Parameter* const parameter,
+                         store.Add({.name = name,
+                                    .rows = 3,
+                                    .group = name == "norm" ? ParameterGroup::kReplicated
+                                                            : ParameterGroup::kExpert}));
+    if (rank == 3 && name == changed) parameter->master()[2] += 1;
+  }
+  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store, context));
+  return CheckReplicas(store, index, context);
+}
+
+TEST(SessionTest, ACopyOfAWeightThatDiffersIsNamedOnEveryRank) {
+  testing::RunLocalRanks(4, [](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session,
+                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
+    EXPECT_TRUE(CheckReplicasWith("", *session).ok());
+    for (const auto& [changed, expected] :
+         {std::pair("norm", "tensor 'norm' differs between ranks 0 and 3,"),
+          {"experts.1", "tensor 'experts.1' differs between ranks 1 and 3,"}}) {
+      const absl::Status status = CheckReplicasWith(changed, *session);
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(expected));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace moe

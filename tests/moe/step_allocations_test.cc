@@ -1,0 +1,101 @@
+// From the second step on a training step takes nothing from the heap.
+#include <ostream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "gating/gate.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/counting_new.h"
+#include "tests/moe/lm/train_harness.h"
+
+namespace moe::lm {
+namespace {
+
+using ::moe::testing::Layout;
+using testing::MakeCorpus;
+using testing::SmallConfig;
+
+constexpr auto kDirect = DispatchAlgorithm::kDirect;
+constexpr auto kSumInPlace = AllReduceAlgorithm::kDirect;
+
+struct Case {
+  Numerics numerics;
+  Layout layout;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << (c.numerics == Numerics::kFast ? "fast, " : "layout-invariant, ") << c.layout;
+}
+
+// Calls of operator new, on all threads of all ranks, between the ends of steps 2 and 5 on rank 0:
+// the first step grows workspaces, the last one validates, and no rank is a whole step ahead.
+// oneTBB keeps pools of its own, which take from malloc and are not counted.
+int64_t AllocationsOfLaterSteps(TrainConfig config, const Layout& layout) {
+  config.steps = 6;
+  config.eval_interval = 0;
+  config.threads = layout.threads;
+  config.all_reduce = layout.all_reduce;
+  config.expert_parallel_size = layout.expert_parallel;
+  config.model.moe.overlap_degree = layout.overlap;
+  config.model.moe.dispatcher.algorithm = layout.dispatch;
+  const Corpus corpus = MakeCorpus();
+  int64_t after_two = -1, after_five = -2;
+  const TrainHooks hooks = {.on_step = [&](const StepMetrics& metrics) {
+    if (metrics.step == 2) after_two = Allocations();
+    if (metrics.step == 5) after_five = Allocations();
+    return absl::OkStatus();
+  }};
+  ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+    return Train(config, corpus, std::move(world), hooks).status();
+  });
+  return after_five - after_two;
+}
+
+class StepAllocationsTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(StepAllocationsTest, NoneAfterTheFirstStep) {
+  TrainConfig config = SmallConfig();
+  config.numerics = GetParam().numerics;
+  if (GetParam().layout.dispatch == kDirect) {
+    // Peer memory grows with the most rows that a rank has had: here always as many.
+    config.model.moe.router.capacity_factor = 1.0;
+    config.model.moe.router.pad_to_capacity = true;
+  }
+  EXPECT_EQ(AllocationsOfLaterSteps(config, GetParam().layout), 0);
+}
+
+constexpr Case kCases[] = {
+    {Numerics::kFast, {}},
+    {Numerics::kFast, {.threads = 2}},
+    {Numerics::kLayoutInvariant, {}},
+    {Numerics::kFast, {.ranks = 4, .expert_parallel = 2}},
+    {Numerics::kFast, {.ranks = 4, .expert_parallel = 2, .all_reduce = kSumInPlace}},
+    {Numerics::kFast, {.ranks = 4, .expert_parallel = 2, .dispatch = kDirect, .threads = 2}},
+    {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .threads = 2}},
+    {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .all_reduce = kSumInPlace}},
+    {Numerics::kLayoutInvariant, {.ranks = 4, .expert_parallel = 2, .dispatch = kDirect}},
+    {Numerics::kLayoutInvariant, {.ranks = 2, .expert_parallel = 2, .overlap = 2}},
+};
+INSTANTIATE_TEST_SUITE_P(Layouts, StepAllocationsTest, ::testing::ValuesIn(kCases));
+
+// With what each gate reads beside its k: jitter, random second choices, groups.
+TEST(StepAllocationsOfGatesTest, NoneAfterTheFirstStep) {
+  for (const std::string& gate : GateNames()) {
+    SCOPED_TRACE(gate);
+    const GateDefinition& definition = *FindGate(gate);
+    TrainConfig config = SmallConfig();
+    RouterConfig& router = config.model.moe.router;
+    router.gate = gate;
+    if (definition.only_top_k != 0) router.top_k = definition.only_top_k;
+    if ((definition.options & kGateJitter) != 0) router.input_jitter = 0.2f;
+    router.random_second_expert = (definition.options & kGateRandomSecond) != 0;
+    if ((definition.options & kGateGroups) != 0) {
+      router.num_groups = 5;
+      router.group_top_k = 3;
+    }
+    EXPECT_EQ(AllocationsOfLaterSteps(config, {.threads = 2}), 0);
+  }
+}
+
+}  // namespace
+}  // namespace moe::lm
