@@ -85,7 +85,7 @@ run_stage() {
     fail_stage "$stage" configure "$dir/configure.log" $((SECONDS - start))
     return
   fi
-  built_before=$(wc -l <"$dir/.ninja_log" 2>/dev/null || echo 0)
+  built_before=$(cat "$dir/.ninja_log" 2>/dev/null | wc -l)
   if ! cmake --build --preset "$stage" -j "$jobs" "${targets[@]}" >"$dir/build.log" 2>&1; then
     fail_stage "$stage" build "$dir/build.log" $((SECONDS - start))
     return

@@ -12,6 +12,7 @@
 
 #include "comm/nccl/nccl_api.h"
 #include "tests/comm/nccl_ranks.h"
+#include "tests/cusim/fake_streams.h"
 
 namespace moe {
 namespace {
@@ -320,6 +321,19 @@ TEST(NcclFaultTest, AStreamThatWaitsForADeadOneIsDead) {
                 EXPECT_EQ(MakeInlineStream()->WaitFor(summed).code(),
                           absl::StatusCode::kDeadlineExceeded);
               });
+}
+
+// A call takes two events; without the second, the first goes back.
+TEST(NcclFaultTest, ACallWithoutItsEventsEndsTheWorldAndKeepsNone) {
+  const size_t before = cusim::LiveEvents();
+  OnNcclRanks({.ranks = 2, .timeout = kTimeout}, [](Communicator& comm, const TestDevice& device) {
+    if (comm.rank() == 1) return;
+    const auto x = device.Copy<float>({1});
+    const cusim::ScopedMachine machine({.most_events = cusim::LiveEvents() + 1});
+    const absl::Status status = comm.AllReduce<float>(x.span(), ReduceOp::kSum, device.stream());
+    EXPECT_THAT(Text(status), HasSubstr("cudaErrorMemoryAllocation"));
+  });
+  EXPECT_EQ(cusim::LiveEvents(), before);
 }
 
 // After a world has died its devices serve another.

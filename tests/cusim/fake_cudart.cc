@@ -188,7 +188,7 @@ cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t funct
 cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (Driver() != cudaSuccess) return Return(Driver());
   *event = Streams::Get().CreateEvent(current_device, (flags & cudaEventDisableTiming) == 0);
-  return cudaSuccess;
+  return Return(*event == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
   Streams::Get().DestroyEvent(__func__, event);

@@ -74,6 +74,7 @@ cudaStream_t Streams::Create(int device) {
 
 cudaEvent_t Streams::CreateEvent(int device, bool timing) {
   const Lock lock(mu_);
+  if (events_.size() >= TheMachine().most_events) return nullptr;
   const uintptr_t handle = next_handle_++;
   events_.emplace(handle, new Event{.device = device, .timing = timing});
   return reinterpret_cast<cudaEvent_t>(handle);
@@ -102,6 +103,14 @@ void Streams::DestroyEvent(const char* function, cudaEvent_t event) {
   const Lock lock(mu_);
   Find(function, event);
   events_.erase(Number(event));
+}
+
+size_t Streams::events() {
+  const Lock lock(mu_);
+  return events_.size();
+}
+size_t LiveEvents() {
+  return Streams::Get().events();
 }
 
 int Streams::DeviceOf(const char* function, cudaStream_t stream) {

@@ -38,10 +38,12 @@ struct Machine {
   cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
   int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
   size_t memory_bytes = size_t{4} << 30;   // of each device
+  size_t most_events = SIZE_MAX;           // at a time; one more is an error
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.
   std::vector<std::pair<int, int>> no_peers = {};
 };
 const Machine& TheMachine();
+size_t LiveEvents();
 class ScopedMachine {
  public:
   explicit ScopedMachine(const Machine& machine);
@@ -79,6 +81,7 @@ class Streams {
   void Destroy(const char* function, cudaStream_t stream);  // waits for its work
   cudaEvent_t CreateEvent(int device, bool timing);
   void DestroyEvent(const char* function, cudaEvent_t event);
+  size_t events();
 
   int DeviceOf(const char* function, cudaStream_t stream);
   int DeviceOf(const char* function, cudaEvent_t event);
