@@ -1,6 +1,6 @@
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
-# library. Three sets (library, parts of programs, tests), compiled once each and used by every target that
-# is compiled with the same flags. Included last, when all targets are known.
+# library. Three sets (library, parts of programs, tests), compiled once each and used by every target
+# that is compiled with the same flags. Included last, when all targets are known.
 #
 # Sources include what they use all the same: MOE_PRECOMPILED_HEADERS=OFF builds without.
 option(MOE_PRECOMPILED_HEADERS "Read Abseil and the standard library once per build" ON)
@@ -41,8 +41,7 @@ function(moe_use_precompiled folder)
   foreach(target ${targets})
     get_target_property(type ${target} TYPE)
     get_target_property(libraries ${target} LINK_LIBRARIES)
-    get_target_property(skip ${target} MOE_NO_PRECOMPILED)
-    if(target MATCHES "^moe_precompiled_" OR skip OR NOT libraries)
+    if(target MATCHES "^moe_precompiled_" OR NOT libraries)
       continue()
     elseif(type STREQUAL STATIC_LIBRARY AND moe_program_flags IN_LIST libraries)
       target_precompile_headers(${target} REUSE_FROM moe_precompiled_program)

@@ -14,7 +14,7 @@ endfunction()
 file(REMOVE_RECURSE ${SCRATCH})
 set(project ${SCRATCH}/project)
 file(MAKE_DIRECTORY ${project})
-file(COPY ${SOURCE}/tests/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
+file(COPY ${SOURCE}/tests/tree/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
   DESTINATION ${project})
 file(COPY ${SOURCE}/examples/custom_gate.cc DESTINATION ${project})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)

@@ -223,7 +223,8 @@ def layer(work):
     by_lane = load(trace, 2, {"compute", "gradients"}, "layer")
     for rank in range(2):
         names = {e["name"] for e in by_lane[rank, "compute"]}
-        check(names == FORWARD | BACKWARD | {"forward", "backward"}, f"layer: rank {rank}: {names}")
+        check(names == FORWARD | BACKWARD | {"forward", "backward", "wait for gradients"},
+              f"layer: rank {rank}: {names}")
         names = {e["name"] for e in by_lane[rank, "gradients"]}
         check(names == {"all-reduce"}, f"layer: gradients of rank {rank}: {names}")
     run(*command, os.path.join(work, "g"), "--output", traced, "--trace", traced, code=2)
