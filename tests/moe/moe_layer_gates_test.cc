@@ -21,7 +21,8 @@ using testing::MakeWork;
 using testing::RunLayer;
 using testing::SmallConfig;
 
-// Under sanitizers the first alone; moe_layer_test runs every exchange and overlap there.
+// Under sanitizers the first alone, on a simulated device two; moe_layer_test runs every exchange
+// and overlap there.
 std::vector<Layout> Layouts() {
   std::vector<Layout> layouts = {
       {.ranks = 3, .expert_parallel = 3, .overlap = 2},
@@ -31,6 +32,7 @@ std::vector<Layout> Layouts() {
        .expert_parallel = 4,
        .dispatch = DispatchAlgorithm::kHierarchical,
        .node_size = 2}};
+  if (testing::LayerDevice() == DeviceKind::kCuda) layouts.resize(2);
   if (testing::kSanitized) layouts.resize(1);
   return layouts;
 }
