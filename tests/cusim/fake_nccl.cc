@@ -28,11 +28,6 @@ class Inside {
  public:
   Inside(const char* function, ncclComm_t comm, bool may_be_in_progress = false) : comm_(comm) {
     if (comm_ == nullptr) NcclMisuse(function, "the communicator is null");
-    int device = 0;
-    cudaGetDevice(&device);
-    if (device != comm_->device) {
-      NcclMisuse(function, "the calling thread's device is not the communicator's");
-    }
     if (comm_->inside.fetch_add(1) != 0) {
       NcclMisuse(function, "two threads are inside one communicator");
     }
