@@ -31,6 +31,18 @@ struct InsideFor {
   InsideFor& operator=(const InsideFor&) = delete;
 };
 
+// The edge from the bodies to the caller, which an exception crosses, too.
+struct ReleaseAtEnd {
+  explicit ReleaseAtEnd(char* edge) : edge_(edge) {}
+  ~ReleaseAtEnd() { MOE_TSAN_RELEASE(edge_); }
+  char* const edge_;
+};
+struct AcquireAtEnd {
+  explicit AcquireAtEnd(char* edge) : edge_(edge) {}
+  ~AcquireAtEnd() { MOE_TSAN_ACQUIRE(edge_); }
+  char* const edge_;
+};
+
 }  // namespace
 
 struct ThreadPool::Arena {
@@ -62,16 +74,15 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
   }
   char fork = 0, join = 0;  // addresses that stand for the two edges
   MOE_TSAN_RELEASE(&fork);
+  const AcquireAtEnd acquire(&join);
   const auto fork_and_join = [&] {
     oneapi::tbb::parallel_for(
         int64_t{0}, ranges,
         [&](int64_t range) {
           MOE_TSAN_ACQUIRE(&fork);
-          {
-            const InsideFor inside;
-            run(range);
-          }
-          MOE_TSAN_RELEASE(&join);
+          const ReleaseAtEnd release(&join);
+          const InsideFor inside;
+          run(range);
         },
         oneapi::tbb::simple_partitioner());
   };
@@ -81,7 +92,6 @@ void ThreadPool::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, i
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again),
                             e.what());
   }
-  MOE_TSAN_ACQUIRE(&join);
 }
 
 }  // namespace moe
