@@ -28,13 +28,16 @@
 namespace moe {
 namespace {
 
-// `status` with these words before its own, if there is memory for them.
-absl::Status Prefixed(absl::string_view before, int rank, absl::string_view between,
-                      const absl::Status& status) {
-  const absl::Status longer = Caught([&] {
-    return absl::Status(status.code(), absl::StrCat(before, rank, between, status.message()));
-  });
+// `status` with the message that words() makes, if there is memory for it.
+absl::Status Reworded(const absl::Status& status, absl::FunctionRef<std::string()> words) {
+  const absl::Status longer = Caught([&] { return absl::Status(status.code(), words()); });
   return longer.code() == status.code() ? longer : status;
+}
+
+// The exception that is being handled, with the rank's name.
+absl::Status StatusOfRank(int rank) {
+  const absl::Status status = StatusOfException();
+  return Reworded(status, [&] { return absl::StrCat("rank ", rank, ": ", status.message()); });
 }
 
 // What a rank's work returns, or its exception with the rank's name.
@@ -42,7 +45,7 @@ absl::Status Guarded(int rank, absl::FunctionRef<absl::Status()> run) {
   try {
     return run();
   } catch (...) {
-    return Prefixed("rank ", rank, ": ", StatusOfException());
+    return StatusOfRank(rank);
   }
 }
 
@@ -102,13 +105,11 @@ class Returns {
 // the thread may hang in writing to the same pipe.
 [[noreturn]] void LeaveThreads(const RunOptions& options, const absl::Status& why,
                                const Returns& returns) noexcept {
-  const absl::Status longer = Caught([&] {
+  const absl::Status said = Reworded(why, [&] {
     const std::vector<int> missing = returns.Missing();
-    return absl::Status(
-        why.code(), absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
-                                 absl::StrJoin(missing, ", "), " did not return, and was left"));
+    return absl::StrCat(why.message(), "; ", missing.size() == 1 ? "rank " : "ranks ",
+                        absl::StrJoin(missing, ", "), " did not return, and was left");
   });
-  const absl::Status& said = longer.code() == why.code() ? longer : why;
   if (options.report) {
     Returns reported(1);
     const auto report = [&] {
@@ -168,7 +169,7 @@ absl::Status RunThreads(const RunOptions& options, LocalFate& fate, MakeRank mak
     try {
       threads.emplace_back(run, rank);
     } catch (...) {
-      started = Prefixed("rank ", rank, ": ", StatusOfException());
+      started = StatusOfRank(rank);
       fate.Kill(rank, started);
       for (int absent = rank; absent < ranks; ++absent) returns.Set(absent, started);
       break;

@@ -194,6 +194,14 @@ absl::StatusOr<int64_t> GradientReducer::NonFinite(ParameterGroup group) const {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+// Each rank's experts, and what all hold once.
+absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
+  MOE_ASSIGN_OR_RETURN(const int64_t experts, NonFinite(ParameterGroup::kExpert));
+  if (context_.mesh->expert_parallel().rank() != 0) return experts;
+  MOE_ASSIGN_OR_RETURN(const int64_t replicated, NonFinite(ParameterGroup::kReplicated));
+  return experts + replicated;
+}
+
 absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
   const Place place = place_[parameter.index()];

@@ -60,6 +60,8 @@ class GradientReducer {
   // After Finish: how many gradient elements over all ranks of this rank's buckets of a group were
   // NaN, infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
   absl::StatusOr<int64_t> NonFinite(ParameterGroup group) const;
+  // This rank's share of them all: the sum over an expert-parallel group has each element once.
+  absl::StatusOr<int64_t> NonFiniteShare() const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device.

@@ -42,13 +42,8 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
 absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(GradientReducer& reducer,
                                                         double gradient_scale) {
   Stream& stream = *context_.compute;
-  // Each rank's experts, and what all hold once; an exact double.
-  MOE_ASSIGN_OR_RETURN(int64_t non_finite, reducer.NonFinite(ParameterGroup::kExpert));
-  if (context_.mesh->expert_parallel().rank() == 0) {
-    MOE_ASSIGN_OR_RETURN(const int64_t more, reducer.NonFinite(ParameterGroup::kReplicated));
-    non_finite += more;
-  }
-  const auto mine = static_cast<double>(non_finite);
+  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer.NonFiniteShare());
+  const auto mine = static_cast<double>(non_finite);  // exact
   MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size() + 1));
   MOE_RETURN_IF_ERROR(
       stream.Zero(squares.data(), index_.size() * static_cast<int64_t>(sizeof(double))));

@@ -218,15 +218,9 @@ absl::Status Trainer::Reduce() {
 
 absl::StatusOr<int64_t> Trainer::NonFinite() {
   MOE_RETURN_IF_ERROR(CheckReduced("NonFinite"));
-  // Each rank's experts, and what all hold once.
-  MOE_ASSIGN_OR_RETURN(int64_t count, reducer_->NonFinite(ParameterGroup::kExpert));
-  Communicator& group = context().mesh->expert_parallel();
-  if (group.rank() == 0) {
-    MOE_ASSIGN_OR_RETURN(const int64_t replicated,
-                         reducer_->NonFinite(ParameterGroup::kReplicated));
-    count += replicated;
-  }
-  MOE_RETURN_IF_ERROR(group.AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context().host));
+  MOE_ASSIGN_OR_RETURN(int64_t count, reducer_->NonFiniteShare());
+  MOE_RETURN_IF_ERROR(context().mesh->expert_parallel().AllReduce<int64_t>(
+      {&count, 1}, ReduceOp::kSum, *context().host));
   MOE_RETURN_IF_ERROR(context().host->Synchronize());
   return count;
 }
