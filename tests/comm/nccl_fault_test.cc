@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/synchronization/notification.h>
 #include <absl/time/clock.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -326,13 +327,16 @@ TEST(NcclFaultTest, AStreamThatWaitsForADeadOneIsDead) {
 // A call takes two events; without the second, the first goes back.
 TEST(NcclFaultTest, ACallWithoutItsEventsEndsTheWorldAndKeepsNone) {
   const size_t before = cusim::LiveEvents();
-  OnNcclRanks({.ranks = 2, .timeout = kTimeout}, [](Communicator& comm, const TestDevice& device) {
-    if (comm.rank() == 1) return;
+  absl::Notification called;  // until then the peer keeps its events
+  const auto body = [&](Communicator& comm, const TestDevice& device) {
+    if (comm.rank() == 1) return called.WaitForNotification();
     const auto x = device.Copy<float>({1});
     const cusim::ScopedMachine machine({.most_events = cusim::LiveEvents() + 1});
     const absl::Status status = comm.AllReduce<float>(x.span(), ReduceOp::kSum, device.stream());
     EXPECT_THAT(Text(status), HasSubstr("cudaErrorMemoryAllocation"));
-  });
+    called.Notify();
+  };
+  OnNcclRanks({.ranks = 2, .timeout = kTimeout}, body);
   EXPECT_EQ(cusim::LiveEvents(), before);
 }
 

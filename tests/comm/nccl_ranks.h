@@ -4,6 +4,7 @@
 #define MOE_TESTS_COMM_NCCL_RANKS_H_
 
 #include <functional>
+#include <latch>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -60,12 +61,15 @@ inline void RunNcclRanks(const NcclRanks& options, const NcclBody& body) {
   EXPECT_EQ(cusim::NcclCommunicators(), 0);
 }
 
-// The same with a stream of the rank's device.
+// The same with a stream of the rank's device. No body starts before all ranks have joined: one
+// that fails at once would stop a peer inside the meeting.
 inline void OnNcclRanks(const NcclRanks& options,
                         const std::function<void(Communicator&, const TestDevice&)>& body) {
+  std::latch joining(options.ranks - (options.absent >= 0 ? 1 : 0));
   RunNcclRanks(options, [&](absl::StatusOr<std::unique_ptr<Communicator>> comm, int rank) {
-    ASSERT_TRUE(comm.ok()) << comm.status();
     const TestDevice device({DeviceKind::kCuda, rank});
+    joining.arrive_and_wait();
+    ASSERT_TRUE(comm.ok()) << comm.status();
     body(**comm, device);
   });
 }
