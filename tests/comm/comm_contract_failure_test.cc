@@ -192,6 +192,32 @@ TEST_P(CommFailureTest, EveryWaitHasADeadline) {
   }
 }
 
+// A call that has failed gives its memory back: a peer that comes later writes nothing there.
+TEST_P(CommFailureTest, WhatComesLateIsWrittenNowhere) {
+  if (ranks() != 2 || std::get<1>(GetParam()) != testing::EnvStream::kInline) {
+    GTEST_SKIP() << "a pair on one kind of stream is enough";
+  }
+  constexpr absl::Duration kTimeout = absl::Milliseconds(100);
+  for (const int64_t bytes : {int64_t{4}, int64_t{1} << 20}) {
+    std::vector<uint8_t> sent(bytes, 1), mine(bytes, 0);
+    bool failed = false;
+    OnEachRank(
+        [&](Communicator& comm, Stream& stream) {
+          if (comm.rank() == 0) {
+            absl::SleepFor(4 * kTimeout);
+            (void)comm.SendRecv({{.peer = 1, .send = sent.data(), .bytes = bytes}}, stream);
+            (void)stream.Synchronize();
+            return;
+          }
+          (void)comm.SendRecv({{.peer = 0, .recv = mine.data(), .bytes = bytes}}, stream);
+          failed = !stream.Synchronize().ok();
+          std::fill(mine.begin(), mine.end(), uint8_t{2});  // its next use
+        },
+        kTimeout);  // returns after both have met outside: what is on its way has come
+    EXPECT_TRUE(!failed || std::count(mine.begin(), mine.end(), 2) == bytes) << bytes;
+  }
+}
+
 // The deadline is for silence: a wait that takes longer than it lives while peers still come.
 TEST_P(CommFailureTest, TheDeadlineStartsAgainWheneverAPeerComes) {
   if (ranks() < 3) GTEST_SKIP() << "nobody comes in between";

@@ -37,11 +37,13 @@ struct NcclRanks {
 
 using NcclBody = std::function<void(absl::StatusOr<std::unique_ptr<Communicator>>, int rank)>;
 
-// body(communicator, rank) on every rank that is not absent. What is left alive is a failure.
+// body(communicator, rank) on every rank that is not absent. What is left alive is a failure, and
+// so is a call of NCCL from a thread of another device.
 inline void RunNcclRanks(const NcclRanks& options, const NcclBody& body) {
   const cusim::ScopedMachine machine({.devices = options.ranks});
   cusim::SeedStreams(options.seed);
   const NcclId id = MakeNcclId().value();
+  const int64_t from_other_devices = cusim::NcclCallsFromOtherDevices();
   const auto shared = std::make_shared<LocalFate>();
   std::vector<std::thread> threads;
   for (int r = 0; r < options.ranks; ++r) {
@@ -59,6 +61,7 @@ inline void RunNcclRanks(const NcclRanks& options, const NcclBody& body) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(cusim::NcclCommunicators(), 0);
+  EXPECT_EQ(cusim::NcclCallsFromOtherDevices(), from_other_devices);
 }
 
 // The same with a stream of the rank's device. No body starts before all ranks have joined: one

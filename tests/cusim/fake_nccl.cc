@@ -31,7 +31,10 @@ class Inside {
     if (comm_->inside.fetch_add(1) != 0) {
       NcclMisuse(function, "two threads are inside one communicator");
     }
+    int device = 0;
+    (void)cudaGetDevice(&device);
     const Lock lock(NcclGlobals::Get().mu);
+    if (device != comm_->device) ++NcclGlobals::Get().calls_from_other_devices;
     if (comm_->gone()) NcclMisuse(function, "the communicator was aborted or destroyed");
     if (may_be_in_progress) return;
     if (comm_->in_progress != nullptr) {
@@ -213,6 +216,11 @@ int64_t NcclCommunicators() {
   const Lock lock(NcclGlobals::Get().mu);
   const auto& all = NcclGlobals::Get().communicators;
   return std::count_if(all.begin(), all.end(), [](const ncclComm* comm) { return !comm->gone(); });
+}
+
+int64_t NcclCallsFromOtherDevices() {
+  const Lock lock(NcclGlobals::Get().mu);
+  return NcclGlobals::Get().calls_from_other_devices;
 }
 
 }  // namespace cusim

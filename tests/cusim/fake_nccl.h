@@ -47,6 +47,10 @@ void RaiseInNccl(int rank, ncclResult_t error);
 // Communicators that were neither destroyed nor aborted.
 int64_t NcclCommunicators();
 
+// Calls until now by threads whose current device was not the communicator's: allowed, but what
+// NCCL allocates meanwhile lies on the other device.
+int64_t NcclCallsFromOtherDevices();
+
 }  // namespace cusim
 
 #endif  // MOE_TESTS_CUSIM_FAKE_NCCL_H_

@@ -84,6 +84,7 @@ struct NcclGlobals {
   std::map<std::string, std::shared_ptr<NcclWorld>> worlds;  // by id
   std::vector<ncclComm*> communicators;                      // all there ever were
   int64_t next_id = 1;
+  int64_t calls_from_other_devices = 0;
 
   static NcclGlobals& Get();
 };
