@@ -331,8 +331,9 @@ TEST(NcclFaultTest, ACallWithoutItsEventsEndsTheWorldAndKeepsNone) {
   const auto body = [&](Communicator& comm, const TestDevice& device) {
     if (comm.rank() == 1) return called.WaitForNotification();
     const auto x = device.Copy<float>({1});
-    const cusim::ScopedMachine machine({.most_events = cusim::LiveEvents() + 1});
+    cusim::LimitEvents(cusim::LiveEvents() + 1);
     const absl::Status status = comm.AllReduce<float>(x.span(), ReduceOp::kSum, device.stream());
+    cusim::LimitEvents(SIZE_MAX);
     EXPECT_THAT(Text(status), HasSubstr("cudaErrorMemoryAllocation"));
     called.Notify();
   };

@@ -74,7 +74,7 @@ cudaStream_t Streams::Create(int device) {
 
 cudaEvent_t Streams::CreateEvent(int device, bool timing) {
   const Lock lock(mu_);
-  if (events_.size() >= TheMachine().most_events) return nullptr;
+  if (events_.size() >= most_events_) return nullptr;
   const uintptr_t handle = next_handle_++;
   events_.emplace(handle, new Event{.device = device, .timing = timing});
   return reinterpret_cast<cudaEvent_t>(handle);
@@ -111,6 +111,13 @@ size_t Streams::events() {
 }
 size_t LiveEvents() {
   return Streams::Get().events();
+}
+void Streams::LimitEvents(size_t most) {
+  const Lock lock(mu_);
+  most_events_ = most;
+}
+void LimitEvents(size_t most) {
+  Streams::Get().LimitEvents(most);
 }
 
 int Streams::DeviceOf(const char* function, cudaStream_t stream) {

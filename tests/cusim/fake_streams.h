@@ -38,12 +38,13 @@ struct Machine {
   cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
   int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
   size_t memory_bytes = size_t{4} << 30;   // of each device
-  size_t most_events = SIZE_MAX;           // at a time; one more is an error
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.
   std::vector<std::pair<int, int>> no_peers = {};
 };
 const Machine& TheMachine();
 size_t LiveEvents();
+// How many there may be at a time from here on; creating one more is an error.
+void LimitEvents(size_t most);
 class ScopedMachine {
  public:
   explicit ScopedMachine(const Machine& machine);
@@ -82,6 +83,7 @@ class Streams {
   cudaEvent_t CreateEvent(int device, bool timing);
   void DestroyEvent(const char* function, cudaEvent_t event);
   size_t events();
+  void LimitEvents(size_t most);
 
   int DeviceOf(const char* function, cudaStream_t stream);
   int DeviceOf(const char* function, cudaEvent_t event);
@@ -152,6 +154,7 @@ class Streams {
   // All guarded by mu_. Ordered by number, so that an order of streams depends on no address.
   std::map<uintptr_t, std::unique_ptr<Queue>> queues_;
   std::map<uintptr_t, std::shared_ptr<Event>> events_;
+  size_t most_events_ = SIZE_MAX;
   uintptr_t next_handle_ = 0x1000;
   int busy_ = 0;
   std::mt19937 random_;
