@@ -43,31 +43,41 @@ target_include_directories(moe_flags INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/moe-1>)
 
 # What only this project's own files get; a user's code keeps its own choices.
-add_library(moe_private_flags INTERFACE)
-target_compile_options(moe_private_flags INTERFACE
+add_library(moe_own_flags INTERFACE)
+target_compile_options(moe_own_flags INTERFACE
   -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
   $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror>)
+target_link_libraries(moe_own_flags INTERFACE moe_flags)
 if(MOE_SANITIZE)
   # -g1: file and line in a report, and a third less to compile and link. GCC says itself that
   # -Wmaybe-uninitialized is wrong under sanitizers; the builds without them have it.
-  target_compile_options(moe_private_flags INTERFACE -fsanitize=${MOE_SANITIZE} -fno-omit-frame-pointer -g1 -O1
+  target_compile_options(moe_own_flags INTERFACE -fno-omit-frame-pointer -g1
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-  target_link_options(moe_private_flags INTERFACE -fsanitize=${MOE_SANITIZE})
-  if(MOE_SANITIZE MATCHES "undefined")
-    # AddressSanitizer reports a null pointer where it is read; the check before each call only costs.
-    target_compile_options(moe_private_flags INTERFACE -fno-sanitize-recover=undefined -fno-sanitize=null,vptr)
-  endif()
+  target_link_options(moe_own_flags INTERFACE -fsanitize=${MOE_SANITIZE})
 endif()
-target_link_libraries(moe_private_flags INTERFACE moe_flags)
 
+# Of the libraries.
+add_library(moe_private_flags INTERFACE)
+target_link_libraries(moe_private_flags INTERFACE moe_own_flags)
 # Of the programs: their time passes in the libraries, and a third of their compile time goes.
 add_library(moe_program_flags INTERFACE)
 target_compile_options(moe_program_flags INTERFACE $<$<CONFIG:RelWithDebInfo>:-O1>)
-target_link_libraries(moe_program_flags INTERFACE moe_private_flags)
-
-# Of test programs: what they test is optimised, they themselves need not be.
+target_link_libraries(moe_program_flags INTERFACE moe_own_flags)
+# Of test programs, the same.
 add_library(moe_test_flags INTERFACE)
 target_compile_options(moe_test_flags INTERFACE $<$<CONFIG:RelWithDebInfo>:-O1>)
-target_link_libraries(moe_test_flags INTERFACE moe_private_flags)
+target_link_libraries(moe_test_flags INTERFACE moe_own_flags)
+if(MOE_SANITIZE MATCHES "undefined")
+  # AddressSanitizer reports a null pointer where it is read; the check before each call only costs.
+  # Test programs are not checked for undefined behaviour, what they test is.
+  set(checks -fsanitize=${MOE_SANITIZE} -fno-sanitize-recover=undefined -fno-sanitize=null,vptr)
+  target_compile_options(moe_private_flags INTERFACE ${checks} -O1)
+  target_compile_options(moe_program_flags INTERFACE ${checks} -O0)
+  target_compile_options(moe_test_flags INTERFACE -fsanitize=address -O0)
+elseif(MOE_SANITIZE)
+  foreach(flags moe_private_flags moe_program_flags moe_test_flags)
+    target_compile_options(${flags} INTERFACE -fsanitize=${MOE_SANITIZE} -O1)
+  endforeach()
+endif()

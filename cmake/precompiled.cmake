@@ -14,10 +14,10 @@ set(standard_headers <algorithm> <array> <atomic> <cmath> <condition_variable> <
   <absl/container/inlined_vector.h> <absl/functional/function_ref.h> <absl/status/status.h>
   <absl/status/statusor.h> <absl/strings/match.h> <absl/strings/str_cat.h> <absl/strings/str_join.h>
   <absl/strings/string_view.h> <absl/time/clock.h> <absl/time/time.h> <absl/types/span.h>)
-set(libraries moe_private_flags absl::function_ref absl::inlined_vector absl::status absl::statusor
+set(libraries absl::function_ref absl::inlined_vector absl::status absl::statusor
   absl::strings absl::span absl::time Threads::Threads)
 add_library(moe_precompiled_library OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
-target_link_libraries(moe_precompiled_library PRIVATE ${libraries})
+target_link_libraries(moe_precompiled_library PRIVATE ${libraries} moe_private_flags)
 target_precompile_headers(moe_precompiled_library PRIVATE ${standard_headers})
 find_package(nlohmann_json REQUIRED)
 add_library(moe_precompiled_program OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)

@@ -142,19 +142,21 @@ class DenseLayer {
     const std::string up_name = prefix + (gated ? "gate_up_proj." : "up_proj.");
     const Vector& up = weights_.at(up_name + "weight");
     const Vector& down = weights_.at(prefix + "down_proj.weight");
-    const auto bias = [&](const std::string& name, int64_t i) {
+    const auto bias_of = [&](const std::string& name) {
       const auto at = weights_.find(name + "bias");
-      return at == weights_.end() ? 0.0 : at->second[i];
+      return at == weights_.end() ? nullptr : at->second.data();
     };
+    const double* const up_bias = bias_of(up_name);
+    const double* const down_bias = bias_of(prefix + "down_proj.");
     const auto project = [&](int64_t row) {
-      double sum = bias(up_name, row);
+      double sum = up_bias == nullptr ? 0 : up_bias[row];
       for (int64_t h = 0; h < hidden_; ++h) {
         sum += up[row * hidden_ + h] * scale * x_[t * hidden_ + h];
       }
       return sum;
     };
-    for (int64_t h = 0; h < hidden_; ++h) {
-      y_[t * hidden_ + h] += weight * bias(prefix + "down_proj.", h);
+    for (int64_t h = 0; h < hidden_ && down_bias != nullptr; ++h) {
+      y_[t * hidden_ + h] += weight * down_bias[h];
     }
     for (int64_t f = 0; f < width; ++f) {
       const double a = Activate(config_.activation, project(f), gated ? project(width + f) : 0);
