@@ -74,7 +74,8 @@ class GroupedGemmBits : public ::testing::Test {
  protected:
   ~GroupedGemmBits() override { gemm::UseSimdTarget(""); }
 
-  // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads; `check` follows each.
+  // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads, slow ones with 2;
+  // `check` follows each.
   template <class Op, class Check>
   void ForEachMachine(const Op& op, const Check& check) {
     for (const std::string& target : targets_) {
