@@ -17,7 +17,6 @@
 #include "comm/clock_offset.h"
 #include "comm/local/local_group.h"
 #include "comm/mpi/mpi_run.h"
-#include "comm/nccl/nccl_join.h"
 #include "comm/nccl/nccl_store.h"
 #include "comm/nccl/nccl_world.h"
 #include "comm/patience.h"

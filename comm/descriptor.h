@@ -1,13 +1,15 @@
-// An open file or socket, closed by its owner.
+// Open files, sockets and pipes.
 #ifndef MOE_COMM_DESCRIPTOR_H_
 #define MOE_COMM_DESCRIPTOR_H_
 
 #include <utility>
 
+#include <absl/time/time.h>
 #include <unistd.h>
 
 namespace moe {
 
+// An open file or socket, closed by its owner.
 class Descriptor {
  public:
   // `number` as open(2) and socket(2) return it: negative where nothing is open.
@@ -27,6 +29,11 @@ class Descriptor {
  private:
   int number_;
 };
+
+// Waits until the reader of the pipe behind `fd` has taken all that was written, `longest` at most;
+// whether it has. True at once for a file or a terminal. A launcher that ends a job closes its
+// pipes: what it has not read by then (Hydra: about one report in a hundred) nobody sees.
+bool AwaitReader(int fd, absl::Duration longest);
 
 }  // namespace moe
 

@@ -1,10 +1,25 @@
 #include "comm/wait_report.h"
 
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <unistd.h>
 
 namespace moe {
+namespace {
+
+static_assert(sizeof(CallCard) == 48 && std::has_unique_object_representations_v<CallCard>);
+
+std::string TextOf(const CallCard& card) {
+  return absl::StrCat(
+      card.operation, " of ", card.count, " x ", NameOf(static_cast<DType>(card.type)),
+      card.op == static_cast<int32_t>(ReduceOp::kMax) ? ", max" : "", ", root ", card.root);
+}
+
+}  // namespace
 
 std::string DescribePhase(const CommPhase& phase) {
   std::string text = phase.name == nullptr ? "" : phase.name;
@@ -30,6 +45,46 @@ absl::Status LateError(absl::string_view place, const std::vector<int>& missing,
       place, ": waited ", absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), " for ",
       missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), ", deadline ",
       absl::FormatDuration(timeout)));
+}
+
+CallCard CardOf(const char* operation, int64_t count, DType type, ReduceOp op, int root) {
+  CallCard card{.type = static_cast<int32_t>(type),
+                .op = static_cast<int32_t>(op),
+                .root = root,
+                .count = count};
+  std::strncpy(card.operation, operation, sizeof(card.operation) - 1);
+  return card;
+}
+
+absl::Status CheckSame(const CallCard& mine, int rank, const CallCard& other, int other_rank) {
+  CallCard same = mine;
+  same.color = other.color;
+  same.key = other.key;
+  if (std::memcmp(&same, &other, sizeof(CallCard)) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(mine.operation, ": rank ", rank, " has ",
+                                                 TextOf(mine), ", rank ", other_rank, " has ",
+                                                 TextOf(other), ", expected the same on all"));
+}
+
+absl::StatusOr<CallCard> SplitCard(int color, int key) {
+  if (color < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Split: color is ", color, ", expected >= 0, or -1 for no group"));
+  }
+  CallCard card = CardOf("Split");
+  card.color = color;
+  card.key = key;
+  return card;
+}
+
+std::vector<int> MembersOf(int color, absl::Span<const CallCard> cards) {
+  std::vector<int> members;
+  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
+    if (cards[r].color == color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return cards[a].key < cards[b].key; });
+  return members;
 }
 
 }  // namespace moe

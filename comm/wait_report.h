@@ -1,15 +1,20 @@
-// The message of a wait that failed, the same from every backend.
+// What a rank tells of its call: its peers before anything moves, and in the message of a wait that
+// failed; the same from every backend.
 #ifndef MOE_COMM_WAIT_REPORT_H_
 #define MOE_COMM_WAIT_REPORT_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
+#include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "kernels/base/dtype.h"
 
 namespace moe {
 
@@ -23,6 +28,25 @@ std::string DescribePlace(int world_rank, absl::string_view operation, const Com
 // ranks.
 absl::Status LateError(absl::string_view place, const std::vector<int>& missing,
                        absl::Duration waited, absl::Duration timeout);
+
+// What a rank tells its peers of its call, as it lies in memory.
+struct CallCard {
+  char operation[16] = {};
+  int32_t type = 0, op = 0, root = 0;
+  int32_t color = 0, key = 0;  // of Split: its own choice
+  int32_t unused = 0;
+  int64_t count = 0;
+};
+CallCard CardOf(const char* operation, int64_t count = 0, DType type = DType::kUInt8,
+                ReduceOp op = ReduceOp::kSum, int root = 0);
+
+// kInvalidArgument, with what both ranks (of the world) told, unless their calls are the same.
+absl::Status CheckSame(const CallCard& mine, int rank, const CallCard& other, int other_rank);
+
+// kInvalidArgument for a color below -1.
+absl::StatusOr<CallCard> SplitCard(int color, int key);
+// The ranks of this color, in the order that Split gives them.
+std::vector<int> MembersOf(int color, absl::Span<const CallCard> cards);
 
 }  // namespace moe
 

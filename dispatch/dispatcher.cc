@@ -50,8 +50,8 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
         " ranks, expected a divisor of them: ", NearestDivisors(node_size, comm.size())));
   }
   const DeviceKind kind = memory.device().kind;
-  if (hierarchical && kind == DeviceKind::kCpu) return MakeHierarchicalDispatcher<T>(options, comm);
-  if (hierarchical) {
+  const bool in_two_hops = hierarchical && kind == DeviceKind::kCpu;
+  if (hierarchical && !in_two_hops) {
     Explain(comm, "hierarchical dispatch moves rows of the host's memory: running staged");
   }
   if (options.algorithm == DispatchAlgorithm::kDirect) {
@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
     Explain(comm, absl::StrCat("direct dispatch without peer memory, running staged: ",
                                shared.message()));
   }
-  return MakeStagedDispatcher<T>(options, comm, kind);
+  return MakeStagedDispatcher<T>(options, comm, kind, in_two_hops);
 }
 
 template <typename T>

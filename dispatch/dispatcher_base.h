@@ -89,18 +89,14 @@ absl::StatusOr<absl::Span<const float>> WeightsInExpertOrder(const DispatchPlan&
                                                              MatrixView<const float> received,
                                                              Workspace& workspace, Stream& stream);
 
-// One factory per algorithm; options are checked by Dispatcher::Create. Collective where it says
-// so.
+// Options are checked by Dispatcher::Create. in_two_hops: the hierarchical one, over memory of the
+// host; collective: splits `comm`.
 template <typename T>
-std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm, DeviceKind kind);
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(
+    const DispatcherOptions& options, Communicator& comm, DeviceKind kind, bool in_two_hops);
 template <typename T>
 std::unique_ptr<Dispatcher<T>> MakeDirectDispatcher(const DispatcherOptions& options,
                                                     Communicator& comm, MemoryResource& memory);
-// Collective: splits `comm`.
-template <typename T>
-absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeHierarchicalDispatcher(
-    const DispatcherOptions& options, Communicator& comm);
 
 }  // namespace moe
 

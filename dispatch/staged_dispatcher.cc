@@ -1,13 +1,19 @@
 // Staged dispatch: gather to send order, AllToAllV, regroup by index; and back. A group of one rank
-// gathers once, straight into the order that is wanted.
+// gathers once, straight into the order that is wanted. Hierarchical dispatch is staged, with every
+// all-to-all in two hops (two_hop_exchange.h).
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "dispatch/dispatcher_base.h"
+#include "dispatch/two_hop_exchange.h"
 #include "kernels/permute/permute.h"
 
 namespace moe {
 namespace {
 
 template <typename T>
-class StagedDispatcher final : public DispatcherBase<T> {
+class StagedDispatcher : public DispatcherBase<T> {
  public:
   StagedDispatcher(const DispatcherOptions& options, Communicator& comm, DeviceKind kind)
       : DispatcherBase<T>(options, comm, kind) {}
@@ -23,14 +29,14 @@ class StagedDispatcher final : public DispatcherBase<T> {
                         MatrixView<T> expert_rows, Workspace& workspace,
                         Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckDispatch("Dispatch", plan, chunk, x, expert_rows, exchange));
-    if (plan.ranks() == 1) {
+    if (GathersOnce(plan)) {
       CountReturned(plan, chunk, x.cols());
       return GatherRows<T>(x, plan.expert_token(chunk),
                            this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, x, workspace, exchange));
-    return GatherRows<T>(received, plan.expert_source(chunk),
-                         this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
+    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(plan, chunk, workspace));
+    return GatherRows<T>(received, source, this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
   absl::Status DispatchScaled(const DispatchPlan& plan, int chunk, MatrixView<const T> dy,
@@ -39,7 +45,7 @@ class StagedDispatcher final : public DispatcherBase<T> {
     MOE_RETURN_IF_ERROR(
         this->CheckDispatch("DispatchScaled", plan, chunk, dy, expert_rows, exchange));
     MOE_RETURN_IF_ERROR(this->CheckWeights(plan, weight));
-    if (plan.ranks() == 1) {
+    if (GathersOnce(plan)) {
       CountReturned(plan, chunk, dy.cols());
       CountWeights(plan, chunk);
       MOE_ASSIGN_OR_RETURN(const auto scale,  // one rank's home rows are its expert rows
@@ -49,8 +55,13 @@ class StagedDispatcher final : public DispatcherBase<T> {
                                  this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto received, SendTokens(plan, chunk, dy, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto scale, SendWeights(plan, chunk, weight, workspace, exchange));
-    return GatherScaledRows<T>(received, plan.expert_source(chunk), scale,
+    MOE_ASSIGN_OR_RETURN(const auto source, ExpertSource(plan, chunk, workspace));
+    MOE_ASSIGN_OR_RETURN(const auto home,
+                         WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
+    MOE_ASSIGN_OR_RETURN(const auto weights, SendWeights(plan, chunk, home, workspace, exchange));
+    MOE_ASSIGN_OR_RETURN(const auto scale,
+                         WeightsInExpertOrder(plan, chunk, weights, workspace, exchange));
+    return GatherScaledRows<T>(received, source, scale,
                                this->ExpertRowsOf(plan, chunk, expert_rows), exchange);
   }
 
@@ -58,27 +69,83 @@ class StagedDispatcher final : public DispatcherBase<T> {
                       MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) override {
     MOE_RETURN_IF_ERROR(this->CheckReturn(plan, chunk, expert_rows, home_rows, exchange));
     const int64_t hidden = home_rows.cols();
-    const auto order = plan.return_order(chunk);
     const auto home = this->HomeRowsOf(plan, chunk, home_rows);
-    const int me = plan.rank();
-    CountReturned(plan, chunk, hidden);
-    if (plan.ranks() == 1) return GatherRows<T>(expert_rows, order, home, exchange);
+    if (GathersOnce(plan)) {
+      CountReturned(plan, chunk, hidden);
+      return GatherRows<T>(expert_rows, plan.return_order(chunk), home, exchange);
+    }
+    MOE_ASSIGN_OR_RETURN(const auto order, ReturnOrder(plan, chunk, workspace));
     MOE_ASSIGN_OR_RETURN(const auto send,
                          workspace.Matrix<T>(static_cast<int64_t>(order.size()), hidden));
     MOE_RETURN_IF_ERROR(GatherRows<T>(expert_rows, order, send, exchange));
+    return SendHome(plan, chunk, send, home, workspace, exchange);
+  }
+
+ private:
+  // What an exchange of the chunk is: all-to-alls, in the order of ranks.
+
+  // send: rows by destination. The chunk's received rows, in an order of sources.
+  virtual absl::StatusOr<MatrixView<const T>> SendRows(const DispatchPlan& plan, int chunk,
+                                                       MatrixView<const T> send,
+                                                       Workspace& workspace, Stream& exchange) {
+    const int64_t received_rows = plan.recv_begin(chunk + 1) - plan.recv_begin(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<T>(received_rows, send.cols()));
+    const int me = plan.rank();
+    MOE_RETURN_IF_ERROR(ExchangeRows<T>(
+        this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
+        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange));
+    for (int p = 0; p < plan.ranks(); ++p) {
+      this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes(send.cols()));
+    }
+    return received;
+  }
+  // [expert rows of the chunk] the received row that each of them is.
+  virtual absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchPlan& plan,
+                                                                 int chunk, Workspace&) const {
+    return plan.expert_source(chunk);
+  }
+  // send: weights in the order of home rows, which at the experts' rank is return order.
+  virtual absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchPlan& plan, int chunk,
+                                                              MatrixView<const float> send,
+                                                              Workspace& workspace,
+                                                              Stream& exchange) {
+    const int64_t rows = plan.expert_begin(chunk + 1) - plan.expert_begin(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<float>(rows, 1));
+    const int me = plan.rank();
+    MOE_RETURN_IF_ERROR(ExchangeRows<float>(
+        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
+        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange));
+    CountWeights(plan, chunk);
+    return received;
+  }
+  // The order of expert rows in which SendHome takes them.
+  virtual absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchPlan& plan, int chunk,
+                                                                Workspace&) const {
+    return plan.return_order(chunk);
+  }
+  virtual absl::Status SendHome(const DispatchPlan& plan, int chunk, MatrixView<const T> send,
+                                MatrixView<T> home, Workspace&, Stream& exchange) {
+    CountReturned(plan, chunk, send.cols());
+    const int me = plan.rank();
     return ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
         [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange);
   }
 
- private:
-  static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
-
-  void CountSent(const DispatchPlan& plan, int chunk, int64_t hidden) {
-    for (int p = 0; p < plan.ranks(); ++p) {
-      this->CountBytes(p, plan.SendRows(chunk, plan.rank(), p) * RowBytes(hidden));
-    }
+  bool GathersOnce(const DispatchPlan& plan) const {
+    return plan.ranks() == 1 && algorithm() == DispatchAlgorithm::kStaged;
   }
+  absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchPlan& plan, int chunk,
+                                                 MatrixView<const T> x, Workspace& workspace,
+                                                 Stream& exchange) {
+    const auto token = plan.send_token(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto send,
+                         workspace.Matrix<T>(static_cast<int64_t>(token.size()), x.cols()));
+    MOE_RETURN_IF_ERROR(GatherRows<T>(x, token, send, exchange));
+    return SendRows(plan, chunk, send, workspace, exchange);
+  }
+
+  static int64_t RowBytes(int64_t hidden) { return hidden * static_cast<int64_t>(sizeof(T)); }
   // What goes home; within one rank also what comes, gathered without a send order.
   void CountReturned(const DispatchPlan& plan, int chunk, int64_t hidden) {
     for (int p = 0; p < plan.ranks(); ++p) {
@@ -91,57 +158,112 @@ class StagedDispatcher final : public DispatcherBase<T> {
           p, plan.ExpertRows(chunk, plan.rank(), p) * static_cast<int64_t>(sizeof(float)));
     }
   }
+};
 
-  // The chunk's received rows.
-  absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchPlan& plan, int chunk,
-                                                 MatrixView<const T> x, Workspace& workspace,
-                                                 Stream& exchange) {
-    const int64_t hidden = x.cols();
-    const auto token = plan.send_token(chunk);
-    const int64_t received_rows = plan.recv_begin(chunk + 1) - plan.recv_begin(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto send,
-                         workspace.Matrix<T>(static_cast<int64_t>(token.size()), hidden));
-    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<T>(received_rows, hidden));
-    MOE_RETURN_IF_ERROR(GatherRows<T>(x, token, send, exchange));
-    const int me = plan.rank();
-    MOE_RETURN_IF_ERROR(ExchangeRows<T>(
-        this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
-        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange));
-    CountSent(plan, chunk, hidden);
-    return received;
+// Rows come by (local rank, node) of their source, and go home so.
+template <typename T>
+class HierarchicalDispatcher final : public StagedDispatcher<T> {
+ public:
+  HierarchicalDispatcher(const DispatcherOptions& options, Communicator& comm,
+                         TwoHopExchange two_hops)
+      : StagedDispatcher<T>(options, comm, DeviceKind::kCpu), two_hops_(std::move(two_hops)) {}
+
+  DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kHierarchical; }
+
+ private:
+  absl::StatusOr<MatrixView<const T>> SendRows(const DispatchPlan& plan, int chunk,
+                                               MatrixView<const T> send, Workspace& workspace,
+                                               Stream& exchange) override {
+    return two_hops_.Out<T>(
+        send, [&](int source, int to) { return plan.SendRows(chunk, source, to); },
+        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace, exchange);
   }
 
-  // [expert rows of the chunk] the weight of each. Weights travel in the order of home rows, which
-  // at the experts' rank is return order.
-  absl::StatusOr<absl::Span<const float>> SendWeights(const DispatchPlan& plan, int chunk,
-                                                      absl::Span<const float> weight,
-                                                      Workspace& workspace, Stream& exchange) {
-    const int64_t rows = plan.expert_begin(chunk + 1) - plan.expert_begin(chunk);
-    MOE_ASSIGN_OR_RETURN(const auto send,
-                         WeightsInHomeOrder(plan, chunk, weight, workspace, exchange));
-    MOE_ASSIGN_OR_RETURN(const auto received, workspace.Matrix<float>(rows, 1));
-    const int me = plan.rank();
-    MOE_RETURN_IF_ERROR(ExchangeRows<float>(
-        this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
-        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange));
-    CountWeights(plan, chunk);
-    return WeightsInExpertOrder(plan, chunk, received, workspace, exchange);
+  // plan.expert_source, which counts received rows by source rank, for rows in SendTokens' order.
+  absl::StatusOr<absl::Span<const int32_t>> ExpertSource(const DispatchPlan& plan, int chunk,
+                                                         Workspace& workspace) const override {
+    MOE_ASSIGN_OR_RETURN(const auto shift, workspace.Array<int64_t>(plan.ranks()));
+    int64_t row = 0;
+    two_hops_.ForEachRankByRail([&](int r) {
+      shift[r] = row;
+      row += plan.SendRows(chunk, r, plan.rank());
+    });
+    row = 0;
+    for (int r = 0; r < plan.ranks(); ++r) {
+      shift[r] -= row;
+      row += plan.SendRows(chunk, r, plan.rank());
+    }
+    const auto source = plan.expert_source(chunk), peer = plan.expert_peer(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto shifted,
+                         workspace.Array<int32_t>(static_cast<int64_t>(source.size())));
+    for (size_t n = 0; n < source.size(); ++n) {
+      shifted[n] = static_cast<int32_t>(source[n] + shift[peer[n]]);
+    }
+    return shifted;
   }
+
+  absl::StatusOr<MatrixView<const float>> SendWeights(const DispatchPlan& plan, int chunk,
+                                                      MatrixView<const float> send,
+                                                      Workspace& workspace,
+                                                      Stream& exchange) override {
+    MOE_ASSIGN_OR_RETURN(
+        const auto by_rail,
+        two_hops_.Out<float>(
+            send, [&](int source, int to) { return plan.ExpertRows(chunk, source, to); },
+            [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace,
+            exchange));
+    return TwoHopExchange::Transpose<float>(
+        by_rail, two_hops_.node_size(), two_hops_.nodes(),
+        [&](int l, int m) { return plan.ExpertRows(chunk, two_hops_.RankOf(m, l), plan.rank()); },
+        workspace, exchange);
+  }
+
+  // The chunk's return order, by (local rank, node) of home instead of by home rank.
+  absl::StatusOr<absl::Span<const int32_t>> ReturnOrder(const DispatchPlan& plan, int chunk,
+                                                        Workspace& workspace) const override {
+    const auto order = plan.return_order(chunk);
+    MOE_ASSIGN_OR_RETURN(const auto by_rail,
+                         workspace.Array<int32_t>(static_cast<int64_t>(order.size())));
+    MOE_ASSIGN_OR_RETURN(const auto begin, workspace.Array<int64_t>(plan.ranks()));
+    int64_t row = 0;
+    for (int r = 0; r < plan.ranks(); ++r) {
+      begin[r] = row;
+      row += plan.ExpertRows(chunk, r, plan.rank());
+    }
+    auto to = by_rail.begin();
+    two_hops_.ForEachRankByRail([&](int home) {
+      to = std::copy_n(order.begin() + begin[home], plan.ExpertRows(chunk, home, plan.rank()), to);
+    });
+    return by_rail;
+  }
+
+  absl::Status SendHome(const DispatchPlan& plan, int chunk, MatrixView<const T> send,
+                        MatrixView<T> home, Workspace& workspace, Stream& exchange) override {
+    return two_hops_.Back<T>(
+        send, [&](int to, int sender) { return plan.ExpertRows(chunk, to, sender); }, home,
+        [this](int peer, int64_t bytes) { this->CountBytes(peer, bytes); }, workspace, exchange);
+  }
+
+  TwoHopExchange two_hops_;
 };
 
 }  // namespace
 
 template <typename T>
-std::unique_ptr<Dispatcher<T>> MakeStagedDispatcher(const DispatcherOptions& options,
-                                                    Communicator& comm, DeviceKind kind) {
-  return std::make_unique<StagedDispatcher<T>>(options, comm, kind);
+absl::StatusOr<std::unique_ptr<Dispatcher<T>>> MakeStagedDispatcher(
+    const DispatcherOptions& options, Communicator& comm, DeviceKind kind, bool in_two_hops) {
+  if (!in_two_hops) return std::make_unique<StagedDispatcher<T>>(options, comm, kind);
+  MOE_ASSIGN_OR_RETURN(
+      TwoHopExchange two_hops,
+      TwoHopExchange::Create(comm, options.node_size == 0 ? comm.size() : options.node_size));
+  return std::make_unique<HierarchicalDispatcher<T>>(options, comm, std::move(two_hops));
 }
 
-template std::unique_ptr<Dispatcher<float>> MakeStagedDispatcher(const DispatcherOptions&,
-                                                                 Communicator&, DeviceKind);
-template std::unique_ptr<Dispatcher<BFloat16>> MakeStagedDispatcher(const DispatcherOptions&,
-                                                                    Communicator&, DeviceKind);
-template std::unique_ptr<Dispatcher<Float16>> MakeStagedDispatcher(const DispatcherOptions&,
-                                                                   Communicator&, DeviceKind);
+template absl::StatusOr<std::unique_ptr<Dispatcher<float>>> MakeStagedDispatcher(
+    const DispatcherOptions&, Communicator&, DeviceKind, bool);
+template absl::StatusOr<std::unique_ptr<Dispatcher<BFloat16>>> MakeStagedDispatcher(
+    const DispatcherOptions&, Communicator&, DeviceKind, bool);
+template absl::StatusOr<std::unique_ptr<Dispatcher<Float16>>> MakeStagedDispatcher(
+    const DispatcherOptions&, Communicator&, DeviceKind, bool);
 
 }  // namespace moe

@@ -1,5 +1,5 @@
 // All-to-all of rows in two hops: between nodes, and inside a node. Of the hierarchical dispatcher;
-// moe/bench measures it alone.
+// `moe bench` measures it alone.
 #ifndef MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
 #define MOE_DISPATCH_TWO_HOP_EXCHANGE_H_
 

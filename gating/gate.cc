@@ -27,13 +27,11 @@ struct GateTable {
 };
 
 GateTable& Table() {
-  static GateTable& table = *new GateTable{
-      .mu = {},
-      .gates = {SwitchGateDefinition(), GshardGateDefinition(), TopKGateDefinition(),
-                MixtralGateDefinition(), Qwen2GateDefinition(), Qwen3GateDefinition(),
-                OlmoeGateDefinition(), DeepSeekV2GateDefinition(), DeepSeekV3GateDefinition(),
-                GptOssGateDefinition(), Llama4GateDefinition(), LongCatGateDefinition(),
-                ExpertChoiceGateDefinition(), NoisyTopKGateDefinition(), SinkhornGateDefinition()}};
+  static GateTable& table = []() -> GateTable& {
+    auto& built_in = *new GateTable;
+    for (GateDefinition& gate : BuiltinGates()) built_in.gates.push_back(std::move(gate));
+    return built_in;
+  }();
   return table;
 }
 

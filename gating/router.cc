@@ -22,7 +22,7 @@
 namespace moe {
 namespace {
 
-constexpr int64_t kTokensPerTask = 64;
+constexpr int64_t kJitteredPerTask = 64;
 constexpr int64_t kTokensPerUpload = 256;  // of jitter
 
 template <typename T>
@@ -86,7 +86,7 @@ absl::StatusOr<MatrixView<const float>> AsFloat(MatrixView<const T> matrix, Work
 // factor[t, h] = 1 + epsilon * U(-1, 1). `key` is the first row's.
 void JitterFactors(const RandomKey& key, float epsilon, MatrixView<float> factor,
                    ThreadPool& threads) {
-  threads.For(factor.rows(), kTokensPerTask, [&](int64_t begin, int64_t end) {
+  threads.For(factor.rows(), kJitteredPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       RandomKey token = key;
       token.item += static_cast<uint64_t>(t);

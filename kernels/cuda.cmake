@@ -1,5 +1,5 @@
 # moe_kernels_cuda: the objects of the .cu files, which moe_kernels takes in. Included from the top,
-# after cmake/cuda.cmake. The tests compile the same sources for the simulator (tests/cusim.cmake).
+# after cmake/cuda.cmake. SIMULATED compiles them for the simulator (cmake/cusim.cmake).
 set(MOE_CUDA_SOURCES
   expert_capacity/expert_capacity_cuda.cu expert_sort/expert_sort_cuda.cu
   topk_gate/gate_backward_cuda.cu topk_gate/topk_gate_cuda.cu

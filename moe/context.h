@@ -39,8 +39,8 @@ struct Context {
   Stream* exchange = nullptr;  // of the same device
   Stream* host = nullptr;      // inline, of the CPU
   Workspace* workspace = nullptr;
-  // What `exchange` alone works on. Not `workspace` where both streams queue (a CUDA device):
-  // scratch that one stream has not passed must not become the other's.
+  // Scratch of `exchange`. On a CUDA device it is not `workspace`: both streams queue there, and
+  // what one still uses must not be handed to the other.
   Workspace* exchange_workspace = nullptr;
   Workspace* host_workspace = nullptr;
   MemoryResource* memory = nullptr;  // of compute's device: for what outlives a round

@@ -23,4 +23,4 @@ if ! build >"$dir/build.log" 2>&1; then
 fi
 set -x
 exec "$dir/moe/cli/moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 \
-  --topk 2 --steps 700 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 "$@"
+  --topk 2 --steps 800 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 "$@"

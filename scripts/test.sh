@@ -128,6 +128,9 @@ has_cuda_headers() {
   return 1
 }
 
+simulated=() # devices in asan and tsan
+has_cuda_headers || simulated=(-DMOE_ENABLE_CUDA=OFF)
+
 for stage in "${stages[@]}"; do
   case "$stage" in
     release) run_stage release -- -DMOE_ENABLE_MPI=ON -DMOE_ENABLE_CUDA=AUTO ;;
@@ -140,8 +143,8 @@ for stage in "${stages[@]}"; do
         rows+=("$(printf '%-8s %8s %6s %8s %6s %7s %7s %7s' cusim - - - - - - all)")
       fi
       ;;
-    asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF ;;
-    tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF ;;
+    asan) run_stage asan -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
+    tsan) run_stage tsan threads_tests -- -DMOE_ENABLE_MPI=OFF "${simulated[@]}" ;;
   esac
 done
 

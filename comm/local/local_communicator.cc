@@ -8,10 +8,9 @@
 #include <absl/strings/str_cat.h>
 
 #include "comm/local/local_group.h"
-#include "comm/local/local_parts.h"
-#include "comm/local/local_peer_buffer.h"
 #include "comm/local/local_world.h"
 #include "comm/reduce.h"
+#include "comm/wait_report.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
@@ -227,26 +226,19 @@ absl::Status LocalCommunicator::DoFence(Stream& stream) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> LocalCommunicator::Split(int color, int key) {
-  if (color < -1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Split: color is ", color, ", expected >= 0, or -1 for no group"));
-  }
   struct Slot {
-    int color, key;
+    CallCard card;
     std::shared_ptr<LocalGroup> group;
     int rank = 0;
   };
-  Slot mine{color, key, nullptr};
+  Slot mine;
+  MOE_ASSIGN_OR_RETURN(mine.card, SplitCard(color, key));
   const LocalCaller caller = Caller("Split");
   MOE_RETURN_IF_ERROR(group_->HostExchange(caller, &mine, [&](absl::Span<void* const> all) {
-    std::vector<int> members;  // ranks of this group
-    for (int r = 0; r < group_->size(); ++r) {
-      if (static_cast<Slot*>(all[r])->color == color) members.push_back(r);
-    }
+    std::vector<CallCard> cards;
+    for (void* const slot : all) cards.push_back(static_cast<Slot*>(slot)->card);
+    const std::vector<int> members = MembersOf(color, cards);
     if (color < 0 || members.front() != rank_) return;  // one rank of each color makes its group
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return static_cast<Slot*>(all[a])->key < static_cast<Slot*>(all[b])->key;
-    });
     std::vector<int> world_ranks;
     for (const int r : members) world_ranks.push_back(group_->world_rank(r));
     const auto group =

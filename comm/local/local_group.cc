@@ -7,7 +7,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/local/local_parts.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/caught.h"

@@ -2,7 +2,9 @@
 #ifndef MOE_COMM_LOCAL_LOCAL_GROUP_H_
 #define MOE_COMM_LOCAL_LOCAL_GROUP_H_
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -11,12 +13,15 @@
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "comm/copy.h"
 #include "comm/local/doorbell.h"
+#include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 
 namespace moe {
@@ -192,6 +197,35 @@ class LocalGroup {
   std::vector<Mailbox> mailboxes_;
   std::vector<RankState> ranks_;
 };
+
+// work(begin, end) over [0, n), `part` at a time, each of which is progress of the caller's rank:
+// what its peers see of it while they wait.
+inline void InParts(LocalGroup& group, const LocalCaller& caller, int64_t n, int64_t part,
+                    absl::FunctionRef<void(int64_t, int64_t)> work) {
+  for (int64_t begin = 0; begin < n; begin += part) {
+    work(begin, std::min(n, begin + part));
+    group.Progressed(caller);
+  }
+}
+
+// Even a disk that swaps copies it well within a deadline of a second.
+inline constexpr int64_t kPartBytes = int64_t{16} << 20;
+
+inline void CopyInParts(LocalGroup& group, const LocalCaller& caller, void* to, const void* from,
+                        int64_t bytes, CopyHint hint = CopyHint::kCached) {
+  InParts(group, caller, bytes, kPartBytes, [&](int64_t begin, int64_t end) {
+    CopyBytes(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+              end - begin, hint);
+  });
+}
+
+// Communicator::AllocatePeerBuffer: memory of the host, of one CUDA device, or of several each of
+// which can read the others' (EnablePeerAccess). Else kUnimplemented on all ranks, naming the first
+// pair that cannot.
+absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateLocalPeerBuffer(LocalGroup& group,
+                                                                    const LocalCaller& caller,
+                                                                    int64_t bytes,
+                                                                    MemoryResource& memory);
 
 }  // namespace moe
 

@@ -1,4 +1,5 @@
-#include "comm/local/local_peer_buffer.h"
+// The peer memory of the local backend: ranks are threads, and a peer's pointer is good here if
+// this rank's device can read the peer's.
 
 #include <algorithm>
 #include <utility>
@@ -7,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/types/span.h>
 
+#include "comm/local/local_group.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 

@@ -26,7 +26,6 @@
 #include <unistd.h>
 
 #include "comm/clock_offset.h"
-#include "comm/launcher_pipe.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 
@@ -194,6 +193,7 @@ class Watch {
         break;
       case kEnds:
         member.ends = true;
+        ended_.push_back(member.process);
         break;
       default:
         break;
@@ -226,6 +226,7 @@ class Watch {
   // No launcher makes a rank leave with an exit code: who does comes first.
   void Gone(const Member& gone) {
     std::vector<std::pair<Member const*, int>> going = {{&gone, WaitStatusOf(gone.process)}};
+    if (LauncherEnded(going.front().second)) return;
     for (const auto& [socket, member] : members_) {
       const int status = WaitStatusOf(member.process);
       if (status > 0 && !member.ends) going.emplace_back(&member, status);
@@ -244,6 +245,15 @@ class Watch {
     AwaitReader(STDERR_FILENO, kAnswerTime);
   }
 
+  // A rank that ended and left with an exit code of its own: the launcher ends those that are still
+  // leaving MPI.
+  bool LauncherEnded(int status) const {
+    return status > 0 && WIFSIGNALED(status) &&
+           (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL) &&
+           std::any_of(ended_.begin(), ended_.end(),
+                       [](pid_t process) { return WaitStatusOf(process) != 0; });
+  }
+
   bool OthersLiveOn() const {
     absl::SleepFor(absl::Milliseconds(100));
     for (const auto& [socket, member] : members_) {
@@ -257,6 +267,7 @@ class Watch {
   const Descriptor epoll_;
   const int listener_;
   std::map<int, Member> members_;  // by socket
+  std::vector<pid_t> ended_;       // processes of ranks that said so
   std::vector<int> asking_;        // sockets of those that want to speak
   SteadyTime answer_at_;           // while there are some
   bool one_host_ = false;          // no rank is elsewhere

@@ -15,8 +15,7 @@
 #include "comm/copy.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
-#include "comm/mpi/mpi_peer_buffer.h"
-#include "comm/mpi/mpi_status.h"
+#include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
@@ -50,7 +49,7 @@ class MpiCommunicator final : public Communicator {
   absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocatePeerBuffer(int64_t bytes,
                                                                  MemoryResource& memory) override;
   void Abort(absl::Status reason) override {
-    (void)group_->host.fate()->Kill(absl::AbortedError(absl::StrCat(
+    (void)group_->host.Kill(absl::AbortedError(absl::StrCat(
         "rank ", group_->host.world_ranks()[rank()], " aborted: ", reason.ToString())));
   }
 
@@ -109,7 +108,7 @@ absl::Status MpiCommunicator::DoAllToAllV(const void* send, absl::Span<const int
     MpiLane& lane = group->stream;
     const int rank = lane.rank();
     if (out[rank] != in[rank]) {
-      return lane.fate()->Kill(absl::InvalidArgumentError(absl::StrCat(
+      return lane.Kill(absl::InvalidArgumentError(absl::StrCat(
           "AllToAllV: rank ", lane.world_ranks()[rank], " expects ", in[rank], " bytes from rank ",
           lane.world_ranks()[rank], ", which sends ", out[rank])));
     }
@@ -193,24 +192,12 @@ absl::Status MakeSilent(MPI_Comm comm) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, int key) {
-  if (color < -1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Split: color is ", color, ", expected >= 0, or -1 for no group"));
-  }
-  struct Wish {
-    int color, key;
-  };
-  const Wish mine{color, key};
-  std::vector<Wish> all(size());
+  MOE_ASSIGN_OR_RETURN(const CallCard mine, SplitCard(color, key));
+  std::vector<CallCard> all(size());
   MpiLane& host = group_->host;
   // MPI_Comm_split has no deadline: it starts when everybody is known to be there.
-  MOE_RETURN_IF_ERROR(host.Gather({"Split", kSplit, phase()}, &mine, all.data(), sizeof(Wish)));
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r) {
-    if (all[r].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return all[a].key < all[b].key; });
+  MOE_RETURN_IF_ERROR(host.Gather({"Split", kSplit, phase()}, &mine, all.data(), sizeof(CallCard)));
+  std::vector<int> members = MembersOf(color, all);
   std::vector<uint64_t> hosts;
   for (int& member : members) {
     hosts.push_back(group_->hosts[member]);
@@ -220,7 +207,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MpiCommunicator::Split(int color, 
   for (MPI_Comm& comm : comms) {
     const absl::Status split = FromMpi(
         MPI_Comm_split(host.comm(), color < 0 ? MPI_UNDEFINED : color, key, &comm), "Split");
-    if (!split.ok()) return host.fate()->Kill(split);
+    if (!split.ok()) return host.Kill(split);
     if (color >= 0) MOE_RETURN_IF_ERROR(MakeSilent(comm));
   }
   if (color < 0) return nullptr;
@@ -271,8 +258,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
   }
   std::vector<int> world_ranks(size);
   for (int r = 0; r < size; ++r) world_ranks[r] = r;
-  auto group =
-      std::make_shared<MpiGroup>(own[0], own[1], world_ranks, timeout, std::make_shared<MpiFate>());
+  auto group = std::make_shared<MpiGroup>(own[0], own[1], world_ranks, timeout,
+                                          std::make_shared<LocalFate>());
   const uint64_t host = HostId();
   MOE_RETURN_IF_ERROR(group->host.Gather({"MakeMpiCommunicator", kPeerMemory, {}}, &host,
                                          group->hosts.data(), sizeof host));

@@ -26,7 +26,7 @@ namespace moe {
 //
 // AllToAllV, AllGather, ReduceScatter and SendRecv are pairwise transfers; ReduceScatter, and
 // AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of other
-// types and Broadcast are the MPI library's own, after a roll call of 32 bytes from every rank that
+// types and Broadcast are the MPI library's own, after a roll call of 48 bytes from every rank that
 // compares their arguments; MPI's all-reduce is deterministic for one library, rank count and
 // length, but rounds floats as it likes.
 //

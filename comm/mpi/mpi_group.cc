@@ -1,11 +1,9 @@
 #include "comm/mpi/mpi_group.h"
 
-#include <cstring>
-
 #include <absl/container/inlined_vector.h>
-#include <absl/strings/str_cat.h>
 
 #include "comm/reduce.h"
+#include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -34,30 +32,14 @@ MPI_Datatype ToMpi(DType type) {
 
 absl::Status MpiGroup::RollCall(const char* operation, const CommPhase& phase, int64_t count,
                                 DType type, ReduceOp op, int root) {
-  struct Card {
-    char operation[12] = {};
-    int32_t type, op, root;
-    int64_t count;
-  };
-  Card mine{.type = static_cast<int32_t>(type),
-            .op = static_cast<int32_t>(op),
-            .root = root,
-            .count = count};
-  std::strncpy(mine.operation, operation, sizeof(mine.operation) - 1);
-  absl::InlinedVector<Card, 16> all(stream.size());
+  const CallCard mine = CardOf(operation, count, type, op, root);
+  absl::InlinedVector<CallCard, 16> all(stream.size());
   MOE_RETURN_IF_ERROR(
-      stream.Gather({operation, kRollCall, phase}, &mine, all.data(), sizeof(Card)));
+      stream.Gather({operation, kRollCall, phase}, &mine, all.data(), sizeof(CallCard)));
+  const std::vector<int>& names = stream.world_ranks();
   for (int r = 0; r < stream.size(); ++r) {
-    const Card& other = all[r];
-    if (std::memcmp(&other, &mine, sizeof(Card)) == 0) continue;
-    const auto text = [](const Card& c) {
-      return absl::StrCat(c.operation, " of ", c.count, " x ", NameOf(static_cast<DType>(c.type)),
-                          c.op == static_cast<int32_t>(ReduceOp::kMax) ? ", max" : "", ", root ",
-                          c.root);
-    };
-    return stream.fate()->Kill(absl::InvalidArgumentError(absl::StrCat(
-        operation, ": rank ", stream.world_ranks()[stream.rank()], " has ", text(mine), ", rank ",
-        stream.world_ranks()[r], " has ", text(other), ", expected the same on all")));
+    const absl::Status same = CheckSame(mine, names[stream.rank()], all[r], names[r]);
+    if (!same.ok()) return stream.Kill(same);
   }
   return absl::OkStatus();
 }

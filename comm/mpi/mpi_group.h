@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
@@ -42,7 +43,7 @@ inline constexpr int64_t kMpiLibraryCount = int64_t{1} << 23;
 class MpiGroup {
  public:
   MpiGroup(MPI_Comm stream_comm, MPI_Comm host_comm, const std::vector<int>& world_ranks,
-           absl::Duration timeout, std::shared_ptr<MpiFate> fate)
+           absl::Duration timeout, std::shared_ptr<LocalFate> fate)
       : stream(stream_comm, world_ranks, timeout, fate),
         host(host_comm, world_ranks, timeout, std::move(fate)),
         hosts(world_ranks.size()) {}
@@ -90,6 +91,15 @@ class MpiGroup {
 
   Buffer scratch_;  // one segment from each rank
 };
+
+// Communicator::AllocatePeerBuffer: collective over `host`, whose ranks are processes of one host.
+// Each makes a file without a name in memory, which the others map by way of /proc, so that nothing
+// is left behind by a process that dies.
+// Errors, on all ranks alike: kUnimplemented, naming who cannot map whose memory (containers with
+// process ids of their own, other users); kResourceExhausted; those of `host`.
+absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host,
+                                                                  const CommPhase& phase,
+                                                                  int64_t bytes);
 
 }  // namespace moe
 

@@ -7,7 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "comm/mpi/mpi_status.h"
+#include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
@@ -30,20 +30,8 @@ constexpr std::chrono::microseconds kNap(50);
 
 }  // namespace
 
-absl::Status MpiFate::Kill(absl::Status reason) {
-  std::lock_guard<std::mutex> lock(mu_);
-  if (reason_.ok()) reason_ = std::move(reason);
-  dead_.store(true, std::memory_order_release);
-  return reason_;
-}
-
-absl::Status MpiFate::status() const {
-  std::lock_guard<std::mutex> lock(mu_);
-  return reason_;
-}
-
 MpiLane::MpiLane(MPI_Comm comm, std::vector<int> world_ranks, absl::Duration timeout,
-                 std::shared_ptr<MpiFate> fate)
+                 std::shared_ptr<LocalFate> fate)
     : comm_(comm), world_ranks_(std::move(world_ranks)), timeout_(timeout), fate_(std::move(fate)) {
   MPI_Comm_rank(comm_, &rank_);
 }
@@ -57,6 +45,11 @@ MpiLane::~MpiLane() {
   if (fate_->dead() || finalized != 0) return;
   MPI_Comm comm = comm_;
   MPI_Comm_free(&comm);
+}
+
+absl::Status MpiLane::Kill(absl::Status reason) {
+  fate_->Kill(world_ranks_[rank_], std::move(reason));
+  return status();
 }
 
 void MpiLane::Begin(const MpiCall& call) {
@@ -102,12 +95,12 @@ void MpiLane::Receive(int peer, void* data, int64_t bytes) {
 }
 
 absl::Status MpiLane::Finish() {
-  if (fate_->dead()) return fate_->status();
+  if (fate_->dead()) return status();
   absl::Status status = started_;
   if (status.ok()) status = Poll();
   if (status.ok()) return status;
   LeaveRequests();
-  return fate_->Kill(std::move(status));
+  return Kill(std::move(status));
 }
 
 // Polls one request at a time, which moves the others too: the cost of a poll does not grow with
@@ -126,7 +119,7 @@ absl::Status MpiLane::Poll() {
       progressed = true;
       continue;
     }
-    if (fate_->dead()) return fate_->status();  // Abort, or another group of this world
+    if (fate_->dead()) return status();  // Abort, or another group of this world
     if (polls < kSpinPolls) {
       ++polls;
       continue;

@@ -2,11 +2,9 @@
 #ifndef MOE_COMM_MPI_MPI_LANE_H_
 #define MOE_COMM_MPI_MPI_LANE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,21 +16,9 @@
 #include <mpi.h>
 
 #include "comm/communicator.h"
+#include "comm/local/local_group.h"
 
 namespace moe {
-
-// Whether the world of this process still lives; shared by its groups. The first reason wins.
-class MpiFate {
- public:
-  absl::Status Kill(absl::Status reason);  // returns what all calls return from now on
-  bool dead() const { return dead_.load(std::memory_order_acquire); }
-  absl::Status status() const;
-
- private:
-  mutable std::mutex mu_;
-  absl::Status reason_;  // guarded by mu_
-  std::atomic<bool> dead_{false};
-};
 
 // What is running, for matching and for the message of a wait that fails.
 struct MpiCall {
@@ -46,7 +32,7 @@ class MpiLane {
  public:
   // world_ranks[r] names rank r in messages.
   MpiLane(MPI_Comm comm, std::vector<int> world_ranks, absl::Duration timeout,
-          std::shared_ptr<MpiFate> fate);
+          std::shared_ptr<LocalFate> fate);
   ~MpiLane();
   MpiLane(const MpiLane&) = delete;
   MpiLane& operator=(const MpiLane&) = delete;
@@ -56,7 +42,10 @@ class MpiLane {
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   absl::Duration timeout() const { return timeout_; }
-  const std::shared_ptr<MpiFate>& fate() const { return fate_; }
+  // The world of this process, which its groups share: the first reason to end it wins.
+  const std::shared_ptr<LocalFate>& fate() const { return fate_; }
+  // Ends it; what all calls return from now on.
+  absl::Status Kill(absl::Status reason);
 
   // Begin, then any number of Send and Receive (0 bytes are sent too), then Finish, which returns
   // when all are done. Sizes that disagree are kInvalidArgument there; errors end the world.
@@ -68,7 +57,7 @@ class MpiLane {
   // Begin .. Finish with nothing but one operation of the MPI library: `start(&request)`.
   template <typename Start>
   absl::Status Run(const MpiCall& call, Start start) {
-    if (fate_->dead()) return fate_->status();
+    if (fate_->dead()) return status();
     Begin(call);
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = start(&request);
@@ -84,6 +73,8 @@ class MpiLane {
   absl::Status Gather(const MpiCall& call, const void* mine, void* all, int64_t bytes);
 
  private:
+  absl::Status status() const { return fate_->StatusOf(world_ranks_[rank_]); }
+
   // A piece of what one Send or Receive moves.
   struct Transfer {
     int peer;              // -1: an operation of the library
@@ -108,7 +99,7 @@ class MpiLane {
   const MPI_Comm comm_;
   const std::vector<int> world_ranks_;
   const absl::Duration timeout_;
-  const std::shared_ptr<MpiFate> fate_;
+  const std::shared_ptr<LocalFate> fate_;
   int rank_ = 0;
 
   // The call between Begin and Finish; entry i of both vectors is one transfer.

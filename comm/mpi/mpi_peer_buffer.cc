@@ -1,5 +1,3 @@
-#include "comm/mpi/mpi_peer_buffer.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <string>
@@ -12,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/descriptor.h"
 #include "comm/mpi/mpi_group.h"
 #include "kernels/base/status_macros.h"
 
@@ -20,28 +19,14 @@ namespace {
 
 constexpr char kName[] = "AllocatePeerBuffer";
 
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int descriptor() const { return descriptor_; }
-
- private:
-  const int descriptor_;
-};
-
 // All of a file, or nothing.
 class Mapping {
  public:
   Mapping() = default;
   // flags: besides MAP_SHARED.
-  Mapping(const File& file, size_t bytes, int protection, int flags)
+  Mapping(const Descriptor& file, size_t bytes, int protection, int flags)
       : bytes_(bytes),
-        data_(::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file.descriptor(), 0)) {
+        data_(::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file.number(), 0)) {
     if (data_ == MAP_FAILED) data_ = nullptr;
   }
   Mapping(Mapping&& other) noexcept
@@ -91,29 +76,29 @@ struct Offer {
 // Gives the file `bytes` of memory: 0, or an errno. A file that is only long has none, and whoever
 // touches a page that the system cannot give gets SIGBUS. More than the machine has is not tried:
 // the system would end processes to find it.
-int Fill(const File& file, int64_t bytes) {
+int Fill(const Descriptor& file, int64_t bytes) {
   const int64_t pages = ::sysconf(_SC_PHYS_PAGES), page_bytes = ::sysconf(_SC_PAGESIZE);
   if (bytes / page_bytes >= pages) return ENOMEM;
   int error = 0;
   do {
-    error = ::posix_fallocate(file.descriptor(), 0, bytes);
+    error = ::posix_fallocate(file.number(), 0, bytes);
   } while (error == EINTR);
   return error;
 }
 
 // The file of this rank, at least a byte long, zeros until they are written; its errno in
 // `offer.error`.
-Mapping Make(const File& file, Offer& offer) {
+Mapping Make(const Descriptor& file, Offer& offer) {
   struct stat about = {};
   Mapping own;
-  if (file.descriptor() >= 0) errno = Fill(file, offer.bytes);
-  if (errno == 0 && ::fstat(file.descriptor(), &about) == 0) {
+  if (file.number() >= 0) errno = Fill(file, offer.bytes);
+  if (errno == 0 && ::fstat(file.number(), &about) == 0) {
     // Zeroed now, and not page by page in the first step.
     own = Mapping(file, static_cast<size_t>(offer.bytes), PROT_READ | PROT_WRITE, MAP_POPULATE);
   }
   offer.error = own.data() == nullptr ? errno : 0;
   offer.process = ::getpid();
-  offer.descriptor = file.descriptor();
+  offer.descriptor = file.number();
   offer.device = about.st_dev;
   offer.inode = about.st_ino;
   return own;
@@ -122,9 +107,9 @@ Mapping Make(const File& file, Offer& offer) {
 // A peer's file; nothing, with errno set, if this process cannot see it.
 Mapping Open(const Offer& offer) {
   const std::string path = absl::StrCat("/proc/", offer.process, "/fd/", offer.descriptor);
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat about = {};
-  if (file.descriptor() < 0 || ::fstat(file.descriptor(), &about) != 0) return {};
+  if (file.number() < 0 || ::fstat(file.number(), &about) != 0) return {};
   if (about.st_dev != offer.device || about.st_ino != offer.inode) {
     errno = ESRCH;
     return {};
@@ -139,7 +124,7 @@ absl::StatusOr<std::shared_ptr<PeerBuffer>> AllocateMpiPeerBuffer(MpiLane& host,
                                                                   int64_t bytes) {
   const std::vector<int>& world_ranks = host.world_ranks();
   errno = 0;
-  const File file(::memfd_create("moe-peer-memory", MFD_CLOEXEC));
+  const Descriptor file(::memfd_create("moe-peer-memory", MFD_CLOEXEC));
   Offer mine = {.bytes = std::max<int64_t>(bytes, 1)};
   Mapping own = Make(file, mine);
   std::vector<Offer> offers(host.size());

@@ -4,8 +4,7 @@
 #include <absl/time/time.h>
 #include <unistd.h>
 
-#include "comm/launcher_pipe.h"
-#include "comm/mpi/mpi_status.h"
+#include "comm/descriptor.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {

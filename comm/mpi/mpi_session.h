@@ -1,14 +1,19 @@
-// The life of MPI in this process.
+// The life of MPI in this process, and its error codes as absl::Status.
 #ifndef MOE_COMM_MPI_MPI_SESSION_H_
 #define MOE_COMM_MPI_MPI_SESSION_H_
 
 #include <memory>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 
 #include <mpi.h>
 
 namespace moe {
+
+// OK for MPI_SUCCESS, else kUnavailable: "<what>: <MPI's text>".
+absl::Status FromMpi(int code, absl::string_view what);
 
 // Between construction and destruction MPI may be called from any thread. One per process, made and
 // destroyed on the main thread.

@@ -26,6 +26,9 @@ absl::StatusOr<NcclId> MakeNcclId() {
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(const NcclRankOptions&) {
   return NoNccl();
 }
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclOver(Communicator&, NcclRankOptions) {
+  return NoNccl();
+}
 absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByTcp(NcclRankOptions, const NcclStore&) {
   return NoNccl();
 }

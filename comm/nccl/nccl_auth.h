@@ -20,13 +20,37 @@
 #include <string>
 #include <type_traits>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
-#include "comm/nccl/nccl_announcement.h"
+#include "comm/nccl/nccl_world.h"
 
 namespace moe {
+
+// What rank 0 tells the others before there is a world: its id, or why there is none.
+struct NcclAnnouncement {
+  int32_t code = 0;                    // absl::StatusCode
+  std::array<char, 508> message = {};  // the end of a longer one is left out
+  NcclId id = {};
+};
+
+inline NcclAnnouncement Announce(const absl::StatusOr<NcclId>& made) {
+  NcclAnnouncement said;
+  said.code = static_cast<int32_t>(made.status().code());
+  const absl::string_view message = made.status().message();
+  message.copy(said.message.data(), said.message.size());
+  if (made.ok()) said.id = *made;
+  return said;
+}
+
+inline absl::StatusOr<NcclId> IdOf(const NcclAnnouncement& said) {
+  if (said.code == 0) return said.id;
+  const absl::string_view message(said.message.data(), said.message.size());
+  return absl::Status(static_cast<absl::StatusCode>(said.code),
+                      message.substr(0, message.find('\0')));
+}
 
 using StoreNonce = std::array<uint8_t, 32>;
 using StoreProof = std::array<uint8_t, 32>;

@@ -11,6 +11,7 @@
 #include "comm/local/local_group.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_world.h"
+#include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -20,16 +21,6 @@ using Bytes = absl::InlinedVector<int64_t, 16>;
 
 // The host lane moves a few hundred bytes: its kernels leave the GPU to others.
 constexpr int kHostLaneBlocks = 1;
-
-NcclCard CardOf(const char* operation, int64_t count = 0, DType type = DType::kUInt8,
-                ReduceOp op = ReduceOp::kSum, int root = 0) {
-  NcclCard card{.type = static_cast<int32_t>(type),
-                .op = static_cast<int32_t>(op),
-                .root = root,
-                .count = count};
-  std::strncpy(card.operation, operation, sizeof(card.operation) - 1);
-  return card;
-}
 
 absl::Span<const std::byte> View(const void* data, int64_t bytes) {
   return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
@@ -75,97 +66,82 @@ class NcclCommunicator final : public Communicator {
  private:
   NcclRank& shared() const { return group_->streams->rank(); }
 
+  // work(group, from, to, stream), of device memory: at once in a stream of the device. In a task
+  // of a CPU stream the roll call, then `work` on device copies of what lies on the host.
+  template <typename Work>
+  absl::Status Run(const CallCard& card, absl::Span<const std::byte> send,
+                   absl::Span<std::byte> recv, Stream& stream, Work work,
+                   absl::Span<const int64_t> out = {}, absl::Span<const int64_t> in = {});
+
   const std::shared_ptr<NcclGroup> group_;  // shared with the tasks that are still in a CPU stream
 };
 
-// In a task of a CPU stream: the roll call, then `work` on device copies of what lies on the host.
-absl::Status OnHost(NcclGroup& group, const CommPhase& at, const NcclCard& card,
-                    absl::Span<const std::byte> send, absl::Span<std::byte> recv,
-                    NcclHostSide::Work work, absl::Span<const int64_t> out = {},
-                    absl::Span<const int64_t> in = {}) {
-  MOE_RETURN_IF_ERROR(group.memory_of_streams.RollCall(at, card, out, in).status());
-  if (send.empty() && recv.empty()) return absl::OkStatus();
-  return group.memory_of_streams.Run(send, recv, work);
+template <typename Work>
+absl::Status NcclCommunicator::Run(const CallCard& card, absl::Span<const std::byte> send,
+                                   absl::Span<std::byte> recv, Stream& stream, Work work,
+                                   absl::Span<const int64_t> out, absl::Span<const int64_t> in) {
+  if (IsCuda(stream)) return work(*group_, send.data(), recv.data(), stream);
+  return stream.Enqueue([group = group_, at = phase(), card, send, recv, work = std::move(work),
+                         out = Bytes(out.begin(), out.end()),
+                         in = Bytes(in.begin(), in.end())]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(group->memory_of_streams.RollCall(at, card, out, in).status());
+    if (send.empty() && recv.empty()) return absl::OkStatus();
+    return group->memory_of_streams.Run(
+        send, recv,
+        [&](std::byte* from, std::byte* to, Stream& own) { return work(*group, from, to, own); });
+  });
 }
 
 absl::Status NcclCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                                            Stream& stream) {
-  if (IsCuda(stream)) {
-    return group_->AllReduce(phase(), static_cast<std::byte*>(inout), count, type, op, stream);
-  }
-  return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
-    const auto all = View(inout, count * SizeOf(type));
-    return OnHost(*group, at, CardOf("AllReduce", count, type, op), all, all,
-                  [&](std::byte*, std::byte* recv, Stream& s) {
-                    return group->AllReduce(at, recv, count, type, op, s);
-                  });
-  });
+  const auto all = View(inout, count * SizeOf(type));
+  return Run(CardOf("AllReduce", count, type, op), all, all, stream,
+             [=, at = phase()](NcclGroup& group, const std::byte*, std::byte* to, Stream& s) {
+               return group.AllReduce(at, to, count, type, op, s);
+             });
 }
 
 absl::Status NcclCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
                                                DType type, ReduceOp op, Stream& stream) {
-  if (IsCuda(stream)) {
-    return group_->ReduceScatter(phase(), static_cast<const std::byte*>(send),
-                                 static_cast<std::byte*>(recv), recv_count, type, op, stream);
-  }
-  return stream.Enqueue([group = group_, at = phase(), send, recv, recv_count, type, op] {
-    const int64_t bytes = recv_count * SizeOf(type);
-    return OnHost(*group, at, CardOf("ReduceScatter", recv_count, type, op),
-                  View(send, bytes * group->streams->size()), View(recv, bytes),
-                  [&](std::byte* from, std::byte* to, Stream& s) {
-                    return group->ReduceScatter(at, from, to, recv_count, type, op, s);
-                  });
-  });
+  const int64_t bytes = recv_count * SizeOf(type);
+  return Run(CardOf("ReduceScatter", recv_count, type, op), View(send, bytes * size()),
+             View(recv, bytes), stream,
+             [=, at = phase()](NcclGroup& group, const std::byte* from, std::byte* to, Stream& s) {
+               return group.ReduceScatter(at, from, to, recv_count, type, op, s);
+             });
 }
 
 absl::Status NcclCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
                                            Stream& stream) {
-  if (IsCuda(stream)) {
-    return group_->AllGather(phase(), static_cast<const std::byte*>(send),
-                             static_cast<std::byte*>(recv), send_bytes, stream);
-  }
-  return stream.Enqueue([group = group_, at = phase(), send, recv, send_bytes] {
-    return OnHost(*group, at, CardOf("AllGather", send_bytes), View(send, send_bytes),
-                  View(recv, send_bytes * group->streams->size()),
-                  [&](std::byte* from, std::byte* to, Stream& s) {
-                    return group->AllGather(at, from, to, send_bytes, s);
-                  });
-  });
+  return Run(CardOf("AllGather", send_bytes), View(send, send_bytes),
+             View(recv, send_bytes * size()), stream,
+             [=, at = phase()](NcclGroup& group, const std::byte* from, std::byte* to, Stream& s) {
+               return group.AllGather(at, from, to, send_bytes, s);
+             });
 }
 
 absl::Status NcclCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
                                            void* recv, absl::Span<const int64_t> recv_bytes,
                                            Stream& stream) {
-  if (IsCuda(stream)) {
-    return group_->AllToAllV(phase(), static_cast<const std::byte*>(send), send_bytes,
-                             static_cast<std::byte*>(recv), recv_bytes, stream);
-  }
-  return stream.Enqueue([group = group_, at = phase(), send, recv,
-                         out = Bytes(send_bytes.begin(), send_bytes.end()),
-                         in = Bytes(recv_bytes.begin(), recv_bytes.end())] {
-    const auto total = [](const Bytes& bytes) {
-      return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-    };
-    return OnHost(
-        *group, at, CardOf("AllToAllV"), View(send, total(out)), View(recv, total(in)),
-        [&](std::byte* from, std::byte* to, Stream& s) {
-          return group->AllToAllV(at, from, out, to, in, s);
-        },
-        out, in);
-  });
+  const auto total = [](absl::Span<const int64_t> bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  };
+  return Run(
+      CardOf("AllToAllV"), View(send, total(send_bytes)), View(recv, total(recv_bytes)), stream,
+      [at = phase(), out = Bytes(send_bytes.begin(), send_bytes.end()),
+       in = Bytes(recv_bytes.begin(), recv_bytes.end())](NcclGroup& group, const std::byte* from,
+                                                         std::byte* to, Stream& s) {
+        return group.AllToAllV(at, from, out, to, in, s);
+      },
+      send_bytes, recv_bytes);
 }
 
 absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
-  if (IsCuda(stream)) {
-    return group_->Broadcast(phase(), static_cast<std::byte*>(inout), bytes, root, stream);
-  }
-  return stream.Enqueue([group = group_, at = phase(), inout, bytes, root] {
-    const auto all = View(inout, bytes);
-    return OnHost(*group, at, CardOf("Broadcast", bytes, DType::kUInt8, ReduceOp::kSum, root), all,
-                  all, [&](std::byte*, std::byte* recv, Stream& s) {
-                    return group->Broadcast(at, recv, bytes, root, s);
-                  });
-  });
+  const auto all = View(inout, bytes);
+  return Run(CardOf("Broadcast", bytes, DType::kUInt8, ReduceOp::kSum, root), all, all, stream,
+             [=, at = phase()](NcclGroup& group, const std::byte*, std::byte* to, Stream& s) {
+               return group.Broadcast(at, to, bytes, root, s);
+             });
 }
 
 absl::Status NcclCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {
@@ -187,23 +163,12 @@ absl::Status NcclCommunicator::DoFence(Stream& stream) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
-  if (color < -1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Split: color is ", color, ", expected >= 0, or -1 for no group"));
-  }
-  NcclCard mine = CardOf("Split");
-  mine.color = color;
-  mine.key = key;
+  MOE_ASSIGN_OR_RETURN(const CallCard mine, SplitCard(color, key));
   // NCCL has no deadline of its own here that names anybody: it starts when all are known to be
   // there.
-  MOE_ASSIGN_OR_RETURN(const std::vector<NcclCard> all,
+  MOE_ASSIGN_OR_RETURN(const std::vector<CallCard> all,
                        group_->memory_of_host.RollCall(phase(), mine, {}, {}));
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r) {
-    if (all[r].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return all[a].key < all[b].key; });
+  std::vector<int> members = MembersOf(color, all);
   const auto own =
       static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
   for (int& member : members) member = group_->host->world_ranks()[member];

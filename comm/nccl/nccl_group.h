@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <absl/functional/function_ref.h>
@@ -14,23 +13,11 @@
 
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_lane.h"
+#include "comm/wait_report.h"
 #include "kernels/base/buffer.h"
 #include "kernels/base/stream.h"
 
 namespace moe {
-
-// What a rank says of its call before a collective over memory of the host, 48 bytes. Behind it on
-// the wire stand the bytes it sends to each rank and those it expects from each.
-struct NcclCard {
-  char operation[16] = {};
-  int32_t type = 0, op = 0, root = 0;
-  int32_t color = 0, key = 0;  // of Split: its own choice
-  int32_t unused = 0;
-  int64_t count = 0;
-
-  bool Agrees(const NcclCard& other) const;
-  std::string Text() const;
-};
 
 // A lane, with a stream and memory of its own for what lies in memory of the host. One thread at a
 // time.
@@ -45,8 +32,8 @@ class NcclHostSide {
   absl::Status Run(absl::Span<const std::byte> send, absl::Span<std::byte> recv, Work work);
 
   // Every rank's card, once all have come; kInvalidArgument, which ends the world, if they
-  // disagree. `out`, `in`: bytes to and from each rank, or empty.
-  absl::StatusOr<std::vector<NcclCard>> RollCall(const CommPhase& phase, const NcclCard& mine,
+  // disagree. `out`, `in`: bytes to and from each rank, or empty; on the wire behind the card.
+  absl::StatusOr<std::vector<CallCard>> RollCall(const CommPhase& phase, const CallCard& mine,
                                                  absl::Span<const int64_t> out,
                                                  absl::Span<const int64_t> in);
 
@@ -60,7 +47,7 @@ class NcclHostSide {
   absl::Status WithStream(absl::FunctionRef<absl::Status(Stream&)> task);
   // Device memory of at least `bytes`; what it held is not kept.
   absl::StatusOr<std::byte*> Reserve(Buffer& buffer, int64_t bytes);
-  absl::Status Compare(const NcclCard& mine, absl::Span<const std::byte> all) const;
+  absl::Status Compare(const CallCard& mine, absl::Span<const std::byte> all) const;
 
   NcclLane& lane_;
   Buffer send_, recv_;  // of the device

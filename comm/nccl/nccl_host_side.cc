@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,18 +10,6 @@
 #include "kernels/base/status_macros.h"
 
 namespace moe {
-
-static_assert(sizeof(NcclCard) == 48 && std::has_unique_object_representations_v<NcclCard>);
-
-bool NcclCard::Agrees(const NcclCard& other) const {
-  return std::memcmp(operation, other.operation, sizeof(operation)) == 0 && type == other.type &&
-         op == other.op && root == other.root && count == other.count;
-}
-
-std::string NcclCard::Text() const {
-  return absl::StrCat(operation, " of ", count, " x ", NameOf(static_cast<DType>(type)),
-                      op == static_cast<int32_t>(ReduceOp::kMax) ? ", max" : "", ", root ", root);
-}
 
 absl::StatusOr<std::byte*> NcclHostSide::Reserve(Buffer& buffer, int64_t bytes) {
   if (bytes <= buffer.bytes()) return buffer.data();
@@ -90,12 +76,12 @@ absl::Status NcclHostSide::SendRecv(
   });
 }
 
-absl::StatusOr<std::vector<NcclCard>> NcclHostSide::RollCall(const CommPhase& phase,
-                                                             const NcclCard& mine,
+absl::StatusOr<std::vector<CallCard>> NcclHostSide::RollCall(const CommPhase& phase,
+                                                             const CallCard& mine,
                                                              absl::Span<const int64_t> out,
                                                              absl::Span<const int64_t> in) {
   const int ranks = lane_.size();
-  const size_t bytes = sizeof(NcclCard) + 2 * sizeof(int64_t) * static_cast<size_t>(ranks);
+  const size_t bytes = sizeof(CallCard) + 2 * sizeof(int64_t) * static_cast<size_t>(ranks);
   std::vector<std::byte> said(bytes), all(bytes * static_cast<size_t>(ranks));
   std::memcpy(said.data(), &mine, sizeof(mine));
   auto* at = said.data() + sizeof(mine);
@@ -112,40 +98,36 @@ absl::StatusOr<std::vector<NcclCard>> NcclHostSide::RollCall(const CommPhase& ph
         });
       }));
   MOE_RETURN_IF_ERROR(Compare(mine, all));
-  std::vector<NcclCard> cards(static_cast<size_t>(ranks));
-  for (int r = 0; r < ranks; ++r) std::memcpy(&cards[r], all.data() + bytes * r, sizeof(NcclCard));
+  std::vector<CallCard> cards(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) std::memcpy(&cards[r], all.data() + bytes * r, sizeof(CallCard));
   return cards;
 }
 
 // Every rank compares all with all, so that every rank finds the same.
-absl::Status NcclHostSide::Compare(const NcclCard& mine, absl::Span<const std::byte> all) const {
+absl::Status NcclHostSide::Compare(const CallCard& mine, absl::Span<const std::byte> all) const {
   const int ranks = lane_.size();
   const std::vector<int>& names = lane_.world_ranks();
   const size_t bytes = all.size() / static_cast<size_t>(ranks);
-  const auto disagree = [&](const auto&... text) {
-    return lane_.rank().Kill(absl::InvalidArgumentError(absl::StrCat(text...)));
-  };
   const auto counts = [&](int rank, int side, int peer) {
     int64_t value = 0;
     std::memcpy(&value,
-                all.data() + bytes * rank + sizeof(NcclCard) +
+                all.data() + bytes * rank + sizeof(CallCard) +
                     sizeof(int64_t) * static_cast<size_t>(side * ranks + peer),
                 sizeof(value));
     return value;
   };
   for (int r = 0; r < ranks; ++r) {
-    NcclCard other;
+    CallCard other;
     std::memcpy(&other, all.data() + bytes * r, sizeof(other));
-    if (!mine.Agrees(other)) {
-      return disagree(mine.operation, ": rank ", names[lane_.own()], " has ", mine.Text(),
-                      ", rank ", names[r], " has ", other.Text(), ", expected the same on all");
-    }
+    const absl::Status same = CheckSame(mine, names[lane_.own()], other, names[r]);
+    if (!same.ok()) return lane_.rank().Kill(same);
   }
   for (int r = 0; r < ranks; ++r) {
     for (int peer = 0; peer < ranks; ++peer) {
       if (counts(r, 1, peer) == counts(peer, 0, r)) continue;
-      return disagree(mine.operation, ": rank ", names[r], " expects ", counts(r, 1, peer),
-                      " bytes from rank ", names[peer], ", which sends ", counts(peer, 0, r));
+      return lane_.rank().Kill(absl::InvalidArgumentError(
+          absl::StrCat(mine.operation, ": rank ", names[r], " expects ", counts(r, 1, peer),
+                       " bytes from rank ", names[peer], ", which sends ", counts(peer, 0, r))));
     }
   }
   return absl::OkStatus();

@@ -250,6 +250,20 @@ absl::StatusOr<NcclId> Meet(const NcclRankOptions& options, const NcclStore& sto
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclOver(Communicator& meeting,
+                                                           NcclRankOptions options) {
+  NcclAnnouncement said;
+  if (meeting.rank() == 0) said = Announce(MakeNcclId());
+  const auto stream = MakeInlineStream();
+  MOE_RETURN_IF_ERROR(
+      meeting.Broadcast<uint8_t>({reinterpret_cast<uint8_t*>(&said), sizeof(said)}, 0, *stream));
+  MOE_RETURN_IF_ERROR(stream->Synchronize());
+  MOE_ASSIGN_OR_RETURN(options.id, IdOf(said));
+  options.rank = meeting.rank();
+  options.size = meeting.size();
+  return MakeNcclCommunicator(options);
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclByTcp(NcclRankOptions options,
                                                             const NcclStore& store) {
   if (options.rank < 0 || options.rank >= options.size) return MakeNcclCommunicator(options);

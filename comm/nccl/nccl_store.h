@@ -1,4 +1,4 @@
-// How ranks that are processes, on one host or several, come by the id of their world over TCP.
+// How ranks that are processes, on one host or several, come by the id of their world, and meet.
 #ifndef MOE_COMM_NCCL_NCCL_STORE_H_
 #define MOE_COMM_NCCL_NCCL_STORE_H_
 
@@ -11,6 +11,12 @@
 #include "comm/nccl/nccl_world.h"
 
 namespace moe {
+
+// Joins the ranks of `meeting` (of MPI, say) to a NCCL world of the same ranks: its rank 0 makes
+// the id and broadcasts it. options.rank, size and id are set here. Collective over `meeting`,
+// which is not used afterwards. Where rank 0 cannot make an id, every rank returns why.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinNcclOver(Communicator& meeting,
+                                                           NcclRankOptions options);
 
 // Where rank 0 listens, as all ranks name it.
 struct NcclStore {

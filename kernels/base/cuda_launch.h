@@ -15,14 +15,6 @@
 
 namespace moe {
 
-// Programs of the tests link sources that were compiled with CUDA beside others that were not: what
-// differs between them has a name in each.
-#if defined(MOE_CUDA)
-inline namespace with_cuda {
-#else
-inline namespace without_cuda {
-#endif
-
 // launcher(cudaStream_t) of `stream`, a stream of a CUDA device, with the stream's errors in front
 // and the launcher's as a status of `function`. `launcher` is a lambda over `auto stream`: without
 // CUDA in the build it is never instantiated, and the result is kUnimplemented.
@@ -37,8 +29,6 @@ absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launc
   return CheckCpu(function, stream);
 #endif
 }
-
-}  // inline namespace
 
 // kInvalidArgument, naming value and limit, for what a CUDA kernel is not compiled for.
 inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view what,

@@ -7,22 +7,22 @@
 namespace moe {
 namespace {
 
-constexpr char kName[] = "StreamTimer";
+constexpr char kTimer[] = "StreamTimer";
 
 class CudaTimer final : public StreamTimer {
  public:
   explicit CudaTimer(Stream& stream) : stream_(stream) {}
   ~CudaTimer() override {
     for (cudaEvent_t event : {start_, stop_}) {
-      if (event != nullptr) CudaStatus(cudaEventDestroy(event), kName).IgnoreError();
+      if (event != nullptr) CudaStatus(cudaEventDestroy(event), kTimer).IgnoreError();
     }
   }
 
   absl::Status Create() {
     return stream_.Launch([this](void*) {
       // The stream's own events have no clock.
-      MOE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&start_, cudaEventDefault), kName));
-      return CudaStatus(cudaEventCreateWithFlags(&stop_, cudaEventDefault), kName);
+      MOE_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&start_, cudaEventDefault), kTimer));
+      return CudaStatus(cudaEventCreateWithFlags(&stop_, cudaEventDefault), kTimer);
     });
   }
 
@@ -31,14 +31,14 @@ class CudaTimer final : public StreamTimer {
   absl::StatusOr<double> ElapsedNs() override {
     MOE_RETURN_IF_ERROR(stream_.Synchronize());
     float ms = 0;
-    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, start_, stop_), kName));
+    MOE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&ms, start_, stop_), kTimer));
     return static_cast<double>(ms) * 1e6;
   }
 
  private:
   absl::Status Record(cudaEvent_t event) {
     return stream_.Launch([event](void* native) {
-      return CudaStatus(cudaEventRecord(event, static_cast<cudaStream_t>(native)), kName);
+      return CudaStatus(cudaEventRecord(event, static_cast<cudaStream_t>(native)), kTimer);
     });
   }
 

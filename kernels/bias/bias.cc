@@ -1,23 +1,13 @@
 #include "kernels/bias/bias.h"
 
-#include <algorithm>
-
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias_cpu.h"
 #include "kernels/bias/bias_cuda.h"
 
 namespace moe {
-namespace {
-
-// Rows a range, so that it holds some 8000 elements: below that a fork costs more than it saves.
-int64_t RowGrain(int64_t cols) {
-  return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols));
-}
-
-}  // namespace
-
 template <typename T>
 void AddBiasReference(MatrixView<T> y, const float* bias) {
   for (int64_t n = 0; n < y.rows(); ++n) {

@@ -1,9 +1,9 @@
 #include "kernels/norm/rms_norm.h"
 
-#include <algorithm>
 #include <type_traits>
 
 #include "kernels/base/cuda_launch.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/norm/rms_norm_cpu.h"
@@ -11,11 +11,6 @@
 
 namespace moe {
 namespace {
-
-// Rows a range, so that it holds some 8000 elements: below that a fork costs more than it saves.
-int64_t RowGrain(int64_t cols) {
-  return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols));
-}
 
 template <typename T>
 absl::Status CheckBackward(MatrixView<const T> x, absl::Span<const float> weight,

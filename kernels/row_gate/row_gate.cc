@@ -11,7 +11,7 @@
 namespace moe {
 namespace {
 
-constexpr int64_t kRowsPerTask = 64;
+constexpr int64_t kGatedRowsPerTask = 64;
 constexpr int64_t kColumnsPerTask = 256;
 
 template <typename T>
@@ -57,7 +57,7 @@ absl::Status RowGate(MatrixView<const T> rows, absl::Span<const float> logit,
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    threads.For(rows.rows(), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    threads.For(rows.rows(), kGatedRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const auto g = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(logit[t]))));
         gate[t] = g;
@@ -87,7 +87,7 @@ absl::Status RowGateBackward(const RowGateGradient<T>& gradient, Stream& stream)
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([gradient, &threads] {
-    threads.For(gradient.dy.rows(), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    threads.For(gradient.dy.rows(), kGatedRowsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) BackwardRow(gradient, t);
     });
     return absl::OkStatus();

@@ -13,7 +13,7 @@
 namespace moe {
 namespace {
 
-constexpr char kName[] = "GateBackward";
+constexpr char kGateBackward[] = "GateBackward";
 constexpr size_t kMostInlineSlots = 16;  // of a token: beyond, scratch comes from the heap
 
 // The gradient of SelectExperts' weights of one token.
@@ -29,11 +29,11 @@ void WeightsBackward(const GateRule& rule, const TokenWeightGradient& token) {
 absl::Status CheckArguments(const GateGradient& in, MatrixView<float> d_logits) {
   const int64_t tokens = in.score.rows();
   const auto slots = static_cast<int64_t>(in.expert.size());
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "score", in.score, tokens, in.score.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "d_logits", d_logits, tokens, in.score.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kName, "slot_offset", in.slot_offset.size(), tokens + 1));
-  MOE_RETURN_IF_ERROR(CheckLength(kName, "dropped", in.dropped.size(), slots));
-  return CheckLength(kName, "d_weight", in.d_weight.size(), slots);
+  MOE_RETURN_IF_ERROR(CheckShape(kGateBackward, "score", in.score, tokens, in.score.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kGateBackward, "d_logits", d_logits, tokens, in.score.cols()));
+  MOE_RETURN_IF_ERROR(CheckLength(kGateBackward, "slot_offset", in.slot_offset.size(), tokens + 1));
+  MOE_RETURN_IF_ERROR(CheckLength(kGateBackward, "dropped", in.dropped.size(), slots));
+  return CheckLength(kGateBackward, "d_weight", in.d_weight.size(), slots);
 }
 
 }  // namespace
@@ -67,8 +67,8 @@ absl::Status GateBackward(const GateRule& rule, const GateGradient& in, MatrixVi
                           Stream& stream) {
   MOE_RETURN_IF_ERROR(CheckArguments(in, d_logits));
   if (IsCuda(stream)) {
-    MOE_RETURN_IF_ERROR(CheckCudaLimit(kName, "top_k", in.top_k, topk_gate::kMaxSlots));
-    return LaunchOn(kName, stream, [&](auto cuda) {
+    MOE_RETURN_IF_ERROR(CheckCudaLimit(kGateBackward, "top_k", in.top_k, topk_gate::kMaxSlots));
+    return LaunchOn(kGateBackward, stream, [&](auto cuda) {
       return topk_gate::Run(
           topk_gate::CudaGateGradient{rule, in.score, in.slot_offset.data(), in.expert.data(),
                                       in.dropped.data(), in.d_weight.data(), d_logits},

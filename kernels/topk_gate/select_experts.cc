@@ -22,7 +22,7 @@
 namespace moe {
 namespace {
 
-constexpr char kName[] = "SelectExperts";
+constexpr char kSelectExperts[] = "SelectExperts";
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 // Rows whose values are kept at a time: scratch that stays in the cache.
 constexpr int64_t kValueRows = 16;
@@ -152,15 +152,16 @@ absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
                             const SelectExpertsOutput& out) {
   const int64_t tokens = in.logits.rows(), experts = in.logits.cols(), k = out.expert.cols();
   const auto check = [](absl::string_view name, size_t length, int64_t expected, bool optional) {
-    return length == 0 && optional ? absl::OkStatus() : CheckLength(kName, name, length, expected);
+    return length == 0 && optional ? absl::OkStatus()
+                                   : CheckLength(kSelectExperts, name, length, expected);
   };
-  MOE_RETURN_IF_ERROR(CheckSelection(kName, k, experts));
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "logits", in.logits, tokens, experts));
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "score", out.score, tokens, experts));
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "expert", out.expert, tokens, k));
-  MOE_RETURN_IF_ERROR(CheckShape(kName, "weight", out.weight, tokens, k));
+  MOE_RETURN_IF_ERROR(CheckSelection(kSelectExperts, k, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "logits", in.logits, tokens, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "score", out.score, tokens, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "expert", out.expert, tokens, k));
+  MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "weight", out.weight, tokens, k));
   if (in.value.data() != nullptr) {
-    MOE_RETURN_IF_ERROR(CheckShape(kName, "value", in.value, tokens, experts));
+    MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "value", in.value, tokens, experts));
   }
   MOE_RETURN_IF_ERROR(check("expert_bias", in.expert_bias.size(), experts, true));
   MOE_RETURN_IF_ERROR(check("log_sum_exp", out.log_sum_exp.size(), tokens, true));
@@ -172,7 +173,7 @@ absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(kName, ": ", rule.num_groups, " groups of ", experts, " experts, ",
+      absl::StrCat(kSelectExperts, ": ", rule.num_groups, " groups of ", experts, " experts, ",
                    rule.group_top_k, " of them kept, worth their ", rule.group_sum,
                    " largest, expected a divisor of the experts, 1 or more, 1 or more"));
 }
@@ -183,7 +184,7 @@ absl::Status LaunchSelect(const GateRule& rule, const SelectExpertsInput& in,
   const auto pointer = [](auto span) {
     return span.empty() ? nullptr : span.data();
   };
-  return LaunchGate(kName,
+  return LaunchGate(kSelectExperts,
                     {.logits = in.logits,
                      .rule = rule,
                      .expert_bias = pointer(in.expert_bias),

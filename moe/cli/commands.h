@@ -4,7 +4,7 @@
 
 #include <absl/types/span.h>
 
-#include "moe/cli/command.h"
+#include "moe/cli/base/command.h"
 
 namespace moe::cli {
 

@@ -15,11 +15,11 @@
 #include <unistd.h>
 
 #include "kernels/base/caught.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/suggest.h"
 #include "moe/cli/commands.h"
-#include "moe/cli/launch.h"
-#include "moe/cli/manual.h"
-#include "moe/cli/program.h"
-#include "moe/cli/suggest.h"
+#include "moe/cli/manual/manual.h"
 
 namespace moe::cli {
 namespace {

@@ -90,6 +90,16 @@ absl::Status CheckRecords(const TrainConfig& config, const TrainHooks& hooks, Co
   return absl::OkStatus();
 }
 
+absl::Status CheckExpertParallelSize(int size, int ranks) {
+  std::string divisors;
+  for (int d = 1; d <= ranks; ++d) {
+    if (d == size && ranks % d == 0) return absl::OkStatus();
+    if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--ep is ", size, ", expected a divisor of the ", ranks, " ranks: ", divisors));
+}
+
 absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
   const auto at_least_one = [](const char* flag, int64_t value) {
     if (value >= 1) return absl::OkStatus();
@@ -107,14 +117,7 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
         absl::StrCat("--verify-replicas is ", config.verify_replicas, ", expected at least 0"));
   }
   const int ep = config.expert_parallel_size;
-  if (ranks % ep != 0) {
-    std::string divisors;
-    for (int d = 1; d <= ranks; ++d) {
-      if (ranks % d == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", d);
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat("--ep is ", ep, ", expected a divisor of the ", ranks, " ranks: ", divisors));
-  }
+  MOE_RETURN_IF_ERROR(CheckExpertParallelSize(ep, ranks));
   const DispatcherOptions& dispatcher = config.model.moe.dispatcher;
   if (dispatcher.algorithm == DispatchAlgorithm::kHierarchical && dispatcher.node_size != 0 &&
       (dispatcher.node_size < 0 || ep % dispatcher.node_size != 0)) {

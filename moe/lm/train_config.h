@@ -22,6 +22,9 @@ int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus);
 // kInvalidArgument unless the text holds one global batch and one micro-batch to validate on.
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus);
 
+// kInvalidArgument, naming the divisors, unless `size` is one of `ranks`.
+absl::Status CheckExpertParallelSize(int size, int ranks);
+
 // kInvalidArgument unless the traced steps, if any, are a range from 1.
 absl::Status CheckTraceSteps(const TrainConfig& config);
 

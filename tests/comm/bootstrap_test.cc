@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,7 @@
 #include <unistd.h>
 
 #include "comm/create.h"
-#include "comm/launcher_pipe.h"
+#include "comm/descriptor.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 
@@ -68,45 +69,27 @@ void ExpectRefused(const Variables& variables, const char* one, const char* othe
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(one), HasSubstr(other)));
 }
 
-TEST(DetectLaunchTest, NothingSetIsNoLaunch) {
-  const LaunchInfo info = Detect({{"HOME", "/root"}, {"RANK", ""}}).value();
-  EXPECT_EQ(info.source, LaunchSource::kNone);
-  EXPECT_EQ(info.rank, 0);
-  EXPECT_EQ(info.size, 1);
-}
-
-TEST(DetectLaunchTest, ReadsTorchrun) {
-  const LaunchInfo info = Detect(kTorchrun).value();
-  EXPECT_EQ(info.source, LaunchSource::kTorchrun);
-  EXPECT_EQ(info.rank, 2);
-  EXPECT_EQ(info.size, 4);
-  EXPECT_EQ(info.address, "node7");
-  EXPECT_EQ(info.port, 29500);
-}
-
-TEST(DetectLaunchTest, ReadsOpenMpi) {
-  const LaunchInfo info = Detect(kOpenMpi).value();
-  EXPECT_EQ(info.source, LaunchSource::kOpenMpi);
-  EXPECT_EQ(info.rank, 3);
-  EXPECT_EQ(info.size, 8);
-  EXPECT_EQ(info.local_rank, 1);
-  EXPECT_EQ(info.local_size, 2);
-}
-
-TEST(DetectLaunchTest, ReadsHydra) {
-  const LaunchInfo info =
-      Detect({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}}).value();
-  EXPECT_EQ(info.source, LaunchSource::kPmi);
-  EXPECT_EQ(info.rank, 1);
-  EXPECT_EQ(info.size, 2);
-  EXPECT_EQ(info.local_rank, 1);
-}
-
-TEST(DetectLaunchTest, PmixLeavesTheSizeToMpi) {
-  const LaunchInfo info = Detect({{"PMIX_RANK", "5"}}).value();
-  EXPECT_EQ(info.source, LaunchSource::kPmix);
-  EXPECT_EQ(info.rank, 5);
-  EXPECT_EQ(info.size, 0);
+TEST(DetectLaunchTest, ReadsWhatEachLauncherSets) {
+  const std::pair<Variables, LaunchInfo> cases[] = {
+      {{{"HOME", "/root"}, {"RANK", ""}}, {}},
+      {kTorchrun,
+       {.source = LaunchSource::kTorchrun,
+        .rank = 2,
+        .size = 4,
+        .address = "node7",
+        .port = 29500}},
+      {kOpenMpi,
+       {.source = LaunchSource::kOpenMpi, .rank = 3, .size = 8, .local_rank = 1, .local_size = 2}},
+      {{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}},
+       {.source = LaunchSource::kPmi, .rank = 1, .size = 2, .local_rank = 1}},
+      {{{"PMIX_RANK", "5"}}, {.source = LaunchSource::kPmix, .rank = 5, .size = 0}}};  // MPI knows
+  for (const auto& [variables, want] : cases) {
+    const LaunchInfo info = Detect(variables).value();
+    const auto all = [](const LaunchInfo& i) {
+      return std::tie(i.source, i.rank, i.size, i.local_rank, i.local_size, i.address, i.port);
+    };
+    EXPECT_TRUE(all(info) == all(want)) << NameOf(want.source);
+  }
 }
 
 TEST(DetectLaunchTest, SlurmCountsOnlyInsideAStepOfSeveralTasks) {

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/comm/comm_env_fixture.h"
+#include "tests/comm/comm_env.h"
 
 namespace moe {
 namespace {

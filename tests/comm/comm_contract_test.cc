@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/comm/comm_env_fixture.h"
+#include "tests/comm/comm_env.h"
 
 namespace moe {
 namespace {

@@ -1,8 +1,5 @@
-#include <thread>
-#include <vector>
-
-#include "comm/local/local_world.h"
 #include "tests/comm/comm_env.h"
+#include "tests/comm/local_ranks.h"
 
 namespace moe::testing {
 namespace {
@@ -14,16 +11,14 @@ class LocalEnv final : public CommEnv {
   bool wakes_peers() const override { return true; }
   void Run(int ranks, absl::Duration timeout, EnvStream kind,
            absl::FunctionRef<void(Communicator&, Stream&)> body) override {
-    auto comms = MakeLocalWorld({.ranks = ranks, .timeout = timeout});
-    std::vector<std::thread> threads;
-    threads.reserve(comms.size());
-    for (auto& comm : comms) {
-      threads.emplace_back([&body, &comm, kind] {
-        const auto stream = MakeEnvStream(kind);
-        body(*comm, *stream);
-      });
-    }
-    for (auto& thread : threads) thread.join();
+    RunLocalRanks(
+        ranks,
+        [&](std::unique_ptr<Communicator> comm) {
+          const auto stream = MakeEnvStream(kind);
+          body(*comm, *stream);
+          return absl::OkStatus();
+        },
+        timeout);
   }
 };
 

@@ -1,12 +1,20 @@
-// A communicator that hands every call to another one: what communicators with a twist start from.
+// A communicator that hands every call to another one: what communicators with a twist start from,
+// such as one whose rank dies, for tests of what the others do.
 #ifndef MOE_TESTS_COMM_FORWARDING_COMMUNICATOR_H_
 #define MOE_TESTS_COMM_FORWARDING_COMMUNICATOR_H_
 
+#include <algorithm>
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include <absl/time/clock.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
@@ -14,10 +22,13 @@
 
 namespace moe::testing {
 
-// Without peer memory. Reductions: of f32, f64, i32 and i64.
+// Without peer memory. Reductions: of f32, f64, i32 and i64. Groups that are split off are those of
+// `inner`, unless Wrap says otherwise.
 class ForwardingCommunicator : public Communicator {
  public:
-  explicit ForwardingCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  explicit ForwardingCommunicator(std::unique_ptr<Communicator> inner)
+      : owned_(std::move(inner)), inner_(owned_.get()) {}
+  explicit ForwardingCommunicator(Communicator& inner) : inner_(&inner) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
@@ -39,32 +50,27 @@ class ForwardingCommunicator : public Communicator {
 
  protected:
   // The twist. Before a collective in `stream`, of which this rank sends `bytes` to others.
-  virtual absl::Status Before(int64_t bytes, Stream& stream) = 0;
+  virtual absl::Status Before(int64_t /*bytes*/, Stream& /*stream*/) { return absl::OkStatus(); }
   // Before a call that blocks the host.
   virtual absl::Status BeforeMeeting() { return absl::OkStatus(); }
-  virtual std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) = 0;
+  virtual std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) { return part; }
 
   absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
                            Stream& stream) override {
     MOE_RETURN_IF_ERROR(Prepare(2 * count * SizeOf(type) * (size() - 1) / size(), stream));
-    const auto reduce = [&](auto* data) {
-      return inner_->AllReduce(absl::MakeSpan(data, static_cast<size_t>(count)), op, stream);
-    };
-    switch (type) {
-      case DType::kFloat32:
-        return reduce(static_cast<float*>(inout));
-      case DType::kFloat64:
-        return reduce(static_cast<double*>(inout));
-      case DType::kInt32:
-        return reduce(static_cast<int32_t*>(inout));
-      case DType::kInt64:
-        return reduce(static_cast<int64_t*>(inout));
-      default:
-        return absl::UnimplementedError("ForwardingCommunicator: AllReduce of this type");
-    }
+    return OfType(type, [&]<typename T>(T) {
+      return inner_->AllReduce<T>({static_cast<T*>(inout), static_cast<size_t>(count)}, op, stream);
+    });
   }
-  absl::Status DoReduceScatter(const void*, void*, int64_t, DType, ReduceOp, Stream&) override {
-    return absl::UnimplementedError("ForwardingCommunicator: ReduceScatter");
+  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
+                               ReduceOp op, Stream& stream) override {
+    MOE_RETURN_IF_ERROR(Prepare(recv_count * SizeOf(type) * (size() - 1), stream));
+    return OfType(type, [&]<typename T>(T) {
+      const auto n = static_cast<size_t>(recv_count);
+      return inner_->ReduceScatter<T>(
+          {static_cast<const T*>(send), n * static_cast<size_t>(size())},
+          {static_cast<T*>(recv), n}, op, stream);
+    });
   }
   absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
                            Stream& stream) override {
@@ -98,6 +104,21 @@ class ForwardingCommunicator : public Communicator {
   }
 
  private:
+  template <typename Reduce>
+  static absl::Status OfType(DType type, Reduce reduce) {
+    switch (type) {
+      case DType::kFloat32:
+        return reduce(float());
+      case DType::kFloat64:
+        return reduce(double());
+      case DType::kInt32:
+        return reduce(int32_t());
+      case DType::kInt64:
+        return reduce(int64_t());
+      default:
+        return absl::UnimplementedError("ForwardingCommunicator: a reduction of this type");
+    }
+  }
   absl::Status Prepare(int64_t bytes, Stream& stream) {
     inner_->SetPhase(phase());
     return Before(bytes, stream);
@@ -109,7 +130,55 @@ class ForwardingCommunicator : public Communicator {
     return {static_cast<uint8_t*>(data), static_cast<size_t>(bytes)};
   }
 
-  const std::unique_ptr<Communicator> inner_;
+  const std::unique_ptr<Communicator> owned_;
+  Communicator* const inner_;
+};
+
+// How one rank dies, as all of its communicators know it.
+struct Death {
+  // Asked before every collective in a stream while the rank lives; any of its threads.
+  std::function<bool(const CommPhase&)> comes;
+  std::atomic<bool> dead{false};
+  std::atomic<int64_t> at_ns{0};  // absl::GetCurrentTimeNanos
+};
+
+// One that never comes, but adds to `phases` those in which its rank meets others in `step`.
+inline std::shared_ptr<Death> NotePhases(int64_t step, std::vector<std::string>& phases) {
+  auto death = std::make_shared<Death>();
+  death->comes = [step, &phases, mu = std::make_shared<std::mutex>()](const CommPhase& at) {
+    const std::lock_guard<std::mutex> lock(*mu);
+    const std::string name = at.name == nullptr ? "" : at.name;
+    const bool known = std::find(phases.begin(), phases.end(), name) != phases.end();
+    if (at.step == step && !known) phases.push_back(name);
+    return false;
+  };
+  return death;
+}
+
+// From the collective on at which death comes nothing is called any more, as if the process were
+// gone.
+class DyingCommunicator final : public ForwardingCommunicator {
+ public:
+  DyingCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Death> death)
+      : ForwardingCommunicator(std::move(inner)), death_(std::move(death)) {}
+
+ private:
+  absl::Status Before(int64_t /*bytes*/, Stream& stream) override {
+    if (!death_->dead && death_->comes(phase())) {
+      MOE_RETURN_IF_ERROR(stream.Synchronize());  // what came before it still happened
+      death_->at_ns = absl::GetCurrentTimeNanos();
+      death_->dead = true;
+    }
+    return BeforeMeeting();
+  }
+  absl::Status BeforeMeeting() override {
+    return death_->dead ? absl::AbortedError("this rank is dead") : absl::OkStatus();
+  }
+  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
+    return std::make_unique<DyingCommunicator>(std::move(part), death_);
+  }
+
+  const std::shared_ptr<Death> death_;
 };
 
 }  // namespace moe::testing

@@ -1,4 +1,8 @@
-// Ranks that are processes meet over TCP: early, late, not at all, where, and with which arguments.
+// Ranks that are processes meet over another communicator, or over TCP: early, late, not at all,
+// where, and with which arguments.
+#include <functional>
+
+#include "comm/local/local_world.h"
 #include "tests/comm/nccl_store_ranks.h"
 
 namespace moe::testing {
@@ -107,6 +111,38 @@ TEST_F(NcclStoreTest, AllLearnWhyThereIsNoId) {
   zero.join();
   one.join();
   EXPECT_EQ(Join(0, 2, kSoon).status().code(), absl::StatusCode::kUnimplemented);  // alone
+}
+
+// As processes that have MPI do.
+class NcclJoinTest : public ::testing::Test {
+ protected:
+  static void Join(const std::function<void(const Joined&, int rank)>& expect) {
+    const cusim::ScopedMachine machine({.devices = 3});
+    auto meeting = MakeLocalWorld({.ranks = 3});
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < 3; ++r) {
+      ranks.emplace_back([&, r] { expect(JoinNcclOver(*meeting[r], {.device = r}), r); });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    EXPECT_EQ(cusim::NcclCommunicators(), 0);
+  }
+};
+
+TEST_F(NcclJoinTest, OverAnotherCommunicatorOfTheSameRanks) {
+  Join([](const Joined& joined, int rank) {
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    EXPECT_EQ((*joined)->rank(), rank);
+    EXPECT_EQ((*joined)->size(), 3);
+    EXPECT_TRUE((*joined)->Barrier().ok());
+  });
+}
+
+TEST_F(NcclJoinTest, AllLearnWhyThereIsNoId) {
+  const cusim::ScopedNccl nccl({.version = 22605});
+  Join([](const Joined& joined, int) {
+    EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(TextOf(joined), HasSubstr("version 2.26.5"));
+  });
 }
 
 TEST_F(NcclStoreTest, APortInUseIsNamed) {

@@ -1,4 +1,5 @@
-// dispatch/dispatcher: every algorithm moves every row to the same place, bit for bit.
+// dispatch/dispatcher: what Create accepts and gives; every algorithm moves every row to the same
+// place, bit for bit.
 #include "dispatch/dispatcher.h"
 
 #include <algorithm>
@@ -8,14 +9,19 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/base/log.h"
 #include "kernels/combine/combine.h"
 #include "tests/comm/comm_env.h"
+#include "tests/comm/forwarding_communicator.h"
 #include "tests/dispatch/dispatch_world.h"
 
 namespace moe::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
 
@@ -426,6 +432,45 @@ TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
       EXPECT_TRUE(stream.Synchronize().ok());
     });
   }
+}
+
+TEST(DispatcherCreateTest, RefusesANodeSizeThatDoesNotDivideTheGroup) {
+  const int ranks = std::min(4, Env().max_ranks());
+  Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream&) {
+    const auto create = [&](int node_size) {
+      return Dispatcher<float>::Create(
+                 {.algorithm = DispatchAlgorithm::kHierarchical, .node_size = node_size}, comm)
+          .status();
+    };
+    EXPECT_EQ(create(-1).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(create(ranks + 1).code(), absl::StatusCode::kInvalidArgument);
+    if (ranks == 4) {
+      EXPECT_EQ(create(3).message(),
+                "Dispatcher: node size 3 for 4 ranks, expected a divisor of them: 2 or 4");
+    }
+  });
+}
+
+std::string* logged = nullptr;
+
+TEST(DispatcherCreateTest, DirectWithoutPeerMemoryRunsStagedAndSaysSoOnce) {
+  std::string log;
+  logged = &log;
+  SetLogCallback(
+      [](LogLevel, absl::string_view message) { logged->append(message.data(), message.size()); });
+  Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream&) {
+    ForwardingCommunicator plain(comm);  // everything but peer memory
+    const auto dispatcher =
+        Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain);
+    ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
+    EXPECT_EQ((*dispatcher)->algorithm(), DispatchAlgorithm::kStaged);
+    if (comm.rank() != 0) return;
+    EXPECT_THAT(log, HasSubstr("running staged"));
+    const std::string once = log;
+    ASSERT_TRUE(Dispatcher<float>::Create({.algorithm = DispatchAlgorithm::kDirect}, plain).ok());
+    EXPECT_EQ(log, once);
+  });
+  SetLogCallback(nullptr);
 }
 
 }  // namespace

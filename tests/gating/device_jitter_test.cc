@@ -11,7 +11,6 @@
 namespace moe {
 namespace {
 
-using testing::Random;
 using testing::TestDevice;
 
 constexpr int64_t kTokens = 300, kHidden = 5;  // more tokens than are uploaded at once
@@ -27,8 +26,8 @@ TEST(DeviceJitterTest, FactorsAndTokensHaveTheSameBits) {
                                              .layer = 2});
   ASSERT_TRUE(router.ok()) << router.status();
   testing::ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
-    const auto tokens = Random(device, kTokens * kHidden, 1);
-    const auto weight = Random(device, 3 * kHidden, 2);
+    const auto tokens = device.Random(kTokens * kHidden, 1);
+    const auto weight = device.Random(3 * kHidden, 2);
     Workspace workspace(device.memory()), host;
     RouterSaved<float> saved;
     const auto routing = (*router)->Forward(tokens.view(kTokens, kHidden, kHidden),

@@ -1,91 +1,120 @@
-// kernels/swiglu: activations and their gradients.
+// kernels/swiglu: activations and their gradients, on every device.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <string>
 
 #include "kernels/swiglu/swiglu.h"
-#include "tests/kernels/activation_oracle.h"
+#include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"
-#include "tests/kernels/op_test.h"
 
 namespace moe {
 namespace {
 
-using testing::ActivationReference;
+using testing::ForEachDevice;
 using testing::kFloatRounding;
+using testing::kLayouts;
 using testing::Matrix;
+using testing::MatrixLayout;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
-template <typename T>
-absl::Status Forward(Activation activation, const Matrix<T>& gate, const Matrix<T>& up,
-                     Matrix<T>& out, TestStream& stream) {
-  return ActivationForward<T>(activation, gate.view(), up.view(), out.view(), *stream);
+constexpr Activation kActivations[] = {Activation::kSwiGlu, Activation::kGeGlu, Activation::kRelu,
+                                       Activation::kRelu2, Activation::kClampedSwiGlu};
+
+// In float64, straight from the definitions.
+double ActivationReference(Activation activation, double gate, double up) {
+  switch (activation) {
+    case Activation::kSwiGlu:
+      return gate / (1 + std::exp(-gate)) * up;
+    case Activation::kGeGlu:
+      return gate * 0.5 * std::erfc(-gate / std::sqrt(2.0)) * up;
+    case Activation::kRelu:
+      return std::max(gate, 0.0);
+    case Activation::kRelu2:
+      return std::pow(std::max(gate, 0.0), 2);
+    case Activation::kClampedSwiGlu: {
+      const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+      return (u + 1) * g / (1 + std::exp(-1.702 * g));
+    }
+  }
+  return 0;
 }
 
 template <typename T>
-absl::Status Backward(Activation activation, const Matrix<T>& gate, const Matrix<T>& up,
-                      const Matrix<T>& d_out, Matrix<T>& d_gate, Matrix<T>& d_up,
-                      TestStream& stream) {
-  return ActivationBackward<T>(activation, gate.view(), up.view(), d_out.view(), d_gate.view(),
-                               d_up.view(), *stream);
+Matrix<T> Forward(const TestDevice& device, Activation activation, const Matrix<T>& gate,
+                  const Matrix<T>& up) {
+  const auto on_gate = device.Copy(gate), on_up = device.Copy(up);
+  const auto out = device.Copy(Matrix<T>(gate.rows(), gate.cols(), up.layout()));
+  const MatrixView<const T> no_up;
+  EXPECT_TRUE(ActivationForward<T>(activation, on_gate.view(),
+                                   IsGated(activation) ? on_up.view() : no_up, out.view(),
+                                   device.stream())
+                  .ok());
+  return device.Read(out);
+}
+
+template <typename T>
+struct Gradients {
+  Matrix<T> gate, up;
+};
+
+template <typename T>
+Gradients<T> Backward(const TestDevice& device, Activation activation, const Matrix<T>& gate,
+                      const Matrix<T>& up, const Matrix<T>& d_out) {
+  const auto on_gate = device.Copy(gate), on_up = device.Copy(up), on_out = device.Copy(d_out);
+  const auto d_gate = device.Copy(Matrix<T>(gate.rows(), gate.cols(), up.layout()));
+  const auto d_up = device.Copy(Matrix<T>(gate.rows(), gate.cols(), gate.layout()));
+  const bool gated = IsGated(activation);
+  EXPECT_TRUE(ActivationBackward<T>(
+                  activation, on_gate.view(), gated ? on_up.view() : MatrixView<T>(), on_out.view(),
+                  d_gate.view(), gated ? d_up.view() : MatrixView<T>(), device.stream())
+                  .ok());
+  return {device.Read(d_gate), device.Read(d_up)};
 }
 
 std::string Name(const ::testing::TestParamInfo<Activation>& test) {
-  return testing::NameOf(test.param);
+  constexpr const char* kNames[] = {"SwiGlu", "GeGlu", "Relu", "Relu2", "ClampedSwiGlu"};
+  return kNames[static_cast<int>(test.param)];
 }
 
 class ActivationTest : public ::testing::TestWithParam<Activation> {};
-INSTANTIATE_TEST_SUITE_P(All, ActivationTest, ::testing::ValuesIn(testing::kActivations), Name);
+INSTANTIATE_TEST_SUITE_P(All, ActivationTest, ::testing::ValuesIn(kActivations), Name);
 
 TEST(ActivationValuesTest, AreThoseComputedByHand) {
-  TestStream stream;
-  Matrix<float> gate(1, 4), up(1, 4, 2.0f), out(1, 4);
-  for (int i = 0; i < 4; ++i) gate.at(0, i) = static_cast<float>(i - 1);  // -1 0 1 2
-  ASSERT_TRUE(Forward(Activation::kSwiGlu, gate, up, out, stream).ok());
-  EXPECT_NEAR(out(0, 0), -0.53788285, 1e-6);  // 2 * -1 / (1 + e)
-  EXPECT_EQ(out(0, 1), 0);
-  EXPECT_NEAR(out(0, 2), 1.46211716, 1e-6);
-  ASSERT_TRUE(Forward(Activation::kGeGlu, gate, up, out, stream).ok());
-  EXPECT_NEAR(out(0, 0), -0.31731051, 1e-6);  // 2 * -1 * P(X <= -1)
-  ASSERT_TRUE(Forward(Activation::kRelu2, gate, up, out, stream).ok());
-  EXPECT_EQ(out.values(), (std::vector<double>{0, 0, 1, 4}));
+  const auto gate = Matrix<float>::Of(1, 4, {-1, 0, 1, 2});
+  const Matrix<float> up(1, 4, 2.0f);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto swiglu = Forward(device, Activation::kSwiGlu, gate, up);
+    EXPECT_NEAR(swiglu(0, 0), -0.53788285, 1e-6);  // 2 * -1 / (1 + e)
+    EXPECT_EQ(swiglu(0, 1), 0);
+    EXPECT_NEAR(swiglu(0, 2), 1.46211716, 1e-6);
+    const auto geglu = Forward(device, Activation::kGeGlu, gate, up);
+    EXPECT_NEAR(geglu(0, 0), -0.31731051, 1e-6);  // 2 * -1 * P(X <= -1)
+    EXPECT_EQ(Forward(device, Activation::kRelu2, gate, up).values(),
+              (std::vector<double>{0, 0, 1, 4}));
+  });
 }
 
 // (u + 1) g sigmoid(1.702 g); sigmoid(1.702) = 0.84579..., and the gate has no lower clamp.
 TEST(ClampedSwiGluTest, ValuesInsideAndOutsideBothClampsAreThoseComputedByHand) {
-  TestStream stream;
-  constexpr struct {
-    float gate, up;
-    double out;
-  } kCases[] = {{0, 3, 0},
-                {1, 1, 1.691591532},
-                {1, 7, 6.766366127},
-                {1, 9, 6.766366127},
-                {1, -7, -5.074774596},
-                {1, -9, -5.074774596},
-                {7, 0, 6.999953128},
-                {8, 0, 6.999953128},
-                {1000, -1, 0},
-                {-9, 0, -2.003177987e-6}};
-  constexpr int64_t kCount = std::size(kCases);
-  Matrix<float> gate(1, kCount), up(1, kCount), out(1, kCount);
-  for (int64_t i = 0; i < kCount; ++i) {
-    gate.at(0, i) = kCases[i].gate;
-    up.at(0, i) = kCases[i].up;
-  }
-  ASSERT_TRUE(Forward(Activation::kClampedSwiGlu, gate, up, out, stream).ok());
-  for (int64_t i = 0; i < kCount; ++i) {
-    EXPECT_NEAR(out(0, i), kCases[i].out, 1e-9 + 1e-6 * std::abs(out(0, i))) << i;
-  }
-  EXPECT_EQ(out(0, 2), out(0, 3));  // on the clamp and beyond it
-  EXPECT_EQ(out(0, 4), out(0, 5));
-  EXPECT_EQ(out(0, 6), out(0, 7));
+  const auto gate = Matrix<float>::Of(1, 10, {0, 1, 1, 1, 1, 1, 7, 8, 1000, -9});
+  const auto up = Matrix<float>::Of(1, 10, {3, 1, 7, 9, -7, -9, 0, 0, -1, 0});
+  constexpr double kOut[] = {
+      0,           1.691591532, 6.766366127, 6.766366127,    -5.074774596, -5.074774596,
+      6.999953128, 6.999953128, 0,           -2.003177987e-6};
+  ForEachDevice([&](const TestDevice& device) {
+    const auto out = Forward(device, Activation::kClampedSwiGlu, gate, up);
+    for (int64_t i = 0; i < 10; ++i) {
+      EXPECT_NEAR(out(0, i), kOut[i], 1e-9 + 1e-6 * std::abs(out(0, i))) << i;
+    }
+    EXPECT_EQ(out(0, 2), out(0, 3));  // on the clamp and beyond it
+    EXPECT_EQ(out(0, 4), out(0, 5));
+    EXPECT_EQ(out(0, 6), out(0, 7));
+  });
 }
 
 TEST(ClampedSwiGluTest, GradientsPassOnTheClampsAndStopOneUlpOutside) {
-  TestStream stream;
   const float above = std::nextafter(7.0f, 8.0f), below = std::nextafter(-7.0f, -8.0f);
   const float ups[] = {2, 7, above, -7, below, testing::kNaN};
   constexpr int64_t kCount = std::size(ups);
@@ -96,28 +125,80 @@ TEST(ClampedSwiGluTest, GradientsPassOnTheClampsAndStopOneUlpOutside) {
     gate.at(2, i) = above;
     for (int64_t r = 0; r < 3; ++r) up.at(r, i) = ups[i];
   }
-  Matrix<float> d_gate(3, kCount), d_up(3, kCount);
-  ASSERT_TRUE(Backward(Activation::kClampedSwiGlu, gate, up, d_out, d_gate, d_up, stream).ok());
   constexpr double kSlopeOfOne = 1.067780, kSlopeOfSeven = 1.000073;  // (g sigmoid(1.702 g))'
   constexpr double kUpPlusOne[] = {3, 8, 8, -6, -6};
   constexpr double kGatedOne = 0.845796, kGatedSeven = 6.999953;  // g sigmoid(1.702 g)
   constexpr bool kUpPasses[] = {true, true, false, true, false};
-  for (int64_t i = 0; i + 1 < kCount; ++i) {
-    EXPECT_NEAR(d_gate(0, i), kUpPlusOne[i] * kSlopeOfOne, 1e-5) << i;
-    EXPECT_NEAR(d_gate(1, i), kUpPlusOne[i] * kSlopeOfSeven, 1e-5) << i;
-    EXPECT_EQ(d_gate(2, i), 0) << i;
-    EXPECT_NEAR(d_up(0, i), kUpPasses[i] ? kGatedOne : 0, 1e-5) << i;
-    EXPECT_NEAR(d_up(1, i), kUpPasses[i] ? kGatedSeven : 0, 1e-5) << i;
-    EXPECT_EQ(d_up(2, i), d_up(1, i)) << i;  // the gate's clamp does not stop the other gradient
-  }
-  EXPECT_TRUE(std::isnan(d_gate(0, kCount - 1)));
-  EXPECT_EQ(d_up(0, kCount - 1), 0);  // a NaN lies in no interval
+  ForEachDevice([&](const TestDevice& device) {
+    const auto [d_gate, d_up] = Backward(device, Activation::kClampedSwiGlu, gate, up, d_out);
+    for (int64_t i = 0; i + 1 < kCount; ++i) {
+      EXPECT_NEAR(d_gate(0, i), kUpPlusOne[i] * kSlopeOfOne, 1e-5) << i;
+      EXPECT_NEAR(d_gate(1, i), kUpPlusOne[i] * kSlopeOfSeven, 1e-5) << i;
+      EXPECT_EQ(d_gate(2, i), 0) << i;
+      EXPECT_NEAR(d_up(0, i), kUpPasses[i] ? kGatedOne : 0, 1e-5) << i;
+      EXPECT_NEAR(d_up(1, i), kUpPasses[i] ? kGatedSeven : 0, 1e-5) << i;
+      EXPECT_EQ(d_up(2, i), d_up(1, i)) << i;  // the gate's clamp does not stop the other gradient
+    }
+    EXPECT_TRUE(std::isnan(d_gate(0, kCount - 1)));
+    EXPECT_EQ(d_up(0, kCount - 1), 0);  // a NaN lies in no interval
+  });
 }
 
-// Roundings as in BackwardMatchesFiniteDifferences, of terms below 1.1 * 8 * |d_out| < 30: 4 times
-// its bound.
+// exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
+// argument's rounding (6 more on CUDA, whose erfcf is within 4 ulp), which the tail magnifies by up
+// to x^2 (30 at |x| = 5.5); the clamped sigmoid's argument has 2, magnified by |1.702 gate| < 12:
+// 64 roundings.
+// Backward: the terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with
+// at most 16 roundings, times |d_out * up| < 9: 180 roundings; 300 are allowed.
+TEST_P(ActivationTest, MatchesFloat64ForAnyWidthAndLayout) {
+  const Activation activation = GetParam();
+  constexpr int64_t kRows = 9;
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t cols : {1, 7, 8, 16, 37, 277}) {
+      for (const auto& [in, out] : testing::kLayoutPairs) {
+        auto gate = Matrix<float>::Random(kRows, cols, in, 1, 1.5);
+        const auto up = Matrix<float>::Random(kRows, cols, out, 2);
+        const auto d_out = Matrix<float>::Random(kRows, cols, in, 3);
+        for (int64_t i = 0; i < kRows * cols; ++i) {  // no difference straddles the kink of ReLU
+          float& g = gate.at(i / cols, i % cols);
+          if (std::abs(g) < 0.01f) g = i % 2 == 0 ? 0.5f : -0.5f;
+        }
+        const auto y = Forward(device, activation, gate, up);
+        const auto [d_gate, d_up] = Backward(device, activation, gate, up, d_out);
+        EXPECT_TRUE(y.edges_intact() && d_gate.edges_intact() && d_up.edges_intact());
+        for (int64_t i = 0; i < kRows * cols; ++i) {
+          const int64_t r = i / cols, c = i % cols;
+          const double want = ActivationReference(activation, gate(r, c), up(r, c));
+          EXPECT_NEAR(y(r, c), want, 64 * kFloatRounding * std::abs(want)) << gate(r, c);
+          const auto gradient = testing::NumericGradient(
+              [&](const auto& x) { return ActivationReference(activation, x[0], x[1]); },
+              {gate(r, c), up(r, c)});
+          const double bound = 300 * kFloatRounding + 1e-9;
+          EXPECT_NEAR(d_gate(r, c), d_out(r, c) * gradient[0], bound) << gate(r, c);
+          if (!IsGated(activation)) continue;
+          EXPECT_NEAR(d_up(r, c), d_out(r, c) * gradient[1], bound) << gate(r, c);
+        }
+      }
+    }
+  });
+}
+
+// The products of squared ReLU are exact to one rounding each, on every device.
+TEST(SquaredReluTest, HasOneRoundingAProduct) {
+  const auto gate = Matrix<float>::Random(7, 21, 1), d_out = Matrix<float>::Random(7, 21, 2);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto out = Forward(device, Activation::kRelu2, gate, gate);
+    const auto d_gate = Backward(device, Activation::kRelu2, gate, gate, d_out).gate;
+    for (int64_t i = 0; i < 7 * 21; ++i) {
+      const float x = std::max(gate.at(i / 21, i % 21), 0.0f);
+      EXPECT_EQ(out.at(i / 21, i % 21), x * x);
+      EXPECT_EQ(d_gate.at(i / 21, i % 21), d_out.at(i / 21, i % 21) * (2 * x));
+    }
+  });
+}
+
+// Roundings as above, of terms below 1.1 * 8 * |d_out| < 30: 4 times the bound.
 TEST(ClampedSwiGluTest, GradientsMatchFiniteDifferencesOnBothSidesOfTheClamps) {
-  TestStream stream;
   const int64_t cols = 64;
   auto gate = Matrix<float>::Random(1, cols, 1, 6), up = Matrix<float>::Random(1, cols, 2, 6);
   int64_t outside = 0;
@@ -129,91 +210,36 @@ TEST(ClampedSwiGluTest, GradientsMatchFiniteDifferencesOnBothSidesOfTheClamps) {
   }
   ASSERT_GT(outside, 0);
   const auto d_out = Matrix<float>::Random(1, cols, 3);
-  Matrix<float> d_gate(1, cols), d_up(1, cols);
-  ASSERT_TRUE(Backward(Activation::kClampedSwiGlu, gate, up, d_out, d_gate, d_up, stream).ok());
-  const auto w = d_out.values(), g = gate.values(), u = up.values();
-  const auto loss = [&](const std::vector<double>& gates, const std::vector<double>& ups) {
-    double sum = 0;
-    for (size_t i = 0; i < w.size(); ++i) {
-      sum += w[i] * ActivationReference(Activation::kClampedSwiGlu, gates[i], ups[i]);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto [d_gate, d_up] = Backward(device, Activation::kClampedSwiGlu, gate, up, d_out);
+    for (int64_t c = 0; c < cols; ++c) {
+      const auto gradient = testing::NumericGradient(
+          [&](const auto& x) {
+            return ActivationReference(Activation::kClampedSwiGlu, x[0], x[1]);
+          },
+          {gate(0, c), up(0, c)});
+      const double bound = 1200 * kFloatRounding + 1e-9;
+      EXPECT_NEAR(d_gate(0, c), d_out(0, c) * gradient[0], bound) << c;
+      EXPECT_NEAR(d_up(0, c), d_out(0, c) * gradient[1], bound) << c;
     }
-    return sum;
-  };
-  const double tolerance = 1200 * kFloatRounding;
-  testing::ExpectGradient([&](const auto& x) { return loss(x, u); }, g, d_gate.values(), tolerance,
-                          "d_gate");
-  testing::ExpectGradient([&](const auto& x) { return loss(g, x); }, u, d_up.values(), tolerance,
-                          "d_up");
+  });
 }
 
-// exp is within 2 roundings (1 ulp); sum, quotient and two products add four, erfc 3 with its
-// argument's rounding, which the tail magnifies by up to x^2 (30 at |x| = 5.5); the clamped
-// sigmoid's argument has 2, magnified by |1.702 gate| < 12: 64 roundings.
-TEST_P(ActivationTest, ForwardMatchesFloat64) {
-  TestStream stream;
-  for (const int64_t cols : {1, 7, 16, 33, 100}) {
-    const auto gate = Matrix<float>::Random(9, cols, 1, 1.5),
-               up = Matrix<float>::Random(9, cols, 2);
-    Matrix<float> out(9, cols);
-    ASSERT_TRUE(Forward(GetParam(), gate, up, out, stream).ok());
-    EXPECT_TRUE(out.edges_intact());
-    for (int64_t r = 0; r < 9; ++r) {
-      for (int64_t c = 0; c < cols; ++c) {
-        const double expected = ActivationReference(GetParam(), gate(r, c), up(r, c));
-        EXPECT_NEAR(out(r, c), expected, 64 * kFloatRounding * std::abs(expected)) << gate(r, c);
-      }
-    }
-  }
-}
-
-// The terms of an activation's slope are below 1 + 0.25 (ReLU^2: 2 |gate| < 7), each with at most
-// 16 roundings, times |d_out * up| < 9: 180 roundings; 300 are allowed.
-TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
-  TestStream stream;
-  const int64_t cols = 19;
-  auto gate = Matrix<float>::Random(2, cols, 1), up = Matrix<float>::Random(2, cols, 2);
-  for (int64_t c = 0; c < cols; ++c) {  // the differences must not straddle the kink of ReLU
-    if (std::abs(gate(0, c)) < 0.01) gate.at(0, c) = 0.5f;
-    if (std::abs(gate(1, c)) < 0.01) gate.at(1, c) = -0.5f;
-  }
-  const auto d_out = Matrix<float>::Random(2, cols, 3);
-  Matrix<float> d_gate(2, cols), d_up(2, cols);
-  ASSERT_TRUE(Backward(GetParam(), gate, up, d_out, d_gate, d_up, stream).ok());
-  EXPECT_TRUE(d_gate.edges_intact());
-  EXPECT_TRUE(d_up.edges_intact());
-  const auto w = d_out.values(), g = gate.values(), u = up.values();
-  const auto loss = [&](const std::vector<double>& gates, const std::vector<double>& ups) {
-    double sum = 0;
-    for (size_t i = 0; i < w.size(); ++i)
-      sum += w[i] * ActivationReference(GetParam(), gates[i], ups[i]);
-    return sum;
-  };
-  const double tolerance = 300 * kFloatRounding;
-  testing::ExpectGradient([&](const auto& x) { return loss(x, u); }, g, d_gate.values(), tolerance,
-                          "d_gate");
-  if (IsGated(GetParam())) {
-    testing::ExpectGradient([&](const auto& x) { return loss(g, x); }, u, d_up.values(), tolerance,
-                            "d_up");
-  }
-}
-
+// On the CPU; vectors, tails and unaligned rows of CUDA are below.
 TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereAndOnAnyNumberOfThreads) {
   const int64_t rows = 400, cols = 53;
   const auto gate = Matrix<float>::Random(rows, cols, 4, 3),
              up = Matrix<float>::Random(rows, cols, 5, 4);
   const auto d_out = Matrix<float>::Random(rows, cols, 6);
-  TestStream one;
-  Matrix<float> out(rows, cols), d_gate(rows, cols), d_up(rows, cols);
-  ASSERT_TRUE(Forward(GetParam(), gate, up, out, one).ok());
-  ASSERT_TRUE(Backward(GetParam(), gate, up, d_out, d_gate, d_up, one).ok());
+  const TestDevice one{Device()};
+  const auto out = Forward(one, GetParam(), gate, up);
+  const auto [d_gate, d_up] = Backward(one, GetParam(), gate, up, d_out);
   for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    Matrix<float> out2(rows, cols), d_gate2(rows, cols), d_up2(rows, cols);
-    ASSERT_TRUE(Forward(GetParam(), gate, up, out2, stream).ok());
-    ASSERT_TRUE(Backward(GetParam(), gate, up, d_out, d_gate2, d_up2, stream).ok());
-    EXPECT_TRUE(SameBits(out, out2));
-    EXPECT_TRUE(SameBits(d_gate, d_gate2));
-    EXPECT_TRUE(SameBits(d_up, d_up2));
+    const TestDevice more{Device(), threads};
+    EXPECT_TRUE(SameBits(out, Forward(more, GetParam(), gate, up)));
+    const auto gradients = Backward(more, GetParam(), gate, up, d_out);
+    EXPECT_TRUE(SameBits(d_gate, gradients.gate));
+    EXPECT_TRUE(SameBits(d_up, gradients.up));
   }
   // Columns [c, cols) alone: what was in the body of a row is now in its tail.
   for (const int64_t c : {1, 20, 45, 52}) {
@@ -222,11 +248,11 @@ TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereAndOnAnyNumberOfThreads) {
       return ColumnRange(view, c, cols);
     };
     ASSERT_TRUE(ActivationForward<float>(GetParam(), cut(gate.view()), cut(up.view()),
-                                         cut(part.view()), *one)
+                                         cut(part.view()), one.stream())
                     .ok());
     ASSERT_TRUE(ActivationBackward<float>(GetParam(), cut(gate.view()), cut(up.view()),
                                           cut(d_out.view()), cut(d_gate_part.view()),
-                                          cut(d_up_part.view()), *one)
+                                          cut(d_up_part.view()), one.stream())
                     .ok());
     for (int64_t r = 0; r < rows; ++r) {
       ASSERT_TRUE(SameBits(part.at(r, cols - 1), out.at(r, cols - 1)));
@@ -239,90 +265,96 @@ TEST_P(ActivationTest, AnElementHasTheSameBitsAnywhereAndOnAnyNumberOfThreads) {
   }
 }
 
-// bfloat16 is the float32 result, rounded once.
-TEST_P(ActivationTest, BFloat16IsTheFloat32ResultRoundedOnce) {
-  TestStream stream;
-  const int64_t rows = 5, cols = 37;
-  const auto gate = Matrix<BFloat16>::Random(rows, cols, 7, 2),
-             up = Matrix<BFloat16>::Random(rows, cols, 8),
-             d_out = Matrix<BFloat16>::Random(rows, cols, 9);
-  Matrix<BFloat16> out(rows, cols), d_gate(rows, cols), d_up(rows, cols);
-  Matrix<float> out32(rows, cols), d_gate32(rows, cols), d_up32(rows, cols);
-  const auto gate32 = gate.As<float>(), up32 = up.As<float>(), d_out32 = d_out.As<float>();
-  ASSERT_TRUE(Forward(GetParam(), gate, up, out, stream).ok());
-  ASSERT_TRUE(Forward(GetParam(), gate32, up32, out32, stream).ok());
-  EXPECT_TRUE(SameBits(out, out32.As<BFloat16>()));
-  ASSERT_TRUE(Backward(GetParam(), gate, up, d_out, d_gate, d_up, stream).ok());
-  ASSERT_TRUE(Backward(GetParam(), gate32, up32, d_out32, d_gate32, d_up32, stream).ok());
-  EXPECT_TRUE(SameBits(d_gate, d_gate32.As<BFloat16>()));
-  EXPECT_TRUE(SameBits(d_up, d_up32.As<BFloat16>()));
-  EXPECT_TRUE(out.edges_intact());
+// Vectors, tails and unaligned rows: an element has the same bits in all of them.
+TEST_P(ActivationTest, BFloat16IsTheFloat32ResultRoundedOnceInAnyLayout) {
+  constexpr int64_t kRows = 5, kCols = 37;
+  ForEachDevice([&](const TestDevice& device) {
+    for (const MatrixLayout layout : kLayouts) {
+      const auto gate = Matrix<BFloat16>::Random(kRows, kCols, layout, 7, 2);
+      const auto up = Matrix<BFloat16>::Random(kRows, kCols, kLayouts[0], 8);
+      const auto d_out = Matrix<BFloat16>::Random(kRows, kCols, layout, 9);
+      const auto gate32 = gate.template As<float>(), up32 = up.template As<float>();
+      EXPECT_TRUE(SameBits(Forward(device, GetParam(), gate, up),
+                           Forward(device, GetParam(), gate32, up32).template As<BFloat16>()));
+      const auto got = Backward(device, GetParam(), gate, up, d_out);
+      const auto wide = Backward(device, GetParam(), gate32, up32, d_out.template As<float>());
+      EXPECT_TRUE(SameBits(got.gate, wide.gate.template As<BFloat16>()));
+      EXPECT_TRUE(SameBits(got.up, wide.up.template As<BFloat16>()));
+    }
+  });
 }
 
 TEST_P(ActivationTest, GradientsMayOverwriteTheInputs) {
-  TestStream stream;
-  const int64_t rows = 3, cols = 29;
-  auto gate = Matrix<float>::Random(rows, cols, 1), up = Matrix<float>::Random(rows, cols, 2);
-  const auto d_out = Matrix<float>::Random(rows, cols, 3);
-  Matrix<float> d_gate(rows, cols), d_up(rows, cols);
-  ASSERT_TRUE(Backward(GetParam(), gate, up, d_out, d_gate, d_up, stream).ok());
-  ASSERT_TRUE(ActivationBackward<float>(GetParam(), gate.view(), up.view(), d_out.view(),
-                                        gate.view(), up.view(), *stream)
-                  .ok());
-  EXPECT_TRUE(SameBits(gate, d_gate));
-  if (IsGated(GetParam())) {
-    EXPECT_TRUE(SameBits(up, d_up));
-  }
+  ForEachDevice([&](const TestDevice& device) {
+    for (const MatrixLayout layout : kLayouts) {
+      const auto gate = Matrix<float>::Random(3, 29, layout, 1);
+      const auto up = Matrix<float>::Random(3, 29, layout, 2);
+      const auto d_out = Matrix<float>::Random(3, 29, layout, 3);
+      const auto want = Backward(device, GetParam(), gate, up, d_out);
+      const auto g = device.Copy(gate), u = device.Copy(up), d = device.Copy(d_out);
+      ASSERT_TRUE(ActivationBackward<float>(GetParam(), g.view(), u.view(), d.view(), g.view(),
+                                            u.view(), device.stream())
+                      .ok());
+      EXPECT_TRUE(SameBits(device.Read(g), want.gate));
+      if (IsGated(GetParam())) {
+        EXPECT_TRUE(SameBits(device.Read(u), want.up));
+      }
+    }
+  });
 }
 
 // Far from zero nothing overflows on the way, and a NaN is not lost.
 TEST_P(ActivationTest, ExtremeInputsStayFiniteAndNaNShows) {
-  TestStream stream;
-  Matrix<float> gate(1, 4), up(1, 4, 1.0f), out(1, 4), d_gate(1, 4), d_up(1, 4);
-  const float inputs[] = {1000.0f, -1000.0f, -88.5f, 89.0f};
-  for (int i = 0; i < 4; ++i) gate.at(0, i) = inputs[i];
-  ASSERT_TRUE(Forward(GetParam(), gate, up, out, stream).ok());
-  ASSERT_TRUE(Backward(GetParam(), gate, up, up, d_gate, d_up, stream).ok());
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_NEAR(out(0, i), ActivationReference(GetParam(), inputs[i], 1),
-                1e-6 * std::abs(out(0, i)) + 1e-30);
-    EXPECT_TRUE(std::isfinite(d_gate(0, i))) << inputs[i];
-  }
-  gate.at(0, 2) = testing::kNaN;
-  ASSERT_TRUE(Forward(GetParam(), gate, up, out, stream).ok());
-  EXPECT_TRUE(std::isnan(out(0, 2)));
-  EXPECT_FALSE(std::isnan(out(0, 1)));
+  ForEachDevice([&](const TestDevice& device) {
+    auto gate = Matrix<float>::Of(1, 4, {1000, -1000, -88.5f, 89});
+    const Matrix<float> up(1, 4, 1.0f);
+    const auto out = Forward(device, GetParam(), gate, up);
+    const auto d_gate = Backward(device, GetParam(), gate, up, up).gate;
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_NEAR(out(0, i), ActivationReference(GetParam(), gate(0, i), 1),
+                  1e-6 * std::abs(out(0, i)) + 1e-30);
+      EXPECT_TRUE(std::isfinite(d_gate(0, i))) << gate(0, i);
+    }
+    gate.at(0, 2) = testing::kNaN;
+    const auto with_nan = Forward(device, GetParam(), gate, up);
+    EXPECT_TRUE(std::isnan(with_nan(0, 2)));
+    EXPECT_FALSE(std::isnan(with_nan(0, 1)));
+  });
 }
 
-TEST(ActivationArgumentsTest, PlainActivationsTakeNoUpAndEmptyInputsAreFine) {
-  TestStream stream;
-  const auto gate = Matrix<float>::Random(2, 3, 1);
-  Matrix<float> out(2, 3), none(0, 5);
-  EXPECT_TRUE(
-      ActivationForward<float>(Activation::kRelu, gate.view(), {}, out.view(), *stream).ok());
-  EXPECT_TRUE(ActivationBackward<float>(Activation::kRelu, gate.view(), {}, gate.view(), out.view(),
-                                        {}, *stream)
-                  .ok());
-  EXPECT_TRUE(Forward(Activation::kSwiGlu, none, none, none, stream).ok());
-  EXPECT_TRUE(Backward(Activation::kSwiGlu, none, none, none, none, none, stream).ok());
+// A launch without blocks would be an error.
+TEST_P(ActivationTest, TakesNoRowsAndNoColumns) {
+  ForEachDevice([&](const TestDevice& device) {
+    for (const auto& none : {Matrix<float>(0, 5), Matrix<float>(3, 0)}) {
+      EXPECT_TRUE(Forward(device, GetParam(), none, none).edges_intact());
+      EXPECT_TRUE(Backward(device, GetParam(), none, none, none).gate.edges_intact());
+      EXPECT_TRUE(device.stream().Synchronize().ok());
+    }
+  });
 }
 
 TEST(ActivationArgumentsTest, ShapesMustAgree) {
-  TestStream stream;
+  const TestDevice device{Device()};
   Matrix<float> a(2, 3), b(2, 4), c(3, 3);
   const auto refused = [](const absl::Status& status, const std::string& message) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(testing::Message(status), message);
   };
-  refused(Forward(Activation::kSwiGlu, a, b, a, stream),
+  const auto forward = [&](Activation activation, auto& gate, auto& up, auto& out) {
+    return ActivationForward<float>(activation, gate.view(), up.view(), out.view(),
+                                    device.stream());
+  };
+  const auto backward = [&](auto& d_out, auto& d_up) {
+    return ActivationBackward<float>(Activation::kSwiGlu, a.view(), a.view(), d_out.view(),
+                                     a.view(), d_up.view(), device.stream());
+  };
+  refused(forward(Activation::kSwiGlu, a, b, a),
           "ActivationForward: up is [2, 4] with stride 7, expected [2, 3]");
-  refused(Forward(Activation::kRelu, a, a, c, stream),
+  refused(forward(Activation::kRelu, a, a, c),
           "ActivationForward: out is [3, 3] with stride 6, expected [2, 3]");
-  refused(Backward(Activation::kSwiGlu, a, a, a, a, c, stream),
-          "ActivationBackward: d_up is [3, 3] with stride 6, expected [2, 3]");
-  refused(Backward(Activation::kSwiGlu, a, a, b, a, a, stream),
-          "ActivationBackward: d_out is [2, 4] with stride 7, expected [2, 3]");
-  EXPECT_TRUE(Forward(Activation::kSwiGlu, a, a, a, stream).ok());  // the stream stays usable
+  refused(backward(a, c), "ActivationBackward: d_up is [3, 3] with stride 6, expected [2, 3]");
+  refused(backward(b, a), "ActivationBackward: d_out is [2, 4] with stride 7, expected [2, 3]");
+  EXPECT_TRUE(forward(Activation::kSwiGlu, a, a, a).ok());  // the stream stays usable
 }
 
 }  // namespace

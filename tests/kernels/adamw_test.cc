@@ -1,136 +1,167 @@
-// kernels/adamw: one step, bit for bit.
+// kernels/adamw: one step, bit for bit, on every device.
 #include "kernels/adamw/adamw.h"
 
 #include <cmath>
 #include <string>
 
-#include "tests/kernels/op_test.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
 
-using testing::RandomFloats;
+using testing::ForEachDevice;
+using testing::kLayouts;
+using testing::Matrix;
+using testing::MatrixLayout;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
+using Floats = Matrix<float>;
+
+// Arrays are matrices of one row. Gradients from 1e-37, whose squares are subnormal or 0, to 1e18.
 struct State {
-  std::vector<float> gradient, weight, m, v;
+  Floats gradient, weight, m, v;
 
-  explicit State(int64_t n)
-      : gradient(RandomFloats(n, 1)),
-        weight(RandomFloats(n, 2)),
-        m(RandomFloats(n, 3, 0.1)),
-        v(RandomFloats(n, 4, 0.1)) {
-    for (float& x : v) x = x * x;
+  explicit State(int64_t n, MatrixLayout in = {}, MatrixLayout out = {})
+      : gradient(Floats::Random(1, n, in, 1)),
+        weight(Floats::Random(1, n, out, 2)),
+        m(Floats::Random(1, n, in, 3, 0.1)),
+        v(Floats::Random(1, n, out, 4, 0.1)) {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i % 3 == 0) gradient.at(0, i) *= std::ldexp(1.0f, static_cast<int>(i % 183) - 122);
+      v.at(0, i) *= v.at(0, i);
+    }
   }
-  absl::Status Step(const AdamWOptions& options, TestStream& stream) {
-    Workspace workspace;
-    return AdamW(options, {gradient, 1}, absl::MakeSpan(weight), absl::MakeSpan(m),
-                 absl::MakeSpan(v), workspace, *stream);
+  absl::Status Step(const AdamWOptions& options, const TestDevice& device) {
+    const auto from = device.Copy(gradient);
+    return Step(options, ScaledSum(Row(from), 1), device);
+  }
+  absl::Status Step(const AdamWOptions& options, const ScaledSum& sum, const TestDevice& device) {
+    const auto w = device.Copy(weight), first = device.Copy(m), second = device.Copy(v);
+    Workspace workspace(device.memory());
+    const absl::Status status =
+        AdamW(options, sum, Row(w), Row(first), Row(second), workspace, device.stream());
+    weight = device.Read(w);
+    m = device.Read(first);
+    v = device.Read(second);
+    return status;
+  }
+  static absl::Span<float> Row(const testing::DeviceMatrix<float>& row) {
+    return {row.view().data(), static_cast<size_t>(row.cols)};
   }
 };
+
+void ExpectSame(const State& got, const State& want) {
+  EXPECT_TRUE(SameBits(got.weight, want.weight));
+  EXPECT_TRUE(SameBits(got.m, want.m));
+  EXPECT_TRUE(SameBits(got.v, want.v));
+}
 
 // The equations of the header in float32, one rounding an operation.
 void ReferenceStep(const AdamWOptions& o, State& s) {
   const auto correction1 = static_cast<float>(1 - std::pow(double{o.beta1}, double(o.step)));
   const auto correction2 = static_cast<float>(1 - std::pow(double{o.beta2}, double(o.step)));
-  for (size_t i = 0; i < s.weight.size(); ++i) {
-    const float g = o.gradient_scale * s.gradient[i];
-    s.m[i] = o.beta1 * s.m[i] + (1.0f - o.beta1) * g;
-    s.v[i] = o.beta2 * s.v[i] + (1.0f - o.beta2) * (g * g);
-    const float direction = s.m[i] / correction1 / (std::sqrt(s.v[i] / correction2) + o.epsilon);
-    s.weight[i] -= o.learning_rate * (direction + o.weight_decay * s.weight[i]);
+  for (int64_t i = 0; i < s.weight.cols(); ++i) {
+    const float g = o.gradient_scale * s.gradient.at(0, i);
+    float &m = s.m.at(0, i), &v = s.v.at(0, i), &weight = s.weight.at(0, i);
+    m = o.beta1 * m + (1.0f - o.beta1) * g;
+    v = o.beta2 * v + (1.0f - o.beta2) * (g * g);
+    const float direction = m / correction1 / (std::sqrt(v / correction2) + o.epsilon);
+    weight -= o.learning_rate * (direction + o.weight_decay * weight);
   }
 }
 
 TEST(AdamWTest, TakesSumsOfGradientsAndTheirFactor) {
   constexpr int64_t kSize = 20011;
-  TestStream stream(2);
-  State scaled(kSize), exact(kSize);
-  Workspace workspace;
-  std::vector<int64_t> sum(kSize);
-  int64_t non_finite = 0;
-  ASSERT_TRUE(
-      ExactAccumulate({}, scaled.gradient, absl::MakeSpan(sum), Write::kAdd, &non_finite, *stream)
-          .ok());
-  ASSERT_TRUE(ExactToFloat({}, sum, 0.3, absl::MakeSpan(scaled.gradient), *stream).ok());
-  ASSERT_TRUE(scaled.Step({}, stream).ok());
-  ASSERT_TRUE(AdamW({}, {sum, {}, 0.3}, absl::MakeSpan(exact.weight), absl::MakeSpan(exact.m),
-                    absl::MakeSpan(exact.v), workspace, *stream)
-                  .ok());
-  EXPECT_EQ(exact.weight, scaled.weight);
-  EXPECT_EQ(exact.m, scaled.m);
-  EXPECT_EQ(exact.v, scaled.v);
+  ForEachDevice([](const TestDevice& device) {
+    State scaled(kSize), exact(kSize);
+    const auto partial = device.Copy(scaled.gradient), gradient = device.Copy(scaled.gradient);
+    const auto sum = device.Copy(std::vector<int64_t>(kSize));
+    const auto non_finite = device.Copy<int64_t>({0});
+    Stream& stream = device.stream();
+    ASSERT_TRUE(ExactAccumulate({}, State::Row(partial), sum.span(), Write::kAdd,
+                                non_finite.span().data(), stream)
+                    .ok());
+    ASSERT_TRUE(ExactToFloat({}, sum.span(), 0.3, State::Row(gradient), stream).ok());
+    scaled.gradient = device.Read(gradient);
+    ASSERT_TRUE(scaled.Step({}, device).ok());
+    ASSERT_TRUE(exact.Step({}, ScaledSum(sum.span(), {}, 0.3), device).ok());
+    ExpectSame(exact, scaled);
+  });
 }
 
 // The first step from zero moments moves every weight by the learning rate against the gradient.
 TEST(AdamWTest, FirstStepMovesByTheLearningRate) {
-  TestStream stream;
-  const std::vector<float> gradient = {3.0f, -0.5f, 0.0f};
-  std::vector<float> weight = {1.0f, 1.0f, 1.0f}, m(3), v(3);
-  const AdamWOptions options = {.learning_rate = 0.125f, .weight_decay = 0};
-  Workspace workspace;
-  ASSERT_TRUE(AdamW(options, {gradient, 1}, absl::MakeSpan(weight), absl::MakeSpan(m),
-                    absl::MakeSpan(v), workspace, *stream)
-                  .ok());
-  EXPECT_NEAR(weight[0], 0.875, 1e-6);
-  EXPECT_NEAR(weight[1], 1.125, 1e-6);
-  EXPECT_EQ(weight[2], 1.0f);
-  EXPECT_NEAR(m[0], 0.3, 1e-6);
-  EXPECT_NEAR(v[0], 0.45, 1e-6);
+  ForEachDevice([](const TestDevice& device) {
+    State s(3);
+    s.gradient = Floats::Of(1, 3, {3, -0.5f, 0});
+    s.weight = Floats(1, 3, 1.0f);
+    s.m = s.v = Floats(1, 3);
+    ASSERT_TRUE(s.Step({.learning_rate = 0.125f, .weight_decay = 0}, device).ok());
+    EXPECT_NEAR(s.weight(0, 0), 0.875, 1e-6);
+    EXPECT_NEAR(s.weight(0, 1), 1.125, 1e-6);
+    EXPECT_EQ(s.weight(0, 2), 1);
+    EXPECT_NEAR(s.m(0, 0), 0.3, 1e-6);
+    EXPECT_NEAR(s.v(0, 0), 0.45, 1e-6);
+  });
 }
 
 TEST(AdamWTest, WeightDecayIsDecoupledFromTheGradient) {
-  TestStream stream;
-  State s(1);
-  s.gradient = {0.0f};
-  s.weight = {2.0f};
-  s.m = s.v = {0.0f};
-  ASSERT_TRUE(s.Step({.learning_rate = 0.5f, .weight_decay = 0.25f}, stream).ok());
-  EXPECT_EQ(s.weight[0], 1.75f);  // 2 - 0.5 * 0.25 * 2
+  ForEachDevice([](const TestDevice& device) {
+    State s(1);
+    s.weight = Floats(1, 1, 2.0f);
+    s.gradient = s.m = s.v = Floats(1, 1);
+    ASSERT_TRUE(s.Step({.learning_rate = 0.5f, .weight_decay = 0.25f}, device).ok());
+    EXPECT_EQ(s.weight(0, 0), 1.75);  // 2 - 0.5 * 0.25 * 2
+  });
 }
 
-TEST(AdamWTest, HasTheBitsOfThePlainEquationsAtEveryLength) {
-  TestStream stream;
-  for (const int64_t n : {0, 1, 7, 8, 15, 16, 17, 31, 33, 100}) {
-    State s(n), expected(n);
+TEST(AdamWTest, HasTheBitsOfThePlainEquationsForAnyLengthAndLayout) {
+  const auto check = [](const TestDevice& device, int64_t n, MatrixLayout in, MatrixLayout out) {
+    State got(n, in, out), want(n, in, out);
     for (const int64_t step : {1, 2, 1000}) {
+      SCOPED_TRACE(::testing::Message() << n << " elements, step " << step);
       const AdamWOptions options = {.gradient_scale = 0.7f, .step = step};
-      ASSERT_TRUE(s.Step(options, stream).ok());
-      ReferenceStep(options, expected);
-      EXPECT_TRUE(SameBits(s.weight, expected.weight)) << n << " " << step;
-      EXPECT_TRUE(SameBits(s.m, expected.m));
-      EXPECT_TRUE(SameBits(s.v, expected.v));
+      ASSERT_TRUE(got.Step(options, device).ok());
+      ReferenceStep(options, want);
+      ExpectSame(got, want);
     }
-  }
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t n : {0, 1, 4, 7, 8, 15, 16, 17, 31, 33, 100, 333, 2051}) {
+      for (const auto& [in, out] : testing::kLayoutPairs) check(device, n, in, out);
+    }
+    check(device, 50001, {}, {});  // of several threads
+  });
 }
 
-TEST(AdamWTest, GivesTheSameBitsOnAnyNumberOfThreads) {
-  TestStream one;
-  State expected(50001);
-  ASSERT_TRUE(expected.Step({.step = 3}, one).ok());
-  for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    State s(50001);
-    ASSERT_TRUE(s.Step({.step = 3}, stream).ok());
-    EXPECT_TRUE(SameBits(s.weight, expected.weight));
-    EXPECT_TRUE(SameBits(s.m, expected.m));
-    EXPECT_TRUE(SameBits(s.v, expected.v));
-  }
+TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
+  ForEachDevice([](const TestDevice& device) {
+    State got(9), want(9);
+    got.gradient.at(0, 5) = testing::kNaN;
+    ASSERT_TRUE(got.Step({}, device).ok());
+    ReferenceStep({}, want);
+    for (Floats State::*member : {&State::weight, &State::m, &State::v}) {
+      EXPECT_TRUE(std::isnan((got.*member)(0, 5)));
+      (got.*member).at(0, 5) = (want.*member).at(0, 5);
+    }
+    ExpectSame(got, want);
+  });
 }
 
 TEST(AdamWTest, RefusesDifferentLengthsAndStepZero) {
-  TestStream stream;
-  State s(3);
-  EXPECT_EQ(testing::Message(s.Step({.step = 0}, stream)), "AdamW: step is 0, expected >= 1");
-  State m = s, v = s, weight = s;
-  m.m.resize(2);
-  EXPECT_EQ(testing::Message(m.Step({}, stream)), "AdamW: m is [2], expected [3]");
-  v.v.resize(4);
-  EXPECT_EQ(testing::Message(v.Step({}, stream)), "AdamW: v is [4], expected [3]");
-  weight.weight.resize(4);
-  EXPECT_EQ(testing::Message(weight.Step({}, stream)), "AdamW: weight is [4], expected [3]");
-  EXPECT_TRUE(s.Step({}, stream).ok());
+  ForEachDevice([](const TestDevice& device) {
+    State s(3);
+    EXPECT_EQ(testing::Message(s.Step({.step = 0}, device)), "AdamW: step is 0, expected >= 1");
+    State m = s, v = s, weight = s;
+    m.m = Floats(1, 2);
+    EXPECT_EQ(testing::Message(m.Step({}, device)), "AdamW: m is [2], expected [3]");
+    v.v = Floats(1, 4);
+    EXPECT_EQ(testing::Message(v.Step({}, device)), "AdamW: v is [4], expected [3]");
+    weight.weight = Floats(1, 4);
+    EXPECT_EQ(testing::Message(weight.Step({}, device)), "AdamW: weight is [4], expected [3]");
+    EXPECT_TRUE(s.Step({}, device).ok());
+  });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The CUDA kernels as nvcc compiled them: a program that has them starts and refuses without a
-// driver. What they compute is tested on the simulator (cuda_kernels_test).
+// driver. What they compute is tested on the simulator by the suites of the operations.
 #include <cstdint>
 
 #include <gtest/gtest.h>

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/topk_gate/gate_backward.h"
 #include "kernels/topk_gate/select_experts.h"
 #include "kernels/topk_gate/sigmoid_scores.h"
 #include "kernels/topk_gate/topk_gate.h"
@@ -206,32 +205,6 @@ TEST(DeviceGateTest, SelectExperts) {
       ExpectNear(got.score, expected.score, kProbBound);
       ExpectNear(got.weight, expected.weight, bound);
     }
-  }
-}
-
-// The same bits, from the same scores. -77 stands between the rows.
-TEST(DeviceGateTest, GateBackward) {
-  std::vector<float> expected;
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(device->name());
-    const auto score = device->Copy(testing::RandomFloats(kTokens * kStride, 1));
-    const auto offset = device->Copy<int64_t>({0, 2, 4, 4, 5, 7, 9, 11, 13, 15});
-    const auto expert = device->Copy<int32_t>({1, 2, 35, 0, 7, 3, 2, 1, 0, 4, 9, 8, 6, 33, 34});
-    const auto dropped = device->Copy<uint8_t>({0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0});
-    const auto d_weight = device->Copy(testing::RandomFloats(15, 2));
-    const auto d_logits = device->Copy(std::vector<float>(kTokens * kStride, -77));
-    ASSERT_TRUE(GateBackward({.weights = GateWeights::kNormalised, .scale = 1.5f},
-                             {.score = score.view(kTokens, kExperts, kStride),
-                              .slot_offset = offset.span(),
-                              .expert = expert.span(),
-                              .dropped = dropped.span(),
-                              .d_weight = d_weight.span(),
-                              .top_k = 2},
-                             d_logits.view(kTokens, kExperts, kStride), device->stream())
-                    .ok());
-    const auto got = device->Read(d_logits);
-    if (expected.empty()) expected = got;
-    EXPECT_TRUE(testing::SameBits(got, expected));
   }
 }
 

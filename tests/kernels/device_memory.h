@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,8 +15,19 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
+#include "tests/kernels/op_test.h"
+#include "tests/sanitizers.h"
+#if defined(MOE_TEST_SCHEDULES)
+#include "tests/cusim/cusim.h"
+#endif
 
 namespace moe::testing {
+
+#if defined(MOE_TEST_SCHEDULES)
+inline constexpr bool kSimulatedCuda = true;
+#else
+inline constexpr bool kSimulatedCuda = false;
+#endif
 
 // A [rows, cols] matrix or an array in the memory of a device.
 template <typename T>
@@ -32,6 +44,17 @@ class DeviceArray {
   int64_t size_;
 };
 
+// A host's Matrix, guards included, in the memory of a device.
+template <typename T>
+struct DeviceMatrix {
+  DeviceArray<T> memory;
+  int64_t rows, cols;
+  MatrixLayout layout;
+  MatrixView<T> view() const {
+    return {memory.span().data() + layout.offset, rows, cols, cols + layout.gap};
+  }
+};
+
 // A device with a stream: inline on the CPU, with `threads` threads.
 class TestDevice {
  public:
@@ -45,6 +68,9 @@ class TestDevice {
   }
 
   const char* name() const { return memory_ == &CpuMemory() ? "CPU" : "CUDA"; }
+  // Whether exp, log and their like give the host's bits: not so on a GPU.
+  bool has_host_math() const { return is_cpu() || kSimulatedCuda; }
+  bool is_cpu() const { return stream_->device().kind == DeviceKind::kCpu; }
   Stream& stream() const { return *stream_; }
   MemoryResource& memory() const { return *memory_; }
 
@@ -58,6 +84,12 @@ class TestDevice {
     return {std::move(buffer), static_cast<int64_t>(host.size())};
   }
 
+  template <typename HostMatrix, typename T = typename HostMatrix::Element>
+  DeviceMatrix<T> Copy(const HostMatrix& host) const {
+    return {Copy(host.memory()), host.rows(), host.cols(), host.layout()};
+  }
+  DeviceArray<float> Random(int64_t n, uint64_t seed) const { return Copy(RandomFloats(n, seed)); }
+
   // Waits for the stream. Empty, and so equal to nothing expected, if the stream has failed.
   template <typename T>
   std::vector<T> Read(const DeviceArray<T>& array) const {
@@ -65,6 +97,14 @@ class TestDevice {
     const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
     stream_->CopyBytes(array.span().data(), host.data(), bytes).IgnoreError();
     if (!stream_->Synchronize().ok()) host.clear();
+    return host;
+  }
+  template <typename T>
+  Matrix<T> Read(const DeviceMatrix<T>& matrix) const {
+    std::vector<T> memory = Read(matrix.memory);
+    if (memory.size() != matrix.memory.span().size()) return {};
+    Matrix<T> host(matrix.rows, matrix.cols, matrix.layout);
+    host.memory() = std::move(memory);
     return host;
   }
 
@@ -83,6 +123,40 @@ inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
     devices.push_back(std::make_unique<TestDevice>(Device{DeviceKind::kCuda, 0}));
   }
   return devices;
+}
+
+// The SIMD targets of the CPU: those with fused multiply-add, or "EMU128" too, which rounds the
+// product of a multiply-add.
+enum class Simd : uint8_t { kFused, kAll };
+
+// Calls check(device) for all that an operation runs on: the CPU with each SIMD target, with one
+// thread and with three, and CUDA device 0; a simulated one under several schedules of its threads.
+// Under sanitizers one schedule is enough: an access out of bounds, or one that nothing orders, is
+// found in each.
+template <typename Check>
+void ForEachDevice(Check check, Simd simd = Simd::kFused) {
+  for (const std::string& target : gemm::SimdTargets()) {
+    if (simd == Simd::kFused && target == "EMU128") continue;
+    const SimdTarget use(target);
+    for (const int threads : {1, 3}) {
+      SCOPED_TRACE(target + ", threads: " + std::to_string(threads));
+      check(TestDevice(Device(), threads));
+    }
+  }
+  const auto cuda = CudaDevices();
+  if (!cuda.ok() || !cuda->front().usable.ok()) return;
+  const TestDevice device(Device{DeviceKind::kCuda, 0});
+#if defined(MOE_TEST_SCHEDULES)
+  for (uint32_t seed = 1; seed <= (kSanitized ? 1 : 3); ++seed) {
+    SCOPED_TRACE("CUDA, seed " + std::to_string(seed));
+    const cusim::ScopedLaunchOptions options(
+        {.seed = seed, .resident_blocks = static_cast<int>(1 + seed % 2)});
+    check(device);
+  }
+#else
+  SCOPED_TRACE("CUDA");
+  check(device);
+#endif
 }
 
 }  // namespace moe::testing

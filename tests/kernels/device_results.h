@@ -15,18 +15,13 @@
 
 namespace moe::testing {
 
-inline DeviceArray<float> Random(const TestDevice& device, int64_t n, uint64_t seed) {
-  return device.Copy(RandomFloats(n, seed));
-}
-
 // Calls operation(device), which returns what it read back as a tuple of vectors, on every device
-// and expects what the first, the CPU with one thread, gives.
+// and expects what the first, the CPU with its best SIMD target and one thread, gives.
 template <typename Operation>
 void ExpectSameBitsOnEveryDevice(Operation operation) {
   std::optional<decltype(operation(std::declval<const TestDevice&>()))> expected;
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(device->name());
-    const auto got = operation(*device);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto got = operation(device);
     if (!expected) expected = got;
     const auto expect = [](size_t index, const auto& values, const auto& wanted) {
       EXPECT_TRUE(SameBits(values, wanted)) << "result " << index;
@@ -35,7 +30,7 @@ void ExpectSameBitsOnEveryDevice(Operation operation) {
       (expect(kIndex, std::get<kIndex>(got), std::get<kIndex>(*expected)), ...);
     };
     expect_all(std::make_index_sequence<std::tuple_size_v<decltype(got)>>());
-  }
+  });
 }
 
 }  // namespace moe::testing

@@ -1,98 +1,122 @@
-// kernels/embedding: gradients of the table, in token order.
+// kernels/embedding: gradients of the table, in token order, on every device.
 #include "kernels/embedding/embedding.h"
 
-#include <string>
+#include <vector>
 
-#include "tests/kernels/op_test.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
 
+using testing::ForEachDevice;
+using testing::kLayouts;
 using testing::Matrix;
+using testing::MatrixLayout;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
-// The specification: float32, tokens in ascending order.
-template <typename T>
-Matrix<float> Reference(const std::vector<int32_t>& ids, const Matrix<T>& dx, Matrix<float> table) {
-  for (int64_t h = 0; h < dx.cols(); ++h) {
-    for (size_t t = 0; t < ids.size(); ++t) {
-      table.at(ids[t], h) += static_cast<float>(dx(static_cast<int64_t>(t), h));
-    }
-  }
-  return table;
-}
-
+// Half of the tokens name one row, the others any.
 std::vector<int32_t> RandomIds(int64_t tokens, int32_t vocabulary) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < tokens; ++t) {
-    ids.push_back(static_cast<int32_t>(Random4({.item = uint64_t(t)})[0] % uint32_t(vocabulary)));
+    const auto random = Random4({.seed = 3, .item = static_cast<uint64_t>(t)});
+    const auto id = static_cast<int32_t>(random[0] % static_cast<uint32_t>(vocabulary));
+    ids.push_back(random[1] % 2 == 0 ? vocabulary / 2 : id);
   }
   return ids;
 }
 
-TEST(EmbeddingBackwardTest, AddsTheRowsOfATokenByHand) {
-  TestStream stream;
-  Matrix<float> dx(3, 2), table(3, 2, 7.0f);
-  for (int64_t t = 0; t < 3; ++t) {
-    dx.at(t, 0) = static_cast<float>(t + 1);
-    dx.at(t, 1) = static_cast<float>(10 * (t + 1));
-  }
-  const std::vector<int32_t> ids = {2, 0, 2};
-  ASSERT_TRUE(
-      EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kOverwrite, *stream).ok());
-  EXPECT_EQ(table.values(), (std::vector<double>{2, 20, 0, 0, 4, 40}));
-  ASSERT_TRUE(EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kAdd, *stream).ok());
-  EXPECT_EQ(table.values(), (std::vector<double>{4, 40, 0, 0, 8, 80}));
+template <typename T>
+Matrix<float> Gradient(const TestDevice& device, const std::vector<int32_t>& ids,
+                       const Matrix<T>& dx, const Matrix<float>& old, Write write) {
+  const auto token = device.Copy(ids);
+  const auto rows = device.Copy(dx);
+  const auto table = device.Copy(old);
+  EXPECT_TRUE(
+      EmbeddingBackward<T>(token.span(), rows.view(), table.view(), write, device.stream()).ok());
+  return device.Read(table);
 }
 
-TEST(EmbeddingBackwardTest, HasTheBitsOfAscendingTokensOnAnyNumberOfThreads) {
-  for (const int64_t cols : {1, 17, 64, 200}) {
-    const auto ids = RandomIds(150, 11);
-    const auto dx = Matrix<float>::Random(150, cols, 1);
-    const auto dx16 = Matrix<BFloat16>::Random(150, cols, 2);
-    const auto old = Matrix<float>::Random(11, cols, 3);
-    for (const int threads : {1, 2, 3}) {
-      TestStream stream(threads);
-      Matrix<float> table = old, added = old, table16 = old;
-      ASSERT_TRUE(
-          EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kOverwrite, *stream).ok());
-      EXPECT_TRUE(SameBits(table, Reference(ids, dx, Matrix<float>(11, cols))));
-      EXPECT_TRUE(table.edges_intact());
-      ASSERT_TRUE(
-          EmbeddingBackward<float>(ids, dx.view(), added.view(), Write::kAdd, *stream).ok());
-      EXPECT_TRUE(SameBits(added, Reference(ids, dx, old)));
-      ASSERT_TRUE(
-          EmbeddingBackward<BFloat16>(ids, dx16.view(), table16.view(), Write::kOverwrite, *stream)
-              .ok());
-      EXPECT_TRUE(SameBits(table16, Reference(ids, dx16, Matrix<float>(11, cols))));
+template <typename T>
+class EmbeddingBackwardTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(EmbeddingBackwardTest, Types);
+
+TYPED_TEST(EmbeddingBackwardTest, AddsTheRowsOfATokenByHand) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    std::vector<int32_t> ids = {2, 0, 2};
+    auto dx = Matrix<T>::Of(3, 2, {1, 10, 2, 20, 3, 30});
+    if (!device.is_cpu()) {  // the host cannot see that the last two name no row
+      ids.insert(ids.end(), {-1, 3});
+      dx = Matrix<T>::Of(5, 2, {1, 10, 2, 20, 3, 30, 4, 40, 5, 50});
     }
-  }
+    const auto table = Gradient(device, ids, dx, Matrix<float>(3, 2, 7.0f), Write::kOverwrite);
+    EXPECT_EQ(table.values(), (std::vector<double>{2, 20, 0, 0, 4, 40}));
+    EXPECT_EQ(Gradient(device, ids, dx, table, Write::kAdd).values(),
+              (std::vector<double>{4, 40, 0, 0, 8, 80}));
+  });
 }
 
-TEST(EmbeddingBackwardTest, NoTokensGiveZero) {
-  TestStream stream;
-  Matrix<float> dx(0, 4), table(3, 4, 5.0f);
-  ASSERT_TRUE(EmbeddingBackward<float>({}, dx.view(), table.view(), Write::kAdd, *stream).ok());
-  EXPECT_EQ(table.values(), std::vector<double>(12, 5.0));
-  ASSERT_TRUE(
-      EmbeddingBackward<float>({}, dx.view(), table.view(), Write::kOverwrite, *stream).ok());
-  EXPECT_EQ(table.values(), std::vector<double>(12, 0.0));
-}
-
-TEST(EmbeddingBackwardTest, RefusesIdsOutOfRangeAndOtherShapesBeforeWriting) {
-  TestStream stream;
-  Matrix<float> dx(2, 4), wide(2, 5), table(3, 4, 5.0f);
-  const auto call = [&](const std::vector<int32_t>& ids, const Matrix<float>& rows) {
-    return EmbeddingBackward<float>(ids, rows.view(), table.view(), Write::kOverwrite, *stream);
+// Sums of many terms, float32, tokens in ascending order: another order has other bits.
+TYPED_TEST(EmbeddingBackwardTest, HasTheBitsOfAscendingTokensForAnyShapeAndLayout) {
+  using T = TypeParam;
+  const auto check = [](const TestDevice& device, int64_t tokens, int32_t vocabulary, int64_t cols,
+                        MatrixLayout in, MatrixLayout out) {
+    const auto ids = RandomIds(tokens, vocabulary);
+    const auto dx = Matrix<T>::Random(tokens, cols, in, 1);
+    const auto old = Matrix<float>::Random(vocabulary, cols, out, 2);
+    for (const Write write : {Write::kOverwrite, Write::kAdd}) {
+      auto want = write == Write::kAdd ? old : Matrix<float>(vocabulary, cols, out);
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t h = 0; h < cols; ++h) want.at(ids[t], h) += static_cast<float>(dx.at(t, h));
+      }
+      EXPECT_TRUE(SameBits(Gradient(device, ids, dx, old, write), want))
+          << tokens << " tokens, " << vocabulary << " x " << cols;
+    }
   };
-  EXPECT_EQ(testing::Message(call({0, 3}, dx)), "EmbeddingBackward: ids[1] is 3, expected 0 to 2");
-  EXPECT_EQ(testing::Message(call({-1, 0}, dx)),
-            "EmbeddingBackward: ids[0] is -1, expected 0 to 2");
-  EXPECT_EQ(call({0, 1, 2}, dx).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(call({0, 1}, wide).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(table.values(), std::vector<double>(12, 5.0));
-  EXPECT_TRUE(call({0, 2}, dx).ok());  // the stream stays usable
+  ForEachDevice([&](const TestDevice& device) {
+    for (const auto& [in, out] : testing::kLayoutPairs) {
+      check(device, 40, 5, 37, in, out);
+      check(device, 300, 67, 16, in, out);  // three blocks of rows, two warps' ids
+    }
+    for (const int64_t cols : {1, 17, 64, 200}) check(device, 150, 11, cols, {}, {});
+    check(device, 2500, 33, 4, kLayouts[0], kLayouts[0]);  // more ids than a block holds
+  });
+}
+
+TYPED_TEST(EmbeddingBackwardTest, NoTokensGiveZerosAndATableMayBeEmpty) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    const Matrix<T> none(0, 4);
+    const Matrix<float> table(3, 4, 5.0f);
+    EXPECT_EQ(Gradient(device, {}, none, table, Write::kAdd).values(),
+              std::vector<double>(12, 5.0));
+    EXPECT_EQ(Gradient(device, {}, none, table, Write::kOverwrite).values(),
+              std::vector<double>(12, 0.0));
+    EXPECT_TRUE(
+        Gradient(device, {}, none, Matrix<float>(0, 4), Write::kOverwrite).values().empty());
+    EXPECT_TRUE(Gradient(device, {}, Matrix<T>(0, 0), Matrix<float>(1, 0), Write::kOverwrite)
+                    .values()
+                    .empty());
+    EXPECT_TRUE(device.stream().Synchronize().ok());
+  });
+}
+
+TEST(EmbeddingArgumentsTest, RefusesIdsOutOfRangeAndOtherShapesBeforeWriting) {
+  const TestDevice device{Device()};
+  const auto table = device.Copy(Matrix<float>(3, 4, 5.0f));
+  const auto call = [&](const std::vector<int32_t>& ids, int64_t cols) {
+    const auto dx = device.Copy(Matrix<float>(2, cols));
+    return EmbeddingBackward<float>(ids, dx.view(), table.view(), Write::kOverwrite,
+                                    device.stream());
+  };
+  EXPECT_EQ(testing::Message(call({0, 3}, 4)), "EmbeddingBackward: ids[1] is 3, expected 0 to 2");
+  EXPECT_EQ(testing::Message(call({-1, 0}, 4)), "EmbeddingBackward: ids[0] is -1, expected 0 to 2");
+  EXPECT_EQ(call({0, 1, 2}, 4).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(call({0, 1}, 5).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(device.Read(table).values(), std::vector<double>(12, 5.0));
+  EXPECT_TRUE(call({0, 2}, 4).ok());  // the stream stays usable
 }
 
 }  // namespace

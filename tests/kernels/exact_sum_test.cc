@@ -1,4 +1,5 @@
-// kernels/exact_sum: the grid, its edges, and sums that do not depend on their order.
+// kernels/exact_sum: the grid, its edges, and sums that do not depend on their order, on every
+// device.
 #include "kernels/exact_sum/exact_sum.h"
 
 #include <algorithm>
@@ -6,26 +7,70 @@
 #include <string>
 
 #include "kernels/exact_sum/exact_sum_cpu.h"
-#include "kernels/exact_sum/grad_accumulator.h"
 #include "kernels/exact_sum/scaled_sum.h"
-#include "tests/kernels/op_test.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
 
+using testing::ForEachDevice;
 using testing::kInfinity;
 using testing::kNaN;
 using testing::RandomFloats;
 using testing::SameBits;
+using testing::TestDevice;
 using testing::TestStream;
+
+// Where two arrays begin, in elements after an address aligned to 16 bytes.
+struct Offsets {
+  size_t in, out;
+};
+constexpr Offsets kOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
+
+// `values` on a device, `offset` elements after an aligned address, and one more after them.
+template <typename T>
+class Placed {
+ public:
+  Placed(const TestDevice& device, const std::vector<T>& values, size_t offset)
+      : device_(device), offset_(offset), size_(values.size()), memory_(Copy(values)) {}
+
+  absl::Span<T> span() const { return memory_.span().subspan(offset_, size_); }
+  // The values, if nothing around them was written.
+  std::vector<T> Read() const {
+    std::vector<T> all = device_.Read(memory_);
+    if (all.empty()) return all;
+    EXPECT_EQ(all.back(), T(-77));
+    for (size_t i = 0; i < offset_; ++i) EXPECT_EQ(all[i], T(-77));
+    return {all.begin() + static_cast<ptrdiff_t>(offset_), all.end() - 1};
+  }
+
+ private:
+  testing::DeviceArray<T> Copy(const std::vector<T>& values) const {
+    std::vector<T> all(offset_, T(-77));
+    all.insert(all.end(), values.begin(), values.end());
+    all.push_back(T(-77));
+    return device_.Copy(all);
+  }
+  const TestDevice& device_;
+  size_t offset_, size_;
+  testing::DeviceArray<T> memory_;
+};
 
 struct Sums {
   std::vector<int64_t> sum;
   int64_t non_finite = 0;
 
   explicit Sums(size_t n) : sum(n, 0) {}
-  absl::Status Add(const ExactGrid& grid, const std::vector<float>& x, TestStream& stream) {
-    return ExactAccumulate(grid, x, absl::MakeSpan(sum), Write::kAdd, &non_finite, *stream);
+  absl::Status Add(const TestDevice& device, const ExactGrid& grid, const std::vector<float>& x,
+                   Write write = Write::kAdd, Offsets at = {}) {
+    const Placed<float> from(device, x, at.in);
+    const Placed<int64_t> to(device, sum, at.out);
+    const auto count = device.Copy<int64_t>({non_finite});
+    const absl::Status status =
+        ExactAccumulate(grid, from.span(), to.span(), write, count.span().data(), device.stream());
+    sum = to.Read();
+    for (const int64_t counted : device.Read(count)) non_finite = counted;
+    return status;
   }
 };
 
@@ -43,53 +88,72 @@ void ReferenceAdd(const ExactGrid& grid, const std::vector<float>& x, Sums& sums
 }
 
 TEST(ExactAccumulateTest, RoundsToTheGridTiesToEven) {
-  TestStream stream;
   const std::vector<float> x = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.75f, 3.0f, -0.0f, 1e-30f};
-  Sums sums(x.size());
-  ASSERT_TRUE(sums.Add({.unit_log2 = 0}, x, stream).ok());
-  EXPECT_EQ(sums.sum, (std::vector<int64_t>{0, 2, 2, 0, -2, 1, 3, 0, 0}));
-  ASSERT_TRUE(sums.Add({.unit_log2 = -1, .max_terms = 2}, x, stream).ok());
-  EXPECT_EQ(sums.sum, (std::vector<int64_t>{1, 5, 7, -1, -5, 3, 9, 0, 0}));
-  EXPECT_EQ(sums.non_finite, 0);
+  ForEachDevice([&](const TestDevice& device) {
+    Sums sums(x.size());
+    ASSERT_TRUE(sums.Add(device, {.unit_log2 = 0}, x).ok());
+    EXPECT_EQ(sums.sum, (std::vector<int64_t>{0, 2, 2, 0, -2, 1, 3, 0, 0}));
+    ASSERT_TRUE(sums.Add(device, {.unit_log2 = -1, .max_terms = 2}, x).ok());
+    EXPECT_EQ(sums.sum, (std::vector<int64_t>{1, 5, 7, -1, -5, 3, 9, 0, 0}));
+    EXPECT_EQ(sums.non_finite, 0);
+  });
 }
 
 // Magnitudes from far below the unit to far above the limit, in every position of a vector.
-TEST(ExactAccumulateTest, MatchesTheSpecificationForAllMagnitudesAndGrids) {
-  TestStream stream;
-  for (const int unit : {-50, -34, 0}) {
-    for (const int64_t terms : {int64_t{1}, int64_t{3}, int64_t{4096}, int64_t{1} << 40}) {
-      const ExactGrid grid = {.unit_log2 = unit, .max_terms = terms};
-      for (const int64_t n : {1, 7, 8, 9, 333}) {
-        auto x = RandomFloats(n, 1);
-        for (int64_t i = 0; i < n; ++i)
-          x[i] = std::ldexp(x[i], static_cast<int>(i % 80) - 70 - unit);
-        Sums sums(x.size()), expected(x.size());
-        ASSERT_TRUE(sums.Add(grid, x, stream).ok());
-        ReferenceAdd(grid, x, expected);
-        EXPECT_EQ(sums.sum, expected.sum) << unit << " " << terms << " " << n;
-        EXPECT_EQ(sums.non_finite, expected.non_finite) << unit << " " << terms << " " << n;
+TEST(ExactAccumulateTest, MatchesTheSpecificationForAnyMagnitudeGridLengthAndAlignment) {
+  const auto check = [](const TestDevice& device, const ExactGrid& grid, int64_t n, Offsets at) {
+    SCOPED_TRACE(::testing::Message() << grid.unit_log2 << " " << grid.max_terms << " " << n);
+    auto x = RandomFloats(n, 1);
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = std::ldexp(x[i], static_cast<int>(i % 81) - 70 - grid.unit_log2);
+    }
+    Sums sums(x.size()), expected(x.size());
+    for (const Write write : {Write::kAdd, Write::kAdd, Write::kOverwrite}) {
+      ASSERT_TRUE(sums.Add(device, grid, x, write, at).ok());
+      if (write == Write::kOverwrite) std::fill(expected.sum.begin(), expected.sum.end(), 0);
+      ReferenceAdd(grid, x, expected);
+      EXPECT_EQ(sums.sum, expected.sum);
+      EXPECT_EQ(sums.non_finite, expected.non_finite);
+    }
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int unit : {-50, -34, 0}) {
+      for (const int64_t terms : {int64_t{2}, int64_t{3}, int64_t{4096}, int64_t{1} << 40}) {
+        for (const int64_t n : {1, 7, 8, 9, 333}) check(device, {unit, terms}, n, kOffsets[0]);
       }
     }
-  }
+    for (const Offsets at : kOffsets) {
+      for (const int64_t n : {0, 1, 7, 333, 2051}) check(device, {-50, 4096}, n, at);
+    }
+  });
 }
 
 TEST(ExactAccumulateTest, NonFiniteElementsCountAndAddNothing) {
-  TestStream stream;
-  for (const size_t at : {0, 5, 16, 18}) {
-    for (const float bad : {kNaN, -kNaN, kInfinity, -kInfinity, 3e38f, 8192.0f}) {
-      std::vector<float> x(19, 0.5f);
-      x[at] = bad;
-      Sums sums(19);
-      sums.non_finite = 4;
-      ASSERT_TRUE(sums.Add({}, x, stream).ok());
-      EXPECT_EQ(sums.non_finite, 5) << bad;
-      for (size_t i = 0; i < 19; ++i) EXPECT_EQ(sums.sum[i], i == at ? 0 : int64_t{1} << 49);
+  ForEachDevice([](const TestDevice& device) {
+    for (const size_t at : {0, 5, 16, 18}) {
+      for (const float bad : {kNaN, -kNaN, kInfinity, -kInfinity, 3e38f, 8192.0f}) {
+        std::vector<float> x(19, 0.5f);
+        x[at] = bad;
+        Sums sums(19);
+        sums.non_finite = 4;
+        ASSERT_TRUE(sums.Add(device, {}, x).ok());
+        EXPECT_EQ(sums.non_finite, 5) << bad;
+        for (size_t i = 0; i < 19; ++i) EXPECT_EQ(sums.sum[i], i == at ? 0 : int64_t{1} << 49);
+      }
     }
-  }
+  });
 }
 
-// M terms at the largest value the grid takes, of either sign, in any order: no overflow (UBSan
-// watches), and the next larger float is refused.
+// All threads of three blocks count at once.
+TEST(ExactAccumulateTest, CountsFromAllThreadsAddUp) {
+  ForEachDevice([](const TestDevice& device) {
+    Sums sums(2051);
+    ASSERT_TRUE(sums.Add(device, {}, std::vector<float>(2051, kNaN)).ok());
+    EXPECT_EQ(sums.non_finite, 2051);
+    EXPECT_EQ(sums.sum, std::vector<int64_t>(2051));
+  });
+}
+
 // Elements of every kind, at every place of a vector and of a cache line.
 TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
   std::vector<float> x = testing::RandomFloats(203, 1);
@@ -122,29 +186,36 @@ TEST(ExactAccumulateTest, OverwritesWhatIsThereInCacheOrPastIt) {
   }
 }
 
+// M terms at the largest value the grid takes, of either sign, in any order: no overflow (UBSan
+// watches), and the next larger float is refused.
 TEST(ExactAccumulateTest, MaxTermsAtTheLimitDoNotOverflow) {
-  TestStream stream;
-  for (const int64_t terms : {1, 2, 3, 5, 64, 1000}) {
-    const ExactGrid grid = {.unit_log2 = -50, .max_terms = terms};
-    // The largest float whose q is within the limit: 2^63 itself is above INT64_MAX.
-    auto edge = static_cast<float>(std::ldexp(static_cast<double>(grid.limit()), -50));
-    while (std::ldexp(static_cast<long double>(edge), 50) >
-           static_cast<long double>(grid.limit())) {
-      edge = std::nextafter(edge, 0.0f);
+  ForEachDevice([](const TestDevice& device) {
+    for (const int64_t terms : {1, 2, 3, 5, 64, 500}) {
+      const ExactGrid grid = {.unit_log2 = -50, .max_terms = terms};
+      // The largest float whose q is within the limit: 2^63 itself is above INT64_MAX.
+      auto edge = static_cast<float>(std::ldexp(static_cast<double>(grid.limit()), -50));
+      while (std::ldexp(static_cast<long double>(edge), 50) >
+             static_cast<long double>(grid.limit())) {
+        edge = std::nextafter(edge, 0.0f);
+      }
+      const auto q = static_cast<int64_t>(std::ldexp(static_cast<double>(edge), 50));
+      Sums sums(9), mixed(9);
+      for (int64_t i = 0; i < terms; ++i) {
+        const float sign = i % 2 == 0 ? 1.0f : -1.0f;
+        ASSERT_TRUE(sums.Add(device, grid, std::vector<float>(9, edge)).ok());
+        ASSERT_TRUE(mixed.Add(device, grid, std::vector<float>(9, sign * edge)).ok());
+      }
+      EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
+      EXPECT_EQ(mixed.sum, std::vector<int64_t>(9, terms % 2 * q)) << terms;
+      EXPECT_EQ(sums.non_finite, 0);
+      for (const float sign : {1.0f, -1.0f}) {
+        const std::vector<float> above(9, sign * std::nextafter(edge, kInfinity));
+        ASSERT_TRUE(sums.Add(device, grid, above).ok());
+      }
+      EXPECT_EQ(sums.non_finite, 18) << terms;
+      EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
     }
-    const auto q = static_cast<int64_t>(std::ldexp(static_cast<double>(edge), 50));
-    Sums sums(9), mixed(9);
-    for (int64_t i = 0; i < terms; ++i) {
-      ASSERT_TRUE(sums.Add(grid, std::vector<float>(9, edge), stream).ok());
-      ASSERT_TRUE(mixed.Add(grid, std::vector<float>(9, i % 2 == 0 ? edge : -edge), stream).ok());
-    }
-    EXPECT_EQ(sums.sum, std::vector<int64_t>(9, terms * q)) << terms;
-    EXPECT_EQ(mixed.sum, std::vector<int64_t>(9, terms % 2 * q)) << terms;
-    EXPECT_EQ(sums.non_finite, 0);
-    const std::vector<float> above(9, std::nextafter(edge, kInfinity));
-    ASSERT_TRUE(sums.Add(grid, above, stream).ok());
-    EXPECT_EQ(sums.non_finite, 9) << terms;
-  }
+  });
 }
 
 TEST(ExactAccumulateTest, AnyOrderOfTermsAndAnyNumberOfThreadsGivesTheSameBits) {
@@ -157,62 +228,121 @@ TEST(ExactAccumulateTest, AnyOrderOfTermsAndAnyNumberOfThreadsGivesTheSameBits) 
   terms[2][5] = kNaN;
   terms[4][70000] = kInfinity;
   Sums expected(n);
-  TestStream one;
-  for (const auto& x : terms) ASSERT_TRUE(expected.Add(grid, x, one).ok());
+  for (const auto& x : terms) ReferenceAdd(grid, x, expected);
   EXPECT_EQ(expected.non_finite, 2);
-  for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    for (int shuffle = 1; shuffle <= 3; ++shuffle) {
-      Sums sums(n);
-      for (int i = 0; i < kTerms; ++i) {
-        ASSERT_TRUE(sums.Add(grid, terms[(i * shuffle + 3) % kTerms], stream).ok());
-      }
-      EXPECT_EQ(sums.sum, expected.sum);
-      EXPECT_EQ(sums.non_finite, 2);
+  for (const int threads : {1, 2, 3}) {
+    const TestDevice device(Device(), threads);
+    Sums sums(n);
+    for (int i = 0; i < kTerms; ++i) {
+      ASSERT_TRUE(sums.Add(device, grid, terms[(i * threads + 3) % kTerms]).ok());
     }
+    EXPECT_EQ(sums.sum, expected.sum);
+    EXPECT_EQ(sums.non_finite, 2);
   }
 }
 
 TEST(ExactAccumulateTest, RefusesDifferentLengthsAndBadGrids) {
-  TestStream stream;
-  Sums sums(3);
-  EXPECT_EQ(testing::Message(sums.Add({}, std::vector<float>(4), stream)),
-            "ExactAccumulate: sum is [3], expected [4]");
-  EXPECT_EQ(testing::Message(sums.Add({.max_terms = 0}, std::vector<float>(3), stream)),
-            "ExactAccumulate: max_terms is 0, expected >= 1");
-  EXPECT_EQ(testing::Message(sums.Add({.unit_log2 = -1100}, std::vector<float>(3), stream)),
-            "ExactAccumulate: unit_log2 is -1100, expected -1000 to 1000");
+  ForEachDevice([](const TestDevice& device) {
+    Sums sums(3);
+    EXPECT_EQ(testing::Message(sums.Add(device, {}, std::vector<float>(4))),
+              "ExactAccumulate: sum is [3], expected [4]");
+    EXPECT_EQ(testing::Message(sums.Add(device, {.max_terms = 0}, std::vector<float>(3))),
+              "ExactAccumulate: max_terms is 0, expected >= 1");
+    EXPECT_EQ(testing::Message(sums.Add(device, {.unit_log2 = -1100}, std::vector<float>(3))),
+              "ExactAccumulate: unit_log2 is -1100, expected -1000 to 1000");
+  });
 }
 
-TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRoundsAsFloat64Does) {
-  const int64_t n = 40009;
-  std::vector<int64_t> sum(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
+std::vector<float> ToFloat(const TestDevice& device, const ExactGrid& grid,
+                           const std::vector<int64_t>& sums, double scale, Offsets at = {}) {
+  const Placed<int64_t> sum(device, sums, at.in);
+  const Placed<float> out(device, std::vector<float>(sums.size()), at.out);
+  EXPECT_TRUE(ExactToFloat(grid, sum.span(), scale, out.span(), device.stream()).ok());
+  return out.Read();
+}
+
+// Integers of all magnitudes, the extremes among them; factors that give normal, subnormal and
+// infinite float32, and some that are no power of two.
+TEST(ExactToFloatTest, RoundsAsFloat64DoesForAnyFactorLengthAndAlignment) {
+  std::vector<int64_t> sums;
+  for (int64_t i = 0; i < 40009; ++i) {
     const auto r = Random4({.seed = 9, .item = uint64_t(i)});
-    sum[i] = static_cast<int64_t>((uint64_t{r[0]} << 32) | r[1]) >> (i % 64);
+    sums.push_back(static_cast<int64_t>((uint64_t{r[0]} << 32) | r[1]) >> (i % 64));
   }
-  sum[0] = INT64_MAX;
-  sum[1] = INT64_MIN;
-  for (const int threads : {1, 2}) {
-    TestStream stream(threads);
-    for (const double scale : {1.0, 0.125, 1.0 / 3}) {
-      std::vector<float> out(static_cast<size_t>(n));
-      ASSERT_TRUE(ExactToFloat({}, sum, scale, absl::MakeSpan(out), *stream).ok());
-      for (int64_t i = 0; i < n; ++i) {
-        const auto expected = static_cast<float>(static_cast<double>(sum[i]) * 0x1p-50 * scale);
-        ASSERT_TRUE(SameBits(out[i], expected)) << sum[i] << " " << scale;
+  sums[0] = INT64_MAX;
+  sums[1] = INT64_MIN;
+  const auto check = [&](const TestDevice& device, int64_t n, int unit_log2, double scale,
+                         Offsets at) {
+    const std::vector<int64_t> sum(sums.begin(), sums.begin() + n);
+    std::vector<float> want;
+    for (const int64_t s : sum) {
+      want.push_back(static_cast<float>(std::ldexp(static_cast<double>(s), unit_log2) * scale));
+    }
+    EXPECT_TRUE(SameBits(ToFloat(device, {.unit_log2 = unit_log2}, sum, scale, at), want))
+        << n << " " << unit_log2 << " " << scale;
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const Offsets at : kOffsets) {
+      for (const int64_t n : {0, 1, 4, 333, 1029}) {
+        for (const int unit_log2 : {-50, -190, 70}) check(device, n, unit_log2, 1.0, at);
+        for (const double scale : {0.125, 1.0 / 3, 0.3e-12}) check(device, n, -50, scale, at);
       }
     }
-  }
-  TestStream stream;
-  const std::vector<float> x = {0.1f, -3.25f, 0x1p-40f, 1.0f / 3};
-  Sums sums(4);
-  ASSERT_TRUE(sums.Add({}, x, stream).ok());
-  std::vector<float> back(4), wrong(3);
-  ASSERT_TRUE(ExactToFloat({}, sums.sum, 1.0, absl::MakeSpan(back), *stream).ok());
-  EXPECT_EQ(back, x);
-  EXPECT_EQ(ExactToFloat({}, sums.sum, 1.0, absl::MakeSpan(wrong), *stream).code(),
-            absl::StatusCode::kInvalidArgument);
+    check(device, 40009, -50, 1.0 / 3, {});  // of several threads
+  });
+}
+
+TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRefusesOtherLengths) {
+  ForEachDevice([](const TestDevice& device) {
+    const std::vector<float> x = {0.1f, -3.25f, 0x1p-40f, 1.0f / 3};
+    Sums sums(4);
+    ASSERT_TRUE(sums.Add(device, {}, x).ok());
+    EXPECT_EQ(ToFloat(device, {}, sums.sum, 1.0), x);
+    const auto sum = device.Copy(sums.sum);
+    const auto wrong = device.Random(3, 1);
+    EXPECT_EQ(ExactToFloat({}, sum.span(), 1.0, wrong.span(), device.stream()).code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(ScaleTest, MultipliesAndAddsForAnyLengthAndAlignment) {
+  const auto check = [](const TestDevice& device, int64_t n, Offsets at) {
+    const auto x = RandomFloats(n, 5);
+    const Placed<float> in(device, x, at.in), out(device, RandomFloats(n, 6), at.out);
+    std::vector<float> want = x;
+    for (float& value : want) value *= 0.3f;
+    const auto scale = [&](const Placed<float>& from, float factor, Write write) {
+      ASSERT_TRUE(Scale(from.span(), factor, out.span(), write, device.stream()).ok());
+      EXPECT_TRUE(SameBits(out.Read(), want)) << n;
+    };
+    scale(in, 0.3f, Write::kOverwrite);
+    for (float& value : want) value = -value;
+    scale(out, -1, Write::kOverwrite);  // in place
+    for (int64_t i = 0; i < n; ++i) {
+      const float product = x[i] * 0.7f;
+      want[i] += product;
+    }
+    scale(in, 0.7f, Write::kAdd);
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const Offsets at : kOffsets) {
+      for (const int64_t n : {0, 1, 4, 333, 1029}) check(device, n, at);
+    }
+    check(device, 40009, {});  // of several threads
+    const auto x = device.Random(5, 1), wrong = device.Random(3, 1);
+    EXPECT_EQ(testing::Message(Scale(x.span(), 1, wrong.span(), Write::kAdd, device.stream())),
+              "Scale: out is [3], expected [5]");
+  });
+}
+
+// A fused multiply-add would keep the product's 2^-24.
+TEST(ScaleTest, AddsProductsThatAreRounded) {
+  ForEachDevice([](const TestDevice& device) {
+    const auto x = device.Copy<float>({1 + 0x1p-12f, 3});
+    const auto out = device.Copy<float>({-1 - 0x1p-11f, 0.5f});
+    ASSERT_TRUE(Scale(x.span(), 1 + 0x1p-12f, out.span(), Write::kAdd, device.stream()).ok());
+    EXPECT_EQ(device.Read(out), (std::vector<float>{0, 3.5f + 3 * 0x1p-12f}));
+  });
 }
 
 double ReferenceSumOfSquares(const std::vector<float>& x) {
@@ -230,49 +360,44 @@ double ReferenceSumOfSquares(const std::vector<float>& x) {
   return total;
 }
 
-TEST(ScaleTest, MultipliesEachElementOnAnyNumberOfThreads) {
-  const int64_t n = 40009;
-  const auto x = RandomFloats(n, 7);
-  for (const int threads : {1, 2}) {
-    TestStream stream(threads);
-    std::vector<float> out(static_cast<size_t>(n)), in_place = x, wrong(3);
-    ASSERT_TRUE(Scale(x, 1.0f / 3, absl::MakeSpan(out), Write::kOverwrite, *stream).ok());
-    for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[i], x[i] * (1.0f / 3));
-    ASSERT_TRUE(
-        Scale(in_place, 1.0f / 3, absl::MakeSpan(in_place), Write::kOverwrite, *stream).ok());
-    EXPECT_EQ(in_place, out);
-    EXPECT_EQ(testing::Message(Scale(x, 1, absl::MakeSpan(wrong), Write::kAdd, *stream)),
-              "Scale: out is [3], expected [40009]");
+double SquaresOf(const TestDevice& device, const std::vector<float>& x) {
+  Workspace workspace(device.memory());
+  const auto values = device.Copy(x);
+  const auto result = device.Copy<double>({-1});
+  EXPECT_TRUE(
+      SumOfSquares({values.span(), 1}, result.span().data(), workspace, device.stream()).ok());
+  const auto read = device.Read(result);
+  return read.empty() ? -1 : read[0];
+}
+
+TEST(SumOfSquaresTest, SumsByHand) {
+  ForEachDevice([](const TestDevice& device) {
+    EXPECT_EQ(SquaresOf(device, {}), 0);
+    EXPECT_EQ(SquaresOf(device, {3, -4}), 25);
+    EXPECT_EQ(SquaresOf(device, std::vector<float>(4097, 2)), 4 * 4097);
+    EXPECT_EQ(SquaresOf(device, {3e38f, 3e38f}), 2 * static_cast<double>(3e38f) * 3e38f);
+    EXPECT_TRUE(std::isnan(SquaresOf(device, {1, kNaN})));
+    EXPECT_EQ(SquaresOf(device, {1, -kInfinity}), kInfinity);
+  });
+}
+
+// Up to 35 blocks: the warp that folds them takes 32 at a time; more are of several threads.
+// Magnitudes differ within and between blocks, so that other orders round differently.
+TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLength) {
+  constexpr int64_t kBlock = 4096;
+  auto all = RandomFloats(1'100'000, 4);
+  for (int64_t i = 0; i < std::ssize(all); ++i) {
+    all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19 + i / kBlock * 7 % 13));
   }
-}
-
-// A fused multiply-add would keep the product's 2^-24.
-TEST(ScaleTest, AddsProductsThatAreRounded) {
-  TestStream stream;
-  const std::vector<float> x = {1 + 0x1p-12f, 3};
-  std::vector<float> out = {-1 - 0x1p-11f, 0.5f};
-  ASSERT_TRUE(Scale(x, 1 + 0x1p-12f, absl::MakeSpan(out), Write::kAdd, *stream).ok());
-  EXPECT_EQ(out, (std::vector<float>{0, 3.5f + 3 * 0x1p-12f}));
-}
-
-TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLengthOnAnyNumberOfThreads) {
-  Workspace workspace;
-  for (const int64_t n : {0, 1, 15, 17, 4095, 4096, 4097, 100000, 1100000}) {
-    const auto x = RandomFloats(n, 5);
-    const double expected = ReferenceSumOfSquares(x);
-    for (const int threads : {1, 2, 3}) {
-      TestStream stream(threads);
-      double result = -1;
-      ASSERT_TRUE(SumOfSquares({x, 1}, &result, workspace, *stream).ok());
-      EXPECT_EQ(result, expected) << n << " " << threads;
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t n : {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, kBlock - 1, kBlock,
+                            kBlock + 1, 4 * kBlock, 9 * kBlock + 1, 20 * kBlock, 31 * kBlock,
+                            32 * kBlock, 33 * kBlock, 34 * kBlock + 5, std::ssize(all)}) {
+      if (n == std::ssize(all) && !device.is_cpu()) continue;
+      const std::vector<float> x(all.begin(), all.begin() + n);
+      EXPECT_EQ(SquaresOf(device, x), ReferenceSumOfSquares(x)) << n;
     }
-  }
-  TestStream stream;
-  auto x = RandomFloats(100, 6);
-  x[99] = kNaN;
-  double result = 0;
-  ASSERT_TRUE(SumOfSquares({x, 1}, &result, workspace, *stream).ok());
-  EXPECT_TRUE(std::isnan(result));
+  });
 }
 
 // Every part that operations may read, and what they make of exact sums, against the float32 that
@@ -305,76 +430,6 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
   EXPECT_EQ(
       testing::Message(SumOfSquares({exact, {.max_terms = 0}, 1}, nullptr, workspace, *stream)),
       "SumOfSquares: max_terms is 0, expected >= 1");
-}
-
-TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {
-  TestStream stream;
-  Workspace workspace;
-  const auto fill = [](float value) {
-    return [value](absl::Span<float> out, Write write) {
-      for (float& x : out) x = write == Write::kAdd ? x + value : value;
-      return absl::OkStatus();
-    };
-  };
-  std::vector<float> floats(5, 1.0f);
-  const GradAccumulator plain(absl::MakeSpan(floats));
-  EXPECT_FALSE(plain.exact());
-  EXPECT_EQ(plain.size(), 5);
-  ASSERT_TRUE(plain.Add(fill(0.5f), workspace, *stream).ok());
-  EXPECT_EQ(floats, std::vector<float>(5, 1.5f));
-
-  std::vector<int64_t> sum(5, 0);
-  int64_t non_finite = 0;
-  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite);
-  EXPECT_TRUE(exact.exact());
-  EXPECT_EQ(exact.size(), 5);
-  for (const float value : {0.5f, 1.0f, kNaN}) {
-    ASSERT_TRUE(exact.Add(fill(value), workspace, *stream).ok());
-  }
-  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
-  EXPECT_EQ(non_finite, 5);
-  EXPECT_EQ(workspace.used_bytes(), 0);
-  const auto fail = [](absl::Span<float>, Write) {
-    return absl::InternalError("boom");
-  };
-  EXPECT_EQ(exact.Add(fail, workspace, *stream).message(), "boom");
-  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
-}
-
-TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
-  TestStream stream;
-  Workspace workspace;
-  const auto fill = [](absl::Span<float> out, Write write) {
-    for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
-    return absl::OkStatus();
-  };
-  std::vector<float> floats(3);
-  std::vector<int64_t> sum(3);
-  int64_t non_finite = 0;
-  bool empty = true;
-  const GradAccumulator plain(absl::MakeSpan(floats), &empty);
-  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite,
-                              &empty);
-  for (const GradAccumulator& grad : {plain, exact}) {
-    // Of any copy.
-    for (int adds = 0; adds < 3; ++adds) {
-      std::fill(floats.begin(), floats.end(), kNaN);
-      std::fill(sum.begin(), sum.end(), 99);
-      empty = true;
-      for (int i = 0; i < adds; ++i) {
-        ASSERT_TRUE(GradAccumulator(grad).Add(fill, workspace, *stream).ok());
-        EXPECT_FALSE(empty);
-      }
-      ASSERT_TRUE(grad.ClearIfEmpty(*stream).ok());
-      EXPECT_FALSE(empty);
-      if (grad.exact()) {
-        EXPECT_EQ(sum, std::vector<int64_t>(3, 2 * adds));
-      } else {
-        EXPECT_EQ(floats, std::vector<float>(3, 0.5f * static_cast<float>(adds)));
-      }
-    }
-  }
-  EXPECT_EQ(non_finite, 0);
 }
 
 }  // namespace

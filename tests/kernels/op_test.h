@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -31,21 +32,49 @@ inline double RandomNormal(uint64_t seed, int64_t item) {
   return Normal({.seed = seed, .purpose = RandomPurpose::kData, .item = uint64_t(item)});
 }
 
-// A [rows, cols] matrix with `kPad` more elements a row and as many after the end, which no
-// operation may touch.
+// Where a matrix lies in memory: `offset` elements before the first row, `gap` between two rows,
+// `tail` after the last one.
+struct MatrixLayout {
+  int64_t offset = 3, gap = 3, tail = 3;
+};
+// Gaps and offsets that keep rows of whole vectors aligned to 16 bytes, and such that do not.
+// Nothing is owned after the last element, so that AddressSanitizer finds accesses beyond it.
+inline constexpr MatrixLayout kLayouts[] = {{0, 0, 0}, {0, 8, 0}, {8, 0, 0}, {1, 0, 0}, {0, 3, 0}};
+
+// Layouts of two matrices of one operation: both aligned, one of them, or none.
+struct LayoutPair {
+  MatrixLayout in, out;
+};
+inline constexpr LayoutPair kLayoutPairs[] = {{kLayouts[0], kLayouts[1]},
+                                              {kLayouts[1], kLayouts[2]},
+                                              {kLayouts[2], kLayouts[3]},
+                                              {kLayouts[3], kLayouts[4]},
+                                              {kLayouts[4], kLayouts[0]}};
+
+// A [rows, cols] matrix in memory of the host, with guards around its rows, which no operation may
+// touch.
 template <typename T>
 class Matrix {
  public:
-  static constexpr int64_t kPad = 3;
+  using Element = T;
 
-  Matrix(int64_t rows, int64_t cols, float value = 0)
-      : rows_(rows), cols_(cols), data_(size_t(rows * (cols + kPad) + kPad), Guard()) {
+  Matrix() : Matrix(0, 0) {}
+  Matrix(int64_t rows, int64_t cols, float value = 0) : Matrix(rows, cols, MatrixLayout(), value) {}
+  Matrix(int64_t rows, int64_t cols, MatrixLayout layout, float value = 0)
+      : layout_(layout), rows_(rows), cols_(cols) {
+    const int64_t last = rows == 0 || cols == 0 ? 0 : (rows - 1) * stride() + cols;
+    data_.assign(size_t(layout.offset + last + layout.tail), Guard());
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) at(r, c) = T(value);
     }
   }
+  // Standard normal values, a function of the seed and the element.
   static Matrix Random(int64_t rows, int64_t cols, uint64_t seed, double scale = 1) {
-    Matrix m(rows, cols);
+    return Random(rows, cols, MatrixLayout(), seed, scale);
+  }
+  static Matrix Random(int64_t rows, int64_t cols, MatrixLayout layout, uint64_t seed,
+                       double scale = 1) {
+    Matrix m(rows, cols, layout);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c) {
         m.at(r, c) = T(static_cast<float>(scale * RandomNormal(seed, r * cols + c)));
@@ -53,15 +82,24 @@ class Matrix {
     }
     return m;
   }
+  // By rows.
+  static Matrix Of(int64_t rows, int64_t cols, const std::vector<float>& values) {
+    Matrix m(rows, cols);
+    for (int64_t i = 0; i < rows * cols; ++i) m.at(i / cols, i % cols) = T(values[size_t(i)]);
+    return m;
+  }
 
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
-  T& at(int64_t r, int64_t c) { return data_[size_t(kPad + r * (cols_ + kPad) + c)]; }
+  int64_t stride() const { return cols_ + layout_.gap; }
+  T& at(int64_t r, int64_t c) { return data_[size_t(layout_.offset + r * stride() + c)]; }
   const T& at(int64_t r, int64_t c) const { return const_cast<Matrix*>(this)->at(r, c); }
   double operator()(int64_t r, int64_t c) const { return static_cast<float>(at(r, c)); }
 
-  MatrixView<T> view() { return {data_.data() + kPad, rows_, cols_, cols_ + kPad}; }
-  MatrixView<const T> view() const { return {data_.data() + kPad, rows_, cols_, cols_ + kPad}; }
+  MatrixView<T> view() { return {data_.data() + layout_.offset, rows_, cols_, stride()}; }
+  MatrixView<const T> view() const {
+    return {data_.data() + layout_.offset, rows_, cols_, stride()};
+  }
   // Rows [begin, end) alone.
   MatrixView<T> view(int64_t begin, int64_t end) { return RowRange(view(), begin, end); }
   MatrixView<const T> view(int64_t begin, int64_t end) const {
@@ -69,9 +107,10 @@ class Matrix {
   }
 
   bool edges_intact() const {
-    for (size_t i = 0; i < data_.size(); ++i) {
-      const bool inside = i >= kPad && (i - kPad) % size_t(cols_ + kPad) < size_t(cols_) &&
-                          (i - kPad) / size_t(cols_ + kPad) < size_t(rows_);
+    const int64_t size = static_cast<int64_t>(data_.size());
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t at = i - layout_.offset;
+      const bool inside = at >= 0 && cols_ > 0 && at % stride() < cols_ && at / stride() < rows_;
       if (!inside && static_cast<float>(data_[i]) != static_cast<float>(Guard())) return false;
     }
     return true;
@@ -87,16 +126,22 @@ class Matrix {
   // The same values in another type.
   template <typename U>
   Matrix<U> As() const {
-    Matrix<U> m(rows_, cols_);
+    Matrix<U> m(rows_, cols_, layout_);
     for (int64_t r = 0; r < rows_; ++r) {
       for (int64_t c = 0; c < cols_; ++c) m.at(r, c) = U(static_cast<float>(at(r, c)));
     }
     return m;
   }
 
+  // All that is owned, guards included: what a copy to a device takes along and brings back.
+  const MatrixLayout& layout() const { return layout_; }
+  const std::vector<T>& memory() const { return data_; }
+  std::vector<T>& memory() { return data_; }
+
  private:
   static T Guard() { return T(-7777.0f); }
 
+  MatrixLayout layout_;
   int64_t rows_, cols_;
   std::vector<T> data_;
 };
@@ -107,7 +152,8 @@ bool SameBits(const T& a, const T& b) {
   return std::bit_cast<Bytes>(a) == std::bit_cast<Bytes>(b);
 }
 
-// Same shape and same bits, row by row; `rows_of_b` begins at b's row `first`.
+// Same shape and same bits, row by row, and guards that nobody touched; the rows of `b` begin at
+// its row `first`.
 template <typename T>
 ::testing::AssertionResult SameBits(const Matrix<T>& a, const Matrix<T>& b, int64_t first = 0) {
   if (a.cols() != b.cols() || a.rows() + first > b.rows()) {
@@ -121,15 +167,14 @@ template <typename T>
       }
     }
   }
-  return ::testing::AssertionSuccess();
+  if (a.edges_intact() && b.edges_intact()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "memory around the rows was written";
 }
 
 // What a failure prints.
 template <typename T>
 double AsDouble(T value) {
-  return static_cast<double>(value);
-}
-inline double AsDouble(BFloat16 value) {
+  if constexpr (std::is_arithmetic_v<T>) return static_cast<double>(value);
   return static_cast<float>(value);
 }
 

@@ -1,4 +1,4 @@
-// kernels/permute: every path equals the plain loops, bit for bit.
+// kernels/permute: by hand, then bit for bit against the plain loops, on every device.
 #include "kernels/permute/permute.h"
 
 #include <cstdint>
@@ -14,29 +14,10 @@
 namespace moe {
 namespace {
 
-using testing::TestDevices;
-
-// A matrix whose rows lie `gap` elements apart; the gaps hold a sentinel that nobody may touch.
-template <typename T>
-struct Padded {
-  Padded(int64_t rows, int64_t cols, int64_t gap)
-      : data(static_cast<size_t>(rows * (cols + gap)), T(-77.0f)),
-        view(data.data(), rows, cols, cols + gap) {}
-  Padded(const Padded&) = delete;
-
-  std::vector<T> data;
-  MatrixView<T> view;
-};
-
-template <typename T>
-void FillRandom(MatrixView<T> m, uint64_t seed) {
-  for (int64_t r = 0; r < m.rows(); ++r) {
-    for (int64_t c = 0; c < m.cols(); ++c) {
-      m(r, c) = T(static_cast<float>(
-          Normal({.seed = seed, .item = static_cast<uint64_t>(r * m.cols() + c)})));
-    }
-  }
-}
+using testing::ForEachDevice;
+using testing::Matrix;
+using testing::SameBits;
+using testing::TestDevice;
 
 template <typename T>
 class PermuteTest : public ::testing::Test {};
@@ -45,109 +26,138 @@ TYPED_TEST_SUITE(PermuteTest, Types);
 
 TYPED_TEST(PermuteTest, GathersByHand) {
   using T = TypeParam;
-  const std::vector<T> in = {T(10.0f), T(11.0f), T(20.0f), T(21.0f), T(30.0f), T(31.0f)};
-  for (const auto& device : TestDevices()) {
-    SCOPED_TRACE(device->name());
-    const auto from = device->Copy(in);
-    const auto row = device->Copy<int32_t>({2, -1, 0, 2});
-    const auto scale = device->Copy<float>({0.5f, 3.0f, 2.0f, -1.0f});
-    const auto out = device->Copy(std::vector<T>(8, T(-1.0f)));
-    const auto got = [&] {
-      const std::vector<T> values = device->Read(out);
-      return std::vector<float>(values.begin(), values.end());
-    };
+  ForEachDevice([](const TestDevice& device) {
+    const auto from = device.Copy(Matrix<T>::Of(3, 2, {10, 11, 20, 21, 30, 31}));
+    const auto row = device.Copy<int32_t>({2, -1, 0, 2});
+    const auto scale = device.Copy<float>({0.5f, 3.0f, 2.0f, -1.0f});
+    const auto out = device.Copy(Matrix<T>(4, 2, -1.0f));
+    ASSERT_TRUE(GatherRows<T>(from.view(), row.span(), out.view(), device.stream()).ok());
+    EXPECT_EQ(device.Read(out).values(), (std::vector<double>{30, 31, 0, 0, 10, 11, 30, 31}));
     ASSERT_TRUE(
-        GatherRows<T>(from.view(3, 2, 2), row.span(), out.view(4, 2, 2), device->stream()).ok());
-    EXPECT_EQ(got(), (std::vector<float>{30, 31, 0, 0, 10, 11, 30, 31}));
-    ASSERT_TRUE(GatherScaledRows<T>(from.view(3, 2, 2), row.span(), scale.span(), out.view(4, 2, 2),
-                                    device->stream())
-                    .ok());
-    EXPECT_EQ(got(), (std::vector<float>{15, 15.5f, 0, 0, 20, 22, -30, -31}));
-  }
+        GatherScaledRows<T>(from.view(), row.span(), scale.span(), out.view(), device.stream())
+            .ok());
+    EXPECT_EQ(device.Read(out).values(), (std::vector<double>{15, 15.5, 0, 0, 20, 22, -30, -31}));
+  });
 }
 
 // Rows to gather from two sources, at random; some are none.
 struct Sources {
-  Sources(int64_t rows_in, int64_t rows_out) : row(rows_out), view(rows_out), scale(rows_out) {
+  Sources(int64_t rows_in, int64_t rows_out) : row(rows_out), view(rows_out) {
     for (int64_t i = 0; i < rows_out; ++i) {
       const auto random = Random4({.seed = 3, .item = static_cast<uint64_t>(i)});
       row[i] = static_cast<int32_t>(random[0] % (rows_in + 1)) - 1;
       view[i] = static_cast<int32_t>(random[1] % 2);
-      scale[i] = static_cast<float>(Normal({.seed = 4, .item = static_cast<uint64_t>(i)}));
     }
+    scale = testing::RandomFloats(rows_out, 4);
   }
   std::vector<int32_t> row, view;
   std::vector<float> scale;
 };
 
-// Widths around the vector lengths of every target, views with gaps.
-TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyWidthOnAnyDevice) {
+// From the first matrix alone, then from both.
+template <typename T>
+void ExpectThePlainLoops(const TestDevice& device, const Sources& sources, const Matrix<T>& first,
+                         const Matrix<T>& second, const Matrix<T>& untouched) {
+  SCOPED_TRACE(::testing::Message() << "H=" << first.cols());
+  const auto from = device.Copy(first), from_second = device.Copy(second);
+  const auto row = device.Copy(sources.row), view = device.Copy(sources.view);
+  const auto factor = device.Copy(sources.scale);
+  const std::vector<MatrixView<const T>> host = {first.view(), second.view()};
+  const std::vector<MatrixView<const T>> views = {from.view(), from_second.view()};
+  for (const bool many : {false, true}) {
+    for (const bool scaled : {false, true}) {
+      const size_t scales = scaled ? sources.scale.size() : 0;
+      Matrix<T> want = untouched;
+      permute::Gather<T> reference = {.in = absl::MakeConstSpan(host).first(many ? 2 : 1),
+                                      .source_row = sources.row,
+                                      .scale = absl::MakeConstSpan(sources.scale).first(scales),
+                                      .out = want.view()};
+      if (many) reference.source_view = sources.view;
+      permute::Reference<T>(reference);
+      const auto got = device.Copy(untouched);
+      const auto gather = [&] {
+        if (many) {
+          return GatherRowsOfMany<T>(views, view.span(), row.span(), factor.span().first(scales),
+                                     got.view(), device.stream());
+        }
+        if (!scaled) return GatherRows<T>(from.view(), row.span(), got.view(), device.stream());
+        return GatherScaledRows<T>(from.view(), row.span(), factor.span(), got.view(),
+                                   device.stream());
+      };
+      ASSERT_TRUE(gather().ok());
+      EXPECT_TRUE(SameBits(device.Read(got), want)) << "many=" << many << " scaled=" << scaled;
+    }
+  }
+}
+
+// Widths around 16 bytes, what a warp takes at a time and the vector lengths of every target.
+TYPED_TEST(PermuteTest, EqualsThePlainLoopsForAnyWidthAndLayout) {
   using T = TypeParam;
-  const int64_t rows_in = 23, rows_out = 101;
-  const Sources sources(rows_in, rows_out);
-  for (const int64_t hidden : {1, 3, 15, 16, 17, 64, 129, 1000}) {
-    for (const int64_t gap : {3, 8}) {
-      Padded<T> in(rows_in, hidden, gap);
-      FillRandom(in.view, 1);
-      const MatrixView<const T> source = in.view;
-      Padded<T> copied(rows_out, hidden, gap), scaled(rows_out, hidden, gap);
-      const std::vector<T> untouched = copied.data;
-      permute::Reference<T>({{&source, 1}, {}, sources.row, {}, copied.view});
-      permute::Reference<T>({{&source, 1}, {}, sources.row, sources.scale, scaled.view});
-      for (const auto& device : TestDevices()) {
-        SCOPED_TRACE(::testing::Message() << device->name() << " H=" << hidden << " gap=" << gap);
-        const auto from = device->Copy(in.data), to = device->Copy(untouched);
-        const auto row = device->Copy(sources.row);
-        const auto scale = device->Copy(sources.scale);
-        const auto in_view = from.view(rows_in, hidden, hidden + gap);
-        const auto out_view = to.view(rows_out, hidden, hidden + gap);
-        ASSERT_TRUE(GatherRows<T>(in_view, row.span(), out_view, device->stream()).ok());
-        EXPECT_TRUE(device->Read(to) == copied.data) << "GatherRows";
-        ASSERT_TRUE(
-            GatherScaledRows<T>(in_view, row.span(), scale.span(), out_view, device->stream())
-                .ok());
-        EXPECT_TRUE(device->Read(to) == scaled.data) << "GatherScaledRows";
+  const Sources sources(7, 19);
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t hidden : {1, 3, 8, 15, 16, 17, 64, 277}) {
+      for (const auto& [in, out] : testing::kLayoutPairs) {
+        ExpectThePlainLoops<T>(device, sources, Matrix<T>::Random(7, hidden, in, 1),
+                               Matrix<T>::Random(7, hidden, out, 2), Matrix<T>(19, hidden, out));
       }
     }
-  }
+  });
 }
 
-TYPED_TEST(PermuteTest, GathersFromManyAsThePlainLoopsDo) {
+TYPED_TEST(PermuteTest, EqualsThePlainLoopsForManyRows) {
   using T = TypeParam;
-  const int64_t rows_in = 23, rows_out = 101, hidden = 129;
-  const Sources sources(rows_in, rows_out);
-  Padded<T> in(rows_in, hidden, 3), other(rows_in, hidden, 0);
-  FillRandom(in.view, 1);
-  FillRandom(other.view, 2);
-  const std::vector<MatrixView<const T>> both = {in.view, other.view};
-  for (const bool scaled : {false, true}) {
-    Padded<T> want(rows_out, hidden, 5);
-    const std::vector<T> untouched = want.data;
-    const auto scale = absl::MakeConstSpan(sources.scale).first(scaled ? rows_out : 0);
-    permute::Reference<T>({both, sources.view, sources.row, scale, want.view});
-    for (const auto& device : TestDevices()) {
-      SCOPED_TRACE(::testing::Message() << device->name() << " scaled=" << scaled);
-      const auto from = device->Copy(in.data), from_other = device->Copy(other.data);
-      const auto to = device->Copy(untouched);
-      const auto view = device->Copy(sources.view), row = device->Copy(sources.row);
-      const auto factor = device->Copy(sources.scale);
-      const std::vector<MatrixView<const T>> views = {from.view(rows_in, hidden, hidden + 3),
-                                                      from_other.view(rows_in, hidden, hidden)};
-      ASSERT_TRUE(GatherRowsOfMany<T>(views, view.span(), row.span(),
-                                      factor.span().first(scaled ? rows_out : 0),
-                                      to.view(rows_out, hidden, hidden + 5), device->stream())
-                      .ok());
-      EXPECT_TRUE(device->Read(to) == want.data);
+  const Sources sources(23, 101);
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t hidden : {3, 129, 1000}) {
+      ExpectThePlainLoops<T>(device, sources, Matrix<T>::Random(23, hidden, 1),
+                             Matrix<T>::Random(23, hidden, testing::kLayouts[0], 2),
+                             Matrix<T>(101, hidden));
     }
-  }
+  });
 }
 
+// One, two and three launches; a row's only column tells its view, and zero rows name views that
+// are not there.
+TYPED_TEST(PermuteTest, GathersFromAnyNumberOfViews) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    for (const int views : {1, 64, 65, 128, 131}) {
+      std::vector<float> in, want;
+      std::vector<int32_t> view, row;
+      for (int i = 0; i < 2 * views; ++i) {
+        const bool zero = i % 5 == 4;
+        const int v = i * 37 % views;
+        row.push_back(zero ? -1 : 0);
+        view.push_back(zero ? 1 << 20 : v);
+        want.push_back(zero ? 0 : static_cast<float>(v));
+        in.push_back(static_cast<float>(i));
+      }
+      const auto from = device.Copy(std::vector<T>(in.begin(), in.end()));
+      std::vector<MatrixView<const T>> of;
+      for (int v = 0; v < views; ++v) of.emplace_back(&from.span()[v], 1, 1);
+      const auto view_of = device.Copy(view), row_of = device.Copy(row);
+      const auto out = device.Copy(Matrix<T>(2 * views, 1, -1.0f));
+      ASSERT_TRUE(
+          GatherRowsOfMany<T>(of, view_of.span(), row_of.span(), {}, out.view(), device.stream())
+              .ok());
+      EXPECT_EQ(device.Read(out).values(), std::vector<double>(want.begin(), want.end())) << views;
+    }
+  });
+}
+
+// A launch without blocks would be an error.
 TYPED_TEST(PermuteTest, AcceptsNoRowsAndNoColumns) {
   using T = TypeParam;
-  const auto stream = MakeInlineStream();
-  EXPECT_TRUE(GatherRows<T>({nullptr, 0, 4}, {}, {nullptr, 0, 4}, *stream).ok());
-  const std::vector<int32_t> row = {0, -1};
-  EXPECT_TRUE(GatherRows<T>({nullptr, 1, 0}, row, {nullptr, 2, 0}, *stream).ok());
+  ForEachDevice([](const TestDevice& device) {
+    Stream& stream = device.stream();
+    const MatrixView<T> none(nullptr, 0, 4);
+    const std::vector<MatrixView<const T>> views = {none};
+    const auto row = device.Copy<int32_t>({0, -1});
+    EXPECT_TRUE(GatherRows<T>(none, {}, none, stream).ok());
+    EXPECT_TRUE(GatherRows<T>({nullptr, 1, 0}, row.span(), {nullptr, 2, 0}, stream).ok());
+    EXPECT_TRUE(GatherRowsOfMany<T>(views, {}, {}, {}, none, stream).ok());
+    EXPECT_TRUE(stream.Synchronize().ok());
+  });
 }
 
 TYPED_TEST(PermuteTest, RefusesShapesThatDisagreeAndLeavesTheOutputAlone) {

@@ -1,21 +1,22 @@
-// kernels/norm: RMS normalisation and its gradients, sums of rows.
+// kernels/norm: RMS normalisation and its gradients, sums of rows, on every device.
 #include "kernels/norm/rms_norm.h"
 
 #include <cmath>
 #include <string>
 
-#include "kernels/base/fixed_dot.h"
+#include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"
-#include "tests/kernels/op_test.h"
 
 namespace moe {
 namespace {
 
+using testing::ForEachDevice;
 using testing::kFloatRounding;
 using testing::Matrix;
+using testing::MatrixLayout;
 using testing::RandomFloats;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
 constexpr float kEpsilon = 1e-5f;
 
@@ -29,50 +30,156 @@ std::vector<double> Reference(const std::vector<double>& x, const std::vector<do
   return y;
 }
 
+// The order of FixedDot: 16 interleaved partial sums, one fused multiply-add a term, folded
+// pairwise.
+template <typename A, typename B>
+float FixedDotInPlainLoops(int64_t n, A a, B b) {
+  float partial[16] = {};
+  for (int64_t i = 0; i < n; ++i) partial[i % 16] = std::fma(a(i), b(i), partial[i % 16]);
+  for (int width = 8; width >= 1; width /= 2) {
+    for (int i = 0; i < width; ++i) partial[i] += partial[i + width];
+  }
+  return partial[0];
+}
+
 template <typename T>
 struct Problem {
   Matrix<T> x, dy, y, dx;
   std::vector<float> weight, rstd, d_weight;
 
-  Problem(int64_t rows, int64_t cols)
-      : x(Matrix<T>::Random(rows, cols, 1, 2)),
-        dy(Matrix<T>::Random(rows, cols, 2)),
-        y(rows, cols),
-        dx(Matrix<T>::Random(rows, cols, 3)),
+  Problem(int64_t rows, int64_t cols, MatrixLayout in = {}, MatrixLayout out = {})
+      : x(Matrix<T>::Random(rows, cols, in, 1, 2)),
+        dy(Matrix<T>::Random(rows, cols, out, 2)),
+        y(rows, cols, out),
+        dx(Matrix<T>::Random(rows, cols, in, 3)),
         weight(RandomFloats(cols, 4)),
         rstd(static_cast<size_t>(rows)),
         d_weight(RandomFloats(cols, 5)) {}
 
-  absl::Status Forward(TestStream& stream) {
-    return RmsNorm<T>(x.view(), weight, kEpsilon, y.view(), absl::MakeSpan(rstd), *stream);
+  absl::Status Forward(const TestDevice& device, float epsilon = kEpsilon) {
+    const auto from = device.Copy(x), to = device.Copy(y);
+    const auto factor = device.Copy(weight), root = device.Copy(rstd);
+    const absl::Status status =
+        RmsNorm<T>(from.view(), factor.span(), epsilon, to.view(), root.span(), device.stream());
+    y = device.Read(to);
+    rstd = device.Read(root);
+    return status;
   }
-  absl::Status Backward(Write write_dx, Write write_d_weight, TestStream& stream) {
-    return RmsNormBackward<T>(x.view(), weight, rstd, dy.view(), dx.view(), write_dx,
-                              absl::MakeSpan(d_weight), write_d_weight, *stream);
+  absl::Status Backward(Write write_dx, Write write_d_weight, const TestDevice& device) {
+    const auto from = device.Copy(x), of_y = device.Copy(dy), to = device.Copy(dx);
+    const auto factor = device.Copy(weight), root = device.Copy(rstd), d = device.Copy(d_weight);
+    const absl::Status status =
+        RmsNormBackward<T>(from.view(), factor.span(), root.span(), of_y.view(), to.view(),
+                           write_dx, d.span(), write_d_weight, device.stream());
+    dx = device.Read(to);
+    d_weight = device.Read(d);
+    return status;
+  }
+
+  // The contract in plain loops.
+  void ForwardLoops() {
+    for (int64_t t = 0; t < x.rows(); ++t) {
+      const auto value = [&](int64_t h) {
+        return static_cast<float>(x.at(t, h));
+      };
+      const auto n = static_cast<float>(x.cols());
+      rstd[t] = 1.0f / std::sqrt(FixedDotInPlainLoops(x.cols(), value, value) / n + kEpsilon);
+      for (int64_t h = 0; h < x.cols(); ++h) y.at(t, h) = T(value(h) * rstd[t] * weight[h]);
+    }
+  }
+  void BackwardLoops(Write write_dx, Write write_d_weight) {
+    std::vector<float> sum(weight.size());
+    for (int64_t t = 0; t < x.rows(); ++t) {
+      const auto value = [&](int64_t h) {
+        return static_cast<float>(x.at(t, h));
+      };
+      const auto scaled = [&](int64_t h) {
+        return static_cast<float>(dy.at(t, h)) * weight[h];
+      };
+      const float dot = FixedDotInPlainLoops(x.cols(), scaled, value);
+      const float slope = rstd[t] * rstd[t] * (dot / static_cast<float>(x.cols()));
+      for (int64_t h = 0; h < x.cols(); ++h) {
+        const float gradient = rstd[t] * std::fma(-value(h), slope, scaled(h));
+        sum[h] = std::fma(static_cast<float>(dy.at(t, h)) * value(h), rstd[t], sum[h]);
+        const auto old = static_cast<float>(dx.at(t, h));
+        dx.at(t, h) = T(write_dx == Write::kAdd ? old + gradient : gradient);
+      }
+    }
+    for (size_t h = 0; h < sum.size(); ++h) {
+      d_weight[h] = write_d_weight == Write::kAdd ? d_weight[h] + sum[h] : sum[h];
+    }
   }
 };
 
-TEST(RmsNormTest, NormalisesARowByHand) {
-  TestStream stream;
-  Matrix<float> x(1, 2), y(1, 2);
-  x.at(0, 0) = 3;
-  x.at(0, 1) = 4;
-  std::vector<float> rstd(1);
-  ASSERT_TRUE(
-      RmsNorm<float>(x.view(), {2.0f, 10.0f}, 0.0f, y.view(), absl::MakeSpan(rstd), *stream).ok());
-  const double expected = 1 / std::sqrt(12.5);
-  EXPECT_NEAR(rstd[0], expected, 1e-7);
-  EXPECT_NEAR(y(0, 0), 6 * expected, 1e-6);
-  EXPECT_NEAR(y(0, 1), 40 * expected, 1e-6);
+template <typename T>
+class RmsNormTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(RmsNormTest, Types);
+
+// rms of (3, 4) is sqrt(12.5); weights 2 and 10.
+TYPED_TEST(RmsNormTest, NormalisesARowByHand) {
+  using T = TypeParam;
+  const double rounding = std::is_same_v<T, BFloat16> ? 0x1p-8 : sizeof(T) == 2 ? 0x1p-11 : 0x1p-22;
+  ForEachDevice([&](const TestDevice& device) {
+    Problem<T> p(1, 2);
+    p.x = Matrix<T>::Of(1, 2, {3, 4});
+    p.weight = {2, 10};
+    ASSERT_TRUE(p.Forward(device, 0.0f).ok());
+    const double expected = 1 / std::sqrt(12.5);
+    ASSERT_EQ(p.rstd.size(), 1);
+    EXPECT_NEAR(p.rstd[0], expected, 1e-7);
+    ASSERT_EQ(p.y.rows(), 1);
+    EXPECT_NEAR(p.y(0, 0), 6 * expected, rounding * 6 * expected);
+    EXPECT_NEAR(p.y(0, 1), 40 * expected, rounding * 40 * expected);
+  });
+}
+
+template <typename T>
+void ExpectTheContract(const TestDevice& device, int64_t rows, int64_t cols, MatrixLayout in,
+                       MatrixLayout out) {
+  SCOPED_TRACE(::testing::Message() << rows << " x " << cols);
+  const Problem<T> untouched(rows, cols, in, out);
+  auto got = untouched, want = untouched;
+  ASSERT_TRUE(got.Forward(device).ok());
+  want.ForwardLoops();
+  EXPECT_TRUE(SameBits(got.rstd, want.rstd));
+  EXPECT_TRUE(SameBits(got.y, want.y));
+  for (const Write write_dx : {Write::kOverwrite, Write::kAdd}) {
+    for (const Write write_d_weight : {Write::kOverwrite, Write::kAdd}) {
+      got.dx = want.dx = untouched.dx;
+      got.d_weight = want.d_weight = untouched.d_weight;
+      ASSERT_TRUE(got.Backward(write_dx, write_d_weight, device).ok());
+      want.BackwardLoops(write_dx, write_d_weight);
+      EXPECT_TRUE(SameBits(got.dx, want.dx));
+      EXPECT_TRUE(SameBits(got.d_weight, want.d_weight));
+    }
+  }
+}
+
+TYPED_TEST(RmsNormTest, HasTheBitsOfTheContractForAnyWidthAndLayout) {
+  ForEachDevice([](const TestDevice& device) {
+    for (const int64_t cols : {1, 15, 16, 17, 64, 277}) {
+      for (const auto& [in, out] : testing::kLayoutPairs) {
+        ExpectTheContract<TypeParam>(device, 19, cols, in, out);
+      }
+    }
+  });
+}
+
+TYPED_TEST(RmsNormTest, HasTheBitsOfTheContractForManyRows) {
+  ForEachDevice([](const TestDevice& device) {
+    ExpectTheContract<TypeParam>(device, device.is_cpu() ? 300 : 70, 83, {}, {});
+    ExpectTheContract<TypeParam>(device, 6, 150, {}, {});
+  });
 }
 
 // The sum of squares has n / 16 + 4 roundings, all of one sign, halved by the root; mean, epsilon,
 // root, quotient and two products add six.
-TEST(RmsNormTest, ForwardMatchesFloat64) {
-  TestStream stream;
+TEST(RmsNormFloat64Test, ForwardMatchesFloat64) {
+  const TestDevice device{Device()};
   for (const int64_t cols : {1, 2, 15, 16, 17, 64, 100}) {
     Problem<float> p(7, cols);
-    ASSERT_TRUE(p.Forward(stream).ok());
+    ASSERT_TRUE(p.Forward(device).ok());
     EXPECT_TRUE(p.y.edges_intact());
     const std::vector<double> weight(p.weight.begin(), p.weight.end());
     for (int64_t t = 0; t < 7; ++t) {
@@ -87,24 +194,14 @@ TEST(RmsNormTest, ForwardMatchesFloat64) {
   }
 }
 
-TEST(RmsNormTest, SumOfSquaresHasTheFixedOrder) {
-  TestStream stream;
-  Problem<float> p(3, 37);
-  ASSERT_TRUE(p.Forward(stream).ok());
-  for (int64_t t = 0; t < 3; ++t) {
-    const float* const x = p.x.view().row(t);
-    EXPECT_TRUE(SameBits(p.rstd[t], 1.0f / std::sqrt(FixedDot(x, x, 37) / 37.0f + kEpsilon)));
-  }
-}
-
 // dx is a sum of two terms below rstd * |dy * weight| + |x| * rstd^3 * |mean(dy * weight * x)|,
 // both under 30 for these inputs, with at most 16 roundings each; d_weight sums 5 terms below 20.
-TEST(RmsNormTest, BackwardMatchesFiniteDifferences) {
-  TestStream stream;
+TEST(RmsNormFloat64Test, BackwardMatchesFiniteDifferences) {
+  const TestDevice device{Device()};
   const int64_t rows = 5, cols = 21;
   Problem<float> p(rows, cols);
-  ASSERT_TRUE(p.Forward(stream).ok());
-  ASSERT_TRUE(p.Backward(Write::kOverwrite, Write::kOverwrite, stream).ok());
+  ASSERT_TRUE(p.Forward(device).ok());
+  ASSERT_TRUE(p.Backward(Write::kOverwrite, Write::kOverwrite, device).ok());
   EXPECT_TRUE(p.dx.edges_intact());
   const auto dy = p.dy.values();
   const auto loss = [&](const std::vector<double>& x, const std::vector<double>& weight) {
@@ -125,87 +222,23 @@ TEST(RmsNormTest, BackwardMatchesFiniteDifferences) {
                           {p.d_weight.begin(), p.d_weight.end()}, tolerance, "d_weight");
 }
 
-TEST(RmsNormTest, AddAddsWhatOverwriteWrites) {
-  TestStream stream;
-  for (const int64_t cols : {33, 150}) {
-    Problem<float> over(6, cols), add(6, cols), old(6, cols);
-    ASSERT_TRUE(over.Forward(stream).ok());
-    ASSERT_TRUE(add.Forward(stream).ok());
-    ASSERT_TRUE(over.Backward(Write::kOverwrite, Write::kOverwrite, stream).ok());
-    ASSERT_TRUE(add.Backward(Write::kAdd, Write::kAdd, stream).ok());
-    for (int64_t h = 0; h < cols; ++h) {
-      EXPECT_EQ(add.d_weight[h], old.d_weight[h] + over.d_weight[h]) << h;
-      for (int64_t t = 0; t < 6; ++t) {
-        EXPECT_EQ(add.dx.at(t, h), old.dx.at(t, h) + over.dx.at(t, h)) << t << " " << h;
-      }
-    }
-  }
+TYPED_TEST(RmsNormTest, NoRowsGiveAZeroWeightGradient) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    Problem<T> none(0, 20), flat(3, 0);
+    ASSERT_TRUE(none.Forward(device).ok());
+    const auto old = none.d_weight;
+    ASSERT_TRUE(none.Backward(Write::kOverwrite, Write::kAdd, device).ok());
+    EXPECT_EQ(none.d_weight, old);
+    ASSERT_TRUE(none.Backward(Write::kOverwrite, Write::kOverwrite, device).ok());
+    EXPECT_EQ(none.d_weight, std::vector<float>(20, 0.0f));
+    ASSERT_TRUE(flat.Backward(Write::kOverwrite, Write::kOverwrite, device).ok());
+    EXPECT_TRUE(device.stream().Synchronize().ok());
+  });
 }
 
-TEST(RmsNormTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
-  const int64_t rows = 300, cols = 83;
-  TestStream one;
-  Problem<float> all(rows, cols);
-  ASSERT_TRUE(all.Forward(one).ok());
-  ASSERT_TRUE(all.Backward(Write::kOverwrite, Write::kOverwrite, one).ok());
-  for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    Problem<float> p(rows, cols);
-    ASSERT_TRUE(p.Forward(stream).ok());
-    ASSERT_TRUE(p.Backward(Write::kOverwrite, Write::kOverwrite, stream).ok());
-    EXPECT_TRUE(SameBits(p.y, all.y));
-    EXPECT_TRUE(SameBits(p.rstd, all.rstd));
-    EXPECT_TRUE(SameBits(p.dx, all.dx));
-    EXPECT_TRUE(SameBits(p.d_weight, all.d_weight));
-  }
-  for (const int64_t t : {0, 17, 299}) {
-    Matrix<float> y(1, cols), dx(1, cols);
-    std::vector<float> rstd(1), d_weight(static_cast<size_t>(cols));
-    ASSERT_TRUE(RmsNorm<float>(all.x.view(t, t + 1), all.weight, kEpsilon, y.view(),
-                               absl::MakeSpan(rstd), *one)
-                    .ok());
-    ASSERT_TRUE(RmsNormBackward<float>(all.x.view(t, t + 1), all.weight, rstd,
-                                       all.dy.view(t, t + 1), dx.view(), Write::kOverwrite,
-                                       absl::MakeSpan(d_weight), Write::kOverwrite, *one)
-                    .ok());
-    EXPECT_TRUE(SameBits(y, all.y, t));
-    EXPECT_TRUE(SameBits(dx, all.dx, t));
-  }
-}
-
-TEST(RmsNormTest, BFloat16IsTheFloat32ResultRoundedOnce) {
-  TestStream stream;
-  Problem<BFloat16> p(4, 45);
-  Problem<float> p32(4, 45);
-  p32.x = p.x.As<float>();
-  p32.dy = p.dy.As<float>();
-  p32.dx = p.dx.As<float>();
-  for (const Write write : {Write::kAdd, Write::kOverwrite}) {
-    ASSERT_TRUE(p.Forward(stream).ok());
-    ASSERT_TRUE(p32.Forward(stream).ok());
-    EXPECT_TRUE(SameBits(p.y, p32.y.As<BFloat16>()));
-    EXPECT_TRUE(SameBits(p.rstd, p32.rstd));
-    ASSERT_TRUE(p.Backward(write, Write::kOverwrite, stream).ok());
-    ASSERT_TRUE(p32.Backward(write, Write::kOverwrite, stream).ok());
-    EXPECT_TRUE(SameBits(p.dx, p32.dx.As<BFloat16>()));
-    EXPECT_TRUE(SameBits(p.d_weight, p32.d_weight));
-    EXPECT_TRUE(p.dx.edges_intact());
-  }
-}
-
-TEST(RmsNormTest, NoRowsGiveAZeroWeightGradient) {
-  TestStream stream;
-  Problem<float> p(0, 20);
-  ASSERT_TRUE(p.Forward(stream).ok());
-  const auto old = p.d_weight;
-  ASSERT_TRUE(p.Backward(Write::kOverwrite, Write::kAdd, stream).ok());
-  EXPECT_EQ(p.d_weight, old);
-  ASSERT_TRUE(p.Backward(Write::kOverwrite, Write::kOverwrite, stream).ok());
-  EXPECT_EQ(p.d_weight, std::vector<float>(20, 0.0f));
-}
-
-TEST(RmsNormTest, ShapesMustAgree) {
-  TestStream stream;
+TEST(RmsNormArgumentsTest, ShapesMustAgree) {
+  const TestDevice device{Device()};
   Problem<float> p(2, 3);
   const auto refused = [](const absl::Status& status, const std::string& message) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -213,37 +246,48 @@ TEST(RmsNormTest, ShapesMustAgree) {
   };
   Problem<float> weight = p, rstd = p, y = p, d_weight = p;
   weight.weight.resize(4);
-  refused(weight.Forward(stream), "RmsNorm: weight is [4], expected [3]");
+  refused(weight.Forward(device), "RmsNorm: weight is [4], expected [3]");
   rstd.rstd.resize(1);
-  refused(rstd.Forward(stream), "RmsNorm: rstd is [1], expected [2]");
+  refused(rstd.Forward(device), "RmsNorm: rstd is [1], expected [2]");
   y.y = Matrix<float>(3, 3);
-  refused(y.Forward(stream), "RmsNorm: y is [3, 3] with stride 6, expected [2, 3]");
+  refused(y.Forward(device), "RmsNorm: y is [3, 3] with stride 6, expected [2, 3]");
   d_weight.d_weight.resize(2);
-  refused(d_weight.Backward(Write::kAdd, Write::kAdd, stream),
+  refused(d_weight.Backward(Write::kAdd, Write::kAdd, device),
           "RmsNormBackward: d_weight is [2], expected [3]");
+  const Matrix<float> wrong(2, 4);
+  EXPECT_EQ(AddRows<float>(p.x.view(), wrong.view(), p.y.view(), device.stream()).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
-TEST(AddRowsTest, AddsInPlaceAndRoundsOnce) {
-  TestStream stream;
-  for (const int64_t cols : {1, 16, 37}) {
-    const auto a = Matrix<BFloat16>::Random(5, cols, 1), b = Matrix<BFloat16>::Random(5, cols, 2);
-    Matrix<BFloat16> out(5, cols), in_place = a;
-    ASSERT_TRUE(AddRows<BFloat16>(a.view(), b.view(), out.view(), *stream).ok());
-    for (int64_t r = 0; r < 5; ++r) {
-      for (int64_t c = 0; c < cols; ++c) {
-        EXPECT_EQ(out.at(r, c),
-                  BFloat16(static_cast<float>(a(r, c)) + static_cast<float>(b(r, c))));
+// To another matrix, and in place.
+template <typename T, typename U>
+void ExpectSums(const TestDevice& device, const Matrix<T>& a, const Matrix<U>& b) {
+  auto want = a;
+  for (int64_t r = 0; r < a.rows(); ++r) {
+    for (int64_t c = 0; c < a.cols(); ++c) {
+      want.at(r, c) = T(static_cast<float>(a.at(r, c)) + static_cast<float>(b.at(r, c)));
+    }
+  }
+  const auto on_a = device.Copy(a), out = device.Copy(Matrix<T>(a.rows(), a.cols(), a.layout()));
+  const auto on_b = device.Copy(b);
+  for (const auto* to : {&out, &on_a}) {
+    ASSERT_TRUE((AddRows<T, U>(on_a.view(), on_b.view(), to->view(), device.stream()).ok()));
+    EXPECT_TRUE(SameBits(device.Read(*to), want)) << a.rows() << " x " << a.cols();
+  }
+}
+
+TYPED_TEST(RmsNormTest, AddRowsAddsInPlaceAndRoundsOnce) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    for (const int64_t cols : {0, 1, 16, 37, 277}) {
+      for (const MatrixLayout layout : testing::kLayouts) {
+        const auto a = Matrix<T>::Random(5, cols, layout, 1);
+        ExpectSums(device, a, Matrix<T>::Random(5, cols, testing::kLayouts[0], 2));
+        ExpectSums(device, a, Matrix<float>::Random(5, cols, testing::kLayouts[0], 3));
       }
     }
-    EXPECT_TRUE(out.edges_intact());
-    ASSERT_TRUE(AddRows<BFloat16>(in_place.view(), b.view(), in_place.view(), *stream).ok());
-    EXPECT_TRUE(SameBits(in_place, out));
-  }
-  Matrix<float> a(2, 3, 1.0f), wrong(2, 4), sum(2, 3);
-  ASSERT_TRUE(AddRows<float>(a.view(), a.view(), sum.view(), *stream).ok());
-  EXPECT_EQ(sum.values(), std::vector<double>(6, 2.0));
-  EXPECT_EQ(AddRows<float>(a.view(), wrong.view(), sum.view(), *stream).code(),
-            absl::StatusCode::kInvalidArgument);
+    ExpectSums(device, Matrix<T>(0, 3), Matrix<T>(0, 3));
+  });
 }
 
 }  // namespace

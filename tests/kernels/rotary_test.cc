@@ -1,49 +1,62 @@
-// kernels/attention: rotary positions.
+// kernels/attention: rotary positions, on every device.
 #include <cmath>
 #include <string>
 
 #include "kernels/attention/attention.h"
-#include "tests/kernels/op_test.h"
+#include "kernels/base/status_macros.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
 
+using testing::ForEachDevice;
 using testing::kFloatRounding;
+using testing::kLayouts;
 using testing::Matrix;
+using testing::MatrixLayout;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
 using Offsets = std::vector<int64_t>;
 
+// x, turned; waits for the stream.
 template <typename T>
-absl::Status Rotate(int heads, const Offsets& offsets, RotaryDirection direction, Matrix<T>& x,
-                    TestStream& stream, float base = 10000.0f) {
-  Workspace workspace;
-  return ApplyRotary<T>({.heads = heads, .sequence_offsets = offsets}, base, direction, x.view(),
-                        workspace, *stream);
+absl::StatusOr<Matrix<T>> Rotate(const TestDevice& device, int heads, const Offsets& offsets,
+                                 RotaryDirection direction, const Matrix<T>& x,
+                                 float base = 10000.0f) {
+  const auto rows = device.Copy(x);
+  Workspace workspace(device.memory());
+  MOE_RETURN_IF_ERROR(ApplyRotary<T>({.heads = heads, .sequence_offsets = offsets}, base, direction,
+                                     rows.view(), workspace, device.stream()));
+  return device.Read(rows);
 }
 
-TEST(ApplyRotaryTest, TurnsThePairByThePositionInItsSequence) {
-  TestStream stream;
-  Matrix<float> x(4, 2);
-  for (int64_t t = 0; t < 4; ++t) x.at(t, 0) = 1;
-  ASSERT_TRUE(Rotate(1, {0, 3, 4}, RotaryDirection::kForward, x, stream).ok());
-  EXPECT_EQ(x(0, 0), 1);
-  EXPECT_EQ(x(0, 1), 0);
-  EXPECT_FLOAT_EQ(x.at(2, 0), std::cos(2.0f));
-  EXPECT_FLOAT_EQ(x.at(2, 1), std::sin(2.0f));
-  EXPECT_EQ(x(3, 0), 1);  // the next sequence starts at position 0
+template <typename T>
+class ApplyRotaryTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(ApplyRotaryTest, Types);
+
+TEST(ApplyRotaryByHandTest, TurnsThePairByThePositionInItsSequence) {
+  ForEachDevice([](const TestDevice& device) {
+    const auto x = Rotate(device, 1, {0, 3, 4}, RotaryDirection::kForward,
+                          Matrix<float>::Of(4, 2, {1, 0, 1, 0, 1, 0, 1, 0}));
+    ASSERT_TRUE(x.ok());
+    EXPECT_EQ((*x)(0, 0), 1);
+    EXPECT_EQ((*x)(0, 1), 0);
+    EXPECT_FLOAT_EQ(x->at(2, 0), std::cos(2.0f));
+    EXPECT_FLOAT_EQ(x->at(2, 1), std::sin(2.0f));
+    EXPECT_EQ((*x)(3, 0), 1);  // the next sequence starts at position 0
+  });
 }
 
 // cos, sin, two products and a sum: 4 roundings of |a| + |b|.
-TEST(ApplyRotaryTest, MatchesFloat64AndItsInverse) {
-  TestStream stream;
+TEST(ApplyRotaryFloat64Test, MatchesFloat64AndItsInverse) {
   const Offsets offsets = {0, 1, 1, 300, 350};
+  const TestDevice device{Device()};
   for (const int64_t depth : {2, 6, 32, 64}) {
     for (const float base : {10000.0f, 500.0f}) {
       const auto x = Matrix<float>::Random(350, 3 * depth, 1);
-      Matrix<float> y = x;
-      ASSERT_TRUE(Rotate(3, offsets, RotaryDirection::kForward, y, stream, base).ok());
+      const auto y = Rotate(device, 3, offsets, RotaryDirection::kForward, x, base).value();
       EXPECT_TRUE(y.edges_intact());
       for (int64_t t = 0; t < 350; ++t) {
         const int64_t position = t < 1 ? 0 : t < 300 ? t - 1 : t - 300;
@@ -59,58 +72,67 @@ TEST(ApplyRotaryTest, MatchesFloat64AndItsInverse) {
           }
         }
       }
-      ASSERT_TRUE(Rotate(3, offsets, RotaryDirection::kBackward, y, stream, base).ok());
+      const auto back = Rotate(device, 3, offsets, RotaryDirection::kBackward, y, base).value();
       for (int64_t t = 0; t < 350; ++t) {
         for (int64_t c = 0; c < 3 * depth; ++c) {
-          ASSERT_NEAR(y(t, c), x(t, c), 8 * kFloatRounding * 10);  // |a| + |b| < 10
+          ASSERT_NEAR(back(t, c), x(t, c), 8 * kFloatRounding * 10);  // |a| + |b| < 10
         }
       }
     }
   }
 }
 
-TEST(ApplyRotaryTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
-  const Offsets offsets = {0, 120, 400};
+// The float32 result of the CPU's first target, rounded once: every device has its bits, in any
+// layout.
+TYPED_TEST(ApplyRotaryTest, HasTheBitsOfTheFloat32ResultForAnyHeadSizeAndLayout) {
+  using T = TypeParam;
+  const TestDevice one{Device()};
+  const auto check = [&](const TestDevice& device, int heads, int64_t depth, const Offsets& offsets,
+                         MatrixLayout layout) {
+    const auto x = Matrix<T>::Random(offsets.back(), heads * depth, layout, 1);
+    for (const auto direction : {RotaryDirection::kForward, RotaryDirection::kBackward}) {
+      const auto got = Rotate(device, heads, offsets, direction, x);
+      ASSERT_TRUE(got.ok()) << got.status();
+      const auto want = Rotate(one, heads, offsets, direction, x.template As<float>());
+      EXPECT_TRUE(SameBits(*got, want->template As<T>())) << heads << " heads of " << depth;
+    }
+  };
+  ForEachDevice([&](const TestDevice& device) {
+    for (const int64_t depth : {2, 6, 16, 24, 128}) {
+      for (const MatrixLayout layout : kLayouts)
+        check(device, 3, depth, {0, 1, 1, 9, 22, 22}, layout);
+    }
+    check(device, 4, 18, {0, 120, 400}, {});
+  });
+}
+
+TEST(ApplyRotaryFloat64Test, ARowHasTheSameBitsInAnyBatch) {
   const auto x = Matrix<float>::Random(400, 72, 2);
-  TestStream one;
-  Matrix<float> expected = x;
-  ASSERT_TRUE(Rotate(4, offsets, RotaryDirection::kForward, expected, one).ok());
-  for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    Matrix<float> y = x;
-    ASSERT_TRUE(Rotate(4, offsets, RotaryDirection::kForward, y, stream).ok());
-    EXPECT_TRUE(SameBits(y, expected));
-  }
   Matrix<float> second(280, 72);
   for (int64_t t = 0; t < 280; ++t) {
     for (int64_t c = 0; c < 72; ++c) second.at(t, c) = x.at(120 + t, c);
   }
-  ASSERT_TRUE(Rotate(4, {0, 280}, RotaryDirection::kForward, second, one).ok());
-  EXPECT_TRUE(SameBits(second, expected, 120));
+  const TestDevice device{Device()};
+  EXPECT_TRUE(SameBits(*Rotate(device, 4, {0, 280}, RotaryDirection::kForward, second),
+                       *Rotate(device, 4, {0, 120, 400}, RotaryDirection::kForward, x), 120));
 }
 
-TEST(ApplyRotaryTest, BFloat16IsTheFloat32ResultRoundedOnce) {
-  TestStream stream;
-  auto x = Matrix<BFloat16>::Random(30, 40, 3);
-  auto x32 = x.As<float>();
-  ASSERT_TRUE(Rotate(2, {0, 30}, RotaryDirection::kForward, x, stream).ok());
-  ASSERT_TRUE(Rotate(2, {0, 30}, RotaryDirection::kForward, x32, stream).ok());
-  EXPECT_TRUE(SameBits(x, x32.As<BFloat16>()));
-}
-
-TEST(ApplyRotaryTest, RefusesOddHeadsAndOffsetsThatMissRows) {
-  TestStream stream;
-  Matrix<float> x(3, 6), none(0, 6);
-  EXPECT_EQ(testing::Message(Rotate(2, {0, 3}, RotaryDirection::kForward, x, stream)),
-            "ApplyRotary: head size 3, base 10000, expected an even one and base > 0");
-  EXPECT_EQ(Rotate(1, {0, 3}, RotaryDirection::kForward, x, stream, 0.0f).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Rotate(1, {0, 2}, RotaryDirection::kForward, x, stream).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Rotate(4, {0, 3}, RotaryDirection::kForward, x, stream).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(Rotate(1, {0, 0}, RotaryDirection::kForward, none, stream).ok());
-  EXPECT_TRUE(Rotate(1, {0, 3}, RotaryDirection::kForward, x, stream).ok());
+TEST(ApplyRotaryArgumentsTest, RefusesOddHeadsAndOffsetsThatMissRows) {
+  ForEachDevice([](const TestDevice& device) {
+    const Matrix<float> x(3, 6);
+    const auto rotate = [&](int heads, const Offsets& offsets, float base = 10000.0f) {
+      return Rotate(device, heads, offsets, RotaryDirection::kForward, x, base).status();
+    };
+    EXPECT_EQ(testing::Message(rotate(2, {0, 3})),
+              "ApplyRotary: head size 3, base 10000, expected an even one and base > 0");
+    EXPECT_EQ(rotate(1, {0, 3}, 0.0f).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(rotate(1, {0, 2}).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(rotate(4, {0, 3}).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(rotate(1, {0, 3}).ok());
+    EXPECT_TRUE(
+        Rotate(device, 1, {0, 0}, RotaryDirection::kForward, Matrix<float>(0, 6)).status().ok());
+    EXPECT_TRUE(device.stream().Synchronize().ok());
+  });
 }
 
 }  // namespace

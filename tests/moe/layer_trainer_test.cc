@@ -24,7 +24,7 @@
 #include "comm/create.h"
 #include "gating/gate.h"
 #include "moe/trainer.h"
-#include "tests/comm/dying_communicator.h"
+#include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/trained_layer.h"
 

@@ -2,6 +2,9 @@
 // a known time. A busy machine only ever adds time, so one of a few attempts must show the overlap.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -11,7 +14,7 @@
 #include "moe/gradient_reducer.h"
 #include "moe/moe_layer.h"
 #include "moe/session.h"
-#include "tests/comm/delay_communicator.h"
+#include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/sanitizers.h"
 
@@ -20,13 +23,37 @@ namespace {
 
 constexpr int kAttempts = 6;
 
+// Before each transfer the stream sleeps delay(bytes this rank sends). The thread sleeps, so a
+// transfer costs time but no processor.
+class DelayCommunicator final : public testing::ForwardingCommunicator {
+ public:
+  using Delay = std::function<absl::Duration(int64_t bytes)>;
+
+  DelayCommunicator(std::unique_ptr<Communicator> inner, Delay delay)
+      : ForwardingCommunicator(std::move(inner)), delay_(std::move(delay)) {}
+
+ private:
+  absl::Status Before(int64_t bytes, Stream& stream) override {
+    if (bytes == 0) return absl::OkStatus();
+    return stream.Enqueue([time = delay_(bytes)] {
+      absl::SleepFor(time);
+      return absl::OkStatus();
+    });
+  }
+  std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
+    return std::make_unique<DelayCommunicator>(std::move(part), delay_);
+  }
+
+  const Delay delay_;
+};
+
 // Best of five forwards on two ranks whose transfers sleep us_per_kib.
 absl::Duration TimeForward(int overlap, double us_per_kib) {
   constexpr int64_t kTokens = 2048, kHidden = 256;
   absl::Duration best = absl::InfiniteDuration();
   testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> inner) -> absl::Status {
     const int rank = inner->rank();
-    auto world = std::make_unique<testing::DelayCommunicator>(std::move(inner), [&](int64_t bytes) {
+    auto world = std::make_unique<DelayCommunicator>(std::move(inner), [&](int64_t bytes) {
       return bytes < 8192 ? absl::ZeroDuration()
                           : absl::Microseconds(static_cast<double>(bytes) / 1024 * us_per_kib);
     });
@@ -91,7 +118,7 @@ absl::Duration TimeBackward() {
   absl::Duration took;
   testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> inner) -> absl::Status {
     const int rank = inner->rank();
-    auto world = std::make_unique<testing::DelayCommunicator>(std::move(inner), [](int64_t bytes) {
+    auto world = std::make_unique<DelayCommunicator>(std::move(inner), [](int64_t bytes) {
       return bytes >= 512 ? kEach / 2 : absl::Duration();
     });
     MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));

@@ -240,7 +240,7 @@ if [[ -n $mpiexec ]]; then
   ! grep -qF "needs peer memory" stderr || fail "direct on processes ran staged: $(cat stderr)"
   run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --fail-if 'time>0'
   expect 1 "--fail-if on three processes"
-  (($(grep -c "^moe bench: " stderr) == 1)) || fail "--fail-if on three processes: $(grep -c "^moe bench: " stderr) lines"
+  (($(grep -c "^moe bench: " stderr) == 1)) || fail "--fail-if on three processes: $(grep "^moe bench: " stderr)"
   run "$mpiexec" -n 3 "$moe" bench allreduce --all-reduce direct
   expect 2 "direct all-reduce on processes"
 fi

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/find_program.h"
-#include "moe/cli/machine_facts.h"
+#include "moe/cli/base/find_program.h"
+#include "moe/cli/doctor/machine_facts.h"
 
 namespace moe::cli {
 namespace {

@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/exit_code.h"
-#include "moe/cli/launch.h"
-#include "moe/cli/train_options.h"
+#include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/train/train_options.h"
 
 namespace moe::cli {
 namespace {

@@ -14,10 +14,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "moe/cli/exit_code.h"
-#include "moe/cli/metrics_file.h"
-#include "moe/cli/progress.h"
-#include "moe/cli/terminal.h"
+#include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/metrics_file.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/train/progress.h"
 
 namespace moe::cli {
 namespace {

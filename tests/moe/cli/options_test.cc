@@ -4,10 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/command.h"
-#include "moe/cli/suggest.h"
-#include "moe/cli/train_options.h"
-#include "moe/cli/train_settings.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/suggest.h"
+#include "moe/cli/train/train_options.h"
 #include "tests/moe/cli/settings_harness.h"
 
 namespace moe::cli {
@@ -91,7 +90,7 @@ TEST(PrecedenceTest, PrintedWithOrigins) {
   EXPECT_THAT(text, ::testing::ContainsRegex("seed +9 +file .*json: seed\n"));
   EXPECT_THAT(text, ::testing::ContainsRegex("moe-router-topk +2 +preset --router mixtral\n"));
   EXPECT_THAT(text, ::testing::ContainsRegex("hidden-size +128 +default\n"));
-  for (const Setting& setting : TrainSettings()) {
+  for (const Setting& setting : TrainSettings().rows()) {
     EXPECT_EQ(setting.flag_only, text.find(setting.name + " ") == text.npos) << setting.name;
   }
 }
@@ -335,19 +334,22 @@ TEST(ReproduceTest, FlagsGiveTheSameSettings) {
                       {"MOE_SEED=5"}, R"({"num_layers": 3, "micro_batches": 8})");
   ASSERT_TRUE(s.ok()) << s.status();
   EXPECT_EQ(
-      FlagsOf(*s, {"quiet"}),
+      FlagsOf(*s, [](const Setting& setting) { return setting.name == "quiet"; }),
       " --data 'my text/it'\\''s' --data b --steps 7 --micro-batches 8 --seed 5 --num-layers 3"
       " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"
       " --expert-model-parallel-size 2");
 }
 
 TEST(ReproduceTest, KeepsDefaultsThatAPresetWouldChange) {
+  const auto none = [](const Setting&) {
+    return false;
+  };
   const auto top_k = Load({"--router", "llama4", "--topk", "2"});
   ASSERT_TRUE(top_k.ok()) << top_k.status();
-  EXPECT_EQ(FlagsOf(*top_k, {}), " --router llama4 --moe-router-topk 2");
+  EXPECT_EQ(FlagsOf(*top_k, none), " --router llama4 --moe-router-topk 2");
   const auto biases = Load({"--router", "gpt-oss", "--moe-projection-biases=false"});
   ASSERT_TRUE(biases.ok()) << biases.status();
-  EXPECT_EQ(FlagsOf(*biases, {}), " --moe-projection-biases=false --router gpt-oss");
+  EXPECT_EQ(FlagsOf(*biases, none), " --moe-projection-biases=false --router gpt-oss");
 }
 
 TEST(ReproduceTest, QuotesForAShell) {
@@ -359,7 +361,7 @@ TEST(ReproduceTest, QuotesForAShell) {
 
 TEST(HelpTest, NamesEveryFlagOnceWithItsDefault) {
   const std::string help = HelpText(TrainHelp());
-  for (const Setting& s : TrainSettings()) {
+  for (const Setting& s : TrainSettings().rows()) {
     EXPECT_THAT(help, HasSubstr("--" + s.name)) << s.name;
     const std::string fallback = s.fallback.empty() ? "" : "[" + s.fallback + "]";
     EXPECT_THAT(help, HasSubstr(fallback)) << s.name;

@@ -1,5 +1,5 @@
 // Ranks keep to CPUs of their own, one for each of their threads.
-#include "moe/cli/pin.h"
+#include "moe/cli/bench/pin.h"
 
 #include <algorithm>
 #include <thread>

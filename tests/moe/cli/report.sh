@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `moe report` end to end: bash report.sh <moe> <tests/moe/report/data>
+# `moe report` end to end: bash report.sh <moe> <tests/moe/cli/report/data>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 data=$2
 cd "$work" || exit 1

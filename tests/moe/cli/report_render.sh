@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pages of `moe report` in a browser: bash report_render.sh <moe> <tests/moe/report/data>
+# Pages of `moe report` in a browser: bash report_render.sh <moe> <tests/moe/cli/report/data>
 # Exit code 77, skipped, where there is no Chromium.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 data=$2

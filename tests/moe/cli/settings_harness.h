@@ -12,9 +12,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "moe/cli/config_file.h"
-#include "moe/cli/train_options.h"
-#include "moe/cli/train_settings.h"
+#include "moe/cli/base/config_file.h"
+#include "moe/cli/train/train_options.h"
 
 namespace moe::cli::testing {
 

@@ -104,7 +104,11 @@ grep -qF "metrics.jsonl" "$work/stderr" || fail "full disk: $(cat "$work/stderr"
   fail "full disk: half a line in metrics.jsonl"
 # A pipe as output: its reader sees one whole trace.
 mkfifo "$work/pipe"
-timeout 100 cat "$work/pipe" >"$work/piped" &
+begun=$EPOCHREALTIME
+{
+  timeout 100 cat "$work/pipe" >"$work/piped"
+  echo "$EPOCHREALTIME" >"$work/traced"
+} &
 reader=$!
 run "$moe" train "${model[@]}" --quiet --steps 1 --trace "$work/pipe"
 expect 0 "a trace into a pipe"
@@ -113,11 +117,12 @@ wait "$reader"
 
 
 # The report comes before the bandwidth is measured, which may fail: here the other rank waits too
-# long for the one whose report nobody takes.
+# long for the one whose report nobody takes, until 0.6 s after such a run comes to its end.
 mkfifo "$work/slow"
 exec 7<>"$work/slow"
 head -c 65536 /dev/zero >&7 # all that a pipe holds
-(sleep 0.6 && exec cat <&7 >"$work/taken") &
+late=$(awk "BEGIN {print $(cat "$work/traced") - $begun + 0.6}")
+(sleep "$late" && exec cat <&7 >"$work/taken") &
 reader=$!
 run timeout 20 bash -c '"$@" >"$0"' "$work/slow" \
   "$moe" train "${model[@]}" --quiet --steps 1 --ranks 2 --comm-timeout 0.2

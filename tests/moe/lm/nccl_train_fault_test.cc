@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/comm/dying_communicator.h"
+#include "tests/comm/forwarding_communicator.h"
 #include "tests/comm/nccl_ranks.h"
 #include "tests/moe/trained_layer.h"
 

@@ -1,0 +1,232 @@
+#include "moe/cli/base/config_file.h"
+
+#include <algorithm>
+#include <set>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/suggest.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
+
+namespace moe::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// Of a file that nobody vouches for: each leaf has its path, which has a key for each object.
+constexpr size_t kMaxBytes = size_t{1} << 20;
+constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxKeyBytes = 200;
+constexpr size_t kMaxLeaves = 10'000;
+
+// Collects scalars as the parser meets them; returning false ends the parse.
+class Flattener : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return Scalar(JsonType::kNull, "null"); }
+  bool boolean(bool value) override { return Scalar(JsonType::kBool, value ? "true" : "false"); }
+  bool number_integer(int64_t value) override {
+    return Scalar(JsonType::kNumber, absl::StrCat(value));
+  }
+  bool number_unsigned(uint64_t value) override {
+    return Scalar(JsonType::kNumber, absl::StrCat(value));
+  }
+  bool number_float(double, const std::string& text) override {
+    return Scalar(JsonType::kNumber, text);
+  }
+  bool string(std::string& value) override { return Scalar(JsonType::kString, value); }
+  bool binary(Json::binary_t&) override { return Fail("binary data"); }
+  bool start_object(size_t) override { return Start(/*list=*/false); }
+  bool start_array(size_t) override { return Start(/*list=*/true); }
+  bool end_object() override { return End(JsonType::kEmptyObject); }
+  bool end_array() override { return End(JsonType::kEmptyList); }
+
+  bool key(std::string& name) override {
+    if (name.size() > kMaxKeyBytes) {
+      return Fail(
+          absl::StrCat("a key of ", name.size(), " bytes, expected at most ", kMaxKeyBytes));
+    }
+    frames_.back().key = name;
+    if (!frames_.back().keys.insert(name).second) {
+      return Fail(absl::StrCat("key '", Shown(Path()), "' stands there twice"));
+    }
+    return true;
+  }
+
+  bool parse_error(size_t, const std::string&, const Json::exception& e) override {
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    const absl::string_view what = e.what();
+    const size_t at = what.find("line ");
+    return Fail(absl::StrCat("malformed JSON, ", Shown(at == what.npos ? what : what.substr(at))));
+  }
+
+  std::vector<JsonLeaf> leaves;
+  std::string error;
+
+ private:
+  struct Frame {
+    bool list = false;
+    int64_t index = 0;
+    std::string key;
+    std::set<std::string> keys;
+    bool empty = true;
+  };
+
+  bool Fail(std::string what) {
+    if (error.empty()) error = std::move(what);
+    return false;
+  }
+
+  std::string Path() const {
+    std::string path;
+    for (const Frame& frame : frames_) {
+      absl::StrAppend(&path, path.empty() ? "" : ".",
+                      frame.list ? absl::StrCat(frame.index) : frame.key);
+    }
+    return path;
+  }
+
+  bool Scalar(JsonType type, const std::string& text) {
+    if (frames_.empty()) return Fail("the document is no object, expected { ... }");
+    return Add(type, text);
+  }
+
+  bool Add(JsonType type, const std::string& text) {
+    if (leaves.size() == kMaxLeaves) return Fail("too many values");
+    leaves.push_back({Path(), type, text});
+    Next();
+    return true;
+  }
+
+  void Next() {
+    frames_.back().empty = false;
+    ++frames_.back().index;
+  }
+
+  bool Start(bool list) {
+    if (frames_.empty() && list) return Fail("the document is a list, expected { ... }");
+    if (frames_.size() >= kMaxDepth) return Fail("nested too deeply");
+    frames_.push_back({.list = list});
+    return true;
+  }
+
+  bool End(JsonType empty_type) {
+    const bool empty = frames_.back().empty;
+    frames_.pop_back();
+    if (frames_.empty()) return true;
+    if (empty) return Add(empty_type, "");
+    Next();
+    return true;
+  }
+
+  std::vector<Frame> frames_;
+};
+
+// "data.3" -> "data"; other paths unchanged.
+std::string WithoutIndex(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  int64_t index = 0;
+  if (dot == std::string::npos || !absl::SimpleAtoi(path.substr(dot + 1), &index)) return path;
+  return path.substr(0, dot);
+}
+
+std::string Underscored(absl::string_view name) {
+  return absl::StrReplaceAll(name, {{"-", "_"}});
+}
+
+absl::Status UnknownKey(const std::string& file, const std::string& path,
+                        const Settings& settings) {
+  std::vector<std::string> known = DeepSpeedKeys();
+  for (const Setting& s : settings.table()) {
+    if (s.flag_only) continue;
+    known.push_back(Underscored(s.name));
+    if (!s.alias.empty()) known.push_back(Underscored(s.alias));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      file, ": unknown key '", Shown(path), "'",
+      DidYouMean(Underscored(path), known, "", ", expected names of flags or DeepSpeed's keys")));
+}
+
+absl::StatusOr<std::string> TextOf(const std::string& file, const JsonLeaf& leaf,
+                                   const Setting& setting) {
+  const bool wants_string = setting.kind == Kind::kText || setting.kind == Kind::kPaths;
+  if (leaf.type == JsonType::kString || (leaf.type == JsonType::kNumber && !wants_string) ||
+      (leaf.type == JsonType::kBool && setting.kind == Kind::kSwitch)) {
+    return leaf.text;
+  }
+  const bool has_none =
+      std::find(setting.words.begin(), setting.words.end(), "none") != setting.words.end();
+  if (leaf.type == JsonType::kNull && has_none) return "none";
+  return absl::InvalidArgumentError(absl::StrCat(
+      file, ": ", leaf.path, " is ", leaf.text.empty() ? "empty" : Shown(leaf.text), ", expected ",
+      wants_string                    ? "a string"
+      : setting.kind == Kind::kSwitch ? "true or false"
+                                      : "a number or string"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
+  if (document.size() > kMaxBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("JSON of ", document.size(), " bytes, expected at most ", kMaxBytes));
+  }
+  Flattener flattener;
+  const bool ok = Json::sax_parse(document.begin(), document.end(), &flattener);
+  if (!ok) return absl::InvalidArgumentError(flattener.error);
+  return std::move(flattener.leaves);
+}
+
+absl::Status ApplyConfig(const std::string& file, absl::string_view document, Settings& settings) {
+  auto parsed = FlattenJson(document);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", parsed.status().message()));
+  }
+  std::vector<JsonLeaf>& leaves = *parsed;
+  MOE_RETURN_IF_ERROR(TakeDeepSpeedKeys(file, leaves, settings));
+  std::vector<std::pair<std::string, std::vector<std::string>>> lists;  // paths, in order
+  for (const JsonLeaf& leaf : leaves) {
+    const std::string name = WithoutIndex(leaf.path);
+    const Setting* const setting = settings.Find(name);
+    if (setting == nullptr || setting->flag_only) return UnknownKey(file, leaf.path, settings);
+    if (name != leaf.path && setting->kind != Kind::kPaths) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, ": ", name, " is a list, expected one value"));
+    }
+    MOE_ASSIGN_OR_RETURN(std::string text, TextOf(file, leaf, *setting));
+    if (lists.empty() || lists.back().first != name) lists.push_back({name, {}});
+    lists.back().second.push_back(std::move(text));
+  }
+  for (auto& [name, texts] : lists) {
+    MOE_RETURN_IF_ERROR(settings.Set(*settings.Find(name), std::move(texts), Origin::kFile,
+                                     absl::StrCat(file, ": ", name)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadConfigFile(const std::string& path, Settings& settings) {
+  const auto file = MappedFile::Open(path);
+  if (!file.ok()) {
+    return absl::Status(file.status().code(), absl::StrCat("--config: ", file.status().message()));
+  }
+  const auto* const text = reinterpret_cast<const char*>(file->bytes().data());
+  const absl::string_view document(text, file->bytes().size());
+  return ApplyConfig(path, document, settings);
+}
+
+absl::Status LoadSettings(absl::Span<const std::string> args,
+                          absl::Span<const std::string> environment, Settings& settings,
+                          std::vector<std::string>& warnings) {
+  MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
+  if (settings.on("help")) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
+  if (settings.Find("config") == nullptr || settings.empty("config")) return absl::OkStatus();
+  return LoadConfigFile(settings.text("config"), settings);
+}
+
+}  // namespace moe::cli

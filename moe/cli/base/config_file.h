@@ -1,0 +1,61 @@
+// Settings from a JSON file: this program's names, and DeepSpeed's keys where they mean the same.
+#ifndef MOE_MOE_CLI_BASE_CONFIG_FILE_H_
+#define MOE_MOE_CLI_BASE_CONFIG_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/base/settings.h"
+
+namespace moe::cli {
+
+enum class JsonType : uint8_t { kString, kNumber, kBool, kNull, kEmptyList, kEmptyObject };
+
+// A scalar of a JSON document with the way to it: "optimizer.params.betas.0".
+struct JsonLeaf {
+  std::string path;
+  JsonType type = JsonType::kNull;
+  std::string text;  // numbers as they stand in the document
+};
+
+// The scalars of a document whose top is an object, in order. kInvalidArgument for malformed JSON,
+// keys that stand twice in one object, and more than any settings have: 1 MiB, keys of 200 bytes.
+absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
+
+// Sets what the file says, with Origin::kFile. Keys are the names and aliases of `settings`, with
+// '_' or '-', and these keys of DeepSpeed (deepspeed.ai/docs/config-json):
+//   train_micro_batch_size_per_gpu, gradient_clipping, steps_per_print, bf16.enabled,
+//   optimizer.{type: Adam|AdamW, params.{lr,betas,eps,weight_decay}},
+//   scheduler.{type: WarmupLR|WarmupCosineLR, params}, linear warm-up only,
+//   fp16.enabled and its loss scaling (auto_cast and consecutive_hysteresis: false alone).
+// (train_batch_size, gradient_accumulation_steps and seed have the same name here.)
+// Errors of MappedFile::Open: a folder, device or pipe is no such file. kInvalidArgument for
+// anything that is not understood, with the nearest key.
+absl::Status LoadConfigFile(const std::string& path, Settings& settings);
+
+// All that a command is told: flags, then the environment, then the file of --config, where the
+// command has one; with --help the flags alone. Each fills in what those before it left open.
+// Errors: those of LoadFlags, LoadEnvironment and LoadConfigFile.
+absl::Status LoadSettings(absl::Span<const std::string> args,
+                          absl::Span<const std::string> environment, Settings& settings,
+                          std::vector<std::string>& warnings);
+
+// The part of LoadConfigFile after reading: `file` is the name used in messages.
+absl::Status ApplyConfig(const std::string& file, absl::string_view document, Settings& settings);
+
+// Keys of DeepSpeed. Sets those that are meant for `settings` and removes them from `leaves`.
+// kInvalidArgument for keys of DeepSpeed that have no meaning here, by name.
+absl::Status TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves,
+                               Settings& settings);
+// For did-you-mean.
+std::vector<std::string> DeepSpeedKeys();
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_CONFIG_FILE_H_

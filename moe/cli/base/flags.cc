@@ -1,0 +1,126 @@
+// Flags, by Boost.Program_options.
+#include <algorithm>
+#include <exception>
+#include <new>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include <boost/program_options.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/settings.h"
+#include "moe/cli/base/suggest.h"
+
+namespace moe::cli {
+namespace {
+
+namespace po = boost::program_options;
+
+// llama-bench's name: two letters behind one dash, to Boost -o with the value "e".
+constexpr char kShortOutputStderr[] = "-oe";
+constexpr char kOutputStderr[] = "output-stderr";
+
+po::options_description Describe(const Settings& settings) {
+  po::options_description description;
+  for (const Setting& s : settings.table()) {
+    for (const std::string& name : {s.name, s.alias}) {
+      if (name.empty()) continue;
+      auto* const value = po::value<std::string>();
+      if (s.kind == Kind::kSwitch) value->implicit_value("true");
+      const std::string letter = s.letter != 0 ? absl::StrCat(",", std::string(1, s.letter)) : "";
+      description.add_options()((name == s.name ? name + letter : name).c_str(), value, "");
+    }
+  }
+  return description;
+}
+
+absl::Status UnknownFlag(absl::string_view token, const Settings& settings) {
+  absl::string_view name = token;
+  while (absl::ConsumePrefix(&name, "-")) {
+  }
+  name = name.substr(0, name.find('='));
+  const std::string flag(token.substr(0, token.find('=')));
+  // Boost reads the names of its flags from streams, which keep a lack of memory to themselves.
+  for (const Setting& setting : settings.table()) {
+    const auto spellings = Spellings(setting);
+    if (std::find(spellings.begin(), spellings.end(), flag) != spellings.end()) {
+      throw std::bad_alloc();
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown flag '", flag, "'",
+                   DidYouMean(name, settings.Names(), "--", "; --help lists all flags")));
+}
+
+absl::Status MissingValue(const std::string& flag, const Settings& settings) {
+  const Setting* const setting = settings.Find(absl::StripPrefix(flag, "--"));
+  const std::string value_name = setting != nullptr ? setting->value_name : "VALUE";
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " has no value, expected ", flag, " ", value_name));
+}
+
+absl::Status Store(const po::basic_option<char>& option, Settings& settings) {
+  const std::string token =
+      option.original_tokens.empty() ? option.string_key : option.original_tokens.front();
+  if (option.unregistered) return UnknownFlag(token, settings);
+  if (option.position_key >= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument '", token, "', expected flags: --name value"));
+  }
+  // A letter comes back with its dash.
+  const Setting* setting = settings.Find(absl::StripPrefix(option.string_key, "-"));
+  for (const Setting& s : settings.table()) {
+    if (s.letter != 0 && option.string_key == std::string{'-', s.letter}) setting = &s;
+  }
+  MOE_CHECK(setting != nullptr);
+  std::vector<std::string> texts = option.value;
+  if (texts.empty()) texts = {"true"};
+  // Boost takes the next flag for the value.
+  for (const std::string& text : texts) {
+    if (absl::StartsWith(text, "--") && settings.Find(text.substr(2)) != nullptr) {
+      return MissingValue(absl::StrCat("--", option.string_key), settings);
+    }
+  }
+  return settings.Set(*setting, std::move(texts), Origin::kFlag,
+                      absl::StrCat("--", option.string_key));
+}
+
+}  // namespace
+
+std::vector<std::string> Spellings(const Setting& setting) {
+  std::vector<std::string> spellings = {absl::StrCat("--", setting.name)};
+  if (!setting.alias.empty()) spellings.push_back(absl::StrCat("--", setting.alias));
+  if (setting.letter != 0) spellings.push_back({'-', setting.letter});
+  if (setting.name == kOutputStderr) spellings.emplace_back(kShortOutputStderr);
+  return spellings;
+}
+
+absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
+  constexpr int kStyle =
+      po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;
+  try {
+    const po::options_description description = Describe(settings);
+    std::vector<std::string> flags(args.begin(), args.end());
+    if (const Setting* const setting = settings.Find(kOutputStderr)) {
+      std::replace(flags.begin(), flags.end(), std::string(kShortOutputStderr),
+                   Spellings(*setting).front());
+    }
+    const po::parsed_options parsed = po::command_line_parser(flags)
+                                          .options(description)
+                                          .style(kStyle)
+                                          .allow_unregistered()
+                                          .run();
+    for (const auto& option : parsed.options) MOE_RETURN_IF_ERROR(Store(option, settings));
+  } catch (const po::invalid_command_line_syntax& e) {
+    return MissingValue(e.get_option_name(), settings);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    return absl::InvalidArgumentError(e.what());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,193 @@
+#include "moe/cli/base/launch.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include "comm/nccl/nccl_world.h"
+#include "kernels/base/cuda_devices.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/choices.h"
+
+namespace moe::cli {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Variables VariablesOf(absl::Span<const std::string> environment) {
+  Variables variables;
+  for (const std::string& entry : environment) {
+    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
+  }
+  return variables;
+}
+
+// Never a flag: everybody on a machine reads the flags of everybody's processes.
+absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) {
+  constexpr char kName[] = "MOE_NCCL_SECRET";
+  Variables variables = VariablesOf(environment);
+  if (!variables[kName].empty()) return variables[kName];
+  return absl::InvalidArgumentError(
+      absl::StrCat(kName,
+                   " is not set, by which ranks of a launch without MPI know each other: "
+                   "export the same on all of them, as openssl rand -hex 16 makes it"));
+}
+
+// The library names functions and fields; people know flags.
+absl::Status InFlags(const absl::Status& status) {
+  absl::string_view message = status.message();
+  for (const absl::string_view prefix : {"DetectLaunch: ", "PlanWorld: "}) {
+    message = absl::StripPrefix(message, prefix);
+  }
+  const bool field =
+      absl::StartsWith(message, "ranks is") || absl::StartsWith(message, "backend is");
+  return absl::Status(status.code(), absl::StrCat(field ? "--" : "", message));
+}
+
+WorldRequest RequestOf(const Settings& settings) {
+  WorldRequest request;
+  request.default_ranks = settings.integer("ranks");
+  if (settings.given("ranks")) request.ranks = settings.integer("ranks");
+  if (!settings.is("backend", "auto")) request.backend = settings.choice("backend", kBackends);
+  request.device = settings.choice("device", kDevices);
+  return request;
+}
+
+}  // namespace
+
+absl::StatusOr<Device> DeviceOf(const Settings& settings, ComputesOn computes_on) {
+  if (!settings.is("device", "cuda")) return Device{};
+  if (computes_on == ComputesOn::kCpu) {
+    return absl::UnimplementedError(
+        "--device is cuda, expected cpu, on which this command computes");
+  }
+  absl::Status status = CudaDeviceCount().status();
+  if (status.ok()) {
+    MOE_ASSIGN_OR_RETURN(const CudaDevice first, CudaDeviceAt(0));
+    status = first.usable;
+  }
+  if (status.ok()) return Device{DeviceKind::kCuda, 0};
+  return absl::Status(status.code(), absl::StrCat("--device is cuda: ", status.message()));
+}
+
+int ThreadsOf(const Settings& settings, const World& world) {
+  if (!settings.is("threads", "auto")) return settings.integer("threads");
+  return std::max(1, world.cores / std::max(1, world.local_ranks));
+}
+
+absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
+  const Variables variables = VariablesOf(environment);
+  const auto lookup = [&](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
+  absl::StatusOr<LaunchInfo> info = DetectLaunch({}, lookup);
+  if (!info.ok()) return InFlags(info.status());
+  return info;
+}
+
+// Memory between ranks of one process grows with their square: 2000 take 24 GB.
+constexpr int kMostLocalRanks = 512;
+
+absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
+                                  absl::Span<const std::string> environment,
+                                  ComputesOn computes_on) {
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings, computes_on));
+  MOE_ASSIGN_OR_RETURN(const LaunchInfo info, LaunchOf(environment));
+  Launch launch{.device = device};
+  const WorldRequest request = RequestOf(settings);
+  absl::StatusOr<WorldPlan> plan = PlanWorld(request, info);
+  if (!plan.ok()) return InFlags(plan.status());
+  launch.plan = *std::move(plan);
+  if (launch.plan.backend == Backend::kNccl) {
+    const absl::Status nccl = NcclVersion().status();
+    if (!nccl.ok()) {
+      return absl::Status(nccl.code(), absl::StrCat("--backend is nccl: ", nccl.message()));
+    }
+  }
+  if (launch.plan.meeting == Meeting::kTcp) {
+    MOE_ASSIGN_OR_RETURN(launch.secret, SecretOf(environment));
+  }
+  // PMIX_RANK comes without a size: the user says it, and the ranks check it once MPI runs.
+  const int ranks = launch.plan.ranks > 0 ? launch.plan.ranks : request.ranks.value_or(0);
+  if (ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks is missing, expected the number that the launcher (",
+                     moe::NameOf(info.source), ") started, which it does not tell"));
+  }
+  if (!launch.plan.processes() && ranks > kMostLocalRanks) {
+    return WrongFlag(
+        "--ranks", absl::StrCat(ranks),
+        absl::StrCat("at most ", kMostLocalRanks, " threads of one process; mpirun starts more"));
+  }
+  launch.world = {
+      .ranks = ranks,
+      .local_ranks = launch.plan.launch.local_size > 0 ? launch.plan.launch.local_size : ranks,
+      .cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+      .backend = launch.plan.backend};
+  return launch;
+}
+
+absl::Status CheckAllReduce(const Settings& settings, Backend backend) {
+  const std::string& name = settings.text("all-reduce");
+  const bool local = backend == Backend::kLocal;
+  if (name != (local ? "library" : "direct")) return absl::OkStatus();
+  return WrongFlag("--all-reduce", name,
+                   local ? "ring or direct on backend local, which has no library"
+                         : absl::StrCat("ring or library on backend ", moe::NameOf(backend),
+                                        ", where the host's memory is not shared"));
+}
+
+absl::Status CheckTwoHops(const Settings& settings, Device device) {
+  if (device.kind != DeviceKind::kCuda || !settings.is("dispatch", "hierarchical")) {
+    return absl::OkStatus();
+  }
+  return WrongFlag("--dispatch", "hierarchical", "staged: two hops move memory of the host");
+}
+
+absl::Status CheckWorldSize(const Launch& launch, const Communicator& world) {
+  if (world.size() == launch.world.ranks) return absl::OkStatus();
+  return WrongFlag("--ranks", absl::StrCat(launch.world.ranks),
+                   absl::StrCat("the ", world.size(), " that the launcher started"));
+}
+
+std::string LauncherText(const Launch& launch) {
+  if (!launch.plan.processes()) return "";
+  if (launch.plan.meeting == Meeting::kMpi)
+    return absl::StrCat("mpirun -n ", launch.world.ranks, " ");
+  const int nodes = launch.world.ranks / launch.world.local_ranks;
+  return absl::StrCat("torchrun --no-python ",
+                      nodes > 1 ? absl::StrCat("--nnodes ", nodes, " ") : "", "--nproc-per-node ",
+                      launch.world.local_ranks, " ");
+}
+
+absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
+  const bool share = settings.on("share-device");
+  if (launch.device.kind == DeviceKind::kCpu) {
+    return share ? WrongFlag("--share-device", "given", "--device cuda beside it")
+                 : absl::OkStatus();
+  }
+  const bool exclusive = launch.plan.backend == Backend::kNccl && !launch.plan.processes();
+  if (share && exclusive) {
+    return WrongFlag("--share-device", "given",
+                     "--backend local beside it: NCCL takes one GPU for one thread");
+  }
+  if (share) return absl::OkStatus();
+  // Where the launcher does not tell how many are here, NCCL refuses a GPU to two ranks of a host.
+  const bool told = !launch.plan.processes() || launch.plan.launch.local_size > 0;
+  if (!told && launch.plan.backend == Backend::kNccl) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
+  if (launch.world.local_ranks <= count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
+                   count, count == 1 ? " GPU" : " GPUs", exclusive ? "" : ", or --share-device"));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,77 @@
+// Who the ranks are: flags and launch environment together.
+#ifndef MOE_MOE_CLI_BASE_LAUNCH_H_
+#define MOE_MOE_CLI_BASE_LAUNCH_H_
+
+#include <cstdint>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/bootstrap.h"
+#include "comm/create.h"
+#include "comm/world_plan.h"
+#include "kernels/base/stream.h"
+#include "moe/cli/base/settings.h"
+
+namespace moe::cli {
+
+// Where the ranks will run.
+struct World {
+  int ranks = 1;
+  int local_ranks = 1;  // on this machine
+  int cores = 1;        // of this machine
+  Backend backend = Backend::kLocal;
+};
+
+struct Launch {
+  WorldPlan plan;
+  World world;
+  Device device;       // what every rank computes on
+  std::string secret;  // MOE_NCCL_SECRET: of ranks that meet over TCP
+  int rank() const { return plan.rank(); }
+};
+
+// --threads: where it is auto, the cores of this machine shared by its ranks.
+int ThreadsOf(const Settings& settings, const World& world);
+
+// Who started this process, from `environment` ("NAME=value"). As DetectLaunch, but messages for
+// users.
+absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment);
+
+// Whether a command has a CUDA path.
+enum class ComputesOn : uint8_t { kCpu, kAnyDevice };
+
+// From --device. kUnimplemented as below.
+absl::StatusOr<Device> DeviceOf(const Settings& settings,
+                                ComputesOn computes_on = ComputesOn::kAnyDevice);
+
+// From --ranks, --backend, --device and `environment` ("NAME=value"). Starts nothing.
+//   kInvalidArgument (exit 2): contradictions, by name
+//   kUnimplemented (exit 10): a backend or device that this build, this machine or the command does
+//     not have, with the remedy
+absl::StatusOr<Launch> PlanLaunch(const Settings& settings,
+                                  absl::Span<const std::string> environment,
+                                  ComputesOn computes_on = ComputesOn::kCpu);
+
+// kInvalidArgument: the backend has not the algorithm that --all-reduce names.
+absl::Status CheckAllReduce(const Settings& settings, Backend backend);
+
+// kInvalidArgument: --dispatch hierarchical on a GPU, where it would run staged.
+absl::Status CheckTwoHops(const Settings& settings, Device device);
+
+// kInvalidArgument: --ranks is not what the launcher started, which MPI alone may know.
+absl::Status CheckWorldSize(const Launch& launch, const Communicator& world);
+
+// What starts such a launch, before the program's name: "", "mpirun -n 4 ",
+// "torchrun --no-python --nproc-per-node 4 ".
+std::string LauncherText(const Launch& launch);
+
+// Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it
+// has GPUs, without --share-device.
+absl::Status CheckDevices(const Launch& launch, const Settings& settings);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_LAUNCH_H_

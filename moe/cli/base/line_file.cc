@@ -1,0 +1,91 @@
+#include "moe/cli/base/line_file.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/exit_code.h"
+
+namespace moe::cli {
+
+namespace fs = std::filesystem;
+
+absl::Status IoError(absl::string_view what, const std::string& path, int error) {
+  return WithExitCode(
+      absl::InternalError(absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error))),
+      ExitCode::kIo);
+}
+
+absl::StatusOr<std::unique_ptr<LineFile>> LineFile::Create(const std::string& path,
+                                                           std::vector<std::string> made) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) made.insert(made.begin(), path);
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) return IoError("write", path, errno);
+  auto lines = std::unique_ptr<LineFile>(new LineFile(path, std::move(made), file));
+  MOE_RETURN_IF_ERROR(lines->Lock());
+  return lines;
+}
+
+absl::Status LineFile::Lock() {
+  struct stat facts = {};
+  if (::fstat(file_, &facts) != 0) return IoError("look at", path_, errno);
+  if (!S_ISREG(facts.st_mode)) return absl::OkStatus();
+  // A file system without locks has its runs told apart by who starts them.
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    made_.clear();  // the other's
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path_, "' is being written by another run, expected a file of its own"));
+  }
+  replaces_ = facts.st_size > 0;
+  return absl::OkStatus();
+}
+
+LineFile::~LineFile() {
+  ::close(file_);
+  if (size_bytes_ > 0) return;
+  // What stays is an empty file, or a folder that others use.
+  for (const std::string& path : made_) (void)std::remove(path.c_str());
+}
+
+absl::Status LineFile::Append(absl::string_view lines) {
+  struct stat facts = {};
+  if (::fstat(file_, &facts) == 0 && facts.st_nlink == 0) {
+    return WithExitCode(
+        absl::InternalError(absl::StrCat("cannot write '", path_, "': it was deleted")),
+        ExitCode::kIo);
+  }
+  // A device or pipe has no length to cut.
+  if (size_bytes_ == 0 && S_ISREG(facts.st_mode) && ::ftruncate(file_, 0) != 0) {
+    return IoError("write", path_, errno);
+  }
+  size_t done = 0;
+  while (done < lines.size()) {
+    const ssize_t n = ::write(file_, lines.data() + done, lines.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : EIO;
+      const bool cut = done == 0 || (::ftruncate(file_, size_bytes_) == 0 &&
+                                     ::lseek(file_, size_bytes_, SEEK_SET) == size_bytes_);
+      if (!cut) {
+        return IoError("write, or cut back to whole lines,", path_, error);
+      }
+      return IoError("write", path_, error);
+    }
+    done += static_cast<size_t>(n);
+  }
+  size_bytes_ += static_cast<int64_t>(lines.size());
+  return absl::OkStatus();
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,53 @@
+// A file of lines that grows while a command runs.
+#ifndef MOE_MOE_CLI_BASE_LINE_FILE_H_
+#define MOE_MOE_CLI_BASE_LINE_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+namespace moe::cli {
+
+// "cannot <what> '<path>': <reason>" with exit code 4. `error`: an errno.
+absl::Status IoError(absl::string_view what, const std::string& path, int error);
+
+// What is appended is in the file whole or not at all: each is one write, cut back if it fails
+// halfway. So a reader, or who looks after a crash, sees whole lines.
+class LineFile {
+ public:
+  // Makes the file if needed; what an earlier run wrote stays until the first Append. `made`:
+  // folders that were made for it, innermost first. The file is locked while this lives:
+  // kInvalidArgument if another run has it. Errors of the system carry exit code 4.
+  static absl::StatusOr<std::unique_ptr<LineFile>> Create(const std::string& path,
+                                                          std::vector<std::string> made = {});
+  // When nothing was written, removes the file and the folders that were made for it.
+  ~LineFile();
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+
+  // Whole lines, each with its end. An error carries exit code 4 and names the file; a file that
+  // was deleted is one.
+  absl::Status Append(absl::string_view lines);
+  const std::string& path() const { return path_; }
+  bool replaces() const { return replaces_; }  // there was something in it
+
+ private:
+  LineFile(std::string path, std::vector<std::string> made, int file)
+      : path_(std::move(path)), made_(std::move(made)), file_(file) {}
+  absl::Status Lock();
+
+  const std::string path_;
+  std::vector<std::string> made_;  // innermost first
+  const int file_;
+  bool replaces_ = false;
+  int64_t size_bytes_ = 0;
+};
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_LINE_FILE_H_

@@ -1,0 +1,60 @@
+// DIR/metrics.jsonl: one JSON object per step, then one of the whole run.
+#ifndef MOE_MOE_CLI_BASE_METRICS_FILE_H_
+#define MOE_MOE_CLI_BASE_METRICS_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "moe/cli/base/line_file.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// C's "%a" of the float: "0x1.62e43p+2". Equal text means equal bits (of numbers).
+std::string HexOf(float value);
+// Sixteen hexadecimal digits.
+std::string HashText(uint64_t hash);
+
+// Objects on one line, without the line's end. Numbers in the units of their names; floats are
+// written so that reading them gives the same bits. Key order as listed:
+//   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
+//   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
+//   overflowed and the weights have stayed),
+//   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
+//   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
+std::string StepLine(const lm::StepMetrics& metrics);
+//   steps, tokens, seconds, val_loss_before, val_loss_before_hex, val_loss, val_loss_hex,
+//   weights_xxh3
+std::string FinalLine(const lm::TrainReport& report);
+
+// A line is in the file whole or not at all (moe/cli/base/line_file.h).
+class MetricsFile {
+ public:
+  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote;
+  // when no line was written, the file and the folders that were made go.
+  // kInvalidArgument if `folder` is a file, or another run writes to it; errors of the system carry
+  // exit code 4.
+  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
+
+  // Of the file in `folder`.
+  static std::string PathIn(const std::string& folder);
+
+  // An error carries exit code 4 and names the file.
+  absl::Status Append(absl::string_view line);
+  const std::string& path() const { return file_->path(); }
+  bool replaces() const { return file_->replaces(); }  // an earlier run
+
+ private:
+  explicit MetricsFile(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
+
+  std::unique_ptr<LineFile> file_;
+};
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_METRICS_FILE_H_

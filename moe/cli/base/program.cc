@@ -1,0 +1,168 @@
+#include "moe/cli/base/program.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/line_file.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/io/file.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr absl::Duration kMeetingTime = absl::Seconds(60);  // of ranks that only tell an error
+
+// Whether the first process of this launch on this host runs: a child of the same launcher.
+bool FirstOfHostRuns() {
+  const std::string parent = absl::StrCat(::getppid());
+  std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));
+  for (std::string child; children >> child;) {
+    std::ifstream environment(absl::StrCat("/proc/", child, "/environ"));
+    for (std::string entry; std::getline(environment, entry, '\0');) {
+      for (const char* first :
+           {"OMPI_COMM_WORLD_LOCAL_RANK=0", "MPI_LOCALRANKID=0", "SLURM_LOCALID=0"}) {
+        if (entry == first) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether an error of before ranks meet is this process's to report. The first of all has; the
+// first of a host leaves the launcher time to end all for it, since on a busy machine it may start
+// late (Hydra leaves processes alone that have not started MPI); any other, too, has an error of
+// its own if the first of its host goes on.
+bool Speaks(const Invocation& invocation) {
+  const LaunchInfo& launch = invocation.launch;
+  if (invocation.first()) return true;
+  if (launch.local_rank == 0) {
+    if (launch.source != LaunchSource::kPmi) absl::SleepFor(absl::Seconds(5));
+    return true;
+  }
+  for (int i = 0; i < 40; ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    if (!FirstOfHostRuns()) return false;
+  }
+  return true;
+}
+
+absl::Status Prefixed(absl::string_view flag, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
+}
+
+}  // namespace
+
+absl::Status Print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
+    return absl::OkStatus();
+  }
+  return WithExitCode(absl::InternalError("cannot write to standard output"), ExitCode::kIo);
+}
+
+void PrintError(absl::string_view command, const absl::Status& status) {
+  Say(stderr, "moe{}{}: {}\n", command.empty() ? "" : " ", std::string(command),
+      absl::StrReplaceAll(status.message(), {{"\n", " "}}));
+  std::fflush(stderr);
+}
+
+absl::Status PrintOnce(const Invocation& invocation, const std::string& text) {
+  return invocation.first() ? Print(text) : absl::OkStatus();
+}
+
+ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
+                    const absl::Status& status) {
+  if (status.ok() || !Speaks(invocation)) return ExitCodeOf(status);
+  if (invocation.first()) {
+    PrintError(command, status);
+    return ExitCodeOf(status);
+  }
+  const LaunchInfo& launch = invocation.launch;
+  const absl::Status own = WithExitCode(
+      absl::Status(status.code(), absl::StrCat("rank ", launch.rank, ": ", status.message())),
+      ExitCodeOf(status));
+  // The others wait for this rank, and some launchers leave them to: it comes, to end the job.
+  if (HasBackend(Backend::kMpi) && launch.source != LaunchSource::kTorchrun) {
+    const Launch world = {.plan = {.backend = Backend::kMpi,
+                                   .meeting = Meeting::kMpi,
+                                   .ranks = launch.size,
+                                   .launch = launch}};
+    (void)RunRanks(RankOptions(world, kMeetingTime, std::string(command)),
+                   [&](std::unique_ptr<Communicator> /*world*/) { return own; });
+  }
+  PrintError(command, own);
+  return ExitCodeOf(status);
+}
+
+RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {
+  // Of errors that all ranks see at once one rank of a host reports under MPI, else all would.
+  const bool first =
+      launch.rank() == (launch.plan.meeting == Meeting::kMpi ? launch.plan.launch.local_rank : 0);
+  auto report = [first, command = std::move(command)](const absl::Status& status) {
+    // Those of the first host, or the first rank, are enough: it ends the others, which wait.
+    const bool common = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
+    if (common && !first) absl::SleepFor(absl::Seconds(1));
+    PrintError(command, status);
+  };
+  return {
+      .plan = launch.plan,
+      .timeout = timeout,
+      .report = std::move(report),
+      .exit_code = [](const absl::Status& status) { return static_cast<int>(ExitCodeOf(status)); },
+      .secret = launch.secret};
+}
+
+absl::Status InputError(absl::string_view flag, const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::Status named = Prefixed(flag, status);
+  if (absl::IsDataLoss(status) || absl::IsUnimplemented(status)) {
+    return WithExitCode(named, ExitCode::kBadInput);
+  }
+  return absl::IsUnavailable(status) ? WithExitCode(named, ExitCode::kIo) : named;
+}
+
+absl::Status WriteError(absl::string_view flag, const std::string& path,
+                        const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::Status named = Prefixed(flag, status);
+  if (absl::IsResourceExhausted(status)) return named;
+  // A folder that is there and takes no files (/proc) also says that there is no such thing.
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  const bool absent = absl::IsNotFound(status) && !folder.empty() &&
+                      !std::filesystem::is_directory(folder, ignored);
+  if (absent || absl::IsInvalidArgument(status)) return named;
+  return WithExitCode(named, ExitCode::kIo);
+}
+
+absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::string_view text) {
+  auto file = WholeFile::Create(path);
+  absl::Status status = file.status();
+  if (status.ok()) status = file->Append(text);
+  if (status.ok()) status = file->Commit();
+  return WriteError(flag, path, status);
+}
+
+bool WrittenInPlace(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
+  return std::filesystem::exists(there) && !is_regular_file(there) && !is_directory(there);
+}
+
+absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
+  if (!WrittenInPlace(path)) return WriteError(flag, path, WholeFile::Create(path).status());
+  // A pipe is not opened before there is something to write: who reads it would see it end.
+  if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
+  return Prefixed(flag, IoError("write", path, errno));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,59 @@
+// What the commands share: results, errors, and running the ranks.
+#ifndef MOE_MOE_CLI_BASE_PROGRAM_H_
+#define MOE_MOE_CLI_BASE_PROGRAM_H_
+
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+
+#include "comm/create.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/launch.h"
+
+namespace moe::cli {
+
+// To standard output, at once. Exit code kIo if it cannot be written.
+absl::Status Print(const std::string& text);
+
+// "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
+// whatever a library put into the message.
+void PrintError(absl::string_view command, const absl::Status& status);
+
+// Print, by the first process of a launch alone.
+absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
+
+// PrintError, if `status` is one, and its exit code. Before ranks meet, an error is usually that of
+// all processes, or of all on one host. So the first process of the launch says it at once. Some
+// seconds later the first process of each host does, unless the launcher has ended it. Another
+// process says its error if the first of its host still runs after 2 s, where /proc tells. Where
+// the launcher does not say who is first on a host, every process says it.
+ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
+                    const absl::Status& status);
+
+// How RunRanks reports a rank's failure and ends, with the exit code of its status.
+RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command);
+
+// An error of reading the input file that `flag` names: malformed content is exit code kBadInput, a
+// read that fails kIo, a path that is not there kUsage.
+absl::Status InputError(absl::string_view flag, const absl::Status& status);
+
+// An error of writing the output file that `flag` names: kIo, but kUsage for a folder that is not
+// there.
+absl::Status WriteError(absl::string_view flag, const std::string& path,
+                        const absl::Status& status);
+
+// `text` as a whole file. Errors as WriteError.
+absl::Status WriteFile(absl::string_view flag, const std::string& path, absl::string_view text);
+
+// A device or a pipe: what is written goes through it and replaces nothing.
+bool WrittenInPlace(const std::string& path);
+
+// Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
+// file.
+absl::Status CheckWritable(absl::string_view flag, const std::string& path);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_PROGRAM_H_

@@ -1,0 +1,219 @@
+// Settings of a command: one table holds names, defaults and help; values come from flags, the
+// environment, a file or the table.
+#ifndef MOE_MOE_CLI_BASE_SETTINGS_H_
+#define MOE_MOE_CLI_BASE_SETTINGS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/base/choice.h"
+
+namespace moe::cli {
+
+enum class Kind : uint8_t {
+  kInteger,  // fits 32 bits
+  kSeed,     // 0 .. 2^64 - 1
+  kReal,     // finite, also as a float
+  kWord,     // one of `words`
+  kText,
+  kPaths,   // may be given several times
+  kSwitch,  // true or false; the flag alone is true
+};
+
+// What a flag takes, its default, and the field it sets. A field holds the default until then.
+struct Form {
+  // NOLINTBEGIN(google-explicit-constructor): rows name their fields, "&config.steps"
+  Form(Kind form, std::string text = "", std::vector<std::string> all = {})
+      : kind(form), fallback(std::move(text)), words(std::move(all)) {}
+  Form(int* field);
+  Form(int64_t* field);
+  Form(uint64_t* field);
+  Form(float* field);
+  Form(double* field);
+  Form(bool* field);
+  Form(std::string* field);
+  Form(std::string* field, std::vector<std::string> all);  // one of all
+  Form(std::vector<std::string>* field);
+  Form(absl::Duration* field);          // seconds
+  Form(std::optional<double>* field);   // or "none", which it is by default
+  Form(std::optional<int64_t>* field);  // none without the flag
+  template <typename T, size_t N>
+  Form(T* field, const Choice<T> (&choices)[N])
+      : kind(Kind::kWord), fallback(NameOf(*field, choices)), words(WordsOf(choices)) {
+    store = [field, &choices](const std::vector<std::string>& texts) {
+      *field = ValueOf(texts.front(), choices);
+    };
+  }
+  // NOLINTEND(google-explicit-constructor)
+
+  Kind kind = Kind::kText;
+  std::string fallback;
+  std::vector<std::string> words;
+  std::function<void(const std::vector<std::string>&)> store;  // of texts of the kind
+};
+
+// What a setting is to sweeps and to rows of results.
+enum Role : uint32_t {
+  kOfOneRun = 1 << 0,     // of a run's files and screen
+  kPlacement = 1 << 1,    // how it runs, without a say in what comes out
+  kOfLayer = 1 << 2,      // of a layer alone as of training
+  kNotTrained = 1 << 3,   // of a layer that is measured, not of training
+  kAlwaysTold = 1 << 4,   // also as a default, which a preset may change
+  kGeneralGate = 1 << 5,  // only the general gate reads it
+  kOfGate = 1 << 6,       // says nothing where tokens are given their experts
+  kInRow = 1 << 7,        // rows of `moe bench` have a key for it, or do not depend on it
+  kInPartRow = 1 << 8,    // those of a layer and its parts have
+  kInLayerRow = 1 << 9,   // those of a layer have
+};
+
+// A row of the table.
+struct Setting {
+  std::string group;  // heading in the help
+  std::string name;   // "moe-router-topk": the flag without its dashes
+  std::string alias;  // "topk", or empty
+  char letter = 0;    // 'v' for -v
+  Kind kind = Kind::kText;
+  std::string value_name;  // in the help: "N", "SECONDS"
+  std::string fallback;    // default; empty = none
+  std::string help;
+  std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
+  bool flag_only = false;               // not from the environment or a file
+  int64_t most = 0;                     // of a number; 0: all that its kind holds
+  // What Fill takes of a number, and how it says so.
+  double least = std::numeric_limits<double>::lowest();
+  double greatest = std::numeric_limits<double>::max();
+  std::string expected;
+  bool by_letter = false;  // Fill names it by its letter
+  std::string field;       // its name in messages of the library, where it is another
+  uint32_t roles = 0;
+  std::function<void(const std::vector<std::string>&)> store;  // sets its field; may be empty
+
+  bool is(uint32_t any_of) const { return (roles & any_of) != 0; }
+
+  // Of a new row, what few rows have.
+  Setting& FlagOnly();
+  Setting& Most(int64_t number);
+  // kInvalidArgument of Fill: "--name is 0, expected at least 1", of reals "0 or more".
+  Setting& Least(double number, std::string text = "");
+  Setting& Above(double number);  // "more than 0"
+  Setting& Within(double first, double last, std::string text);
+  Setting& ByLetter();
+  Setting& Field(std::string library_name);
+  Setting& Roles(uint32_t more);
+};
+
+// Rows in the order of the help.
+class Table {
+ public:
+  // The heading of the rows that follow, and what all of them are.
+  void Group(std::string heading, uint32_t roles = 0);
+  // `flags` as the help shows them: "--moe-router-topk, --topk K", "-q, --quiet".
+  Setting& Add(absl::string_view flags, Form form, std::string help);
+  void Add(const Setting& row) { rows_.push_back(row); }
+  const std::vector<Setting>& rows() const& { return rows_; }
+  std::vector<Setting> rows() && { return std::move(rows_); }
+  // The same without their fields, which may then end.
+  Table Unbound() const;
+
+ private:
+  std::string group_;
+  uint32_t roles_ = 0;
+  std::vector<Setting> rows_;
+};
+
+// Where a value came from, lowest precedence first.
+enum class Origin : uint8_t { kDefault, kPreset, kFile, kEnvironment, kFlag };
+
+struct Value {
+  std::vector<std::string> texts;
+  Origin origin = Origin::kDefault;
+  std::string where;  // "--topk", "MOE_TOPK", "run.json: topk"; empty for defaults
+};
+
+class Settings {
+ public:
+  // Of the rows without their fields: Fill takes others.
+  explicit Settings(const Table& table);
+
+  const std::vector<Setting>& table() const { return table_; }
+  // By name or alias; '_' may stand for '-'. nullptr if there is none.
+  const Setting* Find(absl::string_view name) const;
+  std::vector<std::string> Names() const;  // with aliases
+
+  // Gives a setting a value, unless it has one of higher precedence; the texts are checked in any
+  // case. A flag given twice: the last wins, paths add up. Twice in the environment or the file:
+  // kInvalidArgument, unless they agree. kInvalidArgument "<where> is 'x', expected ...".
+  absl::Status Set(const Setting& setting, std::vector<std::string> texts, Origin origin,
+                   std::string where);
+
+  // By name (not alias), which must be in the table.
+  const Value& value(absl::string_view name) const;
+  bool given(absl::string_view name) const { return value(name).origin > Origin::kPreset; }
+  bool empty(absl::string_view name) const { return value(name).texts.empty(); }
+  const std::string& text(absl::string_view name) const;
+  bool is(absl::string_view name, absl::string_view word) const { return text(name) == word; }
+  // The value must be a number, not one of the words beside it.
+  int integer(absl::string_view name) const;
+  uint64_t seed(absl::string_view name) const;
+  double real(absl::string_view name) const;
+  bool on(absl::string_view name) const { return is(name, "true"); }
+  template <typename T, size_t N>
+  T choice(absl::string_view name, const Choice<T> (&choices)[N]) const {
+    return ValueOf(text(name), choices);
+  }
+
+ private:
+  std::vector<Setting> table_;
+  std::map<std::string, Value, std::less<>> values_;  // by name
+};
+
+// Sets the fields of `rows`, which `settings` has too, to its values. kInvalidArgument: a number
+// that its row does not take.
+absl::Status Fill(const Settings& settings, const Table& rows);
+
+// kInvalidArgument "<flag> is <value>, expected <expected>".
+absl::Status WrongFlag(absl::string_view flag, absl::string_view value, absl::string_view expected);
+// The same of a setting by its name and value.
+absl::Status WrongValue(const Settings& settings, absl::string_view name,
+                        absl::string_view expected);
+
+// How LoadFlags takes the setting, the long name first: "--output", "-o".
+std::vector<std::string> Spellings(const Setting& setting);
+
+// Flags. kInvalidArgument for unknown ones, missing values and stray arguments.
+absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
+
+// Variables "MOE_<NAME>=value" of `environment`: the name in capitals, '_' for '-', a leading
+// "moe-" left out (MOE_ROUTER_TOPK). Paths are separated by ':'. Adds a line to `warnings` for an
+// MOE_ variable that is near a setting's name but is none; others belong to someone else.
+absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings& settings,
+                             std::vector<std::string>& warnings);
+
+// "flag --topk", "file run.json: topk", "default" ...
+std::string DescribeOrigin(const Value& value);
+
+// Every setting with its value and origin, one a line.
+std::string PrintSettings(const Settings& settings);
+
+// Flags that give the values that were given, quoted for a shell: " --topk 2 --data 'a b'"; those
+// that equal a default too, since a preset may say otherwise. Leaves out those that `skip` says.
+std::string FlagsOf(const Settings& settings, const std::function<bool(const Setting&)>& skip);
+
+// `text` as one word of a POSIX shell.
+std::string ShellQuote(absl::string_view text);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_SETTINGS_H_

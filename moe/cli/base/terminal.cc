@@ -1,0 +1,52 @@
+#include "moe/cli/base/terminal.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace moe::cli {
+
+Terminal StderrTerminal(const Settings& settings) {
+  Terminal terminal;
+  const char* const kind = std::getenv("TERM");
+  terminal.present =
+      ::isatty(STDERR_FILENO) != 0 && (kind == nullptr || std::string(kind) != "dumb");
+  winsize size = {};
+  if (terminal.present && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    terminal.columns = size.ws_col;
+  }
+  const char* const no_color = std::getenv("NO_COLOR");
+  const bool allowed = no_color == nullptr || *no_color == '\0';
+  terminal.color = settings.is("color", "always") ||
+                   (settings.is("color", "auto") && terminal.present && allowed);
+  return terminal;
+}
+
+std::string WithCommas(int64_t value) {
+  std::string digits = fmt::format("{}", value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t end = digits.size(); end > first + 3; end -= 3) digits.insert(end - 3, 1, ',');
+  return digits;
+}
+
+std::string ClockText(double seconds) {
+  const auto whole = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
+  return fmt::format("{:02}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+std::string BytesText(double bytes) {
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1000;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f} B", bytes);
+  return fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : bytes < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,41 @@
+// What standard error is, and how to write numbers on it.
+#ifndef MOE_MOE_CLI_BASE_TERMINAL_H_
+#define MOE_MOE_CLI_BASE_TERMINAL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "moe/cli/base/settings.h"
+
+namespace moe::cli {
+
+struct Terminal {
+  bool present = false;  // a refreshed line makes sense
+  bool color = false;
+  size_t columns = 80;
+};
+
+// Of standard error. color: --color always, or auto on a terminal without NO_COLOR.
+Terminal StderrTerminal(const Settings& settings);
+
+// As fmt::print, but for what is not worth a run: what cannot be written is left out.
+template <typename... Args>
+void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
+  std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
+}
+
+// "1,234,567".
+std::string WithCommas(int64_t value);
+// "00:01:02".
+std::string ClockText(double seconds);
+// "1.23 GB", "45 kB": powers of 1000.
+std::string BytesText(double bytes);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_TERMINAL_H_

@@ -1,0 +1,69 @@
+// --trace FILE: the setting, and the file that a time line is written to.
+#ifndef MOE_MOE_CLI_BASE_TRACE_FILE_H_
+#define MOE_MOE_CLI_BASE_TRACE_FILE_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/trace.h"
+#include "moe/cli/base/settings.h"
+#include "moe/io/file.h"
+#include "moe/trace_export.h"
+
+namespace moe::cli {
+
+// `what` is traced, for the help.
+void AddTraceSetting(const char* what, Table& table);
+
+// Before ranks start, on the one that speaks. Errors: those of CheckWritable.
+absl::Status CheckTraceWritable(const Settings& settings);
+
+// The file appears when the trace is whole. Errors: those of WriteError, for --trace. `deadline` is
+// that of the ranks that wait meanwhile: who reads a pipe comes within half of it.
+class TraceFile final : public TraceSink {
+ public:
+  TraceFile(std::string path, absl::Duration deadline)
+      : path_(std::move(path)), deadline_(deadline) {}
+
+  absl::Status Append(absl::string_view text) override;
+  absl::Status Commit() override;
+
+ private:
+  const std::string path_;
+  const absl::Duration deadline_;
+  std::optional<WholeFile> file_;
+};
+
+// The time line of one rank of a benchmark, from before it runs to the file. Without --trace there
+// is no recorder, and no memory for events.
+class RankTrace {
+ public:
+  // Collective: takes a communicator of its own from `world`, which may then be given away.
+  // kInvalidArgument, on every rank, if some have a path and some have none.
+  static absl::StatusOr<std::unique_ptr<RankTrace>> Create(const std::string& path,
+                                                           Communicator& world);
+  TraceRecorder* recorder() { return file_ == nullptr ? nullptr : &recorder_; }
+  // Collective: writes the file. Says on standard error, from rank 0, how much did not fit.
+  absl::Status Write();
+
+ private:
+  explicit RankTrace(int64_t capacity) : recorder_(capacity) {}
+
+  TraceRecorder recorder_;
+  std::unique_ptr<TraceFile> file_;  // null without --trace
+  std::unique_ptr<Communicator> world_;
+};
+
+// What to say on standard error when `left_out` events did not fit; empty if all did.
+std::string TraceWarning(int64_t left_out);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BASE_TRACE_FILE_H_

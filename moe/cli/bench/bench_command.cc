@@ -1,0 +1,203 @@
+// moe bench: times and checks collectives.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/base/trace_file.h"
+#include "moe/cli/bench/bench_options.h"
+#include "moe/cli/bench/bench_output.h"
+#include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/pin.h"
+#include "moe/session.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "bench";
+
+class BenchRun {
+ public:
+  BenchRun(const BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status Prepare();
+  absl::Status OnRank(Communicator& world, BenchOutput& output);
+  std::string About(const bench::WorldFacts& facts) const;
+  void Note(const bench::BenchRow& row) const;
+  absl::Status Verdict() const;
+  bool speaks() const { return launch_.rank() == 0; }
+  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
+
+  const BenchCall& call_;
+  const Launch& launch_;
+  BenchOptions options_;
+  std::vector<bench::BenchRow> rows_;  // of rank 0
+};
+
+// Everything that can be refused, before a rank starts.
+absl::Status BenchRun::Prepare() {
+  MOE_ASSIGN_OR_RETURN(options_, MakeBenchOptions(call_, launch_));
+  return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
+}
+
+std::string BenchRun::About(const bench::WorldFacts& facts) const {
+  const bench::MeasureOptions& m = options_.measure;
+  const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
+  std::string text =
+      fmt::format("# moe bench {}: {} ranks on {} host{}, {}", call_.operation, launch_.world.ranks,
+                  facts.hosts, facts.hosts == 1 ? "" : "s", facts.transport);
+  if (skewed)
+    absl::StrAppend(&text, ", routing ", options_.spec.routing.text, ", seed ", options_.spec.seed);
+  if (options_.spec.node_size > 0) {
+    absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
+  }
+  return text +
+         fmt::format(
+             "\n# time: max over ranks of the mean of at least {} calls, until i_cv% <= {} or {} "
+             "s\n#\n",
+             m.iterations, m.max_noise_pct, absl::ToDoubleSeconds(m.budget));
+}
+
+// What was measured in place of what was asked for.
+void BenchRun::Note(const bench::BenchRow& row) const {
+  if (options_.run.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
+  if (row.algorithm == "direct") return;
+  Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n", row.backend,
+      row.algorithm);
+}
+
+absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
+  const bool first = world.rank() == 0;
+  if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
+  MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
+  MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
+  bench::MeasureOptions measure = options_.measure;
+  measure.trace = trace->recorder();
+  if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
+  MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world));
+  if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
+  for (const int64_t size : options_.sizes) {
+    bench::CaseSpec spec = options_.spec;
+    spec.size_bytes = size;
+    std::vector<bench::BenchRow> rows;
+    if (pairs()) {
+      MOE_ASSIGN_OR_RETURN(rows, bench::MeasurePairs(spec, measure, facts, world, *stream));
+    } else {
+      MOE_ASSIGN_OR_RETURN(bench::BenchRow row,
+                           bench::MeasureCollective(spec, measure, facts, world, *stream));
+      rows.push_back(std::move(row));
+    }
+    if (first && size == options_.sizes.front()) Note(rows.front());
+    if (!first) continue;
+    for (bench::BenchRow& row : rows) {
+      row.settings = BenchIdentity(call_.settings, call_.operation);
+    }
+    MOE_RETURN_IF_ERROR(output.Add(rows));
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
+  }
+  return trace->Write();
+}
+
+// Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
+// the table is out.
+absl::Status BenchRun::Verdict() const {
+  int64_t wrong = 0;
+  for (const bench::BenchRow& row : rows_) wrong += row.wrong > 0 ? row.wrong : 0;
+  if (wrong > 0) {
+    return WithExitCode(absl::InternalError(absl::StrCat(
+                            wrong, " wrong elements, expected none; see the column #wrong")),
+                        ExitCode::kCheckFailed);
+  }
+  if (!options_.output.fail_if.has_value()) return absl::OkStatus();
+  for (const bench::BenchRow& row : rows_) {
+    const auto lookup = [&](absl::string_view column) {
+      return bench::NumberOf(bench::BenchFields(row), column);
+    };
+    if (!options_.output.fail_if->Holds(lookup)) continue;
+    const std::string pair =
+        row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
+    return WithExitCode(
+        absl::InternalError(fmt::format(
+            "--fail-if '{}' holds at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
+            options_.output.fail_if->text(), row.size_bytes, pair, row.time_us, row.algbw(),
+            row.busbw())),
+        ExitCode::kCheckFailed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BenchRun::Run() {
+  MOE_RETURN_IF_ERROR(Prepare());
+  BenchOutput output(options_);
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+    return OrAbort(*world, OnRank(*world, output));
+  };
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.run.comm_timeout, kCommand), body));
+  if (!speaks()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(output.End());
+  return Verdict();
+}
+
+// Other backends move memory of the host alone: a time would be that of copies to and from it.
+absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
+  if (launch.device.kind == DeviceKind::kCuda && launch.plan.backend != Backend::kNccl) {
+    return absl::UnimplementedError(
+        "--device is cuda, expected cpu, or --backend nccl, which moves memory of GPUs");
+  }
+  MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
+  return CheckDevices(launch, settings);
+}
+
+absl::Status Run(const Invocation& invocation) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const BenchCall call,
+                       LoadBenchCall(invocation.args, invocation.environment, warnings));
+  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
+  if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
+  const bool speaks = launch.rank() == 0;
+  for (const std::string& warning : warnings) {
+    if (speaks && !call.settings.on("quiet")) {
+      Say(stderr, "moe bench: warning: {}\n", warning);
+    }
+  }
+  const bool collective = bench::OpOf(call.operation).has_value();
+  if (!call.settings.empty("trace") && !collective && call.operation != "layer") {
+    return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,
+                                                   ", expected a collective or layer"));
+  }
+  if (call.settings.given("share-device") && !collective && call.operation != "layer") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--share-device is of no use with ", call.operation, ", expected a collective or layer"));
+  }
+  if (call.operation == "gemm") return RunGemmBench(call, launch);
+  if (call.operation == "layer") {
+    MOE_RETURN_IF_ERROR(CheckDevices(launch, call.settings));
+    return RunLayerBench(call, launch);
+  }
+  if (!collective) return RunKernelBench(call, launch);
+  MOE_RETURN_IF_ERROR(CheckExchange(launch, call.settings));
+  return BenchRun(call, launch).Run();
+}
+
+}  // namespace
+
+ExitCode BenchCommand(const Invocation& invocation) {
+  return EndCommand(invocation, kCommand, Run(invocation));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,159 @@
+// The settings of `moe bench`, and the options that they make.
+#ifndef MOE_MOE_CLI_BENCH_BENCH_OPTIONS_H_
+#define MOE_MOE_CLI_BENCH_BENCH_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "dispatch/dispatcher.h"
+#include "kernels/base/dtype.h"
+#include "moe/cli/base/command_help.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/settings.h"
+#include "moe/cli/bench/collective_case.h"
+#include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/fail_if.h"
+#include "moe/cli/bench/gemm_bench.h"
+#include "moe/cli/bench/kernel_bench.h"
+#include "moe/cli/bench/layer_bench.h"
+#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/bench/tables.h"
+
+namespace moe::cli {
+
+// Groups of the settings that make a layer: those that its parts may not read are refused there.
+inline constexpr char kLayerGroup[] = "A layer and its parts (gate, permute, combine, gemm, layer)";
+inline constexpr char kRouterGroup[] = "Router of gate and layer";
+
+// -d, with nccl-tests' names too.
+inline constexpr Choice<DType> kDataTypes[] = {
+    {"f32", DType::kFloat32},   {"f64", DType::kFloat64},     {"bf16", DType::kBFloat16},
+    {"f16", DType::kFloat16},   {"i32", DType::kInt32},       {"i64", DType::kInt64},
+    {"float", DType::kFloat32}, {"double", DType::kFloat64},  {"bfloat16", DType::kBFloat16},
+    {"half", DType::kFloat16},  {"float16", DType::kFloat16}, {"int32", DType::kInt32},
+    {"int64", DType::kInt64}};
+
+// Flags as FlagsOf has them of what was given and changes results, but for what every row of
+// `operation` has a key for: rows that differ in it are of different things.
+std::string BenchIdentity(const Settings& settings, const std::string& operation);
+
+// With their names, in the order of the help.
+const std::vector<Operands::Word>& BenchOperations();
+
+enum class BenchFormat : uint8_t { kTable, kNccl };
+
+// Where results go, the same for every operation.
+struct BenchOutputOptions {
+  std::optional<bench::TableForm> form, form_err;  // -o, -oe
+  std::string json_path;
+  std::optional<bench::FailIf> fail_if;
+};
+
+// How ranks run, the same for every operation that has some.
+struct BenchRunOptions {
+  bool pin = false;
+  bool quiet = false;
+  absl::Duration comm_timeout;
+};
+
+// Rows in the order of the help: those of sizes and calls, of traffic, of a layer and its parts, of
+// ranks and of output.
+Table BenchSettings();
+void AddMeasureSettings(bench::MeasureOptions& measure, Table& table);
+void AddLayerSettings(bench::LayerSpec& spec, Table& table);
+void AddRunSettings(BenchRunOptions& run, Table& table);
+void AddOutputSettings(BenchOutputOptions& output, Table& table);
+
+// Collectives.
+struct BenchOptions {
+  bench::CaseSpec spec;  // all but its size
+  bench::MeasureOptions measure;
+  std::vector<int64_t> sizes;  // bytes, ascending
+  BenchFormat format = BenchFormat::kTable;
+  std::string svg_path;
+  BenchOutputOptions output;
+  BenchRunOptions run;
+};
+
+// Flags over environment over defaults. `args`: the operation, then flags; alone --help and
+// --print-config come without one. kInvalidArgument.
+struct BenchCall {
+  std::string operation;  // empty with --help or --print-config alone
+  Settings settings;
+};
+absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
+                                        absl::Span<const std::string> environment,
+                                        std::vector<std::string>& warnings);
+
+// Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
+// flag, value and what was expected; a malformed matrix carries exit code 3.
+absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch);
+
+// The parts of a layer, and a layer. As MakeBenchOptions; flags that an operation does not read
+// are refused.
+struct GemmBenchOptions {
+  bench::GemmSpec spec;
+  bench::MeasureOptions measure;
+  int threads = 1;
+  BenchOutputOptions output;
+};
+absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch);
+
+struct KernelBenchOptions {
+  bench::KernelSpec spec;
+  bench::MeasureOptions measure;
+  int threads = 1;
+  BenchOutputOptions output;
+};
+absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
+                                                          const Launch& launch);
+
+struct LayerBenchOptions {
+  bench::LayerSpec spec;
+  bench::MeasureOptions measure;
+  BenchOutputOptions output;
+  BenchRunOptions run;
+};
+absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
+                                                        const Launch& launch);
+
+// "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
+absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text);
+
+// --routing, its file read: a matrix of `ranks` ranks, or a trace replayed on them. Malformed files
+// carry exit code 3.
+absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks);
+
+// How all-to-alls travel: --dispatch, --node-size.
+absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher);
+
+// -n, -w, -T, --max-noise, -c.
+absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure);
+
+// --pin, --quiet, --comm-timeout.
+absl::Status SetRun(const Settings& settings, BenchRunOptions& run);
+
+// -o, -oe, -J, --fail-if over `columns`.
+absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
+                       BenchOutputOptions& options);
+
+// Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
+// other files than what --routing reads and than each other.
+absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
+
+// Measure, print and judge. Wrong elements and --fail-if carry exit code 1.
+absl::Status RunGemmBench(const BenchCall& call, const Launch& launch);
+absl::Status RunKernelBench(const BenchCall& call, const Launch& launch);
+absl::Status RunLayerBench(const BenchCall& call, const Launch& launch);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_BENCH_BENCH_OPTIONS_H_

@@ -1,0 +1,117 @@
+// One result of a benchmark, the formulas of its figures, and the tables that people read.
+#ifndef MOE_MOE_CLI_BENCH_BENCH_ROW_H_
+#define MOE_MOE_CLI_BENCH_BENCH_ROW_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "moe/cli/bench/statistics.h"
+#include "moe/cli/bench/tables.h"
+
+namespace moe::bench {
+
+enum class Op : uint8_t {
+  kAllToAll,
+  kAllToAllV,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kPointToPoint,
+  kMemcpy,
+};
+const char* NameOf(Op op);  // "alltoall" ...
+std::optional<Op> OpOf(absl::string_view name);
+
+// Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time.
+double AlgorithmBandwidth(int64_t size_bytes, double time_us);
+
+// busbw = algbw * BusFactor: what would cross a link of each rank if every algorithm moved the
+// least that it must, so that figures of different rank counts compare (nccl-tests,
+// doc/PERFORMANCE.md).
+//   alltoall, alltoallv, allgather, reducescatter   (n - 1) / n
+//   allreduce                                       2 (n - 1) / n
+//   p2p, memcpy                                     1
+double BusFactor(Op op, int ranks);
+
+// Unknown or not applicable figures are NaN (JSON: null), unknown counts -1 (null).
+struct BenchRow {
+  Op op = Op::kAllToAll;
+  std::string algorithm;  // "staged", "ring", ...
+  std::string backend;    // "local", "mpi"
+  std::string transport;  // what carries the bytes: "memory", "openmpi", "mpich"
+  int ranks = 1;
+  int hosts = 1;  // groups of --node-size ranks, if given
+  std::string routing = "uniform";
+  uint64_t seed = 0;
+  DType dtype = DType::kFloat32;
+  // Per rank, its own part included; skewed: max over ranks of max(sent, received).
+  int64_t size_bytes = 0;
+  int64_t count = 0;  // elements, as nccl-tests counts: of one peer's block, allreduce: of all
+  int64_t iterations = 0;
+  double time_us = 0;     // max over ranks of the mean
+  Statistics samples_us;  // per call, of the slowest rank
+  int64_t wrong = -1;     // elements, over all ranks and checked calls; -1: not checked
+  double imbalance_sent = 1, imbalance_received = 1;
+  double wait_pct = std::numeric_limits<double>::quiet_NaN();
+  int slow_rank = 0;
+  // Of one call, summed over ranks. -1: the backend's library decides.
+  int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
+  // Every rank copies size_bytes of its own at the same time.
+  double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
+  int source = -1, destination = -1;  // p2p
+  bool in_place = false;
+  std::string settings;  // flags that were given and that no other key tells
+
+  double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
+  double busbw() const { return algbw() * BusFactor(op, ranks); }
+  double memcpy_pct() const { return 100 * algbw() / memcpy_gbytes_per_s; }
+  const char* status() const { return wrong > 0 ? "wrong" : "ok"; }
+};
+
+// The JSON object, CSV line and Markdown row of a result. docs/bench.md says what the keys are.
+Fields BenchFields(const BenchRow& row);
+
+// The first nine columns have nccl-tests' widths; then, of the samples, min, max, p99 and cv, and
+// the imbalances, wait, slowest rank and share of memcpy (moe bench --help has the formulas).
+std::string BenchHead();
+std::string BenchLine(const BenchRow& row);
+
+// nccl-tests' thirteen columns: a call is out of place or in place, and the other half says N/A.
+std::string NcclHead();
+std::string NcclLine(const BenchRow& row);
+
+// After the last row: what nccl-tests prints there and, of the largest row of `rows`, the algorithm
+// and bytes by distance.
+std::string BenchFoot(absl::Span<const BenchRow> rows);
+// nccl-tests' two lines of it alone.
+std::string NcclFoot(absl::Span<const BenchRow> rows);
+
+// nccl-tests' name of a type: "float", "bfloat16".
+const char* NcclTypeName(DType type);
+
+struct HeatMap {
+  int ranks = 0;
+  std::vector<double> gbytes_per_s;  // [R][R], source by source; NaN: not measured
+  std::string title;
+  double at(int source, int destination) const {
+    return gbytes_per_s[source * ranks + destination];
+  }
+};
+
+// A line per source, a column per destination; a block beside each number is the darker the nearer
+// it is to the largest one off the diagonal (that of memcpy is another matter).
+std::string HeatText(const HeatMap& map);
+
+// A standalone document: the same, coloured, with a legend. ASCII; the title is escaped.
+std::string HeatSvg(const HeatMap& map);
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_CLI_BENCH_BENCH_ROW_H_

@@ -1,0 +1,223 @@
+#include <absl/strings/ascii.h>
+
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/trace_file.h"
+#include "moe/cli/bench/bench_options.h"
+#include "moe/cli/bench/bench_row.h"
+#include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/layer_bench.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kHead[] =
+    R"(usage: moe bench OPERATION [flags]
+
+Times a collective over a range of sizes and checks every timed call, as nccl-tests do, on threads
+of this process or, under mpirun, on processes.
+
+  moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
+  moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
+  mpirun -n 4 moe bench allreduce --all-reduce library -d bf16 --fail-if 'busbw<1.5'
+)";
+
+constexpr char kTail[] =
+    R"(
+Columns, for n ranks; GB = 1e9 bytes
+  size     bytes of a rank, its own part included; skewed: max over ranks of max(sent, received)
+  count    elements: of one block; allreduce, alltoallv, p2p: of size
+  time     max over ranks of the mean over calls; each call starts at a barrier
+  algbw    size / time
+  busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
+  #wrong   elements that differ from the exact result, over all ranks and timed calls
+  i_min i_max i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation / mean
+  imb_tx imb_rx   max / mean over ranks of the bytes sent and received
+  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
+           the last rank to enter at A: time that no algorithm could have used
+  slow     the rank for which the mean of enter + leave is the largest
+  %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
+
+One rank's kernels; time is the median over calls, and what they are measured against is measured on
+the same threads just before each call
+  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N
+           = T K rows; %peak: of a loop of multiply-adds in registers
+  gate     logits to slots, weights and counts, and back, by --router; without the product that
+           makes the logits and without capacity
+  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
+  combine  rows home, weighted, in choice order; backward: rows scaled, gradient of the weights
+  size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
+  copy, %copy  of a memcpy that reads and writes as many bytes in all
+  #wrong       differ from results computed apart; blank: gates with a rule of their own
+--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold
+caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
+kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
+--device cuda --backend nccl: collectives in the memory of GPUs, one a rank
+
+layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
+medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward,
+for every row. #wrong counts results that differ from the first call's. Without --routing the router
+decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
+
+--routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
+permute, combine, gemm, layer), drawn with --seed; of a token's K experts without replacement
+  uniform       the same for every pair, or expert
+  zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
+  hot_expert:P  expert 0 with probability P, the others evenly
+  hot_rank:P    the same of ranks (alltoallv, layer)
+  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none (likewise)
+  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d (alltoallv)
+  trace:FILE    what moe train --record-routing wrote, a record a call; recorded on n ranks or a
+                multiple, whose neighbours merge. alltoallv: slots x H elements of its type; -b, -e:
+                scaled so that the largest record has that size
+--num-experts 0 is 8 a rank (alltoallv, layer) or 8.
+
+-o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
+(busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
+< <= > >= == !=, &&, ||, parentheses; it fails if a row satisfies it.
+
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
+
+Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write
+failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
+)";
+
+constexpr Choice<bench::Check> kChecks[] = {{"0", bench::Check::kNo}, {"1", bench::Check::kYes}};
+
+void AddTraffic(Table& t) {
+  t.Group("Traffic and algorithms", kInRow);
+  t.Add("--routing KIND",
+        {Kind::kText,
+         "uniform",
+         {"uniform", "zipf:", "hot_expert:", "hot_rank:", "ragged", "zero_rank",
+          "matrix:", "trace:"}},
+        "of alltoallv, and of a layer and its parts; see below");
+  t.Add("--seed N", {Kind::kSeed, "0"}, "of drawn routings");
+  t.Add("--dispatch NAME", {Kind::kWord, "staged", WordsOf(kDispatches)},
+        "how all-to-alls travel: one exchange; peers' memory read in place; one rank per host");
+  t.Add("--node-size N", {Kind::kInteger, "0"},
+        "ranks that stand for one host; 0 = all, and hosts are the real ones")
+      .roles = 0;
+  t.Add("--all-reduce NAME", {Kind::kWord, "auto", {"auto", "ring", "direct", "library"}},
+        "library: MPI's or NCCL's; direct: peers' memory (local only); auto: the ring for its "
+        "types, else what the backend has");
+}
+
+}  // namespace
+
+const std::vector<Operands::Word>& BenchOperations() {
+  static const std::vector<Operands::Word> operations = {
+      {"alltoall", "equal blocks between all ranks"},
+      {"alltoallv", "the blocks of --routing: even, skewed, ragged"},
+      {"allreduce", "sum, in place, by --all-reduce"},
+      {"allgather", "every rank's block to all ranks"},
+      {"reducescatter", "sum, each rank keeps its block"},
+      {"p2p", "one pair at a time, every pair: a table in GB/s"},
+      {"memcpy", "every rank copies its own bytes at the same time: this machine's limit"},
+      {"gate", "one rank's kernels: logits to slots and weights"},
+      {"permute", "... tokens to rows grouped by expert"},
+      {"combine", "... rows to tokens, weighted"},
+      {"gemm", "... the grouped products of experts"},
+      {"layer", "a whole MoE layer, forward and backward, by phase"},
+  };
+  return operations;
+}
+
+void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
+  t.Group("Sizes and calls (nccl-tests' letters)", kInRow);
+  t.Add("-b, --minbytes BYTES", {Kind::kText, "64K"}, "smallest size; K, M, G = 1024^i");
+  t.Add("-e, --maxbytes BYTES", {Kind::kText, "16M"}, "largest size");
+  t.Add("-f, --stepfactor N", {Kind::kInteger, "4"}, "between sizes");
+  t.Add("-i, --stepbytes BYTES", Kind::kText, "between sizes, instead of -f");
+  t.Add("-n, --iters N", &measure.iterations, "timed calls, at least")
+      .Within(1, 1'000'000, "1 to 1000000")
+      .ByLetter();
+  t.Add("-w, --warmup-iters N", &measure.warmup, "calls before them").Least(0).ByLetter();
+  t.Add("--max-noise PERCENT", &measure.max_noise_pct,
+        "calls go on, doubling, until i_cv% is at most this")
+      .Least(0);
+  t.Add("-T, --timeout SECONDS", &measure.budget,
+        "... or until a size has taken this long; 0: exactly -n calls")
+      .Most(kMostSeconds)
+      .Least(0)
+      .ByLetter();
+  t.Add("-c, --check 0|1", {&measure.check, kChecks}, "count wrong elements of every timed call");
+  t.Add("-d, --datatype, --dtype TYPE", {Kind::kWord, "f32", WordsOf(kDataTypes)},
+        "of the elements; the ring sums f32 and i64");
+}
+
+void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
+  t.Group(kLayerGroup);
+  t.Add("--tokens T", &spec.tokens, "tokens; layer: of each rank").Least(1).Roles(kInPartRow);
+  spec.layer.router.num_experts = 0;
+  AddShapeSettings(spec.layer, t);
+  t.Add("--threads N", &spec.threads, "of each rank").Most(kMostThreads).Least(1).Roles(kInRow);
+  t.Add("--expert-model-parallel-size, --ep N", Kind::kInteger,
+        "ranks that share one set of experts; divides the ranks; default: all")
+      .Roles(kInLayerRow);
+  t.Add("--moe-overlap-degree N", &spec.layer.overlap_degree,
+        "chunks of a rank's experts, so that exchange and experts overlap")
+      .Least(1)
+      .Roles(kInLayerRow);
+  t.Add("--pack-weights", &spec.layer.pack_weights,
+        "forward reads packed copies of the weights, as programs that do not train may: faster the "
+        "fewer tokens an expert has; --device cpu");
+  t.Group(kRouterGroup);
+  AddRoutingSettings(spec.layer, t);
+}
+
+void AddRunSettings(BenchRunOptions& run, Table& t) {
+  t.Group("Ranks");
+  AddRankSettings(t);
+  AddShareDeviceSetting(t);
+  t.Add("--pin", &run.pin, "a core for each thread of a rank, round robin");
+  AddTimeoutSetting(run.comm_timeout, t);
+}
+
+void AddOutputSettings(BenchOutputOptions& output, Table& t) {
+  t.Group("Output", kInRow);
+  AddFormSettings(t);
+  AddTraceSetting("the timed calls", t);
+  t.Add("--format NAME", {Kind::kWord, "table", {"table", "nccl"}},
+        "of the table: nccl for nccl-tests' thirteen columns, N/A where a call has no in-place or "
+        "out-of-place form");
+  t.Add("-J, --json-file FILE", &output.json_path, "all rows as one JSON array");
+  t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size");
+  t.Add("--fail-if EXPR", Kind::kText, "exit 1 if it holds for a row");
+  AddQuietSetting("no notes on standard error", t);
+  AddConfigSetting("settings by name", t);
+  AddHelpSettings(t);
+}
+
+Table BenchSettings() {
+  bench::MeasureOptions measure;
+  bench::LayerSpec spec;
+  BenchRunOptions run;
+  BenchOutputOptions output;
+  Table table;
+  AddMeasureSettings(measure, table);
+  AddTraffic(table);
+  AddLayerSettings(spec, table);
+  AddRunSettings(run, table);
+  AddOutputSettings(output, table);
+  return table.Unbound();
+}
+
+std::string BenchIdentity(const Settings& settings, const std::string& operation) {
+  uint32_t in_row = kInRow;
+  if (!bench::OpOf(operation).has_value()) in_row |= kInPartRow;
+  if (operation == "layer") in_row |= kInLayerRow;
+  const std::string flags = FlagsOf(settings, [&](const Setting& s) { return s.is(in_row); });
+  return std::string(absl::StripLeadingAsciiWhitespace(flags));
+}
+
+CommandHelp BenchHelp() {
+  return {.head = kHead,
+          .operands = Operands{.heading = "Operations", .words = BenchOperations()},
+          .settings = BenchSettings().rows(),
+          .tail = kTail};
+}
+
+}  // namespace moe::cli

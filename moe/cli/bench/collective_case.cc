@@ -1,0 +1,258 @@
+#include "moe/cli/bench/collective_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/copy.h"
+#include "kernels/base/status_macros.h"
+
+namespace moe::bench {
+namespace {
+
+// A result that was never written is this, which no exact sum is and hardly a tag.
+constexpr int kPoison = 0xa5;
+
+// Bits that name an element of a rank's send buffer (splitmix64's mixing of source and index).
+uint64_t Tag(int source, int64_t index) {
+  uint64_t x =
+      (static_cast<uint64_t>(source) << 48 | static_cast<uint64_t>(index)) + 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CollectiveCase>> CollectiveCase::Create(const CaseSpec& spec,
+                                                                       Communicator& comm,
+                                                                       Stream& stream) {
+  if (spec.dtype == DType::kUInt8) {
+    return absl::InvalidArgumentError(
+        "CollectiveCase: type u8, expected f32, f64, bf16, f16, i32 or i64");
+  }
+  std::unique_ptr<CollectiveCase> made(new CollectiveCase(spec, comm, stream));
+  MOE_RETURN_IF_ERROR(made->Setup());
+  MOE_RETURN_IF_ERROR(made->Upload());
+  return made;
+}
+
+absl::Status CollectiveCase::Setup() {
+  switch (spec_.op) {
+    case Op::kAllToAll:
+    case Op::kAllToAllV:
+      return SetupAllToAll();
+    case Op::kAllReduce:
+    case Op::kReduceScatter:
+      return SetupSum();
+    case Op::kAllGather:
+      return SetupAllGather();
+    case Op::kPointToPoint:
+      return SetupPointToPoint();
+    case Op::kMemcpy:
+      break;
+  }
+  return SetupMemcpy();
+}
+
+absl::Status CollectiveCase::TurnTo(int64_t call) {
+  const int64_t records = CallsOf(spec_.routing);
+  if (call % records == call_index_) return absl::OkStatus();
+  call_index_ = call % records;
+  MOE_RETURN_IF_ERROR(SetupAllToAll());
+  return Upload();
+}
+
+int64_t CollectiveCase::BlockElements() const {
+  return std::max<int64_t>(1, SpecElements() / comm_.size());
+}
+
+absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elements) {
+  const int64_t send_bytes = send_elements * width();
+  const int64_t result_bytes = result_elements * width();
+  MemoryResource* memory = &CpuMemory();
+  if (IsCuda(stream_)) {
+    MOE_ASSIGN_OR_RETURN(memory, CudaMemory(stream_.device().index));
+    MOE_ASSIGN_OR_RETURN(host_send_, Buffer::Allocate(send_bytes));
+    MOE_ASSIGN_OR_RETURN(poison_, Buffer::Allocate(result_bytes, *memory, "poison"));
+  }
+  MOE_ASSIGN_OR_RETURN(send_, Buffer::Allocate(send_bytes, *memory, "what is sent"));
+  MOE_ASSIGN_OR_RETURN(recv_, Buffer::Allocate(result_bytes, *memory, "what is received"));
+  MOE_ASSIGN_OR_RETURN(want_, Buffer::Allocate(result_bytes));
+  result_ = Elements(recv_, 0, result_elements);
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::Upload() {
+  if (!IsCuda(stream_)) return absl::OkStatus();
+  const std::vector<std::byte> poison(poison_.bytes(), std::byte{kPoison});
+  MOE_RETURN_IF_ERROR(stream_.Upload(host_send_.data(), send_.data(), send_.bytes()));
+  MOE_RETURN_IF_ERROR(stream_.Upload(poison.data(), poison_.data(), poison_.bytes()));
+  return stream_.Synchronize();
+}
+
+// Elements first, first + 1, ... of rank `source`'s send buffer.
+void CollectiveCase::FillTagged(absl::Span<std::byte> to, int source, int64_t first) const {
+  const auto bytes = static_cast<size_t>(width());
+  const int64_t count = static_cast<int64_t>(to.size()) / width();
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t tag = Tag(source, first + i);
+    std::memcpy(to.data() + i * width(), &tag, bytes);
+  }
+}
+
+absl::Status CollectiveCase::SetupAllGather() {
+  const int ranks = comm_.size();
+  const int64_t block = BlockElements();
+  algorithm_ = "library";
+  if (comm_.backend() == "local") algorithm_ = "direct";
+  if (comm_.backend() == "mpi") algorithm_ = "pairwise";
+  traffic_ = EvenTraffic(ranks, block);
+  size_elements_ = ranks * block;
+  count_ = block;
+  MOE_RETURN_IF_ERROR(Allocate(block, ranks * block));
+  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
+  for (int s = 0; s < ranks; ++s) FillTagged(Elements(want_, s * block, block), s, 0);
+  call_ = [this] {
+    return comm_.AllGather<uint8_t>(SendBytes(), ResultBytes(), stream_);
+  };
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::SetupPointToPoint() {
+  const int me = comm_.rank();
+  const int64_t count = std::max<int64_t>(1, SpecElements());
+  const bool local = spec_.source == spec_.destination;
+  algorithm_ = local ? "memcpy" : "sendrecv";
+  size_elements_ = count_ = count;
+  traffic_ = Traffic(comm_.size());
+  traffic_.at(spec_.source, spec_.destination) = count;
+  MOE_RETURN_IF_ERROR(
+      Allocate(me == spec_.source ? count : 0, me == spec_.destination ? count : 0));
+  if (me == spec_.source) FillTagged(host_send().span<std::byte>(), me, 0);
+  if (me == spec_.destination) FillTagged(want_.span<std::byte>(), spec_.source, 0);
+  call_ = [this, me, local]() -> absl::Status {
+    const int64_t bytes = count_ * width();
+    if (local) {
+      return me == spec_.source ? stream_.CopyBytes(send_.data(), recv_.data(), bytes)
+                                : absl::OkStatus();
+    }
+    if (me != spec_.source && me != spec_.destination) return absl::OkStatus();
+    const SendRecvOp op =
+        me == spec_.source
+            ? SendRecvOp{.peer = spec_.destination, .send = send_.data(), .bytes = bytes}
+            : SendRecvOp{.peer = spec_.source, .recv = recv_.data(), .bytes = bytes};
+    return comm_.SendRecv({&op, 1}, stream_);
+  };
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::SetupMemcpy() {
+  const int64_t count = std::max<int64_t>(1, SpecElements());
+  algorithm_ = "memcpy";
+  size_elements_ = count_ = count;
+  traffic_ = Traffic(comm_.size());
+  for (int r = 0; r < comm_.size(); ++r) traffic_.at(r, r) = count;
+  MOE_RETURN_IF_ERROR(Allocate(count, count));
+  FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
+  FillTagged(want_.span<std::byte>(), comm_.rank(), 0);
+  call_ = [this]() -> absl::Status {
+    const int64_t bytes = count_ * width();
+    if (IsCuda(stream_)) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
+    std::memcpy(recv_.data(), send_.data(), static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  };
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::Prepare() {
+  const auto bytes = static_cast<int64_t>(result_.size());
+  if (IsCuda(stream_)) {
+    const Buffer& from = in_place_ ? send_ : poison_;
+    MOE_RETURN_IF_ERROR(stream_.CopyBytes(from.data(), result_.data(), bytes));
+    return stream_.Synchronize();
+  }
+  if (in_place_) {
+    CopyBytes(result_.data(), send_.data(), bytes);
+  } else if (bytes > 0) {
+    std::memset(result_.data(), kPoison, result_.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::Call() {
+  MOE_RETURN_IF_ERROR(call_());
+  return stream_.Synchronize();
+}
+
+absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
+  std::vector<std::byte> downloaded;
+  absl::Span<const std::byte> result = result_;
+  if (IsCuda(stream_)) {
+    downloaded.resize(result_.size());
+    MOE_RETURN_IF_ERROR(
+        stream_.CopyBytes(result_.data(), downloaded.data(), static_cast<int64_t>(result_.size())));
+    MOE_RETURN_IF_ERROR(stream_.Synchronize());
+    result = downloaded;
+  }
+  const auto bytes = static_cast<size_t>(width());
+  if (result.empty() || std::memcmp(result.data(), want_.data(), result.size()) == 0) return 0;
+  int64_t wrong = 0;
+  for (size_t at = 0; at < result.size(); at += bytes) {
+    wrong += std::memcmp(result.data() + at, want_.data() + at, bytes) != 0;
+  }
+  return wrong;
+}
+
+Traffic CollectiveCase::Moved(const Traffic& traffic) const {
+  const bool all_to_all = spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV;
+  const bool two_hops = all_to_all && spec_.dispatch == DispatchAlgorithm::kHierarchical;
+  return two_hops ? TwoHopTraffic(traffic, node_size()) : traffic;
+}
+
+void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
+  row.op = spec_.op;
+  row.algorithm = algorithm_;
+  row.ranks = comm_.size();
+  row.backend = std::string(comm_.backend());
+  row.routing = spec_.op == Op::kAllToAllV ? spec_.routing.text : "uniform";
+  row.seed = spec_.seed;
+  row.dtype = spec_.dtype;
+  row.size_bytes = size_elements_ * width();
+  row.count = count_;
+  row.in_place = in_place_;
+  row.imbalance_sent = SendImbalance(traffic_);
+  row.imbalance_received = ReceiveImbalance(traffic_);
+  Distances moved = DistancesOf(Moved(traffic_), node_size());
+  if (const int64_t records = CallsOf(spec_.routing); records > 1) {
+    double largest = 0, sent = 0, received = 0, self = 0, same_node = 0, cross_node = 0;
+    for (int64_t record = 0; record < std::min(records, calls); ++record) {
+      const Traffic traffic = AllToAllTraffic(record);
+      const Distances of_record = DistancesOf(Moved(traffic), node_size());
+      // The share of the calls that replay it.
+      const double share = static_cast<double>((calls - record + records - 1) / records) /
+                           static_cast<double>(calls);
+      largest += share * static_cast<double>(traffic.Largest());
+      sent += share * SendImbalance(traffic);
+      received += share * ReceiveImbalance(traffic);
+      self += share * static_cast<double>(of_record.self);
+      same_node += share * static_cast<double>(of_record.same_node);
+      cross_node += share * static_cast<double>(of_record.cross_node);
+    }
+    row.count = std::llround(largest);
+    row.size_bytes = row.count * width();
+    row.imbalance_sent = sent;
+    row.imbalance_received = received;
+    moved = {std::llround(self), std::llround(same_node), std::llround(cross_node)};
+  }
+  if (!traffic_known_) return;
+  row.bytes_self = moved.self * width();
+  row.bytes_same_host = moved.same_node * width();
+  row.bytes_cross_host = moved.cross_node * width();
+}
+
+}  // namespace moe::bench

@@ -1,0 +1,134 @@
+// One collective with buffers of its own: fills them with an exact pattern, calls, counts wrong
+// elements.
+#ifndef MOE_MOE_CLI_BENCH_COLLECTIVE_CASE_H_
+#define MOE_MOE_CLI_BENCH_COLLECTIVE_CASE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "comm/all_reduce.h"
+#include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
+#include "dispatch/two_hop_exchange.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "moe/cli/bench/bench_row.h"
+#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/bench/traffic.h"
+
+namespace moe::bench {
+
+struct CaseSpec {
+  Op op = Op::kAllToAll;
+  DType dtype = DType::kFloat32;  // f32, f64, bf16, f16, i32 or i64
+  int64_t size_bytes = 0;         // per rank; rounded down to whole elements, at least one per peer
+  // alltoall, alltoallv
+  RoutingSpec routing;  // alltoallv
+  int num_experts = 0;  // 0: 8 per rank
+  uint64_t seed = 0;
+  DispatchAlgorithm dispatch = DispatchAlgorithm::kStaged;
+  int node_size = 0;  // ranks of a host; 0: all. Hierarchical travels by it: it divides R
+  // allreduce. The ring sums f32 and i64; the others all types.
+  AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  // p2p
+  int source = 0, destination = 0;
+};
+
+// Buffers are memory of the stream's device.
+//
+// What an element of a buffer is, so that a misplaced one is a wrong one: bits that name source and
+// index where data is moved, small integers (exact sums in every type) where it is reduced.
+class CollectiveCase {
+ public:
+  // Collective; fills the buffers. `comm` and `stream` must outlive the case.
+  //   kInvalidArgument   a type, node size or algorithm that the collective does not have; in a
+  //                      CUDA stream hierarchical, which moves memory of the host
+  static absl::StatusOr<std::unique_ptr<CollectiveCase>> Create(const CaseSpec& spec,
+                                                                Communicator& comm, Stream& stream);
+  CollectiveCase(const CollectiveCase&) = delete;
+  CollectiveCase& operator=(const CollectiveCase&) = delete;
+
+  // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace.
+  absl::Status TurnTo(int64_t call);
+  // Before every call: what is to be written becomes wrong everywhere; inputs that a call
+  // overwrites are made anew. Not collective.
+  absl::Status Prepare();
+  // Collective; done when it returns.
+  absl::Status Call();
+  // Elements of this rank's result that differ from the exact one, bit for bit.
+  absl::StatusOr<int64_t> CountWrong();
+
+  // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance.
+  // Of a trace: means over `calls` calls from the first record on.
+  void Describe(int64_t calls, BenchRow& row) const;
+  // Elements that one call moves between ranks, those of two hops counted twice.
+  Traffic moved() const { return Moved(traffic_); }
+
+ private:
+  CollectiveCase(const CaseSpec& spec, Communicator& comm, Stream& stream)
+      : spec_(spec), comm_(comm), stream_(stream) {}
+
+  absl::Status Setup();
+  Traffic AllToAllTraffic(int64_t call) const;
+  Traffic Moved(const Traffic& traffic) const;
+  int node_size() const { return spec_.node_size > 0 ? spec_.node_size : comm_.size(); }
+  absl::Status SetupAllToAll();
+  absl::Status SetupAllGather();
+  absl::Status SetupPointToPoint();
+  absl::Status SetupMemcpy();
+  absl::Status SetupSum();
+  template <typename T>
+  absl::Status SetupAllReduce();
+  template <typename T>
+  absl::Status SetupReduceScatter();
+  // How all-to-all travels.
+  absl::Status UseStaged();
+  absl::Status UseDirect();
+  absl::Status UseHierarchical();
+  template <typename U>
+  absl::Status UseHierarchicalAs();
+
+  absl::Status Allocate(int64_t send_elements, int64_t result_elements);
+  // What setting up has put into host_send(), to the device.
+  absl::Status Upload();
+  // Where setting up writes what is sent.
+  Buffer& host_send() { return IsCuda(stream_) ? host_send_ : send_; }
+  void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
+  absl::Span<std::byte> Elements(const Buffer& buffer, int64_t first, int64_t count) const {
+    return buffer.span<std::byte>().subspan(first * width(), count * width());
+  }
+  absl::Span<const uint8_t> SendBytes() const { return send_.span<const uint8_t>(); }
+  absl::Span<uint8_t> ResultBytes() const { return recv_.span<uint8_t>(); }
+  int64_t width() const { return SizeOf(spec_.dtype); }
+  int64_t SpecElements() const { return spec_.size_bytes / width(); }
+  // Elements of a block when a rank's buffer is R of them.
+  int64_t BlockElements() const;
+
+  const CaseSpec spec_;
+  Communicator& comm_;
+  Stream& stream_;
+  Buffer send_, recv_;            // of the stream's device
+  Buffer want_;                   // of the host
+  Buffer host_send_, poison_;     // in CUDA streams; poison_ is what recv_ is filled with
+  absl::Span<std::byte> result_;  // what a call writes; compared with want_
+  bool in_place_ = false;         // a call starts from a copy of send_ in result_
+  std::string algorithm_;
+  int64_t size_elements_ = 0;  // per rank, as BenchRow::size_bytes
+  int64_t count_ = 0;
+  Traffic traffic_;
+  bool traffic_known_ = true;
+  int64_t call_index_ = 0;                    // of a trace
+  std::shared_ptr<TwoHopExchange> exchange_;  // hierarchical
+  std::function<absl::Status()> call_;
+};
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_CLI_BENCH_COLLECTIVE_CASE_H_

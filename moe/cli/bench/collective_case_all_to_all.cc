@@ -1,0 +1,161 @@
+// All-to-all, even and skewed: staged, direct and hierarchical.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "comm/copy.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/workspace.h"
+#include "moe/cli/bench/collective_case.h"
+
+namespace moe::bench {
+namespace {
+
+std::vector<int64_t> Times(absl::Span<const int64_t> counts, int64_t factor) {
+  std::vector<int64_t> out(counts.begin(), counts.end());
+  for (int64_t& value : out) value *= factor;
+  return out;
+}
+}  // namespace
+
+Traffic CollectiveCase::AllToAllTraffic(int64_t call) const {
+  const int ranks = comm_.size();
+  if (spec_.op == Op::kAllToAll) return EvenTraffic(ranks, BlockElements());
+  return MakeTraffic(spec_.routing,
+                     {.ranks = ranks,
+                      .count = SpecElements(),
+                      .num_experts = spec_.num_experts > 0 ? spec_.num_experts : 8 * ranks,
+                      .seed = spec_.seed,
+                      .call = call});
+}
+
+absl::Status CollectiveCase::SetupAllToAll() {
+  const int ranks = comm_.size();
+  const int me = comm_.rank();
+  traffic_ = AllToAllTraffic(call_index_);
+  size_elements_ = traffic_.Largest();
+  count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
+  MOE_RETURN_IF_ERROR(Allocate(traffic_.Sent(me), traffic_.Received(me)));
+  FillTagged(host_send().span<std::byte>(), me, 0);
+  std::vector<int> sources(ranks);
+  std::iota(sources.begin(), sources.end(), 0);
+  if (spec_.dispatch == DispatchAlgorithm::kHierarchical) {
+    // Rows come by (local rank, node) of their source.
+    const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
+    std::stable_sort(sources.begin(), sources.end(),
+                     [&](int a, int b) { return a % node_size < b % node_size; });
+  }
+  int64_t place = 0;
+  for (const int s : sources) {
+    const auto before = traffic_.from(s).first(me);
+    const int64_t first = std::accumulate(before.begin(), before.end(), int64_t{0});
+    FillTagged(Elements(want_, place, traffic_.at(s, me)), s, first);
+    place += traffic_.at(s, me);
+  }
+  if (spec_.dispatch == DispatchAlgorithm::kHierarchical && IsCuda(stream_)) {
+    return absl::InvalidArgumentError(
+        "CollectiveCase: hierarchical dispatch moves memory of the host, expected staged");
+  }
+  if (spec_.dispatch == DispatchAlgorithm::kHierarchical) return UseHierarchical();
+  const bool direct = spec_.dispatch == DispatchAlgorithm::kDirect && !IsCuda(stream_) &&
+                      comm_.has_peer_memory(DeviceKind::kCpu);
+  if (!direct) return UseStaged();
+  const absl::Status shared = UseDirect();
+  return absl::IsUnimplemented(shared) ? UseStaged() : shared;
+}
+
+absl::Status CollectiveCase::UseStaged() {
+  algorithm_ = "staged";
+  const int me = comm_.rank();
+  if (spec_.op == Op::kAllToAll) {
+    call_ = [this] {
+      return comm_.AllToAll<uint8_t>(SendBytes(), ResultBytes(), stream_);
+    };
+    return absl::OkStatus();
+  }
+  call_ = [this, sent = Times(traffic_.from(me), width()),
+           received = Times(traffic_.to(me), width())] {
+    return comm_.AllToAllV<uint8_t>(SendBytes(), sent, ResultBytes(), received, stream_);
+  };
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::UseDirect() {
+  algorithm_ = "direct";
+  const int ranks = comm_.size();
+  const int me = comm_.rank();
+  MOE_ASSIGN_OR_RETURN(std::shared_ptr<PeerBuffer> shared, comm_.AllocatePeerBuffer(send_.bytes()));
+  CopyBytes(shared->local().data(), send_.data(), send_.bytes());
+  struct Piece {
+    int from;
+    int64_t offset, to, bytes;
+  };
+  std::vector<Piece> pieces;
+  int64_t place = 0;
+  for (int s = 0; s < ranks; ++s) {
+    const auto before = traffic_.from(s).first(me);
+    const int64_t offset = std::accumulate(before.begin(), before.end(), int64_t{0});
+    pieces.push_back({s, offset * width(), place * width(), traffic_.at(s, me) * width()});
+    place += traffic_.at(s, me);
+  }
+  // Ranks start at different peers, so that none is read by all at once.
+  std::rotate(pieces.begin(), pieces.begin() + me, pieces.end());
+  call_ = [this, shared, pieces]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
+    MOE_RETURN_IF_ERROR(stream_.Enqueue([this, &shared, &pieces] {
+      for (const Piece& piece : pieces) {
+        CopyBytes(recv_.data() + piece.to, shared->peer(piece.from) + piece.offset, piece.bytes);
+      }
+      return absl::OkStatus();
+    }));
+    MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
+    return stream_.Synchronize();
+  };
+  return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::UseHierarchical() {
+  // The exchange moves rows of float32 or bf16: any element is a row of one bf16 or some float32.
+  return width() == 2 ? UseHierarchicalAs<BFloat16>() : UseHierarchicalAs<float>();
+}
+
+template <typename U>
+absl::Status CollectiveCase::UseHierarchicalAs() {
+  algorithm_ = "hierarchical";
+  const int ranks = comm_.size();
+  const int node_size = spec_.node_size > 0 ? spec_.node_size : ranks;
+  if (ranks % node_size != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("CollectiveCase: node size ", node_size,
+                                                   ", expected a divisor of the ", ranks,
+                                                   " ranks for hierarchical dispatch"));
+  }
+  if (exchange_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(TwoHopExchange made, TwoHopExchange::Create(comm_, node_size));
+    exchange_ = std::make_shared<TwoHopExchange>(std::move(made));
+  }
+  const auto workspace = std::make_shared<Workspace>();
+  const int64_t cols = width() / static_cast<int64_t>(sizeof(U));
+  const MatrixView<const U> send(reinterpret_cast<const U*>(send_.data()),
+                                 traffic_.Sent(comm_.rank()), cols);
+  // The result stays in the workspace, where the next call takes the same places again.
+  call_ = [this, workspace, send]() -> absl::Status {
+    workspace->Release({});
+    const auto rows = [this](int s, int d) {
+      return traffic_.at(s, d);
+    };
+    MOE_ASSIGN_OR_RETURN(const auto received,
+                         exchange_->Out<U>(
+                             send, rows, [](int, int64_t) {}, *workspace, stream_));
+    MOE_RETURN_IF_ERROR(stream_.Synchronize());
+    result_ = {reinterpret_cast<std::byte*>(received.data()),
+               static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};
+    return absl::OkStatus();
+  };
+  return absl::OkStatus();
+}
+
+}  // namespace moe::bench

@@ -1,0 +1,115 @@
+// Measures and checks one collective at one size.
+#ifndef MOE_MOE_CLI_BENCH_COLLECTIVES_H_
+#define MOE_MOE_CLI_BENCH_COLLECTIVES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/trace.h"
+#include "moe/cli/bench/bench_row.h"
+#include "moe/cli/bench/collective_case.h"
+#include "moe/cli/bench/statistics.h"
+
+namespace moe::bench {
+
+// One call on one rank, by MonotonicNs (kernels/base/trace.h), which all ranks of a host share.
+struct CallStamps {
+  int64_t enter_ns = 0;
+  int64_t leave_ns = 0;
+};
+
+// What R ranks' stamps of n calls say. In call i rank r enters at a[r] and leaves at b[r]; the last
+// one enters at A = max a. No collective can end before A, so a rank that entered earlier has
+// waited for it; what remains is transfer, with the waits inside of the algorithm:
+//   time of r     t[r] = b[r] - a[r]
+//   wait of r     w[r] = min(A, b[r]) - a[r]       (min: a sender may leave before a peer enters)
+//   time_us       max over r of the mean over i of t[r]
+//   samples       per call, max over r of t[r]: what min, median, p99 and cv are of
+//   wait_pct      100 * sum w / sum t over all ranks and calls
+//   slow_rank     argmax over r of the mean over i of (a[r] + b[r]): the rank that enters and
+//                 leaves the latest, together; ties: the lowest
+// A barrier stands before every call, so entries differ by what the barrier and the scheduler
+// leave.
+struct TimingSummary {
+  int64_t calls = 0;
+  double time_us = 0;
+  Statistics samples_us;
+  double wait_pct = 0;
+  int slow_rank = 0;
+};
+
+// stamps [R][n], rank by rank. Where the clocks are of several hosts, enter and leave of different
+// ranks do not compare: pass clocks_shared = kNo, which leaves wait_pct NaN and names the rank with
+// the longest mean time as the slow one.
+enum class ClocksShared : uint8_t { kNo, kYes };
+TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks,
+                        ClocksShared clocks = ClocksShared::kYes);
+
+enum class Check : uint8_t { kNo, kYes };
+
+struct MeasureOptions {
+  int iterations = 20;  // at least; the first batch
+  int warmup = 5;       // calls before the first timed one, neither timed nor checked
+  Check check = Check::kYes;
+  // Batches follow, each as long as all before it, until the samples' cv is at most this ...
+  double max_noise_pct = 5;
+  // ... or the timed calls of a row, with what stands between them, have taken this long.
+  absl::Duration budget = absl::Seconds(1);
+  // Of this rank, with one lane or, for layers, without any: gets every timed call.
+  TraceRecorder* trace = nullptr;
+};
+
+// Of a world, found once.
+struct WorldFacts {
+  int hosts = 1;
+  ClocksShared clocks = ClocksShared::kYes;
+  std::string transport;
+};
+
+// Collective. Ranks are of one host when they read the same boot id, which also means one clock.
+//   mpi  name of the MPI that "mpi" communicators use
+absl::StatusOr<WorldFacts> FindWorldFacts(absl::string_view mpi, Communicator& comm);
+
+// A stream for timed collectives: on the CPU the caller runs them. Errors as MakeStream.
+absl::StatusOr<std::unique_ptr<Stream>> StreamOfCalls(Device device);
+
+// The stamps of calls first .. first + n - 1 on every rank, [R][n]: TurnTo, Prepare, Barrier,
+// stamp, Call, stamp, check. The barrier keeps the check of one rank out of the time of another.
+// Collective; the same result on every rank.
+absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t first,
+                                                  int64_t calls, Check check, int64_t& wrong,
+                                                  Communicator& comm);
+
+// Measures until options say stop; after every batch, a batch of at most options.iterations
+// memcpys of the same size sees the same neighbours; in a CUDA stream they are copies inside the
+// device, and a call's time ends when the host has seen the stream empty. Collective; every rank
+// decides on the same numbers, so all stop together, and all get the same row.
+//
+// Errors: those of CollectiveCase::Create and of the collective. Wrong elements are no error here:
+// BenchRow::wrong counts them.
+absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOptions& options,
+                                           const WorldFacts& facts, Communicator& comm,
+                                           Stream& stream);
+
+// A row for every ordered pair, [source][destination], of transfers of spec.size_bytes (its source
+// and destination are not looked at); the diagonal is a copy inside the rank. All other ranks wait
+// in a barrier, the two ends alone are in times and waits. options.budget is shared by the pairs.
+// Collective; the same result on every rank.
+absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
+                                                   const MeasureOptions& options,
+                                                   const WorldFacts& facts, Communicator& comm,
+                                                   Stream& stream);
+
+}  // namespace moe::bench
+
+#endif  // MOE_MOE_CLI_BENCH_COLLECTIVES_H_

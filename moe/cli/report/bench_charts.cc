@@ -1,0 +1,227 @@
+// What rows of moe bench show beside bandwidth over size.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/format.h"
+#include "moe/cli/report/labels.h"
+#include "moe/cli/report/page.h"
+
+namespace moe::report {
+namespace {
+
+constexpr size_t kMaxBars = 16;
+
+// Of finite values, and finite: files may hold rates whose sum is not.
+double Mean(const std::vector<double>& values) {
+  const auto n = static_cast<double>(values.size());
+  double mean = 0;
+  for (const double value : values) mean += value / n;
+  return mean;
+}
+
+struct Kernel {
+  Key key;
+  bool computes = false;  // against multiply-adds, not a copy
+  double size = 0;
+  std::vector<double> shares_pct;  // of that size
+};
+
+double ShareOf(const BenchRow& r) {
+  return std::isfinite(r.peak_pct) ? r.peak_pct : r.memcpy_pct;
+}
+
+std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
+  Groups<Kernel> kernels;
+  for (const Run& run : runs) {
+    for (const BenchRow& r : run.bench) {
+      if (!r.of_kernel || r.failed() || !std::isfinite(ShareOf(r))) continue;
+      Kernel& kernel = kernels.Of({r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype,
+                                   r.threads_text(), r.seed_text(), r.settings});
+      if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
+      if (r.size() < kernel.size) continue;
+      if (r.size() > kernel.size) kernel.shares_pct.clear();
+      kernel.size = r.size();
+      kernel.shares_pct.push_back(ShareOf(r));
+    }
+  }
+  return std::move(kernels).Take();
+}
+
+}  // namespace
+
+std::string KernelShares(absl::Span<const Run> runs) {
+  const std::vector<Kernel> kernels = KernelsOf(runs);
+  if (kernels.empty()) return "";
+  StackedBarChart chart = {.text = ChartText{.id = "bench-kernels",
+                                             .title = "Kernels: percent of the limit",
+                                             .note = "Of each its largest size."},
+                           .x_label = "percent of the limit",
+                           .unit = "%",
+                           .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
+                           .bars = {}};
+  const std::vector<std::string> names = PointLabels(KeysOf(kernels));
+  for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
+    StackedBar bar = {.name = names[i], .parts = {Mean(kernels[i].shares_pct), 0}};
+    if (kernels[i].computes) std::swap(bar.parts[0], bar.parts[1]);
+    chart.bars.push_back(std::move(bar));
+  }
+  if (kernels.size() > kMaxBars) {
+    absl::StrAppend(&chart.text.note, " The first ", kMaxBars, " of ", kernels.size(), " kernels.");
+  }
+  return Render(chart);
+}
+
+namespace {
+
+constexpr size_t kMaxMaps = 4;
+// Cells of three units are still seen.
+constexpr int kMaxRanks = 128;
+
+// Ranks from and to.
+using Pair = std::pair<int, int>;
+
+struct PairRows {
+  Key key;
+  double size = 0;
+  bool cut = false;                           // there are ranks from kMaxRanks on
+  std::map<Pair, std::vector<double>> rates;  // 1e9 bytes per second, of that size
+};
+
+bool IsPair(const BenchRow& r) {
+  return r.source >= 0 && r.destination >= 0 && r.algbw >= 0 && !r.failed();
+}
+
+std::vector<PairRows> PairsOf(absl::Span<const Run> runs) {
+  Groups<PairRows> all;
+  for (const Run& run : runs) {
+    for (const BenchRow& r : run.bench) {
+      if (!IsPair(r)) continue;
+      PairRows& pairs =
+          all.Of({run.name, r.backend, r.transport, absl::StrCat(CountText(r.ranks), " ranks"),
+                  absl::StrCat(CountText(r.hosts), " hosts"), r.dtype, r.settings});
+      if (std::max(r.source, r.destination) >= kMaxRanks) {
+        pairs.cut = true;
+        continue;
+      }
+      if (r.size() < pairs.size) continue;
+      if (r.size() > pairs.size) pairs.rates.clear();
+      pairs.size = r.size();
+      pairs.rates[{static_cast<int>(r.source), static_cast<int>(r.destination)}].push_back(r.algbw);
+    }
+  }
+  return std::move(all).Take();
+}
+
+// A pair that was not measured has no cell; nor has a rank with itself, whose copy is no transfer
+// and would take the colours from the others.
+HeatMap MapOf(const PairRows& pairs, size_t index, const std::string& name) {
+  int ranks = 0;
+  for (const auto& [pair, rates] : pairs.rates) {
+    ranks = std::max({ranks, pair.first + 1, pair.second + 1});
+  }
+  HeatMap map = {
+      .text = ChartText{.id = absl::StrCat("bench-pairs-", index),
+                        .title = absl::StrCat("p2p: GB/s between ranks, ", BytesText(pairs.size)),
+                        .note = absl::StrCat(name, name.empty() ? "" : ". ",
+                                             "Rows send, columns receive; brighter is faster.")},
+      .x_label = "to rank",
+      .y_label = "from rank",
+      .value_label = "GB/s",
+      .columns = {},
+      .rows = {},
+      .values = std::vector<double>(static_cast<size_t>(ranks) * ranks, kNone),
+      .middle = 0};
+  for (int i = 0; i < ranks; ++i) {
+    map.rows.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("from ", i)});
+    map.columns.push_back({.label = absl::StrCat(i), .tooltip = absl::StrCat("to ", i)});
+  }
+  for (const auto& [pair, rates] : pairs.rates) {
+    if (pair.first != pair.second) map.values[pair.first * ranks + pair.second] = Mean(rates);
+  }
+  return map;
+}
+
+}  // namespace
+
+std::string PairMaps(absl::Span<const Run> runs) {
+  std::vector<PairRows> all = PairsOf(runs);
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
+  std::string html;
+  for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
+    HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");
+    if (all.size() > kMaxMaps && i == 0) {
+      absl::StrAppend(&map.text.note, " The first ", kMaxMaps, " of ", all.size(), " maps.");
+    }
+    if (all[i].cut) {
+      absl::StrAppend(&map.text.note, " Ranks from ", kMaxRanks,
+                      " on are left out; the table has them.");
+    }
+    const bool any = std::any_of(map.values.begin(), map.values.end(),
+                                 [](double value) { return std::isfinite(value); });
+    if (any) html += Render(map);
+  }
+  return html;
+}
+
+namespace {
+
+constexpr char kWhole[] = "all";
+
+struct Pass {
+  Key key;
+  std::map<std::string, double> time_us;  // by phase
+};
+
+std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
+  Groups<Pass> passes;
+  for (const Run& run : runs) {
+    for (const BenchRow& r : run.bench) {
+      if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
+      Pass& pass = passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend,
+                              absl::StrCat(CountText(r.ranks), " ranks"), r.dtype, r.routing,
+                              r.threads_text(), r.seed_text(), r.settings});
+      pass.time_us[r.phase] = r.time_us;
+    }
+  }
+  return std::move(passes).Take();
+}
+
+}  // namespace
+
+std::string LayerPhases(absl::Span<const Run> runs) {
+  const std::vector<Pass> passes = PassesOf(runs);
+  StackedBarChart chart = {
+      .text = ChartText{.id = "bench-layer",
+                        .title = "One layer: time by phase",
+                        .note = "Medians over calls, of the slowest rank in each phase."},
+      .x_label = "time (us)",
+      .unit = "us",
+      .parts = {"gate", "plan", "dispatch", "expert", "combine"}};
+  const std::vector<std::string> names = PointLabels(KeysOf(passes));
+  for (size_t i = 0; i < std::min(passes.size(), kMaxBars); ++i) {
+    StackedBar bar = {.name = names[i]};
+    double named = 0;
+    for (const std::string& part : chart.parts) {
+      const auto at = passes[i].time_us.find(part);
+      bar.parts.push_back(at == passes[i].time_us.end() ? 0 : at->second);
+      named += bar.parts.back();
+    }
+    const auto whole = passes[i].time_us.find(kWhole);
+    bar.parts.push_back(whole == passes[i].time_us.end() ? 0
+                                                         : std::max(0.0, whole->second - named));
+    chart.bars.push_back(std::move(bar));
+  }
+  chart.parts.push_back("between phases");
+  if (passes.size() > kMaxBars) {
+    absl::StrAppend(&chart.text.note, " The first ", kMaxBars, " of ", passes.size(), " passes.");
+  }
+  return chart.bars.empty() ? "" : Render(chart);
+}
+
+}  // namespace moe::report

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/drawing.h"
+#include "moe/cli/report/format.h"
+#include "moe/cli/report/labels.h"
+#include "moe/cli/report/page.h"
+
+namespace moe::report {
+namespace {
+
+// More curves than this are not told apart at a glance; the table has them all.
+constexpr size_t kMaxSeries = 8;
+
+using NamedRows = std::vector<NamedRow<BenchRow>>;
+using Series = std::vector<std::pair<Key, NamedRows>>;
+
+// What was measured, but for its size; the run stands first.
+Key SeriesKey(const NamedRow<BenchRow>& r) {
+  return {r.run->name,
+          r.row->algorithm,
+          r.row->backend,
+          r.row->transport,
+          absl::StrCat(CountText(r.row->ranks), " ranks"),
+          absl::StrCat(CountText(r.row->hosts), " hosts"),
+          r.row->dtype,
+          r.row->shape,
+          r.row->pass,
+          r.row->threads_text(),
+          r.row->seed_text(),
+          r.row->routing,
+          r.row->settings};
+}
+
+// Whether two runs measured the same thing. If none did, files are parts of one measurement: one
+// per routing, say.
+bool RunsRepeat(const NamedRows& rows) {
+  std::map<std::pair<Key, double>, const Run*> seen;
+  return std::any_of(rows.begin(), rows.end(), [&](const NamedRow<BenchRow>& r) {
+    Key key = SeriesKey(r);
+    key.front().clear();
+    const auto at = seen.emplace(std::pair(std::move(key), r.row->size()), r.run).first;
+    return at->second != r.run;
+  });
+}
+
+// In the order of first appearance; over all routings unless they are told apart.
+Series SeriesOf(const NamedRows& rows, bool by_routing) {
+  const bool by_run = RunsRepeat(rows);
+  Series series;
+  std::map<Key, size_t> index;
+  for (const NamedRow<BenchRow>& r : rows) {
+    Key key = SeriesKey(r);
+    if (!by_routing) key[key.size() - 2].clear();
+    if (!by_run) key.front().clear();
+    const auto [at, is_new] = index.emplace(std::move(key), series.size());
+    if (is_new) series.push_back({at->first, {}});
+    series[at->second].second.push_back(r);
+  }
+  return series;
+}
+
+std::vector<std::string> NamesOf(const Series& series) {
+  std::vector<Key> keys;
+  for (const auto& [key, rows] : series) keys.push_back(key);
+  return PointLabels(keys);
+}
+
+// What an operation is judged by.
+struct Yardstick {
+  double BenchRow::*value;
+  const char* name;
+  const char* unit;
+  double BenchRow::*limit;  // no value passes it; nullptr: nobody knows
+  const char* limit_name;
+};
+
+Yardstick YardstickOf(const NamedRows& rows) {
+  const auto any = [&](double BenchRow::*value) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const NamedRow<BenchRow>& r) { return r.row->*value > 0; });
+  };
+  // The rate at which every rank copies as many bytes of its own.
+  static constexpr char kMemcpy[] = "limit: memcpy of this size";
+  // The bus bandwidth of one rank is 0.
+  if (any(&BenchRow::busbw)) {
+    return {&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
+  }
+  if (any(&BenchRow::algbw)) {
+    return {&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
+  }
+  if (any(&BenchRow::gflops)) {
+    return {&BenchRow::gflops, "rate", "GFLOP/s", &BenchRow::peak_gflops, "limit: measured peak"};
+  }
+  return {&BenchRow::time_us, "time", "us", nullptr, ""};
+}
+
+bool HasBytes(const NamedRows& rows) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const NamedRow<BenchRow>& r) { return std::isfinite(r.row->size_bytes); });
+}
+
+// One point per size: the mean of its rows; the whisker is their standard deviation, of one row the
+// variation of its calls.
+XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& rows) {
+  std::vector<double> values;
+  for (const BenchRow* r : rows) values.push_back(r->*yardstick.value);
+  const bench::MeanSd over = bench::MeanSdOf(values);
+  XyPoint p = {.x = rows.front()->size(), .y = over.mean};
+  const double cv = rows.front()->cv_pct;
+  if (rows.size() > 1) {
+    p.y_error = over.sd;
+  } else if (std::isfinite(cv)) {
+    p.y_error = p.y * cv / 100;
+  }
+  p.tooltip = absl::StrCat(rows.front()->size_text(), ": ", NumberText(p.y), " ± ",
+                           NumberText(p.y_error, 2), " ", yardstick.unit);
+  return p;
+}
+
+std::vector<XyPoint> PointsOf(const Yardstick& yardstick, const NamedRows& rows) {
+  std::map<double, std::vector<const BenchRow*>> by_size;
+  for (const NamedRow<BenchRow>& r : rows) {
+    if (std::isfinite(r.row->*yardstick.value)) by_size[r.row->size()].push_back(r.row);
+  }
+  std::vector<XyPoint> points;
+  for (const auto& [size, of_size] : by_size) points.push_back(PointOf(yardstick, of_size));
+  return points;
+}
+
+XySeries LimitOf(const Yardstick& yardstick, const NamedRows& rows) {
+  XySeries limit = {.name = yardstick.limit_name, .style = XyStyle::kLimit, .look = kNumInks - 1};
+  const Yardstick own = {yardstick.limit, "", yardstick.unit, nullptr, ""};
+  for (const XyPoint& p : PointsOf(own, rows)) limit.points.push_back({.x = p.x, .y = p.y});
+  return limit;
+}
+
+XyChart SizeChart(const std::string& op, size_t index, const NamedRows& rows) {
+  const Yardstick yardstick = YardstickOf(rows);
+  const Series all = SeriesOf(rows, true);
+  const std::vector<std::string> names = NamesOf(all);
+  XyChart chart = {.text = ChartText{.id = absl::StrCat("bench-size-", index),
+                                     .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
+                                     .note = yardstick.limit == nullptr ? "Lower is better."
+                                                                        : "Higher is better."},
+                   .x_label = HasBytes(rows) ? "bytes per rank" : "rows",
+                   .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+                   .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
+                   .y_kind = ScaleKind::kLog};
+  absl::StrAppend(&chart.text.note, " Whiskers: standard deviation.");
+  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
+    chart.series.push_back({.name = names[i],
+                            .style = XyStyle::kLinePoints,
+                            .look = static_cast<int>(i),
+                            .points = PointsOf(yardstick, all[i].second)});
+  }
+  if (all.size() > kMaxSeries) {
+    absl::StrAppend(&chart.text.note, " The first ", kMaxSeries, " of ", all.size(),
+                    " series; the table has all.");
+  }
+  if (yardstick.limit != nullptr) chart.series.push_back(LimitOf(yardstick, rows));
+  return chart;
+}
+
+// Of every routing of a series, its largest size.
+std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const NamedRows& rows) {
+  std::map<std::string, const BenchRow*> largest;
+  for (const NamedRow<BenchRow>& r : rows) {
+    const BenchRow*& best = largest[r.row->routing];
+    if (best == nullptr || r.row->size() > best->size()) best = r.row;
+  }
+  std::vector<XyPoint> points;
+  for (const auto& [routing, row] : largest) {
+    points.push_back(
+        {.x = row->imbalance(),
+         .y = row->*yardstick.value,
+         .tooltip = absl::StrCat(routing, ", ", row->size_text(), ": ",
+                                 NumberText(row->*yardstick.value), " ", yardstick.unit),
+         .label = routing});
+  }
+  return points;
+}
+
+// Empty unless routings differ in their imbalance.
+std::string SkewChart(const std::string& op, size_t index, const NamedRows& rows) {
+  const auto [low, high] = std::minmax_element(
+      rows.begin(), rows.end(), [](const NamedRow<BenchRow>& a, const NamedRow<BenchRow>& b) {
+        return a.row->imbalance() < b.row->imbalance();
+      });
+  if (!(low->row->imbalance() < high->row->imbalance())) return "";
+  const Yardstick yardstick = YardstickOf(rows);
+  XyChart chart = {
+      .text = ChartText{.id = absl::StrCat("bench-skew-", index),
+                        .title = absl::StrCat(op, ": skew against ", yardstick.name),
+                        .note = "The largest size of each routing. Imbalance 1 is even."},
+      .x_label = "imbalance: most loaded rank / mean",
+      .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
+      .y_from_zero = true};
+  const Series all = SeriesOf(rows, false);
+  const std::vector<std::string> names = NamesOf(all);
+  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
+    chart.series.push_back({.name = names[i],
+                            .look = static_cast<int>(i),
+                            .points = SkewPoints(yardstick, all[i].second)});
+  }
+  return HasPoints(chart) ? Render(chart) : "";
+}
+
+}  // namespace
+
+Section BenchSection(absl::Span<const Run> runs) {
+  Section section = {.id = "bench", .heading = "Benchmarks"};
+  NamedRows all;
+  std::vector<std::pair<std::string, NamedRows>> ops;
+  for (const Run& run : runs) {
+    for (const BenchRow& row : run.bench) {
+      all.push_back({&run, &row});
+      // A rank's transfer to itself is a copy, and no part of the mean over pairs.
+      if (row.failed() || !row.phase.empty() || row.source == row.destination) continue;
+      const auto same = [&](const auto& op) {
+        return op.first == row.op;
+      };
+      auto at = std::find_if(ops.begin(), ops.end(), same);
+      if (at == ops.end()) at = ops.insert(ops.end(), {row.op, {}});
+      at->second.push_back({&run, &row});
+    }
+  }
+  if (all.empty()) return section;
+  section.body = "<div class=\"charts\">\n";
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const XyChart chart = SizeChart(ops[i].first, i, ops[i].second);
+    if (HasPoints(chart)) section.body += Render(chart);
+    section.body += SkewChart(ops[i].first, i, ops[i].second);
+  }
+  absl::StrAppend(&section.body, KernelShares(runs), PairMaps(runs), LayerPhases(runs), "</div>\n",
+                  Render(TableOf<BenchRow>("All benchmark rows", all)));
+  return section;
+}
+
+}  // namespace moe::report

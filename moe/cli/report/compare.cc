@@ -1,0 +1,360 @@
+#include "moe/cli/report/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+
+#include "moe/cli/bench/statistics.h"
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/format.h"
+#include "moe/cli/report/labels.h"
+#include "moe/cli/report/page.h"
+
+namespace moe::report {
+namespace {
+
+struct Metric {
+  const char* key;
+  const char* name;
+  Better better;
+};
+
+struct Measured {
+  Metric metric;
+  Sample sample;
+};
+
+using Labels = std::vector<std::string>;
+
+// What a group is, as texts, and its measurements; in the order of the file.
+using MeasuredGroups = std::vector<std::pair<Key, std::vector<Measured>>>;
+
+template <typename Row, typename KeyOf>
+std::vector<std::pair<Key, std::vector<const Row*>>> Grouped(const std::vector<Row>& rows,
+                                                             KeyOf key_of) {
+  std::vector<std::pair<Key, std::vector<const Row*>>> groups;
+  std::map<Key, size_t> index;
+  for (const Row& row : rows) {
+    if (row.failed()) continue;
+    const auto [at, is_new] = index.emplace(key_of(row), groups.size());
+    if (is_new) groups.push_back({at->first, {}});
+    groups[at->second].second.push_back(&row);
+  }
+  return groups;
+}
+
+// Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one
+// alone.
+template <typename Row>
+void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::*value,
+         double Row::*cv_pct, std::vector<Measured>& into) {
+  std::vector<double> values;
+  const Row* last = nullptr;
+  for (const Row* row : rows) {
+    if (!std::isfinite(row->*value)) continue;
+    values.push_back(row->*value);
+    last = row;
+  }
+  if (values.empty()) return;
+  const bool alone = values.size() == 1 && cv_pct != nullptr;
+  into.push_back({metric, alone ? SampleOf(values[0], last->*cv_pct) : SampleOf(values)});
+}
+
+// Exact: two sizes whose rounded texts agree are no repetitions of each other.
+std::string ExactSizeText(const BenchRow& r) {
+  if (!std::isfinite(r.size_bytes)) return CountText(r.size()) + " rows";
+  double units = r.size_bytes;
+  while (units >= 1024) units /= 1024;
+  double shown = 0;
+  const std::string digits = absl::StrReplaceAll(NumberText(units), {{",", ""}});
+  const bool exact = absl::SimpleAtod(digits, &shown) && shown == units;
+  return exact ? BytesText(r.size_bytes) : CountText(r.size_bytes) + " B";
+}
+
+Key BenchKey(const BenchRow& r) {
+  return {r.op,
+          r.algorithm,
+          r.backend,
+          r.transport,
+          absl::StrCat(CountText(r.ranks), " ranks"),
+          absl::StrCat(CountText(r.hosts), " hosts"),
+          r.routing,
+          r.shape,
+          r.pass,
+          r.phase,
+          r.pair(),
+          r.threads_text(),
+          r.seed_text(),
+          r.dtype,
+          ExactSizeText(r),
+          r.settings};
+}
+
+template <typename Row>
+std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std::vector<Row>& b,
+                                            Key (*key_of)(const Row& row),
+                                            Labels (*labels_of)(const std::vector<Key>& keys)) {
+  std::map<Key, std::vector<const Row*>> in_a;
+  for (auto& [key, rows] : Grouped(a, key_of)) in_a[key] = rows;
+  std::vector<Key> keys;
+  std::vector<Repetitions<Row>> all;
+  for (auto& [key, rows] : Grouped(b, key_of)) {
+    keys.push_back(key);
+    all.push_back({.what = "", .rows = rows, .base = in_a[key]});
+  }
+  const Labels labels = labels_of(keys);
+  for (size_t i = 0; i < all.size(); ++i) all[i].what = labels[i];
+  return all;
+}
+
+MeasuredGroups BenchGroups(const Run& run) {
+  MeasuredGroups groups;
+  for (const auto& [what, group] : Grouped(run.bench, BenchKey)) {
+    std::vector<Measured> m;
+    // One figure per group: the others follow from it.
+    Add(group, {"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw, &BenchRow::cv_pct, m);
+    if (m.empty() || m.back().sample.mean == 0) {  // of one rank it is 0
+      m.clear();
+      Add(group, {"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw, &BenchRow::cv_pct,
+          m);
+    }
+    if (m.empty()) {
+      Add(group, {"gflops", "GFLOP/s", Better::kHigher}, &BenchRow::gflops, &BenchRow::cv_pct, m);
+    }
+    if (m.empty()) {
+      Add(group, {"time", "time (us)", Better::kLower}, &BenchRow::time_us, &BenchRow::cv_pct, m);
+    }
+    groups.emplace_back(what, std::move(m));
+  }
+  return groups;
+}
+
+MeasuredGroups SweepGroups(const Run& run) {
+  MeasuredGroups groups;
+  for (const auto& [what, group] : Grouped(run.sweep, PointKey)) {
+    std::vector<Measured> m;
+    Add<SweepRow>(group, {"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s, nullptr,
+                  m);
+    // One row is the mean of repetitions and brings their standard deviation.
+    if (group.size() == 1 && !m.empty() && std::isfinite(group[0]->tokens_per_s_sd)) {
+      m.back().sample.error = group[0]->tokens_per_s_sd;
+      m.back().sample.degrees = std::numeric_limits<double>::infinity();
+    }
+    Add<SweepRow>(group, {"step_ms", "step (ms)", Better::kLower}, &SweepRow::step_ms, nullptr, m);
+    Add<SweepRow>(group, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &SweepRow::a2a_ms, nullptr,
+                  m);
+    Add<SweepRow>(group, {"drop_end", "dropped (%)", Better::kLower}, &SweepRow::drop_final_pct,
+                  nullptr, m);
+    Add<SweepRow>(group, {"val_loss", "validation loss", Better::kLower},
+                  &SweepRow::validation_loss, nullptr, m);
+    Add<SweepRow>(group, {"peak_mib", "peak memory (MiB)", Better::kLower}, &SweepRow::peak_mib,
+                  nullptr, m);
+    groups.emplace_back(what, std::move(m));
+  }
+  return groups;
+}
+
+void AddSeries(const Run& run, const Metric& metric, double TrainStep::*value,
+               std::vector<Measured>& into) {
+  const std::vector<double> values = SteadyValues(run, value);
+  if (!values.empty()) into.push_back({metric, SampleOfSeries(values)});
+}
+
+MeasuredGroups TrainGroups(const Run& run) {
+  std::vector<Measured> m;
+  if (run.totals.has_value() && std::isfinite(run.totals->validation_loss)) {
+    m.push_back(
+        {{"val_loss", "validation loss", Better::kLower}, {.mean = run.totals->validation_loss}});
+  }
+  AddSeries(run, {"tok_s", "tokens/s", Better::kHigher}, &TrainStep::tokens_per_s, m);
+  AddSeries(run, {"step_ms", "step (ms)", Better::kLower}, &TrainStep::step_ms, m);
+  AddSeries(run, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &TrainStep::a2a_ms, m);
+  AddSeries(run, {"expert_ms", "experts (ms)", Better::kLower}, &TrainStep::expert_ms, m);
+  AddSeries(run, {"all_reduce_ms", "all-reduce (ms)", Better::kLower}, &TrainStep::all_reduce_ms,
+            m);
+  AddSeries(run, {"drop", "dropped (share)", Better::kLower}, &TrainStep::drop_fraction, m);
+  return {{{""}, std::move(m)}};
+}
+
+MeasuredGroups GroupsOf(const Run& run) {
+  if (run.kind == RunKind::kBench) return BenchGroups(run);
+  return run.kind == RunKind::kSweep ? SweepGroups(run) : TrainGroups(run);
+}
+
+Verdict Judge(const Difference& d, Better better) {
+  if (d.a == d.b) return Verdict::kEqual;
+  if (!std::isfinite(d.noise_pct) || !std::isfinite(d.change_pct)) return Verdict::kUnknownNoise;
+  if (std::abs(d.change_pct) <= d.noise_pct) return Verdict::kWithinNoise;
+  return (d.change_pct > 0) == (better == Better::kHigher) ? Verdict::kBetter : Verdict::kWorse;
+}
+
+Difference DifferenceOf(const std::string& what, const Measured& a, const Measured& b) {
+  Difference d = {.what = what,
+                  .metric = a.metric.name,
+                  .key = a.metric.key,
+                  .a = a.sample.mean,
+                  .b = b.sample.mean};
+  if (d.a != 0) {
+    d.change_pct = 100 * (d.b - d.a) / std::abs(d.a);
+    d.noise_pct = 100 * NoiseOfDifference(a.sample, b.sample) / std::abs(d.a);
+  } else if (d.b == 0) {
+    d.change_pct = 0;
+  }
+  d.verdict = Judge(d, a.metric.better);
+  return d;
+}
+
+}  // namespace
+
+std::vector<Repetitions<BenchRow>> BenchRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.bench, b.bench, BenchKey, PointLabels);
+}
+
+std::vector<Repetitions<SweepRow>> SweepRepetitions(const Run& a, const Run& b) {
+  return RepetitionsOf(a.sweep, b.sweep, PointKey, PointLabels);
+}
+
+absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
+  if (a.kind != b.kind) {
+    return absl::InvalidArgumentError(absl::StrCat("'", a.path, "' is of moe ", NameOf(a.kind),
+                                                   " and '", b.path, "' of moe ", NameOf(b.kind),
+                                                   ", expected two of one command"));
+  }
+  Comparison comparison = {.a = a.name, .b = b.name, .kind = a.kind};
+  const MeasuredGroups in_a = GroupsOf(a);
+  const MeasuredGroups in_b = GroupsOf(b);
+  std::map<Key, const std::vector<Measured>*> of_b;
+  for (const auto& [what, measured] : in_b) of_b[what] = &measured;
+  std::vector<Key> common;
+  for (const auto& [what, measured] : in_a) {
+    if (of_b.count(what) > 0) common.push_back(what);
+  }
+  comparison.only_in_a = static_cast<int>(in_a.size() - common.size());
+  comparison.only_in_b = static_cast<int>(in_b.size() - common.size());
+  const Labels labels = a.kind == RunKind::kTrain ? DistinctLabels(common) : PointLabels(common);
+  size_t next = 0;
+  for (const auto& [what, measured] : in_a) {
+    if (of_b.count(what) == 0) continue;
+    const std::string& label = labels[next++];
+    for (const Measured& ma : measured) {
+      for (const Measured& mb : *of_b[what]) {
+        if (absl::string_view(ma.metric.key) != mb.metric.key) continue;
+        comparison.differences.push_back(DifferenceOf(label, ma, mb));
+      }
+    }
+  }
+  if (comparison.differences.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no row of '", a.path, "' has a counterpart in '", b.path, "'"));
+  }
+  comparison.same_weights = a.totals.has_value() && b.totals.has_value() &&
+                            !a.totals->weights_hash.empty() &&
+                            a.totals->weights_hash == b.totals->weights_hash;
+  return comparison;
+}
+
+namespace {
+
+constexpr size_t kMaxIntervals = 16;
+
+std::string SignedPercent(double value) {
+  if (!std::isfinite(value)) return NumberText(value);
+  return absl::StrCat(value > 0 ? "+" : "", NumberText(value), " %");
+}
+
+std::string NoiseText(double noise_pct) {
+  return std::isfinite(noise_pct) ? absl::StrCat("± ", NumberText(noise_pct, 2), " %") : "unknown";
+}
+
+std::string NameOf(const Difference& d) {
+  return d.what.empty() ? d.metric : absl::StrCat(d.what, ": ", d.metric);
+}
+
+// Those beyond their noise first, and of equals the larger change.
+std::vector<const Difference*> Ranked(const Comparison& comparison) {
+  std::vector<const Difference*> ranked;
+  for (const Difference& d : comparison.differences) {
+    if (std::isfinite(d.change_pct)) ranked.push_back(&d);
+  }
+  const auto beyond = [](const Difference* d) {
+    return d->verdict == Verdict::kBetter || d->verdict == Verdict::kWorse;
+  };
+  std::stable_sort(ranked.begin(), ranked.end(), [&](const Difference* a, const Difference* b) {
+    if (beyond(a) != beyond(b)) return beyond(a);
+    return std::abs(a->change_pct) > std::abs(b->change_pct);
+  });
+  return ranked;
+}
+
+std::string Intervals(const Comparison& comparison) {
+  const std::vector<const Difference*> ranked = Ranked(comparison);
+  IntervalChart chart = {
+      .text = ChartText{.id = "compare-changes",
+                        .title = absl::StrCat("Change from ", comparison.a, " to ", comparison.b),
+                        .note = "Bars: 95 % interval of the change. Square: worse. "
+                                "Circle: better. Grey: within noise, or noise unknown."},
+      .x_label = "change (%)"};
+  for (size_t i = 0; i < std::min(ranked.size(), kMaxIntervals); ++i) {
+    const Difference& d = *ranked[i];
+    chart.intervals.push_back(
+        {.name = NameOf(d),
+         .value = d.change_pct,
+         .half_width = d.noise_pct,
+         .verdict = d.verdict,
+         .tooltip = absl::StrCat(NameOf(d), ": ", SignedPercent(d.change_pct), ", noise ",
+                                 NoiseText(d.noise_pct), ": ", NameOf(d.verdict))});
+  }
+  if (ranked.size() > kMaxIntervals) {
+    absl::StrAppend(&chart.text.note, " The largest ", kMaxIntervals, " of ", ranked.size(), ".");
+  }
+  return chart.intervals.empty() ? "" : Render(chart);
+}
+
+std::string Summary(const Comparison& comparison) {
+  int better = 0, worse = 0, unknown = 0;
+  for (const Difference& d : comparison.differences) {
+    better += d.verdict == Verdict::kBetter ? 1 : 0;
+    worse += d.verdict == Verdict::kWorse ? 1 : 0;
+    unknown += d.verdict == Verdict::kUnknownNoise ? 1 : 0;
+  }
+  std::string text =
+      absl::StrCat(comparison.b, " against ", comparison.a, ": ", comparison.differences.size(),
+                   " figures, ", better, " better, ", worse, " worse, ", unknown,
+                   " of unknown noise, the others equal or "
+                   "within noise.");
+  if (comparison.same_weights)
+    absl::StrAppend(&text, " Both ended with the same weights, bit for bit.");
+  if (comparison.only_in_a + comparison.only_in_b > 0) {
+    absl::StrAppend(&text, " Without a counterpart: ", comparison.only_in_a, " of ", comparison.a,
+                    ", ", comparison.only_in_b, " of ", comparison.b, ".");
+  }
+  return absl::StrCat("<p>", Escape(text), "</p>\n");
+}
+
+}  // namespace
+
+Section CompareSection(const Comparison& comparison) {
+  Section section = {.id = "compare", .heading = "Comparison"};
+  Table table = {
+      .title = "All differences",
+      .names = {"what", "figure", comparison.a, comparison.b, "change", "noise (95 %)", "verdict"}};
+  for (const Difference& d : comparison.differences) {
+    TableCell verdict = TableCell::Text(NameOf(d.verdict));
+    verdict.css_class = ClassOf(d.verdict);
+    table.rows.push_back({TableCell::Text(d.what), TableCell::Text(d.metric),
+                          TableCell::Number(d.a, 4), TableCell::Number(d.b, 4),
+                          TableCell::Number(d.change_pct, SignedPercent(d.change_pct)),
+                          TableCell::Number(d.noise_pct, NoiseText(d.noise_pct)), verdict});
+  }
+  section.body = absl::StrCat(Summary(comparison), "<div class=\"charts\">\n",
+                              Intervals(comparison), "</div>\n", Render(table));
+  return section;
+}
+
+}  // namespace moe::report

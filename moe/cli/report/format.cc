@@ -1,0 +1,140 @@
+#include "moe/cli/report/format.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+namespace moe::report {
+namespace {
+
+constexpr char kReplacement[] = "\xEF\xBF\xBD";  // U+FFFD
+constexpr char kNothing[] = "–";
+
+// Bytes of the character that `text` begins with; 0 if it is not UTF-8 (RFC 3629: no overlong
+// forms, no surrogates).
+size_t CharacterBytes(absl::string_view text) {
+  const auto at = [&](size_t i) {
+    return static_cast<uint8_t>(text[i]);
+  };
+  const uint8_t lead = at(0);
+  if (lead < 0x80) return 1;
+  const size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < size) return 0;
+  for (size_t i = 1; i < size; ++i) {
+    if (at(i) < 0x80 || at(i) > 0xBF) return 0;
+  }
+  const bool overlong = (lead == 0xE0 && at(1) < 0xA0) || (lead == 0xF0 && at(1) < 0x90);
+  const bool outside = (lead == 0xED && at(1) > 0x9F) || (lead == 0xF4 && at(1) > 0x8F);
+  return overlong || outside ? 0 : size;
+}
+
+const char* Reference(char c) {
+  switch (c) {
+    case '&':
+      return "&amp;";
+    case '<':
+      return "&lt;";
+    case '>':
+      return "&gt;";
+    case '"':
+      return "&quot;";
+    case '\'':
+      return "&#39;";
+    default:
+      return nullptr;
+  }
+}
+
+// "-1234567.8" -> "-1,234,567.8"
+std::string WithThousands(const std::string& digits) {
+  const size_t begin = digits.front() == '-' ? 1 : 0;
+  const size_t end = std::min(digits.find('.'), digits.size());
+  std::string grouped;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > begin && i < end && (end - i) % 3 == 0) grouped.push_back(',');
+    grouped.push_back(digits[i]);
+  }
+  return grouped;
+}
+
+std::string WithoutTrailingZeros(std::string digits) {
+  if (digits.find('.') == std::string::npos) return digits;
+  digits.erase(digits.find_last_not_of('0') + 1);
+  if (digits.back() == '.') digits.pop_back();
+  return digits;
+}
+
+}  // namespace
+
+std::string Escape(absl::string_view text) {
+  std::string escaped;
+  while (!text.empty()) {
+    const size_t size = CharacterBytes(text);
+    const char c = text.front();
+    const bool control = size == 1 && ((c < ' ' && c != '\t' && c != '\n') || c == '\x7F');
+    if (size == 0 || control) {
+      absl::StrAppend(&escaped, kReplacement);
+    } else if (const char* const reference = Reference(c); reference != nullptr) {
+      absl::StrAppend(&escaped, reference);
+    } else {
+      absl::StrAppend(&escaped, text.substr(0, size));
+    }
+    text.remove_prefix(size == 0 ? 1 : size);
+  }
+  return escaped;
+}
+
+std::string NumberText(double value, int digits) {
+  if (!std::isfinite(value)) return kNothing;
+  if (value == 0) return "0";
+  const double size = std::abs(value);
+  if (size < 1e-4 || size >= 1e15) return absl::StrFormat("%.*e", digits - 1, value);
+  // Rounding may carry into a new digit (9.996 -> 10.0): count digits after it.
+  const std::string rounded = absl::StrFormat("%.*e", digits - 1, value);
+  const int exponent = std::atoi(rounded.c_str() + rounded.find('e') + 1);
+  const int decimals = digits - 1 - exponent;
+  if (decimals <= 0) return WithThousands(absl::StrFormat("%.0f", value));
+  return WithThousands(WithoutTrailingZeros(absl::StrFormat("%.*f", decimals, value)));
+}
+
+std::string CountText(double value) {
+  if (!std::isfinite(value)) return kNothing;
+  return WithThousands(absl::StrFormat("%.0f", value));
+}
+
+std::string ExactText(double value) {
+  if (!std::isfinite(value) || (value == std::floor(value) && std::abs(value) < 1e15)) {
+    return CountText(value);
+  }
+  char digits[32];
+  return std::string(digits, std::to_chars(std::begin(digits), std::end(digits), value).ptr);
+}
+
+std::string BytesText(double bytes) {
+  if (!std::isfinite(bytes)) return kNothing;
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  constexpr int kLast = 6;
+  int unit = 0;
+  for (; bytes >= 1024 && unit < kLast; ++unit) bytes /= 1024;
+  return absl::StrCat(NumberText(bytes, bytes >= 1000 ? 4 : 3), " ", kUnits[unit]);
+}
+
+std::string Shortened(absl::string_view text, int max_characters) {
+  size_t end = 0;
+  size_t last = 0;  // where the last character that is kept begins
+  for (int count = 0; end < text.size(); ++count) {
+    if (count == max_characters) return absl::StrCat(text.substr(0, last), "…");
+    last = end;
+    const size_t size = CharacterBytes(text.substr(end));
+    end += size == 0 ? 1 : size;
+  }
+  return std::string(text);
+}
+
+}  // namespace moe::report

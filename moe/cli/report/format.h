@@ -1,0 +1,34 @@
+// Numbers and untrusted texts as a page shows them.
+#ifndef MOE_MOE_CLI_REPORT_FORMAT_H_
+#define MOE_MOE_CLI_REPORT_FORMAT_H_
+
+#include <string>
+
+#include <absl/strings/string_view.h>
+
+namespace moe::report {
+
+// `text` as character data or a quoted attribute value of HTML and XML: & < > " ' become
+// references; control characters, and bytes that are not UTF-8, become U+FFFD.
+std::string Escape(absl::string_view text);
+
+// At most `digits` significant digits, no trailing zeros, thousands separated: "0.0123", "12.3",
+// "1,235", "1.2e-07". What is not finite is "–".
+std::string NumberText(double value, int digits = 3);
+
+// Whole numbers with thousands separated: "131,072". What is not finite is "–".
+std::string CountText(double value);
+
+// Different numbers are different texts: whole ones as CountText, others with as many digits as
+// that takes.
+std::string ExactText(double value);
+
+// Of 1024: "512 B", "1 KiB", "1.5 MiB".
+std::string BytesText(double bytes);
+
+// The first `max_characters` of `text`, the last one "…" if it is longer. Characters are UTF-8's.
+std::string Shortened(absl::string_view text, int max_characters);
+
+}  // namespace moe::report
+
+#endif  // MOE_MOE_CLI_REPORT_FORMAT_H_

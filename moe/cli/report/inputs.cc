@@ -1,0 +1,401 @@
+#include "moe/cli/report/inputs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/report/format.h"
+#include "moe/io/bounded_json.h"
+#include "moe/io/file.h"
+
+namespace moe::report {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Takes keys from an object; remembers the first that is wrong.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {}
+
+  // A number from `low` to `high`. Absent or null: kNone.
+  double Number(const char* key, double low = 0, double high = kInfinity) {
+    const Json* const value = Find(key);
+    if (value == nullptr) return kNone;
+    if (!value->is_number()) return Refuse(key, *value, "a number");
+    const auto number = value->get<double>();
+    if (number >= low && number <= high) return number;
+    return Refuse(key, *value,
+                  std::isinf(high) ? absl::StrCat("at least ", low)
+                                   : absl::StrCat("from ", low, " to ", high));
+  }
+
+  std::string Text(const char* key) {
+    const Json* const value = Find(key);
+    if (value == nullptr) return "";
+    if (value->is_string()) return value->get<std::string>();
+    Refuse(key, *value, "a string");
+    return "";
+  }
+
+  // A number with all its digits; those of a seed are more than Number keeps. Absent: empty.
+  std::string NumberAsText(const char* key) {
+    return std::isnan(Number(key)) ? "" : Find(key)->dump();
+  }
+
+  // A number, or the word "none" for infinity.
+  double CapacityFactor(const char* key) {
+    const Json* const value = Find(key);
+    if (value == nullptr || *value == "none") return kInfinity;
+    return Number(key);
+  }
+
+  const Json* Find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  double Refuse(const char* key, const Json& value, const std::string& expected) {
+    if (status.ok()) {
+      status = absl::DataLossError(absl::StrCat(
+          key, " is ", Shown(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40),
+          ", expected ", expected));
+    }
+    return kNone;
+  }
+
+  absl::Status status;
+
+ private:
+  const Json& object_;
+};
+
+absl::StatusOr<RunKind> KindOf(const Json& object) {
+  if (!object.is_object()) {
+    return absl::DataLossError(absl::StrCat("a row is a JSON ", object.type_name(),
+                                            ", expected an object with the keys of its command"));
+  }
+  const auto has = [&](const char* key) {
+    return object.contains(key);
+  };
+  if (has("op") && (has("time_us") || has("size_bytes"))) return RunKind::kBench;
+  if (has("experts") && has("topk")) return RunKind::kSweep;
+  if ((has("step") && has("loss")) || (has("steps") && has("weights_xxh3"))) return RunKind::kTrain;
+  return absl::DataLossError(
+      "a row of no known command, expected op and time_us (moe bench), experts and topk (moe "
+      "sweep), or step and loss (moe train)");
+}
+
+// What rows of kernels and layers differ in. Of a kernel the tokens follow from its size and K.
+std::string ShapeOf(Fields& f, bool of_kernel) {
+  std::string shape;
+  const auto add = [&](const char* letter, const char* key) {
+    const double value = f.Number(key);
+    if (!std::isfinite(value)) return;
+    absl::StrAppend(&shape, shape.empty() ? "" : " ", letter, " ", ExactText(value));
+  };
+  add("E", "experts");
+  add("H", "hidden");
+  add("F", "ffn");
+  add("K", "topk");
+  if (f.Text("device") == "cuda") absl::StrAppend(&shape, " CUDA");
+  if (of_kernel) return shape;
+  add("T", "tokens");
+  add("ep", "expert_parallel_size");
+  add("cf", "capacity_factor");
+  add("overlap", "overlap_degree");
+  const std::string router = f.Text("router");
+  if (!router.empty()) absl::StrAppend(&shape, " ", router);
+  return shape;
+}
+
+template <typename Row>
+Row ReadRow(Fields& f) {
+  Row row;
+  for (const Column<Row>& c : ColumnsOf<Row>()) {
+    if (c.key[0] == 0) continue;
+    if (const auto* number = std::get_if<double Row::*>(&c.value)) {
+      row.*(*number) = f.Number(c.key, c.low, c.high);
+    } else if (const auto* text = std::get_if<std::string Row::*>(&c.value)) {
+      row.*(*text) = f.Text(c.key);
+    } else if constexpr (requires { row.others; }) {
+      row.others.push_back(f.Number(c.key, c.low, c.high));
+    }
+  }
+  return row;
+}
+
+absl::Status AddBench(Fields& f, Run& run) {
+  auto row = ReadRow<BenchRow>(f);
+  if (row.algorithm.empty()) row.algorithm = f.Text("product");
+  row.of_kernel = f.Find("product") != nullptr || f.Find("kernel") != nullptr;
+  // There are many gates, and parts of one only on a GPU.
+  if (row.algorithm.empty() && f.Text("kernel") == "gate") row.algorithm = f.Text("router");
+  if (row.algorithm.empty()) row.algorithm = f.Text("kernel");
+  if (row.algorithm.empty()) row.algorithm = f.Text("dispatch");
+  row.seed = f.NumberAsText("seed");
+  row.shape = ShapeOf(f, row.phase.empty());
+  run.bench.push_back(std::move(row));
+  return f.status;
+}
+
+absl::Status AddSweep(Fields& f, Run& run) {
+  auto row = ReadRow<SweepRow>(f);
+  row.capacity_factor = f.CapacityFactor("cf");
+  run.sweep.push_back(std::move(row));
+  return f.status;
+}
+
+// expert_load: [layer][expert], the same shape at every step.
+absl::Status ReadLoad(Fields& f, Run& run, TrainStep& row) {
+  const Json* const load = f.Find("expert_load");
+  const auto refuse = [](const std::string& reason) {
+    return absl::DataLossError(absl::StrCat("expert_load ", reason));
+  };
+  if (load == nullptr) {
+    if (run.num_layers == 0) return absl::OkStatus();
+    return refuse("is not there, expected that of each step");
+  }
+  if (!load->is_array()) return refuse("is no list, expected [layer][expert]");
+  const bool first = run.steps.empty();
+  if (first) run.num_layers = static_cast<int>(load->size());
+  for (const Json& layer : *load) {
+    if (!layer.is_array()) return refuse("has a layer that is no list, expected [layer][expert]");
+    if (first && &layer == &load->front()) run.num_experts = static_cast<int>(layer.size());
+    if (static_cast<int>(layer.size()) != run.num_experts) {
+      return refuse(absl::StrCat("has ", layer.size(), " experts in a layer, expected the ",
+                                 run.num_experts, " of the first"));
+    }
+    for (const Json& slots : layer) {
+      if (!slots.is_number() || slots.get<double>() < 0)
+        return refuse("holds something else than counts");
+      row.expert_load.push_back(slots.get<float>());
+    }
+  }
+  if (static_cast<int>(load->size()) == run.num_layers) return absl::OkStatus();
+  return refuse(absl::StrCat("has ", load->size(), " layers, expected the ", run.num_layers,
+                             " of the first step"));
+}
+
+absl::Status AddStep(Fields& f, Run& run) {
+  auto row = ReadRow<TrainStep>(f);
+  MOE_RETURN_IF_ERROR(f.status);
+  if (std::isnan(row.step)) return absl::DataLossError("step is null, expected a number");
+  if (run.totals.has_value()) return absl::DataLossError("a step stands after the run's end");
+  if (!run.steps.empty() && row.step <= run.steps.back().step) {
+    return absl::DataLossError(absl::StrCat("step ", row.step, " stands after step ",
+                                            run.steps.back().step, ", expected steps in order"));
+  }
+  MOE_RETURN_IF_ERROR(ReadLoad(f, run, row));
+  run.steps.push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+absl::Status AddTotals(Fields& f, Run& run) {
+  if (run.totals.has_value()) return absl::DataLossError("the run ends twice");
+  run.totals = ReadRow<TrainTotals>(f);
+  return f.status;
+}
+
+absl::Status AddRow(const Json& object, Run& run) {
+  MOE_ASSIGN_OR_RETURN(const RunKind kind, KindOf(object));
+  const bool first =
+      run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();
+  if (!first && kind != run.kind) {
+    return absl::DataLossError(absl::StrCat("a row of moe ", NameOf(kind),
+                                            " stands among rows of moe ", NameOf(run.kind)));
+  }
+  run.kind = kind;
+  Fields fields(object);
+  switch (kind) {
+    case RunKind::kBench:
+      return AddBench(fields, run);
+    case RunKind::kSweep:
+      return AddSweep(fields, run);
+    case RunKind::kTrain:
+      return object.contains("step") ? AddStep(fields, run) : AddTotals(fields, run);
+  }
+  return absl::OkStatus();
+}
+
+constexpr int64_t kMaxBytes = int64_t{256} << 20;
+constexpr JsonLimits kLimits = {.max_bytes = kMaxBytes, .max_values = int64_t{1} << 23};
+
+// Hands each object to AddRow as it ends, so that what is wrong with a row is reported at its
+// place: objects alone, or the elements of one list.
+class RowEvents : public JsonEvents {
+ public:
+  explicit RowEvents(Run& run) : run_(run) {}
+
+  absl::Status BeginObject() override { return Begin(Json::object()); }
+  absl::Status BeginList() override {
+    if (!in_list_ && open_.empty()) {
+      in_list_ = true;
+      return absl::OkStatus();
+    }
+    return Begin(Json::array());
+  }
+  absl::Status Key(std::string name) override {
+    if (open_.back()->contains(name)) {
+      return absl::DataLossError(absl::StrCat("key '", Shown(name), "' stands there twice"));
+    }
+    key_ = std::move(name);
+    return absl::OkStatus();
+  }
+  absl::Status Scalar(Json value) override {
+    if (open_.empty()) return AddRow(value, run_);
+    Put(std::move(value));
+    return absl::OkStatus();
+  }
+  absl::Status End() override {
+    if (open_.empty()) return absl::OkStatus();  // of the list of rows
+    open_.pop_back();
+    return open_.empty() ? AddRow(row_, run_) : absl::OkStatus();
+  }
+
+ private:
+  absl::Status Begin(Json value) {
+    if (open_.empty()) {
+      row_ = std::move(value);
+      open_.push_back(&row_);
+    } else {
+      open_.push_back(Put(std::move(value)));
+    }
+    return absl::OkStatus();
+  }
+  // Where the value now is; it stays there while it is open.
+  Json* Put(Json value) {
+    Json& parent = *open_.back();
+    if (!parent.is_array()) return &(parent[key_] = std::move(value));
+    parent.push_back(std::move(value));
+    return &parent.back();
+  }
+
+  Run& run_;
+  bool in_list_ = false;
+  Json row_;
+  std::vector<Json*> open_;
+  std::string key_;
+};
+
+absl::Status ReadDocument(absl::string_view file, absl::string_view document, Run& run) {
+  RowEvents events(run);
+  return ReadJsonEvents(file, document, kLimits, events);
+}
+
+// Places in one line are on line 1: names the line of the file instead.
+absl::Status AtLine(int64_t line, const absl::Status& status) {
+  constexpr absl::string_view kFirst = "(line 1, ";
+  const absl::string_view message = status.message();
+  const size_t at = message.rfind(kFirst);
+  if (at == message.npos) return status;
+  return absl::Status(status.code(), absl::StrCat(message.substr(0, at), "(line ", line, ", ",
+                                                  message.substr(at + kFirst.size())));
+}
+
+absl::Status ReadLines(absl::string_view file, absl::string_view document, Run& run) {
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(document, '\n')) {
+    ++number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    const absl::Status status = ReadDocument(file, line, run);
+    if (!status.ok()) return AtLine(number, status);
+  }
+  return absl::OkStatus();
+}
+
+// A row a line: the first line that is not blank is a whole object, and more follows.
+bool IsLines(absl::string_view document) {
+  document = absl::StripAsciiWhitespace(document);
+  const size_t end = document.find('\n');
+  if (end == document.npos || document.front() != '{') return false;
+  return absl::StripTrailingAsciiWhitespace(document.substr(0, end)).back() == '}';
+}
+
+}  // namespace
+
+absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document) {
+  if (static_cast<int64_t>(document.size()) > kMaxBytes) {
+    return absl::DataLossError(
+        absl::StrCat(file, ": ", document.size(), " bytes, expected at most ", kMaxBytes));
+  }
+  Run run;
+  run.path = std::string(file);
+  run.name = run.path;
+  if (absl::StripAsciiWhitespace(document).empty()) {
+    return absl::DataLossError(absl::StrCat(file, ": holds no rows (line 1)"));
+  }
+  MOE_RETURN_IF_ERROR(IsLines(document) ? ReadLines(file, document, run)
+                                        : ReadDocument(file, document, run));
+  if (run.bench.empty() && run.sweep.empty() && run.steps.empty()) {
+    return absl::DataLossError(absl::StrCat(
+        file, run.totals.has_value() ? ": holds no steps (line 1)" : ": holds no rows (line 1)"));
+  }
+  return run;
+}
+
+absl::StatusOr<Run> ReadRun(const std::string& path) {
+  std::error_code ignored;
+  const bool folder = std::filesystem::is_directory(path, ignored);
+  const std::string file = folder ? (std::filesystem::path(path) / "metrics.jsonl").string() : path;
+  MOE_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(file));
+  const auto bytes = mapped.bytes();
+  MOE_ASSIGN_OR_RETURN(
+      Run run,
+      ParseRun(file, absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+  run.path = path;
+  return run;
+}
+
+std::vector<std::string> ShortNames(absl::Span<const std::string> paths) {
+  std::vector<std::vector<std::string>> parts;  // of each path, without what says nothing
+  size_t longest = 1;
+  for (const std::string& path : paths) {
+    std::vector<std::string> p = absl::StrSplit(path, '/', absl::SkipEmpty());
+    if (p.size() > 1 && p.back() == "metrics.jsonl") p.pop_back();
+    if (p.empty()) p.push_back(path);
+    for (const char* suffix : {".jsonl", ".json"}) {
+      if (p.back().size() > absl::string_view(suffix).size()) {
+        p.back() = std::string(absl::StripSuffix(p.back(), suffix));
+      }
+    }
+    longest = std::max(longest, p.size());
+    parts.push_back(std::move(p));
+  }
+  std::vector<std::string> names;
+  for (size_t length = 1; length <= longest; ++length) {
+    names.clear();
+    std::map<std::string, int> uses;
+    for (const auto& p : parts) {
+      names.push_back(
+          absl::StrJoin(p.end() - static_cast<int64_t>(std::min(length, p.size())), p.end(), "/"));
+      ++uses[names.back()];
+    }
+    if (uses.size() == names.size()) return names;
+  }
+  std::map<std::string, int> seen;
+  for (std::string& name : names) {
+    if (const int count = ++seen[name]; count > 1) absl::StrAppend(&name, " (", count, ")");
+  }
+  return names;
+}
+
+}  // namespace moe::report

@@ -1,0 +1,162 @@
+#include "moe/cli/report/labels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "moe/cli/report/format.h"
+
+namespace moe::report {
+
+std::vector<std::string> DistinctLabels(const std::vector<std::vector<std::string>>& parts) {
+  std::vector<bool> differs(parts.empty() ? 0 : parts.front().size());
+  for (size_t i = 0; i < differs.size(); ++i) {
+    differs[i] = std::any_of(parts.begin(), parts.end(),
+                             [&](const auto& entry) { return entry[i] != parts.front()[i]; });
+  }
+  std::vector<std::string> labels;
+  for (const auto& entry : parts) {
+    std::string label;
+    for (size_t i = 0; i < entry.size(); ++i) {
+      if (!differs[i] || entry[i].empty()) continue;
+      absl::StrAppend(&label, label.empty() ? "" : " · ", entry[i]);
+    }
+    const auto first = std::find_if(entry.begin(), entry.end(),
+                                    [](const std::string& text) { return !text.empty(); });
+    labels.push_back(label.empty() && first != entry.end() ? *first : label);
+  }
+  return labels;
+}
+
+namespace {
+
+constexpr char kCapacityFlag[] = "moe-expert-capacity-factor";
+
+std::string Named(const char* name, double value) {
+  return std::isfinite(value) ? absl::StrCat(name, ExactText(value)) : "";
+}
+
+std::string Named(const char* name, const std::string& text) {
+  return text.empty() ? "" : absl::StrCat(name, text);
+}
+
+// "--a 1 --b=true --c 'x y'": "a 1", "b=true", "c 'x y'". Blanks within quotes divide nothing.
+std::vector<std::string> FlagsOf(const std::string& settings) {
+  std::vector<std::string> flags(1);
+  bool quoted = false;
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const absl::string_view rest = absl::string_view(settings).substr(i);
+    if (!quoted && absl::StartsWith(rest, " --")) {
+      flags.emplace_back();
+      continue;  // the blank; the dashes are stripped below
+    }
+    if (!quoted && absl::StartsWith(rest, "\\")) {
+      absl::StrAppend(&flags.back(), rest.substr(0, 2));
+      ++i;
+      continue;
+    }
+    if (rest.front() == '\'') quoted = !quoted;
+    flags.back().push_back(rest.front());
+  }
+  for (std::string& flag : flags) flag = std::string(absl::StripPrefix(flag, "--"));
+  return flags;
+}
+
+std::string NameOfFlag(const std::string& flag) {
+  return flag.substr(0, flag.find_first_of(" ="));
+}
+
+// By name; of a flag that stands there more than once all of them.
+std::map<std::string, std::string> FlagsByName(const std::string& settings) {
+  std::map<std::string, std::string> flags;
+  for (const std::string& flag : FlagsOf(settings)) {
+    if (flag.empty()) continue;
+    std::string& known = flags[NameOfFlag(flag)];
+    absl::StrAppend(&known, known.empty() ? "" : " ", flag);
+  }
+  return flags;
+}
+
+// Of each settings text, as many texts: one per flag that any of them has.
+std::vector<Key> AlignedFlags(const std::vector<std::string>& settings) {
+  std::vector<std::map<std::string, std::string>> each;
+  std::map<std::string, std::string> all;
+  for (const std::string& text : settings) {
+    each.push_back(FlagsByName(text));
+    all.insert(each.back().begin(), each.back().end());
+  }
+  std::vector<Key> aligned(settings.size());
+  for (const auto& [name, unused] : all) {
+    for (size_t i = 0; i < each.size(); ++i) {
+      const auto at = each[i].find(name);
+      aligned[i].push_back(at == each[i].end() ? name + " default" : at->second);
+    }
+  }
+  return aligned;
+}
+
+}  // namespace
+
+Key PointKey(const SweepRow& r) {
+  // Ranks are ep times dp; whoever knows these does not say it twice.
+  const bool meshed = std::isfinite(r.ep) && std::isfinite(r.dp);
+  return {Named("E ", r.experts),
+          Named("K ", r.top_k),
+          std::isinf(r.capacity_factor) ? "dropless" : Named("cf ", r.capacity_factor),
+          Named("ep ", r.ep),
+          Named("dp ", r.dp),
+          meshed ? "" : Named("ranks ", r.ranks),
+          std::isfinite(r.tokens_per_rank) ? ExactText(r.tokens_per_rank) + " tokens" : "",
+          Named("H ", r.hidden),
+          Named("F ", r.ffn),
+          Named("overlap ", r.overlap),
+          r.dtype,
+          r.router,
+          r.routing,
+          r.dispatch,
+          r.backend,
+          r.measure,
+          Named("text ", r.text_hash),
+          r.settings};
+}
+
+Key SeriesKey(const SweepRow& row) {
+  SweepRow same = row;
+  same.capacity_factor = kNone;
+  same.settings.clear();
+  for (const std::string& flag : FlagsOf(row.settings)) {
+    if (NameOfFlag(flag) == kCapacityFlag) continue;
+    absl::StrAppend(&same.settings, same.settings.empty() ? "--" : " --", flag);
+  }
+  return PointKey(same);
+}
+
+std::vector<std::string> PointLabels(const std::vector<Key>& keys) {
+  std::vector<Key> parts = keys;
+  for (Key& key : parts) key.pop_back();
+  std::vector<std::string> labels = DistinctLabels(parts);
+  std::map<std::string, std::vector<size_t>> of_label;
+  for (size_t i = 0; i < labels.size(); ++i) of_label[labels[i]].push_back(i);
+  for (const auto& [label, entries] : of_label) {
+    std::vector<std::string> settings;
+    for (const size_t i : entries) settings.push_back(keys[i].back());
+    const std::vector<Key> flags = AlignedFlags(settings);
+    for (size_t f = 0; f < flags.front().size(); ++f) {
+      const bool differs = std::any_of(flags.begin(), flags.end(), [&](const Key& entry) {
+        return entry[f] != flags.front()[f];
+      });
+      if (!differs) continue;
+      for (size_t i = 0; i < entries.size(); ++i) {
+        std::string& text = labels[entries[i]];
+        absl::StrAppend(&text, text.empty() ? "" : " · ", flags[i][f]);
+      }
+    }
+  }
+  return labels;
+}
+
+}  // namespace moe::report

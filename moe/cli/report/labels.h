@@ -1,0 +1,60 @@
+// Rows that belong together, and their names: what tells them apart, and no more.
+#ifndef MOE_MOE_CLI_REPORT_LABELS_H_
+#define MOE_MOE_CLI_REPORT_LABELS_H_
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/cli/report/rows.h"
+
+namespace moe::report {
+
+// What rows are, as texts; DistinctLabels makes names of them.
+using Key = std::vector<std::string>;
+
+// Groups by their key, in the order of first appearance. Group has a member `key`.
+template <typename Group>
+class Groups {
+ public:
+  // Of `key`, made if it is the first. Valid until the next call. O(log n).
+  Group& Of(Key key) {
+    const auto [at, is_new] = index_.emplace(std::move(key), groups_.size());
+    if (is_new) groups_.emplace_back().key = at->first;
+    return groups_[at->second];
+  }
+  std::vector<Group> Take() && { return std::move(groups_); }
+
+ private:
+  std::vector<Group> groups_;
+  std::map<Key, size_t> index_;
+};
+
+template <typename Group>
+std::vector<Key> KeysOf(const std::vector<Group>& groups) {
+  std::vector<Key> keys;
+  for (const Group& group : groups) keys.push_back(group.key);
+  return keys;
+}
+
+// One name per entry of `parts`, which all have the same number of texts: those texts that are not
+// the same in all entries, in their order, joined by " · ". Where nothing differs, the first
+// text that is not empty.
+std::vector<std::string> DistinctLabels(const std::vector<std::vector<std::string>>& parts);
+
+// All that a row says of its point, its settings last: rows with equal keys are of the same point.
+Key PointKey(const SweepRow& row);
+
+// The same, but for the capacity factor.
+Key SeriesKey(const SweepRow& row);
+
+// One name per key, whose last text are settings: what DistinctLabels makes of all texts but
+// the settings. Keys that have one name so get the settings that differ between them as well:
+// "E 8 · seed 1", "E 8 · seed default".
+std::vector<std::string> PointLabels(const std::vector<Key>& keys);
+
+}  // namespace moe::report
+
+#endif  // MOE_MOE_CLI_REPORT_LABELS_H_

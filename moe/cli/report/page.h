@@ -1,0 +1,142 @@
+// The page: one HTML file that needs nothing else; its sections and tables.
+#ifndef MOE_MOE_CLI_REPORT_PAGE_H_
+#define MOE_MOE_CLI_REPORT_PAGE_H_
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/rows.h"
+
+namespace moe::report {
+
+// What a cell shows and what it is sorted by.
+struct TableCell {
+  std::string text;
+  double number = 0;
+  bool is_number = false;  // NaN: sorted last, either way
+  std::string css_class;   // of this program
+
+  static TableCell Text(std::string text) { return {.text = std::move(text)}; }
+  // NumberText.
+  static TableCell Number(double value, int digits = 3);
+  static TableCell Count(double value);  // CountText
+  // `text` instead.
+  static TableCell Number(double value, std::string text) {
+    return {.text = std::move(text), .number = value, .is_number = true};
+  }
+};
+
+struct Table {
+  std::string title;
+  std::vector<std::string> names;  // of columns, with units
+  std::vector<std::vector<TableCell>> rows;
+};
+
+// A row of a run; a section shows those of all runs.
+template <typename Row>
+struct NamedRow {
+  const Run* run = nullptr;
+  const Row* row = nullptr;
+};
+
+// What the table shows of a column.
+template <typename Row>
+TableCell CellOf(const Column<Row>& column, const Row& row) {
+  if (const auto text = TextOf(column, row); text.has_value()) return TableCell::Text(*text);
+  const double number = NumberOf(column, row);
+  if (column.text != nullptr) return TableCell::Number(number, (row.*column.text)());
+  return column.digits == 0 ? TableCell::Count(number) : TableCell::Number(number, column.digits);
+}
+
+// The run, the columns that have a heading, and the status.
+template <typename Row>
+Table TableOf(std::string title, absl::Span<const NamedRow<Row>> rows) {
+  Table table = {.title = std::move(title), .names = {"run"}, .rows = {}};
+  for (const Column<Row>& c : ColumnsOf<Row>()) {
+    if (c.heading[0] != 0) table.names.emplace_back(c.heading);
+  }
+  table.names.emplace_back("status");
+  for (const auto& [run, row] : rows) {
+    auto& cells = table.rows.emplace_back();
+    cells.push_back(TableCell::Text(run->name));
+    for (const Column<Row>& c : ColumnsOf<Row>()) {
+      if (c.heading[0] != 0) cells.push_back(CellOf(c, *row));
+    }
+    cells.push_back(
+        TableCell::Text(row->error.empty() ? row->status : row->status + ": " + row->error));
+    if (row->failed()) cells.back().css_class = "worse";
+  }
+  return table;
+}
+
+// A figure with the table; columns in which no row has anything are left out.
+std::string Render(const Table& table);
+
+struct Section {
+  std::string id;  // letters, digits, '-'
+  std::string heading;
+  std::string body;  // HTML
+  bool empty() const { return body.empty(); }
+};
+
+// Each takes all runs and shows those of its kind; without any it is empty.
+//   bench   per operation: bandwidth over size with the limit of memcpy; imbalance against
+//           bandwidth
+//   sweep   capacity factor against drops and loss; speed against loss; time of a step by phase
+//   train   loss; drops; balance; time of a step by phase; expert load over steps
+// and a table of all rows (of train: a row per run).
+Section BenchSection(absl::Span<const Run> runs);
+Section SweepSection(absl::Span<const Run> runs);
+Section TrainSection(absl::Span<const Run> runs);
+
+// A bar per kernel, of its largest size: percent of a copy's bandwidth, or of the rate of
+// multiply-adds. Empty without such rows.
+std::string KernelShares(absl::Span<const Run> runs);
+
+// A map per run and setting, of its largest size: GB/s from every rank to every other. Empty
+// without such rows.
+std::string PairMaps(absl::Span<const Run> runs);
+
+// A bar per run, setting and pass; the last part is what the whole pass takes beyond its phases.
+// Empty without such rows.
+std::string LayerPhases(absl::Span<const Run> runs);
+
+inline constexpr size_t kMaxLoadColumns = 60;
+inline constexpr size_t kMaxLoadRows = 64;
+inline constexpr size_t kMaxLoadLayers = 4;
+
+// Load of the experts of one MoE layer over their mean, per step: 1 is even, 0 dead. More than
+// kMaxLoadColumns steps are averaged in stretches, more than kMaxLoadRows experts in groups of
+// neighbours.
+HeatMap ExpertLoadMap(const Run& run, int layer);
+
+// Layers to show: the kMaxLoadLayers whose load over all steps is furthest from even, in the order
+// of the model.
+std::vector<int> LayersToShow(const Run& run);
+
+// The maps as figures; `index` of the run makes their ids unique. Empty without expert loads.
+std::string ExpertLoadMaps(const Run& run, size_t index);
+
+// Sections that are empty are left out. The same arguments give the same bytes. The page loads
+// nothing, and its Content-Security-Policy lets only its own script run, by its hash: a text that
+// got past escaping would still not run.
+std::string Page(absl::string_view title, absl::Span<const Run> runs,
+                 absl::Span<const Section> sections);
+
+// Its style and its script. The script sorts tables; then it checks the page and says so in
+// attributes of <html>: data-charts, data-marks and data-tables count what is there, and data-check
+// is "ok", or what is wrong: a script error, or a chart without the marks it was drawn with.
+std::string PageStyle();
+absl::string_view PageScript();
+// base64 of the script's SHA-256.
+absl::string_view PageScriptHash();
+
+}  // namespace moe::report
+
+#endif  // MOE_MOE_CLI_REPORT_PAGE_H_

@@ -1,0 +1,237 @@
+#include "moe/cli/report/rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+
+#include "moe/cli/bench/bench_row.h"
+#include "moe/cli/bench/gemm_bench.h"
+#include "moe/cli/bench/kernel_bench.h"
+#include "moe/cli/bench/layer_bench.h"
+#include "moe/cli/bench/tables.h"
+#include "moe/cli/report/format.h"
+#include "moe/cli/sweep/sweep_row.h"
+
+namespace moe::report {
+namespace {
+
+constexpr double kAnyReal = -std::numeric_limits<double>::infinity();
+
+double Known(double told, double derived) {
+  return std::isnan(told) ? derived : told;
+}
+
+}  // namespace
+
+const char* NameOf(RunKind kind) {
+  constexpr const char* kNames[] = {"bench", "sweep", "train"};
+  return kNames[static_cast<int>(kind)];
+}
+
+double BenchRow::size() const {
+  if (std::isfinite(size_bytes)) return size_bytes;
+  return std::isfinite(rows) ? rows : 0;
+}
+
+std::string BenchRow::size_text() const {
+  return std::isfinite(size_bytes) ? BytesText(size_bytes) : CountText(size()) + " rows";
+}
+
+double BenchRow::share_of_copy_pct() const {
+  return Known(memcpy_pct, 100 * algbw / memcpy);
+}
+
+double BenchRow::share_of_peak_pct() const {
+  return Known(peak_pct, 100 * gflops / peak_gflops);
+}
+
+std::string BenchRow::threads_text() const {
+  return std::isfinite(threads) ? absl::StrCat(CountText(threads), " threads") : "";
+}
+
+std::string BenchRow::seed_text() const {
+  return seed.empty() ? "" : absl::StrCat("seed ", seed);
+}
+
+std::string BenchRow::pair() const {
+  if (!std::isfinite(source) || !std::isfinite(destination)) return "";
+  return absl::StrCat(CountText(source), " to ", CountText(destination));
+}
+
+double BenchRow::imbalance() const {
+  return std::fmax(sent_imbalance, received_imbalance);
+}
+
+std::string SweepRow::capacity_text() const {
+  return std::isinf(capacity_factor) ? "dropless" : NumberText(capacity_factor);
+}
+
+size_t FirstSteadyStep(const Run& run) {
+  return run.steps.size() > 1 ? 1 : 0;
+}
+
+std::vector<double> SteadyValues(const Run& run, double TrainStep::*value) {
+  std::vector<double> values;
+  for (size_t i = FirstSteadyStep(run); i < run.steps.size(); ++i) {
+    if (std::isfinite(run.steps[i].*value)) values.push_back(run.steps[i].*value);
+  }
+  return values;
+}
+
+namespace {
+
+absl::Span<const Column<BenchRow>> NamedBenchColumns() {
+  using R = BenchRow;
+  static constexpr Column<R> kColumns[] = {
+      {"op", "", "op", &R::op},
+      {"algorithm", "", "algorithm", &R::algorithm},
+      {"pass", "", "pass", &R::pass},
+      {"phase", "", "phase", &R::phase},
+      {"", "", "pair", &R::pair},
+      {"backend", "", "backend", &R::backend},
+      {"transport", "", "", &R::transport},
+      {"ranks", "ranks", "ranks", &R::ranks, 0},
+      {"hosts", "", "", &R::hosts},
+      {"threads", "", "", &R::threads},
+      {"source", "", "", &R::source},
+      {"destination", "", "", &R::destination},
+      {"routing", "", "routing", &R::routing},
+      {"dtype", "", "dtype", &R::dtype},
+      {"size_bytes", "", "", &R::size_bytes},
+      {"rows", "", "", &R::rows},
+      {"", "size", "size", &R::size, 3, &R::size_text},
+      {"time_us", "time", "time (us)", &R::time_us, 4},
+      {"time_us_p99", "p99", "p99 (us)", &R::time_us_p99, 4},
+      {"time_us_cv_pct", "cv", "cv (%)", &R::cv_pct, 2},
+      {"algbw_gbytes_per_s", "algbw", "algbw (GB/s)", &R::algbw},
+      {"busbw_gbytes_per_s", "busbw", "busbw (GB/s)", &R::busbw},
+      {"memcpy_gbytes_per_s", "", "memcpy (GB/s)", &R::memcpy},
+      {"memcpy_pct", "", "", &R::memcpy_pct},
+      {"", "memcpy", "", &R::share_of_copy_pct},
+      {"gflops_per_s", "gflops", "GFLOP/s", &R::gflops},
+      {"peak_gflops_per_s", "", "peak (GFLOP/s)", &R::peak_gflops},
+      {"peak_pct", "", "", &R::peak_pct},
+      {"", "peak_pct", "", &R::share_of_peak_pct},
+      {"imb_tx", "imb_tx", "", &R::sent_imbalance},
+      {"imb_rx", "imb_rx", "", &R::received_imbalance},
+      {"", "", "imbalance", &R::imbalance},
+      {"nwrong", "wrong", "wrong", &R::wrong, 0},
+      {"status", "", "", &R::status},
+      {"error", "", "", &R::error},
+      {"settings", "", "", &R::settings}};
+  return kColumns;
+}
+
+absl::Span<const Column<SweepRow>> NamedSweepColumns() {
+  using R = SweepRow;
+  static constexpr Column<R> kColumns[] = {
+      {"measure", "", "", &R::measure},
+      {"experts", "experts", "experts", &R::experts, 0},
+      {"topk", "topk", "top-k", &R::top_k, 0},
+      {"", "cf", "capacity factor", &R::capacity_factor, 3, &R::capacity_text},
+      {"ep", "ep", "ep", &R::ep, 0},
+      {"dp", "dp", "dp", &R::dp, 0},
+      {"ranks", "", "", &R::ranks},
+      {"tok_per_rank", "", "tokens/rank", &R::tokens_per_rank, 0},
+      {"hidden", "", "hidden", &R::hidden, 0},
+      {"ffn", "", "ffn", &R::ffn, 0},
+      {"overlap", "", "overlap", &R::overlap, 0},
+      {"dtype", "", "dtype", &R::dtype},
+      {"router", "", "router", &R::router},
+      {"routing", "", "routing", &R::routing},
+      {"dispatch", "", "dispatch", &R::dispatch},
+      {"backend", "", "", &R::backend},
+      {"params_total", "", "parameters", &R::params_total, 0},
+      {"params_active", "", "active", &R::params_active, 0},
+      {"tok_s", "tok_s", "tokens/s", &R::tokens_per_s, 0},
+      {"tok_s_sd", "", "± sd", &R::tokens_per_s_sd, 0},
+      {"step_ms", "step_ms", "step (ms)", &R::step_ms},
+      {"a2a_ms", "a2a_ms", "all-to-all (ms)", &R::a2a_ms},
+      {"expert_ms", "", "experts (ms)", &R::expert_ms},
+      {"ar_ms", "", "all-reduce (ms)", &R::all_reduce_ms},
+      {"drop_init", "drop_init", "drops, start (%)", &R::drop_initial_pct, 3, nullptr, 0, 100},
+      {"drop_end", "drop_end", "drops, end (%)", &R::drop_final_pct, 3, nullptr, 0, 100},
+      {"dead", "dead", "dead experts", &R::dead_experts, 0},
+      {"val_loss", "val_loss", "validation loss", &R::validation_loss, 4, nullptr, kAnyReal},
+      {"peak_mib", "peak_mib", "peak (MiB)", &R::peak_mib},
+      {"status", "", "", &R::status},
+      {"error", "", "", &R::error},
+      {"settings", "", "", &R::settings},
+      {"text_xxh3", "", "", &R::text_hash}};
+  return kColumns;
+}
+
+// Before the column `before` come the fields with a heading that have no column of their own.
+template <typename Row>
+std::vector<Column<Row>> WithOthers(absl::Span<const Column<Row>> named, absl::string_view before,
+                                    absl::Span<const bench::Fields> rows) {
+  std::vector<Column<Row>> all;
+  size_t others = 0;
+  const auto add = [&](const bench::Field& field) {
+    const bool known = std::any_of(all.begin(), all.end(),
+                                   [&](const auto& column) { return field.key == column.key; });
+    if (field.heading == nullptr || known) return;
+    all.push_back({field.key.c_str(), bench::NameOf(field), field.heading, Other{others++}});
+  };
+  for (const Column<Row>& column : named) {
+    if (column.key == before) {
+      for (const bench::Fields& row : rows) std::for_each(row.begin(), row.end(), add);
+    }
+    all.push_back(column);
+  }
+  return all;
+}
+
+}  // namespace
+
+template <>
+absl::Span<const Column<BenchRow>> ColumnsOf() {
+  static const std::vector<bench::Fields> rows = {bench::BenchFields({}), bench::GemmFields({}),
+                                                  bench::KernelFields({}),
+                                                  bench::LayerFields({}, {})};
+  static const auto columns = WithOthers(NamedBenchColumns(), "nwrong", rows);
+  return columns;
+}
+
+template <>
+absl::Span<const Column<SweepRow>> ColumnsOf() {
+  static const bench::Fields row = sweep::SweepFields({}, {}, "ok", {});
+  static const auto columns = WithOthers(NamedSweepColumns(), "dead", {&row, 1});
+  return columns;
+}
+
+template <>
+absl::Span<const Column<TrainStep>> ColumnsOf() {
+  using R = TrainStep;
+  static constexpr Column<R> kColumns[] = {
+      {"step", "", "", &R::step},
+      {"loss", "", "", &R::loss, 3, nullptr, kAnyReal},
+      {"val_loss", "", "", &R::validation_loss, 3, nullptr, kAnyReal},
+      {"tokens_per_s", "", "", &R::tokens_per_s},
+      {"step_ms", "", "", &R::step_ms},
+      {"a2a_ms", "", "", &R::a2a_ms},
+      {"expert_ms", "", "", &R::expert_ms},
+      {"all_reduce_ms", "", "", &R::all_reduce_ms},
+      {"drop_fraction", "", "", &R::drop_fraction, 3, nullptr, 0, 1},
+      {"max_vio", "", "", &R::max_violation},
+      {"dead_experts", "", "", &R::dead_experts},
+      {"peak_bytes", "", "", &R::peak_bytes}};
+  return kColumns;
+}
+
+template <>
+absl::Span<const Column<TrainTotals>> ColumnsOf() {
+  using R = TrainTotals;
+  static constexpr Column<R> kColumns[] = {
+      {"steps", "", "", &R::steps},
+      {"tokens", "", "", &R::tokens},
+      {"seconds", "", "", &R::seconds},
+      {"val_loss_before", "", "", &R::validation_loss_before, 3, nullptr, kAnyReal},
+      {"val_loss", "", "", &R::validation_loss, 3, nullptr, kAnyReal},
+      {"weights_xxh3", "", "", &R::weights_hash}};
+  return kColumns;
+}
+
+}  // namespace moe::report

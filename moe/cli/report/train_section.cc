@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/drawing.h"
+#include "moe/cli/report/format.h"
+#include "moe/cli/report/page.h"
+
+namespace moe::report {
+namespace {
+
+// Of the figure that counts for speed, over the steps that have it.
+bench::MeanSd OverSteps(const Run& run, double TrainStep::*value) {
+  return bench::MeanSdOf(SteadyValues(run, value));
+}
+
+double MeanOf(const Run& run, double TrainStep::*value) {
+  return OverSteps(run, value).mean;
+}
+
+XySeries Curve(const Run& run, int look, double TrainStep::*value, double factor) {
+  XySeries series = {.name = run.name, .style = XyStyle::kLine, .look = look};
+  for (const TrainStep& s : run.steps) {
+    series.points.push_back({.x = s.step, .y = factor * s.*value});
+  }
+  return series;
+}
+
+// Validation passes are few: points, with the losses before the first and after the last step.
+XySeries ValidationOf(const Run& run, int look) {
+  XySeries series = {.name = run.name + ", validation", .look = look};
+  const auto add = [&](double step, double loss) {
+    if (!std::isfinite(loss)) return;
+    if (!series.points.empty() && series.points.back().x == step) return;
+    series.points.push_back({.x = step,
+                             .y = loss,
+                             .tooltip = absl::StrCat(run.name, ", validation after step ",
+                                                     CountText(step), ": ", NumberText(loss, 5))});
+  };
+  if (run.totals.has_value()) add(0, run.totals->validation_loss_before);
+  for (const TrainStep& s : run.steps) add(s.step, s.validation_loss);
+  if (run.totals.has_value()) add(run.totals->steps, run.totals->validation_loss);
+  return series;
+}
+
+using Runs = std::vector<const Run*>;
+
+std::string LossChart(const Runs& runs) {
+  XyChart chart = {
+      .text = ChartText{.id = "train-loss", .title = "Loss", .note = "Lower is better."},
+      .x_label = "step",
+      .y_label = "loss (nats per token)",
+      .x_kind = ScaleKind::kWhole};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    chart.series.push_back(Curve(*runs[i], static_cast<int>(i), &TrainStep::loss, 1));
+    chart.series.push_back(ValidationOf(*runs[i], static_cast<int>(i)));
+  }
+  return HasPoints(chart) ? Render(chart) : "";
+}
+
+std::string CurveChart(const Runs& runs, const char* id, const char* title, const char* y_label,
+                       const char* note, double TrainStep::*value, double factor) {
+  XyChart chart = {.text = ChartText{.id = id, .title = title, .note = note},
+                   .x_label = "step",
+                   .y_label = y_label,
+                   .x_kind = ScaleKind::kWhole,
+                   .y_from_zero = true};
+  bool any = false;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    chart.series.push_back(Curve(*runs[i], static_cast<int>(i), value, factor));
+    for (const XyPoint& p : chart.series.back().points) any = any || p.y > 0;
+  }
+  return any ? Render(chart) : "";  // a line at zero says nothing
+}
+
+std::string PhaseChart(const Runs& runs) {
+  StackedBarChart chart = {
+      .text =
+          ChartText{.id = "train-phases",
+                    .title = "Time of a step by phase",
+                    .note =
+                        "Means over steps and ranks. The all-reduce runs beside the backward pass: "
+                        "what it hides is not seen here."},
+      .x_label = "time (ms)",
+      .unit = "ms",
+      .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};
+  for (const Run* run : runs) {
+    const double step = MeanOf(*run, &TrainStep::step_ms);
+    if (!std::isfinite(step)) continue;
+    std::vector<double> parts = {MeanOf(*run, &TrainStep::a2a_ms),
+                                 MeanOf(*run, &TrainStep::expert_ms),
+                                 MeanOf(*run, &TrainStep::all_reduce_ms)};
+    double named = 0;
+    for (const double part : parts) named += std::isfinite(part) ? part : 0;
+    parts.push_back(std::max(0.0, step - named));
+    chart.bars.push_back({.name = run->name, .parts = std::move(parts)});
+  }
+  return chart.bars.empty() ? "" : Render(chart);
+}
+
+std::vector<TableCell> RowOf(const Run& run) {
+  const auto count = [](double value) {
+    return TableCell::Number(value, CountText(value));
+  };
+  const TrainTotals totals = run.totals.value_or(TrainTotals());
+  const TrainStep& first = run.steps.front();
+  const TrainStep& last = run.steps.back();
+  const double step_ms = MeanOf(run, &TrainStep::step_ms);
+  return {TableCell::Text(run.name),
+          count(last.step),
+          count(totals.tokens),
+          TableCell::Number(totals.seconds),
+          TableCell::Number(last.loss, 4),
+          TableCell::Number(totals.validation_loss_before, 4),
+          TableCell::Number(totals.validation_loss, 4),
+          count(MeanOf(run, &TrainStep::tokens_per_s)),
+          count(OverSteps(run, &TrainStep::tokens_per_s).sd),
+          TableCell::Number(step_ms),
+          TableCell::Number(100 * MeanOf(run, &TrainStep::a2a_ms) / step_ms, 2),
+          TableCell::Number(100 * first.drop_fraction),
+          TableCell::Number(100 * last.drop_fraction),
+          TableCell::Number(last.max_violation),
+          count(last.dead_experts),
+          TableCell::Number(last.peak_bytes, BytesText(last.peak_bytes)),
+          TableCell::Text(run.totals.has_value() ? totals.weights_hash : "did not end")};
+}
+
+std::string RunTable(const Runs& runs) {
+  Table table = {
+      .title = "Training runs",
+      .names = {"run", "steps", "tokens", "time (s)", "loss, last step", "validation loss, before",
+                "validation loss, after", "tokens/s", "± sd", "step (ms)", "all-to-all (% of step)",
+                "drops, first step (%)", "drops, last step (%)", "max violation", "dead experts",
+                "peak memory", "weights (xxh3)"}};
+  for (const Run* run : runs) table.rows.push_back(RowOf(*run));
+  return Render(table);
+}
+
+}  // namespace
+
+Section TrainSection(absl::Span<const Run> all) {
+  Section section = {.id = "train", .heading = "Training"};
+  Runs runs;
+  for (const Run& run : all) {
+    if (run.kind == RunKind::kTrain) runs.push_back(&run);
+  }
+  if (runs.empty()) return section;
+  Runs drawn = runs;
+  if (drawn.size() > kNumInks) drawn.resize(kNumInks);
+  section.body = "<div class=\"charts\">\n";
+  section.body += LossChart(drawn);
+  section.body += CurveChart(drawn, "train-drops", "Dropped slots", "dropped (%)",
+                             "Slots beyond the experts' capacity.", &TrainStep::drop_fraction, 100);
+  section.body += CurveChart(
+      drawn, "train-balance", "Load of the busiest expert", "load over even load - 1",
+      "0 is even, 1 is twice the even load; the worst layer.", &TrainStep::max_violation, 1);
+  section.body += PhaseChart(runs);
+  for (size_t i = 0; i < drawn.size(); ++i) section.body += ExpertLoadMaps(*drawn[i], i);
+  section.body += "</div>\n";
+  if (drawn.size() < runs.size()) {
+    section.body += absl::StrCat("<p>Curves and maps show the first ", drawn.size(), " of ",
+                                 runs.size(), " runs.</p>\n");
+  }
+  section.body += RunTable(runs);
+  return section;
+}
+
+namespace {
+
+// `count` things in at most `limit` stretches of equal length, but for the last.
+class Stretches {
+ public:
+  Stretches(size_t count, size_t limit)
+      : count_(count), length_(std::max<size_t>(1, (count + limit - 1) / limit)) {}
+  size_t size() const { return (count_ + length_ - 1) / length_; }
+  size_t begin(size_t i) const { return i * length_; }
+  size_t end(size_t i) const { return std::min(count_, (i + 1) * length_); }
+
+ private:
+  size_t count_, length_;
+};
+
+// Slots of each expert over the steps from `begin` to before `end`.
+std::vector<double> LoadOf(const Run& run, int layer, size_t begin, size_t end) {
+  std::vector<double> load(run.num_experts, 0);
+  for (size_t s = begin; s < end; ++s) {
+    for (int e = 0; e < run.num_experts; ++e) {
+      load[e] += run.steps[s].expert_load[layer * run.num_experts + e];
+    }
+  }
+  return load;
+}
+
+double MeanOf(absl::Span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+HeatMapLine LineOf(const char* what, double first, double last) {
+  std::string range = CountText(first);
+  if (last > first) range = absl::StrCat(range, " to ", CountText(last));
+  return {.label = CountText(first), .tooltip = absl::StrCat(what, " ", range)};
+}
+
+// max over experts of |load over mean - 1|, over all steps.
+double Unevenness(const Run& run, int layer) {
+  const std::vector<double> load = LoadOf(run, layer, 0, run.steps.size());
+  const double mean = MeanOf(load);
+  double worst = 0;
+  for (const double l : load) worst = std::max(worst, std::abs(l / mean - 1));
+  return mean > 0 ? worst : 0;
+}
+
+}  // namespace
+
+HeatMap ExpertLoadMap(const Run& run, int layer) {
+  const Stretches steps(run.steps.size(), kMaxLoadColumns);
+  const Stretches experts(run.num_experts, kMaxLoadRows);
+  HeatMap map = {.x_label = "step", .y_label = "expert", .value_label = "load / even load"};
+  for (size_t r = 0; r < experts.size(); ++r) {
+    map.rows.push_back(LineOf("expert", static_cast<double>(experts.begin(r)),
+                              static_cast<double>(experts.end(r) - 1)));
+  }
+  map.values.resize(experts.size() * steps.size(), 0);
+  for (size_t c = 0; c < steps.size(); ++c) {
+    map.columns.push_back(
+        LineOf("step", run.steps[steps.begin(c)].step, run.steps[steps.end(c) - 1].step));
+    const std::vector<double> load = LoadOf(run, layer, steps.begin(c), steps.end(c));
+    const double even = MeanOf(load);
+    for (size_t r = 0; r < experts.size() && even > 0; ++r) {
+      const auto group =
+          absl::MakeConstSpan(load).subspan(experts.begin(r), experts.end(r) - experts.begin(r));
+      map.values[r * steps.size() + c] = MeanOf(group) / even;
+    }
+  }
+  return map;
+}
+
+std::vector<int> LayersToShow(const Run& run) {
+  std::vector<int> layers(run.num_layers);
+  std::iota(layers.begin(), layers.end(), 0);
+  if (layers.size() <= kMaxLoadLayers) return layers;
+  std::vector<double> unevenness;
+  for (const int layer : layers) unevenness.push_back(Unevenness(run, layer));
+  std::stable_sort(layers.begin(), layers.end(),
+                   [&](int a, int b) { return unevenness[a] > unevenness[b]; });
+  layers.resize(kMaxLoadLayers);
+  std::sort(layers.begin(), layers.end());
+  return layers;
+}
+
+std::string ExpertLoadMaps(const Run& run, size_t index) {
+  std::string html;
+  if (run.num_experts == 0) return html;
+  for (const int layer : LayersToShow(run)) {
+    HeatMap map = ExpertLoadMap(run, layer);
+    map.text.id = absl::StrCat("train-load-", index, "-", layer);
+    map.text.title = absl::StrCat("Expert load, MoE layer ", layer, ": ", run.name);
+    map.text.note = "1 is even; 0 is an expert that gets nothing.";
+    if (run.num_layers > static_cast<int>(kMaxLoadLayers)) {
+      absl::StrAppend(&map.text.note, " The ", kMaxLoadLayers, " least even of ", run.num_layers,
+                      " layers are shown.");
+    }
+    html += Render(map);
+  }
+  return html;
+}
+
+}  // namespace moe::report

@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/cli/report/charts.h"
+#include "moe/cli/report/format.h"
+
+namespace moe::report {
+namespace {
+
+constexpr double kHeight = 290;
+constexpr double kRadius = 4.5;
+constexpr double kRing = kRadius + 3.5;
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
+  void Take(double value) {
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+};
+
+bool IsLog(ScaleKind kind) {
+  return kind == ScaleKind::kLog || kind == ScaleKind::kBytes;
+}
+
+bool Drawable(const XyChart& chart, const XyPoint& p) {
+  return std::isfinite(p.x) && std::isfinite(p.y) && (!IsLog(chart.x_kind) || p.x > 0) &&
+         (!IsLog(chart.y_kind) || p.y > 0);
+}
+
+// Series with the points that can be drawn, curves thinned.
+std::vector<XySeries> Drawn(const XyChart& chart) {
+  std::vector<XySeries> drawn;
+  for (XySeries series : chart.series) {
+    auto& points = series.points;
+    points.erase(std::remove_if(points.begin(), points.end(),
+                                [&](const XyPoint& p) { return !Drawable(chart, p); }),
+                 points.end());
+    if (series.style == XyStyle::kLine) points = Thinned(points);
+    if (!points.empty()) drawn.push_back(std::move(series));
+  }
+  return drawn;
+}
+
+// Where texts and points already are.
+class Occupied {
+ public:
+  struct Box {
+    double left, top, right, bottom;
+  };
+  bool Free(const Box& b) const {
+    return std::none_of(boxes_.begin(), boxes_.end(), [&](const Box& o) {
+      return b.left < o.right && o.left < b.right && b.top < o.bottom && o.top < b.bottom;
+    });
+  }
+  void Add(const Box& box) { boxes_.push_back(box); }
+
+ private:
+  std::vector<Box> boxes_;
+};
+
+class XyDrawing {
+ public:
+  explicit XyDrawing(const XyChart& chart)
+      : chart_(chart),
+        series_(Drawn(chart)),
+        x_(MakeX()),
+        y_(MakeY()),
+        frame_(x_, y_, 0, kHeight),
+        svg_(kDrawingWidth, kHeight, chart.text.title) {}
+
+  std::string Run() {
+    frame_.Draw(svg_, chart_.x_label, chart_.y_label);
+    for (const XySeries& s : series_) DrawLine(s);
+    if (chart_.front.has_value()) DrawFront();
+    for (const XySeries& s : series_) DrawPoints(s);
+    DrawLabels();
+    return Figure(chart_.text, svg_, Legend());
+  }
+
+ private:
+  Scale MakeX() const {
+    Range range;
+    for (const XySeries& s : series_) {
+      for (const XyPoint& p : s.points) {
+        // A whisker to zero or below has no end on a logarithmic axis.
+        range.Take(p.x);
+        if (!IsLog(chart_.x_kind) || p.x > p.x_error) range.Take(p.x - p.x_error);
+        range.Take(p.x + p.x_error);
+      }
+    }
+    return Scale::Of(chart_.x_kind, range.low, range.high, 5, chart_.x_word);
+  }
+  Scale MakeY() const {
+    Range range;
+    if (chart_.y_from_zero) range.Take(0);
+    for (const XySeries& s : series_) {
+      for (const XyPoint& p : s.points) {
+        range.Take(p.y);
+        if (!IsLog(chart_.y_kind) || p.y > p.y_error) range.Take(p.y - p.y_error);
+        range.Take(p.y + p.y_error);
+      }
+    }
+    return Scale::Of(chart_.y_kind, range.low, range.high, 5);
+  }
+
+  void DrawLine(const XySeries& s) {
+    if (s.style == XyStyle::kPoints) return;
+    std::vector<Place> places;
+    for (const XyPoint& p : s.points) places.push_back(frame_.At(p.x, p.y));
+    // One value alone is still to be seen: a limit crosses the frame, a curve is a dot.
+    if (places.size() == 1) {
+      const double reach = s.style == XyStyle::kLimit ? frame_.right() - frame_.left() : 2;
+      const double y = places[0].y;
+      const double from = std::max(frame_.left(), places[0].x - reach);
+      places = {{from, y}, {std::min(frame_.right(), places[0].x + reach), y}};
+    }
+    std::string classes = absl::StrCat("line ", SeriesClass(s.look));
+    if (s.style == XyStyle::kLimit) classes += " dashes";
+    if (s.style == XyStyle::kLine) classes = absl::StrCat("line ", CurveClass(s.look));
+    if (s.style == XyStyle::kLinePoints) {
+      svg_.Path(classes, LinePath(places));
+    } else {
+      svg_.PathMark(classes, LinePath(places), s.name);
+    }
+  }
+
+  // Whisker ends are kept inside the frame, also where a logarithmic axis has no place for them.
+  void DrawWhiskers(const XyPoint& p, const std::string& classes) {
+    const auto lowest = [](const Scale& scale, double value) {
+      return std::max(scale.low(), value);
+    };
+    if (p.y_error > 0) {
+      svg_.Line(classes, frame_.At(p.x, lowest(y_, p.y - p.y_error)),
+                frame_.At(p.x, p.y + p.y_error));
+    }
+    if (p.x_error > 0) {
+      svg_.Line(classes, frame_.At(lowest(x_, p.x - p.x_error), p.y),
+                frame_.At(p.x + p.x_error, p.y));
+    }
+  }
+
+  void DrawPoints(const XySeries& s) {
+    if (s.style == XyStyle::kLine || s.style == XyStyle::kLimit) return;
+    for (const XyPoint& p : s.points) {
+      DrawWhiskers(p, absl::StrCat("whisker ", SeriesClass(s.look)));
+      const Place at = frame_.At(p.x, p.y);
+      svg_.PathMark(absl::StrCat("point ", SeriesClass(s.look)), ShapePath(s.look, at, kRadius),
+                    p.tooltip.empty() ? s.name : p.tooltip);
+    }
+  }
+
+  void DrawFront() {
+    std::vector<std::pair<double, double>> points;
+    for (const XySeries& s : series_) {
+      if (s.style != XyStyle::kPoints) continue;
+      for (const XyPoint& p : s.points) points.emplace_back(p.x, p.y);
+    }
+    std::vector<Place> steps;
+    const std::vector<int> front = ParetoFront(points, chart_.front->x, chart_.front->y);
+    for (const int i : front) {
+      const Place at = frame_.At(points[i].first, points[i].second);
+      // What the front attains between two points is the worse of both: a staircase.
+      if (!steps.empty()) {
+        const bool keep_y = chart_.front->x == Better::kLower;
+        steps.push_back(keep_y ? Place{at.x, steps.back().y} : Place{steps.back().x, at.y});
+      }
+      steps.push_back(at);
+    }
+    if (front.empty()) return;
+    svg_.PathMark("front", LinePath(steps), "Pareto front");
+    for (const int i : front) {
+      svg_.PathMark("ring", ShapePath(0, frame_.At(points[i].first, points[i].second), kRing),
+                    "on the Pareto front");
+    }
+  }
+
+  void DrawLabels() {
+    Occupied occupied;
+    for (const XySeries& s : series_) {
+      for (const XyPoint& p : s.points) {
+        const Place at = frame_.At(p.x, p.y);
+        occupied.Add({frame_.At(std::max(x_.low(), p.x - p.x_error), p.y).x - kRing, at.y - kRing,
+                      frame_.At(p.x + p.x_error, p.y).x + kRing, at.y + kRing});
+      }
+    }
+    for (const XySeries& s : series_) {
+      for (const XyPoint& p : s.points) {
+        if (!p.label.empty()) DrawLabel(p, occupied);
+      }
+    }
+  }
+
+  // To the right, left, above or below the point, whichever is free; else nowhere.
+  void DrawLabel(const XyPoint& p, Occupied& occupied) {
+    constexpr double kGap = kRing + 2;
+    const Place at = frame_.At(p.x, p.y);
+    const double right = frame_.At(p.x + p.x_error, p.y).x + kGap;
+    const double left = frame_.At(std::max(x_.low(), p.x - p.x_error), p.y).x - kGap;
+    const double width = TextWidth(p.label);
+    const Place starts[] = {{right, at.y + 4},
+                            {left - width, at.y + 4},
+                            {at.x - width / 2, at.y - kGap},
+                            {at.x - width / 2, at.y + kGap + 10}};
+    for (const Place& start : starts) {
+      const Occupied::Box box = {start.x, start.y - 11, start.x + width, start.y + 3};
+      const bool inside = box.left >= frame_.left() && box.right <= kDrawingWidth &&
+                          box.top >= frame_.top() - 4 && box.bottom <= frame_.bottom();
+      if (!inside || !occupied.Free(box)) continue;
+      occupied.Add(box);
+      svg_.Text("beside", start, Anchor::kStart, p.label);
+      return;
+    }
+  }
+
+  std::vector<LegendEntry> Legend() const {
+    std::vector<LegendEntry> legend;
+    if (series_.size() < 2) return legend;  // the heading says it
+    for (const XySeries& s : series_) {
+      LegendKey key = LegendKey::kPoint;
+      if (s.style == XyStyle::kLimit) key = LegendKey::kLimit;
+      if (s.style == XyStyle::kLinePoints) key = LegendKey::kLine;
+      if (s.style == XyStyle::kLine) key = LegendKey::kCurve;
+      legend.push_back({.series = s.look, .key = key, .name = s.name});
+    }
+    return legend;
+  }
+
+  const XyChart& chart_;
+  const std::vector<XySeries> series_;
+  const Scale x_, y_;
+  const Frame frame_;
+  Svg svg_;
+};
+
+}  // namespace
+
+bool HasPoints(const XyChart& chart) {
+  return !Drawn(chart).empty();
+}
+
+std::vector<XyPoint> Thinned(const std::vector<XyPoint>& points) {
+  const size_t n = points.size();
+  if (n <= kMaxCurvePoints) return points;
+  constexpr size_t kStretches = kMaxCurvePoints / 2;
+  std::vector<XyPoint> thinned;
+  for (size_t s = 0; s < kStretches; ++s) {
+    const auto begin = points.begin() + static_cast<int64_t>(n * s / kStretches);
+    const auto end = points.begin() + static_cast<int64_t>(n * (s + 1) / kStretches);
+    auto [low, high] = std::minmax_element(
+        begin, end, [](const XyPoint& a, const XyPoint& b) { return a.y < b.y; });
+    if (low > high) std::swap(low, high);
+    thinned.push_back(*low);
+    if (high != low) thinned.push_back(*high);
+  }
+  return thinned;
+}
+
+std::string Render(const XyChart& chart) {
+  return XyDrawing(chart).Run();
+}
+
+}  // namespace moe::report

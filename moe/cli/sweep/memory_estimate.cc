@@ -1,0 +1,221 @@
+#include "moe/cli/sweep/memory_estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
+
+#include "kernels/swiglu/swiglu.h"
+
+namespace moe::sweep {
+
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// The number behind `key` in a file of lines "key number [unit]"; of a file with one number: key
+// "".
+std::optional<int64_t> NumberIn(const std::string& path, absl::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const size_t at = key.empty() ? 0 : 1;
+    int64_t number = 0;
+    if (words.size() > at && (key.empty() || words[0] == key) &&
+        absl::SimpleAtoi(words[at], &number)) {
+      return number;
+    }
+  }
+  return std::nullopt;
+}
+
+struct GroupFiles {
+  std::string mount;  // of the hierarchy
+  const char* limit;  // names of its files
+  const char* usage;
+  const char* cache_key;  // in memory.stat
+};
+
+// What one control group leaves; kNoLimit where it has no limit or does not exist.
+int64_t LeftIn(const std::string& folder, const GroupFiles& files) {
+  const auto limit = NumberIn(absl::StrCat(folder, "/", files.limit), "");
+  const auto usage = NumberIn(absl::StrCat(folder, "/", files.usage), "");
+  if (!limit.has_value() || !usage.has_value()) return kNoLimit;  // "max", or no such folder
+  const int64_t cache = NumberIn(absl::StrCat(folder, "/memory.stat"), files.cache_key).value_or(0);
+  return std::max<int64_t>(0, *limit - *usage + std::min(cache, *usage));
+}
+
+// The least over `path` ("/a/b") and the groups above it.
+int64_t LeftAbove(std::string path, const GroupFiles& files) {
+  int64_t left = LeftIn(files.mount, files);
+  while (path.size() > 1) {
+    left = std::min(left, LeftIn(absl::StrCat(files.mount, path), files));
+    path.resize(path.rfind('/'));
+  }
+  return left;
+}
+
+}  // namespace
+
+int64_t AvailableMemoryBytes(const std::string& root) {
+  int64_t left = kNoLimit;
+  if (const auto kib = NumberIn(absl::StrCat(root, "/proc/meminfo"), "MemAvailable:")) {
+    left = *kib * 1024;
+  }
+  std::ifstream groups(absl::StrCat(root, "/proc/self/cgroup"));
+  for (std::string line; std::getline(groups, line);) {  // "9:memory:/a", "0::/a"
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3 || !absl::StartsWith(parts[2], "/")) continue;
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
+    if (parts[1].empty()) {
+      left = std::min(left, LeftAbove(parts[2], {absl::StrCat(root, "/sys/fs/cgroup"), "memory.max",
+                                                 "memory.current", "inactive_file"}));
+    } else if (std::find(controllers.begin(), controllers.end(), "memory") != controllers.end()) {
+      left = std::min(left, LeftAbove(parts[2], {absl::StrCat(root, "/sys/fs/cgroup/memory"),
+                                                 "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                                 "total_inactive_file"}));
+    }
+  }
+  return left == kNoLimit ? 0 : left;
+}
+
+namespace {
+
+// Sizes as doubles: products of what a user asks for may not fit 64 bits.
+struct Sizes {
+  explicit Sizes(const MemoryShape& shape)
+      : tokens(static_cast<double>(shape.tokens)),
+        hidden(static_cast<double>(shape.model.hidden_size)),
+        ffn(static_cast<double>(shape.model.moe.ffn_hidden_size)),
+        experts(shape.model.moe.router.num_experts),
+        top_k(shape.model.moe.router.top_k),
+        ep(shape.expert_parallel_size),
+        element(static_cast<double>(SizeOf(shape.dtype))),
+        gated(IsGated(shape.model.moe.activation) ? 2 : 1),
+        skew(shape.row_skew) {}
+
+  double local_experts() const { return std::ceil(experts / ep); }
+  // Rows of the rank with the most.
+  double expert_rows() const {
+    const double most = tokens * ep * std::min(top_k, local_experts());
+    return std::min(most, tokens * top_k * std::max(skew, ep * local_experts() / experts));
+  }
+  // Rows that a rank sends: a token goes once to each rank that holds some of its K experts.
+  double sent_rows() const { return tokens * ep * (1 - std::pow(1 - 1 / ep, top_k)); }
+
+  const double tokens, hidden, ffn, experts, top_k, ep, element, gated, skew;
+};
+
+double ParametersOfRank(const MemoryShape& shape, const Sizes& s) {
+  const MoeLayerConfig& moe = shape.model.moe;
+  const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
+  const double expert = (s.gated + 1) * s.hidden * s.ffn + biases;
+  const double layers = shape.model.num_layers / shape.model.moe_layer_freq;
+  const auto total = static_cast<double>(shape.parameters_total);
+  return total - layers * (s.experts - std::min(s.experts, s.local_experts())) * expert;
+}
+
+// What the forward pass of an MoE layer takes of the workspace, all of it kept for backward.
+double MoeForward(const MemoryShape& shape, const Sizes& s) {
+  const double rows = s.expert_rows();
+  const double slots = s.tokens * s.top_k;
+  const double logits = s.tokens * shape.model.moe.router.num_outputs();
+  // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
+  const double routing = 4 * 3 * logits + 16 * slots + 24 * s.tokens;
+  const double plan = 16 * (rows + slots);
+  // In and out of the experts, and home. Between ranks also what is sent and received, both ways.
+  double exchanged = (2 * rows + slots) * s.hidden;
+  if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows) * s.hidden;
+  const double experts = rows * (s.gated + 1) * s.ffn;
+  const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size);
+  const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
+  return routing + plan + s.element * (exchanged + experts + shared);
+}
+
+double MoeBackward(const Sizes& s) {
+  const double rows = s.expert_rows();
+  double elements = (2 * rows + s.tokens * s.top_k) * s.hidden + rows * s.ffn;
+  if (s.ep > 1) elements += (2 * s.sent_rows() + rows) * s.hidden;
+  return s.element * (elements + s.tokens * s.hidden);
+}
+
+// Attention keeps norm, q, k, v and output; the residual stream is kept twice a layer.
+double BlockForward(const MemoryShape& shape, const Sizes& s) {
+  return s.element * 8 * s.tokens * s.hidden + 4 * s.tokens * (shape.model.num_attention_heads + 2);
+}
+
+double DenseForward(const MemoryShape& shape, const Sizes& s) {
+  const double width = shape.model.dense_ffn_hidden_size > 0
+                           ? static_cast<double>(shape.model.dense_ffn_hidden_size)
+                           : s.top_k * s.ffn;
+  return s.element * s.tokens * (s.gated + 1) * width;
+}
+
+double Workspace(const MemoryShape& shape, const Sizes& s) {
+  if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
+  const lm::TransformerConfig& model = shape.model;
+  const int moe_layers = model.num_layers / model.moe_layer_freq;
+  const double kept = model.num_layers * BlockForward(shape, s) +
+                      moe_layers * MoeForward(shape, s) +
+                      (model.num_layers - moe_layers) * DenseForward(shape, s);
+  const double residual = 2 * s.element * s.tokens * s.hidden;
+  const double attention = s.element * 4 * s.tokens * s.hidden;
+  const double logits = 4 * s.tokens * static_cast<double>(model.vocab_size);
+  return kept + residual + std::max({MoeBackward(s), attention, logits});
+}
+
+std::string Mib(double bytes) {
+  return absl::StrFormat("%.0f MiB", bytes / 0x1p20);
+}
+
+}  // namespace
+
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total) {
+  return {.model = config.model,
+          .parameters_total = parameters_total,
+          .tokens = config.micro_batch_size * config.sequence_length,
+          .dtype = config.dtype,
+          .numerics = config.numerics,
+          .expert_parallel_size = config.expert_parallel_size};
+}
+
+std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
+                   std::optional<double> max_mib) {
+  const double needed = estimate.total_bytes() * ranks;
+  const auto available = static_cast<double>(available_bytes);
+  std::string limit;
+  if (max_mib.has_value() && needed > *max_mib * 0x1p20) {
+    limit = absl::StrFormat("--max-memory %.15g MiB", *max_mib);
+  } else if (available_bytes > 0 && needed > available) {
+    limit = absl::StrCat("the ", Mib(available), " that are available");
+  } else {
+    return "";
+  }
+  return absl::StrCat("needs about ", Mib(needed), " for ", ranks, " ranks of this machine (",
+                      Mib(estimate.state_bytes), " of parameters, gradients and optimiser, ",
+                      Mib(estimate.workspace_bytes), " of activations each), expected at most ",
+                      limit);
+}
+
+MemoryEstimate EstimateMemory(const MemoryShape& shape) {
+  const Sizes s(shape);
+  const double gradient = shape.numerics == Numerics::kLayoutInvariant ? 8 : 4;
+  const double copy = shape.dtype == DType::kFloat32 ? 0 : s.element;
+  const double state = 4 + gradient + (shape.trained ? 8 : 0) + copy;
+  double workspace = 1.5 * Workspace(shape, s);
+  // Tokens, their gradient, their outputs, and those of the first call: six times [T, H].
+  if (!shape.trained) workspace += 6 * s.element * s.tokens * s.hidden;
+  return {.state_bytes = state * ParametersOfRank(shape, s), .workspace_bytes = workspace};
+}
+
+}  // namespace moe::sweep

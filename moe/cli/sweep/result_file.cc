@@ -1,0 +1,168 @@
+#include "moe/cli/sweep/result_file.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe::sweep {
+namespace {
+
+// Of a sweep of 100,000 points with settings of a kilobyte.
+constexpr int64_t kMostBytes = int64_t{256} << 20;
+// Twice those points: a row in memory takes some kilobytes, however short its line.
+constexpr size_t kMostRows = 200'000;
+
+// Every line begins so.
+constexpr absl::string_view kRowStart = "{\"schema\":\"moe.sweep/";
+
+absl::Status SystemError(absl::string_view what, const std::string& path, int error) {
+  const std::string message =
+      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error));
+  if (error == ENOENT) return absl::NotFoundError(message);
+  if (error == EISDIR) return absl::InvalidArgumentError(message);
+  return absl::UnavailableError(message);
+}
+
+absl::StatusOr<std::string> ReadAll(int file, int64_t bytes, const std::string& path) {
+  std::string text(static_cast<size_t>(bytes), '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n =
+        ::pread(file, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("read", path, errno);
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  text.resize(done);
+  return text;
+}
+
+// Whether `line` may be what is left of a row: a file of something else is not cut.
+bool IsCutRow(absl::string_view line) {
+  return absl::StartsWith(line, kRowStart) || absl::StartsWith(kRowStart, line);
+}
+
+}  // namespace
+
+ResultFile::~ResultFile() {
+  if (file_ >= 0) ::close(file_);
+}
+
+ResultFile& ResultFile::operator=(ResultFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(file_, other.file_);
+  std::swap(regular_, other.regular_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(lines_, other.lines_);
+  return *this;
+}
+
+absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) {
+  ResultFile result;
+  result.path_ = path;
+  result.file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
+  // A pipe's or device's writing end cannot always be read.
+  if (result.file_ < 0 && errno != EISDIR && errno != ENOENT) {
+    result.file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+  }
+  if (result.file_ < 0) return SystemError("open", path, errno);
+  struct stat facts = {};
+  if (::fstat(result.file_, &facts) != 0) return SystemError("look at", path, errno);
+  result.regular_ = S_ISREG(facts.st_mode);
+  if (!result.regular_) return result;
+  if (::flock(result.file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", path, "' is being written by another sweep"));
+  }
+  // Its size before the lock may be that before another sweep's last row.
+  if (::fstat(result.file_, &facts) != 0) return SystemError("look at", path, errno);
+  result.size_bytes_ = facts.st_size;
+  return result;
+}
+
+absl::StatusOr<ResultFile> ResultFile::Create(const std::string& path) {
+  MOE_ASSIGN_OR_RETURN(ResultFile result, Open(path, O_CREAT));
+  if (result.size_bytes_ == 0) return result;
+  return absl::AlreadyExistsError(absl::StrCat("'", path, "' holds something already"));
+}
+
+absl::StatusOr<ResultFile> ResultFile::Continue(const std::string& path) {
+  MOE_ASSIGN_OR_RETURN(ResultFile result, Open(path, 0));
+  if (!result.regular_) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path, "' is no regular file"));
+  }
+  MOE_RETURN_IF_ERROR(result.ReadLines());
+  return result;
+}
+
+absl::Status ResultFile::ReadLines() {
+  if (size_bytes_ > kMostBytes) {
+    return absl::DataLossError(
+        absl::StrCat(path_, ": ", size_bytes_, " bytes, expected at most ", kMostBytes));
+  }
+  MOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(file_, size_bytes_, path_));
+  size_t begin = 0;
+  for (int64_t number = 1; begin < text.size(); ++number) {
+    const size_t end = text.find('\n', begin);
+    const bool whole = end != std::string::npos;
+    const absl::string_view line =
+        absl::string_view(text).substr(begin, whole ? end - begin : std::string::npos);
+    if (!absl::StripAsciiWhitespace(line).empty()) {
+      absl::StatusOr<SweepRow> row = ParseSweepRow(line);
+      if (!row.ok() && (whole || !IsCutRow(line))) {
+        return absl::DataLossError(
+            absl::StrCat(path_, ": line ", number, ": ", row.status().message()));
+      }
+      if (!row.ok()) break;  // cut off while it was written
+      if (lines_.size() == kMostRows) {
+        return absl::DataLossError(
+            absl::StrCat(path_, ": line ", number, ": expected at most ", kMostRows, " rows"));
+      }
+      lines_.push_back({number, *std::move(row)});
+    }
+    begin = whole ? end + 1 : text.size();
+  }
+  size_bytes_ = static_cast<int64_t>(begin);
+  if (::ftruncate(file_, size_bytes_) != 0) return SystemError("cut", path_, errno);
+  // An editor may have taken the last end of line away.
+  return size_bytes_ > 0 && text[begin - 1] != '\n' ? Write("\n") : absl::OkStatus();
+}
+
+absl::Status ResultFile::Append(const SweepRow& row) {
+  return Write(JsonLine(row));
+}
+
+absl::Status ResultFile::Write(const std::string& text) {
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = regular_
+                          ? ::pwrite(file_, text.data() + done, text.size() - done,
+                                     static_cast<off_t>(size_bytes_ + static_cast<int64_t>(done)))
+                          : ::write(file_, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : EIO;
+      if (regular_ && done > 0 && ::ftruncate(file_, size_bytes_) != 0) {
+        return SystemError("write, or cut back to whole lines,", path_, error);
+      }
+      return SystemError("write", path_, error);
+    }
+    done += static_cast<size_t>(n);
+  }
+  size_bytes_ += static_cast<int64_t>(text.size());
+  return absl::OkStatus();
+}
+
+}  // namespace moe::sweep

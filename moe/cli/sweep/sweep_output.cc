@@ -1,0 +1,235 @@
+#include "moe/cli/sweep/sweep_output.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/bench/tables.h"
+#include "moe/cli/sweep/sweep_row.h"
+#include "moe/io/bounded_json.h"
+
+namespace moe::cli {
+
+namespace {
+
+// -o and -oe have one column more than the file: whether a point is on the front is known at the
+// end alone.
+std::string FormText(bench::TableForm form, const std::vector<sweep::SweepRow>& rows) {
+  std::vector<std::string> keys = sweep::SweepKeys();
+  keys.insert(std::find(keys.begin(), keys.end(), "status"), "pareto");
+  const auto at = std::find(keys.begin(), keys.end(), "pareto") - keys.begin();
+  const std::vector<bool> marks = sweep::ParetoMarks(rows);
+  std::vector<std::vector<bench::Cell>> cells;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<bench::Cell> row = rows[i].cells();
+    row.insert(row.begin() + at, marks[i] ? bench::Cell("*") : bench::Cell());
+    cells.push_back(std::move(row));
+  }
+  return bench::WriteTable(form, keys, cells);
+}
+
+std::string TextIn(const std::string& form, const std::vector<sweep::SweepRow>& rows) {
+  const auto table_form = bench::TableFormOf(form);
+  return table_form.has_value() ? FormText(*table_form, rows) : sweep::SweepTable(rows);
+}
+
+}  // namespace
+
+absl::Status SweepOutput::Open() {
+  const std::string out = settings_.text("out");
+  const std::string resume = settings_.text("resume");
+  if (settings_.on("retry") && resume.empty()) {
+    return WrongFlag("--retry", "true", "--resume FILE with it");
+  }
+  path_ = resume.empty() ? out : resume;
+  if (path_.empty()) return absl::OkStatus();
+  if (!resume.empty() && !out.empty() && out != resume) {
+    return WrongFlag("--out", out,
+                     absl::StrCat("none, or the '", resume, "' of --resume, which is appended to"));
+  }
+  const char* const flag = resume.empty() ? "--out" : "--resume";
+  auto file =
+      resume.empty() ? sweep::ResultFile::Create(path_) : sweep::ResultFile::Continue(path_);
+  if (absl::IsAlreadyExists(file.status())) {
+    return WrongFlag("--out", absl::StrCat("'", path_, "'"),
+                     absl::StrCat("a new file, since it holds something: --resume ",
+                                  ShellQuote(path_), " goes on with it"));
+  }
+  if (!file.ok() && resume.empty()) return WriteError(flag, path_, file.status());
+  MOE_RETURN_IF_ERROR(InputError(flag, file.status()));
+  file_.emplace(*std::move(file));
+  return absl::OkStatus();
+}
+
+std::string SweepOutput::Adopt(const std::vector<std::string>& identities) {
+  if (!file_.has_value()) return "";
+  std::map<std::string, size_t> point_of;
+  for (size_t i = 0; i < identities.size(); ++i) point_of.emplace(identities[i], i);
+  const std::lock_guard<std::mutex> lock(mu_);
+  int64_t others = 0;
+  int64_t first_other = 0;
+  for (const sweep::ResultFile::Line& line : file_->lines()) {
+    const auto at = point_of.find(sweep::IdentityOf(line.row));
+    if (at != point_of.end()) {
+      const bool again = line.row.failed() && settings_.on("retry");
+      rows_[at->second] = again ? std::nullopt : std::optional(line.row);  // the last one counts
+      continue;
+    }
+    if (others++ == 0) first_other = line.number;
+  }
+  if (others == 0) return "";
+  return absl::StrCat(path_, ": ", others, " of ", file_->lines().size(),
+                      " rows are of other settings and left alone, the first in line ",
+                      first_other);
+}
+
+bool SweepOutput::has(size_t index) const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return rows_[index].has_value();
+}
+
+size_t SweepOutput::count() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return static_cast<size_t>(
+      std::count_if(rows_.begin(), rows_.end(), [](const auto& row) { return row.has_value(); }));
+}
+
+size_t SweepOutput::errors() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return static_cast<size_t>(std::count_if(rows_.begin(), rows_.end(), [](const auto& row) {
+    return row.has_value() && row->failed();
+  }));
+}
+
+std::string SweepOutput::first_error() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  for (const auto& row : rows_) {
+    if (row.has_value() && row->failed()) return row->text("error");
+  }
+  return "";
+}
+
+absl::Status SweepOutput::Add(size_t index, sweep::SweepRow row) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  if (file_.has_value()) {
+    MOE_RETURN_IF_ERROR(WriteError("--out", path_, file_->Append(row)));
+  }
+  rows_[index] = std::move(row);
+  return absl::OkStatus();
+}
+
+absl::Status SweepOutput::Print() const {
+  std::vector<sweep::SweepRow> rows;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    for (const auto& row : rows_) {
+      if (row.has_value()) rows.push_back(*row);
+    }
+  }
+  if (!settings_.empty("output-stderr")) {
+    const std::string text = TextIn(settings_.text("output-stderr"), rows);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  }
+  return cli::Print(TextIn(settings_.text("output"), rows));
+}
+
+std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
+                              std::optional<double> eta_seconds) {
+  return fmt::format("[{:>{}}/{}] {} eta {}", number, std::to_string(points).size(), points, label,
+                     eta_seconds.has_value() ? ClockText(*eta_seconds) : "--:--:--");
+}
+
+void SweepProgress::Show(const std::string& suffix) {
+  std::optional<double> eta;
+  if (finished_ > 0) {
+    eta = seconds_ / static_cast<double>(finished_) *
+          static_cast<double>(std::max<int64_t>(1, options_.to_run - finished_));
+  }
+  std::string line = SweepProgressText(number_, options_.points, label_ + suffix, eta);
+  if (!terminal_.present) {
+    Say(out_, "{}\n", line);
+    std::fflush(out_);
+    return;
+  }
+  line.resize(std::min(line.size(), terminal_.columns - 1));
+  Say(out_, "\r{}{}{}\033[K", terminal_.color ? "\033[36m" : "", line,
+      terminal_.color ? "\033[0m" : "");
+  std::fflush(out_);
+  line_is_open_ = true;
+}
+
+void SweepProgress::Start(int64_t number, const std::string& label) {
+  number_ = number;
+  label_ = label;
+  if (!options_.quiet) Show("");
+}
+
+void SweepProgress::Step(int64_t done, int64_t total) {
+  if (!options_.quiet && terminal_.present) Show(fmt::format(" step {}/{}", done, total));
+}
+
+void SweepProgress::Finish(double seconds) {
+  seconds_ += seconds;
+  ++finished_;
+}
+
+void SweepProgress::Error(int64_t number, const std::string& label, const std::string& error) {
+  if (options_.quiet) return;
+  End();
+  Say(out_, "[{:>{}}/{}] {} error: {}\n", number, std::to_string(options_.points).size(),
+      options_.points, label, Shown(error, 400));
+  std::fflush(out_);
+}
+
+void SweepProgress::End() {
+  if (!line_is_open_) return;
+  std::fputs("\n", out_);
+  line_is_open_ = false;
+}
+
+InterruptWatch::InterruptWatch(std::function<void()> say) : say_(std::move(say)) {
+  sigemptyset(&signals_);
+  // A launcher that is interrupted ends its processes by SIGTERM. A shell has its background jobs
+  // ignore SIGINT: so it stays.
+  struct sigaction now = {};
+  sigaction(SIGINT, nullptr, &now);
+  if (now.sa_handler != SIG_IGN) sigaddset(&signals_, SIGINT);
+  sigaddset(&signals_, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  thread_ = std::thread([this] { Wait(); });
+}
+
+InterruptWatch::~InterruptWatch() {
+  over_ = true;
+  pthread_kill(thread_.native_handle(), SIGTERM);  // wakes the wait
+  thread_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void InterruptWatch::Wait() {
+  int signal = 0;
+  if (sigwait(&signals_, &signal) != 0 || over_) return;
+  Caught([this] {
+    say_();
+    return absl::OkStatus();
+  }).IgnoreError();
+  struct sigaction plain = {};
+  plain.sa_handler = SIG_DFL;
+  sigaction(signal, &plain, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+  ::kill(::getpid(), signal);
+  while (true) ::pause();
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,120 @@
+// What a sweep says: its rows, in a file and on the screen, how far it is, and what at Ctrl-C.
+#ifndef MOE_MOE_CLI_SWEEP_SWEEP_OUTPUT_H_
+#define MOE_MOE_CLI_SWEEP_SWEEP_OUTPUT_H_
+
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "moe/cli/base/settings.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/sweep/result_file.h"
+#include "moe/cli/sweep/sweep_row.h"
+
+namespace moe::cli {
+
+// Of the rank that speaks. Thread-safe: an interrupt prints what there is.
+class SweepOutput {
+ public:
+  // points: of the sweep.
+  SweepOutput(const Settings& settings, size_t points) : settings_(settings), rows_(points) {}
+
+  // Opens the file of -J or --resume, if any. Errors carry the exit codes of INTERFACE and name the
+  // flag.
+  absl::Status Open();
+  // The identities of the points, in order: rows of the file that are of one of them become theirs
+  // (with --retry, those that are no errors). Returns a note on the rows that are of none, or "".
+  std::string Adopt(const std::vector<std::string>& identities);
+
+  bool has(size_t index) const;
+  size_t count() const;   // of rows
+  size_t errors() const;  // among them
+  std::string first_error() const;
+  const std::string& path() const { return path_; }  // empty: no file
+
+  // Into the file, and kept.
+  absl::Status Add(size_t index, sweep::SweepRow row);
+  // The rows so far, in order of the points, in the forms of -o and -oe.
+  absl::Status Print() const;
+
+ private:
+  const Settings& settings_;
+  std::string path_;
+  std::optional<sweep::ResultFile> file_;
+  mutable std::mutex mu_;
+  std::vector<std::optional<sweep::SweepRow>> rows_;  // guarded by mu_
+};
+
+// "[ 7/36] E=16 k=2 cf=1.25 eta 00:12:40": point 7 of 36 runs. Without an eta: "eta --:--:--".
+std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
+                              std::optional<double> eta_seconds);
+
+// On a terminal one refreshed line, else a line for every point. Not thread-safe.
+class SweepProgress {
+ public:
+  struct Options {
+    int64_t points = 0;  // of the sweep
+    int64_t to_run = 0;  // of them, those that are measured now
+    bool quiet = false;
+  };
+  SweepProgress(const Options& options, const Terminal& terminal, std::FILE* out)
+      : options_(options), terminal_(terminal), out_(out) {}
+  ~SweepProgress() { End(); }
+  SweepProgress(const SweepProgress&) = delete;
+  SweepProgress& operator=(const SweepProgress&) = delete;
+
+  // Point `number`, from 1, starts.
+  void Start(int64_t number, const std::string& label);
+  // It is at `done` of `total` steps: on a terminal alone.
+  void Step(int64_t done, int64_t total);
+  // It has ended after `seconds`.
+  void Finish(double seconds);
+  // Why a point, started or not, has no figures.
+  void Error(int64_t number, const std::string& label, const std::string& error);
+  // Ends the refreshed line, so that other output starts on a line of its own.
+  void End();
+
+ private:
+  void Show(const std::string& suffix);
+
+  const Options options_;
+  const Terminal terminal_;
+  std::FILE* const out_;
+  int64_t number_ = 0, finished_ = 0;
+  std::string label_;
+  double seconds_ = 0;  // of the points that have ended
+  bool line_is_open_ = false;
+};
+
+// While it lives, SIGINT and SIGTERM call `say` on another thread and then end the process as they
+// do without it (a shell sees 130 and 143). Make it on the main thread before others start: they
+// inherit that both signals are held back.
+class InterruptWatch {
+ public:
+  explicit InterruptWatch(std::function<void()> say);
+  ~InterruptWatch();
+  InterruptWatch(const InterruptWatch&) = delete;
+  InterruptWatch& operator=(const InterruptWatch&) = delete;
+
+ private:
+  void Wait();
+
+  const std::function<void()> say_;
+  sigset_t signals_ = {}, before_ = {};
+  std::atomic<bool> over_ = false;
+  std::thread thread_;  // last: starts after the state above exists
+};
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_SWEEP_SWEEP_OUTPUT_H_

@@ -1,0 +1,341 @@
+#include "moe/cli/sweep/sweep_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
+#include "gating/router_config.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/bench/traffic.h"
+#include "moe/cli/train/train_options.h"
+#include "moe/lm/train_config.h"
+
+namespace moe::cli {
+
+namespace {
+
+// Main axes stand in every label.
+bool InEveryLabel(absl::string_view name) {
+  return name == "num-experts" || name == "moe-router-topk" || name == "moe-expert-capacity-factor";
+}
+
+// "1e-3" and "0.001" are one value.
+std::string Canonical(const Setting& setting, const std::string& text) {
+  double number = 0;
+  const bool numeric = setting.kind == Kind::kReal && absl::SimpleAtod(text, &number);
+  return numeric ? bench::Cell(number).text() : text;
+}
+
+absl::Status NamedAxis(const char* name, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat("--", name, ": ", status.message()));
+}
+
+// A flag that is given and not read would say something else than what is measured.
+absl::Status RefuseUnread(const Settings& settings, Measure measure) {
+  for (const Setting& s : PointSettings().rows()) {
+    if (!IsOfOther(measure, s) || settings.value(s.name).origin != Origin::kFlag) continue;
+    const bool layer = measure == Measure::kLayer;
+    return WrongValue(settings, s.name,
+                      absl::StrCat("none with --measure ", layer ? "layer" : "train",
+                                   ": it is of --measure ", layer ? "train" : "layer"));
+  }
+  return absl::OkStatus();
+}
+
+// A given routing takes the gate's place; a row that names a gate or its options would be of none.
+absl::Status RefuseGateWithRouting(const Settings& settings) {
+  if (!settings.given("routing")) return absl::OkStatus();
+  for (const Setting& s : settings.table()) {
+    if (!s.is(kOfGate) || !settings.given(s.name)) continue;
+    return WrongValue(settings, s.name,
+                      "none with --routing, which says what experts the tokens are given");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRouting(const std::string& value) {
+  if (absl::StartsWith(value, "matrix:") || absl::StartsWith(value, "trace:")) {
+    return WrongFlag("--routing", absl::StrCat("'", value, "'"),
+                     "uniform, zipf:S, hot_expert:P, hot_rank:P, ragged or zero_rank");
+  }
+  const auto routing = bench::ParseRouting(value);
+  if (routing.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", routing.status().message()));
+}
+
+}  // namespace
+
+absl::StatusOr<SweepPlan> SweepPlan::Make(const Settings& settings,
+                                          absl::Span<const std::string> environment) {
+  const Measure measure = settings.is("measure", "train") ? Measure::kTrain : Measure::kLayer;
+  MOE_RETURN_IF_ERROR(RefuseUnread(settings, measure));
+  if (measure == Measure::kLayer) MOE_RETURN_IF_ERROR(RefuseGateWithRouting(settings));
+  SweepPlan plan(Settings(PointSettings()), measure);
+  plan.repetitions_ = settings.is("repetitions", "auto") ? (measure == Measure::kLayer ? 5 : 1)
+                                                         : settings.integer("repetitions");
+  if (plan.repetitions_ < 1 || plan.repetitions_ > 1000) {
+    return WrongValue(settings, "repetitions", "1 to 1000");
+  }
+  MOE_RETURN_IF_ERROR(plan.ParseAxes(settings));
+  for (const Setting& s : PointSettings().rows()) {
+    if (s.is(kOfOneRun)) continue;
+    const Value& value = settings.value(s.name);
+    const bool axis = std::any_of(plan.axes_.begin(), plan.axes_.end(),
+                                  [&](const sweep::Axis& a) { return a.name == s.name; });
+    if (axis || value.origin == Origin::kDefault || IsOfOther(measure, s)) continue;
+    MOE_RETURN_IF_ERROR(plan.base_.Set(s, value.texts, value.origin, value.where));
+  }
+  MOE_ASSIGN_OR_RETURN(plan.values_, sweep::CrossProduct(plan.axes_));
+  MOE_RETURN_IF_ERROR(plan.FindLaunches(environment));
+  return plan;
+}
+
+absl::Status SweepPlan::ParseAxes(const Settings& settings) {
+  for (const SweepAxis& axis : SweepAxes()) {
+    if (!settings.given(axis.name) || !ChangesResults(measure_, *base_.Find(axis.name))) continue;
+    auto values = sweep::ParseAxis(settings.text(axis.name), axis.form);
+    if (!values.ok()) return NamedAxis(axis.name, values.status());
+    Settings scratch(PointSettings());
+    for (const std::string& value : *values) {
+      MOE_RETURN_IF_ERROR(scratch.Set(*scratch.Find(axis.name), {value}, Origin::kFlag,
+                                      absl::StrCat("--", axis.name)));
+      if (absl::string_view(axis.name) != "routing") continue;
+      MOE_RETURN_IF_ERROR(CheckRouting(value));
+    }
+    axes_.push_back({.name = axis.name, .values = *std::move(values)});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SweepPlan::FindLaunches(absl::Span<const std::string> environment) {
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const Settings point = SettingsOf(i);
+    const bool given = point.given("ranks");
+    const int ranks = point.integer("ranks");
+    if (launches_.count(ranks) > 0 || (!given && !launches_.empty())) continue;
+    MOE_ASSIGN_OR_RETURN(Launch launch, PlanLaunch(point, environment, ComputesOn::kAnyDevice));
+    const int found = launch.world.ranks;
+    launches_.emplace(given ? ranks : found, std::move(launch));
+    if (!given) return base_.Set(*base_.Find("ranks"), {absl::StrCat(found)}, Origin::kFlag, "");
+  }
+  return absl::OkStatus();
+}
+
+Settings SweepPlan::SettingsOf(size_t index) const {
+  Settings point = base_;
+  for (size_t a = 0; a < axes_.size(); ++a) {
+    const Setting& setting = *point.Find(axes_[a].name);
+    // Its form was checked when the axis was read.
+    (void)point.Set(setting, {values_[index][a]}, Origin::kFlag, absl::StrCat("--", setting.name));
+  }
+  return point;
+}
+
+PlannedPoint SweepPlan::At(size_t index, const SweepText& text) const {
+  Settings settings = SettingsOf(index);
+  PlannedPoint planned;
+  planned.launch = launches_.at(settings.integer("ranks"));
+  const World& world = planned.launch.world;
+  planned.refused = ApplyRouterPreset(settings);
+  const Setting& ep = *settings.Find("expert-model-parallel-size");
+  if (measure_ == Measure::kLayer && !settings.given(ep.name)) {
+    (void)settings.Set(ep, {absl::StrCat(world.ranks)}, Origin::kFlag, "--ranks");
+  }
+  const int threads = ThreadsOf(settings, world);
+  sweep::Point& point = planned.point;
+  point.measure = measure_ == Measure::kLayer ? "layer" : "train";
+  point.settings = SettingsText(settings, threads);
+  point.backend = NameOf(planned.launch.plan.backend);
+  point.text_xxh3 = text.xxh3;
+  point.threads = threads;
+  point.repetitions = repetitions_;
+  FillPoint(settings, point);
+  planned.label = LabelOf(settings);
+  if (planned.refused.ok()) planned.refused = CheckDevices(planned.launch, settings);
+  if (!planned.refused.ok()) return planned;
+  planned.refused = measure_ == Measure::kTrain ? PlanTraining(settings, text.corpus, planned)
+                                                : PlanLayer(settings, planned);
+  return planned;
+}
+
+std::string SweepPlan::SettingsText(const Settings& point, int threads) const {
+  std::string text = measure_ == Measure::kTrain ? "--measure train " : "";
+  for (const Setting& s : point.table()) {
+    // The text is known by its hash, wherever it lies.
+    if (!ChangesResults(measure_, s) || s.name == "data") continue;
+    if (s.name == "threads") {
+      absl::StrAppend(&text, "--threads ", threads, " ");
+      continue;
+    }
+    const std::vector<std::string>& values = point.value(s.name).texts;
+    const std::string fallback = s.kind == Kind::kSwitch ? "false" : s.fallback;
+    for (const std::string& value : values) {
+      const std::string canonical = Canonical(s, value);
+      if (canonical == Canonical(s, fallback) && !s.is(kAlwaysTold)) continue;
+      absl::StrAppend(&text, "--", s.name, s.kind == Kind::kSwitch ? "=" : " ",
+                      ShellQuote(canonical), " ");
+    }
+  }
+  return absl::StrCat(text, "--repetitions ", repetitions_);
+}
+
+std::string SweepPlan::LabelOf(const Settings& point) const {
+  std::string label;
+  for (const SweepAxis& axis : SweepAxes()) {
+    const bool varies = std::any_of(axes_.begin(), axes_.end(), [&](const sweep::Axis& a) {
+      return a.name == axis.name && a.values.size() > 1;
+    });
+    if (!varies && !InEveryLabel(axis.name)) continue;
+    absl::StrAppend(&label, label.empty() ? "" : " ", axis.label, "=", point.text(axis.name));
+  }
+  return label;
+}
+
+namespace {
+
+// A model that is one MoE layer and nothing else.
+lm::TransformerConfig ModelOf(const MoeLayerConfig& layer) {
+  lm::TransformerConfig model;
+  model.vocab_size = 0;
+  model.num_layers = 1;
+  model.hidden_size = layer.router.hidden_size;
+  model.moe = layer;
+  return model;
+}
+
+ModelSize LayerSizeOf(const lm::TransformerConfig& model) {
+  ModelSize size = SizeOf(model);
+  const int64_t h = model.hidden_size;
+  const int64_t around = h + 4 * h * h + 2 * h;  // last norm, attention, two norms
+  return {.total = size.total - around, .active = size.active - around};
+}
+
+// Shares are a matrix of ranks by ranks. Above this the most that skew can be stands for it.
+constexpr int kMostSharedRanks = 1024;
+
+// Rows of the rank with the most over their mean.
+double RowSkew(const Settings& settings, int ep) {
+  const auto routing = bench::ParseRouting(settings.text("routing"));
+  if (settings.empty("routing") || !routing.ok()) return 1;
+  if (ep > kMostSharedRanks) return ep;
+  const std::vector<double> shares =
+      bench::DestinationShares(*routing, ep, settings.integer("num-experts"));
+  return ep * *std::max_element(shares.begin(), shares.end());
+}
+
+// Without peer memory a direct dispatcher runs staged, and the row would not say so.
+absl::Status CheckDispatch(const Settings& settings, const Launch& launch) {
+  MOE_RETURN_IF_ERROR(CheckTwoHops(settings, launch.device));
+  if (launch.plan.backend != Backend::kNccl || !settings.is("dispatch", "direct")) {
+    return absl::OkStatus();
+  }
+  return WrongFlag("--dispatch", "direct",
+                   "staged or hierarchical: backend nccl has no peer memory");
+}
+
+absl::Status CheckLayer(const Settings& settings, const MoeLayerConfig& layer, int ranks, int ep) {
+  if (!settings.is("threads", "auto") && settings.integer("threads") < 1) {
+    return WrongValue(settings, "threads", "at least 1");
+  }
+  const int node = layer.dispatcher.node_size;
+  if (layer.dispatcher.algorithm == DispatchAlgorithm::kHierarchical && node > 0 &&
+      ep % node != 0) {
+    return WrongFlag("--node-size", absl::StrCat(node),
+                     absl::StrCat("0 or a divisor of --ep ", ep));
+  }
+  if (ranks % ep != 0) {
+    return WrongFlag("--ep", absl::StrCat(ep), absl::StrCat("a divisor of the ", ranks, " ranks"));
+  }
+  const auto hidden = static_cast<double>(layer.router.hidden_size);
+  const double widest =
+      3.0 * hidden *
+      std::max({static_cast<double>(layer.ffn_hidden_size) * layer.router.num_experts,
+                static_cast<double>(layer.shared_expert_ffn_hidden_size), 4 * hidden,
+                static_cast<double>(settings.integer("tokens"))});
+  if (widest > kMostElements) {
+    return WrongFlag("the layer", absl::StrCat("about ", widest, " elements"), "at most 1e12");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void FillPoint(const Settings& settings, sweep::Point& point) {
+  point.experts = settings.integer("num-experts");
+  point.topk = settings.integer("moe-router-topk");
+  point.capacity_factor = settings.is("moe-expert-capacity-factor", "none")
+                              ? 0
+                              : settings.real("moe-expert-capacity-factor");
+  point.ep = settings.integer("expert-model-parallel-size");
+  point.ranks = settings.integer("ranks");
+  point.overlap = settings.integer("moe-overlap-degree");
+  point.hidden = settings.integer("hidden-size");
+  point.ffn = settings.integer("moe-ffn-hidden-size");
+  point.dtype = settings.text("dtype");
+  point.router = settings.text("router");
+  point.dispatch = settings.text("dispatch");
+  point.seed = settings.seed("seed");
+  if (point.measure == "train") return;
+  point.tokens_per_rank = settings.integer("tokens");
+  point.routing = settings.text("routing");
+}
+
+absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
+                          PlannedPoint& planned) {
+  const World& world = planned.launch.world;
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch));
+  MOE_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(settings, world));
+  planned.train = options.train;
+  const lm::TrainConfig& train = planned.train;
+  const int64_t batch = train.micro_batch_size * train.sequence_length * train.micro_batches;
+  planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
+  planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
+  return lm::CheckTextLength(train, corpus);
+}
+
+absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned) {
+  MOE_RETURN_IF_ERROR(CheckDispatch(settings, planned.launch));
+  TrainOptions options;
+  Table rows = TrainSettings(options);
+  AddLayerMeasure(planned.layer, planned.measure, rows);
+  MOE_RETURN_IF_ERROR(Fill(settings, rows));
+  MoeLayerConfig& layer = options.train.model.moe;
+  MOE_RETURN_IF_ERROR(CompleteLayer(settings, layer));
+  layer.router.micro_batch_tokens = planned.layer.tokens;
+  const int ranks = planned.launch.world.ranks;
+  const int ep = options.train.expert_parallel_size;
+  MOE_RETURN_IF_ERROR(CheckLayer(settings, layer, ranks, ep));
+  if (const absl::Status status = ValidateRouterConfig(layer.router); !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  const DType dtype = options.train.dtype;
+  planned.layer = {.dtype = dtype,
+                   .tokens = planned.layer.tokens,
+                   .layer = layer,
+                   .expert_parallel_size = ep,
+                   .device = planned.launch.device.kind,
+                   .threads = static_cast<int>(planned.point.threads),
+                   .seed = options.train.seed};
+  if (!settings.empty("routing")) {
+    MOE_ASSIGN_OR_RETURN(planned.layer.routing, bench::ParseRouting(settings.text("routing")));
+  }
+  const lm::TransformerConfig model = ModelOf(layer);
+  planned.layer_size = LayerSizeOf(model);
+  planned.memory = {.model = model,
+                    .parameters_total = planned.layer_size.total,
+                    .tokens = planned.layer.tokens,
+                    .dtype = dtype,
+                    .expert_parallel_size = ep,
+                    .row_skew = RowSkew(settings, ep),
+                    .trained = false};
+  return absl::OkStatus();
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,89 @@
+// The points of a sweep, from its settings.
+#ifndef MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_
+#define MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/settings.h"
+#include "moe/cli/bench/layer_bench.h"
+#include "moe/cli/sweep/axis.h"
+#include "moe/cli/sweep/memory_estimate.h"
+#include "moe/cli/sweep/sweep_row.h"
+#include "moe/cli/sweep/sweep_settings.h"
+#include "moe/cli/train/train_options.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// A point, ready to run.
+struct PlannedPoint {
+  sweep::Point point;
+  std::string label;     // "E=16 k=2 cf=1.25", and what else varies
+  absl::Status refused;  // its values do not go together; nothing below is then set
+  Launch launch;
+  lm::TrainConfig train;          // Measure::kTrain
+  bench::LayerSpec layer;         // Measure::kLayer
+  bench::MeasureOptions measure;  // likewise
+  ModelSize layer_size;           // likewise
+  sweep::MemoryShape memory;
+};
+
+// What is trained on.
+struct SweepText {
+  lm::Corpus corpus;
+  std::string xxh3;
+};
+
+class SweepPlan {
+ public:
+  // Parses the axes and checks every value of each. kInvalidArgument "--flag: 'value', expected
+  // ...", for flags that --measure does not read, and for ranks other than a launcher's.
+  static absl::StatusOr<SweepPlan> Make(const Settings& settings,
+                                        absl::Span<const std::string> environment);
+
+  Measure measure() const { return measure_; }
+  size_t size() const { return values_.size(); }
+  int repetitions() const { return repetitions_; }
+  // All points run in the same world of processes, or each on threads of its own.
+  const Launch& launch() const { return launches_.begin()->second; }
+
+  // The point at `index`, in the order of the cross product. `text` is read by Measure::kTrain.
+  PlannedPoint At(size_t index, const SweepText& text) const;
+
+ private:
+  SweepPlan(Settings base, Measure measure) : base_(std::move(base)), measure_(measure) {}
+
+  absl::Status ParseAxes(const Settings& settings);
+  absl::Status FindLaunches(absl::Span<const std::string> environment);
+  Settings SettingsOf(size_t index) const;
+  std::string SettingsText(const Settings& point, int threads) const;
+  std::string LabelOf(const Settings& point) const;
+
+  Settings base_;  // of a point, but for the axes
+  Measure measure_;
+  int repetitions_ = 1;
+  std::vector<sweep::Axis> axes_;                 // those given
+  std::vector<std::vector<std::string>> values_;  // [points][axes_]
+  std::map<int, Launch> launches_;                // by ranks
+};
+
+// What the row says of the point, whether it can run or not.
+void FillPoint(const Settings& settings, sweep::Point& point);
+
+// Fill `planned` with what runs, as `moe train` and `moe bench layer` would check and make it.
+// kInvalidArgument with flag, value and what was expected where values do not go together.
+absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
+                          PlannedPoint& planned);
+absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_

@@ -1,0 +1,79 @@
+#include "moe/cli/train/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include <fmt/format.h>
+
+namespace moe::cli {
+namespace {
+
+double Percent(double part, double whole) {
+  return whole > 0 ? 100 * part / whole : 0;
+}
+
+}  // namespace
+
+std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_seconds) {
+  const auto ms = [&](Phase phase) {
+    return m.phase_seconds[static_cast<int>(phase)] * 1e3;
+  };
+  const double step_ms = m.step_seconds * 1e3;
+  const double exchange_ms = ms(Phase::kDispatch) + ms(Phase::kCombine);
+  const double all_reduce_ms = ms(Phase::kAllReduce);
+  std::string scaling;
+  if (m.loss_scale > 0)
+    scaling = fmt::format(" | scale {:.17g}{}", m.loss_scale, m.skipped ? " skipped" : "");
+  return fmt::format(
+      "step {:>5}/{} | loss {:.4f} | lr {:.2e} | gnorm {:.3f}{} | {:.1f} ms | {} tok/s | "
+      "moe: a2a {:.1f} ms {:.0f}% expert {:.1f} ms drop {:.2f}% maxvio {:.2f} dead {} aux {:.2e} | "
+      "ar {:.1f} ms {:.0f}% | {:.0f} MiB | eta {}",
+      m.step, steps, m.loss, m.learning_rate, m.grad_norm, scaling, step_ms,
+      WithCommas(std::llround(m.tokens_per_second)), exchange_ms, Percent(exchange_ms, step_ms),
+      ms(Phase::kExpert), 100 * m.drop_fraction, m.max_violation, m.dead_experts, m.aux_loss,
+      all_reduce_ms, Percent(all_reduce_ms, step_ms), static_cast<double>(m.peak_bytes) / 0x1p20,
+      ClockText(eta_seconds));
+}
+
+std::string BarText(double done, double total, size_t width) {
+  const double share = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0;
+  const auto full = static_cast<size_t>(share * static_cast<double>(width));
+  return "[" + std::string(full, '#') + std::string(width - full, '-') + "]";
+}
+
+void Progress::Show(const lm::StepMetrics& metrics) {
+  seconds_ += metrics.step_seconds;
+  if (options_.quiet) return;
+  const double eta = seconds_ / static_cast<double>(metrics.step) *
+                     static_cast<double>(options_.steps - metrics.step);
+  const std::string text = ProgressText(metrics, options_.steps, eta);
+  const bool due = metrics.step == 1 || metrics.step == options_.steps ||
+                   metrics.step % options_.log_interval == 0;
+  if (terminal_.present) {
+    std::string line =
+        BarText(static_cast<double>(metrics.step), static_cast<double>(options_.steps), 12) + " " +
+        text;
+    line.resize(std::min(line.size(), terminal_.columns - 1));
+    const char* const paint = terminal_.color ? "\033[36m" : "";
+    const char* const plain = terminal_.color ? "\033[0m" : "";
+    Say(out_, "\r{}{}{}\033[K", paint, line, plain);
+    line_is_open_ = true;
+  } else if (due) {
+    Say(out_, "{}\n", text);
+  }
+  if (metrics.has_validation) {
+    End();
+    Say(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per byte\n", metrics.step,
+        options_.steps, metrics.validation_loss, metrics.validation_loss / std::numbers::ln2);
+  }
+  std::fflush(out_);
+}
+
+void Progress::End() {
+  if (!line_is_open_) return;
+  std::fputs("\n", out_);
+  line_is_open_ = false;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,52 @@
+// The line that says how far training is.
+#ifndef MOE_MOE_CLI_TRAIN_PROGRESS_H_
+#define MOE_MOE_CLI_TRAIN_PROGRESS_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "moe/cli/base/terminal.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// "step   120/1000 | loss 3.4215 | lr 2.95e-04 | gnorm 0.873 | 41.2 ms | 198,312 tok/s | moe: a2a
+// 12.1 ms 29% expert 9.8 ms drop 0.42% maxvio 0.31 dead 0 aux 1.02e-02 | ar 3.2 ms 8% | 812 MiB |
+// eta 00:00:36", one line.
+std::string ProgressText(const lm::StepMetrics& metrics, int64_t steps, double eta_seconds);
+
+// "[########--------------]" for done / total.
+std::string BarText(double done, double total, size_t width);
+
+struct ProgressOptions {
+  int64_t steps = 0;
+  int64_t log_interval = 1;
+  bool quiet = false;
+};
+
+// On a terminal one refreshed line; else a line for the first step, every log_interval-th and the
+// last. Validation results get a line of their own. Not thread-safe.
+class Progress {
+ public:
+  Progress(const ProgressOptions& options, const Terminal& terminal, std::FILE* out)
+      : options_(options), terminal_(terminal), out_(out) {}
+  ~Progress() { End(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Show(const lm::StepMetrics& metrics);
+  // Ends the refreshed line, so that other output starts on a line of its own.
+  void End();
+
+ private:
+  const ProgressOptions options_;
+  const Terminal terminal_;
+  std::FILE* const out_;
+  double seconds_ = 0;  // of all steps so far
+  bool line_is_open_ = false;
+};
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_TRAIN_PROGRESS_H_

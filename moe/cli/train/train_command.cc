@@ -1,0 +1,239 @@
+// moe train: trains the reference model on text files.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+#include <absl/time/clock.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/line_file.h"
+#include "moe/cli/base/metrics_file.h"
+#include "moe/cli/base/output_paths.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/base/trace_file.h"
+#include "moe/cli/sweep/memory_estimate.h"
+#include "moe/cli/train/comm_peak.h"
+#include "moe/cli/train/progress.h"
+#include "moe/cli/train/train_options.h"
+#include "moe/cli/train/train_report.h"
+#include "moe/io/routing_trace.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "train";
+
+// Reads the text and checks that it holds one step.
+absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
+  const lm::TrainConfig& train = options.train;
+  auto corpus = lm::ReadCorpus(options.data, train.sequence_length);
+  if (!corpus.ok()) {
+    const ExitCode code = ExitCodeOf(corpus.status());
+    return WithExitCode(
+        absl::Status(corpus.status().code(), absl::StrCat("--data: ", corpus.status().message())),
+        code == ExitCode::kUsage ? code : ExitCode::kIo);
+  }
+  const int64_t sequences = lm::SequenceCount(corpus->train, train.sequence_length);
+  const int64_t batch = train.micro_batches * train.micro_batch_size;
+  if (sequences >= batch) return corpus;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--data: the text to train on has ", sequences, " sequences of ", train.sequence_length,
+      " bytes, expected at least the ", batch, " of one step: give more text, or at most ",
+      std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
+}
+
+// The command line that gives the same run.
+std::string CommandOf(const Invocation& invocation, const Settings& settings,
+                      const Launch& launch) {
+  const auto skip = [&](const Setting& s) {
+    return s.name == "quiet" || s.name == "verbose" || s.name == "color" ||
+           s.name == "log-interval" || (s.name == "ranks" && launch.plan.processes());
+  };
+  return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
+                      FlagsOf(settings, skip));
+}
+
+// A run whose settings are known.
+class TrainRun {
+ public:
+  TrainRun(const Invocation& invocation, const Settings& settings, const Launch& launch)
+      : invocation_(invocation), settings_(settings), launch_(launch) {}
+
+  absl::Status Run();
+
+ private:
+  absl::Status CheckPaths() const;
+  absl::Status CheckMemory() const;
+  absl::Status Prepare();
+  void PrintStart() const;
+  RoutingTraceHeader RoutingHeader() const;
+  absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
+  // The last line of the metrics and the end report.
+  absl::Status End(const lm::TrainReport& report);
+  bool speaks() const { return launch_.rank() == 0; }
+  const char* backend() const { return NameOf(launch_.plan.backend); }
+
+  const Invocation& invocation_;
+  const Settings& settings_;
+  const Launch& launch_;
+  TrainOptions options_;
+  lm::Corpus corpus_;
+  std::unique_ptr<MetricsFile> metrics_;
+  std::unique_ptr<TraceFile> trace_;
+  std::unique_ptr<LineFile> routing_;
+};
+
+absl::Status TrainRun::CheckPaths() const {
+  std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
+  for (const std::string& file : corpus_.files) inputs.push_back({"--data", file});
+  const std::string& out = options_.out;
+  return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
+                                   {"--record-routing", options_.record_routing},
+                                   {"--trace", options_.trace}});
+}
+
+// On the CPU: what a GPU has left, its own allocations find out.
+absl::Status TrainRun::CheckMemory() const {
+  if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
+  const lm::TrainConfig& train = options_.train;
+  const auto shape = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
+  const std::string too_big = sweep::TooBig(sweep::EstimateMemory(shape), launch_.world.local_ranks,
+                                            sweep::AvailableMemoryBytes());
+  return too_big.empty() ? absl::OkStatus()
+                         : absl::ResourceExhaustedError(absl::StrCat("the model ", too_big));
+}
+
+// Everything that can be refused, before a rank starts. A file that is there keeps its content
+// until there is something to write into it; one made here for nothing goes with its owner.
+absl::Status TrainRun::Prepare() {
+  MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
+  MOE_RETURN_IF_ERROR(CheckMemory());
+  MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+  if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
+  if (!options_.trace.empty()) {
+    if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
+    trace_ = std::make_unique<TraceFile>(options_.trace, options_.comm_timeout);
+  }
+  if (speaks() && !options_.record_routing.empty()) {
+    const lm::TrainConfig& train = options_.train;
+    MOE_RETURN_IF_ERROR(InputError(
+        "--record-routing", CheckRoutingTraceFits(RoutingHeader(), train.steps,
+                                                  train.micro_batches * train.micro_batch_size *
+                                                      train.sequence_length)));
+    MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
+  }
+  if (speaks() && !options_.out.empty()) {
+    MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
+    if (metrics_->replaces() && !settings_.on("quiet")) {
+      Say(stderr, "moe train: warning: --out: replaces the earlier run in '{}'\n",
+          metrics_->path());
+    }
+  }
+  return absl::OkStatus();
+}
+
+void TrainRun::PrintStart() const {
+  if (settings_.on("quiet") || !speaks()) return;
+  if (settings_.on("verbose")) {
+    for (const std::string& file : corpus_.files) Say(stderr, "read   {}\n", file);
+  }
+  Say(stderr, "{}", StartText(options_, corpus_, backend()));
+}
+
+absl::Status TrainRun::Run() {
+  MOE_RETURN_IF_ERROR(Prepare());
+  PrintStart();
+  Progress progress({.steps = options_.train.steps,
+                     .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
+                     .quiet = settings_.on("quiet")},
+                    StderrTerminal(settings_), stderr);
+  lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
+  hooks.on_step = [&](const lm::StepMetrics& metrics) {
+    progress.Show(metrics);
+    return metrics_ == nullptr ? absl::OkStatus() : metrics_->Append(StepLine(metrics));
+  };
+  hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
+    return AppendRouting(records);
+  };
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool first = world->rank() == 0;
+    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+    // Training takes the world; what comes after it has one of its own.
+    MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
+    MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
+                         lm::Train(options_.train, corpus_, std::move(world), hooks));
+    if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
+    // The measurement may fail: the run is whole, and told, before it.
+    progress.End();
+    MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
+    MOE_ASSIGN_OR_RETURN(const auto peak, MeasurePeak(options_.train, mine, std::move(after)));
+    return Print(PeakText(peak));
+  };
+  return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+}
+
+RoutingTraceHeader TrainRun::RoutingHeader() const {
+  const lm::TransformerConfig& model = options_.train.model;
+  return {.ranks = options_.ranks,
+          .expert_parallel_size = options_.train.expert_parallel_size,
+          .num_experts = model.moe.router.num_experts,
+          .top_k = model.moe.router.top_k,
+          .hidden_size = model.hidden_size,
+          .dtype = options_.train.dtype,
+          .moe_layers = model.num_layers / model.moe_layer_freq};
+}
+
+// The file and its header come with the first step: a run that ends before leaves none.
+absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> records) {
+  std::string lines;
+  if (routing_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(routing_, LineFile::Create(options_.record_routing));
+    lines = HeaderLine(RoutingHeader());
+  }
+  for (const RoutingTraceRecord& record : records) lines += RecordLine(record);
+  return routing_->Append(lines);
+}
+
+absl::Status TrainRun::End(const lm::TrainReport& report) {
+  if (metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+  RunFacts facts = {
+      .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
+  if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
+  if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
+  if (!options_.trace.empty()) facts.files.push_back(options_.trace);
+  if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
+    Say(stderr, "moe train: warning: {}\n", warning);
+  }
+  return Print(ReportText(options_, report, facts));
+}
+
+absl::Status Run(const Invocation& invocation) {
+  std::vector<std::string> warnings;
+  MOE_ASSIGN_OR_RETURN(const Settings settings,
+                       LoadTrainSettings(invocation.args, invocation.environment, warnings));
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(TrainHelp()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
+  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
+  const bool speaks = launch.rank() == 0;
+  for (const std::string& warning : warnings) {
+    if (speaks && !settings.on("quiet")) Say(stderr, "moe train: warning: {}\n", warning);
+  }
+  return TrainRun(invocation, settings, launch).Run();
+}
+
+}  // namespace
+
+ExitCode TrainCommand(const Invocation& invocation) {
+  return EndCommand(invocation, kCommand, Run(invocation));
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,159 @@
+#include "moe/cli/train/train_options.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "gating/gate.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/config_file.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/train/train_batch.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr int64_t kDefaultTraceSteps = 10;
+
+absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
+  const std::string& name = settings.text("grouped-gemm");
+  if (name == "auto") return GroupedGemmKernel::kAuto;
+  if (!settings.is("device", "cuda")) {
+    return WrongFlag("--grouped-gemm", name, "auto: it chooses among the products of a GPU");
+  }
+  if (name == "wgmma") {
+    return absl::UnimplementedError(
+        "--grouped-gemm is wgmma, expected auto, cublas or mma: this build has no such kernel");
+  }
+  if (name == "mma") return GroupedGemmKernel::kMma;
+  if (settings.is("numerics", "fast")) return GroupedGemmKernel::kCublas;
+  return WrongFlag("--grouped-gemm", name,
+                   "auto or mma, or --numerics fast: rows by cuBLAS depend on how many there are");
+}
+
+// What does not follow from one row.
+absl::Status Complete(const Settings& settings, const World& world, TrainOptions& options) {
+  lm::TrainConfig& train = options.train;
+  MOE_RETURN_IF_ERROR(CompleteLayer(settings, train.model.moe));
+  RouterConfig& router = train.model.moe.router;
+  train.model.hidden_size = router.hidden_size;
+  MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));
+  MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
+  train.micro_batch_size = batch.micro_batch_size;
+  train.micro_batches = batch.micro_batches;
+  router.micro_batch_tokens = batch.micro_batch_size * train.sequence_length;
+  train.schedule.total_steps =
+      settings.empty("lr-decay-steps") ? train.steps : settings.integer("lr-decay-steps");
+  train.bucket_bytes = static_cast<int64_t>(settings.real("bucket-size-mb") * 0x1p20);
+  train.device = settings.choice("device", kDevices);
+  train.threads = ThreadsOf(settings, world);
+  options.ranks = world.ranks;
+  train.record_routing = !options.record_routing.empty();
+  options.trace = settings.text("trace");
+  if (options.trace.empty()) return absl::OkStatus();
+  train.trace_first_step = settings.integer("profile-step-start");
+  train.trace_last_step = settings.empty("profile-step-end")
+                              ? train.trace_first_step + kDefaultTraceSteps - 1
+                              : settings.integer("profile-step-end");
+  return absl::OkStatus();
+}
+
+absl::Status CheckTraceSteps(const Settings& settings, const lm::TrainConfig& train) {
+  if (settings.empty("trace")) return absl::OkStatus();
+  const int64_t first = train.trace_first_step;
+  if (first < 1 || first > train.steps) {
+    return WrongValue(settings, "profile-step-start",
+                      absl::StrCat("a step from 1 to --steps, ", train.steps));
+  }
+  if (train.trace_last_step >= first) return absl::OkStatus();
+  return WrongValue(settings, "profile-step-end",
+                    absl::StrCat("at least --profile-step-start, ", first));
+}
+
+absl::Status CheckSizes(const lm::TrainConfig& train) {
+  const double batch = static_cast<double>(train.micro_batches) *
+                       static_cast<double>(train.micro_batch_size) *
+                       static_cast<double>(train.sequence_length);
+  if (batch > kMostElements) {
+    return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
+  }
+  const lm::TransformerConfig& model = train.model;
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const double widest = std::max(
+      {static_cast<double>(model.moe.ffn_hidden_size) * std::max(model.moe.router.num_experts, 1),
+       static_cast<double>(model.moe.shared_expert_ffn_hidden_size), 4 * hidden});
+  const double parameters = 3 * hidden * widest * model.num_layers;
+  if (parameters > kMostElements) {
+    return WrongFlag("the model", absl::StrCat("about ", parameters, " parameters"),
+                     "at most 1e12");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Table TrainSettings() {
+  TrainOptions defaults;
+  return TrainSettings(defaults).Unbound();
+}
+
+absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
+                                           absl::Span<const std::string> environment,
+                                           std::vector<std::string>& warnings) {
+  Settings settings(TrainSettings());
+  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
+  if (settings.on("help")) return settings;
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
+  return settings;
+}
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const World& world) {
+  TrainOptions options;
+  MOE_RETURN_IF_ERROR(Fill(settings, TrainSettings(options)));
+  MOE_RETURN_IF_ERROR(Complete(settings, world, options));
+  MOE_RETURN_IF_ERROR(CheckAllReduce(settings, world.backend));
+  if (const absl::Status status = lm::ValidateTrainConfig(options.train, world.ranks);
+      !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  MOE_RETURN_IF_ERROR(CheckSizes(options.train));
+  MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
+  if (options.data.empty()) {
+    return absl::InvalidArgumentError("--data is missing, expected a text file or a folder");
+  }
+  return options;
+}
+
+ModelSize SizeOf(const lm::TransformerConfig& config) {
+  const int64_t hidden = config.hidden_size;
+  const MoeLayerConfig& moe = config.moe;
+  const int64_t matrices = IsGated(moe.activation) ? 3 : 2;
+  const int64_t biases = moe.projection_biases ? (matrices - 1) * moe.ffn_hidden_size + hidden : 0;
+  const int64_t expert = matrices * hidden * moe.ffn_hidden_size + biases;
+  const GateDefinition* const gate = FindGate(moe.router.gate);
+  const GateTraits traits = gate == nullptr ? GateTraits() : gate->make(moe.router)->traits();
+  const int64_t logits = int64_t{traits.logit_sets} * moe.router.num_outputs();
+  const int64_t router = logits * hidden + (traits.router_bias ? logits : 0);
+  const int64_t shared = matrices * hidden * moe.shared_expert_ffn_hidden_size +
+                         (moe.gated_shared_expert ? hidden : 0);
+  const int64_t dense_width = config.dense_ffn_hidden_size > 0
+                                  ? config.dense_ffn_hidden_size
+                                  : moe.router.top_k * moe.ffn_hidden_size;
+  const int64_t moe_layers = config.num_layers / config.moe_layer_freq;
+  const int64_t dense_layers = config.num_layers - moe_layers;
+  ModelSize size;
+  size.active = 2 * config.vocab_size * hidden + hidden +
+                config.num_layers * (4 * hidden * hidden + 2 * hidden) +
+                dense_layers * matrices * hidden * dense_width +
+                moe_layers * (router + moe.router.top_k * expert + shared);
+  size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;
+  return size;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,170 @@
+#include "moe/cli/train/train_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <numbers>
+#include <numeric>
+
+#include <absl/strings/str_join.h>
+#include <fmt/format.h>
+
+#include "moe/cli/base/metrics_file.h"
+#include "moe/cli/base/terminal.h"
+
+namespace moe::cli {
+namespace {
+
+using Text = fmt::memory_buffer;
+
+template <typename... Args>
+void Add(Text& text, fmt::format_string<Args...> format, Args&&... args) {
+  fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
+}
+
+double BitsPerByte(float nats) {
+  return nats / std::numbers::ln2;
+}
+
+// Of at most 999,999 million: "1.23 M".
+std::string CountText(int64_t count) {
+  const auto value = static_cast<double>(count);
+  if (value < 1e6) return WithCommas(count);
+  return value < 1e9 ? fmt::format("{:.2f} M", value / 1e6) : fmt::format("{:.2f} G", value / 1e9);
+}
+
+const char* RanksAre(const std::string& backend) {
+  if (backend == "nccl") return "GPUs over NCCL";
+  return backend == "local" ? "threads of this process" : "MPI processes";
+}
+
+void AddLoss(Text& text, const lm::TrainReport& report) {
+  Add(text, "held-out bits per byte   {:.4f} -> {:.4f}   ({:.4f} -> {:.4f} nats)\n",
+      BitsPerByte(report.validation_loss_before), BitsPerByte(report.validation_loss_after),
+      report.validation_loss_before, report.validation_loss_after);
+  const double tokens = static_cast<double>(report.tokens);
+  Add(text, "throughput               {} tok/s   ({} tokens in {:.1f} s, {:.1f} ms a step)\n",
+      WithCommas(report.seconds > 0 ? std::llround(tokens / report.seconds) : 0),
+      WithCommas(report.tokens), report.seconds,
+      1e3 * report.seconds / static_cast<double>(std::max<int64_t>(1, report.steps)));
+}
+
+void AddPhases(Text& text, const lm::TrainReport& report) {
+  Add(text, "\n{:<14}{:>10}  {:>9}\n", "phase", "seconds", "of steps");
+  double sum = 0;
+  const auto row = [&](const char* name, double seconds) {
+    Add(text, "{:<14}{:>10.3f}  {:>7.1f} %\n", name, seconds,
+        report.seconds > 0 ? 100 * seconds / report.seconds : 0);
+    sum += seconds;
+  };
+  for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
+    row(NameOf(static_cast<Phase>(p)), report.phase_seconds[p]);
+  }
+  if (sum < report.seconds) row("other, waiting", report.seconds - sum);
+  Add(text,
+      "mean over ranks; the all-reduce overlaps backward, so shares may add up to over 100 %\n");
+}
+
+void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainReport& report) {
+  constexpr size_t kMostListed = 16;
+  const lm::TransformerConfig& model = options.train.model;
+  const double even = 100.0 / model.moe.router.num_experts;
+  Add(text, "\nexpert load: share of a layer's slots in percent, even would be {:.2f}\n", even);
+  Add(text, "{:<8}{:>7}{:>7}{:>8}{:>6}", "layer", "min", "max", "maxvio", "dead");
+  const bool listed = model.moe.router.num_experts <= static_cast<int>(kMostListed);
+  Add(text, "{}\n", listed ? "   each expert" : "");
+  for (size_t i = 0; i < report.expert_load.size(); ++i) {
+    const auto& all = report.expert_load[i];
+    const std::vector<int64_t> load(all.begin(), all.begin() + model.moe.router.num_experts);
+    const auto total = static_cast<double>(
+        std::max<int64_t>(1, std::accumulate(load.begin(), load.end(), int64_t{0})));
+    const auto [least, most] = std::minmax_element(load.begin(), load.end());
+    const auto share = [&](int64_t count) {
+      return 100 * static_cast<double>(count) / total;
+    };
+    Add(text, "{:<8}{:>7.2f}{:>7.2f}{:>8.2f}{:>6}", (i + 1) * model.moe_layer_freq - 1,
+        share(*least), share(*most), share(*most) / even - 1,
+        std::count(load.begin(), load.end(), 0));
+    if (listed) Add(text, "  ");
+    for (size_t e = 0; listed && e < load.size(); ++e) Add(text, " {:>5.1f}", share(load[e]));
+    Add(text, "\n");
+    if (all.size() == load.size()) continue;
+    const auto identity =
+        static_cast<double>(std::accumulate(all.begin() + load.size(), all.end(), int64_t{0}));
+    Add(text, "{:<8}and {:.2f} % of all slots to experts that return the token\n", "",
+        100 * identity / std::max(1.0, total + identity));
+  }
+  const double dropped = report.total_slots > 0 ? static_cast<double>(report.dropped_slots) /
+                                                      static_cast<double>(report.total_slots)
+                                                : 0;
+  Add(text, "dropped {} of {} slots, {:.2f} %{}\n", WithCommas(report.dropped_slots),
+      WithCommas(report.total_slots), 100 * dropped,
+      model.moe.router.capacity_factor.has_value() ? "" : " (no capacity limit)");
+  if (report.skipped_steps > 0) {
+    Add(text, "skipped {} of {} steps, whose gradients overflowed float16\n",
+        WithCommas(report.skipped_steps), WithCommas(report.steps));
+  }
+}
+
+void AddTraffic(Text& text, const lm::TrainReport& report) {
+  const auto steps = static_cast<double>(std::max<int64_t>(1, report.steps));
+  const auto row = [&](const char* what, int64_t bytes) {
+    const auto all = static_cast<double>(bytes);
+    Add(text, "{:<32}{:>10}{:>12}\n", what, BytesText(all), BytesText(all / steps));
+  };
+  Add(text, "\n{:<32}{:>10}{:>12}\n", "moved, sum over ranks", "in all", "per step");
+  row("experts: on the same rank", report.exchange_bytes.self);
+  row("experts: to a rank of the node", report.exchange_bytes.same_node);
+  row("experts: to another node", report.exchange_bytes.cross_node);
+  row("gradients: all-reduce", report.all_reduce_bytes);
+}
+
+}  // namespace
+
+std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
+                      const std::string& backend) {
+  const lm::TrainConfig& train = options.train;
+  const MoeLayerConfig& moe = train.model.moe;
+  const ModelSize size = SizeOf(train.model);
+  Text text;
+  Add(text, "text   {} files, {} bytes: {} to train on, {} held out; {} files skipped\n",
+      WithCommas(static_cast<int64_t>(corpus.files.size())),
+      WithCommas(static_cast<int64_t>(corpus.train.size() + corpus.held_out.size())),
+      WithCommas(static_cast<int64_t>(corpus.train.size())),
+      WithCommas(static_cast<int64_t>(corpus.held_out.size())), WithCommas(corpus.skipped_files));
+  Add(text,
+      "model  {} parameters, {} used per token; {} layers, H {}, {} experts of F {}, top-{} {}\n",
+      CountText(size.total), CountText(size.active), train.model.num_layers,
+      train.model.hidden_size, moe.router.num_experts, moe.ffn_hidden_size, moe.router.top_k,
+      moe.router.gate);
+  Add(text, "mesh   {} ranks ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n", options.ranks,
+      RanksAre(backend), train.expert_parallel_size, options.ranks / train.expert_parallel_size,
+      train.threads, NameOf(train.dtype),
+      train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
+  Add(text, "step   {} micro-batches x {} sequences x {} bytes = {} tokens\n", train.micro_batches,
+      train.micro_batch_size, train.sequence_length,
+      WithCommas(train.micro_batches * train.micro_batch_size * train.sequence_length));
+  return fmt::to_string(text);
+}
+
+std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
+                       const RunFacts& facts) {
+  Text text;
+  Add(text, "trained {} steps in {} on {} ranks ({}) = EP {} x DP {}\n\n", WithCommas(report.steps),
+      ClockText(report.seconds), options.ranks, RanksAre(facts.backend),
+      options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
+  AddLoss(text, report);
+  AddPhases(text, report);
+  AddExpertLoad(text, options, report);
+  AddTraffic(text, report);
+  Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
+      WithCommas(report.parameters_active));
+  Add(text, "files         {}\n",
+      facts.files.empty() ? "none (--out DIR writes metrics.jsonl)"
+                          : absl::StrJoin(facts.files, ", "));
+  Add(text, "weights_xxh3  {}\n", HashText(report.weights_xxh3));
+  Add(text, "reproduce     {}\n", facts.command);
+  return fmt::to_string(text);
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,215 @@
+// The flags of `moe train` and its help.
+#include <cmath>
+
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/trace_file.h"
+#include "moe/cli/train/train_options.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+
+void AddData(TrainOptions& options, Table& t) {
+  lm::TrainConfig& train = options.train;
+  t.Group("Data and steps");
+  t.Add("--data PATH", &options.data,
+        "text file, or folder read in name order without symbolic links and files with NUL bytes; "
+        "repeatable; needed");
+  t.Add("--out DIR", &options.out,
+        "folder for metrics.jsonl, made if it is not there; without it no file is written")
+      .Roles(kOfOneRun);
+  t.Add("--steps N", &train.steps, "optimiser steps");
+  t.Add("--seq-length N", &train.sequence_length, "bytes a sequence predicts");
+  // These four together: ResolveBatch.
+  t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
+  t.Add("--micro-batches M", &train.micro_batches,
+        "micro-batches of a step, over all ranks; ranks need not divide it")
+      .Least(1);
+  t.Add("--train-batch-size N", Kind::kInteger,
+        "sequences of a step = micro-batch-size x M; sets the one of them that is not given")
+      .Least(1);
+  t.Add("--gradient-accumulation-steps N", Kind::kInteger, "micro-batches of a rank: M = N x ranks")
+      .Least(1);
+  t.Add("--eval-interval N", &train.eval_interval,
+        "steps between passes over held-out text; 0 = before and after training only")
+      .Least(0)
+      .Roles(kOfOneRun);
+  t.Add("--eval-sequences N", &train.eval_sequences, "most held-out sequences of a pass");
+  t.Add("--verify-replicas N", &train.verify_replicas,
+        "steps between comparisons of the weights that several ranks hold; 0 = at the end only")
+      .Roles(kOfOneRun);
+  t.Add("--seed N", &train.seed, "of initial weights and the order of sequences").Roles(kOfLayer);
+}
+
+void AddModel(lm::TrainConfig& train, Table& t) {
+  lm::TransformerConfig& model = train.model;
+  t.Group("Model");
+  t.Add("--num-layers N", &model.num_layers, "transformer layers");
+  t.Add("--num-attention-heads N", &model.num_attention_heads, "attention heads; 2 N divides H");
+  t.Add("--moe-layer-freq N", &model.moe_layer_freq,
+        "every N-th layer has experts; the others are dense, of width topk x F");
+  t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},
+        "of activations and compute weights; sums, optimiser and master weights are f32")
+      .Roles(kOfLayer);
+  model.moe.router.hidden_size = model.hidden_size;
+  model.moe.router.num_experts = 8;
+  model.moe.router.aux_loss_coeff = 0.01f;
+  model.moe.ffn_hidden_size = 256;
+  AddShapeSettings(model.moe, t);
+  t.Group("Routing", kOfLayer);
+  AddRoutingSettings(model.moe, t);
+}
+
+void AddParallel(TrainOptions& options, Table& t) {
+  lm::TrainConfig& train = options.train;
+  t.Group("Ranks");
+  AddRankSettings(t);
+  AddShareDeviceSetting(t);
+  t.Add("--expert-model-parallel-size, --ep N", &train.expert_parallel_size,
+        "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
+      .Roles(kOfLayer);
+  AddThreadsSetting(t);
+  t.Add("--numerics NAME", {&train.numerics, kNumericsModes},
+        "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
+        "of gradients in float32, half as much for all-reduce to move");
+  t.Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
+        "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
+        "node")
+      .Roles(kOfLayer);
+  t.Add("--node-size N", &train.model.moe.dispatcher.node_size,
+        "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
+      .Least(0)
+      .Roles(kOfLayer);
+  t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
+        "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
+      .Roles(kOfLayer);
+  t.Add("--all-reduce NAME", {&train.all_reduce, kAllReduces},
+        "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
+  t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.bucket_bytes >> 20)},
+        "of gradients that travel together")
+      .Most(kMostBucketMib)
+      .Within(0x1p-20, kMostBucketMib, "at least 1e-6, a byte");
+  t.Add("--grouped-gemm NAME", {Kind::kWord, "auto", {"auto", "cublas", "mma", "wgmma"}},
+        "with --device cuda: cublas, mma (this project's), or auto: dense 16-bit by cublas if "
+        "--numerics is fast, the rest by mma");
+  AddTimeoutSetting(options.comm_timeout, t);
+}
+
+void AddOptimizer(lm::TrainConfig& train, Table& t) {
+  const double below_one = std::nextafter(1.0, 0.0);
+  t.Group("Optimiser (AdamW)");
+  t.Add("--lr X", &train.schedule.peak, "peak learning rate");
+  t.Add("--min-lr X", &train.schedule.minimum, "learning rate at the end of the cosine");
+  t.Add("--lr-warmup-steps N", &train.schedule.warmup_steps, "steps from 0 to lr, linearly")
+      .Least(0);
+  t.Add("--lr-decay-steps N", Kind::kInteger,
+        "step at which the cosine reaches min-lr; default: --steps")
+      .Least(1);
+  t.Add("--weight-decay X", &train.optimizer.weight_decay, "decoupled; not for norms").Least(0);
+  t.Add("--clip-grad X", &train.optimizer.clip_grad,
+        "largest gradient norm, every expert counted once; 0 = off")
+      .Least(0);
+  t.Add("--adam-beta1 X", &train.optimizer.beta1, "decay of the mean gradient")
+      .Within(0, below_one, "0 <= beta < 1");
+  t.Add("--adam-beta2 X", &train.optimizer.beta2, "decay of the mean squared gradient")
+      .Within(0, below_one, "0 <= beta < 1");
+  t.Add("--adam-eps X", &train.optimizer.epsilon, "added to the root of the mean squared gradient")
+      .Least(0);
+  LossScaleOptions& scale = train.loss_scale;
+  t.Add("--loss-scale X", &scale.constant,
+        "with --dtype f16: constant factor of the loss, a power of two; 0 = dynamic, by what "
+        "follows");
+  t.Add("--initial-loss-scale X", &scale.initial, "of the first step");
+  t.Add("--min-loss-scale X", &scale.minimum, "where gradients that still overflow end the run");
+  t.Add("--loss-scale-window N", &scale.window, "steps without overflow before the scale doubles");
+  t.Add("--hysteresis N", &scale.hysteresis,
+        "overflows before the scale is halved; a step that overflows is skipped on every rank");
+}
+
+void AddRecords(TrainOptions& options, Table& t) {
+  t.Group("Profiling", kOfOneRun);
+  AddTraceSetting("some steps", t);
+  t.Add("--profile-step-start N", {Kind::kInteger, "1"}, "first step of --trace, from 1");
+  t.Add("--profile-step-end N", Kind::kInteger,
+        "last step of --trace, which is written when it ends; default: 10 steps");
+  t.Add("--record-routing FILE", &options.record_routing,
+        "slots of each rank for each expert, step by step, as moe bench --routing trace:FILE "
+        "replays them");
+}
+
+void AddOutput(lm::TrainConfig& train, Table& t) {
+  t.Group("Output and settings", kOfOneRun);
+  t.Add("--log-interval N", &train.log_interval,
+        "steps between progress lines; on a terminal one line is refreshed every step")
+      .Least(1);
+  AddQuietSetting("no progress, only errors and the report", t);
+  t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step");
+  AddColorSetting(t);
+  AddConfigSetting("settings by name, or DeepSpeed's keys where they mean the same", t);
+  AddHelpSettings(t);
+}
+
+constexpr char kHead[] =
+    R"(usage: moe train --data PATH [flags]
+
+Trains a byte-level mixture-of-experts language model on text files, expert-parallel x
+data-parallel, on threads of this process or, under mpirun, on processes. Every 20th block of
+16 KiB of the text is held out and measured before and after.
+
+  moe train --data /usr/share/games/fortunes --ranks 4 --ep 2 --num-experts 8 --topk 2
+  mpirun -n 4 moe train --data book.txt --ep 4 --out run
+)";
+
+constexpr char kTail[] =
+    R"(
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-;
+MOE_DATA splits at ':'), then --config, then defaults.
+
+Progress and results
+  tok/s    tokens of a step / time of its slowest rank
+  a2a      dispatch + combine: time in exchanges, mean over ranks
+  ar       gradient all-reduce, which overlaps backward
+  drop     slots over capacity / slots; a slot is one (token, choice)
+  maxvio   (largest expert load - mean load) / mean load, of the worst layer
+  dead     experts without a token in the step, over all layers
+  aux      balance loss with its coefficient, summed over layers
+  gnorm    2-norm of the gradient before clipping
+  bits per byte = loss in nats / ln 2
+  communication, at the end: bytes that left a rank / seconds of dispatch + combine, and of the
+           gradient all-reduce; bench peak: the same bytes / (calls x the median time of a call of
+           the mean size, alone, right after training: moe bench alltoallv and allreduce)
+  GB = 1e9 bytes, MiB = 2^20 bytes
+
+Files: DIR/metrics.jsonl has one object per step, written as it ends; the last line holds
+weights_xxh3.
+loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
+--trace and --record-routing: docs/trace.md.
+
+Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
+6 loss or gradients not finite, or copies of a weight that differ, 7 a rank failed, 8 timeout,
+9 rendezvous, 10 no such backend.
+)";
+
+}  // namespace
+
+Table TrainSettings(TrainOptions& options) {
+  Table table;
+  AddData(options, table);
+  AddModel(options.train, table);
+  AddParallel(options, table);
+  AddOptimizer(options.train, table);
+  AddRecords(options, table);
+  AddOutput(options.train, table);
+  return table;
+}
+
+CommandHelp TrainHelp() {
+  TrainOptions defaults;
+  return {.head = kHead, .settings = TrainSettings(defaults).rows(), .tail = kTail};
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,153 @@
+#include "moe/cli/verify/compare.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+namespace moe::verify {
+namespace {
+
+// Below this float32 has no normal numbers, and relative bounds do not hold.
+constexpr double kLeastNormal = 0x1p-126;
+
+// Floats in their order, as integers: -0 and 0 are one.
+int64_t Ordinal(float v) {
+  const auto bits = static_cast<int64_t>(std::bit_cast<uint32_t>(v));
+  return bits < 0x80000000 ? bits : 0x80000000 - bits;
+}
+
+// One element against one value.
+struct Element {
+  float got = 0;
+  double expected = 0;
+  double allowed = 0;
+  Measure measure = Measure::kBits;
+
+  bool differs() const {
+    return std::bit_cast<uint32_t>(got) != std::bit_cast<uint32_t>(static_cast<float>(expected));
+  }
+  bool wrong() const {
+    if (measure == Measure::kBits) return differs();
+    // Negated, so that a NaN is wrong.
+    return !(std::fabs(static_cast<double>(got) - expected) <= allowed);
+  }
+};
+
+Place PlaceOf(const Problem& problem, const TensorSpec& spec, int64_t i) {
+  switch (spec.kind) {
+    case TensorKind::kTokens: {
+      Place place = {.token = i / spec.cols, .column = i % spec.cols};
+      const std::vector<int32_t>& experts = problem.token_experts[place.token];
+      if (!experts.empty()) place.expert = experts.front();
+      return place;
+    }
+    case TensorKind::kPerMicroBatch:
+      return {.micro_batch = i};
+    case TensorKind::kPerExpert:
+      return {.expert = i};
+    case TensorKind::kParameter:
+      break;
+  }
+  return {.expert = spec.expert, .row = i / spec.cols, .column = i % spec.cols};
+}
+
+void Count(const Element& element, const Problem& problem, const TensorSpec& spec, int64_t i,
+           TensorReport& report) {
+  ++report.elements;
+  const double error = std::fabs(static_cast<double>(element.got) - element.expected);
+  const bool differs = element.differs();
+  const bool wrong = element.wrong();
+  const bool first = wrong ? report.wrong == 0 : differs && report.differing == 0;
+  if (first) {
+    report.first = PlaceOf(problem, spec, i);
+    report.got = element.got;
+    report.expected = element.expected;
+    report.allowed = element.allowed;
+  }
+  report.differing += differs ? 1 : 0;
+  report.wrong += wrong ? 1 : 0;
+  if (!differs) return;
+  report.max_ulp =
+      std::max(report.max_ulp, UlpDistance(element.got, static_cast<float>(element.expected)));
+  const auto grow = [](double& most, double value) {
+    if (!(value <= most)) most = value;  // a NaN stays
+  };
+  if (error != 0) grow(report.max_relative_error, error / std::fabs(element.expected));
+  if (element.allowed > 0) grow(report.max_of_bound, error / element.allowed);
+}
+
+// expected(tensor, i) is an Element's expected value and bound.
+template <typename Expected>
+std::vector<TensorReport> Compare(const Problem& problem, const LayerResult& got, Measure measure,
+                                  Expected expected) {
+  std::vector<TensorReport> reports;
+  for (size_t n = 0; n < problem.tensors.size(); ++n) {
+    const TensorSpec& spec = problem.tensors[n];
+    auto report = std::find_if(reports.begin(), reports.end(),
+                               [&](const TensorReport& r) { return r.tensor == spec.family; });
+    if (report == reports.end()) {
+      reports.push_back({.tensor = spec.family, .measure = measure});
+      report = reports.end() - 1;
+    }
+    for (int64_t i = 0; i < spec.size(); ++i) {
+      const Bounded e = expected(n, i);
+      Count({got.tensors[n][i], e.value, e.error, measure}, problem, spec, i, *report);
+    }
+  }
+  return reports;
+}
+
+}  // namespace
+
+int64_t UlpDistance(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) {
+    return std::isnan(a) && std::isnan(b) ? 0 : std::numeric_limits<int64_t>::max();
+  }
+  return std::abs(Ordinal(a) - Ordinal(b));
+}
+
+const char* NameOf(Measure measure) {
+  switch (measure) {
+    case Measure::kBits:
+      return "0 ulp";
+    case Measure::kTwiceBound:
+      return "2 x bound";
+    case Measure::kBound:
+      break;
+  }
+  return "bound";
+}
+
+std::string Describe(const Place& place) {
+  std::string text;
+  const auto append = [&](const char* name, int64_t value) {
+    if (value >= 0) absl::StrAppend(&text, text.empty() ? "" : " ", name, " ", value);
+  };
+  append("token", place.token);
+  append("micro-batch", place.micro_batch);
+  append("row", place.row);
+  append("column", place.column);
+  append("expert", place.expert);
+  return text.empty() ? "-" : text;
+}
+
+std::vector<TensorReport> CompareWithReference(const Problem& problem, const LayerResult& got) {
+  return Compare(problem, got, Measure::kBound, [&](size_t tensor, int64_t i) {
+    const Bounded& e = problem.reference[tensor][i];
+    return Bounded(e.value, e.error == 0 ? 0 : e.error + kLeastNormal);
+  });
+}
+
+std::vector<TensorReport> CompareResults(const Problem& problem, const LayerResult& got,
+                                         const LayerResult& expected, Measure measure) {
+  return Compare(problem, got, measure, [&](size_t tensor, int64_t i) {
+    const double error = problem.reference[tensor][i].error;
+    const double allowed = measure == Measure::kBits || error == 0 ? 0 : 2 * error + kLeastNormal;
+    return Bounded(static_cast<double>(expected.tensors[tensor][i]), allowed);
+  });
+}
+
+}  // namespace moe::verify

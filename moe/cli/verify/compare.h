@@ -1,0 +1,64 @@
+// Measures one result against another, or against the reference.
+#ifndef MOE_MOE_CLI_VERIFY_COMPARE_H_
+#define MOE_MOE_CLI_VERIFY_COMPARE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moe/cli/verify/layer_run.h"
+#include "moe/cli/verify/problem.h"
+
+namespace moe::verify {
+
+// Floats between a and b: 0 for equal values (also -0 and 0), 1 for neighbours; INT64_MAX if one of
+// them is NaN and the other is not.
+int64_t UlpDistance(float a, float b);
+
+// What an element is compared with.
+enum class Measure : uint8_t {
+  kBits,        // same bits: 0 ulp
+  kTwiceBound,  // both are within the reference's bound of the truth, so within twice of each other
+  kBound,       // within the reference's bound of the reference's value
+};
+const char* NameOf(Measure measure);  // "0 ulp", "2 x bound", "bound"
+
+// An element by what people know it as.
+struct Place {
+  int64_t token = -1;
+  int64_t micro_batch = -1;
+  int64_t expert = -1;
+  int64_t row = -1;
+  int64_t column = -1;
+};
+std::string Describe(const Place& place);  // "token 3 column 7 expert 2"
+
+// One family of tensors: all experts' down projections together.
+struct TensorReport {
+  std::string tensor;
+  Measure measure = Measure::kBits;
+  int64_t elements = 0;
+  int64_t differing = 0;  // not the same value
+  int64_t wrong = 0;      // against `measure`
+  int64_t max_ulp = 0;
+  double max_relative_error = 0;  // |got - expected| / |expected|; 0 / 0 = 0
+  double max_of_bound = 0;        // largest |got - expected| / allowed; 0 for kBits
+  // The first wrong element, else the first that differs.
+  Place first;
+  float got = 0;
+  double expected = 0;
+  double allowed = 0;
+
+  bool ok() const { return wrong == 0; }
+};
+
+// `got` against the reference.
+std::vector<TensorReport> CompareWithReference(const Problem& problem, const LayerResult& got);
+
+// `got` against a product: bits, or twice the reference's bound.
+std::vector<TensorReport> CompareResults(const Problem& problem, const LayerResult& got,
+                                         const LayerResult& expected, Measure measure);
+
+}  // namespace moe::verify
+
+#endif  // MOE_MOE_CLI_VERIFY_COMPARE_H_

@@ -1,0 +1,48 @@
+// Faults that `moe verify --inject` plants, to show that it finds them. All of them wrap the
+// product from outside: a gate around a gate, a batch or a sum written again between two calls.
+#ifndef MOE_MOE_CLI_VERIFY_FAULTS_H_
+#define MOE_MOE_CLI_VERIFY_FAULTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "moe/moe_layer.h"
+
+namespace moe::verify {
+
+enum class Fault : uint8_t {
+  kNone,
+  kGradientScaleByEp,  // expert gradients divided by EP
+  kRankLocalBalance,   // balance loss over all tokens of a rank instead of the token group
+  kShuffledFloatSum,   // gradients of rounds added in float32, in an order that ranks change
+  kUnstableTie,        // of two experts with equal scores the one with the higher id
+  kStaleCount,         // the expert bias moves by the previous step's counts
+  kBiasedWeights,      // combine weights from s + b instead of s
+  kGroupMaskZero,      // masked experts count as 0 instead of -infinity
+};
+
+struct FaultInfo {
+  Fault fault;
+  const char* name;     // of --inject
+  const char* summary;  // for --help
+  const char* router;   // a gate in whose results it shows
+};
+const std::vector<FaultInfo>& Faults();
+// nullptr if there is none.
+const FaultInfo* FindFault(absl::string_view name);
+
+// kInvalidArgument if the fault cannot show in this layer: no expert bias, no groups, no ties.
+absl::Status CheckFault(const MoeLayerConfig& config, Fault fault);
+
+// The configuration with the gate wrapped, for faults that live in a gate (registers the wrapper on
+// the first call); others: as it is.
+absl::StatusOr<MoeLayerConfig> WithFault(const MoeLayerConfig& config, Fault fault);
+
+}  // namespace moe::verify
+
+#endif  // MOE_MOE_CLI_VERIFY_FAULTS_H_

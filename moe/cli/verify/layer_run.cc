@@ -1,0 +1,342 @@
+#include "moe/cli/verify/layer_run.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
+#include "moe/trainer.h"
+
+namespace moe::verify {
+namespace {
+
+constexpr int64_t kNotHeld = std::numeric_limits<int64_t>::min();
+
+// What this rank knows of the results: every element's bits, or kNotHeld.
+class Held {
+ public:
+  explicit Held(const std::vector<TensorSpec>& tensors) : tensors_(tensors) {
+    for (const TensorSpec& spec : tensors) {
+      place_[spec.name] = elements_;
+      elements_ += spec.size();
+    }
+    bits_.assign(elements_, kNotHeld);
+  }
+
+  bool Has(const std::string& name) const { return place_.contains(name); }
+  void Put(const std::string& name, int64_t first, absl::Span<const float> values) {
+    const int64_t at = place_.at(name) + first;
+    for (size_t i = 0; i < values.size(); ++i) bits_[at + i] = std::bit_cast<uint32_t>(values[i]);
+  }
+
+  // Collective. The largest bits over ranks, and the least: copies have equal ones.
+  absl::StatusOr<LayerResult> Gather(Communicator& world, Stream& stream) const {
+    std::vector<int64_t> extremes = bits_;
+    for (const int64_t b : bits_) extremes.push_back(b == kNotHeld ? kNotHeld : -b);
+    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(extremes), ReduceOp::kMax, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    LayerResult result;
+    if (world.rank() != 0) return result;
+    int64_t at = 0;
+    for (const TensorSpec& spec : tensors_) {
+      std::vector<float>& values = result.tensors.emplace_back();
+      for (int64_t i = 0; i < spec.size(); ++i, ++at) {
+        values.push_back(std::bit_cast<float>(static_cast<uint32_t>(extremes[at])));
+        if (extremes[at] != -extremes[elements_ + at]) ++result.torn_replicas;
+      }
+    }
+    return result;
+  }
+
+ private:
+  const std::vector<TensorSpec>& tensors_;
+  std::map<std::string, int64_t> place_;
+  int64_t elements_ = 0;
+  std::vector<int64_t> bits_;
+};
+
+template <typename T>
+std::vector<T> Convert(absl::Span<const float> in) {
+  std::vector<T> out;
+  for (const float v : in) out.push_back(T(v));
+  return out;
+}
+template <typename T>
+std::vector<float> ToFloats(absl::Span<const T> in) {
+  std::vector<float> out;
+  for (const T& v : in) out.push_back(static_cast<float>(v));
+  return out;
+}
+
+template <typename T>
+class RankRun {
+ public:
+  RankRun(const Problem& problem, Fault fault, Trainer& trainer)
+      : problem_(problem),
+        fault_(fault),
+        trainer_(trainer),
+        store_(trainer.parameters()),
+        context_(trainer.context()),
+        world_(context_.mesh->world()),
+        held_(problem.tensors) {}
+
+  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config);
+
+ private:
+  absl::Status SetParameters();
+  // This rank's micro-batches in its `index`-th round.
+  MicroBatchRange Dealt(int64_t index) const;
+  absl::Status CountStep();
+  absl::Status FullStep();
+  absl::Status Forward(MicroBatchRange part, int64_t step, const Round* round);
+  absl::Status EndStep();
+  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter) const;
+  absl::Status KeepGradients();
+  absl::Status KeepBias();
+  void ShuffleAndAdd();
+
+  int64_t micro_batches() const {
+    return static_cast<int64_t>(problem_.spec.micro_batch_tokens.size());
+  }
+
+  const Problem& problem_;
+  const Fault fault_;
+  Trainer& trainer_;
+  const ParameterStore& store_;
+  const Context& context_;
+  Communicator& world_;
+  Held held_;
+  std::unique_ptr<MoeLayer<T>> layer_;
+  std::vector<int64_t> count_, last_count_;  // of this step, [outputs]
+  // kShuffledFloatSum: gradients of every round by name.
+  std::map<std::string, std::vector<std::vector<float>>> round_gradients_;
+};
+
+template <typename T>
+absl::Status RankRun<T>::SetParameters() {
+  for (const auto& p : store_.parameters()) {
+    const auto it = problem_.parameters.find(p->spec().name);
+    if (it == problem_.parameters.end() || static_cast<int64_t>(it->second.size()) != p->size()) {
+      return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
+                                 " that the problem does not know");
+    }
+    Stream& stream = p->spec().trainable ? *context_.compute : *context_.host;
+    MOE_RETURN_IF_ERROR(stream.Upload(it->second.data(), p->master().data(),
+                                      p->size() * static_cast<int64_t>(sizeof(float))));
+    MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+MicroBatchRange RankRun<T>::Dealt(int64_t index) const {
+  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
+  if (fault_ == Fault::kRankLocalBalance) return mine;
+  const int64_t first = std::min(mine.begin + index, mine.end);
+  return {first, std::min(first + 1, mine.end)};
+}
+
+// The first step: counts alone.
+template <typename T>
+absl::Status RankRun<T>::CountStep() {
+  const bool merged = fault_ == Fault::kRankLocalBalance;
+  MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
+  context_.mesh->SetPhase({});
+  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+    MOE_RETURN_IF_ERROR(Forward(Dealt(round.index()), 0, nullptr));
+  }
+  MOE_RETURN_IF_ERROR(trainer_.EndStep());
+  return EndStep();
+}
+
+// kShuffledFloatSum: every round is a step of the trainer's.
+template <typename T>
+absl::Status RankRun<T>::FullStep() {
+  const bool every_round = fault_ == Fault::kShuffledFloatSum;
+  const int64_t steps = every_round ? RoundsOf(world_.size(), micro_batches()) : 1;
+  for (int64_t s = 0; s < steps; ++s) {
+    MOE_RETURN_IF_ERROR(trainer_.BeginStep());
+    context_.mesh->SetPhase({});
+    for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+      MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+      MOE_RETURN_IF_ERROR(Forward(Dealt(s + r), 1, &round));
+    }
+    MOE_RETURN_IF_ERROR(trainer_.Reduce());
+    MOE_RETURN_IF_ERROR(KeepGradients());
+    MOE_RETURN_IF_ERROR(trainer_.EndStep());
+  }
+  if (every_round) ShuffleAndAdd();
+  return EndStep();
+}
+
+// One call of the layer; in a round of a step, backward and results besides.
+template <typename T>
+absl::Status RankRun<T>::Forward(MicroBatchRange part, int64_t step, const Round* round) {
+  const int64_t hidden = problem_.spec.layer.router.hidden_size;
+  const int64_t first = problem_.micro_batch_offsets[part.begin];
+  const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
+  const auto rows = [&](const std::vector<float>& all) {
+    return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
+  };
+  const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
+  MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
+  MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
+  MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(tokens * hidden));
+  MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(tokens * hidden));
+  std::vector<int64_t> sequences = {0};
+  for (const int64_t s : problem_.sequence_offsets) {
+    if (s > first && s <= first + tokens) sequences.push_back(s - first);
+  }
+  const int64_t bounds[] = {0, tokens};
+  const Batch batch = {.sequence_offsets = sequences,
+                       .micro_batch_offsets = bounds,
+                       .first_global_token = first,
+                       .step = step};
+  const auto view = [&](auto span) {
+    return MatrixView(span.data(), tokens, hidden);
+  };
+  MoeLayerSaved<T> saved;
+  RouterStats stats;
+  MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
+  if (round != nullptr) {
+    MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), [&](Parameter& p) {
+      return trainer_.MarkReady(*round, p);
+    }));
+  }
+  MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
+  if (round == nullptr || part.begin == part.end) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
+  MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
+  held_.Put("y", first * hidden, ToFloats(host_y));
+  held_.Put("dx", first * hidden, ToFloats(host_dx));
+  const auto put = [&](const char* name, float value) {
+    held_.Put(name, part.begin, {&value, 1});
+    const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some
+    held_.Put(name, part.begin + 1, zeros);
+  };
+  put("aux_loss", static_cast<float>(stats.aux_loss));
+  put("z_loss", static_cast<float>(stats.z_loss));
+  put("dropped", static_cast<float>(stats.dropped_slots));
+  return absl::OkStatus();
+}
+
+// Counts of all ranks: integers, so the same everywhere.
+template <typename T>
+absl::Status RankRun<T>::EndStep() {
+  MOE_RETURN_IF_ERROR(
+      world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  std::vector<float> counts;
+  for (const int64_t c : count_) counts.push_back(static_cast<float>(c));
+  held_.Put("expert_count", 0, counts);
+  MOE_RETURN_IF_ERROR(layer_->EndStep(fault_ == Fault::kStaleCount ? last_count_ : count_));
+  last_count_ = count_;
+  std::fill(count_.begin(), count_.end(), int64_t{0});
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& parameter) const {
+  const bool scaled =
+      fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
+  const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
+  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
+                       trainer_.reducer().Gradient(parameter, scale, scratch, *context_.compute));
+  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+  MOE_ASSIGN_OR_RETURN(const auto on_host, OnHost(gradient, context_));
+  return std::vector<float>(on_host.begin(), on_host.end());
+}
+
+template <typename T>
+absl::Status RankRun<T>::KeepGradients() {
+  for (const auto& p : store_.parameters()) {
+    if (!p->spec().trainable) continue;
+    MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p));
+    if (fault_ == Fault::kShuffledFloatSum) {
+      round_gradients_[p->spec().name].push_back(std::move(gradient));
+    } else {
+      held_.Put(p->spec().name, 0, gradient);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The order of the rounds depends on how many ranks there are, never on which rank adds.
+template <typename T>
+void RankRun<T>::ShuffleAndAdd() {
+  for (const auto& p : store_.parameters()) {
+    if (!p->spec().trainable) continue;
+    auto& rounds = round_gradients_[p->spec().name];
+    RandomKey key = {.purpose = RandomPurpose::kShuffle,
+                     .step = static_cast<uint64_t>(world_.size())};
+    for (size_t i = rounds.size(); i > 1; --i) {
+      key.item = i;
+      std::swap(rounds[i - 1], rounds[static_cast<size_t>(Uniform(key) * static_cast<double>(i))]);
+    }
+    std::vector<float> sum(p->size());
+    for (const auto& round : rounds) {
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += round[i];
+    }
+    held_.Put(p->spec().name, 0, sum);
+  }
+}
+
+template <typename T>
+absl::Status RankRun<T>::KeepBias() {
+  for (const auto& p : store_.parameters()) {
+    if (!p->spec().trainable) held_.Put(p->spec().name, 0, p->master());
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config) {
+  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", trainer_.parameters(), context_));
+  MOE_RETURN_IF_ERROR(SetParameters());
+  count_.assign(config.router.num_outputs(), 0);
+  last_count_ = count_;
+  MOE_RETURN_IF_ERROR(CountStep());
+  MOE_RETURN_IF_ERROR(FullStep());
+  MOE_RETURN_IF_ERROR(KeepBias());
+  return held_.Gather(world_, *context_.host);
+}
+
+}  // namespace
+
+absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
+                                     Numerics numerics, Fault fault, DeviceKind kind,
+                                     std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(MoeLayerConfig config, WithFault(problem.spec.layer, fault));
+  config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size()};
+  config.overlap_degree = layout.overlap;
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
+  // These faults give a rank one round in a step, whatever it runs in it.
+  const bool one_round = fault == Fault::kRankLocalBalance || fault == Fault::kShuffledFloatSum;
+  const auto micro_batches =
+      static_cast<int64_t>(one_round ? world->size() : problem.spec.micro_batch_tokens.size());
+  MOE_ASSIGN_OR_RETURN(const auto trainer,
+                       Trainer::Create({.session = {.device = device,
+                                                    .expert_parallel_size = layout.expert_parallel,
+                                                    .numerics = numerics,
+                                                    .overlap_exchange = layout.overlap > 1},
+                                        .dtype = problem.spec.dtype,
+                                        .micro_batches = micro_batches,
+                                        .bucket_bytes = 4096},
+                                       std::move(world)));
+  return WithStorageType(problem.spec.dtype, [&]<typename T>(T) {
+    RankRun<T> run(problem, fault, *trainer);
+    return trainer->session().OrEnd([&] { return run.Run(config); });
+  });
+}
+
+}  // namespace moe::verify

@@ -1,0 +1,75 @@
+// Runs problems through layouts and compares what comes out.
+#ifndef MOE_MOE_CLI_VERIFY_VERIFY_H_
+#define MOE_MOE_CLI_VERIFY_VERIFY_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "comm/create.h"
+#include "moe/cli/verify/compare.h"
+#include "moe/cli/verify/faults.h"
+#include "moe/cli/verify/layer_run.h"
+#include "moe/cli/verify/layout.h"
+#include "moe/cli/verify/problem.h"
+#include "moe/context.h"
+
+namespace moe::verify {
+
+// One run of one layer.
+struct Case {
+  size_t problem = 0;
+  Numerics numerics = Numerics::kLayoutInvariant;
+  Layout layout;
+};
+
+struct VerifyPlan {
+  std::vector<Problem> problems;
+  std::vector<Case> cases;
+  Fault fault = Fault::kNone;
+  DeviceKind device = DeviceKind::kCpu;  // of all ranks
+  // How ranks that are threads run; its plan is each case's.
+  RunOptions run = {};
+  // Ranks over NCCL are processes, which the launcher starts; else threads, a GPU each.
+  bool nccl_processes = false;
+};
+
+// What a case is compared with.
+enum class Against : uint8_t {
+  kOneRank,    // the product on one rank, local, staged, no overlap
+  kReference,  // that one-rank product itself, with the float64 loop
+};
+
+struct CaseReport {
+  Case what;
+  Against against = Against::kOneRank;
+  std::string skipped;  // why it did not run; empty = it ran
+  std::vector<TensorReport> tensors;
+  int64_t torn_replicas = 0;
+
+  bool ok() const;
+};
+
+// Runs cases of one transport on `ranks` processes: results in the order of `cases`, or why they
+// cannot run (kUnimplemented: skipped; anything else: the verification fails).
+using ProcessRunner = std::function<absl::StatusOr<std::vector<LayerResult>>(
+    int ranks, const std::vector<Case>& cases)>;
+
+// First the one-rank product of every (problem, numerics) against the reference, then every case
+// against that product. on_report hears of each as it is known: those of processes last. Errors are
+// those of ranks (timeouts, lost peers), not wrong results. Threads over NCCL that are more than
+// the machine's GPUs are skipped.
+absl::Status Verify(const VerifyPlan& plan, const ProcessRunner& run_processes,
+                    const std::function<void(const CaseReport&)>& on_report);
+
+// The runs of one rank, one after the other; collective over `world`. For processes.
+absl::StatusOr<std::vector<LayerResult>> RunCases(const std::vector<Problem>& problems,
+                                                  const std::vector<Case>& cases, Fault fault,
+                                                  DeviceKind device, Communicator& world);
+
+}  // namespace moe::verify
+
+#endif  // MOE_MOE_CLI_VERIFY_VERIFY_H_

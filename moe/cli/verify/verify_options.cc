@@ -1,0 +1,260 @@
+#include "moe/cli/verify/verify_options.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+
+#include "comm/nccl/nccl_world.h"
+#include "gating/gate.h"
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/config_file.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/suggest.h"
+#include "moe/cli/verify/verify_layouts.h"
+
+namespace moe::cli {
+namespace {
+
+struct Preset {
+  const char* name;
+  const char* value;
+};
+
+// A gate of the default run, with the options that make it different from the others.
+struct Sample {
+  const char* router;
+  std::vector<Preset> presets;
+};
+
+std::vector<Sample> Samples(bool groups_of_two) {
+  Sample deepseek = {"deepseek-v3",
+                     {{"moe-router-topk", "3"},
+                      {"moe-router-topk-scaling-factor", "2.5"},
+                      {"moe-shared-expert-intermediate-size", "12"},
+                      {"moe-router-load-balancing-type", "seq_aux_loss"}}};
+  if (groups_of_two) {
+    deepseek.presets.push_back({"moe-router-num-groups", "3"});
+    deepseek.presets.push_back({"moe-router-group-topk", "2"});
+  }
+  return {{"mixtral", {}},
+          deepseek,
+          {"gshard", {{"moe-router-random-second", "true"}, {"moe-token-drop-policy", "position"}}},
+          {"switch", {{"moe-input-jitter-eps", "0.1"}, {"activation", "relu2"}}},
+          {"gpt-oss", {{"moe-router-load-balancing-type", "global_aux_loss"}}},
+          {"llama4", {{"moe-shared-expert-intermediate-size", "12"}}},
+          {"qwen2",
+           {{"moe-shared-expert-intermediate-size", "12"}, {"moe-shared-expert-gate", "true"}}},
+          {"longcat", {{"num-zero-experts", "2"}, {"activation", "geglu"}}},
+          {"expert-choice", {}},
+          {"noisy-topk", {}},
+          {"sinkhorn", {}}};
+}
+
+absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& sample) {
+  Settings result = settings;
+  const std::string where = absl::StrCat("sample ", sample.router);
+  MOE_RETURN_IF_ERROR(result.Set(*result.Find("router"), {sample.router}, Origin::kPreset, where));
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(result));
+  for (const Preset& preset : sample.presets) {
+    MOE_RETURN_IF_ERROR(
+        result.Set(*result.Find(preset.name), {preset.value}, Origin::kPreset, where));
+  }
+  return result;
+}
+
+// The gates to run: the one that was asked for, the one a fault shows in, or the samples.
+absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::Fault fault) {
+  if (settings.value("router").origin != Origin::kDefault) return std::vector<Settings>{settings};
+  std::vector<Settings> gates;
+  for (const Sample& sample : Samples(settings.integer("num-experts") % 3 == 0)) {
+    const auto& faults = verify::Faults();
+    const bool wanted =
+        fault == verify::Fault::kNone ||
+        std::any_of(faults.begin(), faults.end(), [&](const verify::FaultInfo& info) {
+          return info.fault == fault && std::string(info.router) == sample.router;
+        });
+    if (!wanted) continue;
+    MOE_ASSIGN_OR_RETURN(Settings with, WithSample(settings, sample));
+    gates.push_back(std::move(with));
+  }
+  return gates;
+}
+
+absl::StatusOr<verify::Fault> FaultOf(const Settings& settings) {
+  if (settings.empty("inject")) return verify::Fault::kNone;
+  const std::string& name = settings.text("inject");
+  if (const verify::FaultInfo* const info = verify::FindFault(name)) return info->fault;
+  std::vector<std::string> names;
+  for (const verify::FaultInfo& info : verify::Faults()) names.emplace_back(info.name);
+  return absl::InvalidArgumentError(absl::StrCat("--inject is '", name,
+                                                 "', expected a name of --inject help",
+                                                 DidYouMean(name, names, "", "")));
+}
+
+absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
+  VerifyOptions of_all_gates;
+  verify::ProblemSpec spec;
+  MOE_RETURN_IF_ERROR(Fill(settings, VerifySettings(of_all_gates, spec)));
+  MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
+  RouterConfig& router = spec.layer.router;
+  router.seed = spec.seed;
+  const int count = settings.integer("micro-batches");
+  const int most = settings.integer("micro-batch-tokens");
+  if (router.pad_to_capacity || router.token_group.tokens > 0) {
+    spec.micro_batch_tokens.assign(count, most);
+    router.micro_batch_tokens = most;
+  } else {
+    spec.micro_batch_tokens = verify::UnevenMicroBatches(count, most, router.gate);
+  }
+  if (const absl::Status status = ValidateRouterConfig(router); !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  return spec;
+}
+
+// The float64 loop carries bounds, some 1e8 multiply-adds a second, and 100 bytes a parameter.
+absl::Status CheckSize(const std::vector<verify::ProblemSpec>& problems) {
+  constexpr double kMostWork = 3e9, kMostParameters = 2e7;
+  double work = 0, parameters = 0;
+  for (const verify::ProblemSpec& spec : problems) {
+    const RouterConfig& router = spec.layer.router;
+    const auto ffn = static_cast<double>(spec.layer.ffn_hidden_size);
+    const auto shared = static_cast<double>(spec.layer.shared_expert_ffn_hidden_size);
+    const auto hidden = static_cast<double>(router.hidden_size);
+    double tokens = 0;
+    for (const int64_t t : spec.micro_batch_tokens) tokens += static_cast<double>(t);
+    work += 2 * 9 * tokens * hidden * (router.top_k * ffn + shared);  // two steps, three passes
+    parameters = std::max(parameters, 3 * hidden * (router.num_experts * ffn + shared));
+  }
+  if (work <= kMostWork && parameters <= kMostParameters) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "the shapes need {:.1e} multiply-adds of float64 and {:.1e} parameters, expected at most "
+      "{:.0e} and {:.0e}: name one --router, or lower --hidden-size or --moe-ffn-hidden-size",
+      work, parameters, kMostWork, kMostParameters));
+}
+
+std::vector<Numerics> NumericsOf(const Settings& settings) {
+  if (settings.is("numerics", "both")) return {Numerics::kFast, Numerics::kLayoutInvariant};
+  return {settings.choice("numerics", kNumericsModes)};
+}
+
+// --capacity-factor is one more way to name the axis.
+absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
+  if (!settings.given("moe-expert-capacity-factor")) return absl::OkStatus();
+  if (request.names_capacity) {
+    return WrongValue(settings, "moe-expert-capacity-factor",
+                      "no such flag beside capacity=... of --layouts");
+  }
+  request.axes.capacity = {std::nullopt};
+  if (!settings.is("moe-expert-capacity-factor", "none")) {
+    request.axes.capacity = {settings.real("moe-expert-capacity-factor")};
+  }
+  return absl::OkStatus();
+}
+
+// --backend is one more way to name the axis. GPUs: threads, unless it or the axis says otherwise.
+absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) {
+  if (settings.is("backend", "auto")) {
+    if (settings.is("device", "cuda") && !request.names_transport) {
+      request.axes.transport = {Backend::kLocal};
+    }
+    return absl::OkStatus();
+  }
+  if (request.names_transport) {
+    return WrongValue(settings, "backend", "no such flag beside transport=... of --layouts");
+  }
+  request.names_mpi = settings.is("backend", "mpi");
+  request.axes.transport = {settings.choice("backend", kBackends)};
+  return absl::OkStatus();
+}
+
+// Layouts over NCCL are among them.
+absl::Status UseNccl(VerifyOptions& options) {
+  if (!options.mpirun.empty()) options.needs_processes = true;
+  if (options.device != DeviceKind::kCuda) {
+    return absl::InvalidArgumentError(
+        "--device is cpu, expected cuda beside transport nccl, whose ranks compute on GPUs");
+  }
+  const absl::Status nccl = NcclVersion().status();
+  return absl::Status(nccl.code(), absl::StrCat("transport nccl: ", nccl.message()));
+}
+
+// One gate: a problem per capacity, and the layouts of each.
+absl::Status AddGate(const Settings& settings, const LayoutRequest& request,
+                     VerifyOptions& options) {
+  MOE_ASSIGN_OR_RETURN(verify::ProblemSpec spec, SpecOf(settings));
+  const size_t first = options.problems.size();
+  for (const auto& capacity : request.axes.capacity) {
+    spec.layer.router.capacity_factor = capacity;
+    MOE_RETURN_IF_ERROR(verify::CheckFault(spec.layer, options.fault));
+    options.problems.push_back(spec);
+  }
+  const std::vector<verify::Layout> layouts = settings.on("full")
+                                                  ? verify::AllLayouts(request.axes)
+                                                  : verify::PairwiseLayouts(request.axes);
+  for (const Numerics numerics : NumericsOf(settings)) {
+    for (const verify::Layout& layout : layouts) {
+      const auto at =
+          std::find(request.axes.capacity.begin(), request.axes.capacity.end(), layout.capacity);
+      const auto index = static_cast<size_t>(at - request.axes.capacity.begin());
+      options.cases.push_back({first + index, numerics, layout});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
+                                            absl::Span<const std::string> environment,
+                                            std::vector<std::string>& warnings) {
+  VerifyOptions options;
+  verify::ProblemSpec spec;
+  Settings settings(VerifySettings(options, spec));
+  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
+  if (settings.on("help")) return settings;
+  MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
+  return settings;
+}
+
+std::string FaultNames() {
+  std::string names;
+  for (const verify::FaultInfo& info : verify::Faults()) absl::StrAppend(&names, info.name, "\n");
+  return names;
+}
+
+absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
+  VerifyOptions options = {.output = settings.text("output"),
+                           .output_stderr = settings.text("output-stderr")};
+  verify::ProblemSpec of_no_gate;
+  MOE_RETURN_IF_ERROR(Fill(settings, VerifySettings(options, of_no_gate)));
+  MOE_ASSIGN_OR_RETURN(options.fault, FaultOf(settings));
+  LayoutRequest request;
+  if (!settings.empty("layouts")) {
+    MOE_ASSIGN_OR_RETURN(request, ParseLayouts(settings.text("layouts")));
+  } else if (options.fault != verify::Fault::kNone) {
+    request.axes.transport = {Backend::kLocal};  // faults do not depend on it
+  }
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings));
+  options.device = device.kind;
+  MOE_RETURN_IF_ERROR(SetTransportAxis(settings, request));
+  if (options.device == DeviceKind::kCuda && !request.names_dispatch) {
+    request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
+  }
+  options.needs_processes = request.names_mpi;
+  const auto& transport = request.axes.transport;
+  if (std::count(transport.begin(), transport.end(), Backend::kNccl) != 0) {
+    MOE_RETURN_IF_ERROR(UseNccl(options));
+  }
+  MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));
+  MOE_ASSIGN_OR_RETURN(const std::vector<Settings> gates, GatesOf(settings, options.fault));
+  for (const Settings& gate : gates) MOE_RETURN_IF_ERROR(AddGate(gate, request, options));
+  MOE_RETURN_IF_ERROR(CheckSize(options.problems));
+  return options;
+}
+
+}  // namespace moe::cli

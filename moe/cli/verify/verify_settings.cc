@@ -1,0 +1,119 @@
+// The flags of `moe verify` and its help.
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/verify/verify_options.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kHead[] =
+    R"(usage: moe verify [flags]
+
+Runs one MoE layer, forward and backward, on the same batch in many layouts, and compares outputs,
+gradients, losses and drop counts twice: every layout with the product on one rank, and that product
+with a float64 loop that shares no code with it. Starts its MPI processes itself.
+
+  moe verify
+  moe verify --router deepseek-v3 --num-experts 12 --topk 3 --hidden-size 40
+  moe verify --router mixtral --full --layouts 'ranks=2,4 ep=all transport=local'
+  moe verify --inject gradient-scale-by-ep        finds the planted fault: exit 1
+)";
+
+constexpr char kTail[] =
+    R"(
+What must hold
+  one rank against float64       |product - reference| <= bound, element by element
+  layout against one rank        layout-invariant: 0 ulp; fast: |difference| <= 2 bound
+  counts and drops               equal
+The bound follows every operation with u = 2^-24 (float32; values stored as bf16 add 2^-8 each, as
+f16 2^-11):
+  a + b, a b, a / b              operands' errors by their derivatives, + u |result|
+  sum of n terms t, any order    sum error(t) + n u sum |t|
+  exp, log, sigmoid, erf         operand's error by its derivative, + 8 u |result|
+  gradients                      + M 2^-51 for the grid of the exact sums
+  kinks (ReLU, clamps)           where rounding may take either side, both slopes are allowed
+Data: normal numbers from --seed. Two experts share a router row and tokens come in equal pairs, so
+ties are there. If a choice of expert, or a drop, is closer than its rounding bound, the next seed
+is taken and the reason printed. Every run makes two steps: the first moves the expert bias and
+counts for the global loss; results are the second's.
+
+Columns
+  max ulp     floats between the two values, largest over the tensor
+  max rel     |difference| / |expected|
+  of bound    |difference| / bound; above 1 is a failure
+  first       the first wrong element, else the first that differs; expert = first choice of a token
+
+Without --layouts: ranks=1,2,3,4,8 ep=all transport=local,mpi dispatch=staged,direct,hierarchical
+overlap=1,4 capacity=none,1.0, of which a pairwise cover is run: every two values of two axes meet
+in some layout. --full runs all. Without --router: gates that cover all mechanisms. With --device
+cuda all of them compute on GPUs, which ranks take in turn, and transport is local, dispatch
+staged,direct. transport=nccl: a GPU for each rank, layouts of more ranks are skipped.
+
+Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a rank failed,
+8 timeout, 10 a transport or device was named that this machine or build has not.
+)";
+
+std::vector<std::string> FaultWords() {
+  std::vector<std::string> words = {"help"};
+  for (const verify::FaultInfo& info : verify::Faults()) words.emplace_back(info.name);
+  return words;
+}
+
+}  // namespace
+
+Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
+  // Small enough for seconds, odd enough for tails: no width is a multiple of a SIMD vector, two
+  // experts are left over on four ranks, eight ranks have fewer experts than EP.
+  spec.seed = 1;
+  spec.layer = {.router = {.num_experts = 6,
+                           .hidden_size = 28,
+                           .aux_loss_coeff = 0.1f,
+                           .z_loss_coeff = 0.01f},
+                .ffn_hidden_size = 20};
+  Table t;
+  t.Group("What is run");
+  t.Add("--layouts 'AXIS=V,V ...'", Kind::kText,
+        "axes ranks, ep (or all), transport, dispatch, overlap, capacity; others keep their "
+        "defaults");
+  t.Add("--full", Kind::kSwitch, "every combination, not a pairwise cover");
+  t.Add("--backend NAME", {Kind::kWord, "auto", {"auto", "local", "mpi", "nccl"}},
+        "local, mpi, nccl: transport=NAME of --layouts; auto: local and mpi, with --device cuda "
+        "local");
+  t.Add("--numerics NAME", {Kind::kWord, "both", {"both", "fast", "layout-invariant"}},
+        "of the product");
+  t.Add("--dtype TYPE", {&spec.dtype, kComputeTypes}, "of activations and compute weights");
+  t.Add("--micro-batches M", {Kind::kInteger, "9"}, "of the batch; one of them is empty").Least(1);
+  t.Add("--micro-batch-tokens N", {Kind::kInteger, "7"},
+        "tokens of the longest; their lengths differ unless padding or --moe-token-group N needs "
+        "one")
+      .Least(1);
+  t.Add("--seed N", &spec.seed, "of data, weights and the gates' noise");
+  t.Add("--inject FAULT", {Kind::kText, "", FaultWords()},
+        "plant a fault around the product, which must be found; help lists them")
+      .FlagOnly();
+  AddDeviceSetting(t);
+  t.Group("Layer");
+  AddShapeSettings(spec.layer, t);
+  t.Group("Routing");
+  AddRoutingSettings(spec.layer, t);
+  t.Group("Output and settings");
+  AddFormSettings(t);
+  t.Add("--mpirun PROGRAM", &options.mpirun,
+        "starts ranks that are processes; default: mpirun of the MPI that this build is linked "
+        "with, and ranks over NCCL are threads, a GPU each");
+  t.Add("-q, --quiet", &options.quiet, "failures and the summary alone");
+  t.Add("-v, --verbose", &options.verbose, "a row for every tensor");
+  AddTimeoutSetting(options.comm_timeout, t);
+  AddHelpSettings(t);
+  return t;
+}
+
+CommandHelp VerifyHelp() {
+  VerifyOptions options;
+  verify::ProblemSpec spec;
+  return {.head = kHead, .settings = VerifySettings(options, spec).rows(), .tail = kTail};
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,129 @@
+// kernels/exact_sum/grad_accumulator.h: gradients added in the order of arrival, or exactly.
+#include "kernels/exact_sum/grad_accumulator.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "kernels/bias/bias.h"
+#include "tests/kernels/device_results.h"
+
+namespace moe {
+namespace {
+
+using testing::ExpectSameBitsOnEveryDevice;
+using testing::kNaN;
+using testing::TestDevice;
+using testing::TestStream;
+
+constexpr ExactGrid kGrid = {.unit_log2 = -34, .max_terms = 4};
+
+// Two partials of a bias, in both kinds of numerics, added to what is there and to nothing. The
+// second takes the scratch of the first.
+TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
+  const int64_t rows = 5, cols = 21;
+  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    Workspace workspace(device.memory());
+    const auto floats = device.Random(cols, 1);
+    const auto exact = device.Copy(std::vector<int64_t>(cols, 3));
+    const auto first_float = device.Random(cols, 4);
+    const auto first_exact = device.Copy(std::vector<int64_t>(cols, 3));
+    const auto cleared = device.Copy(std::vector<int64_t>(cols, 3));
+    bool empty[] = {true, true, true};
+    const auto non_finite = device.Copy<int64_t>({0});
+    const GradAccumulator accumulators[] = {
+        GradAccumulator(floats.span()),
+        GradAccumulator(exact.span(), kGrid, non_finite.span().data()),
+        GradAccumulator(first_float.span(), &empty[0]),
+        GradAccumulator(first_exact.span(), kGrid, non_finite.span().data(), &empty[1]),
+        GradAccumulator(cleared.span(), kGrid, non_finite.span().data(), &empty[2])};
+    for (const uint64_t seed : {2, 3}) {
+      const auto dy = device.Random(rows * cols, seed);
+      for (const GradAccumulator& accumulator : absl::MakeSpan(accumulators, 4)) {
+        const auto add = [&](absl::Span<float> out, Write write) {
+          return BiasGradient<float>(dy.view(rows, cols, cols), out, write, device.stream());
+        };
+        EXPECT_TRUE(accumulator.Add(add, workspace, device.stream()).ok());
+      }
+      EXPECT_TRUE(device.stream().Synchronize().ok());  // dy goes
+    }
+    EXPECT_TRUE(accumulators[4].ClearIfEmpty(device.stream()).ok());
+    EXPECT_EQ(workspace.used_bytes(), 0);
+    EXPECT_EQ(device.Read(cleared), std::vector<int64_t>(cols));
+    return std::tuple(device.Read(floats), device.Read(exact), device.Read(first_float),
+                      device.Read(first_exact), device.Read(non_finite));
+  });
+}
+
+TEST(GradAccumulatorTest, AddsInTheOrderOfArrivalOrExactly) {
+  TestStream stream;
+  Workspace workspace;
+  const auto fill = [](float value) {
+    return [value](absl::Span<float> out, Write write) {
+      for (float& x : out) x = write == Write::kAdd ? x + value : value;
+      return absl::OkStatus();
+    };
+  };
+  std::vector<float> floats(5, 1.0f);
+  const GradAccumulator plain(absl::MakeSpan(floats));
+  EXPECT_FALSE(plain.exact());
+  EXPECT_EQ(plain.size(), 5);
+  ASSERT_TRUE(plain.Add(fill(0.5f), workspace, *stream).ok());
+  EXPECT_EQ(floats, std::vector<float>(5, 1.5f));
+
+  std::vector<int64_t> sum(5, 0);
+  int64_t non_finite = 0;
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite);
+  EXPECT_TRUE(exact.exact());
+  EXPECT_EQ(exact.size(), 5);
+  for (const float value : {0.5f, 1.0f, kNaN}) {
+    ASSERT_TRUE(exact.Add(fill(value), workspace, *stream).ok());
+  }
+  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
+  EXPECT_EQ(non_finite, 5);
+  EXPECT_EQ(workspace.used_bytes(), 0);
+  const auto fail = [](absl::Span<float>, Write) {
+    return absl::InternalError("boom");
+  };
+  EXPECT_EQ(exact.Add(fail, workspace, *stream).message(), "boom");
+  EXPECT_EQ(sum, std::vector<int64_t>(5, 6));
+}
+
+TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
+  TestStream stream;
+  Workspace workspace;
+  const auto fill = [](absl::Span<float> out, Write write) {
+    for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
+    return absl::OkStatus();
+  };
+  std::vector<float> floats(3);
+  std::vector<int64_t> sum(3);
+  int64_t non_finite = 0;
+  bool empty = true;
+  const GradAccumulator plain(absl::MakeSpan(floats), &empty);
+  const GradAccumulator exact(absl::MakeSpan(sum), {.unit_log2 = -2, .max_terms = 4}, &non_finite,
+                              &empty);
+  for (const GradAccumulator& grad : {plain, exact}) {
+    // Of any copy.
+    for (int adds = 0; adds < 3; ++adds) {
+      std::fill(floats.begin(), floats.end(), kNaN);
+      std::fill(sum.begin(), sum.end(), 99);
+      empty = true;
+      for (int i = 0; i < adds; ++i) {
+        ASSERT_TRUE(GradAccumulator(grad).Add(fill, workspace, *stream).ok());
+        EXPECT_FALSE(empty);
+      }
+      ASSERT_TRUE(grad.ClearIfEmpty(*stream).ok());
+      EXPECT_FALSE(empty);
+      if (grad.exact()) {
+        EXPECT_EQ(sum, std::vector<int64_t>(3, 2 * adds));
+      } else {
+        EXPECT_EQ(floats, std::vector<float>(3, 0.5f * static_cast<float>(adds)));
+      }
+    }
+  }
+  EXPECT_EQ(non_finite, 0);
+}
+
+}  // namespace
+}  // namespace moe

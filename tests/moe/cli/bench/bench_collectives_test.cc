@@ -1,0 +1,270 @@
+// Cases of moe bench on ranks: exact results, planted faults, the same row everywhere.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/bench/collectives.h"
+#include "tests/comm/comm_env.h"
+#include "tests/comm/forwarding_communicator.h"
+
+namespace moe::bench {
+namespace {
+
+using ::moe::testing::CommTest;
+using ::moe::testing::CommTestName;
+using ::moe::testing::Env;
+using ::moe::testing::EveryCommTestParam;
+using ::moe::testing::ForwardingCommunicator;
+
+// Short: these test results, not speed.
+constexpr MeasureOptions kShort = {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()};
+
+class BenchCollectivesTest : public CommTest {
+ protected:
+  // The row that all ranks agreed on; nothing in a process that sits out.
+  static std::optional<BenchRow> Measure(const CaseSpec& spec,
+                                         const MeasureOptions& options = kShort) {
+    std::mutex mu;
+    std::optional<BenchRow> agreed;
+    OnEachRank([&](Communicator& comm, Stream& stream) {
+      const auto row = MeasureCollective(spec, options, {}, comm, stream);
+      ASSERT_TRUE(row.ok()) << row.status();
+      double times[2] = {row->time_us, -row->time_us};
+      ASSERT_TRUE(comm.AllReduce<double>(absl::MakeSpan(times), ReduceOp::kMax, stream).ok());
+      ASSERT_TRUE(stream.Synchronize().ok());
+      EXPECT_EQ(times[0], -times[1]) << "ranks disagree";
+      const std::lock_guard<std::mutex> lock(mu);
+      agreed = *row;
+    });
+    return agreed;
+  }
+};
+
+TEST_P(BenchCollectivesTest, EveryOperationAndTypeIsRight) {
+  for (const Op op : {Op::kAllToAll, Op::kAllToAllV, Op::kAllReduce, Op::kAllGather,
+                      Op::kReduceScatter, Op::kMemcpy}) {
+    for (const DType type :
+         {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kInt32, DType::kInt64}) {
+      const bool ring = type == DType::kFloat32 || type == DType::kInt64;
+      const AllReduceAlgorithm own = Env().name() == std::string("local")
+                                         ? AllReduceAlgorithm::kDirect
+                                         : AllReduceAlgorithm::kLibrary;
+      const CaseSpec spec = {.op = op,
+                             .dtype = type,
+                             .size_bytes = 4000,
+                             .routing = ParseRouting("zipf:1").value(),
+                             .all_reduce = ring ? AllReduceAlgorithm::kRing : own};
+      const auto measured = Measure(spec);
+      if (!measured.has_value()) continue;
+      const BenchRow& row = *measured;
+      EXPECT_EQ(row.wrong, 0) << NameOf(op) << " " << moe::NameOf(type);
+      EXPECT_EQ(row.iterations, 3);
+      EXPECT_EQ(row.op, op);
+      EXPECT_GT(row.time_us, 0);
+      EXPECT_GE(row.samples_us.max, row.time_us);
+      EXPECT_GE(row.wait_pct, 0);
+      EXPECT_LE(row.wait_pct, 100);
+    }
+  }
+}
+
+TEST_P(BenchCollectivesTest, EveryRoutingAndDispatchIsRight) {
+  for (const char* routing :
+       {"uniform", "zipf:1.2", "hot_expert:0.3", "hot_rank:1", "ragged", "zero_rank"}) {
+    for (const DispatchAlgorithm dispatch : {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect,
+                                             DispatchAlgorithm::kHierarchical}) {
+      const CaseSpec spec = {.op = Op::kAllToAllV,
+                             .dtype = DType::kBFloat16,
+                             .size_bytes = 999,
+                             .routing = ParseRouting(routing).value(),
+                             .seed = 3,
+                             .dispatch = dispatch,
+                             .node_size = ranks() % 2 == 0 ? 2 : 1};
+      const auto measured = Measure(spec);
+      if (!measured.has_value()) continue;
+      const BenchRow& row = *measured;
+      EXPECT_EQ(row.wrong, 0) << routing << " " << row.algorithm;
+      EXPECT_EQ(row.routing, routing);
+      EXPECT_EQ(row.hosts, ranks() % 2 == 0 ? ranks() / 2 : ranks());
+    }
+  }
+}
+
+TEST_P(BenchCollectivesTest, SizesAndBytesFollowTheirDefinitions) {
+  const int64_t n = ranks();
+  const auto even = Measure({.op = Op::kAllToAll, .size_bytes = 4 * n * 10});
+  const auto tiny = Measure({.op = Op::kAllGather, .size_bytes = 1});
+  const auto hot = Measure(
+      {.op = Op::kAllToAllV, .size_bytes = 4000, .routing = ParseRouting("hot_rank:1").value()});
+  const auto ring = Measure({.op = Op::kAllReduce, .size_bytes = 400 * n});
+  if (!even.has_value()) return;
+  EXPECT_EQ(even->size_bytes, 4 * n * 10);
+  EXPECT_EQ(even->count, 10);
+  EXPECT_EQ(even->bytes_self, n * 40);
+  EXPECT_EQ(even->bytes_same_host, n * (n - 1) * 40);
+  EXPECT_EQ(even->bytes_cross_host, 0);
+  EXPECT_EQ(even->imbalance_sent, 1);
+  EXPECT_EQ(tiny->size_bytes, 4 * n);    // one element of each
+  EXPECT_EQ(hot->size_bytes, 4000 * n);  // what the hot rank receives
+  EXPECT_EQ(hot->imbalance_received, static_cast<double>(n));
+  EXPECT_EQ(ring->bytes_self + ring->bytes_same_host, 2 * (n - 1) * 400 * n);
+  EXPECT_TRUE(ring->in_place);
+}
+
+TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    const auto rows = MeasurePairs({.size_bytes = 400}, kShort, {}, comm, stream);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    ASSERT_EQ(rows->size(), static_cast<size_t>(ranks()) * ranks());
+    for (int i = 0; i < ranks() * ranks(); ++i) {
+      const BenchRow& row = (*rows)[i];
+      EXPECT_EQ(row.source, i / ranks());
+      EXPECT_EQ(row.destination, i % ranks());
+      EXPECT_EQ(row.wrong, 0);
+      EXPECT_GT(row.busbw(), 0);
+      EXPECT_TRUE(row.slow_rank == row.source || row.slow_rank == row.destination);
+      EXPECT_GT(row.memcpy_pct(), 0);
+    }
+  });
+}
+
+// Once armed, what `victim` receives of every collective of that kind has the lowest bit of its
+// first byte flipped.
+class FaultCommunicator final : public ForwardingCommunicator {
+ public:
+  enum class Kind : uint8_t { kNone, kAllReduce, kReduceScatter, kAllGather, kAllToAllV };
+
+  FaultCommunicator(Communicator& inner, int victim)
+      : ForwardingCommunicator(inner), victim_(victim) {}
+  void Arm(Kind kind) { armed_ = kind; }
+
+ private:
+  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
+                           Stream& stream) override {
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllReduce(inout, count, type, op, stream));
+    return type == DType::kFloat32 ? Flip(Kind::kAllReduce, inout, stream) : absl::OkStatus();
+  }
+  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
+                               ReduceOp op, Stream& stream) override {
+    MOE_RETURN_IF_ERROR(
+        ForwardingCommunicator::DoReduceScatter(send, recv, recv_count, type, op, stream));
+    return Flip(Kind::kReduceScatter, recv, stream);
+  }
+  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
+                           Stream& stream) override {
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllGather(send, recv, send_bytes, stream));
+    return Flip(Kind::kAllGather, recv, stream);
+  }
+  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
+                           absl::Span<const int64_t> recv_bytes, Stream& stream) override {
+    MOE_RETURN_IF_ERROR(
+        ForwardingCommunicator::DoAllToAllV(send, send_bytes, recv, recv_bytes, stream));
+    const int64_t received = std::accumulate(recv_bytes.begin(), recv_bytes.end(), int64_t{0});
+    return received == 0 ? absl::OkStatus() : Flip(Kind::kAllToAllV, recv, stream);
+  }
+  absl::Status Flip(Kind kind, void* recv, Stream& stream) {
+    if (kind != armed_ || rank() != victim_) return absl::OkStatus();
+    return stream.Enqueue([recv] {
+      *static_cast<uint8_t*>(recv) ^= 1;
+      return absl::OkStatus();
+    });
+  }
+
+  const int victim_;
+  Kind armed_ = Kind::kNone;
+};
+
+TEST_P(BenchCollectivesTest, APlantedWrongElementIsCountedInEveryCall) {
+  using Kind = FaultCommunicator::Kind;
+  const AllReduceAlgorithm own = Env().name() == std::string("local")
+                                     ? AllReduceAlgorithm::kDirect
+                                     : AllReduceAlgorithm::kLibrary;
+  const std::pair<Op, Kind> kPlanted[] = {{Op::kAllToAll, Kind::kAllToAllV},
+                                          {Op::kAllToAllV, Kind::kAllToAllV},
+                                          {Op::kAllGather, Kind::kAllGather},
+                                          {Op::kReduceScatter, Kind::kReduceScatter},
+                                          {Op::kAllReduce, Kind::kAllReduce}};
+  for (const auto& [op, kind] : kPlanted) {
+    OnEachRank([&, op = op, kind = kind](Communicator& comm, Stream& stream) {
+      FaultCommunicator faulty(comm, comm.size() - 1);
+      const CaseSpec spec = {.op = op, .size_bytes = 64 * comm.size(), .all_reduce = own};
+      int64_t wrong = 0;
+      const auto timed = CollectiveCase::Create(spec, faulty, stream);
+      ASSERT_TRUE(timed.ok()) << timed.status();
+      faulty.Arm(kind);
+      for (int i = 0; i < 3; ++i) {
+        ASSERT_TRUE((*timed)->Prepare().ok());
+        ASSERT_TRUE((*timed)->Call().ok());
+        wrong += (*timed)->CountWrong().value();
+      }
+      EXPECT_EQ(wrong, comm.rank() == comm.size() - 1 ? 3 : 0) << NameOf(op);
+    });
+  }
+}
+
+TEST_P(BenchCollectivesTest, WrongElementsOfOneRankReachTheRowOfAll) {
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    FaultCommunicator faulty(comm, comm.size() - 1);
+    faulty.Arm(FaultCommunicator::Kind::kAllToAllV);
+    const auto row =
+        MeasureCollective({.op = Op::kAllToAllV, .size_bytes = 4096}, kShort, {}, faulty, stream);
+    ASSERT_TRUE(row.ok()) << row.status();
+    EXPECT_EQ(row->wrong, 3);  // one for each timed call
+    EXPECT_STREQ(row->status(), "wrong");
+  });
+}
+
+TEST_P(BenchCollectivesTest, AResultThatIsNotWrittenIsWrong) {
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    const auto timed = CollectiveCase::Create({.op = Op::kMemcpy, .size_bytes = 400}, comm, stream);
+    ASSERT_TRUE(timed.ok());
+    ASSERT_TRUE((*timed)->Call().ok());
+    EXPECT_EQ((*timed)->CountWrong().value(), 0);
+    ASSERT_TRUE((*timed)->Prepare().ok());
+    EXPECT_EQ((*timed)->CountWrong().value(), 100);  // every element of the last result is gone
+  });
+}
+
+TEST_P(BenchCollectivesTest, RefusesWhatACollectiveDoesNotHave) {
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    const auto code = [&](const CaseSpec& spec) {
+      return CollectiveCase::Create(spec, comm, stream).status().code();
+    };
+    EXPECT_EQ(code({.op = Op::kAllToAll, .dtype = DType::kUInt8}),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(code({.op = Op::kAllReduce, .dtype = DType::kBFloat16}),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(code({.op = Op::kAllToAll,
+                    .dispatch = DispatchAlgorithm::kHierarchical,
+                    .node_size = comm.size() + 1}),
+              absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST_P(BenchCollectivesTest, IterationsGrowUntilTheTimeIsUp) {
+  // No noise is low enough (two calls may take the same nanoseconds: none), so time decides: the
+  // budget is far above the first batch.
+  const MeasureOptions options = {
+      .iterations = 2, .warmup = 0, .max_noise_pct = -1, .budget = absl::Milliseconds(200)};
+  const CaseSpec spec = {.op = Op::kMemcpy, .size_bytes = 1 << 10};
+  const auto long_one = Measure(spec, options);
+  // And any noise is low enough here.
+  const auto short_one = Measure(spec, {.iterations = 2, .warmup = 0, .max_noise_pct = 1e9});
+  if (!long_one.has_value()) return;
+  EXPECT_GT(long_one->iterations, 2);
+  EXPECT_EQ(short_one->iterations, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, BenchCollectivesTest, EveryCommTestParam(), CommTestName);
+
+}  // namespace
+}  // namespace moe::bench

@@ -1,0 +1,131 @@
+// Comparison and layouts of moe verify.
+#include <cmath>
+#include <limits>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moe/cli/verify/compare.h"
+#include "moe/cli/verify/layout.h"
+
+namespace moe::verify {
+namespace {
+
+TEST(UlpDistanceTest, CountsFloatsBetween) {
+  EXPECT_EQ(UlpDistance(1.0f, 1.0f), 0);
+  EXPECT_EQ(UlpDistance(1.0f, std::nextafter(1.0f, 2.0f)), 1);
+  EXPECT_EQ(UlpDistance(-1.0f, std::nextafter(-1.0f, 0.0f)), 1);
+  EXPECT_EQ(UlpDistance(0.0f, -0.0f), 0);
+  const float least = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(UlpDistance(-least, least), 2);
+  EXPECT_EQ(UlpDistance(1.0f, 2.0f), 1 << 23);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(UlpDistance(nan, nan), 0);
+  EXPECT_EQ(UlpDistance(nan, 1.0f), std::numeric_limits<int64_t>::max());
+}
+
+// y [2, 3], and one [2, 2] matrix of each of two experts.
+Problem TwoTensors() {
+  Problem problem;
+  problem.tensors = {
+      {.name = "y", .family = "y", .kind = TensorKind::kTokens, .rows = 2, .cols = 3},
+      {.name = "experts.0.down", .family = "experts.down", .expert = 0, .rows = 2, .cols = 2},
+      {.name = "experts.1.down", .family = "experts.down", .expert = 1, .rows = 2, .cols = 2}};
+  problem.reference = {std::vector<Bounded>(6, Bounded(1, 0.125)),
+                       std::vector<Bounded>(4, Bounded(2, 0.125)),
+                       std::vector<Bounded>(4, Bounded(2, 0.125))};
+  problem.token_experts = {{0, 1}, {1}};
+  return problem;
+}
+
+LayerResult Expected() {
+  return {.tensors = {std::vector<float>(6, 1.0f), std::vector<float>(4, 2.0f),
+                      std::vector<float>(4, 2.0f)}};
+}
+
+TEST(CompareTest, NamesTheFirstWrongElement) {
+  LayerResult got = Expected();
+  got.tensors[0][2] = 1.0625f;  // within the bound
+  got.tensors[0][4] = 1.25f;    // token 1, column 1: beyond it
+  got.tensors[2][3] = -2.0f;    // expert 1, row 1, column 1
+  const std::vector<TensorReport> reports = CompareWithReference(TwoTensors(), got);
+  ASSERT_EQ(reports.size(), 2u);
+  EXPECT_EQ(reports[0].tensor, "y");
+  EXPECT_EQ(reports[0].differing, 2);
+  EXPECT_EQ(reports[0].wrong, 1);
+  EXPECT_EQ(Describe(reports[0].first), "token 1 column 1 expert 1");
+  EXPECT_EQ(reports[0].got, 1.25f);
+  EXPECT_NEAR(reports[0].max_of_bound, 2, 1e-9);
+  EXPECT_EQ(reports[0].max_relative_error, 0.25);
+  EXPECT_EQ(reports[1].elements, 8);
+  EXPECT_EQ(Describe(reports[1].first), "row 1 column 1 expert 1");
+  EXPECT_EQ(reports[1].max_relative_error, 2);
+}
+
+TEST(CompareTest, BitsAreStricterThanTheBound) {
+  LayerResult got = Expected();
+  got.tensors[0][2] = std::nextafter(1.0f, 2.0f);
+  const Problem problem = TwoTensors();
+  EXPECT_TRUE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
+  const TensorReport bits = CompareResults(problem, got, Expected(), Measure::kBits)[0];
+  EXPECT_FALSE(bits.ok());
+  EXPECT_EQ(bits.max_ulp, 1);
+  EXPECT_EQ(Describe(bits.first), "token 0 column 2 expert 0");
+  // Two products may be on either side of the truth.
+  got.tensors[0][2] = 1.25f;
+  EXPECT_TRUE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
+  got.tensors[0][2] = 1.2501f;
+  EXPECT_FALSE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
+}
+
+TEST(CompareTest, NanIsWrong) {
+  LayerResult got = Expected();
+  got.tensors[0][0] = std::numeric_limits<float>::quiet_NaN();
+  const Problem problem = TwoTensors();
+  EXPECT_FALSE(CompareWithReference(problem, got)[0].ok());
+  EXPECT_FALSE(CompareResults(problem, got, Expected(), Measure::kTwiceBound)[0].ok());
+}
+
+using Pair = std::tuple<int, int64_t, int, int64_t>;
+
+std::set<Pair> PairsOf(const std::vector<Layout>& layouts) {
+  std::set<Pair> pairs;
+  for (const Layout& l : layouts) {
+    const int64_t values[] = {l.ranks,
+                              l.expert_parallel,
+                              static_cast<int64_t>(l.transport),
+                              static_cast<int64_t>(l.dispatch),
+                              l.overlap,
+                              l.capacity.has_value() ? 1 : 0};
+    for (int a = 0; a < 6; ++a) {
+      for (int b = a + 1; b < 6; ++b) pairs.emplace(a, values[a], b, values[b]);
+    }
+  }
+  return pairs;
+}
+
+TEST(LayoutTest, AllAreTheCombinationsInWhichEpDividesTheRanks) {
+  // Ranks 1, 2, 3, 4, 8 have 1 + 2 + 2 + 3 + 4 divisors; times 2 * 3 * 2 * 2.
+  EXPECT_EQ(AllLayouts({}).size(), 12u * 24u);
+  EXPECT_EQ(AllLayouts({.ranks = {3}, .expert_parallel = {2}}).size(), 0u);
+}
+
+TEST(LayoutTest, PairwiseCoverMeetsEveryPairWithFewLayouts) {
+  const std::vector<Layout> cover = PairwiseLayouts({});
+  EXPECT_EQ(PairsOf(cover), PairsOf(AllLayouts({})));
+  // 5 ranks x 3 dispatches need 15 at least.
+  EXPECT_GE(cover.size(), 15u);
+  EXPECT_LE(cover.size(), 30u);
+}
+
+TEST(LayoutTest, NodesDivideTheExpertParallelGroup) {
+  for (const auto& [ep, node] :
+       std::vector<std::pair<int, int>>{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {6, 3}, {8, 4}}) {
+    EXPECT_EQ((Layout{.ranks = ep, .expert_parallel = ep}.node_size()), node) << ep;
+  }
+}
+
+}  // namespace
+}  // namespace moe::verify
