@@ -47,9 +47,10 @@ frozen() {
 }
 if command -v python3 >/dev/null; then
   frozen train 4 "${train[@]}" -q
-  # Wide: what is stopped is a rank at work, not a thread that begins or ends.
-  frozen verify 4 "$moe" verify --router mixtral --hidden-size 256 --moe-ffn-hidden-size 512 \
-    --layouts 'ranks=3 transport=local' --comm-timeout 1
+  # On one core, where only ranks are threads. Wide: a rank at work, not one that begins or ends.
+  core=$(taskset -cp $$ | sed 's/.*: \([0-9]*\).*/\1/')
+  frozen verify 4 taskset -c "$core" "$moe" verify --router mixtral --hidden-size 256 \
+    --moe-ffn-hidden-size 512 --layouts 'ranks=3 transport=local' --comm-timeout 1
 fi
 
 # Pipes that are open and that nobody reads, and one that nobody opens.
