@@ -1,10 +1,9 @@
 # What makes a build short. Included last, when all targets are known.
 #
-# Merged sources: up to eight sources of a library are compiled as one, a third of their time. Off
-# where a developer builds, on in presets that build anew (demo, asan, tsan). A source compiles alone all
-# the same: the other presets do that.
-option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
-
+# Merged sources (MOE_MERGE_SOURCES): up to eight sources of a library are compiled as one, a third of
+# their time. On in presets that build anew (demo, asan, tsan); a source compiles alone all the same:
+# the other presets do that.
+#
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
 # library. Three sets (library, parts of programs, tests), compiled once each and used by every target
 # that is compiled with the same flags.
@@ -56,7 +55,8 @@ function(moe_merge_sources target)
     endif()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-  target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-Wno-shadow>")
+  # A type without linkage in a file that is included: right here, the files are its own.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
 function(moe_build_fast folder)

@@ -8,6 +8,7 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
 option(MOE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
+option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
 set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")
 set(MOE_ENABLE_CUDA AUTO CACHE STRING "CUDA devices, kernels compiled by nvcc: AUTO, ON or OFF; \
 SIMULATED: the same on a CPU, for tests")
@@ -47,7 +48,8 @@ add_library(moe_own_flags INTERFACE)
 target_compile_options(moe_own_flags INTERFACE
   -ffp-contract=off  # numerics contract: a * b + c is two roundings unless the code says fma
   $<$<CONFIG:RelWithDebInfo>:-g1>  # file and line; SIMD sources compile in two thirds of the time
-  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
+  -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
+  $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>  # names of two sources may meet there
   $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror>)
 target_link_libraries(moe_own_flags INTERFACE moe_flags)
 if(MOE_SANITIZE)

@@ -114,7 +114,7 @@ TEST_F(NcclStoreTest, AllLearnWhyThereIsNoId) {
 }
 
 // As processes that have MPI do.
-class NcclJoinTest : public ::testing::Test {
+class NcclJoinOverCommunicatorTest : public ::testing::Test {
  protected:
   static void Join(const std::function<void(const Joined&, int rank)>& expect) {
     const cusim::ScopedMachine machine({.devices = 3});
@@ -128,7 +128,7 @@ class NcclJoinTest : public ::testing::Test {
   }
 };
 
-TEST_F(NcclJoinTest, OverAnotherCommunicatorOfTheSameRanks) {
+TEST_F(NcclJoinOverCommunicatorTest, OverAnotherCommunicatorOfTheSameRanks) {
   Join([](const Joined& joined, int rank) {
     ASSERT_TRUE(joined.ok()) << joined.status();
     EXPECT_EQ((*joined)->rank(), rank);
@@ -137,7 +137,7 @@ TEST_F(NcclJoinTest, OverAnotherCommunicatorOfTheSameRanks) {
   });
 }
 
-TEST_F(NcclJoinTest, AllLearnWhyThereIsNoId) {
+TEST_F(NcclJoinOverCommunicatorTest, AllLearnWhyThereIsNoId) {
   const cusim::ScopedNccl nccl({.version = 22605});
   Join([](const Joined& joined, int) {
     EXPECT_EQ(joined.status().code(), absl::StatusCode::kUnimplemented);
