@@ -1,9 +1,9 @@
 // Runs RunRanks as a program would, for tests of exit codes under mpiexec.
-//   run_ranks_main ok        every rank sums the ranks and checks the sum
-//   run_ranks_main fail      the last rank fails with kDataLoss while the others wait: exit 6
-//   run_ranks_main late      the last rank never starts MPI: the others' own deadline for that
-//   run_ranks_main missing   the last rank stays away: exit 8 after the deadline
-//   run_ranks_main verdict   all is well, then rank 0 leaves with 5 while the last is leaving MPI
+//   run_ranks_mpi_main ok        every rank sums the ranks and checks the sum
+//   run_ranks_mpi_main fail      the last rank fails with kDataLoss while the others wait: exit 6
+//   run_ranks_mpi_main late      the last rank never starts MPI: the others' own deadline for that
+//   run_ranks_mpi_main missing   the last rank stays away: exit 8 after the deadline
+//   run_ranks_mpi_main verdict   all is well, then rank 0 leaves with 5 while the last is leaving MPI
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -38,7 +38,7 @@ int ExitCode(const absl::Status& status) {
 }
 
 void Report(const absl::Status& status) {
-  std::fprintf(stderr, "run_ranks_main: %s\n", status.ToString().c_str());
+  std::fprintf(stderr, "run_ranks_mpi_main: %s\n", status.ToString().c_str());
 }
 
 absl::Status Body(const std::string& mode, std::unique_ptr<Communicator> world) {
