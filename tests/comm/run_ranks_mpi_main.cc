@@ -3,7 +3,7 @@
 //   run_ranks_mpi_main fail      the last rank fails with kDataLoss while the others wait: exit 6
 //   run_ranks_mpi_main late      the last rank never starts MPI: the others' own deadline for that
 //   run_ranks_mpi_main missing   the last rank stays away: exit 8 after the deadline
-//   run_ranks_mpi_main verdict   all is well, then rank 0 leaves with 5 while the last is leaving MPI
+//   run_ranks_mpi_main verdict   all is well; rank 0 leaves with 5, the last is in MPI_Finalize
 #include <cstdio>
 #include <cstdlib>
 #include <string>
