@@ -75,6 +75,12 @@ void PrintError(absl::string_view command, const absl::Status& status) {
   std::fflush(stderr);
 }
 
+void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
+  for (const std::string& warning : warnings) {
+    Say(stderr, "moe {}: warning: {}\n", std::string(command), warning);
+  }
+}
+
 absl::Status PrintOnce(const Invocation& invocation, const std::string& text) {
   return invocation.first() ? Print(text) : absl::OkStatus();
 }

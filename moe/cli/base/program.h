@@ -7,6 +7,7 @@
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
+#include <absl/types/span.h>
 
 #include "comm/create.h"
 #include "moe/cli/base/command.h"
@@ -20,6 +21,9 @@ absl::Status Print(const std::string& text);
 // "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
 // whatever a library put into the message.
 void PrintError(absl::string_view command, const absl::Status& status);
+
+// "moe <command>: warning: <warning>", a line each on standard error.
+void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings);
 
 // Print, by the first process of a launch alone.
 absl::Status PrintOnce(const Invocation& invocation, const std::string& text);

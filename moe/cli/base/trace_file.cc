@@ -8,7 +8,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -65,7 +64,7 @@ absl::Status RankTrace::Write() {
   MOE_ASSIGN_OR_RETURN(const int64_t left_out,
                        ExportTrace(recorder_, file_.get(), *world_, *stream));
   if (world_->rank() == 0 && left_out > 0) {
-    Say(stderr, "moe bench: warning: {}\n", TraceWarning(left_out));
+    PrintWarnings("bench", {TraceWarning(left_out)});
   }
   return absl::OkStatus();
 }

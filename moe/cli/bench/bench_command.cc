@@ -169,12 +169,7 @@ absl::Status Run(const Invocation& invocation) {
   if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
-  const bool speaks = launch.rank() == 0;
-  for (const std::string& warning : warnings) {
-    if (speaks && !call.settings.on("quiet")) {
-      Say(stderr, "moe bench: warning: {}\n", warning);
-    }
-  }
+  if (launch.rank() == 0 && !call.settings.on("quiet")) PrintWarnings(kCommand, warnings);
   const bool collective = bench::OpOf(call.operation).has_value();
   if (!call.settings.empty("trace") && !collective && call.operation != "layer") {
     return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,

@@ -105,15 +105,19 @@ void CollectiveCase::FillTagged(absl::Span<std::byte> to, int source, int64_t fi
   }
 }
 
-absl::Status CollectiveCase::SetupAllGather() {
-  const int ranks = comm_.size();
-  const int64_t block = BlockElements();
+void CollectiveCase::DescribeEvenBlocks() {
   algorithm_ = "library";
   if (comm_.backend() == "local") algorithm_ = "direct";
   if (comm_.backend() == "mpi") algorithm_ = "pairwise";
-  traffic_ = EvenTraffic(ranks, block);
-  size_elements_ = ranks * block;
-  count_ = block;
+  count_ = BlockElements();
+  size_elements_ = comm_.size() * count_;
+  traffic_ = EvenTraffic(comm_.size(), count_);
+}
+
+absl::Status CollectiveCase::SetupAllGather() {
+  const int ranks = comm_.size();
+  const int64_t block = BlockElements();
+  DescribeEvenBlocks();
   MOE_RETURN_IF_ERROR(Allocate(block, ranks * block));
   FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
   for (int s = 0; s < ranks; ++s) FillTagged(Elements(want_, s * block, block), s, 0);

@@ -110,6 +110,8 @@ class CollectiveCase {
   int64_t SpecElements() const { return spec_.size_bytes / width(); }
   // Elements of a block when a rank's buffer is R of them.
   int64_t BlockElements() const;
+  // Of collectives that move one such block between each two ranks.
+  void DescribeEvenBlocks();
 
   const CaseSpec spec_;
   Communicator& comm_;

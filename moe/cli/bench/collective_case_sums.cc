@@ -43,12 +43,7 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   const int ranks = comm_.size();
   const int me = comm_.rank();
   const int64_t block = BlockElements();
-  algorithm_ = "library";
-  if (comm_.backend() == "local") algorithm_ = "direct";
-  if (comm_.backend() == "mpi") algorithm_ = "pairwise";
-  traffic_ = EvenTraffic(ranks, block);
-  size_elements_ = ranks * block;
-  count_ = block;
+  DescribeEvenBlocks();
   MOE_RETURN_IF_ERROR(Allocate(ranks * block, block));
   const absl::Span<T> sent = host_send().span<T>();
   for (int64_t i = 0; i < ranks * block; ++i) sent[i] = Exact<T>(Term(me, i));

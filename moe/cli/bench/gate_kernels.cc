@@ -1,6 +1,7 @@
 // A gate alone: from logits to slots and weights, and back.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -69,13 +70,9 @@ class GateKernels final : public KernelCases {
                         MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
                         return (this->*bytes)();
                       },
-                      .run = [this, run] { return (this->*run)(); },
+                      .run = std::bind_front(run, this),
                       .wrong = nullptr};
-    if (weighing_.has_value()) {
-      timed.wrong = [this, wrong] {
-        return (this->*wrong)();
-      };
-    }
+    if (weighing_.has_value()) timed.wrong = std::bind_front(wrong, this);
     cases_.push_back({.pass = pass, .kernel = "gate", .timed = std::move(timed)});
   }
 

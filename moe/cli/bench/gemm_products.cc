@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <type_traits>
@@ -97,17 +98,13 @@ class Products final : public KernelCases {
       const WorkspaceScope scratch(workspace_);
       return (this->*run)();
     };
-    const auto count = [this, wrong] {
-      return (this->*wrong)();
-    };
-    const auto spoil = [this, result] {
-      return device_.Spoil(result);
-    };
-    cases_.push_back(
-        {.pass = "",
-         .kernel = product,
-         .timed = {.prepare = prepare, .run = scoped_run, .wrong = count, .spoil = spoil},
-         .result = result});
+    cases_.push_back({.pass = "",
+                      .kernel = product,
+                      .timed = {.prepare = prepare,
+                                .run = scoped_run,
+                                .wrong = std::bind_front(wrong, this),
+                                .spoil = std::bind_front(&KernelDevice::Spoil, &device_, result)},
+                      .result = result});
   }
 
   // Groups rows as the record does.

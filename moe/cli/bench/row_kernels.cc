@@ -2,6 +2,7 @@
 // exact in any order and the results can be computed in integers.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -126,20 +127,13 @@ class RowKernels final : public KernelCases {
       MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
       return (this->*bytes)();
     };
-    const auto bound_run = [this, run] {
-      return (this->*run)();
-    };
-    const auto count = [this, wrong] {
-      return (this->*wrong)();
-    };
-    const auto spoil = [this, result] {
-      return device_.Spoil(result);
-    };
-    cases_.push_back(
-        {.pass = pass,
-         .kernel = kernel,
-         .timed = {.prepare = prepare, .run = bound_run, .wrong = count, .spoil = spoil},
-         .result = result});
+    cases_.push_back({.pass = pass,
+                      .kernel = kernel,
+                      .timed = {.prepare = prepare,
+                                .run = std::bind_front(run, this),
+                                .wrong = std::bind_front(wrong, this),
+                                .spoil = std::bind_front(&KernelDevice::Spoil, &device_, result)},
+                      .result = result});
   }
 
   absl::Status Turn(int64_t record) {

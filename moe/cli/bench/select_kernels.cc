@@ -2,6 +2,7 @@
 // as a router's product leaves them, in 16 bits; and the sort of the slots by expert. Straight to
 // the launchers, since the operations above take float32 and write every score.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -38,12 +39,9 @@ class SelectKernels final : public KernelCases {
                         MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
                         return (this->*bytes)();
                       },
-                      .run = [this, run] { return (this->*run)(); },
-                      .wrong = [this, wrong] { return (this->*wrong)(); },
-                      .spoil =
-                          [this, spoil] {
-                            return (this->*spoil)();
-                          }};
+                      .run = std::bind_front(run, this),
+                      .wrong = std::bind_front(wrong, this),
+                      .spoil = std::bind_front(spoil, this)};
     cases_.push_back({.pass = "forward", .kernel = kernel, .timed = std::move(timed)});
   }
 

@@ -135,7 +135,7 @@ absl::Status LayerRun::Run() {
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
   if (const std::string warning = TraceWarning(result.trace_left_out); !warning.empty()) {
-    Say(stderr, "moe layer: warning: {}\n", warning);
+    PrintWarnings(kCommand, {warning});
   }
   MOE_RETURN_IF_ERROR(WriteOutput(result));
   if (options_.backward()) MOE_RETURN_IF_ERROR(WriteGradients(result));
@@ -198,10 +198,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  const bool speaks = launch.rank() == 0;
-  for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) Say(stderr, "moe layer: warning: {}\n", warning);
-  }
+  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
   return LayerRun(settings, launch).Run();
 }
 

@@ -302,10 +302,7 @@ absl::Status Run(const Invocation& invocation) {
   if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));
-  const bool speaks = plan.launch().rank() == 0;
-  for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) Say(stderr, "moe sweep: warning: {}\n", warning);
-  }
+  if (plan.launch().rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
   return SweepRun(invocation, settings, plan).Run();
 }
 

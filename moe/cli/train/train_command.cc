@@ -132,8 +132,8 @@ absl::Status TrainRun::Prepare() {
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
     if (metrics_->replaces() && !settings_.on("quiet")) {
-      Say(stderr, "moe train: warning: --out: replaces the earlier run in '{}'\n",
-          metrics_->path());
+      PrintWarnings(kCommand,
+                    {fmt::format("--out: replaces the earlier run in '{}'", metrics_->path())});
     }
   }
   return absl::OkStatus();
@@ -209,7 +209,7 @@ absl::Status TrainRun::End(const lm::TrainReport& report) {
   if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
   if (!options_.trace.empty()) facts.files.push_back(options_.trace);
   if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
-    Say(stderr, "moe train: warning: {}\n", warning);
+    PrintWarnings(kCommand, {warning});
   }
   return Print(ReportText(options_, report, facts));
 }
@@ -223,10 +223,7 @@ absl::Status Run(const Invocation& invocation) {
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
   MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  const bool speaks = launch.rank() == 0;
-  for (const std::string& warning : warnings) {
-    if (speaks && !settings.on("quiet")) Say(stderr, "moe train: warning: {}\n", warning);
-  }
+  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
   return TrainRun(invocation, settings, launch).Run();
 }
 

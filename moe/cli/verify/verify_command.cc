@@ -10,7 +10,6 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/terminal.h"
 #include "moe/cli/verify/verify_options.h"
 #include "moe/cli/verify/verify_processes.h"
 #include "moe/cli/verify/verify_report.h"
@@ -110,9 +109,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
     MOE_RETURN_IF_ERROR(RunWorker(worker_files, options, invocation));
     return ExitCode::kOk;
   }
-  for (const std::string& warning : warnings) {
-    if (!options.quiet) Say(stderr, "moe verify: warning: {}\n", warning);
-  }
+  if (!options.quiet) PrintWarnings(kCommand, warnings);
   if (options.needs_processes) {
     if (const absl::Status status = ProcessLauncher::CheckPresent(options, invocation);
         !status.ok()) {
