@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -67,6 +68,19 @@ socklen_t LengthOf(const std::string& name) {
 
 Descriptor NewSocket() {
   return Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+}
+
+// A process that dies closes its files in the order of their numbers. MPICH's launcher listens on one
+// that the process was born with, and ends the other ranks as soon as it closes: `socket` takes its
+// number, and it a later one, so that the watch hears first. Before MPI reads PMI_FD.
+void CloseBeforeLaunchers(Descriptor& socket) {
+  const char* const text = std::getenv("PMI_FD");
+  int number = -1;
+  if (text == nullptr || !absl::SimpleAtoi(text, &number) || number > socket.number()) return;
+  const int later = ::fcntl(number, F_DUPFD, socket.number());
+  if (later < 0 || ::dup3(socket.number(), number, O_CLOEXEC) < 0) return;
+  ::setenv("PMI_FD", std::to_string(later).c_str(), 1);
+  socket = Descriptor(number);
 }
 
 // A socket with an abstract address that the system chose: "" if it has none.
@@ -221,7 +235,7 @@ class Watch {
     return absl::StrJoin(silent, ", ");
   }
 
-  // Tells also of others that are going already: a library may have ended the first because of one
+  // Tells also of others that are going or gone: a library may have ended the first because of one
   // of them, whose memory goes before its files are closed, and a launcher ends the rest at once.
   // No launcher makes a rank leave with an exit code: who does comes first.
   void Gone(const Member& gone) {
@@ -229,7 +243,7 @@ class Watch {
     if (LauncherEnded(going.front().second)) return;
     for (const auto& [socket, member] : members_) {
       const int status = WaitStatusOf(member.process);
-      if (status > 0 && !member.ends) going.emplace_back(&member, status);
+      if (status != 0 && !member.ends) going.emplace_back(&member, status);
     }
     if (spoken_ || (!one_host_ && !OthersLiveOn())) return;
     spoken_ = true;
@@ -297,6 +311,7 @@ HostWatch::HostWatch(const RunOptions& options) {
   const LaunchInfo& launch = options.plan.launch;
   if (launch.size == 1 || !options.report) return;
   peer_ = NewSocket();
+  CloseBeforeLaunchers(peer_);
   if (launch.local_rank != 0) return;
   const Descriptor listener = NewSocket();
   name_ = Listen(listener.number());

@@ -1,0 +1,145 @@
+// What the process beside the ranks of a host says of those that go. Ranks are processes here, too,
+// but no launcher ends them.
+#include "comm/mpi/host_watch.h"
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "comm/create.h"
+#include "comm/local/local_world.h"
+#include "tests/comm/forwarding_communicator.h"
+
+namespace moe {
+namespace {
+
+using ::testing::MatchesRegex;
+
+constexpr int kRanks = 3;
+
+// What processes share: the cards that they hand round, and how many have joined.
+struct Shared {
+  std::array<std::array<uint8_t, 64>, kRanks> cards;
+  std::atomic<int> gathered, joined;
+};
+
+// A world of processes that knows one collective, and that once.
+class SharedWorld final : public testing::ForwardingCommunicator {
+ public:
+  SharedWorld(std::unique_ptr<Communicator> alone, int rank, Shared& shared)
+      : ForwardingCommunicator(std::move(alone)), rank_(rank), shared_(shared) {}
+  int rank() const override { return rank_; }
+  int size() const override { return kRanks; }
+
+ private:
+  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes, Stream&) override {
+    std::memcpy(shared_.cards[rank_].data(), send, send_bytes);
+    ++shared_.gathered;
+    while (shared_.gathered < kRanks) absl::SleepFor(absl::Milliseconds(1));
+    for (int r = 0; r < kRanks; ++r) {
+      std::memcpy(static_cast<uint8_t*>(recv) + r * send_bytes, shared_.cards[r].data(),
+                  send_bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  const int rank_;
+  Shared& shared_;
+};
+
+// The life of a rank: joins, and waits to be killed.
+[[noreturn]] void RunRank(int rank, Shared& shared) {
+  RunOptions options;
+  options.plan.launch = {.rank = rank, .size = kRanks, .local_rank = rank};
+  options.report = [](const absl::Status& status) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  };
+  HostWatch watch(options);
+  SharedWorld world(std::move(MakeLocalWorld({.ranks = 1}).front()), rank, shared);
+  if (watch.Join(world).ok()) ++shared.joined;
+  for (;;) pause();
+}
+
+class HostWatchTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    void* const memory =
+        mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    shared_ = new (memory) Shared();
+    std::array<int, 2> ends = {};
+    ASSERT_EQ(pipe(ends.data()), 0);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      processes_[rank] = fork();
+      if (processes_[rank] != 0) continue;
+      dup2(ends[1], STDERR_FILENO);
+      RunRank(rank, *shared_);
+    }
+    close(ends[1]);
+    said_ = fdopen(ends[0], "r");
+    while (shared_->joined < kRanks) absl::SleepFor(absl::Milliseconds(1));
+    std::ifstream children(
+        absl::StrCat("/proc/", processes_[0], "/task/", processes_[0], "/children"));
+    ASSERT_TRUE(children >> watch_);
+  }
+  void TearDown() override { munmap(shared_, sizeof(Shared)); }
+
+  // Ends the rank and takes its status away, as launchers do.
+  void Reap(int rank) {
+    kill(processes_[rank], SIGKILL);
+    ASSERT_EQ(waitpid(processes_[rank], nullptr, 0), processes_[rank]);
+  }
+
+  // All that ranks and watch say, once they are gone.
+  std::string Said() {
+    std::string all;
+    for (int c = std::fgetc(said_); c != EOF; c = std::fgetc(said_)) all += static_cast<char>(c);
+    std::fclose(said_);
+    return all;
+  }
+
+  std::string Gone(int rank) const {
+    return absl::StrCat("rank ", rank, " \\(process ", processes_[rank],
+                        "\\) is gone without a word");
+  }
+
+  Shared* shared_ = nullptr;
+  std::array<pid_t, kRanks> processes_ = {};
+  pid_t watch_ = 0;
+  std::FILE* said_ = nullptr;
+};
+
+// A launcher ends the others at once and reaps them all, before the watch has its turn: the rank
+// that died first is among those that it names, whichever it hears of first.
+TEST_F(HostWatchTest, NamesEveryRankThatIsGoneWhenItComesToLook) {
+  kill(watch_, SIGSTOP);
+  Reap(0);
+  Reap(1);
+  kill(watch_, SIGCONT);
+  std::string line;
+  for (int c = std::fgetc(said_); c != '\n' && c != EOF; c = std::fgetc(said_)) {
+    line += static_cast<char>(c);
+  }
+  EXPECT_THAT(line, MatchesRegex(absl::StrCat("on host [^ ]+ ", Gone(0), ", ", Gone(1))));
+  Reap(2);
+  EXPECT_EQ(Said(), "");  // one line for one failure
+}
+
+}  // namespace
+}  // namespace moe
