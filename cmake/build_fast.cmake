@@ -1,8 +1,8 @@
 # What makes a build short. Included last, when all targets are known.
 #
 # Merged sources (MOE_MERGE_SOURCES): up to eight sources of a library are compiled as one, a third of
-# their time. On in presets that build anew (demo, asan, tsan); a source compiles alone all the same:
-# the other presets do that.
+# their time. On in presets that build anew or most often (demo, cpu, asan, tsan); a source compiles
+# alone all the same: the other presets do that.
 #
 # Precompiled headers: most of the time of a small source goes into reading Abseil and the standard
 # library. Three sets (library, parts of programs, tests), compiled once each and used by every target
