@@ -1,5 +1,6 @@
 #include <memory>
 
+#include <absl/time/clock.h>
 #include <gtest/gtest.h>
 
 #include <mpi.h>
@@ -27,15 +28,27 @@ class MpiEnv final : public CommEnv, public ::testing::Environment {
     const int rank = session_->rank();
     MPI_Comm_split(MPI_COMM_WORLD, rank < ranks ? 0 : MPI_UNDEFINED, rank, &part);
     if (part != MPI_COMM_NULL) {
-      const auto comm = MakeMpiCommunicator(part, timeout).value();
+      // Whatever the deadline: on a busy machine ranks may come late.
+      const auto comm = MakeMpiCommunicator(part, timeout, kPatience).value();
       const auto stream = MakeEnvStream(kind);
       body(*comm, *stream);
     }
-    MPI_Barrier(MPI_COMM_WORLD);
+    Meet();
     if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
   }
 
  private:
+  // MPI_Barrier spins: ranks that sit out would take the cores from those that run the test.
+  static void Meet() {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    for (int done = 0;;) {
+      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done != 0) return;
+      absl::SleepFor(absl::Microseconds(100));
+    }
+  }
+
   std::unique_ptr<MpiSession> session_;
 };
 

@@ -152,14 +152,15 @@ World MakeWorld(const WorldCase& c) {
   return w;
 }
 
-std::vector<WorldCase> WorldCases(int max_ranks) {
-  std::vector<WorldCase> cases;
+std::map<int, std::vector<WorldCase>> WorldCases(int max_ranks) {
+  std::map<int, std::vector<WorldCase>> cases;
+  uint64_t seed = 0;
   for (const int ranks : {1, 2, 3, 4, 5, 8}) {
     if (ranks > max_ranks) continue;
     const auto add = [&](WorldCase c) {
       c.ranks = ranks;
-      c.seed = cases.size() + 1;
-      cases.push_back(std::move(c));
+      c.seed = ++seed;
+      cases[ranks].push_back(std::move(c));
     };
     add({.name = "even", .experts = 2 * ranks, .tokens = {16}});
     add({.name = "uneven experts and tokens", .experts = 13, .top_k = 3, .tokens = {9, 0, 17, 4}});

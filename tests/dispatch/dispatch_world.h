@@ -4,6 +4,7 @@
 #define MOE_TESTS_DISPATCH_DISPATCH_WORLD_H_
 
 #include <cstdint>
+#include <map>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -74,8 +75,8 @@ struct World {
 
 World MakeWorld(const WorldCase& c);
 
-// The cases that every test of plans and dispatchers goes through, for group sizes up to `max`.
-std::vector<WorldCase> WorldCases(int max_ranks);
+// The cases that every test of plans and dispatchers goes through, by group size, up to `max`.
+std::map<int, std::vector<WorldCase>> WorldCases(int max_ranks);
 
 }  // namespace moe::testing
 

@@ -79,12 +79,14 @@ HomeRows SortedHomeRows(const World& world, int rank) {
 }
 
 TEST(ExpertSortPlanTest, RowsAreTheHomeRowsOfThePlan) {
-  for (const WorldCase& c : WorldCases(/*max_ranks=*/3)) {
-    SCOPED_TRACE(::testing::Message() << c);
-    const World world = MakeWorld(c);
-    const auto want = PlanHomeRows(world, c.overlap);
-    for (int rank = 0; rank < world.ranks; ++rank) {
-      EXPECT_TRUE(SortedHomeRows(world, rank) == want[rank]) << rank;
+  for (const auto& [ranks, cases] : WorldCases(/*max_ranks=*/3)) {
+    for (const WorldCase& c : cases) {
+      SCOPED_TRACE(::testing::Message() << c);
+      const World world = MakeWorld(c);
+      const auto want = PlanHomeRows(world, c.overlap);
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_TRUE(SortedHomeRows(world, rank) == want[rank]) << rank;
+      }
     }
   }
 }
