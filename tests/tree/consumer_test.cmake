@@ -11,6 +11,8 @@ function(run)
   set(output "${out}" PARENT_SCOPE)
 endfunction()
 
+# By the environment: as an argument it would fall apart at its semicolons.
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${COMPILER_LAUNCHER}")
 file(REMOVE_RECURSE ${SCRATCH})
 set(project ${SCRATCH}/project)
 file(MAKE_DIRECTORY ${project})
@@ -31,7 +33,7 @@ foreach(text man/man1/moe.1 man/man1/moe-train.1 bash-completion/completions/moe
   endif()
 endforeach()
 run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build -DCMAKE_BUILD_TYPE=Release
-  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${project}/build)
 run(${project}/build/first_layer)
 # It learns: the last loss it prints is well below the first.
@@ -54,7 +56,7 @@ file(WRITE ${project}/CMakeLists.txt
   "cmake_minimum_required(VERSION 3.25)\nproject(custom_gate LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
   "add_executable(custom_gate custom_gate.cc)\ntarget_link_libraries(custom_gate PRIVATE moe::moe)\n")
 run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_gate -DCMAKE_BUILD_TYPE=Release
-  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${project}/build_gate)
 run(${project}/build_gate/custom_gate)
 if(NOT output MATCHES "gradient agrees with differences")
@@ -74,7 +76,7 @@ file(WRITE ${project}/CMakeLists.txt
   "cmake_minimum_required(VERSION 3.25)\nproject(headers LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
   "add_library(headers OBJECT ${sources})\ntarget_link_libraries(headers PRIVATE moe::moe)\n")
 run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_headers
-  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_COMPILER_LAUNCHER=${COMPILER_LAUNCHER})
+  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${project}/build_headers -- -k 0)
 list(LENGTH headers count)
 message(STATUS "${count} headers compile alone")
