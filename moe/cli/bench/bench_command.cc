@@ -1,4 +1,5 @@
 // moe bench: times and checks collectives.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -37,7 +38,6 @@ class BenchRun {
   void Note(const bench::BenchRow& row) const;
   absl::Status Verdict() const;
   bool speaks() const { return launch_.rank() == 0; }
-  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
 
   const BenchCall& call_;
   const Launch& launch_;
@@ -91,13 +91,15 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   for (const int64_t size : options_.sizes) {
     bench::CaseSpec spec = options_.spec;
     spec.size_bytes = size;
-    std::vector<bench::BenchRow> rows;
-    if (pairs()) {
-      MOE_ASSIGN_OR_RETURN(rows, bench::MeasurePairs(spec, measure, facts, world, *stream));
-    } else {
-      MOE_ASSIGN_OR_RETURN(bench::BenchRow row,
-                           bench::MeasureCollective(spec, measure, facts, world, *stream));
-      rows.push_back(std::move(row));
+    MOE_ASSIGN_OR_RETURN(auto rows, bench::MeasureRows(spec, measure, facts, world, *stream));
+    if (options_.format == BenchFormat::kNccl && !options_.output.form.has_value()) {
+      spec.form = bench::Form::kOther;
+      MOE_ASSIGN_OR_RETURN(const auto others,
+                           bench::MeasureRows(spec, measure, facts, world, *stream));
+      for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i].other_time_us = others[i].time_us;
+        rows[i].other_wrong = others[i].wrong;
+      }
     }
     if (first && size == options_.sizes.front()) Note(rows.front());
     if (!first) continue;
@@ -114,7 +116,9 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
 // the table is out.
 absl::Status BenchRun::Verdict() const {
   int64_t wrong = 0;
-  for (const bench::BenchRow& row : rows_) wrong += row.wrong > 0 ? row.wrong : 0;
+  for (const bench::BenchRow& row : rows_) {
+    wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
+  }
   if (wrong > 0) {
     return WithExitCode(absl::InternalError(absl::StrCat(
                             wrong, " wrong elements, expected none; see the column #wrong")),

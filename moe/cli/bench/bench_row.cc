@@ -38,6 +38,7 @@ std::optional<Op> OpOf(absl::string_view name) {
 }
 
 double AlgorithmBandwidth(int64_t size_bytes, double time_us) {
+  if (std::isnan(time_us)) return time_us;
   return time_us > 0 ? static_cast<double>(size_bytes) / time_us * 1e-3 : 0;
 }
 
@@ -128,9 +129,11 @@ std::string Half(const BenchRow& row) {
                       Fitted(row.busbw(), 6), "  ", WrongText(row));
 }
 
-std::string EmptyHalf() {
-  return absl::StrFormat("  %7s  %6s  %6s  %6s", kNotMeasured, kNotMeasured, kNotMeasured,
-                         kNotMeasured);
+// The same row of the call in its other form.
+BenchRow OtherForm(BenchRow row) {
+  row.time_us = row.other_time_us;
+  row.wrong = row.other_wrong;
+  return row;
 }
 
 std::string HeadLine(const char* size, const char* count, const char* type, const char* op,
@@ -194,18 +197,25 @@ std::string NcclHead() {
 }
 
 std::string NcclLine(const BenchRow& row) {
-  return absl::StrCat(What(row), row.in_place ? EmptyHalf() : Half(row),
-                      row.in_place ? Half(row) : EmptyHalf(), "\n");
+  const std::string own = Half(row);
+  const std::string other = Half(OtherForm(row));
+  return absl::StrCat(What(row), row.in_place ? other : own, row.in_place ? own : other, "\n");
 }
 
 std::string NcclFoot(absl::Span<const BenchRow> rows) {
   int64_t wrong = 0;
-  double busbw = 0;
+  double sum = 0;
+  int measured = 0;
   for (const BenchRow& row : rows) {
-    wrong += row.wrong > 0 ? row.wrong : 0;
-    busbw += row.busbw();
+    const bool inside = row.source >= 0 && row.source == row.destination && row.ranks > 1;
+    for (const BenchRow& form : {row, OtherForm(row)}) {
+      wrong += std::max<int64_t>(0, form.wrong);
+      if (inside || !std::isfinite(form.time_us)) continue;
+      sum += form.busbw();
+      ++measured;
+    }
   }
-  if (!rows.empty()) busbw /= static_cast<double>(rows.size());
+  const double busbw = measured > 0 ? sum / measured : 0;
   return absl::StrFormat("# %-20s : %d %s\n# %-20s : %g \n#\n", "Out of bounds values", wrong,
                          wrong == 0 ? "OK" : "FAILED", "Avg bus bandwidth", busbw);
 }

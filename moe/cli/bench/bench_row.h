@@ -29,7 +29,8 @@ enum class Op : uint8_t {
 const char* NameOf(Op op);  // "alltoall" ...
 std::optional<Op> OpOf(absl::string_view name);
 
-// Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time.
+// Bytes per second that the caller sees: size_bytes / time. GB = 1e9 bytes; 0 in no time; NaN in
+// unknown time.
 double AlgorithmBandwidth(int64_t size_bytes, double time_us);
 
 // busbw = algbw * BusFactor: what would cross a link of each rank if every algorithm moved the
@@ -67,6 +68,9 @@ struct BenchRow {
   double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
   int source = -1, destination = -1;  // p2p
   bool in_place = false;
+  // The call in nccl-tests' other form (Form::kOther): of --format nccl alone.
+  double other_time_us = std::numeric_limits<double>::quiet_NaN();
+  int64_t other_wrong = -1;
   std::string settings;  // flags that were given and that no other key tells
 
   double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
@@ -83,14 +87,15 @@ Fields BenchFields(const BenchRow& row);
 std::string BenchHead();
 std::string BenchLine(const BenchRow& row);
 
-// nccl-tests' thirteen columns: a call is out of place or in place, and the other half says N/A.
+// nccl-tests' thirteen columns, out of place and in place; N/A is what was not measured or checked.
 std::string NcclHead();
 std::string NcclLine(const BenchRow& row);
 
 // After the last row: what nccl-tests prints there and, of the largest row of `rows`, the algorithm
 // and bytes by distance.
 std::string BenchFoot(absl::Span<const BenchRow> rows);
-// nccl-tests' two lines of it alone.
+// nccl-tests' two lines of it alone. The average is over all halves that were measured, and not
+// over copies inside a rank (p2p) where there are others.
 std::string NcclFoot(absl::Span<const BenchRow> rows);
 
 // nccl-tests' name of a type: "float", "bfloat16".

@@ -181,8 +181,7 @@ void AddOutputSettings(BenchOutputOptions& output, Table& t) {
   AddFormSettings(t);
   AddTraceSetting("the timed calls", t);
   t.Add("--format NAME", {Kind::kWord, "table", {"table", "nccl"}},
-        "of the table: nccl for nccl-tests' thirteen columns, N/A where a call has no in-place or "
-        "out-of-place form");
+        "of the table: nccl for nccl-tests' thirteen columns, out of place and in place");
   t.Add("-J, --json-file FILE", &output.json_path, "all rows as one JSON array");
   t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size");
   t.Add("--fail-if EXPR", Kind::kText, "exit 1 if it holds for a row");

@@ -83,16 +83,30 @@ absl::Status CollectiveCase::Allocate(int64_t send_elements, int64_t result_elem
   MOE_ASSIGN_OR_RETURN(send_, Buffer::Allocate(send_bytes, *memory, "what is sent"));
   MOE_ASSIGN_OR_RETURN(recv_, Buffer::Allocate(result_bytes, *memory, "what is received"));
   MOE_ASSIGN_OR_RETURN(want_, Buffer::Allocate(result_bytes));
+  if (all_to_all() && in_place()) {
+    MOE_ASSIGN_OR_RETURN(kept_, Buffer::Allocate(send_bytes, *memory, "what is sent, kept"));
+  }
   result_ = Elements(recv_, 0, result_elements);
   return absl::OkStatus();
 }
 
 absl::Status CollectiveCase::Upload() {
-  if (!IsCuda(stream_)) return absl::OkStatus();
-  const std::vector<std::byte> poison(poison_.bytes(), std::byte{kPoison});
-  MOE_RETURN_IF_ERROR(stream_.Upload(host_send_.data(), send_.data(), send_.bytes()));
-  MOE_RETURN_IF_ERROR(stream_.Upload(poison.data(), poison_.data(), poison_.bytes()));
+  if (IsCuda(stream_)) {
+    const std::vector<std::byte> poison(poison_.bytes(), std::byte{kPoison});
+    MOE_RETURN_IF_ERROR(stream_.Upload(host_send_.data(), send_.data(), send_.bytes()));
+    MOE_RETURN_IF_ERROR(stream_.Upload(poison.data(), poison_.data(), poison_.bytes()));
+  }
+  MOE_RETURN_IF_ERROR(stream_.CopyBytes(send_.data(), kept_.data(), kept_.bytes()));
   return stream_.Synchronize();
+}
+
+absl::Status CollectiveCase::Poison(absl::Span<std::byte> bytes) {
+  if (bytes.empty()) return absl::OkStatus();
+  if (IsCuda(stream_)) {
+    return stream_.CopyBytes(poison_.data(), bytes.data(), static_cast<int64_t>(bytes.size()));
+  }
+  std::memset(bytes.data(), kPoison, bytes.size());
+  return absl::OkStatus();
 }
 
 // Elements first, first + 1, ... of rank `source`'s send buffer.
@@ -121,8 +135,10 @@ absl::Status CollectiveCase::SetupAllGather() {
   MOE_RETURN_IF_ERROR(Allocate(block, ranks * block));
   FillTagged(host_send().span<std::byte>(), comm_.rank(), 0);
   for (int s = 0; s < ranks; ++s) FillTagged(Elements(want_, s * block, block), s, 0);
-  call_ = [this] {
-    return comm_.AllGather<uint8_t>(SendBytes(), ResultBytes(), stream_);
+  if (in_place()) input_ = Elements(recv_, comm_.rank() * block, block);
+  call_ = [this, bytes = block * width()] {
+    const auto sent = in_place() ? ResultBytes().subspan(comm_.rank() * bytes, bytes) : SendBytes();
+    return comm_.AllGather<uint8_t>(sent, ResultBytes(), stream_);
   };
   return absl::OkStatus();
 }
@@ -174,18 +190,12 @@ absl::Status CollectiveCase::SetupMemcpy() {
 }
 
 absl::Status CollectiveCase::Prepare() {
-  const auto bytes = static_cast<int64_t>(result_.size());
-  if (IsCuda(stream_)) {
-    const Buffer& from = in_place_ ? send_ : poison_;
-    MOE_RETURN_IF_ERROR(stream_.CopyBytes(from.data(), result_.data(), bytes));
-    return stream_.Synchronize();
-  }
-  if (in_place_) {
-    CopyBytes(result_.data(), send_.data(), bytes);
-  } else if (bytes > 0) {
-    std::memset(result_.data(), kPoison, result_.size());
-  }
-  return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(Poison(result_));
+  MOE_RETURN_IF_ERROR(Poison(exchanged_));
+  const Buffer& original = exchanged_.empty() ? send_ : kept_;
+  MOE_RETURN_IF_ERROR(
+      stream_.CopyBytes(original.data(), input_.data(), static_cast<int64_t>(input_.size())));
+  return stream_.Synchronize();
 }
 
 absl::Status CollectiveCase::Call() {
@@ -213,8 +223,7 @@ absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
 }
 
 Traffic CollectiveCase::Moved(const Traffic& traffic) const {
-  const bool all_to_all = spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV;
-  const bool two_hops = all_to_all && spec_.dispatch == DispatchAlgorithm::kHierarchical;
+  const bool two_hops = all_to_all() && spec_.dispatch == DispatchAlgorithm::kHierarchical;
   return two_hops ? TwoHopTraffic(traffic, node_size()) : traffic;
 }
 
@@ -228,7 +237,7 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.dtype = spec_.dtype;
   row.size_bytes = size_elements_ * width();
   row.count = count_;
-  row.in_place = in_place_;
+  row.in_place = in_place();
   row.imbalance_sent = SendImbalance(traffic_);
   row.imbalance_received = ReceiveImbalance(traffic_);
   Distances moved = DistancesOf(Moved(traffic_), node_size());

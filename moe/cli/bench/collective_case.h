@@ -25,6 +25,15 @@
 
 namespace moe::bench {
 
+// Of nccl-tests' two halves of a row, the one that the collective has (allreduce: in place, all
+// others: out of place), or the other one. That is
+//   allgather, reducescatter   the same call, on one buffer
+//   allreduce                  a copy of what is sent, summed in place
+//   alltoall, alltoallv        the call, then a copy of its result over what was sent: exchanges
+//                              have no form in place
+//   p2p, memcpy                the same: their two buffers are of two ranks, or what they are for
+enum class Form : uint8_t { kOwn, kOther };
+
 struct CaseSpec {
   Op op = Op::kAllToAll;
   DType dtype = DType::kFloat32;  // f32, f64, bf16, f16, i32 or i64
@@ -39,6 +48,7 @@ struct CaseSpec {
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
   // p2p
   int source = 0, destination = 0;
+  Form form = Form::kOwn;
 };
 
 // Buffers are memory of the stream's device.
@@ -88,16 +98,23 @@ class CollectiveCase {
   absl::Status SetupAllReduce();
   template <typename T>
   absl::Status SetupReduceScatter();
+  // Out of place, the sum starts from a copy of what is sent.
+  absl::Status CopyIn();
   // How all-to-all travels.
   absl::Status UseStaged();
   absl::Status UseDirect();
   absl::Status UseHierarchical();
   template <typename U>
   absl::Status UseHierarchicalAs();
+  // Of all-to-alls: every call then writes its result over `home`, where what is sent is.
+  void ReturnInto(std::byte* home);
 
   absl::Status Allocate(int64_t send_elements, int64_t result_elements);
   // What setting up has put into host_send(), to the device.
   absl::Status Upload();
+  absl::Status Poison(absl::Span<std::byte> bytes);
+  bool all_to_all() const { return spec_.op == Op::kAllToAll || spec_.op == Op::kAllToAllV; }
+  bool in_place() const { return (spec_.op == Op::kAllReduce) == (spec_.form == Form::kOwn); }
   // Where setting up writes what is sent.
   Buffer& host_send() { return IsCuda(stream_) ? host_send_ : send_; }
   void FillTagged(absl::Span<std::byte> to, int source, int64_t first) const;
@@ -116,11 +133,13 @@ class CollectiveCase {
   const CaseSpec spec_;
   Communicator& comm_;
   Stream& stream_;
-  Buffer send_, recv_;            // of the stream's device
-  Buffer want_;                   // of the host
-  Buffer host_send_, poison_;     // in CUDA streams; poison_ is what recv_ is filled with
-  absl::Span<std::byte> result_;  // what a call writes; compared with want_
-  bool in_place_ = false;         // a call starts from a copy of send_ in result_
+  Buffer send_, recv_;               // of the stream's device
+  Buffer want_;                      // of the host
+  Buffer host_send_, poison_;        // in CUDA streams; poison_ is what recv_ is filled with
+  Buffer kept_;                      // of all-to-alls in place: what send_ is before a call
+  absl::Span<std::byte> result_;     // what a call writes; compared with want_
+  absl::Span<std::byte> input_;      // in place: what a call starts from, made anew before each
+  absl::Span<std::byte> exchanged_;  // all-to-alls in place: what the exchange itself writes
   std::string algorithm_;
   int64_t size_elements_ = 0;  // per rank, as BenchRow::size_bytes
   int64_t count_ = 0;

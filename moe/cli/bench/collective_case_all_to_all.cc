@@ -39,7 +39,9 @@ absl::Status CollectiveCase::SetupAllToAll() {
   traffic_ = AllToAllTraffic(call_index_);
   size_elements_ = traffic_.Largest();
   count_ = spec_.op == Op::kAllToAll ? BlockElements() : size_elements_;
-  MOE_RETURN_IF_ERROR(Allocate(traffic_.Sent(me), traffic_.Received(me)));
+  const int64_t received = traffic_.Received(me);
+  const int64_t sent = in_place() ? std::max(traffic_.Sent(me), received) : traffic_.Sent(me);
+  MOE_RETURN_IF_ERROR(Allocate(sent, received));
   FillTagged(host_send().span<std::byte>(), me, 0);
   std::vector<int> sources(ranks);
   std::iota(sources.begin(), sources.end(), 0);
@@ -75,13 +77,27 @@ absl::Status CollectiveCase::UseStaged() {
     call_ = [this] {
       return comm_.AllToAll<uint8_t>(SendBytes(), ResultBytes(), stream_);
     };
-    return absl::OkStatus();
+  } else {
+    call_ = [this, bytes = traffic_.Sent(me) * width(), sent = Times(traffic_.from(me), width()),
+             received = Times(traffic_.to(me), width())] {
+      return comm_.AllToAllV<uint8_t>(SendBytes().first(bytes), sent, ResultBytes(), received,
+                                      stream_);
+    };
   }
-  call_ = [this, sent = Times(traffic_.from(me), width()),
-           received = Times(traffic_.to(me), width())] {
-    return comm_.AllToAllV<uint8_t>(SendBytes(), sent, ResultBytes(), received, stream_);
-  };
+  if (in_place()) ReturnInto(send_.data());
   return absl::OkStatus();
+}
+
+void CollectiveCase::ReturnInto(std::byte* home) {
+  input_ = {home, static_cast<size_t>(traffic_.Sent(comm_.rank()) * width())};
+  exchanged_ = result_;
+  call_ = [this, home, exchange = std::move(call_)]() -> absl::Status {
+    result_ = exchanged_;
+    MOE_RETURN_IF_ERROR(exchange());
+    exchanged_ = result_;
+    result_ = {home, exchanged_.size()};
+    return stream_.CopyBytes(exchanged_.data(), home, static_cast<int64_t>(exchanged_.size()));
+  };
 }
 
 absl::Status CollectiveCase::UseDirect() {
@@ -115,6 +131,7 @@ absl::Status CollectiveCase::UseDirect() {
     MOE_RETURN_IF_ERROR(comm_.Fence(stream_));
     return stream_.Synchronize();
   };
+  if (in_place()) ReturnInto(shared->local().data());
   return absl::OkStatus();
 }
 
@@ -155,6 +172,7 @@ absl::Status CollectiveCase::UseHierarchicalAs() {
                static_cast<size_t>(received.rows() * received.cols()) * sizeof(U)};
     return absl::OkStatus();
   };
+  if (in_place()) ReturnInto(send_.data());
   return absl::OkStatus();
 }
 

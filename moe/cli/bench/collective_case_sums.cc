@@ -44,17 +44,29 @@ absl::Status CollectiveCase::SetupReduceScatter() {
   const int me = comm_.rank();
   const int64_t block = BlockElements();
   DescribeEvenBlocks();
-  MOE_RETURN_IF_ERROR(Allocate(ranks * block, block));
+  MOE_RETURN_IF_ERROR(Allocate(ranks * block, in_place() ? ranks * block : block));
   const absl::Span<T> sent = host_send().span<T>();
   for (int64_t i = 0; i < ranks * block; ++i) sent[i] = Exact<T>(Term(me, i));
   for (int64_t i = 0; i < block; ++i) {
     want_.span<T>()[i] = Exact<T>(SumOfTerms(ranks, me * block + i));
   }
+  if (in_place()) {
+    input_ = result_;
+    result_ = Elements(recv_, me * block, block);
+  }
   call_ = [this, ranks, block] {
-    return comm_.ReduceScatter<T>(send_.span<const T>().first(ranks * block),
-                                  recv_.span<T>().first(block), ReduceOp::kSum, stream_);
+    const Buffer& from = in_place() ? recv_ : send_;
+    return comm_.ReduceScatter<T>(
+        from.span<const T>().first(ranks * block),
+        absl::MakeSpan(reinterpret_cast<T*>(result_.data()), static_cast<size_t>(block)),
+        ReduceOp::kSum, stream_);
   };
   return absl::OkStatus();
+}
+
+absl::Status CollectiveCase::CopyIn() {
+  if (in_place()) return absl::OkStatus();
+  return stream_.CopyBytes(send_.data(), recv_.data(), send_.bytes());
 }
 
 template <typename T>
@@ -63,8 +75,8 @@ absl::Status CollectiveCase::SetupAllReduce() {
   const int64_t count = std::max<int64_t>(1, SpecElements());
   algorithm_ = AlgorithmName(spec_.all_reduce);
   size_elements_ = count_ = count;
-  in_place_ = true;
   MOE_RETURN_IF_ERROR(Allocate(count, count));
+  if (in_place()) input_ = result_;
   const absl::Span<T> sent = host_send().span<T>();
   for (int64_t i = 0; i < count; ++i) {
     sent[i] = Exact<T>(Term(comm_.rank(), i));
@@ -82,7 +94,8 @@ absl::Status CollectiveCase::SetupAllReduce() {
                        AllReducer::Create(spec_.all_reduce, comm_));
   const std::shared_ptr<AllReducer> reducer = std::move(made);
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, int64_t>) {
-    call_ = [this, reducer, count] {
+    call_ = [this, reducer, count]() -> absl::Status {
+      MOE_RETURN_IF_ERROR(CopyIn());
       return reducer->Sum(recv_.span<T>().first(count), stream_);
     };
     return absl::OkStatus();
@@ -92,7 +105,8 @@ absl::Status CollectiveCase::SetupAllReduce() {
         absl::StrCat("CollectiveCase: the ring sums f32 and i64, not ", moe::NameOf(spec_.dtype),
                      ", expected direct (local) or library (mpi, nccl)"));
   }
-  call_ = [this, count] {
+  call_ = [this, count]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(CopyIn());
     return comm_.AllReduce<T>(recv_.span<T>().first(count), ReduceOp::kSum, stream_);
   };
   return absl::OkStatus();

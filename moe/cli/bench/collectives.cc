@@ -289,4 +289,13 @@ absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
   return rows;
 }
 
+absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
+                                                  const MeasureOptions& options,
+                                                  const WorldFacts& facts, Communicator& comm,
+                                                  Stream& stream) {
+  if (spec.op == Op::kPointToPoint) return MeasurePairs(spec, options, facts, comm, stream);
+  MOE_ASSIGN_OR_RETURN(BenchRow row, MeasureCollective(spec, options, facts, comm, stream));
+  return std::vector<BenchRow>{std::move(row)};
+}
+
 }  // namespace moe::bench

@@ -101,6 +101,12 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
                                            const WorldFacts& facts, Communicator& comm,
                                            Stream& stream);
 
+// The rows of one size: of p2p MeasurePairs', else MeasureCollective's one.
+absl::StatusOr<std::vector<BenchRow>> MeasureRows(const CaseSpec& spec,
+                                                  const MeasureOptions& options,
+                                                  const WorldFacts& facts, Communicator& comm,
+                                                  Stream& stream);
+
 // A row for every ordered pair, [source][destination], of transfers of spec.size_bytes (its source
 // and destination are not looked at); the diagonal is a copy inside the rank. All other ranks wait
 // in a barrier, the two ends alone are in times and waits. options.budget is shared by the pairs.

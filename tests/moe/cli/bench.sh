@@ -2,6 +2,7 @@
 # `moe bench` on threads and, given <mpiexec>, on processes: bash bench.sh <moe> [<mpiexec>]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=${2:-}
+parsers=$(realpath "$(dirname "${BASH_SOURCE[0]}")/nccl_parsers.py")
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
 cd "$work" || exit 1
@@ -103,12 +104,18 @@ for seed in 1 1 2; do
 done
 [[ ${sizes[0]} == "${sizes[1]}" && ${sizes[0]} != "${sizes[2]}" ]] || fail "seeds: ${sizes[*]}"
 
-# Forms. nccl-tests' line is 12 12 8 6 6 and twice 7 6 6 6 columns, two apart.
-run "$moe" bench allreduce --ranks 2 "${short[@]}" --format nccl
-expect 0 "--format nccl"
-(($(grep -cE '^[0-9 ]{12}  [0-9 ]{12}     float     sum      -1(  +N/A){4}  [0-9. ]{7}  [0-9. ]{6}  [0-9. ]{6}       0$' stdout) == 2)) ||
+# Forms. nccl-tests' line, as programs that read nccl-tests do.
+for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1" allreduce allgather reducescatter; do
+  # shellcheck disable=SC2086
+  run "$moe" bench $call --ranks 2 -b 64K -e 256K -n 3 -T 0 --format nccl
+  expect 0 "$call --format nccl"
+  python3 "$parsers" stdout 2 || fail "$call --format nccl: $(cat stdout)"
+done
+(($(grep -cE '^[0-9 ]{12}  [0-9 ]{12}     float     sum      -1(  [0-9. ]{7}  [0-9. ]{6}  [0-9. ]{6}       0){2}$' stdout) == 2)) ||
   fail "--format nccl: $(cat stdout)"
-awk '!/^#/ { if (NF != 13) exit 1 }' stdout || fail "--format nccl: not thirteen columns"
+run "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
+expect 0 "p2p --format nccl"
+(($(grep -cE '^ +65536 .* N/A  .* N/A$' stdout) == 4)) || fail "p2p --format nccl: $(cat stdout)"
 run "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 expect 0 "-o csv"
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"

@@ -77,6 +77,44 @@ TEST_P(BenchCollectivesTest, EveryOperationAndTypeIsRight) {
   }
 }
 
+// Both forms of nccl-tests: right, and what was not written is wrong.
+TEST_P(BenchCollectivesTest, TheOtherFormIsRightAndChecked) {
+  const AllReduceAlgorithm own = Env().name() == std::string("local")
+                                     ? AllReduceAlgorithm::kDirect
+                                     : AllReduceAlgorithm::kLibrary;
+  std::vector<CaseSpec> specs = {{.op = Op::kAllReduce},
+                                 {.op = Op::kAllReduce, .all_reduce = own},
+                                 {.op = Op::kAllGather},
+                                 {.op = Op::kReduceScatter},
+                                 {.op = Op::kPointToPoint, .destination = ranks() - 1}};
+  for (const Op op : {Op::kAllToAll, Op::kAllToAllV}) {
+    for (const auto dispatch : {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect,
+                                DispatchAlgorithm::kHierarchical}) {
+      specs.push_back({.op = op,
+                       .routing = ParseRouting("hot_rank:0.7").value(),
+                       .dispatch = dispatch,
+                       .node_size = 1});
+    }
+  }
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    for (CaseSpec& spec : std::vector<CaseSpec>(specs)) {
+      spec.form = Form::kOther;
+      spec.size_bytes = 400 * comm.size();
+      const auto timed = CollectiveCase::Create(spec, comm, stream);
+      ASSERT_TRUE(timed.ok()) << timed.status();
+      for (int i = 0; i < 2; ++i) {
+        ASSERT_TRUE((*timed)->Prepare().ok());
+        if (comm.size() > 1 && spec.op != Op::kPointToPoint) {
+          EXPECT_GT((*timed)->CountWrong().value(), 0) << NameOf(spec.op);
+        }
+        ASSERT_TRUE(comm.Barrier().ok());
+        ASSERT_TRUE((*timed)->Call().ok());
+        EXPECT_EQ((*timed)->CountWrong().value(), 0) << NameOf(spec.op);
+      }
+    }
+  });
+}
+
 TEST_P(BenchCollectivesTest, EveryRoutingAndDispatchIsRight) {
   for (const char* routing :
        {"uniform", "zipf:1.2", "hot_expert:0.3", "hot_rank:1", "ragged", "zero_rank"}) {

@@ -191,9 +191,11 @@ TEST(NcclFormatTest, ALineHasItsThirteenColumns) {
   row.in_place = true;
   row.wrong = 12;
   row.time_us = 123456.7;
+  row.other_time_us = 524.288;
+  row.other_wrong = 3;
   EXPECT_THAT(ReadNcclLine(NcclLine(row)),
-              ElementsAre("1048576", "262144", "bfloat16", "sum", "-1", "N/A", "N/A", "N/A", "N/A",
-                          "123457", "0.01", "0.01", "12"));
+              ElementsAre("1048576", "262144", "bfloat16", "sum", "-1", "524.29", "2.00", "3.00",
+                          "3", "123457", "0.01", "0.01", "12"));
 }
 
 TEST(NcclFormatTest, NumbersOfEverySizeStayInTheirColumns) {
@@ -220,7 +222,25 @@ TEST(NcclFormatTest, HeadAndFootAreWordForWord) {
                                         "# Avg bus bandwidth    : 7.85646 \n"));
   std::vector<BenchRow> wrong = rows;
   wrong[0].wrong = 5;
-  EXPECT_THAT(NcclFoot(wrong), HasSubstr("# Out of bounds values : 5 FAILED\n"));
+  wrong[0].other_wrong = 2;
+  EXPECT_THAT(NcclFoot(wrong), HasSubstr("# Out of bounds values : 7 FAILED\n"));
+}
+
+TEST(NcclFormatTest, TheAverageIsOfBothFormsAndNotOfCopiesInsideARank) {
+  BenchRow row = SampleRow();  // busbw 1e6 * 3 / 4
+  row.size_bytes = 1'000'000;
+  row.time_us = 1000;
+  row.other_time_us = 500;
+  EXPECT_THAT(NcclFoot({row}), HasSubstr("# Avg bus bandwidth    : 1.125 \n"));
+  row.op = Op::kPointToPoint;
+  row.other_time_us = std::nan("");
+  row.source = row.destination = 1;
+  BenchRow between = row;
+  between.destination = 2;
+  between.time_us = 4000;
+  EXPECT_THAT(NcclFoot({row, between}), HasSubstr("# Avg bus bandwidth    : 0.25 \n"));
+  row.ranks = 1;  // there is nothing else
+  EXPECT_THAT(NcclFoot({row}), HasSubstr("# Avg bus bandwidth    : 1 \n"));
 }
 
 TEST(BenchTableTest, FirstNineColumnsAreThoseOfNcclTests) {
