@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_replace.h>
@@ -82,7 +83,7 @@ Fields BenchFields(const BenchRow& row) {
           {"imb_tx", row.imbalance_sent},
           {"imb_rx", row.imbalance_received},
           {"wait_pct", row.wait_pct, "wait (%)"},
-          {"slow_rank", int64_t{row.slow_rank}},
+          {"slow_rank", CountOrNull(row.slow_rank)},
           {"bytes_self", CountOrNull(row.bytes_self)},
           {"bytes_same_host", CountOrNull(row.bytes_same_host)},
           {"bytes_cross_host", CountOrNull(row.bytes_cross_host)},
@@ -92,6 +93,8 @@ Fields BenchFields(const BenchRow& row) {
           {"destination", CountOrNull(row.destination)},
           {"status", row.status()},
           {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()},
+          {"busiest_tx", CountOrNull(row.busiest_sender)},
+          {"busiest_rx", CountOrNull(row.busiest_receiver)},
           {"settings", row.settings}};
 }
 
@@ -111,6 +114,15 @@ std::string Fitted(double value, int width) {
     if (text.size() == static_cast<size_t>(width)) return text;
   }
   return absl::StrFormat("%*.0e", width, value);
+}
+
+// "1.71@0": max over mean, and the rank of the max if there is one; as many decimals as there is
+// room for.
+std::string ImbalanceText(double imbalance, int busiest, int width) {
+  const std::string rank = busiest < 0 ? "" : absl::StrCat("@", busiest);
+  const std::string number = Fitted(imbalance, std::max(4, width - static_cast<int>(rank.size())));
+  return absl::StrFormat("%*s", width,
+                         absl::StrCat(absl::StripLeadingAsciiWhitespace(number), rank));
 }
 
 std::string WrongText(const BenchRow& row) {
@@ -171,20 +183,22 @@ std::string BenchHead() {
   return absl::StrCat(
       HeadLine("size", "count", "type", "redop", "root"),
       HalfHead("time", "algbw", "busbw", "#wrong"),
-      absl::StrFormat("  %7s  %7s  %7s  %7s  %6s  %6s  %6s  %4s  %7s\n", "i_min", "i_max", "i_p99",
+      absl::StrFormat("  %7s  %7s  %7s  %7s  %8s  %8s  %6s  %4s  %7s\n", "i_min", "i_max", "i_p99",
                       "i_cv%", "imb_tx", "imb_rx", "wait%", "slow", "%memcpy"),
       HeadLine("(B)", "(elements)", "", "", ""), HalfHead("(us)", "(GB/s)", "(GB/s)", ""),
-      absl::StrFormat("  %7s  %7s  %7s  %7s  %14s  %6s  %4s  %7s\n", "(us)", "(us)", "(us)", "(%)",
-                      "(max/mean)", "(%)", "rank", "(%)"));
+      absl::StrFormat("  %7s  %7s  %7s  %7s  %18s  %6s  %4s  %7s\n", "(us)", "(us)", "(us)", "(%)",
+                      "(max/mean@rank)", "(%)", "rank", "(%)"));
 }
 
 std::string BenchLine(const BenchRow& row) {
   const Statistics& t = row.samples_us;
-  return absl::StrCat(What(row), Half(row), "  ", Fitted(t.min, 7), "  ", Fitted(t.max, 7), "  ",
-                      Fitted(t.p99, 7), "  ", Fitted(t.cv_pct, 7), "  ",
-                      Fitted(row.imbalance_sent, 6), "  ", Fitted(row.imbalance_received, 6), "  ",
-                      Fitted(row.wait_pct, 6), absl::StrFormat("  %4d  ", row.slow_rank),
-                      Fitted(row.memcpy_pct(), 7), "\n");
+  return absl::StrCat(
+      What(row), Half(row), "  ", Fitted(t.min, 7), "  ", Fitted(t.max, 7), "  ", Fitted(t.p99, 7),
+      "  ", Fitted(t.cv_pct, 7), "  ", ImbalanceText(row.imbalance_sent, row.busiest_sender, 8),
+      "  ", ImbalanceText(row.imbalance_received, row.busiest_receiver, 8), "  ",
+      Fitted(row.wait_pct, 6),
+      absl::StrFormat("  %4s  ", row.slow_rank < 0 ? "-" : absl::StrCat(row.slow_rank)),
+      Fitted(row.memcpy_pct(), 7), "\n");
 }
 
 std::string NcclHead() {

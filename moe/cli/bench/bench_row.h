@@ -60,8 +60,9 @@ struct BenchRow {
   Statistics samples_us;  // per call, of the slowest rank
   int64_t wrong = -1;     // elements, over all ranks and checked calls; -1: not checked
   double imbalance_sent = 1, imbalance_received = 1;
+  int busiest_sender = -1, busiest_receiver = -1;  // of the most bytes; -1: all the same
   double wait_pct = std::numeric_limits<double>::quiet_NaN();
-  int slow_rank = 0;
+  int slow_rank = -1;  // TimingSummary::slow_rank
   // Of one call, summed over ranks. -1: the backend's library decides.
   int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
   // Every rank copies size_bytes of its own at the same time.

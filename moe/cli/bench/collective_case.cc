@@ -240,15 +240,18 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
   row.in_place = in_place();
   row.imbalance_sent = SendImbalance(traffic_);
   row.imbalance_received = ReceiveImbalance(traffic_);
+  row.busiest_sender = BusiestSender(traffic_);
+  row.busiest_receiver = BusiestReceiver(traffic_);
   Distances moved = DistancesOf(Moved(traffic_), node_size());
   if (const int64_t records = CallsOf(spec_.routing); records > 1) {
+    Traffic of_all(comm_.size());
     double largest = 0, sent = 0, received = 0, self = 0, same_node = 0, cross_node = 0;
     for (int64_t record = 0; record < std::min(records, calls); ++record) {
       const Traffic traffic = AllToAllTraffic(record);
       const Distances of_record = DistancesOf(Moved(traffic), node_size());
-      // The share of the calls that replay it.
-      const double share = static_cast<double>((calls - record + records - 1) / records) /
-                           static_cast<double>(calls);
+      const int64_t replays = (calls - record + records - 1) / records;
+      of_all.Add(traffic, replays);
+      const double share = static_cast<double>(replays) / static_cast<double>(calls);
       largest += share * static_cast<double>(traffic.Largest());
       sent += share * SendImbalance(traffic);
       received += share * ReceiveImbalance(traffic);
@@ -260,6 +263,8 @@ void CollectiveCase::Describe(int64_t calls, BenchRow& row) const {
     row.size_bytes = row.count * width();
     row.imbalance_sent = sent;
     row.imbalance_received = received;
+    row.busiest_sender = BusiestSender(of_all);
+    row.busiest_receiver = BusiestReceiver(of_all);
     moved = {std::llround(self), std::llround(same_node), std::llround(cross_node)};
   }
   if (!traffic_known_) return;

@@ -1,6 +1,7 @@
 #include "moe/cli/bench/collectives.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -18,6 +19,27 @@ namespace {
 
 constexpr double kMicroseconds = 1e-3;  // of a nanosecond
 
+// Of each rank's value in each call, [R][n]: the rank of the largest mean, -1 unless that is beyond
+// the noise of its difference from the next largest.
+int LargestBeyondNoise(absl::Span<const double> values, int ranks) {
+  const size_t calls = values.size() / static_cast<size_t>(ranks);
+  const auto of = [&](int r) {
+    return values.subspan(r * calls, calls);
+  };
+  std::vector<std::pair<double, int>> by_mean;
+  for (int r = 0; r < ranks; ++r) by_mean.emplace_back(Describe(of(r)).mean, r);
+  std::partial_sort(by_mean.begin(), by_mean.begin() + std::min(2, ranks), by_mean.end(),
+                    std::greater<>());
+  if (ranks < 2) return -1;
+  const int largest = by_mean[0].second;
+  std::vector<double> differences;
+  for (size_t i = 0; i < calls; ++i) {
+    differences.push_back(of(largest)[i] - of(by_mean[1].second)[i]);
+  }
+  const Sample sample = SampleOfSeries(differences);
+  return sample.mean > StudentT975(sample.degrees) * sample.error ? largest : -1;
+}
+
 }  // namespace
 
 TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksShared clocks) {
@@ -28,9 +50,9 @@ TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksSh
   const auto at = [&](int r, int64_t i) -> const CallStamps& {
     return stamps[r * calls + i];
   };
-  // Integers until the end: sums of time stamps are large, their differences small.
-  std::vector<int64_t> time(ranks, 0);      // sum over calls of t[r]
-  std::vector<int64_t> lateness(ranks, 0);  // sum over calls of a[r] + b[r], from the first entry
+  const bool shared = clocks == ClocksShared::kYes;
+  std::vector<int64_t> time(ranks, 0);       // sum over calls of t[r]
+  std::vector<double> blame(stamps.size());  // [R][n]: a[r] + b[r] from the first entry, or t[r]
   std::vector<double> samples;
   int64_t waited = 0;
   for (int64_t i = 0; i < calls; ++i) {
@@ -45,17 +67,15 @@ TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks, ClocksSh
     for (int r = 0; r < ranks; ++r) {
       const CallStamps& call = at(r, i);
       time[r] += call.leave_ns - call.enter_ns;
-      lateness[r] += (call.enter_ns - first) + (call.leave_ns - first);
+      const int64_t late = (call.enter_ns - first) + (call.leave_ns - first);
+      blame[r * calls + i] = static_cast<double>(shared ? late : call.leave_ns - call.enter_ns);
       waited += std::min(last, call.leave_ns) - call.enter_ns;
     }
     samples.push_back(static_cast<double>(longest) * kMicroseconds);
   }
   int64_t total = 0;
   for (const int64_t t : time) total += t;
-  const bool shared = clocks == ClocksShared::kYes;
-  const std::vector<int64_t>& blame = shared ? lateness : time;
-  summary.slow_rank =
-      static_cast<int>(std::max_element(blame.begin(), blame.end()) - blame.begin());
+  summary.slow_rank = LargestBeyondNoise(blame, ranks);
   summary.time_us = static_cast<double>(*std::max_element(time.begin(), time.end())) /
                     static_cast<double>(calls) * kMicroseconds;
   summary.samples_us = Describe(samples);
@@ -81,12 +101,12 @@ class StampLog {
       of_rank_[r].insert(of_rank_[r].end(), begin, begin + static_cast<int64_t>(calls));
     }
   }
-  // Of the ranks that take part, ascending; slow_rank is one of them.
+  // Of the ranks that take part, ascending; slow_rank is one of them, or -1.
   TimingSummary Summary(const std::vector<int>& ranks, ClocksShared clocks) const {
     std::vector<CallStamps> all;
     for (const int r : ranks) all.insert(all.end(), of_rank_[r].begin(), of_rank_[r].end());
     TimingSummary summary = Summarise(all, static_cast<int>(ranks.size()), clocks);
-    summary.slow_rank = ranks[summary.slow_rank];
+    if (summary.slow_rank >= 0) summary.slow_rank = ranks[summary.slow_rank];
     return summary;
   }
   // From the first call to the last, by rank 0's clock.

@@ -37,20 +37,23 @@ struct CallStamps {
 //   samples       per call, max over r of t[r]: what min, median, p99 and cv are of
 //   wait_pct      100 * sum w / sum t over all ranks and calls
 //   slow_rank     argmax over r of the mean over i of (a[r] + b[r]): the rank that enters and
-//                 leaves the latest, together; ties: the lowest
+//                 leaves the latest, together; -1 unless it is later than the next one beyond
+//                 noise (the 0.95 interval of their difference, by SampleOfSeries: of 20 calls or
+//                 more)
 // A barrier stands before every call, so entries differ by what the barrier and the scheduler
-// leave.
+// leave: wait_pct is the share of that and says nothing of skew. A rank with more to move than
+// others makes them wait after the last entry, inside of the algorithm.
 struct TimingSummary {
   int64_t calls = 0;
   double time_us = 0;
   Statistics samples_us;
   double wait_pct = 0;
-  int slow_rank = 0;
+  int slow_rank = -1;
 };
 
 // stamps [R][n], rank by rank. Where the clocks are of several hosts, enter and leave of different
-// ranks do not compare: pass clocks_shared = kNo, which leaves wait_pct NaN and names the rank with
-// the longest mean time as the slow one.
+// ranks do not compare: pass clocks_shared = kNo, which leaves wait_pct NaN and makes the slow rank
+// that with the longest mean time, likewise beyond noise.
 enum class ClocksShared : uint8_t { kNo, kYes };
 TimingSummary Summarise(absl::Span<const CallStamps> stamps, int ranks,
                         ClocksShared clocks = ClocksShared::kYes);

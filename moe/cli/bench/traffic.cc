@@ -95,6 +95,18 @@ int64_t TokensOf(const RoutingSpec& routing, const TrafficOptions& options, int 
   return static_cast<int64_t>(u * static_cast<double>(tokens + 1));
 }
 
+std::vector<int64_t> PerRank(const Traffic& traffic, int64_t (Traffic::*elements)(int) const) {
+  std::vector<int64_t> of_rank;
+  for (int r = 0; r < traffic.ranks(); ++r) of_rank.push_back((traffic.*elements)(r));
+  return of_rank;
+}
+
+int Busiest(const std::vector<int64_t>& of_rank) {
+  const auto [least, most] = std::minmax_element(of_rank.begin(), of_rank.end());
+  if (least == of_rank.end() || *least == *most) return -1;
+  return static_cast<int>(std::find(of_rank.begin(), of_rank.end(), *most) - of_rank.begin());
+}
+
 }  // namespace
 
 std::vector<int64_t> Traffic::to(int destination) const {
@@ -167,15 +179,19 @@ double Imbalance(absl::Span<const int64_t> per_rank) {
 }
 
 double SendImbalance(const Traffic& traffic) {
-  std::vector<int64_t> sent;
-  for (int r = 0; r < traffic.ranks(); ++r) sent.push_back(traffic.Sent(r));
-  return Imbalance(sent);
+  return Imbalance(PerRank(traffic, &Traffic::Sent));
 }
 
 double ReceiveImbalance(const Traffic& traffic) {
-  std::vector<int64_t> received;
-  for (int r = 0; r < traffic.ranks(); ++r) received.push_back(traffic.Received(r));
-  return Imbalance(received);
+  return Imbalance(PerRank(traffic, &Traffic::Received));
+}
+
+int BusiestSender(const Traffic& traffic) {
+  return Busiest(PerRank(traffic, &Traffic::Sent));
+}
+
+int BusiestReceiver(const Traffic& traffic) {
+  return Busiest(PerRank(traffic, &Traffic::Received));
 }
 
 Distances DistancesOf(const Traffic& traffic, int node_size) {

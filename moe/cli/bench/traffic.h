@@ -25,6 +25,11 @@ class Traffic {
   }
   std::vector<int64_t> to(int destination) const;  // [R] by source
 
+  // Adds `times` that of as many ranks.
+  void Add(const Traffic& other, int64_t times) {
+    for (size_t i = 0; i < elements_.size(); ++i) elements_[i] += times * other.elements_[i];
+  }
+
   int64_t Sent(int rank) const;
   int64_t Received(int rank) const;
   // max over ranks of max(sent, received).
@@ -67,6 +72,9 @@ Traffic EvenTraffic(int ranks, int64_t each);
 double Imbalance(absl::Span<const int64_t> per_rank);
 double SendImbalance(const Traffic& traffic);
 double ReceiveImbalance(const Traffic& traffic);
+// The lowest rank that sends, receives, the most; -1 when all send, receive, the same.
+int BusiestSender(const Traffic& traffic);
+int BusiestReceiver(const Traffic& traffic);
 
 // Elements by how far they travel, summed over ranks; ranks r and s are of one group when
 // r / node_size == s / node_size.

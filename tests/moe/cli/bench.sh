@@ -79,7 +79,7 @@ for ranks in 1 8 3; do
     run "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
     expect 0 "$call on $ranks ranks"
     rows=$([[ $call == p2p ]] && echo $((2 * ranks * ranks)) || echo 2)
-    (($(grep -c '"nwrong":0,.*"status":"ok","error":null,"settings":"[^"]*"}$' stderr) == rows)) ||
+    (($(grep -c '"nwrong":0,.*"status":"ok","error":null,"busiest_tx":.*,"settings":"[^"]*"}$' stderr) == rows)) ||
       fail "$call on $ranks ranks: not $rows right rows: $(cat stderr)"
     grep -q "^# Out of bounds values : 0 OK" stdout || fail "$call on $ranks ranks: no footer"
   done

@@ -255,6 +255,23 @@ TEST(BenchTableTest, FirstNineColumnsAreThoseOfNcclTests) {
   EXPECT_THAT(BenchFoot({row}), HasSubstr("self 1, same host 2, cross host 3"));
 }
 
+TEST(BenchTableTest, NamesTheBusiestRankAndASlowOneBeyondNoise) {
+  BenchRow row = SampleRow();
+  EXPECT_THAT(BenchLine(row), HasSubstr("     1.00      1.75   12.50     3  "));
+  row.busiest_receiver = 0;
+  row.slow_rank = -1;
+  EXPECT_THAT(BenchLine(row), HasSubstr("     1.00    1.75@0   12.50     -  "));
+  const size_t width = BenchLine(row).size();
+  row.imbalance_received = 123.456;
+  row.busiest_receiver = 1023;
+  EXPECT_THAT(BenchLine(row), HasSubstr(" 123@1023 "));
+  EXPECT_EQ(BenchLine(row).size(), width);
+  const Fields fields = BenchFields(row);
+  EXPECT_TRUE(std::isnan(*NumberOf(fields, "slow_rank")));
+  EXPECT_EQ(NumberOf(fields, "busiest_rx"), 1023);
+  EXPECT_TRUE(std::isnan(*NumberOf(fields, "busiest_tx")));
+}
+
 TEST(BenchTableTest, OneRankIsExplained) {
   BenchRow row = SampleRow();
   row.ranks = 1;
