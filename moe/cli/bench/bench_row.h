@@ -65,7 +65,7 @@ struct BenchRow {
   int slow_rank = -1;  // TimingSummary::slow_rank
   // Of one call, summed over ranks. -1: the backend's library decides.
   int64_t bytes_self = -1, bytes_same_host = -1, bytes_cross_host = -1;
-  // Every rank copies size_bytes of its own at the same time.
+  // size_bytes over the time of the memcpy that bounds a call: MeasureCollective has it.
   double memcpy_gbytes_per_s = std::numeric_limits<double>::quiet_NaN();
   int source = -1, destination = -1;  // p2p
   bool in_place = false;

@@ -38,10 +38,10 @@ Columns, for n ranks; GB = 1e9 bytes
   wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
            the last rank to enter at A: late entry, and not waits for a busier rank
   slow     the rank that starts and ends last; not the busiest; -: none beyond noise
-  %memcpy  100 x algbw / GB/s of memcpy of the same size, timed between the calls
+  %memcpy  of the fastest memcpy of what each rank receives, all at once, between the calls
 
-One rank's kernels; time is the median over calls, and what they are measured against is measured on
-the same threads just before each call
+One rank's kernels; time is the median over calls, and what they are measured against is the fastest
+of what was measured on the same threads before each call
   gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N
            = T K rows; %peak: of a loop of multiply-adds in registers
   gate     logits to slots, weights and counts, and back, by --router; without the product that

@@ -60,6 +60,8 @@ absl::Status CollectiveCase::Setup() {
 }
 
 absl::Status CollectiveCase::TurnTo(int64_t call) {
+  if (spec_.copies_both_ways) call_index_ = call;
+  if (spec_.op == Op::kMemcpy) return absl::OkStatus();
   const int64_t records = CallsOf(spec_.routing);
   if (call % records == call_index_) return absl::OkStatus();
   call_index_ = call % records;
@@ -183,7 +185,9 @@ absl::Status CollectiveCase::SetupMemcpy() {
   call_ = [this]() -> absl::Status {
     const int64_t bytes = count_ * width();
     if (IsCuda(stream_)) return stream_.CopyBytes(send_.data(), recv_.data(), bytes);
-    std::memcpy(recv_.data(), send_.data(), static_cast<size_t>(bytes));
+    const bool past_caches = call_index_ % 2 == 1;
+    CopyBytes(recv_.data(), send_.data(), bytes,
+              past_caches ? CopyHint::kStreamed : CopyHint::kCached);
     return absl::OkStatus();
   };
   return absl::OkStatus();
@@ -220,6 +224,22 @@ absl::StatusOr<int64_t> CollectiveCase::CountWrong() {
     wrong += std::memcmp(result.data() + at, want_.data() + at, bytes) != 0;
   }
   return wrong;
+}
+
+int64_t CollectiveCase::CopiedBytes() const {
+  const int64_t records = CallsOf(spec_.routing);
+  int64_t elements = 0;
+  if (spec_.op == Op::kAllReduce) {
+    elements = count_;
+  } else if (spec_.op == Op::kReduceScatter) {
+    elements = (size_elements_ + count_) / 2;
+  } else if (records > 1) {
+    for (int64_t i = 0; i < records; ++i) elements += AllToAllTraffic(i).Received(comm_.rank());
+    elements /= records;
+  } else {
+    elements = traffic_.Received(comm_.rank());
+  }
+  return elements * width();
 }
 
 Traffic CollectiveCase::Moved(const Traffic& traffic) const {

@@ -46,6 +46,8 @@ struct CaseSpec {
   int node_size = 0;  // ranks of a host; 0: all. Hierarchical travels by it: it divides R
   // allreduce. The ring sums f32 and i64; the others all types.
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  // memcpy: every other call writes past the caches, as exchanges of large messages may
+  bool copies_both_ways = false;
   // p2p
   int source = 0, destination = 0;
   Form form = Form::kOwn;
@@ -65,7 +67,8 @@ class CollectiveCase {
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
-  // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace.
+  // Collective. Turns to the traffic of `call`; nothing to do unless routing is a trace, or copies
+  // go both ways.
   absl::Status TurnTo(int64_t call);
   // Before every call: what is to be written becomes wrong everywhere; inputs that a call
   // overwrites are made anew. Not collective.
@@ -78,6 +81,12 @@ class CollectiveCase {
   // Fills in what is known without timing: algorithm, size, count, imbalances, bytes by distance.
   // Of a trace: means over `calls` calls from the first record on.
   void Describe(int64_t calls, BenchRow& row) const;
+  // Of the memcpy that bounds a call on this rank, by the memory that no algorithm can spare:
+  //   alltoall, alltoallv, allgather   what the rank receives, its own part included
+  //   allreduce                        its buffer (nothing, with one rank)
+  //   reducescatter                    half of what it reads, its buffer, and writes, its block
+  // Of a trace the mean over the records.
+  int64_t CopiedBytes() const;
   // Elements that one call moves between ranks, those of two hops counted twice.
   Traffic moved() const { return Moved(traffic_); }
 
@@ -145,7 +154,7 @@ class CollectiveCase {
   int64_t count_ = 0;
   Traffic traffic_;
   bool traffic_known_ = true;
-  int64_t call_index_ = 0;                    // of a trace
+  int64_t call_index_ = 0;                    // of a trace, or of copies
   std::shared_ptr<TwoHopExchange> exchange_;  // hierarchical
   std::function<absl::Status()> call_;
 };

@@ -237,11 +237,13 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
       spec.node_size > 0 ? (comm.size() + spec.node_size - 1) / spec.node_size : facts.hosts;
   row.transport = facts.transport;
   std::unique_ptr<CollectiveCase> copy;
-  if (spec.op != Op::kMemcpy && spec.op != Op::kPointToPoint) {
-    MOE_ASSIGN_OR_RETURN(
-        copy,
-        CollectiveCase::Create(
-            {.op = Op::kMemcpy, .dtype = spec.dtype, .size_bytes = row.size_bytes}, comm, stream));
+  const bool moves = spec.op != Op::kAllReduce || comm.size() > 1;
+  if (moves && spec.op != Op::kMemcpy && spec.op != Op::kPointToPoint) {
+    MOE_ASSIGN_OR_RETURN(copy, CollectiveCase::Create({.op = Op::kMemcpy,
+                                                       .dtype = spec.dtype,
+                                                       .size_bytes = timed->CopiedBytes(),
+                                                       .copies_both_ways = true},
+                                                      comm, stream));
   }
   MOE_RETURN_IF_ERROR(WarmUp(*timed, options.warmup));
   if (copy != nullptr) MOE_RETURN_IF_ERROR(WarmUp(*copy, options.warmup));
@@ -259,10 +261,9 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
     calls.Append(stamps);
     summary = calls.Summary(members, facts.clocks);
     if (copy != nullptr) {
-      int64_t unchecked = 0;
       MOE_ASSIGN_OR_RETURN(const auto copied,
                            TimeCalls(*copy, 0, std::min<int64_t>(batch, options.iterations),
-                                     Check::kNo, unchecked, comm));
+                                     options.check, wrong, comm));
       Record(copied, *copy, {.op = Op::kMemcpy}, 0, comm, options.trace);
       copies.Append(copied);
     }
@@ -274,10 +275,10 @@ absl::StatusOr<BenchRow> MeasureCollective(const CaseSpec& spec, const MeasureOp
   row.wrong = options.check == Check::kYes ? wrong : -1;
   timed->Describe(summary.calls, row);
   SetTimes(summary, row);
-  row.memcpy_gbytes_per_s = row.algbw();
+  if (spec.op == Op::kMemcpy) row.memcpy_gbytes_per_s = row.algbw();
   if (copy != nullptr) {
-    row.memcpy_gbytes_per_s =
-        AlgorithmBandwidth(row.size_bytes, copies.Summary(members, facts.clocks).time_us);
+    const double fastest_us = copies.Summary(members, facts.clocks).samples_us.min;
+    row.memcpy_gbytes_per_s = AlgorithmBandwidth(row.size_bytes, fastest_us);
   }
   return row;
 }
@@ -302,9 +303,10 @@ absl::StatusOr<std::vector<BenchRow>> MeasurePairs(const CaseSpec& spec,
       rows.push_back(std::move(row));
     }
   }
-  // The machine's limit, for a pair: what its source copies inside itself.
+  // The machine's limit, for a pair: the fastest copy of its source inside itself.
   for (BenchRow& row : rows) {
-    row.memcpy_gbytes_per_s = rows[row.source * ranks + row.source].algbw();
+    const BenchRow& inside = rows[row.source * ranks + row.source];
+    row.memcpy_gbytes_per_s = AlgorithmBandwidth(row.size_bytes, inside.samples_us.min);
   }
   return rows;
 }

@@ -93,10 +93,12 @@ absl::StatusOr<std::vector<CallStamps>> TimeCalls(CollectiveCase& timed, int64_t
                                                   int64_t calls, Check check, int64_t& wrong,
                                                   Communicator& comm);
 
-// Measures until options say stop; after every batch, a batch of at most options.iterations
-// memcpys of the same size sees the same neighbours; in a CUDA stream they are copies inside the
-// device, and a call's time ends when the host has seen the stream empty. Collective; every rank
-// decides on the same numbers, so all stop together, and all get the same row.
+// Measures until options say stop. After every batch, a batch of at most options.iterations memcpys
+// of CollectiveCase::CopiedBytes, checked as the calls are, has the same neighbours and leaves the
+// same caches; the fastest, of the slowest rank in each, is the limit (none where nothing need be
+// moved). In a CUDA stream they are copies inside the device, and a call's time ends when the host
+// has seen the stream empty. Collective; every rank decides on the same numbers, so all stop
+// together, and all get the same row.
 //
 // Errors: those of CollectiveCase::Create and of the collective. Wrong elements are no error here:
 // BenchRow::wrong counts them.

@@ -83,16 +83,16 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 struct Samples {
   std::vector<double> time_us;
   std::vector<double> work;
-  std::vector<double> limits, shares_pct;  // empty without a limit
+  double limit = kUnknown;  // the largest
 
   KernelTimes Summary(int64_t wrong) const {
     KernelTimes times{.iterations = static_cast<int64_t>(time_us.size()),
                       .time_us = Describe(time_us),
                       .mean_work = Describe(work).mean,
-                      .limit_per_ns = limits.empty() ? kUnknown : Describe(limits).p50,
-                      .limit_pct = limits.empty() ? kUnknown : Describe(shares_pct).p50,
+                      .limit_per_ns = limit,
                       .wrong = wrong};
     if (times.time_us.p50 > 0) times.work_per_ns = times.mean_work / times.time_us.p50 * 1e-3;
+    times.limit_pct = 100 * times.work_per_ns / limit;
     return times;
   }
 };
@@ -115,9 +115,9 @@ absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel, const KernelLi
   for (;; ++call) {
     MOE_ASSIGN_OR_RETURN(const double work, kernel.prepare(call));
     if (check && kernel.spoil != nullptr) MOE_RETURN_IF_ERROR(kernel.spoil());
-    double most = 0;
     if (limit != nullptr) {
-      MOE_ASSIGN_OR_RETURN(most, limit(work));
+      MOE_ASSIGN_OR_RETURN(const double most, limit(work));
+      samples.limit = std::fmax(samples.limit, most);  // NaN at first
     }
     MOE_ASSIGN_OR_RETURN(const double ns, device.Time(kernel.run));
     if (check) {
@@ -126,10 +126,6 @@ absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel, const KernelLi
     }
     samples.time_us.push_back(ns * 1e-3);
     samples.work.push_back(work);
-    if (limit != nullptr) {
-      samples.limits.push_back(most);
-      samples.shares_pct.push_back(ns > 0 && most > 0 ? 100 * work / ns / most : 0);
-    }
     const auto iterations = static_cast<int64_t>(samples.time_us.size());
     if (iterations < options.iterations) continue;
     if (absl::Nanoseconds(MonotonicNs() - begin) >= options.budget) break;

@@ -1,4 +1,4 @@
-// Where kernels run, and how they are timed against what the machine can do at that moment.
+// Where kernels run, and how they are timed against what the machine can do.
 #ifndef MOE_MOE_CLI_BENCH_KERNEL_DEVICE_H_
 #define MOE_MOE_CLI_BENCH_KERNEL_DEVICE_H_
 
@@ -219,16 +219,16 @@ struct KernelTimes {
   Statistics time_us;
   double mean_work = 0;     // of a call
   double work_per_ns = 0;   // mean work / median time: GFLOP/s or GB/s
-  double limit_per_ns = 0;  // median over calls; NaN: unknown
-  double limit_pct = 0;     // median over calls of the ratio to the limit measured just before
+  double limit_per_ns = 0;  // the largest that was measured; NaN: unknown
+  double limit_pct = 0;     // work_per_ns of limit_per_ns
   int64_t wrong = -1;       // over timed calls; -1: not checked
 };
 
 // How much of such work a ns has room for. Empty: nobody knows.
 using KernelLimit = std::function<absl::StatusOr<double>(double work)>;
 
-// The limit is measured before every call, so that both see the same clock and the same neighbours.
-// Calls go on as MeasureOptions says.
+// The limit is measured before every call, so that both see the same clock and the same neighbours;
+// the largest counts: on a busy machine others are of what was left. Calls go on as MeasureOptions says.
 absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel, const KernelLimit& limit,
                                        const MeasureOptions& options, KernelDevice& device);
 

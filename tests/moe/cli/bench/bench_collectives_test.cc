@@ -158,6 +158,24 @@ TEST_P(BenchCollectivesTest, SizesAndBytesFollowTheirDefinitions) {
   EXPECT_TRUE(ring->in_place);
 }
 
+// The memcpy that bounds a call copies on each rank what that rank has to.
+TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
+  OnEachRank([&](Communicator& comm, Stream& stream) {
+    const int64_t size = 400 * comm.size();
+    const auto copied = [&](const CaseSpec& spec) {
+      return CollectiveCase::Create(spec, comm, stream).value()->CopiedBytes();
+    };
+    EXPECT_EQ(copied({.op = Op::kAllToAll, .size_bytes = size}), size);
+    EXPECT_EQ(copied({.op = Op::kAllToAllV,
+                      .size_bytes = size,
+                      .routing = ParseRouting("hot_rank:1").value()}),
+              comm.rank() == 0 ? size * comm.size() : 0);
+    EXPECT_EQ(copied({.op = Op::kAllGather, .size_bytes = size}), size);
+    EXPECT_EQ(copied({.op = Op::kReduceScatter, .size_bytes = size}), (size + 400) / 8 * 4);
+    EXPECT_EQ(copied({.op = Op::kAllReduce, .size_bytes = size}), size);
+  });
+}
+
 TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
     const auto rows = MeasurePairs({.size_bytes = 400}, kShort, {}, comm, stream);
