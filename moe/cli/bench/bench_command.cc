@@ -11,6 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/machine_load.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
@@ -52,21 +53,16 @@ absl::Status BenchRun::Prepare() {
 }
 
 std::string BenchRun::About(const bench::WorldFacts& facts) const {
-  const bench::MeasureOptions& m = options_.measure;
   const bool skewed = options_.spec.op == bench::Op::kAllToAllV;
-  std::string text =
-      fmt::format("# moe bench {}: {} ranks on {} host{}, {}", call_.operation, launch_.world.ranks,
-                  facts.hosts, facts.hosts == 1 ? "" : "s", facts.transport);
+  std::string text = fmt::format("# moe bench {}: {} rank{} on {} host{}, {}", call_.operation,
+                                 launch_.world.ranks, launch_.world.ranks == 1 ? "" : "s",
+                                 facts.hosts, facts.hosts == 1 ? "" : "s", facts.transport);
   if (skewed)
     absl::StrAppend(&text, ", routing ", options_.spec.routing.text, ", seed ", options_.spec.seed);
   if (options_.spec.node_size > 0) {
     absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
   }
-  return text +
-         fmt::format(
-             "\n# time: max over ranks of the mean of at least {} calls, until i_cv% <= {} or {} "
-             "s\n#\n",
-             m.iterations, m.max_noise_pct, absl::ToDoubleSeconds(m.budget));
+  return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean", options_.measure));
 }
 
 // What was measured in place of what was asked for.
@@ -167,7 +163,7 @@ absl::Status CheckExchange(const Launch& launch, const Settings& settings) {
 
 absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
-  MOE_ASSIGN_OR_RETURN(const BenchCall call,
+  MOE_ASSIGN_OR_RETURN(BenchCall call,
                        LoadBenchCall(invocation.args, invocation.environment, warnings));
   if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
   if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
@@ -182,6 +178,14 @@ absl::Status Run(const Invocation& invocation) {
   if (call.settings.given("share-device") && !collective && call.operation != "layer") {
     return absl::InvalidArgumentError(absl::StrCat(
         "--share-device is of no use with ", call.operation, ", expected a collective or layer"));
+  }
+  const int ranks = launch.world.ranks;
+  const int threads = collective ? 1 : call.settings.integer("threads");
+  if (launch.rank() == 0) {
+    call.busy = BusyText(LookAtLoad(), launch.plan.processes() ? ranks : 1, ranks * threads);
+    if (!call.busy.empty() && !call.settings.is("output", "table") && !call.settings.on("quiet")) {
+      Say(stderr, "moe bench: busy: {}\n", call.busy);
+    }
   }
   if (call.operation == "gemm") return RunGemmBench(call, launch);
   if (call.operation == "layer") {

@@ -35,16 +35,12 @@ std::string PlaceText(const bench::KernelDevice& device) {
   return absl::StrCat(place.threads, " thread", Plural(place.threads));
 }
 
-std::string TimeText(const bench::MeasureOptions& m) {
-  return fmt::format("# time: median of at least {} calls, until i_cv% <= {} or {} s\n#\n",
-                     m.iterations, m.max_noise_pct, absl::ToDoubleSeconds(m.budget));
-}
-
 // Rows, and what stands above them in the table.
 struct Results {
   std::string about;
   absl::Span<const bench::Column> columns;
   std::string settings;  // of all rows
+  double max_noise_pct;
   std::vector<bench::Fields> rows;
 
   void Add(bench::Fields row) {
@@ -54,8 +50,12 @@ struct Results {
 
   std::string Table() const {
     std::string text = absl::StrCat(about, bench::TableHead(columns));
-    for (const bench::Fields& row : rows) text += bench::TableLine(columns, row);
-    return text;
+    std::vector<double> cvs_pct;
+    for (const bench::Fields& row : rows) {
+      text += bench::TableLine(columns, row, max_noise_pct);
+      cvs_pct.push_back(*bench::NumberOf(row, "cv"));
+    }
+    return text + bench::NoiseFoot(cvs_pct, max_noise_pct);
   }
 };
 
@@ -123,9 +123,10 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
                       "seed {}, {}\n",
                       s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn, s.routing.text, s.seed,
                       PlaceText(*device)),
-          TimeText(options.measure)),
+          TimeText(call, "median", options.measure)),
       bench::GemmColumns(),
       BenchIdentity(call.settings, call.operation),
+      options.measure.max_noise_pct,
       {}};
   for (const bench::GemmRow& row : rows) results.Add(bench::GemmFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
@@ -148,9 +149,10 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
                       "{}\n",
                       call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
                       s.routing.text, s.seed, PlaceText(*device)),
-          TimeText(options.measure)),
+          TimeText(call, "median", options.measure)),
       bench::KernelColumns(),
       BenchIdentity(call.settings, call.operation),
+      options.measure.max_noise_pct,
       {}};
   for (const bench::KernelRow& row : rows) results.Add(bench::KernelFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
@@ -183,14 +185,16 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
   Results results{
       absl::StrCat(
           fmt::format(
-              "# moe bench layer: {} ranks ({}) x {} tokens x top-{} on {} experts, H {}, F {}, "
+              "# moe bench layer: {} rank{} ({}) x {} tokens x top-{} on {} experts, H {}, F {}, "
               "{}, {} thread{} a rank, {}\n",
-              launch.world.ranks, result.backend, s.tokens, s.layer.router.top_k,
-              s.layer.router.num_experts, s.layer.router.hidden_size, s.layer.ffn_hidden_size,
-              moe::NameOf(s.dtype), s.threads, Plural(s.threads), RouterText(s)),
-          TimeText(options.measure)),
+              launch.world.ranks, Plural(launch.world.ranks), result.backend, s.tokens,
+              s.layer.router.top_k, s.layer.router.num_experts, s.layer.router.hidden_size,
+              s.layer.ffn_hidden_size, moe::NameOf(s.dtype), s.threads, Plural(s.threads),
+              RouterText(s)),
+          TimeText(call, "median", options.measure)),
       bench::LayerColumns(),
       BenchIdentity(call.settings, call.operation),
+      options.measure.max_noise_pct,
       {}};
   for (const bench::LayerRow& row : result.rows) {
     results.Add(bench::LayerFields(result, row));

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
+#include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
@@ -167,6 +168,14 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                                    "; see moe bench --help"));
   }
   return call;
+}
+
+std::string TimeText(const BenchCall& call, const char* what,
+                     const bench::MeasureOptions& measure) {
+  const std::string busy = call.busy.empty() ? "" : absl::StrCat("# busy: ", call.busy, "\n");
+  return fmt::format("# time: {} of at least {} calls, until i_cv% <= {} or {} s\n{}#\n", what,
+                     measure.iterations, measure.max_noise_pct,
+                     absl::ToDoubleSeconds(measure.budget), busy);
 }
 
 absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch) {

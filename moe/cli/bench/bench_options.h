@@ -88,10 +88,15 @@ struct BenchOptions {
 struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
+  std::string busy = {};  // BusyText before anything ran
 };
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
                                         std::vector<std::string>& warnings);
+
+// Lines above a table: when calls end, and whether others use the machine.
+//   "# time: <what> of at least 20 calls, until ..."
+std::string TimeText(const BenchCall& call, const char* what, const bench::MeasureOptions& measure);
 
 // Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
 // flag, value and what was expected; a malformed matrix carries exit code 3.

@@ -54,7 +54,7 @@ absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
     } else if (options_.format == BenchFormat::kNccl) {
       text += bench::NcclLine(row);
     } else if (!pairs()) {
-      text += bench::BenchLine(row);
+      text += bench::BenchLine(row, options_.measure.max_noise_pct);
     }
   }
   if (out_ == nullptr && options_.format == BenchFormat::kTable && pairs()) {
@@ -65,13 +65,17 @@ absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
   return Print(text);
 }
 
+std::string BenchOutput::Foot() const {
+  std::vector<double> cvs_pct;
+  for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
+  const bool short_foot = options_.format == BenchFormat::kNccl || pairs();
+  return (short_foot ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_)) +
+         bench::NoiseFoot(cvs_pct, options_.measure.max_noise_pct);
+}
+
 absl::Status BenchOutput::End() {
   if (err_ != nullptr) PrintBenchForm(err_->End());
-  const std::string foot = out_ != nullptr ? out_->End()
-                           : options_.format == BenchFormat::kNccl || pairs()
-                               ? bench::NcclFoot(rows_)
-                               : bench::BenchFoot(rows_);
-  MOE_RETURN_IF_ERROR(Print(foot));
+  MOE_RETURN_IF_ERROR(Print(out_ != nullptr ? out_->End() : Foot()));
   std::vector<std::vector<bench::Cell>> cells;
   for (const bench::BenchRow& row : rows_) {
     cells.push_back(bench::CellsOf(bench::BenchFields(row)));

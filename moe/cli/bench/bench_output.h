@@ -31,6 +31,7 @@ class BenchOutput {
   absl::Status End();
 
  private:
+  std::string Foot() const;
   bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
 
   const BenchOptions& options_;

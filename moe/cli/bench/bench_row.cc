@@ -190,13 +190,13 @@ std::string BenchHead() {
                       "(max/mean@rank)", "(%)", "rank", "(%)"));
 }
 
-std::string BenchLine(const BenchRow& row) {
+std::string BenchLine(const BenchRow& row, double max_noise_pct) {
   const Statistics& t = row.samples_us;
   return absl::StrCat(
       What(row), Half(row), "  ", Fitted(t.min, 7), "  ", Fitted(t.max, 7), "  ", Fitted(t.p99, 7),
-      "  ", Fitted(t.cv_pct, 7), "  ", ImbalanceText(row.imbalance_sent, row.busiest_sender, 8),
-      "  ", ImbalanceText(row.imbalance_received, row.busiest_receiver, 8), "  ",
-      Fitted(row.wait_pct, 6),
+      "  ", Fitted(t.cv_pct, 6), std::string(1, NoiseMark(t.cv_pct, max_noise_pct)), "  ",
+      ImbalanceText(row.imbalance_sent, row.busiest_sender, 8), "  ",
+      ImbalanceText(row.imbalance_received, row.busiest_receiver, 8), "  ", Fitted(row.wait_pct, 6),
       absl::StrFormat("  %4s  ", row.slow_rank < 0 ? "-" : absl::StrCat(row.slow_rank)),
       Fitted(row.memcpy_pct(), 7), "\n");
 }

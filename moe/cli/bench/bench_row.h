@@ -86,7 +86,7 @@ Fields BenchFields(const BenchRow& row);
 // The first nine columns have nccl-tests' widths; then, of the samples, min, max, p99 and cv, and
 // the imbalances, wait, slowest rank and share of memcpy (moe bench --help has the formulas).
 std::string BenchHead();
-std::string BenchLine(const BenchRow& row);
+std::string BenchLine(const BenchRow& row, double max_noise_pct);
 
 // nccl-tests' thirteen columns, out of place and in place; N/A is what was not measured or checked.
 std::string NcclHead();

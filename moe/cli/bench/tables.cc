@@ -1,5 +1,6 @@
 #include "moe/cli/bench/tables.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -166,6 +167,8 @@ constexpr ShortName kShortNames[] = {
     {"memcpy", "memcpy_pct"},
 };
 
+constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
+
 bool IsNumber(absl::string_view key) {
   for (const char* text :
        {"schema", "op", "algorithm", "backend", "transport", "routing", "router", "product", "pass",
@@ -249,7 +252,7 @@ void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row) {
                          {"time_us_min", time_us.min},
                          {"time_us_max", time_us.max},
                          {"time_us_p99", time_us.p99},
-                         {"time_us_cv_pct", time_us.cv_pct}});
+                         {std::string(kNoiseKey), time_us.cv_pct}});
 }
 
 void AddVerdict(int64_t wrong, const char* problem, Fields& row) {
@@ -263,11 +266,28 @@ std::string TableHead(absl::Span<const Column> columns) {
          Line("#", columns, [](const Column& c) { return std::string(c.unit); });
 }
 
-std::string TableLine(absl::Span<const Column> columns, const Fields& row) {
+std::string TableLine(absl::Span<const Column> columns, const Fields& row, double max_noise_pct) {
   return Line(" ", columns, [&](const Column& c) {
     const Cell* const cell = Find(row, c.key);
-    return cell == nullptr ? std::string() : TextOf(*cell, c.decimals);
+    if (cell == nullptr) return std::string();
+    std::string text = TextOf(*cell, c.decimals);
+    if (c.key == kNoiseKey) text += NoiseMark(cell->number(), max_noise_pct);
+    return text;
   });
+}
+
+char NoiseMark(double cv_pct, double max_noise_pct) {
+  return cv_pct > max_noise_pct ? '*' : ' ';
+}
+
+std::string NoiseFoot(absl::Span<const double> cvs_pct, double max_noise_pct) {
+  const auto marked = std::count_if(cvs_pct.begin(), cvs_pct.end(),
+                                    [&](double cv) { return NoiseMark(cv, max_noise_pct) != ' '; });
+  if (marked == 0) return "";
+  return absl::StrFormat(
+      "# %-20s : %d of %d row%s, i_cv%% above %g (*): more time (-T), an idle machine or --pin "
+      "may help\n",
+      "Not converged", marked, cvs_pct.size(), cvs_pct.size() == 1 ? "" : "s", max_noise_pct);
 }
 
 }  // namespace moe::bench

@@ -117,9 +117,14 @@ struct Column {
   int decimals = 0;  // of numbers that are not whole
 };
 
+// Behind an i_cv%: '*' where it is above --max-noise, so that calls ended before they agreed.
+char NoiseMark(double cv_pct, double max_noise_pct);
+// What the mark means, if any of `cvs_pct` has it.
+std::string NoiseFoot(absl::Span<const double> cvs_pct, double max_noise_pct);
+
 // Two lines, names and units, then a line a row; what is unknown is left blank.
 std::string TableHead(absl::Span<const Column> columns);
-std::string TableLine(absl::Span<const Column> columns, const Fields& row);
+std::string TableLine(absl::Span<const Column> columns, const Fields& row, double max_noise_pct);
 
 }  // namespace moe::bench
 

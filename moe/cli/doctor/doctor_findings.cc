@@ -70,6 +70,21 @@ Finding CoresForRanks(const MachineFacts& f, int ranks) {
   return finding;
 }
 
+Finding Load(const MachineFacts& f, int ranks) {
+  const std::string busy = BusyText(f.load, /*own=*/1, ranks);
+  if (busy.empty()) {
+    return {.subject = "load",
+            .what = fmt::format("nothing else needs the cores now (load average {:.2f})",
+                                f.load.average)};
+  }
+  return {.verdict = Verdict::kSlow,
+          .subject = "load",
+          .what = busy,
+          .remedy =
+              "wait for it, or stop it, before you measure anything: times are of what it "
+              "leaves"};
+}
+
 Finding Caches(const MachineFacts& f) {
   return {.verdict = Verdict::kNote,
           .subject = "caches",
@@ -190,8 +205,8 @@ std::vector<Finding> Gpus(const MachineFacts& f) {
 }  // namespace
 
 std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
-  std::vector<Finding> findings = {Build(f), CoresForRanks(f, ranks), Simd(f), Caches(f), Memory(f),
-                                   Mpi(f)};
+  std::vector<Finding> findings = {
+      Build(f), CoresForRanks(f, ranks), Load(f, ranks), Simd(f), Caches(f), Memory(f), Mpi(f)};
   if (!f.linked_mpi.empty()) {
     if (Cores(f) < ranks) findings.push_back(MpiOversubscribed(f, ranks));
     findings.push_back(SharedMemory(f));

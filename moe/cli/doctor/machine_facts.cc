@@ -164,7 +164,7 @@ void GatherGpus(MachineFacts& facts) {
 }  // namespace
 
 MachineFacts GatherMachineFacts(absl::Span<const std::string> environment) {
-  MachineFacts facts = {.version = MOE_VERSION, .compiler = __VERSION__};
+  MachineFacts facts = {.version = MOE_VERSION, .compiler = __VERSION__, .load = LookAtLoad()};
 #ifdef NDEBUG
   facts.build_type = "optimised";
 #else

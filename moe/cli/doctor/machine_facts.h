@@ -10,6 +10,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/cuda_devices.h"
+#include "moe/cli/base/machine_load.h"
 
 namespace moe::cli {
 
@@ -22,6 +23,7 @@ struct MachineFacts {
   std::string cpu_model;
   int usable_cores = 0;                   // physical cores this process may run on
   int usable_threads = 0;                 // hardware threads of them
+  MachineLoad load;                       // others' use of them, now
   double cpu_quota = 0;                   // cores that the container's quota allows; 0 = no quota
   int numa_nodes = 0;                     // of the usable cores
   int64_t l2_bytes = 0;                   // of a core

@@ -60,6 +60,7 @@ TEST(Doctor, EveryProblemHasARemedy) {
   MachineFacts facts = Healthy();
   facts.build_type = "with assertions";
   facts.usable_cores = 2;
+  facts.load = {.average = 9, .running = 9, .cores = 2};
   facts.simd_targets = {"EMU128"};
   facts.available_bytes = 1 << 20;
   facts.shm_free_bytes = 64 << 20;
@@ -72,7 +73,24 @@ TEST(Doctor, EveryProblemHasARemedy) {
     ++problems;
     EXPECT_FALSE(finding.remedy.empty()) << finding.subject;
   }
-  EXPECT_EQ(problems, 7);  // build, cores, SIMD, memory, MPI, MPI ranks, /dev/shm
+  EXPECT_EQ(problems, 8);  // build, cores, load, SIMD, memory, MPI, MPI ranks, /dev/shm
+}
+
+TEST(Doctor, SaysWhenOthersLeaveTooFewCores) {
+  MachineFacts facts = Healthy();
+  facts.load = ParseLoad("3.91 2.38 1.71 4/116 24695", 16);
+  EXPECT_EQ(FindingOf(facts, "load", 8).verdict, Verdict::kOk);  // three others on 16
+  const Finding finding = FindingOf(facts, "load", 14);
+  EXPECT_EQ(finding.verdict, Verdict::kSlow);
+  EXPECT_EQ(finding.what, "3 other threads run on 16 cores (load average 3.91)");
+  EXPECT_EQ(FindingOf(facts, "load", 100).verdict, Verdict::kSlow);
+  facts.load = ParseLoad("20.00 2.38 1.71 1/116 24695", 2);  // over: only this one runs
+  EXPECT_EQ(FindingOf(facts, "load", 100).verdict, Verdict::kOk);
+  EXPECT_EQ(BusyText(ParseLoad("1.0 1.0 1.0 2/9 1", 1), 1, 1),
+            "1 other thread runs on 1 core (load average 1.00)");
+  for (const char* text : {"", "1 2 3", "1 2 3 x/y 4"}) {
+    EXPECT_EQ(BusyText(ParseLoad(text, 2), 1, 4), "") << text;
+  }
 }
 
 TEST(Doctor, CountsTheQuotaOfAContainer) {

@@ -245,7 +245,7 @@ TEST(NcclFormatTest, TheAverageIsOfBothFormsAndNotOfCopiesInsideARank) {
 
 TEST(BenchTableTest, FirstNineColumnsAreThoseOfNcclTests) {
   const BenchRow row = SampleRow();
-  const std::string own = BenchLine(row);
+  const std::string own = BenchLine(row, 5);
   const std::string nccl = NcclLine(row);
   constexpr size_t kNine = 12 + 14 + 10 + 8 + 8 + 9 + 8 + 8 + 8;
   EXPECT_EQ(own.substr(0, kNine), nccl.substr(0, kNine));
@@ -257,19 +257,32 @@ TEST(BenchTableTest, FirstNineColumnsAreThoseOfNcclTests) {
 
 TEST(BenchTableTest, NamesTheBusiestRankAndASlowOneBeyondNoise) {
   BenchRow row = SampleRow();
-  EXPECT_THAT(BenchLine(row), HasSubstr("     1.00      1.75   12.50     3  "));
+  EXPECT_THAT(BenchLine(row, 5), HasSubstr("     1.00      1.75   12.50     3  "));
   row.busiest_receiver = 0;
   row.slow_rank = -1;
-  EXPECT_THAT(BenchLine(row), HasSubstr("     1.00    1.75@0   12.50     -  "));
-  const size_t width = BenchLine(row).size();
+  EXPECT_THAT(BenchLine(row, 5), HasSubstr("     1.00    1.75@0   12.50     -  "));
+  const size_t width = BenchLine(row, 5).size();
   row.imbalance_received = 123.456;
   row.busiest_receiver = 1023;
-  EXPECT_THAT(BenchLine(row), HasSubstr(" 123@1023 "));
-  EXPECT_EQ(BenchLine(row).size(), width);
+  EXPECT_THAT(BenchLine(row, 5), HasSubstr(" 123@1023 "));
+  EXPECT_EQ(BenchLine(row, 5).size(), width);
   const Fields fields = BenchFields(row);
   EXPECT_TRUE(std::isnan(*NumberOf(fields, "slow_rank")));
   EXPECT_EQ(NumberOf(fields, "busiest_rx"), 1023);
   EXPECT_TRUE(std::isnan(*NumberOf(fields, "busiest_tx")));
+}
+
+TEST(BenchTableTest, RowsThatDidNotConvergeAreMarkedAndCounted) {
+  BenchRow row = SampleRow();  // cv 3 %
+  EXPECT_THAT(BenchLine(row, 3), HasSubstr("    3.00 "));
+  EXPECT_THAT(BenchLine(row, 2.5), HasSubstr("    3.00*"));
+  constexpr Column kColumns[] = {{"op", "op", "", -4}, {"time_us_cv_pct", "i_cv%", "(%)", 8, 2}};
+  EXPECT_EQ(TableLine(kColumns, {{"op", "x"}, {"time_us_cv_pct", 3.0}}, 2.5), "  x       3.00*\n");
+  EXPECT_EQ(TableLine(kColumns, {{"op", "x"}, {"time_us_cv_pct", 3.0}}, 3), "  x       3.00\n");
+  EXPECT_EQ(NoiseFoot({1, 2, 3}, 3), "");
+  EXPECT_THAT(NoiseFoot({1, 2, 3}, 1),
+              HasSubstr("Not converged        : 2 of 3 rows, i_cv% above 1"));
+  EXPECT_THAT(NoiseFoot({7}, 5), HasSubstr(": 1 of 1 row, "));
 }
 
 TEST(BenchTableTest, OneRankIsExplained) {
