@@ -165,20 +165,13 @@ absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
   MOE_ASSIGN_OR_RETURN(BenchCall call,
                        LoadBenchCall(invocation.args, invocation.environment, warnings));
-  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp()));
+  if (call.settings.on("help")) return PrintOnce(invocation, HelpText(BenchHelp(call.operation)));
   if (call.settings.on("print-config")) return PrintOnce(invocation, PrintSettings(call.settings));
+  MOE_RETURN_IF_ERROR(RefuseUnread(call));
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(call.settings, invocation.environment, ComputesOn::kAnyDevice));
   if (launch.rank() == 0 && !call.settings.on("quiet")) PrintWarnings(kCommand, warnings);
   const bool collective = bench::OpOf(call.operation).has_value();
-  if (!call.settings.empty("trace") && !collective && call.operation != "layer") {
-    return absl::InvalidArgumentError(absl::StrCat("--trace is of no use with ", call.operation,
-                                                   ", expected a collective or layer"));
-  }
-  if (call.settings.given("share-device") && !collective && call.operation != "layer") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--share-device is of no use with ", call.operation, ", expected a collective or layer"));
-  }
   const int ranks = launch.world.ranks;
   const int threads = collective ? 1 : call.settings.integer("threads");
   if (launch.rank() == 0) {

@@ -16,31 +16,6 @@
 namespace moe::cli {
 namespace {
 
-constexpr const char* kOneRank[] = {"minbytes",   "maxbytes", "stepfactor", "stepbytes",
-                                    "all-reduce", "dispatch", "node-size",  "ranks",
-                                    "pin",        "format",   "svg"};
-
-absl::Status RefuseGiven(const Settings& settings, absl::Span<const char* const> names,
-                         absl::string_view expected) {
-  for (const char* name : names) {
-    if (!settings.given(name)) continue;
-    return WrongValue(settings, name, expected);
-  }
-  return absl::OkStatus();
-}
-
-// Flags of the layer that parts of it do not read; `read` are those that they do.
-absl::Status RefuseLayerFlags(const BenchCall& call, absl::Span<const char* const> read) {
-  for (const Setting& setting : call.settings.table()) {
-    if (setting.group != kLayerGroup && setting.group != kRouterGroup) continue;
-    if (!call.settings.given(setting.name)) continue;
-    if (std::find(read.begin(), read.end(), setting.name) != read.end()) continue;
-    return WrongValue(call.settings, setting.name,
-                      absl::StrCat("none: moe bench ", call.operation, " does not read it"));
-  }
-  return absl::OkStatus();
-}
-
 // Sizes that no machine holds, and whose products would not fit 64 bits. Of one rank; a width
 // that an operation does not have is 0.
 absl::Status CheckSizes(const bench::LayerSpec& spec, int64_t hidden_size,
@@ -81,9 +56,6 @@ absl::StatusOr<DType> LogitType(const Settings& settings, Device device) {
 }
 
 absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
-  MOE_RETURN_IF_ERROR(RefuseGiven(
-      call.settings, kOneRank,
-      absl::StrCat("none: ", call.operation, " runs on one rank; its threads are --threads")));
   if (!launch.plan.processes()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(call.operation, " runs on one rank, expected no launcher"));
@@ -107,7 +79,9 @@ absl::Status UseTrace(const Settings& settings, const bench::Replay& replay,
                       bench::LayerSpec& spec) {
   constexpr const char* kOfTrace[] = {"tokens", "moe-router-topk", "num-experts",
                                       "expert-model-parallel-size"};
-  MOE_RETURN_IF_ERROR(RefuseGiven(settings, kOfTrace, "none: the trace says it"));
+  for (const char* name : kOfTrace) {
+    if (settings.given(name)) return WrongValue(settings, name, "none: the trace says it");
+  }
   const RoutingTraceHeader& header = replay.header();
   RouterConfig& router = spec.layer.router;
   spec.tokens = replay.most_tokens();
@@ -176,9 +150,6 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
 absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
   const Settings& settings = call.settings;
   MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
-  constexpr const char* kRead[] = {"tokens",      "moe-router-topk",     "num-experts",
-                                   "hidden-size", "moe-ffn-hidden-size", "threads"};
-  MOE_RETURN_IF_ERROR(RefuseLayerFlags(call, kRead));
   MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(settings));
   const RouterConfig& router = part.layer.router;
   GemmBenchOptions options;
@@ -207,15 +178,6 @@ absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
   const Settings& settings = call.settings;
   MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
   const bool gate = call.operation == "gate";
-  std::vector<const char*> read = {"tokens", "moe-router-topk", "num-experts", "threads"};
-  if (!gate) read.push_back("hidden-size");
-  if (gate) {
-    read.insert(read.end(), {"router", "moe-router-score-function", "moe-router-pre-softmax",
-                             "moe-router-num-groups", "moe-router-group-topk",
-                             "moe-router-topk-scaling-factor", "moe-router-enable-expert-bias",
-                             "moe-router-random-second", "moe-expert-capacity-factor"});
-  }
-  MOE_RETURN_IF_ERROR(RefuseLayerFlags(call, read));
   MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(settings));
   KernelBenchOptions options;
   bench::KernelSpec& spec = options.spec;
@@ -245,9 +207,6 @@ absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
                                                         const Launch& launch) {
   const Settings& settings = call.settings;
   const int ranks = launch.world.ranks;
-  constexpr const char* kUnread[] = {"minbytes",   "maxbytes", "stepfactor", "stepbytes",
-                                     "all-reduce", "check",    "format",     "svg"};
-  MOE_RETURN_IF_ERROR(RefuseGiven(settings, kUnread, "none: moe bench layer does not read it"));
   LayerBenchOptions options;
   MOE_ASSIGN_OR_RETURN(options.spec, LayerSpecOf(settings));
   bench::LayerSpec& spec = options.spec;

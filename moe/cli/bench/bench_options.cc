@@ -70,10 +70,6 @@ absl::StatusOr<std::vector<int64_t>> SizesOf(const Settings& settings) {
 }
 
 absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& spec) {
-  const bool skewed = spec.op == bench::Op::kAllToAllV;
-  if (settings.given("routing") && !skewed) {
-    return WrongValue(settings, "routing", "none: only alltoallv has unequal blocks");
-  }
   MOE_ASSIGN_OR_RETURN(spec.routing, RoutingOf(settings, ranks));
   spec.num_experts = settings.integer("num-experts");
   if (spec.routing.kind == bench::RoutingSpec::kTrace && settings.given("num-experts")) {
@@ -83,9 +79,6 @@ absl::Status SetTraffic(const Settings& settings, int ranks, bench::CaseSpec& sp
     return WrongValue(settings, "num-experts", "at least 0");
   }
   spec.seed = settings.seed("seed");
-  if (settings.given("dispatch") && !skewed && spec.op != bench::Op::kAllToAll) {
-    return WrongValue(settings, "dispatch", "none: it is of all-to-alls");
-  }
   DispatcherOptions dispatcher;
   MOE_RETURN_IF_ERROR(SetDispatch(settings, ranks, dispatcher));
   spec.dispatch = dispatcher.algorithm;
@@ -98,9 +91,6 @@ absl::Status SetAllReduce(const Settings& settings, Backend backend, bench::Case
   const bool ring_sums = spec.dtype == DType::kFloat32 || spec.dtype == DType::kInt64;
   const bool local = backend == Backend::kLocal;
   const char* const own = local ? "direct" : "library";
-  if (name != "auto" && spec.op != bench::Op::kAllReduce) {
-    return WrongFlag("--all-reduce", name, "none: it is of allreduce");
-  }
   if (name == "ring" && !ring_sums) {
     return WrongFlag(
         "--all-reduce", name,
@@ -170,6 +160,28 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
   return call;
 }
 
+absl::Status RefuseUnread(const BenchCall& call) {
+  const bool one_rank = !bench::OpOf(call.operation).has_value() && call.operation != "layer";
+  for (const Setting& setting : call.settings.table()) {
+    const std::string& name = setting.name;
+    if (name == "seed" || name == "backend" || name == "comm-timeout") continue;
+    if (!call.settings.given(name) || Reads(call.operation, setting)) continue;
+    if (name == "routing") {
+      return absl::InvalidArgumentError(
+          absl::StrCat(call.operation, " has equal blocks; use: moe bench alltoallv --routing ",
+                       call.settings.text(name)));
+    }
+    std::string expected = absl::StrCat("none: moe bench ", call.operation, " does not read it");
+    if (name == "ranks" && one_rank) {
+      expected =
+          absl::StrCat("none: ", call.operation, " runs on one rank; its threads are --threads");
+    }
+    if (name == "svg") expected = "none: only p2p has a picture";
+    return WrongValue(call.settings, name, expected);
+  }
+  return absl::OkStatus();
+}
+
 std::string TimeText(const BenchCall& call, const char* what,
                      const bench::MeasureOptions& measure) {
   const std::string busy = call.busy.empty() ? "" : absl::StrCat("# busy: ", call.busy, "\n");
@@ -192,9 +204,6 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
       SetOutput(settings, bench::NumberNamesOf(bench::BenchFields({})), options.output));
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
   options.svg_path = settings.text("svg");
-  if (!options.svg_path.empty() && options.spec.op != bench::Op::kPointToPoint) {
-    return WrongFlag("--svg", options.svg_path, "none: only p2p has a picture");
-  }
   MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }

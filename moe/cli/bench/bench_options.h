@@ -48,6 +48,12 @@ std::string BenchIdentity(const Settings& settings, const std::string& operation
 // With their names, in the order of the help.
 const std::vector<Operands::Word>& BenchOperations();
 
+// Whether `operation` reads the flag: what its help lists.
+bool Reads(absl::string_view operation, const Setting& setting);
+
+// Of one operation; of all where it is empty.
+CommandHelp BenchHelp(absl::string_view operation);
+
 enum class BenchFormat : uint8_t { kTable, kNccl };
 
 // Where results go, the same for every operation.
@@ -97,6 +103,10 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 // Lines above a table: when calls end, and whether others use the machine.
 //   "# time: <what> of at least 20 calls, until ..."
 std::string TimeText(const BenchCall& call, const char* what, const bench::MeasureOptions& measure);
+
+// kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines are let
+// pass: they may be of a whole script.
+absl::Status RefuseUnread(const BenchCall& call);
 
 // Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
 // flag, value and what was expected; a malformed matrix carries exit code 3.

@@ -13,77 +13,6 @@
 namespace moe::cli {
 namespace {
 
-constexpr char kHead[] =
-    R"(usage: moe bench OPERATION [flags]
-
-Times a collective over a range of sizes and checks every timed call, as nccl-tests do, on threads
-of this process or, under mpirun, on processes.
-
-  moe bench alltoall --ranks 4 -b 64K -e 16M -f 4
-  moe bench alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 2
-  mpirun -n 4 moe bench allreduce --all-reduce library -d bf16 --fail-if 'busbw<1.5'
-)";
-
-constexpr char kTail[] =
-    R"(
-Columns, for n ranks; GB = 1e9 bytes
-  size     bytes of a rank, its own part included; skewed: max over ranks of max(sent, received)
-  count    elements: of one block; allreduce, alltoallv, p2p: of size
-  time     max over ranks of the mean over calls; each call starts at a barrier
-  algbw    size / time
-  busbw    algbw (n-1)/n; allreduce: algbw 2(n-1)/n; p2p, memcpy: algbw
-  #wrong   elements that differ from the exact result, over all ranks and timed calls
-  i_min i_max i_p99 i_cv%   of the calls' times, each its slowest rank's; cv = deviation / mean
-  imb_tx imb_rx   max / mean over ranks of the bytes sent and received; @: the busiest rank
-  wait%    100 x sum w / sum t: t = leave - enter of a rank's call, w = min(A, leave) - enter for
-           the last rank to enter at A: late entry, and not waits for a busier rank
-  slow     the rank that starts and ends last; not the busiest; -: none beyond noise
-  %memcpy  of the fastest memcpy of what each rank receives, all at once, between the calls
-
-One rank's kernels; time is the median over calls, and what they are measured against is the fastest
-of what was measured on the same threads before each call
-  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N
-           = T K rows; %peak: of a loop of multiply-adds in registers
-  gate     logits to slots, weights and counts, and back, by --router; without the product that
-           makes the logits and without capacity
-  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
-  combine  rows home, weighted, in choice order; backward: rows scaled, gradient of the weights
-  size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
-  copy, %copy  of a memcpy that reads and writes as many bytes in all
-  #wrong       differ from results computed apart; blank: gates with a rule of their own
---device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold
-caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
-kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
---device cuda --backend nccl: collectives in the memory of GPUs, one a rank
-
-layer: T tokens a rank, experts over all ranks (--ep: over groups); phases of the slowest rank,
-medians; share: mean over ranks of phase / pass; experts do 6 H F operations forward, 12 backward,
-for every row. #wrong counts results that differ from the first call's. Without --routing the router
-decides, on random tokens; with it tokens are given experts, and capacity drops what is over.
-
---routing: destinations (alltoallv, in tokens: a 4096th of a rank's elements) or experts (gate,
-permute, combine, gemm, layer), drawn with --seed; of a token's K experts without replacement
-  uniform       the same for every pair, or expert
-  zipf:S        expert e of E with probability ~ 1/(e+1)^S; experts in blocks on ranks
-  hot_expert:P  expert 0 with probability P, the others evenly
-  hot_rank:P    the same of ranks (alltoallv, layer)
-  ragged        ranks have 0 to all of their tokens; zero_rank: the last rank has none (likewise)
-  matrix:FILE   n lines of n shares: line s, column d is what rank s has for rank d (alltoallv)
-  trace:FILE    what moe train --record-routing wrote, a record a call; recorded on n ranks or a
-                multiple, whose neighbours merge. alltoallv: slots x H elements of its type; -b, -e:
-                scaled so that the largest record has that size
---num-experts 0 is 8 a rank (alltoallv, layer) or 8.
-
--o and -J have one row per line of the table, keys as in docs/bench.md. --fail-if compares columns
-(busbw, algbw, time, p50, p99, cv, wait, imb_rx, memcpy, wrong, any number of -o json) with numbers:
-< <= > >= == !=, &&, ||, parentheses; it fails if a row satisfies it.
-
-Settings: flags, then the environment (MOE_NAME: capitals, _ for -), then defaults.
-
-Exit codes: 0 ok, 1 wrong elements or --fail-if, 2 usage, 3 malformed matrix or trace, 4 a write
-failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such backend.
-)";
-
 constexpr Choice<bench::Check> kChecks[] = {{"0", bench::Check::kNo}, {"1", bench::Check::kYes}};
 
 void AddTraffic(Table& t) {
@@ -106,24 +35,6 @@ void AddTraffic(Table& t) {
 }
 
 }  // namespace
-
-const std::vector<Operands::Word>& BenchOperations() {
-  static const std::vector<Operands::Word> operations = {
-      {"alltoall", "equal blocks between all ranks"},
-      {"alltoallv", "the blocks of --routing: even, skewed, ragged"},
-      {"allreduce", "sum, in place, by --all-reduce"},
-      {"allgather", "every rank's block to all ranks"},
-      {"reducescatter", "sum, each rank keeps its block"},
-      {"p2p", "one pair at a time, every pair: a table in GB/s"},
-      {"memcpy", "every rank copies its own bytes at the same time: this machine's limit"},
-      {"gate", "one rank's kernels: logits to slots and weights"},
-      {"permute", "... tokens to rows grouped by expert"},
-      {"combine", "... rows to tokens, weighted"},
-      {"gemm", "... the grouped products of experts"},
-      {"layer", "a whole MoE layer, forward and backward, by phase"},
-  };
-  return operations;
-}
 
 void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
   t.Group("Sizes and calls (nccl-tests' letters)", kInRow);
@@ -210,13 +121,6 @@ std::string BenchIdentity(const Settings& settings, const std::string& operation
   if (operation == "layer") in_row |= kInLayerRow;
   const std::string flags = FlagsOf(settings, [&](const Setting& s) { return s.is(in_row); });
   return std::string(absl::StripLeadingAsciiWhitespace(flags));
-}
-
-CommandHelp BenchHelp() {
-  return {.head = kHead,
-          .operands = Operands{.heading = "Operations", .words = BenchOperations()},
-          .settings = BenchSettings().rows(),
-          .tail = kTail};
 }
 
 }  // namespace moe::cli

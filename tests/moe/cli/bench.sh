@@ -30,7 +30,8 @@ refused 2 "-f is 1, expected at least 2" alltoall -f 1
 refused 2 "expected either -i or -f" alltoall -f 2 -i 4K
 refused 2 "-n is 0, expected 1 to" alltoall -n 0
 refused 2 "--routing is 'zip:1', expected uniform, zipf:S" alltoallv --routing zip:1
-refused 2 "only alltoallv has unequal blocks" alltoall --routing ragged
+refused 2 "alltoall has equal blocks; use: moe bench alltoallv --routing ragged" alltoall --routing ragged
+refused 2 "--tokens is 4, expected none: moe bench alltoall does not read it" alltoall --tokens 4
 refused 2 "--node-size is 3, expected a divisor of the 4 ranks" alltoall --dispatch hierarchical --node-size 3
 refused 2 "the ring sums f32 and i64" allreduce --all-reduce ring -d bf16
 refused 2 "which has no library" allreduce --all-reduce library
@@ -231,6 +232,20 @@ expect 4 "full standard output"
 run "$moe" bench --help
 expect 0 "--help"
 grep -qF "busbw    algbw (n-1)/n" stdout || fail "--help: no formulas"
+cp stdout help
+# Of one operation: what it reads, and nothing of others; together they are the whole.
+: >of_one
+for operation in $(sed -n '/^Operations/,/^$/s/^  \([a-z0-9]*\) .*/\1/p' help); do
+  run "$moe" bench "$operation" --help
+  expect 0 "$operation --help"
+  head -n 1 stdout | grep -qx "usage: moe bench $operation \[flags\]" || fail "$operation --help: $(head -n 1 stdout)"
+  flags_in stdout >>of_one
+  grep -vxFf help stdout | sed 1,3d | grep . && fail "$operation --help: lines of its own"
+  (($(wc -l <stdout) < $(wc -l <help) * 3 / 4)) || fail "$operation --help: $(wc -l <stdout) lines of $(wc -l <help)"
+done
+[[ $(sort -u of_one) == "$(flags_in help)" ]] || fail "flags in no help of one operation: $(comm -3 <(sort -u of_one) <(flags_in help))"
+run "$moe" bench allreduce --help
+! grep -qE -- '--routing|--svg|--tokens|gemm' stdout || fail "allreduce --help: $(grep -E -- '--routing|--svg|--tokens|gemm' stdout)"
 
 if [[ -n $mpiexec ]]; then
   for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 1" \
