@@ -34,10 +34,19 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
 }
 
-// Names what Perfetto shows on the left, and in which order.
+// Perfetto finds a thread by its tid alone, takes the one whose tid is the pid for the main one, and
+// the numbers 0 for the idle process: so every lane has a number of its own, and none is 0.
+int64_t PidOf(int rank) {
+  constexpr int64_t kMostLanes = 100;  // a round number: rank 2 is 300
+  return kMostLanes * (rank + 1);
+}
+
+// Names what viewers show on the left, and in which order.
 void AppendMetadata(const TraceRecorder& recorder, int rank, std::string& text) {
+  const int64_t pid = PidOf(rank);
   const auto add = [&](const char* name, int lane, const Json& args) {
-    const Json event = {{"name", name}, {"ph", "M"}, {"pid", rank}, {"tid", lane}, {"args", args}};
+    const Json event = {
+        {"name", name}, {"ph", "M"}, {"pid", pid}, {"tid", pid + lane}, {"args", args}};
     absl::StrAppend(&text, event.dump(-1, ' ', false, Json::error_handler_t::replace), ",\n");
   };
   add("process_name", 0, {{"name", absl::StrCat("rank ", rank, " (", HostName(), ")")}});
@@ -50,11 +59,12 @@ void AppendMetadata(const TraceRecorder& recorder, int rank, std::string& text) 
 
 // Names are literals of this program: nothing in them needs an escape.
 void AppendEvent(const TraceEvent& event, int rank, int64_t shift_ns, std::string& text) {
+  const int64_t pid = PidOf(rank);
   const auto microseconds = [](int64_t ns) {
     return absl::StrFormat("%d.%03d", ns / 1000, ns % 1000);
   };
   absl::StrAppend(&text, "{\"name\":\"", event.name, "\",\"cat\":\"", event.category,
-                  "\",\"ph\":\"X\",\"pid\":", rank, ",\"tid\":", event.lane,
+                  "\",\"ph\":\"X\",\"pid\":", pid, ",\"tid\":", pid + event.lane,
                   ",\"ts\":", microseconds(event.begin_ns + shift_ns),
                   ",\"dur\":", microseconds(event.end_ns - event.begin_ns), ",\"args\":{");
   const char* separator = "";
@@ -128,11 +138,11 @@ std::string Tail(const std::vector<RankFacts>& ranks) {
                                               : "rank 0's CLOCK_MONOTONIC, estimated by pings"},
                       {"left_out", left_out},
                       {"ranks", facts}};
-  return absl::StrCat(
-      "{\"name\":\"process_labels\",\"ph\":\"M\",\"pid\":0,\"tid\":0,\"args\":{\"labels\":\"moe\"}}"
-      "\n],\n"
-      "\"displayTimeUnit\":\"ms\",\n\"otherData\":",
-      other.dump(), "}\n");
+  return absl::StrCat("{\"name\":\"process_labels\",\"ph\":\"M\",\"pid\":", PidOf(0),
+                      ",\"tid\":", PidOf(0),
+                      ",\"args\":{\"labels\":\"moe\"}}\n],\n"
+                      "\"displayTimeUnit\":\"ms\",\n\"otherData\":",
+                      other.dump(), "}\n");
 }
 
 }  // namespace

@@ -27,9 +27,9 @@ class TraceSink {
 // Collective over `world`, blocks the host.
 absl::Status CheckTraceOnAll(bool traced, Communicator& world);
 
-// The events of `recorder` on every rank, as JSON in the trace event format: process = rank, thread
-// = lane, times in microseconds from the first event of any rank, by rank 0's clock
-// (comm/clock_offset.h). docs/trace.md lists the fields. A rank's text goes to rank 0 in one piece
+// The events of `recorder` on every rank, as JSON in the trace event format: rank r is the process
+// 100 (r + 1), its lane l the thread 100 (r + 1) + l, times in microseconds from the first event of
+// any rank, by rank 0's clock (comm/clock_offset.h). docs/trace.md lists the fields. A rank's text goes to rank 0 in one piece
 // and from there to the sink, so rank 0 holds one rank's text at a time.
 //
 // Returns how many events did not fit the recorders, over all ranks. Collective, blocks the host;

@@ -222,8 +222,9 @@ TEST(ExportTraceTest, EveryRankIsAProcessOfOneDocument) {
     std::vector<int> count(ranks, 0);
     for (const Json& event : trace["traceEvents"]) {
       if (event["ph"] != "X") continue;
-      const int rank = event["pid"];
-      EXPECT_EQ(event["ts"], 1.0 * rank);  // from the first event, in us
+      const int rank = event["pid"].get<int>() / 100 - 1;
+      EXPECT_EQ(event["tid"], event["pid"]);  // the first lane is the main thread
+      EXPECT_EQ(event["ts"], 1.0 * rank);     // from the first event, in us
       EXPECT_EQ(event["dur"], 0.01 * (rank + 1));
       EXPECT_EQ(event["cat"], "expert");
       EXPECT_EQ(event["args"], Json({{"step", count[rank]}, {"bytes", 0}}));

@@ -21,24 +21,47 @@ STEP = {"step", "micro-batch", "wait for gradients", "step totals", "optimiser"}
 EXCHANGES = {"dispatch", "combine", "dispatch backward", "combine backward"}
 
 
+def thread_of(pid, tid):
+    """The thread that Perfetto's trace processor adds an event to. As on Linux, a tid belongs to
+    one process at a time, the main thread has the pid, and 0 is nobody's: it is taken for the main
+    thread."""
+    return tid if tid else pid
+
+
+def read_lanes(events, where):
+    """(rank, lane) by thread, from the metadata."""
+    told = {}
+    for event in events:
+        if event["ph"] == "M":
+            thread = thread_of(event["pid"], event["tid"])
+            known = told.setdefault(thread, {"pid": event["pid"]})
+            (value,) = event["args"].values()
+            check(known["pid"] == event["pid"] and known.get(event["name"], value) == value,
+                  f"{where}: tid {event['tid']} is {known}, and {event}")
+            known[event["name"]] = value
+    main = {thread: facts for thread, facts in told.items() if "process_name" in facts}
+    check({facts["pid"] for facts in told.values()} == main.keys() and min(main) > 0,
+          f"{where}: process names are not all on main threads: {told}")
+    ranks = {pid: rank for rank, pid in enumerate(sorted(main))}
+    for pid, rank in ranks.items():
+        check(main[pid]["process_name"].startswith(f"rank {rank} (") and
+              main[pid]["process_sort_index"] == rank, f"{where}: rank {rank} is {main[pid]}")
+        threads = sorted(thread for thread, facts in told.items() if facts["pid"] == pid)
+        order = [told[thread]["thread_sort_index"] for thread in threads]
+        check(order == list(range(len(threads))), f"{where}: lanes of rank {rank}: {order}")
+    return {thread: (ranks[facts["pid"]], facts["thread_name"]) for thread, facts in told.items()}
+
+
 def load(path, ranks, lanes, where):
     """The events of a trace by (rank, lane name), after the checks that hold for every trace."""
     with open(path) as file:
         trace = json.load(file)
-    names, processes, by_lane = {}, {}, {}
-    for event in trace["traceEvents"]:
-        if event["ph"] == "M" and event["name"] == "thread_name":
-            names[event["pid"], event["tid"]] = event["args"]["name"]
-        if event["ph"] == "M" and event["name"] == "process_name":
-            processes[event["pid"]] = event["args"]["name"]
+    names, by_lane = read_lanes(trace["traceEvents"], where), {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            by_lane.setdefault((event["pid"], names[event["pid"], event["tid"]]), []).append(event)
-    check(sorted(processes) == list(range(ranks)), f"{where}: processes {processes}")
-    for rank, name in processes.items():
-        check(name.startswith(f"rank {rank} ("), f"{where}: rank {rank} is '{name}'")
-    check(set(names.values()) == lanes, f"{where}: lanes {sorted(set(names.values()))}")
-    check(len(names) == ranks * len(lanes), f"{where}: {len(names)} lanes")
+            by_lane.setdefault(names[thread_of(event["pid"], event["tid"])], []).append(event)
+    check(sorted(names.values()) == [(r, lane) for r in range(ranks) for lane in sorted(lanes)],
+          f"{where}: lanes {names}")
     for lane, events in by_lane.items():
         events.sort(key=lambda e: (e["ts"], -e["dur"]))
         check_nesting(events, f"{where}: {lane}")
