@@ -17,6 +17,7 @@
 #include "kernels/base/caught.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/suggest.h"
 #include "moe/cli/commands.h"
 #include "moe/cli/manual/manual.h"
@@ -32,6 +33,15 @@ std::string Help() {
   return text + "\n" + kProgramExamples +
          "\n"
          "moe COMMAND --help has flags, defaults and formulas of a command; moe --version.\n";
+}
+
+// The first line is for scripts: "moe 1.2.3".
+std::string VersionText() {
+  std::string text = absl::StrCat("moe ", MOE_VERSION, "\n");
+  for (const auto& [key, value] : BuildFacts()) {
+    if (key != "version") text += fmt::format("{:<9} {}\n", key, value);
+  }
+  return text;
 }
 
 const Command* Find(const std::string& name) {
@@ -59,7 +69,7 @@ ExitCode Main(Invocation invocation) {
   std::string name = invocation.args.front();
   invocation.args.erase(invocation.args.begin());
   if (name == "--version") {
-    return end(PrintOnce(invocation, absl::StrCat("moe ", MOE_VERSION, "\n")));
+    return end(PrintOnce(invocation, VersionText()));
   }
   if (name == "help" && !invocation.args.empty()) {
     name = invocation.args.front();

@@ -24,6 +24,7 @@
 #include "comm/nccl/nccl_world.h"
 #include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/find_program.h"
+#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/sweep/memory_estimate.h"
 #include "moe/io/file.h"
@@ -38,18 +39,6 @@ std::string FirstLine(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
-}
-
-// The value behind "key: value" or "key value kB" of a /proc file; empty if there is none.
-std::string ProcValue(const std::string& path, absl::string_view key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
-    if (parts.size() == 2 && absl::StripAsciiWhitespace(parts[0]) == key) {
-      return std::string(absl::StripAsciiWhitespace(parts[1]));
-    }
-  }
-  return "";
 }
 
 int64_t KibibytesOf(absl::string_view key) {

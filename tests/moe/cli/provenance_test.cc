@@ -1,0 +1,56 @@
+// What results say of the build and the machine.
+#include "moe/cli/base/provenance.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace moe::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+
+TEST(ProvenanceTest, HasEveryKeyInOrderAndAValueForEach) {
+  const Facts facts = Provenance();
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : facts) {
+    keys.push_back(key);
+    EXPECT_NE(value, "") << key;
+  }
+  EXPECT_THAT(keys, ElementsAre("version", "commit", "build", "features", "host", "cpu", "cores",
+                                "simd", "date"));
+  std::map<std::string, std::string> value(facts.begin(), facts.end());
+  EXPECT_THAT(value["version"], MatchesRegex("[0-9]+[.][0-9]+[.][0-9]+"));
+  EXPECT_THAT(value["commit"], MatchesRegex("unknown|[0-9a-f]{12}[+]?"));
+  EXPECT_THAT(value["cores"], MatchesRegex("[1-9][0-9]*"));
+  EXPECT_THAT(value["date"], MatchesRegex("20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-9:]{8}Z"));
+  char host[256] = {};
+  ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
+  EXPECT_EQ(value["host"], host);
+}
+
+TEST(ProvenanceTest, BeginsWithTheBuild) {
+  const Facts all = Provenance(), build = BuildFacts();
+  ASSERT_GE(all.size(), build.size());
+  EXPECT_TRUE(std::equal(build.begin(), build.end(), all.begin()));
+}
+
+TEST(ProcValueTest, IsTheFirstOfItsKey) {
+  const std::string path = ::testing::TempDir() + "/proc_" + std::to_string(getpid());
+  std::ofstream(path) << "processor\t: 0\nmodel name\t: A CPU: 2 GHz\nmodel name\t: B\n";
+  EXPECT_EQ(ProcValue(path, "model name"), "A CPU: 2 GHz");
+  EXPECT_EQ(ProcValue(path, "model"), "");
+  EXPECT_THAT(ProcValue(path + ".none", "model name"), IsEmpty());
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace moe::cli
