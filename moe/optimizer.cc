@@ -16,10 +16,14 @@ namespace moe {
 double LearningRateSchedule::At(int64_t step) const {
   if (step <= warmup_steps)
     return peak * static_cast<double>(step) / static_cast<double>(warmup_steps);
+  if (decay == LearningRateDecay::kConstant) return peak;
   const int64_t decay_steps = std::max<int64_t>(1, total_steps - warmup_steps);
   const double progress =
       std::min(1.0, static_cast<double>(step - warmup_steps) / static_cast<double>(decay_steps));
-  return minimum + 0.5 * (peak - minimum) * (1.0 + std::cos(std::numbers::pi * progress));
+  const double left = decay == LearningRateDecay::kLinear
+                          ? 1.0 - progress
+                          : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return minimum + (peak - minimum) * left;
 }
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,

@@ -16,13 +16,19 @@
 
 namespace moe {
 
-// Linear warm-up to `peak`, then a cosine down to `minimum` at `total_steps`. Loshchilov and
-// Hutter, "SGDR" (2017), arXiv:1608.03983, one cycle.
+enum class LearningRateDecay : uint8_t {
+  kCosine,    // Loshchilov and Hutter, "SGDR" (2017), arXiv:1608.03983, one cycle
+  kLinear,    // a straight line
+  kConstant,  // none: `peak` for good
+};
+
+// Linear warm-up to `peak`, then down to `minimum` at `total_steps`.
 struct LearningRateSchedule {
   double peak = 1e-3;
   double minimum = 0;
   int64_t warmup_steps = 0;
   int64_t total_steps = 1;
+  LearningRateDecay decay = LearningRateDecay::kCosine;
   // step counts from 1.
   double At(int64_t step) const;
 };

@@ -89,6 +89,7 @@ void AddOptimizer(const TrainConfig& config, Fields& fields) {
   fields.Add("--min-lr", config.schedule.minimum);
   fields.Add("--lr-warmup-steps", config.schedule.warmup_steps);
   fields.Add("--lr-decay-steps", config.schedule.total_steps);
+  fields.Add("--lr-decay-style", config.schedule.decay);
   fields.Add("--adam-beta1", config.optimizer.beta1);
   fields.Add("--adam-beta2", config.optimizer.beta2);
   fields.Add("--adam-eps", config.optimizer.epsilon);

@@ -383,6 +383,17 @@ TEST(LearningRateScheduleTest, WarmsUpLinearlyThenFollowsACosine) {
   EXPECT_DOUBLE_EQ((LearningRateSchedule{.peak = 2, .total_steps = 1}.At(1)), 0.0);
 }
 
+TEST(LearningRateScheduleTest, DecaysInALineOrNotAtAll) {
+  LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
+  s.decay = LearningRateDecay::kLinear;
+  EXPECT_DOUBLE_EQ(s.At(2), 0.5);
+  EXPECT_DOUBLE_EQ(s.At(6), 0.775);  // a quarter of the way
+  EXPECT_DOUBLE_EQ(s.At(99), 0.1);
+  s.decay = LearningRateDecay::kConstant;
+  EXPECT_DOUBLE_EQ(s.At(2), 0.5);
+  EXPECT_DOUBLE_EQ(s.At(99), 1.0);
+}
+
 TEST(ParameterStoreTest, InitialValuesDependOnSeedAndNameOnly) {
   ParameterStore a(DType::kFloat32, 7), b(DType::kFloat32, 7), other(DType::kFloat32, 8);
   ASSERT_TRUE(b.Add({.name = "first", .rows = 5, .cols = 3}).ok());

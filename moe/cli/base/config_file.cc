@@ -5,6 +5,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
 #include <nlohmann/json.hpp>
@@ -24,6 +25,8 @@ constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxKeyBytes = 200;
 constexpr size_t kMaxLeaves = 10'000;
+// Of one message.
+constexpr size_t kMostRefused = 20;
 
 // Collects scalars as the parser meets them; returning false ends the parse.
 class Flattener : public nlohmann::json_sax<Json> {
@@ -139,21 +142,19 @@ std::string Underscored(absl::string_view name) {
   return absl::StrReplaceAll(name, {{"-", "_"}});
 }
 
-absl::Status UnknownKey(const std::string& file, const std::string& path,
-                        const Settings& settings) {
+std::string UnknownKey(const std::string& path, const Settings& settings) {
   std::vector<std::string> known = DeepSpeedKeys();
   for (const Setting& s : settings.table()) {
     if (s.flag_only) continue;
     known.push_back(Underscored(s.name));
     if (!s.alias.empty()) known.push_back(Underscored(s.alias));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      file, ": unknown key '", Shown(path), "'",
-      DidYouMean(Underscored(path), known, "", ", expected names of flags or DeepSpeed's keys")));
+  return absl::StrCat(
+      "unknown key '", Shown(path), "'",
+      DidYouMean(Underscored(path), known, "", ", expected names of flags or DeepSpeed's keys"));
 }
 
-absl::StatusOr<std::string> TextOf(const std::string& file, const JsonLeaf& leaf,
-                                   const Setting& setting) {
+absl::StatusOr<std::string> TextOf(const JsonLeaf& leaf, const Setting& setting) {
   const bool wants_string = setting.kind == Kind::kText || setting.kind == Kind::kPaths;
   if (leaf.type == JsonType::kString || (leaf.type == JsonType::kNumber && !wants_string) ||
       (leaf.type == JsonType::kBool && setting.kind == Kind::kSwitch)) {
@@ -162,11 +163,11 @@ absl::StatusOr<std::string> TextOf(const std::string& file, const JsonLeaf& leaf
   const bool has_none =
       std::find(setting.words.begin(), setting.words.end(), "none") != setting.words.end();
   if (leaf.type == JsonType::kNull && has_none) return "none";
-  return absl::InvalidArgumentError(absl::StrCat(
-      file, ": ", leaf.path, " is ", leaf.text.empty() ? "empty" : Shown(leaf.text), ", expected ",
-      wants_string                    ? "a string"
-      : setting.kind == Kind::kSwitch ? "true or false"
-                                      : "a number or string"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(leaf.path, " is ", leaf.text.empty() ? "empty" : Shown(leaf.text), ", expected ",
+                   wants_string                    ? "a string"
+                   : setting.kind == Kind::kSwitch ? "true or false"
+                                                   : "a number or string"));
 }
 
 }  // namespace
@@ -188,19 +189,31 @@ absl::Status ApplyConfig(const std::string& file, absl::string_view document, Se
     return absl::InvalidArgumentError(absl::StrCat(file, ": ", parsed.status().message()));
   }
   std::vector<JsonLeaf>& leaves = *parsed;
-  MOE_RETURN_IF_ERROR(TakeDeepSpeedKeys(file, leaves, settings));
+  std::vector<std::string> refused;
+  TakeDeepSpeedKeys(file, leaves, settings, refused);
   std::vector<std::pair<std::string, std::vector<std::string>>> lists;  // paths, in order
   for (const JsonLeaf& leaf : leaves) {
+    if (refused.size() >= kMostRefused) break;
     const std::string name = WithoutIndex(leaf.path);
     const Setting* const setting = settings.Find(name);
-    if (setting == nullptr || setting->flag_only) return UnknownKey(file, leaf.path, settings);
-    if (name != leaf.path && setting->kind != Kind::kPaths) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file, ": ", name, " is a list, expected one value"));
+    if (setting == nullptr || setting->flag_only) {
+      refused.push_back(UnknownKey(leaf.path, settings));
+      continue;
     }
-    MOE_ASSIGN_OR_RETURN(std::string text, TextOf(file, leaf, *setting));
+    if (name != leaf.path && setting->kind != Kind::kPaths) {
+      refused.push_back(absl::StrCat(name, " is a list, expected one value"));
+      continue;
+    }
+    absl::StatusOr<std::string> text = TextOf(leaf, *setting);
+    if (!text.ok()) {
+      refused.emplace_back(text.status().message());
+      continue;
+    }
     if (lists.empty() || lists.back().first != name) lists.push_back({name, {}});
-    lists.back().second.push_back(std::move(text));
+    lists.back().second.push_back(*std::move(text));
+  }
+  if (!refused.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(file, ": ", absl::StrJoin(refused, "; ")));
   }
   for (auto& [name, texts] : lists) {
     MOE_RETURN_IF_ERROR(settings.Set(*settings.Find(name), std::move(texts), Origin::kFile,

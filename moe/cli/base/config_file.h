@@ -29,14 +29,11 @@ struct JsonLeaf {
 absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 
 // Sets what the file says, with Origin::kFile. Keys are the names and aliases of `settings`, with
-// '_' or '-', and these keys of DeepSpeed (deepspeed.ai/docs/config-json):
-//   train_micro_batch_size_per_gpu, gradient_clipping, steps_per_print, bf16.enabled,
-//   optimizer.{type: Adam|AdamW, params.{lr,betas,eps,weight_decay}},
-//   scheduler.{type: WarmupLR|WarmupCosineLR, params}, linear warm-up only,
-//   fp16.enabled and its loss scaling (auto_cast and consecutive_hysteresis: false alone).
-// (train_batch_size, gradient_accumulation_steps and seed have the same name here.)
+// '_' or '-', and DeepSpeed's (deepspeed.ai/docs/config-json), by the tables of deepspeed.cc: those
+// of the same meaning, and those that say nothing here while they are off (ZeRO at stage 0). There
+// "auto" and null leave a setting to flags and defaults.
 // Errors of MappedFile::Open: a folder, device or pipe is no such file. kInvalidArgument for
-// anything that is not understood, with the nearest key.
+// what is not understood, all of it in one message, with the nearest keys.
 absl::Status LoadConfigFile(const std::string& path, Settings& settings);
 
 // All that a command is told: flags, then the environment, then the file of --config, where the
@@ -49,10 +46,10 @@ absl::Status LoadSettings(absl::Span<const std::string> args,
 // The part of LoadConfigFile after reading: `file` is the name used in messages.
 absl::Status ApplyConfig(const std::string& file, absl::string_view document, Settings& settings);
 
-// Keys of DeepSpeed. Sets those that are meant for `settings` and removes them from `leaves`.
-// kInvalidArgument for keys of DeepSpeed that have no meaning here, by name.
-absl::Status TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves,
-                               Settings& settings);
+// Keys of DeepSpeed. Sets those that are meant for `settings` and removes all from `leaves`.
+// `refused` gets what each that has no meaning here should be instead.
+void TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves, Settings& settings,
+                       std::vector<std::string>& refused);
 // For did-you-mean.
 std::vector<std::string> DeepSpeedKeys();
 

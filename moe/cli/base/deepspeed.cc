@@ -2,16 +2,17 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <absl/strings/str_join.h>
+#include <absl/strings/strip.h>
 #include <absl/types/span.h>
 
-#include "kernels/base/status_macros.h"
 #include "moe/cli/base/config_file.h"
+#include "moe/io/bounded_json.h"
 
 namespace moe::cli {
 namespace {
@@ -21,225 +22,331 @@ struct SameMeaning {
   const char* setting;
 };
 
+constexpr char kRate[] = "optimizer.params.lr";
+constexpr char kPeak[] = "scheduler.params.warmup_max_lr";
+
+// Those of fp16 have no effect while fp16.enabled is false.
 constexpr SameMeaning kSame[] = {
+    {"train_batch_size", "train-batch-size"},
     {"train_micro_batch_size_per_gpu", "micro-batch-size"},
+    {"gradient_accumulation_steps", "gradient-accumulation-steps"},
     {"gradient_clipping", "clip-grad"},
     {"steps_per_print", "log-interval"},
-    {"optimizer.params.lr", "lr"},
+    {kRate, "lr"},
     {"optimizer.params.betas.0", "adam-beta1"},
     {"optimizer.params.betas.1", "adam-beta2"},
     {"optimizer.params.eps", "adam-eps"},
     {"optimizer.params.weight_decay", "weight-decay"},
-};
-
-// Of no effect while fp16.enabled is false.
-constexpr SameMeaning kLossScaling[] = {
     {"fp16.loss_scale", "loss-scale"},
     {"fp16.loss_scale_window", "loss-scale-window"},
     {"fp16.hysteresis", "hysteresis"},
     {"fp16.min_loss_scale", "min-loss-scale"},
 };
 
+// What several settings follow from.
 constexpr const char* kSpecial[] = {
     "bf16.enabled",
     "fp16.enabled",
-    "fp16.auto_cast",
     "fp16.initial_scale_power",
-    "fp16.consecutive_hysteresis",
     "optimizer.type",
+    "optimizer.params.adam_w_mode",
+    "optimizer.params.bias_correction",
     "scheduler.type",
     "scheduler.params.warmup_type",
     "scheduler.params.warmup_num_steps",
     "scheduler.params.warmup_min_lr",
-    "scheduler.params.warmup_max_lr",
+    kPeak,
     "scheduler.params.warmup_min_ratio",
     "scheduler.params.cos_min_ratio",
     "scheduler.params.total_num_steps",
 };
 
-// Sections of DeepSpeed without a counterpart here.
-constexpr const char* kUnsupported[] = {
-    "activation_checkpointing",
+// What has no counterpart. A section is on by the value of its key `by`; a plain key, or a section
+// that is only there to be used, by its own. While off, or `neutral`, it says nothing.
+struct Elsewhere {
+  const char* key;
+  const char* by;
+  const char* neutral;
+  const char* why;
+};
+
+constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
+constexpr char kInTrace[] = "--trace FILE has the time line";
+constexpr char kFloatSums[] = "gradients are summed in float32 or exactly, by --numerics";
+constexpr char kWholeState[] = "every rank keeps its optimiser state whole";
+constexpr char kAllLayers[] = "a step runs every layer";
+constexpr char kInOrder[] = "sequences have one length, in the order of --seed";
+
+constexpr Elsewhere kElsewhere[] = {
+    {"activation_checkpointing", "partition_activations", "", "activations are kept whole"},
+    {"activation_checkpointing", "cpu_checkpointing", "", "activations stay where they are made"},
+    {"amp", "enabled", "", "bf16 or fp16 is what there is"},
+    {"autotuning", "enabled", "", "moe sweep compares settings"},
+    {"checkpoint", "load_universal", "", "training state is not loaded yet"},
+    {"comet", "enabled", "", kInMetrics},
+    {"comms_logger", "enabled", "", kInTrace},
+    {"communication_data_type", "", "fp32", kFloatSums},
+    {"compression_training", "", "", "weights are neither quantised nor pruned"},
+    {"csv_monitor", "enabled", "", kInMetrics},
+    {"curriculum_learning", "enabled", "", kInOrder},
+    {"data_efficiency", "enabled", "", kInOrder},
+    {"data_types", "grad_accum_dtype", "fp32", kFloatSums},
+    {"eigenvalue", "enabled", "", "there is no quantisation that needs it"},
+    {"elasticity", "enabled", "", "a run keeps its ranks"},
+    {"flops_profiler", "enabled", "", kInTrace},
+    {"gradient_predivide_factor", "", "1", kFloatSums},
+    {"hybrid_engine", "enabled", "", "nothing is generated while training"},
+    {"load_universal_checkpoint", "", "", "training state is not loaded yet"},
+    {"nebula", "enabled", "", "training state is not saved yet"},
+    {"pipeline", "stages", "1", "layers are not split over ranks"},
+    {"pld", "enabled", "", kAllLayers},
+    {"prescale_gradients", "", "", kFloatSums},
+    {"progressive_layer_drop", "enabled", "", kAllLayers},
+    {"seq_parallel_communication_data_type", "", "fp32", kFloatSums},
+    {"sparse_attention", "", "", "attention is dense"},
+    {"sparse_gradients", "", "", kFloatSums},
+    {"tensor_parallel", "autotp_size", "1", "experts are split over ranks, matrices are not"},
+    {"tensorboard", "enabled", "", kInMetrics},
+    {"torch_autocast", "enabled", "", "bf16 or fp16 is what there is"},
+    {"wandb", "enabled", "", kInMetrics},
+    {"zero_optimization", "stage", "", kWholeState},
+    {"bf16.bf16_master_weights_and_grads", "", "", "master weights are f32"},
+    {"bf16.bf16_optimizer_states", "", "", "optimiser state is f32"},
+    {"fp16.auto_cast", "", "", "inputs are bytes"},
+    {"fp16.consecutive_hysteresis", "", "", "--hysteresis counts all overflows"},
+    {"fp16.fp16_master_weights_and_grads", "", "", "master weights are f32"},
+    {"optimizer.params.amsgrad", "", "", "the optimiser is AdamW as published"},
+    {"scheduler.params.last_batch_iteration", "", "-1", "a run starts at its first step"},
+};
+
+// Whatever they say, what is trained and what is shown stay the same.
+constexpr const char* kNothing[] = {
     "aio",
-    "amp",
-    "autotuning",
-    "checkpoint",
-    "comms_logger",
-    "communication_data_type",
-    "compression_training",
-    "csv_monitor",
-    "curriculum_learning",
-    "data_efficiency",
-    "data_types",
+    "compile",
+    "dataloader_drop_last",
     "disable_allgather",
     "dump_state",
-    "eigenvalue",
-    "elasticity",
-    "flops_profiler",
-    "gradient_predivide_factor",
-    "hybrid_engine",
+    "graph_harvesting",
     "memory_breakdown",
-    "pipeline",
-    "pld",
-    "prescale_gradients",
-    "progressive_layer_drop",
-    "sparse_attention",
-    "sparse_gradients",
-    "tensorboard",
+    "optimizer.legacy_fusion",
+    "optimizer.params.foreach",
+    "optimizer.params.fused",
+    "optimizer.params.torch_adam",
+    "timers",
     "wall_clock_breakdown",
-    "wandb",
     "zero_allow_untested_optimizer",
-    "zero_optimization",
+    "zero_force_ds_cpu_optimizer",
 };
+
+// "zero_optimization.stage" is in "zero_optimization".
+bool IsIn(absl::string_view path, absl::string_view section) {
+  return absl::ConsumePrefix(&path, section) && (path.empty() || path[0] == '.');
+}
+
+bool IsAuto(const JsonLeaf& leaf) {
+  return leaf.type == JsonType::kString && leaf.text == "auto";
+}
+
+bool IsAbsent(const JsonLeaf& leaf) {
+  return leaf.type == JsonType::kNull || leaf.type == JsonType::kEmptyList ||
+         leaf.type == JsonType::kEmptyObject;
+}
+
+// Whether the value leaves off what it could turn on.
+bool IsOff(const JsonLeaf& leaf, absl::string_view neutral) {
+  if (IsAbsent(leaf) || leaf.text == "false" || leaf.text == "none" || IsAuto(leaf)) return true;
+  if (!neutral.empty() && leaf.text == neutral) return true;
+  double value = 0, other = 0;
+  (void)absl::SimpleAtod(neutral, &other);
+  return leaf.type == JsonType::kNumber && absl::SimpleAtod(leaf.text, &value) && value == other;
+}
 
 class DeepSpeed {
  public:
-  DeepSpeed(const std::string& file, Settings& settings) : file_(file), settings_(settings) {}
+  DeepSpeed(const std::string& file, Settings& settings, std::vector<std::string>& refused)
+      : file_(file), settings_(settings), refused_(refused) {}
 
   // Whether the leaf is DeepSpeed's; remembers it.
   bool Take(const JsonLeaf& leaf) {
-    const auto among = [&](absl::Span<const SameMeaning> list) {
-      return std::any_of(list.begin(), list.end(),
-                         [&](const SameMeaning& s) { return leaf.path == s.key; });
+    if (IsHere(leaf.path)) {
+      if (IsAuto(leaf)) auto_.insert(leaf.path);
+      if (!IsAuto(leaf) && !IsAbsent(leaf)) leaf_[leaf.path] = leaf;
+      return true;
+    }
+    const std::vector<std::string> keys = DeepSpeedKeys();
+    const bool section = std::any_of(keys.begin(), keys.end(),
+                                     [&](const std::string& key) { return IsIn(key, leaf.path); });
+    if (section && (IsAuto(leaf) || IsAbsent(leaf))) return true;
+    const bool nothing = std::any_of(std::begin(kNothing), std::end(kNothing),
+                                     [&](const char* key) { return IsIn(leaf.path, key); });
+    if (nothing) return true;
+    const auto elsewhere = [&](const Elsewhere& row) {
+      return IsIn(leaf.path, row.key);
     };
-    const bool ours = among(kSame) || among(kLossScaling) || Contains(kSpecial, leaf.path);
-    if (ours) leaf_[leaf.path] = leaf;
-    return ours;
+    if (std::none_of(std::begin(kElsewhere), std::end(kElsewhere), elsewhere)) return false;
+    others_.push_back(leaf);
+    return true;
   }
 
-  absl::Status Apply() {
-    MOE_RETURN_IF_ERROR(ApplyTypes());
-    MOE_RETURN_IF_ERROR(ApplySame(kSame));
-    if (Has("optimizer.params.betas.0") != Has("optimizer.params.betas.1")) {
-      return Wrong("optimizer.params.betas", "one number", "two");
+  void Apply() {
+    RefuseOthers();
+    ApplyTypes();
+    // A schedule's own peak goes before the optimiser's.
+    if (Has(kPeak)) leaf_.erase(kRate);
+    for (const SameMeaning& s : kSame) {
+      if (Has(s.key) && InUse(s.key)) Set(s.setting, leaf_[s.key].text, s.key);
     }
+    if (Has("optimizer.params.betas.0") != Has("optimizer.params.betas.1")) {
+      Wrong("optimizer.params.betas", "one number", "two");
+    }
+    ApplyOptimizer();
     const bool scheduler = std::any_of(leaf_.begin(), leaf_.end(), [](const auto& entry) {
       return absl::StartsWith(entry.first, "scheduler.");
     });
-    return scheduler ? ApplyScheduler() : absl::OkStatus();
-  }
-
-  template <size_t N>
-  static bool Contains(const char* const (&keys)[N], const std::string& path) {
-    return std::find(std::begin(keys), std::end(keys), path) != std::end(keys);
+    if (scheduler) ApplyScheduler();
   }
 
  private:
+  static bool IsHere(const std::string& path) {
+    const std::vector<std::string> keys = DeepSpeedKeys();
+    return std::find(keys.begin(), keys.end(), path) != keys.end();
+  }
   bool Has(const char* key) const { return leaf_.count(key) != 0; }
+  bool IsLeftOpen(const char* key) const { return auto_.count(key) != 0; }
   std::string Text(const char* key, const char* fallback) const {
     const auto it = leaf_.find(key);
     return it == leaf_.end() ? fallback : it->second.text;
   }
+  bool IsFloat16() const { return Text("fp16.enabled", "false") == "true"; }
+  bool InUse(absl::string_view key) const { return IsFloat16() || !absl::StartsWith(key, "fp16."); }
 
-  absl::Status Wrong(absl::string_view key, absl::string_view value,
-                     absl::string_view expected) const {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_, ": ", key, " is ", value, ", expected ", expected));
+  void Wrong(absl::string_view key, absl::string_view value, absl::string_view expected) {
+    refused_.push_back(absl::StrCat(key, " is ", Shown(value), ", expected ", expected));
   }
 
-  absl::Status Set(const char* setting, std::string text, absl::string_view key) {
+  void Set(const char* setting, std::string text, absl::string_view key) {
     const Setting* const found = settings_.Find(setting);
     if (found == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          file_, ": ", key, " has no meaning for this command, which has no --", setting));
+      refused_.push_back(
+          absl::StrCat(key, " has no meaning for this command, which has no --", setting));
+      return;
     }
-    return settings_.Set(*found, {std::move(text)}, Origin::kFile, absl::StrCat(file_, ": ", key));
+    const std::string where = absl::StrCat(file_, ": ", key);
+    const absl::Status status = settings_.Set(*found, {std::move(text)}, Origin::kFile, where);
+    if (status.ok()) return;
+    refused_.emplace_back(absl::StripPrefix(status.message(), absl::StrCat(file_, ": ")));
   }
 
-  absl::Status ApplySame(absl::Span<const SameMeaning> list) {
-    for (const SameMeaning& s : list) {
-      if (Has(s.key)) MOE_RETURN_IF_ERROR(Set(s.setting, leaf_[s.key].text, s.key));
+  // Each section and key once.
+  void RefuseOthers() {
+    for (const Elsewhere& row : kElsewhere) {
+      const std::string by = *row.by == 0 ? row.key : absl::StrCat(row.key, ".", row.by);
+      const auto on = std::find_if(others_.begin(), others_.end(), [&](const JsonLeaf& leaf) {
+        return (IsIn(leaf.path, by) || leaf.path == row.key) && !IsOff(leaf, row.neutral);
+      });
+      if (on == others_.end() || !InUse(by)) continue;
+      refused_.push_back(absl::StrCat("DeepSpeed's key '", Shown(on->path),
+                                      "' is not supported; remove it: ", row.why));
     }
-    return absl::OkStatus();
   }
 
-  absl::Status ApplyTypes() {
+  void ApplyTypes() {
     for (const char* key : {"fp16.enabled", "bf16.enabled"}) {
       if (Has(key) && leaf_[key].type != JsonType::kBool) {
-        return Wrong(key, Text(key, ""), "true or false");
+        Wrong(key, Text(key, ""), "true, false or \"auto\"");
+        leaf_.erase(key);
       }
     }
-    const bool f16 = Text("fp16.enabled", "false") == "true";
-    if (f16 && Text("bf16.enabled", "false") == "true") {
-      return Wrong("fp16.enabled", "true", "false beside bf16.enabled");
+    const bool bf16 = Text("bf16.enabled", "false") == "true";
+    if (IsFloat16() && bf16) return Wrong("fp16.enabled", "true", "false beside bf16.enabled");
+    if (IsFloat16()) {
+      Set("dtype", "f16", "fp16.enabled");
+      ApplyScalePower();
+    } else if (Has("bf16.enabled") && (bf16 || !IsLeftOpen("fp16.enabled"))) {
+      Set("dtype", bf16 ? "bf16" : "f32", "bf16.enabled");
     }
-    if (f16) {
-      MOE_RETURN_IF_ERROR(ApplyLossScaling());
-    } else if (Has("bf16.enabled")) {
-      const bool on = Text("bf16.enabled", "") == "true";
-      MOE_RETURN_IF_ERROR(Set("dtype", on ? "bf16" : "f32", "bf16.enabled"));
-    }
-    // DeepSpeed's Adam decouples weight decay too, unless told not to.
-    const std::string type = Text("optimizer.type", "AdamW");
-    if (type != "AdamW" && type != "Adam") return Wrong("optimizer.type", type, "AdamW");
-    return absl::OkStatus();
   }
 
-  absl::Status ApplyLossScaling() {
-    MOE_RETURN_IF_ERROR(Set("dtype", "f16", "fp16.enabled"));
-    for (const char* key : {"fp16.auto_cast", "fp16.consecutive_hysteresis"}) {
-      if (Text(key, "false") != "false") return Wrong(key, Text(key, ""), "false");
-    }
-    MOE_RETURN_IF_ERROR(ApplySame(kLossScaling));
+  void ApplyScalePower() {
     constexpr char kPower[] = "fp16.initial_scale_power";
-    if (!Has(kPower)) return absl::OkStatus();
+    if (!Has(kPower)) return;
     int power = 0;
     if (!absl::SimpleAtoi(Text(kPower, ""), &power)) {
       return Wrong(kPower, Text(kPower, ""), "an integer");
     }
-    return Set("initial-loss-scale", absl::StrFormat("%.17g", std::ldexp(1.0, power)), kPower);
+    Set("initial-loss-scale", absl::StrFormat("%.17g", std::ldexp(1.0, power)), kPower);
   }
 
-  absl::Status ApplyScheduler() {
+  // DeepSpeed's Adam decouples weight decay too, unless told not to.
+  void ApplyOptimizer() {
+    const std::string type = Text("optimizer.type", "AdamW");
+    if (type != "AdamW" && type != "Adam") Wrong("optimizer.type", type, "AdamW");
+    constexpr char kDecoupled[] = "optimizer.params.adam_w_mode";
+    if (type == "Adam" && Text(kDecoupled, "true") == "false") Wrong(kDecoupled, "false", "true");
+    constexpr char kCorrection[] = "optimizer.params.bias_correction";
+    if (Text(kCorrection, "true") == "false") Wrong(kCorrection, "false", "true");
+  }
+
+  void ApplyScheduler() {
     const std::string type = Text("scheduler.type", "missing");
     const bool cosine = type == "WarmupCosineLR";
-    if (!cosine && type != "WarmupLR") {
-      return Wrong("scheduler.type", type, "WarmupCosineLR or WarmupLR");
+    const bool linear = type == "WarmupDecayLR";
+    if (!cosine && !linear && type != "WarmupLR") {
+      return Wrong("scheduler.type", type, "WarmupLR, WarmupDecayLR or WarmupCosineLR");
     }
+    Set("lr-decay-style", cosine ? "cosine" : linear ? "linear" : "constant", "scheduler.type");
     // DeepSpeed's own default is "log".
     const std::string shape = Text("scheduler.params.warmup_type", "missing");
-    if (shape != "linear") return Wrong("scheduler.params.warmup_type", shape, "linear");
+    if (shape != "linear") Wrong("scheduler.params.warmup_type", shape, "\"linear\"");
     for (const char* key :
          {"scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"}) {
       double value = 0;
-      if (!absl::SimpleAtod(Text(key, "0"), &value) || value != 0) {
-        return Wrong(key, Text(key, ""), "0");
-      }
+      if (!absl::SimpleAtod(Text(key, "0"), &value) || value != 0) Wrong(key, Text(key, ""), "0");
     }
     constexpr char kSteps[] = "scheduler.params.warmup_num_steps";
-    MOE_RETURN_IF_ERROR(Set("lr-warmup-steps", Text(kSteps, cosine ? "2" : "1000"), kSteps));
-    return cosine ? ApplyCosine() : ApplyConstant();
+    if (!IsLeftOpen(kSteps)) Set("lr-warmup-steps", Text(kSteps, cosine ? "2" : "1000"), kSteps);
+    if (cosine) ApplyCosineMinimum();
+    if (!cosine) ApplyPeak();
+    if (linear) Set("min-lr", "0", "scheduler.type");
+    if (cosine || linear) return ApplyTotal();
+    for (const char* key : {"scheduler.params.cos_min_ratio", "scheduler.params.total_num_steps"}) {
+      if (Has(key)) Wrong(key, "given", "it where the rate decays only");
+    }
   }
 
-  absl::Status ApplyCosine() {
+  void ApplyTotal() {
     constexpr char kTotal[] = "scheduler.params.total_num_steps";
+    if (IsLeftOpen(kTotal)) return;
     if (!Has(kTotal)) return Wrong(kTotal, "missing", "the steps of the schedule");
-    MOE_RETURN_IF_ERROR(Set("lr-decay-steps", Text(kTotal, ""), kTotal));
+    Set("lr-decay-steps", Text(kTotal, ""), kTotal);
+  }
+
+  void ApplyCosineMinimum() {
     constexpr char kRatio[] = "scheduler.params.cos_min_ratio";
-    double lr = 0;
+    const bool open = IsLeftOpen(kRate) && settings_.Find("lr") != nullptr;
+    double lr = open ? settings_.real("lr") : 0;
     double ratio = 0;
-    if (!absl::SimpleAtod(Text("optimizer.params.lr", ""), &lr)) {
-      return Wrong("optimizer.params.lr", "missing", "the peak of the schedule");
+    if (!open && !absl::SimpleAtod(Text(kRate, ""), &lr)) {
+      return Wrong(kRate, Text(kRate, "missing"), "the peak of the schedule");
     }
     if (!absl::SimpleAtod(Text(kRatio, "0.0001"), &ratio)) {
       return Wrong(kRatio, Text(kRatio, ""), "a number");
     }
-    return Set("min-lr", absl::StrCat(ratio * lr), kRatio);
+    Set("min-lr", absl::StrCat(ratio * lr), kRatio);
   }
 
-  absl::Status ApplyConstant() {
-    for (const char* key : {"scheduler.params.cos_min_ratio", "scheduler.params.total_num_steps"}) {
-      if (Has(key)) return Wrong(key, "given", "it with WarmupCosineLR only");
-    }
-    constexpr char kMax[] = "scheduler.params.warmup_max_lr";
-    if (!Has(kMax)) return Wrong(kMax, "missing", "the rate after the warm-up");
-    MOE_RETURN_IF_ERROR(Set("lr", Text(kMax, ""), kMax));
-    return Set("min-lr", Text(kMax, ""), kMax);
+  void ApplyPeak() {
+    if (IsLeftOpen(kPeak)) return;
+    if (!Has(kPeak)) return Wrong(kPeak, "missing", "the rate after the warm-up");
+    Set("lr", Text(kPeak, ""), kPeak);
   }
 
   const std::string file_;
   Settings& settings_;
-  std::map<std::string, JsonLeaf> leaf_;
+  std::vector<std::string>& refused_;
+  std::map<std::string, JsonLeaf> leaf_;  // with a value
+  std::set<std::string, std::less<>> auto_;
+  std::vector<JsonLeaf> others_;  // below kElsewhere
 };
 
 }  // namespace
@@ -247,26 +354,21 @@ class DeepSpeed {
 std::vector<std::string> DeepSpeedKeys() {
   std::vector<std::string> keys;
   for (const SameMeaning& s : kSame) keys.emplace_back(s.key);
-  for (const SameMeaning& s : kLossScaling) keys.emplace_back(s.key);
   keys.insert(keys.end(), std::begin(kSpecial), std::end(kSpecial));
   return keys;
 }
 
-absl::Status TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves,
-                               Settings& settings) {
-  DeepSpeed keys(file, settings);
+void TakeDeepSpeedKeys(const std::string& file, std::vector<JsonLeaf>& leaves, Settings& settings,
+                       std::vector<std::string>& refused) {
+  DeepSpeed keys(file, settings, refused);
   std::vector<JsonLeaf> others;
-  for (const JsonLeaf& leaf : leaves) {
-    const std::string section = leaf.path.substr(0, leaf.path.find('.'));
-    if (DeepSpeed::Contains(kUnsupported, section)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file, ": DeepSpeed's key '", leaf.path,
-                       "' is not supported, expected a file without it"));
-    }
+  for (JsonLeaf& leaf : leaves) {
+    // Its name of before.
+    if (IsIn(leaf.path, "bfloat16")) leaf.path.replace(0, sizeof("bfloat16") - 1, "bf16");
     if (!keys.Take(leaf)) others.push_back(leaf);
   }
   leaves = std::move(others);
-  return keys.Apply();
+  keys.Apply();
 }
 
 }  // namespace moe::cli

@@ -12,6 +12,9 @@ namespace moe::cli {
 namespace {
 
 constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
+                                                      {"linear", LearningRateDecay::kLinear},
+                                                      {"constant", LearningRateDecay::kConstant}};
 
 void AddData(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
@@ -103,12 +106,14 @@ void AddOptimizer(lm::TrainConfig& train, Table& t) {
   const double below_one = std::nextafter(1.0, 0.0);
   t.Group("Optimiser (AdamW)");
   t.Add("--lr X", &train.schedule.peak, "peak learning rate");
-  t.Add("--min-lr X", &train.schedule.minimum, "learning rate at the end of the cosine");
+  t.Add("--min-lr X", &train.schedule.minimum, "learning rate at the end of the decay");
   t.Add("--lr-warmup-steps N", &train.schedule.warmup_steps, "steps from 0 to lr, linearly")
       .Least(0);
   t.Add("--lr-decay-steps N", Kind::kInteger,
-        "step at which the cosine reaches min-lr; default: --steps")
+        "step at which the decay reaches min-lr; default: --steps")
       .Least(1);
+  t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},
+        "of the way from lr to min-lr; constant stays at lr");
   t.Add("--weight-decay X", &train.optimizer.weight_decay, "decoupled; not for norms").Least(0);
   t.Add("--clip-grad X", &train.optimizer.clip_grad,
         "largest gradient norm, every expert counted once; 0 = off")
@@ -168,6 +173,11 @@ constexpr char kTail[] =
     R"(
 Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-;
 MOE_DATA splits at ':'), then --config, then defaults.
+DeepSpeed's keys in --config: train_batch_size, train_micro_batch_size_per_gpu,
+gradient_accumulation_steps, gradient_clipping, steps_per_print, seed, optimizer (Adam, AdamW),
+scheduler (WarmupLR, WarmupDecayLR, WarmupCosineLR; "warmup_type": "linear"), bf16, fp16 with its
+loss scaling. "auto" leaves a value to flags and defaults, and what is off (ZeRO at stage 0, a
+section with "enabled": false) says nothing. One message names all keys that are refused.
 
 Progress and results
   tok/s    tokens of a step / time of its slowest rank

@@ -1,6 +1,9 @@
 // DeepSpeed's keys in a configuration file: which are taken, as what, and which are refused.
 #include <string>
+#include <vector>
 
+#include <absl/strings/match.h>
+#include <absl/strings/str_split.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +67,7 @@ TEST(DeepSpeedTest, WarmupLrStaysAtItsPeak) {
       "warmup_type": "linear", "warmup_max_lr": 0.002, "warmup_num_steps": 7}}})");
   ASSERT_TRUE(s.ok()) << s.status();
   EXPECT_EQ(s->real("lr"), 0.002);
-  EXPECT_EQ(s->real("min-lr"), 0.002);
+  EXPECT_EQ(s->text("lr-decay-style"), "constant");
   EXPECT_EQ(s->integer("lr-warmup-steps"), 7);
 }
 
@@ -78,15 +81,149 @@ TEST(DeepSpeedTest, OtherMeaningsAreRefused) {
               HasSubstr("fp16.consecutive_hysteresis is true, expected false"));
   EXPECT_THAT(error(R"({"fp16": {"enabled": true, "initial_scale_power": 1.5}})"),
               HasSubstr("fp16.initial_scale_power is 1.5, expected an integer"));
-  EXPECT_THAT(error(R"({"fp16": {"enabled": "auto"}})"), HasSubstr("expected true or false"));
+  EXPECT_THAT(error(R"({"fp16": {"enabled": 1}})"), HasSubstr("expected true, false or"));
+  EXPECT_THAT(error(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"),
+              HasSubstr("optimizer.params.adam_w_mode is false, expected true"));
   EXPECT_THAT(error(R"({"optimizer": {"type": "Lamb"}})"),
               HasSubstr("optimizer.type is Lamb, expected AdamW"));
   EXPECT_THAT(error(R"({"optimizer": {"params": {"betas": [0.9]}}})"), HasSubstr("expected two"));
   EXPECT_THAT(error(R"({"scheduler": {"type": "OneCycle"}})"),
-              HasSubstr("expected WarmupCosineLR or WarmupLR"));
+              HasSubstr("expected WarmupLR, WarmupDecayLR or WarmupCosineLR"));
   // DeepSpeed warms up logarithmically unless told otherwise.
   EXPECT_THAT(error(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1}}})"),
-              HasSubstr("warmup_type is missing, expected linear"));
+              HasSubstr("warmup_type is missing, expected \"linear\""));
+}
+
+TEST(DeepSpeedTest, WarmupDecayLrFallsInALineToZero) {
+  const auto s = Load({"--min-lr", "0"}, {}, R"({
+      "optimizer": {"type": "Adam", "params": {"lr": 3e-5, "adam_w_mode": true}},
+      "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": "linear",
+        "warmup_min_lr": 0, "warmup_max_lr": 2e-5, "warmup_num_steps": 5,
+        "total_num_steps": 50, "last_batch_iteration": -1}}})");
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ(s->text("lr-decay-style"), "linear");
+  EXPECT_EQ(s->real("lr"), 2e-5) << "the schedule's peak, not the optimiser's";
+  EXPECT_EQ(s->real("min-lr"), 0);
+  EXPECT_EQ(s->integer("lr-decay-steps"), 50);
+}
+
+TEST(DeepSpeedTest, AutoLeavesASettingToFlagsAndDefaults) {
+  const auto s = Load({"--lr", "0.25"}, {}, R"({
+      "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "seed": 3,
+      "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+      "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},
+      "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": null}},
+      "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_type": "linear",
+        "warmup_num_steps": "auto", "total_num_steps": "auto", "cos_min_ratio": 0.5}}})");
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_FALSE(s->given("dtype"));
+  EXPECT_FALSE(s->given("train-batch-size"));
+  EXPECT_FALSE(s->given("lr-warmup-steps"));
+  EXPECT_FALSE(s->given("lr-decay-steps"));
+  EXPECT_EQ(s->real("min-lr"), 0.125) << "half of the flag's rate";
+}
+
+// Shapes of configurations that people publish. Those that ask for nothing that is not here are
+// taken; of the others one message names all that has to change, and nothing else.
+TEST(DeepSpeedTest, PublishedShapes) {
+  struct Shape {
+    const char* document;
+    std::vector<const char*> refused;
+  };
+  const char* const kZero = "key 'zero_optimization.stage' is not supported; remove it";
+  const char* const kWarmup = "scheduler.params.warmup_type is missing, expected \"linear\"";
+  const Shape shapes[] = {
+      // Of a library's own tutorial.
+      {R"({"train_batch_size": 16, "steps_per_print": 2000, "prescale_gradients": false,
+           "wall_clock_breakdown": false, "gradient_clipping": 1.0, "optimizer": {"type": "Adam",
+           "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
+           "bf16": {"enabled": false}, "fp16": {"enabled": true, "loss_scale": 0,
+             "fp16_master_weights_and_grads": false, "loss_scale_window": 500, "hysteresis": 2,
+             "min_loss_scale": 1, "initial_scale_power": 15},
+           "zero_optimization": {"stage": 0, "allgather_partitions": true,
+             "allgather_bucket_size": 50000000, "overlap_comm": true}})",
+       {}},
+      // Of trainers that fill in what is "auto".
+      {R"({"fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+           "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto",
+             "betas": "auto", "eps": "auto", "weight_decay": "auto"}}, "zero_optimization": {
+             "stage": 0, "reduce_bucket_size": "auto", "round_robin_gradients": true},
+           "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
+           "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+           "steps_per_print": 2000, "wall_clock_breakdown": false})",
+       {}},
+      {R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
+           "zero_optimization": {}, "zero_allow_untested_optimizer": true,
+           "bf16": {"enabled": true}, "activation_checkpointing": {"partition_activations": false,
+             "cpu_checkpointing": false, "contiguous_memory_optimization": false,
+             "number_checkpoints": null, "profile": false}})",
+       {}},
+      {R"({"train_batch_size": 100, "dump_state": false, "communication_data_type": "fp32",
+           "gradient_predivide_factor": 1.0, "sparse_gradients": false,
+           "data_types": {"grad_accum_dtype": null}, "memory_breakdown": true,
+           "tensorboard": {"enabled": false, "output_path": "logs", "job_name": "a"},
+           "wandb": {"enabled": false}, "csv_monitor": {"enabled": false}})",
+       {}},
+      {R"({"bfloat16": {"enabled": true}, "aio": {"block_size": 1048576, "queue_depth": 8},
+           "flops_profiler": {"enabled": false, "profile_step": 1},
+           "comms_logger": {"enabled": false, "verbose": true}, "amp": {"enabled": false},
+           "elasticity": {"enabled": false, "max_train_batch_size": 2000},
+           "autotuning": {"enabled": false}, "compile": {"deepcompile": false},
+           "hybrid_engine": {"enabled": false, "max_out_tokens": 512}})",
+       {}},
+      {R"({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": true,
+             "adam_w_mode": true, "bias_correction": true}}, "scheduler": {"type": "WarmupLR",
+           "params": {"warmup_type": "linear", "warmup_min_lr": 0, "warmup_max_lr": "auto",
+             "warmup_num_steps": "auto"}}, "checkpoint": {"tag_validation": "Warn"},
+           "pld": {"enabled": false}, "curriculum_learning": {"enabled": false}})",
+       {}},
+      {R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": "linear",
+             "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
+             "total_num_steps": "auto", "last_batch_iteration": -1}},
+           "fp16": {"enabled": false, "auto_cast": true, "consecutive_hysteresis": true}})",
+       {}},
+      // Memory that ZeRO saves elsewhere is not saved here.
+      {R"({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "overlap_comm": true,
+             "offload_optimizer": {"device": "none", "pin_memory": true}},
+           "gradient_accumulation_steps": "auto", "wall_clock_breakdown": false})",
+       {kZero}},
+      {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0,
+             "warmup_max_lr": 0.001, "warmup_num_steps": 1000}}, "fp16": {"enabled": true,
+             "consecutive_hysteresis": false}})",
+       {kWarmup}},
+      {R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto",
+             "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}},
+           "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
+             "stage3_max_live_parameters": 1e9}, "tensorboard": {"enabled": true},
+           "sparse_attention": {"mode": "fixed", "block": 16}, "gradient_acculation_steps": 1})",
+       {kZero, kWarmup, "'tensorboard.enabled' is not supported; remove it: --out DIR",
+        "'sparse_attention.mode' is not supported; remove it",
+        "unknown key 'gradient_acculation_steps'; did you mean 'gradient_accumulation_steps'?"}},
+      {R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 400}},
+           "activation_checkpointing": {"partition_activations": true}, "zero_optimization": true,
+           "fp16": {"enabled": true, "auto_cast": true}})",
+       {"optimizer.type is OneBitAdam, expected AdamW", "'optimizer.params.freeze_step'",
+        "'activation_checkpointing.partition_activations'", "'zero_optimization'",
+        "'fp16.auto_cast'"}},
+      {R"({"tensor_parallel": {"autotp_size": 2}, "pipeline": {"stages": 4},
+           "bf16": {"enabled": true, "bf16_master_weights_and_grads": true}})",
+       {"'tensor_parallel.autotp_size'", "'pipeline.stages'",
+        "'bf16.bf16_master_weights_and_grads'"}},
+  };
+  for (const Shape& shape : shapes) {
+    const absl::Status status = Load({}, {}, shape.document).status();
+    if (shape.refused.empty()) {
+      EXPECT_TRUE(status.ok()) << status << "\n" << shape.document;
+      continue;
+    }
+    const std::string message = testing::ErrorOf(status);
+    for (const char* text : shape.refused) EXPECT_THAT(message, HasSubstr(text));
+    size_t named = 0;
+    for (const absl::string_view part : absl::StrSplit(message, "; ")) {
+      named += !absl::StartsWith(part, "remove it") && !absl::StartsWith(part, "did you mean");
+    }
+    EXPECT_EQ(named, shape.refused.size()) << message;
+  }
 }
 
 }  // namespace

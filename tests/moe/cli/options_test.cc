@@ -182,7 +182,10 @@ TEST(ConfigTest, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(LoadError({}, {}, R"({"zzzzzzz": {}})"), HasSubstr("unknown key 'zzzzzzz'"));
   EXPECT_THAT(LoadError({}, {}, R"({"config": "x"})"), HasSubstr("unknown key 'config'"));
   EXPECT_THAT(LoadError({}, {}, R"({"zero_optimization": {"stage": 3}})"),
-              HasSubstr("DeepSpeed's key 'zero_optimization.stage' is not supported"));
+              HasSubstr("DeepSpeed's key 'zero_optimization.stage' is not supported; remove it"));
+  EXPECT_THAT(LoadError({}, {}, R"({"num_expert": 4, "steps": true, "zzzzzzz": 1})"),
+              ::testing::AllOf(HasSubstr("'num_expert'; did you mean"), HasSubstr("steps is true"),
+                               HasSubstr("unknown key 'zzzzzzz'")));
 }
 
 TEST(ConfigTest, RefusesMalformedDocuments) {
