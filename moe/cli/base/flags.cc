@@ -22,6 +22,20 @@ namespace po = boost::program_options;
 constexpr char kShortOutputStderr[] = "-oe";
 constexpr char kOutputStderr[] = "output-stderr";
 
+// Flags of Megatron without a counterpart, whose nearest names would mislead.
+struct Foreign {
+  const char* name;
+  const char* text;
+};
+constexpr Foreign kForeign[] = {
+    {"context-parallel-size", "only experts are split over ranks, by --ep"},
+    {"load", "training state is not loaded yet"},
+    {"pipeline-model-parallel-size", "only experts are split over ranks, by --ep"},
+    {"save", "training state is not saved yet"},
+    {"save-interval", "training state is not saved yet"},
+    {"tensor-model-parallel-size", "only experts are split over ranks, by --ep"},
+};
+
 po::options_description Describe(const Settings& settings) {
   po::options_description description;
   for (const Setting& s : settings.table()) {
@@ -31,6 +45,9 @@ po::options_description Describe(const Settings& settings) {
       if (s.kind == Kind::kSwitch) value->implicit_value("true");
       const std::string letter = s.letter != 0 ? absl::StrCat(",", std::string(1, s.letter)) : "";
       description.add_options()((name == s.name ? name + letter : name).c_str(), value, "");
+    }
+    for (const auto& [flag, value] : s.shorthands) {
+      description.add_options()(flag.c_str(), po::value<std::string>()->implicit_value("true"), "");
     }
   }
   return description;
@@ -47,6 +64,11 @@ absl::Status UnknownFlag(absl::string_view token, const Settings& settings) {
     const auto spellings = Spellings(setting);
     if (std::find(spellings.begin(), spellings.end(), flag) != spellings.end()) {
       throw std::bad_alloc();
+    }
+  }
+  for (const Foreign& foreign : kForeign) {
+    if (name == foreign.name) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag '", flag, "'; ", foreign.text));
     }
   }
   return absl::InvalidArgumentError(
@@ -68,6 +90,16 @@ absl::Status Store(const po::basic_option<char>& option, Settings& settings) {
   if (option.position_key >= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("unexpected argument '", token, "', expected flags: --name value"));
+  }
+  for (const Setting& s : settings.table()) {
+    for (const auto& [flag, value] : s.shorthands) {
+      if (option.string_key != flag) continue;
+      if (option.value.empty() || option.value.front() == "true") {
+        return settings.Set(s, {value}, Origin::kFlag, absl::StrCat("--", flag));
+      }
+      return WrongFlag(absl::StrCat("--", flag), option.value.front(),
+                       absl::StrCat("no value: it is --", s.name, " ", value));
+    }
   }
   // A letter comes back with its dash.
   const Setting* setting = settings.Find(absl::StripPrefix(option.string_key, "-"));

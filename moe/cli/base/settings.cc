@@ -169,6 +169,11 @@ Setting& Setting::FlagOnly() {
   flag_only = true;
   return *this;
 }
+Setting& Setting::Shorthand(std::string flag, std::string value) {
+  absl::StrAppend(&help, "; --", flag, " = ", value);
+  shorthands.emplace_back(std::move(flag), std::move(value));
+  return *this;
+}
 Setting& Setting::Most(int64_t number) {
   most = number;
   return *this;
@@ -283,6 +288,7 @@ std::vector<std::string> Settings::Names() const {
   for (const Setting& s : table_) {
     names.push_back(s.name);
     if (!s.alias.empty()) names.push_back(s.alias);
+    for (const auto& [flag, value] : s.shorthands) names.push_back(flag);
   }
   return names;
 }

@@ -89,8 +89,10 @@ struct Setting {
   std::string fallback;    // default; empty = none
   std::string help;
   std::vector<std::string> words = {};  // all values (kWord), those beside numbers, some (kText)
-  bool flag_only = false;               // not from the environment or a file
-  int64_t most = 0;                     // of a number; 0: all that its kind holds
+  // Flags without a value that stand for one: --bf16 for --dtype bf16.
+  std::vector<std::pair<std::string, std::string>> shorthands = {};
+  bool flag_only = false;  // not from the environment or a file
+  int64_t most = 0;        // of a number; 0: all that its kind holds
   // What Fill takes of a number, and how it says so.
   double least = std::numeric_limits<double>::lowest();
   double greatest = std::numeric_limits<double>::max();
@@ -104,6 +106,7 @@ struct Setting {
 
   // Of a new row, what few rows have.
   Setting& FlagOnly();
+  Setting& Shorthand(std::string flag, std::string value);  // said in the help, too
   Setting& Most(int64_t number);
   // kInvalidArgument of Fill: "--name is 0, expected at least 1", of reals "0 or more".
   Setting& Least(double number, std::string text = "");
@@ -150,7 +153,7 @@ class Settings {
   const std::vector<Setting>& table() const { return table_; }
   // By name or alias; '_' may stand for '-'. nullptr if there is none.
   const Setting* Find(absl::string_view name) const;
-  std::vector<std::string> Names() const;  // with aliases
+  std::vector<std::string> Names() const;  // with aliases and shorthands
 
   // Gives a setting a value, unless it has one of higher precedence; the texts are checked in any
   // case. A flag given twice: the last wins, paths add up. Twice in the environment or the file:

@@ -19,20 +19,20 @@ constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDec
 void AddData(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Data and steps");
-  t.Add("--data PATH", &options.data,
+  t.Add("--data, --data-path PATH", &options.data,
         "text file, or folder read in name order without symbolic links and files with NUL bytes; "
         "repeatable; needed");
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; without it no file is written")
       .Roles(kOfOneRun);
-  t.Add("--steps N", &train.steps, "optimiser steps");
+  t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
   t.Add("--seq-length N", &train.sequence_length, "bytes a sequence predicts");
   // These four together: ResolveBatch.
   t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
   t.Add("--micro-batches M", &train.micro_batches,
         "micro-batches of a step, over all ranks; ranks need not divide it")
       .Least(1);
-  t.Add("--train-batch-size N", Kind::kInteger,
+  t.Add("--train-batch-size, --global-batch-size N", Kind::kInteger,
         "sequences of a step = micro-batch-size x M; sets the one of them that is not given")
       .Least(1);
   t.Add("--gradient-accumulation-steps N", Kind::kInteger, "micro-batches of a rank: M = N x ranks")
@@ -57,6 +57,8 @@ void AddModel(lm::TrainConfig& train, Table& t) {
         "every N-th layer has experts; the others are dense, of width topk x F");
   t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},
         "of activations and compute weights; sums, optimiser and master weights are f32")
+      .Shorthand("bf16", "bf16")
+      .Shorthand("fp16", "f16")
       .Roles(kOfLayer);
   model.moe.router.hidden_size = model.hidden_size;
   model.moe.router.num_experts = 8;
@@ -107,9 +109,10 @@ void AddOptimizer(lm::TrainConfig& train, Table& t) {
   t.Group("Optimiser (AdamW)");
   t.Add("--lr X", &train.schedule.peak, "peak learning rate");
   t.Add("--min-lr X", &train.schedule.minimum, "learning rate at the end of the decay");
-  t.Add("--lr-warmup-steps N", &train.schedule.warmup_steps, "steps from 0 to lr, linearly")
+  t.Add("--lr-warmup-steps, --lr-warmup-iters N", &train.schedule.warmup_steps,
+        "steps from 0 to lr, linearly")
       .Least(0);
-  t.Add("--lr-decay-steps N", Kind::kInteger,
+  t.Add("--lr-decay-steps, --lr-decay-iters N", Kind::kInteger,
         "step at which the decay reaches min-lr; default: --steps")
       .Least(1);
   t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},

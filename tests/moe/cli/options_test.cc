@@ -105,6 +105,33 @@ TEST(FlagTest, UnknownOnesSuggestTheNearest) {
   EXPECT_THAT(LoadError({"--num-exp", "8"}), HasSubstr("unknown flag"));
 }
 
+TEST(FlagTest, NamesOfMegatronMeanTheSame) {
+  const auto s = Load({"--train-iters", "7", "--global-batch-size", "24", "--lr-warmup-iters", "2",
+                       "--lr-decay-iters", "6", "--data-path", "a", "--fp16", "--bf16"});
+  ASSERT_TRUE(s.ok()) << s.status();
+  EXPECT_EQ(s->integer("steps"), 7);
+  EXPECT_EQ(s->integer("train-batch-size"), 24);
+  EXPECT_EQ(s->integer("lr-warmup-steps"), 2);
+  EXPECT_EQ(s->integer("lr-decay-steps"), 6);
+  EXPECT_EQ(s->text("data"), "a");
+  EXPECT_EQ(s->text("dtype"), "bf16") << "the last flag wins";
+  EXPECT_EQ(s->value("dtype").where, "--bf16");
+  EXPECT_EQ(Load({"--fp16", "--steps", "1"})->text("dtype"), "f16");
+  EXPECT_EQ(LoadError({"--bf16=false"}), "--bf16 is false, expected no value: it is --dtype bf16");
+  EXPECT_EQ(Load({}, {"MOE_TRAIN_ITERS=3"})->integer("steps"), 3);
+  EXPECT_EQ(Load({}, {}, R"({"global_batch_size": 5})")->integer("train-batch-size"), 5);
+  EXPECT_EQ(LoadError({"--train-iter", "8"}),
+            "unknown flag '--train-iter'; did you mean '--train-iters'?");
+}
+
+TEST(FlagTest, ThoseOfMegatronWithoutACounterpartSayWhy) {
+  EXPECT_EQ(LoadError({"--save", "x"}), "unknown flag '--save'; training state is not saved yet");
+  EXPECT_EQ(LoadError({"--load=x"}), "unknown flag '--load'; training state is not loaded yet");
+  EXPECT_EQ(LoadError({"--tensor-model-parallel-size", "2"}),
+            "unknown flag '--tensor-model-parallel-size'; only experts are split over ranks, by "
+            "--ep");
+}
+
 TEST(FlagTest, MalformedOnesSayWhatWasExpected) {
   EXPECT_EQ(LoadError({"--steps"}), "--steps has no value, expected --steps N");
   EXPECT_EQ(LoadError({"--steps", "--seed", "1"}), "--steps has no value, expected --steps N");
