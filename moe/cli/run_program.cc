@@ -1,5 +1,6 @@
 #include "moe/cli/run_program.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -7,8 +8,11 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/algorithm/container.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -51,6 +55,22 @@ const Command* Find(const std::string& name) {
   return nullptr;
 }
 
+// Without what sets a flag of other commands alone: it is no slip that this one has no such flag.
+std::vector<std::string> WithoutOthers(std::vector<std::string> environment,
+                                       const Command& command) {
+  const auto of_another = [&](const std::string& entry) {
+    if (!absl::StartsWith(entry, "MOE_")) return false;
+    const std::string name = entry.substr(0, entry.find('='));
+    if (FindVariable(command.help().settings, name) != nullptr) return false;
+    return absl::c_any_of(Commands(), [&](const Command& other) {
+      return FindVariable(other.help().settings, name) != nullptr;
+    });
+  };
+  environment.erase(std::remove_if(environment.begin(), environment.end(), of_another),
+                    environment.end());
+  return environment;
+}
+
 absl::Status UnknownCommand(const std::string& name) {
   std::vector<std::string> names = {"help"};
   for (const Command& c : Commands()) names.emplace_back(c.name);
@@ -79,6 +99,7 @@ ExitCode Main(Invocation invocation) {
   const Command* const command = Find(name);
   if (command == nullptr) return end(UnknownCommand(name));
   try {
+    invocation.environment = WithoutOthers(std::move(invocation.environment), *command);
     return command->run(invocation);
   } catch (...) {
     return EndCommand(invocation, command->name, StatusOfException());

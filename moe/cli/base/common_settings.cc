@@ -60,13 +60,6 @@ void AddFormSettings(Table& table) {
       .Roles(kInRow);
 }
 
-void AddColorSetting(Table& table) {
-  table
-      .Add("--color WHEN", {Kind::kWord, "auto", {"auto", "always", "never"}},
-           "auto: on a terminal, unless NO_COLOR is set")
-      .Roles(kOfOneRun);
-}
-
 void AddQuietSetting(const std::string& text, Table& table) {
   table.Add("-q, --quiet", Kind::kSwitch, text).Roles(kOfOneRun | kInRow);
 }
@@ -75,7 +68,15 @@ void AddConfigSetting(const std::string& text, Table& table) {
   table.Add("--config FILE.json", Kind::kText, text).FlagOnly().Roles(kOfOneRun);
 }
 
+void AddColorSetting(Table& table) {
+  table
+      .Add("--color WHEN", {Kind::kWord, "auto", {"auto", "always", "never"}},
+           "of errors, verdicts and progress; auto: on a terminal, unless NO_COLOR is set")
+      .Roles(kOfOneRun | kInRow);
+}
+
 void AddHelpSettings(Table& table) {
+  AddColorSetting(table);
   table.Add("--print-config", Kind::kSwitch, "print every setting and where it came from, and stop")
       .FlagOnly()
       .Roles(kOfOneRun);

@@ -36,16 +36,16 @@ void AddTimeoutSetting(absl::Duration& timeout, Table& table);
 // bench::TableFormOf reads.
 void AddFormSettings(Table& table);
 
-// --color WHEN: what StderrTerminal reads.
-void AddColorSetting(Table& table);
-
 // -q, --quiet.
 void AddQuietSetting(const std::string& text, Table& table);
 
 // --config FILE.json: what LoadConfigFile reads. `text` is for the help.
 void AddConfigSetting(const std::string& text, Table& table);
 
-// --print-config and --help.
+// --color WHEN: what LoadFlags and LoadSettings give to SetColor.
+void AddColorSetting(Table& table);
+
+// --color, --print-config and --help.
 void AddHelpSettings(Table& table);
 
 }  // namespace moe::cli

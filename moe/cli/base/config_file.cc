@@ -12,6 +12,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/suggest.h"
+#include "moe/cli/base/terminal.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
 
@@ -238,8 +239,11 @@ absl::Status LoadSettings(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadFlags(args, settings));
   if (settings.on("help")) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(LoadEnvironment(environment, settings, warnings));
-  if (settings.Find("config") == nullptr || settings.empty("config")) return absl::OkStatus();
-  return LoadConfigFile(settings.text("config"), settings);
+  if (settings.Find("config") != nullptr && !settings.empty("config")) {
+    MOE_RETURN_IF_ERROR(LoadConfigFile(settings.text("config"), settings));
+  }
+  SetColor(settings.text("color"));
+  return absl::OkStatus();
 }
 
 }  // namespace moe::cli

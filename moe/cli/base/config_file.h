@@ -37,7 +37,8 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document);
 absl::Status LoadConfigFile(const std::string& path, Settings& settings);
 
 // All that a command is told: flags, then the environment, then the file of --config, where the
-// command has one; with --help the flags alone. Each fills in what those before it left open.
+// command has one; with --help the flags alone. Each fills in what those before it left open. Then
+// --color, which every command has, holds for what is printed.
 // Errors: those of LoadFlags, LoadEnvironment and LoadConfigFile.
 absl::Status LoadSettings(absl::Span<const std::string> args,
                           absl::Span<const std::string> environment, Settings& settings,

@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/base/suggest.h"
+#include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -152,6 +153,7 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(e.what());
   }
+  if (settings.Find("color") != nullptr) SetColor(settings.text("color"));
   return absl::OkStatus();
 }
 

@@ -70,14 +70,16 @@ absl::Status Print(const std::string& text) {
 }
 
 void PrintError(absl::string_view command, const absl::Status& status) {
-  Say(stderr, "moe{}{}: {}\n", command.empty() ? "" : " ", std::string(command),
+  const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
+  Say(stderr, "{} {}\n", Painted(who, Color::kRed, stderr),
       absl::StrReplaceAll(status.message(), {{"\n", " "}}));
   std::fflush(stderr);
 }
 
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
   for (const std::string& warning : warnings) {
-    Say(stderr, "moe {}: warning: {}\n", std::string(command), warning);
+    Say(stderr, "moe {}: {} {}\n", std::string(command),
+        Painted("warning:", Color::kYellow, stderr), warning);
   }
 }
 

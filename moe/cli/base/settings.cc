@@ -128,6 +128,33 @@ Form OptionalForm(Kind kind, std::optional<T>* field, std::string without,
   return form;
 }
 
+const Setting* FindRow(absl::Span<const Setting> rows, absl::string_view name) {
+  const std::string wanted = Dashed(name);
+  for (const Setting& s : rows) {
+    if (s.name == wanted || (!s.alias.empty() && s.alias == wanted)) return &s;
+  }
+  return nullptr;
+}
+
+// Variables of this program that are no settings.
+bool IsNoSetting(absl::string_view variable) {
+  return variable == "MOE_NCCL_SECRET" || absl::StartsWith(variable, "MOE_TEST_");
+}
+
+// "; did you mean 'MOE_STEPS'?", or nothing.
+std::string NearestVariable(absl::string_view variable, absl::Span<const Setting> rows) {
+  std::vector<std::string> known;
+  for (const Setting& s : rows) {
+    if (s.flag_only) continue;
+    for (const std::string& name : {s.name, s.alias}) {
+      if (name.empty()) continue;
+      const absl::string_view rest = absl::StripPrefix(name, "moe-");
+      known.push_back(absl::StrReplaceAll(absl::AsciiStrToUpper(rest), {{"-", "_"}}));
+    }
+  }
+  return DidYouMean(absl::StripPrefix(variable, "MOE_"), known, "MOE_", "");
+}
+
 }  // namespace
 
 Form::Form(int* field) : Form(NumberForm(Kind::kInteger, field)) {}
@@ -276,11 +303,7 @@ Settings::Settings(const Table& table) : table_(table.Unbound().rows()) {
 }
 
 const Setting* Settings::Find(absl::string_view name) const {
-  const std::string wanted = Dashed(name);
-  for (const Setting& s : table_) {
-    if (s.name == wanted || (!s.alias.empty() && s.alias == wanted)) return &s;
-  }
-  return nullptr;
+  return FindRow(table_, name);
 }
 
 std::vector<std::string> Settings::Names() const {
@@ -350,18 +373,13 @@ absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings
   for (const std::string& entry : sorted) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(entry, absl::MaxSplits('=', 1));
-    absl::string_view rest = parts.first;
-    if (!absl::ConsumePrefix(&rest, "MOE_")) continue;
     const std::string variable(parts.first);
-    const std::string name = Dashed(absl::AsciiStrToLower(rest));
-    const Setting* setting = settings.Find(name);
-    if (setting == nullptr) setting = settings.Find(absl::StrCat("moe-", name));
-    if (setting == nullptr || setting->flag_only) {
-      const std::string nearest = Nearest(name, settings.Names());
-      if (!nearest.empty() && EditDistance(name, nearest) <= 2) {
-        warnings.push_back(absl::StrCat("environment variable ", variable, " sets nothing; --",
-                                        nearest, " is near it"));
-      }
+    if (!absl::StartsWith(variable, "MOE_")) continue;
+    const Setting* const setting = FindVariable(settings.table(), variable);
+    if (setting == nullptr) {
+      if (IsNoSetting(variable)) continue;
+      warnings.push_back(absl::StrCat("environment variable ", variable, " sets nothing",
+                                      NearestVariable(variable, settings.table())));
       continue;
     }
     std::vector<std::string> texts = {std::string(parts.second)};
@@ -369,6 +387,14 @@ absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings
     MOE_RETURN_IF_ERROR(settings.Set(*setting, std::move(texts), Origin::kEnvironment, variable));
   }
   return absl::OkStatus();
+}
+
+const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view variable) {
+  if (!absl::ConsumePrefix(&variable, "MOE_")) return nullptr;
+  const std::string name = absl::AsciiStrToLower(variable);
+  const Setting* setting = FindRow(rows, name);
+  if (setting == nullptr) setting = FindRow(rows, absl::StrCat("moe-", name));
+  return setting != nullptr && !setting->flag_only ? setting : nullptr;
 }
 
 std::string DescribeOrigin(const Value& value) {

@@ -199,10 +199,13 @@ std::vector<std::string> Spellings(const Setting& setting);
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
 
 // Variables "MOE_<NAME>=value" of `environment`: the name in capitals, '_' for '-', a leading
-// "moe-" left out (MOE_ROUTER_TOPK). Paths are separated by ':'. Adds a line to `warnings` for an
-// MOE_ variable that is near a setting's name but is none; others belong to someone else.
+// "moe-" left out (MOE_ROUTER_TOPK). Paths are separated by ':'. Adds a line to `warnings` for any
+// other MOE_ variable, with the nearest, but for MOE_NCCL_SECRET and what begins with MOE_TEST_.
 absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings& settings,
                              std::vector<std::string>& warnings);
+
+// The row that a variable of this name sets; nullptr if there is none.
+const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view variable);
 
 // "flag --topk", "file run.json: topk", "default" ...
 std::string DescribeOrigin(const Value& value);

@@ -1,16 +1,41 @@
 #include "moe/cli/base/terminal.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 
+#include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 namespace moe::cli {
+namespace {
 
-Terminal StderrTerminal(const Settings& settings) {
+enum class When : uint8_t { kAuto, kAlways, kNever };
+std::atomic<When> when_colored = When::kAuto;  // ranks print errors
+
+bool HasColor(std::FILE* out) {
+  if (when_colored != When::kAuto) return when_colored == When::kAlways;
+  const char* const no_color = std::getenv("NO_COLOR");
+  const char* const kind = std::getenv("TERM");
+  return ::isatty(::fileno(out)) != 0 && (no_color == nullptr || *no_color == '\0') &&
+         (kind == nullptr || std::string(kind) != "dumb");
+}
+
+}  // namespace
+
+void SetColor(absl::string_view when) {
+  when_colored = when == "always" ? When::kAlways : when == "never" ? When::kNever : When::kAuto;
+}
+
+std::string Painted(absl::string_view text, Color color, std::FILE* out) {
+  if (!HasColor(out)) return std::string(text);
+  return absl::StrCat("\033[", static_cast<int>(color), "m", text, "\033[0m");
+}
+
+Terminal StderrTerminal() {
   Terminal terminal;
   const char* const kind = std::getenv("TERM");
   terminal.present =
@@ -19,10 +44,7 @@ Terminal StderrTerminal(const Settings& settings) {
   if (terminal.present && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     terminal.columns = size.ws_col;
   }
-  const char* const no_color = std::getenv("NO_COLOR");
-  const bool allowed = no_color == nullptr || *no_color == '\0';
-  terminal.color = settings.is("color", "always") ||
-                   (settings.is("color", "auto") && terminal.present && allowed);
+  terminal.color = HasColor(stderr);
   return terminal;
 }
 

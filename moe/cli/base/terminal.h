@@ -1,4 +1,4 @@
-// What standard error is, and how to write numbers on it.
+// What the program's streams are, and how to write words and numbers on them.
 #ifndef MOE_MOE_CLI_BASE_TERMINAL_H_
 #define MOE_MOE_CLI_BASE_TERMINAL_H_
 
@@ -8,9 +8,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/strings/string_view.h>
 #include <fmt/format.h>
-
-#include "moe/cli/base/settings.h"
 
 namespace moe::cli {
 
@@ -20,8 +19,16 @@ struct Terminal {
   size_t columns = 80;
 };
 
-// Of standard error. color: --color always, or auto on a terminal without NO_COLOR.
-Terminal StderrTerminal(const Settings& settings);
+// Of standard error. color: as Painted.
+Terminal StderrTerminal();
+
+// --color, for all that this process prints from here on; "auto" until then.
+void SetColor(absl::string_view when);
+
+enum class Color : uint8_t { kRed = 31, kGreen = 32, kYellow = 33, kCyan = 36 };
+
+// `text` for `out`: in colour by --color always, or auto on a terminal without NO_COLOR.
+std::string Painted(absl::string_view text, Color color, std::FILE* out);
 
 // As fmt::print, but for what is not worth a run: what cannot be written is left out.
 template <typename... Args>

@@ -7,6 +7,7 @@
 #include <absl/strings/str_split.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/suggest.h"
 
@@ -43,6 +44,7 @@ constexpr Shell kShells[] = {{"bash", "from version 4", BashCompletion},
 Table CompletionSettings() {
   Table t;
   t.Group("Flags");
+  AddColorSetting(t);
   t.Add("-h, --help", Kind::kSwitch, "print this and stop").FlagOnly();
   return t;
 }

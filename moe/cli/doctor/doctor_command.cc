@@ -60,7 +60,7 @@ const char* NameOf(Verdict verdict) {
   return "";
 }
 
-std::string Text(const std::vector<Finding>& findings, const std::string& form) {
+std::string Text(const std::vector<Finding>& findings, const std::string& form, std::FILE* out) {
   if (const auto machine_form = bench::TableFormOf(form)) {
     std::vector<std::vector<bench::Cell>> rows;
     for (const Finding& f : findings)
@@ -69,7 +69,11 @@ std::string Text(const std::vector<Finding>& findings, const std::string& form) 
   }
   std::string text;
   for (const Finding& f : findings) {
-    text += fmt::format("{:<5} {:<10} {}\n", NameOf(f.verdict), f.subject, f.what);
+    const std::string verdict = fmt::format("{:<5}", NameOf(f.verdict));
+    const Color color = f.verdict == Verdict::kBad    ? Color::kRed
+                        : f.verdict == Verdict::kSlow ? Color::kYellow
+                                                      : Color::kGreen;
+    text += fmt::format("{} {:<10} {}\n", Painted(verdict, color, out), f.subject, f.what);
     if (!f.remedy.empty()) text += fmt::format("{:16} -> {}\n", "", f.remedy);
   }
   return text;
@@ -94,9 +98,9 @@ absl::Status Run(const Invocation& invocation) {
   if (settings.on("print-config")) return Print(PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const int ranks, RanksHere(settings, invocation));
   const auto findings = Diagnose(GatherMachineFacts(invocation.environment), ranks);
-  MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"))));
+  MOE_RETURN_IF_ERROR(Print(Text(findings, settings.text("output"), stdout)));
   if (!settings.empty("output-stderr")) {
-    Say(stderr, "{}", Text(findings, settings.text("output-stderr")));
+    Say(stderr, "{}", Text(findings, settings.text("output-stderr"), stderr));
   }
   const auto bad = std::count_if(findings.begin(), findings.end(), [](const Finding& finding) {
     return finding.verdict == Verdict::kBad;

@@ -11,6 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/output_paths.h"
 #include "moe/cli/base/program.h"
@@ -64,6 +65,7 @@ Table ReportSettings() {
   t.Add("--compare A B", Kind::kPaths, "two inputs: what changed from A to B").FlagOnly();
   t.Add("--fail-if EXPR", Kind::kText, "exit code 1 if it holds for a row").FlagOnly();
   t.Add("-q, --quiet", Kind::kSwitch, "only errors").FlagOnly();
+  AddColorSetting(t);
   t.Add("-h, --help", Kind::kSwitch, "this text").FlagOnly();
   return t;
 }

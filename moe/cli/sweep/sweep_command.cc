@@ -235,7 +235,7 @@ absl::Status SweepRun::RunPoints(Communicator* world) {
       SweepProgress::Options{.points = static_cast<int64_t>(plan_.size()),
                              .to_run = std::count(state_.begin(), state_.end(), kRun),
                              .quiet = settings_.on("quiet") || !speaks()},
-      StderrTerminal(settings_), stderr);
+      StderrTerminal(), stderr);
   absl::Status status;
   for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
     if (state_[i] == kThere) continue;

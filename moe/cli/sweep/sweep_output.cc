@@ -158,7 +158,8 @@ void SweepProgress::Show(const std::string& suffix) {
   }
   std::string line = SweepProgressText(number_, options_.points, label_ + suffix, eta);
   if (!terminal_.present) {
-    Say(out_, "{}\n", line);
+    Say(out_, "{}{}{}\n", terminal_.color ? "\033[36m" : "", line,
+        terminal_.color ? "\033[0m" : "");
     std::fflush(out_);
     return;
   }

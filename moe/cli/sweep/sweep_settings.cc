@@ -99,7 +99,6 @@ void AddOutput(Table& t) {
   t.Group("Output");
   AddFormSettings(t);
   AddQuietSetting("no progress, only errors and the table", t);
-  AddColorSetting(t);
   AddConfigSetting("settings by name; axes as texts: \"num_experts\": \"4,8\"", t);
   AddHelpSettings(t);
 }

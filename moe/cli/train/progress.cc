@@ -50,17 +50,17 @@ void Progress::Show(const lm::StepMetrics& metrics) {
   const std::string text = ProgressText(metrics, options_.steps, eta);
   const bool due = metrics.step == 1 || metrics.step == options_.steps ||
                    metrics.step % options_.log_interval == 0;
+  const char* const paint = terminal_.color ? "\033[36m" : "";
+  const char* const plain = terminal_.color ? "\033[0m" : "";
   if (terminal_.present) {
     std::string line =
         BarText(static_cast<double>(metrics.step), static_cast<double>(options_.steps), 12) + " " +
         text;
     line.resize(std::min(line.size(), terminal_.columns - 1));
-    const char* const paint = terminal_.color ? "\033[36m" : "";
-    const char* const plain = terminal_.color ? "\033[0m" : "";
     Say(out_, "\r{}{}{}\033[K", paint, line, plain);
     line_is_open_ = true;
   } else if (due) {
-    Say(out_, "{}\n", text);
+    Say(out_, "{}{}{}\n", paint, text, plain);
   }
   if (metrics.has_validation) {
     End();

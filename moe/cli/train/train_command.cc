@@ -153,7 +153,7 @@ absl::Status TrainRun::Run() {
   Progress progress({.steps = options_.train.steps,
                      .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
                      .quiet = settings_.on("quiet")},
-                    StderrTerminal(settings_), stderr);
+                    StderrTerminal(), stderr);
   lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
   hooks.on_step = [&](const lm::StepMetrics& metrics) {
     progress.Show(metrics);

@@ -156,7 +156,6 @@ void AddOutput(lm::TrainConfig& train, Table& t) {
       .Least(1);
   AddQuietSetting("no progress, only errors and the report", t);
   t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step");
-  AddColorSetting(t);
   AddConfigSetting("settings by name, or DeepSpeed's keys where they mean the same", t);
   AddHelpSettings(t);
 }

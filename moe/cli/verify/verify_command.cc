@@ -58,9 +58,10 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
   }
   ProcessLauncher launcher(invocation, options, plan.problems);
   std::vector<std::pair<VerifyWriter, std::FILE*>> writers;
-  writers.emplace_back(VerifyWriter(options.output, options, plan.problems), stdout);
+  writers.emplace_back(VerifyWriter(options.output, options, plan.problems, stdout), stdout);
   if (!options.output_stderr.empty()) {
-    writers.emplace_back(VerifyWriter(options.output_stderr, options, plan.problems), stderr);
+    writers.emplace_back(VerifyWriter(options.output_stderr, options, plan.problems, stderr),
+                         stderr);
   }
   for (auto& [writer, file] : writers) MOE_RETURN_IF_ERROR(PrintTo(file, writer.Head()));
 

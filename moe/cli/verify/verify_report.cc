@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -139,8 +140,8 @@ std::string GateText(const verify::Problem& problem) {
 }  // namespace
 
 VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options,
-                           const std::vector<verify::Problem>& problems)
-    : options_(options), problems_(problems) {
+                           const std::vector<verify::Problem>& problems, std::FILE* out)
+    : options_(options), problems_(problems), out_(out) {
   if (const auto machine_form = bench::TableFormOf(form)) rows_.emplace(*machine_form, Columns());
 }
 
@@ -163,16 +164,17 @@ std::string VerifyWriter::TableRows(const CaseReport& report) const {
                        fmt::format("{:.2g}", t.max_relative_error),
                        fmt::format("{:.2g}", t.max_of_bound), FirstText(t), verdict);
   };
-  if (!report.skipped.empty()) {
-    return options_.quiet ? "" : row({.tensor = "-"}, absl::StrCat("skipped: ", report.skipped));
+  if (!report.skipped.empty()) {  // the summary counts them
+    return options_.verbose ? row({.tensor = "-"}, absl::StrCat("skipped: ", report.skipped)) : "";
   }
   if (report.ok() && !options_.verbose) {
-    return options_.quiet ? "" : row(Merged(report.tensors), "ok");
+    return options_.quiet ? "" : row(Merged(report.tensors), Painted("ok", Color::kGreen, out_));
   }
   std::string text;
   for (const TensorReport& t : TensorsOf(report)) {
     if (t.ok() && !options_.verbose) continue;
-    text += row(t, t.ok() ? "ok" : "FAILED");
+    text +=
+        row(t, t.ok() ? Painted("ok", Color::kGreen, out_) : Painted("FAILED", Color::kRed, out_));
   }
   return text;
 }

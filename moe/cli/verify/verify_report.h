@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_VERIFY_VERIFY_REPORT_H_
 
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,11 +14,12 @@
 
 namespace moe::cli {
 
-// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md".
+// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table leaves
+// cases that were skipped to the summary, unless all is to be seen (-v).
 class VerifyWriter {
  public:
   VerifyWriter(const std::string& form, const VerifyOptions& options,
-               const std::vector<verify::Problem>& problems);
+               const std::vector<verify::Problem>& problems, std::FILE* out);
 
   // All return text to print, maybe none.
   std::string Head() const;
@@ -29,6 +31,7 @@ class VerifyWriter {
 
   const VerifyOptions& options_;
   const std::vector<verify::Problem>& problems_;
+  std::FILE* const out_;                    // where the text will be printed, for its colours
   std::optional<bench::TableWriter> rows_;  // empty: the table for people
 };
 

@@ -104,7 +104,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "starts ranks that are processes; default: mpirun of the MPI that this build is linked "
         "with, and ranks over NCCL are threads, a GPU each");
   t.Add("-q, --quiet", &options.quiet, "failures and the summary alone");
-  t.Add("-v, --verbose", &options.verbose, "a row for every tensor");
+  t.Add("-v, --verbose", &options.verbose, "a row for every tensor and every skipped layout");
   AddTimeoutSetting(options.comm_timeout, t);
   AddHelpSettings(t);
   return t;

@@ -143,6 +143,22 @@ RANK=0 train 2 "RANK is set and WORLD_SIZE is not"
 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 train 2 "--topk has no value" --topk
 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4
 
+# Colours, also into a pipe where they are asked for, and then from every command.
+red=$'\033[31m' yellow=$'\033[33m' cyan=$'\033[36m'
+for command in train sweep bench layer verify report doctor; do
+  run "$moe" "$command" --color always --ranks -1
+  grep -qF "${red}moe $command:" "$work/stderr" || fail "--color always: plain error of $command"
+done
+MOE_STEP=1 MOE_TOKENS=2 run "$moe" train "${model[@]}" --steps 1 --color always
+expect 0 "--color always"
+grep -qF "${cyan}step " "$work/stderr" || fail "--color always: plain progress"
+grep -qF "moe train: ${yellow}warning:" "$work/stderr" || fail "--color always: plain warning"
+# MOE_TOKENS is of moe sweep.
+(($(grep -c warning "$work/stderr") == 1)) || fail "variables: $(grep warning "$work/stderr")"
+grep -qF "MOE_STEP sets nothing; did you mean 'MOE_STEPS'?" "$work/stderr" || fail "no warning"
+MOE_STEP=1 run "$moe" train "${model[@]}" --steps 1
+[[ $(cat "$work/stdout" "$work/stderr") != *$'\033'* ]] || fail "a pipe has colours unasked"
+
 # Files.
 : >file
 refused 2 "--out is 'file', which is a file" "$moe" train "${model[@]}" --out file

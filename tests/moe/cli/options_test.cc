@@ -172,12 +172,19 @@ TEST(EnvironmentTest, NamesLeaveOutTheLeadingMoe) {
   EXPECT_EQ(s->integer("expert-model-parallel-size"), 4);
 }
 
-TEST(EnvironmentTest, NearMissesAreWarnedOf) {
+TEST(EnvironmentTest, VariablesThatSetNothingAreWarnedOf) {
   Settings settings(TrainSettings());
   Strings warnings;
-  ASSERT_TRUE(LoadEnvironment({"MOE_STEP=3", "MOE_SOMETHING_ELSE=1"}, settings, warnings).ok());
-  ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_EQ(warnings[0], "environment variable MOE_STEP sets nothing; --steps is near it");
+  ASSERT_TRUE(LoadEnvironment({"MOE_STEP=3", "MOE_ZZZZZZZZ=1", "MOE_ROUTER_TOPKK=2", "MOE_CONFIG=x",
+                               "MOE_NCCL_SECRET=s", "MOE_TEST_DEVICE=cuda", "MOESTEPS=1"},
+                              settings, warnings)
+                  .ok());
+  EXPECT_THAT(warnings,
+              ElementsAre(HasSubstr("MOE_CONFIG sets nothing"),
+                          "environment variable MOE_ROUTER_TOPKK sets nothing; did you mean "
+                          "'MOE_ROUTER_TOPK'?",
+                          "environment variable MOE_STEP sets nothing; did you mean 'MOE_STEPS'?",
+                          "environment variable MOE_ZZZZZZZZ sets nothing"));
 }
 
 TEST(EnvironmentTest, TwoNamesOfOneSettingMustAgree) {
