@@ -8,10 +8,17 @@
 namespace moe {
 namespace {
 
-absl::Status NotBuilt(Backend backend) {
-  return absl::UnimplementedError(absl::StrCat(
-      "PlanWorld: backend is ", NameOf(backend), ", which this build has not, expected ",
-      backend == Backend::kNccl && HasBackend(Backend::kMpi) ? "local or mpi" : "local"));
+// `wanted`: by whom.
+absl::Status NotBuilt(Backend backend, absl::string_view wanted) {
+  const char* const remedy = backend == Backend::kMpi
+                                 ? "no MPI; rebuild with -DMOE_ENABLE_MPI=ON"
+                                 : "no NCCL; rebuild where CUDA and nccl.h are";
+  return absl::UnimplementedError(
+      absl::StrCat("PlanWorld: ", wanted, ", but this build has ", remedy));
+}
+
+const char* LauncherOf(const LaunchInfo& launch) {
+  return launch.source == LaunchSource::kSlurm ? "srun" : "mpirun";
 }
 
 bool ByTorchrun(const LaunchInfo& launch) {
@@ -47,8 +54,8 @@ absl::StatusOr<WorldPlan> PlanTorchrun(const WorldRequest& request, const Launch
                      .launch = launch};
   }
   return absl::UnimplementedError(
-      absl::StrCat("PlanWorld: a launch by ", NameOf(launch.source), " needs NCCL",
-                   HasNccl() ? " and GPUs (--device cuda)" : ", which this build has not",
+      absl::StrCat("PlanWorld: a launch by ", NameOf(launch.source), " needs ",
+                   HasNccl() ? "GPUs (--device cuda)" : "NCCL, and this build has none",
                    "; start the ranks with: mpirun -n ", launch.size, " moe ..."));
 }
 
@@ -79,16 +86,18 @@ absl::StatusOr<WorldPlan> PlanWorld(const WorldRequest& request, const LaunchInf
   }
   if (ByTorchrun(launch)) return PlanTorchrun(request, launch);
   const Backend backend = request.backend.value_or(launched ? Backend::kMpi : Backend::kLocal);
-  if (!HasBackend(backend)) return NotBuilt(backend);
+  if (!HasBackend(backend)) {
+    return NotBuilt(backend, request.backend.has_value()
+                                 ? absl::StrCat("backend is ", NameOf(backend))
+                                 : absl::StrCat("started by ", LauncherOf(launch)));
+  }
   WorldPlan plan{.backend = backend, .launch = launch};
   if (!launched && backend != Backend::kMpi) {
     plan.ranks = request.ranks.value_or(request.default_ranks);
     return plan;
   }
   if (!HasBackend(Backend::kMpi)) {
-    return absl::UnimplementedError(
-        absl::StrCat("PlanWorld: this build has no MPI, over which the ranks that ",
-                     NameOf(launch.source), " started would meet"));
+    return NotBuilt(Backend::kMpi, absl::StrCat("started by ", LauncherOf(launch)));
   }
   if (!launched && request.ranks.value_or(1) != 1) {
     return absl::InvalidArgumentError(

@@ -209,6 +209,28 @@ TEST(PlanWorldTest, ImpossibleRankCountsAreRefused) {
                                                     : absl::StatusCode::kUnimplemented);
 }
 
+TEST(PlanWorldTest, WhatTheBuildHasNotComesWithTheRemedy) {
+  const auto refusal = [](const WorldRequest& request, LaunchSource source) {
+    const LaunchInfo launch = {.source = source, .rank = 0, .size = 2};
+    const absl::Status status = PlanWorld(request, launch).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    return std::string(status.message());
+  };
+  if (!HasBackend(Backend::kNccl)) {
+    const WorldRequest nccl = {.backend = Backend::kNccl, .device = DeviceKind::kCuda};
+    EXPECT_EQ(refusal(nccl, LaunchSource::kOpenMpi),
+              "PlanWorld: backend is nccl, but this build has no NCCL; rebuild where CUDA and "
+              "nccl.h are");
+  }
+  if (HasBackend(Backend::kMpi)) return;
+  EXPECT_EQ(refusal({}, LaunchSource::kOpenMpi),
+            "PlanWorld: started by mpirun, but this build has no MPI; rebuild with "
+            "-DMOE_ENABLE_MPI=ON");
+  EXPECT_THAT(refusal({}, LaunchSource::kSlurm), HasSubstr("started by srun, but"));
+  EXPECT_THAT(refusal({.backend = Backend::kMpi}, LaunchSource::kPmi),
+              HasSubstr("backend is mpi, but this build has no MPI; rebuild"));
+}
+
 TEST(PlanWorldTest, NcclIsOfGpusAndOfTheBuild) {
   const absl::Status on_cpus = PlanWorld({.backend = Backend::kNccl}, {}).status();
   EXPECT_EQ(on_cpus.code(), absl::StatusCode::kInvalidArgument);

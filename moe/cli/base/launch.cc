@@ -15,6 +15,7 @@
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/terminal.h"
 
 namespace moe::cli {
 namespace {
@@ -160,8 +161,11 @@ absl::Status CheckWorldSize(const Launch& launch, const Communicator& world) {
 
 std::string LauncherText(const Launch& launch) {
   if (!launch.plan.processes()) return "";
-  if (launch.plan.meeting == Meeting::kMpi)
-    return absl::StrCat("mpirun -n ", launch.world.ranks, " ");
+  if (launch.plan.meeting == Meeting::kMpi) {
+    // Open MPI refuses more ranks than cores unless told.
+    const bool crowded = LinkedMpi() == "openmpi" && launch.world.local_ranks > launch.world.cores;
+    return absl::StrCat("mpirun -n ", launch.world.ranks, crowded ? " --oversubscribe " : " ");
+  }
   const int nodes = launch.world.ranks / launch.world.local_ranks;
   return absl::StrCat("torchrun --no-python ",
                       nodes > 1 ? absl::StrCat("--nnodes ", nodes, " ") : "", "--nproc-per-node ",
@@ -187,7 +191,7 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
   if (launch.world.local_ranks <= count) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
-                   count, count == 1 ? " GPU" : " GPUs", exclusive ? "" : ", or --share-device"));
+                   Counted(count, "GPU"), exclusive ? "" : ", or --share-device"));
 }
 
 }  // namespace moe::cli

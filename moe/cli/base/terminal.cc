@@ -48,6 +48,10 @@ Terminal StderrTerminal() {
   return terminal;
 }
 
+std::string Counted(int64_t count, absl::string_view thing) {
+  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
+}
+
 std::string WithCommas(int64_t value) {
   std::string digits = fmt::format("{}", value);
   const size_t first = value < 0 ? 1 : 0;

@@ -36,6 +36,8 @@ void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
 }
 
+// "1 rank", "2 ranks".
+std::string Counted(int64_t count, absl::string_view thing);
 // "1,234,567".
 std::string WithCommas(int64_t value);
 // "00:01:02".

@@ -107,7 +107,7 @@ absl::Status Run(const Invocation& invocation) {
   });
   if (bad == 0) return absl::OkStatus();
   return WithExitCode(absl::FailedPreconditionError(
-                          absl::StrCat(bad, bad == 1 ? " finding is" : " findings are", " bad")),
+                          absl::StrCat(Counted(bad, "finding"), bad == 1 ? " is" : " are", " bad")),
                       ExitCode::kCheckFailed);
 }
 

@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
+#include "moe/cli/base/terminal.h"
 #include "moe/cli/doctor/machine_facts.h"
 
 namespace moe::cli {
@@ -19,9 +20,6 @@ std::string Mebibytes(int64_t bytes) {
 }
 std::string Kibibytes(int64_t bytes) {
   return fmt::format("{} KiB", bytes >> 10);
-}
-std::string Plural(int64_t count, const char* thing) {
-  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
 }
 
 Finding Build(const MachineFacts& f) {
@@ -55,9 +53,9 @@ double Cores(const MachineFacts& f) {
 Finding CoresForRanks(const MachineFacts& f, int ranks) {
   Finding finding = {.subject = "cores",
                      .what = absl::StrCat(f.cpu_model, f.cpu_model.empty() ? "" : ": ",
-                                          Plural(f.usable_cores, "core"), " for this process, ",
-                                          Plural(f.usable_threads, "hardware thread"), ", ",
-                                          Plural(f.numa_nodes, "NUMA node"))};
+                                          Counted(f.usable_cores, "core"), " for this process, ",
+                                          Counted(f.usable_threads, "hardware thread"), ", ",
+                                          Counted(f.numa_nodes, "NUMA node"))};
   if (f.cpu_quota > 0) {
     absl::StrAppend(&finding.what, fmt::format(", a quota of {:.1f} cores", f.cpu_quota));
   }
@@ -66,7 +64,7 @@ Finding CoresForRanks(const MachineFacts& f, int ranks) {
   finding.remedy = fmt::format(
       "{} want {} cores: most of a step will be waiting for a core; use --ranks {} to measure "
       "speed",
-      Plural(ranks, "rank"), ranks, std::max(1, static_cast<int>(std::floor(Cores(f)))));
+      Counted(ranks, "rank"), ranks, std::max(1, static_cast<int>(std::floor(Cores(f)))));
   return finding;
 }
 
@@ -146,7 +144,8 @@ Finding Mpi(const MachineFacts& f) {
 Finding MpiOversubscribed(const MachineFacts& f, int ranks) {
   return {.verdict = Verdict::kSlow,
           .subject = "MPI ranks",
-          .what = fmt::format("{} processes on {:.0f} cores", ranks, Cores(f)),
+          .what = absl::StrCat(ranks, ranks == 1 ? " process on " : " processes on ",
+                               Counted(std::lround(Cores(f)), "core")),
           .remedy = f.linked_mpi == "mpich"
                         ? "MPICH spins while it waits: multiples of 8 ms per collective; use fewer "
                           "ranks, or threads (no mpirun)"
@@ -214,7 +213,7 @@ std::vector<Finding> Diagnose(const MachineFacts& f, int ranks) {
   if (f.stale_segments > 0) {
     findings.push_back({.verdict = Verdict::kNote,
                         .subject = "leftovers",
-                        .what = absl::StrCat(Plural(f.stale_segments, "segment"),
+                        .what = absl::StrCat(Counted(f.stale_segments, "segment"),
                                              " of killed Open MPI jobs in /dev/shm"),
                         .remedy = "with no MPI job running: rm /dev/shm/vader_segment.*"});
   }

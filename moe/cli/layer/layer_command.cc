@@ -175,11 +175,11 @@ absl::Status LayerRun::WriteGradients(const hf::BlockResult& result) const {
 
 std::string LayerRun::Summary(const hf::BlockResult& result) const {
   std::string text = fmt::format(
-      "{} layer {} | {} tokens | H {} F {} E {} K {} | {} ranks, ep {} | {} | forward {:.1f} ms",
+      "{} layer {} | {} tokens | H {} F {} E {} K {} | {}, ep {} | {} | forward {:.1f} ms",
       std::string(weights_->config().model_type()), weights_->layer(), result.tokens,
       moe().router.hidden_size, moe().ffn_hidden_size, moe().router.num_experts, moe().router.top_k,
-      launch_.world.ranks, options_.run.expert_parallel_size, settings_.text("dtype"),
-      result.forward_seconds * 1e3);
+      Counted(launch_.world.ranks, "rank"), options_.run.expert_parallel_size,
+      settings_.text("dtype"), result.forward_seconds * 1e3);
   if (options_.backward()) {
     text += fmt::format(" | backward {:.1f} ms", result.backward_seconds * 1e3);
   }

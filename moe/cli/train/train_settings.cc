@@ -186,7 +186,7 @@ Progress and results
   a2a      dispatch + combine: time in exchanges, mean over ranks
   ar       gradient all-reduce, which overlaps backward
   drop     slots over capacity / slots; a slot is one (token, choice)
-  maxvio   (largest expert load - mean load) / mean load, of the worst layer
+  maxvio   MaxVio, (largest expert load - mean load) / mean load, of the worst layer
   dead     experts without a token in the step, over all layers
   aux      balance loss with its coefficient, summed over layers
   gnorm    2-norm of the gradient before clipping

@@ -28,7 +28,7 @@ const char* AgainstText(Against against) {
 }
 
 std::string LayoutText(const verify::Layout& l) {
-  return fmt::format("{} ranks ep {} {} {} overlap {} cf {}", l.ranks, l.expert_parallel,
+  return fmt::format("{} ep {} {} {} overlap {} cf {}", Counted(l.ranks, "rank"), l.expert_parallel,
                      moe::NameOf(l.transport), NameOf(l.dispatch, kDispatches), l.overlap,
                      CapacityText(l));
 }
@@ -202,11 +202,10 @@ void VerifyTotals::Add(const CaseReport& report) {
 }
 
 std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options, double seconds) {
-  std::string text = fmt::format(
-      "\nverified {} one-rank products against float64 and {} layouts against one rank in {:.1f} "
-      "s: "
-      "{} failed",
-      totals.references, totals.layouts, seconds, totals.failed);
+  std::string text =
+      fmt::format("\nverified {} against float64 and {} against one rank in {:.1f} s: {} failed",
+                  Counted(totals.references, "one-rank product"), Counted(totals.layouts, "layout"),
+                  seconds, totals.failed);
   if (totals.skipped > 0) {
     text += fmt::format(", {} skipped ({})", totals.skipped, totals.skip_reason);
   }

@@ -40,7 +40,7 @@ grep -qE "skipped \(4 ranks, [0-3] GPUs?\)" "$work/stdout" || [[ $devices == any
 one_gpu=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/nccl_one_gpu.sh
 run "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --numerics layout-invariant --mpirun "$one_gpu"
 expect 0 "verify over processes"
-grep -qE "^mixtral +1 ranks ep 1 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify over processes: $(cat "$work/stdout")"
+grep -qE "^mixtral +1 rank ep 1 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify over processes: $(cat "$work/stdout")"
 run "$moe" verify --device cuda --router mixtral --layouts 'ranks=1 transport=nccl' --mpirun /nowhere
 expect 10 "a launcher that is not there"
 run env -u MOE_NCCL_SECRET RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 \
