@@ -117,7 +117,7 @@ void AddRoutingSettings(MoeLayerConfig& layer, Table& t) {
   RouterConfig& r = layer.router;
   t.Add("--router NAME", {&r.gate, GateNames()},
         "gate; also presets topk (1 for switch and llama4, 2 for the others) and what belongs to "
-        "the model; topk: Megatron's general gate, chosen for you when you give a flag only it has")
+        "the model; topk: Megatron's general gate; chosen for you when you give a flag only it has")
       .Field("gate")
       .Roles(kAlwaysTold | kOfGate | kInPartRow);
   t.Add("--moe-router-topk, --topk K", &r.top_k, "experts per token, at most E")
