@@ -1,10 +1,11 @@
-#include "moe/cli/verify/reference_decisions.h"
-
+// Comparisons of the reference, and whether float32 may take them the other way.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include <absl/strings/str_cat.h>
+
+#include "moe/cli/verify/reference_parts.h"
 
 namespace moe::verify {
 

@@ -5,7 +5,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/rng.h"
-#include "moe/cli/verify/reference_decisions.h"
 #include "moe/cli/verify/reference_parts.h"
 
 namespace moe::verify {

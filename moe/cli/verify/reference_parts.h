@@ -35,6 +35,27 @@ using TokenRange = std::pair<int64_t, int64_t>;
 std::vector<TokenRange> GroupsOf(const ReferenceBatch& batch, TokenRange micro_batch,
                                  int64_t token_group);
 
+// Compares as the definitions do, and notes where float32 might not.
+class Decisions {
+ public:
+  explicit Decisions(std::string& undecided) : undecided_(undecided) {}
+
+  // a and b are compared somewhere: is their order certain?
+  void Check(const Bounded& a, const Bounded& b, const std::string& what);
+
+  // Ids 0 .. n-1 with the largest value first, ties to the lowest id. Every comparison among the
+  // first `count` and with the next is checked.
+  std::vector<int32_t> Largest(const std::vector<Bounded>& value, int64_t count,
+                               const std::string& what);
+
+ private:
+  std::string& undecided_;
+};
+
+// value [tokens] of the tokens of `range`: what Sinkhorn selects by, [outputs] each.
+void AddSinkhornValues(const std::vector<ReferenceToken>& tokens, TokenRange range, int64_t outputs,
+                       Decisions& decisions, std::vector<std::vector<Bounded>>& value);
+
 // Logits, scores, slots and weights of all tokens. `seen` [tokens, H]: as the router sees them.
 std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
                                            const LayerWeights<double>& weights,

@@ -1,5 +1,4 @@
-#include "moe/cli/verify/verify_layouts.h"
-
+// --layouts.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/suggest.h"
+#include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {
 namespace {

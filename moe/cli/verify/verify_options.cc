@@ -14,7 +14,6 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/layer_settings.h"
 #include "moe/cli/base/suggest.h"
-#include "moe/cli/verify/verify_layouts.h"
 
 namespace moe::cli {
 namespace {
