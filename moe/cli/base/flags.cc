@@ -133,6 +133,7 @@ std::vector<std::string> Spellings(const Setting& setting) {
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   constexpr int kStyle =
       po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;
+  absl::Status status;
   try {
     const po::options_description description = Describe(settings);
     std::vector<std::string> flags(args.begin(), args.end());
@@ -145,7 +146,7 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
                                           .style(kStyle)
                                           .allow_unregistered()
                                           .run();
-    for (const auto& option : parsed.options) MOE_RETURN_IF_ERROR(Store(option, settings));
+    for (const auto& option : parsed.options) status.Update(Store(option, settings));
   } catch (const po::invalid_command_line_syntax& e) {
     return MissingValue(e.get_option_name(), settings);
   } catch (const std::bad_alloc&) {
@@ -153,8 +154,9 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(e.what());
   }
+  // Also of the error, wherever the flag stands.
   if (settings.Find("color") != nullptr) SetColor(settings.text("color"));
-  return absl::OkStatus();
+  return status;
 }
 
 }  // namespace moe::cli

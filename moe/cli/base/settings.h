@@ -195,7 +195,7 @@ absl::Status WrongValue(const Settings& settings, absl::string_view name,
 // How LoadFlags takes the setting, the long name first: "--output", "-o".
 std::vector<std::string> Spellings(const Setting& setting);
 
-// Flags. kInvalidArgument for unknown ones, missing values and stray arguments.
+// Flags. kInvalidArgument for unknown ones, missing values and stray arguments: the first of them.
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
 
 // Variables "MOE_<NAME>=value" of `environment`: the name in capitals, '_' for '-', a leading
