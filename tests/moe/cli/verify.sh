@@ -21,7 +21,7 @@ run "$moe" verify --mpirun /nowhere/mpirun --router mixtral
 expect 0 "no mpirun"
 (($(grep -c skipped "$work/stdout") == 1)) || fail "no mpirun: not one line says what is skipped"
 grep -qE "^verified .*, [0-9]+ skipped \(.*mpirun" "$work/stdout" || fail "no mpirun: no count"
-run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts 'ranks=2 transport=local,mpi' -v
+run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=2 -v
 grep -q "skipped: " "$work/stdout" || fail "no mpirun, -v: no row"
 run "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
 expect 10 "no mpirun, but named"
