@@ -64,8 +64,8 @@ absl::Status CheckTwoHops(const Settings& settings, Device device);
 // kInvalidArgument: --ranks is not what the launcher started, which MPI alone may know.
 absl::Status CheckWorldSize(const Launch& launch, const Communicator& world);
 
-// What starts such a launch, before the program's name: "", "mpirun -n 4 ", on fewer cores with Open
-// MPI "mpirun -n 4 --oversubscribe ", "torchrun --no-python --nproc-per-node 4 ".
+// What starts such a launch, before the program's name: "", "mpirun -n 4 ", with Open MPI on fewer
+// cores "mpirun -n 4 --oversubscribe ", "torchrun --no-python --nproc-per-node 4 ".
 std::string LauncherText(const Launch& launch);
 
 // Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it

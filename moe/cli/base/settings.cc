@@ -136,9 +136,10 @@ const Setting* FindRow(absl::Span<const Setting> rows, absl::string_view name) {
   return nullptr;
 }
 
-// Variables of this program that are no settings.
+// Variables of this project that are no settings: of launches, benchmarks/ and tests/.
 bool IsNoSetting(absl::string_view variable) {
-  return variable == "MOE_NCCL_SECRET" || absl::StartsWith(variable, "MOE_TEST_");
+  return variable == "MOE_NCCL_SECRET" || variable == "MOE_BENCH_PYTHON" ||
+         absl::StartsWith(variable, "MOE_TEST_");
 }
 
 // "; did you mean 'MOE_STEPS'?", or nothing.

@@ -200,7 +200,7 @@ absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
 
 // Variables "MOE_<NAME>=value" of `environment`: the name in capitals, '_' for '-', a leading
 // "moe-" left out (MOE_ROUTER_TOPK). Paths are separated by ':'. Adds a line to `warnings` for any
-// other MOE_ variable, with the nearest, but for MOE_NCCL_SECRET and what begins with MOE_TEST_.
+// other MOE_ variable, with the nearest, but for those that this project reads elsewhere.
 absl::Status LoadEnvironment(absl::Span<const std::string> environment, Settings& settings,
                              std::vector<std::string>& warnings);
 

@@ -125,6 +125,8 @@ TEST(ProgressTest, ValidationHasALineOfItsOwn) {
 }
 
 TEST(TextTest, NumbersForPeople) {
+  EXPECT_EQ(Counted(1, "rank"), "1 rank");
+  EXPECT_EQ(Counted(0, "rank"), "0 ranks");
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(999), "999");
   EXPECT_EQ(WithCommas(1000), "1,000");

@@ -176,7 +176,8 @@ TEST(EnvironmentTest, VariablesThatSetNothingAreWarnedOf) {
   Settings settings(TrainSettings());
   Strings warnings;
   ASSERT_TRUE(LoadEnvironment({"MOE_STEP=3", "MOE_ZZZZZZZZ=1", "MOE_ROUTER_TOPKK=2", "MOE_CONFIG=x",
-                               "MOE_NCCL_SECRET=s", "MOE_TEST_DEVICE=cuda", "MOESTEPS=1"},
+                               "MOE_NCCL_SECRET=s", "MOE_BENCH_PYTHON=python3",
+                               "MOE_TEST_DEVICE=cuda", "MOESTEPS=1"},
                               settings, warnings)
                   .ok());
   EXPECT_THAT(warnings,
