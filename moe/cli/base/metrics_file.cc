@@ -50,6 +50,27 @@ std::string HashText(uint64_t hash) {
   return absl::StrFormat("%016x", hash);
 }
 
+std::string StartLine(const Facts& provenance, const World& world, const Settings& settings) {
+  Json line = Json::object();  // null that becomes one is broken if memory lacks
+  line["schema"] = "moe.train/1";
+  Json& facts = line["provenance"] = Json::object();
+  for (const auto& [key, value] : provenance) facts[key] = value;
+  line["ranks"] = world.ranks;
+  line["backend"] = NameOf(world.backend);
+  Json& values = line["settings"] = Json::object();
+  for (const Setting& setting : settings.table()) {
+    if (setting.flag_only || settings.empty(setting.name)) continue;
+    const std::vector<std::string>& texts = settings.value(setting.name).texts;
+    Json& value = values[setting.name];
+    if (setting.kind == Kind::kPaths) {
+      value = texts;
+    } else {
+      value = texts.front();
+    }
+  }
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace);  // a path may be no UTF-8
+}
+
 std::string StepLine(const lm::StepMetrics& metrics) {
   Json line = Json::object();  // null that becomes one is broken if memory lacks
   line["step"] = metrics.step;

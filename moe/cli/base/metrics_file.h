@@ -1,4 +1,5 @@
-// DIR/metrics.jsonl: one JSON object per step, then one of the whole run.
+// DIR/metrics.jsonl: a JSON object of how the run was started, one per step, then one of the whole
+// run.
 #ifndef MOE_MOE_CLI_BASE_METRICS_FILE_H_
 #define MOE_MOE_CLI_BASE_METRICS_FILE_H_
 
@@ -10,7 +11,10 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/line_file.h"
+#include "moe/cli/base/provenance.h"
+#include "moe/cli/base/settings.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
@@ -22,6 +26,9 @@ std::string HashText(uint64_t hash);
 
 // Objects on one line, without the line's end. Numbers in the units of their names; floats are
 // written so that reading them gives the same bits. Key order as listed:
+//   schema ("moe.train/1"), provenance, ranks, backend, settings (by name, as texts, those without
+//   a value left out: an object that --config takes)
+std::string StartLine(const Facts& provenance, const World& world, const Settings& settings);
 //   step, loss, loss_hex, val_loss, val_loss_hex (null between validation passes), lr, grad_norm
 //   (null: not finite), loss_scale (null: the dtype needs none), skipped (true: the gradients
 //   overflowed and the weights have stayed),

@@ -144,7 +144,7 @@ NO_COLOR, if set, is for text without colours. Launchers say who a process is by
 OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID or RANK, and what belongs to each.
 
 Files
-  metrics.jsonl            in the folder of moe train --out: an object per step
+  metrics.jsonl            in the folder of moe train --out: its start, then an object per step
   FILE of --trace          a time line in the trace event format
   FILE of --record-routing of moe train, for moe bench --routing trace:FILE: JSON lines
   FILE.json                of moe bench -J and -o json: a list of rows

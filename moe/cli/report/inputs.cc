@@ -215,7 +215,13 @@ absl::Status AddTotals(Fields& f, Run& run) {
   return f.status;
 }
 
+// The first line of a training run's file: no row.
+bool IsStart(const Json& object) {
+  return object.is_object() && object.contains("schema") && object.contains("provenance");
+}
+
 absl::Status AddRow(const Json& object, Run& run) {
+  if (IsStart(object)) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const RunKind kind, KindOf(object));
   const bool first =
       run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();

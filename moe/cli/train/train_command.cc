@@ -16,6 +16,7 @@
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/output_paths.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/sweep/memory_estimate.h"
@@ -74,6 +75,7 @@ class TrainRun {
   absl::Status Prepare();
   void PrintStart() const;
   RoutingTraceHeader RoutingHeader() const;
+  absl::Status AppendStep(const lm::StepMetrics& metrics);
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
   // The last line of the metrics and the end report.
   absl::Status End(const lm::TrainReport& report);
@@ -86,6 +88,7 @@ class TrainRun {
   TrainOptions options_;
   lm::Corpus corpus_;
   std::unique_ptr<MetricsFile> metrics_;
+  std::string start_line_;  // of the metrics
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
 };
@@ -131,6 +134,7 @@ absl::Status TrainRun::Prepare() {
   }
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
+    start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
     if (metrics_->replaces() && !settings_.on("quiet")) {
       PrintWarnings(kCommand,
                     {fmt::format("--out: replaces the earlier run in '{}'", metrics_->path())});
@@ -157,7 +161,7 @@ absl::Status TrainRun::Run() {
   lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
   hooks.on_step = [&](const lm::StepMetrics& metrics) {
     progress.Show(metrics);
-    return metrics_ == nullptr ? absl::OkStatus() : metrics_->Append(StepLine(metrics));
+    return AppendStep(metrics);
   };
   hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
     return AppendRouting(records);
@@ -177,6 +181,13 @@ absl::Status TrainRun::Run() {
     return Print(PeakText(peak));
   };
   return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+}
+
+// The start comes with the first step: a run that ends before leaves no file.
+absl::Status TrainRun::AppendStep(const lm::StepMetrics& metrics) {
+  if (metrics_ == nullptr) return absl::OkStatus();
+  const std::string before = metrics.step == 1 ? absl::StrCat(start_line_, "\n") : "";
+  return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
 }
 
 RoutingTraceHeader TrainRun::RoutingHeader() const {

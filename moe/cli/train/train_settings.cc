@@ -196,7 +196,8 @@ Progress and results
            the mean size, alone, right after training: moe bench alltoallv and allreduce)
   GB = 1e9 bytes, MiB = 2^20 bytes
 
-Files: DIR/metrics.jsonl has one object per step, written as it ends; the last line holds
+Files: DIR/metrics.jsonl has one object per step, written as it ends. The first line is the start:
+the build (version, commit), the machine and all settings, which --config takes; the last line holds
 weights_xxh3.
 loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
 --trace and --record-routing: docs/trace.md.

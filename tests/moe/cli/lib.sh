@@ -55,8 +55,9 @@ make_text() {
   }' >"$1"
 }
 
-# value <file> <key> [<line>]: a JSON scalar of one line of a metrics file, without quotes.
-value() { sed -n "${3:-\$}p" "$1" | sed -n "s/.*\"$2\":\"\{0,1\}\([^\",}]*\).*/\1/p"; }
+# value <file> <key> [<step>]: a JSON scalar of a step's line of a metrics file, by default of the
+# last line, without quotes.
+value() { sed -n "${3:+1,+$3}p" "$1" | tail -n 1 | sed -n "s/.*\"$2\":\"\{0,1\}\([^\",}]*\).*/\1/p"; }
 
 # Everything that must have the same bits in two runs.
 bits() { grep -oE '"([a-z_]+_hex|weights_xxh3)":"[^"]*"' "$1"; }

@@ -18,6 +18,7 @@
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/train/progress.h"
+#include "tests/moe/cli/settings_harness.h"
 
 namespace moe::cli {
 namespace {
@@ -154,6 +155,26 @@ TEST(HexTest, ReadsBackToTheSameBits) {
 TEST(HashTest, HasSixteenDigits) {
   EXPECT_EQ(HashText(0x1f), "000000000000001f");
   EXPECT_EQ(HashText(0xfedcba9876543210u), "fedcba9876543210");
+}
+
+TEST(StartLineTest, HasTheBuildTheRanksAndAllSettings) {
+  const auto settings = testing::Load({"--data", "a", "--data", "b\xff", "--steps", "7"});
+  ASSERT_TRUE(settings.ok());
+  const World world = {.ranks = 3, .backend = Backend::kMpi};
+  const Json line = Json::parse(StartLine({{"version", "1"}, {"host", "h"}}, world, *settings));
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  EXPECT_THAT(keys, ElementsAre("schema", "provenance", "ranks", "backend", "settings"));
+  EXPECT_EQ(line["schema"], "moe.train/1");
+  EXPECT_EQ(line["provenance"].dump(), R"({"version":"1","host":"h"})");
+  EXPECT_EQ(line["ranks"], 3);
+  EXPECT_EQ(line["backend"], "mpi");
+  const Json& values = line["settings"];
+  EXPECT_EQ(values["data"], Json({"a", "b\uFFFD"}));
+  EXPECT_EQ(values["steps"], "7");
+  EXPECT_EQ(values["adam-beta2"], "0.95");            // a default
+  EXPECT_FALSE(values.contains("train-batch-size"));  // has no value
+  EXPECT_FALSE(values.contains("help"));
 }
 
 TEST(StepLineTest, HasEveryKeyInOrder) {

@@ -66,7 +66,7 @@ once "^# moe bench layer: 3 ranks"
 once "^ +backward +all "
 on_three 0 train "${model[@]}" --ep 1 --steps 2 --out trained
 once "^trained 2 steps .* on 3 ranks"
-(($(wc -l <trained/metrics.jsonl) == 3)) || fail "train: $(wc -l <trained/metrics.jsonl) lines"
+(($(wc -l <trained/metrics.jsonl) == 4)) || fail "train: $(wc -l <trained/metrics.jsonl) lines"
 once "^step +2/2 [|] loss" stderr
 case=$data/mixtral-1
 on_three 0 layer --hf-config "$case/config.json" --weights "$case" --ep 1 \

@@ -7,7 +7,12 @@ run "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 30 --lr 0.01 --lr-warmup
   --log-interval 10 --eval-interval 15 --out "$work/a"
 expect 0 "training"
 metrics=$work/a/metrics.jsonl
-(($(wc -l <"$metrics") == 31)) || fail "metrics: $(wc -l <"$metrics") lines, expected 30 steps and an end"
+(($(wc -l <"$metrics") == 32)) || fail "metrics: $(wc -l <"$metrics") lines, expected a start, 30 steps and an end"
+start=$(head -n 1 "$metrics")
+for part in '{"schema":"moe.train/1","provenance":{"version":"' '"host":"' '"ranks":2,"backend":"local"' \
+  '"settings":{"data":["' '"steps":"30"' '"adam-beta1":"0.9"'; do
+  grep -qF -- "$part" <<<"$start" || fail "metrics: no $part in the first line: $start"
+done
 below "$(value "$metrics" loss 30)" "$(awk "BEGIN { print 0.7 * $(value "$metrics" loss 1) }")" ||
   fail "loss $(value "$metrics" loss 1) -> $(value "$metrics" loss 30), expected 30 % less"
 below "$(value "$metrics" val_loss)" "$(value "$metrics" val_loss_before)" ||
@@ -43,6 +48,12 @@ again=$(sed -n 's/^reproduce *//p' "$work/stdout")
 run bash -c "$again --out $work/b"
 expect 0 "reproduce: $again"
 [[ $(bits "$metrics") == "$(bits "$work/b/metrics.jsonl")" ]] || fail "the run did not repeat"
+
+# So do the settings in the first line.
+sed 's/.*"settings"://; s/}$//' <<<"$start" >"$work/settings.json"
+run "$moe" train --config "$work/settings.json" --out "$work/c"
+expect 0 "settings of the first line as --config"
+[[ $(bits "$metrics") == "$(bits "$work/c/metrics.jsonl")" ]] || fail "the settings did not repeat the run"
 
 # The model size that is announced is the one that was trained.
 announced=$(sed -n 's/^model  \([0-9,]*\) parameters, \([0-9,]*\) used.*/\1 \2/p' "$work/stderr")
@@ -92,7 +103,7 @@ grep -qF "gradient norm is inf and the loss scale is at its minimum" "$work/stde
 
 # A full disk: exit 4, one line, whole lines. The limit on file size stands for the disk.
 (
-  ulimit -f 2
+  ulimit -f 8
   timeout 300 "$moe" train "${model[@]}" --quiet --steps 50 --out "$work/full" \
     >"$work/stdout" 2>"$work/stderr"
 )
@@ -139,7 +150,7 @@ for streams in '2>&-' '>&-' '<&- >&- 2>&-' '2>/dev/full' '2> >(exec <&-)'; do
   rm -rf "$work/streams"
   run bash -c '"$@" '"$streams" bash "${steps[@]}" --record-routing "$work/streams-routing"
   expect 0 "training with $streams"
-  (($(grep -c '^{.*}$' "$work/streams/metrics.jsonl") == 4)) || fail "$streams: metrics.jsonl is $(head -c 300 "$work/streams/metrics.jsonl")"
+  (($(grep -c '^{.*}$' "$work/streams/metrics.jsonl") == 5)) || fail "$streams: metrics.jsonl is $(head -c 300 "$work/streams/metrics.jsonl")"
   (($(grep -vac '^{.*}$' "$work/streams-routing") == 0)) || fail "$streams: something else in the routing"
 done
 
@@ -176,5 +187,9 @@ for call in "--help" "help" "help train" "train --help" "--version"; do
   run "$moe" $call
   expect 0 "moe $call"
   [[ -s $work/stdout && ! -s $work/stderr ]] || fail "moe $call: wrong streams"
+done
+[[ $(head -n 1 "$work/stdout") =~ ^moe\ [0-9.]+$ ]] || fail "--version: $(cat "$work/stdout")"
+for fact in "commit    ([0-9a-f]{12}[+]?|unknown)" "build     optimised|with assertions" "features  .+"; do
+  grep -qE "^($fact)" "$work/stdout" || fail "--version: no '$fact' in: $(cat "$work/stdout")"
 done
 finish

@@ -33,7 +33,8 @@ std::string ErrorOf(const std::string& document) {
 }
 
 TEST(ParseRunTest, ATrainingRun) {
-  const auto run = ParseRun("f", std::string(kStep) + "\n\n" +
+  const auto run = ParseRun("f", R"({"schema":"moe.train/1","provenance":{"host":"h"}})" +
+                                     std::string("\n") + kStep + "\n\n" +
                                      R"({"step":2,"loss":5,"val_loss":4.5,"new_key":{"x":[1]},)" +
                                      R"("expert_load":[[2,2],[2,2]]})" + "\n" +
                                      R"({"steps":2,"tokens":64,"weights_xxh3":"ab"})" + "\n");
@@ -72,6 +73,7 @@ TEST(ParseRunTest, ASweepPointWithoutACapacityFactorIsDropless) {
 }
 
 TEST(ParseRunTest, WhatIsWrongIsNamedWithItsLine) {
+  EXPECT_THAT(ErrorOf(R"({"schema":"moe.train/1","provenance":{}})"), HasSubstr("holds no rows"));
   const std::string step = std::string(kStep) + "\n";
   EXPECT_THAT(ErrorOf(""), HasSubstr("f: holds no rows"));
   EXPECT_THAT(ErrorOf("[]"), HasSubstr("f: holds no rows"));
