@@ -61,7 +61,8 @@ def main():
             for _ in range(args.rounds):
                 for numerics in NUMERICS:
                     times[numerics].append(
-                        step_times(args, text, pathlib.Path(folder, "out"), numerics, shape))
+                        step_times(args, text, pathlib.Path(tempfile.mkdtemp(dir=folder)),
+                                       numerics, shape))
             medians = {n: [statistics.median(run) for run in times[n]] for n in NUMERICS}
             best = {n: min(min(run) for run in times[n]) for n in NUMERICS}
             ratios = [b / a for a, b in zip(medians["fast"], medians["layout-invariant"])]

@@ -21,6 +21,7 @@ if ! build >"$dir/build.log" 2>&1; then
   echo "demo: the build failed" >&2
   exit 1
 fi
+rm -f "$dir/run/metrics.jsonl" # of an earlier demo
 set -x
 exec "$dir/moe/cli/moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 \
   --topk 2 --steps 800 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 "$@"

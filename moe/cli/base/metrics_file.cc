@@ -123,6 +123,11 @@ absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::stri
   std::vector<std::string> made;
   MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
   MOE_ASSIGN_OR_RETURN(auto file, LineFile::Create(PathIn(folder), std::move(made)));
+  if (file->replaces()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--out is '", folder, "', which holds an earlier run, expected a new folder: ",
+                     "give another one, or remove '", file->path(), "'"));
+  }
   return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
 }
 

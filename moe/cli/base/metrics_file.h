@@ -42,10 +42,9 @@ std::string FinalLine(const lm::TrainReport& report);
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).
 class MetricsFile {
  public:
-  // Makes the folder and the file if needed. The first line replaces what an earlier run wrote;
-  // when no line was written, the file and the folders that were made go.
-  // kInvalidArgument if `folder` is a file, or another run writes to it; errors of the system carry
-  // exit code 4.
+  // Makes the folder and the file if needed; when no line was written, the file and the folders
+  // that were made go. kInvalidArgument if `folder` is a file, another run writes to it, or an
+  // earlier one did: nothing of that is lost. Errors of the system carry exit code 4.
   static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
 
   // Of the file in `folder`.
@@ -54,7 +53,6 @@ class MetricsFile {
   // An error carries exit code 4 and names the file.
   absl::Status Append(absl::string_view line);
   const std::string& path() const { return file_->path(); }
-  bool replaces() const { return file_->replaces(); }  // an earlier run
 
  private:
   explicit MetricsFile(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}

@@ -135,10 +135,6 @@ absl::Status TrainRun::Prepare() {
   if (speaks() && !options_.out.empty()) {
     MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
     start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
-    if (metrics_->replaces() && !settings_.on("quiet")) {
-      PrintWarnings(kCommand,
-                    {fmt::format("--out: replaces the earlier run in '{}'", metrics_->path())});
-    }
   }
   return absl::OkStatus();
 }

@@ -23,7 +23,8 @@ void AddData(TrainOptions& options, Table& t) {
         "text file, or folder read in name order without symbolic links and files with NUL bytes; "
         "repeatable; needed");
   t.Add("--out DIR", &options.out,
-        "folder for metrics.jsonl, made if it is not there; without it no file is written")
+        "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
+        "without it no file is written")
       .Roles(kOfOneRun);
   t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
   t.Add("--seq-length N", &train.sequence_length, "bytes a sequence predicts");

@@ -268,22 +268,21 @@ TEST_F(MetricsFileTest, LeavesNothingWithoutALine) {
   EXPECT_TRUE(fs::exists(root_));
 }
 
-TEST_F(MetricsFileTest, AnEarlierRunStaysUntilTheFirstLine) {
-  std::ofstream(root_ / "metrics.jsonl") << "earlier and longer\n";
-  { ASSERT_TRUE(MetricsFile::Create(root_.string()).ok()); }
-  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "earlier and longer\n");
-  {
-    auto file = MetricsFile::Create(root_.string());
-    ASSERT_TRUE(file.ok());
-    ASSERT_TRUE((*file)->Append("{}").ok());
-  }
-  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
+TEST_F(MetricsFileTest, AnEarlierRunIsRefusedAndStays) {
+  std::ofstream(root_ / "metrics.jsonl") << "earlier\n";
+  const absl::Status status = MetricsFile::Create(root_.string()).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("holds an earlier run, expected a new folder: give another one, or remove"));
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "earlier\n");
 }
 
-TEST_F(MetricsFileTest, SaysWhetherItReplacesAnEarlierRun) {
-  EXPECT_FALSE(MetricsFile::Create(root_.string()).value()->replaces());
-  std::ofstream(root_ / "metrics.jsonl") << "earlier\n";
-  EXPECT_TRUE(MetricsFile::Create(root_.string()).value()->replaces());
+TEST_F(MetricsFileTest, AnEmptyFileIsNoRun) {
+  std::ofstream(root_ / "metrics.jsonl");
+  auto file = MetricsFile::Create(root_.string());
+  ASSERT_TRUE(file.ok() && (*file)->Append("{}").ok());
+  EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
 }
 
 TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
@@ -294,6 +293,7 @@ TEST_F(MetricsFileTest, OneRunAtATimeWritesToAFolder) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("is being written by another run"));
   EXPECT_EQ(Read(root_ / "metrics.jsonl"), "{}\n");
   first->reset();
+  fs::remove(root_ / "metrics.jsonl");
   EXPECT_TRUE(MetricsFile::Create(root_.string()).ok());
 }
 

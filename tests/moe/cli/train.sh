@@ -43,8 +43,16 @@ grep -q "^step *11/" "$work/stderr" && fail "a line for step 11 with --log-inter
 grep -qF "text   1 files, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files skipped" \
   "$work/stderr" || fail "what was read is not printed"
 
-# The command in the report gives the same run (fast numerics: the same layout, the same bits).
+# A second run does not take the place of the first.
+before=$(cat "$metrics")
 again=$(sed -n 's/^reproduce *//p' "$work/stdout")
+run bash -c "$again --steps 1"
+expect 2 "a second run into --out"
+grep -qF "'$work/a', which holds an earlier run, expected a new folder: give another one, or remove '$metrics'" "$work/stderr" ||
+  fail "a second run into --out: $(cat "$work/stderr")"
+[[ $(cat "$metrics") == "$before" ]] || fail "a second run into --out has changed the first"
+
+# The command in the report gives the same run (fast numerics: the same layout, the same bits).
 run bash -c "$again --out $work/b"
 expect 0 "reproduce: $again"
 [[ $(bits "$metrics") == "$(bits "$work/b/metrics.jsonl")" ]] || fail "the run did not repeat"
@@ -65,6 +73,7 @@ invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet
 reference=
 for layout in "1 1 staged" "3 3 direct" "8 4 hierarchical"; do
   read -r ranks ep dispatch <<<"$layout"
+  rm -rf "$work/layout"
   run "$moe" train "${invariant[@]}" --ranks "$ranks" --ep "$ep" --dispatch "$dispatch" \
     --node-size "$((ep == 4 ? 2 : 1))" --out "$work/layout"
   expect 0 "ranks $layout"
