@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
 namespace moe::cli {
@@ -15,7 +17,8 @@ double Percent(double part, double whole) {
 
 }  // namespace
 
-std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_seconds) {
+std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_seconds,
+                         size_t columns) {
   const auto ms = [&](Phase phase) {
     return m.phase_seconds[static_cast<int>(phase)] * 1e3;
   };
@@ -25,15 +28,28 @@ std::string ProgressText(const lm::StepMetrics& m, int64_t steps, double eta_sec
   std::string scaling;
   if (m.loss_scale > 0)
     scaling = fmt::format(" | scale {:.17g}{}", m.loss_scale, m.skipped ? " skipped" : "");
-  return fmt::format(
-      "step {:>5}/{} | loss {:.4f} | lr {:.2e} | gnorm {:.3f}{} | {:.1f} ms | {} tok/s | "
-      "moe: a2a {:.1f} ms {:.0f}% expert {:.1f} ms drop {:.2f}% maxvio {:.2f} dead {} aux {:.2e} | "
-      "ar {:.1f} ms {:.0f}% | {:.0f} MiB | eta {}",
-      m.step, steps, m.loss, m.learning_rate, m.grad_norm, scaling, step_ms,
-      WithCommas(std::llround(m.tokens_per_second)), exchange_ms, Percent(exchange_ms, step_ms),
-      ms(Phase::kExpert), 100 * m.drop_fraction, m.max_violation, m.dead_experts, m.aux_loss,
-      all_reduce_ms, Percent(all_reduce_ms, step_ms), static_cast<double>(m.peak_bytes) / 0x1p20,
-      ClockText(eta_seconds));
+  const std::string fields[] = {
+      fmt::format("step {:>5}/{}", m.step, steps),
+      fmt::format("loss {:.4f}", m.loss),
+      fmt::format("lr {:.2e}", m.learning_rate),
+      fmt::format("gnorm {:.3f}{}", m.grad_norm, scaling),
+      fmt::format("{:.1f} ms", step_ms),
+      fmt::format("{} tok/s", WithCommas(std::llround(m.tokens_per_second))),
+      fmt::format("moe: a2a {:.1f} ms {:.0f}% expert {:.1f} ms drop {:.2f}% maxvio {:.2f} dead {} "
+                  "aux {:.2e}",
+                  exchange_ms, Percent(exchange_ms, step_ms), ms(Phase::kExpert),
+                  100 * m.drop_fraction, m.max_violation, m.dead_experts, m.aux_loss),
+      fmt::format("ar {:.1f} ms {:.0f}%", all_reduce_ms, Percent(all_reduce_ms, step_ms)),
+      fmt::format("{:.0f} MiB", static_cast<double>(m.peak_bytes) / 0x1p20),
+      fmt::format("eta {}", ClockText(eta_seconds))};
+  const std::string whole = absl::StrJoin(fields, " | ");
+  if (whole.size() <= columns) return whole;
+  std::string text = fields[0].substr(0, columns);
+  for (const int next : {9, 5, 1, 4, 2, 3, 6, 7, 8}) {
+    if (text.size() + 3 + fields[next].size() > columns) break;
+    absl::StrAppend(&text, " | ", fields[next]);
+  }
+  return text;
 }
 
 std::string BarText(double done, double total, size_t width) {
@@ -47,20 +63,22 @@ void Progress::Show(const lm::StepMetrics& metrics) {
   if (options_.quiet) return;
   const double eta = seconds_ / static_cast<double>(metrics.step) *
                      static_cast<double>(options_.steps - metrics.step);
-  const std::string text = ProgressText(metrics, options_.steps, eta);
   const bool due = metrics.step == 1 || metrics.step == options_.steps ||
                    metrics.step % options_.log_interval == 0;
   const char* const paint = terminal_.color ? "\033[36m" : "";
   const char* const plain = terminal_.color ? "\033[0m" : "";
   if (terminal_.present) {
-    std::string line =
-        BarText(static_cast<double>(metrics.step), static_cast<double>(options_.steps), 12) + " " +
-        text;
-    line.resize(std::min(line.size(), terminal_.columns - 1));
+    std::string line;
+    if (terminal_.columns >= 80) {
+      line =
+          BarText(static_cast<double>(metrics.step), static_cast<double>(options_.steps), 12) + " ";
+    }
+    const size_t room = terminal_.columns - 1 - line.size();  // a column is left free
+    line += ProgressText(metrics, options_.steps, eta, room);
     Say(out_, "\r{}{}{}\033[K", paint, line, plain);
     line_is_open_ = true;
   } else if (due) {
-    Say(out_, "{}{}{}\n", paint, text, plain);
+    Say(out_, "{}{}{}\n", paint, ProgressText(metrics, options_.steps, eta), plain);
   }
   if (metrics.has_validation) {
     End();

@@ -13,8 +13,10 @@ namespace moe::cli {
 
 // "step   120/1000 | loss 3.4215 | lr 2.95e-04 | gnorm 0.873 | 41.2 ms | 198,312 tok/s | moe: a2a
 // 12.1 ms 29% expert 9.8 ms drop 0.42% maxvio 0.31 dead 0 aux 1.02e-02 | ar 3.2 ms 8% | 812 MiB |
-// eta 00:00:36", one line.
-std::string ProgressText(const lm::StepMetrics& metrics, int64_t steps, double eta_seconds);
+// eta 00:00:36", one line. Where that is longer than `columns`, as many of its fields as fit, the
+// step, the eta, tok/s and the loss before the others.
+std::string ProgressText(const lm::StepMetrics& metrics, int64_t steps, double eta_seconds,
+                         size_t columns = std::string::npos);
 
 // "[########--------------]" for done / total.
 std::string BarText(double done, double total, size_t width);
@@ -25,8 +27,8 @@ struct ProgressOptions {
   bool quiet = false;
 };
 
-// On a terminal one refreshed line; else a line for the first step, every log_interval-th and the
-// last. Validation results get a line of their own. Not thread-safe.
+// On a terminal one refreshed line, with a bar from 80 columns on; else a line for the first step,
+// every log_interval-th and the last. Validation results get a line of their own. Not thread-safe.
 class Progress {
  public:
   Progress(const ProgressOptions& options, const Terminal& terminal, std::FILE* out)

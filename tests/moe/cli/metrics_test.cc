@@ -97,16 +97,37 @@ TEST(ProgressTest, PlainLinesComeEveryInterval) {
   EXPECT_THAT(shown, ElementsAre(1, 3, 6, 8));
 }
 
+TEST(ProgressTest, NarrowLinesHaveEtaAndSpeedFirst) {
+  const auto text = [](size_t columns) {
+    return ProgressText(Example(), 1000, 36.3, columns);
+  };
+  EXPECT_EQ(text(60), "step   120/1000 | eta 00:00:36 | 198,312 tok/s | loss 3.4215");
+  EXPECT_EQ(text(59), "step   120/1000 | eta 00:00:36 | 198,312 tok/s");
+  EXPECT_EQ(text(29), "step   120/1000");
+  EXPECT_EQ(text(6), "step  ");
+  EXPECT_EQ(
+      text(100),
+      "step   120/1000 | eta 00:00:36 | 198,312 tok/s | loss 3.4215 | 41.2 ms | lr 2.95e-04 | "
+      "gnorm 0.873");
+  const std::string whole = ProgressText(Example(), 1000, 36.3);
+  EXPECT_EQ(text(whole.size()), whole);
+  EXPECT_NE(text(whole.size() - 1), whole);
+}
+
 TEST(ProgressTest, ATerminalHasOneRefreshedLine) {
   const std::string text =
-      Shown({.steps = 2, .log_interval = 100}, {.present = true, .columns = 60}, Steps(2));
+      Shown({.steps = 2, .log_interval = 100}, {.present = true, .columns = 80}, Steps(2));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);  // the end of the last state
   EXPECT_EQ(std::count(text.begin(), text.end(), '\r'), 2);
-  EXPECT_THAT(text, HasSubstr("\r[######------] step     1/2 | loss"));
-  EXPECT_THAT(text, HasSubstr("\r[############] step     2/2 | loss"));
+  EXPECT_THAT(text,
+              HasSubstr("\r[######------] step     1/2 | eta 00:00:00 | 198,312 tok/s | loss"));
+  EXPECT_THAT(text,
+              HasSubstr("\r[############] step     2/2 | eta 00:00:00 | 198,312 tok/s | loss"));
   EXPECT_EQ(text.find("\033[36m"), text.npos);
   const size_t first = text.find('\r');
-  EXPECT_EQ(text.find("\033[K") - first - 1, 59u);  // a column is left free: no line break
+  EXPECT_LE(text.find("\033[K") - first - 1, 79u);  // a column is left free: no line break
+  EXPECT_THAT(Shown({.steps = 1}, {.present = true, .columns = 50}, Steps(1)),
+              HasSubstr("\rstep     1/1 | eta 00:00:00 | 198,312 tok/s\033[K"));
 }
 
 TEST(ProgressTest, ColorOnlyWhereAsked) {
