@@ -112,6 +112,21 @@ std::string FinalLine(const lm::TrainReport& report) {
   line["val_loss"] = report.validation_loss_after;
   line["val_loss_hex"] = HexOf(report.validation_loss_after);
   line["weights_xxh3"] = HashText(report.weights_xxh3);
+  Json& phases = line["phase_seconds"] = Json::object();
+  for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
+    phases[NameOf(static_cast<Phase>(p))] = report.phase_seconds[p];
+  }
+  line["expert_load"] = report.expert_load;
+  line["dropped_slots"] = report.dropped_slots;
+  line["total_slots"] = report.total_slots;
+  line["skipped_steps"] = report.skipped_steps;
+  Json& exchanged = line["exchange_bytes"] = Json::object();
+  exchanged["self"] = report.exchange_bytes.self;
+  exchanged["same_node"] = report.exchange_bytes.same_node;
+  exchanged["cross_node"] = report.exchange_bytes.cross_node;
+  line["all_reduce_bytes"] = report.all_reduce_bytes;
+  line["parameters_total"] = report.parameters_total;
+  line["parameters_active"] = report.parameters_active;
   return line.dump();
 }
 

@@ -7,7 +7,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
-#include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
@@ -54,7 +53,7 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
 std::string CommandOf(const Invocation& invocation, const Settings& settings,
                       const Launch& launch) {
   const auto skip = [&](const Setting& s) {
-    return s.name == "quiet" || s.name == "verbose" || s.name == "color" ||
+    return s.name == "quiet" || s.name == "verbose" || s.name == "color" || s.name == "output" ||
            s.name == "log-interval" || (s.name == "ranks" && launch.plan.processes());
   };
   return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
@@ -77,8 +76,10 @@ class TrainRun {
   RoutingTraceHeader RoutingHeader() const;
   absl::Status AppendStep(const lm::StepMetrics& metrics);
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
-  // The last line of the metrics and the end report.
+  // The last line of the metrics and the end report. As JSON the report comes with the measurement.
   absl::Status End(const lm::TrainReport& report);
+  RunFacts FactsOfRun() const;
+  bool AsJson() const { return settings_.is("output", "json"); }
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
 
@@ -173,8 +174,14 @@ absl::Status TrainRun::Run() {
     // The measurement may fail: the run is whole, and told, before it.
     progress.End();
     MOE_RETURN_IF_ERROR(OrAbort(*after, End(mine)));
-    MOE_ASSIGN_OR_RETURN(const auto peak, MeasurePeak(options_.train, mine, std::move(after)));
-    return Print(PeakText(peak));
+    const auto peak = MeasurePeak(options_.train, mine, std::move(after));
+    if (AsJson()) {
+      const auto rates = peak.ok() ? *peak : std::vector<CommRate>();
+      MOE_RETURN_IF_ERROR(Print(ReportJson(mine, FactsOfRun(), rates)));
+      return peak.status();
+    }
+    MOE_RETURN_IF_ERROR(peak.status());
+    return Print(PeakText(*peak));
   };
   return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
 }
@@ -210,15 +217,19 @@ absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> record
 
 absl::Status TrainRun::End(const lm::TrainReport& report) {
   if (metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+  if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
+    PrintWarnings(kCommand, {warning});
+  }
+  return AsJson() ? absl::OkStatus() : Print(ReportText(options_, report, FactsOfRun()));
+}
+
+RunFacts TrainRun::FactsOfRun() const {
   RunFacts facts = {
       .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
   if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
   if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
   if (!options_.trace.empty()) facts.files.push_back(options_.trace);
-  if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
-    PrintWarnings(kCommand, {warning});
-  }
-  return Print(ReportText(options_, report, facts));
+  return facts;
 }
 
 absl::Status Run(const Invocation& invocation) {

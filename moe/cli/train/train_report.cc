@@ -9,6 +9,8 @@
 #include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/terminal.h"
 
@@ -145,6 +147,26 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       train.micro_batch_size, train.sequence_length,
       WithCommas(train.micro_batches * train.micro_batch_size * train.sequence_length));
   return fmt::to_string(text);
+}
+
+std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
+                       const std::vector<CommRate>& rates) {
+  using Json = nlohmann::ordered_json;
+  Json object = Json::parse(FinalLine(report));
+  Json& communication = object["communication"] = Json::array();
+  for (const CommRate& rate : rates) {
+    Json each = Json::object();  // null that becomes one is broken if memory lacks
+    each["name"] = rate.name;
+    each["calls"] = rate.calls;
+    each["size_bytes"] = rate.size_bytes;
+    each["moved_bytes"] = rate.moved_bytes;
+    each["seconds"] = rate.seconds;
+    each["bench_seconds"] = rate.bench_seconds;
+    communication.push_back(std::move(each));
+  }
+  object["files"] = facts.files;
+  object["command"] = facts.command;
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/cli/train/comm_peak.h"
 #include "moe/cli/train/train_options.h"
 #include "moe/lm/trainer.h"
 
@@ -20,6 +21,11 @@ struct RunFacts {
 // Lines before training: text read, model, mesh, step.
 std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
                       const std::string& backend);
+
+// The end report as an object on one line: that of the metrics' last line, and
+//   communication [{name, calls, size_bytes, moved_bytes, seconds, bench_seconds}], files, command
+std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
+                       const std::vector<CommRate>& rates);
 
 // The end report, as tables.
 std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,

@@ -155,6 +155,8 @@ void AddOutput(lm::TrainConfig& train, Table& t) {
   t.Add("--log-interval N", &train.log_interval,
         "steps between progress lines; on a terminal one line is refreshed every step")
       .Least(1);
+  t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
+        "of the end report: tables, or one JSON object on a line");
   AddQuietSetting("no progress, only errors and the report", t);
   t.Add("-v, --verbose", Kind::kSwitch, "name every file read, and a progress line for every step");
   AddConfigSetting("settings by name, or DeepSpeed's keys where they mean the same", t);
@@ -196,6 +198,8 @@ Progress and results
            gradient all-reduce; bench peak: the same bytes / (calls x the median time of a call of
            the mean size, alone, right after training: moe bench alltoallv and allreduce)
   GB = 1e9 bytes, MiB = 2^20 bytes
+
+-o json: the object of the last line of metrics.jsonl with communication, files and command.
 
 Files: DIR/metrics.jsonl has one object per step, written as it ends. The first line is the start:
 the build (version, commit), the machine and all settings, which --config takes; the last line holds

@@ -68,6 +68,17 @@ announced=$(sed -n 's/^model  \([0-9,]*\) parameters, \([0-9,]*\) used.*/\1 \2/p
 trained=$(sed -n 's/^parameters *\([0-9,]*\) in all, \([0-9,]*\) used.*/\1 \2/p' "$work/stdout")
 [[ -n $announced && $announced == "$trained" ]] || fail "size: '$announced' and '$trained'"
 
+# The end report as JSON: the last line of the metrics, and what else the tables say.
+run "$moe" train "${model[@]}" --ranks 2 --ep 2 --steps 2 --quiet -o json --out "$work/json"
+expect 0 "-o json"
+(($(wc -l <"$work/stdout") == 1)) || fail "-o json: $(wc -l <"$work/stdout") lines"
+last=$(tail -n 1 "$work/json/metrics.jsonl")
+[[ $(head -c $((${#last} - 1)) "$work/stdout") == "${last%\}}" ]] || fail "-o json: other than the metrics' end"
+for part in '"phase_seconds":{"gate":' '"communication":[{"name":"dispatch + combine","calls":' '"total_slots":3072,' \
+  '"name":"gradient all-reduce"' '"files":["'"$work"'/json/metrics.jsonl"]' '"command":"'; do
+  grep -qF -- "$part" "$work/stdout" || fail "-o json: no $part in $(cat "$work/stdout")"
+done
+
 # Any number of ranks, more than micro-batches too, gives the same bits in layout-invariant numerics.
 invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet)
 reference=
