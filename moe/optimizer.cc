@@ -18,8 +18,8 @@ double LearningRateSchedule::At(int64_t step) const {
     return peak * static_cast<double>(step) / static_cast<double>(warmup_steps);
   if (decay == LearningRateDecay::kConstant) return peak;
   const int64_t decay_steps = std::max<int64_t>(1, total_steps - warmup_steps);
-  const double progress =
-      std::min(1.0, static_cast<double>(step - warmup_steps) / static_cast<double>(decay_steps));
+  const double progress = std::min(
+      1.0, static_cast<double>(step - 1 - warmup_steps) / static_cast<double>(decay_steps));
   const double left = decay == LearningRateDecay::kLinear
                           ? 1.0 - progress
                           : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));

@@ -22,7 +22,10 @@ enum class LearningRateDecay : uint8_t {
   kConstant,  // none: `peak` for good
 };
 
-// Linear warm-up to `peak`, then down to `minimum` at `total_steps`.
+// Linear warm-up, peak step / W up to `peak` at step W = warmup_steps; then, from `peak` at step
+// W + 1, down to `minimum` at the step after `total_steps`, so that every step learns. The cosine:
+//   minimum + (peak - minimum) (1 + cos(pi (step - 1 - W) / (total_steps - W))) / 2
+// as Megatron's and PyTorch's, which count steps from 0.
 struct LearningRateSchedule {
   double peak = 1e-3;
   double minimum = 0;

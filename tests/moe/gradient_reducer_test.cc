@@ -377,17 +377,34 @@ TEST(LearningRateScheduleTest, WarmsUpLinearlyThenFollowsACosine) {
   const LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
   EXPECT_DOUBLE_EQ(s.At(1), 0.25);
   EXPECT_DOUBLE_EQ(s.At(4), 1.0);
-  EXPECT_DOUBLE_EQ(s.At(8), 0.55);  // half way: the mean
-  EXPECT_DOUBLE_EQ(s.At(12), 0.1);
+  EXPECT_DOUBLE_EQ(s.At(5), 1.0);
+  EXPECT_DOUBLE_EQ(s.At(9), 0.55);  // half way: the mean
+  EXPECT_GT(s.At(12), 0.13);        // 0.1 + 0.9 (1 + cos(7 pi / 8)) / 2
+  EXPECT_LT(s.At(12), 0.14);
+  EXPECT_DOUBLE_EQ(s.At(13), 0.1);
   EXPECT_DOUBLE_EQ(s.At(99), 0.1);
-  EXPECT_DOUBLE_EQ((LearningRateSchedule{.peak = 2, .total_steps = 1}.At(1)), 0.0);
+}
+
+// As PyTorch's CosineAnnealingLR(T_max=3) from 2.
+TEST(LearningRateScheduleTest, TheLastStepLearns) {
+  const LearningRateSchedule s = {.peak = 2, .total_steps = 3};
+  EXPECT_DOUBLE_EQ(s.At(1), 2.0);
+  EXPECT_DOUBLE_EQ(s.At(2), 1.5);
+  EXPECT_DOUBLE_EQ(s.At(3), 0.5);
+  EXPECT_DOUBLE_EQ((LearningRateSchedule{.peak = 2, .total_steps = 1}.At(1)), 2.0);
+}
+
+TEST(LearningRateScheduleTest, AWarmUpOfEveryStepEndsAtThePeak) {
+  const LearningRateSchedule s = {.peak = 2, .warmup_steps = 4, .total_steps = 4};
+  EXPECT_DOUBLE_EQ(s.At(1), 0.5);
+  EXPECT_DOUBLE_EQ(s.At(4), 2.0);
 }
 
 TEST(LearningRateScheduleTest, DecaysInALineOrNotAtAll) {
   LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
   s.decay = LearningRateDecay::kLinear;
   EXPECT_DOUBLE_EQ(s.At(2), 0.5);
-  EXPECT_DOUBLE_EQ(s.At(6), 0.775);  // a quarter of the way
+  EXPECT_DOUBLE_EQ(s.At(7), 0.775);  // a quarter of the way
   EXPECT_DOUBLE_EQ(s.At(99), 0.1);
   s.decay = LearningRateDecay::kConstant;
   EXPECT_DOUBLE_EQ(s.At(2), 0.5);

@@ -109,12 +109,12 @@ void AddOptimizer(lm::TrainConfig& train, Table& t) {
   const double below_one = std::nextafter(1.0, 0.0);
   t.Group("Optimiser (AdamW)");
   t.Add("--lr X", &train.schedule.peak, "peak learning rate");
-  t.Add("--min-lr X", &train.schedule.minimum, "learning rate at the end of the decay");
+  t.Add("--min-lr X", &train.schedule.minimum, "learning rate that the decay goes down to");
   t.Add("--lr-warmup-steps, --lr-warmup-iters N", &train.schedule.warmup_steps,
-        "steps from 0 to lr, linearly")
+        "steps up to lr, linearly")
       .Least(0);
   t.Add("--lr-decay-steps, --lr-decay-iters N", Kind::kInteger,
-        "step at which the decay reaches min-lr; default: --steps")
+        "step after which the decay is at min-lr; default: --steps")
       .Least(1);
   t.Add("--lr-decay-style NAME", {&train.schedule.decay, kDecayStyles},
         "of the way from lr to min-lr; constant stays at lr");
@@ -183,6 +183,11 @@ gradient_accumulation_steps, gradient_clipping, steps_per_print, seed, optimizer
 scheduler (WarmupLR, WarmupDecayLR, WarmupCosineLR; "warmup_type": "linear"), bf16, fp16 with its
 loss scaling. "auto" leaves a value to flags and defaults, and what is off (ZeRO at stage 0, a
 section with "enabled": false) says nothing. One message names all keys that are refused.
+
+Learning rate of step s, from 1, with W = lr-warmup-steps and D = lr-decay-steps
+  s <= W   lr s / W
+  else     min-lr + (lr - min-lr) (1 + cos(pi (s - 1 - W) / (D - W))) / 2, as Megatron's and
+           PyTorch's, which count from 0: the last step still learns; from D + 1 on, min-lr
 
 Progress and results
   tok/s    tokens of a step / time of its slowest rank
