@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -48,15 +49,16 @@ Terminal StderrTerminal() {
   return terminal;
 }
 
-std::string Counted(int64_t count, absl::string_view thing) {
-  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
-}
-
 std::string WithCommas(int64_t value) {
   std::string digits = fmt::format("{}", value);
   const size_t first = value < 0 ? 1 : 0;
   for (size_t end = digits.size(); end > first + 3; end -= 3) digits.insert(end - 3, 1, ',');
   return digits;
+}
+
+std::string Counted(int64_t count, absl::string_view thing) {
+  const char* const end = count == 1 ? "" : absl::EndsWith(thing, "ch") ? "es" : "s";
+  return absl::StrCat(WithCommas(count), " ", thing, end);
 }
 
 std::string ClockText(double seconds) {

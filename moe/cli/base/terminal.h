@@ -36,10 +36,10 @@ void Say(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), out);
 }
 
-// "1 rank", "2 ranks".
-std::string Counted(int64_t count, absl::string_view thing);
 // "1,234,567".
 std::string WithCommas(int64_t value);
+// "1 rank", "1,234 ranks", "2 micro-batches".
+std::string Counted(int64_t count, absl::string_view thing);
 // "00:01:02".
 std::string ClockText(double seconds);
 // "1.23 GB", "45 kB": powers of 1000.

@@ -35,9 +35,18 @@ std::string CountText(int64_t count) {
   return value < 1e9 ? fmt::format("{:.2f} M", value / 1e6) : fmt::format("{:.2f} G", value / 1e9);
 }
 
-const char* RanksAre(const std::string& backend) {
-  if (backend == "nccl") return "GPUs over NCCL";
-  return backend == "local" ? "threads of this process" : "MPI processes";
+std::string RanksAre(const std::string& backend, int ranks) {
+  if (backend == "nccl") return ranks == 1 ? "a GPU over NCCL" : "GPUs over NCCL";
+  if (backend == "local") return ranks == 1 ? "this process" : "threads of this process";
+  return ranks == 1 ? "an MPI process" : "MPI processes";
+}
+
+// Where the ranks do not divide M, some wait for others in every step.
+void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
+  const int64_t busy = micro_batches % ranks, least = micro_batches / ranks;
+  if (busy == 0) return;
+  Add(text, "uneven {} of {} ranks: {} a step, the others {}; --micro-batches {} takes no longer\n",
+      busy, ranks, Counted(least + 1, "micro-batch"), least, (least + 1) * ranks);
 }
 
 void AddLoss(Text& text, const lm::TrainReport& report) {
@@ -99,12 +108,12 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   const double dropped = report.total_slots > 0 ? static_cast<double>(report.dropped_slots) /
                                                       static_cast<double>(report.total_slots)
                                                 : 0;
-  Add(text, "dropped {} of {} slots, {:.2f} %{}\n", WithCommas(report.dropped_slots),
-      WithCommas(report.total_slots), 100 * dropped,
+  Add(text, "dropped {} of {}, {:.2f} %{}\n", WithCommas(report.dropped_slots),
+      Counted(report.total_slots, "slot"), 100 * dropped,
       model.moe.router.capacity_factor.has_value() ? "" : " (no capacity limit)");
   if (report.skipped_steps > 0) {
-    Add(text, "skipped {} of {} steps, whose gradients overflowed float16\n",
-        WithCommas(report.skipped_steps), WithCommas(report.steps));
+    Add(text, "skipped {} of {}, whose gradients overflowed float16\n",
+        WithCommas(report.skipped_steps), Counted(report.steps, "step"));
   }
 }
 
@@ -129,23 +138,24 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   const MoeLayerConfig& moe = train.model.moe;
   const ModelSize size = SizeOf(train.model);
   Text text;
-  Add(text, "text   {} files, {} bytes: {} to train on, {} held out; {} files skipped\n",
-      WithCommas(static_cast<int64_t>(corpus.files.size())),
-      WithCommas(static_cast<int64_t>(corpus.train.size() + corpus.held_out.size())),
+  Add(text, "text   {}, {}: {} to train on, {} held out; {} skipped\n",
+      Counted(static_cast<int64_t>(corpus.files.size()), "file"),
+      Counted(static_cast<int64_t>(corpus.train.size() + corpus.held_out.size()), "byte"),
       WithCommas(static_cast<int64_t>(corpus.train.size())),
-      WithCommas(static_cast<int64_t>(corpus.held_out.size())), WithCommas(corpus.skipped_files));
-  Add(text,
-      "model  {} parameters, {} used per token; {} layers, H {}, {} experts of F {}, top-{} {}\n",
-      CountText(size.total), CountText(size.active), train.model.num_layers,
-      train.model.hidden_size, moe.router.num_experts, moe.ffn_hidden_size, moe.router.top_k,
-      moe.router.gate);
-  Add(text, "mesh   {} ranks ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n", options.ranks,
-      RanksAre(backend), train.expert_parallel_size, options.ranks / train.expert_parallel_size,
-      train.threads, NameOf(train.dtype),
+      WithCommas(static_cast<int64_t>(corpus.held_out.size())),
+      Counted(corpus.skipped_files, "file"));
+  Add(text, "model  {} parameters, {} used per token; {}, H {}, {} of F {}, top-{} {}\n",
+      CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
+      train.model.hidden_size, Counted(moe.router.num_experts, "expert"), moe.ffn_hidden_size,
+      moe.router.top_k, moe.router.gate);
+  Add(text, "mesh   {} ({}) = EP {} x DP {}; threads per rank {}; {}, {}\n",
+      Counted(options.ranks, "rank"), RanksAre(backend, options.ranks), train.expert_parallel_size,
+      options.ranks / train.expert_parallel_size, train.threads, NameOf(train.dtype),
       train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
-  Add(text, "step   {} micro-batches x {} sequences x {} bytes = {} tokens\n", train.micro_batches,
-      train.micro_batch_size, train.sequence_length,
-      WithCommas(train.micro_batches * train.micro_batch_size * train.sequence_length));
+  Add(text, "step   {} x {} x {} = {}\n", Counted(train.micro_batches, "micro-batch"),
+      Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, "byte"),
+      Counted(train.micro_batches * train.micro_batch_size * train.sequence_length, "token"));
+  AddUnevenWork(text, train.micro_batches, options.ranks);
   return fmt::to_string(text);
 }
 
@@ -172,9 +182,10 @@ std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
 std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
                        const RunFacts& facts) {
   Text text;
-  Add(text, "trained {} steps in {} on {} ranks ({}) = EP {} x DP {}\n\n", WithCommas(report.steps),
-      ClockText(report.seconds), options.ranks, RanksAre(facts.backend),
-      options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
+  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", Counted(report.steps, "step"),
+      ClockText(report.seconds), Counted(options.ranks, "rank"),
+      RanksAre(facts.backend, options.ranks), options.train.expert_parallel_size,
+      options.ranks / options.train.expert_parallel_size);
   AddLoss(text, report);
   AddPhases(text, report);
   AddExpertLoad(text, options, report);

@@ -153,6 +153,8 @@ TEST(TextTest, NumbersForPeople) {
   EXPECT_EQ(WithCommas(999), "999");
   EXPECT_EQ(WithCommas(1000), "1,000");
   EXPECT_EQ(WithCommas(-1234567), "-1,234,567");
+  EXPECT_EQ(Counted(1234, "rank"), "1,234 ranks");
+  EXPECT_EQ(Counted(0, "micro-batch"), "0 micro-batches");
   EXPECT_EQ(ClockText(0.4), "00:00:00");
   EXPECT_EQ(ClockText(3661.6), "01:01:02");
   EXPECT_EQ(BytesText(0), "0 B");

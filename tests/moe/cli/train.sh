@@ -40,7 +40,7 @@ for step in 1 10 20 30; do
     "$work/stderr" || fail "no progress line for step $step"
 done
 grep -q "^step *11/" "$work/stderr" && fail "a line for step 11 with --log-interval 10"
-grep -qF "text   1 files, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files skipped" \
+grep -qF "text   1 file, 40,000 bytes: 23,616 to train on, 16,384 held out; 0 files skipped" \
   "$work/stderr" || fail "what was read is not printed"
 
 # A second run does not take the place of the first.
@@ -93,6 +93,19 @@ for layout in "1 1 staged" "3 3 direct" "8 4 hierarchical"; do
   reference=${reference:-$now}
   [[ -n $now && $now == "$reference" ]] || fail "ranks $layout: other bits than one rank"
 done
+
+# One of anything; and the start says which ranks do more than others.
+run "$moe" train "${model[@]}" --steps 1 --ranks 1 --micro-batches 1
+expect 0 "one step on one rank"
+grep -qE "^trained 1 step in [0-9:]+ on 1 rank \(this process\) = EP 1 x DP 1$" "$work/stdout" ||
+  fail "one step on one rank: $(head -n 1 "$work/stdout")"
+grep -qF "step   1 micro-batch x 2 sequences x 32 bytes = 64 tokens" "$work/stderr" || fail "one micro-batch: $(cat "$work/stderr")"
+grep -q "^uneven" "$work/stderr" && fail "one rank, but: $(cat "$work/stderr")"
+grep -q "| lr 1.00e-03 |" "$work/stderr" || fail "a run of one step learns nothing: $(cat "$work/stderr")"
+run "$moe" train "${model[@]}" --steps 1 --ranks 3 --micro-batches 4
+expect 0 "four micro-batches on three ranks"
+grep -qF "uneven 1 of 3 ranks: 2 micro-batches a step, the others 1; --micro-batches 6 takes no longer" "$work/stderr" ||
+  fail "four micro-batches on three ranks: $(cat "$work/stderr")"
 
 # Precedence, through the whole program.
 echo '{"steps": 3, "seed": 4, "num_layers": 5}' >"$work/config.json"
