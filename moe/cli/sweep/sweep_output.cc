@@ -145,9 +145,14 @@ absl::Status SweepOutput::Print() const {
 }
 
 std::string SweepProgressText(int64_t number, int64_t points, const std::string& label,
-                              std::optional<double> eta_seconds) {
-  return fmt::format("[{:>{}}/{}] {} eta {}", number, std::to_string(points).size(), points, label,
-                     eta_seconds.has_value() ? ClockText(*eta_seconds) : "--:--:--");
+                              std::optional<double> eta_seconds, size_t columns) {
+  const std::string place =
+      fmt::format("[{:>{}}/{}]", number, std::to_string(points).size(), points);
+  const std::string eta =
+      absl::StrCat("eta ", eta_seconds.has_value() ? ClockText(*eta_seconds) : "--:--:--");
+  const std::string line = absl::StrCat(place, " ", label, " ", eta);
+  if (line.size() <= columns) return line;
+  return absl::StrCat(place, " ", eta, " ", label).substr(0, columns);
 }
 
 void SweepProgress::Show(const std::string& suffix) {
@@ -156,14 +161,15 @@ void SweepProgress::Show(const std::string& suffix) {
     eta = seconds_ / static_cast<double>(finished_) *
           static_cast<double>(std::max<int64_t>(1, options_.to_run - finished_));
   }
-  std::string line = SweepProgressText(number_, options_.points, label_ + suffix, eta);
+  const std::string line =
+      SweepProgressText(number_, options_.points, label_ + suffix, eta,
+                        terminal_.present ? terminal_.columns - 1 : std::string::npos);
   if (!terminal_.present) {
     Say(out_, "{}{}{}\n", terminal_.color ? "\033[36m" : "", line,
         terminal_.color ? "\033[0m" : "");
     std::fflush(out_);
     return;
   }
-  line.resize(std::min(line.size(), terminal_.columns - 1));
   Say(out_, "\r{}{}{}\033[K", terminal_.color ? "\033[36m" : "", line,
       terminal_.color ? "\033[0m" : "");
   std::fflush(out_);
