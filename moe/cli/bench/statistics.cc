@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <numeric>
 
 namespace moe::bench {
@@ -57,11 +59,9 @@ Sample SampleOf(absl::Span<const double> values) {
   return sample;
 }
 
-Sample SampleOf(double mean, double cv_pct) {
-  // A cv is over hundreds of calls: its own error does not matter.
-  return {.mean = mean,
-          .error = std::abs(mean) * cv_pct / 100,
-          .degrees = std::numeric_limits<double>::infinity()};
+Sample SampleOf(double mean, double sd) {
+  // Mostly over hundreds of calls: its own error does not matter.
+  return {.mean = mean, .error = sd, .degrees = std::numeric_limits<double>::infinity()};
 }
 
 Sample SampleOfSeries(absl::Span<const double> values) {
@@ -99,26 +99,54 @@ double StudentT975(double degrees) {
   return kTable[below] + (at - static_cast<double>(below)) * (kTable[below + 1] - kTable[below]);
 }
 
-std::vector<int> ParetoFront(absl::Span<const std::pair<double, double>> points, Better x,
+namespace {
+
+// By how much `a` is better than `b` beyond the noise of their difference; below 0: worse.
+double Advantage(const Sample& a, const Sample& b, Better better) {
+  const auto known = [](const Sample& s) {
+    return std::isnan(s.error) ? SampleOf(s.mean, 0) : s;
+  };
+  const double by = better == Better::kLower ? b.mean - a.mean : a.mean - b.mean;
+  return std::copysign(std::max(0.0, std::abs(by) - NoiseOfDifference(known(a), known(b))), by);
+}
+
+}  // namespace
+
+std::vector<int> ParetoFront(absl::Span<const std::pair<Sample, Sample>> points, Better x,
                              Better y) {
   // Costs, so that less is better in both.
   const auto cost = [&](int i) {
     const auto& [a, b] = points[i];
-    return std::pair(x == Better::kLower ? a : -a, y == Better::kLower ? b : -b);
+    return std::pair(x == Better::kLower ? a.mean : -a.mean,
+                     y == Better::kLower ? b.mean : -b.mean);
   };
   std::vector<int> order;
   for (int i = 0; i < static_cast<int>(points.size()); ++i) {
-    if (!std::isnan(points[i].first) && !std::isnan(points[i].second)) order.push_back(i);
+    if (!std::isnan(points[i].first.mean) && !std::isnan(points[i].second.mean)) order.push_back(i);
   }
   std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return cost(i) < cost(j); });
-  std::vector<int> front;
+  std::vector<int> exact;
   double best = std::numeric_limits<double>::infinity();
   for (const int i : order) {
-    const bool same = !front.empty() && cost(i) == cost(front.back());
+    const bool same = !exact.empty() && cost(i) == cost(exact.back());
     if (cost(i).second >= best && !same) continue;
     best = cost(i).second;
-    front.push_back(i);
+    exact.push_back(i);
   }
+  const auto beats = [&](int by, int i) {
+    const double in_x = Advantage(points[by].first, points[i].first, x);
+    const double in_y = Advantage(points[by].second, points[i].second, y);
+    return std::min(in_x, in_y) >= 0 && std::max(in_x, in_y) > 0;
+  };
+  std::map<int, bool> known;
+  const std::function<bool(int)> stands = [&](int i) {
+    const auto [at, is_new] = known.emplace(i, false);
+    if (!is_new) return at->second;
+    return at->second = std::none_of(exact.begin(), exact.end(),
+                                     [&](int by) { return beats(by, i) && stands(by); });
+  };
+  std::vector<int> front;
+  std::copy_if(order.begin(), order.end(), std::back_inserter(front), stands);
   if (x == Better::kHigher) std::reverse(front.begin(), front.end());
   return front;
 }

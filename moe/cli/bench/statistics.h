@@ -40,10 +40,10 @@ struct Sample {
 // n > 1 independent values: error = s / sqrt(n), s over n - 1. One value: its error is unknown.
 Sample SampleOf(absl::Span<const double> values);
 
-// One mean of calls that vary by `cv_pct` percent of it. Calls of one run share that run's
-// conditions, so that many of them say little about the next run: the spread of a single call
-// stands for the error of the mean, not that over sqrt(calls).
-Sample SampleOf(double mean, double cv_pct);
+// One mean of calls, or of a sweep's repetitions, with their standard deviation. They share one
+// run's conditions, so that many of them say little about the next run: the spread of a single one
+// stands for the error of the mean, not that over the root of their number.
+Sample SampleOf(double mean, double sd);
 
 // Of a series in time whose neighbours resemble each other: the error of the mean from the means of
 // ten stretches (batch means). Fewer than 20 values: unknown.
@@ -58,10 +58,13 @@ double StudentT975(double degrees);
 
 enum class Better : uint8_t { kLower, kHigher };
 
-// Indices of the points (x, y) for which no other is at least as good in both and better in one,
-// from the lowest x to the highest; equal points are all on it. Points with NaN
-// are on no front. O(n log n).
-std::vector<int> ParetoFront(absl::Span<const std::pair<double, double>> points, Better x,
+// Indices of the points (x, y) on the front, from the lowest x to the highest: those that no point
+// of it beats. One beats another if it is better in one figure by more than the noise of their
+// difference (NoiseOfDifference; an unknown error counts as 0) and in the other not worse by more
+// than it; only points of the exact front do, for which no other is at least as good in both and
+// better in one. Without noise the two fronts are the same. Equal points are all on it, points with
+// NaN are not. O(n log n + n * exact front), and as deep a recursion as that front is long.
+std::vector<int> ParetoFront(absl::Span<const std::pair<Sample, Sample>> points, Better x,
                              Better y);
 
 }  // namespace moe::bench

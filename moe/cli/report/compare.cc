@@ -63,7 +63,8 @@ void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::
   }
   if (values.empty()) return;
   const bool alone = values.size() == 1 && cv_pct != nullptr;
-  into.push_back({metric, alone ? SampleOf(values[0], last->*cv_pct) : SampleOf(values)});
+  into.push_back({metric, alone ? SampleOf(values[0], std::abs(values[0]) * last->*cv_pct / 100)
+                                : SampleOf(values)});
 }
 
 // Exact: two sizes whose rounded texts agree are no repetitions of each other.
@@ -143,8 +144,7 @@ MeasuredGroups SweepGroups(const Run& run) {
                   m);
     // One row is the mean of repetitions and brings their standard deviation.
     if (group.size() == 1 && !m.empty() && std::isfinite(group[0]->tokens_per_s_sd)) {
-      m.back().sample.error = group[0]->tokens_per_s_sd;
-      m.back().sample.degrees = std::numeric_limits<double>::infinity();
+      m.back().sample = SampleOf(group[0]->tokens_per_s, group[0]->tokens_per_s_sd);
     }
     Add<SweepRow>(group, {"step_ms", "step (ms)", Better::kLower}, &SweepRow::step_ms, nullptr, m);
     Add<SweepRow>(group, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &SweepRow::a2a_ms, nullptr,

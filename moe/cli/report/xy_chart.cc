@@ -154,15 +154,17 @@ class XyDrawing {
   }
 
   void DrawFront() {
-    std::vector<std::pair<double, double>> points;
+    std::vector<std::pair<bench::Sample, bench::Sample>> points;
     for (const XySeries& s : series_) {
       if (s.style != XyStyle::kPoints) continue;
-      for (const XyPoint& p : s.points) points.emplace_back(p.x, p.y);
+      for (const XyPoint& p : s.points) {
+        points.emplace_back(bench::SampleOf(p.x, p.x_error), bench::SampleOf(p.y, p.y_error));
+      }
     }
     std::vector<Place> steps;
     const std::vector<int> front = ParetoFront(points, chart_.front->x, chart_.front->y);
     for (const int i : front) {
-      const Place at = frame_.At(points[i].first, points[i].second);
+      const Place at = frame_.At(points[i].first.mean, points[i].second.mean);
       // What the front attains between two points is the worse of both: a staircase.
       if (!steps.empty()) {
         const bool keep_y = chart_.front->x == Better::kLower;
@@ -173,7 +175,8 @@ class XyDrawing {
     if (front.empty()) return;
     svg_.PathMark("front", LinePath(steps), "Pareto front");
     for (const int i : front) {
-      svg_.PathMark("ring", ShapePath(0, frame_.At(points[i].first, points[i].second), kRing),
+      svg_.PathMark("ring",
+                    ShapePath(0, frame_.At(points[i].first.mean, points[i].second.mean), kRing),
                     "on the Pareto front");
     }
   }

@@ -209,7 +209,7 @@ bench::Fields SweepFields(const Point& p, const Summary& summary, const char* st
           {"expert_ms", f.expert_ms},
           {"drop_init", f.drop_initial_pct},
           {"drop_end", f.drop_final_pct},
-          {"max_vio", f.max_violation, "max violation"},
+          {"max_vio", f.max_violation, "MaxVio"},
           {"dead", NumberCell(f.dead_experts)},
           {"val_loss", f.validation_loss},
           {"val_loss_sd", summary.validation_loss_sd},
@@ -301,7 +301,8 @@ std::string OrNone(const std::string& text) {
 std::string Speed(const SweepRow& row, bool on_front) {
   const double mean = row.number("tok_s");
   if (!std::isfinite(mean)) return kNone;
-  return absl::StrCat(Fixed(mean, 0), " ± ", Fixed(row.number("tok_s_sd"), 0),
+  const double sd = row.number("tok_s_sd");
+  return absl::StrCat(Fixed(mean, 0), std::isfinite(sd) ? " ± " + Fixed(sd, 0) : "",
                       on_front ? " *" : "  ");
 }
 
@@ -373,12 +374,15 @@ std::string Layout(const std::vector<Line>& lines) {
 
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows) {
   std::vector<bool> marks(rows.size(), false);
-  std::vector<std::pair<double, double>> points;
+  std::vector<std::pair<bench::Sample, bench::Sample>> points;
   std::vector<size_t> row_of;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].failed()) continue;
-    const bool layer = rows[i].text("measure") == "layer";
-    points.emplace_back(rows[i].number(layer ? "drop_end" : "val_loss"), rows[i].number("tok_s"));
+    const SweepRow& row = rows[i];
+    if (row.failed()) continue;
+    points.emplace_back(row.text("measure") == "layer"
+                            ? bench::Sample{.mean = row.number("drop_end")}
+                            : bench::SampleOf(row.number("val_loss"), row.number("val_loss_sd")),
+                        bench::SampleOf(row.number("tok_s"), row.number("tok_s_sd")));
     row_of.push_back(i);
   }
   for (const int i : bench::ParetoFront(points, bench::Better::kLower, bench::Better::kHigher)) {

@@ -118,9 +118,9 @@ absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line);
 // One object on one line, with its end.
 std::string JsonLine(const SweepRow& row);
 
-// For each row whether no other row beats it: of training, lower validation loss and more tokens
-// per second; of layers, fewer drops and more tokens per second. Rows that failed are not compared.
-// O(n log n).
+// For each row whether no other beats it by more than the noise (bench::ParetoFront): of training,
+// lower validation loss and more tokens per second; of layers, fewer drops and more tokens per
+// second. Rows that failed are not compared.
 std::vector<bool> ParetoMarks(absl::Span<const SweepRow> rows);
 
 // Every row on a line, '*' after the speed of the Pareto points:

@@ -52,7 +52,8 @@ Columns; means over the repetitions
   dead       experts without a token, over all layers; end of training
   val loss   held-out text, nats per byte
   peak       largest rank's parameters, gradients, workspace; training: and optimiser
-  *          no other point is better: val loss and tok/s; of layers drop% and tok/s
+  *          no other point is better by more than the noise (docs/sweep.md): val loss and tok/s; of
+             layers drop% and tok/s
 
 Memory is estimated before a point runs, for all ranks of this machine: parameters x (4 weight + 4
 gradient + 8 optimiser bytes; bf16, f16 + 2, layout-invariant + 4) and 3/2 x the activations that

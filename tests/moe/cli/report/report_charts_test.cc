@@ -98,15 +98,39 @@ TEST(ScaleTest, AWordReplacesTheNumbersNearIt) {
               ElementsAre("1", "1.5", "dropless"));
 }
 
+using Points = std::vector<std::pair<bench::Sample, bench::Sample>>;
+
+// Without noise.
+Points Exact(const std::vector<std::pair<double, double>>& values) {
+  Points points;
+  for (const auto& [x, y] : values) points.push_back({{.mean = x}, {.mean = y}});
+  return points;
+}
+
 TEST(ParetoTest, ByHand) {
   // Cheap and good: 1; in between: 0; best: 3. 2 is beaten by 0, 4 by 3.
-  const std::vector<std::pair<double, double>> points = {{2, 5}, {1, 9}, {3, 6}, {4, 1}, {5, 1}};
+  const Points points = Exact({{2, 5}, {1, 9}, {3, 6}, {4, 1}, {5, 1}});
   EXPECT_THAT(ParetoFront(points, Better::kLower, Better::kLower), ElementsAre(1, 0, 3));
   EXPECT_THAT(ParetoFront(points, Better::kHigher, Better::kLower), ElementsAre(4));
   EXPECT_THAT(ParetoFront(points, Better::kHigher, Better::kHigher), ElementsAre(1, 2, 4));
-  EXPECT_THAT(ParetoFront({{1, 1}, {1, 1}, {1, 2}}, Better::kLower, Better::kLower),
+  EXPECT_THAT(ParetoFront(Exact({{1, 1}, {1, 1}, {1, 2}}), Better::kLower, Better::kLower),
               ElementsAre(0, 1));
-  EXPECT_THAT(ParetoFront({{NAN, 1}, {1, NAN}}, Better::kLower, Better::kLower), IsEmpty());
+  EXPECT_THAT(ParetoFront(Exact({{NAN, 1}, {1, NAN}}), Better::kLower, Better::kLower), IsEmpty());
+}
+
+TEST(ParetoTest, AnAdvantageWithinNoiseIsNone) {
+  // Speeds with a standard deviation of 3: two differ by noise within 1.96 sqrt(2) 3 = 8.3.
+  const auto speeds = [](const std::vector<std::pair<double, double>>& values) {
+    Points points = Exact(values);
+    for (auto& [loss, speed] : points) speed = bench::SampleOf(speed.mean, 3);
+    return points;
+  };
+  // 1 is worse than 0, and faster by noise alone; 2 is faster beyond it.
+  EXPECT_THAT(ParetoFront(speeds({{1, 100}, {2, 105}, {3, 110}}), Better::kLower, Better::kHigher),
+              ElementsAre(0, 2));
+  // As good as the best, and slower by noise alone: none is better.
+  EXPECT_THAT(ParetoFront(speeds({{1, 100}, {1, 105}, {1, 95}}), Better::kLower, Better::kHigher),
+              ElementsAre(1, 0));
 }
 
 XyChart Chart(XyStyle style, int num_points) {

@@ -41,7 +41,7 @@ TEST(SampleTest, ByHand) {
   EXPECT_DOUBLE_EQ(s.error, 1 / std::sqrt(3));
   EXPECT_EQ(s.degrees, 2);
   EXPECT_TRUE(std::isnan(SampleOf(std::vector<double>{4}).error));
-  EXPECT_DOUBLE_EQ(SampleOf(200, 5).error, 10);
+  EXPECT_DOUBLE_EQ(SampleOf(200, 10).error, 10);
 }
 
 TEST(SampleTest, StudentsQuantiles) {

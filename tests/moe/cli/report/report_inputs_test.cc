@@ -114,7 +114,7 @@ TEST(ColumnsTest, AFieldWithAHeadingIsReadShownAndBound) {
   ASSERT_TRUE(bench.ok() && sweep.ok());
   EXPECT_THAT(BenchSection({*bench}).body, HasSubstr(">wait (%)<"));
   EXPECT_THAT(BenchSection({*bench}).body, HasSubstr("<td data-value=\"7\""));
-  EXPECT_THAT(SweepSection({*sweep}).body, HasSubstr(">max violation<"));
+  EXPECT_THAT(SweepSection({*sweep}).body, HasSubstr(">MaxVio<"));
   EXPECT_THAT(SweepSection({*sweep}).body, HasSubstr("<td data-value=\"0.25\""));
   const auto rows = CheckRows(std::vector<report::Run>{*bench, *sweep}, nullptr);
   EXPECT_EQ(RowsThatFail("wait > 6", rows)->size(), 1u);
