@@ -32,13 +32,12 @@ class Rows {
   double BarTop(size_t row) const { return static_cast<double>(row) * kRowHeight + 19; }
 
   void DrawAxis(Svg& svg, const std::string& label) const {
-    double free_from = 0;
-    for (const Tick& tick : x_.ticks()) {
+    const size_t stride = LabelStride(x_, right_ - kLeft);
+    for (size_t i = 0; i < x_.ticks().size(); ++i) {
+      const Tick& tick = x_.ticks()[i];
       const double at = X(tick.value);
       svg.Line("grid", {at, 16}, {at, bottom_});
-      const double half = TextWidth(tick.label) / 2;
-      if (at - half < free_from) continue;
-      free_from = at + half + 5;
+      if (i % stride != 0) continue;
       svg.Text("tick", {at, bottom_ + 16}, Anchor::kMiddle, tick.label);
     }
     svg.Text("label", {(kLeft + right_) / 2, bottom_ + 35}, Anchor::kMiddle, label);
@@ -106,10 +105,30 @@ std::string Render(const StackedBarChart& chart) {
   }
   std::vector<LegendEntry> legend;
   for (size_t i = 0; i < chart.parts.size(); ++i) {
+    const bool drawn = std::any_of(chart.bars.begin(), chart.bars.end(),
+                                   [&](const StackedBar& bar) { return PartOf(bar.parts[i]) > 0; });
+    if (!drawn) continue;
     legend.push_back(
         {.series = static_cast<int>(i), .key = LegendKey::kBlock, .name = chart.parts[i]});
   }
   return Figure(chart.text, svg, legend);
+}
+
+StackedBarChart StepPhases(std::string id, std::string note) {
+  return {.text =
+              ChartText{
+                  .id = std::move(id), .title = "Time of a step by phase", .note = std::move(note)},
+          .x_label = "time (ms)",
+          .unit = "ms",
+          .parts = {"all-to-all", "experts", "all-reduce", "everything else"},
+          .bars = {}};
+}
+
+StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases) {
+  double rest = whole;
+  for (const double phase : phases) rest -= PartOf(phase);
+  phases.push_back(PartOf(rest));
+  return {.name = std::move(name), .parts = std::move(phases)};
 }
 
 std::string Render(const IntervalChart& chart) {

@@ -15,8 +15,6 @@
 namespace moe::report {
 namespace {
 
-constexpr size_t kMaxBars = 16;
-
 // Of finite values, and finite: files may hold rates whose sum is not.
 double Mean(const std::vector<double>& values) {
   const auto n = static_cast<double>(values.size());
@@ -36,11 +34,18 @@ double ShareOf(const BenchRow& r) {
   return std::isfinite(r.peak_pct) ? r.peak_pct : r.memcpy_pct;
 }
 
-std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
+// Says in `text` which rows are of none.
+std::vector<Kernel> KernelsOf(absl::Span<const Run> runs, ChartText& text) {
   Groups<Kernel> kernels;
+  size_t rows = 0, without = 0;
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
-      if (!r.of_kernel || r.failed() || !std::isfinite(ShareOf(r))) continue;
+      if (!r.of_kernel) continue;
+      ++rows;
+      if (r.failed() || !std::isfinite(ShareOf(r))) {
+        ++without;
+        continue;
+      }
       Kernel& kernel = kernels.Of({r.op, r.algorithm, r.pass, run.name, r.shape, r.routing, r.dtype,
                                    r.threads_text(), r.seed_text(), r.settings});
       if (kernel.shares_pct.empty()) kernel.computes = std::isfinite(r.peak_pct);
@@ -50,14 +55,13 @@ std::vector<Kernel> KernelsOf(absl::Span<const Run> runs) {
       kernel.shares_pct.push_back(ShareOf(r));
     }
   }
+  text.LeaveOut(without, rows, "rows", "failed, or no limit known");
   return std::move(kernels).Take();
 }
 
 }  // namespace
 
 std::string KernelShares(absl::Span<const Run> runs) {
-  const std::vector<Kernel> kernels = KernelsOf(runs);
-  if (kernels.empty()) return "";
   StackedBarChart chart = {.text = ChartText{.id = "bench-kernels",
                                              .title = "Kernels: percent of the limit",
                                              .note = "Of each its largest size."},
@@ -65,15 +69,15 @@ std::string KernelShares(absl::Span<const Run> runs) {
                            .unit = "%",
                            .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
                            .bars = {}};
+  const std::vector<Kernel> kernels = KernelsOf(runs, chart.text);
+  if (kernels.empty()) return "";
   const std::vector<std::string> names = PointLabels(KeysOf(kernels));
   for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
     StackedBar bar = {.name = names[i], .parts = {Mean(kernels[i].shares_pct), 0}};
     if (kernels[i].computes) std::swap(bar.parts[0], bar.parts[1]);
     chart.bars.push_back(std::move(bar));
   }
-  if (kernels.size() > kMaxBars) {
-    absl::StrAppend(&chart.text.note, " The first ", kMaxBars, " of ", kernels.size(), " kernels.");
-  }
+  chart.text.LeaveOut(kernels.size() - chart.bars.size(), kernels.size(), "kernels", kInTable);
   return Render(chart);
 }
 
@@ -102,9 +106,8 @@ std::vector<PairRows> PairsOf(absl::Span<const Run> runs) {
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
       if (!IsPair(r)) continue;
-      PairRows& pairs =
-          all.Of({run.name, r.backend, r.transport, absl::StrCat(CountText(r.ranks), " ranks"),
-                  absl::StrCat(CountText(r.hosts), " hosts"), r.dtype, r.settings});
+      PairRows& pairs = all.Of({run.name, r.backend, r.transport, Plural(r.ranks, "rank"),
+                                Plural(r.hosts, "host"), r.dtype, r.settings});
       if (std::max(r.source, r.destination) >= kMaxRanks) {
         pairs.cut = true;
         continue;
@@ -155,8 +158,8 @@ std::string PairMaps(absl::Span<const Run> runs) {
   std::string html;
   for (size_t i = 0; i < std::min(all.size(), kMaxMaps); ++i) {
     HeatMap map = MapOf(all[i], i, all.size() > 1 ? names[i] : "");
-    if (all.size() > kMaxMaps && i == 0) {
-      absl::StrAppend(&map.text.note, " The first ", kMaxMaps, " of ", all.size(), " maps.");
+    if (all.size() > kMaxMaps) {
+      map.text.LeaveOut(all.size() - kMaxMaps, all.size(), "maps", kInTable);
     }
     if (all[i].cut) {
       absl::StrAppend(&map.text.note, " Ranks from ", kMaxRanks,
@@ -178,24 +181,31 @@ struct Pass {
   std::map<std::string, double> time_us;  // by phase
 };
 
-std::vector<Pass> PassesOf(absl::Span<const Run> runs) {
+// Says in `text` which rows are of none.
+std::vector<Pass> PassesOf(absl::Span<const Run> runs, ChartText& text) {
   Groups<Pass> passes;
+  size_t rows = 0, without = 0;
   for (const Run& run : runs) {
     for (const BenchRow& r : run.bench) {
-      if (r.phase.empty() || r.failed() || !std::isfinite(r.time_us)) continue;
-      Pass& pass = passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend,
-                              absl::StrCat(CountText(r.ranks), " ranks"), r.dtype, r.routing,
-                              r.threads_text(), r.seed_text(), r.settings});
+      if (r.phase.empty()) continue;
+      ++rows;
+      if (r.failed() || !std::isfinite(r.time_us)) {
+        ++without;
+        continue;
+      }
+      Pass& pass =
+          passes.Of({r.pass, run.name, r.shape, r.algorithm, r.backend, Plural(r.ranks, "rank"),
+                     r.dtype, r.routing, r.threads_text(), r.seed_text(), r.settings});
       pass.time_us[r.phase] = r.time_us;
     }
   }
+  text.LeaveOut(without, rows, "rows", "failed");
   return std::move(passes).Take();
 }
 
 }  // namespace
 
 std::string LayerPhases(absl::Span<const Run> runs) {
-  const std::vector<Pass> passes = PassesOf(runs);
   StackedBarChart chart = {
       .text = ChartText{.id = "bench-layer",
                         .title = "One layer: time by phase",
@@ -203,24 +213,19 @@ std::string LayerPhases(absl::Span<const Run> runs) {
       .x_label = "time (us)",
       .unit = "us",
       .parts = {"gate", "plan", "dispatch", "expert", "combine"}};
+  const std::vector<Pass> passes = PassesOf(runs, chart.text);
   const std::vector<std::string> names = PointLabels(KeysOf(passes));
   for (size_t i = 0; i < std::min(passes.size(), kMaxBars); ++i) {
-    StackedBar bar = {.name = names[i]};
-    double named = 0;
-    for (const std::string& part : chart.parts) {
-      const auto at = passes[i].time_us.find(part);
-      bar.parts.push_back(at == passes[i].time_us.end() ? 0 : at->second);
-      named += bar.parts.back();
-    }
-    const auto whole = passes[i].time_us.find(kWhole);
-    bar.parts.push_back(whole == passes[i].time_us.end() ? 0
-                                                         : std::max(0.0, whole->second - named));
-    chart.bars.push_back(std::move(bar));
+    const auto time_of = [&](const std::string& phase) {
+      const auto at = passes[i].time_us.find(phase);
+      return at == passes[i].time_us.end() ? kNone : at->second;
+    };
+    std::vector<double> phases;
+    for (const std::string& part : chart.parts) phases.push_back(time_of(part));
+    chart.bars.push_back(PhaseBar(names[i], time_of(kWhole), std::move(phases)));
   }
   chart.parts.push_back("between phases");
-  if (passes.size() > kMaxBars) {
-    absl::StrAppend(&chart.text.note, " The first ", kMaxBars, " of ", passes.size(), " passes.");
-  }
+  chart.text.LeaveOut(passes.size() - chart.bars.size(), passes.size(), "passes", kInTable);
   return chart.bars.empty() ? "" : Render(chart);
 }
 

@@ -15,11 +15,12 @@
 namespace moe::report {
 namespace {
 
-// More curves than this are not told apart at a glance; the table has them all.
-constexpr size_t kMaxSeries = 8;
-
 using NamedRows = std::vector<NamedRow<BenchRow>>;
-using Series = std::vector<std::pair<Key, NamedRows>>;
+struct BenchSeries {
+  Key key;
+  NamedRows rows;
+};
+using Series = std::vector<BenchSeries>;
 
 // What was measured, but for its size; the run stands first.
 Key SeriesKey(const NamedRow<BenchRow>& r) {
@@ -27,8 +28,8 @@ Key SeriesKey(const NamedRow<BenchRow>& r) {
           r.row->algorithm,
           r.row->backend,
           r.row->transport,
-          absl::StrCat(CountText(r.row->ranks), " ranks"),
-          absl::StrCat(CountText(r.row->hosts), " hosts"),
+          Plural(r.row->ranks, "rank"),
+          Plural(r.row->hosts, "host"),
           r.row->dtype,
           r.row->shape,
           r.row->pass,
@@ -53,23 +54,14 @@ bool RunsRepeat(const NamedRows& rows) {
 // In the order of first appearance; over all routings unless they are told apart.
 Series SeriesOf(const NamedRows& rows, bool by_routing) {
   const bool by_run = RunsRepeat(rows);
-  Series series;
-  std::map<Key, size_t> index;
+  Groups<BenchSeries> series;
   for (const NamedRow<BenchRow>& r : rows) {
     Key key = SeriesKey(r);
     if (!by_routing) key[key.size() - 2].clear();
     if (!by_run) key.front().clear();
-    const auto [at, is_new] = index.emplace(std::move(key), series.size());
-    if (is_new) series.push_back({at->first, {}});
-    series[at->second].second.push_back(r);
+    series.Of(std::move(key)).rows.push_back(r);
   }
-  return series;
-}
-
-std::vector<std::string> NamesOf(const Series& series) {
-  std::vector<Key> keys;
-  for (const auto& [key, rows] : series) keys.push_back(key);
-  return PointLabels(keys);
+  return std::move(series).Take();
 }
 
 // What an operation is judged by.
@@ -119,8 +111,9 @@ XyPoint PointOf(const Yardstick& yardstick, const std::vector<const BenchRow*>& 
   } else if (std::isfinite(cv)) {
     p.y_error = p.y * cv / 100;
   }
-  p.tooltip = absl::StrCat(rows.front()->size_text(), ": ", NumberText(p.y), " ± ",
-                           NumberText(p.y_error, 2), " ", yardstick.unit);
+  p.tooltip = absl::StrCat(rows.front()->size_text(), ": ",
+                           WithDeviation(p.y, p.y_error > 0 ? p.y_error : bench::kNone), " ",
+                           yardstick.unit);
   return p;
 }
 
@@ -141,10 +134,24 @@ XySeries LimitOf(const Yardstick& yardstick, const NamedRows& rows) {
   return limit;
 }
 
-XyChart SizeChart(const std::string& op, size_t index, const NamedRows& rows) {
+// An operation's rows, and how many of its rows are in no chart.
+struct OfOperation {
+  std::string op;
+  NamedRows rows;
+  size_t failed = 0;
+  size_t to_itself = 0;
+  void SayWhatIsLeftOut(ChartText& text) const {
+    const size_t all = rows.size() + failed + to_itself;
+    text.LeaveOut(failed, all, "rows", "failed");
+    text.LeaveOut(to_itself, all, "rows", "copies within a rank");
+  }
+};
+
+XyChart SizeChart(const OfOperation& operation, size_t index) {
+  const auto& [op, rows, failed, to_itself] = operation;
   const Yardstick yardstick = YardstickOf(rows);
   const Series all = SeriesOf(rows, true);
-  const std::vector<std::string> names = NamesOf(all);
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
   XyChart chart = {.text = ChartText{.id = absl::StrCat("bench-size-", index),
                                      .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
                                      .note = yardstick.limit == nullptr ? "Lower is better."
@@ -153,18 +160,24 @@ XyChart SizeChart(const std::string& op, size_t index, const NamedRows& rows) {
                    .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
                    .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
                    .y_kind = ScaleKind::kLog};
-  absl::StrAppend(&chart.text.note, " Whiskers: standard deviation.");
   for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
     chart.series.push_back({.name = names[i],
                             .style = XyStyle::kLinePoints,
                             .look = static_cast<int>(i),
-                            .points = PointsOf(yardstick, all[i].second)});
+                            .points = PointsOf(yardstick, all[i].rows)});
   }
-  if (all.size() > kMaxSeries) {
-    absl::StrAppend(&chart.text.note, " The first ", kMaxSeries, " of ", all.size(),
-                    " series; the table has all.");
+  for (const XySeries& s : chart.series) {
+    const bool whiskers = std::any_of(s.points.begin(), s.points.end(),
+                                      [](const XyPoint& p) { return p.y_error > 0; });
+    if (!whiskers) continue;
+    chart.text.note += " Whiskers: standard deviation.";
+    break;
   }
-  if (yardstick.limit != nullptr) chart.series.push_back(LimitOf(yardstick, rows));
+  chart.text.LeaveOut(all.size() - chart.series.size(), all.size(), "series", kInTable);
+  operation.SayWhatIsLeftOut(chart.text);
+  if (yardstick.limit == nullptr) return chart;
+  XySeries limit = LimitOf(yardstick, rows);
+  if (!limit.points.empty()) chart.series.push_back(std::move(limit));
   return chart;
 }
 
@@ -188,7 +201,8 @@ std::vector<XyPoint> SkewPoints(const Yardstick& yardstick, const NamedRows& row
 }
 
 // Empty unless routings differ in their imbalance.
-std::string SkewChart(const std::string& op, size_t index, const NamedRows& rows) {
+std::string SkewChart(const OfOperation& operation, size_t index) {
+  const auto& [op, rows, failed, to_itself] = operation;
   const auto [low, high] = std::minmax_element(
       rows.begin(), rows.end(), [](const NamedRow<BenchRow>& a, const NamedRow<BenchRow>& b) {
         return a.row->imbalance() < b.row->imbalance();
@@ -203,12 +217,14 @@ std::string SkewChart(const std::string& op, size_t index, const NamedRows& rows
       .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
       .y_from_zero = true};
   const Series all = SeriesOf(rows, false);
-  const std::vector<std::string> names = NamesOf(all);
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
   for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
     chart.series.push_back({.name = names[i],
                             .look = static_cast<int>(i),
-                            .points = SkewPoints(yardstick, all[i].second)});
+                            .points = SkewPoints(yardstick, all[i].rows)});
   }
+  chart.text.LeaveOut(all.size() - chart.series.size(), all.size(), "series", kInTable);
+  operation.SayWhatIsLeftOut(chart.text);
   return HasPoints(chart) ? Render(chart) : "";
 }
 
@@ -217,26 +233,33 @@ std::string SkewChart(const std::string& op, size_t index, const NamedRows& rows
 Section BenchSection(absl::Span<const Run> runs) {
   Section section = {.id = "bench", .heading = "Benchmarks"};
   NamedRows all;
-  std::vector<std::pair<std::string, NamedRows>> ops;
+  std::vector<OfOperation> ops;
   for (const Run& run : runs) {
     for (const BenchRow& row : run.bench) {
       all.push_back({&run, &row});
-      // A rank's transfer to itself is a copy, and no part of the mean over pairs.
-      if (row.failed() || !row.phase.empty() || row.source == row.destination) continue;
-      const auto same = [&](const auto& op) {
-        return op.first == row.op;
+      if (!row.phase.empty()) continue;  // LayerPhases
+      const auto same = [&](const OfOperation& o) {
+        return o.op == row.op;
       };
       auto at = std::find_if(ops.begin(), ops.end(), same);
-      if (at == ops.end()) at = ops.insert(ops.end(), {row.op, {}});
-      at->second.push_back({&run, &row});
+      if (at == ops.end()) at = ops.insert(ops.end(), OfOperation{.op = row.op, .rows = {}});
+      // A rank's transfer to itself is a copy, and no part of the mean over pairs.
+      if (row.failed()) {
+        ++at->failed;
+      } else if (row.source == row.destination) {
+        ++at->to_itself;
+      } else {
+        at->rows.push_back({&run, &row});
+      }
     }
   }
   if (all.empty()) return section;
   section.body = "<div class=\"charts\">\n";
   for (size_t i = 0; i < ops.size(); ++i) {
-    const XyChart chart = SizeChart(ops[i].first, i, ops[i].second);
+    if (ops[i].rows.empty()) continue;
+    const XyChart chart = SizeChart(ops[i], i);
     if (HasPoints(chart)) section.body += Render(chart);
-    section.body += SkewChart(ops[i].first, i, ops[i].second);
+    section.body += SkewChart(ops[i], i);
   }
   absl::StrAppend(&section.body, KernelShares(runs), PairMaps(runs), LayerPhases(runs), "</div>\n",
                   Render(TableOf<BenchRow>("All benchmark rows", all)));

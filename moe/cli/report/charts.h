@@ -3,6 +3,7 @@
 #define MOE_MOE_CLI_REPORT_CHARTS_H_
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,6 +17,12 @@ namespace moe::report {
 
 using bench::Better;
 using bench::ParetoFront;
+
+// More are not told apart at a glance.
+inline constexpr size_t kMaxSeries = 8;
+inline constexpr size_t kMaxBars = 16;
+// Why what is beyond them is not drawn.
+inline constexpr char kInTable[] = "the table has all";
 
 struct XyPoint {
   double x = 0, y = 0;
@@ -48,18 +55,19 @@ struct XyChart {
   ScaleKind x_kind = ScaleKind::kLinear, y_kind = ScaleKind::kLinear;
   bool y_from_zero = false;
   std::vector<XySeries> series;
-  // Over the points of all kPoints series; points on it get a ring.
+  // Over the points of all kPoints series, whose whiskers are their noise; points on it get a ring.
   std::optional<Front> front;
-  // A place on the x axis that is no number: "dropless".
-  std::optional<Tick> x_word;
+  // The x axis has categories: a point's x is the index of its own. Empty: it has numbers.
+  std::vector<std::string> x_categories;
 };
 
 // Whether there is something to draw: a finite point.
 bool HasPoints(const XyChart& chart);
 
-// Points that are not finite, or not positive on a logarithmic axis, are left out. Curves of more
-// than kMaxCurvePoints are thinned to the lowest and the highest of every stretch, so that spikes
-// stay. Marks: see XyStyle, one for the front, if any, and a ring for every point on it.
+// Points that are not finite, or not positive on a logarithmic axis, are left out, and the note
+// says how many, or how many series have no other points. Curves of more than kMaxCurvePoints are
+// thinned to the lowest and the highest of every stretch, so that spikes stay. Marks: see XyStyle,
+// one for the front, if any, and a ring for every point on it.
 std::string Render(const XyChart& chart);
 
 inline constexpr int kMaxCurvePoints = 600;
@@ -81,6 +89,12 @@ struct StackedBarChart {
 
 // One mark per part that is not zero.
 std::string Render(const StackedBarChart& chart);
+
+// Time of a step by phase, of training runs and of a sweep's points: all-to-all, experts,
+// all-reduce, and everything else.
+StackedBarChart StepPhases(std::string id, std::string note);
+// The phases, unknown ones 0, and what is left of `whole`.
+StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases);
 
 enum class Verdict : uint8_t { kBetter, kWorse, kWithinNoise, kUnknownNoise, kEqual };
 

@@ -35,18 +35,19 @@ using Labels = std::vector<std::string>;
 // What a group is, as texts, and its measurements; in the order of the file.
 using MeasuredGroups = std::vector<std::pair<Key, std::vector<Measured>>>;
 
-template <typename Row, typename KeyOf>
-std::vector<std::pair<Key, std::vector<const Row*>>> Grouped(const std::vector<Row>& rows,
-                                                             KeyOf key_of) {
-  std::vector<std::pair<Key, std::vector<const Row*>>> groups;
-  std::map<Key, size_t> index;
+template <typename Row>
+struct RowsOfKey {
+  Key key;
+  std::vector<const Row*> rows;
+};
+
+template <typename Row>
+std::vector<RowsOfKey<Row>> Grouped(const std::vector<Row>& rows, Key (*key_of)(const Row& row)) {
+  Groups<RowsOfKey<Row>> groups;
   for (const Row& row : rows) {
-    if (row.failed()) continue;
-    const auto [at, is_new] = index.emplace(key_of(row), groups.size());
-    if (is_new) groups.push_back({at->first, {}});
-    groups[at->second].second.push_back(&row);
+    if (!row.failed()) groups.Of(key_of(row)).rows.push_back(&row);
   }
-  return groups;
+  return std::move(groups).Take();
 }
 
 // Means over the repetitions of a group, whose errors come from them, or from `cv_pct` of one
@@ -69,7 +70,7 @@ void Add(const std::vector<const Row*>& rows, const Metric& metric, double Row::
 
 // Exact: two sizes whose rounded texts agree are no repetitions of each other.
 std::string ExactSizeText(const BenchRow& r) {
-  if (!std::isfinite(r.size_bytes)) return CountText(r.size()) + " rows";
+  if (!std::isfinite(r.size_bytes)) return Plural(r.size(), "row");
   double units = r.size_bytes;
   while (units >= 1024) units /= 1024;
   double shown = 0;
@@ -83,8 +84,8 @@ Key BenchKey(const BenchRow& r) {
           r.algorithm,
           r.backend,
           r.transport,
-          absl::StrCat(CountText(r.ranks), " ranks"),
-          absl::StrCat(CountText(r.hosts), " hosts"),
+          Plural(r.ranks, "rank"),
+          Plural(r.hosts, "host"),
           r.routing,
           r.shape,
           r.pass,
@@ -261,8 +262,6 @@ absl::StatusOr<Comparison> Compare(const Run& a, const Run& b) {
 
 namespace {
 
-constexpr size_t kMaxIntervals = 16;
-
 std::string SignedPercent(double value) {
   if (!std::isfinite(value)) return NumberText(value);
   return absl::StrCat(value > 0 ? "+" : "", NumberText(value), " %");
@@ -300,7 +299,7 @@ std::string Intervals(const Comparison& comparison) {
                         .note = "Bars: 95 % interval of the change. Square: worse. "
                                 "Circle: better. Grey: within noise, or noise unknown."},
       .x_label = "change (%)"};
-  for (size_t i = 0; i < std::min(ranked.size(), kMaxIntervals); ++i) {
+  for (size_t i = 0; i < std::min(ranked.size(), kMaxBars); ++i) {
     const Difference& d = *ranked[i];
     chart.intervals.push_back(
         {.name = NameOf(d),
@@ -310,9 +309,10 @@ std::string Intervals(const Comparison& comparison) {
          .tooltip = absl::StrCat(NameOf(d), ": ", SignedPercent(d.change_pct), ", noise ",
                                  NoiseText(d.noise_pct), ": ", NameOf(d.verdict))});
   }
-  if (ranked.size() > kMaxIntervals) {
-    absl::StrAppend(&chart.text.note, " The largest ", kMaxIntervals, " of ", ranked.size(), ".");
-  }
+  const size_t all = comparison.differences.size();
+  chart.text.LeaveOut(ranked.size() - chart.intervals.size(), all, "figures",
+                      "smaller changes; the table has all");
+  chart.text.LeaveOut(all - ranked.size(), all, "figures", "0 before: no percentage");
   return chart.intervals.empty() ? "" : Render(chart);
 }
 

@@ -167,8 +167,7 @@ int DigitsFor(double step, double largest) {
 
 }  // namespace
 
-Scale Scale::Of(ScaleKind kind, double low, double high, int num_ticks,
-                const std::optional<Tick>& word) {
+Scale Scale::Of(ScaleKind kind, double low, double high, int num_ticks) {
   if (!(low <= high)) low = 0, high = 1;
   Scale scale;
   scale.logarithmic_ = (kind == ScaleKind::kLog || kind == ScaleKind::kBytes) && low > 0;
@@ -179,16 +178,17 @@ Scale Scale::Of(ScaleKind kind, double low, double high, int num_ticks,
   } else {
     scale.MakeBytes(low, high, num_ticks);
   }
-  if (word.has_value()) scale.Add(*word);
   return scale;
 }
 
-void Scale::Add(const Tick& word) {
-  // Numbers from half a tick before the word on would read as if they went on behind it.
-  const double half = (ticks_[1].value - ticks_[0].value) / 2;
-  while (!ticks_.empty() && ticks_.back().value > word.value - half) ticks_.pop_back();
-  ticks_.push_back(word);
-  high_ = std::max(high_, word.value);
+Scale Scale::OfCategories(absl::Span<const std::string> names) {
+  Scale scale;
+  for (const std::string& name : names) {
+    scale.ticks_.push_back({static_cast<double>(scale.ticks_.size()), name});
+  }
+  scale.low_ = -0.5;
+  scale.high_ = static_cast<double>(names.size()) - 0.5;
+  return scale;
 }
 
 void Scale::MakeLinear(double low, double high, int num_ticks, bool whole) {
@@ -243,6 +243,21 @@ double Scale::Place(double value) const {
   return std::log(value / low_) / std::log(high_ / low_);
 }
 
+size_t LabelStride(const Scale& scale, double length) {
+  constexpr double kGap = 12;  // numbers side by side are to be read as two
+  const std::vector<Tick>& ticks = scale.ticks();
+  for (size_t stride = 1; stride < ticks.size(); ++stride) {
+    bool fits = true;
+    for (size_t i = stride; i < ticks.size(); i += stride) {
+      const Tick& left = ticks[i - stride];
+      const double apart = (scale.Place(ticks[i].value) - scale.Place(left.value)) * length;
+      fits &= apart >= (TextWidth(left.label) + TextWidth(ticks[i].label)) / 2 + kGap;
+    }
+    if (fits) return stride;
+  }
+  return std::max<size_t>(1, ticks.size());
+}
+
 namespace {
 
 constexpr double kTickLength = 4;
@@ -289,6 +304,12 @@ std::string CurveClass(int index) {
   return dash == 0 ? SeriesClass(index) : absl::StrCat(SeriesClass(index), " dash", dash);
 }
 
+void ChartText::LeaveOut(size_t count, size_t of, absl::string_view things, absl::string_view why) {
+  if (count == 0) return;
+  absl::StrAppend(&note, note.empty() ? "" : " ", "Not drawn: ", count, " of ", of, " ", things,
+                  " (", why, ").");
+}
+
 std::string Figure(const ChartText& text, const Svg& drawing,
                    absl::Span<const LegendEntry> legend) {
   std::string html = absl::StrCat("<figure class=\"chart\" id=\"", text.id, "\">\n<figcaption><h3>",
@@ -309,8 +330,8 @@ Frame::Frame(const Scale& x, const Scale& y, double top, double height)
     : x_(x), y_(y), top_(top + kLineHeight + 6), bottom_(top + height - 2 * kLineHeight - 6) {
   double widest = 0;
   for (const Tick& tick : y.ticks()) widest = std::max(widest, TextWidth(tick.label));
-  left_ = widest + kTickLength + kTextGap;
-  // The last label is centred below its tick.
+  // The first and the last label are centred below their ticks.
+  left_ = std::max(widest + kTickLength + kTextGap, TextWidth(x.ticks().front().label) / 2);
   right_ = kDrawingWidth - std::max(6.0, TextWidth(x.ticks().back().label) / 2);
 }
 
@@ -329,13 +350,12 @@ void Frame::Draw(Svg& svg, absl::string_view x_label, absl::string_view y_label)
 
 void Frame::DrawX(Svg& svg) const {
   svg.Line("axis", {left_, bottom_}, {right_, bottom_});
-  double free_from = 0;
-  for (const Tick& tick : x_.ticks()) {
+  const size_t stride = LabelStride(x_, right_ - left_);
+  for (size_t i = 0; i < x_.ticks().size(); ++i) {
+    const Tick& tick = x_.ticks()[i];
     const double at = left_ + x_.Place(tick.value) * (right_ - left_);
     svg.Line("axis", {at, bottom_}, {at, bottom_ + kTickLength});
-    const double half = TextWidth(tick.label) / 2;
-    if (at - half < free_from) continue;
-    free_from = at + half + kTextGap;
+    if (i % stride != 0) continue;
     svg.Text("tick", {at, bottom_ + kLineHeight}, Anchor::kMiddle, tick.label);
   }
 }

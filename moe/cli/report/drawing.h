@@ -2,8 +2,8 @@
 #ifndef MOE_MOE_CLI_REPORT_DRAWING_H_
 #define MOE_MOE_CLI_REPORT_DRAWING_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +13,9 @@
 namespace moe::report {
 
 // Size of letters in the drawing's units, which the page shows about one to one.
-inline constexpr double kFontSize = 14;
+inline constexpr double kFontSize = 13;
 // Of digits and letters on the average; wide enough that estimates err on the safe side.
-inline constexpr double kLetterWidth = 8.4;
+inline constexpr double kLetterWidth = 7.8;
 double TextWidth(absl::string_view text);
 
 struct Place {
@@ -107,10 +107,10 @@ class Scale {
  public:
   // Of values in [low, high], with about `num_ticks` ticks (at most one and a half times as many).
   // One value alone, or none (low > high), gets a scale around it. Logarithmic scales need low > 0;
-  // otherwise the scale is linear. `word` is one more tick, at a value that is no number to the
-  // reader; a tick of the data that stands near it is left out.
-  static Scale Of(ScaleKind kind, double low, double high, int num_ticks,
-                  const std::optional<Tick>& word = std::nullopt);
+  // otherwise the scale is linear.
+  static Scale Of(ScaleKind kind, double low, double high, int num_ticks);
+  // Of categories, at 0, 1, 2, ..., half a category from either end.
+  static Scale OfCategories(absl::Span<const std::string> names);
 
   // The place of `value` from 0 (low) to 1 (high).
   double Place(double value) const;
@@ -123,20 +123,26 @@ class Scale {
   void MakeLinear(double low, double high, int num_ticks, bool whole);
   void MakeLog(double low, double high, int num_ticks);
   void MakeBytes(double low, double high, int num_ticks);
-  void Add(const Tick& word);
 
   bool logarithmic_ = false;
   double low_ = 0, high_ = 1;
   std::vector<Tick> ticks_;
 };
 
-// Drawings are this wide. On a phone they shrink by a tenth or two, which kFontSize allows for.
+// Every how many ticks of a level axis of this length have a label, so that none touch.
+size_t LabelStride(const Scale& scale, double length);
+
+// Drawings are this wide. On a phone they shrink by a tenth or two, which kFontSize allows for;
+// where there is room they grow to what leaves their letters smaller than the headings (PageStyle).
 inline constexpr double kDrawingWidth = 420;
 
 struct ChartText {
   std::string id;     // of the element, from this program: letters, digits, '-'
   std::string title;  // what is shown
   std::string note;   // how to read it: one or two sentences, or empty
+
+  // Says in the note what is not drawn: "Not drawn: 2 of 26 points (failed)." 0: nothing.
+  void LeaveOut(size_t count, size_t of, absl::string_view things, absl::string_view why);
 };
 
 // How the series number `index` looks: colours repeat after eight, shapes after six, so that the

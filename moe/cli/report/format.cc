@@ -116,6 +116,15 @@ std::string ExactText(double value) {
   return std::string(digits, std::to_chars(std::begin(digits), std::end(digits), value).ptr);
 }
 
+std::string WithDeviation(double value, double sd, int digits) {
+  return absl::StrCat(NumberText(value, digits),
+                      std::isfinite(sd) ? " ± " + NumberText(sd, 2) : "");
+}
+
+std::string Plural(double count, absl::string_view thing) {
+  return absl::StrCat(CountText(count), " ", thing, count == 1 ? "" : "s");
+}
+
 std::string BytesText(double bytes) {
   if (!std::isfinite(bytes)) return kNothing;
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

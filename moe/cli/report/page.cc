@@ -40,15 +40,35 @@ TableCell TableCell::Count(double value) {
 
 std::string Render(const Table& table) {
   std::vector<size_t> columns;
+  std::string constants;
   for (size_t c = 0; c < table.names.size(); ++c) {
-    const bool used = std::any_of(table.rows.begin(), table.rows.end(),
-                                  [&](const auto& row) { return !Empty(row[c]); });
-    if (used) columns.push_back(c);
+    const TableCell* first = nullptr;
+    bool same = true;
+    for (const auto& row : table.rows) {
+      const TableCell& cell = row[c];
+      if (Empty(cell)) {
+        same = same && row.back().css_class == kFailed;
+      } else if (first == nullptr) {
+        first = &cell;
+      } else {
+        same =
+            same && cell.text == first->text && (!cell.is_number || cell.number == first->number);
+      }
+    }
+    if (first == nullptr) continue;
+    if (!same || table.rows.size() == 1) {
+      columns.push_back(c);
+    } else {
+      absl::StrAppend(&constants, constants.empty() ? "" : " · ", table.names[c], " ", first->text);
+    }
   }
   std::string html =
-      absl::StrCat("<figure class=\"table\"><figcaption><h3>", Escape(table.title),
-                   "</h3></figcaption>\n<div class=\"scroll\" tabindex=\"0\"><table data-rows=\"",
-                   table.rows.size(), "\"><thead><tr>");
+      absl::StrCat("<figure class=\"table\"><figcaption><h3>", Escape(table.title), "</h3>");
+  if (!constants.empty()) {
+    absl::StrAppend(&html, "<p>The same in all rows: ", Escape(constants), "</p>");
+  }
+  absl::StrAppend(&html, "</figcaption>\n<div class=\"scroll\" tabindex=\"0\"><table data-rows=\"",
+                  table.rows.size(), "\"><thead><tr>");
   for (const size_t c : columns) {
     absl::StrAppend(&html, "<th scope=\"col\"><button type=\"button\">", Escape(table.names[c]),
                     "</button></th>");
@@ -64,21 +84,17 @@ std::string Render(const Table& table) {
 
 namespace {
 
-std::string Plural(size_t count, const char* thing) {
-  return absl::StrCat(CountText(static_cast<double>(count)), " ", thing, count == 1 ? "" : "s");
-}
-
 std::string InputLine(const Run& run) {
   std::string size;
   switch (run.kind) {
     case RunKind::kBench:
-      size = Plural(run.bench.size(), "row");
+      size = Plural(static_cast<double>(run.bench.size()), "row");
       break;
     case RunKind::kSweep:
-      size = Plural(run.sweep.size(), "point");
+      size = Plural(static_cast<double>(run.sweep.size()), "row");
       break;
     case RunKind::kTrain:
-      size = Plural(run.steps.size(), "step");
+      size = Plural(static_cast<double>(run.steps.size()), "step");
       if (!run.totals.has_value()) size += ", did not end";
       break;
   }

@@ -15,6 +15,9 @@
 
 namespace moe::report {
 
+// The class of the last cell, the status, of a row that failed.
+inline constexpr char kFailed[] = "worse";
+
 // What a cell shows and what it is sorted by.
 struct TableCell {
   std::string text;
@@ -70,12 +73,13 @@ Table TableOf(std::string title, absl::Span<const NamedRow<Row>> rows) {
     }
     cells.push_back(
         TableCell::Text(row->error.empty() ? row->status : row->status + ": " + row->error));
-    if (row->failed()) cells.back().css_class = "worse";
+    if (row->failed()) cells.back().css_class = kFailed;
   }
   return table;
 }
 
-// A figure with the table; columns in which no row has anything are left out.
+// A figure with the table. Columns in which no row has anything are left out; those that are the
+// same in all of several rows, or absent in rows that failed, are said once above it.
 std::string Render(const Table& table);
 
 struct Section {

@@ -9,12 +9,12 @@ namespace {
 
 constexpr char kStyle[] = R"css(
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1320px; padding: 12px; background: var(--ground);
+body { margin: 0 auto; max-width: 1720px; padding: 12px; background: var(--ground);
   color: var(--text); font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
   sans-serif; }
 h1 { font-size: 1.6rem; margin: .3em 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.25rem; margin: 1.4em 0 .5em; }
-h3 { font-size: 1rem; margin: 0; overflow-wrap: anywhere; }
+h3 { font-size: 1.05rem; margin: 0; overflow-wrap: anywhere; }
 p, footer { color: var(--faint); margin: .3em 0; max-width: 75ch; overflow-wrap: anywhere; }
 a { color: var(--s0); }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; }
@@ -22,20 +22,21 @@ nav a { padding: 6px 0; }
 code { font-size: .85em; color: var(--faint); overflow-wrap: anywhere; }
 .inputs { margin: .3em 0; padding-left: 1.2em; overflow-wrap: anywhere; }
 .charts { display: grid; gap: 12px; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
+  grid-auto-flow: dense;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
 figure { margin: 0; padding: 12px; background: var(--paper); border: 1px solid var(--line);
   border-radius: 8px; min-width: 0; }
 .table { margin-top: 12px; }
 figcaption p { font-size: .85rem; margin: .1em 0 .4em; }
-.drawing { display: block; width: 100%; max-width: 560px; height: auto; margin: 8px auto 0;
+.drawing { display: block; width: 100%; max-width: 450px; height: auto; margin: 8px auto 0;
   overflow: visible; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; list-style: none; margin: 8px 0 0;
   padding: 0; font-size: .85rem; }
 .legend li { display: flex; align-items: center; gap: 6px; overflow-wrap: anywhere; min-width: 0; }
 .key { width: 22px; height: 14px; flex: none; overflow: visible; }
-svg text { fill: var(--text); font-size: 14px; font-variant-numeric: tabular-nums; }
+svg text { fill: var(--text); font-size: 13px; font-variant-numeric: tabular-nums; }
 svg .label { fill: var(--faint); }
-svg .beside { font-size: 13px; }
+svg .beside { font-size: 12px; }
 svg .beside, svg .name { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
 rect[fill] { shape-rendering: crispEdges; }
 @media (max-width: 480px) { figure { padding: 10px 8px; } }

@@ -36,7 +36,7 @@ double BenchRow::size() const {
 }
 
 std::string BenchRow::size_text() const {
-  return std::isfinite(size_bytes) ? BytesText(size_bytes) : CountText(size()) + " rows";
+  return std::isfinite(size_bytes) ? BytesText(size_bytes) : Plural(size(), "row");
 }
 
 double BenchRow::share_of_copy_pct() const {
@@ -48,7 +48,7 @@ double BenchRow::share_of_peak_pct() const {
 }
 
 std::string BenchRow::threads_text() const {
-  return std::isfinite(threads) ? absl::StrCat(CountText(threads), " threads") : "";
+  return std::isfinite(threads) ? Plural(threads, "thread") : "";
 }
 
 std::string BenchRow::seed_text() const {
@@ -143,19 +143,20 @@ absl::Span<const Column<SweepRow>> NamedSweepColumns() {
       {"routing", "", "routing", &R::routing},
       {"dispatch", "", "dispatch", &R::dispatch},
       {"backend", "", "", &R::backend},
-      {"params_total", "", "parameters", &R::params_total, 0},
-      {"params_active", "", "active", &R::params_active, 0},
       {"tok_s", "tok_s", "tokens/s", &R::tokens_per_s, 0},
       {"tok_s_sd", "", "± sd", &R::tokens_per_s_sd, 0},
+      {"val_loss", "val_loss", "validation loss", &R::validation_loss, 4, nullptr, kAnyReal},
+      {"val_loss_sd", "", "± sd of loss", &R::validation_loss_sd, 2},
+      {"drop_init", "drop_init", "drops, start (%)", &R::drop_initial_pct, 3, nullptr, 0, 100},
+      {"drop_end", "drop_end", "drops, end (%)", &R::drop_final_pct, 3, nullptr, 0, 100},
+      {"dead", "dead", "dead experts", &R::dead_experts, 0},
       {"step_ms", "step_ms", "step (ms)", &R::step_ms},
       {"a2a_ms", "a2a_ms", "all-to-all (ms)", &R::a2a_ms},
       {"expert_ms", "", "experts (ms)", &R::expert_ms},
       {"ar_ms", "", "all-reduce (ms)", &R::all_reduce_ms},
-      {"drop_init", "drop_init", "drops, start (%)", &R::drop_initial_pct, 3, nullptr, 0, 100},
-      {"drop_end", "drop_end", "drops, end (%)", &R::drop_final_pct, 3, nullptr, 0, 100},
-      {"dead", "dead", "dead experts", &R::dead_experts, 0},
-      {"val_loss", "val_loss", "validation loss", &R::validation_loss, 4, nullptr, kAnyReal},
       {"peak_mib", "peak_mib", "peak (MiB)", &R::peak_mib},
+      {"params_total", "", "parameters", &R::params_total, 0},
+      {"params_active", "", "active", &R::params_active, 0},
       {"status", "", "", &R::status},
       {"error", "", "", &R::error},
       {"settings", "", "", &R::settings},
@@ -217,7 +218,9 @@ absl::Span<const Column<TrainStep>> ColumnsOf() {
       {"drop_fraction", "", "", &R::drop_fraction, 3, nullptr, 0, 1},
       {"max_vio", "", "", &R::max_violation},
       {"dead_experts", "", "", &R::dead_experts},
-      {"peak_bytes", "", "", &R::peak_bytes}};
+      {"peak_bytes", "", "", &R::peak_bytes},
+      {"lr", "", "", &R::learning_rate},
+      {"grad_norm", "", "", &R::gradient_norm}};
   return kColumns;
 }
 

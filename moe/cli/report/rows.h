@@ -66,7 +66,8 @@ struct SweepRow {
   double tokens_per_s = kNone, tokens_per_s_sd = kNone;
   double step_ms = kNone, a2a_ms = kNone, all_reduce_ms = kNone, expert_ms = kNone;
   double drop_initial_pct = kNone, drop_final_pct = kNone;
-  double dead_experts = kNone, validation_loss = kNone, peak_mib = kNone;
+  double dead_experts = kNone, validation_loss = kNone, validation_loss_sd = kNone;
+  double peak_mib = kNone;
   std::string status, error;
   std::vector<double> others;  // that no chart needs, as columns say
 
@@ -80,6 +81,7 @@ struct TrainStep {
   double tokens_per_s = kNone, step_ms = kNone, a2a_ms = kNone, expert_ms = kNone;
   double all_reduce_ms = kNone, drop_fraction = kNone, max_violation = kNone;
   double dead_experts = kNone, peak_bytes = kNone;
+  double learning_rate = kNone, gradient_norm = kNone;
   std::vector<float> expert_load;
 };
 

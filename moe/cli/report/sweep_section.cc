@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,158 +16,196 @@
 namespace moe::report {
 namespace {
 
-constexpr size_t kMaxSeries = 8;
-constexpr size_t kMaxBars = 16;
+// A point of a run: its rows, more than one where it was measured again.
+struct SweepPoint {
+  Key key;  // the run stands first
+  std::vector<const SweepRow*> rows;
+  std::string name;
+  size_t series = 0;
+  const SweepRow& row() const { return *rows.front(); }
+};
 
-std::string CapacityName(double capacity_factor) {
-  return std::isinf(capacity_factor) ? "dropless"
-                                     : absl::StrCat("cf ", NumberText(capacity_factor));
+// Over the rows of a point. Of one row the deviation is that of its repetitions.
+bench::MeanSd Over(const SweepPoint& point, double SweepRow::*value,
+                   double SweepRow::*sd = nullptr) {
+  std::vector<double> values;
+  for (const SweepRow* row : point.rows) {
+    if (std::isfinite(row->*value)) values.push_back(row->*value);
+  }
+  bench::MeanSd over = bench::MeanSdOf(values);
+  if (point.rows.size() == 1 && sd != nullptr) over.sd = point.row().*sd;
+  return over;
 }
 
-// The run stands first.
-Key OfRun(const NamedRow<SweepRow>& r, Key key) {
-  key.insert(key.begin(), r.run->name);
-  return key;
+double Whisker(double sd) {
+  return std::isfinite(sd) ? sd : 0;
 }
 
-// The rows as series: what is the same but for the capacity factor.
+// What a point is judged by beside its speed.
+struct Quality {
+  const char* id;
+  const char* name;  // "loss"
+  const char* axis;  // with its unit
+  double SweepRow::*value;
+  double SweepRow::*sd;
+};
+constexpr Quality kDrops = {"drops", "dropped slots", "dropped slots, end (%)",
+                            &SweepRow::drop_final_pct, nullptr};
+constexpr Quality kLoss = {"loss", "loss", "validation loss (nats)", &SweepRow::validation_loss,
+                           &SweepRow::validation_loss_sd};
+
+// More are a cloud, and slow to compare with each other.
+constexpr size_t kMaxPoints = 1000;
+
+// The points as series: what is the same but for the capacity factor.
 class SweepCharts {
  public:
-  explicit SweepCharts(std::vector<NamedRow<SweepRow>> rows) : rows_(std::move(rows)) {
-    std::vector<Key> points;
-    std::map<Key, int> series;
-    std::vector<Key> series_keys;
-    for (const NamedRow<SweepRow>& r : rows_) {
-      points.push_back(OfRun(r, PointKey(*r.row)));
-      const Key key = OfRun(r, SeriesKey(*r.row));
-      const auto [at, is_new] = series.emplace(key, static_cast<int>(series.size()));
-      if (is_new) series_keys.push_back(key);
-      series_of_.push_back(at->second);
+  SweepCharts(absl::Span<const NamedRow<SweepRow>> rows, size_t failed)
+      : failed_(failed), all_(rows.size() + failed) {
+    Groups<SweepPoint> points;
+    Groups<SweepPoint> series;
+    for (const NamedRow<SweepRow>& r : rows) {
+      points.Of(OfRun(r, PointKey(*r.row))).rows.push_back(r.row);
+      series.Of(OfRun(r, SeriesKey(*r.row))).rows.push_back(r.row);
+      factors_.insert(r.row->capacity_factor);
     }
-    point_names_ = PointLabels(points);
-    series_names_ = PointLabels(series_keys);
-    PlaceDropless();
+    points_ = std::move(points).Take();
+    const std::vector<SweepPoint> all_series = std::move(series).Take();
+    series_names_ = PointLabels(KeysOf(all_series));
+    std::map<const SweepRow*, size_t> series_of;
+    for (size_t s = 0; s < all_series.size(); ++s) {
+      for (const SweepRow* row : all_series[s].rows) series_of[row] = s;
+    }
+    const std::vector<std::string> names = PointLabels(KeysOf(points_));
+    for (size_t i = 0; i < points_.size(); ++i) {
+      points_[i].name = names[i];
+      points_[i].series = series_of[points_[i].rows.front()];
+    }
   }
 
   std::string Run() const {
-    std::string html;
-    Add(Over("sweep-drops", "Capacity factor against dropped tokens", "dropped slots, end (%)",
-             &SweepRow::drop_final_pct, "Lower left is better: less padding, fewer drops."),
-        html);
-    Add(Over("sweep-loss", "Capacity factor against loss", "validation loss (nats)",
-             &SweepRow::validation_loss, "Lower left is better."),
-        html);
-    Add(SpeedAgainstLoss(), html);
-    return html + PhaseBars();
+    return OverCapacity(kDrops) + OverCapacity(kLoss) + AgainstSpeed(kDrops) + AgainstSpeed(kLoss) +
+           PhaseBars();
   }
 
  private:
-  // Without drops there is no capacity factor: such rows stand behind all numbers.
-  void PlaceDropless() {
-    double low = 0, high = 0;
-    bool any = false;
-    for (const NamedRow<SweepRow>& r : rows_) {
-      const double cf = r.row->capacity_factor;
-      if (std::isinf(cf)) {
-        has_dropless_ = true;
-        continue;
-      }
-      low = any ? std::min(low, cf) : cf;
-      high = any ? std::max(high, cf) : cf;
-      any = true;
-    }
-    dropless_at_ = high + std::max(0.5, (high - low) / 3);
-  }
-  double PlaceOf(double cf) const { return std::isinf(cf) ? dropless_at_ : cf; }
-
-  static void Add(const XyChart& chart, std::string& html) {
-    if (HasPoints(chart)) html += Render(chart);
+  static Key OfRun(const NamedRow<SweepRow>& r, Key key) {
+    key.insert(key.begin(), r.run->name);
+    return key;
   }
 
-  template <typename MakePoint>
-  void FillSeries(XyChart& chart, MakePoint make_point) const {
-    const size_t count = std::min(series_names_.size(), kMaxSeries);
-    for (size_t s = 0; s < count; ++s) {
-      chart.series.push_back({.name = series_names_[s], .look = static_cast<int>(s)});
-    }
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      if (series_of_[i] < static_cast<int>(count)) {
-        chart.series[series_of_[i]].points.push_back(make_point(*rows_[i].row, point_names_[i]));
-      }
-    }
-    if (count < series_names_.size()) {
-      absl::StrAppend(&chart.text.note, " The first ", count, " of ", series_names_.size(),
-                      " series; the table has all.");
-    }
+  std::string Rendered(XyChart chart) const {
+    if (!HasPoints(chart)) return "";
+    chart.text.LeaveOut(failed_, all_, "rows", "failed");
+    return Render(chart);
   }
 
-  XyChart Over(const char* id, const char* title, const char* y_label, double SweepRow::*y,
-               const char* note) const {
-    XyChart chart = {.text = ChartText{.id = id,
-                                       .title = title,
-                                       .note = absl::StrCat(note, " Rings: the Pareto front.")},
-                     .x_label = "capacity factor",
-                     .y_label = y_label,
-                     .front = Front{Better::kLower, Better::kLower}};
-    if (has_dropless_) chart.x_word = Tick{dropless_at_, "dropless"};
-    FillSeries(chart, [&](const SweepRow& row, const std::string& name) {
-      return XyPoint{.x = PlaceOf(row.capacity_factor),
-                     .y = row.*y,
-                     .tooltip = absl::StrCat(name, ": ", NumberText(row.*y, 4))};
-    });
-    return chart;
-  }
-
-  XyChart SpeedAgainstLoss() const {
+  // One value of the factor is compared with nothing.
+  std::string OverCapacity(const Quality& quality) const {
+    if (factors_.size() < 2) return "";
     XyChart chart = {
-        .text = ChartText{.id = "sweep-front",
-                          .title = "Speed against loss",
-                          .note = "Lower right is better. Rings: the Pareto front. Whiskers: "
-                                  "standard deviation."},
+        .text = ChartText{.id = absl::StrCat("sweep-", quality.id),
+                          .title = absl::StrCat("Capacity factor against ", quality.name),
+                          .note = "Lower is better."},
+        .x_label = "capacity factor",
+        .y_label = quality.axis};
+    for (const double cf : factors_) {
+      chart.x_categories.push_back(std::isinf(cf) ? "dropless" : NumberText(cf));
+    }
+    const size_t drawn = std::min(series_names_.size(), kMaxSeries);
+    for (size_t s = 0; s < drawn; ++s) {
+      chart.series.push_back({.name = series_names_[s],
+                              .style = XyStyle::kLinePoints,
+                              .look = static_cast<int>(s),
+                              .points = {}});
+    }
+    for (const SweepPoint& p : points_) {
+      if (p.series >= drawn) continue;
+      const bench::MeanSd y = Over(p, quality.value, quality.sd);
+      const auto place = std::distance(factors_.begin(), factors_.find(p.row().capacity_factor));
+      chart.series[p.series].points.push_back(
+          {.x = static_cast<double>(place),
+           .y = y.mean,
+           .y_error = Whisker(y.sd),
+           .tooltip = absl::StrCat(p.name, ": ", WithDeviation(y.mean, y.sd, 4))});
+    }
+    for (XySeries& s : chart.series) {
+      std::stable_sort(s.points.begin(), s.points.end(),
+                       [](const XyPoint& a, const XyPoint& b) { return a.x < b.x; });
+    }
+    chart.text.LeaveOut(series_names_.size() - drawn, series_names_.size(), "series", kInTable);
+    return Rendered(std::move(chart));
+  }
+
+  // Layers by their drops, training by its loss. More series than can be told apart are points of
+  // one look, each with its name.
+  std::string AgainstSpeed(const Quality& quality) const {
+    XyChart chart = {
+        .text =
+            ChartText{.id = absl::StrCat("sweep-speed-", quality.id),
+                      .title = absl::StrCat("Speed against ", quality.name),
+                      .note = "Lower right is better. Rings: points that no other beats by more "
+                              "than the noise."},
         .x_label = "tokens per second",
-        .y_label = "validation loss (nats)",
+        .y_label = quality.axis,
         .front = Front{Better::kHigher, Better::kLower}};
-    FillSeries(chart, [&](const SweepRow& row, const std::string& name) {
-      const double sd = row.tokens_per_s_sd;
-      return XyPoint{
-          .x = row.tokens_per_s,
-          .y = row.validation_loss,
-          .x_error = std::isfinite(sd) ? sd : 0,
-          .tooltip = absl::StrCat(name, ": ", CountText(row.tokens_per_s), " tokens/s, loss ",
-                                  NumberText(row.validation_loss, 4)),
-          .label = CapacityName(row.capacity_factor)};
-    });
-    return chart;
+    const bool many = series_names_.size() > kMaxSeries;
+    std::map<size_t, size_t> place_of;
+    bool whiskers = false;
+    std::set<double> values;
+    size_t all = 0;
+    for (const SweepPoint& p : points_) {
+      const bool trained = std::isfinite(Over(p, kLoss.value).mean);
+      if (trained != (quality.value == kLoss.value) || ++all > kMaxPoints) continue;
+      const auto [at, is_new] = place_of.emplace(many ? 0 : p.series, chart.series.size());
+      if (is_new) {
+        chart.series.push_back({.name = many ? "points" : series_names_[p.series],
+                                .look = static_cast<int>(many ? 0 : p.series)});
+      }
+      const bench::MeanSd x = Over(p, &SweepRow::tokens_per_s, &SweepRow::tokens_per_s_sd);
+      const bench::MeanSd y = Over(p, quality.value, quality.sd);
+      whiskers |= Whisker(x.sd) > 0 || Whisker(y.sd) > 0;
+      values.insert(y.mean);
+      std::string label = factors_.size() > 1 ? p.row().capacity_text() : "";
+      if (!label.empty() && !std::isinf(p.row().capacity_factor)) label = "cf " + label;
+      chart.series[at->second].points.push_back(
+          {.x = x.mean,
+           .y = y.mean,
+           .x_error = Whisker(x.sd),
+           .y_error = Whisker(y.sd),
+           .tooltip = absl::StrCat(p.name, ": ", WithDeviation(x.mean, x.sd), " tokens/s, ",
+                                   quality.name, " ", WithDeviation(y.mean, y.sd, 4)),
+           .label = many ? p.name : label});
+    }
+    if (values.size() < 2) return "";  // all equally good: the table and the bars have the speeds
+    chart.text.LeaveOut(all - std::min(all, kMaxPoints), all, "points", kInTable);
+    chart.text.note += whiskers ? " Whiskers: standard deviation over repetitions."
+                                : " One repetition each: the noise is not known.";
+    return Rendered(std::move(chart));
   }
 
   std::string PhaseBars() const {
-    StackedBarChart chart = {
-        .text = ChartText{.id = "sweep-phases", .title = "Time of a step by phase"},
-        .x_label = "time (ms)",
-        .unit = "ms",
-        .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};
-    const auto known = [](double ms) {
-      return std::isfinite(ms) ? ms : 0;
-    };
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      const SweepRow& r = *rows_[i].row;
-      if (!std::isfinite(r.step_ms) || chart.bars.size() == kMaxBars) continue;
-      const double named = known(r.a2a_ms) + known(r.expert_ms) + known(r.all_reduce_ms);
-      chart.bars.push_back({.name = point_names_[i],
-                            .parts = {known(r.a2a_ms), known(r.expert_ms), known(r.all_reduce_ms),
-                                      std::max(0.0, r.step_ms - named)}});
+    StackedBarChart chart = StepPhases("sweep-phases", "");
+    size_t timed = 0;
+    for (const SweepPoint& p : points_) {
+      const double step = Over(p, &SweepRow::step_ms).mean;
+      if (!std::isfinite(step) || ++timed > kMaxBars) continue;
+      chart.bars.push_back(
+          PhaseBar(p.name, step,
+                   {Over(p, &SweepRow::a2a_ms).mean, Over(p, &SweepRow::expert_ms).mean,
+                    Over(p, &SweepRow::all_reduce_ms).mean}));
     }
-    if (rows_.size() > kMaxBars) {
-      chart.text.note = absl::StrCat("The first ", kMaxBars, " of ", rows_.size(), " points.");
-    }
-    return chart.bars.empty() ? "" : Render(chart);
+    if (chart.bars.empty()) return "";
+    chart.text.LeaveOut(timed - chart.bars.size(), points_.size(), "points", kInTable);
+    chart.text.LeaveOut(points_.size() - timed, points_.size(), "points", "no such figure");
+    chart.text.LeaveOut(failed_, all_, "rows", "failed");
+    return Render(chart);
   }
 
-  const std::vector<NamedRow<SweepRow>> rows_;
-  std::vector<std::string> point_names_, series_names_;
-  std::vector<int> series_of_;  // of each row
-  bool has_dropless_ = false;
-  double dropless_at_ = 0;
+  const size_t failed_, all_;  // rows
+  std::vector<SweepPoint> points_;
+  std::vector<std::string> series_names_;
+  std::set<double> factors_;  // dropless, infinity, is the last
 };
 
 }  // namespace
@@ -181,7 +221,8 @@ Section SweepSection(absl::Span<const Run> runs) {
   }
   if (all.empty()) return section;
   if (!rows.empty()) {
-    section.body = "<div class=\"charts\">\n" + SweepCharts(std::move(rows)).Run() + "</div>\n";
+    section.body =
+        "<div class=\"charts\">\n" + SweepCharts(rows, all.size() - rows.size()).Run() + "</div>\n";
   }
   section.body += Render(TableOf<SweepRow>("All points", all));
   return section;

@@ -24,6 +24,15 @@ double MeanOf(const Run& run, double TrainStep::*value) {
   return OverSteps(run, value).mean;
 }
 
+using Runs = std::vector<const Run*>;
+
+// As many as there are colours.
+size_t Drawn(const Runs& runs, ChartText& text) {
+  const size_t drawn = std::min(runs.size(), static_cast<size_t>(kNumInks));
+  text.LeaveOut(runs.size() - drawn, runs.size(), "runs", kInTable);
+  return drawn;
+}
+
 XySeries Curve(const Run& run, int look, double TrainStep::*value, double factor) {
   XySeries series = {.name = run.name, .style = XyStyle::kLine, .look = look};
   for (const TrainStep& s : run.steps) {
@@ -49,58 +58,70 @@ XySeries ValidationOf(const Run& run, int look) {
   return series;
 }
 
-using Runs = std::vector<const Run*>;
-
 std::string LossChart(const Runs& runs) {
   XyChart chart = {
       .text = ChartText{.id = "train-loss", .title = "Loss", .note = "Lower is better."},
       .x_label = "step",
       .y_label = "loss (nats per token)",
       .x_kind = ScaleKind::kWhole};
-  for (size_t i = 0; i < runs.size(); ++i) {
+  const size_t drawn = Drawn(runs, chart.text);
+  for (size_t i = 0; i < drawn; ++i) {
     chart.series.push_back(Curve(*runs[i], static_cast<int>(i), &TrainStep::loss, 1));
-    chart.series.push_back(ValidationOf(*runs[i], static_cast<int>(i)));
+    XySeries validation = ValidationOf(*runs[i], static_cast<int>(i));
+    if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   }
   return HasPoints(chart) ? Render(chart) : "";
 }
 
-std::string CurveChart(const Runs& runs, const char* id, const char* title, const char* y_label,
-                       const char* note, double TrainStep::*value, double factor) {
-  XyChart chart = {.text = ChartText{.id = id, .title = title, .note = note},
+// A chart over steps, of runs of which any has a value above 0.
+struct CurveOf {
+  const char* id;
+  const char* title;
+  const char* y_label;
+  const char* note;
+  double TrainStep::*value;
+  double factor = 1;
+};
+constexpr CurveOf kCurves[] = {
+    {"train-lr", "Learning rate", "learning rate", "", &TrainStep::learning_rate},
+    {"train-gnorm", "Gradient norm", "gradient norm", "Before clipping.",
+     &TrainStep::gradient_norm},
+    {"train-speed", "Speed", "tokens per second", "Of all ranks. Higher is better.",
+     &TrainStep::tokens_per_s},
+    {"train-drops", "Dropped slots", "dropped (%)", "Slots beyond the experts' capacity.",
+     &TrainStep::drop_fraction, 100},
+    {"train-balance", "MaxVio: load of the busiest expert", "MaxVio",
+     "Load over even load - 1, of the worst layer: 0 is even, 1 is twice the even load.",
+     &TrainStep::max_violation}};
+
+std::string CurveChart(const Runs& runs, const CurveOf& c) {
+  XyChart chart = {.text = ChartText{.id = c.id, .title = c.title, .note = c.note},
                    .x_label = "step",
-                   .y_label = y_label,
+                   .y_label = c.y_label,
                    .x_kind = ScaleKind::kWhole,
                    .y_from_zero = true};
   bool any = false;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    chart.series.push_back(Curve(*runs[i], static_cast<int>(i), value, factor));
+  const size_t drawn = Drawn(runs, chart.text);
+  for (size_t i = 0; i < drawn; ++i) {
+    chart.series.push_back(Curve(*runs[i], static_cast<int>(i), c.value, c.factor));
     for (const XyPoint& p : chart.series.back().points) any = any || p.y > 0;
   }
   return any ? Render(chart) : "";  // a line at zero says nothing
 }
 
 std::string PhaseChart(const Runs& runs) {
-  StackedBarChart chart = {
-      .text =
-          ChartText{.id = "train-phases",
-                    .title = "Time of a step by phase",
-                    .note =
-                        "Means over steps and ranks. The all-reduce runs beside the backward pass: "
-                        "what it hides is not seen here."},
-      .x_label = "time (ms)",
-      .unit = "ms",
-      .parts = {"all-to-all", "experts", "all-reduce", "everything else"}};
+  StackedBarChart chart = StepPhases("train-phases",
+                                     "Means over steps and ranks. The all-reduce runs beside the "
+                                     "backward pass: what it hides is not seen here.");
   for (const Run* run : runs) {
     const double step = MeanOf(*run, &TrainStep::step_ms);
     if (!std::isfinite(step)) continue;
-    std::vector<double> parts = {MeanOf(*run, &TrainStep::a2a_ms),
-                                 MeanOf(*run, &TrainStep::expert_ms),
-                                 MeanOf(*run, &TrainStep::all_reduce_ms)};
-    double named = 0;
-    for (const double part : parts) named += std::isfinite(part) ? part : 0;
-    parts.push_back(std::max(0.0, step - named));
-    chart.bars.push_back({.name = run->name, .parts = std::move(parts)});
+    chart.bars.push_back(
+        PhaseBar(run->name, step,
+                 {MeanOf(*run, &TrainStep::a2a_ms), MeanOf(*run, &TrainStep::expert_ms),
+                  MeanOf(*run, &TrainStep::all_reduce_ms)}));
   }
+  chart.text.LeaveOut(runs.size() - chart.bars.size(), runs.size(), "runs", "no such figure");
   return chart.bars.empty() ? "" : Render(chart);
 }
 
@@ -136,7 +157,7 @@ std::string RunTable(const Runs& runs) {
       .title = "Training runs",
       .names = {"run", "steps", "tokens", "time (s)", "loss, last step", "validation loss, before",
                 "validation loss, after", "tokens/s", "± sd", "step (ms)", "all-to-all (% of step)",
-                "drops, first step (%)", "drops, last step (%)", "max violation", "dead experts",
+                "drops, first step (%)", "drops, last step (%)", "MaxVio", "dead experts",
                 "peak memory", "weights (xxh3)"}};
   for (const Run* run : runs) table.rows.push_back(RowOf(*run));
   return Render(table);
@@ -151,22 +172,15 @@ Section TrainSection(absl::Span<const Run> all) {
     if (run.kind == RunKind::kTrain) runs.push_back(&run);
   }
   if (runs.empty()) return section;
-  Runs drawn = runs;
-  if (drawn.size() > kNumInks) drawn.resize(kNumInks);
   section.body = "<div class=\"charts\">\n";
-  section.body += LossChart(drawn);
-  section.body += CurveChart(drawn, "train-drops", "Dropped slots", "dropped (%)",
-                             "Slots beyond the experts' capacity.", &TrainStep::drop_fraction, 100);
-  section.body += CurveChart(
-      drawn, "train-balance", "Load of the busiest expert", "load over even load - 1",
-      "0 is even, 1 is twice the even load; the worst layer.", &TrainStep::max_violation, 1);
+  section.body += LossChart(runs);
+  for (const CurveOf& c : kCurves) section.body += CurveChart(runs, c);
   section.body += PhaseChart(runs);
-  for (size_t i = 0; i < drawn.size(); ++i) section.body += ExpertLoadMaps(*drawn[i], i);
+  ChartText maps;
+  const size_t drawn = Drawn(runs, maps);
+  for (size_t i = 0; i < drawn; ++i) section.body += ExpertLoadMaps(*runs[i], i);
   section.body += "</div>\n";
-  if (drawn.size() < runs.size()) {
-    section.body += absl::StrCat("<p>Curves and maps show the first ", drawn.size(), " of ",
-                                 runs.size(), " runs.</p>\n");
-  }
+  if (!maps.note.empty()) absl::StrAppend(&section.body, "<p>Maps. ", maps.note, "</p>\n");
   section.body += RunTable(runs);
   return section;
 }

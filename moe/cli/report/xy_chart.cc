@@ -66,6 +66,7 @@ class XyDrawing {
  public:
   explicit XyDrawing(const XyChart& chart)
       : chart_(chart),
+        text_(TextWithWhatIsLeftOut(chart)),
         series_(Drawn(chart)),
         x_(MakeX()),
         y_(MakeY()),
@@ -78,11 +79,28 @@ class XyDrawing {
     if (chart_.front.has_value()) DrawFront();
     for (const XySeries& s : series_) DrawPoints(s);
     DrawLabels();
-    return Figure(chart_.text, svg_, Legend());
+    return Figure(text_, svg_, Legend());
   }
 
  private:
+  static ChartText TextWithWhatIsLeftOut(const XyChart& chart) {
+    size_t points = 0, drawn_points = 0, drawn_series = 0;
+    for (const XySeries& s : chart.series) {
+      const auto drawn = static_cast<size_t>(std::count_if(
+          s.points.begin(), s.points.end(), [&](const XyPoint& p) { return Drawable(chart, p); }));
+      if (drawn == 0) continue;
+      ++drawn_series;
+      drawn_points += drawn;
+      points += s.points.size();
+    }
+    ChartText text = chart.text;
+    constexpr char kWhy[] = "no such figure";
+    text.LeaveOut(chart.series.size() - drawn_series, chart.series.size(), "series", kWhy);
+    text.LeaveOut(points - drawn_points, points, "points", kWhy);
+    return text;
+  }
   Scale MakeX() const {
+    if (!chart_.x_categories.empty()) return Scale::OfCategories(chart_.x_categories);
     Range range;
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
@@ -92,7 +110,7 @@ class XyDrawing {
         range.Take(p.x + p.x_error);
       }
     }
-    return Scale::Of(chart_.x_kind, range.low, range.high, 5, chart_.x_word);
+    return Scale::Of(chart_.x_kind, range.low, range.high, 5);
   }
   Scale MakeY() const {
     Range range;
@@ -128,19 +146,18 @@ class XyDrawing {
     }
   }
 
-  // Whisker ends are kept inside the frame, also where a logarithmic axis has no place for them.
+  // Lower left and upper right. Kept inside the frame, also where a logarithmic axis has no place
+  // for them.
+  std::pair<Place, Place> WhiskerEnds(const XyPoint& p) const {
+    return {frame_.At(std::max(x_.low(), p.x - p.x_error), std::max(y_.low(), p.y - p.y_error)),
+            frame_.At(p.x + p.x_error, p.y + p.y_error)};
+  }
+
   void DrawWhiskers(const XyPoint& p, const std::string& classes) {
-    const auto lowest = [](const Scale& scale, double value) {
-      return std::max(scale.low(), value);
-    };
-    if (p.y_error > 0) {
-      svg_.Line(classes, frame_.At(p.x, lowest(y_, p.y - p.y_error)),
-                frame_.At(p.x, p.y + p.y_error));
-    }
-    if (p.x_error > 0) {
-      svg_.Line(classes, frame_.At(lowest(x_, p.x - p.x_error), p.y),
-                frame_.At(p.x + p.x_error, p.y));
-    }
+    const Place at = frame_.At(p.x, p.y);
+    const auto [low, high] = WhiskerEnds(p);
+    if (p.y_error > 0) svg_.Line(classes, {at.x, low.y}, {at.x, high.y});
+    if (p.x_error > 0) svg_.Line(classes, {low.x, at.y}, {high.x, at.y});
   }
 
   void DrawPoints(const XySeries& s) {
@@ -153,31 +170,35 @@ class XyDrawing {
     }
   }
 
+  // Indices into the points of all kPoints series.
+  std::vector<int> FrontOf(const std::vector<const XyPoint*>& points) const {
+    std::vector<std::pair<bench::Sample, bench::Sample>> samples;
+    for (const XyPoint* p : points) {
+      samples.emplace_back(bench::SampleOf(p->x, p->x_error), bench::SampleOf(p->y, p->y_error));
+    }
+    return ParetoFront(samples, chart_.front->x, chart_.front->y);
+  }
+
   void DrawFront() {
-    std::vector<std::pair<bench::Sample, bench::Sample>> points;
+    std::vector<const XyPoint*> points;
     for (const XySeries& s : series_) {
       if (s.style != XyStyle::kPoints) continue;
-      for (const XyPoint& p : s.points) {
-        points.emplace_back(bench::SampleOf(p.x, p.x_error), bench::SampleOf(p.y, p.y_error));
-      }
+      for (const XyPoint& p : s.points) points.push_back(&p);
     }
-    std::vector<Place> steps;
-    const std::vector<int> front = ParetoFront(points, chart_.front->x, chart_.front->y);
-    for (const int i : front) {
-      const Place at = frame_.At(points[i].first.mean, points[i].second.mean);
+    for (const int i : FrontOf(points)) front_.push_back(points[i]);
+    if (front_.empty()) return;
+    for (const XyPoint* p : front_) {
+      const Place at = frame_.At(p->x, p->y);
       // What the front attains between two points is the worse of both: a staircase.
-      if (!steps.empty()) {
+      if (!stairs_.empty()) {
         const bool keep_y = chart_.front->x == Better::kLower;
-        steps.push_back(keep_y ? Place{at.x, steps.back().y} : Place{steps.back().x, at.y});
+        stairs_.push_back(keep_y ? Place{at.x, stairs_.back().y} : Place{stairs_.back().x, at.y});
       }
-      steps.push_back(at);
+      stairs_.push_back(at);
     }
-    if (front.empty()) return;
-    svg_.PathMark("front", LinePath(steps), "Pareto front");
-    for (const int i : front) {
-      svg_.PathMark("ring",
-                    ShapePath(0, frame_.At(points[i].first.mean, points[i].second.mean), kRing),
-                    "on the Pareto front");
+    svg_.PathMark("front", LinePath(stairs_), "Pareto front");
+    for (const XyPoint* p : front_) {
+      svg_.PathMark("ring", ShapePath(0, frame_.At(p->x, p->y), kRing), "on the Pareto front");
     }
   }
 
@@ -186,26 +207,37 @@ class XyDrawing {
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
         const Place at = frame_.At(p.x, p.y);
-        occupied.Add({frame_.At(std::max(x_.low(), p.x - p.x_error), p.y).x - kRing, at.y - kRing,
-                      frame_.At(p.x + p.x_error, p.y).x + kRing, at.y + kRing});
+        occupied.Add({at.x - kRing, at.y - kRing, at.x + kRing, at.y + kRing});
+        const auto [low, high] = WhiskerEnds(p);
+        occupied.Add({low.x - 1, high.y - 1, high.x + 1, low.y + 1});
       }
     }
+    for (size_t i = 0; i + 1 < stairs_.size(); ++i) {
+      const auto [x0, x1] = std::minmax(stairs_[i].x, stairs_[i + 1].x);
+      const auto [y0, y1] = std::minmax(stairs_[i].y, stairs_[i + 1].y);
+      occupied.Add({x0 - 1, y0 - 1, x1 + 1, y1 + 1});
+    }
+    // Those of the front come first. Where there are many, theirs are all: a few names among points
+    // that have none would be taken for those of their neighbours.
+    for (const XyPoint* p : front_) DrawLabel(*p, occupied);
+    size_t points = 0;
+    for (const XySeries& s : series_) points += s.points.size();
+    if (chart_.front.has_value() && points > kMaxSeries) return;
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
-        if (!p.label.empty()) DrawLabel(p, occupied);
+        if (std::find(front_.begin(), front_.end(), &p) == front_.end()) DrawLabel(p, occupied);
       }
     }
   }
 
   // To the right, left, above or below the point, whichever is free; else nowhere.
   void DrawLabel(const XyPoint& p, Occupied& occupied) {
+    if (p.label.empty()) return;
     constexpr double kGap = kRing + 2;
     const Place at = frame_.At(p.x, p.y);
-    const double right = frame_.At(p.x + p.x_error, p.y).x + kGap;
-    const double left = frame_.At(std::max(x_.low(), p.x - p.x_error), p.y).x - kGap;
     const double width = TextWidth(p.label);
-    const Place starts[] = {{right, at.y + 4},
-                            {left - width, at.y + 4},
+    const Place starts[] = {{at.x + kGap, at.y + 4},
+                            {at.x - kGap - width, at.y + 4},
                             {at.x - width / 2, at.y - kGap},
                             {at.x - width / 2, at.y + kGap + 10}};
     for (const Place& start : starts) {
@@ -233,10 +265,13 @@ class XyDrawing {
   }
 
   const XyChart& chart_;
+  const ChartText text_;
   const std::vector<XySeries> series_;
   const Scale x_, y_;
   const Frame frame_;
   Svg svg_;
+  std::vector<const XyPoint*> front_;
+  std::vector<Place> stairs_;
 };
 
 }  // namespace

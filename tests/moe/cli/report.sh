@@ -74,8 +74,9 @@ page() {
   python3 check.py out.html >charts 2>problem || fail "$*: $(tail -n 1 problem)"
 }
 page train bench.json pairs.json gate.json permute.json combine.json gemm.json "$data/sweep.jsonl"
-for chart in "Loss" "Dropped slots" "Load of the busiest expert" "Time of a step by phase" \
-  "Expert load, MoE layer 1: train" "Capacity factor against dropped tokens" \
+for chart in "Loss" "Learning rate" "Gradient norm" "Speed" "Dropped slots" \
+  "MaxVio: load of the busiest expert" "Time of a step by phase" \
+  "Expert load, MoE layer 1: train" "Capacity factor against dropped slots" \
   "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
   "p2p: GB/s between ranks, 64 KiB" "Kernels: percent of the limit"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"

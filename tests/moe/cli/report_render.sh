@@ -50,7 +50,7 @@ dom injected.html 1280
 [[ $(attribute check) == ok ]] || fail "a foreign script: $(attribute check)"
 
 # Layout, by a script of the test's own: texts stay on the page and on their drawing and do not
-# touch each other, letters are not tiny, and a click sorts.
+# touch each other, letters are not tiny but smaller than the headings, and a click sorts.
 cat >layout.js <<'JS'
 addEventListener("load", () => {
   const found = [];
@@ -66,6 +66,9 @@ addEventListener("load", () => {
       // Boxes of letters are higher than what is inked: a fifth above and below is air.
       const air = a.height / 5;
       if (a.height < 11) found.push(name + " is tiny");
+      const letters = (e) => parseFloat(getComputedStyle(e).fontSize);
+      if (letters(texts[i]) * frame.width / chart.viewBox.baseVal.width >=
+          letters(chart.parentNode.querySelector("h3"))) found.push(name + " is as large as titles");
       boxes.slice(i + 1).forEach((b, j) => {
         if (a.left < b.right && b.left < a.right && a.top + air < b.bottom - air &&
             b.top + air < a.bottom - air) {
@@ -88,7 +91,7 @@ JS
   sed 's|<meta http-equiv=[^>]*>||; s|</body>||; s|</html>||' page.html
   echo "<script>$(cat layout.js)</script></body></html>"
 } >layout.html
-for width in 390 1280; do
+for width in 390 800 1280 1920; do
   dom layout.html "$width"
   [[ $(attribute layout) == ok ]] || fail "layout, $width wide: $(attribute layout)"
 done

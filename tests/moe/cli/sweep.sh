@@ -142,7 +142,7 @@ grep -qF "6 of 6 rows are of other settings and left alone, the first in line 1"
 same "other settings" "$(wc -l <train.jsonl)" 8
 run "$moe" report whole.jsonl layer.jsonl --out page.html
 expect 0 "the report of a sweep"
-for chart in "Capacity factor against dropped tokens" "Capacity factor against loss" "Speed against loss"; do
+for chart in "Capacity factor against dropped slots" "Capacity factor against loss" "Speed against loss"; do
   grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
 done
 # What a row is of: all but speed has the same bits in every run.

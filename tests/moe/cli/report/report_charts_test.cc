@@ -1,5 +1,6 @@
 // Charts of moe report: texts, scales, the Pareto front, and a mark for every value.
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -93,9 +94,18 @@ TEST(ScaleTest, EveryValueStandsOnTheScale) {
   }
 }
 
-TEST(ScaleTest, AWordReplacesTheNumbersNearIt) {
-  EXPECT_THAT(LabelsOf(Scale::Of(ScaleKind::kLinear, 1, 2.1, 5, Tick{2.1, "dropless"})),
-              ElementsAre("1", "1.5", "dropless"));
+TEST(ScaleTest, LabelsThatWouldTouchAreLeftOutInEqualSteps) {
+  const Scale scale = Scale::Of(ScaleKind::kLinear, 0, 1e6, 5);  // 200,000 apart, 54 wide
+  EXPECT_EQ(LabelStride(scale, 400), 1u);
+  EXPECT_EQ(LabelStride(scale, 320), 2u);
+  EXPECT_EQ(LabelStride(scale, 10), 6u);
+}
+
+TEST(ScaleTest, CategoriesStandApartAndAwayFromTheEnds) {
+  const Scale scale = Scale::OfCategories({"1", "1.25", "dropless"});
+  EXPECT_THAT(LabelsOf(scale), ElementsAre("1", "1.25", "dropless"));
+  EXPECT_DOUBLE_EQ(scale.Place(0), 1. / 6);
+  EXPECT_DOUBLE_EQ(scale.Place(2), 5. / 6);
 }
 
 using Points = std::vector<std::pair<bench::Sample, bench::Sample>>;
@@ -159,6 +169,10 @@ TEST(XyChartTest, LeavesOutWhatHasNoPlace) {
   EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"3\""));
   chart.y_kind = ScaleKind::kLog;  // the first point is at 0
   EXPECT_THAT(Render(chart), HasSubstr("data-marks=\"2\""));
+  EXPECT_THAT(Render(chart), HasSubstr("Not drawn: 2 of 4 points (no such figure)."));
+  EXPECT_THAT(Render(chart), Not(HasSubstr("series (")));
+  chart.series.push_back({.name = "none", .points = {{.x = 1, .y = NAN}}});
+  EXPECT_THAT(Render(chart), HasSubstr("Not drawn: 1 of 2 series (no such figure)."));
   EXPECT_FALSE(HasPoints(Chart(XyStyle::kPoints, 0)));
 }
 
@@ -299,6 +313,19 @@ TEST(TableTest, SortsByNumbersNotByTexts) {
   EXPECT_THAT(html, Not(HasSubstr("<i>")));
 }
 
+TEST(TableTest, SaysOnceWhatIsTheSameInAllRows) {
+  Table table = {.title = "t",
+                 .names = {"name", "size"},
+                 .rows = {{TableCell::Text("<i>"), TableCell::Number(1.0001)},
+                          {TableCell::Text("<i>"), TableCell::Number(1.0002)}}};
+  const std::string html = Render(table);
+  EXPECT_THAT(html, HasSubstr("<p>The same in all rows: name &lt;i&gt;</p>"));
+  EXPECT_EQ(Count(html, "&lt;i&gt;"), 1);
+  EXPECT_EQ(Count(html, "<td"), 2);  // sizes differ, though their texts are the same
+  table.rows.pop_back();
+  EXPECT_EQ(Count(Render(table), "<td"), 2);  // one row is nothing but itself
+}
+
 TEST(LabelsTest, SayWhatDiffers) {
   EXPECT_THAT(DistinctLabels({{"run", "ring", "4"}, {"run", "direct", "4"}}),
               ElementsAre("ring", "direct"));
@@ -341,6 +368,37 @@ TEST(SweepChartsTest, SeriesAreOfOneSettingButTheCapacityFactor) {
   EXPECT_THAT(html, HasSubstr("cf 1.25 · H 128"));  // a point
   EXPECT_THAT(html, HasSubstr(">H 128<"));          // a series
   EXPECT_THAT(html, Not(HasSubstr("hidden-size")));
+}
+
+int CountWith(const SweepRow& row, const char* part, int copies = 1) {
+  report::Run run = {.name = "r", .path = "r", .kind = RunKind::kSweep};
+  for (const double cf : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+    for (int i = 0; i < copies; ++i) {
+      run.sweep.push_back(row);
+      run.sweep.back().capacity_factor = cf;
+      run.sweep.back().tokens_per_s += i + (cf < 3 ? cf : 0);
+    }
+  }
+  run.sweep.push_back({.experts = 9, .status = "error"});
+  return Count(SweepSection({run}).body, part);
+}
+
+TEST(SweepChartsTest, SayHowManyRowsAreNotDrawn) {
+  // Capacity against drops and loss, speed against loss.
+  const SweepRow row = {
+      .experts = 8, .tokens_per_s = 100, .drop_final_pct = 1, .validation_loss = 2};
+  EXPECT_EQ(CountWith(row, "Not drawn: 1 of 4 rows (failed)."), 2);
+  EXPECT_EQ(CountWith(row, ">dropless</text>"), 2);  // the category
+}
+
+TEST(SweepChartsTest, WhiskersStandOnlyWhereThereAreRepetitions) {
+  SweepRow row = {.experts = 8, .tokens_per_s = 100, .drop_final_pct = 1, .validation_loss = 2};
+  EXPECT_EQ(CountWith(row, "class=\"whisker"), 0);
+  row.validation_loss_sd = 0.1;
+  EXPECT_EQ(CountWith(row, "class=\"whisker"), 3);  // of the loss over capacity
+  // Rows of one point are its repetitions.
+  row.validation_loss_sd = kNone;
+  EXPECT_EQ(CountWith(row, "class=\"mark point", 2), 6);
 }
 
 // WCAG 2.1: relative luminance, and the contrast of two.
