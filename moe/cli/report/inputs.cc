@@ -215,14 +215,34 @@ absl::Status AddTotals(Fields& f, Run& run) {
   return f.status;
 }
 
-// The first line of a training run's file: no row.
-bool IsStart(const Json& object) {
-  return object.is_object() && object.contains("schema") && object.contains("provenance");
+absl::Status AddOrigin(const Json& object, Run& run) {
+  Fields f(object);
+  for (const char* key : {"version", "commit", "host", "cpu", "gpu", "date"}) {
+    const std::string text = f.Text(key);
+    if (text.empty()) continue;
+    const auto at = std::find_if(run.origin.begin(), run.origin.end(),
+                                 [&](const Origin& o) { return absl::string_view(o.key) == key; });
+    if (at == run.origin.end()) {
+      run.origin.push_back({key, text, text});
+    } else {
+      at->first = std::min(at->first, text);
+      at->last = std::max(at->last, text);
+    }
+  }
+  return f.status;
 }
 
 absl::Status AddRow(const Json& object, Run& run) {
-  if (IsStart(object)) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const RunKind kind, KindOf(object));
+  const absl::StatusOr<RunKind> known = KindOf(object);
+  const bool told = object.is_object() && object.contains("provenance");
+  if (told && !object["provenance"].is_object()) {
+    return absl::DataLossError("provenance is no object");
+  }
+  if (known.ok() || told) {
+    MOE_RETURN_IF_ERROR(AddOrigin(told ? object["provenance"] : object, run));
+  }
+  if (!known.ok()) return told ? absl::OkStatus() : known.status();  // how a training run began
+  const RunKind kind = *known;
   const bool first =
       run.bench.empty() && run.sweep.empty() && run.steps.empty() && !run.totals.has_value();
   if (!first && kind != run.kind) {

@@ -98,9 +98,16 @@ std::string InputLine(const Run& run) {
       if (!run.totals.has_value()) size += ", did not end";
       break;
   }
+  std::string origin;
+  for (const Origin& o : run.origin) {
+    absl::StrAppend(&origin, origin.empty() ? "" : " · ", o.key, " ", o.first,
+                    o.first == o.last ? "" : " to " + o.last);
+  }
+  if (!origin.empty()) origin = absl::StrCat("<br><small>", Escape(origin), "</small>");
   return absl::StrCat(
       "<li><b>", Escape(run.name), "</b> moe ", NameOf(run.kind), ", ", size,
-      run.name == run.path ? "" : absl::StrCat(" <code>", Escape(run.path), "</code>"), "</li>\n");
+      run.name == run.path ? "" : absl::StrCat(" <code>", Escape(run.path), "</code>"), origin,
+      "</li>\n");
 }
 
 std::string Head(absl::string_view title) {

@@ -19,7 +19,7 @@ p, footer { color: var(--faint); margin: .3em 0; max-width: 75ch; overflow-wrap:
 a { color: var(--s0); }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; }
 nav a { padding: 6px 0; }
-code { font-size: .85em; color: var(--faint); overflow-wrap: anywhere; }
+code, small { font-size: .85em; color: var(--faint); overflow-wrap: anywhere; }
 .inputs { margin: .3em 0; padding-left: 1.2em; overflow-wrap: anywhere; }
 .charts { display: grid; gap: 12px; align-items: start;
   grid-auto-flow: dense;

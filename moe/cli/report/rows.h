@@ -95,11 +95,18 @@ struct TrainTotals {
 enum class RunKind : uint8_t { kBench, kSweep, kTrain };
 const char* NameOf(RunKind kind);  // "bench", "sweep", "train"
 
+// A fact of where results come from, which the rows of a file mostly agree in.
+struct Origin {
+  const char* key;
+  std::string first, last;  // as texts are ordered: of dates the earliest and the latest
+};
+
 // One input.
 struct Run {
   std::string name;  // short, different from those of other inputs
   std::string path;  // as given
   RunKind kind = RunKind::kTrain;
+  std::vector<Origin> origin;  // what the file says of it
   std::vector<BenchRow> bench;
   std::vector<SweepRow> sweep;
   std::vector<TrainStep> steps;

@@ -50,6 +50,33 @@ TEST(ParseRunTest, ATrainingRun) {
   EXPECT_EQ(run->totals->weights_hash, "ab");
 }
 
+TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
+  const std::string origin = R"("version":"1.2.3","commit":"ab12","host":"<h>","cpu":"Z 80",)";
+  const std::string day = R"("date":"2026-11-2)";
+  // The first line of a training run, and a training run of before there was one.
+  const std::string head =
+      R"({"schema":"moe.train/1","provenance":{)" + origin + day + R"(4"},"ranks":2})" + "\n";
+  const auto run = ParseRun("f", head + kStep);
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(run->steps.size(), 1u);
+  EXPECT_THAT(Page("t", {*run}, {}), HasSubstr("version 1.2.3 · commit ab12 · host &lt;h&gt; · cpu "
+                                               "Z 80 · date 2026-11-24<"));
+  EXPECT_TRUE(ParseRun("f", kStep)->origin.empty());
+  EXPECT_THAT(ErrorOf(head), HasSubstr("holds no rows"));
+  EXPECT_THAT(ErrorOf(R"({"provenance":{"version":1}})"), HasSubstr("version is 1"));
+  EXPECT_THAT(ErrorOf(R"({"provenance":"x"})"), HasSubstr("provenance is no object"));
+  // Rows have their own.
+  const std::string row = "{" + origin + R"("experts":8,"topk":2,)" + day;
+  const auto sweep = ParseRun("f", row + "5\"}\n" + row + "4\"}\n");
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  EXPECT_THAT(Page("t", {*sweep}, {}), HasSubstr("date 2026-11-24 to 2026-11-25<"));
+  const auto bench =
+      ParseRun("f", R"({"provenance":{"host":"h"},)" + std::string(kBench).substr(1));
+  ASSERT_TRUE(bench.ok()) << bench.status();
+  EXPECT_EQ(bench->bench.size(), 1u);
+  EXPECT_EQ(bench->origin.size(), 1u);
+}
+
 TEST(ParseRunTest, BenchRowsAsAListARowOrLines) {
   const std::string row = kBench;
   for (const std::string& document : {"[" + row + ",\n" + row + "]", row + "\n" + row, row}) {
