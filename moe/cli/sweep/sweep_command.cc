@@ -19,6 +19,7 @@
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/metrics_file.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/sweep/memory_estimate.h"
 #include "moe/cli/sweep/sweep_output.h"
@@ -107,7 +108,10 @@ absl::Status SweepRun::Prepare() {
   if (!possible) return first_refusal;
   if (!speaks()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(output_.Open());
-  const std::string note = output_.Adopt(identities);
+  sweep::Point mine;
+  mine.provenance = Provenance(plan_.launch().device);
+  MOE_ASSIGN_OR_RETURN(const std::string note,
+                       output_.Adopt(identities, sweep::BuildOf(sweep::ErrorRow(mine, ""))));
   if (!note.empty() && !settings_.on("quiet")) Say(stderr, "moe sweep: {}\n", note);
   for (size_t i = 0; i < plan_.size(); ++i) {
     if (output_.has(i)) state_[i] = kThere;
@@ -211,6 +215,8 @@ absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Commu
     }
     progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
   }
+  sweep::Point point = planned.point;
+  point.provenance = Provenance(planned.launch.device);
   const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
   if (!speaks()) {
     // A process that leaves ends the job: time for rank 0 to learn of it and to write the row.
@@ -220,10 +226,10 @@ absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Commu
   if (!failed.ok()) {
     const std::string error(failed.message());
     progress_->Error(static_cast<int64_t>(index) + 1, planned.label, error);
-    MOE_RETURN_IF_ERROR(output_.Add(index, sweep::ErrorRow(planned.point, error)));
+    MOE_RETURN_IF_ERROR(output_.Add(index, sweep::ErrorRow(point, error)));
     return end;
   }
-  return output_.Add(index, sweep::MeasuredRow(planned.point, sweep::Summarize(repetitions)));
+  return output_.Add(index, sweep::MeasuredRow(point, sweep::Summarize(repetitions)));
 }
 
 absl::Status SweepRun::RunPoints(Communicator* world) {

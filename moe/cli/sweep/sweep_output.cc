@@ -71,14 +71,20 @@ absl::Status SweepOutput::Open() {
   return absl::OkStatus();
 }
 
-std::string SweepOutput::Adopt(const std::vector<std::string>& identities) {
-  if (!file_.has_value()) return "";
+absl::StatusOr<std::string> SweepOutput::Adopt(const std::vector<std::string>& identities,
+                                               const std::string& build) {
+  if (!file_.has_value()) return std::string();
   std::map<std::string, size_t> point_of;
   for (size_t i = 0; i < identities.size(); ++i) point_of.emplace(identities[i], i);
   const std::lock_guard<std::mutex> lock(mu_);
   int64_t others = 0;
   int64_t first_other = 0;
   for (const sweep::ResultFile::Line& line : file_->lines()) {
+    if (const std::string other = sweep::BuildOf(line.row); other != build) {
+      return WrongFlag("--resume", absl::StrCat("'", path_, "'"),
+                       absl::StrCat("rows of this build, ", build, "; line ", line.number,
+                                    " is of ", Shown(other, 200)));
+    }
     const auto at = point_of.find(sweep::IdentityOf(line.row));
     if (at != point_of.end()) {
       const bool again = line.row.failed() && settings_.on("retry");
@@ -87,10 +93,10 @@ std::string SweepOutput::Adopt(const std::vector<std::string>& identities) {
     }
     if (others++ == 0) first_other = line.number;
   }
-  if (others == 0) return "";
-  return absl::StrCat(path_, ": ", others, " of ", file_->lines().size(),
-                      " rows are of other settings and left alone, the first in line ",
-                      first_other);
+  if (others == 0) return std::string();
+  return absl::StrCat(path_, ": ", others, " of ", file_->lines().size(), " rows ",
+                      others == 1 ? "is" : "are",
+                      " of other settings and left alone, the first in line ", first_other);
 }
 
 bool SweepOutput::has(size_t index) const {

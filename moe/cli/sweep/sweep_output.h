@@ -34,7 +34,9 @@ class SweepOutput {
   absl::Status Open();
   // The identities of the points, in order: rows of the file that are of one of them become theirs
   // (with --retry, those that are no errors). Returns a note on the rows that are of none, or "".
-  std::string Adopt(const std::vector<std::string>& identities);
+  // kInvalidArgument for a row of another build than `build` (sweep::BuildOf).
+  absl::StatusOr<std::string> Adopt(const std::vector<std::string>& identities,
+                                    const std::string& build);
 
   bool has(size_t index) const;
   size_t count() const;   // of rows

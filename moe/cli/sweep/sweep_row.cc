@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -122,13 +123,16 @@ using Json = nlohmann::json;
 
 constexpr char kSchema[] = "moe.sweep/1";
 
+// What a row says of the build and the machine that made it.
+constexpr const char* kProvenance[] = {"version", "commit", "build", "host", "cpu", "gpu", "date"};
+
 // The columns of texts; all others are of numbers, cf of "none" too.
 bool IsText(absl::string_view key) {
   for (const char* text : {"schema", "measure", "dtype", "router", "routing", "dispatch", "backend",
                            "status", "error", "settings", "text_xxh3"}) {
     if (key == text) return true;
   }
-  return false;
+  return std::find(std::begin(kProvenance), std::end(kProvenance), key) != std::end(kProvenance);
 }
 
 Cell TextOrNothing(const std::string& text) {
@@ -179,45 +183,52 @@ bench::Fields SweepFields(const Point& p, const Summary& summary, const char* st
                           bench::Cell error) {
   const Figures& f = summary.mean;
   const bool divides = p.ep > 0 && p.ranks % p.ep == 0;
-  return {{"schema", kSchema},
-          {"measure", p.measure},
-          {"experts", p.experts},
-          {"topk", p.topk},
-          {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
-          {"ep", CountOrNothing(p.ep)},
-          {"dp", CountOrNothing(divides ? p.ranks / p.ep : 0)},
-          {"ranks", p.ranks},
-          {"overlap", p.overlap},
-          {"hidden", p.hidden},
-          {"ffn", p.ffn},
-          {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
-          {"dtype", p.dtype},
-          {"router", p.router},
-          {"routing", TextOrNothing(p.routing)},
-          {"dispatch", p.dispatch},
-          {"backend", p.backend},
-          {"threads", p.threads},
-          {"seed", p.seed},
-          {"repetitions", p.repetitions},
-          {"params_total", NumberCell(f.params_total)},
-          {"params_active", NumberCell(f.params_active)},
-          {"tok_s", f.tokens_per_s},
-          {"tok_s_sd", summary.tokens_per_s_sd},
-          {"step_ms", f.step_ms},
-          {"a2a_ms", f.a2a_ms},
-          {"ar_ms", f.all_reduce_ms},
-          {"expert_ms", f.expert_ms},
-          {"drop_init", f.drop_initial_pct},
-          {"drop_end", f.drop_final_pct},
-          {"max_vio", f.max_violation, "MaxVio"},
-          {"dead", NumberCell(f.dead_experts)},
-          {"val_loss", f.validation_loss},
-          {"val_loss_sd", summary.validation_loss_sd},
-          {"peak_mib", f.peak_bytes / 0x1p20},
-          {"status", status},
-          {"error", std::move(error)},
-          {"settings", p.settings},
-          {"text_xxh3", TextOrNothing(p.text_xxh3)}};
+  bench::Fields row = {{"schema", kSchema},
+                       {"measure", p.measure},
+                       {"experts", p.experts},
+                       {"topk", p.topk},
+                       {"cf", p.capacity_factor > 0 ? Cell(p.capacity_factor) : Cell("none")},
+                       {"ep", CountOrNothing(p.ep)},
+                       {"dp", CountOrNothing(divides ? p.ranks / p.ep : 0)},
+                       {"ranks", p.ranks},
+                       {"overlap", p.overlap},
+                       {"hidden", p.hidden},
+                       {"ffn", p.ffn},
+                       {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
+                       {"dtype", p.dtype},
+                       {"router", p.router},
+                       {"routing", TextOrNothing(p.routing)},
+                       {"dispatch", p.dispatch},
+                       {"backend", p.backend},
+                       {"threads", p.threads},
+                       {"seed", p.seed},
+                       {"repetitions", p.repetitions},
+                       {"params_total", NumberCell(f.params_total)},
+                       {"params_active", NumberCell(f.params_active)},
+                       {"tok_s", f.tokens_per_s},
+                       {"tok_s_sd", summary.tokens_per_s_sd},
+                       {"step_ms", f.step_ms},
+                       {"a2a_ms", f.a2a_ms},
+                       {"ar_ms", f.all_reduce_ms},
+                       {"expert_ms", f.expert_ms},
+                       {"drop_init", f.drop_initial_pct},
+                       {"drop_end", f.drop_final_pct},
+                       {"max_vio", f.max_violation, "MaxVio"},
+                       {"dead", NumberCell(f.dead_experts)},
+                       {"val_loss", f.validation_loss},
+                       {"val_loss_sd", summary.validation_loss_sd},
+                       {"peak_mib", f.peak_bytes / 0x1p20},
+                       {"status", status},
+                       {"error", std::move(error)},
+                       {"settings", p.settings},
+                       {"text_xxh3", TextOrNothing(p.text_xxh3)}};
+  for (const char* key : kProvenance) {
+    row.push_back({key, {}});
+    for (const auto& [name, value] : p.provenance) {
+      if (name == key) row.back().value = value;
+    }
+  }
+  return row;
 }
 
 const std::vector<std::string>& SweepKeys() {
@@ -236,6 +247,12 @@ SweepRow ErrorRow(const Point& point, absl::string_view error) {
 std::string IdentityOf(const SweepRow& row) {
   return absl::StrCat(row.text("measure"), " ", row.text("settings"), " ", row.text("backend"), " ",
                       row.text("text_xxh3"));
+}
+
+std::string BuildOf(const SweepRow& row) {
+  if (row.text("version").empty()) return "an unknown build";
+  return absl::StrCat("moe ", row.text("version"), ", commit ", row.text("commit"), ", ",
+                      row.text("build"));
 }
 
 absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {

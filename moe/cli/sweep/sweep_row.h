@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -80,6 +81,7 @@ struct Point {
   int64_t threads = 0;
   uint64_t seed = 0;  // of the first repetition
   int64_t repetitions = 0;
+  std::vector<std::pair<std::string, std::string>> provenance;  // moe/cli/base/provenance.h
 };
 
 // A row as it stands in a file: cells by key.
@@ -111,6 +113,10 @@ SweepRow ErrorRow(const Point& point, absl::string_view error);
 
 // Rows with equal texts are of the same point: measure, settings, backend and text.
 std::string IdentityOf(const SweepRow& row);
+
+// The build that made the row: "moe 1.2.3, commit 0123456789ab, optimised, compiler 12.2.0". Rows
+// of before there were such keys: "an unknown build".
+std::string BuildOf(const SweepRow& row);
 
 // One line of a file, without its end. Keys that are not of SweepKeys() are passed over, absent
 // ones are null. kDataLoss "<reason>" for what is no row of this schema.

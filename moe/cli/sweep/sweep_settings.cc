@@ -60,9 +60,10 @@ gradient + 8 optimiser bytes; bf16, f16 + 2, layout-invariant + 4) and 3/2 x the
 backward needs. More than --max-memory, or than was available at the start, is an error row.
 
 -J appends a row when its point ends; what kills the sweep costs the point in flight. --resume takes
-a row for a point if all settings that change results are the same, its text too. Error rows count
-as done, but with --retry. Under mpirun a point that fails while it runs ends the job after its row
-is written; --resume goes on behind it. Ctrl-C prints the rows so far and the command that goes on.
+a row for a point if all settings that change results are the same, its text too; a file with rows
+of another build is refused. Error rows count as done, but with --retry. Under mpirun a point that
+fails while it runs ends the job after its row is written; --resume goes on behind it. Ctrl-C prints
+the rows so far and the command that goes on.
 
 -o and -J have one row per point, keys as in docs/sweep.md. moe report FILE draws them.
 

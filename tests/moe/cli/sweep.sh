@@ -149,6 +149,17 @@ done
 facts='sorted((x["settings"], x["val_loss"], x["drop_end"], x["status"]) for x in r)'
 wanted=$(rows whole.jsonl "$facts")
 
+# Rows of another build, and of one of before rows said so, are not gone on with.
+sed 's/"commit":"[^"]*"/"commit":"0123456789ab"/' whole.jsonl >other.jsonl
+cp other.jsonl other_before.jsonl
+refused 2 "--resume is 'other.jsonl', expected rows of this build, moe $(value whole.jsonl version 1), commit $(value whole.jsonl commit 1)" \
+  "${train[@]}" "${axes[@]}" --resume other.jsonl
+refused 2 "; line 1 is of moe $(value whole.jsonl version 1), commit 0123456789ab, " "${train[@]}" "${axes[@]}" --resume other.jsonl
+cmp -s other.jsonl other_before.jsonl || fail "rows of another build were written to"
+sed 's/"version":"[^"]*"/"version":null/' whole.jsonl >other.jsonl
+refused 2 "; line 1 is of an unknown build" "${train[@]}" "${axes[@]}" --resume other.jsonl
+same "provenance" "$(rows whole.jsonl 'all(x[k] for x in r for k in ("version", "commit", "build", "host", "cpu", "date"))')" True
+
 # kill -9 at any moment costs at most the point in flight.
 "$moe" sweep "${train[@]}" "${axes[@]}" -J killed.jsonl >/dev/null 2>&1 &
 pid=$!
