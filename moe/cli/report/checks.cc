@@ -32,15 +32,6 @@ std::map<std::string, double> BoundsOf(const Row& row) {
   return values;
 }
 
-double MeanOf(const Run& run, double TrainStep::*value) {
-  double sum = 0, count = 0;
-  for (size_t i = FirstSteadyStep(run); i < run.steps.size(); ++i) {
-    sum += run.steps[i].*value;
-    ++count;
-  }
-  return sum / count;
-}
-
 // Speeds are means over steps; all else is of the last step, in the units of a sweep's columns.
 CheckRow RowOf(const Run& run) {
   const TrainStep& last = run.steps.back();
@@ -48,9 +39,9 @@ CheckRow RowOf(const Run& run) {
                {{"steps", last.step},
                 {"loss", last.loss},
                 {"val_loss", run.totals.has_value() ? run.totals->validation_loss : kNone},
-                {"tok_s", MeanOf(run, &TrainStep::tokens_per_s)},
-                {"step_ms", MeanOf(run, &TrainStep::step_ms)},
-                {"a2a_ms", MeanOf(run, &TrainStep::a2a_ms)},
+                {"tok_s", SteadyMean(run, &TrainStep::tokens_per_s)},
+                {"step_ms", SteadyMean(run, &TrainStep::step_ms)},
+                {"a2a_ms", SteadyMean(run, &TrainStep::a2a_ms)},
                 {"drop_end", 100 * last.drop_fraction},
                 {"max_vio", last.max_violation},
                 {"dead", last.dead_experts},

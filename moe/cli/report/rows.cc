@@ -68,16 +68,16 @@ std::string SweepRow::capacity_text() const {
   return std::isinf(capacity_factor) ? "dropless" : NumberText(capacity_factor);
 }
 
-size_t FirstSteadyStep(const Run& run) {
-  return run.steps.size() > 1 ? 1 : 0;
-}
-
 std::vector<double> SteadyValues(const Run& run, double TrainStep::*value) {
   std::vector<double> values;
-  for (size_t i = FirstSteadyStep(run); i < run.steps.size(); ++i) {
+  for (size_t i = run.steps.size() > 1 ? 1 : 0; i < run.steps.size(); ++i) {
     if (std::isfinite(run.steps[i].*value)) values.push_back(run.steps[i].*value);
   }
   return values;
+}
+
+double SteadyMean(const Run& run, double TrainStep::*value) {
+  return bench::MeanSdOf(SteadyValues(run, value)).mean;
 }
 
 namespace {

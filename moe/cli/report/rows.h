@@ -163,11 +163,11 @@ absl::Span<const Column<TrainStep>> ColumnsOf();
 template <>
 absl::Span<const Column<TrainTotals>> ColumnsOf();
 
-// Index of the first step that counts for speed: the very first pays for memory and code that later
-// ones reuse, so that it is left out if there are others.
-size_t FirstSteadyStep(const Run& run);
-// Of a figure, from that step on, without those that are not finite.
+// Of a figure, over the steps that count for speed, without values that are not finite: the very
+// first step pays for memory and code that later ones reuse, and is left out if there are others.
 std::vector<double> SteadyValues(const Run& run, double TrainStep::*value);
+// Their mean.
+double SteadyMean(const Run& run, double TrainStep::*value);
 
 }  // namespace moe::report
 

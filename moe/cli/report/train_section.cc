@@ -15,15 +15,6 @@
 namespace moe::report {
 namespace {
 
-// Of the figure that counts for speed, over the steps that have it.
-bench::MeanSd OverSteps(const Run& run, double TrainStep::*value) {
-  return bench::MeanSdOf(SteadyValues(run, value));
-}
-
-double MeanOf(const Run& run, double TrainStep::*value) {
-  return OverSteps(run, value).mean;
-}
-
 using Runs = std::vector<const Run*>;
 
 // As many as there are colours.
@@ -114,12 +105,12 @@ std::string PhaseChart(const Runs& runs) {
                                      "Means over steps and ranks. The all-reduce runs beside the "
                                      "backward pass: what it hides is not seen here.");
   for (const Run* run : runs) {
-    const double step = MeanOf(*run, &TrainStep::step_ms);
+    const double step = SteadyMean(*run, &TrainStep::step_ms);
     if (!std::isfinite(step)) continue;
     chart.bars.push_back(
         PhaseBar(run->name, step,
-                 {MeanOf(*run, &TrainStep::a2a_ms), MeanOf(*run, &TrainStep::expert_ms),
-                  MeanOf(*run, &TrainStep::all_reduce_ms)}));
+                 {SteadyMean(*run, &TrainStep::a2a_ms), SteadyMean(*run, &TrainStep::expert_ms),
+                  SteadyMean(*run, &TrainStep::all_reduce_ms)}));
   }
   chart.text.LeaveOut(runs.size() - chart.bars.size(), runs.size(), "runs", "no such figure");
   return chart.bars.empty() ? "" : Render(chart);
@@ -132,7 +123,7 @@ std::vector<TableCell> RowOf(const Run& run) {
   const TrainTotals totals = run.totals.value_or(TrainTotals());
   const TrainStep& first = run.steps.front();
   const TrainStep& last = run.steps.back();
-  const double step_ms = MeanOf(run, &TrainStep::step_ms);
+  const double step_ms = SteadyMean(run, &TrainStep::step_ms);
   return {TableCell::Text(run.name),
           count(last.step),
           count(totals.tokens),
@@ -140,10 +131,10 @@ std::vector<TableCell> RowOf(const Run& run) {
           TableCell::Number(last.loss, 4),
           TableCell::Number(totals.validation_loss_before, 4),
           TableCell::Number(totals.validation_loss, 4),
-          count(MeanOf(run, &TrainStep::tokens_per_s)),
-          count(OverSteps(run, &TrainStep::tokens_per_s).sd),
+          count(SteadyMean(run, &TrainStep::tokens_per_s)),
+          count(bench::MeanSdOf(SteadyValues(run, &TrainStep::tokens_per_s)).sd),
           TableCell::Number(step_ms),
-          TableCell::Number(100 * MeanOf(run, &TrainStep::a2a_ms) / step_ms, 2),
+          TableCell::Number(100 * SteadyMean(run, &TrainStep::a2a_ms) / step_ms, 2),
           TableCell::Number(100 * first.drop_fraction),
           TableCell::Number(100 * last.drop_fraction),
           TableCell::Number(last.max_violation),
@@ -211,10 +202,6 @@ std::vector<double> LoadOf(const Run& run, int layer, size_t begin, size_t end) 
   return load;
 }
 
-double MeanOf(absl::Span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 HeatMapLine LineOf(const char* what, double first, double last) {
   std::string range = CountText(first);
   if (last > first) range = absl::StrCat(range, " to ", CountText(last));
@@ -224,7 +211,7 @@ HeatMapLine LineOf(const char* what, double first, double last) {
 // max over experts of |load over mean - 1|, over all steps.
 double Unevenness(const Run& run, int layer) {
   const std::vector<double> load = LoadOf(run, layer, 0, run.steps.size());
-  const double mean = MeanOf(load);
+  const double mean = bench::MeanSdOf(load).mean;
   double worst = 0;
   for (const double l : load) worst = std::max(worst, std::abs(l / mean - 1));
   return mean > 0 ? worst : 0;
@@ -245,11 +232,11 @@ HeatMap ExpertLoadMap(const Run& run, int layer) {
     map.columns.push_back(
         LineOf("step", run.steps[steps.begin(c)].step, run.steps[steps.end(c) - 1].step));
     const std::vector<double> load = LoadOf(run, layer, steps.begin(c), steps.end(c));
-    const double even = MeanOf(load);
+    const double even = bench::MeanSdOf(load).mean;
     for (size_t r = 0; r < experts.size() && even > 0; ++r) {
       const auto group =
           absl::MakeConstSpan(load).subspan(experts.begin(r), experts.end(r) - experts.begin(r));
-      map.values[r * steps.size() + c] = MeanOf(group) / even;
+      map.values[r * steps.size() + c] = bench::MeanSdOf(group).mean / even;
     }
   }
   return map;
