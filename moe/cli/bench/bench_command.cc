@@ -13,6 +13,7 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/machine_load.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
@@ -100,6 +101,7 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
     if (first && size == options_.sizes.front()) Note(rows.front());
     if (!first) continue;
     for (bench::BenchRow& row : rows) {
+      row.provenance = call_.provenance;
       row.settings = BenchIdentity(call_.settings, call_.operation);
     }
     MOE_RETURN_IF_ERROR(output.Add(rows));
@@ -175,6 +177,7 @@ absl::Status Run(const Invocation& invocation) {
   const int ranks = launch.world.ranks;
   const int threads = collective ? 1 : call.settings.integer("threads");
   if (launch.rank() == 0) {
+    call.provenance = Provenance(launch.device);
     call.busy = BusyText(LookAtLoad(), launch.plan.processes() ? ranks : 1, ranks * threads);
     if (!call.busy.empty() && !call.settings.is("output", "table") && !call.settings.on("quiet")) {
       Say(stderr, "moe bench: busy: {}\n", call.busy);

@@ -39,12 +39,13 @@ std::string PlaceText(const bench::KernelDevice& device) {
 struct Results {
   std::string about;
   absl::Span<const bench::Column> columns;
-  std::string settings;  // of all rows
+  const BenchCall& call;
   double max_noise_pct;
   std::vector<bench::Fields> rows;
 
   void Add(bench::Fields row) {
-    row.push_back({"settings", settings});
+    bench::AddOrigin(call.provenance, row);
+    row.push_back({"settings", BenchIdentity(call.settings, call.operation)});
     rows.push_back(std::move(row));
   }
 
@@ -125,7 +126,7 @@ absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
                       PlaceText(*device)),
           TimeText(call, "median", options.measure)),
       bench::GemmColumns(),
-      BenchIdentity(call.settings, call.operation),
+      call,
       options.measure.max_noise_pct,
       {}};
   for (const bench::GemmRow& row : rows) results.Add(bench::GemmFields(row));
@@ -151,7 +152,7 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
                       s.routing.text, s.seed, PlaceText(*device)),
           TimeText(call, "median", options.measure)),
       bench::KernelColumns(),
-      BenchIdentity(call.settings, call.operation),
+      call,
       options.measure.max_noise_pct,
       {}};
   for (const bench::KernelRow& row : rows) results.Add(bench::KernelFields(row));
@@ -193,7 +194,7 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
               RouterText(s)),
           TimeText(call, "median", options.measure)),
       bench::LayerColumns(),
-      BenchIdentity(call.settings, call.operation),
+      call,
       options.measure.max_noise_pct,
       {}};
   for (const bench::LayerRow& row : result.rows) {

@@ -73,26 +73,27 @@ One rank's kernels; time is the median over calls, and what they are measured ag
 of what was measured on the same threads before each call
 )"},
     {"gemm",
-     R"(  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations each, N
-           = T K rows; %peak: of a loop of multiply-adds in registers
+     R"(  gemm     y = x W^T, dx = dy W, dW = dy^T x for rows grouped by expert; 2 N H F operations
+           each, N = T K rows; %peak: of a loop of multiply-adds in registers
 )"},
     {"gate",
-     R"(  gate     logits to slots, weights and counts, and back, by --router; without the product that
-           makes the logits and without capacity
+     R"(  gate     logits to slots, weights and counts, and back, by --router; without the
+           product that makes the logits and without capacity
 )"},
     {"permute", R"(  permute  tokens gathered to rows by expert; backward: the sum of a token's rows
 )"},
     {"combine",
-     R"(  combine  rows home, weighted, in choice order; backward: rows scaled, gradient of the weights
+     R"(  combine  rows home, weighted, in choice order; backward: rows scaled, gradient
+           of the weights
 )"},
     {"gate permute combine",
-     R"(  size, GB/s   every byte of the arguments and of the result once (docs/bench.md has the sums)
+     R"(  size, GB/s   every byte of arguments and result once (docs/bench.md has the sums)
   copy, %copy  of a memcpy that reads and writes as many bytes in all
   #wrong       differ from results computed apart; blank: gates with a rule of their own
 )"},
     {PARTS " layer",
-     R"(--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with cold
-caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
+     R"(--device cuda: the same on a GPU; timed by its events (layer: by the host's clock), with
+cold caches; limits are a copy of the device and a dense product of cuBLAS. gate then has two more
 kernels: select (ids, weights and counts alone; -d bf16, f16 too) and plan (slots sorted by expert)
 )"},
     {COLLECTIVES, R"(

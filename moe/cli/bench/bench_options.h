@@ -95,6 +95,7 @@ struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
   std::string busy = {};  // BusyText before anything ran
+  bench::Facts provenance = {};
 };
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
@@ -104,8 +105,8 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 //   "# time: <what> of at least 20 calls, until ..."
 std::string TimeText(const BenchCall& call, const char* what, const bench::MeasureOptions& measure);
 
-// kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines are let
-// pass: they may be of a whole script.
+// kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines pass:
+// they may be of a whole script.
 absl::Status RefuseUnread(const BenchCall& call);
 
 // Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with

@@ -227,8 +227,9 @@ struct KernelTimes {
 // How much of such work a ns has room for. Empty: nobody knows.
 using KernelLimit = std::function<absl::StatusOr<double>(double work)>;
 
-// The limit is measured before every call, so that both see the same clock and the same neighbours;
-// the largest counts: on a busy machine others are of what was left. Calls go on as MeasureOptions says.
+// The limit is measured before every call, so that both see the same clock and the same neighbours.
+// The largest counts: on a busy machine others are of what was left. Calls go on as MeasureOptions
+// says.
 absl::StatusOr<KernelTimes> TimeKernel(const TimedKernel& kernel, const KernelLimit& limit,
                                        const MeasureOptions& options, KernelDevice& device);
 

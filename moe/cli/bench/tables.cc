@@ -167,12 +167,14 @@ constexpr ShortName kShortNames[] = {
     {"memcpy", "memcpy_pct"},
 };
 
+constexpr absl::string_view kOrigin[] = {"version", "commit", "host", "cpu", "gpu", "date"};
 constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
 
 bool IsNumber(absl::string_view key) {
+  if (std::find(std::begin(kOrigin), std::end(kOrigin), key) != std::end(kOrigin)) return false;
   for (const char* text :
        {"schema", "op", "algorithm", "backend", "transport", "routing", "router", "product", "pass",
-        "kernel", "phase", "dispatch", "dtype", "status", "error"}) {
+        "kernel", "phase", "dispatch", "dtype", "status", "error", "settings"}) {
     if (key == text) return false;
   }
   return true;
@@ -261,6 +263,14 @@ void AddVerdict(int64_t wrong, const char* problem, Fields& row) {
                          {"error", wrong > 0 ? Cell(problem) : Cell()}});
 }
 
+void AddOrigin(const Facts& facts, Fields& row) {
+  for (const absl::string_view key : kOrigin) {
+    const auto fact =
+        std::find_if(facts.begin(), facts.end(), [&](const auto& f) { return f.first == key; });
+    row.push_back({std::string(key), fact == facts.end() ? Cell() : Cell(fact->second)});
+  }
+}
+
 std::string TableHead(absl::Span<const Column> columns) {
   return Line("#", columns, [](const Column& c) { return std::string(c.head); }) +
          Line("#", columns, [](const Column& c) { return std::string(c.unit); });
@@ -285,8 +295,7 @@ std::string NoiseFoot(absl::Span<const double> cvs_pct, double max_noise_pct) {
                                     [&](double cv) { return NoiseMark(cv, max_noise_pct) != ' '; });
   if (marked == 0) return "";
   return absl::StrFormat(
-      "# %-20s : %d of %d row%s, i_cv%% above %g (*): more time (-T), an idle machine or --pin "
-      "may help\n",
+      "# %-20s : %d of %d row%s, i_cv%% above %g (*): more time (-T) or an idle machine helps\n",
       "Not converged", marked, cvs_pct.size(), cvs_pct.size() == 1 ? "" : "s", max_noise_pct);
 }
 

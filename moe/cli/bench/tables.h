@@ -108,6 +108,11 @@ void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row);
 // wrong).
 void AddVerdict(int64_t wrong, const char* problem, Fields& row);
 
+// Where a row comes from, of the facts of Provenance (moe/cli/base/provenance.h): version, commit,
+// host, cpu, gpu, date; null where they have none.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+void AddOrigin(const Facts& facts, Fields& row);
+
 // A column of the table that people read.
 struct Column {
   const char* key;

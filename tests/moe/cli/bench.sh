@@ -117,6 +117,14 @@ done
 run "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
 expect 0 "p2p --format nccl"
 (($(grep -cE '^ +65536 .* N/A  .* N/A$' stdout) == 4)) || fail "p2p --format nccl: $(cat stdout)"
+# Every row says what it comes from.
+for call in "alltoall --ranks 2 -b 4K -e 4K" gemm gate "layer --ranks 2"; do
+  # shellcheck disable=SC2086
+  run "$moe" bench $call -n 1 -T 0 -o jsonl
+  expect 0 "$call -o jsonl"
+  origin='"version":"[0-9.]+","commit":"[^"]+","host":"[^"]+","cpu":"[^"]+","gpu":null,"date":"20[0-9-]+T[0-9:]+Z"'
+  (($(grep -cE "$origin" stdout) == $(wc -l <stdout))) || fail "$call: $(cat stdout)"
+done
 run "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 expect 0 "-o csv"
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
@@ -203,7 +211,7 @@ for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 
   # shellcheck disable=SC2086
   run "$moe" bench $call -n 3 -T 0 -oe jsonl -J kernels.json
   expect 0 "$call"
-  rows=$(grep -c '"nwrong":0,"status":"ok","error":null,"settings":"[^"]*"}$' stderr)
+  rows=$(grep -c '"nwrong":0,"status":"ok","error":null,"version":.*,"settings":"[^"]*"}$' stderr)
   ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
   run "$moe" report kernels.json --out kernels.html
   expect 0 "report of $call"

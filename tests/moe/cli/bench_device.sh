@@ -21,7 +21,7 @@ for call in gate "gate --router switch --topk 1" "gate -d bf16 --topk 4" "gate -
   # shellcheck disable=SC2086
   run "$moe" bench $call --device cuda "${short[@]}" -oe jsonl -J rows.json
   expect 0 "$call"
-  rows=$(grep -c '"device":"cuda","threads":null,.*"nwrong":0,"status":"ok","error":null,"settings":""}$' stderr)
+  rows=$(grep -c '"device":"cuda","threads":null,.*"nwrong":0,"status":"ok","error":null,"version":.*"settings":""}$' stderr)
   ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
   run "$moe" report rows.json --out rows.html
   expect 0 "report of $call"
