@@ -16,12 +16,16 @@ struct Row {
   uint32_t options;  // GateDefinition::options
   ScoreFunction score = ScoreFunction::kSoftmax;
   bool normalised = false;   // weights over their sum; with kGateNormTopK: unless configured
+  float epsilon = 0;         // added to that sum, the same way
   bool expert_bias = false;  // score + bias selects
   int32_t group_sum = 1;     // a group is worth so many of its largest
   bool router_bias = false;  // logits have a trained bias
   WeightOn weight_on = WeightOn::kOutput;
   int32_t only_top_k = 0;
 };
+
+// What DeepSeek-V3 and Megatron add to a sum of sigmoids.
+constexpr float kSigmoidEpsilon = 1e-20f;
 
 constexpr Row kRows[] = {
     // Switch Transformers, arXiv:2101.03961, section 2.1: the one largest p, weighed by p itself.
@@ -44,12 +48,14 @@ constexpr Row kRows[] = {
     // DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): v = sigmoid(l) + b selects, b without
     // gradient; a group is worth its two largest v, and v outside the kept groups is -infinity (a
     // mask of 0, as some ports have, selects a masked expert where v < 0). Weights from the
-    // unbiased score: s_sel / (sum s_sel) * scaling_factor. After each step
-    // b_i += gamma * sign(mean(c) - c_i). Source: transformers/models/deepseek_v3.
+    // unbiased score: s_sel / (sum s_sel + 1e-20) * scaling_factor; the 1e-20 shows in float32
+    // where the logits are below -30. After each step b_i += gamma * sign(mean(c) - c_i).
+    // Source: transformers/models/deepseek_v3.
     {.name = "deepseek-v3",
      .options = kGateGroups | kGateScaling | kGateNormTopK | kGateZeroExperts,
      .score = ScoreFunction::kSigmoid,
      .normalised = true,
+     .epsilon = kSigmoidEpsilon,
      .expert_bias = true,
      .group_sum = 2},
     // gpt-oss: the k largest logits, which have a trained bias; softmax over the selected logits.
@@ -83,7 +89,7 @@ class RowGate final : public ScaledTokenChoiceGate {
                                .group_sum = row.group_sum},
                               config.norm_topk_prob.value_or(row.normalised) ? Weights::kNormalised
                                                                              : Weights::kScores,
-                              config.scaling_factor),
+                              config.scaling_factor, config.norm_epsilon.value_or(row.epsilon)),
         row_(row),
         input_jitter_(config.input_jitter) {}
 
@@ -105,7 +111,8 @@ class RowGate final : public ScaledTokenChoiceGate {
 // are points of it.
 //   softmax              k largest logits; softmax over the selected
 //   softmax, pre_softmax k largest p; weights p_sel
-//   sigmoid              k largest s (+ expert bias); weights s_sel / sum s_sel (k = 1: s_sel)
+//   sigmoid              k largest s (+ expert bias); weights s_sel / (sum s_sel + 1e-20), k = 1:
+//                        s_sel
 // A group is worth the sum of its k / group_top_k largest values.
 Row TopKRow(const RouterConfig& config) {
   const bool sigmoid = config.score_function == ScoreFunction::kSigmoid;
@@ -113,6 +120,7 @@ Row TopKRow(const RouterConfig& config) {
           .options = 0,
           .score = config.score_function,
           .normalised = sigmoid ? config.top_k > 1 : !config.pre_softmax,
+          .epsilon = sigmoid ? kSigmoidEpsilon : 0.0f,
           .expert_bias = config.expert_bias,
           .group_sum = std::max(1, config.top_k / std::max(1, config.group_top_k))};
 }

@@ -32,6 +32,7 @@ absl::Status CheckOptions(const RouterConfig& config, const GateDefinition& gate
       {kGateGroups, config.group_top_k != 0, "group_top_k"},
       {kGateScaling, config.scaling_factor != plain.scaling_factor, "scaling_factor"},
       {kGateNormTopK, config.norm_topk_prob.has_value(), "norm_topk_prob"},
+      {kGateNormTopK, config.norm_epsilon.has_value(), "norm_epsilon"},
       {kGateExpertBias, config.expert_bias, "expert_bias"},
       {kGateJitter, config.input_jitter != 0, "input_jitter"},
       {kGateRandomSecond, config.random_second_expert, "random_second_expert"},
@@ -91,6 +92,7 @@ absl::Status CheckGate(const RouterConfig& config) {
   MOE_RETURN_IF_ERROR(CheckOptions(config, *gate));
   MOE_RETURN_IF_ERROR(CheckGroups(config));
   MOE_RETURN_IF_ERROR(CheckRange("input_jitter", config.input_jitter, 0, 0.999f, "0 to below 1"));
+  MOE_RETURN_IF_ERROR(CheckRange("norm_epsilon", config.norm_epsilon.value_or(0), 0, 1, "0 to 1"));
   MOE_RETURN_IF_ERROR(CheckRange("scaling_factor", config.scaling_factor, 1e-30f, 1e30f,
                                  "a finite number above 0"));
   return CheckRange("bias_update_rate", config.bias_update_rate, 0, 1e30f,

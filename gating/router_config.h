@@ -23,7 +23,7 @@ enum GateOption : uint32_t {
   kGateScoreFunction = 1 << 0,  // score_function, pre_softmax
   kGateGroups = 1 << 1,         // num_groups, group_top_k
   kGateScaling = 1 << 2,        // scaling_factor
-  kGateNormTopK = 1 << 3,       // norm_topk_prob
+  kGateNormTopK = 1 << 3,       // norm_topk_prob, norm_epsilon
   kGateExpertBias = 1 << 4,     // expert_bias: optional; gates that always have one do not read it
   kGateJitter = 1 << 5,         // input_jitter
   kGateRandomSecond = 1 << 6,   // random_second_expert
@@ -47,6 +47,7 @@ struct RouterConfig {
   int32_t group_top_k = 0;
   float scaling_factor = 1.0f;         // multiplies the combine weights
   std::optional<bool> norm_topk_prob;  // divide weights by their sum; empty = as the gate defines
+  std::optional<float> norm_epsilon;   // added to that sum; empty = as the gate defines
   bool expert_bias = false;            // topk: a selection bias as DeepSeek-V3's
   float bias_update_rate = 1e-3f;      // gamma; gates with an expert bias
   float input_jitter = 0.0f;           // switch: the router sees x * U[1 - e, 1 + e] in training

@@ -25,7 +25,7 @@ GateGradient GradientOf(const TokenChoiceRule& rule, const GateGradientInput& in
 
 // `value`: see SelectExpertsInput.
 absl::StatusOr<GateSelection> SelectAll(const TokenChoiceRule& rule, GateWeights weights,
-                                        float scale, const GateInput& input,
+                                        float scale, float epsilon, const GateInput& input,
                                         MatrixView<const float> value, Workspace& workspace,
                                         Stream& stream) {
   const int64_t tokens = input.logits.rows();
@@ -43,7 +43,8 @@ absl::StatusOr<GateSelection> SelectAll(const TokenChoiceRule& rule, GateWeights
                      .group_top_k = rule.group_top_k,
                      .group_sum = rule.group_sum,
                      .weights = weights,
-                     .scale = scale},
+                     .scale = scale,
+                     .epsilon = epsilon},
                     {.logits = input.logits, .expert_bias = input.expert_bias, .value = value},
                     {.score = score,
                      .expert = expert,
@@ -69,7 +70,8 @@ GateTraits TokenChoiceGate::traits() const {
 absl::StatusOr<GateSelection> TokenChoiceGate::Select(const GateInput& input, Workspace& workspace,
                                                       Stream& stream) const {
   MOE_ASSIGN_OR_RETURN(const GateSelection selection,
-                       SelectAll(rule_, GateWeights::kScores, 1.0f, input, {}, workspace, stream));
+                       SelectAll(rule_, GateWeights::kScores, /*scale=*/1.0f,
+                                 /*epsilon=*/0.0f, input, {}, workspace, stream));
   MOE_RETURN_IF_ERROR(stream.Enqueue(
       [this, weight = selection.weight, tokens = input.logits.rows(), &threads = stream.threads()] {
         const auto k = static_cast<size_t>(rule_.top_k);
@@ -111,13 +113,14 @@ absl::StatusOr<GateSelection> ScaledTokenChoiceGate::SelectByValue(const GateInp
                                                                    MatrixView<const float> value,
                                                                    Workspace& workspace,
                                                                    Stream& stream) const {
-  return SelectAll(rule_, weights_, scale_, input, value, workspace, stream);
+  return SelectAll(rule_, weights_, scale_, epsilon_, input, value, workspace, stream);
 }
 
 absl::Status ScaledTokenChoiceGate::Backward(const GateGradientInput& input,
                                              MatrixView<float> d_logits, Stream& stream) const {
-  return GateBackward({.score = rule_.score, .weights = weights_, .scale = scale_},
-                      GradientOf(rule_, input), d_logits, stream);
+  return GateBackward(
+      {.score = rule_.score, .weights = weights_, .scale = scale_, .epsilon = epsilon_},
+      GradientOf(rule_, input), d_logits, stream);
 }
 
 }  // namespace moe

@@ -43,8 +43,8 @@ class TokenChoiceGate : public Gate {
   const TokenChoiceRule rule_;
 };
 
-// Weights that are the scores themselves, or the scores divided by their sum, times a factor: what
-// most gates of the field come down to. On every device.
+// Weights that are the scores themselves, or the scores divided by their sum + epsilon, times a
+// factor: what most gates of the field come down to. On every device.
 class ScaledTokenChoiceGate : public Gate {
  public:
   using Weights = GateWeights;
@@ -58,8 +58,9 @@ class ScaledTokenChoiceGate : public Gate {
                         Stream& stream) const final;
 
  protected:
-  ScaledTokenChoiceGate(const TokenChoiceRule& rule, Weights weights, float scale = 1.0f)
-      : rule_(rule), weights_(weights), scale_(scale) {}
+  ScaledTokenChoiceGate(const TokenChoiceRule& rule, Weights weights, float scale = 1.0f,
+                        float epsilon = 0.0f)
+      : rule_(rule), weights_(weights), scale_(scale), epsilon_(epsilon) {}
 
   // Select, but comparing value [T, E]. On the CPU.
   absl::StatusOr<GateSelection> SelectByValue(const GateInput& input, MatrixView<const float> value,
@@ -68,7 +69,7 @@ class ScaledTokenChoiceGate : public Gate {
  private:
   const TokenChoiceRule rule_;
   const Weights weights_;
-  const float scale_;
+  const float scale_, epsilon_;
 };
 
 }  // namespace moe

@@ -19,7 +19,7 @@ constexpr size_t kMostInlineSlots = 16;  // of a token: beyond, scratch comes fr
 // The gradient of SelectExperts' weights of one token.
 void WeightsBackward(const GateRule& rule, const TokenWeightGradient& token) {
   if (rule.weights == GateWeights::kNormalised) {
-    NormaliseBackward(token, SumOver::kSelected);
+    NormaliseBackward(token, SumOver::kSelected, rule.epsilon);
   } else {
     std::copy(token.d_weight.begin(), token.d_weight.end(), token.d_score.begin());
   }

@@ -27,7 +27,8 @@ struct GateGradient {
 
 // d_logits [T, E] is overwritten with the gradient of SelectExperts' weights, those of dropped
 // slots being constants (their d_weight is not read). The selection has no gradient.
-//   d_score_j = scale * d_weight_j, kNormalised: scale * (d_weight_j - sum_m w_m d_weight_m) / S
+//   d_score_j = scale * d_weight_j, kNormalised: scale * (d_weight_j - sum_m w_m d_weight_m) / S,
+//   S the sum of the scores + epsilon and w = score / S
 //   softmax  d_l_e = p_e (d_p_e - sum_i p_i d_p_i)        sigmoid  d_l_e = s_e (1 - s_e) d_s_e
 // float64, sums in choice order, one rounding an element: the same bits on every device.
 //

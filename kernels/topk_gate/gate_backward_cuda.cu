@@ -18,7 +18,7 @@ __device__ double SumInChoiceOrder(double term, int k) {
 __device__ double ScoreGradient(const GateRule& rule, double score, double d_weight, int k) {
   const auto scale = static_cast<double>(rule.scale);
   if (rule.weights == GateWeights::kScores) return d_weight * scale;
-  const double sum = SumInChoiceOrder(score, k);
+  const double sum = SumInChoiceOrder(score, k) + static_cast<double>(rule.epsilon);
   const double dot = SumInChoiceOrder(score * d_weight, k);
   return (sum != 0 ? (d_weight - dot / sum) / sum : 0.0) * scale;
 }

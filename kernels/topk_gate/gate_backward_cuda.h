@@ -16,7 +16,7 @@ constexpr int kMaxSlots = 32;
 
 // The arguments of GateBackward, in device memory. No token has more than kMaxSlots slots.
 struct CudaGateGradient {
-  GateRule rule;                  // score, weights and scale
+  GateRule rule;                  // score, weights, scale and epsilon
   MatrixView<const float> score;  // [T, E]
   const int64_t* slot_offset;     // [T + 1]
   const int32_t* expert;          // [slots]

@@ -5,14 +5,15 @@
 
 namespace moe {
 
-void Normalise(absl::Span<float> u) {
+void Normalise(absl::Span<float> u, float epsilon) {
   float sum = 0;
   for (const float value : u) sum += value;
+  sum += epsilon;
   if (sum == 0) return;
   for (float& value : u) value /= sum;
 }
 
-void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over) {
+void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over, float epsilon) {
   const auto counts = [&](size_t j) {
     return sum_over == SumOver::kSelected || token.dropped[j] == 0;
   };
@@ -23,6 +24,7 @@ void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over) {
     sum += static_cast<double>(token.score[j]);
     dot += static_cast<double>(token.score[j]) * static_cast<double>(token.d_weight[j]);
   }
+  sum += static_cast<double>(epsilon);
   for (size_t j = 0; j < token.score.size(); ++j) {
     const bool flows = counts(j) && sum != 0;
     token.d_score[j] = flows ? (static_cast<double>(token.d_weight[j]) - dot / sum) / sum : 0.0;

@@ -11,8 +11,8 @@
 
 namespace moe {
 
-// w_j = u_j / S, S = sum_j u_j, in place. Where every u is 0 (underflow), w is 0.
-void Normalise(absl::Span<float> u);
+// w_j = u_j / S, S = sum_j u_j + epsilon, in place. Where every u is 0 (underflow), w is 0.
+void Normalise(absl::Span<float> u, float epsilon = 0);
 
 // One token's slots in backward: in [K], out [K].
 struct TokenWeightGradient {
@@ -25,7 +25,7 @@ struct TokenWeightGradient {
 // d_score_j = (dw_j - sum_m w_m dw_m) / S. kSelected: S, w and j range over every slot. kKept: over
 // those that are not dropped; d_score is 0 for the others.
 enum class SumOver : uint8_t { kSelected, kKept };
-void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over);
+void NormaliseBackward(const TokenWeightGradient& token, SumOver sum_over, float epsilon = 0);
 
 // d_logits [E] from the gradient by the scores of the token's experts, which is 0 for the others.
 //   softmax  d_l_e = p_e (d_p_e - sum_i p_i d_p_i)        sigmoid  d_l_e = s_e (1 - s_e) d_s_e

@@ -18,8 +18,8 @@ enum class GateWeights : bool { kScores, kNormalised };
 // -infinity). Groups are num_groups runs of E / num_groups experts; a group is worth the sum of its
 // group_sum largest v, in which a NaN counts as -infinity. Ties: the lowest expert id; between
 // groups the lowest group id. A NaN ranks below everything.
-//   weight[t, j] = scale * score[t, expert[t, j]], kNormalised: / the sum of those K scores, in
-//   choice order (0 where that is 0)
+//   weight[t, j] = scale * score[t, expert[t, j]], kNormalised: / (the sum of those K scores, in
+//   choice order, + epsilon) (0 where that is 0)
 struct GateRule {
   ScoreFunction score = ScoreFunction::kSoftmax;
   int32_t num_groups = 0;  // 0 = no groups; else it divides E
@@ -27,6 +27,7 @@ struct GateRule {
   int32_t group_sum = 1;
   GateWeights weights = GateWeights::kScores;
   float scale = 1;
+  float epsilon = 0;
 };
 
 }  // namespace moe

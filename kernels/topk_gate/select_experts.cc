@@ -90,10 +90,10 @@ class SelectRows {
     } else if (rule_.score == ScoreFunction::kSigmoid) {
       TopKSelectCpu(in_.logits, out_.expert, begin_, end_);
     } else {
-      return WeighRowsCpu(out_.weight, rule_.weights, rule_.scale, begin_, end_);
+      return WeighRowsCpu(out_.weight, rule_, begin_, end_);
     }
     GatherScores();
-    WeighRowsCpu(out_.weight, rule_.weights, rule_.scale, begin_, end_);
+    WeighRowsCpu(out_.weight, rule_, begin_, end_);
   }
 
  private:

@@ -106,6 +106,7 @@ __device__ float WeightOf(const CudaGate<T>& g, const T* logits, const ExpSum& s
   if (g.rule.weights == GateWeights::kNormalised) {
     float total = 0;
     for (int j = 0; j < k; ++j) total += __shfl_sync(kAllLanes, weight, j);
+    total += g.rule.epsilon;
     if (total != 0) weight /= total;
   }
   return weight * g.rule.scale;

@@ -36,13 +36,13 @@ HWY_INLINE void DivideAndScale(float sum, float scale, int64_t k, float* row) {
   for (; j < k; ++j) row[j] = row[j] / sum * scale;
 }
 
-void WeighRows(MatrixView<float> weight, GateWeights weights, float scale, int64_t begin,
-               int64_t end) {
+void WeighRows(MatrixView<float> weight, const GateRule& rule, int64_t begin, int64_t end) {
   const int64_t k = weight.cols();
   for (int64_t t = begin; t < end; ++t) {
     float* const row = weight.row(t);
-    const float sum = weights == GateWeights::kNormalised ? SumOf(row, k) : 1.0f;
-    DivideAndScale(sum == 0 ? 1.0f : sum, scale, k, row);
+    const float sum =
+        rule.weights == GateWeights::kNormalised ? SumOf(row, k) + rule.epsilon : 1.0f;
+    DivideAndScale(sum == 0 ? 1.0f : sum, rule.scale, k, row);
   }
 }
 
@@ -56,10 +56,9 @@ namespace moe {
 
 HWY_EXPORT(WeighRows);
 
-void WeighRowsCpu(MatrixView<float> weight, GateWeights weights, float scale, int64_t begin,
-                  int64_t end) {
-  if (weights == GateWeights::kScores && scale == 1) return;
-  HWY_DYNAMIC_DISPATCH(WeighRows)(weight, weights, scale, begin, end);
+void WeighRowsCpu(MatrixView<float> weight, const GateRule& rule, int64_t begin, int64_t end) {
+  if (rule.weights == GateWeights::kScores && rule.scale == 1) return;
+  HWY_DYNAMIC_DISPATCH(WeighRows)(weight, rule, begin, end);
 }
 
 void CountSelected(MatrixView<const int32_t> expert, absl::Span<int64_t> count) {

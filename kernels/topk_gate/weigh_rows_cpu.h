@@ -11,10 +11,9 @@
 
 namespace moe {
 
-// Rows [begin, end) of weight [T, K], which holds the scores: GateRule's `weights` and `scale`,
-// with the bits of Normalise (gate_row.h).
-void WeighRowsCpu(MatrixView<float> weight, GateWeights weights, float scale, int64_t begin,
-                  int64_t end);
+// Rows [begin, end) of weight [T, K], which holds the scores: `weights`, `scale` and `epsilon` of
+// the rule, with the bits of Normalise (gate_row.h).
+void WeighRowsCpu(MatrixView<float> weight, const GateRule& rule, int64_t begin, int64_t end);
 
 // count [E] = how often each id stands in expert [T, K].
 void CountSelected(MatrixView<const int32_t> expert, absl::Span<int64_t> count);

@@ -164,6 +164,25 @@ TEST(DeepSeekV3Gate, WeighsByTheUnbiasedScore) {
                                                std::vector<float>{4 * 0.16f, 0, -1 * 0.16f, 0}));
 }
 
+TEST(DeepSeekV3Gate, AddsItsEpsilonToTheSumOfTheScores) {
+  // s = e^-40 = 4.248354e-18 everywhere: w = s / (2 s + 1e-20) = 0.4994122, half without it. In
+  // float32 a logit of 40 is rounded by 2^-19 at most, and s by as much.
+  const RouterConfig config = {.gate = "deepseek-v3", .num_experts = 4, .top_k = 2};
+  const std::vector<float> logits(4, -40.0f);
+  const auto run = Select(config, logits, {1, 0, 0, 1});
+  EXPECT_THAT(run->selection.expert, ElementsAre(0, 3));
+  EXPECT_THAT(run->selection.weight,
+              Pointwise(testing::FloatNear(1e-6f), std::vector<float>{0.4994122f, 0.4994122f}));
+  // S = 2 s + 1e-20: dw_0/dl_0 = s (1 / S - s / S^2), dw_0/dl_3 = -s^2 / S^2.
+  EXPECT_THAT(run->Backward({1, 0}), Pointwise(testing::FloatNear(1e-6f),
+                                               std::vector<float>{0.2499997f, 0, 0, -0.2494125f}));
+  RouterConfig wider = config;
+  wider.norm_epsilon = 1e-6f;  // next to it the scores are nothing
+  EXPECT_THAT(Select(wider, logits)->selection.weight, Each(testing::Lt(1e-11f)));
+  wider.norm_epsilon = 0.0f;
+  EXPECT_THAT(Select(wider, logits)->selection.weight, Each(0.5f));
+}
+
 TEST(DeepSeekV3Gate, MaskedExpertIsNeverChosenThoughAllValuesAreNegative) {
   // Groups {0, 1} and {2, 3}; v = s - 2 is negative everywhere: a mask of 0 would win.
   const RouterConfig config = {

@@ -153,7 +153,7 @@ TokenRouting Choose(const RoutingSpec& spec, const RoutingInput& input, size_t t
   for (const int e : token.expert) selected += score[static_cast<size_t>(e)];
   for (const int e : token.expert) {
     const double s = score[static_cast<size_t>(e)];
-    token.weight.push_back(spec.scale * s / (spec.normalised ? selected : 1.0));
+    token.weight.push_back(spec.scale * s / (spec.normalised ? selected + spec.epsilon : 1.0));
   }
   if (spec.gate == "gshard" && input.training && !input.second_draw.empty() &&
       input.second_draw[t] >= 2 * token.weight[1]) {
@@ -391,6 +391,7 @@ RoutingSpec RuleOf(const std::string& gate, int top_k) {
     if (gate == name) spec.normalised = true;
   }
   spec.group_sum = gate == "deepseek-v3" ? 2 : 1;
+  spec.epsilon = gate == "deepseek-v3" ? 1e-20 : 0;
   return spec;
 }
 

@@ -20,6 +20,7 @@ struct RoutingSpec {
   // What the gate's name stands for; see RuleOf.
   bool sigmoid = false;
   bool normalised = false;
+  double epsilon = 0;  // normalised: added to the sum
   double scale = 1;
   int groups = 0;
   int group_top_k = 0;

@@ -33,9 +33,11 @@ inline oracle::RoutingSpec SpecOf(const RouterConfig& config) {
   if (config.gate == "topk") {
     spec.sigmoid = config.score_function == ScoreFunction::kSigmoid;
     spec.normalised = spec.sigmoid ? config.top_k > 1 : !config.pre_softmax;
+    spec.epsilon = spec.sigmoid ? 1e-20 : 0;
     spec.group_sum = config.group_top_k == 0 ? 1 : std::max(1, config.top_k / config.group_top_k);
   }
   spec.normalised = config.norm_topk_prob.value_or(spec.normalised);
+  spec.epsilon = double{config.norm_epsilon.value_or(static_cast<float>(spec.epsilon))};
   spec.aux_coeff = config.load_balancing == LoadBalancing::kNone
                        ? 0
                        : static_cast<double>(config.aux_loss_coeff);

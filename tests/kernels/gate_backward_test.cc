@@ -96,7 +96,8 @@ TEST(GateBackwardTest, HasTheBitsOfOneThreadForAnyWidthAndLayout) {
     }
     for (const ScoreFunction function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
       for (const GateWeights weights : {GateWeights::kScores, GateWeights::kNormalised}) {
-        const GateRule rule = {.score = function, .weights = weights, .scale = 2.5f};
+        const GateRule rule = {
+            .score = function, .weights = weights, .scale = 2.5f, .epsilon = 0.25f};
         EXPECT_TRUE(
             SameBits(Gradient(device, rule, score, slots, out), Gradient(one, rule, score, slots)))
             << "E=" << experts << " K=" << k << " sigmoid " << (function == ScoreFunction::kSigmoid)

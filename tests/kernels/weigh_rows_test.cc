@@ -1,5 +1,6 @@
 // kernels/topk_gate: weights of the selected experts, and how often each was selected.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -29,18 +30,19 @@ TEST(WeighRowsTest, HasTheBitsOfNormaliseOnEveryTargetAndLeavesOtherRowsAlone) {
   constexpr int64_t kRows = 6, kBegin = 1, kEnd = 5;
   for (const int64_t k : {1, 2, 3, 4, 5, 8, 9, 16}) {
     for (const GateWeights weights : {GateWeights::kScores, GateWeights::kNormalised}) {
-      for (const float scale : {1.0f, 2.5f}) {
+      for (const auto& [scale, epsilon] : {std::pair(1.0f, 0.0f), std::pair(2.5f, 0.5f)}) {
         Matrix<float> expected = Scores(kRows, k);
         for (int64_t t = kBegin; t < kEnd; ++t) {
           const absl::Span<float> row(expected.view().row(t), static_cast<size_t>(k));
-          if (weights == GateWeights::kNormalised) Normalise(row);
+          if (weights == GateWeights::kNormalised) Normalise(row, epsilon);
           for (float& w : row) w *= scale;
         }
         for (const std::string& target : gemm::SimdTargets()) {
           SCOPED_TRACE(::testing::Message() << target << " k " << k << " scale " << scale);
           const SimdTarget use(target);
           Matrix<float> weight = Scores(kRows, k);
-          WeighRowsCpu(weight.view(), weights, scale, kBegin, kEnd);
+          WeighRowsCpu(weight.view(), {.weights = weights, .scale = scale, .epsilon = epsilon},
+                       kBegin, kEnd);
           EXPECT_TRUE(SameBits(weight, expected));
           EXPECT_TRUE(weight.edges_intact());
         }

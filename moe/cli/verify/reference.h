@@ -48,6 +48,7 @@ struct ReferenceGate {
   int64_t group_sum = 1;  // of its largest values: what a group is worth
   // Weights: the selected scores, or those over their sum; times scale.
   bool normalised = false;
+  double epsilon = 0;          // normalised: added to that sum
   bool sum_over_kept = false;  // the sum leaves dropped slots out (GShard)
   double scale = 1;
   bool weight_on_input = false;

@@ -6,6 +6,9 @@
 namespace moe::verify {
 namespace {
 
+// What DeepSeek-V3 and Megatron add to a sum of sigmoids.
+constexpr double kSigmoidEpsilon = 1e-20;
+
 ReferenceGate TopK(const RouterConfig& router, bool normalised) {
   return {.normalised = router.norm_topk_prob.value_or(normalised),
           .balance_choices = router.top_k};
@@ -25,6 +28,7 @@ ReferenceGate Configured(const RouterConfig& router) {
   const bool sigmoid = router.score_function == ScoreFunction::kSigmoid;
   ReferenceGate gate = TopK(router, sigmoid ? router.top_k > 1 : !router.pre_softmax);
   gate.score = sigmoid ? ReferenceScore::kSigmoid : ReferenceScore::kSoftmax;
+  gate.epsilon = sigmoid ? kSigmoidEpsilon : 0;
   gate.expert_bias = router.expert_bias;
   const int32_t per_group = router.group_top_k > 0 ? router.top_k / router.group_top_k : 1;
   return Grouped(gate, router, std::max(1, per_group));
@@ -46,6 +50,7 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
     gate.balance_choices = 1;
   } else if (name == "deepseek-v3") {
     gate.score = ReferenceScore::kSigmoid;
+    gate.epsilon = kSigmoidEpsilon;
     gate.expert_bias = true;
     return Grouped(gate, router, 2);
   } else if (name == "longcat") {

@@ -144,10 +144,11 @@ void ChooseTokens(const ReferenceConfig& config, TokenRange range,
   }
 }
 
-// Weights before any drop: scores, or scores over their sum.
+// Weights before any drop: scores, or scores over their sum + epsilon.
 void Weigh(const ReferenceGate& gate, ReferenceToken& token) {
   Sum sum;
   for (const ReferenceSlot& s : token.slots) sum.Add(s.score);
+  sum.Add(Bounded(gate.epsilon));
   for (ReferenceSlot& s : token.slots) {
     const Bounded share = gate.normalised ? s.score / sum.Total() : s.score;
     s.before = s.weight = share * gate.scale;

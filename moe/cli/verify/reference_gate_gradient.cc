@@ -23,8 +23,10 @@ void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
     return;
   }
 
-  // w = u / S: du_j = (dw_j - sum_m u_m dw_m / S) / S, over the slots that S holds.
+  // w = u / S, S = sum_m u_m + epsilon over the slots that it holds:
+  // du_j = (dw_j - sum_m u_m dw_m / S) / S.
   Sum total, dot;
+  total.Add(Bounded(gate.epsilon));
   const auto counts = [&](size_t j) {
     return !gate.sum_over_kept || !token.slots[j].dropped;
   };
