@@ -20,7 +20,7 @@ namespace moe {
 struct ExpertsConfig {
   int64_t hidden_size = 0;      // H
   int64_t ffn_hidden_size = 0;  // F
-  Activation activation = Activation::kSwiGlu;
+  ActivationFunction activation = Activation::kSwiGlu;
   bool biases = false;          // both projections add a bias
   double init_std = 0.02;       // gate and up projections
   double down_init_std = 0.02;  // down projection

@@ -26,7 +26,7 @@ struct MoeLayerConfig {
   int64_t ffn_hidden_size = 0;  // F of one expert
   int64_t shared_expert_ffn_hidden_size = 0;  // 0 = no shared expert
   bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
-  Activation activation = Activation::kSwiGlu;
+  ActivationFunction activation = Activation::kSwiGlu;
   bool projection_biases = false;  // routed experts' projections add a bias
   double init_std = 0.02;          // router, gate and up projections
   double down_init_std = 0.02;     // down projections

@@ -1,4 +1,4 @@
-// Which activations there are, and their constants. No Abseil here: .cu files include this header.
+// Which activations there are, with their constants. No Abseil here: .cu files include this header.
 #ifndef MOE_KERNELS_SWIGLU_ACTIVATION_H_
 #define MOE_KERNELS_SWIGLU_ACTIVATION_H_
 
@@ -11,17 +11,27 @@ enum class Activation : uint8_t {
   kGeGlu,   // gelu(gate) * up, gelu exact (erf)
   kRelu,    // max(gate, 0)               `up` is not used and may be empty
   kRelu2,   // max(gate, 0)^2             So et al., "Primer" (2021), arXiv:2109.08668
-  // With g = min(gate, kClampLimit), u = clamp(up, -kClampLimit, kClampLimit):
-  //   (u + 1) g sigmoid(kClampAlpha g)   gpt-oss: OpenAI, "gpt-oss model card" (2025),
-  //                                      arXiv:2508.10925
+  // With g = min(gate, limit), u = clamp(up, -limit, limit):
+  //   (u + 1) g sigmoid(alpha g)   gpt-oss: OpenAI, "gpt-oss model card" (2025), arXiv:2508.10925
   // A gradient passes where the input lies inside its clamp, ends included, and is 0 elsewhere.
   kClampedSwiGlu,
 };
 
-// Constants of kClampedSwiGlu, as gpt-oss has them. g sigmoid(1.702 g) is Hendrycks and Gimpel's
-// approximation of gelu (2016), arXiv:1606.08415.
-inline constexpr float kClampAlpha = 1.702f;
-inline constexpr float kClampLimit = 7.0f;
+// An activation with its constants; made of an Activation, it has gpt-oss's.
+struct ActivationFunction {
+  // NOLINTNEXTLINE(google-explicit-constructor): most have no constants
+  constexpr ActivationFunction(Activation which) : kind(which) {}
+  constexpr ActivationFunction(Activation which, float clamp_alpha, float clamp_limit)
+      : kind(which), alpha(clamp_alpha), limit(clamp_limit) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  constexpr operator Activation() const { return kind; }
+
+  Activation kind;
+  // Of kClampedSwiGlu. g sigmoid(1.702 g) is Hendrycks and Gimpel's approximation of gelu (2016),
+  // arXiv:1606.08415.
+  float alpha = 1.702f;
+  float limit = 7.0f;  // above 0
+};
 
 // Whether the activation reads a second projection.
 constexpr bool IsGated(Activation a) {

@@ -9,7 +9,7 @@
 
 namespace moe {
 template <typename T>
-absl::Status ActivationForward(Activation activation, MatrixView<const T> gate,
+absl::Status ActivationForward(ActivationFunction activation, MatrixView<const T> gate,
                                MatrixView<const T> up, MatrixView<T> out, Stream& stream) {
   constexpr const char* kFunction = "ActivationForward";
   const bool gated = IsGated(activation);
@@ -36,7 +36,7 @@ absl::Status ActivationForward(Activation activation, MatrixView<const T> gate,
 }
 
 template <typename T>
-absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
+absl::Status ActivationBackward(ActivationFunction activation, MatrixView<const T> gate,
                                 MatrixView<const T> up, MatrixView<const T> d_out,
                                 MatrixView<T> d_gate, MatrixView<T> d_up, Stream& stream) {
   constexpr const char* kFunction = "ActivationBackward";
@@ -69,19 +69,19 @@ absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
   });
 }
 
-template absl::Status ActivationForward(Activation, MatrixView<const float>,
+template absl::Status ActivationForward(ActivationFunction, MatrixView<const float>,
                                         MatrixView<const float>, MatrixView<float>, Stream&);
-template absl::Status ActivationForward(Activation, MatrixView<const BFloat16>,
+template absl::Status ActivationForward(ActivationFunction, MatrixView<const BFloat16>,
                                         MatrixView<const BFloat16>, MatrixView<BFloat16>, Stream&);
-template absl::Status ActivationForward(Activation, MatrixView<const Float16>,
+template absl::Status ActivationForward(ActivationFunction, MatrixView<const Float16>,
                                         MatrixView<const Float16>, MatrixView<Float16>, Stream&);
-template absl::Status ActivationBackward(Activation, MatrixView<const float>,
+template absl::Status ActivationBackward(ActivationFunction, MatrixView<const float>,
                                          MatrixView<const float>, MatrixView<const float>,
                                          MatrixView<float>, MatrixView<float>, Stream&);
-template absl::Status ActivationBackward(Activation, MatrixView<const BFloat16>,
+template absl::Status ActivationBackward(ActivationFunction, MatrixView<const BFloat16>,
                                          MatrixView<const BFloat16>, MatrixView<const BFloat16>,
                                          MatrixView<BFloat16>, MatrixView<BFloat16>, Stream&);
-template absl::Status ActivationBackward(Activation, MatrixView<const Float16>,
+template absl::Status ActivationBackward(ActivationFunction, MatrixView<const Float16>,
                                          MatrixView<const Float16>, MatrixView<const Float16>,
                                          MatrixView<Float16>, MatrixView<Float16>, Stream&);
 

@@ -14,12 +14,12 @@ namespace moe {
 // out[n, f] = act(gate[n, f], up[n, f]), computed in float32, rounded to T once. All [N, F].
 // Same bits for an element in body or tail and on any number of threads.
 template <typename T>
-absl::Status ActivationForward(Activation activation, MatrixView<const T> gate,
+absl::Status ActivationForward(ActivationFunction activation, MatrixView<const T> gate,
                                MatrixView<const T> up, MatrixView<T> out, Stream& stream);
 
 // d_gate and d_up from d_out and the saved inputs. Outputs may be the inputs' own memory.
 template <typename T>
-absl::Status ActivationBackward(Activation activation, MatrixView<const T> gate,
+absl::Status ActivationBackward(ActivationFunction activation, MatrixView<const T> gate,
                                 MatrixView<const T> up, MatrixView<const T> d_out,
                                 MatrixView<T> d_gate, MatrixView<T> d_up, Stream& stream);
 

@@ -43,32 +43,34 @@ struct SwiGlu {
 };
 
 struct ClampedSwiGlu {
+  float alpha, limit;
+
   // Comparisons rather than Min and Max, which lose a NaN on some targets.
-  static HWY_INLINE FloatLanes AtMost(FloatLanes x, float limit) {
+  HWY_INLINE FloatLanes AtMostLimit(FloatLanes x) const {
     const auto bound = hn::Set(FloatTag(), limit);
     return hn::IfThenElse(hn::Gt(x, bound), bound, x);
   }
-  static HWY_INLINE FloatLanes UpPlusOne(FloatLanes up) {
-    const auto bound = hn::Set(FloatTag(), -kClampLimit);
-    const auto u = AtMost(up, kClampLimit);
+  HWY_INLINE FloatLanes UpPlusOne(FloatLanes up) const {
+    const auto bound = hn::Set(FloatTag(), -limit);
+    const auto u = AtMostLimit(up);
     return hn::Add(hn::IfThenElse(hn::Lt(u, bound), bound, u), One());
   }
-  static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
-    const auto g = AtMost(gate, kClampLimit);
-    const auto sigmoid = Sigmoid(hn::Mul(hn::Set(FloatTag(), kClampAlpha), g));
+  HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) const {
+    const auto g = AtMostLimit(gate);
+    const auto sigmoid = Sigmoid(hn::Mul(hn::Set(FloatTag(), alpha), g));
     return hn::Mul(hn::Mul(g, sigmoid), UpPlusOne(up));
   }
-  static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes up, FloatLanes d_out) {
-    const auto limit = hn::Set(FloatTag(), kClampLimit);
-    const auto g = AtMost(gate, kClampLimit);
-    const auto z = hn::Mul(hn::Set(FloatTag(), kClampAlpha), g);
+  HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes up, FloatLanes d_out) const {
+    const auto bound = hn::Set(FloatTag(), limit);
+    const auto g = AtMostLimit(gate);
+    const auto z = hn::Mul(hn::Set(FloatTag(), alpha), g);
     const auto sigmoid = Sigmoid(z);
     // (g sigmoid(z))' = sigmoid (1 + z (1 - sigmoid))
     const auto slope = hn::Mul(sigmoid, hn::MulAdd(z, hn::Sub(One(), sigmoid), One()));
     const auto d_gate = hn::Mul(hn::Mul(d_out, UpPlusOne(up)), slope);
     const auto d_up = hn::Mul(d_out, hn::Mul(g, sigmoid));
-    return {hn::IfThenElseZero(hn::Le(gate, limit), d_gate),
-            hn::IfThenElseZero(hn::Le(hn::Abs(up), limit), d_up)};
+    return {hn::IfThenElseZero(hn::Le(gate, bound), d_gate),
+            hn::IfThenElseZero(hn::Le(hn::Abs(up), bound), d_up)};
   }
 };
 
@@ -134,86 +136,86 @@ struct Relu2 {
 };
 
 // Body and tail run the same lanes: a tail is copied into a padded vector.
-template <class Op, bool kGated, typename T>
-HWY_INLINE void Forward(const ActivationRow<T>& row) {
+template <bool kGated, class Op, typename T>
+HWY_INLINE void Forward(const Op& op, const ActivationRow<T>& row) {
   int64_t i = 0;
   for (; i + kLanes <= row.n; i += kLanes) {
     const auto gate = LoadLanes(row.gate + i);
-    StoreLanes(Op::Forward(gate, kGated ? LoadLanes(row.up + i) : gate), row.out + i);
+    StoreLanes(op.Forward(gate, kGated ? LoadLanes(row.up + i) : gate), row.out + i);
   }
   if (i == row.n) return;
   const int64_t rest = row.n - i;
   const auto gate = LoadFirst(row.gate + i, rest);
-  StoreFirst(Op::Forward(gate, kGated ? LoadFirst(row.up + i, rest) : gate), row.out + i, rest);
+  StoreFirst(op.Forward(gate, kGated ? LoadFirst(row.up + i, rest) : gate), row.out + i, rest);
 }
 
-template <class Op, bool kGated, typename T>
-HWY_INLINE void Backward(const ActivationRow<T>& row) {
+template <bool kGated, class Op, typename T>
+HWY_INLINE void Backward(const Op& op, const ActivationRow<T>& row) {
   int64_t i = 0;
   for (; i + kLanes <= row.n; i += kLanes) {
     const auto gate = LoadLanes(row.gate + i);
     const Gradients d =
-        Op::Backward(gate, kGated ? LoadLanes(row.up + i) : gate, LoadLanes(row.d_out + i));
+        op.Backward(gate, kGated ? LoadLanes(row.up + i) : gate, LoadLanes(row.d_out + i));
     StoreLanes(d.gate, row.d_gate + i);
     if constexpr (kGated) StoreLanes(d.up, row.d_up + i);
   }
   if (i == row.n) return;
   const int64_t rest = row.n - i;
   const auto gate = LoadFirst(row.gate + i, rest);
-  const Gradients d = Op::Backward(gate, kGated ? LoadFirst(row.up + i, rest) : gate,
-                                   LoadFirst(row.d_out + i, rest));
+  const Gradients d = op.Backward(gate, kGated ? LoadFirst(row.up + i, rest) : gate,
+                                  LoadFirst(row.d_out + i, rest));
   StoreFirst(d.gate, row.d_gate + i, rest);
   if constexpr (kGated) StoreFirst(d.up, row.d_up + i, rest);
 }
 
 template <typename T>
-HWY_INLINE void ForwardAny(Activation activation, const ActivationRow<T>& row) {
-  switch (activation) {
+HWY_INLINE void ForwardAny(ActivationFunction activation, const ActivationRow<T>& row) {
+  switch (activation.kind) {
     case Activation::kSwiGlu:
-      return Forward<SwiGlu, true>(row);
+      return Forward<true>(SwiGlu(), row);
     case Activation::kGeGlu:
-      return Forward<GeGlu, true>(row);
+      return Forward<true>(GeGlu(), row);
     case Activation::kRelu:
-      return Forward<Relu, false>(row);
+      return Forward<false>(Relu(), row);
     case Activation::kRelu2:
-      return Forward<Relu2, false>(row);
+      return Forward<false>(Relu2(), row);
     case Activation::kClampedSwiGlu:
-      return Forward<ClampedSwiGlu, true>(row);
+      return Forward<true>(ClampedSwiGlu{activation.alpha, activation.limit}, row);
   }
 }
 
 template <typename T>
-HWY_INLINE void BackwardAny(Activation activation, const ActivationRow<T>& row) {
-  switch (activation) {
+HWY_INLINE void BackwardAny(ActivationFunction activation, const ActivationRow<T>& row) {
+  switch (activation.kind) {
     case Activation::kSwiGlu:
-      return Backward<SwiGlu, true>(row);
+      return Backward<true>(SwiGlu(), row);
     case Activation::kGeGlu:
-      return Backward<GeGlu, true>(row);
+      return Backward<true>(GeGlu(), row);
     case Activation::kRelu:
-      return Backward<Relu, false>(row);
+      return Backward<false>(Relu(), row);
     case Activation::kRelu2:
-      return Backward<Relu2, false>(row);
+      return Backward<false>(Relu2(), row);
     case Activation::kClampedSwiGlu:
-      return Backward<ClampedSwiGlu, true>(row);
+      return Backward<true>(ClampedSwiGlu{activation.alpha, activation.limit}, row);
   }
 }
 
-void ForwardF32(Activation a, const ActivationRow<float>& row) {
+void ForwardF32(ActivationFunction a, const ActivationRow<float>& row) {
   ForwardAny(a, row);
 }
-void ForwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
+void ForwardBF16(ActivationFunction a, const ActivationRow<BFloat16>& row) {
   ForwardAny(a, row);
 }
-void ForwardF16(Activation a, const ActivationRow<Float16>& row) {
+void ForwardF16(ActivationFunction a, const ActivationRow<Float16>& row) {
   ForwardAny(a, row);
 }
-void BackwardF32(Activation a, const ActivationRow<float>& row) {
+void BackwardF32(ActivationFunction a, const ActivationRow<float>& row) {
   BackwardAny(a, row);
 }
-void BackwardBF16(Activation a, const ActivationRow<BFloat16>& row) {
+void BackwardBF16(ActivationFunction a, const ActivationRow<BFloat16>& row) {
   BackwardAny(a, row);
 }
-void BackwardF16(Activation a, const ActivationRow<Float16>& row) {
+void BackwardF16(ActivationFunction a, const ActivationRow<Float16>& row) {
   BackwardAny(a, row);
 }
 
@@ -233,27 +235,27 @@ HWY_EXPORT(BackwardBF16);
 HWY_EXPORT(BackwardF16);
 
 template <>
-void ActivationForwardRow(Activation activation, const ActivationRow<float>& row) {
+void ActivationForwardRow(ActivationFunction activation, const ActivationRow<float>& row) {
   HWY_DYNAMIC_DISPATCH(ForwardF32)(activation, row);
 }
 template <>
-void ActivationForwardRow(Activation activation, const ActivationRow<BFloat16>& row) {
+void ActivationForwardRow(ActivationFunction activation, const ActivationRow<BFloat16>& row) {
   HWY_DYNAMIC_DISPATCH(ForwardBF16)(activation, row);
 }
 template <>
-void ActivationForwardRow(Activation activation, const ActivationRow<Float16>& row) {
+void ActivationForwardRow(ActivationFunction activation, const ActivationRow<Float16>& row) {
   HWY_DYNAMIC_DISPATCH(ForwardF16)(activation, row);
 }
 template <>
-void ActivationBackwardRow(Activation activation, const ActivationRow<float>& row) {
+void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<float>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardF32)(activation, row);
 }
 template <>
-void ActivationBackwardRow(Activation activation, const ActivationRow<BFloat16>& row) {
+void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<BFloat16>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardBF16)(activation, row);
 }
 template <>
-void ActivationBackwardRow(Activation activation, const ActivationRow<Float16>& row) {
+void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<Float16>& row) {
   HWY_DYNAMIC_DISPATCH(BackwardF16)(activation, row);
 }
 

@@ -22,9 +22,9 @@ struct ActivationRow {
 
 // Instantiated for float, BFloat16 and Float16.
 template <typename T>
-void ActivationForwardRow(Activation activation, const ActivationRow<T>& row);
+void ActivationForwardRow(ActivationFunction activation, const ActivationRow<T>& row);
 template <typename T>
-void ActivationBackwardRow(Activation activation, const ActivationRow<T>& row);
+void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<T>& row);
 
 }  // namespace moe
 

@@ -32,23 +32,25 @@ struct SwiGlu {
 
 struct ClampedSwiGlu {
   static constexpr bool kGated = true;
+  float alpha, limit;
+
   // Comparisons rather than fminf and fmaxf, which lose a NaN.
-  static __device__ float AtMost(float x, float limit) { return x > limit ? limit : x; }
-  static __device__ float UpPlusOne(float up) {
-    const float u = AtMost(up, kClampLimit);
-    return (u < -kClampLimit ? -kClampLimit : u) + 1.0f;
+  __device__ float AtMostLimit(float x) const { return x > limit ? limit : x; }
+  __device__ float UpPlusOne(float up) const {
+    const float u = AtMostLimit(up);
+    return (u < -limit ? -limit : u) + 1.0f;
   }
-  static __device__ float Forward(float gate, float up) {
-    const float g = AtMost(gate, kClampLimit);
-    return g * Sigmoid(kClampAlpha * g) * UpPlusOne(up);
+  __device__ float Forward(float gate, float up) const {
+    const float g = AtMostLimit(gate);
+    return g * Sigmoid(alpha * g) * UpPlusOne(up);
   }
-  static __device__ Gradients Backward(float gate, float up, float d_out) {
-    const float g = AtMost(gate, kClampLimit), z = kClampAlpha * g;
+  __device__ Gradients Backward(float gate, float up, float d_out) const {
+    const float g = AtMostLimit(gate), z = alpha * g;
     const float sigmoid = Sigmoid(z);
     // (g sigmoid(z))' = sigmoid (1 + z (1 - sigmoid))
     const float slope = sigmoid * fmaf(z, 1.0f - sigmoid, 1.0f);
-    return {gate <= kClampLimit ? d_out * UpPlusOne(up) * slope : 0.0f,
-            fabsf(up) <= kClampLimit ? d_out * (g * sigmoid) : 0.0f};
+    return {gate <= limit ? d_out * UpPlusOne(up) * slope : 0.0f,
+            fabsf(up) <= limit ? d_out * (g * sigmoid) : 0.0f};
   }
 };
 
@@ -89,7 +91,7 @@ struct Relu2 {
 
 // A warp owns a row. Everything of a few columns is read before any of it is written.
 template <class Op, typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaForward<T> f) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, CudaForward<T> f) {
   const int64_t cols = f.gate.cols();
   ForRows<kWarpLanes>(f.gate.rows(), [&](int64_t n, int lane) {
     const T* const gate = f.gate.row(n);
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaFor
           const auto ups = Load<kWidth>(up + c);
           for (int i = 0; i < kWidth; ++i) {
             gates.at[i] =
-                T(Op::Forward(static_cast<float>(gates.at[i]), static_cast<float>(ups.at[i])));
+                T(op.Forward(static_cast<float>(gates.at[i]), static_cast<float>(ups.at[i])));
           }
           Store(gates, out + c);
         });
@@ -110,7 +112,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaFor
 }
 
 template <class Op, typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBackward<T> b) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    BackwardKernel(Op op, CudaBackward<T> b) {
   const int64_t cols = b.gate.cols();
   ForRows<kWarpLanes>(b.gate.rows(), [&](int64_t n, int lane) {
     const T* const gate = b.gate.row(n);
@@ -125,9 +128,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBa
                     auto ups = Load<kWidth>(up + c);
                     const auto d_outs = Load<kWidth>(d_out + c);
                     for (int i = 0; i < kWidth; ++i) {
-                      const Gradients d = Op::Backward(static_cast<float>(gates.at[i]),
-                                                       static_cast<float>(ups.at[i]),
-                                                       static_cast<float>(d_outs.at[i]));
+                      const Gradients d = op.Backward(static_cast<float>(gates.at[i]),
+                                                      static_cast<float>(ups.at[i]),
+                                                      static_cast<float>(d_outs.at[i]));
                       gates.at[i] = T(d.gate);
                       ups.at[i] = T(d.up);
                     }
@@ -139,8 +142,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBa
 
 // f(Op()) for the activation's Op.
 template <typename Function>
-cudaError_t WithOp(Activation activation, Function f) {
-  switch (activation) {
+cudaError_t WithOp(ActivationFunction activation, Function f) {
+  switch (activation.kind) {
     case Activation::kSwiGlu:
       return f(SwiGlu());
     case Activation::kGeGlu:
@@ -150,7 +153,7 @@ cudaError_t WithOp(Activation activation, Function f) {
     case Activation::kRelu2:
       return f(Relu2());
     case Activation::kClampedSwiGlu:
-      return f(ClampedSwiGlu());
+      return f(ClampedSwiGlu{activation.alpha, activation.limit});
   }
   return cudaErrorInvalidValue;
 }
@@ -158,28 +161,30 @@ cudaError_t WithOp(Activation activation, Function f) {
 }  // namespace
 
 template <typename T>
-cudaError_t Run(Activation activation, const CudaForward<T>& forward, cudaStream_t stream) {
+cudaError_t Run(ActivationFunction activation, const CudaForward<T>& forward, cudaStream_t stream) {
   const int64_t rows = forward.gate.rows();
   if (rows == 0 || forward.gate.cols() == 0) return cudaSuccess;
   return WithOp(activation, [&](auto op) {
-    return Launch(&ForwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, forward);
+    return Launch(&ForwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, op, forward);
   });
 }
 
 template <typename T>
-cudaError_t Run(Activation activation, const CudaBackward<T>& backward, cudaStream_t stream) {
+cudaError_t Run(ActivationFunction activation, const CudaBackward<T>& backward,
+                cudaStream_t stream) {
   const int64_t rows = backward.gate.rows();
   if (rows == 0 || backward.gate.cols() == 0) return cudaSuccess;
   return WithOp(activation, [&](auto op) {
-    return Launch(&BackwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, backward);
+    return Launch(&BackwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, op,
+                  backward);
   });
 }
 
-template cudaError_t Run(Activation, const CudaForward<float>&, cudaStream_t);
-template cudaError_t Run(Activation, const CudaForward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(Activation, const CudaForward<Float16>&, cudaStream_t);
-template cudaError_t Run(Activation, const CudaBackward<float>&, cudaStream_t);
-template cudaError_t Run(Activation, const CudaBackward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(Activation, const CudaBackward<Float16>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaForward<float>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaForward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaForward<Float16>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaBackward<float>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaBackward<BFloat16>&, cudaStream_t);
+template cudaError_t Run(ActivationFunction, const CudaBackward<Float16>&, cudaStream_t);
 
 }  // namespace moe::swiglu

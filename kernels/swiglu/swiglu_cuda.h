@@ -32,9 +32,10 @@ struct CudaBackward {
 // CUDA's own exponential and error function, so that the last bits differ from a CPU's; an element
 // has the same bits wherever it stands. Instantiated for float, BFloat16 and Float16.
 template <typename T>
-cudaError_t Run(Activation activation, const CudaForward<T>& forward, cudaStream_t stream);
+cudaError_t Run(ActivationFunction activation, const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>
-cudaError_t Run(Activation activation, const CudaBackward<T>& backward, cudaStream_t stream);
+cudaError_t Run(ActivationFunction activation, const CudaBackward<T>& backward,
+                cudaStream_t stream);
 
 }  // namespace moe::swiglu
 

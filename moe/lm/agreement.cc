@@ -54,7 +54,9 @@ void AddModel(const TransformerConfig& model, Fields& fields) {
   fields.Add("--moe-ffn-hidden-size", moe.ffn_hidden_size);
   fields.Add("--moe-shared-expert-intermediate-size", moe.shared_expert_ffn_hidden_size);
   fields.Add("--moe-shared-expert-gate", moe.gated_shared_expert);
-  fields.Add("--activation", moe.activation);
+  fields.Add("--activation", moe.activation.kind);
+  fields.Add("activation alpha", moe.activation.alpha);
+  fields.Add("activation limit", moe.activation.limit);
   fields.Add("--moe-projection-biases", moe.projection_biases);
   fields.Add("--dispatch", moe.dispatcher.algorithm);
   fields.Add("--node-size", moe.dispatcher.node_size);
@@ -71,6 +73,7 @@ void AddRouter(const RouterConfig& router, Fields& fields) {
   fields.Add("--moe-router-topk-scaling-factor", router.scaling_factor);
   fields.Add("norm_topk_prob",
              router.norm_topk_prob.has_value() ? static_cast<int>(*router.norm_topk_prob) : -1);
+  fields.Add("norm_epsilon", router.norm_epsilon.value_or(-1.0f));
   fields.Add("--moe-router-enable-expert-bias", router.expert_bias);
   fields.Add("--moe-router-bias-update-rate", router.bias_update_rate);
   fields.Add("--moe-input-jitter-eps", router.input_jitter);

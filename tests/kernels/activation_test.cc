@@ -42,7 +42,7 @@ double ActivationReference(Activation activation, double gate, double up) {
 }
 
 template <typename T>
-Matrix<T> Forward(const TestDevice& device, Activation activation, const Matrix<T>& gate,
+Matrix<T> Forward(const TestDevice& device, ActivationFunction activation, const Matrix<T>& gate,
                   const Matrix<T>& up) {
   const auto on_gate = device.Copy(gate), on_up = device.Copy(up);
   const auto out = device.Copy(Matrix<T>(gate.rows(), gate.cols(), up.layout()));
@@ -60,8 +60,8 @@ struct Gradients {
 };
 
 template <typename T>
-Gradients<T> Backward(const TestDevice& device, Activation activation, const Matrix<T>& gate,
-                      const Matrix<T>& up, const Matrix<T>& d_out) {
+Gradients<T> Backward(const TestDevice& device, ActivationFunction activation,
+                      const Matrix<T>& gate, const Matrix<T>& up, const Matrix<T>& d_out) {
   const auto on_gate = device.Copy(gate), on_up = device.Copy(up), on_out = device.Copy(d_out);
   const auto d_gate = device.Copy(Matrix<T>(gate.rows(), gate.cols(), up.layout()));
   const auto d_up = device.Copy(Matrix<T>(gate.rows(), gate.cols(), gate.layout()));
@@ -111,6 +111,24 @@ TEST(ClampedSwiGluTest, ValuesInsideAndOutsideBothClampsAreThoseComputedByHand) 
     EXPECT_EQ(out(0, 2), out(0, 3));  // on the clamp and beyond it
     EXPECT_EQ(out(0, 4), out(0, 5));
     EXPECT_EQ(out(0, 6), out(0, 7));
+  });
+}
+
+// alpha 1.3, limit 5: sigmoid(6.5) = 0.998499, sigmoid(1.3) = 0.785835.
+TEST(ClampedSwiGluTest, HasTheConstantsItIsGiven) {
+  constexpr ActivationFunction kGiven(Activation::kClampedSwiGlu, 1.3f, 5.0f);
+  const auto gate = Matrix<float>::Of(1, 3, {6, 1, 1});
+  const auto up = Matrix<float>::Of(1, 3, {-9, 5, 2});
+  ForEachDevice([&](const TestDevice& device) {
+    const auto out = Forward(device, kGiven, gate, up);
+    EXPECT_NEAR(out(0, 0), -4 * 5 * 0.998499, 1e-4);
+    EXPECT_NEAR(out(0, 1), 6 * 0.785835, 1e-5);
+    const auto [d_gate, d_up] = Backward(device, kGiven, gate, up, Matrix<float>(1, 3, 1.0f));
+    EXPECT_EQ(d_gate(0, 0), 0);
+    EXPECT_EQ(d_up(0, 0), 0);
+    EXPECT_NEAR(d_up(0, 1), 0.785835, 1e-6);
+    // (g sigmoid(1.3 g))' = sigmoid (1 + 1.3 (1 - sigmoid)) = 1.004623
+    EXPECT_NEAR(d_gate(0, 2), 3 * 1.004623, 1e-5);
   });
 }
 

@@ -15,8 +15,8 @@ namespace {
 
 using Vector = std::vector<double>;
 
-double Activate(Activation activation, double gate, double up) {
-  switch (activation) {
+double Activate(ActivationFunction activation, double gate, double up) {
+  switch (activation.kind) {
     case Activation::kSwiGlu:
       return gate / (1 + std::exp(-gate)) * up;
     case Activation::kGeGlu:
@@ -26,9 +26,9 @@ double Activate(Activation activation, double gate, double up) {
     case Activation::kRelu2:
       return std::max(gate, 0.0) * std::max(gate, 0.0);
     case Activation::kClampedSwiGlu: {
-      const double g = std::min<double>(gate, kClampLimit);
-      const double u = std::clamp<double>(up, -kClampLimit, kClampLimit);
-      return (u + 1) * g / (1 + std::exp(-kClampAlpha * g));
+      const double g = std::min<double>(gate, activation.limit);
+      const double u = std::clamp<double>(up, -activation.limit, activation.limit);
+      return (u + 1) * g / (1 + std::exp(-activation.alpha * g));
     }
   }
   return 0;

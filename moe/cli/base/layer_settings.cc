@@ -105,7 +105,7 @@ void AddShapeSettings(MoeLayerConfig& layer, Table& t) {
   t.Add("--moe-shared-expert-gate", &layer.gated_shared_expert,
         "scale the shared expert by sigmoid(w . x); preset by --router qwen2")
       .Roles(kOfLayer | kAlwaysTold);
-  t.Add("--activation NAME", {&layer.activation, kActivations},
+  t.Add("--activation NAME", {&layer.activation.kind, kActivations},
         "of the experts; clamped_swiglu is gpt-oss's, and its preset")
       .Roles(kOfLayer | kAlwaysTold);
   t.Add("--moe-projection-biases", &layer.projection_biases,
