@@ -280,6 +280,7 @@ absl::Status RankRun<T>::GatherGradients() {
   std::vector<ParameterKind> done;
   for (const TensorRule& rule : weights_.config().family->tensors) {
     const ParameterKind kind = rule.parameter;
+    if (!IsPresent(rule, weights_.config().moe)) continue;
     if (!IsTrained(kind) || std::find(done.begin(), done.end(), kind) != done.end()) continue;
     done.push_back(kind);
     if (rule.experts == ExpertAxis::kNone) {

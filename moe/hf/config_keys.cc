@@ -1,9 +1,11 @@
 #include "moe/hf/config_keys.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include <nlohmann/json.hpp>
 
@@ -44,6 +46,11 @@ const Json* ConfigKeys::Find(const char* key) const {
   return at == object_.end() ? nullptr : &*at;
 }
 
+const char* ConfigKeys::Spelling(Key key) const {
+  const bool other = key.alias != nullptr && Find(key.name) == nullptr;
+  return other && Find(key.alias) != nullptr ? key.alias : key.name;
+}
+
 void ConfigKeys::Fail(absl::Status status) {
   if (status_.ok()) status_ = std::move(status);
 }
@@ -69,7 +76,8 @@ bool ConfigKeys::IsNull(const char* key) const {
   return value == nullptr || value->is_null();
 }
 
-int64_t ConfigKeys::Integer(const char* key, std::optional<int64_t> fallback, IntegerRange range) {
+int64_t ConfigKeys::Integer(Key spellings, std::optional<int64_t> fallback, IntegerRange range) {
+  const char* const key = Spelling(spellings);
   const Json* const value = Find(key);
   if (value == nullptr) {
     if (!fallback.has_value()) {
@@ -83,7 +91,8 @@ int64_t ConfigKeys::Integer(const char* key, std::optional<int64_t> fallback, In
   return range.least;
 }
 
-bool ConfigKeys::Bool(const char* key, bool fallback) {
+bool ConfigKeys::Bool(Key spellings, bool fallback) {
+  const char* const key = Spelling(spellings);
   const Json* const value = Find(key);
   if (value == nullptr) return fallback;
   if (value->is_boolean()) return value->get<bool>();
@@ -91,7 +100,8 @@ bool ConfigKeys::Bool(const char* key, bool fallback) {
   return fallback;
 }
 
-double ConfigKeys::Real(const char* key, double fallback) {
+double ConfigKeys::Real(Key spellings, double fallback) {
+  const char* const key = Spelling(spellings);
   const Json* const value = Find(key);
   if (value == nullptr) return fallback;
   if (value->is_number() && std::isfinite(value->get<double>())) return value->get<double>();
@@ -126,6 +136,23 @@ std::optional<std::vector<int64_t>> ConfigKeys::Integers(const char* key, Intege
     numbers.push_back(*number);
   }
   return numbers;
+}
+
+std::optional<std::vector<std::string>> ConfigKeys::Texts(
+    const char* key, absl::Span<const absl::string_view> words) {
+  if (IsNull(key)) return std::nullopt;
+  const Json& value = *Find(key);
+  std::vector<std::string> texts;
+  for (const Json& element : value.is_array() ? value : Json::array({nullptr})) {
+    const bool known = element.is_string() && std::find(words.begin(), words.end(),
+                                                        element.get<std::string>()) != words.end();
+    if (!known) {
+      Wrong(key, value, absl::StrCat("a list of ", absl::StrJoin(words, " and ")));
+      return std::nullopt;
+    }
+    texts.push_back(element);
+  }
+  return texts;
 }
 
 }  // namespace moe::hf

@@ -10,6 +10,7 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -24,6 +25,15 @@ inline constexpr IntegerRange kWidths = {1, int64_t{1} << 20};   // H, F
 inline constexpr IntegerRange kExperts = {1, int64_t{1} << 12};  // E, K, groups, shared experts
 inline constexpr IntegerRange kLayers = {1, int64_t{1} << 16};
 
+// A key, and another spelling of it that stands for it where it is absent. No name: no such key.
+struct Key {
+  constexpr Key() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): most keys have one spelling
+  constexpr Key(const char* own, const char* other = nullptr) : name(own), alias(other) {}
+  const char* name = nullptr;
+  const char* alias = nullptr;
+};
+
 // The object of a config.json. The first error stays in status() and later calls return something
 // valid, so that a reader takes all keys and looks at the status once. Wrong values are kDataLoss,
 // settings that this library does not compute are kUnimplemented; both name file, key, value and
@@ -35,15 +45,18 @@ class ConfigKeys {
       : file_(std::move(file)), path_(std::move(path)), object_(object) {}
 
   // The value; `fallback` if the key is absent, an error if it is absent without a fallback.
-  int64_t Integer(const char* key, std::optional<int64_t> fallback, IntegerRange range);
-  int32_t Integer32(const char* key, std::optional<int64_t> fallback, IntegerRange range) {
+  int64_t Integer(Key key, std::optional<int64_t> fallback, IntegerRange range);
+  int32_t Integer32(Key key, std::optional<int64_t> fallback, IntegerRange range) {
     return static_cast<int32_t>(Integer(key, fallback, range));
   }
-  bool Bool(const char* key, bool fallback);
-  double Real(const char* key, double fallback);  // finite
+  bool Bool(Key key, bool fallback);
+  double Real(Key key, double fallback);  // finite
   std::string Text(const char* key, absl::string_view fallback);
   // Nothing if the key is absent or null.
   std::optional<std::vector<int64_t>> Integers(const char* key, IntegerRange range);
+  // The same of texts, each of them one of `words`.
+  std::optional<std::vector<std::string>> Texts(const char* key,
+                                                absl::Span<const absl::string_view> words);
   bool IsNull(const char* key) const;  // absent counts as null
 
   // kUnimplemented: `key` is `value`, which is valid but nothing that is computed here.
@@ -55,6 +68,7 @@ class ConfigKeys {
 
  private:
   const nlohmann::json* Find(const char* key) const;  // nullptr: absent
+  const char* Spelling(Key key) const;                // the one that is there; none is: the name
   void Wrong(const char* key, const nlohmann::json& value, absl::string_view expected);
   void Fail(absl::Status status);
 

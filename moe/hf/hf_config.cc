@@ -25,16 +25,13 @@ constexpr JsonLimits kLimits = {.max_bytes = int64_t{4} << 20,
                                 .max_depth = 16,
                                 .max_token_bytes = int64_t{256} << 10};
 
-constexpr const Family* kFamilies[] = {&kMixtral,    &kQwen2Moe,   &kQwen3Moe, &kOlmoe,
-                                       &kDeepSeekV2, &kDeepSeekV3, &kGptOss,   &kLlama4};
-
 absl::Status Expected(absl::string_view file, absl::string_view what, absl::string_view expected) {
   return absl::DataLossError(absl::StrCat(file, ": ", what, ", expected ", expected));
 }
 
 absl::Status UnknownModel(absl::string_view file, absl::string_view model_type) {
   std::vector<absl::string_view> known;
-  for (const Family* family : kFamilies) {
+  for (const Family* family : Families()) {
     known.push_back(family->model_type);
     if (!family->nested_in.empty()) known.push_back(family->nested_in);
   }
@@ -57,7 +54,7 @@ absl::StatusOr<Model> FindModel(absl::string_view file, const Json& document) {
     return Expected(file, "there is no text model_type", "it, as transformers writes it");
   }
   const std::string model_type = *type;
-  for (const Family* family : kFamilies) {
+  for (const Family* family : Families()) {
     if (model_type == family->model_type) return Model{family, "", &document};
     if (family->nested_in.empty() || model_type != family->nested_in) continue;
     const auto nested = document.find("text_config");
@@ -83,15 +80,20 @@ absl::Status CheckTotal(absl::string_view file, const MoeLayerConfig& moe) {
 }
 
 // The router names its own fields; readers of the file know keys.
-absl::Status CheckRouter(absl::string_view file, const MoeLayerConfig& moe) {
+absl::Status CheckRouter(absl::string_view file, const Family& family, const MoeLayerConfig& moe) {
   const absl::Status status = ValidateRouterConfig(moe.router);
   if (status.ok()) return status;
-  const std::string message =
-      absl::StrReplaceAll(status.message(), {{"RouterConfig.", ""},
-                                             {"group_top_k", "topk_group"},
-                                             {"top_k", "num_experts_per_tok"},
-                                             {"num_groups", "n_group"},
-                                             {"scaling_factor", "routed_scaling_factor"}});
+  const FamilyKeys& keys = family.keys;
+  const auto name = [](Key key, const char* field) {
+    return key.name ? key.name : field;
+  };
+  const std::string message = absl::StrReplaceAll(
+      status.message(), {{"RouterConfig.", ""},
+                         {"group_top_k", name(keys.kept_groups, "topk_group")},
+                         {"top_k", name(keys.top_k, "top_k")},
+                         {"num_groups", name(keys.groups, "n_group")},
+                         {"num_experts", name(keys.experts, "num_experts")},
+                         {"scaling_factor", name(keys.scaling, "scaling_factor")}});
   return absl::DataLossError(absl::StrCat(file, ": ", message));
 }
 
@@ -99,15 +101,6 @@ absl::Status CheckRouter(absl::string_view file, const MoeLayerConfig& moe) {
 
 absl::string_view HfConfig::model_type() const {
   return family->model_type;
-}
-
-Activation ReadActivation(ConfigKeys& keys) {
-  const std::string name = keys.Text("hidden_act", "silu");
-  if (name == "gelu") return Activation::kGeGlu;
-  if (name != "silu" && name != "swish") {
-    keys.Unsupported("hidden_act", absl::StrCat("'", name, "'"), "silu or gelu");
-  }
-  return Activation::kSwiGlu;
 }
 
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document) {
@@ -122,10 +115,10 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
   config.moe.init_std = config.moe.down_init_std = 0;  // weights come from files
   ConfigKeys keys(std::string(file), model.path, *model.keys);
   keys.RefuseIfSet("quantization_config", "none: weights as F32, F16, BF16 or F64");
-  model.family->read(keys, config);
+  ReadFamily(*model.family, keys, config);
   MOE_RETURN_IF_ERROR(keys.status());
   MOE_RETURN_IF_ERROR(CheckTotal(file, config.moe));
-  MOE_RETURN_IF_ERROR(CheckRouter(file, config.moe));
+  MOE_RETURN_IF_ERROR(CheckRouter(file, *model.family, config.moe));
   return config;
 }
 

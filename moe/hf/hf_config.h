@@ -25,9 +25,9 @@ struct HfConfig {
   absl::string_view model_type() const;
 };
 
-// model_type mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, llama4_text,
-// or llama4 with a text_config. An absent key means what transformers (4.57) makes of it. Keys that
-// do not bear on the MoE layer are not looked at. `file` is the name in messages.
+// model_type one of a table (family.h), or one with such a text_config. An absent key means what
+// transformers (5.24) makes of it. Keys that do not bear on the MoE layer are not looked at. `file`
+// is the name in messages.
 //   kDataLoss: malformed JSON, a value out of range, keys that contradict each other
 //   kUnimplemented: another model, or a setting that is not computed here: activations other than
 //     silu and gelu, biases of MLPs, quantised weights

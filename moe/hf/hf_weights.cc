@@ -15,7 +15,8 @@ namespace moe::hf {
 namespace {
 
 // What stands before "layers.N.": a language model, the same inside a larger one, a bare one.
-constexpr absl::string_view kRoots[] = {"model.", "language_model.model.", ""};
+constexpr absl::string_view kRoots[] = {"model.", "language_model.model.", "model.language_model.",
+                                        ""};
 
 std::string PrefixOf(absl::string_view root, int64_t layer, const Family& family) {
   return absl::StrCat(root, "layers.", layer, ".", family.block, ".");
@@ -143,6 +144,7 @@ absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config, Checkpoi
 
 absl::Status LayerWeights::FindTensors(const std::string& prefix) {
   for (const TensorRule& rule : config_.family->tensors) {
+    if (!IsPresent(rule, config_.moe)) continue;
     const std::vector<int64_t> shape = TensorShape(rule, config_.moe);
     for (int32_t e = 0; e < TensorsOf(rule, config_.moe); ++e) {
       const std::string name = prefix + TensorName(rule, e);

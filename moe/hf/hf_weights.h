@@ -40,7 +40,8 @@ class LayerWeights {
  public:
   // `layer`: which one; empty = the first with experts that both the checkpoint and the
   // configuration have. Names start with "model.layers.N." or, in a file of a larger or smaller
-  // model, "language_model.model.layers.N." or "layers.N.". Reads no data.
+  // model, "language_model.model.layers.N.", "model.language_model.layers.N." or
+  // "layers.N.". Reads no data.
   //   kOutOfRange: `layer` is no layer with experts of the configuration
   //   kDataLoss: a tensor is missing or is not what the configuration says, or an error of a file
   // Messages: "<file>: tensor '<name>': what is, what was expected".

@@ -38,6 +38,13 @@ bool IsTrained(ParameterKind kind) {
   return kind != ParameterKind::kExpertBias;
 }
 
+bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config) {
+  const ParameterKind kind = rule.parameter;
+  const bool shared = kind == ParameterKind::kSharedGateUp || kind == ParameterKind::kSharedDown ||
+                      kind == ParameterKind::kSharedOutputGate;
+  return !shared || config.shared_expert_ffn_hidden_size > 0;
+}
+
 std::string ParameterName(ParameterKind kind, int32_t expert) {
   const auto of_expert = [&](absl::string_view name) {
     return absl::StrCat("experts.", expert, ".", name);
@@ -77,6 +84,7 @@ std::vector<int64_t> TensorShape(const TensorRule& rule, const MoeLayerConfig& c
   if (rule.rows == TensorRows::kGate || rule.rows == TensorRows::kUp) part.rows /= 2;
   std::vector<int64_t> shape;
   if (rule.experts == ExpertAxis::kStacked) shape.push_back(config.router.num_experts);
+  if (rule.row_vector) shape.push_back(1);
   if (rule.transposed) shape.push_back(part.cols);
   shape.push_back(part.rows);
   if (part.cols != 0 && !rule.transposed) shape.push_back(part.cols);

@@ -48,6 +48,7 @@ struct TensorRule {
   ExpertAxis experts = ExpertAxis::kNone;
   TensorRows rows = TensorRows::kAll;
   bool transposed = false;  // columns first
+  bool row_vector = false;  // a vector of n as [1, n]
 };
 
 // A parameter's shape; cols 0 = a vector of `rows` elements.
@@ -59,6 +60,8 @@ struct ParameterShape {
 ParameterShape ShapeOf(ParameterKind kind, const MoeLayerConfig& config);
 
 bool IsTrained(ParameterKind kind);
+// A shared expert's tensors are not where its width is 0.
+bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config);
 // Its name in a store whose layer was created with the prefix "". `expert` is ignored by kinds that
 // are no expert's.
 std::string ParameterName(ParameterKind kind, int32_t expert);

@@ -31,6 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   MOE_CHECK(layer.router.num_experts >= 1 && layer.router.top_k >= 1);
   MOE_CHECK(layer.router.hidden_size >= 1 && layer.ffn_hidden_size >= 1);
   for (const moe::hf::TensorRule& rule : config->family->tensors) {
+    if (!moe::hf::IsPresent(rule, layer)) continue;
     int64_t elements = 1;
     for (const int64_t dim : moe::hf::TensorShape(rule, layer)) {
       MOE_CHECK(dim >= 1 && !__builtin_mul_overflow(elements, dim, &elements));

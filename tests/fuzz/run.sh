@@ -23,7 +23,7 @@ case "$target" in
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
     sources=(io/{bounded_json,file} hf/{config_keys,hf_config,tensor_rule}
-      hf/family_{deepseek,gpt_oss,llama4,mixtral,qwen})
+      hf/family{,_own,_sigmoid,_softmax})
     ;;
   *)
     echo "fuzz: no target '$target', expected safetensors, index, config, routing or hf_config" >&2

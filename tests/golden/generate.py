@@ -18,8 +18,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from models import COMMITTED, MODELS, Case, Model, Weights, random_case
+from models import COMMITTED, MODELS, Case, Model, random_case
 
 DATA = Path(__file__).resolve().parent / "data"
 VERSIONS = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
@@ -38,7 +40,8 @@ class Trace(TorchFunctionMode):
     `wide` turns the blocks' casts to float32 into casts to float64, so that a float64 run is one throughout.
     """
 
-    RECORDED = (nn.functional.linear, torch.topk, Tensor.topk, Tensor.to, Tensor.clamp)
+    SELECTS = (torch.topk, Tensor.topk)
+    RECORDED = (*SELECTS, Tensor.clamp)
 
     def __init__(self, wide: bool) -> None:
         super().__init__()
@@ -57,8 +60,8 @@ class Trace(TorchFunctionMode):
             self.calls.append((func, args, kwargs, result))
         return result
 
-    def of(self, func: Callable[..., Any]) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
-        return [call[1:] for call in self.calls if call[0] == func]
+    def of(self, *functions: Callable[..., Any]) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+        return [call[1:] for call in self.calls if call[0] in functions]
 
 
 @dataclass
@@ -74,82 +77,105 @@ class Run:
     grads: dict[str, Tensor] = field(default_factory=dict)
 
 
-def build_block(case: Case) -> tuple[nn.Module, str]:
-    """The MoE block of layer `case.layer` of the whole model, and its name in a checkpoint."""
+@dataclass
+class Block:
+    """The MoE block of one layer of a whole model that has no storage."""
+
+    whole: transformers.PreTrainedModel
+    name: str  # the block's, in the model
+    module: nn.Module
+    model: Model
+    identity_experts: range  # weights that transformers has under their numbers are of no use
+
+    def in_checkpoint(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The block's tensors by the names and in the layouts in which transformers saves them."""
+        saved = revert_weight_conversion(self.whole, {f"{self.name}.{n}": t for n, t in tensors.items()})
+        return {n: t for n, t in saved.items() if not any(f".experts.{e}." in n for e in self.identity_experts)}
+
+
+def build_block(case: Case) -> Block:
     model = MODELS[case.model]
+    config = model.make_config(case)
     with torch.device("meta"):
-        whole = transformers.AutoModelForCausalLM.from_config(model.make_config(case))
+        whole = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
     name = f"model.layers.{case.layer}.{model.block}"
     block = whole.get_submodule(name)
     block.get_submodule(model.router)  # a dense layer has none
-    return block.to_empty(device="cpu").float().eval(), name
+    zero = getattr(config, "zero_expert_num", 0)
+    return Block(whole, name, block.to_empty(device="cpu").float().eval(), model,
+                 range(case.sizes.experts, case.sizes.experts + zero))
 
 
-def fill(block: nn.Module, model: Model, rng: np.random.Generator) -> None:
+def fill(block: Block, rng: np.random.Generator) -> None:
     """Draws all weights, at scales that give outputs near 1 for inputs near 1."""
-    gains = {"down_proj.weight": 2.0, "w2.weight": 2.0, "down_proj": 2.0, f"{model.router}.weight": 1.5} | model.gains
-    for name, tensor in block.state_dict().items():
-        if name.endswith("e_score_correction_bias"):
-            values = rng.uniform(-0.02, 0.4, tensor.shape)
+    model = block.model
+    gains = {"down_proj.weight": 2.0, "down_proj": 2.0, f"{model.router}.weight": 1.5} | model.gains
+    for name, tensor in block.module.state_dict().items():
+        gain = next((gains[end] for end in gains if name.endswith(end)), 1.0)
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            values = gain * rng.uniform(-0.02, 0.4, tensor.shape)
         elif name.endswith("bias"):
             values = 0.5 * rng.standard_normal(tensor.shape)
         else:
-            fan_in = tensor.shape[1]  # of [out, in] and of [expert, in, out]
-            gain = next((gains[end] for end in gains if name.endswith(end)), 1.0)
+            fan_in = tensor.shape[1 if model.transposed else -1]  # of [out, in] it is 1 as well
             values = gain / np.sqrt(fan_in) * rng.standard_normal(tensor.shape)
         tensor.copy_(torch.from_numpy(values))
 
 
-def combine_weights(kind: Weights, trace: Trace, router_output: Any, ids: Tensor) -> Tensor:
-    if kind is Weights.CAST:
-        return trace.of(Tensor.to)[0][2]
-    if kind is Weights.ROUTER_PAIR:
-        return router_output[1]
-    return router_output[0].gather(1, ids)
+def routing(model: Model, output: Any, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, combine weights and ids from what a router returns."""
+    if model.model_type != "llama4_text":
+        return output
+    scores, logits = output
+    ids = trace.of(*Trace.SELECTS)[-1][2].indices
+    return logits, scores.gather(1, ids), ids
 
 
-def run_block(block: nn.Module, model: Model, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Run:
-    block = copy.deepcopy(block).to(dtype)
+def run_block(of: Block, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Run:
+    block = copy.deepcopy(of.module).to(dtype)
     router_outputs: list[Any] = []
-    block.get_submodule(model.router).register_forward_hook(lambda _m, _in, out: router_outputs.append(out))
+    block.get_submodule(of.model.router).register_forward_hook(lambda _m, _in, out: router_outputs.append(out))
     x = x.to(dtype).requires_grad_()
     with Trace(wide=dtype is torch.float64) as trace:
         out = block(x[None])
     y = (out[0] if isinstance(out, tuple) else out).reshape(x.shape)
     y.backward(dy.to(dtype))
 
-    (scores, *_), _, (_, ids) = trace.of(torch.topk)[-1]
-    weights = combine_weights(model.weights, trace, router_outputs[0], ids)
+    logits, weights, ids = routing(of.model, router_outputs[0], trace)
     # Some blocks ask for unsorted choices. No two scores are alike (unsafe_tokens), so ids need not decide.
+    scores = trace.of(*Trace.SELECTS)[-1][0][0]
     best_first = scores.gather(1, ids).argsort(dim=1, descending=True)
     # A parameter that no token used has no gradient at all in some blocks, and zeros in others.
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in block.named_parameters()}
-    return Run(trace, y.detach(), x.grad, trace.of(nn.functional.linear)[0][2].detach(), ids.gather(1, best_first),
-               weights.detach().gather(1, best_first), grads)
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad
+             for n, p in block.named_parameters() if p.requires_grad}
+    return Run(trace, y.detach(), x.grad, logits.detach(), ids.gather(1, best_first),
+               weights.detach().gather(1, best_first), of.in_checkpoint(grads))
 
 
 def unsafe_tokens(run: Run) -> Tensor:
     """Tokens whose result hangs on rounding, or on what stands for "not eligible" in a masked score."""
     unsafe = torch.zeros(run.y.shape[0], dtype=torch.bool)
-    for args, kwargs, _ in run.trace.of(torch.topk):
+    for args, kwargs, _ in run.trace.of(*Trace.SELECTS):
         scores, topk = args[0], kwargs.get("k", args[1] if len(args) > 1 else None)
+        if scores.dim() != 2:  # the best two of a group, whose sum does not jump where they change places
+            continue
+        scores = scores.masked_fill(scores.isinf(), 0.0)  # not eligible
+        unsafe |= (scores == 0).sum(dim=1) > scores.shape[1] - topk
         best = scores.sort(dim=1, descending=True).values[:, : topk + 1]
         unsafe |= (best.diff(dim=1).abs() < MIN_GAP * scores.abs().amax(dim=1, keepdim=True)).any(dim=1)
-    for args, _, _ in run.trace.of(Tensor.topk):  # DeepSeek-V3's biased scores, which it masks with 0
-        unsafe |= (args[0] <= 0).flatten(1).any(dim=1)
     for args, kwargs, _ in run.trace.of(Tensor.clamp):
         bounds = [bound for bound in kwargs.values() if bound is not None]
         unsafe |= any(((args[0] - bound).abs() < MIN_CLAMP_GAP * abs(bound)).any() for bound in bounds)
     return unsafe
 
 
-def draw_inputs(case: Case, block: nn.Module, rng: np.random.Generator) -> tuple[Tensor, Tensor, int]:
+def draw_inputs(case: Case, block: Block, rng: np.random.Generator) -> tuple[Tensor, Tensor, int]:
     """x and dy, with the number of tokens that had to be drawn again."""
     shape = (case.sizes.tokens, case.sizes.hidden)
     x, dy = (torch.from_numpy(rng.standard_normal(shape)).float() for _ in range(2))
     redrawn = 0
     for _ in range(1000):
-        unsafe = unsafe_tokens(run_block(block, MODELS[case.model], x, dy, torch.float64))
+        unsafe = unsafe_tokens(run_block(block, x, dy, torch.float64))
         count = int(unsafe.sum())
         if count == 0:
             return x, dy, redrawn
@@ -224,31 +250,31 @@ def write_weights(folder: Path, weights: dict[str, Tensor], shards: int) -> None
 
 def make_case(case: Case, out: Path) -> dict[str, Any]:
     """Writes one case and returns its entry of the manifest."""
-    model = MODELS[case.model]
     rng = np.random.default_rng([case.seed, *case.name.encode()])
-    block, prefix = build_block(case)
-    fill(block, model, rng)
+    block = build_block(case)
+    fill(block, rng)
     x, dy, redrawn = draw_inputs(case, block, rng)
-    exact = run_block(block, model, x, dy, torch.float64)
-    narrow = run_block(block, model, x, dy, torch.float32)
+    exact = run_block(block, x, dy, torch.float64)
+    narrow = run_block(block, x, dy, torch.float32)
     if not torch.equal(narrow.expert_ids, exact.expert_ids):
         raise RuntimeError(f"{case.name}: float32 and float64 choose different experts")
     exact.grads = clear_rounding(exact.grads)
 
     folder = out / case.name
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", model.trimmed_config(model.make_config(case)))
-    write_weights(folder, {f"{prefix}.{n}": t for n, t in block.state_dict().items()}, case.shards)
+    write_json(folder / "config.json", block.model.trimmed(block.whole.config, *case.options))
+    write_weights(folder, block.in_checkpoint(block.module.state_dict()), case.shards)
     io = ("y", "dx", "router_logits", "expert_ids", "expert_weights")
     save(folder / "io.safetensors", {"x": x, "dy": dy} | {key: getattr(exact, key) for key in io})
-    save(folder / "grads.safetensors", {f"{prefix}.{n}": t for n, t in exact.grads.items()})
+    save(folder / "grads.safetensors", exact.grads)
 
+    outputs = exact.router_logits.shape[1]
     plain = exact.router_logits.topk(case.sizes.topk).indices.sort().values
     clamps = exact.trace.of(Tensor.clamp)
     return {
         "case": case.name, "model": case.model, "seed": case.seed, "sizes": asdict(case.sizes), "layer": case.layer,
         "options": case.options, "shards": case.shards, "redrawn_tokens": redrawn,
-        "tokens_per_expert": torch.bincount(exact.expert_ids.flatten(), minlength=case.sizes.experts).tolist(),
+        "tokens_per_expert": torch.bincount(exact.expert_ids.flatten(), minlength=outputs).tolist(),
         "tokens_not_choosing_largest_logits": int((plain != exact.expert_ids.sort().values).any(dim=1).sum()),
         "clamped_values": sum(int((args[0] != result).sum()) for args, _, result in clamps),
         "float32_error": float32_errors(narrow, exact),
@@ -299,6 +325,9 @@ def main(arguments: Sequence[str]) -> None:
         entries.append(make_case(case, out))
         print(json.dumps(entries[-1]), file=sys.stderr)
     command = " ".join(["python3 tests/golden/generate.py", *arguments])
+    if options.seed is None:
+        defaults = {model.model_type: model.trimmed(CONFIG_MAPPING[model.model_type]()) for model in MODELS.values()}
+        write_json(out / "defaults.json", defaults)
     write_json(out / "manifest.json", {"command": command, "versions": VERSIONS, "cases": entries})
 
 

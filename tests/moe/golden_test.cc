@@ -16,8 +16,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "kernels/base/status_macros.h"
 #include "moe/hf/block_run.h"
+#include "moe/hf/family.h"
 #include "tests/comm/local_ranks.h"
 #include "tests/moe/layer_harness.h"
 #include "tests/sanitizers.h"
@@ -155,7 +158,7 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
     expect_rows("y", result.y, hidden);
     expect_rows("dx", result.dx, hidden);
     expect_rows("expert_weights", result.expert_weights, moe().router.top_k);
-    expect_rows("router_logits", result.router_logits, moe().router.num_experts);
+    expect_rows("router_logits", result.router_logits, moe().router.num_outputs());
     const auto ids = io_->Data(*io_->Find("expert_ids"));
     ASSERT_EQ(result.expert_ids.size() * sizeof(int64_t), ids.size());
     EXPECT_EQ(std::memcmp(result.expert_ids.data(), ids.data(), ids.size()), 0) << "expert_ids";
@@ -210,7 +213,7 @@ TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
   const LayerTensor& router = weights_->tensors().front();
   std::vector<float> w(router.found.tensor->num_elements);
   ASSERT_TRUE(router.found.file->ReadFloat32(*router.found.tensor, absl::MakeSpan(w)).ok());
-  const int64_t experts = moe().router.num_experts;
+  const int64_t experts = moe().router.num_outputs();
   for (size_t i = 0; i < logits.size(); ++i) {
     const auto row = [&](const std::vector<float>& of, size_t r) {
       return Norm(absl::MakeConstSpan(of).subspan(r * hidden, hidden));
@@ -251,7 +254,7 @@ void WriteDamaged(const fs::path& from, const LayerTensor& tensor, int32_t exper
 
 // Gates of sigmoid scores never choose such an expert, and the outputs are finite.
 TEST_P(GoldenTest, ANaNInTheRouterIsNamedByLayerAndExpert) {
-  const int32_t experts = moe().router.num_experts;
+  const int32_t experts = moe().router.num_outputs();
   const fs::path damaged = fs::path(::testing::TempDir()) /
                            ("golden_" + std::to_string(getpid()) + GetParam() + ".safetensors");
   for (const LayerTensor& tensor : weights_->tensors()) {
@@ -287,7 +290,44 @@ INSTANTIATE_TEST_SUITE_P(Cases, GoldenTest, ::testing::ValuesIn(CaseNames()),
                          });
 
 TEST(GoldenData, HoldsEveryModel) {
-  EXPECT_GE(CaseNames().size(), 16u);
+  std::vector<std::string> models;
+  for (const std::string& name : CaseNames()) {
+    const auto config = ReadHfConfig(fs::path(MOE_GOLDEN_DATA) / name / "config.json");
+    ASSERT_TRUE(config.ok()) << config.status();
+    models.emplace_back(config->model_type());
+  }
+  for (const Family* family : Families()) {
+    EXPECT_THAT(models, ::testing::Contains(std::string(family->model_type)));
+  }
+}
+
+// What transformers writes of a configuration in which nothing is set says what absent keys mean.
+TEST(GoldenData, AbsentKeysMeanWhatTransformersWritesForThem) {
+  std::ifstream in(fs::path(MOE_GOLDEN_DATA) / "defaults.json");
+  const nlohmann::json models = nlohmann::json::parse(in);
+  for (const Family* family : Families()) {
+    const std::string type(family->model_type);
+    SCOPED_TRACE(type);
+    ASSERT_TRUE(models.contains(type));
+    const auto written = ParseHfConfig("c", models[type].dump());
+    const auto bare = ParseHfConfig("c", nlohmann::json{{"model_type", type}}.dump());
+    ASSERT_EQ(written.status(), bare.status());  // some have no default for what is needed
+    if (!bare.ok()) continue;
+    const MoeLayerConfig &a = written->moe, &b = bare->moe;
+    EXPECT_EQ(a.router.num_experts, b.router.num_experts);
+    EXPECT_EQ(a.router.num_zero_experts, b.router.num_zero_experts);
+    EXPECT_EQ(a.router.top_k, b.router.top_k);
+    EXPECT_EQ(a.router.hidden_size, b.router.hidden_size);
+    EXPECT_EQ(a.router.norm_topk_prob, b.router.norm_topk_prob);
+    EXPECT_EQ(a.router.scaling_factor, b.router.scaling_factor);
+    EXPECT_EQ(a.router.num_groups, b.router.num_groups);
+    EXPECT_EQ(a.router.group_top_k, b.router.group_top_k);
+    EXPECT_EQ(a.ffn_hidden_size, b.ffn_hidden_size);
+    EXPECT_EQ(a.shared_expert_ffn_hidden_size, b.shared_expert_ffn_hidden_size);
+    EXPECT_EQ(a.activation.alpha, b.activation.alpha);
+    EXPECT_EQ(a.activation.limit, b.activation.limit);
+    EXPECT_EQ(written->has_experts, bare->has_experts);
+  }
 }
 
 }  // namespace
