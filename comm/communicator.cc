@@ -1,9 +1,9 @@
 #include "comm/communicator.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
-#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -13,25 +13,41 @@
 namespace moe {
 namespace {
 
-absl::Status CheckReducible(absl::string_view what, DType type, ReduceOp op) {
-  if (IsReducible(type) && (op == ReduceOp::kSum || op == ReduceOp::kMax)) return absl::OkStatus();
+absl::Status CheckReducible(const CollectiveCall& call) {
+  const bool known_op = call.op == ReduceOp::kSum || call.op == ReduceOp::kMax;
+  if (IsReducible(call.type) && known_op) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(what, ": type ", NameOf(type),
+      absl::StrCat(NameOf(call.kind), ": type ", NameOf(call.type),
                    " cannot be reduced, expected f32, f64, bf16, f16, i32 or i64 and sum or max"));
 }
 
-// Whether [a, a + n) and [b, b + m) share a byte.
-bool Overlap(const void* a, int64_t n, const void* b, int64_t m) {
-  const auto p = reinterpret_cast<uintptr_t>(a);
-  const auto q = reinterpret_cast<uintptr_t>(b);
-  return n > 0 && m > 0 && p < q + static_cast<uintptr_t>(m) && q < p + static_cast<uintptr_t>(n);
+// Whether they share a byte.
+bool Overlap(absl::Span<const std::byte> a, absl::Span<const std::byte> b) {
+  const auto p = reinterpret_cast<uintptr_t>(a.data());
+  const auto q = reinterpret_cast<uintptr_t>(b.data());
+  return !a.empty() && !b.empty() && p < q + b.size() && q < p + a.size();
 }
 
-absl::Status CheckApart(absl::string_view what, const void* send, int64_t send_bytes,
-                        const void* recv, int64_t recv_bytes) {
-  if (!Overlap(send, send_bytes, recv, recv_bytes)) return absl::OkStatus();
+absl::Status CheckApart(const CollectiveCall& call) {
+  if (!Overlap(call.send, call.recv)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(what, ": send and recv overlap, expected separate buffers"));
+      absl::StrCat(NameOf(call.kind), ": send and recv overlap, expected separate buffers"));
+}
+
+// `whole` is a block of the size of `part` for every rank. In place, `part` is the own one.
+absl::Status CheckBlocks(const CollectiveCall& call, absl::Span<const std::byte> part,
+                         absl::Span<const std::byte> whole, absl::string_view whole_name, int rank,
+                         int ranks) {
+  if (whole.size() != part.size() * static_cast<size_t>(ranks)) {
+    const auto width = static_cast<size_t>(SizeOf(call.type));
+    return absl::InvalidArgumentError(absl::StrCat(
+        NameOf(call.kind), ": send has ", call.send.size() / width, " elements, recv ",
+        call.recv.size() / width, ", expected ", ranks, " times as many in ", whole_name));
+  }
+  if (part.data() == whole.data() + part.size() * static_cast<size_t>(rank)) {
+    return absl::OkStatus();
+  }
+  return CheckApart(call);
 }
 
 absl::Status CheckCounts(absl::string_view side, absl::Span<const int64_t> counts, int ranks,
@@ -55,105 +71,80 @@ absl::Status CheckCounts(absl::string_view side, absl::Span<const int64_t> count
                                                  ", buffer has ", elements, " elements"));
 }
 
-using Counts = absl::InlinedVector<int64_t, 16>;
-
 }  // namespace
 
-absl::Status Communicator::CheckedAllReduce(void* inout, size_t count, DType type, ReduceOp op,
-                                            Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckReducible("AllReduce", type, op));
-  const auto n = static_cast<int64_t>(count);
-  const int64_t bytes = n * SizeOf(type);
-  return WhereItCan({inout, bytes, inout, bytes}, stream,
-                    [&](const void*, void* recv, Stream& where) {
-                      return DoAllReduce(recv, n, type, op, where);
-                    });
+const char* NameOf(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return "AllReduce";
+    case CollectiveKind::kReduceScatter:
+      return "ReduceScatter";
+    case CollectiveKind::kAllGather:
+      return "AllGather";
+    case CollectiveKind::kAllToAll:
+      return "AllToAll";
+    case CollectiveKind::kAllToAllV:
+      return "AllToAllV";
+    case CollectiveKind::kBroadcast:
+      return "Broadcast";
+  }
+  return "?";
 }
 
-absl::Status Communicator::CheckedReduceScatter(const void* send, size_t send_count, void* recv,
-                                                size_t recv_count, DType type, ReduceOp op,
-                                                Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckReducible("ReduceScatter", type, op));
-  if (send_count != recv_count * static_cast<size_t>(size())) {
-    return absl::InvalidArgumentError(absl::StrCat("ReduceScatter: send has ", send_count,
-                                                   " elements, recv ", recv_count, ", expected ",
-                                                   size(), " times as many in send"));
+int64_t CollectiveCall::count() const {
+  if (kind == CollectiveKind::kAllToAllV) return 0;
+  return static_cast<int64_t>(std::min(send.size(), recv.size())) / SizeOf(type);
+}
+
+absl::Status Communicator::Check(CollectiveCall& call) const {
+  const auto width = static_cast<size_t>(SizeOf(call.type));
+  if (call.reduces()) MOE_RETURN_IF_ERROR(CheckReducible(call));
+  switch (call.kind) {
+    case CollectiveKind::kAllReduce:
+      return absl::OkStatus();
+    case CollectiveKind::kReduceScatter:
+      return CheckBlocks(call, call.recv, call.send, "send", rank(), size());
+    case CollectiveKind::kAllGather:
+      return CheckBlocks(call, call.send, call.recv, "recv", rank(), size());
+    case CollectiveKind::kAllToAll: {
+      const size_t elements = call.send.size() / width, ranks = static_cast<size_t>(size());
+      if (call.send.size() != call.recv.size() || elements % ranks != 0) {
+        return absl::InvalidArgumentError(absl::StrCat("AllToAll: send has ", elements,
+                                                       " elements, recv ", call.recv.size() / width,
+                                                       ", expected equal multiples of ", ranks));
+      }
+      call.send_counts.assign(ranks, static_cast<int64_t>(elements / ranks));
+      call.recv_counts = call.send_counts;
+      return CheckApart(call);
+    }
+    case CollectiveKind::kAllToAllV:
+      MOE_RETURN_IF_ERROR(CheckCounts("send", call.send_counts, size(), call.send.size() / width));
+      MOE_RETURN_IF_ERROR(CheckCounts("recv", call.recv_counts, size(), call.recv.size() / width));
+      return CheckApart(call);
+    case CollectiveKind::kBroadcast:
+      if (call.root >= 0 && call.root < size()) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat("Broadcast: root is ", call.root, ", expected 0 .. ", size() - 1));
   }
-  const int64_t bytes = static_cast<int64_t>(recv_count) * SizeOf(type);
-  if (recv != static_cast<const std::byte*>(send) + bytes * rank()) {
-    MOE_RETURN_IF_ERROR(CheckApart("ReduceScatter", send, bytes * size(), recv, bytes));
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
+  MOE_RETURN_IF_ERROR(Check(call));
+  if (call.kind == CollectiveKind::kAllToAll) call.kind = CollectiveKind::kAllToAllV;
+  if (!call.reduces()) {
+    const int64_t width = SizeOf(std::exchange(call.type, DType::kUInt8));
+    for (int64_t& count : call.send_counts) count *= width;
+    for (int64_t& count : call.recv_counts) count *= width;
   }
-  return WhereItCan(
-      {send, bytes * size(), recv, bytes}, stream, [&](const void* from, void* to, Stream& where) {
-        return DoReduceScatter(from, to, static_cast<int64_t>(recv_count), type, op, where);
+  if (moves(stream.device().kind)) return DoCollective(std::move(call), stream);
+  return staging_.Run(
+      call.send, call.recv, stream,
+      [&](absl::Span<const std::byte> send, absl::Span<std::byte> recv, Stream& host) {
+        call.send = send;
+        call.recv = recv;
+        return DoCollective(std::move(call), host);
       });
-}
-
-absl::Status Communicator::CheckedAllGather(const void* send, size_t send_count, void* recv,
-                                            size_t recv_count, DType type, Stream& stream) {
-  if (recv_count != send_count * static_cast<size_t>(size())) {
-    return absl::InvalidArgumentError(absl::StrCat("AllGather: send has ", send_count,
-                                                   " elements, recv ", recv_count, ", expected ",
-                                                   size(), " times as many in recv"));
-  }
-  const int64_t bytes = static_cast<int64_t>(send_count) * SizeOf(type);
-  if (send != static_cast<std::byte*>(recv) + bytes * rank()) {
-    MOE_RETURN_IF_ERROR(CheckApart("AllGather", send, bytes, recv, bytes * size()));
-  }
-  return WhereItCan({send, bytes, recv, bytes * size()}, stream,
-                    [&](const void* from, void* to, Stream& where) {
-                      return DoAllGather(from, to, bytes, where);
-                    });
-}
-
-absl::Status Communicator::CheckedAllToAll(const void* send, size_t send_count, void* recv,
-                                           size_t recv_count, DType type, Stream& stream) {
-  const auto ranks = static_cast<size_t>(size());
-  if (send_count != recv_count || send_count % ranks != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("AllToAll: send has ", send_count,
-                                                   " elements, recv ", recv_count,
-                                                   ", expected equal multiples of ", ranks));
-  }
-  const int64_t bytes = static_cast<int64_t>(send_count) * SizeOf(type);
-  MOE_RETURN_IF_ERROR(CheckApart("AllToAll", send, bytes, recv, bytes));
-  const Counts each(ranks, bytes / size());
-  return WhereItCan({send, bytes, recv, bytes}, stream,
-                    [&](const void* from, void* to, Stream& where) {
-                      return DoAllToAllV(from, each, to, each, where);
-                    });
-}
-
-absl::Status Communicator::CheckedAllToAllV(const void* send, size_t send_count,
-                                            absl::Span<const int64_t> send_counts, void* recv,
-                                            size_t recv_count,
-                                            absl::Span<const int64_t> recv_counts, DType type,
-                                            Stream& stream) {
-  MOE_RETURN_IF_ERROR(CheckCounts("send", send_counts, size(), send_count));
-  MOE_RETURN_IF_ERROR(CheckCounts("recv", recv_counts, size(), recv_count));
-  const int64_t width = SizeOf(type);
-  const HostStaging::Transfer all = {send, static_cast<int64_t>(send_count) * width, recv,
-                                     static_cast<int64_t>(recv_count) * width};
-  MOE_RETURN_IF_ERROR(CheckApart("AllToAllV", send, all.send_bytes, recv, all.recv_bytes));
-  Counts send_bytes(send_counts.begin(), send_counts.end());
-  Counts recv_bytes(recv_counts.begin(), recv_counts.end());
-  for (int64_t& bytes : send_bytes) bytes *= width;
-  for (int64_t& bytes : recv_bytes) bytes *= width;
-  return WhereItCan(all, stream, [&](const void* from, void* to, Stream& where) {
-    return DoAllToAllV(from, send_bytes, to, recv_bytes, where);
-  });
-}
-
-absl::Status Communicator::CheckedBroadcast(void* inout, size_t count, DType type, int root,
-                                            Stream& stream) {
-  if (root < 0 || root >= size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Broadcast: root is ", root, ", expected 0 .. ", size() - 1));
-  }
-  const int64_t bytes = static_cast<int64_t>(count) * SizeOf(type);
-  return WhereItCan({inout, bytes, inout, bytes}, stream,
-                    [&](const void*, void* recv, Stream& where) {
-                      return DoBroadcast(recv, bytes, root, where);
-                    });
 }
 
 absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& stream) {
@@ -178,15 +169,11 @@ absl::Status Communicator::SendRecv(absl::Span<const SendRecvOp> ops, Stream& st
 }
 
 absl::Status Communicator::Fence(Stream& stream) {
-  return WhereItCan({}, stream, [&](const void*, void*, Stream& where) { return DoFence(where); });
-}
-
-absl::Status Communicator::WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
-                                      HostStaging::Collective collective) {
-  if (moves(stream.device().kind)) {
-    return collective(transfer.send, transfer.recv, stream);
-  }
-  return staging_.Run(transfer, stream, collective);
+  if (moves(stream.device().kind)) return DoFence(stream);
+  return staging_.Run({}, {}, stream,
+                      [&](absl::Span<const std::byte>, absl::Span<std::byte>, Stream& host) {
+                        return DoFence(host);
+                      });
 }
 
 // Sends and receives lie anywhere in the device's memory: each has a host buffer of its own.

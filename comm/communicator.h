@@ -52,6 +52,36 @@ struct SendRecvOp {
 // A group of up to four, such as a ring step's send and receive, takes nothing from the heap.
 using SendRecvOps = absl::InlinedVector<SendRecvOp, 4>;
 
+enum class CollectiveKind : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,  // becomes an AllToAllV of equal parts
+  kAllToAllV,
+  kBroadcast
+};
+const char* NameOf(CollectiveKind kind);  // "AllReduce"
+
+// An entry a rank; up to 16 take nothing from the heap.
+using RankCounts = absl::InlinedVector<int64_t, 16>;
+
+// The arguments of one collective, whatever its type.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  DType type = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;  // of a reduction
+  int root = 0;                  // of Broadcast
+  absl::Span<const std::byte> send;
+  absl::Span<std::byte> recv;           // AllReduce, Broadcast: the memory that is sent, too
+  RankCounts send_counts, recv_counts;  // AllToAllV: elements to and from each rank
+
+  bool reduces() const {
+    return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+  }
+  // Elements of what all ranks must have alike: the buffer, or one rank's part of it; 0: AllToAllV.
+  int64_t count() const;
+};
+
 // One rank's end of a group of size() ranks, numbered 0 .. size()-1.
 //
 // Collectives must be called by every rank of the group, in the same order, with arguments that
@@ -100,7 +130,12 @@ class Communicator {
   // RingAllReduce (comm/ring_all_reduce.h) is ours over SendRecv.
   template <typename T>
   absl::Status AllReduce(absl::Span<T> inout, ReduceOp op, Stream& stream) {
-    return CheckedAllReduce(inout.data(), inout.size(), DTypeOf<T>::value, op, stream);
+    return Collect({.kind = CollectiveKind::kAllReduce,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(inout),
+                    .recv = BytesOf(inout)},
+                   stream);
   }
 
   // `send` is R equal blocks; this rank receives the sum (or max) over ranks of block rank().
@@ -108,23 +143,33 @@ class Communicator {
   template <typename T>
   absl::Status ReduceScatter(absl::Span<const T> send, absl::Span<T> recv, ReduceOp op,
                              Stream& stream) {
-    return CheckedReduceScatter(send.data(), send.size(), recv.data(), recv.size(),
-                                DTypeOf<T>::value, op, stream);
+    return Collect({.kind = CollectiveKind::kReduceScatter,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv)},
+                   stream);
   }
 
   // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks. send may
   // be block rank() of recv, else they must not overlap.
   template <typename T>
   absl::Status AllGather(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return CheckedAllGather(send.data(), send.size(), recv.data(), recv.size(), DTypeOf<T>::value,
-                            stream);
+    return Collect({.kind = CollectiveKind::kAllGather,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv)},
+                   stream);
   }
 
   // Equal blocks: rank r receives block r of every rank, in rank order.
   template <typename T>
   absl::Status AllToAll(absl::Span<const T> send, absl::Span<T> recv, Stream& stream) {
-    return CheckedAllToAll(send.data(), send.size(), recv.data(), recv.size(), DTypeOf<T>::value,
-                           stream);
+    return Collect({.kind = CollectiveKind::kAllToAll,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv)},
+                   stream);
   }
 
   // Rank r receives send[r] of every rank, in rank order.
@@ -136,15 +181,28 @@ class Communicator {
   absl::Status AllToAllV(absl::Span<const T> send, absl::Span<const int64_t> send_counts,
                          absl::Span<T> recv, absl::Span<const int64_t> recv_counts,
                          Stream& stream) {
-    return CheckedAllToAllV(send.data(), send.size(), send_counts, recv.data(), recv.size(),
-                            recv_counts, DTypeOf<T>::value, stream);
+    return Collect({.kind = CollectiveKind::kAllToAllV,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .send_counts = RankCounts(send_counts.begin(), send_counts.end()),
+                    .recv_counts = RankCounts(recv_counts.begin(), recv_counts.end())},
+                   stream);
   }
 
   // Every rank's `inout` becomes root's.
   template <typename T>
   absl::Status Broadcast(absl::Span<T> inout, int root, Stream& stream) {
-    return CheckedBroadcast(inout.data(), inout.size(), DTypeOf<T>::value, root, stream);
+    return Collect({.kind = CollectiveKind::kBroadcast,
+                    .type = DTypeOf<T>::value,
+                    .root = root,
+                    .send = BytesOf(inout),
+                    .recv = BytesOf(inout)},
+                   stream);
   }
+
+  // Any of these, for who knows the type at run time.
+  absl::Status Collect(CollectiveCall call, Stream& stream);
 
   // A group of sends and receives that progress together; done when all are. Between two ranks,
   // the i-th send meets the i-th receive, and their sizes must agree; ops of 0 bytes are skipped on
@@ -186,36 +244,22 @@ class Communicator {
 
  protected:
   Communicator() = default;
-  virtual absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                                   Stream& stream) = 0;
-  virtual absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                                       ReduceOp op, Stream& stream) = 0;
-  virtual absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                                   Stream& stream) = 0;
-  virtual absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
-                                   void* recv, absl::Span<const int64_t> recv_bytes,
-                                   Stream& stream) = 0;
-  virtual absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) = 0;
+  // A call whose arguments fit; but for reductions it moves bytes: `type` is kUInt8.
+  virtual absl::Status DoCollective(CollectiveCall call, Stream& stream) = 0;
   virtual absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) = 0;
   virtual absl::Status DoFence(Stream& stream) = 0;
 
  private:
-  absl::Status CheckedAllReduce(void* inout, size_t count, DType type, ReduceOp op, Stream& stream);
-  absl::Status CheckedReduceScatter(const void* send, size_t send_count, void* recv,
-                                    size_t recv_count, DType type, ReduceOp op, Stream& stream);
-  absl::Status CheckedAllGather(const void* send, size_t send_count, void* recv, size_t recv_count,
-                                DType type, Stream& stream);
-  absl::Status CheckedAllToAll(const void* send, size_t send_count, void* recv, size_t recv_count,
-                               DType type, Stream& stream);
-  absl::Status CheckedAllToAllV(const void* send, size_t send_count,
-                                absl::Span<const int64_t> send_counts, void* recv,
-                                size_t recv_count, absl::Span<const int64_t> recv_counts,
-                                DType type, Stream& stream);
-  absl::Status CheckedBroadcast(void* inout, size_t count, DType type, int root, Stream& stream);
-
-  // Runs `collective` on the transfer's memory, or on host copies of it.
-  absl::Status WhereItCan(const HostStaging::Transfer& transfer, Stream& stream,
-                          HostStaging::Collective collective);
+  template <typename T>
+  static absl::Span<const std::byte> BytesOf(absl::Span<const T> span) {
+    return {reinterpret_cast<const std::byte*>(span.data()), span.size() * sizeof(T)};
+  }
+  template <typename T>
+  static absl::Span<std::byte> BytesOf(absl::Span<T> span) {
+    return {reinterpret_cast<std::byte*>(span.data()), span.size() * sizeof(T)};
+  }
+  // kInvalidArgument unless the arguments fit each other and the group.
+  absl::Status Check(CollectiveCall& call) const;
   absl::Status StagedSendRecv(SendRecvOps ops, Stream& stream);
 
   CommPhase phase_;

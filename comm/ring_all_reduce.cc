@@ -72,18 +72,20 @@ absl::Status RingAllReduce::Sum(absl::Span<int64_t> inout, Stream& stream) {
 template <typename T>
 absl::Status RingAllReduce::SumWhereItCan(absl::Span<T> inout, Stream& stream) {
   if (comm_.size() == 1 || inout.empty()) return absl::OkStatus();
-  const auto sum = [&](const void*, void* values, Stream& where) -> absl::Status {
+  const auto sum = [&](absl::Span<const std::byte>, absl::Span<std::byte> bytes,
+                       Stream& where) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const absl::Span<T> scratch, Scratch<T>(where));
-    absl::Status status =
-        Circle(absl::MakeSpan(static_cast<T*>(values), inout.size()), scratch, where);
+    auto* const values = reinterpret_cast<T*>(bytes.data());
+    absl::Status status = Circle(absl::MakeSpan(values, inout.size()), scratch, where);
     absl::StatusOr<Event> used = where.Record();  // a ring that broke has used it, too
     status.Update(used.status());
     if (used.ok()) scratch_used_ = *std::move(used);
     return status;
   };
-  if (comm_.moves(stream.device().kind)) return sum(nullptr, inout.data(), stream);
-  const auto bytes = static_cast<int64_t>(inout.size() * sizeof(T));
-  return staging_.Run({inout.data(), bytes, inout.data(), bytes}, stream, sum);
+  const auto all =
+      absl::MakeSpan(reinterpret_cast<std::byte*>(inout.data()), inout.size() * sizeof(T));
+  if (comm_.moves(stream.device().kind)) return sum(all, all, stream);
+  return staging_.Run(all, all, stream, sum);
 }
 
 template <typename T>

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <unistd.h>
 
@@ -47,12 +46,19 @@ absl::Status LateError(absl::string_view place, const std::vector<int>& missing,
       absl::FormatDuration(timeout)));
 }
 
-CallCard CardOf(const char* operation, int64_t count, DType type, ReduceOp op, int root) {
-  CallCard card{.type = static_cast<int32_t>(type),
-                .op = static_cast<int32_t>(op),
-                .root = root,
-                .count = count};
+CallCard CardOf(const char* operation) {
+  CallCard card{.type = static_cast<int32_t>(DType::kUInt8),
+                .op = static_cast<int32_t>(ReduceOp::kSum)};
   std::strncpy(card.operation, operation, sizeof(card.operation) - 1);
+  return card;
+}
+
+CallCard CardOf(const CollectiveCall& call) {
+  CallCard card = CardOf(NameOf(call.kind));
+  card.type = static_cast<int32_t>(call.type);
+  card.op = static_cast<int32_t>(call.op);
+  card.root = call.root;
+  card.count = call.count();
   return card;
 }
 
@@ -64,6 +70,13 @@ absl::Status CheckSame(const CallCard& mine, int rank, const CallCard& other, in
   return absl::InvalidArgumentError(absl::StrCat(mine.operation, ": rank ", rank, " has ",
                                                  TextOf(mine), ", rank ", other_rank, " has ",
                                                  TextOf(other), ", expected the same on all"));
+}
+
+absl::Status OtherSizeError(absl::string_view operation, int rank, int64_t expected, int peer,
+                            const absl::AlphaNum& sent) {
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": rank ", rank, " expects ", expected,
+                                                 " bytes from rank ", peer, ", which sends ",
+                                                 sent));
 }
 
 absl::StatusOr<CallCard> SplitCard(int color, int key) {

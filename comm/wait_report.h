@@ -9,6 +9,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
 #include <absl/types/span.h>
@@ -37,11 +38,16 @@ struct CallCard {
   int32_t unused = 0;
   int64_t count = 0;
 };
-CallCard CardOf(const char* operation, int64_t count = 0, DType type = DType::kUInt8,
-                ReduceOp op = ReduceOp::kSum, int root = 0);
+CallCard CardOf(const char* operation);
+CallCard CardOf(const CollectiveCall& call);
 
 // kInvalidArgument, with what both ranks (of the world) told, unless their calls are the same.
 absl::Status CheckSame(const CallCard& mine, int rank, const CallCard& other, int other_rank);
+
+// kInvalidArgument: "<operation>: rank 1 expects 8 bytes from rank 0, which sends 4". Ranks of the
+// world; `sent`: bytes, or "more".
+absl::Status OtherSizeError(absl::string_view operation, int rank, int64_t expected, int peer,
+                            const absl::AlphaNum& sent);
 
 // kInvalidArgument for a color below -1.
 absl::StatusOr<CallCard> SplitCard(int color, int key);

@@ -18,7 +18,6 @@
 namespace moe {
 namespace {
 
-using Bytes = absl::InlinedVector<int64_t, 16>;
 using Posts = absl::Span<const LocalPost>;
 
 // Ranks that together write more than this leave little of it in the caches (measured on 2 cores:
@@ -28,15 +27,9 @@ constexpr int64_t kStreamedBytes = int64_t{16} << 20;
 // Of a reduction, between two signs of progress: kPartBytes of float64.
 constexpr int64_t kPartElements = kPartBytes / 8;
 
-CopyHint HintFor(int64_t bytes_per_rank, int ranks) {
-  return bytes_per_rank * ranks >= kStreamedBytes ? CopyHint::kStreamed : CopyHint::kCached;
-}
-
-const std::byte* AsBytes(const void* p) {
-  return static_cast<const std::byte*>(p);
-}
-std::byte* AsBytes(void* p) {
-  return static_cast<std::byte*>(p);
+CopyHint HintFor(size_t bytes_per_rank, int ranks) {
+  return static_cast<int64_t>(bytes_per_rank) * ranks >= kStreamedBytes ? CopyHint::kStreamed
+                                                                        : CopyHint::kCached;
 }
 
 // Rank r's part of `count` elements, cut at cache lines so that no two ranks write the same one
@@ -46,6 +39,102 @@ int64_t PartBegin(int64_t count, int r, int ranks, DType type) {
   const int64_t lines = (count + line - 1) / line;
   return std::min(count, lines * r / ranks * line);
 }
+
+// What one rank does in a collective when all have come.
+class Share {
+ public:
+  Share(LocalGroup& group, const LocalCaller& caller, const CollectiveCall& call)
+      : group_(group), caller_(caller), call_(call), ranks_(group.size()), rank_(caller.rank) {}
+
+  absl::Status Run(Posts posts) {
+    switch (call_.kind) {
+      case CollectiveKind::kAllReduce:
+        AllReduce(posts);
+        return absl::OkStatus();
+      case CollectiveKind::kReduceScatter:
+        ReduceScatter(posts);
+        return absl::OkStatus();
+      case CollectiveKind::kAllGather:
+        AllGather(posts);
+        return absl::OkStatus();
+      case CollectiveKind::kBroadcast:
+        Broadcast(posts);
+        return absl::OkStatus();
+      default:
+        return AllToAllV(posts);
+    }
+  }
+
+ private:
+  using Inputs = absl::InlinedVector<const std::byte*, 16>;
+
+  // Sums part r of everyone's buffer on rank r, in rank order, and writes the result into all of
+  // them: every byte is read once and written once, and nobody else touches part r meanwhile.
+  void AllReduce(Posts posts) {
+    Inputs inputs;
+    absl::InlinedVector<std::byte*, 16> outputs;
+    for (const LocalPost& post : posts) {
+      inputs.push_back(post.inout);
+      outputs.push_back(post.inout);
+    }
+    const int64_t first = PartBegin(call_.count(), rank_, ranks_, call_.type);
+    const int64_t last = PartBegin(call_.count(), rank_ + 1, ranks_, call_.type);
+    InParts(group_, caller_, last - first, kPartElements, [&](int64_t begin, int64_t end) {
+      ReduceInOrder(inputs, outputs, first + begin, first + end, call_.type, call_.op);
+    });
+  }
+
+  void ReduceScatter(Posts posts) {
+    Inputs inputs;
+    for (const LocalPost& post : posts) {
+      inputs.push_back(post.send + static_cast<size_t>(rank_) * call_.recv.size());
+    }
+    std::byte* const output = call_.recv.data();
+    InParts(group_, caller_, call_.count(), kPartElements, [&](int64_t begin, int64_t end) {
+      ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), begin, end, call_.type, call_.op);
+    });
+  }
+
+  void AllGather(Posts posts) {
+    const CopyHint hint = HintFor(call_.recv.size(), ranks_);
+    for (int i = 0; i < ranks_; ++i) {
+      const int r = (rank_ + i) % ranks_;  // ranks start at different peers: no hot spot
+      CopyInParts(group_, caller_, call_.recv.data() + r * call_.count(), posts[r].send,
+                  call_.count(), hint);
+    }
+  }
+
+  absl::Status AllToAllV(Posts posts) {
+    const RankCounts& expected = call_.recv_counts;
+    RankCounts offsets(expected.size());
+    std::exclusive_scan(expected.begin(), expected.end(), offsets.begin(), int64_t{0});
+    const CopyHint hint = HintFor(call_.recv.size(), ranks_);
+    for (int i = 0; i < ranks_; ++i) {
+      const int r = (rank_ + i) % ranks_;
+      const absl::Span<const int64_t> theirs = posts[r].send_bytes;
+      if (theirs[rank_] != expected[r]) {
+        return OtherSizeError(caller_.operation, group_.world_rank(rank_), expected[r],
+                              group_.world_rank(r), theirs[rank_]);
+      }
+      const int64_t from = std::accumulate(theirs.begin(), theirs.begin() + rank_, int64_t{0});
+      if (theirs[rank_] == 0) continue;
+      CopyInParts(group_, caller_, call_.recv.data() + offsets[r], posts[r].send + from,
+                  theirs[rank_], hint);
+    }
+    return absl::OkStatus();
+  }
+
+  void Broadcast(Posts posts) {
+    if (rank_ == call_.root) return;
+    CopyInParts(group_, caller_, call_.recv.data(), posts[call_.root].inout, call_.count(),
+                HintFor(call_.recv.size(), ranks_));
+  }
+
+  LocalGroup& group_;
+  const LocalCaller& caller_;
+  const CollectiveCall& call_;
+  const int ranks_, rank_;
+};
 
 class LocalCommunicator final : public Communicator {
  public:
@@ -70,15 +159,7 @@ class LocalCommunicator final : public Communicator {
   }
 
  protected:
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override;
-  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                               ReduceOp op, Stream& stream) override;
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                           Stream& stream) override;
-  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
-                           absl::Span<const int64_t> recv_bytes, Stream& stream) override;
-  absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
@@ -92,120 +173,20 @@ class LocalCommunicator final : public Communicator {
   const int rank_;
 };
 
-// Rank r sums part r of everyone's buffer, in rank order, and writes the result into all of them:
-// every byte is read once and written once, and nobody else touches part r meanwhile.
-absl::Status LocalCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                                            Stream& stream) {
-  const LocalPost post{
-      .operation = "AllReduce", .inout = AsBytes(inout), .count = count, .type = type, .op = op};
-  return stream.Enqueue([group = group_, rank = rank_, caller = Caller("AllReduce"), post] {
-    return group->Collective(caller, post, [&](Posts posts) {
-      absl::InlinedVector<const std::byte*, 16> inputs;
-      absl::InlinedVector<std::byte*, 16> outputs;
-      for (const LocalPost& p : posts) {
-        inputs.push_back(p.inout);
-        outputs.push_back(p.inout);
-      }
-      const int ranks = group->size();
-      const int64_t first = PartBegin(post.count, rank, ranks, post.type);
-      const int64_t last = PartBegin(post.count, rank + 1, ranks, post.type);
-      InParts(*group, caller, last - first, kPartElements, [&](int64_t begin, int64_t end) {
-        ReduceInOrder(inputs, outputs, first + begin, first + end, post.type, post.op);
-      });
-      return absl::OkStatus();
-    });
-  });
-}
-
-absl::Status LocalCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
-                                                DType type, ReduceOp op, Stream& stream) {
-  const LocalPost post{.operation = "ReduceScatter",
-                       .send = AsBytes(send),
-                       .count = recv_count,
-                       .type = type,
-                       .op = op};
+absl::Status LocalCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
   return stream.Enqueue(
-      [group = group_, rank = rank_, caller = Caller("ReduceScatter"), post, recv] {
-        return group->Collective(caller, post, [&](Posts posts) {
-          absl::InlinedVector<const std::byte*, 16> inputs;
-          for (const LocalPost& p : posts) {
-            inputs.push_back(p.send + rank * post.count * SizeOf(post.type));
-          }
-          std::byte* const output = AsBytes(recv);
-          InParts(*group, caller, post.count, kPartElements, [&](int64_t begin, int64_t end) {
-            ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), begin, end, post.type, post.op);
-          });
-          return absl::OkStatus();
-        });
+      [group = group_, caller = Caller(NameOf(call.kind)), call = std::move(call)] {
+        const LocalPost post{.operation = caller.operation,
+                             .send = call.send.data(),
+                             .inout = call.recv.data(),
+                             .count = call.count(),
+                             .type = call.type,
+                             .op = call.op,
+                             .root = call.root,
+                             .send_bytes = call.send_counts};
+        return group->Collective(
+            caller, post, [&](Posts posts) { return Share(*group, caller, call).Run(posts); });
       });
-}
-
-absl::Status LocalCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                                            Stream& stream) {
-  const LocalPost post{.operation = "AllGather", .send = AsBytes(send), .count = send_bytes};
-  return stream.Enqueue([group = group_, rank = rank_, caller = Caller("AllGather"), post, recv] {
-    return group->Collective(caller, post, [&](Posts posts) {
-      const int ranks = group->size();
-      const CopyHint hint = HintFor(post.count * ranks, ranks);
-      for (int i = 0; i < ranks; ++i) {
-        const int r = (rank + i) % ranks;  // ranks start at different peers: no hot spot
-        CopyInParts(*group, caller, AsBytes(recv) + r * post.count, posts[r].send, post.count,
-                    hint);
-      }
-      return absl::OkStatus();
-    });
-  });
-}
-
-absl::Status LocalCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
-                                            void* recv, absl::Span<const int64_t> recv_bytes,
-                                            Stream& stream) {
-  struct Call {
-    Bytes send_bytes, recv_bytes;
-    LocalPost post;
-  };
-  Call call{.send_bytes = Bytes(send_bytes.begin(), send_bytes.end()),
-            .recv_bytes = Bytes(recv_bytes.begin(), recv_bytes.end()),
-            .post = {.operation = "AllToAllV", .send = AsBytes(send)}};
-  return stream.Enqueue([group = group_, rank = rank_, caller = Caller("AllToAllV"),
-                         call = std::move(call), recv]() mutable {
-    call.post.send_bytes = call.send_bytes;
-    return group->Collective(caller, call.post, [&](Posts posts) -> absl::Status {
-      const int ranks = group->size();
-      Bytes offsets(ranks);
-      std::exclusive_scan(call.recv_bytes.begin(), call.recv_bytes.end(), offsets.begin(),
-                          int64_t{0});
-      const CopyHint hint = HintFor(offsets.back() + call.recv_bytes.back(), ranks);
-      for (int i = 0; i < ranks; ++i) {
-        const int r = (rank + i) % ranks;
-        const absl::Span<const int64_t> theirs = posts[r].send_bytes;
-        if (theirs[rank] != call.recv_bytes[r]) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "AllToAllV: rank ", group->world_rank(rank), " expects ", call.recv_bytes[r],
-              " bytes from rank ", group->world_rank(r), ", which sends ", theirs[rank]));
-        }
-        const int64_t from = std::accumulate(theirs.begin(), theirs.begin() + rank, int64_t{0});
-        if (theirs[rank] == 0) continue;
-        CopyInParts(*group, caller, AsBytes(recv) + offsets[r], posts[r].send + from, theirs[rank],
-                    hint);
-      }
-      return absl::OkStatus();
-    });
-  });
-}
-
-absl::Status LocalCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
-  const LocalPost post{
-      .operation = "Broadcast", .inout = AsBytes(inout), .count = bytes, .root = root};
-  return stream.Enqueue([group = group_, rank = rank_, caller = Caller("Broadcast"), post] {
-    return group->Collective(caller, post, [&](Posts posts) {
-      if (rank != post.root) {
-        CopyInParts(*group, caller, post.inout, posts[post.root].inout, post.count,
-                    HintFor(post.count, group->size()));
-      }
-      return absl::OkStatus();
-    });
-  });
 }
 
 absl::Status LocalCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {

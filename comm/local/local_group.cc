@@ -299,9 +299,8 @@ absl::Status LocalGroup::TakeWhatCame(const LocalCaller& caller, absl::Span<cons
       continue;
     }
     if (send->bytes != ops[i].bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("SendRecv: rank ", world_rank(caller.rank), " expects ", ops[i].bytes,
-                       " bytes from rank ", world_rank(peer), ", which sends ", send->bytes));
+      return OtherSizeError("SendRecv", world_rank(caller.rank), ops[i].bytes, world_rank(peer),
+                            send->bytes);
     }
     {
       const Inside inside(*this, caller);

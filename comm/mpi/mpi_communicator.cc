@@ -1,6 +1,5 @@
 #include "comm/mpi/mpi_communicator.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -8,30 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "comm/clock_offset.h"
-#include "comm/copy.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_session.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/storage_type.h"
 
 namespace moe {
 namespace {
-
-using Bytes = absl::InlinedVector<int64_t, 16>;
-
-std::byte* AsBytes(void* p) {
-  return static_cast<std::byte*>(p);
-}
-const std::byte* AsBytes(const void* p) {
-  return static_cast<const std::byte*>(p);
-}
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -54,15 +41,7 @@ class MpiCommunicator final : public Communicator {
   }
 
  protected:
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override;
-  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                               ReduceOp op, Stream& stream) override;
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                           Stream& stream) override;
-  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
-                           absl::Span<const int64_t> recv_bytes, Stream& stream) override;
-  absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
@@ -70,85 +49,9 @@ class MpiCommunicator final : public Communicator {
   const std::shared_ptr<MpiGroup> group_;
 };
 
-absl::Status MpiCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                                          Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), inout, count, type, op] {
-    // MPI has no 16-bit types, and pairs summed in them would round at every step.
-    return Is16BitFloat(type) ? group->AllReduceInRankOrder(at, AsBytes(inout), count, type, op)
-                              : group->AllReduceByLibrary(at, AsBytes(inout), count, type, op);
-  });
-}
-
-absl::Status MpiCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
-                                              DType type, ReduceOp op, Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), send, recv, recv_count, type, op] {
-    absl::InlinedVector<const std::byte*, 16> parts;
-    for (int r = 0; r < group->stream.size(); ++r) {
-      parts.push_back(AsBytes(send) + r * recv_count * SizeOf(type));
-    }
-    const Bytes counts(parts.size(), recv_count);
-    return group->SumParts({"ReduceScatter", kReduce, at}, parts.data(), counts, AsBytes(recv),
-                           type, op);
-  });
-}
-
-absl::Status MpiCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                                          Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), send, recv, send_bytes] {
-    return group->stream.Gather({"AllGather", kAllGather, at}, send, recv, send_bytes);
-  });
-}
-
-absl::Status MpiCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
-                                          void* recv, absl::Span<const int64_t> recv_bytes,
-                                          Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), send, recv,
-                         out = Bytes(send_bytes.begin(), send_bytes.end()),
-                         in = Bytes(recv_bytes.begin(), recv_bytes.end())] {
-    MpiLane& lane = group->stream;
-    const int rank = lane.rank();
-    if (out[rank] != in[rank]) {
-      return lane.Kill(absl::InvalidArgumentError(absl::StrCat(
-          "AllToAllV: rank ", lane.world_ranks()[rank], " expects ", in[rank], " bytes from rank ",
-          lane.world_ranks()[rank], ", which sends ", out[rank])));
-    }
-    lane.Begin({"AllToAllV", kAllToAllV, at});
-    std::byte* to = AsBytes(recv);
-    std::byte* own = nullptr;
-    for (int r = 0; r < lane.size(); ++r) {
-      if (r == rank) {
-        own = to;
-      } else {
-        lane.Receive(r, to, in[r]);
-      }
-      to += in[r];
-    }
-    const std::byte* from = AsBytes(send);
-    const std::byte* own_from = nullptr;
-    for (int r = 0; r < lane.size(); ++r) {
-      if (r == rank) {
-        own_from = from;
-      } else {
-        lane.Send(r, from, out[r]);
-      }
-      from += out[r];
-    }
-    CopyBytes(own, own_from, out[rank]);  // while the peers take theirs
-    return lane.Finish();
-  });
-}
-
-absl::Status MpiCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
-  return stream.Enqueue([group = group_, at = phase(), inout, bytes, root]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(
-        group->RollCall("Broadcast", at, bytes, DType::kUInt8, ReduceOp::kSum, root));
-    for (int64_t begin = 0; begin < bytes; begin += kMpiLibraryCount) {
-      const auto n = static_cast<int>(std::min(bytes - begin, kMpiLibraryCount));
-      MOE_RETURN_IF_ERROR(group->stream.Run({"Broadcast", 0, at}, [&](MPI_Request* request) {
-        return MPI_Ibcast(AsBytes(inout) + begin, n, MPI_BYTE, root, group->stream.comm(), request);
-      }));
-    }
-    return absl::OkStatus();
+absl::Status MpiCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
+  return stream.Enqueue([group = group_, at = phase(), call = std::move(call)] {
+    return group->Collective(at, call);
   });
 }
 

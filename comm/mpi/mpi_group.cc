@@ -2,9 +2,11 @@
 
 #include <absl/container/inlined_vector.h>
 
+#include "comm/copy.h"
 #include "comm/reduce.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 
 namespace moe {
 namespace {
@@ -30,12 +32,28 @@ MPI_Datatype ToMpi(DType type) {
 
 }  // namespace
 
-absl::Status MpiGroup::RollCall(const char* operation, const CommPhase& phase, int64_t count,
-                                DType type, ReduceOp op, int root) {
-  const CallCard mine = CardOf(operation, count, type, op, root);
+absl::Status MpiGroup::Collective(const CommPhase& phase, const CollectiveCall& call) {
+  switch (call.kind) {
+    case CollectiveKind::kAllReduce:
+      // MPI has no 16-bit types, and pairs summed in them would round at every step.
+      return Is16BitFloat(call.type) ? AllReduceInRankOrder(phase, call) : ByLibrary(phase, call);
+    case CollectiveKind::kReduceScatter:
+      return ReduceScatter(phase, call);
+    case CollectiveKind::kAllGather:
+      return stream.Gather({"AllGather", kAllGather, phase}, call.send.data(), call.recv.data(),
+                           call.count());
+    case CollectiveKind::kBroadcast:
+      return ByLibrary(phase, call);
+    default:
+      return AllToAllV(phase, call);
+  }
+}
+
+absl::Status MpiGroup::RollCall(const CommPhase& phase, const CollectiveCall& call) {
+  const CallCard mine = CardOf(call);
   absl::InlinedVector<CallCard, 16> all(stream.size());
   MOE_RETURN_IF_ERROR(
-      stream.Gather({operation, kRollCall, phase}, &mine, all.data(), sizeof(CallCard)));
+      stream.Gather({NameOf(call.kind), kRollCall, phase}, &mine, all.data(), sizeof(CallCard)));
   const std::vector<int>& names = stream.world_ranks();
   for (int r = 0; r < stream.size(); ++r) {
     const absl::Status same = CheckSame(mine, names[stream.rank()], all[r], names[r]);
@@ -44,12 +62,12 @@ absl::Status MpiGroup::RollCall(const char* operation, const CommPhase& phase, i
   return absl::OkStatus();
 }
 
-absl::Status MpiGroup::SumParts(const MpiCall& call, const std::byte* const* parts,
-                                absl::Span<const int64_t> counts, std::byte* out, DType type,
-                                ReduceOp op) {
+absl::Status MpiGroup::SumParts(const CommPhase& phase, const CollectiveCall& call,
+                                const std::byte* const* parts, absl::Span<const int64_t> counts,
+                                std::byte* out) {
   const int ranks = stream.size();
   const int rank = stream.rank();
-  const int64_t width = SizeOf(type);
+  const int64_t width = SizeOf(call.type);
   const int64_t segment = kSegmentBytes / width;
   const int64_t longest = *std::max_element(counts.begin(), counts.end());
   if (scratch_.bytes() == 0) {
@@ -60,7 +78,7 @@ absl::Status MpiGroup::SumParts(const MpiCall& call, const std::byte* const* par
       return std::clamp<int64_t>(counts[r] - begin, 0, segment);
     };
     absl::InlinedVector<const std::byte*, 16> inputs(ranks);
-    stream.Begin(call);
+    stream.Begin({NameOf(call.kind), kReduce, phase});
     for (int i = 1; i < ranks; ++i) {
       const int r = (rank + i) % ranks;
       std::byte* const slot = scratch_.data() + r * kSegmentBytes;
@@ -74,24 +92,24 @@ absl::Status MpiGroup::SumParts(const MpiCall& call, const std::byte* const* par
     inputs[rank] = parts[rank] + begin * width;
     MOE_RETURN_IF_ERROR(stream.Finish());
     std::byte* const output = out + begin * width;
-    ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), 0, length(rank), type, op);
+    ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), 0, length(rank), call.type, call.op);
   }
   return absl::OkStatus();
 }
 
-absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, std::byte* inout, int64_t count,
-                                            DType type, ReduceOp op) {
+absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, const CollectiveCall& call) {
   const int ranks = stream.size();
   const int rank = stream.rank();
-  const int64_t width = SizeOf(type);
+  const int64_t width = SizeOf(call.type), count = call.count();
+  std::byte* const inout = call.recv.data();
   absl::InlinedVector<const std::byte*, 16> parts;
-  absl::InlinedVector<int64_t, 16> counts;
+  RankCounts counts;
   for (int r = 0; r < ranks; ++r) {
     parts.push_back(inout + PartBegin(count, r) * width);
     counts.push_back(PartBegin(count, r + 1) - PartBegin(count, r));
   }
   std::byte* const own = inout + PartBegin(count, rank) * width;
-  MOE_RETURN_IF_ERROR(SumParts({"AllReduce", kReduce, phase}, parts.data(), counts, own, type, op));
+  MOE_RETURN_IF_ERROR(SumParts(phase, call, parts.data(), counts, own));
   stream.Begin({"AllReduce", kAllGather, phase});
   for (int i = 1; i < ranks; ++i) {
     const int r = (rank + i) % ranks;
@@ -103,14 +121,57 @@ absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, std::byte* i
   return stream.Finish();
 }
 
-absl::Status MpiGroup::AllReduceByLibrary(const CommPhase& phase, std::byte* inout, int64_t count,
-                                          DType type, ReduceOp op) {
-  MOE_RETURN_IF_ERROR(RollCall("AllReduce", phase, count, type, op, 0));
-  for (int64_t begin = 0; begin < count; begin += kMpiLibraryCount) {
-    const auto n = static_cast<int>(std::min(count - begin, kMpiLibraryCount));
-    MOE_RETURN_IF_ERROR(stream.Run({"AllReduce", 0, phase}, [&](MPI_Request* request) {
-      return MPI_Iallreduce(MPI_IN_PLACE, inout + begin * SizeOf(type), n, ToMpi(type),
-                            op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, stream.comm(), request);
+absl::Status MpiGroup::ReduceScatter(const CommPhase& phase, const CollectiveCall& call) {
+  absl::InlinedVector<const std::byte*, 16> parts;
+  for (int r = 0; r < stream.size(); ++r) {
+    parts.push_back(call.send.data() + static_cast<size_t>(r) * call.recv.size());
+  }
+  const RankCounts counts(parts.size(), call.count());
+  return SumParts(phase, call, parts.data(), counts, call.recv.data());
+}
+
+absl::Status MpiGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call) {
+  const int rank = stream.rank(), name = stream.world_ranks()[rank];
+  const RankCounts &out = call.send_counts, &in = call.recv_counts;
+  if (out[rank] != in[rank]) {
+    return stream.Kill(OtherSizeError(NameOf(call.kind), name, in[rank], name, out[rank]));
+  }
+  stream.Begin({NameOf(call.kind), kAllToAllV, phase});
+  std::byte* to = call.recv.data();
+  std::byte* own = nullptr;
+  for (int r = 0; r < stream.size(); ++r) {
+    if (r == rank) {
+      own = to;
+    } else {
+      stream.Receive(r, to, in[r]);
+    }
+    to += in[r];
+  }
+  const std::byte* from = call.send.data();
+  const std::byte* own_from = nullptr;
+  for (int r = 0; r < stream.size(); ++r) {
+    if (r == rank) {
+      own_from = from;
+    } else {
+      stream.Send(r, from, out[r]);
+    }
+    from += out[r];
+  }
+  CopyBytes(own, own_from, out[rank]);  // while the peers take theirs
+  return stream.Finish();
+}
+
+absl::Status MpiGroup::ByLibrary(const CommPhase& phase, const CollectiveCall& call) {
+  MOE_RETURN_IF_ERROR(RollCall(phase, call));
+  for (int64_t begin = 0; begin < call.count(); begin += kMpiLibraryCount) {
+    const auto n = static_cast<int>(std::min(call.count() - begin, kMpiLibraryCount));
+    std::byte* const part = call.recv.data() + begin * SizeOf(call.type);
+    MOE_RETURN_IF_ERROR(stream.Run({NameOf(call.kind), 0, phase}, [&](MPI_Request* request) {
+      if (call.kind == CollectiveKind::kBroadcast) {
+        return MPI_Ibcast(part, n, MPI_BYTE, call.root, stream.comm(), request);
+      }
+      return MPI_Iallreduce(MPI_IN_PLACE, part, n, ToMpi(call.type),
+                            call.op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, stream.comm(), request);
     }));
   }
   return absl::OkStatus();

@@ -55,22 +55,8 @@ class MpiGroup {
   MpiGroup(const MpiGroup&) = delete;
   MpiGroup& operator=(const MpiGroup&) = delete;
 
-  // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
-  // and lets the library's operation start with everyone there. kInvalidArgument if they differ.
-  absl::Status RollCall(const char* operation, const CommPhase& phase, int64_t count, DType type,
-                        ReduceOp op, int root);
-
-  // out[i] = parts[own rank][i] of every rank, summed in rank order: parts[r] (counts[r] elements)
-  // goes to rank r, a segment at a time. `out` may be parts[own rank].
-  absl::Status SumParts(const MpiCall& call, const std::byte* const* parts,
-                        absl::Span<const int64_t> counts, std::byte* out, DType type, ReduceOp op);
-
-  // SumParts, then everyone gets every part: rank order, 2*S*(R-1)/R bytes.
-  absl::Status AllReduceInRankOrder(const CommPhase& phase, std::byte* inout, int64_t count,
-                                    DType type, ReduceOp op);
-  // MPI_Iallreduce; no 16-bit types.
-  absl::Status AllReduceByLibrary(const CommPhase& phase, std::byte* inout, int64_t count,
-                                  DType type, ReduceOp op);
+  // Communicator::DoCollective.
+  absl::Status Collective(const CommPhase& phase, const CollectiveCall& call);
 
   MpiLane stream;  // collectives: used by the stream's thread
   MpiLane host;    // Barrier, Split: used by the host thread, maybe at the same time
@@ -83,6 +69,23 @@ class MpiGroup {
   }
 
  private:
+  // MPI does not compare arguments: ranks show each other theirs, which also tells who is missing
+  // and lets the library's operation start with everyone there. kInvalidArgument if they differ.
+  absl::Status RollCall(const CommPhase& phase, const CollectiveCall& call);
+
+  // out[i] = parts[own rank][i] of every rank, summed in rank order: parts[r] (counts[r] elements)
+  // goes to rank r, a segment at a time. `out` may be parts[own rank].
+  absl::Status SumParts(const CommPhase& phase, const CollectiveCall& call,
+                        const std::byte* const* parts, absl::Span<const int64_t> counts,
+                        std::byte* out);
+
+  // SumParts, then everyone gets every part: rank order, 2*S*(R-1)/R bytes.
+  absl::Status AllReduceInRankOrder(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status ReduceScatter(const CommPhase& phase, const CollectiveCall& call);
+  absl::Status AllToAllV(const CommPhase& phase, const CollectiveCall& call);
+  // A roll call, then MPI_Iallreduce (no 16-bit types) or MPI_Ibcast.
+  absl::Status ByLibrary(const CommPhase& phase, const CollectiveCall& call);
+
   // Elements [PartBegin(r), PartBegin(r + 1)) of `count` are the part that rank r sums.
   int64_t PartBegin(int64_t count, int r) const {
     const int ranks = stream.size();

@@ -172,9 +172,8 @@ absl::Status MpiLane::Test(size_t i, int* done) {
 }
 
 absl::Status MpiLane::Disagree(const Transfer& transfer, absl::string_view sent) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(call_.operation, ": rank ", world_ranks_[rank_], " expects ", transfer.total,
-                   " bytes from rank ", world_ranks_[transfer.peer], ", which sends ", sent));
+  return OtherSizeError(call_.operation, world_ranks_[rank_], transfer.total,
+                        world_ranks_[transfer.peer], sent);
 }
 
 absl::Status MpiLane::Late(size_t first, absl::Duration waited) const {

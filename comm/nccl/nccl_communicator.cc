@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "comm/local/local_group.h"
@@ -17,17 +16,8 @@
 namespace moe {
 namespace {
 
-using Bytes = absl::InlinedVector<int64_t, 16>;
-
 // The host lane moves a few hundred bytes: its kernels leave the GPU to others.
 constexpr int kHostLaneBlocks = 1;
-
-absl::Span<const std::byte> View(const void* data, int64_t bytes) {
-  return {static_cast<const std::byte*>(data), static_cast<size_t>(bytes)};
-}
-absl::Span<std::byte> View(void* data, int64_t bytes) {
-  return {static_cast<std::byte*>(data), static_cast<size_t>(bytes)};
-}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -51,97 +41,33 @@ class NcclCommunicator final : public Communicator {
   }
 
  protected:
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override;
-  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                               ReduceOp op, Stream& stream) override;
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                           Stream& stream) override;
-  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
-                           absl::Span<const int64_t> recv_bytes, Stream& stream) override;
-  absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override;
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override;
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override;
   absl::Status DoFence(Stream& stream) override;
 
  private:
   NcclRank& shared() const { return group_->streams->rank(); }
 
-  // work(group, from, to, stream), of device memory: at once in a stream of the device. In a task
-  // of a CPU stream the roll call, then `work` on device copies of what lies on the host.
-  template <typename Work>
-  absl::Status Run(const CallCard& card, absl::Span<const std::byte> send,
-                   absl::Span<std::byte> recv, Stream& stream, Work work,
-                   absl::Span<const int64_t> out = {}, absl::Span<const int64_t> in = {});
-
   const std::shared_ptr<NcclGroup> group_;  // shared with the tasks that are still in a CPU stream
 };
 
-template <typename Work>
-absl::Status NcclCommunicator::Run(const CallCard& card, absl::Span<const std::byte> send,
-                                   absl::Span<std::byte> recv, Stream& stream, Work work,
-                                   absl::Span<const int64_t> out, absl::Span<const int64_t> in) {
-  if (IsCuda(stream)) return work(*group_, send.data(), recv.data(), stream);
-  return stream.Enqueue([group = group_, at = phase(), card, send, recv, work = std::move(work),
-                         out = Bytes(out.begin(), out.end()),
-                         in = Bytes(in.begin(), in.end())]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(group->memory_of_streams.RollCall(at, card, out, in).status());
-    if (send.empty() && recv.empty()) return absl::OkStatus();
-    return group->memory_of_streams.Run(
-        send, recv,
-        [&](std::byte* from, std::byte* to, Stream& own) { return work(*group, from, to, own); });
-  });
-}
-
-absl::Status NcclCommunicator::DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                                           Stream& stream) {
-  const auto all = View(inout, count * SizeOf(type));
-  return Run(CardOf("AllReduce", count, type, op), all, all, stream,
-             [=, at = phase()](NcclGroup& group, const std::byte*, std::byte* to, Stream& s) {
-               return group.AllReduce(at, to, count, type, op, s);
-             });
-}
-
-absl::Status NcclCommunicator::DoReduceScatter(const void* send, void* recv, int64_t recv_count,
-                                               DType type, ReduceOp op, Stream& stream) {
-  const int64_t bytes = recv_count * SizeOf(type);
-  return Run(CardOf("ReduceScatter", recv_count, type, op), View(send, bytes * size()),
-             View(recv, bytes), stream,
-             [=, at = phase()](NcclGroup& group, const std::byte* from, std::byte* to, Stream& s) {
-               return group.ReduceScatter(at, from, to, recv_count, type, op, s);
-             });
-}
-
-absl::Status NcclCommunicator::DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                                           Stream& stream) {
-  return Run(CardOf("AllGather", send_bytes), View(send, send_bytes),
-             View(recv, send_bytes * size()), stream,
-             [=, at = phase()](NcclGroup& group, const std::byte* from, std::byte* to, Stream& s) {
-               return group.AllGather(at, from, to, send_bytes, s);
-             });
-}
-
-absl::Status NcclCommunicator::DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes,
-                                           void* recv, absl::Span<const int64_t> recv_bytes,
-                                           Stream& stream) {
-  const auto total = [](absl::Span<const int64_t> bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  };
-  return Run(
-      CardOf("AllToAllV"), View(send, total(send_bytes)), View(recv, total(recv_bytes)), stream,
-      [at = phase(), out = Bytes(send_bytes.begin(), send_bytes.end()),
-       in = Bytes(recv_bytes.begin(), recv_bytes.end())](NcclGroup& group, const std::byte* from,
-                                                         std::byte* to, Stream& s) {
-        return group.AllToAllV(at, from, out, to, in, s);
-      },
-      send_bytes, recv_bytes);
-}
-
-absl::Status NcclCommunicator::DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) {
-  const auto all = View(inout, bytes);
-  return Run(CardOf("Broadcast", bytes, DType::kUInt8, ReduceOp::kSum, root), all, all, stream,
-             [=, at = phase()](NcclGroup& group, const std::byte*, std::byte* to, Stream& s) {
-               return group.Broadcast(at, to, bytes, root, s);
-             });
+absl::Status NcclCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
+  if (IsCuda(stream)) return group_->Collective(phase(), call, stream);
+  // In a task of a CPU stream: the roll call, then device copies of what lies on the host.
+  return stream.Enqueue(
+      [group = group_, at = phase(), call = std::move(call)]() mutable -> absl::Status {
+        NcclHostSide& host_side = group->memory_of_streams;
+        const absl::Span<const std::byte> send = call.send;
+        const absl::Span<std::byte> recv = call.recv;
+        MOE_RETURN_IF_ERROR(
+            host_side.RollCall(at, CardOf(call), call.send_counts, call.recv_counts).status());
+        if (send.empty() && recv.empty()) return absl::OkStatus();
+        return host_side.Run(send, recv, [&](std::byte* from, std::byte* to, Stream& own) {
+          call.send = {from, send.size()};
+          call.recv = {to, recv.size()};
+          return group->Collective(at, call, own);
+        });
+      });
 }
 
 absl::Status NcclCommunicator::DoSendRecv(SendRecvOps ops, Stream& stream) {

@@ -79,98 +79,77 @@ absl::StatusOr<std::byte*> NcclGroup::Scratch(int64_t bytes, Stream& stream) {
   return scratch_.back().data();
 }
 
-absl::Status NcclGroup::AllReduce(const CommPhase& phase, std::byte* inout, int64_t count,
-                                  DType type, ReduceOp op, Stream& stream) {
+absl::Status NcclGroup::Collective(const CommPhase& phase, const CollectiveCall& call,
+                                   Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
-  if (count == 0) return absl::OkStatus();
-  const auto sum = [&](std::byte* summed) {
-    return streams->Launch({.operation = "AllReduce", .phase = phase}, stream,
-                           [&](ncclComm_t comm, cudaStream_t cuda) {
-                             return streams->rank().api().ncclAllReduce(
-                                 summed, summed, static_cast<size_t>(count), ToNccl(type),
-                                 ToNccl(op), comm, cuda);
-                           });
-  };
-  if (!Is16BitFloat(type)) return sum(inout);
-  const auto cast_and_sum = [&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(count * SizeOf(DType::kFloat32), stream));
-    MOE_RETURN_IF_ERROR(Widen(type, stream, inout, summed, count));
-    MOE_RETURN_IF_ERROR(sum(summed));
-    return Narrow(type, stream, summed, inout, count);
-  };
-  return ScratchUsed(cast_and_sum(), stream);
+  if (call.kind == CollectiveKind::kAllToAllV) return AllToAllV(phase, call, stream);
+  if (call.count() == 0) return absl::OkStatus();
+  return Is16BitFloat(call.type) ? ScratchUsed(SumInFloat32(phase, call, stream), stream)
+                                 : Launch(phase, call, stream);
 }
 
-absl::Status NcclGroup::ReduceScatter(const CommPhase& phase, const std::byte* send,
-                                      std::byte* recv, int64_t count, DType type, ReduceOp op,
-                                      Stream& stream) {
-  if (streams->rank().dead()) return streams->rank().status();
-  if (count == 0) return absl::OkStatus();
-  const auto sum = [&](const std::byte* from, std::byte* to) {
-    return streams->Launch({.operation = "ReduceScatter", .phase = phase}, stream,
-                           [&](ncclComm_t comm, cudaStream_t cuda) {
-                             return streams->rank().api().ncclReduceScatter(
-                                 from, to, static_cast<size_t>(count), ToNccl(type), ToNccl(op),
-                                 comm, cuda);
-                           });
-  };
-  if (!Is16BitFloat(type)) return sum(send, recv);
-  const auto cast_and_sum = [&]() -> absl::Status {
-    const int64_t all = count * streams->size();
-    MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * SizeOf(DType::kFloat32), stream));
-    std::byte* const mine = summed + count * streams->own() * SizeOf(DType::kFloat32);  // in place
-    MOE_RETURN_IF_ERROR(Widen(type, stream, send, summed, all));
-    MOE_RETURN_IF_ERROR(sum(summed, mine));
-    return Narrow(type, stream, mine, recv, count);
-  };
-  return ScratchUsed(cast_and_sum(), stream);
-}
-
-absl::Status NcclGroup::AllGather(const CommPhase& phase, const std::byte* send, std::byte* recv,
-                                  int64_t bytes, Stream& stream) {
-  if (streams->rank().dead()) return streams->rank().status();
-  if (bytes == 0) return absl::OkStatus();
-  return streams->Launch({.operation = "AllGather", .phase = phase}, stream,
-                         [&](ncclComm_t comm, cudaStream_t cuda) {
-                           return streams->rank().api().ncclAllGather(
-                               send, recv, static_cast<size_t>(bytes), ncclUint8, comm, cuda);
-                         });
-}
-
-absl::Status NcclGroup::Broadcast(const CommPhase& phase, std::byte* inout, int64_t bytes, int root,
-                                  Stream& stream) {
-  if (streams->rank().dead()) return streams->rank().status();
-  if (bytes == 0) return absl::OkStatus();
+absl::Status NcclGroup::Launch(const CommPhase& phase, const CollectiveCall& call, Stream& stream) {
+  const NcclApi& api = streams->rank().api();
+  const auto count = static_cast<size_t>(call.count());
+  const ncclDataType_t type = call.reduces() ? ToNccl(call.type) : ncclUint8;
+  const void* const send = call.send.data();
+  void* const recv = call.recv.data();
   return streams->Launch(
-      {.operation = "Broadcast", .phase = phase}, stream, [&](ncclComm_t comm, cudaStream_t cuda) {
-        return streams->rank().api().ncclBroadcast(inout, inout, static_cast<size_t>(bytes),
-                                                   ncclUint8, root, comm, cuda);
+      {.operation = NameOf(call.kind), .phase = phase}, stream,
+      [&](ncclComm_t comm, cudaStream_t cuda) {
+        switch (call.kind) {
+          case CollectiveKind::kAllReduce:
+            return api.ncclAllReduce(send, recv, count, type, ToNccl(call.op), comm, cuda);
+          case CollectiveKind::kReduceScatter:
+            return api.ncclReduceScatter(send, recv, count, type, ToNccl(call.op), comm, cuda);
+          case CollectiveKind::kAllGather:
+            return api.ncclAllGather(send, recv, count, type, comm, cuda);
+          default:
+            return api.ncclBroadcast(send, recv, count, type, call.root, comm, cuda);
+        }
       });
 }
 
-absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const std::byte* send,
-                                  absl::Span<const int64_t> send_bytes, std::byte* recv,
-                                  absl::Span<const int64_t> recv_bytes, Stream& stream) {
-  const int own = streams->own();
+absl::Status NcclGroup::SumInFloat32(const CommPhase& phase, const CollectiveCall& call,
+                                     Stream& stream) {
+  constexpr int64_t kWidth = SizeOf(DType::kFloat32);
+  const int64_t all = static_cast<int64_t>(call.send.size()) / SizeOf(call.type);
+  const int64_t own = call.kind == CollectiveKind::kReduceScatter ? streams->own() : 0;
+  MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * kWidth, stream));
+  std::byte* const mine = summed + call.count() * own * kWidth;  // in place
+  MOE_RETURN_IF_ERROR(Widen(call.type, stream, call.send.data(), summed, all));
+  MOE_RETURN_IF_ERROR(Launch(phase,
+                             {.kind = call.kind,
+                              .type = DType::kFloat32,
+                              .op = call.op,
+                              .send = {summed, static_cast<size_t>(all * kWidth)},
+                              .recv = {mine, static_cast<size_t>(call.count() * kWidth)}},
+                             stream));
+  return Narrow(call.type, stream, mine, call.recv.data(), call.count());
+}
+
+absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call,
+                                  Stream& stream) {
+  const RankCounts &out = call.send_counts, &in = call.recv_counts;
+  const std::byte* send = call.send.data();
+  std::byte* recv = call.recv.data();
   SendRecvOps ops;
-  ops.reserve(2 * send_bytes.size());
+  ops.reserve(2 * out.size());
   for (int r = 0; r < streams->size(); ++r) {
-    if (r == own) {
-      if (send_bytes[r] != recv_bytes[r]) {
+    if (r == streams->own()) {
+      if (out[r] != in[r]) {
         const int name = streams->world_ranks()[r];
-        return streams->rank().Kill(absl::InvalidArgumentError(
-            absl::StrCat("AllToAllV: rank ", name, " expects ", recv_bytes[r], " bytes from rank ",
-                         name, ", which sends ", send_bytes[r])));
+        return streams->rank().Kill(OtherSizeError(NameOf(call.kind), name, in[r], name, out[r]));
       }
-      MOE_RETURN_IF_ERROR(stream.CopyBytes(send, recv, send_bytes[r]));
+      MOE_RETURN_IF_ERROR(stream.CopyBytes(send, recv, out[r]));
     } else {
-      if (send_bytes[r] > 0) ops.push_back({.peer = r, .send = send, .bytes = send_bytes[r]});
-      if (recv_bytes[r] > 0) ops.push_back({.peer = r, .recv = recv, .bytes = recv_bytes[r]});
+      if (out[r] > 0) ops.push_back({.peer = r, .send = send, .bytes = out[r]});
+      if (in[r] > 0) ops.push_back({.peer = r, .recv = recv, .bytes = in[r]});
     }
-    send += send_bytes[r];
-    recv += recv_bytes[r];
+    send += out[r];
+    recv += in[r];
   }
-  return Exchange("AllToAllV", phase, ops, stream);
+  return Exchange(NameOf(call.kind), phase, ops, stream);
 }
 
 absl::Status NcclGroup::SendRecv(const CommPhase& phase, absl::Span<const SendRecvOp> ops,

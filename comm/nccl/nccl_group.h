@@ -71,23 +71,17 @@ class NcclGroup {
   const std::unique_ptr<NcclLane> streams, host;
   NcclHostSide memory_of_streams, memory_of_host;
 
-  // 16-bit types are summed in float32 and rounded once: NCCL's own sum would round at every rank.
-  absl::Status AllReduce(const CommPhase& phase, std::byte* inout, int64_t count, DType type,
-                         ReduceOp op, Stream& stream);
-  absl::Status ReduceScatter(const CommPhase& phase, const std::byte* send, std::byte* recv,
-                             int64_t count, DType type, ReduceOp op, Stream& stream);
-  absl::Status AllGather(const CommPhase& phase, const std::byte* send, std::byte* recv,
-                         int64_t bytes, Stream& stream);
-  absl::Status Broadcast(const CommPhase& phase, std::byte* inout, int64_t bytes, int root,
-                         Stream& stream);
-  // One group of sends and receives; empty ones are left out on both sides.
-  absl::Status AllToAllV(const CommPhase& phase, const std::byte* send,
-                         absl::Span<const int64_t> send_bytes, std::byte* recv,
-                         absl::Span<const int64_t> recv_bytes, Stream& stream);
+  absl::Status Collective(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
   absl::Status SendRecv(const CommPhase& phase, absl::Span<const SendRecvOp> ops, Stream& stream);
   absl::Status Fence(const CommPhase& phase, Stream& stream);
 
  private:
+  // NCCL's own function for the call; no 16-bit sums, no AllToAllV.
+  absl::Status Launch(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
+  // 16-bit types are summed in float32 and rounded once: NCCL's own sum would round at every rank.
+  absl::Status SumInFloat32(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
+  // One group of sends and receives; empty ones are left out on both sides.
+  absl::Status AllToAllV(const CommPhase& phase, const CollectiveCall& call, Stream& stream);
   absl::Status Exchange(const char* operation, const CommPhase& phase,
                         absl::Span<const SendRecvOp> ops, Stream& stream);
   // Memory for `bytes` of work in `stream`, once its last use has passed, in whatever stream that

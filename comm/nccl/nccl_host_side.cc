@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
-
 #include "comm/nccl/nccl_group.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
@@ -125,9 +123,8 @@ absl::Status NcclHostSide::Compare(const CallCard& mine, absl::Span<const std::b
   for (int r = 0; r < ranks; ++r) {
     for (int peer = 0; peer < ranks; ++peer) {
       if (counts(r, 1, peer) == counts(peer, 0, r)) continue;
-      return lane_.rank().Kill(absl::InvalidArgumentError(
-          absl::StrCat(mine.operation, ": rank ", names[r], " expects ", counts(r, 1, peer),
-                       " bytes from rank ", names[peer], ", which sends ", counts(peer, 0, r))));
+      return lane_.rank().Kill(OtherSizeError(mine.operation, names[r], counts(r, 1, peer),
+                                              names[peer], counts(peer, 0, r)));
     }
   }
   return absl::OkStatus();

@@ -8,22 +8,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <absl/time/clock.h>
-#include <absl/types/span.h>
 
 #include "comm/communicator.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe::testing {
 
-// Without peer memory. Reductions: of f32, f64, i32 and i64. Groups that are split off are those of
-// `inner`, unless Wrap says otherwise.
+// Without peer memory. Groups that are split off are those of `inner`, unless Wrap says otherwise.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(std::unique_ptr<Communicator> inner)
@@ -55,42 +52,9 @@ class ForwardingCommunicator : public Communicator {
   virtual absl::Status BeforeMeeting() { return absl::OkStatus(); }
   virtual std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) { return part; }
 
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(2 * count * SizeOf(type) * (size() - 1) / size(), stream));
-    return OfType(type, [&]<typename T>(T) {
-      return inner_->AllReduce<T>({static_cast<T*>(inout), static_cast<size_t>(count)}, op, stream);
-    });
-  }
-  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                               ReduceOp op, Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(recv_count * SizeOf(type) * (size() - 1), stream));
-    return OfType(type, [&]<typename T>(T) {
-      const auto n = static_cast<size_t>(recv_count);
-      return inner_->ReduceScatter<T>(
-          {static_cast<const T*>(send), n * static_cast<size_t>(size())},
-          {static_cast<T*>(recv), n}, op, stream);
-    });
-  }
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                           Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(send_bytes * (size() - 1), stream));
-    return inner_->AllGather<uint8_t>(Bytes(send, send_bytes),
-                                      MutableBytes(recv, send_bytes * size()), stream);
-  }
-  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
-                           absl::Span<const int64_t> recv_bytes, Stream& stream) override {
-    const auto total = [](absl::Span<const int64_t> counts) {
-      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    };
-    const int64_t sent = total(send_bytes);
-    MOE_RETURN_IF_ERROR(Prepare(sent - send_bytes[rank()], stream));
-    return inner_->AllToAllV<uint8_t>(Bytes(send, sent), send_bytes,
-                                      MutableBytes(recv, total(recv_bytes)), recv_bytes, stream);
-  }
-  absl::Status DoBroadcast(void* inout, int64_t bytes, int root, Stream& stream) override {
-    MOE_RETURN_IF_ERROR(Prepare(bytes, stream));
-    return inner_->Broadcast<uint8_t>(MutableBytes(inout, bytes), root, stream);
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override {
+    MOE_RETURN_IF_ERROR(Prepare(BytesToOthers(call), stream));
+    return inner_->Collect(std::move(call), stream);
   }
   absl::Status DoSendRecv(SendRecvOps ops, Stream& stream) override {
     int64_t sent = 0;
@@ -104,30 +68,24 @@ class ForwardingCommunicator : public Communicator {
   }
 
  private:
-  template <typename Reduce>
-  static absl::Status OfType(DType type, Reduce reduce) {
-    switch (type) {
-      case DType::kFloat32:
-        return reduce(float());
-      case DType::kFloat64:
-        return reduce(double());
-      case DType::kInt32:
-        return reduce(int32_t());
-      case DType::kInt64:
-        return reduce(int64_t());
+  int64_t BytesToOthers(const CollectiveCall& call) const {
+    const auto bytes = static_cast<int64_t>(call.send.size());
+    switch (call.kind) {
+      case CollectiveKind::kAllReduce:
+        return 2 * bytes * (size() - 1) / size();
+      case CollectiveKind::kReduceScatter:
+        return bytes / size() * (size() - 1);
+      case CollectiveKind::kAllGather:
+        return bytes * (size() - 1);
+      case CollectiveKind::kBroadcast:
+        return bytes;
       default:
-        return absl::UnimplementedError("ForwardingCommunicator: a reduction of this type");
+        return bytes - call.send_counts[rank()];
     }
   }
   absl::Status Prepare(int64_t bytes, Stream& stream) {
     inner_->SetPhase(phase());
     return Before(bytes, stream);
-  }
-  static absl::Span<const uint8_t> Bytes(const void* data, int64_t bytes) {
-    return {static_cast<const uint8_t*>(data), static_cast<size_t>(bytes)};
-  }
-  static absl::Span<uint8_t> MutableBytes(void* data, int64_t bytes) {
-    return {static_cast<uint8_t*>(data), static_cast<size_t>(bytes)};
   }
 
   const std::unique_ptr<Communicator> owned_;

@@ -382,14 +382,14 @@ class SkewedNorm final : public ::moe::testing::ForwardingCommunicator {
   std::unique_ptr<Communicator> Wrap(std::unique_ptr<Communicator> part) override {
     return std::make_unique<SkewedNorm>(std::move(part), skews_);
   }
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override {
-    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllReduce(inout, count, type, op, stream));
-    if (!skews_ || phase().step != 3 || phase().name != absl::string_view("optimiser")) {
-      return absl::OkStatus();
-    }
-    return stream.Enqueue([=] {
-      for (int64_t i = 0; i < count; ++i) static_cast<double*>(inout)[i] *= 4;
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override {
+    const auto numbers = absl::MakeSpan(reinterpret_cast<double*>(call.recv.data()), call.count());
+    const bool norm = call.kind == CollectiveKind::kAllReduce && phase().step == 3 &&
+                      phase().name == absl::string_view("optimiser");
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoCollective(std::move(call), stream));
+    if (!skews_ || !norm) return absl::OkStatus();
+    return stream.Enqueue([numbers] {
+      for (double& number : numbers) number *= 4;
       return absl::OkStatus();
     });
   }

@@ -198,50 +198,29 @@ TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
 // first byte flipped.
 class FaultCommunicator final : public ForwardingCommunicator {
  public:
-  enum class Kind : uint8_t { kNone, kAllReduce, kReduceScatter, kAllGather, kAllToAllV };
-
   FaultCommunicator(Communicator& inner, int victim)
       : ForwardingCommunicator(inner), victim_(victim) {}
-  void Arm(Kind kind) { armed_ = kind; }
+  void Arm(CollectiveKind kind) { armed_ = kind; }
 
  private:
-  absl::Status DoAllReduce(void* inout, int64_t count, DType type, ReduceOp op,
-                           Stream& stream) override {
-    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllReduce(inout, count, type, op, stream));
-    return type == DType::kFloat32 ? Flip(Kind::kAllReduce, inout, stream) : absl::OkStatus();
-  }
-  absl::Status DoReduceScatter(const void* send, void* recv, int64_t recv_count, DType type,
-                               ReduceOp op, Stream& stream) override {
-    MOE_RETURN_IF_ERROR(
-        ForwardingCommunicator::DoReduceScatter(send, recv, recv_count, type, op, stream));
-    return Flip(Kind::kReduceScatter, recv, stream);
-  }
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes,
-                           Stream& stream) override {
-    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoAllGather(send, recv, send_bytes, stream));
-    return Flip(Kind::kAllGather, recv, stream);
-  }
-  absl::Status DoAllToAllV(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
-                           absl::Span<const int64_t> recv_bytes, Stream& stream) override {
-    MOE_RETURN_IF_ERROR(
-        ForwardingCommunicator::DoAllToAllV(send, send_bytes, recv, recv_bytes, stream));
-    const int64_t received = std::accumulate(recv_bytes.begin(), recv_bytes.end(), int64_t{0});
-    return received == 0 ? absl::OkStatus() : Flip(Kind::kAllToAllV, recv, stream);
-  }
-  absl::Status Flip(Kind kind, void* recv, Stream& stream) {
-    if (kind != armed_ || rank() != victim_) return absl::OkStatus();
-    return stream.Enqueue([recv] {
-      *static_cast<uint8_t*>(recv) ^= 1;
+  absl::Status DoCollective(CollectiveCall call, Stream& stream) override {
+    const absl::Span<std::byte> received = call.recv;
+    const bool flips = call.kind == armed_ && rank() == victim_ && !received.empty() &&
+                       (!call.reduces() || call.type == DType::kFloat32);
+    MOE_RETURN_IF_ERROR(ForwardingCommunicator::DoCollective(std::move(call), stream));
+    if (!flips) return absl::OkStatus();
+    return stream.Enqueue([received] {
+      received[0] ^= std::byte{1};
       return absl::OkStatus();
     });
   }
 
   const int victim_;
-  Kind armed_ = Kind::kNone;
+  std::optional<CollectiveKind> armed_;
 };
 
 TEST_P(BenchCollectivesTest, APlantedWrongElementIsCountedInEveryCall) {
-  using Kind = FaultCommunicator::Kind;
+  using Kind = CollectiveKind;
   const AllReduceAlgorithm own = Env().name() == std::string("local")
                                      ? AllReduceAlgorithm::kDirect
                                      : AllReduceAlgorithm::kLibrary;
@@ -271,7 +250,7 @@ TEST_P(BenchCollectivesTest, APlantedWrongElementIsCountedInEveryCall) {
 TEST_P(BenchCollectivesTest, WrongElementsOfOneRankReachTheRowOfAll) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
     FaultCommunicator faulty(comm, comm.size() - 1);
-    faulty.Arm(FaultCommunicator::Kind::kAllToAllV);
+    faulty.Arm(CollectiveKind::kAllToAllV);
     const auto row =
         MeasureCollective({.op = Op::kAllToAllV, .size_bytes = 4096}, kShort, {}, faulty, stream);
     ASSERT_TRUE(row.ok()) << row.status();
