@@ -61,21 +61,32 @@ class TwoHopExchange {
         node_size_(node_size),
         nodes_(comm.size() / node_size),
         my_node_(comm.rank() / node_size),
-        my_local_(comm.rank() % node_size) {}
+        my_local_(comm.rank() % node_size),
+        rail_{.comm = nullptr, .first = my_local_, .step = node_size},
+        node_{.comm = nullptr, .first = my_node_ * node_size, .step = 1} {}
 
-  // One hop inside `group`, whose rank i is rank_of(i) of the whole.
+  // Rows that this rank moves to and from each rank of a group in its hop of Out; in Back they come
+  // the way they went.
+  struct HopRows {
+    RankCounts out, in;
+  };
+  // All that a rank has for a node; all that a rail brought for a rank.
+  HopRows RailRows(RowCount rows) const;
+  HopRows NodeRows(RowCount rows) const;
+
+  // A group of this rank. Its rank i is first + i * step of the whole.
+  struct Part {
+    std::unique_ptr<Communicator> comm;
+    int first, step;
+  };
   template <typename U>
-  absl::Status Hop(Communicator& group, absl::FunctionRef<int(int)> rank_of,
-                   MatrixView<const U> send, absl::FunctionRef<int64_t(int)> sent,
-                   MatrixView<U> received, absl::FunctionRef<int64_t(int)> received_rows,
-                   CountBytes count_bytes, Stream& stream);
-
-  int64_t SumOverNodes(absl::FunctionRef<int64_t(int)> rows) const;
-  int64_t SumOverLocals(absl::FunctionRef<int64_t(int)> rows) const;
+  absl::Status Hop(const Part& part, MatrixView<const U> send, const RankCounts& sent,
+                   MatrixView<U> received, const RankCounts& received_rows, CountBytes count_bytes,
+                   Stream& stream);
 
   Communicator* comm_;
   int node_size_, nodes_, my_node_, my_local_;
-  std::unique_ptr<Communicator> rail_, node_;
+  Part rail_, node_;
 };
 
 }  // namespace moe
