@@ -214,19 +214,16 @@ absl::StatusOr<Routing> Router<T>::Forward(MatrixView<const T> tokens,
   }
   MOE_ASSIGN_OR_RETURN(s.logits, Logits(s.tokens, inputs, s.batch, workspace, stream));
   const Gradient gradient = saved == nullptr ? Gradient::kNotWanted : Gradient::kWanted;
-  if (!cuda) {
-    MOE_RETURN_IF_ERROR(DecideOnHost(inputs, gradient, workspace, stream, s, stats));
-    s.on_device = s.routing;
-  } else if (GateRunsOn(stream)) {
+  if (GateRunsOn(stream)) {
     MOE_RETURN_IF_ERROR(
-        DecideOnDevice(inputs, gradient, workspace, *host, stream, reader, s, stats));
+        Decide(inputs, gradient, workspace, host_workspace, stream, reader, s, stats));
   } else {
     const int64_t rows = s.logits.rows(), cols = s.logits.cols();
     MOE_ASSIGN_OR_RETURN(const auto logits, DownloadArray(AllOf(s.logits), *host, stream));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     s.logits = MatrixView<const float>(logits.data(), rows, cols);
-    MOE_RETURN_IF_ERROR(
-        DecideOnHost(inputs, gradient, *host, *MakeInlineStream(&stream.threads()), s, stats));
+    MOE_RETURN_IF_ERROR(Decide(inputs, gradient, *host, *host, *MakeInlineStream(&stream.threads()),
+                               reader, s, stats));
     Routing& copy = s.on_device = s.routing;
     MOE_ASSIGN_OR_RETURN(copy.slot_offset, UploadArray(copy.slot_offset, workspace, stream));
     MOE_ASSIGN_OR_RETURN(copy.expert, UploadArray(copy.expert, workspace, stream));

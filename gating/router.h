@@ -118,13 +118,12 @@ class Router {
                                                  const RouterInputs<T>& inputs, const Batch& batch,
                                                  Workspace& workspace, Stream& stream) const;
   bool GateRunsOn(const Stream& stream) const { return gate_->RunsOn(stream.device().kind); }
-  // Gate, losses and capacity from saved.logits; fills in the rest of `saved`. All of the host.
-  absl::Status DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
-                            Stream& stream, RouterSaved<T>& saved, RouterStats* stats) const;
-  // The same of a CUDA device; the host waits where it reads the routing or `stats`.
-  absl::Status DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
-                              Workspace& workspace, Workspace& host, Stream& stream,
-                              RoutingFor reader, RouterSaved<T>& saved, RouterStats* stats) const;
+  // Gate, losses and capacity from saved.logits, all of the stream's device; fills in the rest of
+  // `saved`. On a CUDA device the host waits where it reads the routing or `stats`; on a CPU
+  // everything is there, and `host` may be `workspace`.
+  absl::Status Decide(const RouterInputs<T>& inputs, Gradient gradient, Workspace& workspace,
+                      Workspace& host, Stream& stream, RoutingFor reader, RouterSaved<T>& saved,
+                      RouterStats* stats) const;
   Routing RoutingOf(const GateSelection& selection, absl::Span<const uint8_t> dropped) const;
   // The gradient by the logits, of the gate and the losses, where `stream` computes.
   absl::StatusOr<MatrixView<const float>> LogitGradient(absl::Span<const float> d_weight,

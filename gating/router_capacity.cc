@@ -1,7 +1,5 @@
 #include "gating/router_capacity.h"
 
-#include <algorithm>
-
 #include <absl/strings/str_cat.h>
 
 #include "gating/capacity.h"
@@ -35,43 +33,38 @@ int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits) {
 
 namespace {
 
-bool HasCapacity(const RouterConfig& config, const GateTraits& traits) {
-  return config.capacity_factor.has_value() && !traits.limits_itself;
-}
-
-}  // namespace
-
-absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& gate,
-                                      const GateSelection& selection, const TokenGroups& groups,
-                                      absl::Span<uint8_t> dropped, Workspace& workspace,
-                                      Stream& stream) {
-  if (!HasCapacity(config, gate.traits())) {
-    std::fill(dropped.begin(), dropped.end(), uint8_t{0});
-    return 0;
-  }
-  MOE_ASSIGN_OR_RETURN(const int64_t count,
-                       MarkDropped({.slot_offset = selection.slot_offset,
-                                    .expert = selection.expert,
-                                    .weight = selection.weight,
-                                    .num_experts = config.num_experts},
-                                   groups, config.top_k, *config.capacity_factor,
-                                   config.drop_policy, dropped, workspace));
-  if (count == 0) return count;
+absl::Status ApplyOnHost(const RouterConfig& config, const Gate& gate,
+                         const GateSelection& selection, const TokenGroups& groups,
+                         absl::Span<uint8_t> dropped, int64_t* dropped_slots, Workspace& workspace,
+                         Stream& stream) {
+  MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
+  MOE_ASSIGN_OR_RETURN(*dropped_slots, MarkDropped({.slot_offset = selection.slot_offset,
+                                                    .expert = selection.expert,
+                                                    .weight = selection.weight,
+                                                    .num_experts = config.num_experts},
+                                                   groups, config.top_k, *config.capacity_factor,
+                                                   config.drop_policy, dropped, workspace));
+  if (*dropped_slots == 0) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(gate.Reweigh(selection, dropped, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   for (size_t s = 0; s < dropped.size(); ++s) {
     if (dropped[s] != 0) selection.weight[s] = 0.0f;
   }
-  return count;
+  return absl::OkStatus();
 }
 
-absl::Status ApplyCapacityOnDevice(const RouterConfig& config, const GateTraits& traits,
-                                   const GateSelection& selection, const TokenGroups& groups,
-                                   absl::Span<uint8_t> dropped, int64_t* dropped_slots,
-                                   Workspace& host, Workspace& workspace, Stream& stream) {
-  if (!HasCapacity(config, traits)) {
+}  // namespace
+
+absl::Status ApplyCapacity(const RouterConfig& config, const Gate& gate,
+                           const GateSelection& selection, const TokenGroups& groups,
+                           absl::Span<uint8_t> dropped, int64_t* dropped_slots, Workspace& host,
+                           Workspace& workspace, Stream& stream) {
+  if (!config.capacity_factor.has_value() || gate.traits().limits_itself) {
     MOE_RETURN_IF_ERROR(stream.Zero(dropped_slots, sizeof(int64_t)));
     return stream.Zero(dropped.data(), static_cast<int64_t>(dropped.size()));
+  }
+  if (!IsCuda(stream)) {
+    return ApplyOnHost(config, gate, selection, groups, dropped, dropped_slots, workspace, stream);
   }
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> capacity, host.Array<int64_t>(groups.size()));
   for (int64_t g = 0; g < groups.size(); ++g) {

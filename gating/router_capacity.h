@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "gating/gate.h"
@@ -21,19 +20,13 @@ absl::Status CheckMicroBatchLengths(const RouterConfig& config, const Batch& bat
 // alone, so that a rank without tokens agrees with the others.
 int64_t PaddedRows(const RouterConfig& config, const GateTraits& traits);
 
-// Marks and unweights the slots that are over capacity; returns how many. dropped [slots]. Host
-// memory.
-absl::StatusOr<int64_t> ApplyCapacity(const RouterConfig& config, const Gate& gate,
-                                      const GateSelection& selection, const TokenGroups& groups,
-                                      absl::Span<uint8_t> dropped, Workspace& workspace,
-                                      Stream& stream);
-
-// The same for a gate that runs on CUDA devices, whose Reweigh does nothing: selection, `dropped`
-// and *dropped_slots are memory of the stream's device, `groups` and `host` of the host. Enqueues.
-absl::Status ApplyCapacityOnDevice(const RouterConfig& config, const GateTraits& traits,
-                                   const GateSelection& selection, const TokenGroups& groups,
-                                   absl::Span<uint8_t> dropped, int64_t* dropped_slots,
-                                   Workspace& host, Workspace& workspace, Stream& stream);
+// Marks and unweights the slots that are over capacity, and counts them in *dropped_slots, which
+// with the selection and `dropped` [slots] is memory of the stream's device; `groups` and `host`
+// are of the host. On a CUDA device, where a gate's Reweigh does nothing, enqueues.
+absl::Status ApplyCapacity(const RouterConfig& config, const Gate& gate,
+                           const GateSelection& selection, const TokenGroups& groups,
+                           absl::Span<uint8_t> dropped, int64_t* dropped_slots, Workspace& host,
+                           Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

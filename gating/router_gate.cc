@@ -22,42 +22,6 @@ RouterScores ScoresOf(MatrixView<const float> logits, const GateSelection& selec
 }  // namespace
 
 template <typename T>
-absl::Status Router<T>::DecideOnHost(const RouterInputs<T>& inputs, Gradient gradient,
-                                     Workspace& workspace, Stream& stream, RouterSaved<T>& s,
-                                     RouterStats* stats) const {
-  MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
-                       MakeTokenGroups(config_.token_group, s.batch, workspace));
-  const GateInput input = {
-      .logits = s.logits, .batch = s.batch, .groups = groups, .expert_bias = inputs.expert_bias};
-  MOE_ASSIGN_OR_RETURN(s.selection, gate_->Select(input, workspace, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());  // from here on the host reads the selection
-
-  MOE_ASSIGN_OR_RETURN(const EnqueuedLosses losses,
-                       EnqueueLosses(config_, *gate_, input, s.selection, inputs.expert_share,
-                                     gradient, workspace, workspace, stream));
-  s.d_aux = losses.d_logits;
-  MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped,
-                       workspace.Array<uint8_t>(static_cast<int64_t>(s.selection.expert.size())));
-  MOE_ASSIGN_OR_RETURN(
-      const int64_t dropped_slots,
-      ApplyCapacity(config_, *gate_, s.selection, groups, dropped, workspace, stream));
-
-  s.dropped = dropped;
-  s.routing = RoutingOf(s.selection, dropped);
-  if (stats != nullptr) {
-    stats->entropy_sum = 0;
-    MOE_RETURN_IF_ERROR(AddEntropy(ScoresOf(s.logits, s.selection, traits_), &stats->entropy_sum,
-                                   workspace, stream));
-    MOE_RETURN_IF_ERROR(stream.Synchronize());
-    stats->aux_loss = losses.aux_and_z.empty() ? 0 : losses.aux_and_z[0];
-    stats->z_loss = losses.aux_and_z.empty() ? 0 : losses.aux_and_z[1];
-    stats->expert_count.assign(s.selection.count.begin(), s.selection.count.end());
-    stats->dropped_slots = dropped_slots;
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
 Routing Router<T>::RoutingOf(const GateSelection& selection,
                              absl::Span<const uint8_t> dropped) const {
   return {.slot_offset = selection.slot_offset,
@@ -71,10 +35,9 @@ Routing Router<T>::RoutingOf(const GateSelection& selection,
 }
 
 template <typename T>
-absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient gradient,
-                                       Workspace& workspace, Workspace& host, Stream& stream,
-                                       RoutingFor reader, RouterSaved<T>& s,
-                                       RouterStats* stats) const {
+absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
+                               Workspace& workspace, Workspace& host, Stream& stream,
+                               RoutingFor reader, RouterSaved<T>& s, RouterStats* stats) const {
   MOE_ASSIGN_OR_RETURN(const TokenGroups groups,
                        MakeTokenGroups(config_.token_group, s.batch, host));
   MOE_ASSIGN_OR_RETURN(const auto expert_bias, UploadArray(inputs.expert_bias, workspace, stream));
@@ -95,13 +58,14 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
   const auto slots = static_cast<int64_t>(s.selection.expert.size());
   MOE_ASSIGN_OR_RETURN(const absl::Span<uint8_t> dropped, workspace.Array<uint8_t>(slots));
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> dropped_slots, workspace.Array<int64_t>(1));
-  MOE_RETURN_IF_ERROR(ApplyCapacityOnDevice(config_, traits_, s.selection, groups, dropped,
-                                            &dropped_slots[0], host, workspace, stream));
+  MOE_RETURN_IF_ERROR(ApplyCapacity(config_, *gate_, s.selection, groups, dropped,
+                                    &dropped_slots[0], host, workspace, stream));
   s.dropped = dropped;
   s.on_device = RoutingOf(s.selection, dropped);
 
-  s.routing = RoutingOf({}, {});
-  if (reader == RoutingFor::kHost) {
+  const bool cuda = IsCuda(stream);
+  s.routing = cuda ? RoutingOf({}, {}) : s.on_device;
+  if (cuda && reader == RoutingFor::kHost) {
     const Routing& device = s.on_device;
     MOE_ASSIGN_OR_RETURN(s.routing.slot_offset, DownloadArray(device.slot_offset, host, stream));
     MOE_ASSIGN_OR_RETURN(s.routing.expert, DownloadArray(device.expert, host, stream));
@@ -109,7 +73,7 @@ absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>& inputs, Gradient g
     MOE_ASSIGN_OR_RETURN(s.routing.dropped, DownloadArray(device.dropped, host, stream));
   }
   if (stats == nullptr) {
-    return reader == RoutingFor::kHost ? stream.Synchronize() : absl::OkStatus();
+    return !cuda || reader == RoutingFor::kHost ? stream.Synchronize() : absl::OkStatus();
   }
   MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(s.selection.count, host, stream));
   MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray<int64_t>(dropped_slots, host, stream));
@@ -156,14 +120,12 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   return MatrixView<const float>(on_device.data(), d_logits.rows(), d_logits.cols());
 }
 
-#define MOE_INSTANTIATE(T)                                                                      \
-  template absl::Status Router<T>::DecideOnHost(const RouterInputs<T>&, Gradient, Workspace&,   \
-                                                Stream&, RouterSaved<T>&, RouterStats*) const;  \
-  template absl::Status Router<T>::DecideOnDevice(const RouterInputs<T>&, Gradient, Workspace&, \
-                                                  Workspace&, Stream&, RoutingFor,              \
-                                                  RouterSaved<T>&, RouterStats*) const;         \
-  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                    \
-      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*)   \
+#define MOE_INSTANTIATE(T)                                                                    \
+  template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,       \
+                                          Workspace&, Stream&, RoutingFor, RouterSaved<T>&,   \
+                                          RouterStats*) const;                                \
+  template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                  \
+      absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*) \
       const;
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
