@@ -14,6 +14,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tests/cusim/scoped.h"
+
 namespace cusim {
 
 struct Options {
@@ -55,16 +57,8 @@ Stats LastRun();
 
 // Options of the launches that kernels' own launchers make (kernels/base/cuda_kernel.h).
 const Options& LaunchOptions();
-class ScopedLaunchOptions {
- public:
-  explicit ScopedLaunchOptions(const Options& options);
-  ~ScopedLaunchOptions();
-  ScopedLaunchOptions(const ScopedLaunchOptions&) = delete;
-  ScopedLaunchOptions& operator=(const ScopedLaunchOptions&) = delete;
-
- private:
-  Options before_;
-};
+Options Set(const Options& now);
+using ScopedLaunchOptions = Scoped<Options>;
 
 }  // namespace cusim
 

@@ -4,9 +4,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -34,16 +36,13 @@ class FakeCudart : public ::testing::Test {
     EXPECT_EQ(cudaEventDestroy(event_), cudaSuccess);
   }
 
-  // A kernel of one thread that appends `letter` to order_.
+  // A kernel of one thread.
+  static cudaError_t Launch(cudaStream_t stream, std::function<void()> body) {
+    return cusim::LaunchGrid({.grid = dim3(1), .block = dim3(1), .body = std::move(body)}, stream);
+  }
+  // One that appends `letter` to order_.
   void Launch(int stream, char letter) {
-    ASSERT_EQ(cusim::LaunchGrid({.grid = dim3(1),
-                                 .block = dim3(1),
-                                 .body =
-                                     [this, letter] {
-                                       order_ += letter;
-                                     }},
-                                stream_[stream]),
-              cudaSuccess);
+    ASSERT_EQ(Launch(stream_[stream], [this, letter] { order_ += letter; }), cudaSuccess);
   }
 
   std::array<cudaStream_t, 2> stream_ = {};
@@ -62,14 +61,7 @@ TEST_F(FakeCudart, NothingRunsBeforeTheHostWaits) {
 }
 
 TEST_F(FakeCudart, TheNullStreamRunsAtOnce) {
-  ASSERT_EQ(cusim::LaunchGrid({.grid = dim3(1),
-                               .block = dim3(1),
-                               .body =
-                                   [this] {
-                                     order_ += 'a';
-                                   }},
-                              nullptr),
-            cudaSuccess);
+  ASSERT_EQ(Launch(nullptr, [this] { order_ += 'a'; }), cudaSuccess);
   EXPECT_EQ(order_, "a");
 }
 
@@ -299,13 +291,7 @@ TEST_F(FakeCudartDeathTest, OtherDevicesMayTouchMemoryOnceItsPoolIsOpenToThem) {
     return cudaStreamSynchronize(other);
   };
   const auto launch = [&] {
-    (void)cusim::LaunchGrid({.grid = dim3(1),
-                             .block = dim3(1),
-                             .body =
-                                 [&] {
-                                   static_cast<volatile unsigned char*>(data_)[0] = 7;
-                                 }},
-                            other);
+    (void)Launch(other, [&] { static_cast<volatile unsigned char*>(data_)[0] = 7; });
     return cudaStreamSynchronize(other);
   };
   const std::string fault = ": memory of device 0 in a stream of device 1";
@@ -355,13 +341,7 @@ TEST_F(FakeCudartMemory, PeersAreThoseOfTheMachine) {
 
 TEST_F(FakeCudart, AStreamTakesKernelsOfItsOwnDeviceAlone) {
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-  EXPECT_EQ(cusim::LaunchGrid({.grid = dim3(1),
-                               .block = dim3(1),
-                               .body =
-                                   [] {
-                                   }},
-                              stream_[0]),
-            cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(Launch(stream_[0], [] {}), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cusim/fake_nccl_world.h"
@@ -144,6 +145,33 @@ ncclResult_t Enqueue(const NcclCallRecord& record, cudaStream_t stream) {
   return Submit(call->comm, stream, {call});
 }
 
+// `blocks` times the elements of a call.
+template <typename Pointer>
+struct Blocks {
+  Pointer data = nullptr;
+  int blocks = 0;
+};
+
+NcclCallRecord CallOf(Kind kind, ncclComm_t comm, Blocks<const void*> send, Blocks<void*> recv,
+                      size_t count, ncclDataType_t type) {
+  const size_t bytes = count * NcclSizeOf(type);
+  return {.kind = kind,
+          .comm = comm,
+          .send = static_cast<const char*>(send.data),
+          .recv = static_cast<char*>(recv.data),
+          .send_bytes = bytes * static_cast<size_t>(send.blocks),
+          .recv_bytes = bytes * static_cast<size_t>(recv.blocks),
+          .count = count,
+          .type = type};
+}
+
+std::shared_ptr<NcclWorld> NewWorld(int size) {
+  auto world = std::make_shared<NcclWorld>();
+  world->size = size;
+  world->ranks.resize(static_cast<size_t>(size));
+  return world;
+}
+
 ncclComm_t NewComm(const std::shared_ptr<NcclWorld>& world, int rank, int root_rank, int device) {
   auto* const comm = new ncclComm;  // kept for ever: whoever uses it too long is named
   comm->world = world;
@@ -178,11 +206,7 @@ bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
   }
   std::sort(members.begin(), members.end());
   auto& world = split.made[color];
-  if (world == nullptr) {
-    world = std::make_shared<NcclWorld>();
-    world->size = static_cast<int>(members.size());
-    world->ranks.resize(members.size());
-  }
+  if (world == nullptr) world = NewWorld(static_cast<int>(members.size()));
   const auto own = std::find_if(members.begin(), members.end(),
                                 [&](const auto& member) { return member.second == comm->rank; });
   *made = NewComm(world, static_cast<int>(own - members.begin()), comm->root_rank, comm->device);
@@ -196,13 +220,9 @@ bool SplitEnded(ncclComm_t comm, int64_t sequence, ncclComm_t* made) {
 
 namespace cusim {
 
-ScopedNccl::ScopedNccl(const NcclFaults& faults) : before_(NcclGlobals::Get().faults) {
+NcclFaults Set(const NcclFaults& now) {
   const Lock lock(NcclGlobals::Get().mu);
-  NcclGlobals::Get().faults = faults;
-}
-ScopedNccl::~ScopedNccl() {
-  const Lock lock(NcclGlobals::Get().mu);
-  NcclGlobals::Get().faults = before_;
+  return std::exchange(NcclGlobals::Get().faults, now);
 }
 
 void RaiseInNccl(int rank, ncclResult_t error) {
@@ -268,11 +288,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   NcclGlobals& globals = NcclGlobals::Get();
   const Lock lock(globals.mu);
   auto& world = globals.worlds[std::string(id.internal, sizeof(id.internal))];
-  if (world == nullptr) {
-    world = std::make_shared<NcclWorld>();
-    world->size = ranks;
-    world->ranks.resize(static_cast<size_t>(ranks));
-  }
+  if (world == nullptr) world = NewWorld(ranks);
   if (world->size != ranks) NcclMisuse(__func__, "ranks must give the same number of ranks");
   if (world->ranks[static_cast<size_t>(rank)] != nullptr) {
     NcclMisuse(__func__, "rank " + std::to_string(rank) + " has joined before");
@@ -369,78 +385,39 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return Enqueue({.kind = Kind::kSend,
-                  .comm = comm,
-                  .send = static_cast<const char*>(data),
-                  .send_bytes = count * NcclSizeOf(type),
-                  .count = count,
-                  .type = type,
-                  .peer = peer},
-                 stream);
+  NcclCallRecord call = CallOf(Kind::kSend, comm, {data, 1}, {}, count, type);
+  call.peer = peer;
+  return Enqueue(call, stream);
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return Enqueue({.kind = Kind::kRecv,
-                  .comm = comm,
-                  .recv = static_cast<char*>(data),
-                  .recv_bytes = count * NcclSizeOf(type),
-                  .count = count,
-                  .type = type,
-                  .peer = peer},
-                 stream);
+  NcclCallRecord call = CallOf(Kind::kRecv, comm, {}, {data, 1}, count, type);
+  call.peer = peer;
+  return Enqueue(call, stream);
 }
 ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return Enqueue({.kind = Kind::kAllReduce,
-                  .comm = comm,
-                  .send = static_cast<const char*>(send),
-                  .recv = static_cast<char*>(recv),
-                  .send_bytes = count * NcclSizeOf(type),
-                  .recv_bytes = count * NcclSizeOf(type),
-                  .count = count,
-                  .type = type,
-                  .op = op},
-                 stream);
+  NcclCallRecord call = CallOf(Kind::kAllReduce, comm, {send, 1}, {recv, 1}, count, type);
+  call.op = op;
+  return Enqueue(call, stream);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  const auto ranks = static_cast<size_t>(comm->world->size);
-  return Enqueue({.kind = Kind::kReduceScatter,
-                  .comm = comm,
-                  .send = static_cast<const char*>(send),
-                  .recv = static_cast<char*>(recv),
-                  .send_bytes = count * ranks * NcclSizeOf(type),
-                  .recv_bytes = count * NcclSizeOf(type),
-                  .count = count,
-                  .type = type,
-                  .op = op},
-                 stream);
+  NcclCallRecord call =
+      CallOf(Kind::kReduceScatter, comm, {send, comm->world->size}, {recv, 1}, count, type);
+  call.op = op;
+  return Enqueue(call, stream);
 }
 ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  const auto ranks = static_cast<size_t>(comm->world->size);
-  return Enqueue({.kind = Kind::kAllGather,
-                  .comm = comm,
-                  .send = static_cast<const char*>(send),
-                  .recv = static_cast<char*>(recv),
-                  .send_bytes = count * NcclSizeOf(type),
-                  .recv_bytes = count * ranks * NcclSizeOf(type),
-                  .count = count,
-                  .type = type},
+  return Enqueue(CallOf(Kind::kAllGather, comm, {send, 1}, {recv, comm->world->size}, count, type),
                  stream);
 }
 ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-  return Enqueue({.kind = Kind::kBroadcast,
-                  .comm = comm,
-                  .send = static_cast<const char*>(send),
-                  .recv = static_cast<char*>(recv),
-                  .send_bytes = count * NcclSizeOf(type),
-                  .recv_bytes = count * NcclSizeOf(type),
-                  .count = count,
-                  .type = type,
-                  .peer = root},
-                 stream);
+  NcclCallRecord call = CallOf(Kind::kBroadcast, comm, {send, 1}, {recv, 1}, count, type);
+  call.peer = root;
+  return Enqueue(call, stream);
 }
 
 }  // extern "C"

@@ -19,6 +19,8 @@
 
 #include <nccl.h>
 
+#include "tests/cusim/scoped.h"
+
 namespace cusim {
 
 // What goes wrong.
@@ -30,16 +32,8 @@ struct NcclFaults {
   int dies_in_group =
       -1;  // this rank's next group of sends and receives moves half of them, no more
 };
-class ScopedNccl {
- public:
-  explicit ScopedNccl(const NcclFaults& faults);
-  ~ScopedNccl();
-  ScopedNccl(const ScopedNccl&) = delete;
-  ScopedNccl& operator=(const ScopedNccl&) = delete;
-
- private:
-  NcclFaults before_;
-};
+NcclFaults Set(const NcclFaults& now);
+using ScopedNccl = Scoped<NcclFaults>;
 
 // `error` becomes the state of every communicator that rank `rank` has, as when its network fails.
 void RaiseInNccl(int rank, ncclResult_t error);

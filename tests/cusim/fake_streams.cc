@@ -35,11 +35,8 @@ uint32_t FirstSeed() {
 const Machine& TheMachine() {
   return machine;
 }
-ScopedMachine::ScopedMachine(const Machine& m) : before_(machine) {
-  machine = m;
-}
-ScopedMachine::~ScopedMachine() {
-  machine = before_;
+Machine Set(const Machine& now) {
+  return std::exchange(machine, now);
 }
 
 void SeedStreams(uint32_t seed) {

@@ -29,6 +29,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "tests/cusim/scoped.h"
+
 namespace cusim {
 
 // The machine that the fake runtime stands for.
@@ -45,16 +47,8 @@ const Machine& TheMachine();
 size_t LiveEvents();
 // How many there may be at a time from here on; creating one more is an error.
 void LimitEvents(size_t most);
-class ScopedMachine {
- public:
-  explicit ScopedMachine(const Machine& machine);
-  ~ScopedMachine();
-  ScopedMachine(const ScopedMachine&) = delete;
-  ScopedMachine& operator=(const ScopedMachine&) = delete;
-
- private:
-  Machine before_;
-};
+Machine Set(const Machine& now);
+using ScopedMachine = Scoped<Machine>;
 
 // The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);

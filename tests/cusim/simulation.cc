@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+#include <utility>
 
 namespace cusim {
 namespace {
@@ -216,11 +217,8 @@ Stats LastRun() {
 const Options& LaunchOptions() {
   return launch_options;
 }
-ScopedLaunchOptions::ScopedLaunchOptions(const Options& options) : before_(launch_options) {
-  launch_options = options;
-}
-ScopedLaunchOptions::~ScopedLaunchOptions() {
-  launch_options = before_;
+Options Set(const Options& now) {
+  return std::exchange(launch_options, now);
 }
 
 }  // namespace cusim
