@@ -66,6 +66,7 @@ run "$moe" verify --inject help
 expect 0 "--inject help"
 mapfile -t faults <"$work/stdout"
 ((${#faults[@]} == ${#where[@]})) || fail "--inject help: ${#faults[@]} names"
+((${#chosen[@]} == 0)) || faults=("${faults[0]}")
 for fault in "${faults[@]}"; do
   run "$moe" verify --inject "$fault" "${local_only[@]}"
   expect 1 "$fault"

@@ -63,6 +63,11 @@ const Layout kLayouts[] = {
 
 class TrainerLayoutTest : public ::testing::TestWithParam<Layout> {};
 
+// Under sanitizers a storage type adds no exchange and no thread to float32's: one layout.
+bool IsLeftOut(const Layout& layout) {
+  return ::moe::testing::kSanitized && layout.ranks != 4;
+}
+
 // Six micro-batches: more than one a rank below six ranks, none for some at eight.
 TEST_P(TrainerLayoutTest, TenStepsHaveTheBitsOfOneRank) {
   static const Corpus* const corpus = new Corpus(MakeCorpus());
@@ -73,6 +78,7 @@ TEST_P(TrainerLayoutTest, TenStepsHaveTheBitsOfOneRank) {
 
 // The same with what depends on groups of tokens: capacity, and bfloat16 storage.
 TEST_P(TrainerLayoutTest, CapacityAndBFloat16HaveTheBitsOfOneRank) {
+  if (IsLeftOut(GetParam())) GTEST_SKIP();
   TrainConfig config = SmallConfig();
   config.steps = 3;
   config.dtype = DType::kBFloat16;
@@ -111,19 +117,18 @@ TrainConfig OverflowingConfig() {
 }
 
 TEST_P(TrainerLayoutTest, Float16SkipsTheStepsOfOneRank) {
+  if (IsLeftOut(GetParam())) GTEST_SKIP();
   static const Corpus* const corpus = new Corpus(MakeCorpus());
   static const Trace* const one = new Trace(TrainIn(OverflowingConfig(), {}, *corpus));
   ASSERT_FALSE(one->skipped.empty());
   ExpectSameTrace(TrainIn(OverflowingConfig(), GetParam(), *corpus), *one);
 }
 
-// Under sanitizers six of them, which have between them every exchange, overlap and pool.
+// Under sanitizers four of up to five ranks, which have between them every exchange, overlap, pool,
+// sum of gradients and rounds without a micro-batch.
 std::vector<Layout> LayoutsHere() {
-  std::vector<Layout> layouts;
-  for (size_t i = 0; i < std::size(kLayouts); ++i) {
-    if (!::moe::testing::kSanitized || i % 3 == 1) layouts.push_back(kLayouts[i]);
-  }
-  return layouts;
+  if (::moe::testing::kSanitized) return {kLayouts[1], kLayouts[3], kLayouts[5], kLayouts[7]};
+  return {std::begin(kLayouts), std::end(kLayouts)};
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, TrainerLayoutTest, ::testing::ValuesIn(LayoutsHere()));
 
@@ -144,7 +149,7 @@ TEST(TrainerTest, EveryGateTrainsWithTheBitsOfOneRank) {
     const Trace one = TrainIn(config, {}, corpus);
     EXPECT_LT(one.loss.back(), one.loss.front());
     for (const Layout& layout : {kLayouts[5], kLayouts[3], kLayouts[14]}) {
-      if (::moe::testing::kSanitized && layout.ranks != 4) continue;
+      if (IsLeftOut(layout)) continue;
       ExpectSameTrace(TrainIn(config, layout, corpus), one);
     }
   }
