@@ -29,6 +29,8 @@ namespace moe::hf {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::ExpectSameBits;
+using testing::Layout;
 
 // Expected values are float64 results rounded once, so this bounds our own rounding alone. One
 // float32 rounding errs by at most u = 2^-24 = 6e-8 of the value. A row of y passes a dot product
@@ -53,11 +55,6 @@ std::vector<std::string> CasesHere() {
   if (testing::kThreadSanitized && !names.empty()) names.resize(1);
   return names;
 }
-
-struct Layout {
-  int ranks = 1;
-  int expert_parallel = 1;
-};
 
 // The first alone on a simulated device, which takes minutes for all, and under a sanitizer.
 std::vector<Layout> LayoutsHere(std::vector<Layout> all) {
@@ -116,12 +113,6 @@ void ExpectRows(const std::string& name, const std::vector<float>& got,
     EXPECT_LE(Norm(error), kBound * (against == Against::kOwnRow ? Norm(row) : longest))
         << name << " row " << r;
   }
-}
-
-void ExpectSameBits(const std::string& name, const std::vector<float>& got,
-                    const std::vector<float>& expected) {
-  ASSERT_EQ(got.size(), expected.size()) << name;
-  EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0) << name;
 }
 
 void ExpectSameBits(const BlockResult& got, const BlockResult& expected) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -19,6 +18,14 @@ std::vector<T> Convert(absl::Span<const float> in) {
   std::vector<T> out(in.size());
   std::transform(in.begin(), in.end(), out.begin(), [](float v) { return T(v); });
   return out;
+}
+
+template <typename T>
+absl::StatusOr<std::vector<T>> FromDevice(const Buffer& buffer, const Context& context) {
+  std::vector<T> values(buffer.bytes() / sizeof(T));
+  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(buffer.data(), values.data(), buffer.bytes()));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  return values;
 }
 
 // One rank's part of the run.
@@ -44,7 +51,12 @@ class RankRun {
     }
     for (int64_t r = 0; r < trainer_.rounds(); ++r) MOE_RETURN_IF_ERROR(RunRound());
     MOE_RETURN_IF_ERROR(trainer_.Reduce());
-    MOE_RETURN_IF_ERROR(Collect(store, trainer_.reducer()));
+    for (const auto& p : store.parameters()) {
+      MOE_ASSIGN_OR_RETURN(std::vector<float> weights, p->ReadMaster(*context_.compute));
+      const std::lock_guard<std::mutex> lock(mu_);
+      result_.weights[p->spec().name] = std::move(weights);
+    }
+    MOE_RETURN_IF_ERROR(CollectGradients(trainer_, mu_, result_.gradients));
     return trainer_.EndStep();
   }
 
@@ -70,8 +82,8 @@ class RankRun {
     };
     MOE_RETURN_IF_ERROR(layer_->Forward(round, view(x), view(y), batch));
     MOE_RETURN_IF_ERROR(layer_->Backward(round, view(dy), view(dx)));
-    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_y, FromDevice<T>(y));
-    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_dx, FromDevice<T>(dx));
+    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_y, FromDevice<T>(y, context_));
+    MOE_ASSIGN_OR_RETURN(const std::vector<T> host_dx, FromDevice<T>(dx, context_));
 
     const std::lock_guard<std::mutex> lock(mu_);
     const auto put = [&](const std::vector<T>& from, std::vector<float>& to) {
@@ -106,35 +118,6 @@ class RankRun {
     MOE_RETURN_IF_ERROR(context_.compute->Upload(values.data(), buffer.data(), bytes));
     return buffer;
   }
-  template <typename U>
-  absl::StatusOr<std::vector<U>> FromDevice(const Buffer& buffer) {
-    std::vector<U> values(buffer.bytes() / sizeof(U));
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(buffer.data(), values.data(), buffer.bytes()));
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-    return values;
-  }
-
-  absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
-    for (const auto& p : store.parameters()) {
-      MOE_ASSIGN_OR_RETURN(const std::vector<float> weights, p->ReadMaster(*context_.compute));
-      {
-        const std::lock_guard<std::mutex> lock(mu_);
-        result_.weights[p->spec().name] = weights;
-      }
-      if (!p->spec().trainable) continue;
-      const int64_t bytes = p->size() * static_cast<int64_t>(sizeof(float));
-      MOE_ASSIGN_OR_RETURN(const Buffer scratch, Buffer::Allocate(bytes, *context_.memory));
-      MOE_RETURN_IF_ERROR(
-          reducer.Gradient(*p, 1.0, scratch.span<float>(), *context_.compute).status());
-      MOE_ASSIGN_OR_RETURN(const std::vector<float> copy, FromDevice<float>(scratch));
-      const std::lock_guard<std::mutex> lock(mu_);
-      const std::string& name = p->spec().name;
-      const auto [at, fresh] = result_.gradients.emplace(name, copy);
-      EXPECT_TRUE(fresh || std::memcmp(at->second.data(), copy.data(), copy.size() * 4) == 0)
-          << name << ": replicas hold different gradients";
-    }
-    return absl::OkStatus();
-  }
 
   const LayerWork& work_;
   Trainer& trainer_;
@@ -145,15 +128,6 @@ class RankRun {
   std::vector<int64_t> offsets_;
 };
 
-void ExpectBits(const std::string& name, absl::Span<const float> got,
-                absl::Span<const float> expected) {
-  ASSERT_EQ(got.size(), expected.size()) << name;
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(std::memcmp(&got[i], &expected[i], sizeof(float)), 0)
-        << name << "[" << i << "]: " << got[i] << ", expected " << expected[i];
-  }
-}
-
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Layout& layout) {
@@ -161,6 +135,69 @@ std::ostream& operator<<(std::ostream& out, const Layout& layout) {
   return out << "ranks " << layout.ranks << " ep " << layout.expert_parallel << " "
              << kDispatch[static_cast<int>(layout.dispatch)] << " node " << layout.node_size
              << " overlap " << layout.overlap << " threads " << layout.threads;
+}
+
+MoeLayerConfig LaidOut(MoeLayerConfig config, const Layout& layout) {
+  config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
+  config.overlap_degree = layout.overlap;
+  return config;
+}
+
+DeviceKind LayerDevice() {
+  const char* const device = std::getenv("MOE_TEST_DEVICE");
+  const bool cuda = device != nullptr && absl::string_view(device) == "cuda";
+  return cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
+}
+
+void RunTrainers(const Layout& layout, const TrainerOptions& options,
+                 absl::FunctionRef<absl::Status(Trainer&)> body) {
+  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    TrainerOptions mine = options;
+    MOE_ASSIGN_OR_RETURN(mine.session.device, DeviceOfRank(LayerDevice(), *world));
+    mine.session.expert_parallel_size = layout.expert_parallel;
+    mine.session.threads = layout.threads;
+    mine.session.overlap_exchange = layout.overlap > 1;
+    mine.all_reduce = layout.all_reduce;
+    MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(mine, std::move(world)));
+    return body(*trainer);
+  });
+}
+
+absl::Status CollectGradients(Trainer& trainer, std::mutex& mu, Tensors& gradients) {
+  const Context& context = trainer.context();
+  for (const auto& p : trainer.parameters().parameters()) {
+    if (!p->spec().trainable) continue;
+    const int64_t bytes = p->size() * static_cast<int64_t>(sizeof(float));
+    MOE_ASSIGN_OR_RETURN(const Buffer scratch, Buffer::Allocate(bytes, *context.memory));
+    MOE_ASSIGN_OR_RETURN(
+        const auto gradient,
+        trainer.reducer().Gradient(*p, 1.0, scratch.span<float>(), *context.compute));
+    std::vector<float> copy(gradient.size());
+    MOE_RETURN_IF_ERROR(context.compute->CopyBytes(gradient.data(), copy.data(), bytes));
+    MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+    const std::lock_guard<std::mutex> lock(mu);
+    const std::string& name = p->spec().name;
+    const auto [at, fresh] = gradients.emplace(name, copy);
+    if (!fresh) ExpectSameBits(name + " of a replica", copy, at->second);
+  }
+  return absl::OkStatus();
+}
+
+void ExpectSameBits(const std::string& name, absl::Span<const float> got,
+                    absl::Span<const float> expected) {
+  ASSERT_EQ(got.size(), expected.size()) << name;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(std::memcmp(&got[i], &expected[i], sizeof(float)), 0)
+        << name << "[" << i << "]: " << got[i] << ", expected " << expected[i];
+  }
+}
+
+void ExpectSameBits(const Tensors& got, const Tensors& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, values] : expected) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    ExpectSameBits(name, got.at(name), values);
+  }
 }
 
 int64_t LayerWork::tokens() const {
@@ -179,12 +216,6 @@ LayerWork MakeWork(const MoeLayerConfig& config, std::vector<int64_t> micro_batc
   return work;
 }
 
-DeviceKind LayerDevice() {
-  const char* const device = std::getenv("MOE_TEST_DEVICE");
-  const bool cuda = device != nullptr && absl::string_view(device) == "cuda";
-  return cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
-}
-
 template <typename T>
 LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numerics) {
   LayerResult result;
@@ -193,24 +224,13 @@ LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numer
   result.expert_count.resize(work.config.router.num_outputs());
   std::mutex mu;
   LayerWork laid_out = work;
-  laid_out.config.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
-  laid_out.config.overlap_degree = layout.overlap;
-  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(LayerDevice(), *world));
-    MOE_ASSIGN_OR_RETURN(
-        const auto trainer,
-        Trainer::Create({.session = {.device = device,
-                                     .expert_parallel_size = layout.expert_parallel,
-                                     .threads = layout.threads,
-                                     .numerics = numerics,
-                                     .overlap_exchange = layout.overlap > 1},
-                         .dtype = DTypeOf<T>::value,
-                         .seed = work.seed,
-                         .micro_batches = static_cast<int64_t>(work.micro_batch_tokens.size()),
-                         .all_reduce = layout.all_reduce},
-                        std::move(world)));
-    return RankRun<T>(laid_out, *trainer, result, mu).Run();
-  });
+  laid_out.config = LaidOut(work.config, layout);
+  RunTrainers(layout,
+              {.session = {.numerics = numerics},
+               .dtype = DTypeOf<T>::value,
+               .seed = work.seed,
+               .micro_batches = static_cast<int64_t>(work.micro_batch_tokens.size())},
+              [&](Trainer& trainer) { return RankRun<T>(laid_out, trainer, result, mu).Run(); });
   return result;
 }
 
@@ -218,13 +238,9 @@ template LayerResult RunLayer<float>(const LayerWork&, const Layout&, Numerics);
 template LayerResult RunLayer<BFloat16>(const LayerWork&, const Layout&, Numerics);
 
 void ExpectSameBits(const LayerResult& got, const LayerResult& expected) {
-  ExpectBits("y", got.y, expected.y);
-  ExpectBits("dx", got.dx, expected.dx);
-  ASSERT_EQ(got.gradients.size(), expected.gradients.size());
-  for (const auto& [name, gradient] : expected.gradients) {
-    ASSERT_TRUE(got.gradients.contains(name)) << name;
-    ExpectBits(name, got.gradients.at(name), gradient);
-  }
+  ExpectSameBits("y", got.y, expected.y);
+  ExpectSameBits("dx", got.dx, expected.dx);
+  ExpectSameBits(got.gradients, expected.gradients);
   EXPECT_EQ(got.expert_count, expected.expert_count);
   EXPECT_EQ(got.dropped_slots, expected.dropped_slots);
 }

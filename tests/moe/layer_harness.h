@@ -1,13 +1,16 @@
-// Runs one MoE layer, forward and backward, in any layout of local ranks.
+// Layouts of local ranks, and one MoE layer run in them, forward and backward.
 #ifndef MOE_TESTS_MOE_LAYER_HARNESS_H_
 #define MOE_TESTS_MOE_LAYER_HARNESS_H_
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include <absl/functional/function_ref.h>
 
 #include "moe/trainer.h"
 
@@ -24,6 +27,28 @@ struct Layout {
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
 };
 std::ostream& operator<<(std::ostream& out, const Layout& layout);
+
+// `config` with what of `layout` is a layer's own.
+MoeLayerConfig LaidOut(MoeLayerConfig config, const Layout& layout);
+
+// Where layers run: on CUDA devices, which ranks take in turn, if MOE_TEST_DEVICE is "cuda", else
+// on the CPU.
+DeviceKind LayerDevice();
+
+// Calls body(trainer) on every rank of `layout`, which `options` takes the layout's settings from.
+void RunTrainers(const Layout& layout, const TrainerOptions& options,
+                 absl::FunctionRef<absl::Status(Trainer&)> body);
+
+// By name, put together from all ranks.
+using Tensors = std::map<std::string, std::vector<float>>;
+
+// Adds the reduced gradients of this rank to `gradients`, guarded by `mu`; replicas must agree.
+absl::Status CollectGradients(Trainer& trainer, std::mutex& mu, Tensors& gradients);
+
+// Every element has the same bits.
+void ExpectSameBits(const std::string& name, absl::Span<const float> got,
+                    absl::Span<const float> expected);
+void ExpectSameBits(const Tensors& got, const Tensors& expected);
 
 // The work: micro-batches of one global batch, and the gradient that comes back from above.
 struct LayerWork {
@@ -46,23 +71,17 @@ LayerWork MakeWork(const MoeLayerConfig& config, std::vector<int64_t> micro_batc
 
 // Everything the layer computes, put together from all ranks.
 struct LayerResult {
-  std::vector<float> y, dx;                           // [all tokens, H]
-  std::map<std::string, std::vector<float>> weights;  // by name
-  std::map<std::string, std::vector<float>> gradients;
+  std::vector<float> y, dx;  // [all tokens, H]
+  Tensors weights, gradients;
   std::vector<int64_t> expert_count;
   int64_t dropped_slots = 0;
   double aux_loss = 0, z_loss = 0;  // sums over micro-batches
 };
 
-// Where layers run: on CUDA devices, which ranks take in turn, if MOE_TEST_DEVICE is "cuda", else
-// on the CPU.
-DeviceKind LayerDevice();
-
 // T: storage type of activations and compute weights.
 template <typename T>
 LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numerics);
 
-// Every element has the same bits.
 void ExpectSameBits(const LayerResult& got, const LayerResult& expected);
 
 }  // namespace moe::testing

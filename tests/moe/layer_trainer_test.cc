@@ -46,6 +46,8 @@ using testing::RunStep;
 using testing::RunSteps;
 using testing::View;
 
+constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
+
 using Weights = std::map<std::string, std::vector<float>>;
 
 void Keep(const Trainer& trainer, Weights& weights) {
@@ -61,7 +63,8 @@ TEST(LayerTrainerTest, WeightsHaveTheSameBitsAtAnyLayout) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) {
     return RunSteps({}, std::move(world), [&](const Trainer& trainer) { Keep(trainer, one); });
   });
-  for (const Layout layout : {Layout{3, 3, 2}, Layout{4, 2, 1}, Layout{8, 4, 1}}) {
+  for (const Layout& layout : {kOverlapping, Layout{.ranks = 4, .expert_parallel = 2},
+                               Layout{.ranks = 8, .expert_parallel = 4}}) {
     Weights all;
     std::mutex mu;
     RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
@@ -248,7 +251,9 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
 TEST(LayerTrainerTest, GradientsThatAreNotFiniteEndTheStepOnEveryRank) {
   RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool bad = world->rank() == 2;
-    MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({3, 3, 1}), std::move(world)));
+    MOE_ASSIGN_OR_RETURN(
+        const auto trainer,
+        Trainer::Create(Options({.ranks = 3, .expert_parallel = 3}), std::move(world)));
     MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
     Weights before, after;
     Keep(*trainer, before);
@@ -296,7 +301,7 @@ bool RunWithDeath(const Layout& layout, int at) {
 // and nobody waits for the deadline.
 TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveEndsAllRanks) {
   int deaths = 0;
-  while (RunWithDeath({3, 3, 2}, deaths + 1)) ++deaths;
+  while (RunWithDeath(kOverlapping, deaths + 1)) ++deaths;
   EXPECT_GT(deaths, 50);
 }
 
@@ -315,7 +320,6 @@ std::vector<std::string> PhasesOfAStep(const Layout& layout) {
 
 // Ranks that are processes. The test starts itself under a launcher, once for each phase.
 constexpr char kLauncher[] = "MOE_TEST_MPIEXEC", kDeath[] = "MOE_TEST_DEATH";
-constexpr Layout kProcesses = {3, 3, 2};
 constexpr absl::Duration kDeadline = absl::Seconds(20);
 
 // One of the processes: rank 1 dies in the second step, in the phase that kDeath names, by SIGKILL
@@ -338,7 +342,7 @@ TEST(LayerTrainerProcessTest, DISABLED_Rank) {
     if (world->rank() == 1) {
       world = std::make_unique<DyingCommunicator>(std::move(world), death);
     }
-    return RunSteps(kProcesses, std::move(world), [](const Trainer&) {});
+    return RunSteps(kOverlapping, std::move(world), [](const Trainer&) {});
   });
 }
 
@@ -369,7 +373,7 @@ TEST(LayerTrainerProcessTest, ARankThatDiesInAnyPhaseEndsTheJobWithOneLine) {
   if (launcher == nullptr) GTEST_SKIP() << "no " << kLauncher;
   std::array<char, 4096> self = {};
   ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
-  const std::vector<std::string> phases = PhasesOfAStep(kProcesses);
+  const std::vector<std::string> phases = PhasesOfAStep(kOverlapping);
   EXPECT_GE(phases.size(), 6);
   // Two jobs at once: most of the time launchers wait.
   for (size_t i = 0; i < phases.size(); i += 2) {

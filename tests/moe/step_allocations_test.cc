@@ -30,14 +30,10 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 // Calls of operator new, on all threads of all ranks, between the ends of steps 2 and 5 on rank 0:
 // the first step grows workspaces, the last one validates, and no rank is a whole step ahead.
 // oneTBB keeps pools of its own, which take from malloc and are not counted.
-int64_t AllocationsOfLaterSteps(TrainConfig config, const Layout& layout) {
+int64_t AllocationsOfLaterSteps(const TrainConfig& given, const Layout& layout) {
+  TrainConfig config = testing::LaidOut(given, layout);
   config.steps = 6;
   config.eval_interval = 0;
-  config.threads = layout.threads;
-  config.all_reduce = layout.all_reduce;
-  config.expert_parallel_size = layout.expert_parallel;
-  config.model.moe.overlap_degree = layout.overlap;
-  config.model.moe.dispatcher.algorithm = layout.dispatch;
   const Corpus corpus = MakeCorpus();
   int64_t after_two = -1, after_five = -2;
   const TrainHooks hooks = {.on_step = [&](const StepMetrics& metrics) {

@@ -12,15 +12,11 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/status_macros.h"
 #include "moe/trainer.h"
+#include "tests/moe/layer_harness.h"
 
 namespace moe::testing {
 
 inline constexpr int64_t kTokens = 6, kHidden = 8, kMicroBatches = 5;
-
-struct Layout {
-  int ranks = 1, expert_parallel = 1, overlap = 1;
-  DeviceKind device = DeviceKind::kCpu;
-};
 
 inline MoeLayerConfig LayerConfig(int overlap) {
   return {.router = {.gate = "deepseek-v3", .num_experts = 6, .top_k = 2, .hidden_size = kHidden},
@@ -101,8 +97,9 @@ inline absl::Status RunStep(Trainer& trainer, TrainedLayer<float>& layer) {
 }
 
 inline absl::Status RunSteps(const Layout& layout, std::unique_ptr<Communicator> world,
-                             const std::function<void(const Trainer&)>& look) {
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(layout.device, *world));
+                             const std::function<void(const Trainer&)>& look,
+                             DeviceKind kind = DeviceKind::kCpu) {
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(kind, *world));
   MOE_ASSIGN_OR_RETURN(const auto trainer,
                        Trainer::Create(Options(layout, device), std::move(world)));
   MOE_ASSIGN_OR_RETURN(auto* const layer,

@@ -25,7 +25,7 @@ using testing::Fates;
 
 constexpr int kVictim = 1;
 constexpr int64_t kStep = 2;
-constexpr testing::Layout kLayout = {3, 3, 2, DeviceKind::kCuda};
+constexpr testing::Layout kLayout = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
 // Far above what ranks wait for one another in a step that goes well.
 constexpr absl::Duration kTimeout = absl::Seconds(2);
 constexpr absl::Duration kSlack = absl::Seconds(2);
@@ -44,8 +44,8 @@ Outcome RunWithDeath(const std::shared_ptr<Death>& death, absl::Duration timeout
                           if (rank == kVictim) {
                             world = std::make_unique<DyingCommunicator>(std::move(world), death);
                           }
-                          outcome.results[rank] =
-                              testing::RunSteps(kLayout, std::move(world), [](const Trainer&) {});
+                          outcome.results[rank] = testing::RunSteps(
+                              kLayout, std::move(world), [](const Trainer&) {}, DeviceKind::kCuda);
                           outcome.ended_ns[rank] = absl::GetCurrentTimeNanos();
                         });
   return outcome;

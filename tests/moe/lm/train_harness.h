@@ -57,13 +57,17 @@ struct Trace {
   absl::Status status;
 };
 
-inline Trace TrainIn(TrainConfig config, const ::moe::testing::Layout& layout,
-                     const Corpus& corpus) {
+inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& layout) {
   config.expert_parallel_size = layout.expert_parallel;
   config.threads = layout.threads;
   config.all_reduce = layout.all_reduce;
-  config.model.moe.overlap_degree = layout.overlap;
-  config.model.moe.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
+  config.model.moe = ::moe::testing::LaidOut(config.model.moe, layout);
+  return config;
+}
+
+inline Trace TrainIn(const TrainConfig& given, const ::moe::testing::Layout& layout,
+                     const Corpus& corpus) {
+  const TrainConfig config = LaidOut(given, layout);
   Trace trace;
   std::mutex mu;
   ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {

@@ -1,14 +1,11 @@
 #include "tests/moe/lm/transformer_harness.h"
 
 #include <cmath>
-#include <cstring>
-#include <mutex>
 #include <numeric>
 
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
-#include "tests/comm/local_ranks.h"
 
 namespace moe::testing {
 namespace {
@@ -47,7 +44,14 @@ class RankRun {
     for (int64_t r = 0; r < trainer_.rounds(); ++r) MOE_RETURN_IF_ERROR(RunRound(*model));
     MOE_RETURN_IF_ERROR(trainer_.Reduce());
     EXPECT_EQ(context_.workspace->used_bytes(), 0);
-    MOE_RETURN_IF_ERROR(Collect(store, trainer_.reducer()));
+    EXPECT_EQ(*trainer_.NonFinite(), 0);
+    MOE_RETURN_IF_ERROR(CollectGradients(trainer_, mu_, result_.gradients));
+    const std::lock_guard<std::mutex> lock(mu_);
+    for (const auto& p : store.parameters()) {
+      if (!p->spec().trainable) continue;
+      result_.weights[p->spec().name] = {
+          p->spec().rows, p->spec().cols, {p->master().begin(), p->master().end()}};
+    }
     return trainer_.EndStep();
   }
 
@@ -86,25 +90,6 @@ class RankRun {
     for (const RouterStats& layer : stats.router) {
       result_.aux_loss += layer.aux_loss;
       result_.z_loss += layer.z_loss;
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Collect(const ParameterStore& store, const GradientReducer& reducer) {
-    EXPECT_EQ(*trainer_.NonFinite(), 0);
-    for (const auto& p : store.parameters()) {
-      if (!p->spec().trainable) continue;
-      std::vector<float> scratch(p->size());
-      MOE_ASSIGN_OR_RETURN(const auto gradient,
-                           reducer.Gradient(*p, 1.0, absl::MakeSpan(scratch), *context_.compute));
-      const std::vector<float> copy(gradient.begin(), gradient.end());
-      const std::lock_guard<std::mutex> lock(mu_);
-      const std::string& name = p->spec().name;
-      const auto [at, fresh] = result_.gradients.emplace(name, copy);
-      EXPECT_TRUE(fresh || std::memcmp(at->second.data(), copy.data(), copy.size() * 4) == 0)
-          << name << ": replicas hold different gradients";
-      result_.weights[name] = {
-          p->spec().rows, p->spec().cols, {p->master().begin(), p->master().end()}};
     }
     return absl::OkStatus();
   }
@@ -157,23 +142,14 @@ ModelResult RunModel(const ModelWork& work, const Layout& layout, Numerics numer
   result.ready.resize(layout.ranks);
   std::mutex mu;
   ModelWork laid_out = work;
-  laid_out.config.moe.dispatcher = {.algorithm = layout.dispatch, .node_size = layout.node_size};
-  laid_out.config.moe.overlap_degree = layout.overlap;
-  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(
-        const auto trainer,
-        Trainer::Create({.session = {.expert_parallel_size = layout.expert_parallel,
-                                     .threads = layout.threads,
-                                     .numerics = numerics,
-                                     .overlap_exchange = layout.overlap > 1},
-                         .dtype = DTypeOf<T>::value,
-                         .seed = 3,
-                         .micro_batches = static_cast<int64_t>(work.micro_batches.size()),
-                         .all_reduce = layout.all_reduce,
-                         .bucket_bytes = 2048},
-                        std::move(world)));
-    return RankRun<T>(laid_out, *trainer, result, mu).Run();
-  });
+  laid_out.config.moe = LaidOut(work.config.moe, layout);
+  RunTrainers(layout,
+              {.session = {.numerics = numerics},
+               .dtype = DTypeOf<T>::value,
+               .seed = 3,
+               .micro_batches = static_cast<int64_t>(work.micro_batches.size()),
+               .bucket_bytes = 2048},
+              [&](Trainer& trainer) { return RankRun<T>(laid_out, trainer, result, mu).Run(); });
   return result;
 }
 

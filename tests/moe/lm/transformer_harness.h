@@ -84,10 +84,10 @@ ModelWork MakeModelWork(const lm::TransformerConfig& config,
 struct ModelResult {
   std::vector<float> row_loss;  // of all tokens
   std::map<std::string, NamedTensor> weights;
-  std::map<std::string, std::vector<float>> gradients;  // summed over micro-batches
-  std::vector<std::vector<std::string>> ready;          // [rank] names, in order, every round
-  double aux_loss = 0, z_loss = 0;                      // sums over micro-batches
-  std::vector<int64_t> workspace_allocations;           // of rank 0, after each round
+  Tensors gradients;                            // summed over micro-batches
+  std::vector<std::vector<std::string>> ready;  // [rank] names, in order, every round
+  double aux_loss = 0, z_loss = 0;              // sums over micro-batches
+  std::vector<int64_t> workspace_allocations;   // of rank 0, after each round
 };
 
 // Initial norm weights are moved away from one: otherwise no test would see them.

@@ -1,6 +1,5 @@
 // The reference model over several ranks: same bits as on one.
 #include <algorithm>
-#include <cstring>
 
 #include <absl/strings/str_cat.h>
 #include <absl/synchronization/notification.h>
@@ -38,17 +37,12 @@ TransformerConfig LayoutConfig() {
   return config;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-void ExpectSameBits(const ModelResult& got, const ModelResult& expected) {
-  EXPECT_TRUE(SameBits(got.row_loss, expected.row_loss)) << "row_loss";
-  ASSERT_EQ(got.gradients.size(), expected.gradients.size());
-  for (const auto& [name, gradient] : expected.gradients) {
-    ASSERT_TRUE(got.gradients.contains(name)) << name;
-    EXPECT_TRUE(SameBits(got.gradients.at(name), gradient)) << name;
-  }
+template <typename T>
+void ExpectTheBitsOfOneRank(const ModelWork& work, const Layout& layout) {
+  const ModelResult one = RunModel<T>(work, {}, Numerics::kLayoutInvariant);
+  const ModelResult got = RunModel<T>(work, layout, Numerics::kLayoutInvariant);
+  ::moe::testing::ExpectSameBits("row_loss", got.row_loss, one.row_loss);
+  ::moe::testing::ExpectSameBits(got.gradients, one.gradients);
 }
 
 class TransformerLayouts : public ::testing::TestWithParam<Layout> {};
@@ -56,17 +50,13 @@ class TransformerLayouts : public ::testing::TestWithParam<Layout> {};
 TEST_P(TransformerLayouts, LossAndGradientsHaveTheBitsOfOneRank) {
   // Five micro-batches: no tested number of ranks above one divides them, so that some ranks pass
   // rounds without tokens.
-  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}, {7}, {2, 5}});
-  const ModelResult one = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
-  const ModelResult got = RunModel<float>(work, GetParam(), Numerics::kLayoutInvariant);
-  ExpectSameBits(got, one);
+  ExpectTheBitsOfOneRank<float>(
+      MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}, {7}, {2, 5}}), GetParam());
 }
 
 TEST_P(TransformerLayouts, BFloat16LossAndGradientsHaveTheBitsOfOneRank) {
-  const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}});
-  const ModelResult one = RunModel<BFloat16>(work, {}, Numerics::kLayoutInvariant);
-  const ModelResult got = RunModel<BFloat16>(work, GetParam(), Numerics::kLayoutInvariant);
-  ExpectSameBits(got, one);
+  ExpectTheBitsOfOneRank<BFloat16>(MakeModelWork(LayoutConfig(), {{5, 3}, {4}, {1, 1, 6}}),
+                                   GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -117,11 +107,10 @@ TEST(Transformer, EveryParameterIsReadyOncePerRoundInTheSameOrderOnAllRanks) {
 
 TEST(Transformer, RankWithoutTokensStillServesItsExperts) {
   const ModelWork work = MakeModelWork(LayoutConfig(), {{5, 3}});
-  const ModelResult one = RunModel<float>(work, {}, Numerics::kLayoutInvariant);
-  const ModelResult two =
-      RunModel<float>(work, {.ranks = 2, .expert_parallel = 2}, Numerics::kLayoutInvariant);
-  ExpectSameBits(two, one);
+  const Layout layout = {.ranks = 2, .expert_parallel = 2};
+  ExpectTheBitsOfOneRank<float>(work, layout);
   ASSERT_FALSE(HasFailure());
+  const ModelResult two = RunModel<float>(work, layout, Numerics::kLayoutInvariant);
   // Rank 0 has no tokens and holds experts 0 to 2: their gradients come from rank 1's tokens.
   bool served = false;
   for (int e = 0; e < 3; ++e) {
