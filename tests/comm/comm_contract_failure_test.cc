@@ -124,7 +124,7 @@ TEST_P(CommFailureTest, SendAndReceiveOfDifferentSizeAreRefusedByTheReceiver) {
 }
 
 TEST_P(CommFailureTest, MissingPeerGivesDeadlineExceededThatNamesPhaseAndRanks) {
-  if (ranks() < 2) GTEST_SKIP() << "one rank waits for nobody";
+  if (ranks() != 2 && ranks() != 4) GTEST_SKIP() << "a pair and a group are enough";
   constexpr absl::Duration kTimeout = absl::Milliseconds(200);
   OnEachRank(
       [&](Communicator& comm, Stream& stream) {
@@ -158,7 +158,7 @@ void ExpectLate(Communicator& comm, Call call) {
 }
 
 TEST_P(CommFailureTest, EveryWaitHasADeadline) {
-  if (ranks() < 2) GTEST_SKIP() << "one rank waits for nobody";
+  if (ranks() != 2 && ranks() != 4) GTEST_SKIP() << "a pair and a group are enough";
   using Body = absl::Status (*)(Communicator&, Stream&);
   // Each leaves rank 0 out; each world dies of it.
   const std::vector<Body> bodies = {
@@ -220,13 +220,16 @@ TEST_P(CommFailureTest, WhatComesLateIsWrittenNowhere) {
 
 // The deadline is for silence: a wait that takes longer than it lives while peers still come.
 TEST_P(CommFailureTest, TheDeadlineStartsAgainWheneverAPeerComes) {
-  if (ranks() < 3) GTEST_SKIP() << "nobody comes in between";
+  if (ranks() != 4 || std::get<1>(GetParam()) != testing::EnvStream::kInline) {
+    GTEST_SKIP() << "one who comes in between is enough, and a barrier has no stream";
+  }
   if (!testing::Env().sees_progress()) GTEST_SKIP() << "the backend sees no progress";
-  constexpr absl::Duration kTimeout = absl::Milliseconds(300);
+  constexpr absl::Duration kTimeout = absl::Seconds(1);
   OnEachRank(
       [&](Communicator& comm, Stream&) {
         EXPECT_TRUE(comm.Barrier().ok());
-        absl::SleepFor(0.7 * kTimeout * std::min(comm.rank(), 2));
+        // 0.4 s of room for a busy machine.
+        absl::SleepFor(0.6 * kTimeout * std::min(comm.rank(), 2));
         const absl::Status status = comm.Barrier();
         EXPECT_TRUE(status.ok()) << status;
       },
@@ -235,7 +238,10 @@ TEST_P(CommFailureTest, TheDeadlineStartsAgainWheneverAPeerComes) {
 
 // Backends may move large transfers in pieces of their own; a whole piece too many is found, too.
 TEST_P(CommFailureTest, SizesThatDifferByAPowerOfTwoAreFound) {
-  if (ranks() != 2 || !testing::Env().compares_sizes()) GTEST_SKIP() << "a pair is enough";
+  if (ranks() != 2 || std::get<1>(GetParam()) != testing::EnvStream::kInline ||
+      !testing::Env().compares_sizes()) {
+    GTEST_SKIP() << "a pair on one kind of stream is enough";
+  }
   constexpr int64_t kBytes = int64_t{16} << 20;
   std::vector<std::byte> x(2 * kBytes), y(2 * kBytes);  // here: nobody waits for them
   for (const int64_t sent : {kBytes, 2 * kBytes}) {
@@ -253,12 +259,12 @@ TEST_P(CommFailureTest, SizesThatDifferByAPowerOfTwoAreFound) {
           EXPECT_THAT(std::string(status.message()),
                       HasSubstr(absl::StrCat("expects ", expected, " bytes from rank 0")));
         },
-        absl::Milliseconds(500));
+        absl::Seconds(1));
   }
 }
 
 TEST_P(CommFailureTest, AbortEndsOwnCallsAndWakesThePeers) {
-  if (ranks() < 2) GTEST_SKIP() << "nobody to wake";
+  if (ranks() != 2 && ranks() != 4) GTEST_SKIP() << "a pair and a group are enough";
   const bool wakes = testing::Env().wakes_peers();
   const absl::Duration timeout = wakes ? absl::Seconds(60) : absl::Milliseconds(500);
   OnEachRank(
