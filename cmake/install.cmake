@@ -38,7 +38,7 @@ set(moe_public_headers
   kernels/exact_sum/grad_accumulator.h kernels/exact_sum/scaled_sum.h
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
-  kernels/swiglu/activation.h kernels/swiglu/swiglu.h
+  kernels/activation/activation.h kernels/activation/activation_kind.h
   kernels/topk_gate/gate_row.h kernels/topk_gate/gate_rule.h)
 # Below moe-1/, which is the include path: "moe/moe.h" works for the user as it does here, and
 # nothing named kernels/ or comm/ lands in the user's own path.

@@ -3,9 +3,9 @@
 
   ptx_check.py RULES PTX...
 
-PTX are files that `nvcc -ptx` wrote. A row of RULES names a kernel, without template arguments, and a regular
-expression that lines of every one of its instances must match: how often at least, and why. Exit code
-1 if an instance has fewer, or if a rule's kernel is in no file. Tests on the simulator cannot see this: a kernel
+PTX are files that `nvcc -ptx` wrote. A row of RULES names a kernel, without template arguments or with the
+beginning of them, and a regular expression that lines of every one of its instances must match: how often at
+least, and why. Exit code 1 if an instance has fewer, or if a rule's kernel is in no file. Tests on the simulator cannot see this: a kernel
 that copies element by element gives the same results.
 """
 
@@ -45,7 +45,8 @@ def rules(file):
 
 
 def failures(rule, found):
-    instances = {name: lines for name, lines in found.items() if name.split("<")[0] == rule["kernel"]}
+    kernel = re.compile(re.escape(rule["kernel"]) + r"(?!\w)")
+    instances = {name: lines for name, lines in found.items() if kernel.match(name)}
     if not instances:
         return [f"{rule['kernel']}: in none of the files"]
     bad = []

@@ -7,7 +7,7 @@
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/partial_sum/partial_sum.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe {
 

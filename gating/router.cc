@@ -13,11 +13,9 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
-#include "kernels/cast/cast.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "kernels/norm/rms_norm.h"
-#include "kernels/product/product.h"
 
 namespace moe {
 namespace {

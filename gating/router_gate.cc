@@ -5,7 +5,7 @@
 #include "gating/router_capacity.h"
 #include "gating/router_losses.h"
 #include "kernels/base/device_arrays.h"
-#include "kernels/exact_sum/exact_sum.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/router_loss/router_loss.h"
 
 namespace moe {

@@ -4,10 +4,10 @@ set(MOE_CUDA_SOURCES
   expert_capacity/expert_capacity_cuda.cu expert_sort/expert_sort_cuda.cu
   topk_gate/gate_backward_cuda.cu topk_gate/topk_gate_cuda.cu
   cross_entropy/cross_entropy_cuda.cu exact_sum/exact_sum_cuda.cu
-  adamw/adamw_cuda.cu cast/cast_cuda.cu
+  activation/activation_cuda.cu adamw/adamw_cuda.cu
   base/cuda_probe.cu bias/bias_cuda.cu combine/combine_cuda.cu norm/rms_norm_cuda.cu
-  permute/permute_cuda.cu swiglu/swiglu_cuda.cu
-  partial_sum/partial_sum_cuda.cu product/product_cuda.cu row_gate/row_gate_cuda.cu
+  permute/permute_cuda.cu
+  elementwise/elementwise_cuda.cu row_gate/row_gate_cuda.cu
   attention/rotary_cuda.cu
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu

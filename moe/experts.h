@@ -10,8 +10,8 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "kernels/activation/activation.h"
 #include "kernels/grouped_gemm/packed_weights.h"
-#include "kernels/swiglu/swiglu.h"
 #include "moe/context.h"
 #include "moe/parameter.h"
 

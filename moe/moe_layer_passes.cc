@@ -9,7 +9,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/combine/combine.h"
-#include "kernels/exact_sum/exact_sum.h"
+#include "kernels/elementwise/elementwise.h"
 #include "moe/moe_layer.h"
 #include "moe/router_check.h"
 

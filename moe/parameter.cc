@@ -11,7 +11,7 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cast/cast.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe {
 namespace {

@@ -3,8 +3,8 @@
 #include <array>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
-#include "kernels/norm/rms_norm.h"
 #include "kernels/row_gate/row_gate.h"
 
 namespace moe {

@@ -7,7 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "kernels/cast/cast_cuda.h"
+#include "kernels/elementwise/elementwise_op.h"
 
 namespace moe {
 namespace {
@@ -41,7 +41,9 @@ absl::Status CastOn(Stream& stream, Convert convert) {
 absl::Status Widen(DType type, Stream& stream, const void* from, void* to, int64_t n) {
   return CastOn(stream, [&](cudaStream_t cuda) {
     return WithStorageType(type, [&]<typename T>(T) {
-      return cast::Run(static_cast<const T*>(from), static_cast<float*>(to), n, cuda);
+      return elementwise::Run(
+          elementwise::Cast<T, float>{static_cast<const T*>(from), static_cast<float*>(to), n},
+          cuda);
     });
   });
 }
@@ -49,7 +51,9 @@ absl::Status Widen(DType type, Stream& stream, const void* from, void* to, int64
 absl::Status Narrow(DType type, Stream& stream, const void* from, void* to, int64_t n) {
   return CastOn(stream, [&](cudaStream_t cuda) {
     return WithStorageType(type, [&]<typename T>(T) {
-      return cast::Run(static_cast<const float*>(from), static_cast<T*>(to), n, cuda);
+      return elementwise::Run(
+          elementwise::Cast<float, T>{static_cast<const float*>(from), static_cast<T*>(to), n},
+          cuda);
     });
   });
 }

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/adamw/adamw_cpu.h"
-#include "kernels/adamw/adamw_cuda.h"
-#include "kernels/base/cuda_launch.h"
+#include "kernels/adamw/adamw_op.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
@@ -15,7 +14,7 @@ namespace {
 constexpr int64_t kGrain = int64_t{1} << 14;  // elements a range
 constexpr int64_t kBlock = 4096;              // gradients that are in cache at a time
 
-AdamWStep StepOf(const AdamWOptions& o) {
+adamw::Step StepOf(const AdamWOptions& o) {
   const auto step = static_cast<double>(o.step);
   return {.gradient_scale = o.gradient_scale,
           .beta1 = o.beta1,
@@ -42,7 +41,7 @@ absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl:
     return absl::InvalidArgumentError(
         absl::StrCat("AdamW: step is ", options.step, ", expected >= 1"));
   }
-  const AdamWStep step = StepOf(options);
+  const adamw::Step step = StepOf(options);
   if (IsCuda(stream)) {
     const WorkspaceScope scope(workspace);
     MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, gradient.ToFloat(workspace, stream));
@@ -63,7 +62,7 @@ absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl:
       for (int64_t i = begin; i < end; i += kBlock) {
         const int64_t count = std::min(kBlock, end - i);
         gradient.Read(i, count, values);
-        AdamWRange(step, values, weight.data() + i, m.data() + i, v.data() + i, count);
+        adamw::Run({step, values, weight.data() + i, m.data() + i, v.data() + i, count});
       }
     });
     return absl::OkStatus();

@@ -1,5 +1,4 @@
-#include "kernels/adamw/adamw_cpu.h"
-
+#include "kernels/adamw/adamw_op.h"
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/adamw/adamw_cpu.cc"
@@ -8,11 +7,13 @@
 #include "kernels/base/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace moe {
+namespace moe::adamw {
 namespace HWY_NAMESPACE {
 namespace {
 
-struct AdamWLanes {
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
+
+struct State {
   FloatLanes weight, m, v;
 };
 
@@ -20,7 +21,7 @@ HWY_INLINE FloatLanes Constant(float x) {
   return hn::Set(FloatTag(), x);
 }
 
-HWY_INLINE AdamWLanes Update(const AdamWStep& s, FloatLanes gradient, AdamWLanes x) {
+HWY_INLINE State Update(const Step& s, FloatLanes gradient, State x) {
   const auto g = hn::Mul(Constant(s.gradient_scale), gradient);
   const auto m = hn::Add(hn::Mul(Constant(s.beta1), x.m), hn::Mul(Constant(s.one_minus_beta1), g));
   const auto v =
@@ -33,40 +34,27 @@ HWY_INLINE AdamWLanes Update(const AdamWStep& s, FloatLanes gradient, AdamWLanes
   return {hn::Sub(x.weight, change), m, v};
 }
 
-void Range(const AdamWStep& step, const float* gradient, float* weight, float* m, float* v,
-           int64_t n) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const AdamWLanes x = Update(step, LoadLanes(gradient + i),
-                                {LoadLanes(weight + i), LoadLanes(m + i), LoadLanes(v + i)});
-    StoreLanes(x.weight, weight + i);
-    StoreLanes(x.m, m + i);
-    StoreLanes(x.v, v + i);
-  }
-  if (i == n) return;
-  const int64_t rest = n - i;
-  const AdamWLanes x =
-      Update(step, LoadFirst(gradient + i, rest),
-             {LoadFirst(weight + i, rest), LoadFirst(m + i, rest), LoadFirst(v + i, rest)});
-  StoreFirst(x.weight, weight + i, rest);
-  StoreFirst(x.m, m + i, rest);
-  StoreFirst(x.v, v + i, rest);
+void Compute(const AdamW& a) {
+  ForLanes(a.n, [&](int64_t i, auto lanes) MOE_LANES {
+    const State x = Update(a.step, lanes.Load(a.gradient + i),
+                           {lanes.Load(a.weight + i), lanes.Load(a.m + i), lanes.Load(a.v + i)});
+    lanes.Store(x.weight, a.weight + i);
+    lanes.Store(x.m, a.m + i);
+    lanes.Store(x.v, a.v + i);
+  });
 }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace moe
+}  // namespace moe::adamw
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace moe {
+namespace moe::adamw {
 
-HWY_EXPORT(Range);
-
-void AdamWRange(const AdamWStep& step, const float* gradient, float* weight, float* m, float* v,
-                int64_t n) {
-  HWY_DYNAMIC_DISPATCH(Range)(step, gradient, weight, m, v, n);
+void Run(const AdamW& adamw) {
+  MOE_SIMD(Compute)(adamw);
 }
 
-}  // namespace moe
+}  // namespace moe::adamw
 #endif  // HWY_ONCE

@@ -1,6 +1,6 @@
 #include <math.h>
 
-#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/adamw/adamw_op.h"
 #include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -12,7 +12,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // One element, an operation of adamw_cpu.cc after the other. nvcc compiles / and sqrtf to the IEEE
 // ones, and no product into a fused multiply-add (--fmad=false).
-__device__ void Update(const AdamWStep& s, float gradient, float& weight, float& m, float& v) {
+__device__ void Update(const Step& s, float gradient, float& weight, float& m, float& v) {
   const float g = s.gradient_scale * gradient;
   m = s.beta1 * m + s.one_minus_beta1 * g;
   v = s.beta2 * v + s.one_minus_beta2 * (g * g);
@@ -22,7 +22,7 @@ __device__ void Update(const AdamWStep& s, float gradient, float& weight, float&
 }
 
 // A thread owns elements.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(CudaAdamW a) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(AdamW a) {
   ForElements<float>(
       a.n,
       [&](int64_t i, auto width) {
@@ -31,22 +31,19 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AdamWKernel(CudaAdamW
         auto weight = Load<kWidth>(a.weight + i);
         auto m = Load<kWidth>(a.m + i);
         auto v = Load<kWidth>(a.v + i);
-        Elements<BFloat16, kWidth> rounded;
         for (int j = 0; j < kWidth; ++j) {
           Update(a.step, gradient.at[j], weight.at[j], m.at[j], v.at[j]);
-          rounded.at[j] = BFloat16(weight.at[j]);
         }
         Store(weight, a.weight + i);
         Store(m, a.m + i);
         Store(v, a.v + i);
-        if (a.rounded_weight != nullptr) Store(rounded, a.rounded_weight + i);
       },
-      a.gradient, a.weight, a.m, a.v, a.rounded_weight);
+      a.gradient, a.weight, a.m, a.v);
 }
 
 }  // namespace
 
-cudaError_t Run(const CudaAdamW& adamw, cudaStream_t stream) {
+cudaError_t Run(const AdamW& adamw, cudaStream_t stream) {
   if (adamw.n == 0) return cudaSuccess;
   return Launch(&AdamWKernel, ElementShape<float>(adamw.n), stream, adamw);
 }

@@ -6,8 +6,8 @@
 #include "kernels/attention/attention_cpu.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_shape.h"
-#include "kernels/base/cuda_launch.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
@@ -211,26 +211,15 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   });
 }
 
-using F32 = MatrixView<float>;
-using ConstF32 = MatrixView<const float>;
-using BF16 = MatrixView<BFloat16>;
-using F16 = MatrixView<Float16>;
-using ConstBF16 = MatrixView<const BFloat16>;
-using ConstF16 = MatrixView<const Float16>;
-template absl::Status CausalAttention(const AttentionShape&, ConstF32, ConstF32, ConstF32, F32, F32,
-                                      Workspace&, Stream&);
-template absl::Status CausalAttention(const AttentionShape&, ConstBF16, ConstBF16, ConstBF16, BF16,
-                                      F32, Workspace&, Stream&);
-template absl::Status CausalAttention(const AttentionShape&, ConstF16, ConstF16, ConstF16, F16, F32,
-                                      Workspace&, Stream&);
-template absl::Status CausalAttentionBackward(const AttentionShape&, ConstF32, ConstF32, ConstF32,
-                                              ConstF32, ConstF32, ConstF32, F32, F32, F32,
-                                              Workspace&, Stream&);
-template absl::Status CausalAttentionBackward(const AttentionShape&, ConstBF16, ConstBF16,
-                                              ConstBF16, ConstBF16, ConstF32, ConstBF16, BF16, BF16,
-                                              BF16, Workspace&, Stream&);
-template absl::Status CausalAttentionBackward(const AttentionShape&, ConstF16, ConstF16, ConstF16,
-                                              ConstF16, ConstF32, ConstF16, F16, F16, F16,
-                                              Workspace&, Stream&);
+#define MOE_INSTANTIATE(T)                                                                       \
+  template absl::Status CausalAttention(const AttentionShape&, MatrixView<const T>,              \
+                                        MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
+                                        MatrixView<float>, Workspace&, Stream&);                 \
+  template absl::Status CausalAttentionBackward(                                                 \
+      const AttentionShape&, MatrixView<const T>, MatrixView<const T>, MatrixView<const T>,      \
+      MatrixView<const T>, MatrixView<const float>, MatrixView<const T>, MatrixView<T>,          \
+      MatrixView<T>, MatrixView<T>, Workspace&, Stream&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -96,7 +96,7 @@ HWY_INLINE float ExpScores(float* scores, int64_t n, float scale, float max) {
 }
 
 template <typename T>
-HWY_INLINE void Forward(const HeadForward<T>& head, float* memory) {
+void Forward(const HeadForward<T>& head, float* memory) {
   const int64_t n = head.q.rows();
   const int64_t depth = head.q.cols();
   const int64_t stride = PaddedDepth(depth);
@@ -146,7 +146,7 @@ HWY_INLINE void ScoreGradients(float* scores, float* products, int64_t n, float 
 }
 
 template <typename T>
-HWY_INLINE void Backward(const HeadBackward<T>& head, float* memory) {
+void Backward(const HeadBackward<T>& head, float* memory) {
   const int64_t n = head.q.rows();
   const int64_t depth = head.q.cols();
   const int64_t stride = PaddedDepth(depth);
@@ -193,25 +193,6 @@ HWY_INLINE void Backward(const HeadBackward<T>& head, float* memory) {
   }
 }
 
-void ForwardF32(const HeadForward<float>& head, float* scratch) {
-  Forward(head, scratch);
-}
-void ForwardBF16(const HeadForward<BFloat16>& head, float* scratch) {
-  Forward(head, scratch);
-}
-void ForwardF16(const HeadForward<Float16>& head, float* scratch) {
-  Forward(head, scratch);
-}
-void BackwardF32(const HeadBackward<float>& head, float* scratch) {
-  Backward(head, scratch);
-}
-void BackwardBF16(const HeadBackward<BFloat16>& head, float* scratch) {
-  Backward(head, scratch);
-}
-void BackwardF16(const HeadBackward<Float16>& head, float* scratch) {
-  Backward(head, scratch);
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace moe
@@ -220,37 +201,20 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-HWY_EXPORT(ForwardF32);
-HWY_EXPORT(ForwardBF16);
-HWY_EXPORT(ForwardF16);
-HWY_EXPORT(BackwardF32);
-HWY_EXPORT(BackwardBF16);
-HWY_EXPORT(BackwardF16);
+template <typename T>
+void AttendHead(const HeadForward<T>& head, float* scratch) {
+  MOE_SIMD(Forward<T>)(head, scratch);
+}
+template <typename T>
+void AttendHeadBackward(const HeadBackward<T>& head, float* scratch) {
+  MOE_SIMD(Backward<T>)(head, scratch);
+}
 
-template <>
-void AttendHead(const HeadForward<float>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(ForwardF32)(head, scratch);
-}
-template <>
-void AttendHead(const HeadForward<BFloat16>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(ForwardBF16)(head, scratch);
-}
-template <>
-void AttendHead(const HeadForward<Float16>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(ForwardF16)(head, scratch);
-}
-template <>
-void AttendHeadBackward(const HeadBackward<float>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(BackwardF32)(head, scratch);
-}
-template <>
-void AttendHeadBackward(const HeadBackward<BFloat16>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(BackwardBF16)(head, scratch);
-}
-template <>
-void AttendHeadBackward(const HeadBackward<Float16>& head, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(BackwardF16)(head, scratch);
-}
+#define MOE_INSTANTIATE(T)                                 \
+  template void AttendHead(const HeadForward<T>&, float*); \
+  template void AttendHeadBackward(const HeadBackward<T>&, float*);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe
 #endif  // HWY_ONCE

@@ -4,8 +4,8 @@
 #include "kernels/attention/attention_shape.h"
 #include "kernels/attention/rotary_cuda.h"
 #include "kernels/attention/rotary_table.h"
-#include "kernels/base/cuda_launch.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
@@ -31,37 +31,17 @@ HWY_INLINE Pair Rotate(Pair x, FloatLanes cosine, FloatLanes sine) {
 
 // All heads of one row: pairs (d, d + half) by the table's row of its position.
 template <typename T>
-HWY_INLINE void RotateRow(const float* cosine, const float* sine, float direction, int64_t half,
-                          int heads, T* x) {
+void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
+               T* x) {
   const auto sign = hn::Set(FloatTag(), direction);
   for (int head = 0; head < heads; ++head, x += 2 * half) {
-    int64_t d = 0;
-    for (; d + kLanes <= half; d += kLanes) {
-      const Pair y = Rotate({LoadLanes(x + d), LoadLanes(x + half + d)}, LoadLanes(cosine + d),
-                            hn::Mul(sign, LoadLanes(sine + d)));
-      StoreLanes(y.first, x + d);
-      StoreLanes(y.second, x + half + d);
-    }
-    if (d == half) continue;
-    const int64_t rest = half - d;
-    const Pair y = Rotate({LoadFirst(x + d, rest), LoadFirst(x + half + d, rest)},
-                          LoadFirst(cosine + d, rest), hn::Mul(sign, LoadFirst(sine + d, rest)));
-    StoreFirst(y.first, x + d, rest);
-    StoreFirst(y.second, x + half + d, rest);
+    ForLanes(half, [&](int64_t d, auto lanes) MOE_LANES {
+      const Pair y = Rotate({lanes.Load(x + d), lanes.Load(x + half + d)}, lanes.Load(cosine + d),
+                            hn::Mul(sign, lanes.Load(sine + d)));
+      lanes.Store(y.first, x + d);
+      lanes.Store(y.second, x + half + d);
+    });
   }
-}
-
-void RotateF32(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-               float* x) {
-  RotateRow(cosine, sine, direction, half, heads, x);
-}
-void RotateBF16(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-                BFloat16* x) {
-  RotateRow(cosine, sine, direction, half, heads, x);
-}
-void RotateF16(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-               Float16* x) {
-  RotateRow(cosine, sine, direction, half, heads, x);
 }
 
 }  // namespace
@@ -72,24 +52,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-HWY_EXPORT(RotateF32);
-HWY_EXPORT(RotateBF16);
-HWY_EXPORT(RotateF16);
-
 namespace {
-
-void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-               float* x) {
-  HWY_DYNAMIC_DISPATCH(RotateF32)(cosine, sine, direction, half, heads, x);
-}
-void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-               BFloat16* x) {
-  HWY_DYNAMIC_DISPATCH(RotateBF16)(cosine, sine, direction, half, heads, x);
-}
-void RotateRow(const float* cosine, const float* sine, float direction, int64_t half, int heads,
-               Float16* x) {
-  HWY_DYNAMIC_DISPATCH(RotateF16)(cosine, sine, direction, half, heads, x);
-}
 
 template <typename T>
 absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirection direction,
@@ -139,20 +102,20 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
       for (int64_t t = begin; t < end; ++t) {
         while (*next <= t) ++next;
         const int64_t at = (t - *(next - 1)) * half;
-        RotateRow(table->cosine() + at, table->sine() + at, static_cast<float>(direction), half,
-                  shape.heads, x.row(t));
+        MOE_SIMD(RotateRow<T>)
+        (table->cosine() + at, table->sine() + at, static_cast<float>(direction), half, shape.heads,
+         x.row(t));
       }
     });
     return absl::OkStatus();
   });
 }
 
-template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection, MatrixView<float>,
-                                  Workspace&, Stream&);
-template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
-                                  MatrixView<BFloat16>, Workspace&, Stream&);
-template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection,
-                                  MatrixView<Float16>, Workspace&, Stream&);
+#define MOE_INSTANTIATE(T)                                                                        \
+  template absl::Status ApplyRotary(const AttentionShape&, float, RotaryDirection, MatrixView<T>, \
+                                    Workspace&, Stream&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe
 #endif  // HWY_ONCE

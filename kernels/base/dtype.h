@@ -72,34 +72,19 @@ struct Float16 {
 
 template <typename T>
 struct DTypeOf;
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kFloat32;
-};
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kFloat64;
-};
-template <>
-struct DTypeOf<BFloat16> {
-  static constexpr DType value = DType::kBFloat16;
-};
-template <>
-struct DTypeOf<Float16> {
-  static constexpr DType value = DType::kFloat16;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::kInt32;
-};
-template <>
-struct DTypeOf<int64_t> {
-  static constexpr DType value = DType::kInt64;
-};
-template <>
-struct DTypeOf<uint8_t> {
-  static constexpr DType value = DType::kUInt8;
-};
+#define MOE_DTYPE(T, dtype)                      \
+  template <>                                    \
+  struct DTypeOf<T> {                            \
+    static constexpr DType value = DType::dtype; \
+  };
+MOE_DTYPE(float, kFloat32)
+MOE_DTYPE(double, kFloat64)
+MOE_DTYPE(BFloat16, kBFloat16)
+MOE_DTYPE(Float16, kFloat16)
+MOE_DTYPE(int32_t, kInt32)
+MOE_DTYPE(int64_t, kInt64)
+MOE_DTYPE(uint8_t, kUInt8)
+#undef MOE_DTYPE
 
 // Bytes of one element.
 constexpr int64_t SizeOf(DType type) {
@@ -139,6 +124,10 @@ constexpr const char* NameOf(DType type) {
   }
   return "?";
 }
+
+// instantiate(T) for the types that rows and weights are stored in.
+#define MOE_FOR_STORAGE_TYPES(instantiate) \
+  instantiate(float) instantiate(BFloat16) instantiate(Float16)
 
 // Whether an operation replaces its output or adds to it.
 enum class Write : uint8_t { kOverwrite, kAdd };

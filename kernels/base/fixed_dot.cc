@@ -13,7 +13,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 template <typename T>
-HWY_INLINE float Dot(const T* a, const T* b, int64_t n) {
+float Dot(const T* a, const T* b, int64_t n) {
   FixedPartials sum;
   const int64_t body = n - n % kPartials;
   for (int64_t i = 0; i < body; i += kPartials) {
@@ -35,7 +35,7 @@ HWY_INLINE float Dot(const T* a, const T* b, int64_t n) {
 }
 
 template <typename T>
-HWY_INLINE float Sum(const T* a, int64_t n) {
+float Sum(const T* a, int64_t n) {
   FixedPartials sum;
   const int64_t body = n - n % kPartials;
   for (int64_t i = 0; i < body; i += kPartials) {
@@ -53,7 +53,7 @@ HWY_INLINE float Sum(const T* a, int64_t n) {
 }
 
 template <typename T>
-HWY_INLINE double Wide(const T* a, const T* b, int64_t n) {
+double Wide(const T* a, const T* b, int64_t n) {
   double partial[kPartials] = {};
   const auto add = [&](int64_t at, int64_t i) {
     partial[i] += static_cast<double>(static_cast<float>(a[at + i])) *
@@ -70,34 +70,6 @@ HWY_INLINE double Wide(const T* a, const T* b, int64_t n) {
   return partial[0];
 }
 
-float DotF32(const float* a, const float* b, int64_t n) {
-  return Dot(a, b, n);
-}
-float DotBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
-  return Dot(a, b, n);
-}
-float DotF16(const Float16* a, const Float16* b, int64_t n) {
-  return Dot(a, b, n);
-}
-double WideF32(const float* a, const float* b, int64_t n) {
-  return Wide(a, b, n);
-}
-double WideBF16(const BFloat16* a, const BFloat16* b, int64_t n) {
-  return Wide(a, b, n);
-}
-double WideF16(const Float16* a, const Float16* b, int64_t n) {
-  return Wide(a, b, n);
-}
-float SumF32(const float* a, int64_t n) {
-  return Sum(a, n);
-}
-float SumBF16(const BFloat16* a, int64_t n) {
-  return Sum(a, n);
-}
-float SumF16(const Float16* a, int64_t n) {
-  return Sum(a, n);
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace moe
@@ -106,52 +78,25 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-HWY_EXPORT(DotF32);
-HWY_EXPORT(DotBF16);
-HWY_EXPORT(DotF16);
-HWY_EXPORT(WideF32);
-HWY_EXPORT(WideBF16);
-HWY_EXPORT(WideF16);
-HWY_EXPORT(SumF32);
-HWY_EXPORT(SumBF16);
-HWY_EXPORT(SumF16);
+template <typename T>
+float FixedDot(const T* a, const T* b, int64_t n) {
+  return MOE_SIMD(Dot<T>)(a, b, n);
+}
+template <typename T>
+double WideDot(const T* a, const T* b, int64_t n) {
+  return MOE_SIMD(Wide<T>)(a, b, n);
+}
+template <typename T>
+float FixedSum(const T* a, int64_t n) {
+  return MOE_SIMD(Sum<T>)(a, n);
+}
 
-template <>
-float FixedDot(const float* a, const float* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(DotF32)(a, b, n);
-}
-template <>
-float FixedDot(const BFloat16* a, const BFloat16* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(DotBF16)(a, b, n);
-}
-template <>
-float FixedDot(const Float16* a, const Float16* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(DotF16)(a, b, n);
-}
-template <>
-double WideDot(const float* a, const float* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(WideF32)(a, b, n);
-}
-template <>
-double WideDot(const BFloat16* a, const BFloat16* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(WideBF16)(a, b, n);
-}
-template <>
-double WideDot(const Float16* a, const Float16* b, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(WideF16)(a, b, n);
-}
-template <>
-float FixedSum(const float* a, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(SumF32)(a, n);
-}
-template <>
-float FixedSum(const BFloat16* a, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(SumBF16)(a, n);
-}
-template <>
-float FixedSum(const Float16* a, int64_t n) {
-  return HWY_DYNAMIC_DISPATCH(SumF16)(a, n);
-}
+#define MOE_INSTANTIATE(T)                              \
+  template float FixedDot(const T*, const T*, int64_t); \
+  template double WideDot(const T*, const T*, int64_t); \
+  template float FixedSum(const T*, int64_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe
 #endif  // HWY_ONCE

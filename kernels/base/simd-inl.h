@@ -27,6 +27,31 @@
 #endif
 #endif
 
+// Of the lambdas that ForLanes calls.
+#ifndef MOE_LANES
+#define MOE_LANES HWY_ATTR __attribute__((always_inline))
+#endif
+
+// MOE_SIMD(F<T>)(arguments...), outside HWY_NAMESPACE, calls F<T> of the machine's best target: one
+// line for a template, where HWY_EXPORT wants a function of its own for each type. F is one name.
+#ifndef MOE_SIMD
+#if HWY_IDE || ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0)
+#define MOE_SIMD(function) HWY_STATIC_DISPATCH(function)
+#else
+#define MOE_SIMD(function)                                                         \
+  [] {                                                                             \
+    /* Entry 0 is never chosen once the target is known. */                        \
+    static constexpr decltype(&HWY_STATIC_DISPATCH(function)) kOfTarget[] = {      \
+        nullptr, HWY_CHOOSE_TARGET_LIST(function), HWY_CHOOSE_FALLBACK(function)}; \
+    hwy::ChosenTarget& chosen = hwy::GetChosenTarget();                            \
+    if (HWY_UNLIKELY(!chosen.IsInitialized())) {                                   \
+      chosen.Update(hwy::SupportedTargets());                                      \
+    }                                                                              \
+    return kOfTarget[chosen.GetIndex()];                                           \
+  }()
+#endif
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace moe {
 namespace HWY_NAMESPACE {
@@ -135,6 +160,38 @@ HWY_INLINE void StoreFirst(FloatLanes v, T* p, int64_t n) {
   T padded[kLanes];
   StoreLanes(v, padded);
   std::copy_n(padded, n, p);
+}
+
+// What a loop over a row reads and writes: whole vectors, or the first n < kLanes elements of one.
+struct WholeLanes {
+  template <typename T>
+  HWY_INLINE FloatLanes Load(const T* p) const {
+    return LoadLanes(p);
+  }
+  template <typename T>
+  HWY_INLINE void Store(FloatLanes v, T* p) const {
+    StoreLanes(v, p);
+  }
+};
+struct FirstLanes {
+  int64_t n;
+  template <typename T>
+  HWY_INLINE FloatLanes Load(const T* p) const {
+    return LoadFirst(p, n);
+  }
+  template <typename T>
+  HWY_INLINE void Store(FloatLanes v, T* p) const {
+    StoreFirst(v, p, n);
+  }
+};
+
+// f(i, lanes) for i = 0, kLanes, 2 kLanes ... below n: elements of body and tail take one way.
+// f: [&](int64_t i, auto lanes) MOE_LANES { ... }.
+template <class Function>
+HWY_INLINE void ForLanes(int64_t n, Function f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(i, WholeLanes());
+  if (i < n) f(i, FirstLanes{n - i});
 }
 
 // e^x within 1 ulp for x <= 88.7; infinity above, 0 below -104; NaN stays NaN.

@@ -1,8 +1,9 @@
-#include "kernels/bias/bias_cpu.h"
-
 #include <algorithm>
 
+#include "kernels/base/parallel.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/simd_targets.h"
+#include "kernels/bias/bias_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bias/bias_cpu.cc"
 #include <hwy/foreach_target.h>
@@ -10,95 +11,63 @@
 #include "kernels/base/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace moe {
+namespace moe::bias {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <typename T>
-HWY_INLINE void AddTo(const float* bias, int64_t n, T* y) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    StoreLanes(hn::Add(LoadLanes(y + i), LoadLanes(bias + i)), y + i);
-  }
-  if (i == n) return;
-  StoreFirst(hn::Add(LoadFirst(y + i, n - i), LoadFirst(bias + i, n - i)), y + i, n - i);
-}
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
 template <typename T>
-HWY_INLINE void SumColumns(MatrixView<const T> dy, float* d_bias, Write write) {
-  const int64_t n = dy.cols();
-  float sum[kBiasColumns] = {};
-  if (write == Write::kAdd) std::copy_n(d_bias, n, sum);
-  for (int64_t r = 0; r < dy.rows(); ++r) {
-    const T* const row = dy.row(r);
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      StoreLanes(hn::Add(LoadLanes(sum + i), LoadLanes(row + i)), sum + i);
-    }
-    if (i == n) continue;
-    StoreLanes(hn::Add(LoadLanes(sum + i), LoadFirst(row + i, n - i)), sum + i);
-  }
-  std::copy_n(sum, n, d_bias);
+void AddTo(const float* bias, int64_t n, T* y) {
+  ForLanes(n, [&](int64_t i, auto lanes) MOE_LANES {
+    lanes.Store(hn::Add(lanes.Load(y + i), lanes.Load(bias + i)), y + i);
+  });
 }
 
-void AddF32(const float* bias, int64_t n, float* y) {
-  AddTo(bias, n, y);
-}
-void AddBF16(const float* bias, int64_t n, BFloat16* y) {
-  AddTo(bias, n, y);
-}
-void AddF16(const float* bias, int64_t n, Float16* y) {
-  AddTo(bias, n, y);
-}
-void ColumnsF32(MatrixView<const float> dy, float* d_bias, Write write) {
-  SumColumns(dy, d_bias, write);
-}
-void ColumnsBF16(MatrixView<const BFloat16> dy, float* d_bias, Write write) {
-  SumColumns(dy, d_bias, write);
-}
-void ColumnsF16(MatrixView<const Float16> dy, float* d_bias, Write write) {
-  SumColumns(dy, d_bias, write);
+// A block of at most kColumns columns: their sums stay in cache over all rows.
+constexpr int64_t kColumns = 64;
+template <typename T>
+void SumColumns(const Gradient<T>& g, int64_t begin, int64_t end) {
+  const int64_t n = end - begin;
+  float sum[kColumns] = {};
+  if (g.write == Write::kAdd) std::copy_n(g.d_bias + begin, n, sum);
+  for (int64_t r = 0; r < g.dy.rows(); ++r) {
+    const T* const row = g.dy.row(r) + begin;
+    ForLanes(n, [&](int64_t i, auto lanes) MOE_LANES {
+      StoreLanes(hn::Add(LoadLanes(sum + i), lanes.Load(row + i)), sum + i);
+    });
+  }
+  std::copy_n(sum, n, g.d_bias + begin);
 }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace moe
+}  // namespace moe::bias
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace moe {
+namespace moe::bias {
 
-HWY_EXPORT(AddF32);
-HWY_EXPORT(AddBF16);
-HWY_EXPORT(AddF16);
-HWY_EXPORT(ColumnsF32);
-HWY_EXPORT(ColumnsBF16);
-HWY_EXPORT(ColumnsF16);
-
-template <>
-void AddBiasRow(const float* bias, int64_t n, float* y) {
-  HWY_DYNAMIC_DISPATCH(AddF32)(bias, n, y);
-}
-template <>
-void AddBiasRow(const float* bias, int64_t n, BFloat16* y) {
-  HWY_DYNAMIC_DISPATCH(AddBF16)(bias, n, y);
-}
-template <>
-void AddBiasRow(const float* bias, int64_t n, Float16* y) {
-  HWY_DYNAMIC_DISPATCH(AddF16)(bias, n, y);
-}
-template <>
-void BiasGradientColumns(MatrixView<const float> dy, float* d_bias, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsF32)(dy, d_bias, write);
-}
-template <>
-void BiasGradientColumns(MatrixView<const BFloat16> dy, float* d_bias, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsBF16)(dy, d_bias, write);
-}
-template <>
-void BiasGradientColumns(MatrixView<const Float16> dy, float* d_bias, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsF16)(dy, d_bias, write);
+template <typename T>
+void Run(const Add<T>& add, ThreadPool& threads) {
+  const int64_t cols = add.y.cols();
+  threads.For(add.y.rows(), RowGrain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) MOE_SIMD(AddTo<T>)(add.bias, cols, add.y.row(n));
+  });
 }
 
-}  // namespace moe
+template <typename T>
+void Run(const Gradient<T>& g, ThreadPool& threads) {
+  threads.For(g.dy.cols(), HWY_NAMESPACE::kColumns, [&](int64_t begin, int64_t end) {
+    MOE_SIMD(SumColumns<T>)(g, begin, end);
+  });
+}
+
+#define MOE_INSTANTIATE(T)                       \
+  template void Run(const Add<T>&, ThreadPool&); \
+  template void Run(const Gradient<T>&, ThreadPool&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::bias
 #endif  // HWY_ONCE

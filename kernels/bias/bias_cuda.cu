@@ -1,6 +1,6 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/bias/bias_cuda.h"
+#include "kernels/bias/bias_op.h"
 
 namespace moe::bias {
 namespace {
@@ -39,23 +39,23 @@ __global__ void __launch_bounds__(kColumnThreads)
 }  // namespace
 
 template <typename T>
-cudaError_t CudaAddBias(MatrixView<T> y, const float* bias, cudaStream_t stream) {
+cudaError_t Run(const Add<T>& add, cudaStream_t stream) {
+  const auto& [y, bias] = add;
   if (y.rows() == 0 || y.cols() == 0) return cudaSuccess;
   return Launch(&AddBiasKernel<T>, RowShape<kWarpLanes>(y.rows()), stream, y, bias);
 }
 
 template <typename T>
-cudaError_t CudaBiasGradient(MatrixView<const T> dy, float* d_bias, Write write,
-                             cudaStream_t stream) {
+cudaError_t Run(const Gradient<T>& gradient, cudaStream_t stream) {
+  const auto& [dy, d_bias, write] = gradient;
   if (dy.cols() == 0) return cudaSuccess;  // no rows still give zeros
   return Launch(&BiasGradientKernel<T>, ColumnShape(dy.cols()), stream, dy, d_bias, write);
 }
 
-template cudaError_t CudaAddBias(MatrixView<float>, const float*, cudaStream_t);
-template cudaError_t CudaAddBias(MatrixView<BFloat16>, const float*, cudaStream_t);
-template cudaError_t CudaAddBias(MatrixView<Float16>, const float*, cudaStream_t);
-template cudaError_t CudaBiasGradient(MatrixView<const float>, float*, Write, cudaStream_t);
-template cudaError_t CudaBiasGradient(MatrixView<const BFloat16>, float*, Write, cudaStream_t);
-template cudaError_t CudaBiasGradient(MatrixView<const Float16>, float*, Write, cudaStream_t);
+#define MOE_INSTANTIATE(T)                               \
+  template cudaError_t Run(const Add<T>&, cudaStream_t); \
+  template cudaError_t Run(const Gradient<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::bias

@@ -4,11 +4,10 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/combine/combine_cpu.h"
-#include "kernels/combine/combine_cuda.h"
+#include "kernels/combine/combine_op.h"
 
 namespace moe {
 namespace combine {
@@ -21,7 +20,7 @@ void Reference(const Combine<T>& c) {
       for (int64_t s = c.slot_offset[t]; s < c.slot_offset[t + 1]; ++s) {
         if (c.row_of_slot[s] < 0) continue;
         const auto value = static_cast<float>(c.rows(c.row_of_slot[s], h));
-        sum = c.weight.empty() ? sum + value : std::fma(c.weight[s], value, sum);
+        sum = c.weight == nullptr ? sum + value : std::fma(c.weight[s], value, sum);
       }
       c.out(t, h) = T(sum);
     }
@@ -44,13 +43,6 @@ void Reference(const WeightGradient<T>& g) {
     }
   }
 }
-
-template void Reference<float>(const Combine<float>&);
-template void Reference<BFloat16>(const Combine<BFloat16>&);
-template void Reference<Float16>(const Combine<Float16>&);
-template void Reference<float>(const WeightGradient<float>&);
-template void Reference<BFloat16>(const WeightGradient<BFloat16>&);
-template void Reference<Float16>(const WeightGradient<Float16>&);
 
 }  // namespace combine
 
@@ -88,19 +80,10 @@ absl::Status CombineRows(MatrixView<const T> rows, absl::Span<const int64_t> slo
         CheckLength(kName, "weight", weight.size(), static_cast<int64_t>(row_of_slot.size())));
   }
   MOE_RETURN_IF_ERROR(CheckSlots(kName, slot_offset, row_of_slot, stream));
-  if (IsCuda(stream)) {
-    return LaunchOn(kName, stream, [&](auto cuda) {
-      return combine::Run(
-          combine::CudaCombine<T>{rows, slot_offset.data(), row_of_slot.data(),
-                                  weight.empty() ? nullptr : weight.data(), out, write},
-          cuda);
-    });
-  }
-  return stream.Enqueue([=, &threads = stream.threads()] {
-    combine::Run<T>(combine::Combine<T>{rows, slot_offset, row_of_slot, weight, out, write},
-                    threads);
-    return absl::OkStatus();
-  });
+  return RunOp(kName,
+               combine::Combine<T>{rows, slot_offset.data(), row_of_slot.data(),
+                                   weight.empty() ? nullptr : weight.data(), out, write},
+               stream);
 }
 
 template <typename T>
@@ -113,30 +96,22 @@ absl::Status CombineWeightGradient(MatrixView<const T> dy, MatrixView<const T> r
   MOE_RETURN_IF_ERROR(
       CheckLength(kName, "d_weight", d_weight.size(), static_cast<int64_t>(row_of_slot.size())));
   MOE_RETURN_IF_ERROR(CheckSlots(kName, slot_offset, row_of_slot, stream));
-  if (IsCuda(stream)) {
-    return LaunchOn(kName, stream, [&](auto cuda) {
-      return combine::Run(combine::CudaWeightGradient<T>{dy, rows, slot_offset.data(),
-                                                         row_of_slot.data(), d_weight.data()},
-                          cuda);
-    });
-  }
-  return stream.Enqueue([=, &threads = stream.threads()] {
-    combine::Run<T>(combine::WeightGradient<T>{dy, rows, slot_offset, row_of_slot, d_weight},
-                    threads);
-    return absl::OkStatus();
-  });
+  return RunOp(
+      kName,
+      combine::WeightGradient<T>{dy, rows, slot_offset.data(), row_of_slot.data(), d_weight.data()},
+      stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                                 \
+  template void combine::Reference(const combine::Combine<T>&);                            \
+  template void combine::Reference(const combine::WeightGradient<T>&);                     \
   template absl::Status CombineRows<T>(MatrixView<const T>, absl::Span<const int64_t>,     \
                                        absl::Span<const int32_t>, absl::Span<const float>, \
                                        MatrixView<T>, Write, Stream&);                     \
   template absl::Status CombineWeightGradient<T>(                                          \
       MatrixView<const T>, MatrixView<const T>, absl::Span<const int64_t>,                 \
       absl::Span<const int32_t>, absl::Span<float>, Stream&);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -1,9 +1,9 @@
-#include "kernels/combine/combine_cpu.h"
-
 #include <algorithm>
 
 #include "kernels/base/fixed_dot.h"
+#include "kernels/base/parallel.h"
 #include "kernels/base/simd_targets.h"
+#include "kernels/combine/combine_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/combine/combine_cpu.cc"
 #include <hwy/foreach_target.h>
@@ -29,7 +29,7 @@ HWY_INLINE void CombineColumns(const Combine<T>& c, int64_t token, int64_t h) {
   for (int64_t s = c.slot_offset[token]; s < c.slot_offset[token + 1]; ++s) {
     if (c.row_of_slot[s] < 0) continue;
     const T* const row = c.rows.row(c.row_of_slot[s]) + h;
-    if (c.weight.empty()) {
+    if (c.weight == nullptr) {
       for (int v = 0; v < kVectors; ++v) sum[v] = hn::Add(sum[v], LoadLanes(row + v * kLanes));
       continue;
     }
@@ -50,13 +50,13 @@ HWY_INLINE void CombineTail(const Combine<T>& c, int64_t token, int64_t h, int64
   for (int64_t s = c.slot_offset[token]; s < c.slot_offset[token + 1]; ++s) {
     if (c.row_of_slot[s] < 0) continue;
     const FloatLanes row = LoadFirst(c.rows.row(c.row_of_slot[s]) + h, n);
-    sum = c.weight.empty() ? hn::Add(sum, row) : hn::MulAdd(hn::Set(d, c.weight[s]), row, sum);
+    sum = c.weight == nullptr ? hn::Add(sum, row) : hn::MulAdd(hn::Set(d, c.weight[s]), row, sum);
   }
   StoreFirst(sum, out, n);
 }
 
 template <typename T>
-HWY_INLINE void CombineTokensOf(const Combine<T>& c, int64_t begin, int64_t end) {
+void CombineTokens(const Combine<T>& c, int64_t begin, int64_t end) {
   constexpr int kVectors = 4;  // enough independent sums to cover the latency of an addition
   const int64_t hidden = c.out.cols();
   for (int64_t token = begin; token < end; ++token) {
@@ -69,16 +69,6 @@ HWY_INLINE void CombineTokensOf(const Combine<T>& c, int64_t begin, int64_t end)
   }
 }
 
-void CombineFloat(const Combine<float>& c, int64_t begin, int64_t end) {
-  CombineTokensOf(c, begin, end);
-}
-void CombineBFloat16(const Combine<BFloat16>& c, int64_t begin, int64_t end) {
-  CombineTokensOf(c, begin, end);
-}
-void CombineFloat16(const Combine<Float16>& c, int64_t begin, int64_t end) {
-  CombineTokensOf(c, begin, end);
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace moe::combine
@@ -87,21 +77,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe::combine {
 
-HWY_EXPORT(CombineFloat);
-HWY_EXPORT(CombineBFloat16);
-HWY_EXPORT(CombineFloat16);
-
 namespace {
-
-void CombineTokens(const Combine<float>& c, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(CombineFloat)(c, begin, end);
-}
-void CombineTokens(const Combine<BFloat16>& c, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(CombineBFloat16)(c, begin, end);
-}
-void CombineTokens(const Combine<Float16>& c, int64_t begin, int64_t end) {
-  HWY_DYNAMIC_DISPATCH(CombineFloat16)(c, begin, end);
-}
 
 // Tokens a range: about 32 Ki elements of the output.
 int64_t Grain(int64_t hidden) {
@@ -112,8 +88,9 @@ int64_t Grain(int64_t hidden) {
 
 template <typename T>
 void Run(const Combine<T>& combine, ThreadPool& threads) {
-  threads.For(combine.out.rows(), Grain(combine.out.cols()),
-              [&](int64_t begin, int64_t end) { CombineTokens(combine, begin, end); });
+  threads.For(combine.out.rows(), Grain(combine.out.cols()), [&](int64_t begin, int64_t end) {
+    MOE_SIMD(CombineTokens<T>)(combine, begin, end);
+  });
 }
 
 template <typename T>
@@ -130,12 +107,11 @@ void Run(const WeightGradient<T>& g, ThreadPool& threads) {
   });
 }
 
-template void Run<float>(const Combine<float>&, ThreadPool&);
-template void Run<BFloat16>(const Combine<BFloat16>&, ThreadPool&);
-template void Run<Float16>(const Combine<Float16>&, ThreadPool&);
-template void Run<float>(const WeightGradient<float>&, ThreadPool&);
-template void Run<BFloat16>(const WeightGradient<BFloat16>&, ThreadPool&);
-template void Run<Float16>(const WeightGradient<Float16>&, ThreadPool&);
+#define MOE_INSTANTIATE(T)                           \
+  template void Run(const Combine<T>&, ThreadPool&); \
+  template void Run(const WeightGradient<T>&, ThreadPool&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::combine
 #endif  // HWY_ONCE

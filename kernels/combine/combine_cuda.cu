@@ -3,7 +3,7 @@
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/combine/combine_cuda.h"
+#include "kernels/combine/combine_op.h"
 
 namespace moe::combine {
 namespace {
@@ -20,7 +20,7 @@ __device__ bool RowsAreAligned(MatrixView<T> m) {
 // A warp owns a token. A thread owns a few neighbouring columns at a time and keeps their sums in
 // registers while it walks the token's slots in choice order.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(CudaCombine<T> c) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine<T> c) {
   const int64_t cols = c.out.cols();
   const bool aligned = RowsAreAligned(c.rows) && RowsAreAligned(c.out);
   const int64_t vector_columns = aligned ? cols - cols % kVectorWidth<T> : 0;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(CudaCom
 // sums of WideDot. Products of two float32 are exact in float64.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    WeightGradientKernel(CudaWeightGradient<T> g) {
+    WeightGradientKernel(WeightGradient<T> g) {
   ForRows<kPartials>(g.dy.rows(), [&](int64_t token, int lane) {
     const T* const dy = g.dy.row(token);
     for (int64_t s = g.slot_offset[token]; s < g.slot_offset[token + 1]; ++s) {
@@ -75,23 +75,22 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaCombine<T>& combine, cudaStream_t stream) {
+cudaError_t Run(const Combine<T>& combine, cudaStream_t stream) {
   if (combine.out.rows() == 0 || combine.out.cols() == 0) return cudaSuccess;
   return Launch(&CombineKernel<T>, RowShape<kWarpLanes>(combine.out.rows()), stream, combine);
 }
 
 template <typename T>
-cudaError_t Run(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
+cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
   if (gradient.dy.rows() == 0) return cudaSuccess;  // no columns still give zeros
   return Launch(&WeightGradientKernel<T>, RowShape<kPartials>(gradient.dy.rows()), stream,
                 gradient);
 }
 
-template cudaError_t Run(const CudaCombine<float>&, cudaStream_t);
-template cudaError_t Run(const CudaCombine<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaCombine<Float16>&, cudaStream_t);
-template cudaError_t Run(const CudaWeightGradient<float>&, cudaStream_t);
-template cudaError_t Run(const CudaWeightGradient<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaWeightGradient<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                                   \
+  template cudaError_t Run(const Combine<T>&, cudaStream_t); \
+  template cudaError_t Run(const WeightGradient<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::combine

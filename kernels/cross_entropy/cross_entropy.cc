@@ -1,12 +1,9 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 
-#include <algorithm>
-
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cross_entropy/cross_entropy_cpu.h"
-#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/cross_entropy/cross_entropy_op.h"
 
 namespace moe {
 namespace {
@@ -37,32 +34,16 @@ absl::Status CrossEntropy(MatrixView<const float> logits, absl::Span<const int32
   if (!loss_only) {
     MOE_RETURN_IF_ERROR(CheckShape(kFunction, "d_logits", d_logits, tokens, vocabulary));
   }
-  if (IsCuda(stream)) {
-    return LaunchOn(kFunction, stream, [&](auto cuda) {
-      return cross_entropy::Run(
-          cross_entropy::CudaCrossEntropy<T>{logits, target.data(), scale, loss.data(), d_logits},
-          cuda);
-    });
-  }
-  MOE_RETURN_IF_ERROR(CheckTargets(target, vocabulary));
-  const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, vocabulary));
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    threads.For(tokens, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        T* const gradient = loss_only ? nullptr : d_logits.row(t);
-        loss[t] = CrossEntropyRow<T>(logits.row(t), vocabulary, target[t], scale, gradient);
-      }
-    });
-    return absl::OkStatus();
-  });
+  if (!IsCuda(stream)) MOE_RETURN_IF_ERROR(CheckTargets(target, vocabulary));
+  return RunOp(kFunction,
+               cross_entropy::CrossEntropy<T>{logits, target.data(), scale, loss.data(), d_logits},
+               stream);
 }
 
-template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float,
-                                   absl::Span<float>, MatrixView<float>, Stream&);
-template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float,
-                                   absl::Span<float>, MatrixView<BFloat16>, Stream&);
-template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float,
-                                   absl::Span<float>, MatrixView<Float16>, Stream&);
+#define MOE_INSTANTIATE(T)                                                                      \
+  template absl::Status CrossEntropy(MatrixView<const float>, absl::Span<const int32_t>, float, \
+                                     absl::Span<float>, MatrixView<T>, Stream&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe

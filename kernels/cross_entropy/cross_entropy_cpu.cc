@@ -1,9 +1,11 @@
-#include "kernels/cross_entropy/cross_entropy_cpu.h"
-
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "kernels/base/parallel.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/simd_targets.h"
+#include "kernels/cross_entropy/cross_entropy_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cross_entropy/cross_entropy_cpu.cc"
 #include <hwy/foreach_target.h>
@@ -11,9 +13,11 @@
 #include "kernels/base/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace moe {
+namespace moe::cross_entropy {
 namespace HWY_NAMESPACE {
 namespace {
+
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
 // The largest element. NaNs may be passed over: the sum of exponentials shows them.
 HWY_INLINE float MaxOf(const float* x, int64_t n) {
@@ -47,8 +51,9 @@ HWY_INLINE float SumOfExp(const float* x, int64_t n, float max) {
   return sum.Fold();
 }
 
+// Writes gradients unless they are null; they may be the logits' own memory. Returns the loss.
 template <typename T>
-HWY_INLINE float Row(const float* logits, int64_t n, int64_t target, float scale, T* d_logits) {
+float Row(const float* logits, int64_t n, int64_t target, float scale, T* d_logits) {
   const float max = MaxOf(logits, n);
   const float sum = SumOfExp(logits, n, max);
   const float to_target = logits[target] - max;
@@ -56,57 +61,37 @@ HWY_INLINE float Row(const float* logits, int64_t n, int64_t target, float scale
   if (d_logits == nullptr) return loss;
   const auto offset = hn::Set(FloatTag(), max);
   const auto factor = hn::Set(FloatTag(), scale / sum);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const auto e = ExpLanes(hn::Sub(LoadLanes(logits + i), offset));
-    StoreLanes(hn::Mul(e, factor), d_logits + i);
-  }
-  if (i < n) {
-    const auto e = ExpLanes(hn::Sub(LoadFirst(logits + i, n - i), offset));
-    StoreFirst(hn::Mul(e, factor), d_logits + i, n - i);
-  }
+  ForLanes(n, [&](int64_t i, auto lanes) MOE_LANES {
+    const auto e = ExpLanes(hn::Sub(lanes.Load(logits + i), offset));
+    lanes.Store(hn::Mul(e, factor), d_logits + i);
+  });
   // The target's own element, rounded once: scale * (p - 1).
   d_logits[target] = T(scale * (std::exp(to_target) / sum - 1.0f));
   return loss;
 }
 
-float RowF32(const float* logits, int64_t n, int64_t target, float scale, float* d_logits) {
-  return Row(logits, n, target, scale, d_logits);
-}
-float RowBF16(const float* logits, int64_t n, int64_t target, float scale, BFloat16* d_logits) {
-  return Row(logits, n, target, scale, d_logits);
-}
-float RowF16(const float* logits, int64_t n, int64_t target, float scale, Float16* d_logits) {
-  return Row(logits, n, target, scale, d_logits);
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace moe
+}  // namespace moe::cross_entropy
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace moe {
+namespace moe::cross_entropy {
 
-HWY_EXPORT(RowF32);
-HWY_EXPORT(RowBF16);
-HWY_EXPORT(RowF16);
-
-template <>
-float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
-                      float* d_logits) {
-  return HWY_DYNAMIC_DISPATCH(RowF32)(logits, n, target, scale, d_logits);
-}
-template <>
-float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
-                      BFloat16* d_logits) {
-  return HWY_DYNAMIC_DISPATCH(RowBF16)(logits, n, target, scale, d_logits);
-}
-template <>
-float CrossEntropyRow(const float* logits, int64_t n, int64_t target, float scale,
-                      Float16* d_logits) {
-  return HWY_DYNAMIC_DISPATCH(RowF16)(logits, n, target, scale, d_logits);
+template <typename T>
+void Run(const CrossEntropy<T>& c, ThreadPool& threads) {
+  const int64_t vocabulary = c.logits.cols();
+  threads.For(c.logits.rows(), RowGrain(vocabulary), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      T* const d_logits = c.d_logits.data() == nullptr ? nullptr : c.d_logits.row(t);
+      c.loss[t] = MOE_SIMD(Row<T>)(c.logits.row(t), vocabulary, c.target[t], c.scale, d_logits);
+    }
+  });
 }
 
-}  // namespace moe
+#define MOE_INSTANTIATE(T) template void Run(const CrossEntropy<T>&, ThreadPool&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::cross_entropy
 #endif  // HWY_ONCE

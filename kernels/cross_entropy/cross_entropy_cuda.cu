@@ -2,7 +2,7 @@
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/cross_entropy/cross_entropy_op.h"
 
 namespace moe::cross_entropy {
 namespace {
@@ -44,8 +44,7 @@ __device__ void ForGroups(int64_t n, int64_t vector_columns, Function f) {
 // A block owns a row and reads it three times, from the cache only while the rows of all running
 // blocks fit it: for the largest logit, the sum of exponentials and the gradients.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    CrossEntropyKernel(CudaCrossEntropy<T> c) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) CrossEntropyKernel(CrossEntropy<T> c) {
   MOE_SHARED_ARRAY(float, warp_max, kWarps);
   MOE_SHARED_ARRAY(float, warp_sum, kWarps);
   const int64_t t = blockIdx.x, cols = c.logits.cols();
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaCrossEntropy<T>& problem, cudaStream_t stream) {
+cudaError_t Run(const CrossEntropy<T>& problem, cudaStream_t stream) {
   const int64_t rows = problem.logits.rows();
   if (rows == 0) return cudaSuccess;  // no columns: every target is out of range
   if (rows > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -100,8 +99,8 @@ cudaError_t Run(const CudaCrossEntropy<T>& problem, cudaStream_t stream) {
   return Launch(&CrossEntropyKernel<T>, shape, stream, problem);
 }
 
-template cudaError_t Run(const CudaCrossEntropy<float>&, cudaStream_t);
-template cudaError_t Run(const CudaCrossEntropy<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaCrossEntropy<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T) template cudaError_t Run(const CrossEntropy<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::cross_entropy

@@ -1,6 +1,6 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/embedding_op.h"
 
 namespace moe::embedding {
 namespace {
@@ -64,7 +64,7 @@ __device__ void AddMatches(const Match* matches, int count, int row, MatrixView<
 // A block owns kBlockRows rows of the table, a warp every kWarps-th of them and a lane some of
 // their columns: the only thread that ever touches them.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBackward<T> b) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backward<T> b) {
   MOE_SHARED_ARRAY(Match, matches, kWarps * kWarpIds);
   MOE_SHARED_ARRAY(int, found, kWarps);
   const int64_t first_row = int64_t{blockIdx.x} * kBlockRows;
@@ -102,15 +102,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBa
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   const int64_t rows = backward.d_table.rows();
   if (rows == 0 || backward.d_table.cols() == 0) return cudaSuccess;  // no tokens still give zeros
   const auto blocks = static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows);
   return Launch(&BackwardKernel<T>, {dim3(blocks), dim3(kRowThreads)}, stream, backward);
 }
 
-template cudaError_t Run(const CudaBackward<float>&, cudaStream_t);
-template cudaError_t Run(const CudaBackward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaBackward<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T) template cudaError_t Run(const Backward<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::embedding

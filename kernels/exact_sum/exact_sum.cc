@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
@@ -78,28 +78,6 @@ absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, 
   return stream.Enqueue([=, &threads] {
     threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
       ExactToFloatRange(sum.data() + begin, factor, out.data() + begin, end - begin);
-    });
-    return absl::OkStatus();
-  });
-}
-
-absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
-                   Stream& stream) {
-  const auto n = static_cast<int64_t>(in.size());
-  MOE_RETURN_IF_ERROR(CheckLength("Scale", "out", out.size(), n));
-  if (IsCuda(stream)) {
-    return LaunchOn("Scale", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::CudaScale{in.data(), factor, out.data(), write, n}, cuda);
-    });
-  }
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
-      if (write == Write::kAdd) {
-        for (int64_t i = begin; i < end; ++i) out[i] += in[i] * factor;
-        return;
-      }
-      for (int64_t i = begin; i < end; ++i) out[i] = in[i] * factor;
     });
     return absl::OkStatus();
   });

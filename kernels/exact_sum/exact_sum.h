@@ -42,11 +42,6 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
 absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
                           absl::Span<float> out, Stream& stream);
 
-// out[i] (+)= in[i] * factor: what ExactToFloat is to a sum in float32. The product is rounded to
-// float32 before it is added, which rounds again. in, out [n]; out may be `in`.
-absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
-                   Stream& stream);
-
 }  // namespace moe
 
 #endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_H_

@@ -56,23 +56,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(CudaToF
       t.sum, t.out);
 }
 
-// A thread owns elements.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ScaleKernel(CudaScale s) {
-  ForElements<float>(
-      s.n,
-      [&](int64_t i, auto width) {
-        constexpr int kWidth = decltype(width)::value;
-        auto values = Load<kWidth>(s.in + i);
-        for (float& value : values.at) value *= s.factor;
-        if (s.write == Write::kAdd) {
-          const auto sum = Load<kWidth>(s.out + i);
-          for (int j = 0; j < kWidth; ++j) values.at[j] = sum.at[j] + values.at[j];
-        }
-        Store(values, s.out + i);
-      },
-      s.in, s.out);
-}
-
 // Half a warp owns a block of elements, each lane one of its 16 partial sums.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(CudaSumOfSquares s) {
   ForRows<kPartials>(SquaresBlocks(s.n), [&](int64_t block, int lane) {
@@ -114,11 +97,6 @@ cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream) {
 cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream) {
   if (to_float.n == 0) return cudaSuccess;
   return Launch(&ToFloatKernel, ElementShape<float>(to_float.n), stream, to_float);
-}
-
-cudaError_t Run(const CudaScale& scale, cudaStream_t stream) {
-  if (scale.n == 0) return cudaSuccess;
-  return Launch(&ScaleKernel, ElementShape<float>(scale.n), stream, scale);
 }
 
 cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream) {

@@ -29,15 +29,6 @@ struct CudaToFloat {
   int64_t n;
 };
 
-// out[i] (+)= in[i] * factor: Scale, in device memory.
-struct CudaScale {
-  const float* in;  // [n]
-  float factor;
-  float* out;  // [n], may be `in`
-  Write write;
-  int64_t n;
-};
-
 // The arguments of SumOfSquares, in device memory.
 struct CudaSumOfSquares {
   const float* x;      // [n]
@@ -56,7 +47,6 @@ constexpr int64_t SquaresBlocks(int64_t n) {
 // exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
 cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream);
 cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream);
-cudaError_t Run(const CudaScale& scale, cudaStream_t stream);
 cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream);
 
 }  // namespace moe::exact_sum

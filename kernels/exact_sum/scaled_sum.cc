@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
 #include "kernels/exact_sum/exact_sum_cuda.h"
 

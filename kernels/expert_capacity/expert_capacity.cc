@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/base/cuda_launch.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/expert_capacity/expert_capacity_cuda.h"

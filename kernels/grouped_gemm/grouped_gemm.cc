@@ -4,8 +4,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/cuda_launch.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"

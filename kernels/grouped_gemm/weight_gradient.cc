@@ -6,7 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/grouped_gemm/gemm_problem.h"

@@ -2,8 +2,6 @@
 #ifndef MOE_KERNELS_NORM_RMS_NORM_H_
 #define MOE_KERNELS_NORM_RMS_NORM_H_
 
-#include <type_traits>
-
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
@@ -28,11 +26,6 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
                              absl::Span<const float> rstd, MatrixView<const T> dy, MatrixView<T> dx,
                              Write write_dx, absl::Span<float> d_weight, Write write_d_weight,
                              Stream& stream);
-
-// out = a + b in float32, rounded to T once. All [T, H]; out may be a or b. U is T, or float.
-template <typename T, typename U = T>
-absl::Status AddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
-                     MatrixView<T> out, Stream& stream);
 
 }  // namespace moe
 

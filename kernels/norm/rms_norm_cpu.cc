@@ -1,22 +1,26 @@
-#include "kernels/norm/rms_norm_cpu.h"
-
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/base/fixed_dot.h"
+#include "kernels/base/parallel.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/norm/rms_norm_cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include "kernels/base/simd-inl.h"
+#include "kernels/norm/rms_norm_op.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace moe {
+namespace moe::rms_norm {
 namespace HWY_NAMESPACE {
 namespace {
 
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
+
 template <typename T>
-HWY_INLINE void Normalize(const T* x, const float* weight, float rstd, int64_t n, T* y) {
+void Normalize(const T* x, const float* weight, float rstd, int64_t n, T* y) {
   const auto scale = hn::Set(FloatTag(), rstd);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -47,189 +51,93 @@ HWY_INLINE float WeightedDot(const T* dy, const float* weight, const T* x, int64
   return sum.Fold();
 }
 
-// rstd * (dy * weight - x * slope) (+ dx)
+// dx of row t: rstd * (dy * weight - x * slope) (+ dx)
 template <typename T>
-HWY_INLINE void Backward(const RmsNormGradient<T>& row) {
-  const float dot = WeightedDot(row.dy, row.weight, row.x, row.n);
-  const auto slope = hn::Set(FloatTag(), row.rstd * row.rstd * (dot / static_cast<float>(row.n)));
-  const auto rstd = hn::Set(FloatTag(), row.rstd);
-  const bool add = row.write == Write::kAdd;
-  const auto gradient = [&](auto dy, auto weight, auto x) HWY_ATTR {
-    return hn::Mul(rstd, hn::NegMulAdd(x, slope, hn::Mul(dy, weight)));
+void InputGradient(const Backward<T>& b, int64_t t) {
+  const int64_t n = b.x.cols();
+  const T *const x = b.x.row(t), *const dy = b.dy.row(t);
+  T* const dx = b.dx.row(t);
+  const float dot = WeightedDot(dy, b.weight, x, n);
+  const auto slope = hn::Set(FloatTag(), b.rstd[t] * b.rstd[t] * (dot / static_cast<float>(n)));
+  const auto rstd = hn::Set(FloatTag(), b.rstd[t]);
+  const bool add = b.write_dx == Write::kAdd;
+  const auto gradient = [&](auto d_out, auto weight, auto in) HWY_ATTR {
+    return hn::Mul(rstd, hn::NegMulAdd(in, slope, hn::Mul(d_out, weight)));
   };
   int64_t i = 0;
-  for (; i + kLanes <= row.n; i += kLanes) {
-    auto d = gradient(LoadLanes(row.dy + i), LoadLanes(row.weight + i), LoadLanes(row.x + i));
-    if (add) d = hn::Add(LoadLanes(row.dx + i), d);
-    StoreLanes(d, row.dx + i);
+  for (; i + kLanes <= n; i += kLanes) {
+    auto d = gradient(LoadLanes(dy + i), LoadLanes(b.weight + i), LoadLanes(x + i));
+    if (add) d = hn::Add(LoadLanes(dx + i), d);
+    StoreLanes(d, dx + i);
   }
-  if (i == row.n) return;
-  const int64_t rest = row.n - i;
-  auto d = gradient(LoadFirst(row.dy + i, rest), LoadFirst(row.weight + i, rest),
-                    LoadFirst(row.x + i, rest));
-  if (add) d = hn::Add(LoadFirst(row.dx + i, rest), d);
-  StoreFirst(d, row.dx + i, rest);
+  if (i == n) return;
+  const int64_t rest = n - i;
+  auto d = gradient(LoadFirst(dy + i, rest), LoadFirst(b.weight + i, rest), LoadFirst(x + i, rest));
+  if (add) d = hn::Add(LoadFirst(dx + i, rest), d);
+  StoreFirst(d, dx + i, rest);
 }
 
+// Columns [begin, end), at most kColumns, of
+// d_weight[h] (+)= sum_t (dy[t, h] * x[t, h]) * rstd[t], t ascending.
 template <typename T>
-HWY_INLINE void WeightColumns(MatrixView<const T> x, const float* rstd, MatrixView<const T> dy,
-                              float* d_weight, Write write) {
-  const int64_t n = x.cols();
-  float sum[kNormColumns] = {};
-  for (int64_t t = 0; t < x.rows(); ++t) {
-    const T* const x_row = x.row(t);
-    const T* const dy_row = dy.row(t);
-    const auto scale = hn::Set(FloatTag(), rstd[t]);
+void WeightColumns(const Backward<T>& b, int64_t begin, int64_t end) {
+  const int64_t n = end - begin;
+  float sum[kColumns] = {};
+  for (int64_t t = 0; t < b.x.rows(); ++t) {
+    const T *const x = b.x.row(t) + begin, *const dy = b.dy.row(t) + begin;
+    const auto scale = hn::Set(FloatTag(), b.rstd[t]);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-      const auto product = hn::Mul(LoadLanes(dy_row + i), LoadLanes(x_row + i));
+      const auto product = hn::Mul(LoadLanes(dy + i), LoadLanes(x + i));
       StoreLanes(hn::MulAdd(product, scale, LoadLanes(sum + i)), sum + i);
     }
     if (i == n) continue;
-    const auto product = hn::Mul(LoadFirst(dy_row + i, n - i), LoadFirst(x_row + i, n - i));
+    const auto product = hn::Mul(LoadFirst(dy + i, n - i), LoadFirst(x + i, n - i));
     StoreLanes(hn::MulAdd(product, scale, LoadLanes(sum + i)), sum + i);
   }
-  for (int64_t i = 0; i < n; ++i)
-    d_weight[i] = write == Write::kAdd ? d_weight[i] + sum[i] : sum[i];
-}
-
-template <typename T>
-HWY_INLINE void Add(const T* a, const T* b, int64_t n, T* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    StoreLanes(hn::Add(LoadLanes(a + i), LoadLanes(b + i)), out + i);
+  float* const d_weight = b.d_weight + begin;
+  for (int64_t i = 0; i < n; ++i) {
+    d_weight[i] = b.write_d_weight == Write::kAdd ? d_weight[i] + sum[i] : sum[i];
   }
-  if (i == n) return;
-  StoreFirst(hn::Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), out + i, n - i);
-}
-
-void NormalizeF32(const float* x, const float* weight, float rstd, int64_t n, float* y) {
-  Normalize(x, weight, rstd, n, y);
-}
-void NormalizeBF16(const BFloat16* x, const float* weight, float rstd, int64_t n, BFloat16* y) {
-  Normalize(x, weight, rstd, n, y);
-}
-void NormalizeF16(const Float16* x, const float* weight, float rstd, int64_t n, Float16* y) {
-  Normalize(x, weight, rstd, n, y);
-}
-void BackwardF32(const RmsNormGradient<float>& row) {
-  Backward(row);
-}
-void BackwardBF16(const RmsNormGradient<BFloat16>& row) {
-  Backward(row);
-}
-void BackwardF16(const RmsNormGradient<Float16>& row) {
-  Backward(row);
-}
-void ColumnsF32(MatrixView<const float> x, const float* rstd, MatrixView<const float> dy,
-                float* d_weight, Write write) {
-  WeightColumns(x, rstd, dy, d_weight, write);
-}
-void ColumnsBF16(MatrixView<const BFloat16> x, const float* rstd, MatrixView<const BFloat16> dy,
-                 float* d_weight, Write write) {
-  WeightColumns(x, rstd, dy, d_weight, write);
-}
-void ColumnsF16(MatrixView<const Float16> x, const float* rstd, MatrixView<const Float16> dy,
-                float* d_weight, Write write) {
-  WeightColumns(x, rstd, dy, d_weight, write);
-}
-void AddF32(const float* a, const float* b, int64_t n, float* out) {
-  Add(a, b, n, out);
-}
-void AddBF16(const BFloat16* a, const BFloat16* b, int64_t n, BFloat16* out) {
-  Add(a, b, n, out);
-}
-void AddF16(const Float16* a, const Float16* b, int64_t n, Float16* out) {
-  Add(a, b, n, out);
 }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace moe
+}  // namespace moe::rms_norm
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace moe {
-
-HWY_EXPORT(NormalizeF32);
-HWY_EXPORT(NormalizeBF16);
-HWY_EXPORT(NormalizeF16);
-HWY_EXPORT(BackwardF32);
-HWY_EXPORT(BackwardBF16);
-HWY_EXPORT(BackwardF16);
-HWY_EXPORT(ColumnsF32);
-HWY_EXPORT(ColumnsBF16);
-HWY_EXPORT(ColumnsF16);
-HWY_EXPORT(AddF32);
-HWY_EXPORT(AddBF16);
-HWY_EXPORT(AddF16);
-
-namespace {
+namespace moe::rms_norm {
 
 template <typename T>
-float ReciprocalRms(const T* x, float epsilon, int64_t n) {
-  return 1.0f / std::sqrt(FixedDot(x, x, n) / static_cast<float>(n) + epsilon);
+void Run(const Forward<T>& f, ThreadPool& threads) {
+  const int64_t cols = f.x.cols();
+  if (cols == 0) return;
+  threads.For(f.x.rows(), RowGrain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T* const x = f.x.row(t);
+      f.rstd[t] = 1.0f / std::sqrt(FixedDot(x, x, cols) / static_cast<float>(cols) + f.epsilon);
+      MOE_SIMD(Normalize<T>)(x, f.weight, f.rstd[t], cols, f.y.row(t));
+    }
+  });
 }
 
-}  // namespace
-
-template <>
-float RmsNormRow(const float* x, const float* weight, float epsilon, int64_t n, float* y) {
-  const float rstd = ReciprocalRms(x, epsilon, n);
-  HWY_DYNAMIC_DISPATCH(NormalizeF32)(x, weight, rstd, n, y);
-  return rstd;
-}
-template <>
-float RmsNormRow(const BFloat16* x, const float* weight, float epsilon, int64_t n, BFloat16* y) {
-  const float rstd = ReciprocalRms(x, epsilon, n);
-  HWY_DYNAMIC_DISPATCH(NormalizeBF16)(x, weight, rstd, n, y);
-  return rstd;
-}
-template <>
-float RmsNormRow(const Float16* x, const float* weight, float epsilon, int64_t n, Float16* y) {
-  const float rstd = ReciprocalRms(x, epsilon, n);
-  HWY_DYNAMIC_DISPATCH(NormalizeF16)(x, weight, rstd, n, y);
-  return rstd;
-}
-template <>
-void RmsNormBackwardRow(const RmsNormGradient<float>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardF32)(row);
-}
-template <>
-void RmsNormBackwardRow(const RmsNormGradient<BFloat16>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardBF16)(row);
-}
-template <>
-void RmsNormBackwardRow(const RmsNormGradient<Float16>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardF16)(row);
-}
-template <>
-void RmsNormWeightColumns(MatrixView<const float> x, const float* rstd, MatrixView<const float> dy,
-                          float* d_weight, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsF32)(x, rstd, dy, d_weight, write);
-}
-template <>
-void RmsNormWeightColumns(MatrixView<const BFloat16> x, const float* rstd,
-                          MatrixView<const BFloat16> dy, float* d_weight, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsBF16)(x, rstd, dy, d_weight, write);
-}
-template <>
-void RmsNormWeightColumns(MatrixView<const Float16> x, const float* rstd,
-                          MatrixView<const Float16> dy, float* d_weight, Write write) {
-  HWY_DYNAMIC_DISPATCH(ColumnsF16)(x, rstd, dy, d_weight, write);
-}
-template <>
-void AddRow(const float* a, const float* b, int64_t n, float* out) {
-  HWY_DYNAMIC_DISPATCH(AddF32)(a, b, n, out);
-}
-template <>
-void AddRow(const BFloat16* a, const BFloat16* b, int64_t n, BFloat16* out) {
-  HWY_DYNAMIC_DISPATCH(AddBF16)(a, b, n, out);
-}
-template <>
-void AddRow(const Float16* a, const Float16* b, int64_t n, Float16* out) {
-  HWY_DYNAMIC_DISPATCH(AddF16)(a, b, n, out);
+template <typename T>
+void Run(const Backward<T>& b, ThreadPool& threads) {
+  // Threads share the weight's columns, so that every element sees its tokens in ascending order.
+  threads.For(b.x.cols(), kColumns, [&](int64_t begin, int64_t end) {
+    MOE_SIMD(WeightColumns<T>)(b, begin, end);
+  });
+  threads.For(b.x.rows(), RowGrain(b.x.cols()), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) MOE_SIMD(InputGradient<T>)(b, t);
+  });
 }
 
-}  // namespace moe
+#define MOE_INSTANTIATE(T)                           \
+  template void Run(const Forward<T>&, ThreadPool&); \
+  template void Run(const Backward<T>&, ThreadPool&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::rms_norm
 #endif  // HWY_ONCE

@@ -1,12 +1,9 @@
-#include <type_traits>
-
 #include <math.h>
 
-#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/norm/rms_norm_cuda.h"
+#include "kernels/norm/rms_norm_op.h"
 
 namespace moe::rms_norm {
 namespace {
@@ -15,7 +12,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // Half a warp owns a row: each lane one of the 16 partial sums, then every 16th vector.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaForward<T> f) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward<T> f) {
   const int64_t cols = f.x.cols();
   ForRows<kPartials>(f.x.rows(), [&](int64_t t, int lane) {
     const T* const x = f.x.row(t);
@@ -39,7 +36,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaFor
 
 // Half a warp owns a row: dx (+)= rstd * (dy * weight - x * slope).
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(CudaBackward<T> b) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(Backward<T> b) {
   const int64_t cols = b.x.cols();
   ForRows<kPartials>(b.x.rows(), [&](int64_t t, int lane) {
     const T* const x = b.x.row(t);
@@ -71,7 +68,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(C
 
 // A thread owns a column and takes the tokens in ascending order.
 template <typename T>
-__global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaBackward<T> b) {
+__global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(Backward<T> b) {
   const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (h >= b.x.cols()) return;
   float sum = 0;
@@ -82,38 +79,16 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaBackw
   b.d_weight[h] = b.write_d_weight == Write::kAdd ? b.d_weight[h] + sum : sum;
 }
 
-// A warp owns a row.
-template <typename T, typename U>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    AddRowsKernel(MatrixView<const T> a, MatrixView<const U> b, MatrixView<T> out) {
-  const int64_t cols = out.cols();
-  ForRows<kWarpLanes>(out.rows(), [&](int64_t t, int lane) {
-    const T* const from_a = a.row(t);
-    const U* const from_b = b.row(t);
-    T* const to = out.row(t);
-    const int64_t vector_columns = VectorColumns<T>(cols, from_a, from_b, to);
-    ForColumns<T>(cols, vector_columns, lane, kWarpLanes, [&](int64_t h, auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      auto values = Load<kWidth>(from_a + h);
-      const auto others = LoadElements<kWidth>(from_b + h);
-      for (int i = 0; i < kWidth; ++i) {
-        values.at[i] = T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
-      }
-      Store(values, to + h);
-    });
-  });
-}
-
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
   if (forward.x.rows() == 0 || forward.x.cols() == 0) return cudaSuccess;
   return Launch(&ForwardKernel<T>, RowShape<kPartials>(forward.x.rows()), stream, forward);
 }
 
 template <typename T>
-cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   if (backward.x.cols() == 0) return cudaSuccess;
   // No rows still give zeros.
   const cudaError_t error =
@@ -122,26 +97,10 @@ cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
   return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.x.rows()), stream, backward);
 }
 
-template <typename T, typename U>
-cudaError_t CudaAddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
-                        MatrixView<T> out, cudaStream_t stream) {
-  if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
-  return Launch(&AddRowsKernel<T, U>, RowShape<kWarpLanes>(out.rows()), stream, a, b, out);
-}
-
-#define MOE_INSTANTIATE(T)                                                                        \
-  template cudaError_t Run(const CudaForward<T>&, cudaStream_t);                                  \
-  template cudaError_t Run(const CudaBackward<T>&, cudaStream_t);                                 \
-  template cudaError_t CudaAddRows<T, T>(MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
-                                         cudaStream_t);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+#define MOE_INSTANTIATE(T)                                   \
+  template cudaError_t Run(const Forward<T>&, cudaStream_t); \
+  template cudaError_t Run(const Backward<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
-template cudaError_t CudaAddRows<BFloat16, float>(MatrixView<const BFloat16>,
-                                                  MatrixView<const float>, MatrixView<BFloat16>,
-                                                  cudaStream_t);
-template cudaError_t CudaAddRows<Float16, float>(MatrixView<const Float16>, MatrixView<const float>,
-                                                 MatrixView<Float16>, cudaStream_t);
 
 }  // namespace moe::rms_norm

@@ -3,34 +3,28 @@
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/string_view.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/permute/permute_cpu.h"
-#include "kernels/permute/permute_cuda.h"
+#include "kernels/permute/permute_op.h"
 
 namespace moe {
 namespace permute {
 
 template <typename T>
-void Reference(const Gather<T>& gather) {
+void Reference(const GatherOfMany<T>& gather) {
   for (int64_t i = 0; i < gather.out.rows(); ++i) {
-    const int32_t view = gather.source_view.empty() ? 0 : gather.source_view[i];
     const int32_t row = gather.source_row[i];
     for (int64_t h = 0; h < gather.out.cols(); ++h) {
       T value = T(0.0f);
-      if (row >= 0) value = gather.in[view](row, h);
-      if (row >= 0 && !gather.scale.empty()) {
+      if (row >= 0) value = gather.views[gather.source_view[i]](row, h);
+      if (row >= 0 && gather.scale != nullptr) {
         value = T(gather.scale[i] * static_cast<float>(value));
       }
       gather.out(i, h) = value;
     }
   }
 }
-
-template void Reference<float>(const Gather<float>&);
-template void Reference<BFloat16>(const Gather<BFloat16>&);
-template void Reference<Float16>(const Gather<Float16>&);
 
 }  // namespace permute
 
@@ -44,26 +38,6 @@ absl::Status CheckGather(absl::string_view function, MatrixView<const T> in,
   return CheckLength(function, "source_row", source_row.size(), out.rows());
 }
 
-// One source: the view itself travels into the task, since a span of it would not live.
-template <typename T>
-absl::Status EnqueueGather(absl::string_view function, MatrixView<const T> in,
-                           absl::Span<const int32_t> source_row, absl::Span<const float> scale,
-                           MatrixView<T> out, Stream& stream) {
-  if (IsCuda(stream)) {
-    return LaunchOn(function, stream, [&](auto cuda) {
-      return permute::Run(
-          permute::CudaGather<T>{
-              .in = in, .source_row = source_row.data(), .scale = scale.data(), .out = out},
-          cuda);
-    });
-  }
-  return stream.Enqueue([=, &threads = stream.threads()] {
-    const absl::Span<const MatrixView<const T>> one(&in, 1);
-    permute::Run<T>({one, {}, source_row, scale, out}, threads);
-    return absl::OkStatus();
-  });
-}
-
 }  // namespace
 
 template <typename T>
@@ -71,7 +45,8 @@ absl::Status GatherRows(MatrixView<const T> in, absl::Span<const int32_t> source
                         MatrixView<T> out, Stream& stream) {
   constexpr char kName[] = "GatherRows";
   MOE_RETURN_IF_ERROR(CheckGather(kName, in, source_row, out));
-  return EnqueueGather<T>(kName, in, source_row, {}, out, stream);
+  return RunOp(kName, permute::Gather<T>{.in = in, .source_row = source_row.data(), .out = out},
+               stream);
 }
 
 template <typename T>
@@ -80,7 +55,7 @@ absl::Status GatherScaledRows(MatrixView<const T> in, absl::Span<const int32_t> 
   constexpr char kName[] = "GatherScaledRows";
   MOE_RETURN_IF_ERROR(CheckGather(kName, in, source_row, out));
   MOE_RETURN_IF_ERROR(CheckLength(kName, "scale", scale.size(), out.rows()));
-  return EnqueueGather<T>(kName, in, source_row, scale, out, stream);
+  return RunOp(kName, permute::Gather<T>{in, source_row.data(), scale.data(), out}, stream);
 }
 
 template <typename T>
@@ -95,26 +70,27 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
   }
   MOE_RETURN_IF_ERROR(CheckLength(kName, "source_view", source_view.size(), out.rows()));
   if (!scale.empty()) MOE_RETURN_IF_ERROR(CheckLength(kName, "scale", scale.size(), out.rows()));
+  const permute::GatherOfMany<T> gather = {.views = in.data(),
+                                           .view_count = static_cast<int64_t>(in.size()),
+                                           .source_view = source_view.data(),
+                                           .source_row = source_row.data(),
+                                           .scale = scale.empty() ? nullptr : scale.data(),
+                                           .out = out};
   if (IsCuda(stream)) {
-    return LaunchOn(kName, stream, [&](auto cuda) {
-      return permute::Run(
-          permute::CudaGatherOfMany<T>{.views = in.data(),
-                                       .view_count = static_cast<int64_t>(in.size()),
-                                       .source_view = source_view.data(),
-                                       .source_row = source_row.data(),
-                                       .scale = scale.empty() ? nullptr : scale.data(),
-                                       .out = out},
-          cuda);
-    });
+    return LaunchOn(kName, stream, [&](auto cuda) { return permute::Run(gather, cuda); });
   }
+  // The views travel into the task, since a span of them would not live.
   const absl::InlinedVector<MatrixView<const T>, 8> views(in.begin(), in.end());
-  return stream.Enqueue([=, &threads = stream.threads()] {
-    permute::Run<T>({views, source_view, source_row, scale, out}, threads);
+  return stream.Enqueue([views, gather, &threads = stream.threads()] {
+    permute::GatherOfMany<T> kept = gather;
+    kept.views = views.data();
+    permute::Run(kept, threads);
     return absl::OkStatus();
   });
 }
 
 #define MOE_INSTANTIATE(T)                                                                        \
+  template void permute::Reference(const permute::GatherOfMany<T>&);                              \
   template absl::Status GatherRows<T>(MatrixView<const T>, absl::Span<const int32_t>,             \
                                       MatrixView<T>, Stream&);                                    \
   template absl::Status GatherScaledRows<T>(MatrixView<const T>, absl::Span<const int32_t>,       \
@@ -122,9 +98,7 @@ absl::Status GatherRowsOfMany(absl::Span<const MatrixView<const T>> in,
   template absl::Status GatherRowsOfMany<T>(absl::Span<const MatrixView<const T>>,                \
                                             absl::Span<const int32_t>, absl::Span<const int32_t>, \
                                             absl::Span<const float>, MatrixView<T>, Stream&);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

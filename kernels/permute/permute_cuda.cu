@@ -2,7 +2,7 @@
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/permute/permute_cuda.h"
+#include "kernels/permute/permute_op.h"
 
 namespace moe::permute {
 namespace {
@@ -35,7 +35,7 @@ __device__ void CopyRow(const T* from, const float* scale, int64_t i, int64_t co
 
 // A warp owns an output row: one source index a row, coalesced 16-byte loads and stores along it.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(CudaGather<T> gather) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(Gather<T> gather) {
   const int64_t cols = gather.out.cols();
   ForRows<kWarpLanes>(gather.out.rows(), [&](int64_t i, int lane) {
     T* const to = gather.out.row(i);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) GatherKernel(CudaGath
   });
 }
 
-// Views [first, first + kViewsPerLaunch) of those of CudaGatherOfMany, as many as there are.
+// Views [first, first + kViewsPerLaunch) of those of GatherOfMany, as many as there are.
 template <typename T>
 struct ViewRange {
   MatrixView<const T> views[kViewsPerLaunch];
@@ -58,7 +58,7 @@ struct ViewRange {
 // A warp owns an output row, if its view is of `range`. Zero rows are the first launch's.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    GatherOfManyKernel(CudaGatherOfMany<T> gather, ViewRange<T> range) {
+    GatherOfManyKernel(GatherOfMany<T> gather, ViewRange<T> range) {
   const int64_t cols = gather.out.cols();
   ForRows<kWarpLanes>(gather.out.rows(), [&](int64_t i, int lane) {
     T* const to = gather.out.row(i);
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaGather<T>& gather, cudaStream_t stream) {
+cudaError_t Run(const Gather<T>& gather, cudaStream_t stream) {
   if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
   return Launch(&GatherKernel<T>, RowShape<kWarpLanes>(gather.out.rows()), stream, gather);
 }
 
 template <typename T>
-cudaError_t Run(const CudaGatherOfMany<T>& gather, cudaStream_t stream) {
+cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream) {
   if (gather.out.rows() == 0 || gather.out.cols() == 0) return cudaSuccess;
   const LaunchShape shape = RowShape<kWarpLanes>(gather.out.rows());
   for (int64_t first = 0; first < gather.view_count; first += kViewsPerLaunch) {
@@ -95,11 +95,10 @@ cudaError_t Run(const CudaGatherOfMany<T>& gather, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-template cudaError_t Run(const CudaGather<float>&, cudaStream_t);
-template cudaError_t Run(const CudaGather<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaGather<Float16>&, cudaStream_t);
-template cudaError_t Run(const CudaGatherOfMany<float>&, cudaStream_t);
-template cudaError_t Run(const CudaGatherOfMany<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaGatherOfMany<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                                  \
+  template cudaError_t Run(const Gather<T>&, cudaStream_t); \
+  template cudaError_t Run(const GatherOfMany<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::permute

@@ -6,8 +6,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
-#include "kernels/base/cuda_launch.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/router_loss/router_loss_cpu.h"

@@ -3,7 +3,7 @@
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/row_gate/row_gate_cuda.h"
+#include "kernels/row_gate/row_gate_op.h"
 
 namespace moe::row_gate {
 namespace {
@@ -12,7 +12,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // A warp owns a row.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaForward<T> f) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward<T> f) {
   const int64_t cols = f.rows.cols();
   ForRows<kWarpLanes>(f.rows.rows(), [&](int64_t t, int lane) {
     const T* const row = f.rows.row(t);
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(CudaFor
 // Half a warp owns a row: each lane one of the 16 partial sums of WideDot, whose products are
 // exact, then every 16th vector.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBackward<T> b) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backward<T> b) {
   const int64_t cols = b.dy.cols();
   ForRows<kPartials>(b.dy.rows(), [&](int64_t t, int lane) {
     const T* const dy = b.dy.row(t);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(CudaBa
 
 // A thread owns a column and takes the tokens in ascending order.
 template <typename T>
-__global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaWeightGradient<T> g) {
+__global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(WeightGradient<T> g) {
   const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (h >= g.x.cols()) return;
   float sum = g.write == Write::kAdd ? g.d_weight[h] : 0.0f;
@@ -77,30 +77,28 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(CudaWeigh
 }  // namespace
 
 template <typename T>
-cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream) {
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
   if (forward.rows.rows() == 0) return cudaSuccess;  // no columns still give gates
   return Launch(&ForwardKernel<T>, RowShape<kWarpLanes>(forward.rows.rows()), stream, forward);
 }
 
 template <typename T>
-cudaError_t Run(const CudaBackward<T>& backward, cudaStream_t stream) {
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   if (backward.dy.rows() == 0) return cudaSuccess;  // no columns still give gradients of 0
   return Launch(&BackwardKernel<T>, RowShape<kPartials>(backward.dy.rows()), stream, backward);
 }
 
 template <typename T>
-cudaError_t Run(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
+cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream) {
   if (gradient.x.cols() == 0) return cudaSuccess;  // no rows still give zeros
   return Launch(&WeightGradientKernel<T>, ColumnShape(gradient.x.cols()), stream, gradient);
 }
 
-#define MOE_INSTANTIATE(T)                                        \
-  template cudaError_t Run(const CudaForward<T>&, cudaStream_t);  \
-  template cudaError_t Run(const CudaBackward<T>&, cudaStream_t); \
-  template cudaError_t Run(const CudaWeightGradient<T>&, cudaStream_t);
-MOE_INSTANTIATE(float)
-MOE_INSTANTIATE(BFloat16)
-MOE_INSTANTIATE(Float16)
+#define MOE_INSTANTIATE(T)                                    \
+  template cudaError_t Run(const Forward<T>&, cudaStream_t);  \
+  template cudaError_t Run(const Backward<T>&, cudaStream_t); \
+  template cudaError_t Run(const WeightGradient<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 
 }  // namespace moe::row_gate

@@ -4,7 +4,7 @@
 
 #include <absl/container/inlined_vector.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_backward_cuda.h"

@@ -5,7 +5,7 @@
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/topk_gate_cuda.h"
 

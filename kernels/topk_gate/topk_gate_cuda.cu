@@ -44,7 +44,7 @@ __device__ ExpSum ExpAndSum(const float (&x)[kPerLane], int lane, float (&y)[kPe
   return {max, __shfl_sync(kAllLanes, FoldPartials(partial), 0)};
 }
 
-// As in sigmoid_scores_cpu.cc: what the rounding of d lost is put back, and small scores keep their
+// As in gate_rows_cpu.cc: what the rounding of d lost is put back, and small scores keep their
 // digits.
 __device__ inline float Sigmoid(float x) {
   const float e = expf(-fabsf(x));

@@ -1,9 +1,9 @@
 #include "moe/lm/attention_block.h"
 
 #include "kernels/base/workspace.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
-#include "kernels/norm/rms_norm.h"
 
 namespace moe::lm {
 

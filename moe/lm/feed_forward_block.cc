@@ -3,7 +3,7 @@
 #include <array>
 
 #include "kernels/base/workspace.h"
-#include "kernels/norm/rms_norm.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe::lm {
 

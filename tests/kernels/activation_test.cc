@@ -1,10 +1,11 @@
-// kernels/swiglu: activations and their gradients, on every device.
+// kernels/activation: activations and their gradients, on every device.
+#include "kernels/activation/activation.h"
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <string>
 
-#include "kernels/swiglu/swiglu.h"
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bias/bias_cpu.h"
+#include "kernels/bias/bias_op.h"
 #include "tests/kernels/device_memory.h"
 
 namespace moe {
@@ -96,12 +96,12 @@ void ExpectTheReference(const TestDevice& device, const Matrix<T>& before,
   const Biases biases = RandomBiases(5, before.cols(), 2);
   auto expected = before;
   for (size_t g = 0; g < biases.size(); ++g) {
-    AddBiasReference<T>(expected.view(offsets[g], offsets[g + 1]), biases[g].data());
+    bias::Reference(bias::Add<T>{expected.view(offsets[g], offsets[g + 1]), biases[g].data()});
   }
   EXPECT_TRUE(SameBits(Added(device, before, offsets, biases), expected));
   for (const Write write : {Write::kOverwrite, Write::kAdd}) {
     auto want = biases[0];
-    BiasGradientReference<T>(before.view(), want.data(), write);
+    bias::Reference(bias::Gradient<T>{before.view(), want.data(), write});
     EXPECT_TRUE(SameBits(Gradient(device, before, biases[0], write), want));
   }
 }

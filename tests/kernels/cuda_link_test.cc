@@ -6,11 +6,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/bias/bias_cuda.h"
-#include "kernels/combine/combine_cuda.h"
-#include "kernels/norm/rms_norm_cuda.h"
-#include "kernels/permute/permute_cuda.h"
-#include "kernels/swiglu/swiglu_cuda.h"
+#include "kernels/activation/activation_op.h"
+#include "kernels/bias/bias_op.h"
+#include "kernels/combine/combine_op.h"
+#include "kernels/elementwise/elementwise_op.h"
+#include "kernels/norm/rms_norm_op.h"
+#include "kernels/permute/permute_op.h"
 
 namespace moe {
 namespace {
@@ -23,28 +24,20 @@ TYPED_TEST_SUITE(CudaLinkTest, Types);
 TYPED_TEST(CudaLinkTest, InputsOfSizeZeroLaunchNothingAndNeedNoDriver) {
   using T = TypeParam;
   const MatrixView<T> none(nullptr, 0, 0);
-  EXPECT_EQ(permute::Run<T>({.in = none, .source_row = nullptr, .out = none}, nullptr),
-            cudaSuccess);
-  EXPECT_EQ(
-      combine::Run<T>(combine::CudaCombine<T>{none, nullptr, nullptr, nullptr, none, {}}, nullptr),
-      cudaSuccess);
-  EXPECT_EQ(combine::Run<T>(combine::CudaWeightGradient<T>{none, none, nullptr, nullptr, nullptr},
-                            nullptr),
-            cudaSuccess);
-  EXPECT_EQ(bias::CudaAddBias<T>(none, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(bias::CudaBiasGradient<T>(none, nullptr, Write::kAdd, nullptr), cudaSuccess);
-  EXPECT_EQ(rms_norm::Run(rms_norm::CudaForward<T>{none, nullptr, 0, none, nullptr}, nullptr),
-            cudaSuccess);
-  EXPECT_EQ(rms_norm::Run(rms_norm::CudaBackward<T>{none, nullptr, nullptr, none, none, Write::kAdd,
-                                                    nullptr, Write::kAdd},
-                          nullptr),
-            cudaSuccess);
-  EXPECT_EQ(rms_norm::CudaAddRows<T>(none, none, none, nullptr), cudaSuccess);
-  EXPECT_EQ(swiglu::Run(Activation::kSwiGlu, swiglu::CudaForward<T>{none, none, none}, nullptr),
-            cudaSuccess);
-  EXPECT_EQ(swiglu::Run(Activation::kSwiGlu, swiglu::CudaBackward<T>{none, none, none, none, none},
-                        nullptr),
-            cudaSuccess);
+  const auto nothing = [](const auto& op) {
+    EXPECT_EQ(Run(op, cudaStream_t()), cudaSuccess);
+  };
+  nothing(permute::Gather<T>{.in = none, .source_row = nullptr, .out = none});
+  nothing(combine::Combine<T>{none, nullptr, nullptr, nullptr, none, {}});
+  nothing(combine::WeightGradient<T>{none, none, nullptr, nullptr, nullptr});
+  nothing(bias::Add<T>{none, nullptr});
+  nothing(bias::Gradient<T>{none, nullptr, Write::kAdd});
+  nothing(rms_norm::Forward<T>{none, nullptr, 0, none, nullptr});
+  nothing(
+      rms_norm::Backward<T>{none, nullptr, nullptr, none, none, Write::kAdd, nullptr, Write::kAdd});
+  nothing(elementwise::Sum<T, T>{none, none, none});
+  nothing(activation::Forward<T>{Activation::kSwiGlu, none, none, none});
+  nothing(activation::Backward<T>{Activation::kSwiGlu, none, none, none, none, none});
 }
 
 TYPED_TEST(CudaLinkTest, WithoutADriverALaunchReturnsAnError) {
@@ -53,7 +46,7 @@ TYPED_TEST(CudaLinkTest, WithoutADriverALaunchReturnsAnError) {
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) GTEST_SKIP() << "there is a GPU";
   T row[4] = {};
   float bias[4] = {};
-  EXPECT_NE(bias::CudaAddBias<T>({row, 1, 4}, bias, nullptr), cudaSuccess);
+  EXPECT_NE(Run(bias::Add<T>{{row, 1, 4}, bias}, cudaStream_t()), cudaSuccess);
 }
 
 }  // namespace

@@ -114,6 +114,41 @@ class TestDevice {
   std::unique_ptr<Stream> stream_;
 };
 
+// Where two arrays begin, in elements after an address aligned to 16 bytes.
+struct Offsets {
+  size_t in, out;
+};
+inline constexpr Offsets kOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
+
+// `values` on a device, `offset` elements after an aligned address, and one more after them.
+template <typename T>
+class Placed {
+ public:
+  Placed(const TestDevice& device, const std::vector<T>& values, size_t offset)
+      : device_(device), offset_(offset), size_(values.size()), memory_(Copy(values)) {}
+
+  absl::Span<T> span() const { return memory_.span().subspan(offset_, size_); }
+  // The values, if nothing around them was written.
+  std::vector<T> Read() const {
+    std::vector<T> all = device_.Read(memory_);
+    if (all.empty()) return all;
+    EXPECT_EQ(all.back(), T(-77));
+    for (size_t i = 0; i < offset_; ++i) EXPECT_EQ(all[i], T(-77));
+    return {all.begin() + static_cast<ptrdiff_t>(offset_), all.end() - 1};
+  }
+
+ private:
+  DeviceArray<T> Copy(const std::vector<T>& values) const {
+    std::vector<T> all(offset_, T(-77));
+    all.insert(all.end(), values.begin(), values.end());
+    all.push_back(T(-77));
+    return device_.Copy(all);
+  }
+  const TestDevice& device_;
+  size_t offset_, size_;
+  DeviceArray<T> memory_;
+};
+
 // The CPU with one thread and with three, and CUDA device 0 where build and machine have one.
 inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
   std::vector<std::unique_ptr<TestDevice>> devices;

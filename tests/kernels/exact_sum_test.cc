@@ -16,45 +16,13 @@ namespace {
 using testing::ForEachDevice;
 using testing::kInfinity;
 using testing::kNaN;
+using testing::kOffsets;
+using testing::Offsets;
+using testing::Placed;
 using testing::RandomFloats;
 using testing::SameBits;
 using testing::TestDevice;
 using testing::TestStream;
-
-// Where two arrays begin, in elements after an address aligned to 16 bytes.
-struct Offsets {
-  size_t in, out;
-};
-constexpr Offsets kOffsets[] = {{0, 0}, {8, 1}, {1, 0}, {3, 1}};
-
-// `values` on a device, `offset` elements after an aligned address, and one more after them.
-template <typename T>
-class Placed {
- public:
-  Placed(const TestDevice& device, const std::vector<T>& values, size_t offset)
-      : device_(device), offset_(offset), size_(values.size()), memory_(Copy(values)) {}
-
-  absl::Span<T> span() const { return memory_.span().subspan(offset_, size_); }
-  // The values, if nothing around them was written.
-  std::vector<T> Read() const {
-    std::vector<T> all = device_.Read(memory_);
-    if (all.empty()) return all;
-    EXPECT_EQ(all.back(), T(-77));
-    for (size_t i = 0; i < offset_; ++i) EXPECT_EQ(all[i], T(-77));
-    return {all.begin() + static_cast<ptrdiff_t>(offset_), all.end() - 1};
-  }
-
- private:
-  testing::DeviceArray<T> Copy(const std::vector<T>& values) const {
-    std::vector<T> all(offset_, T(-77));
-    all.insert(all.end(), values.begin(), values.end());
-    all.push_back(T(-77));
-    return device_.Copy(all);
-  }
-  const TestDevice& device_;
-  size_t offset_, size_;
-  testing::DeviceArray<T> memory_;
-};
 
 struct Sums {
   std::vector<int64_t> sum;
@@ -302,46 +270,6 @@ TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRefusesOtherLengths) {
     const auto wrong = device.Random(3, 1);
     EXPECT_EQ(ExactToFloat({}, sum.span(), 1.0, wrong.span(), device.stream()).code(),
               absl::StatusCode::kInvalidArgument);
-  });
-}
-
-TEST(ScaleTest, MultipliesAndAddsForAnyLengthAndAlignment) {
-  const auto check = [](const TestDevice& device, int64_t n, Offsets at) {
-    const auto x = RandomFloats(n, 5);
-    const Placed<float> in(device, x, at.in), out(device, RandomFloats(n, 6), at.out);
-    std::vector<float> want = x;
-    for (float& value : want) value *= 0.3f;
-    const auto scale = [&](const Placed<float>& from, float factor, Write write) {
-      ASSERT_TRUE(Scale(from.span(), factor, out.span(), write, device.stream()).ok());
-      EXPECT_TRUE(SameBits(out.Read(), want)) << n;
-    };
-    scale(in, 0.3f, Write::kOverwrite);
-    for (float& value : want) value = -value;
-    scale(out, -1, Write::kOverwrite);  // in place
-    for (int64_t i = 0; i < n; ++i) {
-      const float product = x[i] * 0.7f;
-      want[i] += product;
-    }
-    scale(in, 0.7f, Write::kAdd);
-  };
-  ForEachDevice([&](const TestDevice& device) {
-    for (const Offsets at : kOffsets) {
-      for (const int64_t n : {0, 1, 4, 333, 1029}) check(device, n, at);
-    }
-    check(device, 40009, {});  // of several threads
-    const auto x = device.Random(5, 1), wrong = device.Random(3, 1);
-    EXPECT_EQ(testing::Message(Scale(x.span(), 1, wrong.span(), Write::kAdd, device.stream())),
-              "Scale: out is [3], expected [5]");
-  });
-}
-
-// A fused multiply-add would keep the product's 2^-24.
-TEST(ScaleTest, AddsProductsThatAreRounded) {
-  ForEachDevice([](const TestDevice& device) {
-    const auto x = device.Copy<float>({1 + 0x1p-12f, 3});
-    const auto out = device.Copy<float>({-1 - 0x1p-11f, 0.5f});
-    ASSERT_TRUE(Scale(x.span(), 1 + 0x1p-12f, out.span(), Write::kAdd, device.stream()).ok());
-    EXPECT_EQ(device.Read(out), (std::vector<float>{0, 3.5f + 3 * 0x1p-12f}));
   });
 }
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
-#include "kernels/permute/permute_cpu.h"
+#include "kernels/permute/permute_op.h"
 #include "tests/kernels/device_memory.h"
 
 namespace moe {
@@ -68,12 +68,14 @@ void ExpectThePlainLoops(const TestDevice& device, const Sources& sources, const
     for (const bool scaled : {false, true}) {
       const size_t scales = scaled ? sources.scale.size() : 0;
       Matrix<T> want = untouched;
-      permute::Gather<T> reference = {.in = absl::MakeConstSpan(host).first(many ? 2 : 1),
-                                      .source_row = sources.row,
-                                      .scale = absl::MakeConstSpan(sources.scale).first(scales),
-                                      .out = want.view()};
-      if (many) reference.source_view = sources.view;
-      permute::Reference<T>(reference);
+      const std::vector<int32_t> first_view(sources.row.size(), 0);
+      permute::Reference(
+          permute::GatherOfMany<T>{.views = host.data(),
+                                   .view_count = 2,
+                                   .source_view = many ? sources.view.data() : first_view.data(),
+                                   .source_row = sources.row.data(),
+                                   .scale = scaled ? sources.scale.data() : nullptr,
+                                   .out = want.view()});
       const auto got = device.Copy(untouched);
       const auto gather = [&] {
         if (many) {

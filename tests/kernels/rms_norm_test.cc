@@ -254,40 +254,6 @@ TEST(RmsNormArgumentsTest, ShapesMustAgree) {
   d_weight.d_weight.resize(2);
   refused(d_weight.Backward(Write::kAdd, Write::kAdd, device),
           "RmsNormBackward: d_weight is [2], expected [3]");
-  const Matrix<float> wrong(2, 4);
-  EXPECT_EQ(AddRows<float>(p.x.view(), wrong.view(), p.y.view(), device.stream()).code(),
-            absl::StatusCode::kInvalidArgument);
-}
-
-// To another matrix, and in place.
-template <typename T, typename U>
-void ExpectSums(const TestDevice& device, const Matrix<T>& a, const Matrix<U>& b) {
-  auto want = a;
-  for (int64_t r = 0; r < a.rows(); ++r) {
-    for (int64_t c = 0; c < a.cols(); ++c) {
-      want.at(r, c) = T(static_cast<float>(a.at(r, c)) + static_cast<float>(b.at(r, c)));
-    }
-  }
-  const auto on_a = device.Copy(a), out = device.Copy(Matrix<T>(a.rows(), a.cols(), a.layout()));
-  const auto on_b = device.Copy(b);
-  for (const auto* to : {&out, &on_a}) {
-    ASSERT_TRUE((AddRows<T, U>(on_a.view(), on_b.view(), to->view(), device.stream()).ok()));
-    EXPECT_TRUE(SameBits(device.Read(*to), want)) << a.rows() << " x " << a.cols();
-  }
-}
-
-TYPED_TEST(RmsNormTest, AddRowsAddsInPlaceAndRoundsOnce) {
-  using T = TypeParam;
-  ForEachDevice([](const TestDevice& device) {
-    for (const int64_t cols : {0, 1, 16, 37, 277}) {
-      for (const MatrixLayout layout : testing::kLayouts) {
-        const auto a = Matrix<T>::Random(5, cols, layout, 1);
-        ExpectSums(device, a, Matrix<T>::Random(5, cols, testing::kLayouts[0], 2));
-        ExpectSums(device, a, Matrix<float>::Random(5, cols, testing::kLayouts[0], 3));
-      }
-    }
-    ExpectSums(device, Matrix<T>(0, 3), Matrix<T>(0, 3));
-  });
 }
 
 }  // namespace

@@ -3,15 +3,15 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/activation/activation.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/base/fixed_dot.h"
-#include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/exact_sum/scaled_sum.h"
 #include "kernels/norm/rms_norm.h"
-#include "kernels/swiglu/swiglu.h"
 #include "tests/kernels/op_test.h"
 
 namespace moe {

@@ -57,6 +57,13 @@ class PtxCheckTest(unittest.TestCase):
         (self.folder / "b.ptx").write_text(KERNEL.format(name="_ZN3moe5OtherEv", body=WIDE))
         self.assertEqual(self.run_script("a.ptx", "b.ptx").returncode, 1)
 
+    def test_a_rule_may_name_the_first_template_argument(self):
+        (self.folder / "rules.tsv").write_text(HEADER + RULE.replace("Kernel", "Kernel<int"))
+        self.ptx("a.ptx", f="", i=WIDE)
+        self.assertEqual(self.run_script("a.ptx").returncode, 0)
+        self.ptx("a.ptx", f=WIDE, i="")
+        self.assertEqual(self.run_script("a.ptx").returncode, 1)
+
     def test_fewer_than_wanted_fail(self):
         (self.folder / "rules.tsv").write_text(HEADER + RULE.replace("\t1\t", "\t2\t"))
         self.ptx("a.ptx", f=WIDE)

@@ -8,9 +8,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/activation/activation.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "kernels/swiglu/swiglu.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/bench/layer_on_rank.h"
 #include "moe/lm/step_totals.h"

@@ -9,7 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "kernels/base/cuda_launch.h"
+#include "kernels/base/run_op.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
 #include "kernels/expert_sort/expert_sort_cuda.h"

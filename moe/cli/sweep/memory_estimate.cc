@@ -15,7 +15,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
-#include "kernels/swiglu/swiglu.h"
+#include "kernels/activation/activation.h"
 
 namespace moe::sweep {
 

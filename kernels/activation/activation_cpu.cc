@@ -1,18 +1,21 @@
-#include "kernels/swiglu/swiglu_cpu.h"
-
 #include <numbers>
 
+#include "kernels/activation/activation_op.h"
+#include "kernels/base/parallel.h"
+#include "kernels/base/row_grain.h"
 #include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/swiglu/swiglu_cpu.cc"
+#define HWY_TARGET_INCLUDE "kernels/activation/activation_cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include "kernels/base/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace moe {
+namespace moe::activation {
 namespace HWY_NAMESPACE {
 namespace {
+
+using namespace moe::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace): this target's lanes
 
 HWY_INLINE FloatLanes One() {
   return hn::Set(FloatTag(), 1.0f);
@@ -30,6 +33,7 @@ struct Gradients {
 };
 
 struct SwiGlu {
+  static constexpr bool kGated = true;
   static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
     return hn::Mul(hn::Mul(gate, Sigmoid(gate)), up);
   }
@@ -43,6 +47,7 @@ struct SwiGlu {
 };
 
 struct ClampedSwiGlu {
+  static constexpr bool kGated = true;
   float alpha, limit;
 
   // Comparisons rather than Min and Max, which lose a NaN on some targets.
@@ -101,6 +106,7 @@ HWY_INLINE FloatLanes NormalDensity(FloatLanes x) {
 }
 
 struct GeGlu {
+  static constexpr bool kGated = true;
   static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes up) {
     return hn::Mul(hn::Mul(gate, NormalCdf(gate)), up);
   }
@@ -117,6 +123,7 @@ HWY_INLINE FloatLanes Positive(FloatLanes x) {
 }
 
 struct Relu {
+  static constexpr bool kGated = false;
   static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes) { return Positive(gate); }
   static HWY_INLINE Gradients Backward(FloatLanes gate, FloatLanes, FloatLanes d_out) {
     const auto on = hn::Gt(gate, hn::Zero(FloatTag()));
@@ -125,6 +132,7 @@ struct Relu {
 };
 
 struct Relu2 {
+  static constexpr bool kGated = false;
   static HWY_INLINE FloatLanes Forward(FloatLanes gate, FloatLanes) {
     const auto x = Positive(gate);
     return hn::Mul(x, x);
@@ -135,129 +143,90 @@ struct Relu2 {
   }
 };
 
-// Body and tail run the same lanes: a tail is copied into a padded vector.
-template <bool kGated, class Op, typename T>
-HWY_INLINE void Forward(const Op& op, const ActivationRow<T>& row) {
-  int64_t i = 0;
-  for (; i + kLanes <= row.n; i += kLanes) {
-    const auto gate = LoadLanes(row.gate + i);
-    StoreLanes(op.Forward(gate, kGated ? LoadLanes(row.up + i) : gate), row.out + i);
-  }
-  if (i == row.n) return;
-  const int64_t rest = row.n - i;
-  const auto gate = LoadFirst(row.gate + i, rest);
-  StoreFirst(op.Forward(gate, kGated ? LoadFirst(row.up + i, rest) : gate), row.out + i, rest);
+template <class Op, typename T>
+HWY_INLINE void ForwardRow(const Op& op, const Forward<T>& f, int64_t n) {
+  const T* const gate = f.gate.row(n);
+  const T* const up = Op::kGated ? f.up.row(n) : gate;
+  T* const out = f.out.row(n);
+  ForLanes(f.gate.cols(), [&](int64_t c, auto lanes) MOE_LANES {
+    const auto g = lanes.Load(gate + c);
+    lanes.Store(op.Forward(g, Op::kGated ? lanes.Load(up + c) : g), out + c);
+  });
 }
 
-template <bool kGated, class Op, typename T>
-HWY_INLINE void Backward(const Op& op, const ActivationRow<T>& row) {
-  int64_t i = 0;
-  for (; i + kLanes <= row.n; i += kLanes) {
-    const auto gate = LoadLanes(row.gate + i);
-    const Gradients d =
-        op.Backward(gate, kGated ? LoadLanes(row.up + i) : gate, LoadLanes(row.d_out + i));
-    StoreLanes(d.gate, row.d_gate + i);
-    if constexpr (kGated) StoreLanes(d.up, row.d_up + i);
-  }
-  if (i == row.n) return;
-  const int64_t rest = row.n - i;
-  const auto gate = LoadFirst(row.gate + i, rest);
-  const Gradients d = op.Backward(gate, kGated ? LoadFirst(row.up + i, rest) : gate,
-                                  LoadFirst(row.d_out + i, rest));
-  StoreFirst(d.gate, row.d_gate + i, rest);
-  if constexpr (kGated) StoreFirst(d.up, row.d_up + i, rest);
+template <class Op, typename T>
+HWY_INLINE void BackwardRow(const Op& op, const Backward<T>& b, int64_t n) {
+  const T* const gate = b.gate.row(n);
+  const T* const up = Op::kGated ? b.up.row(n) : gate;
+  const T* const d_out = b.d_out.row(n);
+  T* const d_gate = b.d_gate.row(n);
+  T* const d_up = Op::kGated ? b.d_up.row(n) : nullptr;
+  ForLanes(b.gate.cols(), [&](int64_t c, auto lanes) MOE_LANES {
+    const auto g = lanes.Load(gate + c);
+    const Gradients d = op.Backward(g, Op::kGated ? lanes.Load(up + c) : g, lanes.Load(d_out + c));
+    lanes.Store(d.gate, d_gate + c);
+    if constexpr (Op::kGated) lanes.Store(d.up, d_up + c);
+  });
 }
 
-template <typename T>
-HWY_INLINE void ForwardAny(ActivationFunction activation, const ActivationRow<T>& row) {
+// f(Op()) for the activation's Op.
+template <class Function>
+HWY_INLINE void WithOp(ActivationFunction activation, Function f) {
   switch (activation.kind) {
     case Activation::kSwiGlu:
-      return Forward<true>(SwiGlu(), row);
+      return f(SwiGlu());
     case Activation::kGeGlu:
-      return Forward<true>(GeGlu(), row);
+      return f(GeGlu());
     case Activation::kRelu:
-      return Forward<false>(Relu(), row);
+      return f(Relu());
     case Activation::kRelu2:
-      return Forward<false>(Relu2(), row);
+      return f(Relu2());
     case Activation::kClampedSwiGlu:
-      return Forward<true>(ClampedSwiGlu{activation.alpha, activation.limit}, row);
+      return f(ClampedSwiGlu{activation.alpha, activation.limit});
   }
 }
 
 template <typename T>
-HWY_INLINE void BackwardAny(ActivationFunction activation, const ActivationRow<T>& row) {
-  switch (activation.kind) {
-    case Activation::kSwiGlu:
-      return Backward<true>(SwiGlu(), row);
-    case Activation::kGeGlu:
-      return Backward<true>(GeGlu(), row);
-    case Activation::kRelu:
-      return Backward<false>(Relu(), row);
-    case Activation::kRelu2:
-      return Backward<false>(Relu2(), row);
-    case Activation::kClampedSwiGlu:
-      return Backward<true>(ClampedSwiGlu{activation.alpha, activation.limit}, row);
-  }
+void ForwardRows(const Forward<T>& forward, int64_t begin, int64_t end) {
+  WithOp(forward.activation, [&](auto op) MOE_LANES {
+    for (int64_t n = begin; n < end; ++n) ForwardRow(op, forward, n);
+  });
 }
 
-void ForwardF32(ActivationFunction a, const ActivationRow<float>& row) {
-  ForwardAny(a, row);
-}
-void ForwardBF16(ActivationFunction a, const ActivationRow<BFloat16>& row) {
-  ForwardAny(a, row);
-}
-void ForwardF16(ActivationFunction a, const ActivationRow<Float16>& row) {
-  ForwardAny(a, row);
-}
-void BackwardF32(ActivationFunction a, const ActivationRow<float>& row) {
-  BackwardAny(a, row);
-}
-void BackwardBF16(ActivationFunction a, const ActivationRow<BFloat16>& row) {
-  BackwardAny(a, row);
-}
-void BackwardF16(ActivationFunction a, const ActivationRow<Float16>& row) {
-  BackwardAny(a, row);
+template <typename T>
+void BackwardRows(const Backward<T>& backward, int64_t begin, int64_t end) {
+  WithOp(backward.activation, [&](auto op) MOE_LANES {
+    for (int64_t n = begin; n < end; ++n) BackwardRow(op, backward, n);
+  });
 }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
-}  // namespace moe
+}  // namespace moe::activation
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace moe {
+namespace moe::activation {
 
-HWY_EXPORT(ForwardF32);
-HWY_EXPORT(ForwardBF16);
-HWY_EXPORT(ForwardF16);
-HWY_EXPORT(BackwardF32);
-HWY_EXPORT(BackwardBF16);
-HWY_EXPORT(BackwardF16);
-
-template <>
-void ActivationForwardRow(ActivationFunction activation, const ActivationRow<float>& row) {
-  HWY_DYNAMIC_DISPATCH(ForwardF32)(activation, row);
-}
-template <>
-void ActivationForwardRow(ActivationFunction activation, const ActivationRow<BFloat16>& row) {
-  HWY_DYNAMIC_DISPATCH(ForwardBF16)(activation, row);
-}
-template <>
-void ActivationForwardRow(ActivationFunction activation, const ActivationRow<Float16>& row) {
-  HWY_DYNAMIC_DISPATCH(ForwardF16)(activation, row);
-}
-template <>
-void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<float>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardF32)(activation, row);
-}
-template <>
-void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<BFloat16>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardBF16)(activation, row);
-}
-template <>
-void ActivationBackwardRow(ActivationFunction activation, const ActivationRow<Float16>& row) {
-  HWY_DYNAMIC_DISPATCH(BackwardF16)(activation, row);
+template <typename T>
+void Run(const Forward<T>& f, ThreadPool& threads) {
+  threads.For(f.gate.rows(), RowGrain(f.gate.cols()), [&](int64_t begin, int64_t end) {
+    MOE_SIMD(ForwardRows<T>)(f, begin, end);
+  });
 }
 
-}  // namespace moe
+template <typename T>
+void Run(const Backward<T>& b, ThreadPool& threads) {
+  threads.For(b.gate.rows(), RowGrain(b.gate.cols()), [&](int64_t begin, int64_t end) {
+    MOE_SIMD(BackwardRows<T>)(b, begin, end);
+  });
+}
+
+#define MOE_INSTANTIATE(T)                           \
+  template void Run(const Forward<T>&, ThreadPool&); \
+  template void Run(const Backward<T>&, ThreadPool&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::activation
 #endif  // HWY_ONCE

@@ -1,10 +1,10 @@
 #include <math.h>
 
+#include "kernels/activation/activation_op.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/swiglu/swiglu_cuda.h"
 
-namespace moe::swiglu {
+namespace moe::activation {
 namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
@@ -91,7 +91,7 @@ struct Relu2 {
 
 // A warp owns a row. Everything of a few columns is read before any of it is written.
 template <class Op, typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, CudaForward<T> f) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, Forward<T> f) {
   const int64_t cols = f.gate.cols();
   ForRows<kWarpLanes>(f.gate.rows(), [&](int64_t n, int lane) {
     const T* const gate = f.gate.row(n);
@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, 
 }
 
 template <class Op, typename T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    BackwardKernel(Op op, CudaBackward<T> b) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Op op, Backward<T> b) {
   const int64_t cols = b.gate.cols();
   ForRows<kWarpLanes>(b.gate.rows(), [&](int64_t n, int lane) {
     const T* const gate = b.gate.row(n);
@@ -161,30 +160,28 @@ cudaError_t WithOp(ActivationFunction activation, Function f) {
 }  // namespace
 
 template <typename T>
-cudaError_t Run(ActivationFunction activation, const CudaForward<T>& forward, cudaStream_t stream) {
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
   const int64_t rows = forward.gate.rows();
   if (rows == 0 || forward.gate.cols() == 0) return cudaSuccess;
-  return WithOp(activation, [&](auto op) {
+  return WithOp(forward.activation, [&](auto op) {
     return Launch(&ForwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, op, forward);
   });
 }
 
 template <typename T>
-cudaError_t Run(ActivationFunction activation, const CudaBackward<T>& backward,
-                cudaStream_t stream) {
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   const int64_t rows = backward.gate.rows();
   if (rows == 0 || backward.gate.cols() == 0) return cudaSuccess;
-  return WithOp(activation, [&](auto op) {
+  return WithOp(backward.activation, [&](auto op) {
     return Launch(&BackwardKernel<decltype(op), T>, RowShape<kWarpLanes>(rows), stream, op,
                   backward);
   });
 }
 
-template cudaError_t Run(ActivationFunction, const CudaForward<float>&, cudaStream_t);
-template cudaError_t Run(ActivationFunction, const CudaForward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(ActivationFunction, const CudaForward<Float16>&, cudaStream_t);
-template cudaError_t Run(ActivationFunction, const CudaBackward<float>&, cudaStream_t);
-template cudaError_t Run(ActivationFunction, const CudaBackward<BFloat16>&, cudaStream_t);
-template cudaError_t Run(ActivationFunction, const CudaBackward<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                                   \
+  template cudaError_t Run(const Forward<T>&, cudaStream_t); \
+  template cudaError_t Run(const Backward<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
-}  // namespace moe::swiglu
+}  // namespace moe::activation

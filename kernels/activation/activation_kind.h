@@ -1,6 +1,6 @@
 // Which activations there are, with their constants. No Abseil here: .cu files include this header.
-#ifndef MOE_KERNELS_SWIGLU_ACTIVATION_H_
-#define MOE_KERNELS_SWIGLU_ACTIVATION_H_
+#ifndef MOE_KERNELS_ACTIVATION_ACTIVATION_KIND_H_
+#define MOE_KERNELS_ACTIVATION_ACTIVATION_KIND_H_
 
 #include <cstdint>
 
@@ -40,4 +40,4 @@ constexpr bool IsGated(Activation a) {
 
 }  // namespace moe
 
-#endif  // MOE_KERNELS_SWIGLU_ACTIVATION_H_
+#endif  // MOE_KERNELS_ACTIVATION_ACTIVATION_KIND_H_

@@ -1,6 +1,6 @@
-// From an operation's checks (Abseil) to its CUDA launcher. Internal to the .cc files of kernels/.
-#ifndef MOE_KERNELS_BASE_CUDA_LAUNCH_H_
-#define MOE_KERNELS_BASE_CUDA_LAUNCH_H_
+// From an operation's checks (Abseil) to its device. Internal to the .cc files of kernels/.
+#ifndef MOE_KERNELS_BASE_RUN_OP_H_
+#define MOE_KERNELS_BASE_RUN_OP_H_
 
 #include <cstdint>
 
@@ -30,6 +30,20 @@ absl::Status LaunchOn(absl::string_view function, Stream& stream, Launcher launc
 #endif
 }
 
+// `op`, the arguments of an operation as a plain struct, on the stream's device: Run(op, threads),
+// the CPU's path, as a task of the stream, or Run(op, cudaStream_t), which launches kernels. Both
+// are found in the struct's namespace.
+template <typename Op>
+absl::Status RunOp(absl::string_view function, const Op& op, Stream& stream) {
+  if (IsCuda(stream)) {
+    return LaunchOn(function, stream, [&](auto cuda) { return Run(op, cuda); });
+  }
+  return stream.Enqueue([op, &threads = stream.threads()] {
+    Run(op, threads);
+    return absl::OkStatus();
+  });
+}
+
 // kInvalidArgument, naming value and limit, for what a CUDA kernel is not compiled for.
 inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view what,
                                    int64_t value, int64_t most) {
@@ -40,4 +54,4 @@ inline absl::Status CheckCudaLimit(absl::string_view function, absl::string_view
 
 }  // namespace moe
 
-#endif  // MOE_KERNELS_BASE_CUDA_LAUNCH_H_
+#endif  // MOE_KERNELS_BASE_RUN_OP_H_

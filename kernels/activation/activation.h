@@ -1,13 +1,13 @@
 // Gated and plain activations of the expert feed-forward network.
-#ifndef MOE_KERNELS_SWIGLU_SWIGLU_H_
-#define MOE_KERNELS_SWIGLU_SWIGLU_H_
+#ifndef MOE_KERNELS_ACTIVATION_ACTIVATION_H_
+#define MOE_KERNELS_ACTIVATION_ACTIVATION_H_
 
 #include <absl/status/status.h>
 
+#include "kernels/activation/activation_kind.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
-#include "kernels/swiglu/activation.h"
 
 namespace moe {
 
@@ -25,4 +25,4 @@ absl::Status ActivationBackward(ActivationFunction activation, MatrixView<const 
 
 }  // namespace moe
 
-#endif  // MOE_KERNELS_SWIGLU_SWIGLU_H_
+#endif  // MOE_KERNELS_ACTIVATION_ACTIVATION_H_

@@ -1,0 +1,53 @@
+// What both paths of activation.h take, in the memory of one device. Internal. Plain C++: .cu files
+// include it.
+#ifndef MOE_KERNELS_ACTIVATION_ACTIVATION_OP_H_
+#define MOE_KERNELS_ACTIVATION_ACTIVATION_OP_H_
+
+#include "kernels/activation/activation_kind.h"
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::activation {
+
+// ActivationForward. All [N, F].
+template <typename T>
+struct Forward {
+  ActivationFunction activation;
+  MatrixView<const T> gate;
+  MatrixView<const T> up;  // not read by plain activations
+  MatrixView<T> out;
+};
+
+// ActivationBackward. Outputs may be the inputs' own memory.
+template <typename T>
+struct Backward {
+  ActivationFunction activation;
+  MatrixView<const T> gate;
+  MatrixView<const T> up;  // not read by plain activations
+  MatrixView<const T> d_out;
+  MatrixView<T> d_gate;
+  MatrixView<T> d_up;  // not written by plain activations
+};
+
+// Instantiated for float, BFloat16 and Float16.
+template <typename T>
+void Run(const Forward<T>& forward, ThreadPool& threads);
+template <typename T>
+void Run(const Backward<T>& backward, ThreadPool& threads);
+
+// Enqueue on `stream` and return; the error of the launch alone. The formulas of the CPU with
+// CUDA's own exponential and error function, so that the last bits differ; an element has the same
+// bits wherever it stands.
+template <typename T>
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream);
+
+}  // namespace moe::activation
+
+#endif  // MOE_KERNELS_ACTIVATION_ACTIVATION_OP_H_

@@ -1,0 +1,48 @@
+// Operations on elements that lie at the same place of every argument. Memory of the stream's
+// device; every device gives the same bits, a NaN's payload aside. Enqueue and return. Errors:
+// kInvalidArgument if lengths or shapes disagree.
+#ifndef MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_H_
+#define MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_H_
+
+#include <type_traits>
+
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+
+// out[i] = in[i], rounded to nearest even. In and out [n].
+// Instantiated for float -> 16-bit types, those -> float, float -> float.
+template <typename From, typename To>
+absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream);
+
+// out[i] (+)= in[i] * factor: what ExactToFloat is to a sum in float32. The product is rounded to
+// float32 before it is added, which rounds again. in, out [n]; out may be `in`.
+absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
+                   Stream& stream);
+
+// One step of a ring all-reduce: acc[i] = partial[i] + acc[i]; integers wrap around. partial, acc
+// [n], anywhere. Instantiated for float and int64_t.
+template <typename T>
+absl::Status AddPartial(absl::Span<const std::type_identity_t<T>> partial, absl::Span<T> acc,
+                        Stream& stream);
+
+// out = a + b in float32, rounded to T once. All [T, H]; out may be a or b. U is T, or float.
+template <typename T, typename U = T>
+absl::Status AddRows(MatrixView<const T> a, MatrixView<const std::type_identity_t<U>> b,
+                     MatrixView<T> out, Stream& stream);
+
+// out[t, h] (+)= a[t, h] * b[t, h]: the product is rounded to float32 before it is added, in
+// float32, and the result to T once. All [T, H]; out may be a or b. U is T, or float. How jitter
+// scales a router's tokens, and the gradient.
+template <typename T, typename U = T>
+absl::Status MultiplyRows(MatrixView<const std::type_identity_t<U>> a, MatrixView<const float> b,
+                          MatrixView<T> out, Write write, Stream& stream);
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_H_

@@ -1,0 +1,81 @@
+// What both paths of elementwise.h take, in the memory of one device. Internal. Plain C++: .cu
+// files include it.
+#ifndef MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_OP_H_
+#define MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_OP_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::elementwise {
+
+// Arrays [n], anywhere: 16-byte accesses on CUDA if all begin at a multiple of 16 bytes.
+template <typename From, typename To>
+struct Cast {
+  const From* in;
+  To* out;
+  int64_t n;
+};
+
+struct Scale {
+  const float* in;
+  float factor;
+  float* out;  // may be `in`
+  Write write;
+  int64_t n;
+};
+
+// T: float or uint64_t; signed integers are added as those, which wrap around.
+template <typename T>
+struct AddPartial {
+  const T* in;
+  T* out;  // added to
+  int64_t n;
+};
+
+// Matrices [T, H]; out may be a or b.
+template <typename T, typename U>
+struct Sum {
+  MatrixView<const T> a;
+  MatrixView<const U> b;
+  MatrixView<T> out;
+};
+
+template <typename T, typename U>
+struct Product {
+  MatrixView<const U> a;
+  MatrixView<const float> b;
+  MatrixView<T> out;
+  Write write;
+};
+
+// Op: one of the structs above. On the CPU; or enqueues and returns the error of the launch alone.
+// The same bits, but that a NaN of Float16 may be one of another payload.
+template <class Op>
+void Run(const Op& op, ThreadPool& threads);
+template <class Op>
+cudaError_t Run(const Op& op, cudaStream_t stream);
+
+// instantiate(Op) for every one.
+#define MOE_FOR_ELEMENTWISE(instantiate)                                                    \
+  instantiate(Cast<float, BFloat16>) instantiate(Cast<float, Float16>)                      \
+      instantiate(Cast<BFloat16, float>) instantiate(Cast<Float16, float>)                  \
+          instantiate(Cast<float, float>) instantiate(Scale) instantiate(AddPartial<float>) \
+              instantiate(AddPartial<uint64_t>) instantiate(Sum<float, float>)              \
+                  instantiate(Sum<BFloat16, BFloat16>) instantiate(Sum<Float16, Float16>)   \
+                      instantiate(Sum<BFloat16, float>) instantiate(Sum<Float16, float>)    \
+                          instantiate(Product<float, float>)                                \
+                              instantiate(Product<BFloat16, BFloat16>)                      \
+                                  instantiate(Product<Float16, Float16>)                    \
+                                      instantiate(Product<BFloat16, float>)                 \
+                                          instantiate(Product<Float16, float>)
+
+}  // namespace moe::elementwise
+
+#endif  // MOE_KERNELS_ELEMENTWISE_ELEMENTWISE_OP_H_

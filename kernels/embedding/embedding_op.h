@@ -1,0 +1,39 @@
+// What both paths of embedding.h take, in the memory of one device. Internal. Plain C++: .cu
+// files include it.
+#ifndef MOE_KERNELS_EMBEDDING_EMBEDDING_OP_H_
+#define MOE_KERNELS_EMBEDDING_EMBEDDING_OP_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::embedding {
+
+// EmbeddingBackward.
+template <typename T>
+struct Backward {
+  const int32_t* ids;         // [T]
+  MatrixView<const T> dx;     // [T, H]
+  MatrixView<float> d_table;  // [V, H]
+  Write write;
+};
+
+// Instantiated for float, BFloat16 and Float16. Ids are in [0, V).
+template <typename T>
+void Run(const Backward<T>& backward, ThreadPool& threads);
+
+// Enqueues on `stream` and returns; the error of the launch alone. The same bits: one thread adds
+// an element's tokens, in ascending order. Needs no scratch: every block reads all ids to find
+// those of its rows. The row of an id outside [0, V) is left out.
+template <typename T>
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream);
+
+}  // namespace moe::embedding
+
+#endif  // MOE_KERNELS_EMBEDDING_EMBEDDING_OP_H_

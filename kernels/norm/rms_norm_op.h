@@ -1,0 +1,60 @@
+// What both paths of rms_norm.h take, in the memory of one device. Internal. Plain C++: .cu files
+// include it.
+#ifndef MOE_KERNELS_NORM_RMS_NORM_OP_H_
+#define MOE_KERNELS_NORM_RMS_NORM_OP_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::rms_norm {
+
+// RmsNorm.
+template <typename T>
+struct Forward {
+  MatrixView<const T> x;  // [T, H]
+  const float* weight;    // [H]
+  float epsilon;
+  MatrixView<T> y;  // [T, H]
+  float* rstd;      // [T]
+};
+
+// RmsNormBackward.
+template <typename T>
+struct Backward {
+  MatrixView<const T> x;
+  const float* weight;
+  const float* rstd;
+  MatrixView<const T> dy;
+  MatrixView<T> dx;
+  Write write_dx;
+  float* d_weight;  // [H]
+  Write write_d_weight;
+};
+
+// Of d_weight, at a time: a CPU's thread keeps their sums in cache over all rows.
+inline constexpr int64_t kColumns = 64;
+
+// Instantiated for float, BFloat16 and Float16.
+template <typename T>
+void Run(const Forward<T>& forward, ThreadPool& threads);
+template <typename T>
+void Run(const Backward<T>& backward, ThreadPool& threads);
+
+// Enqueue on `stream` and return; the error of the launch alone. The bits of a CPU with fused
+// multiply-add: half a warp shares a row's sum in the order of FixedDot, and a thread owns a column
+// of d_weight.
+template <typename T>
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream);
+
+}  // namespace moe::rms_norm
+
+#endif  // MOE_KERNELS_NORM_RMS_NORM_OP_H_

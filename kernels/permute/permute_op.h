@@ -1,0 +1,62 @@
+// What both paths of permute.h take, in the memory of one device. Internal. Plain C++: .cu
+// files include it. Functions are instantiated for float, BFloat16 and Float16.
+#ifndef MOE_KERNELS_PERMUTE_PERMUTE_OP_H_
+#define MOE_KERNELS_PERMUTE_PERMUTE_OP_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::permute {
+
+// GatherRows and GatherScaledRows: out[i] = scale[i] * in[row[i]].
+template <typename T>
+struct Gather {
+  MatrixView<const T> in;        // [T, H]
+  const int32_t* source_row;     // [N], -1 = a zero row
+  const float* scale = nullptr;  // [N], or nullptr: rows are copied
+  MatrixView<T> out;             // [N, H]
+};
+
+// GatherRowsOfMany: out[i] = scale[i] * views[view[i]][row[i]]. The array of views is the host's
+// and read before Run returns.
+template <typename T>
+struct GatherOfMany {
+  const MatrixView<const T>* views;  // one [*, H] per rank
+  int64_t view_count;
+  const int32_t* source_view;    // [N]
+  const int32_t* source_row;     // [N], -1 = a zero row
+  const float* scale = nullptr;  // [N], or nullptr: rows are copied
+  MatrixView<T> out;             // [N, H]
+};
+
+// Views that travel with one launch: 2 of its 4 KiB of arguments.
+constexpr int kViewsPerLaunch = 64;
+
+// The specification, in plain loops.
+template <typename T>
+void Reference(const GatherOfMany<T>& gather);
+
+// The same bits: vectorised, over `threads`.
+template <typename T>
+void Run(const Gather<T>& gather, ThreadPool& threads);
+template <typename T>
+void Run(const GatherOfMany<T>& gather, ThreadPool& threads);
+// And by kernels: enqueue on `stream` and return; the error of the launches alone. Rows that begin
+// at multiples of 16 bytes are moved 16 bytes at a time, whatever their length; others element by
+// element. Of many views each kViewsPerLaunch take a launch of their own, which leaves the rows of
+// others alone: no memory and no copy for the table of views.
+template <typename T>
+cudaError_t Run(const Gather<T>& gather, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const GatherOfMany<T>& gather, cudaStream_t stream);
+
+}  // namespace moe::permute
+
+#endif  // MOE_KERNELS_PERMUTE_PERMUTE_OP_H_

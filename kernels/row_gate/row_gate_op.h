@@ -1,0 +1,67 @@
+// What both paths of row_gate.h take, in the memory of one device. Internal. Plain C++: .cu
+// files include it.
+#ifndef MOE_KERNELS_ROW_GATE_ROW_GATE_OP_H_
+#define MOE_KERNELS_ROW_GATE_ROW_GATE_OP_H_
+
+#include <cstdint>
+
+#include "kernels/base/cuda_types.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/tensor_view.h"
+
+namespace moe {
+class ThreadPool;
+}
+
+namespace moe::row_gate {
+
+// RowGate.
+template <typename T>
+struct Forward {
+  MatrixView<const T> rows;  // [T, H]
+  const float* logit;        // [T]
+  float* gate;               // [T]
+  MatrixView<T> y;           // [T, H]
+};
+
+// RowGateBackward.
+template <typename T>
+struct Backward {
+  MatrixView<const T> rows;
+  const float* gate;
+  const T* weight;
+  MatrixView<const T> dy;
+  MatrixView<T> d_rows;
+  float* d_logit;
+  MatrixView<T> dx;
+};
+
+// RowGateWeightGradient.
+template <typename T>
+struct WeightGradient {
+  MatrixView<const T> x;  // [T, H]
+  const float* d_logit;   // [T]
+  float* d_weight;        // [H]
+  Write write;
+};
+
+// Instantiated for float, BFloat16 and Float16. The specification, in plain loops.
+template <typename T>
+void Run(const Forward<T>& forward, ThreadPool& threads);
+template <typename T>
+void Run(const Backward<T>& backward, ThreadPool& threads);
+template <typename T>
+void Run(const WeightGradient<T>& gradient, ThreadPool& threads);
+
+// Enqueue on `stream` and return; the error of the launch alone. The same bits, given the gates:
+// dot products are folded as WideDot folds them, and a thread owns a column of d_weight.
+template <typename T>
+cudaError_t Run(const Forward<T>& forward, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const Backward<T>& backward, cudaStream_t stream);
+template <typename T>
+cudaError_t Run(const WeightGradient<T>& gradient, cudaStream_t stream);
+
+}  // namespace moe::row_gate
+
+#endif  // MOE_KERNELS_ROW_GATE_ROW_GATE_OP_H_
