@@ -13,9 +13,9 @@ namespace moe::testing {
 // exp(scale * (max - new max)), once in 64 keys: one rounding for the product and four for an exp
 // within 2 ulps. (Errors of the exponents are in the bounds: they are relative to scores, and the
 // differences of a rising maximum add up to twice the largest score.)
-inline double CudaAttentionRoundings(int64_t depth, int64_t longest_sequence) {
-  const int64_t tiles = (longest_sequence + 63) / 64;
-  return 2 * static_cast<double>(depth + longest_sequence + 20 + 5 * tiles);
+inline double AttentionRoundings(int64_t depth, int64_t longest_sequence, bool is_cpu) {
+  const int64_t rescales = is_cpu ? 0 : 5 * ((longest_sequence + 63) / 64);
+  return 2 * static_cast<double>(depth + longest_sequence + 20 + rescales);
 }
 
 // float64 attention in plain loops. Beside every value x it keeps a bound: the sum of the absolute

@@ -1,72 +1,153 @@
-// kernels/attention: causal attention over packed sequences, and its gradients.
+// kernels/attention: causal attention over packed sequences, and its gradients, on every device.
 #include "kernels/attention/attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "tests/kernels/attention_oracle.h"
+#include "tests/kernels/device_memory.h"
 #include "tests/kernels/gradcheck.h"
-#include "tests/kernels/op_test.h"
 
 namespace moe {
 namespace {
 
 using testing::AttentionOracle;
+using testing::ForEachDevice;
 using testing::kFloatRounding;
 using testing::kNaN;
+using testing::LayoutPair;
 using testing::Matrix;
+using testing::MatrixLayout;
 using testing::SameBits;
-using testing::TestStream;
+using testing::TestDevice;
 
 using Offsets = std::vector<int64_t>;
 
+// In memory of the host; a call copies to the device and back.
 template <typename T>
 struct Problem {
   int heads;
   Offsets offsets;
-  Matrix<T> q, k, v, out, d_out, d_q, d_k, d_v;
+  Matrix<T> q, k, v, d_out, out, d_q, d_k, d_v;
   Matrix<float> log_sum_exp;
 
-  Problem(int num_heads, int64_t depth, Offsets sequence_offsets, uint64_t seed = 0)
+  Problem(int num_heads, int64_t depth, Offsets sequence_offsets, LayoutPair layout = {})
       : heads(num_heads),
         offsets(std::move(sequence_offsets)),
-        q(Random(depth, seed + 1)),
-        k(Random(depth, seed + 2)),
-        v(Random(depth, seed + 3)),
-        out(q.rows(), q.cols()),
-        d_out(Random(depth, seed + 4)),
-        d_q(q.rows(), q.cols()),
-        d_k(q.rows(), q.cols()),
-        d_v(q.rows(), q.cols()),
+        q(Random(depth, layout.in, 1)),
+        k(Random(depth, layout.in, 2)),
+        v(Random(depth, layout.in, 3)),
+        d_out(Random(depth, layout.out, 4)),
+        out(q.rows(), q.cols(), layout.out),
+        d_q(q.rows(), q.cols(), layout.out),
+        d_k(q.rows(), q.cols(), layout.out),
+        d_v(q.rows(), q.cols(), layout.in),
         log_sum_exp(q.rows(), num_heads) {}
 
-  AttentionShape shape() const { return {.heads = heads, .sequence_offsets = offsets}; }
-  int64_t depth() const { return q.cols() / heads; }
-
-  absl::Status Forward(TestStream& stream) {
-    Workspace workspace;
-    return CausalAttention<T>(shape(), q.view(), k.view(), v.view(), out.view(), log_sum_exp.view(),
-                              workspace, *stream);
+  absl::Status Forward(const TestDevice& device) {
+    Workspace workspace(device.memory());
+    const auto on_q = device.Copy(q), on_k = device.Copy(k), on_v = device.Copy(v);
+    const auto to = device.Copy(out);
+    const auto sums = device.Copy(log_sum_exp);
+    Offsets given = offsets;
+    absl::Status status =
+        CausalAttention<T>({.heads = heads, .sequence_offsets = given}, on_q.view(), on_k.view(),
+                           on_v.view(), to.view(), sums.view(), workspace, device.stream());
+    given.assign(given.size(), -1);  // the call has read them
+    out = device.Read(to);
+    log_sum_exp = device.Read(sums);
+    return status;
   }
-  absl::Status Backward(TestStream& stream) {
-    Workspace workspace;
-    const auto& p = *this;
-    return CausalAttentionBackward<T>(shape(), p.q.view(), p.k.view(), p.v.view(), p.out.view(),
-                                      p.log_sum_exp.view(), p.d_out.view(), d_q.view(), d_k.view(),
-                                      d_v.view(), workspace, *stream);
+  absl::Status Backward(const TestDevice& device) {
+    Workspace workspace(device.memory());
+    const auto on_q = device.Copy(q), on_k = device.Copy(k), on_v = device.Copy(v);
+    const auto on_out = device.Copy(out), by_out = device.Copy(d_out);
+    const auto sums = device.Copy(log_sum_exp);
+    const auto by_q = device.Copy(d_q), by_k = device.Copy(d_k), by_v = device.Copy(d_v);
+    Offsets given = offsets;
+    absl::Status status = CausalAttentionBackward<T>(
+        {.heads = heads, .sequence_offsets = given}, on_q.view(), on_k.view(), on_v.view(),
+        on_out.view(), sums.view(), by_out.view(), by_q.view(), by_k.view(), by_v.view(), workspace,
+        device.stream());
+    given.assign(given.size(), -1);
+    d_q = device.Read(by_q);
+    d_k = device.Read(by_k);
+    d_v = device.Read(by_v);
+    return status;
   }
-  void Compute(TestStream& stream) {
-    ASSERT_TRUE(Forward(stream).ok());
-    ASSERT_TRUE(Backward(stream).ok());
+  void Compute(const TestDevice& device) {
+    ASSERT_TRUE(Forward(device).ok());
+    ASSERT_TRUE(Backward(device).ok());
     for (const Matrix<T>* m : {&out, &d_q, &d_k, &d_v}) ASSERT_TRUE(m->edges_intact());
     ASSERT_TRUE(log_sum_exp.edges_intact());
   }
 
  private:
-  Matrix<T> Random(int64_t depth, uint64_t seed) const {
-    return Matrix<T>::Random(offsets.back(), heads * depth, seed);
+  Matrix<T> Random(int64_t depth, MatrixLayout layout, uint64_t seed) const {
+    return Matrix<T>::Random(offsets.back(), heads * depth, layout, seed);
   }
 };
+
+// The results of `a` are rows [first, ...) of those of `b`.
+template <typename T>
+void ExpectSameBits(const Problem<T>& a, const Problem<T>& b, int64_t first = 0) {
+  EXPECT_TRUE(SameBits(a.out, b.out, first));
+  EXPECT_TRUE(SameBits(a.log_sum_exp, b.log_sum_exp, first));
+  EXPECT_TRUE(SameBits(a.d_q, b.d_q, first));
+  EXPECT_TRUE(SameBits(a.d_k, b.d_k, first));
+  EXPECT_TRUE(SameBits(a.d_v, b.d_v, first));
+}
+
+// Sets rows [begin, end).
+template <typename T>
+void Fill(Matrix<T>& m, int64_t begin, int64_t end, float value) {
+  for (int64_t r = begin; r < end; ++r) {
+    for (int64_t c = 0; c < m.cols(); ++c) m.at(r, c) = T(value);
+  }
+}
+
+TEST(CausalAttentionTest, EqualScoresAverageTheValuesSoFar) {
+  ForEachDevice([](const TestDevice& device) {
+    Problem<float> p(2, 1, {0, 2, 2, 3});
+    p.q = Matrix<float>(3, 2);  // all scores 0
+    p.v = Matrix<float>::Of(3, 2, {1, 10, 2, 20, 3, 30});
+    ASSERT_TRUE(p.Forward(device).ok());
+    EXPECT_EQ(p.out.values(), (std::vector<double>{1, 10, 1.5, 15, 3, 30}));
+    EXPECT_FLOAT_EQ(p.log_sum_exp.at(1, 0), std::log(2.0f));
+    EXPECT_EQ(p.log_sum_exp(2, 1), 0);
+  });
+}
+
+struct Case {
+  int heads;
+  int64_t depth;
+  Offsets offsets;
+};
+
+// Lengths around the CPU's blocks of queries (2, 4, 8), panels of keys (16, 32) and 16 partials,
+// and around one, two and three tiles of CUDA; head sizes with and without whole vectors and tails,
+// around the 32 that CUDA stages at a time, and of one and two blocks of columns.
+const Case kCases[] = {
+    {1, 1, {0, 1}},       {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
+    {2, 20, {0, 31, 64}}, {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},
+    {4, 8, {0, 40}},      {1, 64, {0, 65, 130}},       {1, 48, {0, 15, 31, 47}},
+    {3, 33, {0, 9, 25}},  {2, 20, {0, 7, 7, 71, 136}}, {1, 64, {0, 130}},
+    {2, 72, {0, 63, 64}}, {1, 130, {0, 66, 66}},       {1, 8, {0, 128, 193}},
+};
+
+// Calls check(i, case) for the cases that a device takes: all, or a third under each schedule of a
+// simulated one. `turn` counts those.
+template <typename Check>
+void ForCases(const TestDevice& device, size_t& turn, Check check) {
+  const bool all = device.is_cpu() || !testing::kSimulatedCuda;
+  for (size_t i = all ? 0 : turn++ % 3; i < std::size(kCases); i += all ? 1 : 3) {
+    check(i, kCases[i]);
+  }
+}
 
 void ExpectNear(const Matrix<float>& actual, const AttentionOracle::Value& expected,
                 double roundings, const char* name) {
@@ -78,58 +159,48 @@ void ExpectNear(const Matrix<float>& actual, const AttentionOracle::Value& expec
   }
 }
 
-TEST(CausalAttentionTest, EqualScoresAverageTheValuesSoFar) {
-  TestStream stream;
-  Problem<float> p(2, 1, {0, 2, 3});
-  p.q = Matrix<float>(3, 2);  // all scores 0
-  for (int64_t t = 0; t < 3; ++t) {
-    p.v.at(t, 0) = static_cast<float>(t + 1);
-    p.v.at(t, 1) = static_cast<float>(10 * (t + 1));
-  }
-  ASSERT_TRUE(p.Forward(stream).ok());
-  EXPECT_EQ(p.out.values(), (std::vector<double>{1, 10, 1.5, 15, 3, 30}));
-  EXPECT_FLOAT_EQ(p.log_sum_exp.at(1, 0), std::log(2.0f));
-  EXPECT_EQ(p.log_sum_exp(2, 1), 0);
+TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
+  size_t turn = 0;
+  ForEachDevice(
+      [&](const TestDevice& device) {
+        ForCases(device, turn, [&](size_t i, const Case& c) {
+          SCOPED_TRACE("case " + std::to_string(i));
+          Problem<float> p(c.heads, c.depth, c.offsets,
+                           testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)]);
+          p.Compute(device);
+          const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(),
+                                         p.v.values(), p.d_out.values());
+          int64_t longest = 0;
+          for (size_t s = 1; s < c.offsets.size(); ++s) {
+            longest = std::max(longest, c.offsets[s] - c.offsets[s - 1]);
+          }
+          const double roundings = testing::AttentionRoundings(c.depth, longest, device.is_cpu());
+          ExpectNear(p.out, expected.out, roundings, "out");
+          ExpectNear(p.log_sum_exp, expected.log_sum_exp, roundings, "log_sum_exp");
+          ExpectNear(p.d_q, expected.d_q, roundings, "d_q");
+          ExpectNear(p.d_k, expected.d_k, roundings, "d_k");
+          ExpectNear(p.d_v, expected.d_v, roundings, "d_v");
+        });
+      },
+      testing::Simd::kAll);
 }
 
-struct Case {
-  int heads;
-  int64_t depth;
-  Offsets offsets;
-};
-
-// Lengths around the blocks of queries (2, 4, 8), the panels of keys (16, 32) and the 16 partials;
-// head sizes with and without tails.
-const Case kCases[] = {
-    {1, 1, {0, 1}},       {1, 3, {0, 7, 7, 8, 17}}, {3, 16, {0, 9, 25}},
-    {2, 20, {0, 31, 64}}, {2, 32, {0, 33, 33}},     {1, 33, {0, 2, 50}},
-    {4, 8, {0, 40}},      {1, 64, {0, 65, 130}},    {1, 48, {0, 15, 31, 47}},
-};
-
-TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64OnEverySimdTarget) {
-  TestStream stream;
-  for (const std::string& target : gemm::SimdTargets()) {
-    const testing::SimdTarget use(target);
-    for (const Case& c : kCases) {
-      Problem<float> p(c.heads, c.depth, c.offsets);
-      p.Compute(stream);
-      const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(), p.v.values(),
-                                     p.d_out.values());
-      const double roundings = 2 * static_cast<double>(c.depth + p.q.rows() + 20);
-      ExpectNear(p.out, expected.out, roundings, "out");
-      ExpectNear(p.log_sum_exp, expected.log_sum_exp, roundings, "log_sum_exp");
-      ExpectNear(p.d_q, expected.d_q, roundings, "d_q");
-      ExpectNear(p.d_k, expected.d_k, roundings, "d_k");
-      ExpectNear(p.d_v, expected.d_v, roundings, "d_v");
+TEST(CausalAttentionTest, CpusWithFusedMultiplyAddGiveTheSameBitsOnAnyNumberOfThreads) {
+  std::map<size_t, Problem<float>> first;
+  ForEachDevice([&](const TestDevice& device) {
+    if (!device.is_cpu()) return;
+    for (size_t i = 0; i < std::size(kCases); ++i) {
+      Problem<float> p(kCases[i].heads, kCases[i].depth, kCases[i].offsets);
+      p.Compute(device);
+      ExpectSameBits(p, first.try_emplace(i, p).first->second);
     }
-  }
+  });
 }
 
 // The oracle's gradients themselves, and so the operation's: against differences of its output.
 TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
-  TestStream stream;
   Problem<float> p(2, 4, {0, 3, 8});
-  p.Compute(stream);
+  p.Compute(TestDevice(Device()));
   const auto q = p.q.values(), k = p.k.values(), v = p.v.values(), d_out = p.d_out.values();
   const auto loss = [&](const auto& queries, const auto& keys, const auto& values) {
     const AttentionOracle oracle(p.heads, p.offsets, queries, keys, values, d_out);
@@ -151,136 +222,155 @@ TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
                           tolerance, "d_v");
 }
 
-TEST(CausalAttentionTest, ASequenceHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
-  const Offsets offsets = {0, 40, 41, 41, 97, 130};
-  Problem<float> all(3, 20, offsets);
-  TestStream one;
-  all.Compute(one);
-  for (const int threads : {2, 3}) {
-    TestStream stream(threads);
-    Problem<float> p(3, 20, offsets);
-    p.Compute(stream);
-    EXPECT_TRUE(SameBits(p.out, all.out));
-    EXPECT_TRUE(SameBits(p.log_sum_exp, all.log_sum_exp));
-    EXPECT_TRUE(SameBits(p.d_q, all.d_q));
-    EXPECT_TRUE(SameBits(p.d_k, all.d_k));
-    EXPECT_TRUE(SameBits(p.d_v, all.d_v));
-  }
-  for (size_t s = 1; s < offsets.size(); ++s) {
-    const int64_t begin = offsets[s - 1], end = offsets[s];
-    Problem<float> p(3, 20, {0, end - begin});
-    for (int64_t t = begin; t < end; ++t) {
-      for (int64_t c = 0; c < all.q.cols(); ++c) {
-        p.q.at(t - begin, c) = all.q.at(t, c);
-        p.k.at(t - begin, c) = all.k.at(t, c);
-        p.v.at(t - begin, c) = all.v.at(t, c);
-        p.d_out.at(t - begin, c) = all.d_out.at(t, c);
+template <typename T>
+class CausalAttentionTypesTest : public ::testing::Test {};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(CausalAttentionTypesTest, Types);
+
+// And no element beside the results is touched. Two layouts a device, of which there are several.
+TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
+  using T = TypeParam;
+  for (const int64_t depth : {16, 20}) {
+    std::map<bool, Problem<T>> first;  // by kind of device
+    size_t next = 0;
+    ForEachDevice([&](const TestDevice& device) {
+      for (int i = 0; i < 2; ++i) {
+        const LayoutPair layout = testing::kLayoutPairs[next++ % std::size(testing::kLayoutPairs)];
+        Problem<T> p(2, depth, {0, 5, 71}, layout);
+        p.Compute(device);
+        ExpectSameBits(p, first.try_emplace(device.is_cpu(), p).first->second);
       }
-    }
-    p.Compute(one);
-    EXPECT_TRUE(SameBits(p.out, all.out, begin));
-    EXPECT_TRUE(SameBits(p.d_q, all.d_q, begin));
-    EXPECT_TRUE(SameBits(p.d_k, all.d_k, begin));
-    EXPECT_TRUE(SameBits(p.d_v, all.d_v, begin));
+    });
   }
 }
 
-TEST(CausalAttentionTest, SimdTargetsWithFusedMultiplyAddGiveTheSameBits) {
-  TestStream stream;
-  for (const Case& c : kCases) {
-    Problem<float> best(c.heads, c.depth, c.offsets);
-    best.Compute(stream);
-    const auto targets = gemm::SimdTargets();
-    for (size_t i = 0; i + 1 < targets.size(); ++i) {  // the last one is the fallback
-      const testing::SimdTarget use(targets[i]);
-      Problem<float> p(c.heads, c.depth, c.offsets);
-      p.Compute(stream);
-      EXPECT_TRUE(SameBits(p.out, best.out)) << targets[i];
-      EXPECT_TRUE(SameBits(p.d_q, best.d_q)) << targets[i];
-      EXPECT_TRUE(SameBits(p.d_k, best.d_k)) << targets[i];
-      EXPECT_TRUE(SameBits(p.d_v, best.d_v)) << targets[i];
+// Alone and between others: other tiles, other slots.
+TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
+  using T = TypeParam;
+  const Offsets offsets = {0, 37, 38, 38, 108, 111};
+  ForEachDevice([&](const TestDevice& device) {
+    Problem<T> all(3, 20, offsets);
+    all.Compute(device);
+    for (size_t s = 1; s < offsets.size(); ++s) {
+      const int64_t begin = offsets[s - 1], end = offsets[s];
+      Problem<T> p(3, 20, {0, end - begin});
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t c = 0; c < all.q.cols(); ++c) {
+          p.q.at(t - begin, c) = all.q.at(t, c);
+          p.k.at(t - begin, c) = all.k.at(t, c);
+          p.v.at(t - begin, c) = all.v.at(t, c);
+          p.d_out.at(t - begin, c) = all.d_out.at(t, c);
+        }
+      }
+      p.Compute(device);
+      ExpectSameBits(p, all, begin);
     }
-  }
+  });
 }
 
 // Not even a NaN leaks backwards, or a sequence's into another.
-TEST(CausalAttentionTest, LaterTokensAndOtherSequencesDoNotChangeABit) {
-  TestStream stream;
-  const Offsets offsets = {0, 50, 70};
-  Problem<float> p(2, 16, offsets);
-  p.Compute(stream);
-  for (const int64_t from : {1, 7, 8, 33, 49}) {
-    Problem<float> changed(2, 16, offsets);
-    for (int64_t t = from; t < 50; ++t) {
-      for (int64_t c = 0; c < 32; ++c) {
-        changed.q.at(t, c) = kNaN;
-        changed.k.at(t, c) = t % 2 == 0 ? kNaN : 5.0f;
-        changed.v.at(t, c) = kNaN;
+TYPED_TEST(CausalAttentionTypesTest, LaterTokensAndOtherSequencesDoNotChangeABit) {
+  using T = TypeParam;
+  constexpr int64_t kEnd = 80, kRows = 100, kCols = 2 * 16;
+  ForEachDevice([](const TestDevice& device) {
+    Problem<T> p(2, 16, {0, kEnd, kRows});
+    p.Compute(device);
+    const std::vector<int64_t> cuts =
+        device.is_cpu() ? std::vector<int64_t>{1, 7, 8, 33, 79} : std::vector<int64_t>{7, 70};
+    for (const int64_t from : cuts) {
+      SCOPED_TRACE(from);
+      Problem<T> changed(2, 16, {0, kEnd, kRows});
+      for (auto* m : {&changed.q, &changed.k, &changed.v, &changed.d_out}) {
+        Fill(*m, from, kEnd, kNaN);
+      }
+      for (int64_t t = from; t < kEnd; ++t) {
+        if (t % 2 == 1) Fill(changed.k, t, t + 1, 5);
+      }
+      changed.Compute(device);
+      for (int64_t t = 0; t < kRows; ++t) {
+        const bool seen = t >= from && t < kEnd;
+        for (int64_t c = 0; c < kCols; ++c) {
+          ASSERT_EQ(std::isnan(changed.out(t, c)), seen) << t << " " << c;
+          if (seen) continue;
+          ASSERT_TRUE(SameBits(changed.out.at(t, c), p.out.at(t, c))) << t;
+          ASSERT_TRUE(SameBits(changed.d_q.at(t, c), p.d_q.at(t, c))) << t;
+          ASSERT_TRUE(SameBits(changed.log_sum_exp.at(t, c / 16), p.log_sum_exp.at(t, c / 16)));
+          if (t < kEnd) continue;
+          ASSERT_TRUE(SameBits(changed.d_k.at(t, c), p.d_k.at(t, c)));
+          ASSERT_TRUE(SameBits(changed.d_v.at(t, c), p.d_v.at(t, c)));
+        }
       }
     }
-    changed.Compute(stream);
-    for (int64_t t = 0; t < 70; ++t) {
-      for (int64_t c = 0; c < 32; ++c) {
-        const bool seen = t >= from && t < 50;
-        ASSERT_EQ(std::isnan(changed.out(t, c)), seen) << from << " " << t << " " << c;
-        if (seen) continue;
-        ASSERT_TRUE(SameBits(changed.out.at(t, c), p.out.at(t, c))) << from << " " << t;
-        ASSERT_TRUE(SameBits(changed.d_q.at(t, c), p.d_q.at(t, c))) << from << " " << t;
-      }
-    }
-    for (int64_t t = 50; t < 70; ++t) {
-      for (int64_t c = 0; c < 32; ++c) {
+  });
+}
+
+// On CUDA nor what earlier tokens hold as queries the gradients of later keys and values.
+TYPED_TEST(CausalAttentionTypesTest, EarlierQueriesDoNotChangeLaterKeysGradientsOnCuda) {
+  using T = TypeParam;
+  constexpr int64_t kCut = 70, kRows = 80;
+  ForEachDevice([](const TestDevice& device) {
+    if (device.is_cpu()) return;
+    Problem<T> p(1, 24, {0, kRows}), changed = Problem<T>(1, 24, {0, kRows});
+    p.Compute(device);
+    Fill(changed.q, 0, kCut, kNaN);
+    Fill(changed.d_out, 0, kCut, kNaN);
+    changed.Compute(device);
+    for (int64_t t = kCut; t < kRows; ++t) {
+      for (int64_t c = 0; c < 24; ++c) {
         ASSERT_TRUE(SameBits(changed.d_k.at(t, c), p.d_k.at(t, c)));
         ASSERT_TRUE(SameBits(changed.d_v.at(t, c), p.d_v.at(t, c)));
       }
     }
-  }
+    EXPECT_TRUE(std::isnan(changed.d_k(0, 0)));
+  });
 }
 
+// Scores near 20000 from key 66 on, on CUDA in the second tile: the maximum grows by as much.
 TEST(CausalAttentionTest, LargeScoresDoNotOverflow) {
-  TestStream stream;
-  Problem<float> p(1, 4, {0, 20});
-  for (int64_t c = 0; c < 4; ++c) {
-    for (int64_t t = 0; t < 20; ++t) p.q.at(t, c) = 100;
-    p.k.at(3, c) = 100;  // score 20000; the others are near 0
-  }
-  p.Compute(stream);
-  for (int64_t t = 3; t < 20; ++t) {
-    EXPECT_NEAR(p.log_sum_exp(t, 0), 20000, 1e-2);
-    for (int64_t c = 0; c < 4; ++c) {
-      EXPECT_EQ(p.out(t, c), p.v(3, c));
-      EXPECT_TRUE(std::isfinite(p.d_k(t, c)));
+  ForEachDevice([](const TestDevice& device) {
+    Problem<float> p(1, 4, {0, 70});
+    Fill(p.q, 0, 70, 100);
+    Fill(p.k, 66, 67, 100);  // score 20000; the others are below 400
+    p.Compute(device);
+    for (int64_t t = 66; t < 70; ++t) {
+      EXPECT_NEAR(p.log_sum_exp(t, 0), 20000, 1e-2);
+      for (int64_t c = 0; c < 4; ++c) {
+        EXPECT_EQ(p.out(t, c), p.v(66, c));
+        EXPECT_TRUE(std::isfinite(p.d_k(t, c)));
+      }
     }
-  }
+  });
 }
 
 TEST(CausalAttentionTest, BFloat16IsTheFloat32ResultRoundedOnce) {
-  TestStream stream;
-  Problem<BFloat16> p(2, 20, {0, 21, 40});
-  Problem<float> p32(2, 20, {0, 21, 40});
-  p32.q = p.q.As<float>();
-  p32.k = p.k.As<float>();
-  p32.v = p.v.As<float>();
-  p32.d_out = p.d_out.As<float>();
-  p.Compute(stream);
-  ASSERT_TRUE(p32.Forward(stream).ok());
-  EXPECT_TRUE(SameBits(p.out, p32.out.As<BFloat16>()));
-  EXPECT_TRUE(SameBits(p.log_sum_exp, p32.log_sum_exp));
-  p32.out = p.out.As<float>();  // what backward sees
-  ASSERT_TRUE(p32.Backward(stream).ok());
-  EXPECT_TRUE(SameBits(p.d_q, p32.d_q.As<BFloat16>()));
-  EXPECT_TRUE(SameBits(p.d_k, p32.d_k.As<BFloat16>()));
-  EXPECT_TRUE(SameBits(p.d_v, p32.d_v.As<BFloat16>()));
+  ForEachDevice([](const TestDevice& device) {
+    Problem<BFloat16> p(2, 72, {0, 21, 88});
+    Problem<float> p32(2, 72, {0, 21, 88});
+    p32.q = p.q.As<float>();
+    p32.k = p.k.As<float>();
+    p32.v = p.v.As<float>();
+    p32.d_out = p.d_out.As<float>();
+    p.Compute(device);
+    ASSERT_TRUE(p32.Forward(device).ok());
+    EXPECT_TRUE(SameBits(p.out, p32.out.As<BFloat16>()));
+    EXPECT_TRUE(SameBits(p.log_sum_exp, p32.log_sum_exp));
+    p32.out = p.out.As<float>();  // what backward sees
+    ASSERT_TRUE(p32.Backward(device).ok());
+    EXPECT_TRUE(SameBits(p.d_q, p32.d_q.As<BFloat16>()));
+    EXPECT_TRUE(SameBits(p.d_k, p32.d_k.As<BFloat16>()));
+    EXPECT_TRUE(SameBits(p.d_v, p32.d_v.As<BFloat16>()));
+  });
 }
 
 TEST(CausalAttentionTest, AllocatesNothingTheSecondTime) {
-  TestStream stream(2);
+  const TestDevice device(Device(), 2);
   Problem<float> p(4, 32, {0, 100, 200});
   Workspace workspace;
   const auto step = [&] {
     WorkspaceScope scope(workspace);
-    ASSERT_TRUE(CausalAttention<float>(p.shape(), p.q.view(), p.k.view(), p.v.view(), p.out.view(),
-                                       p.log_sum_exp.view(), workspace, *stream)
+    ASSERT_TRUE(CausalAttention<float>({p.heads, p.offsets}, p.q.view(), p.k.view(), p.v.view(),
+                                       p.out.view(), p.log_sum_exp.view(), workspace,
+                                       device.stream())
                     .ok());
     EXPECT_GT(workspace.used_bytes(), 0);
   };
@@ -290,43 +380,56 @@ TEST(CausalAttentionTest, AllocatesNothingTheSecondTime) {
   EXPECT_EQ(workspace.allocations(), first);
 }
 
-TEST(CausalAttentionTest, NoTokensAreFineAndBadArgumentsAreNamed) {
-  TestStream stream;
-  Problem<float> none(2, 4, {0});
-  none.Compute(stream);
-  Problem<float> empty(2, 4, {0, 0, 0});
-  empty.Compute(stream);
-  const auto message = [&](Problem<float> p) {
-    return testing::Message(p.Forward(stream));
-  };
-  const Problem<float> good(2, 4, {0, 3});
-  Problem<float> p = good;
-  p.heads = 3;
-  EXPECT_EQ(message(p), "CausalAttention: 8 columns for 3 heads, expected a multiple");
-  p.heads = 0;
-  EXPECT_EQ(message(p), "CausalAttention: 8 columns for 0 heads, expected a multiple");
-  p = good;
-  p.offsets = {0, 2};
-  EXPECT_EQ(
-      message(p),
-      "CausalAttention: sequence_offsets [2] from 0 to 2, expected them from 0 to 3, the rows");
-  p.offsets = {};
-  EXPECT_EQ(message(p),
-            "CausalAttention: sequence_offsets [0], expected them from 0 to 3, the rows");
-  p.offsets = {0, 4, 3};
-  EXPECT_EQ(message(p), "CausalAttention: sequence_offsets[2] is 3, expected at least 4");
-  p = good;
-  p.k = Matrix<float>(3, 7);
-  EXPECT_EQ(message(p), "CausalAttention: k is [3, 7] with stride 10, expected [3, 8]");
-  p = good;
-  p.log_sum_exp = Matrix<float>(3, 1);
-  EXPECT_EQ(message(p), "CausalAttention: log_sum_exp is [3, 1] with stride 4, expected [3, 2]");
-  p = good;
-  p.d_v = Matrix<float>(2, 8);
-  EXPECT_EQ(testing::Message(p.Backward(stream)),
-            "CausalAttentionBackward: d_v is [2, 8] with stride 11, expected [3, 8]");
-  p = good;
-  EXPECT_TRUE(p.Forward(stream).ok());  // the stream stays usable
+TYPED_TEST(CausalAttentionTypesTest, TakesNoRows) {
+  ForEachDevice([](const TestDevice& device) {
+    for (const Offsets& offsets : {Offsets{0}, Offsets{0, 0, 0}}) {
+      Problem<TypeParam>(2, 4, offsets).Compute(device);
+    }
+  });
+}
+
+// Before anything is launched: the stream goes on.
+TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
+  ForEachDevice([](const TestDevice& device) {
+    const auto message = [&](Problem<float> p) {
+      return testing::Message(p.Forward(device));
+    };
+    const Problem<float> good(2, 4, {0, 3});
+    Problem<float> p = good;
+    p.heads = 3;
+    EXPECT_EQ(message(p), "CausalAttention: 8 columns for 3 heads, expected a multiple");
+    p.heads = 0;
+    EXPECT_EQ(message(p), "CausalAttention: 8 columns for 0 heads, expected a multiple");
+    p = good;
+    p.offsets = {0, 2};
+    EXPECT_EQ(
+        message(p),
+        "CausalAttention: sequence_offsets [2] from 0 to 2, expected them from 0 to 3, the rows");
+    p.offsets = {};
+    EXPECT_EQ(message(p),
+              "CausalAttention: sequence_offsets [0], expected them from 0 to 3, the rows");
+    p.offsets = {0, 4, 3};
+    EXPECT_EQ(message(p), "CausalAttention: sequence_offsets[2] is 3, expected at least 4");
+    p = good;
+    p.k = Matrix<float>(3, 7);
+    EXPECT_EQ(message(p), "CausalAttention: k is [3, 7] with stride 10, expected [3, 8]");
+    p = good;
+    p.log_sum_exp = Matrix<float>(3, 1);
+    EXPECT_EQ(message(p), "CausalAttention: log_sum_exp is [3, 1] with stride 4, expected [3, 2]");
+    p = good;
+    p.d_v = Matrix<float>(2, 8);
+    EXPECT_EQ(testing::Message(p.Backward(device)),
+              "CausalAttentionBackward: d_v is [2, 8] with stride 11, expected [3, 8]");
+    const Problem<float> many(65536, 1, {0, 1});
+    if (!device.is_cpu()) {  // a grid has no more rows of blocks
+      p = many;
+      EXPECT_EQ(message(p), "CausalAttention: 65536 heads, at most 65535 on CUDA");
+      EXPECT_EQ(testing::Message(p.Backward(device)),
+                "CausalAttentionBackward: 65536 heads, at most 65535 on CUDA");
+    }
+    p = good;
+    EXPECT_TRUE(p.Forward(device).ok());  // the stream stays usable
+  });
 }
 
 }  // namespace

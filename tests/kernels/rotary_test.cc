@@ -1,10 +1,14 @@
 // kernels/attention: rotary positions, on every device.
 #include <cmath>
 #include <string>
+#include <thread>
+#include <tuple>
+#include <type_traits>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/rotary_table.h"
 #include "kernels/base/status_macros.h"
-#include "tests/kernels/device_memory.h"
+#include "tests/kernels/device_results.h"
 
 namespace moe {
 namespace {
@@ -133,6 +137,59 @@ TEST(ApplyRotaryArgumentsTest, RefusesOddHeadsAndOffsetsThatMissRows) {
         Rotate(device, 1, {0, 0}, RotaryDirection::kForward, Matrix<float>(0, 6)).status().ok());
     EXPECT_TRUE(device.stream().Synchronize().ok());
   });
+}
+
+// A longer table is made while work with the shorter one is still in the stream, and offsets change
+// as soon as a call has returned.
+TYPED_TEST(ApplyRotaryTest, HasTheSameBitsOnEveryDeviceWhileItsTableGrows) {
+  using T = TypeParam;
+  const int64_t cols = 18, rows = 302;
+  // No other test has made its table.
+  const float base = std::is_same_v<T, float> ? 71 : std::is_same_v<T, BFloat16> ? 73 : 74;
+  testing::ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+    Workspace workspace(device.memory());
+    const auto few = device.Copy(Matrix<T>::Random(3, cols, 1));
+    const auto many = device.Copy(Matrix<T>::Random(rows, cols, 2));
+    Offsets offsets = {0, 1, 3};
+    EXPECT_TRUE(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
+                               RotaryDirection::kForward, few.view(), workspace, device.stream())
+                    .ok());
+    offsets = {0, 1, 1, rows};
+    EXPECT_TRUE(ApplyRotary<T>({.heads = 3, .sequence_offsets = offsets}, base,
+                               RotaryDirection::kBackward, many.view(), workspace, device.stream())
+                    .ok());
+    offsets = {-1, -1, -1, -1};
+    return std::tuple(device.Read(few).memory(), device.Read(many).memory());
+  });
+}
+
+TEST(RotaryTableTest, IsMadeOnceForManyThreadsAndLivesOn) {
+  for (const auto& device : testing::TestDevices()) {
+    SCOPED_TRACE(device->name());
+    const auto table = [&](int64_t positions) {
+      return RotaryTable::For(79, 4, positions, device->stream().device()).value();
+    };
+    const RotaryTable* made[3] = {};
+    std::vector<std::thread> threads;
+    for (auto& mine : made) threads.emplace_back([&mine, &table] { mine = table(200); });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(made[0], made[1]);
+    EXPECT_EQ(made[0], made[2]);
+    EXPECT_GE(made[0]->positions(), 200);
+    const RotaryTable* const longer = table(made[0]->positions() + 1);
+    EXPECT_GE(longer->positions(), 2 * made[0]->positions());
+    EXPECT_EQ(table(1), longer);
+    // The shorter one is the beginning of the longer one still.
+    const auto row = [&](const float* values) {
+      std::vector<float> host(4);
+      EXPECT_TRUE(device->stream().CopyBytes(values + 99 * 4, host.data(), 16).ok());
+      EXPECT_TRUE(device->stream().Synchronize().ok());
+      return host;
+    };
+    EXPECT_EQ(row(made[0]->cosine()), row(longer->cosine()));
+    EXPECT_EQ(row(made[0]->sine()), row(longer->sine()));
+    EXPECT_EQ(row(longer->sine())[0], std::sin(99.0f));
+  }
 }
 
 }  // namespace
