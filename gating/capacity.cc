@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_row.h"
 
 namespace moe {
 namespace {
@@ -56,11 +57,9 @@ void DropByWeight(const CapacitySlots& slots, const GroupSlots& group, int64_t c
   }
 
   const auto kept_before = [&](int64_t a, int64_t b) {
-    const float weight_a = slots.weight[static_cast<size_t>(a)];
-    const float weight_b = slots.weight[static_cast<size_t>(b)];
-    if (std::isnan(weight_a) != std::isnan(weight_b)) return std::isnan(weight_b);
-    if (weight_a != weight_b && !std::isnan(weight_a)) return weight_a > weight_b;
-    return a < b;  // slots of one expert belong to different tokens, in token order
+    // Slots of one expert belong to different tokens, in token order.
+    return RanksBefore(slots.weight[static_cast<size_t>(a)], a,
+                       slots.weight[static_cast<size_t>(b)], b);
   };
   for (size_t e = 0; e + 1 < start.size(); ++e) {
     if (start[e + 1] - start[e] <= capacity) continue;

@@ -4,13 +4,13 @@
 // ascending expert id. Nothing is dropped and no balance loss is needed; but whether a token is
 // taken depends on later tokens of its group, so a language model sees its own future.
 #include <algorithm>
-#include <cmath>
 
 #include <absl/container/inlined_vector.h>
 
 #include "gating/builtin_gates.h"
 #include "gating/token_choice_gate.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/topk_gate/gate_row.h"
 #include "kernels/topk_gate/topk_gate.h"
 
 namespace moe {
@@ -26,10 +26,7 @@ void ChooseTokens(MatrixView<const float> probs, int64_t begin, int64_t end, int
   order = order.first(static_cast<size_t>(end - begin));
   for (int64_t t = begin; t < end; ++t) order[static_cast<size_t>(t - begin)] = t;
   const auto before = [&](int64_t a, int64_t b) {
-    const float p = probs(a, e), q = probs(b, e);
-    if (std::isnan(p) != std::isnan(q)) return std::isnan(q);
-    if (p != q && !std::isnan(p)) return p > q;
-    return a < b;
+    return RanksBefore(probs(a, e), a, probs(b, e), b);
   };
   if (capacity < end - begin) {
     std::nth_element(order.begin(), order.begin() + capacity, order.end(), before);

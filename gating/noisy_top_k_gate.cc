@@ -18,7 +18,6 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/topk_gate.h"
-#include "kernels/topk_gate/topk_select.h"
 
 namespace moe {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_shape.h"
-#include "kernels/attention/rotary_cuda.h"
 #include "kernels/attention/rotary_table.h"
 #include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"

@@ -1,4 +1,4 @@
-#include "kernels/attention/rotary_cuda.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/sequences_cuda.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -48,8 +48,8 @@ cudaError_t Run(const CudaRotary<T>& rotary, cudaStream_t stream) {
   return Launch(&RotaryKernel<T>, RowShape<kWarpLanes>(rotary.x.rows()), stream, rotary);
 }
 
-template cudaError_t Run(const CudaRotary<float>&, cudaStream_t);
-template cudaError_t Run(const CudaRotary<BFloat16>&, cudaStream_t);
-template cudaError_t Run(const CudaRotary<Float16>&, cudaStream_t);
+#define MOE_INSTANTIATE(T) template cudaError_t Run(const CudaRotary<T>&, cudaStream_t);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe::attention

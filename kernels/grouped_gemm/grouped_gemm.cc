@@ -11,8 +11,7 @@
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_task.h"
-#include "kernels/grouped_gemm/grouped_gemm_fma_cuda.h"
-#include "kernels/grouped_gemm/grouped_gemm_mma_cuda.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
 namespace moe {
 namespace {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
@@ -42,6 +43,29 @@ struct CudaGroupedWeightGradient {
   std::span<const MatrixView<float>> dw;  // [O, K] each
   Write write = Write::kOverwrite;
 };
+
+// Float32, with the bits of the CPU.
+//
+// Enqueue on `stream` and return; the error of the launch alone. One chain of fmaf an element, in
+// ascending order of the reduced index: the bits of gemm::Reference.
+cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream);
+cudaError_t RunFma(const CudaGroupedWeightGradient<float>& gradient, cudaStream_t stream);
+
+// 16-bit types on tensor cores (mma.sync, sm_80 and later).
+//
+// Enqueue on `stream` and return; the error of the launch alone. Float32 accumulation: an element
+// takes its terms in ascending order of the reduced index, 16 at a time, products exact; the order
+// and the rounding within 16 are the tensor core's, so that bits differ from the CPU's, within
+// (depth + 1) * 2^-23 of the sum of magnitudes. As on the CPU an element's bits depend on its own
+// row and column alone: neither on the number of rows, nor on other groups. T: BFloat16 or Float16;
+// TOut: float or T.
+//
+// Rows that all begin at a multiple of 16 bytes are fetched by asynchronous copies of 16 bytes,
+// others element by element, with the same bits.
+template <typename T, typename TOut>
+cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
+template <typename T>
+cudaError_t RunMma(const CudaGroupedWeightGradient<T>& gradient, cudaStream_t stream);
 
 }  // namespace moe::gemm
 

@@ -5,7 +5,7 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
-#include "kernels/grouped_gemm/grouped_gemm_fma_cuda.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
 namespace moe::gemm {
 namespace {

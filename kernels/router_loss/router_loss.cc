@@ -85,17 +85,6 @@ InlineDoubles GroupScales(int64_t experts, const LoadBalance& balance, const Los
   return scales;
 }
 
-template <typename Terms>
-absl::Status Enqueue(absl::string_view function, const Terms& terms, Stream& stream) {
-  if (IsCuda(stream)) {
-    return LaunchOn(function, stream, [&](auto cuda) { return router_loss::Run(terms, cuda); });
-  }
-  return stream.Enqueue([terms, &threads = stream.threads()] {
-    router_loss::Run(terms, threads);
-    return absl::OkStatus();
-  });
-}
-
 // Entropy's arguments, with one value per block of `units` to be folded unit by unit.
 absl::StatusOr<router_loss::Entropy> EntropyOf(const RouterScores& scores,
                                                absl::Span<const int64_t> units, double* sum,
@@ -156,7 +145,7 @@ absl::Status AddLoadBalanceLoss(const RouterScores& scores, const LoadBalance& b
                 .offset = micro_batch.data(),
                 .parts = static_cast<int64_t>(groups.micro_batch.size()) - 1,
                 .sum = loss};
-  return Enqueue(kName, terms, stream);
+  return RunOp(kName, terms, stream);
 }
 
 absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micro_batch_offsets,
@@ -178,7 +167,7 @@ absl::Status AddZLoss(const RouterScores& scores, absl::Span<const int64_t> micr
                        EntropyOf(scores, micro_batch_offsets, loss, workspace, stream));
   MOE_ASSIGN_OR_RETURN(const auto scale_of, UploadArray<double>(scale, workspace, stream));
   terms.scale = scale_of.data();
-  return Enqueue(kName, terms, stream);
+  return RunOp(kName, terms, stream);
 }
 
 absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& workspace,
@@ -188,7 +177,7 @@ absl::Status AddEntropy(const RouterScores& scores, double* sum, Workspace& work
   const int64_t all[] = {0, scores.score.rows()};
   MOE_ASSIGN_OR_RETURN(const router_loss::Entropy terms,
                        EntropyOf(scores, all, sum, workspace, stream));
-  return Enqueue(kName, terms, stream);
+  return RunOp(kName, terms, stream);
 }
 
 }  // namespace moe

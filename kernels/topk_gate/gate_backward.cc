@@ -8,7 +8,7 @@
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_backward_cuda.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 
 namespace moe {
 namespace {

@@ -1,8 +1,9 @@
-// What the operations of this folder do with one token's weights, on the host: for gates that weigh
-// in a way of their own.
+// What the operations of this folder do with one token's scores and weights, on the host: for gates
+// that select or weigh in a way of their own.
 #ifndef MOE_KERNELS_TOPK_GATE_GATE_ROW_H_
 #define MOE_KERNELS_TOPK_GATE_GATE_ROW_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include <absl/types/span.h>
@@ -10,6 +11,14 @@
 #include "kernels/topk_gate/gate_rule.h"
 
 namespace moe {
+
+// The order of selection: the larger score first, then the lower id; a NaN after everything else.
+// (KeyOf of gate_rows-inl.h and of cuda_float_keys.h put it into integers.)
+inline bool RanksBefore(float a, int64_t id_a, float b, int64_t id_b) {
+  if (std::isnan(a) != std::isnan(b)) return std::isnan(b);
+  if (a != b && !std::isnan(a)) return a > b;
+  return id_a < id_b;
+}
 
 // w_j = u_j / S, S = sum_j u_j + epsilon, in place. Where every u is 0 (underflow), w is 0.
 void Normalise(absl::Span<float> u, float epsilon = 0);

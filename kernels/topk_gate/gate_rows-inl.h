@@ -17,8 +17,8 @@
 #include <absl/container/inlined_vector.h>
 
 #include "kernels/base/simd-inl.h"
+#include "kernels/topk_gate/gate_rows.h"
 #include "kernels/topk_gate/rank_lists-inl.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace moe {

@@ -13,11 +13,7 @@
 #include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/topk_gate/gate_launch_cuda.h"
-#include "kernels/topk_gate/sigmoid_scores_cpu.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
-#include "kernels/topk_gate/topk_select_cpu.h"
-#include "kernels/topk_gate/weigh_rows_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 
 namespace moe {
 namespace {

@@ -8,11 +8,10 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/run_op.h"
+#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/topk_gate/gate_launch_cuda.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
-#include "kernels/topk_gate/topk_select_cpu.h"
-#include "kernels/topk_gate/weigh_rows_cpu.h"
+#include "kernels/topk_gate/gate_row.h"
+#include "kernels/topk_gate/gate_rows.h"
 
 namespace moe {
 namespace {
@@ -72,6 +71,23 @@ ExpSum ExpSumReference(const float* row, int64_t experts) {
   return {.max = max, .sum = partial[0]};
 }
 
+void TopKSelectReference(MatrixView<const float> value, MatrixView<int32_t> expert, int64_t begin,
+                         int64_t end) {
+  const auto experts = static_cast<int32_t>(value.cols());
+  for (int64_t t = begin; t < end; ++t) {
+    const float* const row = value.row(t);
+    int32_t* const taken = expert.row(t);
+    for (int64_t j = 0; j < expert.cols(); ++j) {
+      int32_t best = -1;
+      for (int32_t e = 0; e < experts; ++e) {
+        if (std::find(taken, taken + j, e) != taken + j) continue;
+        if (best < 0 || RanksBefore(row[e], e, row[best], best)) best = e;
+      }
+      taken[j] = best;
+    }
+  }
+}
+
 void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
                        int64_t end) {
   TopKSelectReference(logits, out.expert, begin, end);
@@ -85,6 +101,28 @@ void TopKGateReference(MatrixView<const float> logits, const TopKGateOutput& out
       out.value(t, j) = out.probs(t, out.expert(t, j));
     }
   }
+}
+
+void SigmoidScoresReference(MatrixView<const float> logits, MatrixView<float> score,
+                            absl::Span<float> log_sum_exp, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t e = 0; e < logits.cols(); ++e) {
+      // The exponential of a float may overflow to infinity, whose reciprocal is 0 as it should be.
+      score(t, e) = static_cast<float>(1 / (1 + std::exp(-static_cast<double>(logits(t, e)))));
+    }
+    if (log_sum_exp.empty()) continue;
+    log_sum_exp[static_cast<size_t>(t)] = LogSumExp(ExpSumReference(logits.row(t), logits.cols()));
+  }
+}
+
+absl::Status LaunchGate(absl::string_view function, const topk_gate::CudaGate<float>& gate,
+                        Stream& stream) {
+  MOE_RETURN_IF_ERROR(
+      CheckCudaLimit(function, "E (experts)", gate.logits.cols(), topk_gate::kMaxExperts));
+  MOE_RETURN_IF_ERROR(CheckCudaLimit(function, "k", gate.expert.cols(), topk_gate::kMaxTopK));
+  MOE_RETURN_IF_ERROR(
+      CheckCudaLimit(function, "num_groups", gate.rule.num_groups, topk_gate::kMaxGroups));
+  return LaunchOn(function, stream, [&](auto cuda) { return topk_gate::Run(gate, cuda); });
 }
 
 absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out, Stream& stream) {
@@ -103,6 +141,52 @@ absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out,
     threads.For(logits.rows(), kGateRowsPerTask,
                 [&](int64_t begin, int64_t end) { TopKGateCpu(logits, out, begin, end); });
     CountSelected(out.expert, out.count);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> expert, Stream& stream) {
+  constexpr const char* kFunction = "TopKSelect";
+  const int64_t experts = value.cols();
+  const int64_t k = expert.cols();
+  MOE_RETURN_IF_ERROR(CheckSelection(kFunction, k, experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "value", value, value.rows(), experts));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "expert", expert, value.rows(), k));
+  if (IsCuda(stream)) {
+    return LaunchGate(kFunction, {.logits = value, .expert = expert}, stream);
+  }
+  return stream.Enqueue([value, expert, &threads = stream.threads()] {
+    threads.For(value.rows(), kGateRowsPerTask,
+                [&](int64_t begin, int64_t end) { TopKSelectCpu(value, expert, begin, end); });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SigmoidScores(MatrixView<const float> logits, MatrixView<float> score,
+                           absl::Span<float> log_sum_exp, Stream& stream) {
+  constexpr const char* kFunction = "SigmoidScores";
+  if (logits.cols() < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(kFunction, ": logits are [", logits.rows(), ", ",
+                                                   logits.cols(),
+                                                   "], expected at least one expert"));
+  }
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "logits", logits, logits.rows(), logits.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "score", score, logits.rows(), logits.cols()));
+  if (!log_sum_exp.empty()) {
+    MOE_RETURN_IF_ERROR(CheckLength(kFunction, "log_sum_exp", log_sum_exp.size(), logits.rows()));
+  }
+  if (IsCuda(stream)) {
+    return LaunchGate(kFunction,
+                      {.logits = logits,
+                       .rule = {.score = ScoreFunction::kSigmoid},
+                       .score = score,
+                       .log_sum_exp = log_sum_exp.empty() ? nullptr : log_sum_exp.data()},
+                      stream);
+  }
+  return stream.Enqueue([=, &threads = stream.threads()] {
+    threads.For(logits.rows(), kGateRowsPerTask, [&](int64_t begin, int64_t end) {
+      SigmoidScoresCpu(logits, score, log_sum_exp, begin, end);
+    });
     return absl::OkStatus();
   });
 }

@@ -1,4 +1,4 @@
-// Softmax over the experts and the k best of them: what every softmax gate starts from.
+// Scores of the experts of every token, and the k best of them: what gates start from.
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_H_
 
@@ -36,6 +36,42 @@ struct TopKGateOutput {
 // between targets. All views live on stream.device().
 // Errors: kInvalidArgument if shapes disagree or E > 2^20, on CUDA if E > 1024 or K > 16.
 absl::Status TopKGate(MatrixView<const float> logits, const TopKGateOutput& out, Stream& stream);
+
+// Selection alone, for gates whose scores are no softmax.
+//
+// expert[t, :] = ids of the K largest of value[t, :], best first.
+//
+//   value   [T, E]  float32, any stride >= E
+//   expert  [T, K]  K = expert.cols(), 1 <= K <= E
+//
+// The order of TopKGate: larger first; among equals (+0 and -0 are equal) the lowest id; a NaN
+// ranks below everything, also below -infinity. Ids are therefore always in range and distinct, and
+// every backend selects the same ones.
+//
+// Both views live on stream.device() and stay valid until the stream passes this point. Enqueues;
+// each row alone: the same ids for any T and any number of threads. Cost: K searches of E values a
+// row.
+// Errors: kInvalidArgument if shapes disagree or E > 2^20, on CUDA if E > 1024 or K > 16.
+absl::Status TopKSelect(MatrixView<const float> value, MatrixView<int32_t> expert, Stream& stream);
+
+// Scores of gates whose experts do not compete in a softmax.
+//
+// score[t, e] = 1 / (1 + exp(-logits[t, e])).
+//
+//   logits       [T, E]  float32, any stride >= E
+//   score        [T, E]  float32; must not overlap `logits`
+//   log_sum_exp  [T]     log(sum_e exp(logits[t, e])), the bits of TopKGate; empty = not wanted
+//
+// float32, within 2 ulp (all floats tried: 1.97 ulp below 0, 1.19 above), denormal scores included;
+// +infinity gives 1, -infinity 0, a NaN stays a NaN. Neighbouring logits may therefore swap their
+// order, and above 17.4 every score is 1: where ties and the last ulp matter, select by logits.
+//
+// All views live on stream.device() and stay valid until the stream passes this point. Enqueues;
+// each element (and each row's sum) alone: the same bits for any T, in body or tail, on any number
+// of threads, with one SIMD target. Cost: one exponential an element, two with log_sum_exp.
+// Errors: kInvalidArgument if shapes disagree or E < 1, on CUDA if E > 1024.
+absl::Status SigmoidScores(MatrixView<const float> logits, MatrixView<float> score,
+                           absl::Span<float> log_sum_exp, Stream& stream);
 
 }  // namespace moe
 

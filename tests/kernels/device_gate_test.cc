@@ -8,9 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/topk_gate/select_experts.h"
-#include "kernels/topk_gate/sigmoid_scores.h"
 #include "kernels/topk_gate/topk_gate.h"
-#include "kernels/topk_gate/topk_select.h"
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/op_test.h"
 

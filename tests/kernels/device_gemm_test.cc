@@ -78,7 +78,7 @@ class OnDevice {
   DeviceArray<T> array_;
 };
 
-// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_mma_cuda.h; where sums are
+// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_cuda.h; where sums are
 // rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
 // 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
 template <typename T, typename TOut>

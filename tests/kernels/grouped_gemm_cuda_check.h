@@ -12,8 +12,6 @@
 #include <gtest/gtest.h>
 
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
-#include "kernels/grouped_gemm/grouped_gemm_fma_cuda.h"
-#include "kernels/grouped_gemm/grouped_gemm_mma_cuda.h"
 #include "tests/cusim/schedules.h"
 
 namespace moe {

@@ -1,13 +1,11 @@
 // kernels/topk_gate: sigmoid scores.
-#include "kernels/topk_gate/sigmoid_scores.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "kernels/topk_gate/sigmoid_scores_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 #include "kernels/topk_gate/topk_gate.h"
 #include "tests/kernels/op_test.h"
 

@@ -11,9 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/topk_gate/sigmoid_scores_cpu.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
-#include "kernels/topk_gate/topk_select_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 #include "tests/cusim/schedules.h"
 #include "tests/sanitizers.h"
 

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/rng.h"
-#include "kernels/topk_gate/topk_gate_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 
 namespace moe {
 namespace {

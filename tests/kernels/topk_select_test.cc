@@ -1,6 +1,4 @@
 // kernels/topk_gate: selection of the k largest values of each row.
-#include "kernels/topk_gate/topk_select.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -9,8 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include "kernels/topk_gate/gate_rows.h"
 #include "kernels/topk_gate/topk_gate.h"
-#include "kernels/topk_gate/topk_select_cpu.h"
 #include "tests/kernels/op_test.h"
 
 namespace moe {

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "kernels/topk_gate/gate_row.h"
-#include "kernels/topk_gate/weigh_rows_cpu.h"
+#include "kernels/topk_gate/gate_rows.h"
 #include "tests/kernels/op_test.h"
 
 namespace moe {
