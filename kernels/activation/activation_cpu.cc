@@ -1,9 +1,9 @@
 #include <numbers>
 
 #include "kernels/activation/activation_op.h"
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/row_grain.h"
-#include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/activation/activation_cpu.cc"
 #include <hwy/foreach_target.h>

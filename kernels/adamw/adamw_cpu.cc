@@ -1,5 +1,5 @@
 #include "kernels/adamw/adamw_op.h"
-#include "kernels/base/simd_targets.h"
+#include "kernels/base/highway_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/adamw/adamw_cpu.cc"
 #include <hwy/foreach_target.h>
@@ -34,7 +34,8 @@ HWY_INLINE State Update(const Step& s, FloatLanes gradient, State x) {
   return {hn::Sub(x.weight, change), m, v};
 }
 
-void Compute(const AdamW& a) {
+// By value, so that no store can change what it reads next.
+void Compute(AdamW a) {
   ForLanes(a.n, [&](int64_t i, auto lanes) MOE_LANES {
     const State x = Update(a.step, lanes.Load(a.gradient + i),
                            {lanes.Load(a.weight + i), lanes.Load(a.m + i), lanes.Load(a.v + i)});

@@ -5,7 +5,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/fixed_dot.h"
-#include "kernels/base/simd_targets.h"
+#include "kernels/base/highway_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu.cc"
 #include <hwy/foreach_target.h>

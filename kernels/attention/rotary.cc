@@ -5,9 +5,9 @@
 #include "kernels/attention/attention_shape.h"
 #include "kernels/attention/rotary_table.h"
 #include "kernels/base/device_arrays.h"
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/base/status_macros.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/rotary.cc"

@@ -1,6 +1,6 @@
 #include "kernels/base/fixed_dot.h"
 
-#include "kernels/base/simd_targets.h"
+#include "kernels/base/highway_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/base/fixed_dot.cc"
 #include <hwy/foreach_target.h>

@@ -1,8 +1,8 @@
 #include <algorithm>
 
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/row_grain.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/bias/bias_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bias/bias_cpu.cc"

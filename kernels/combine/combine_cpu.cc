@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "kernels/base/fixed_dot.h"
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/combine/combine_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/combine/combine_cpu.cc"

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/row_grain.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/cross_entropy/cross_entropy_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cross_entropy/cross_entropy_cpu.cc"

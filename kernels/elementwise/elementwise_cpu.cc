@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/row_grain.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/elementwise/elementwise_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/elementwise/elementwise_cpu.cc"

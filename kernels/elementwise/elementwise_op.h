@@ -63,18 +63,18 @@ template <class Op>
 cudaError_t Run(const Op& op, cudaStream_t stream);
 
 // instantiate(Op) for every one.
-#define MOE_FOR_ELEMENTWISE(instantiate)                                                    \
-  instantiate(Cast<float, BFloat16>) instantiate(Cast<float, Float16>)                      \
-      instantiate(Cast<BFloat16, float>) instantiate(Cast<Float16, float>)                  \
-          instantiate(Cast<float, float>) instantiate(Scale) instantiate(AddPartial<float>) \
-              instantiate(AddPartial<uint64_t>) instantiate(Sum<float, float>)              \
-                  instantiate(Sum<BFloat16, BFloat16>) instantiate(Sum<Float16, Float16>)   \
-                      instantiate(Sum<BFloat16, float>) instantiate(Sum<Float16, float>)    \
-                          instantiate(Product<float, float>)                                \
-                              instantiate(Product<BFloat16, BFloat16>)                      \
-                                  instantiate(Product<Float16, Float16>)                    \
-                                      instantiate(Product<BFloat16, float>)                 \
-                                          instantiate(Product<Float16, float>)
+// clang-format off
+#define MOE_FOR_ELEMENTWISE(instantiate)                                          \
+  instantiate(Cast<float, BFloat16>) instantiate(Cast<float, Float16>)            \
+  instantiate(Cast<BFloat16, float>) instantiate(Cast<Float16, float>)            \
+  instantiate(Cast<float, float>) instantiate(Scale)                              \
+  instantiate(AddPartial<float>) instantiate(AddPartial<uint64_t>)                \
+  instantiate(Sum<float, float>) instantiate(Product<float, float>)               \
+  instantiate(Sum<BFloat16, BFloat16>) instantiate(Product<BFloat16, BFloat16>)   \
+  instantiate(Sum<Float16, Float16>) instantiate(Product<Float16, Float16>)       \
+  instantiate(Sum<BFloat16, float>) instantiate(Product<BFloat16, float>)         \
+  instantiate(Sum<Float16, float>) instantiate(Product<Float16, float>)
+// clang-format on
 
 }  // namespace moe::elementwise
 

@@ -1,6 +1,5 @@
 #include "kernels/exact_sum/exact_sum.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -8,14 +7,31 @@
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
-#include "kernels/exact_sum/exact_sum_cuda.h"
+#include "kernels/exact_sum/exact_sum_op.h"
 
 namespace moe {
-namespace {
+namespace exact_sum {
 
 constexpr int64_t kGrain = int64_t{1} << 15;  // elements a range
 
-}  // namespace
+void Run(const Accumulate& a, ThreadPool& threads) {
+  const SumWrite write = a.write == Write::kAdd ? SumWrite::kAdd : SumWrite::kOverwrite;
+  std::atomic<int64_t> count = 0;  // integers: the order does not matter
+  threads.For(a.n, kGrain, [&](int64_t begin, int64_t end) {
+    const int64_t bad = ExactAccumulateRange(a.partial + begin, a.inverse_unit, a.limit, write,
+                                             a.sum + begin, end - begin);
+    if (bad > 0) count.fetch_add(bad, std::memory_order_relaxed);
+  });
+  *a.non_finite += count;
+}
+
+void Run(const ToFloat& t, ThreadPool& threads) {
+  threads.For(t.n, kGrain, [&](int64_t begin, int64_t end) {
+    ExactToFloatRange(t.sum + begin, t.factor, t.out + begin, end - begin);
+  });
+}
+
+}  // namespace exact_sum
 
 absl::Status CheckGrid(absl::string_view function, const ExactGrid& grid) {
   if (grid.max_terms < 1) {
@@ -36,31 +52,15 @@ absl::Status ExactAccumulate(const ExactGrid& grid, absl::Span<const float> part
   MOE_RETURN_IF_ERROR(CheckGrid("ExactAccumulate", grid));
   const auto n = static_cast<int64_t>(partial.size());
   MOE_RETURN_IF_ERROR(CheckLength("ExactAccumulate", "sum", sum.size(), n));
-  const double inverse_unit = std::ldexp(1.0, -grid.unit_log2);
-  if (IsCuda(stream)) {
-    return LaunchOn("ExactAccumulate", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::CudaAccumulate{.partial = partial.data(),
-                                                      .inverse_unit = inverse_unit,
-                                                      .limit = grid.limit(),
-                                                      .sum = sum.data(),
-                                                      .write = write,
-                                                      .non_finite = non_finite,
-                                                      .n = n},
-                            cuda);
-    });
-  }
-  const SumWrite sum_write = write == Write::kAdd ? SumWrite::kAdd : SumWrite::kOverwrite;
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    std::atomic<int64_t> count = 0;  // integers: the order does not matter
-    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
-      const int64_t bad = ExactAccumulateRange(partial.data() + begin, inverse_unit, grid.limit(),
-                                               sum_write, sum.data() + begin, end - begin);
-      if (bad > 0) count.fetch_add(bad, std::memory_order_relaxed);
-    });
-    *non_finite += count;
-    return absl::OkStatus();
-  });
+  return RunOp("ExactAccumulate",
+               exact_sum::Accumulate{.partial = partial.data(),
+                                     .inverse_unit = std::ldexp(1.0, -grid.unit_log2),
+                                     .limit = grid.limit(),
+                                     .sum = sum.data(),
+                                     .write = write,
+                                     .non_finite = non_finite,
+                                     .n = n},
+               stream);
 }
 
 absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, double scale,
@@ -68,19 +68,9 @@ absl::Status ExactToFloat(const ExactGrid& grid, absl::Span<const int64_t> sum, 
   MOE_RETURN_IF_ERROR(CheckGrid("ExactToFloat", grid));
   const auto n = static_cast<int64_t>(sum.size());
   MOE_RETURN_IF_ERROR(CheckLength("ExactToFloat", "out", out.size(), n));
-  const double factor = std::ldexp(scale, grid.unit_log2);
-  if (IsCuda(stream)) {
-    return LaunchOn("ExactToFloat", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::CudaToFloat{sum.data(), factor, out.data(), n}, cuda);
-    });
-  }
-  ThreadPool& threads = stream.threads();
-  return stream.Enqueue([=, &threads] {
-    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
-      ExactToFloatRange(sum.data() + begin, factor, out.data() + begin, end - begin);
-    });
-    return absl::OkStatus();
-  });
+  return RunOp("ExactToFloat",
+               exact_sum::ToFloat{sum.data(), std::ldexp(scale, grid.unit_log2), out.data(), n},
+               stream);
 }
 
 }  // namespace moe

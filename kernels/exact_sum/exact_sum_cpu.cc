@@ -2,7 +2,7 @@
 
 #include <hwy/cache_control.h>
 
-#include "kernels/base/simd_targets.h"
+#include "kernels/base/highway_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/exact_sum/exact_sum_cpu.cc"
 #include <hwy/foreach_target.h>

@@ -6,7 +6,7 @@
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/exact_sum/exact_sum_cuda.h"
+#include "kernels/exact_sum/exact_sum_op.h"
 
 namespace moe::exact_sum {
 namespace {
@@ -15,7 +15,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 
 // A thread owns elements. Those that the grid cannot hold are rare: each thread that found some
 // adds their number once, an integer, so that the order does not matter.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(CudaAccumulate a) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Accumulate a) {
   int64_t non_finite = 0;
   ForElements<float>(
       a.n,
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Cuda
 }
 
 // A thread owns elements.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(CudaToFloat t) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(ToFloat t) {
   ForElements<float>(
       t.n,
       [&](int64_t i, auto width) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(CudaToF
 }
 
 // Half a warp owns a block of elements, each lane one of its 16 partial sums.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(CudaSumOfSquares s) {
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(SumOfSquares s) {
   ForRows<kPartials>(SquaresBlocks(s.n), [&](int64_t block, int lane) {
     const int64_t begin = block * kSquaresBlock;
     const int64_t count = s.n - begin < kSquaresBlock ? s.n - begin : kSquaresBlock;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(CudaSum
 // One warp folds the blocks' sums in ascending order. Its lanes load 32 of them at a time, the next
 // 32 while these are added; beyond the last block they hold 0, which changes no bit of a sum of
 // squares.
-__global__ void __launch_bounds__(kWarpLanes) FoldSquaresKernel(CudaSumOfSquares s) {
+__global__ void __launch_bounds__(kWarpLanes) FoldSquaresKernel(SumOfSquares s) {
   const int64_t blocks = SquaresBlocks(s.n);
   const auto load = [&](int64_t first) {
     const int64_t block = first + threadIdx.x;
@@ -89,17 +89,17 @@ __global__ void __launch_bounds__(kWarpLanes) FoldSquaresKernel(CudaSumOfSquares
 
 }  // namespace
 
-cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream) {
+cudaError_t Run(const Accumulate& accumulate, cudaStream_t stream) {
   if (accumulate.n == 0) return cudaSuccess;
   return Launch(&AccumulateKernel, ElementShape<float>(accumulate.n), stream, accumulate);
 }
 
-cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream) {
+cudaError_t Run(const ToFloat& to_float, cudaStream_t stream) {
   if (to_float.n == 0) return cudaSuccess;
   return Launch(&ToFloatKernel, ElementShape<float>(to_float.n), stream, to_float);
 }
 
-cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream) {
+cudaError_t Run(const SumOfSquares& squares, cudaStream_t stream) {
   if (squares.n > 0) {
     const LaunchShape shape = RowShape<kPartials>(SquaresBlocks(squares.n));
     const cudaError_t error = Launch(&SquaresKernel, shape, stream, squares);

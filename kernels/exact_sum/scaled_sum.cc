@@ -7,7 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
-#include "kernels/exact_sum/exact_sum_cuda.h"
+#include "kernels/exact_sum/exact_sum_op.h"
 
 namespace moe {
 namespace {
@@ -55,8 +55,8 @@ absl::Status SumOfSquares(const ScaledSum& x, double* result, Workspace& workspa
     MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, x.ToFloat(workspace, stream));
     MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(blocks));
     return LaunchOn("SumOfSquares", stream, [&](auto cuda) {
-      return exact_sum::Run(
-          exact_sum::CudaSumOfSquares{values.data(), sums.data(), result, x.size()}, cuda);
+      return exact_sum::Run(exact_sum::SumOfSquares{values.data(), sums.data(), result, x.size()},
+                            cuda);
     });
   }
   ThreadPool& threads = stream.threads();

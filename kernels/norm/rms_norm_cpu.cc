@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "kernels/base/fixed_dot.h"
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/row_grain.h"
-#include "kernels/base/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/norm/rms_norm_cpu.cc"
 #include <hwy/foreach_target.h>

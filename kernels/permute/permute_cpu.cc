@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/base/highway_targets.h"
 #include "kernels/base/parallel.h"
-#include "kernels/base/simd_targets.h"
 #include "kernels/permute/permute_op.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/permute/permute_cpu.cc"

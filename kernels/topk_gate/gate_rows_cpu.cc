@@ -3,7 +3,7 @@
 
 #include <absl/container/inlined_vector.h>
 
-#include "kernels/base/simd_targets.h"
+#include "kernels/base/highway_targets.h"
 #include "kernels/topk_gate/gate_rows.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/topk_gate/gate_rows_cpu.cc"

@@ -1,6 +1,6 @@
-// The CUDA path of topk_gate.h, sigmoid_scores.h and topk_select.h, and of the gates that select by
-// a biased score or within groups of experts: scores, selection, weights and counts in one pass.
-// Internal: plain C++ between the operations (Abseil) and topk_gate_cuda.cu (nvcc, no Abseil).
+// The CUDA path of topk_gate.h, and of the gates that select by a biased score or within groups of
+// experts: scores, selection, weights and counts in one pass. Internal: plain C++ between the
+// operations (Abseil) and topk_gate_cuda.cu (nvcc, no Abseil).
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 

@@ -226,7 +226,7 @@ TYPED_TEST(TopKGateCudaTest, SelectsAsTheReferenceWithTiesInfinitiesAndNans) {
   });
 }
 
-// 2 ulp of the exact value, as sigmoid_scores.h promises: one of them is the exponential's.
+// 2 ulp of the exact value, as topk_gate.h promises: one of them is the exponential's.
 TYPED_TEST(TopKGateCudaTest, SigmoidScoresAreWithinTwoUlpAndTheirSumsHaveTheBitsOfSoftmax) {
   using T = TypeParam;
   cusim::ForSeeds([&] {

@@ -1,17 +1,21 @@
-// The CUDA path of exact_sum.h. Internal: plain C++ between exact_sum.cc (Abseil) and
-// exact_sum_cuda.cu (nvcc, no Abseil).
-#ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
-#define MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
+// What both paths of exact_sum.h take, and CUDA's of SumOfSquares, in the memory of one device.
+// Internal. Plain C++: .cu files include it.
+#ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
+#define MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
 
 #include <cstdint>
 
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 
+namespace moe {
+class ThreadPool;
+}
+
 namespace moe::exact_sum {
 
-// The arguments of ExactAccumulate, in device memory.
-struct CudaAccumulate {
+// ExactAccumulate.
+struct Accumulate {
   const float* partial;  // [n]
   double inverse_unit;   // 2^-unit_log2
   int64_t limit;         // ExactGrid::limit
@@ -21,16 +25,16 @@ struct CudaAccumulate {
   int64_t n;
 };
 
-// out[i] = float(double(sum[i]) * factor): ExactToFloat, in device memory.
-struct CudaToFloat {
+// out[i] = float(double(sum[i]) * factor): ExactToFloat.
+struct ToFloat {
   const int64_t* sum;  // [n]
   double factor;       // scale * 2^unit_log2
   float* out;          // [n]
   int64_t n;
 };
 
-// The arguments of SumOfSquares, in device memory.
-struct CudaSumOfSquares {
+// SumOfSquares on CUDA, of float32.
+struct SumOfSquares {
   const float* x;      // [n]
   double* block_sums;  // [SquaresBlocks(n)], scratch
   double* result;      // one
@@ -42,13 +46,16 @@ constexpr int64_t SquaresBlocks(int64_t n) {
   return (n + kSquaresBlock - 1) / kSquaresBlock;
 }
 
-// Enqueue on `stream` and return; the error of the launch alone. The bits of exact_sum.cc for every
+void Run(const Accumulate& accumulate, ThreadPool& threads);
+void Run(const ToFloat& to_float, ThreadPool& threads);
+
+// Enqueue on `stream` and return; the error of the launch alone. The bits of the CPU for every
 // finite result: integers are added, roundings to nearest even are IEEE's on both, and squares,
 // exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
-cudaError_t Run(const CudaAccumulate& accumulate, cudaStream_t stream);
-cudaError_t Run(const CudaToFloat& to_float, cudaStream_t stream);
-cudaError_t Run(const CudaSumOfSquares& squares, cudaStream_t stream);
+cudaError_t Run(const Accumulate& accumulate, cudaStream_t stream);
+cudaError_t Run(const ToFloat& to_float, cudaStream_t stream);
+cudaError_t Run(const SumOfSquares& squares, cudaStream_t stream);
 
 }  // namespace moe::exact_sum
 
-#endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_CUDA_H_
+#endif  // MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
