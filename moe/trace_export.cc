@@ -34,8 +34,8 @@ std::string HostName() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
 }
 
-// Perfetto finds a thread by its tid alone, takes the one whose tid is the pid for the main one, and
-// the numbers 0 for the idle process: so every lane has a number of its own, and none is 0.
+// Perfetto finds a thread by its tid alone, takes the one whose tid is the pid for the main one,
+// and the numbers 0 for the idle process: so every lane has a number of its own, and none is 0.
 int64_t PidOf(int rank) {
   constexpr int64_t kMostLanes = 100;  // a round number: rank 2 is 300
   return kMostLanes * (rank + 1);

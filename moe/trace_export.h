@@ -29,8 +29,8 @@ absl::Status CheckTraceOnAll(bool traced, Communicator& world);
 
 // The events of `recorder` on every rank, as JSON in the trace event format: rank r is the process
 // 100 (r + 1), its lane l the thread 100 (r + 1) + l, times in microseconds from the first event of
-// any rank, by rank 0's clock (comm/clock_offset.h). docs/trace.md lists the fields. A rank's text goes to rank 0 in one piece
-// and from there to the sink, so rank 0 holds one rank's text at a time.
+// any rank, by rank 0's clock (comm/clock_offset.h). docs/trace.md lists the fields. A rank's text
+// goes to rank 0 in one piece and from there to the sink: rank 0 holds one rank's text at a time.
 //
 // Returns how many events did not fit the recorders, over all ranks. Collective, blocks the host;
 // call with the streams idle. `sink` is used on rank 0 alone. Errors: those of the sink (on rank 0;
