@@ -2,12 +2,12 @@
 // but no launcher ends them.
 #include "comm/mpi/host_watch.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
-#include <cstdint>
+#include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -35,7 +35,7 @@ constexpr int kRanks = 3;
 
 // What processes share: the cards that they hand round, and how many have joined.
 struct Shared {
-  std::array<std::array<uint8_t, 64>, kRanks> cards;
+  std::array<std::array<std::byte, 64>, kRanks> cards;
   std::atomic<int> gathered, joined;
 };
 
@@ -48,14 +48,12 @@ class SharedWorld final : public testing::ForwardingCommunicator {
   int size() const override { return kRanks; }
 
  private:
-  absl::Status DoAllGather(const void* send, void* recv, int64_t send_bytes, Stream&) override {
-    std::memcpy(shared_.cards[rank_].data(), send, send_bytes);
+  absl::Status DoCollective(CollectiveCall call, Stream&) override {
+    std::copy(call.send.begin(), call.send.end(), shared_.cards[rank_].begin());
     ++shared_.gathered;
     while (shared_.gathered < kRanks) absl::SleepFor(absl::Milliseconds(1));
-    for (int r = 0; r < kRanks; ++r) {
-      std::memcpy(static_cast<uint8_t*>(recv) + r * send_bytes, shared_.cards[r].data(),
-                  send_bytes);
-    }
+    auto to = call.recv.begin();
+    for (const auto& card : shared_.cards) to = std::copy_n(card.begin(), call.send.size(), to);
     return absl::OkStatus();
   }
 
