@@ -43,8 +43,8 @@ class HostWatch {
   std::optional<std::string> Answer();  // "" where none comes
 
   std::string name_;  // abstract address of the process that this rank started
-  // The connection. Its number is below those of MPI's and the launcher's: a process that dies closes
-  // its files in order, and the watch must hear of it before those do who then end the others.
+  // The connection. Its number is below those of MPI's and the launcher's: a process that dies
+  // closes its files in order, and the watch must hear of it before those do who end the others.
   Descriptor peer_;
 };
 

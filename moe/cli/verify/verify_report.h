@@ -14,8 +14,8 @@
 
 namespace moe::cli {
 
-// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table leaves
-// cases that were skipped to the summary, unless all is to be seen (-v).
+// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table
+// leaves cases that were skipped to the summary, unless all is to be seen (-v).
 class VerifyWriter {
  public:
   VerifyWriter(const std::string& form, const VerifyOptions& options,
