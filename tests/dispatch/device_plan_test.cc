@@ -75,7 +75,8 @@ class DevicePlanTest : public ::testing::Test {
 };
 
 TEST_F(DevicePlanTest, IsThePlanOfTheHost) {
-  for (const WorldCase& c : WorldCases(/*max_ranks=*/1).at(1)) {
+  const auto cases = WorldCases(/*max_ranks=*/1);
+  for (const WorldCase& c : cases.at(1)) {
     SCOPED_TRACE(Message() << c);
     const WorkspaceScope scope(*workspace_);
     const World world = MakeWorld(c);

@@ -13,7 +13,7 @@ if [[ $devices != simulated && $rc == 10 ]]; then
   finish
 fi
 expect 0 "one rank"
-grep -qE "^trained .* on 1 ranks \(GPUs over NCCL\)" "$work/stdout" || fail "one rank: $(head -1 "$work/stdout")"
+grep -qE "^trained .* on 1 rank \(a GPU over NCCL\)" "$work/stdout" || fail "one rank: $(head -1 "$work/stdout")"
 
 # enough_gpus <what>: whether the last run had a GPU for each rank; only simulated ones are promised.
 enough_gpus() {
@@ -30,7 +30,7 @@ for call in "--ranks 2 --ep 2 --moe-overlap-degree 2" "--ranks 2 --ep 2 --dispat
   [[ $(value "$work/one/metrics.jsonl" weights_xxh3) == "$(value "$work/more/metrics.jsonl" weights_xxh3)" ]] ||
     fail "$call: other weights than one rank"
 done
-run "$moe" verify --device cuda --router mixtral --layouts 'ranks=2,3,4 transport=nccl overlap=2' --numerics layout-invariant
+run "$moe" verify --device cuda --router mixtral --layouts 'ranks=2,3,4 transport=nccl overlap=2' --numerics layout-invariant -v
 expect 0 "verify"
 if [[ $devices == simulated ]]; then
   grep -qE "^mixtral +3 ranks ep 3 nccl .* layout-invariant +one rank .* ok" "$work/stdout" || fail "verify: no layout of three ranks"

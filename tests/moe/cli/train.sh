@@ -228,7 +228,7 @@ for call in "--help" "help" "help train" "train --help" "--version"; do
   [[ -s $work/stdout && ! -s $work/stderr ]] || fail "moe $call: wrong streams"
 done
 [[ $(head -n 1 "$work/stdout") =~ ^moe\ [0-9.]+$ ]] || fail "--version: $(cat "$work/stdout")"
-for fact in "commit    ([0-9a-f]{12}[+]?|unknown)" "build     optimised|with assertions" "features  .+"; do
+for fact in "commit    ([0-9a-f]{12}[+]?|unknown)" "build     (optimised|with assertions)" "features  .+"; do
   grep -qE "^($fact)" "$work/stdout" || fail "--version: no '$fact' in: $(cat "$work/stdout")"
 done
 finish

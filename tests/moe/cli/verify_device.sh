@@ -13,7 +13,7 @@ fi
 expect 0 "layouts on the device"
 grep -qE "^mixtral +3 ranks ep 3 local .* layout-invariant +one rank .* ok" "$work/stdout" ||
   fail "no layout of three ranks"
-grep -qE "^mixtral +1 ranks .* float64 .* ok" "$work/stdout" || fail "not compared with float64"
+grep -qE "^mixtral +1 rank .* float64 .* ok" "$work/stdout" || fail "not compared with float64"
 ! grep -qE " mpi | hierarchical " "$work/stdout" || fail "layouts that were not asked for"
 
 run "$moe" verify --device cuda --router deepseek-v3 --dtype bf16 --num-experts 8 --topk 2 \
