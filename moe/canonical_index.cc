@@ -7,11 +7,9 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
+#include "moe/unit_grid.h"
 
 namespace moe {
 namespace {
@@ -41,13 +39,23 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
   return context.host->Synchronize();
 }
 
-// Of the name and the master.
-absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
-  const std::string& name = parameter.spec().name;
-  const uint64_t seed = XXH3_64bits(name.data(), name.size());
-  MOE_ASSIGN_OR_RETURN(const std::vector<float> values, parameter.ReadMaster(*context.compute));
-  return static_cast<int64_t>(
-      XXH3_64bits_withSeed(values.data(), values.size() * sizeof(float), seed));
+// Sum of HashUnits over the parts. values: of the whole parameter, in memory of its device.
+absl::StatusOr<int64_t> HashOf(const Parameter& parameter, absl::Span<const float> values,
+                               const Context& context) {
+  std::vector<float> copy;
+  if (OnCuda(context)) {
+    copy.resize(values.size());
+    MOE_RETURN_IF_ERROR(context.compute->CopyBytes(values.data(), copy.data(),
+                                                   static_cast<int64_t>(values.size()) * 4));
+  }
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  if (!copy.empty()) values = copy;
+  uint64_t hash = 0;
+  for (const CanonicalTensor& part : parameter.parts()) {
+    hash += HashUnits(part, values.first(static_cast<size_t>(part.size())));
+    values.remove_prefix(static_cast<size_t>(part.size()));
+  }
+  return static_cast<int64_t>(hash);
 }
 
 }  // namespace
@@ -69,16 +77,23 @@ absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& stor
   return index;
 }
 
+absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const CanonicalIndex& index,
+                                   const Context& context, StateOf state) {
+  uint64_t sum = 0;
+  for (const auto& p : store.parameters()) {
+    const absl::Span<const float> values = state(*p);
+    if (!index.speaks_for(*p) || values.empty()) continue;
+    MOE_ASSIGN_OR_RETURN(const int64_t hash, HashOf(*p, values, context));
+    sum += static_cast<uint64_t>(hash);
+  }
+  int64_t total[] = {static_cast<int64_t>(sum)};
+  MOE_RETURN_IF_ERROR(SumOnHost(total, context));
+  return static_cast<uint64_t>(total[0]);
+}
+
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
                                      const Context& context) {
-  // One speaker each, zeros elsewhere: the integer sum is the speaker's value.
-  std::vector<int64_t> hashes(index.size(), 0);
-  for (const auto& p : store.parameters()) {
-    if (!index.speaks_for(*p)) continue;
-    MOE_ASSIGN_OR_RETURN(hashes[index.position(*p)], HashOf(*p, context));
-  }
-  MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(hashes), context));
-  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(int64_t));
+  return HashState(store, index, context, [](const Parameter& p) { return p.vector(); });
 }
 
 absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& index,
@@ -90,7 +105,7 @@ absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& in
   std::vector<int64_t> mine(2 * size, absent);
   for (const auto& p : store.parameters()) {
     const int64_t at = index.position(*p);
-    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, context));
+    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, p->vector(), context));
     mine[size + at] = ~mine[at];
   }
   std::vector<int64_t> most = mine;

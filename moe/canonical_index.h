@@ -6,15 +6,17 @@
 #include <string>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "moe/context.h"
 #include "moe/parameter.h"
 
 namespace moe {
 
-// The parameters of all ranks of an expert-parallel group, sorted by name. Sums over parameters
-// (gradient norm, weight hash) walk this order, so they do not depend on the layout.
+// The parameters of all ranks of an expert-parallel group, sorted by name. The gradient norm walks
+// this order, so it does not depend on the layout.
 class CanonicalIndex {
  public:
   // Collective over the context's expert-parallel group, blocks the host.
@@ -36,8 +38,14 @@ class CanonicalIndex {
   bool first_rank_ = false;
 };
 
-// XXH3 of the canonical sequence of (name, XXH3 of the float32 master). Equal weights give an equal
-// hash at any layout. Collective over the expert-parallel group, blocks the host.
+// A float32 state of a parameter, in memory of its device; empty: it has none.
+using StateOf = absl::FunctionRef<absl::Span<const float>(const Parameter&)>;
+
+// Sum of HashUnits over the canonical tensors of all ranks: equal states give an equal hash at any
+// layout. Collective over the expert-parallel group, blocks the host.
+absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const CanonicalIndex& index,
+                                   const Context& context, StateOf state);
+// … of the masters.
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
                                      const Context& context);
 

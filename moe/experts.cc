@@ -33,20 +33,37 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                                    ", expected both >= 1"));
   }
   const bool gated = IsGated(config.activation);
+  const int64_t hidden = config.hidden_size, width = config.ffn_hidden_size;
   auto experts = std::unique_ptr<Experts>(new Experts(config));
   for (const std::string& prefix : prefixes) {
+    const auto part = [&](const char* name) -> CanonicalTensor {
+      return {.name = absl::StrCat(prefix, name),
+              .rows = width,
+              .cols = hidden,
+              .axis = TensorAxis::kRows,
+              .item = kCutItem};
+    };
+    std::vector<CanonicalTensor> up = {part("up_proj.weight")};
+    if (gated) up.insert(up.begin(), part("gate_proj.weight"));
     MOE_RETURN_IF_ERROR(
         experts->AddProjection({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
-                                .rows = config.ffn_hidden_size * (gated ? 2 : 1),
-                                .cols = config.hidden_size,
+                                .rows = width * (gated ? 2 : 1),
+                                .cols = hidden,
                                 .group = group,
-                                .init_std = config.init_std},
+                                .init_std = config.init_std,
+                                .parts = std::move(up)},
                                experts->gate_up_, store));
-    MOE_RETURN_IF_ERROR(experts->AddProjection({.name = prefix + "down_proj.weight",
-                                                .rows = config.hidden_size,
-                                                .cols = config.ffn_hidden_size,
+    const std::string down = prefix + "down_proj.weight";
+    MOE_RETURN_IF_ERROR(experts->AddProjection({.name = down,
+                                                .rows = hidden,
+                                                .cols = width,
                                                 .group = group,
-                                                .init_std = config.down_init_std},
+                                                .init_std = config.down_init_std,
+                                                .parts = {{.name = down,
+                                                           .rows = hidden,
+                                                           .cols = width,
+                                                           .axis = TensorAxis::kColumns,
+                                                           .item = kCutItem}}},
                                                experts->down_, store));
   }
   return experts;
@@ -64,11 +81,21 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
   }
   all_.push_back(parameter);
   if (!config_.biases) return absl::OkStatus();
-  ParameterSpec bias = {.name = std::string(absl::StripSuffix(weight.name, "weight")) + "bias",
+  const auto named = [](const std::string& weight) {
+    return absl::StrCat(absl::StripSuffix(weight, "weight"), "bias");
+  };
+  ParameterSpec bias = {.name = named(weight.name),
                         .cols = weight.rows,
                         .group = weight.group,
                         .initializer = Initializer::kZeros,
                         .weight_decay = false};
+  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
+    const bool cut = part.axis == TensorAxis::kRows;
+    bias.parts.push_back({.name = named(part.name),
+                          .cols = part.rows,
+                          .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
+                          .item = cut ? part.item : 1});
+  }
   MOE_ASSIGN_OR_RETURN(Parameter* const added, store.Add(bias));
   projection.bias.push_back(added);
   projection.bias_view.push_back(added->vector());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "moe/canonical_index.h"
 #include "moe/context.h"
@@ -74,6 +75,18 @@ class Optimizer {
   // parameters, each expert counted once). The gradient norm is the square root of the float64 sums
   // of squares per tensor, folded in canonical order, so the same bits at any layout.
   absl::StatusOr<StepOutcome> Step(const StepOptions& options, GradientReducer& reducer);
+
+  // What a step leaves behind beside the masters: means of the gradient and of its square, each of
+  // the parameter's size in memory of its device, empty if it is not trained; and the steps that
+  // moved the weights, which Adam's bias correction counts.
+  absl::Span<float> first_moment(const Parameter& parameter) const {
+    return m_[parameter.index()].span<float>();
+  }
+  absl::Span<float> second_moment(const Parameter& parameter) const {
+    return v_[parameter.index()].span<float>();
+  }
+  int64_t steps_taken() const { return step_; }
+  void set_steps_taken(int64_t steps) { step_ = steps; }
 
  private:
   Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context,

@@ -76,6 +76,15 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
+  std::vector<CanonicalTensor>& parts = parameter->spec_.parts;
+  if (parts.empty()) parts = {{.name = spec.name, .rows = spec.rows, .cols = spec.cols}};
+  int64_t elements = 0;
+  for (const CanonicalTensor& part : parts) elements += part.size();
+  if (elements != parameter->size()) {
+    return absl::InvalidArgumentError(absl::StrCat("ParameterStore: the parts of ", spec.name,
+                                                   " have ", elements, " elements, expected ",
+                                                   parameter->size()));
+  }
   parameter->index_ = static_cast<int>(parameters_.size());
   MOE_RETURN_IF_ERROR(Allocate(CpuMemory(), *parameter));
   Initialize(spec, seed_, parameter->master());

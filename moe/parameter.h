@@ -14,6 +14,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/exact_sum/grad_accumulator.h"
+#include "moe/canonical_tensor.h"
 
 namespace moe {
 
@@ -26,7 +27,7 @@ enum class ParameterGroup : uint8_t {
 enum class Initializer : uint8_t { kNormal, kOnes, kZeros };
 
 struct ParameterSpec {
-  std::string name;  // canonical: "layers.0.mlp.experts.3.down_proj.weight"
+  std::string name;  // "layers.0.mlp.experts.3.gate_up_proj.weight"
   int64_t rows = 1;
   int64_t cols = 1;
   ParameterGroup group = ParameterGroup::kReplicated;
@@ -35,6 +36,9 @@ struct ParameterSpec {
   bool weight_decay = true;
   // false: state that is part of the model but has no gradient (a router's expert bias).
   bool trainable = true;
+  // The canonical tensors it consists of, one behind the other in memory; empty: one of its own name
+  // and shape that tensor parallelism does not cut.
+  std::vector<CanonicalTensor> parts;
 };
 
 // One tensor on this rank: memory of the store's device, except what is not trained, which the host
@@ -43,6 +47,7 @@ class Parameter {
  public:
   const ParameterSpec& spec() const { return spec_; }
   int64_t size() const { return spec_.rows * spec_.cols; }
+  absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
 
   absl::Span<float> master() const { return master_.span<float>(); }
   // A copy of the master, once `stream` has passed what is in it. Blocks the host.
@@ -80,8 +85,8 @@ class ParameterStore {
   ParameterStore(DType compute, uint64_t seed, MemoryResource& memory = CpuMemory())
       : compute_(compute), seed_(seed), memory_(memory) {}
 
-  // kInvalidArgument for a name already there or a negative size; kResourceExhausted. Initial
-  // values are there when it returns.
+  // kInvalidArgument for a name already there, a negative size, or parts that are not as large as
+  // the whole; kResourceExhausted. Initial values are there when it returns.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }

@@ -225,12 +225,23 @@ absl::StatusOr<int64_t> Trainer::NonFinite() {
   return count;
 }
 
-absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
-  MOE_RETURN_IF_ERROR(CheckInStep("Step"));
-  MOE_RETURN_IF_ERROR(Reduce());
+absl::StatusOr<Optimizer*> Trainer::optimizer() {
   if (optimizer_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(options_.optimizer, store_, context()));
   }
+  return optimizer_.get();
+}
+
+absl::Status Trainer::ResumeAfter(int64_t step) {
+  MOE_RETURN_IF_ERROR(CheckEnded("ResumeAfter"));
+  step_ = step;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
+  MOE_RETURN_IF_ERROR(CheckInStep("Step"));
+  MOE_RETURN_IF_ERROR(Reduce());
+  MOE_RETURN_IF_ERROR(optimizer().status());
   context().mesh->SetPhase({.name = "optimiser", .step = step_});
   StepOptions scaled = options;
   scaled.gradient_scale /= static_cast<double>(micro_batches_) * loss_scale();

@@ -156,6 +156,12 @@ class Trainer {
   absl::Status EndStep();
 
   int64_t step() const { return step_; }  // that has begun last, from 1
+  // The state that steps move beside the parameters; the first call, or the first Step, allocates
+  // it (zeros). The set of parameters is fixed from then on. Collective.
+  absl::StatusOr<Optimizer*> optimizer();
+  // The next step is step + 1: a run whose state has been restored goes on.
+  // kFailedPrecondition inside a step.
+  absl::Status ResumeAfter(int64_t step);
 
   bool evaluates() const { return pass_ == Pass::kEvaluation; }
   // kFailedPrecondition unless `round` is the current one.

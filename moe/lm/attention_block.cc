@@ -1,5 +1,7 @@
 #include "moe/lm/attention_block.h"
 
+#include <absl/strings/str_cat.h>
+
 #include "kernels/base/workspace.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
@@ -14,16 +16,27 @@ absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const AttentionBlock
   const int64_t hidden = config.hidden_size;
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create(prefix + "input_layernorm.weight",
                                                            hidden, config.norm_epsilon, store));
-  MOE_ASSIGN_OR_RETURN(Parameter* const qkv_proj,
-                       store.Add({.name = prefix + "self_attn.qkv_proj.weight",
-                                  .rows = 3 * hidden,
-                                  .cols = hidden,
-                                  .init_std = config.init_std}));
+  const auto part = [&](const char* name, TensorAxis axis) -> CanonicalTensor {
+    return {.name = absl::StrCat(prefix, "self_attn.", name, ".weight"),
+            .rows = hidden,
+            .cols = hidden,
+            .axis = axis,
+            .item = hidden / config.heads};
+  };
+  MOE_ASSIGN_OR_RETURN(
+      Parameter* const qkv_proj,
+      store.Add({.name = prefix + "self_attn.qkv_proj.weight",
+                 .rows = 3 * hidden,
+                 .cols = hidden,
+                 .init_std = config.init_std,
+                 .parts = {part("q_proj", TensorAxis::kRows), part("k_proj", TensorAxis::kRows),
+                           part("v_proj", TensorAxis::kRows)}}));
   MOE_ASSIGN_OR_RETURN(Parameter* const o_proj,
                        store.Add({.name = prefix + "self_attn.o_proj.weight",
                                   .rows = hidden,
                                   .cols = hidden,
-                                  .init_std = config.out_init_std}));
+                                  .init_std = config.out_init_std,
+                                  .parts = {part("o_proj", TensorAxis::kColumns)}}));
   return AttentionBlock(config, norm, qkv_proj, o_proj);
 }
 

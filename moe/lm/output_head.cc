@@ -1,5 +1,6 @@
 #include "moe/lm/output_head.h"
 
+#include <string>
 #include <type_traits>
 
 #include "kernels/base/workspace.h"
@@ -27,10 +28,16 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const OutputHeadConfig& conf
                                                     ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
-  MOE_ASSIGN_OR_RETURN(Parameter* const lm_head, store.Add({.name = "lm_head.weight",
+  const std::string name = "lm_head.weight";
+  MOE_ASSIGN_OR_RETURN(Parameter* const lm_head, store.Add({.name = name,
                                                             .rows = config.vocab_size,
                                                             .cols = config.hidden_size,
-                                                            .init_std = config.init_std}));
+                                                            .init_std = config.init_std,
+                                                            .parts = {{.name = name,
+                                                                       .rows = config.vocab_size,
+                                                                       .cols = config.hidden_size,
+                                                                       .axis = TensorAxis::kRows,
+                                                                       .item = kCutItem}}}));
   return OutputHead(config, norm, lm_head);
 }
 

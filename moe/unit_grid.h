@@ -1,0 +1,42 @@
+// The units of a tensor: the least that ranks can hold, add or hash apart.
+#ifndef MOE_MOE_UNIT_GRID_H_
+#define MOE_MOE_UNIT_GRID_H_
+
+#include <array>
+#include <cstdint>
+
+#include <absl/types/span.h>
+
+#include "moe/canonical_tensor.h"
+
+namespace moe {
+
+// A tensor is cut along its axis into kLeaves leaves (one without an axis), leaf s of n items being
+// items [n s / kLeaves, n (s + 1) / kLeaves); a leaf is cut, from its first row on, into groups of
+// max(1, 4096 / columns of the leaf) rows. A unit is such a group. Units depend on the tensor's
+// shape alone, never on ranks, so what is made of them unit by unit has the same bits at any layout.
+class UnitGrid {
+ public:
+  static constexpr int kLeaves = 8;
+  static constexpr int64_t kElements = 4096;  // of a unit, at most, unless its row is longer
+
+  explicit UnitGrid(const CanonicalTensor& tensor);
+
+  // Units count up leaf by leaf, in a leaf row by row. A leaf may be empty.
+  int64_t size() const { return first_[kLeaves]; }
+  TensorBox box(int64_t unit) const;
+
+ private:
+  std::array<TensorBox, kLeaves> leaf_;
+  std::array<int64_t, kLeaves> group_rows_;
+  std::array<int64_t, kLeaves + 1> first_;  // unit of each leaf
+};
+
+// Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the name,
+// plus the unit). A sum of sums is the whole's hash: whoever holds a unit adds it, in any order.
+// values: of the whole tensor, row-major.
+uint64_t HashUnits(const CanonicalTensor& tensor, absl::Span<const float> values);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_UNIT_GRID_H_

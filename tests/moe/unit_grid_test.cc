@@ -1,0 +1,99 @@
+#include "moe/unit_grid.h"
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace moe {
+namespace {
+
+struct Case {
+  CanonicalTensor tensor;
+  int64_t units;
+};
+
+const Case kCases[] = {
+    {{"norm", 1, 5000}, 1},                             // a row is never cut
+    {{"router", 100, 100}, 3},                          // groups of 40 rows
+    {{"gate", 64, 128, TensorAxis::kRows, 16}, 4},      // 4 items: every other leaf is empty
+    {{"head", 256, 128, TensorAxis::kRows, 16}, 8},     // a group of 32 rows a leaf
+    {{"down", 100, 256, TensorAxis::kColumns, 16}, 8},  // 128 rows of 32 columns fit a unit
+    {{"o", 300, 128, TensorAxis::kColumns, 16}, 16},    // 256 rows of 16 columns, and the rest
+    {{"uneven", 20, 7, TensorAxis::kRows, 16}, 2},      // the last item is shorter
+    {{"bias", 1, 128, TensorAxis::kColumns, 16}, 8},    //
+    {{"empty", 0, 128, TensorAxis::kRows, 16}, 0},      //
+    {{"none", 3, 0, TensorAxis::kNone, 1}, 0},          //
+};
+
+TEST(UnitGridTest, UnitsTileATensorOnce) {
+  for (const auto& [tensor, units] : kCases) {
+    SCOPED_TRACE(tensor.name);
+    const UnitGrid grid(tensor);
+    EXPECT_EQ(grid.size(), units);
+    std::vector<int> covered(static_cast<size_t>(tensor.size()), 0);
+    for (int64_t unit = 0; unit < grid.size(); ++unit) {
+      const TensorBox box = grid.box(unit);
+      EXPECT_TRUE(box.rows() == 1 || box.rows() * box.cols() <= UnitGrid::kElements);
+      for (int64_t r = box.row_begin; r < box.row_end; ++r) {
+        for (int64_t c = box.col_begin; c < box.col_end; ++c) ++covered[r * tensor.cols + c];
+      }
+    }
+    EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
+  }
+}
+
+uint64_t Xxh3(const void* data, size_t bytes, uint64_t seed) {
+  return XXH3_64bits_withSeed(data, bytes, seed);
+}
+
+TEST(HashUnitsTest, IsTheSumOverUnitsByHand) {
+  // Two leaves of 16 columns; the units of a leaf have 256 rows and 1.
+  const CanonicalTensor tensor = {"o", 257, 32, TensorAxis::kColumns, 16};
+  std::vector<float> values(static_cast<size_t>(tensor.size()));
+  std::iota(values.begin(), values.end(), 1.0f);
+  const uint64_t name = Xxh3("o", 1, 0);
+  uint64_t expected = 0, unit = 0;
+  for (const int leaf : {0, 1}) {
+    for (const auto& [first, last] : {std::pair{0, 256}, {256, 257}}) {
+      std::vector<float> box;
+      for (int r = first; r < last; ++r) {
+        for (int c = 16 * leaf; c < 16 * (leaf + 1); ++c) box.push_back(values[r * 32 + c]);
+      }
+      expected += Xxh3(box.data(), box.size() * sizeof(float), name + unit++);
+    }
+  }
+  EXPECT_EQ(HashUnits(tensor, values), expected);
+}
+
+TEST(HashUnitsTest, SeesEveryValueItsPlaceAndItsName) {
+  for (const auto& [tensor, units] : kCases) {
+    SCOPED_TRACE(tensor.name);
+    std::vector<float> values(static_cast<size_t>(tensor.size()));
+    std::iota(values.begin(), values.end(), 1.0f);
+    const uint64_t hash = HashUnits(tensor, values);
+    if (units == 0) {
+      EXPECT_EQ(hash, 0u);
+      continue;
+    }
+    CanonicalTensor renamed = tensor;
+    renamed.name += "2";
+    EXPECT_NE(HashUnits(renamed, values), hash);
+    for (size_t i = 0; i < values.size(); i += 97) {
+      const float value = values[i];
+      values[i] = -value;
+      EXPECT_NE(HashUnits(tensor, values), hash) << i;
+      values[i] = value;
+    }
+    std::swap(values.front(), values.back());
+    EXPECT_NE(HashUnits(tensor, values), hash);
+  }
+}
+
+}  // namespace
+}  // namespace moe
