@@ -10,6 +10,8 @@
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/scaled_sum.h"
+#include "moe/parameter_hash.h"
+#include "moe/unit_grid.h"
 
 namespace moe {
 
@@ -26,20 +28,47 @@ double LearningRateSchedule::At(int64_t step) const {
   return minimum + (peak - minimum) * left;
 }
 
+namespace {
+
+// Of a parameter whose parts lie one behind the other, in units of whose squares the norm is made.
+void AppendUnits(const Parameter& parameter, std::vector<SquaresUnit>& units) {
+  int64_t first = 0;
+  for (const CanonicalTensor& part : parameter.parts()) {
+    const UnitGrid grid(part);
+    for (int64_t u = 0; u < grid.size(); ++u) {
+      const TensorBox box = grid.box(u);
+      units.push_back({.begin = first + box.row_begin * part.cols + box.col_begin,
+                       .rows = box.rows(),
+                       .cols = box.cols(),
+                       .stride = part.cols});
+    }
+    first += part.size();
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
                                                              ParameterStore& store,
                                                              const Context& context) {
-  MOE_ASSIGN_OR_RETURN(CanonicalIndex index, CanonicalIndex::Create(store, context));
-  auto optimizer =
-      std::unique_ptr<Optimizer>(new Optimizer(options, store, context, std::move(index)));
+  auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, context));
+  std::vector<SquaresUnit> units;
   for (const auto& p : store.parameters()) {
-    const int64_t bytes = p->spec().trainable ? p->size() * static_cast<int64_t>(sizeof(float)) : 0;
+    const bool trainable = p->spec().trainable;
+    optimizer->first_unit_.push_back(static_cast<int64_t>(units.size()));
+    if (trainable && SpeaksFor(*p, context)) AppendUnits(*p, units);
+    const int64_t bytes = trainable ? p->size() * static_cast<int64_t>(sizeof(float)) : 0;
     for (std::vector<Buffer>* moments : {&optimizer->m_, &optimizer->v_}) {
       MOE_ASSIGN_OR_RETURN(Buffer buffer,
                            Buffer::Allocate(bytes, *context.memory, "optimiser state"));
       moments->push_back(std::move(buffer));
     }
   }
+  optimizer->first_unit_.push_back(static_cast<int64_t>(units.size()));
+  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
+  MOE_ASSIGN_OR_RETURN(optimizer->units_, Buffer::Allocate(bytes, *context.memory, "units"));
+  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(units.data(), optimizer->units_.data(), bytes));
+  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
   return optimizer;
 }
 
@@ -47,30 +76,31 @@ absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(GradientReducer& reducer
                                                         double gradient_scale) {
   Stream& stream = *context_.compute;
   MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer.NonFiniteShare());
-  const auto mine = static_cast<double>(non_finite);  // exact
-  MOE_ASSIGN_OR_RETURN(const auto squares, context_.workspace->Array<double>(index_.size() + 1));
-  MOE_RETURN_IF_ERROR(
-      stream.Zero(squares.data(), index_.size() * static_cast<int64_t>(sizeof(double))));
-  MOE_RETURN_IF_ERROR(stream.Upload(&mine, &squares.back(), sizeof(mine)));
+  // The exact sum of squares, then the share of gradients that are not finite.
+  constexpr int64_t kFields = kSquareSumSize + 1;
+  MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
+  MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
+  MOE_RETURN_IF_ERROR(stream.Upload(&non_finite, &fields.back(), sizeof(non_finite)));
+  const absl::Span<const SquaresUnit> units = units_.span<SquaresUnit>();
   for (const auto& p : store_.parameters()) {
-    if (!p->spec().trainable || !index_.speaks_for(*p)) continue;
+    const int64_t first = first_unit_[p->index()], last = first_unit_[p->index() + 1];
+    if (first == last) continue;
     MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
-    MOE_RETURN_IF_ERROR(
-        SumOfSquares(gradient, &squares[index_.position(*p)], *context_.workspace, stream));
+    MOE_RETURN_IF_ERROR(AddSquares(gradient, units.subspan(first, last - first), fields.data(),
+                                   *context_.workspace, stream));
   }
-  // One rank speaks for each tensor and the others add 0: exact in any order.
+  // Each unit has one speaker.
   MOE_RETURN_IF_ERROR(
-      context_.mesh->expert_parallel().AllReduce<double>(squares, ReduceOp::kSum, stream));
+      context_.mesh->expert_parallel().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const WorkspaceScope scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto sums, OnHost<double>(squares, context_));
-  StepOutcome outcome = {.non_finite = static_cast<int64_t>(sums.back())};
-  double total = 0;
-  for (const double s : sums.first(sums.size() - 1)) total += s;
-  const double norm = std::sqrt(total);
-  const bool finite = outcome.non_finite == 0 && std::isfinite(norm);
-  // NaN compares with nothing, infinity does.
-  outcome.gradient_norm = finite ? norm : std::numeric_limits<double>::infinity();
+  MOE_ASSIGN_OR_RETURN(const auto all, OnHost<int64_t>(fields, context_));
+  int64_t squares[kSquareSumSize];
+  std::copy_n(all.begin(), kSquareSumSize, squares);
+  StepOutcome outcome = {.non_finite = all.back()};
+  const bool finite = outcome.non_finite == 0 && squares[kSquareSumDigits] == 0;
+  outcome.gradient_norm =
+      finite ? std::sqrt(SquareSumValue(squares)) : std::numeric_limits<double>::infinity();
   return outcome;
 }
 

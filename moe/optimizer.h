@@ -10,7 +10,6 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
-#include "moe/canonical_index.h"
 #include "moe/context.h"
 #include "moe/gradient_reducer.h"
 #include "moe/parameter.h"
@@ -72,8 +71,9 @@ class Optimizer {
                                                            const Context& context);
 
   // One step from the reducer's sums. Collective over the expert-parallel group (norms of expert
-  // parameters, each expert counted once). The gradient norm is the square root of the float64 sums
-  // of squares per tensor, folded in canonical order, so the same bits at any layout.
+  // parameters, each expert counted once). The gradient norm is the root of an exact sum of the
+  // units' sums of squares (unit_grid.h), so the same bits at any layout; squares of a unit from 2^72
+  // on are not finite.
   absl::StatusOr<StepOutcome> Step(const StepOptions& options, GradientReducer& reducer);
 
   // What a step leaves behind beside the masters: means of the gradient and of its square, each of
@@ -89,16 +89,16 @@ class Optimizer {
   void set_steps_taken(int64_t steps) { step_ = steps; }
 
  private:
-  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context,
-            CanonicalIndex index)
-      : options_(options), store_(store), context_(context), index_(std::move(index)) {}
+  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context)
+      : options_(options), store_(store), context_(context) {}
   absl::StatusOr<StepOutcome> MeasureGradients(GradientReducer& reducer, double gradient_scale);
 
   const OptimizerOptions options_;
   ParameterStore& store_;
   const Context context_;
-  const CanonicalIndex index_;
-  std::vector<Buffer> m_, v_;  // by parameter index
+  std::vector<Buffer> m_, v_;        // by parameter index
+  std::vector<int64_t> first_unit_;  // by parameter index, and the end
+  Buffer units_;                     // SquaresUnit, of what this rank speaks for
   int64_t step_ = 0;
 };
 

@@ -20,7 +20,7 @@ int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t 
 // out[i] = float(double(sum[i]) * factor)
 void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n);
 
-// One block of SumOfSquares.
+// One block of AddSquares.
 double SumOfSquaresBlock(const float* x, int64_t n);
 
 }  // namespace moe

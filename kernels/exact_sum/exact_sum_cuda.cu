@@ -56,35 +56,37 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(ToFloat
       t.sum, t.out);
 }
 
-// Half a warp owns a block of elements, each lane one of its 16 partial sums.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(SumOfSquares s) {
-  ForRows<kPartials>(SquaresBlocks(s.n), [&](int64_t block, int lane) {
-    const int64_t begin = block * kSquaresBlock;
-    const int64_t count = s.n - begin < kSquaresBlock ? s.n - begin : kSquaresBlock;
-    const auto sum = FixedSumOf<double>(count, lane, [&](int64_t i, double partial) {
-      const auto value = static_cast<double>(s.x[begin + i]);
-      return partial + value * value;
-    });
-    if (lane == 0) s.block_sums[block] = sum;
+// Half a warp owns a unit, each lane one of the 16 partial sums of its blocks. Terms are integers by
+// the time they meet, so that the order does not matter.
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSquares s) {
+  ForRows<kPartials>(s.count, [&](int64_t u, int lane) {
+    const SquaresUnit unit = s.units[u];
+    const bool dense = unit.stride == unit.cols;
+    const auto cols = static_cast<uint32_t>(unit.cols);
+    const int64_t size = unit.rows * unit.cols;
+    double total = 0;
+    for (int64_t begin = 0; begin < size; begin += kSquaresBlock) {
+      const int64_t count = size - begin < kSquaresBlock ? size - begin : kSquaresBlock;
+      total += FixedSumOf<double>(count, lane, [&](int64_t i, double partial) {
+        int64_t at = unit.begin + begin + i;
+        if (!dense) {
+          const auto element = static_cast<uint32_t>(begin + i);
+          at = unit.begin + element / cols * unit.stride + element % cols;
+        }
+        const auto value = static_cast<double>(s.x[at]);
+        return partial + value * value;
+      });
+    }
+    if (lane != 0) return;
+    const SquareSumTerm digits = SquareSumTermOf(total);
+    const auto add = [](int64_t* sum, uint64_t term) {
+      if (term == 0) return;  // also what a term has past the last digit
+      ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*sum).fetch_add(
+          static_cast<int64_t>(term), ::cuda::memory_order_relaxed);
+    };
+    if (digits.first < 0) return add(s.sum + kSquareSumDigits, 1);
+    for (int i = 0; i < 3; ++i) add(s.sum + digits.first + i, digits.at[i]);
   });
-}
-
-// One warp folds the blocks' sums in ascending order. Its lanes load 32 of them at a time, the next
-// 32 while these are added; beyond the last block they hold 0, which changes no bit of a sum of
-// squares.
-__global__ void __launch_bounds__(kWarpLanes) FoldSquaresKernel(SumOfSquares s) {
-  const int64_t blocks = SquaresBlocks(s.n);
-  const auto load = [&](int64_t first) {
-    const int64_t block = first + threadIdx.x;
-    return block < blocks ? s.block_sums[block] : 0.0;
-  };
-  double total = 0, next = load(0);
-  for (int64_t first = 0; first < blocks; first += kWarpLanes) {
-    const double sums = next;
-    next = load(first + kWarpLanes);
-    for (int i = 0; i < kWarpLanes; ++i) total += __shfl_sync(0xffffffffu, sums, i);
-  }
-  if (threadIdx.x == 0) *s.result = total;
 }
 
 }  // namespace
@@ -99,14 +101,9 @@ cudaError_t Run(const ToFloat& to_float, cudaStream_t stream) {
   return Launch(&ToFloatKernel, ElementShape<float>(to_float.n), stream, to_float);
 }
 
-cudaError_t Run(const SumOfSquares& squares, cudaStream_t stream) {
-  if (squares.n > 0) {
-    const LaunchShape shape = RowShape<kPartials>(SquaresBlocks(squares.n));
-    const cudaError_t error = Launch(&SquaresKernel, shape, stream, squares);
-    if (error != cudaSuccess) return error;
-  }
-  // No elements still give 0.
-  return Launch(&FoldSquaresKernel, {dim3(1), dim3(kWarpLanes)}, stream, squares);
+cudaError_t Run(const AddSquares& squares, cudaStream_t stream) {
+  if (squares.count == 0) return cudaSuccess;
+  return Launch(&SquaresKernel, RowShape<kPartials>(squares.count), stream, squares);
 }
 
 }  // namespace moe::exact_sum

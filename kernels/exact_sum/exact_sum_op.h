@@ -1,4 +1,4 @@
-// What both paths of exact_sum.h take, and CUDA's of SumOfSquares, in the memory of one device.
+// What both paths of exact_sum.h take, and CUDA's of AddSquares, in the memory of one device.
 // Internal. Plain C++: .cu files include it.
 #ifndef MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
 #define MOE_KERNELS_EXACT_SUM_EXACT_SUM_OP_H_
@@ -7,6 +7,7 @@
 
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
+#include "kernels/exact_sum/square_sum.h"
 
 namespace moe {
 class ThreadPool;
@@ -33,18 +34,15 @@ struct ToFloat {
   int64_t n;
 };
 
-// SumOfSquares on CUDA, of float32.
-struct SumOfSquares {
-  const float* x;      // [n]
-  double* block_sums;  // [SquaresBlocks(n)], scratch
-  double* result;      // one
-  int64_t n;
+// AddSquares on CUDA, of float32.
+struct AddSquares {
+  const float* x;
+  const SquaresUnit* units;  // [count]
+  int64_t* sum;              // [kSquareSumSize], added to
+  int64_t count;
 };
 
-constexpr int64_t kSquaresBlock = 4096;  // elements a block; the CPU's too
-constexpr int64_t SquaresBlocks(int64_t n) {
-  return (n + kSquaresBlock - 1) / kSquaresBlock;
-}
+constexpr int64_t kSquaresBlock = 4096;  // elements of a partial sum; the CPU's too
 
 void Run(const Accumulate& accumulate, ThreadPool& threads);
 void Run(const ToFloat& to_float, ThreadPool& threads);
@@ -54,7 +52,7 @@ void Run(const ToFloat& to_float, ThreadPool& threads);
 // exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
 cudaError_t Run(const Accumulate& accumulate, cudaStream_t stream);
 cudaError_t Run(const ToFloat& to_float, cudaStream_t stream);
-cudaError_t Run(const SumOfSquares& squares, cudaStream_t stream);
+cudaError_t Run(const AddSquares& squares, cudaStream_t stream);
 
 }  // namespace moe::exact_sum
 

@@ -14,14 +14,43 @@ namespace {
 
 using exact_sum::kSquaresBlock;
 
-constexpr int64_t kBlocksPerRange = 8;
-constexpr int64_t kBlocksPerFork = 256;  // so that their sums fit on the stack
+constexpr int64_t kUnitsPerRange = 8;
+constexpr int64_t kUnitsPerFork = 256;  // so that their sums fit on the stack
 
-double SquaresOfBlock(const ScaledSum& x, int64_t block) {
+// Elements [begin, begin + n) of a unit, row by row.
+void ReadUnit(const ScaledSum& x, const SquaresUnit& unit, int64_t begin, int64_t n, float* out) {
+  if (unit.stride == unit.cols) return x.Read(unit.begin + begin, n, out);
+  while (n > 0) {
+    const int64_t col = begin % unit.cols, count = std::min(n, unit.cols - col);
+    x.Read(unit.begin + begin / unit.cols * unit.stride + col, count, out);
+    begin += count;
+    out += count;
+    n -= count;
+  }
+}
+
+double SquaresOfUnit(const ScaledSum& x, const SquaresUnit& unit) {
   float values[kSquaresBlock];
-  const int64_t begin = block * kSquaresBlock, count = std::min(kSquaresBlock, x.size() - begin);
-  x.Read(begin, count, values);
-  return SumOfSquaresBlock(values, count);
+  const int64_t size = unit.rows * unit.cols;
+  double total = 0;
+  for (int64_t begin = 0; begin < size; begin += kSquaresBlock) {
+    const int64_t count = std::min(kSquaresBlock, size - begin);
+    ReadUnit(x, unit, begin, count, values);
+    total += SumOfSquaresBlock(values, count);
+  }
+  return total;
+}
+
+void AddTerm(double term, int64_t* sum) {
+  const SquareSumTerm digits = SquareSumTermOf(term);
+  if (digits.first < 0) {
+    ++sum[kSquareSumDigits];
+    return;
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (digits.at[i] == 0) continue;  // also what a term has past the last digit
+    sum[digits.first + i] += static_cast<int64_t>(digits.at[i]);
+  }
 }
 
 }  // namespace
@@ -46,33 +75,45 @@ void ScaledSum::Read(int64_t begin, int64_t n, float* out) const {
   for (int64_t i = 0; i < n; ++i) out[i] = float_[begin + i] * factor;
 }
 
-absl::Status SumOfSquares(const ScaledSum& x, double* result, Workspace& workspace,
-                          Stream& stream) {
-  MOE_RETURN_IF_ERROR(x.Check("SumOfSquares"));
-  const int64_t blocks = exact_sum::SquaresBlocks(x.size());
+absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
+                        Workspace& workspace, Stream& stream) {
+  MOE_RETURN_IF_ERROR(x.Check("AddSquares"));
+  const auto size = static_cast<int64_t>(units.size());
   if (IsCuda(stream)) {
     const WorkspaceScope scope(workspace);
     MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, x.ToFloat(workspace, stream));
-    MOE_ASSIGN_OR_RETURN(const absl::Span<double> sums, workspace.Array<double>(blocks));
-    return LaunchOn("SumOfSquares", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::SumOfSquares{values.data(), sums.data(), result, x.size()},
-                            cuda);
+    return LaunchOn("AddSquares", stream, [&](auto cuda) {
+      return exact_sum::Run(exact_sum::AddSquares{values.data(), units.data(), sum, size}, cuda);
     });
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    double total = 0;
-    for (int64_t first = 0; first < blocks; first += kBlocksPerFork) {
-      double sums[kBlocksPerFork];
-      const int64_t count = std::min(kBlocksPerFork, blocks - first);
-      threads.For(count, kBlocksPerRange, [&](int64_t begin, int64_t end) {
-        for (int64_t b = begin; b < end; ++b) sums[b] = SquaresOfBlock(x, first + b);
+    for (int64_t first = 0; first < size; first += kUnitsPerFork) {
+      double terms[kUnitsPerFork];
+      const int64_t count = std::min(kUnitsPerFork, size - first);
+      threads.For(count, kUnitsPerRange, [&](int64_t begin, int64_t end) {
+        for (int64_t u = begin; u < end; ++u) terms[u] = SquaresOfUnit(x, units[first + u]);
       });
-      for (int64_t b = 0; b < count; ++b) total += sums[b];
+      for (int64_t u = 0; u < count; ++u) AddTerm(terms[u], sum);
     }
-    *result = total;
     return absl::OkStatus();
   });
+}
+
+double SquareSumValue(const int64_t (&sum)[kSquareSumSize]) {
+  uint64_t digit[kSquareSumDigits + 1] = {};  // in base 2^32, carried
+  for (int i = 0; i < kSquareSumDigits; ++i) {
+    const uint64_t carried = digit[i] + static_cast<uint64_t>(sum[i]);
+    digit[i] = carried & 0xffffffffu;
+    digit[i + 1] = carried >> 32;
+  }
+  int top = kSquareSumDigits;
+  while (top > 2 && digit[top] == 0) --top;
+  double value = 0;
+  for (int i = top; i > top - 3; --i) {
+    value += std::ldexp(static_cast<double>(digit[i]), 32 * i + kSquareSumUnitLog2);
+  }
+  return value;
 }
 
 }  // namespace moe

@@ -12,6 +12,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 #include "kernels/exact_sum/exact_sum.h"
+#include "kernels/exact_sum/square_sum.h"
 
 namespace moe {
 
@@ -46,11 +47,13 @@ class ScaledSum {
   bool is_exact_ = false;
 };
 
-// *result = the sum of squares in float64, in a layout-free order: blocks of 4096 elements, each
-// summed in ascending order over 16 interleaved partials folded pairwise, blocks folded in
-// ascending order. `workspace`, memory of the stream's device, lends CUDA 4 bytes an element and 8
-// a block until the stream has passed. Errors: of the grid and the workspace.
-absl::Status SumOfSquares(const ScaledSum& x, double* result, Workspace& workspace, Stream& stream);
+// Adds to sum[kSquareSumSize] one term for each unit: the sum of its elements' squares in float64, row by row in
+// blocks of 4096 elements, each summed in ascending order over 16 interleaved partials folded
+// pairwise, blocks added in ascending order. Terms are added exactly: units may be dealt over calls,
+// threads and ranks. `units` and `sum` are in memory of the stream's device; on CUDA `workspace`
+// lends 4 bytes an element until the stream has passed. Errors: of the grid and the workspace.
+absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
+                        Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

@@ -10,8 +10,8 @@ namespace moe::lm {
 namespace {
 
 constexpr double kUnit = 0x1p-30;
-// Per micro-batch: 2^52 units are 4 million nats, and 2048 such sums still fit an int64.
-constexpr double kLimit = 0x1p52;
+// Of a term: 2^42 units are 4096 nats, and two million such losses still fit an int64.
+constexpr double kLimit = 0x1p42;
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void StepTotals::AddReal(Field field, double value) {
 
 void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats) {
   if (row_loss.empty()) return;
-  AddReal(kLoss, std::accumulate(row_loss.begin(), row_loss.end(), 0.0));
+  for (const float loss : row_loss) AddReal(kLoss, loss);
   fields_[kTokens] += static_cast<int64_t>(row_loss.size());
   for (size_t layer = 0; layer < stats.router.size(); ++layer) {
     const RouterStats& router = stats.router[layer];

@@ -16,7 +16,7 @@
 namespace moe::lm {
 
 // Sums over micro-batches, first of this rank, after Reduce of all ranks. Real values are rounded
-// to multiples of 2^-30 as they are added.
+// to multiples of 2^-30 as they are added, losses row by row: whoever has a row may add it.
 class StepTotals {
  public:
   // outputs: what a router can choose, identity experts included.

@@ -9,11 +9,11 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/canonical_index.h"
 #include "moe/lm/agreement.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
+#include "moe/parameter_hash.h"
 #include "moe/trainer.h"
 
 namespace moe::lm {
@@ -351,21 +351,16 @@ template <typename T>
 absl::Status Trainer<T>::VerifyReplicas(int64_t step) {
   if (config_.verify_replicas == 0 || step % config_.verify_replicas != 0) return absl::OkStatus();
   context_.mesh->SetPhase({.name = "verify replicas", .step = step});
-  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index,
-                       CanonicalIndex::Create(core_.parameters(), context_));
-  return CheckReplicas(core_.parameters(), index, context_);
+  return CheckReplicas(core_.parameters(), context_);
 }
 
 template <typename T>
 absl::Status Trainer<T>::Finish(TrainReport& report) {
   context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
   Stream& stream = *context_.host;
-  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index,
-                       CanonicalIndex::Create(core_.parameters(), context_));
-  MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), index, context_));
-  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(core_.parameters(), index, context_));
-  MOE_ASSIGN_OR_RETURN(report.parameters_total,
-                       CountParameters(core_.parameters(), index, context_));
+  MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(core_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(core_.parameters(), context_));
   const MoeLayerConfig& moe = config_.model.moe;
   const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
   const int64_t expert_size = config_.model.hidden_size * (up_rows + moe.ffn_hidden_size) +

@@ -273,7 +273,8 @@ TEST(ExactToFloatTest, ReadsBackWhatTheGridHoldsAndRefusesOtherLengths) {
   });
 }
 
-double ReferenceSumOfSquares(const std::vector<float>& x) {
+// Of the elements of a unit, in their order.
+double ReferenceSquares(const std::vector<float>& x) {
   double total = 0;
   for (size_t block = 0; block < x.size(); block += 4096) {
     double s[16] = {};
@@ -288,44 +289,117 @@ double ReferenceSumOfSquares(const std::vector<float>& x) {
   return total;
 }
 
-double SquaresOf(const TestDevice& device, const std::vector<float>& x) {
+using SquareSum = std::vector<int64_t>;
+
+SquareSum SquaresOf(const TestDevice& device, const std::vector<float>& x,
+                    const std::vector<SquaresUnit>& units) {
   Workspace workspace(device.memory());
   const auto values = device.Copy(x);
-  const auto result = device.Copy<double>({-1});
-  EXPECT_TRUE(
-      SumOfSquares({values.span(), 1}, result.span().data(), workspace, device.stream()).ok());
-  const auto read = device.Read(result);
-  return read.empty() ? -1 : read[0];
+  const auto on_device = device.Copy(units);
+  const auto sum = device.Copy(SquareSum(kSquareSumSize, 0));
+  EXPECT_TRUE(AddSquares({values.span(), 1}, on_device.span(), sum.span().data(), workspace,
+                         device.stream())
+                  .ok());
+  return device.Read(sum);
 }
 
-TEST(SumOfSquaresTest, SumsByHand) {
+double ValueOf(const SquareSum& sum) {
+  int64_t digits[kSquareSumSize];
+  std::copy_n(sum.begin(), kSquareSumSize, digits);
+  return SquareSumValue(digits);
+}
+
+double SquaresOf(const TestDevice& device, const std::vector<float>& x) {
+  const auto n = std::ssize(x);
+  return ValueOf(SquaresOf(device, x, {{.begin = 0, .rows = 1, .cols = n, .stride = n}}));
+}
+
+TEST(AddSquaresTest, SumsByHand) {
   ForEachDevice([](const TestDevice& device) {
     EXPECT_EQ(SquaresOf(device, {}), 0);
     EXPECT_EQ(SquaresOf(device, {3, -4}), 25);
     EXPECT_EQ(SquaresOf(device, std::vector<float>(4097, 2)), 4 * 4097);
-    EXPECT_EQ(SquaresOf(device, {3e38f, 3e38f}), 2 * static_cast<double>(3e38f) * 3e38f);
-    EXPECT_TRUE(std::isnan(SquaresOf(device, {1, kNaN})));
-    EXPECT_EQ(SquaresOf(device, {1, -kInfinity}), kInfinity);
+    EXPECT_EQ(SquaresOf(device, {0x1.8p35f}), 0x1.2p71);
+    EXPECT_EQ(SquaresOf(device, {0x1p-60f}), 0x1p-120);
+    EXPECT_EQ(SquaresOf(device, {0x1p-61f}), 0);  // rounded to the unit
+    for (const float bad : {kNaN, -kInfinity, 0x1p36f}) {
+      const SquareSum sum =
+          SquaresOf(device, {1, bad, 2}, {{0, 1, 1, 1}, {1, 1, 1, 1}, {2, 1, 1, 1}});
+      EXPECT_EQ(sum.back(), 1) << bad;
+      EXPECT_EQ(ValueOf(sum), 5) << bad;
+    }
   });
 }
 
-// Up to 35 blocks: the warp that folds them takes 32 at a time; more are of several threads.
 // Magnitudes differ within and between blocks, so that other orders round differently.
-TEST(SumOfSquaresTest, HasTheBitsOfTheFixedOrderAtEveryLength) {
-  constexpr int64_t kBlock = 4096;
-  auto all = RandomFloats(1'100'000, 4);
+TEST(AddSquaresTest, AUnitHasTheBitsOfTheFixedOrderAtEveryLength) {
+  auto all = RandomFloats(3 * 4096 + 1, 4);
   for (int64_t i = 0; i < std::ssize(all); ++i) {
-    all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19 + i / kBlock * 7 % 13));
+    all[i] *= std::ldexp(1.0f, static_cast<int>(i % 19 + i / 4096 * 7 % 13));
   }
   ForEachDevice([&](const TestDevice& device) {
-    for (const int64_t n : {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, kBlock - 1, kBlock,
-                            kBlock + 1, 4 * kBlock, 9 * kBlock + 1, 20 * kBlock, 31 * kBlock,
-                            32 * kBlock, 33 * kBlock, 34 * kBlock + 5, std::ssize(all)}) {
-      if (n == std::ssize(all) && !device.is_cpu()) continue;
+    for (const int64_t n : {int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, int64_t{4095},
+                            int64_t{4096}, int64_t{4097}, std::ssize(all)}) {
       const std::vector<float> x(all.begin(), all.begin() + n);
-      EXPECT_EQ(SquaresOf(device, x), ReferenceSumOfSquares(x)) << n;
+      EXPECT_EQ(SquaresOf(device, x), ReferenceSquares(x)) << n;
     }
   });
+}
+
+// A matrix in two halves of columns and two of rows: units whose rows are apart, dealt over calls in
+// any order, and more of them than a fork or a thread block takes.
+TEST(AddSquaresTest, UnitsAddUpExactlyInAnyOrder) {
+  constexpr int64_t kRows = 600, kCols = 96;
+  auto x = RandomFloats(kRows * kCols, 5);
+  for (int64_t i = 0; i < std::ssize(x); ++i)
+    x[i] *= std::ldexp(1.0f, static_cast<int>(i % 31) - 15);
+  std::vector<SquaresUnit> units;
+  unsigned __int128 expected = 0;  // in 2^-60
+  for (int64_t c = 0; c < kCols; c += kCols / 2) {
+    for (int64_t r = 0; r < kRows; r += 2) {
+      units.push_back({r * kCols + c, 2, kCols / 2, kCols});
+      std::vector<float> elements;
+      for (int64_t row = r; row < r + 2; ++row) {
+        for (int64_t col = c; col < c + kCols / 2; ++col) elements.push_back(x[row * kCols + col]);
+      }
+      // Squares of a unit are sums of 96 values below 2^32: in 2^-60 they fit.
+      expected += static_cast<unsigned __int128>(std::ldexp(ReferenceSquares(elements), 60));
+    }
+  }
+  const double value = std::ldexp(static_cast<double>(expected), -60);
+  ForEachDevice([&](const TestDevice& device) {
+    const SquareSum forward = SquaresOf(device, x, units);
+    EXPECT_NEAR(ValueOf(forward), value, value * 0x1p-50);
+    std::vector<SquaresUnit> backward(units.rbegin(), units.rend());
+    EXPECT_EQ(SquaresOf(device, x, backward), forward);
+    const std::vector<SquaresUnit> first(units.begin(), units.begin() + 7),
+        rest(units.begin() + 7, units.end());
+    SquareSum sum = SquaresOf(device, x, first);
+    const SquareSum other = SquaresOf(device, x, rest);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];
+    EXPECT_EQ(sum, forward);
+  });
+}
+
+// What 128-bit integers say of terms all over the range.
+TEST(SquareSumTest, DigitsAreTheTermsInUnitsOf2ToTheMinus120) {
+  for (int exponent = -130; exponent < 72; ++exponent) {
+    for (const double fraction :
+         {1.0, 0x1.fffffffffffffp0, 0x1.0000000000001p0, 0x1.123456789abcdp0}) {
+      const double term = std::ldexp(fraction, exponent);
+      const SquareSumTerm digits = SquareSumTermOf(term);
+      ASSERT_GE(digits.first, 0);
+      int64_t sum[kSquareSumSize] = {};
+      for (int i = 0; i < 3 && digits.first + i < kSquareSumDigits; ++i) {
+        sum[digits.first + i] = static_cast<int64_t>(digits.at[i]);
+        EXPECT_LT(digits.at[i], uint64_t{1} << 32);
+      }
+      EXPECT_EQ(SquareSumValue(sum), std::ldexp(std::rint(std::ldexp(term, 120)), -120)) << term;
+      // A million of it carries.
+      for (int64_t& digit : sum) digit *= 1 << 20;
+      EXPECT_EQ(SquareSumValue(sum), std::ldexp(std::rint(std::ldexp(term, 120)), -100)) << term;
+    }
+  }
 }
 
 // Every part that operations may read, and what they make of exact sums, against the float32 that
@@ -350,14 +424,15 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
       sum.Read(begin, std::ssize(part), part.data());
       EXPECT_EQ(part, std::vector<float>(&all[begin], &all[begin] + part.size())) << begin;
     }
-    double squares = 0, squares_of_all = 0;
-    ASSERT_TRUE(SumOfSquares(sum, &squares, workspace, *stream).ok());
-    ASSERT_TRUE(SumOfSquares({all, 1}, &squares_of_all, workspace, *stream).ok());
-    EXPECT_EQ(squares, squares_of_all);
+    const std::vector<SquaresUnit> units = {{0, 1, 5000, 5000}, {5000, 40, 60, 100}};
+    int64_t squares[kSquareSumSize] = {}, squares_of_all[kSquareSumSize] = {};
+    ASSERT_TRUE(AddSquares(sum, units, squares, workspace, *stream).ok());
+    ASSERT_TRUE(AddSquares({all, 1}, units, squares_of_all, workspace, *stream).ok());
+    EXPECT_THAT(squares, ::testing::ElementsAreArray(squares_of_all));
   }
   EXPECT_EQ(
-      testing::Message(SumOfSquares({exact, {.max_terms = 0}, 1}, nullptr, workspace, *stream)),
-      "SumOfSquares: max_terms is 0, expected >= 1");
+      testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, workspace, *stream)),
+      "AddSquares: max_terms is 0, expected >= 1");
 }
 
 }  // namespace

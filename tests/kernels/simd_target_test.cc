@@ -65,7 +65,7 @@ Values UnfusedFloat() {
     std::vector<Float16> half(n);
     std::vector<int64_t> sum(n);
     int64_t non_finite = 0;
-    double squares = 0;
+    int64_t squares[kSquareSumSize] = {};
     EXPECT_TRUE(AdamW({}, {x, 1}, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v),
                       workspace, *stream)
                     .ok());
@@ -81,9 +81,10 @@ Values UnfusedFloat() {
     Append(v, all);
     Append(wide, all);
     EXPECT_TRUE(ExactToFloat({}, sum, 1.0 / 3, absl::MakeSpan(wide), *stream).ok());
-    EXPECT_TRUE(SumOfSquares({x, 1}, &squares, workspace, *stream).ok());
+    const SquaresUnit unit = {.begin = 0, .rows = 1, .cols = n, .stride = n};
+    EXPECT_TRUE(AddSquares({x, 1}, {&unit, 1}, squares, workspace, *stream).ok());
     Append(wide, all);
-    Append(Values{squares, static_cast<double>(non_finite)}, all);
+    Append(Values{SquareSumValue(squares), static_cast<double>(non_finite)}, all);
   }
   return all;
 }

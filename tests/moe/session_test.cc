@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/canonical_index.h"
+#include "moe/parameter_hash.h"
 #include "moe/parameter.h"
 #include "tests/comm/local_ranks.h"
 
@@ -60,8 +60,7 @@ absl::Status CheckReplicasWith(const std::string& changed, Session& session) {
                                                             : ParameterGroup::kExpert}));
     if (rank == 3 && name == changed) parameter->master()[2] += 1;
   }
-  MOE_ASSIGN_OR_RETURN(const CanonicalIndex index, CanonicalIndex::Create(store, context));
-  return CheckReplicas(store, index, context);
+  return CheckReplicas(store, context);
 }
 
 TEST(SessionTest, ACopyOfAWeightThatDiffersIsNamedOnEveryRank) {

@@ -1,4 +1,4 @@
-#include "moe/canonical_index.h"
+#include "moe/parameter_hash.h"
 
 #include <algorithm>
 #include <limits>
@@ -58,31 +58,30 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, absl::Span<const floa
   return static_cast<int64_t>(hash);
 }
 
-}  // namespace
-
-absl::StatusOr<CanonicalIndex> CanonicalIndex::Create(const ParameterStore& store,
-                                                      const Context& context) {
-  Communicator& group = context.mesh->expert_parallel();
-  MOE_ASSIGN_OR_RETURN(const std::string all, GatherNames(store, group, *context.host));
+// Names of the parameters of all ranks of an expert-parallel group, sorted.
+absl::StatusOr<std::vector<std::string>> AllNames(const ParameterStore& store,
+                                                  const Context& context) {
+  MOE_ASSIGN_OR_RETURN(const std::string all,
+                       GatherNames(store, context.mesh->expert_parallel(), *context.host));
   std::vector<std::string> names = absl::StrSplit(all, '\n', absl::SkipEmpty());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
-  CanonicalIndex index;
-  index.first_rank_ = group.rank() == 0;
-  for (const auto& p : store.parameters()) {
-    const auto at = std::lower_bound(names.begin(), names.end(), p->spec().name);
-    index.position_.push_back(at - names.begin());
-  }
-  index.names_ = std::move(names);
-  return index;
+  return names;
 }
 
-absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const CanonicalIndex& index,
-                                   const Context& context, StateOf state) {
+}  // namespace
+
+bool SpeaksFor(const Parameter& parameter, const Context& context) {
+  return parameter.spec().group == ParameterGroup::kExpert ||
+         context.mesh->expert_parallel().rank() == 0;
+}
+
+absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const Context& context,
+                                   StateOf state) {
   uint64_t sum = 0;
   for (const auto& p : store.parameters()) {
     const absl::Span<const float> values = state(*p);
-    if (!index.speaks_for(*p) || values.empty()) continue;
+    if (!SpeaksFor(*p, context) || values.empty()) continue;
     MOE_ASSIGN_OR_RETURN(const int64_t hash, HashOf(*p, values, context));
     sum += static_cast<uint64_t>(hash);
   }
@@ -91,20 +90,20 @@ absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const CanonicalI
   return static_cast<uint64_t>(total[0]);
 }
 
-absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const CanonicalIndex& index,
-                                     const Context& context) {
-  return HashState(store, index, context, [](const Parameter& p) { return p.vector(); });
+absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const Context& context) {
+  return HashState(store, context, [](const Parameter& p) { return p.vector(); });
 }
 
-absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& index,
-                           const Context& context) {
+absl::Status CheckReplicas(const ParameterStore& store, const Context& context) {
   Communicator& world = context.mesh->world();
   // The largest hash and the largest ~hash over the ranks that hold a parameter; the others have
   // the least int64 in both places.
-  const int64_t size = index.size(), absent = std::numeric_limits<int64_t>::min();
+  MOE_ASSIGN_OR_RETURN(const std::vector<std::string> names, AllNames(store, context));
+  const auto size = static_cast<int64_t>(names.size());
+  const int64_t absent = std::numeric_limits<int64_t>::min();
   std::vector<int64_t> mine(2 * size, absent);
   for (const auto& p : store.parameters()) {
-    const int64_t at = index.position(*p);
+    const int64_t at = std::lower_bound(names.begin(), names.end(), p->spec().name) - names.begin();
     MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, p->vector(), context));
     mine[size + at] = ~mine[at];
   }
@@ -118,7 +117,7 @@ absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& in
     const int64_t has[] = {mine[i] == most[i] ? rank : none,
                            mine[size + i] == most[size + i] ? rank : none};
     MOE_ASSIGN_OR_RETURN(const auto ranks, ExtremesOverRanks(has, world, *context.host));
-    return absl::DataLossError(absl::StrCat("tensor '", index.name(i), "' differs between ranks ",
+    return absl::DataLossError(absl::StrCat("tensor '", names[i], "' differs between ranks ",
                                             std::min(ranks[0].least, ranks[1].least), " and ",
                                             std::max(ranks[0].least, ranks[1].least),
                                             ", expected the same bits on all that hold it"));
@@ -126,11 +125,10 @@ absl::Status CheckReplicas(const ParameterStore& store, const CanonicalIndex& in
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const CanonicalIndex& index,
-                                        const Context& context) {
+absl::StatusOr<int64_t> CountParameters(const ParameterStore& store, const Context& context) {
   std::vector<int64_t> count = {0};
   for (const auto& p : store.parameters()) {
-    if (index.speaks_for(*p)) count[0] += p->size();
+    if (SpeaksFor(*p, context)) count[0] += p->size();
   }
   MOE_RETURN_IF_ERROR(SumOnHost(absl::MakeSpan(count), context));
   return count[0];
