@@ -52,7 +52,7 @@ absl::StatusOr<int64_t> HashOf(const Parameter& parameter, absl::Span<const floa
   if (!copy.empty()) values = copy;
   uint64_t hash = 0;
   for (const CanonicalTensor& part : parameter.parts()) {
-    hash += HashUnits(part, values.first(static_cast<size_t>(part.size())));
+    hash += HashUnits(part, 0, {values.data(), part.rows, part.cols});
     values.remove_prefix(static_cast<size_t>(part.size()));
   }
   return static_cast<int64_t>(hash);

@@ -20,12 +20,12 @@ int64_t LeafBegin(int64_t extent, int64_t item, int leaf) {
 }  // namespace
 
 UnitGrid::UnitGrid(const CanonicalTensor& tensor) {
-  int64_t units = 0;
+  int64_t widest = 1;
   for (int s = 0; s < kLeaves; ++s) {
     TensorBox& leaf = leaf_[s] = {0, tensor.rows, 0, tensor.cols};
     switch (tensor.axis) {
       case TensorAxis::kNone:
-        if (s > 0) leaf = {};
+        if (s > 0) leaf = {tensor.rows, tensor.rows, 0, tensor.cols};
         break;
       case TensorAxis::kRows:
         leaf.row_begin = LeafBegin(tensor.rows, tensor.item, s);
@@ -36,9 +36,13 @@ UnitGrid::UnitGrid(const CanonicalTensor& tensor) {
         leaf.col_end = LeafBegin(tensor.cols, tensor.item, s + 1);
         break;
     }
+    widest = std::max(widest, leaf.cols());
+  }
+  group_rows_ = std::max<int64_t>(1, kElements / widest);
+  int64_t units = 0;
+  for (int s = 0; s < kLeaves; ++s) {
     first_[s] = units;
-    group_rows_[s] = std::max<int64_t>(1, kElements / std::max<int64_t>(1, leaf.cols()));
-    if (leaf.cols() > 0) units += (leaf.rows() + group_rows_[s] - 1) / group_rows_[s];
+    if (leaf_[s].cols() > 0) units += (leaf_[s].rows() + group_rows_ - 1) / group_rows_;
   }
   first_[kLeaves] = units;
 }
@@ -48,29 +52,39 @@ TensorBox UnitGrid::box(int64_t unit) const {
   const auto after = std::upper_bound(first_.begin(), first_.end(), unit);
   const int64_t s = after - first_.begin() - 1;
   TensorBox box = leaf_[s];
-  box.row_begin += (unit - first_[s]) * group_rows_[s];
-  box.row_end = std::min(box.row_end, box.row_begin + group_rows_[s]);
+  box.row_begin += (unit - first_[s]) * group_rows_;
+  box.row_end = std::min(box.row_end, box.row_begin + group_rows_);
   return box;
 }
 
-uint64_t HashUnits(const CanonicalTensor& tensor, absl::Span<const float> values) {
-  MOE_CHECK(static_cast<int64_t>(values.size()) == tensor.size());
+int64_t UnitGrid::FirstRowOfGroup(int64_t row) const {
+  for (const TensorBox& leaf : leaf_) {
+    if (row >= leaf.row_end) continue;
+    return row - (row - leaf.row_begin) % group_rows_;
+  }
+  return leaf_[kLeaves - 1].row_end;
+}
+
+uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows) {
   const uint64_t name = XXH3_64bits(tensor.name.data(), tensor.name.size());
   const UnitGrid grid(tensor);
-  std::vector<float> rows;  // of a unit that is narrower than its tensor
+  std::vector<float> elements;  // of a unit that is narrower than its tensor
   uint64_t sum = 0;
   for (int64_t unit = 0; unit < grid.size(); ++unit) {
     const TensorBox box = grid.box(unit);
-    const int64_t count = box.rows() * box.cols();
-    const float* data = values.data() + box.row_begin * tensor.cols + box.col_begin;
-    if (box.cols() != tensor.cols) {
-      rows.clear();
+    if (box.row_begin < first_row || box.row_begin >= first_row + rows.rows()) continue;
+    MOE_CHECK(box.row_end <= first_row + rows.rows());
+    const float* data = rows.row(box.row_begin - first_row) + box.col_begin;
+    if (box.cols() != rows.stride()) {
+      elements.clear();
       for (int64_t r = 0; r < box.rows(); ++r) {
-        rows.insert(rows.end(), data + r * tensor.cols, data + r * tensor.cols + box.cols());
+        const float* const row = data + r * rows.stride();
+        elements.insert(elements.end(), row, row + box.cols());
       }
-      data = rows.data();
+      data = elements.data();
     }
-    sum += XXH3_64bits_withSeed(data, count * sizeof(float), name + static_cast<uint64_t>(unit));
+    sum += XXH3_64bits_withSeed(data, box.rows() * box.cols() * sizeof(float),
+                                name + static_cast<uint64_t>(unit));
   }
   return sum;
 }

@@ -19,16 +19,17 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {{"norm", 1, 5000}, 1},                             // a row is never cut
-    {{"router", 100, 100}, 3},                          // groups of 40 rows
-    {{"gate", 64, 128, TensorAxis::kRows, 16}, 4},      // 4 items: every other leaf is empty
-    {{"head", 256, 128, TensorAxis::kRows, 16}, 8},     // a group of 32 rows a leaf
-    {{"down", 100, 256, TensorAxis::kColumns, 16}, 8},  // 128 rows of 32 columns fit a unit
-    {{"o", 300, 128, TensorAxis::kColumns, 16}, 16},    // 256 rows of 16 columns, and the rest
-    {{"uneven", 20, 7, TensorAxis::kRows, 16}, 2},      // the last item is shorter
-    {{"bias", 1, 128, TensorAxis::kColumns, 16}, 8},    //
-    {{"empty", 0, 128, TensorAxis::kRows, 16}, 0},      //
-    {{"none", 3, 0, TensorAxis::kNone, 1}, 0},          //
+    {{"norm", 1, 5000}, 1},                               // a row is never cut
+    {{"router", 100, 100}, 3},                            // groups of 40 rows
+    {{"gate", 64, 128, TensorAxis::kRows, 16}, 4},        // 4 items: every other leaf is empty
+    {{"head", 256, 128, TensorAxis::kRows, 16}, 8},       // a group of 32 rows a leaf
+    {{"down", 100, 256, TensorAxis::kColumns, 16}, 8},    // 128 rows of 32 columns fit a unit
+    {{"o", 300, 128, TensorAxis::kColumns, 16}, 16},      // 256 rows of 16 columns, and the rest
+    {{"uneven", 20, 7, TensorAxis::kRows, 16}, 2},        // the last item is shorter
+    {{"heads", 100, 576, TensorAxis::kColumns, 64}, 16},  // 9 heads: a leaf of two, seven of one
+    {{"bias", 1, 128, TensorAxis::kColumns, 16}, 8},      //
+    {{"empty", 0, 128, TensorAxis::kRows, 16}, 0},        //
+    {{"none", 3, 0, TensorAxis::kNone, 1}, 0},            //
 };
 
 TEST(UnitGridTest, UnitsTileATensorOnce) {
@@ -46,6 +47,10 @@ TEST(UnitGridTest, UnitsTileATensorOnce) {
     }
     EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
   }
+}
+
+uint64_t HashOf(const CanonicalTensor& tensor, const std::vector<float>& values) {
+  return HashUnits(tensor, 0, {values.data(), tensor.rows, tensor.cols});
 }
 
 uint64_t Xxh3(const void* data, size_t bytes, uint64_t seed) {
@@ -68,7 +73,28 @@ TEST(HashUnitsTest, IsTheSumOverUnitsByHand) {
       expected += Xxh3(box.data(), box.size() * sizeof(float), name + unit++);
     }
   }
-  EXPECT_EQ(HashUnits(tensor, values), expected);
+  EXPECT_EQ(HashOf(tensor, values), expected);
+}
+
+TEST(HashUnitsTest, WhoeverHasRowGroupsAddsThem) {
+  for (const auto& [tensor, units] : kCases) {
+    SCOPED_TRACE(tensor.name);
+    std::vector<float> values(static_cast<size_t>(tensor.size()));
+    std::iota(values.begin(), values.end(), 1.0f);
+    const UnitGrid grid(tensor);
+    EXPECT_EQ(grid.FirstRowOfGroup(0), 0);
+    EXPECT_EQ(grid.FirstRowOfGroup(tensor.rows), tensor.rows);
+    for (const int ranks : {2, 3, 7}) {
+      uint64_t sum = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const int64_t first = grid.FirstRowOfGroup(tensor.rows * rank / ranks),
+                      last = grid.FirstRowOfGroup(tensor.rows * (rank + 1) / ranks);
+        sum += HashUnits(tensor, first,
+                         {values.data() + first * tensor.cols, last - first, tensor.cols});
+      }
+      EXPECT_EQ(sum, HashOf(tensor, values)) << ranks;
+    }
+  }
 }
 
 TEST(HashUnitsTest, SeesEveryValueItsPlaceAndItsName) {
@@ -76,22 +102,22 @@ TEST(HashUnitsTest, SeesEveryValueItsPlaceAndItsName) {
     SCOPED_TRACE(tensor.name);
     std::vector<float> values(static_cast<size_t>(tensor.size()));
     std::iota(values.begin(), values.end(), 1.0f);
-    const uint64_t hash = HashUnits(tensor, values);
+    const uint64_t hash = HashOf(tensor, values);
     if (units == 0) {
       EXPECT_EQ(hash, 0u);
       continue;
     }
     CanonicalTensor renamed = tensor;
     renamed.name += "2";
-    EXPECT_NE(HashUnits(renamed, values), hash);
-    for (size_t i = 0; i < values.size(); i += 97) {
+    EXPECT_NE(HashOf(renamed, values), hash);
+    for (size_t i = 0; i < values.size(); i += 1009) {
       const float value = values[i];
       values[i] = -value;
-      EXPECT_NE(HashUnits(tensor, values), hash) << i;
+      EXPECT_NE(HashOf(tensor, values), hash) << i;
       values[i] = value;
     }
     std::swap(values.front(), values.back());
-    EXPECT_NE(HashUnits(tensor, values), hash);
+    EXPECT_NE(HashOf(tensor, values), hash);
   }
 }
 
