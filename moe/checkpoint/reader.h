@@ -1,0 +1,68 @@
+// Reads checkpoints (docs/checkpoint.md), whatever layout wrote them.
+#ifndef MOE_MOE_CHECKPOINT_READER_H_
+#define MOE_MOE_CHECKPOINT_READER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+
+#include "kernels/base/tensor_view.h"
+#include "moe/canonical_tensor.h"
+#include "moe/checkpoint/manifest.h"
+
+namespace moe {
+
+// One checkpoint. Move-only; for one thread.
+class CheckpointReader {
+ public:
+  // `path` is a step folder: "run/checkpoints/step-00000120". Checks the manifest, that its boxes
+  // tile every tensor, and every file's size and header. kNotFound: no such folder, or no manifest
+  // in it. kDataLoss "CheckpointReader: <path>: what is, what was expected": damaged.
+  // kPermissionDenied, kUnavailable: the system refuses.
+  static absl::StatusOr<CheckpointReader> Open(const std::string& path);
+  CheckpointReader(CheckpointReader&&) noexcept;
+  CheckpointReader& operator=(CheckpointReader&&) noexcept;
+  ~CheckpointReader();
+
+  const std::string& path() const;
+  const CheckpointManifest& manifest() const;
+  // nullptr if the checkpoint has no such tensor.
+  const ManifestTensor* Find(absl::string_view tensor) const;
+
+  // out [rows of `box`, columns of `box`] = that part of a state. Every stored box that it touches
+  // is hashed in full, once per reader. kNotFound: no such tensor or state. kInvalidArgument:
+  // another type than the tensor's, a box beyond its shape, another size of `out`. kDataLoss: a box
+  // with another hash than the manifest's; `out` is then undefined.
+  absl::Status ReadBox(absl::string_view tensor, absl::string_view state, const TensorBox& box,
+                       MatrixView<float> out);
+  absl::Status ReadBox(absl::string_view tensor, absl::string_view state, const TensorBox& box,
+                       MatrixView<double> out);
+
+  // Hashes every box on `threads` >= 1 threads. kDataLoss names the first box, in the manifest's
+  // order, that is damaged.
+  absl::Status Verify(int threads);
+
+ private:
+  struct State;
+  explicit CheckpointReader(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct FoundCheckpoint {
+  std::string path;  // empty: there is none
+  int64_t step = 0;
+  std::vector<std::string> warnings;  // a line for each newer one that is damaged
+};
+
+// The newest checkpoint in `folder` ("run/checkpoints") that CheckpointReader::Open takes. A folder
+// that is not there has none. kPermissionDenied, kUnavailable: the system refuses.
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_READER_H_

@@ -1,0 +1,49 @@
+// The folder of a run's checkpoints: names of the step folders, and which of them stay.
+#ifndef MOE_MOE_CHECKPOINT_STEP_FOLDERS_H_
+#define MOE_MOE_CHECKPOINT_STEP_FOLDERS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
+
+#include "moe/io/file_system.h"
+
+namespace moe {
+
+// A step folder that is being written, or removed, has one of these before its name.
+inline constexpr char kUnfinishedPrefix[] = ".tmp-";
+inline constexpr char kTrashPrefix[] = ".trash-";
+
+std::string StepFolderName(int64_t step);  // 120 -> "step-00000120"
+// nullopt unless `name` is what StepFolderName gives for some step.
+std::optional<int64_t> StepOf(absl::string_view name);
+
+// Ascending; empty for a folder that is not there. Errors of the system.
+absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder,
+                                               FileSystem& files = RealFileSystem());
+
+// Those of `steps` (ascending) that go when the newest `keep` >= 1 and multiples of `keep_every`
+// stay (0: none of them).
+std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every);
+
+// Removes a step folder: it first gets a name that no reader takes, on the disk, so that a stop
+// leaves no half of it. Errors of the system.
+absl::Status RemoveStep(const std::string& folder, int64_t step,
+                        FileSystem& files = RealFileSystem());
+
+// Removes what stopped runs left: folders that were being written or removed. Errors of the system.
+absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files = RealFileSystem());
+
+// Removes a folder and the files in it, or a file or link; nothing if it is not there. Follows no
+// links, and removes no folders inside it: kUnavailable names what stays.
+absl::Status RemoveTree(const std::string& path, FileSystem& files);
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_STEP_FOLDERS_H_

@@ -1,0 +1,122 @@
+// Writes checkpoints (docs/checkpoint.md): each rank its shards, in the background; then rank 0 the
+// manifest, and one rename that makes them all a checkpoint.
+#ifndef MOE_MOE_CHECKPOINT_WRITER_H_
+#define MOE_MOE_CHECKPOINT_WRITER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/synchronization/mutex.h>
+#include <absl/types/span.h>
+
+#include "comm/communicator.h"
+#include "kernels/base/buffer.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor_view.h"
+#include "moe/canonical_tensor.h"
+#include "moe/checkpoint/manifest.h"
+#include "moe/io/file_system.h"
+
+namespace moe {
+
+struct CheckpointOptions {
+  std::string folder;        // of the step folders: "run/checkpoints"; all ranks see the same
+  int keep = 3;              // newest checkpoints that stay, >= 1
+  int64_t keep_every = 0;    // steps that are a multiple of it stay, too; 0: none
+  bool asynchronous = true;  // false: Start returns when the shards are written
+  int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
+  int64_t max_box_bytes = int64_t{64} << 20;
+  int64_t max_shard_bytes = int64_t{4} << 30;  // of data
+  FileSystem* files = &RealFileSystem();
+};
+
+struct CheckpointState {
+  int64_t step = 0;             // optimiser steps taken; the same on all ranks
+  CheckpointSections sections;  // those of rank 0 are written
+};
+
+// A piece of one state of one tensor that this rank writes. Over all ranks the pieces of a state
+// tile the tensor.
+struct StatePart {
+  const CanonicalTensor* tensor = nullptr;
+  const char* state = "";  // "master", "m", "v", "value", "share"
+  TensorBox box;
+  // [rows of the box, columns of the box] in host memory. float: F32; double: F64. All states of a
+  // tensor have one type.
+  std::variant<MatrixView<const float>, MatrixView<const double>> data;
+};
+
+enum class WriterPhase : uint8_t {
+  kIdle,     // nothing to publish
+  kWriting,  // the background thread is busy
+  kWritten,  // Publish it
+  kFailed,   // status() says why; Publish cleans up
+};
+
+// One a rank; for one thread. What it starts in the background touches files, never a communicator.
+class CheckpointWriter {
+ public:
+  // Makes the folder. Rank 0 removes what stopped runs left in it: `.tmp-*`, `.trash-*`. Call it on
+  // all ranks, and a collective before the first Start. kInvalidArgument: options. kAlreadyExists:
+  // the folder has a readable checkpoint newer than `first_step`, which this run would come to
+  // overwrite (named). kUnavailable, kPermissionDenied: the system refuses.
+  static absl::StatusOr<std::unique_ptr<CheckpointWriter>> Create(const CheckpointOptions& options,
+                                                                  int rank, int ranks);
+  // Gives up a write that is under way, and waits for its thread.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Copies the parts into one buffer, which is kept for the next time, and returns; they may then
+  // change. Shards are written behind. kFailedPrecondition unless the phase is kIdle;
+  // kInvalidArgument: a part that does not fit its tensor, sections that are no JSON objects;
+  // kResourceExhausted: no memory for the copy. With any of these the phase becomes kFailed, but
+  // for kFailedPrecondition. Errors of writing are in status(), also of a synchronous writer.
+  absl::Status Start(const CheckpointState& state, absl::Span<const StatePart> mine);
+
+  WriterPhase phase() const { return phase_.load(std::memory_order_acquire); }
+  // Of the write since the last Start: OK while it goes on. kUnavailable names path and cause.
+  absl::Status status() const;
+
+  // Makes the shards that all ranks wrote since Start a checkpoint, or, if any rank failed, removes
+  // them. Waits for the shards that are still being written: to lose no time, call it once no rank
+  // is kWriting. Then the phase is kIdle. Collective, blocks the host; `stream` is one of the CPU.
+  // The same status on all ranks: OK, and the checkpoint is on the disk; that of the first rank
+  // that failed, "rank 3: ..."; kFailedPrecondition, a rank without a Start; kInvalidArgument, if
+  // the parts do not tile their tensors or ranks are at different steps; kAlreadyExists, a readable
+  // checkpoint of this step is there. What comes after the checkpoint is on the disk (`latest`,
+  // removal of old ones) only warns. Cost on the wire: the tables of boxes, about 100 bytes a box.
+  absl::Status Publish(Communicator& world, Stream& stream);
+
+ private:
+  struct Job;  // what the background thread works on
+  CheckpointWriter(const CheckpointOptions& options, int rank, int ranks);
+
+  absl::Status Copy(const CheckpointState& state, absl::Span<const StatePart> mine);
+  void Write();
+  absl::StatusOr<std::string> WriteShards();
+  void Join();
+
+  const CheckpointOptions options_;
+  const int rank_;
+  const int ranks_;
+  std::unique_ptr<Job> job_;
+  Buffer copy_;
+  std::string table_;  // what was written: a manifest of this rank alone
+  std::atomic<WriterPhase> phase_ = WriterPhase::kIdle;
+  std::atomic<bool> give_up_ = false;
+  mutable absl::Mutex mu_;
+  absl::Status status_;  // guarded by mu_
+  std::thread thread_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_WRITER_H_
