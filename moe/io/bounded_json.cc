@@ -240,6 +240,12 @@ absl::StatusOr<Json> ParseBoundedJson(absl::string_view file, absl::string_view 
   return std::move(builder.root);
 }
 
+absl::StatusOr<std::string> JsonString(const std::string& text) try {
+  return Json(text).dump();
+} catch (const Json::exception&) {
+  return absl::InvalidArgumentError(absl::StrCat("'", Shown(text), "' is no text, expected UTF-8"));
+}
+
 std::string Shown(absl::string_view text, int64_t max_bytes) {
   std::string shown;
   for (const char c : text.substr(0, static_cast<size_t>(max_bytes))) {

@@ -52,6 +52,9 @@ inline constexpr int64_t kJsonReaderTokens = 12;
 absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::string_view document,
                                                 const JsonLimits& limits = {});
 
+// Text as JSON writes it, in quotes. kInvalidArgument unless it is UTF-8.
+absl::StatusOr<std::string> JsonString(const std::string& text);
+
 // Text of an untrusted file for a message: escaped, and cut to `max_bytes`.
 std::string Shown(absl::string_view text, int64_t max_bytes = 120);
 

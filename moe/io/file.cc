@@ -1,15 +1,13 @@
 #include "moe/io/file.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <memory>
+#include <system_error>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,9 +17,6 @@
 
 namespace moe {
 namespace {
-
-// One write takes at most this much: Linux cuts longer ones short anyway.
-constexpr size_t kMaxWriteBytes = size_t{1} << 30;
 
 class Descriptor {
  public:
@@ -90,18 +85,6 @@ int OpenForReader(const std::string& path, absl::Duration longest) {
 
 }  // namespace
 
-std::error_code ListFolder(const std::string& folder, std::vector<std::string>& names) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(folder.c_str()), ::closedir);
-  while (open != nullptr) {
-    errno = 0;
-    const dirent* const entry = ::readdir(open.get());
-    if (entry == nullptr) break;
-    const absl::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  return {errno, std::generic_category()};
-}
-
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   // Without O_NONBLOCK a pipe without a writer would hold us here.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -127,30 +110,33 @@ MappedFile::~MappedFile() {
 }
 
 WholeFile& WholeFile::operator=(WholeFile&& other) noexcept {
+  std::swap(files_, other.files_);
   std::swap(path_, other.path_);
   std::swap(temporary_, other.temporary_);
   std::swap(file_, other.file_);
   return *this;
 }
 
-absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Duration reader_time) {
+absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Duration reader_time,
+                                            FileSystem& files) {
   struct stat info = {};
   const bool exists = ::stat(path.c_str(), &info) == 0;
   if (exists && S_ISDIR(info.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot write '", path, "': it is a folder, expected a file"));
   }
-  WholeFile whole;
+  WholeFile whole(files);
   whole.path_ = path;
+  int error = 0;
   if (exists && !S_ISREG(info.st_mode)) {
     whole.file_ = OpenForReader(path, reader_time);
+    error = errno;
   } else {
     std::string name = TemporaryName(path);
-    whole.file_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (whole.file_ >= 0) whole.temporary_ = std::move(name);
+    error = files.Create(name, whole.file_).value();
+    if (error == 0) whole.temporary_ = std::move(name);
   }
   if (whole.file_ >= 0) return whole;
-  const int error = errno;
   if (error == ENXIO && S_ISFIFO(info.st_mode)) {
     return absl::UnavailableError(
         absl::StrCat("cannot write '", path, "': it is a pipe, and nobody reads it"));
@@ -163,10 +149,11 @@ absl::StatusOr<WholeFile> WholeFile::Create(const std::string& path, absl::Durat
 
 absl::Status WholeFile::Append(absl::Span<const uint8_t> bytes) {
   while (!bytes.empty()) {
-    const ssize_t n = ::write(file_, bytes.data(), std::min(bytes.size(), kMaxWriteBytes));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return WriteError(path_, n < 0 ? errno : EIO);
-    bytes.remove_prefix(static_cast<size_t>(n));
+    size_t written = 0;
+    const std::error_code error = files_->Write(file_, bytes, written);
+    if (error.value() == EINTR) continue;
+    if (error || written == 0) return WriteError(path_, error ? error.value() : EIO);
+    bytes.remove_prefix(written);
   }
   return absl::OkStatus();
 }
@@ -175,24 +162,29 @@ absl::Status WholeFile::Append(absl::string_view text) {
   return Append(absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
 }
 
-absl::Status WholeFile::Commit() {
+absl::Status WholeFile::Commit(PageCache cache) {
   // A device or pipe has nothing to flush, and says EINVAL.
-  if (!temporary_.empty() && ::fsync(file_) != 0) return WriteError(path_, errno);
+  if (!temporary_.empty()) {
+    if (const std::error_code error = files_->Flush(file_)) return WriteError(path_, error.value());
+    // Pages that were not yet on the disk would stay. It is advice: refusal does not matter.
+    if (cache == PageCache::kDrop) ::posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED);
+  }
   const int file = std::exchange(file_, -1);
-  if (::close(file) != 0) return WriteError(path_, errno);
+  if (const std::error_code error = files_->Close(file)) return WriteError(path_, error.value());
   if (temporary_.empty()) return absl::OkStatus();
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return WriteError(path_, errno);
+  if (const std::error_code error = files_->Rename(temporary_, path_)) {
+    return WriteError(path_, error.value());
+  }
   temporary_.clear();
   // The name itself is on the disk when its folder is. A folder that cannot be flushed keeps the
   // file all the same: no reason to fail.
-  const Descriptor folder(::open(FolderOf(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() >= 0) ::fsync(folder.get());
+  (void)files_->FlushFolder(FolderOf(path_));
   return absl::OkStatus();
 }
 
 void WholeFile::Discard() {
-  if (file_ >= 0) ::close(std::exchange(file_, -1));
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (file_ >= 0) (void)files_->Close(std::exchange(file_, -1));
+  if (!temporary_.empty()) (void)files_->Unlink(temporary_);
   temporary_.clear();
 }
 

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <string>
-#include <system_error>
 #include <utility>
-#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -14,11 +12,12 @@
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
+#include "moe/io/file_system.h"
+
 namespace moe {
 
-// Adds the names in `folder`, in no order. (std::filesystem's iterators take memory where they may
-// not throw.)
-std::error_code ListFolder(const std::string& folder, std::vector<std::string>& names);
+// Whether the system keeps what was written in memory, for who reads it next.
+enum class PageCache : uint8_t { kKeep, kDrop };
 
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the
@@ -52,7 +51,8 @@ class WholeFile {
   // system refuses (permission, disk full), or it is a pipe that nobody opens to read within
   // `reader_time`; programs map it to "a write failed".
   static absl::StatusOr<WholeFile> Create(const std::string& path,
-                                          absl::Duration reader_time = absl::InfiniteDuration());
+                                          absl::Duration reader_time = absl::InfiniteDuration(),
+                                          FileSystem& files = RealFileSystem());
   // Removes the temporary file if Commit did not succeed.
   ~WholeFile() { Discard(); }
   WholeFile(WholeFile&& other) noexcept { *this = std::move(other); }
@@ -62,12 +62,13 @@ class WholeFile {
   absl::Status Append(absl::Span<const uint8_t> bytes);
   absl::Status Append(absl::string_view text);
   // Once, after the last Append.
-  absl::Status Commit();
+  absl::Status Commit(PageCache cache = PageCache::kKeep);
 
  private:
-  WholeFile() = default;
+  explicit WholeFile(FileSystem& files) : files_(&files) {}
   void Discard();
 
+  FileSystem* files_ = nullptr;
   std::string path_;
   std::string temporary_;  // empty: written in place
   int file_ = -1;

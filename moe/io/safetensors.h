@@ -115,10 +115,7 @@ absl::Span<const uint8_t> BytesOf(absl::Span<const T> values) {
   return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Writes a file that SafetensorsFile::Open reads, tensors and data in the order given, the header
-// padded with spaces to a multiple of 8 bytes: the same input gives the same bytes. It appears
-// under its name whole or not at all. kInvalidArgument, with no file touched, for what Open would
-// refuse; else errors of WholeFile. Holds the header, not the data, in memory.
+// Writes these as SafetensorsStream (safetensors_stream.h) does.
 absl::Status WriteSafetensors(const std::string& path, absl::Span<const SafetensorsSource> tensors,
                               const SafetensorsMetadata& metadata = {});
 

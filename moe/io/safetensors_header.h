@@ -11,6 +11,7 @@
 #include <absl/types/span.h>
 
 #include "moe/io/safetensors.h"
+#include "moe/io/safetensors_stream.h"
 
 namespace moe {
 
@@ -35,7 +36,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
 // The header of a file with these tensors end to end, padded to a multiple of 8. kInvalidArgument
 // for what ParseSafetensorsHeader would refuse.
 absl::StatusOr<std::string> MakeSafetensorsHeader(absl::string_view file,
-                                                  absl::Span<const SafetensorsSource> tensors,
+                                                  absl::Span<const SafetensorsEntry> tensors,
                                                   const SafetensorsMetadata& metadata);
 
 }  // namespace moe

@@ -19,6 +19,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "moe/io/file.h"
+#include "moe/io/file_system.h"
 
 namespace moe::lm {
 namespace {
@@ -82,7 +83,7 @@ absl::Status Reader::ReadNamed(const std::string& name) {
 
 absl::Status Reader::ReadFolder(const fs::path& folder) {
   std::vector<std::string> names;
-  std::error_code error = ListFolder(folder.string(), names);
+  std::error_code error = RealFileSystem().List(folder.string(), names);
   if (error) return FileError("list", folder, error);
   std::sort(names.begin(), names.end());  // by bytes: the same order on every machine
   for (const std::string& name : names) {

@@ -17,12 +17,12 @@ build=${2:?usage: run.sh TARGET BUILD_FOLDER [SECONDS]}
 seconds=${3:-30}
 
 case "$target" in
-  safetensors) sources=(io/{bounded_json,file,safetensors,safetensors_header}) ;;
+  safetensors) sources=(io/{bounded_json,file,file_system,safetensors,safetensors_header}) ;;
   index) sources=(io/{bounded_json,shard_index}) ;;
   config) sources=(io/bounded_json) ;;
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
-    sources=(io/{bounded_json,file} hf/{config_keys,hf_config,tensor_rule}
+    sources=(io/{bounded_json,file,file_system} hf/{config_keys,hf_config,tensor_rule}
       hf/family{,_own,_sigmoid,_softmax})
     ;;
   *)

@@ -27,7 +27,7 @@
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/sweep/memory_estimate.h"
-#include "moe/io/file.h"
+#include "moe/io/file_system.h"
 
 namespace moe::cli {
 namespace {
@@ -102,7 +102,7 @@ void GatherMemory(MachineFacts& facts) {
     facts.shm_free_bytes = static_cast<int64_t>(shm.f_bavail * shm.f_frsize);
   }
   std::vector<std::string> names;
-  (void)ListFolder("/dev/shm", names);
+  (void)RealFileSystem().List("/dev/shm", names);
   for (const std::string& name : names) {
     facts.stale_segments += absl::StartsWith(name, "vader_segment.");
   }

@@ -1,3 +1,5 @@
+#include "moe/io/safetensors_stream.h"
+
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -20,14 +22,14 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class SafetensorsWriteTest : public IoTest {};
+class SafetensorsStreamTest : public IoTest {};
 
 SafetensorsSource Source(const std::string& name, SafetensorsType type,
                          const std::vector<int64_t>& shape, absl::string_view bytes) {
   return {.name = name, .type = type, .shape = shape, .bytes = AsBytes(bytes)};
 }
 
-TEST_F(SafetensorsWriteTest, WritesTheBytesOfTheFormat) {
+TEST_F(SafetensorsStreamTest, WritesTheBytesOfTheFormat) {
   const std::vector<SafetensorsSource> tensors = {
       Source("z", SafetensorsType::kU8, {3}, "abc"),
       Source("a\"b", SafetensorsType::kI32, {1, 1}, "1234")};
@@ -40,7 +42,7 @@ TEST_F(SafetensorsWriteTest, WritesTheBytesOfTheFormat) {
   EXPECT_EQ(NumFiles(), 1);
 }
 
-TEST_F(SafetensorsWriteTest, WhatIsWrittenIsRead) {
+TEST_F(SafetensorsStreamTest, WhatIsWrittenIsRead) {
   const std::vector<float> weights = {1.5f, -0.0f, std::numeric_limits<float>::infinity(), 1e-45f};
   const std::vector<int32_t> ids = {-1, 7};
   const std::vector<int64_t> counts = {int64_t{1} << 60};
@@ -64,14 +66,14 @@ TEST_F(SafetensorsWriteTest, WhatIsWrittenIsRead) {
   }
 }
 
-TEST_F(SafetensorsWriteTest, AnEmptyFileIsAFile) {
+TEST_F(SafetensorsStreamTest, AnEmptyFileIsAFile) {
   ASSERT_TRUE(WriteSafetensors(Path("m"), {}).ok());
   const auto file = SafetensorsFile::Open(Path("m"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE(file->tensors().empty());
 }
 
-TEST_F(SafetensorsWriteTest, WhatCouldNotBeReadIsNotWritten) {
+TEST_F(SafetensorsStreamTest, WhatCouldNotBeReadIsNotWritten) {
   const auto refused = [&](const std::vector<SafetensorsSource>& tensors,
                            const SafetensorsMetadata& metadata, absl::string_view reason) {
     const absl::Status status = WriteSafetensors(Path("m"), tensors, metadata);
@@ -90,7 +92,7 @@ TEST_F(SafetensorsWriteTest, WhatCouldNotBeReadIsNotWritten) {
   refused({}, {{"k", "\xc3"}}, "'\\xc3' is no text");
 }
 
-TEST_F(SafetensorsWriteTest, AnEarlierFileIsReplaced) {
+TEST_F(SafetensorsStreamTest, AnEarlierFileIsReplaced) {
   const std::vector<SafetensorsSource> tensors = {Source("x", SafetensorsType::kU8, {1}, "1")};
   ASSERT_TRUE(WriteSafetensors(Write("m", std::string(10000, 'x')), tensors).ok());
   EXPECT_TRUE(SafetensorsFile::Open(Path("m")).ok());
@@ -98,7 +100,7 @@ TEST_F(SafetensorsWriteTest, AnEarlierFileIsReplaced) {
 }
 
 // Who has the earlier file open goes on reading the earlier file.
-TEST_F(SafetensorsWriteTest, AnOpenFileKeepsItsBytes) {
+TEST_F(SafetensorsStreamTest, AnOpenFileKeepsItsBytes) {
   ASSERT_TRUE(WriteSafetensors(Path("m"), {Source("x", SafetensorsType::kU8, {2}, "ab")}).ok());
   const auto before = SafetensorsFile::Open(Path("m"));
   ASSERT_TRUE(before.ok());
@@ -106,14 +108,14 @@ TEST_F(SafetensorsWriteTest, AnOpenFileKeepsItsBytes) {
   EXPECT_THAT(before->Data(*before->Find("x")), ElementsAre('a', 'b'));
 }
 
-TEST_F(SafetensorsWriteTest, TheFileHasTheUsualPermissions) {
+TEST_F(SafetensorsStreamTest, TheFileHasTheUsualPermissions) {
   const mode_t mask = umask(027);
   ASSERT_TRUE(WriteSafetensors(Path("m"), {}).ok());
   umask(mask);
   EXPECT_EQ(fs::status(Path("m")).permissions(), fs::perms(0640));
 }
 
-TEST_F(SafetensorsWriteTest, FoldersAreNamed) {
+TEST_F(SafetensorsStreamTest, FoldersAreNamed) {
   const absl::Status missing = WriteSafetensors(Path("no/m"), {});
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound) << missing;
   EXPECT_THAT(std::string(missing.message()), HasSubstr("no/m': its folder is not there"));
@@ -121,7 +123,7 @@ TEST_F(SafetensorsWriteTest, FoldersAreNamed) {
   EXPECT_EQ(folder.code(), absl::StatusCode::kInvalidArgument) << folder;
 }
 
-TEST_F(SafetensorsWriteTest, AFullDeviceIsUnavailable) {
+TEST_F(SafetensorsStreamTest, AFullDeviceIsUnavailable) {
   const absl::Status status = WriteSafetensors("/dev/full", {});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write '/dev/full': No space"));
@@ -129,7 +131,7 @@ TEST_F(SafetensorsWriteTest, AFullDeviceIsUnavailable) {
 }
 
 // The system ends a write at the limit on file size just as at the end of a full disk.
-TEST_F(SafetensorsWriteTest, AFullDiskLeavesWhatWasThere) {
+TEST_F(SafetensorsStreamTest, AFullDiskLeavesWhatWasThere) {
   Write("m", "before");
   const std::string data(4096, 'x');
   std::signal(SIGXFSZ, SIG_IGN);
@@ -145,6 +147,27 @@ TEST_F(SafetensorsWriteTest, AFullDiskLeavesWhatWasThere) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(Path("m")));
   EXPECT_EQ(Read(Path("m")), "before");
   EXPECT_EQ(NumFiles(), 1);  // no temporary file stays
+}
+
+TEST_F(SafetensorsStreamTest, DataComesInAnyPieces) {
+  ASSERT_TRUE(WriteSafetensors(Path("whole"), {Source("x", SafetensorsType::kU8, {2}, "ab"),
+                                               Source("y", SafetensorsType::kU8, {3}, "cde")})
+                  .ok());
+  auto stream = SafetensorsStream::Create(
+      Path("pieces"), {{.name = "x", .type = SafetensorsType::kU8, .shape = {2}, .size_bytes = 2},
+                       {.name = "y", .type = SafetensorsType::kU8, .shape = {3}, .size_bytes = 3}});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  for (const char* piece : {"a", "", "bcd"}) ASSERT_TRUE(stream->Append(AsBytes(piece)).ok());
+  const absl::Status early = stream->Commit();
+  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(early.message()), HasSubstr("the last 1 bytes of data are missing"));
+  const absl::Status beyond = stream->Append(AsBytes("ef"));
+  EXPECT_EQ(beyond.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(beyond.message()), HasSubstr("2 bytes of data, expected at most 1 more"));
+  ASSERT_TRUE(stream->Append(AsBytes("e")).ok());
+  ASSERT_TRUE(stream->Commit().ok());
+  EXPECT_EQ(Read(Path("pieces")), Read(Path("whole")));
+  EXPECT_EQ(Read(Path("whole")), stream->header() + "abcde");
 }
 
 }  // namespace
