@@ -66,6 +66,9 @@ struct CheckpointManifest {
   std::vector<ManifestBox> boxes;       // ascending by tensor, state, first row, first column
 };
 
+// Brings files and boxes into the manifest's order; tensors and their states must be in it.
+void SortManifest(CheckpointManifest& manifest);
+
 // The document: deterministic, ends with the XXH3-128 of all bytes before `,"checksum"`.
 // kInvalidArgument, naming the field, for what ParseManifest would refuse, but for boxes that do
 // not tile their tensors.
@@ -75,8 +78,8 @@ absl::StatusOr<std::string> SerializeManifest(const CheckpointManifest& manifest
 // kDataLoss "<file>: what is, what was expected": a checksum that is not that of the bytes, another
 // version (named), anything beyond the limits above, keys that are missing, unknown, twice or in
 // another order than SerializeManifest has them, boxes outside their tensor, names of files that
-// leave the folder. kResourceExhausted without memory. Sections come back without white space,
-// their keys ascending. Memory: at most the document's size and 64 MiB.
+// leave the folder. kResourceExhausted without memory. Sections come back without white space.
+// Memory: at most 8 times the document's size, and 64 MiB.
 absl::StatusOr<CheckpointManifest> ParseManifest(absl::string_view file,
                                                  absl::string_view document);
 

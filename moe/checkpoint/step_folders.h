@@ -16,11 +16,12 @@
 
 namespace moe {
 
-// A step folder that is being written, or removed, has one of these before its name.
-inline constexpr char kUnfinishedPrefix[] = ".tmp-";
-inline constexpr char kTrashPrefix[] = ".trash-";
+// A file with the name of the newest step folder: a hint for people, which no reader trusts.
+inline constexpr char kLatestName[] = "latest";
 
 std::string StepFolderName(int64_t step);  // 120 -> "step-00000120"
+// Where it is written: "<folder>/.tmp-step-00000120".
+std::string UnfinishedPath(const std::string& folder, int64_t step);
 // nullopt unless `name` is what StepFolderName gives for some step.
 std::optional<int64_t> StepOf(absl::string_view name);
 
@@ -28,12 +29,19 @@ std::optional<int64_t> StepOf(absl::string_view name);
 absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder,
                                                FileSystem& files = RealFileSystem());
 
+// Makes a folder, and those above it that are missing, on the disk. Errors of the system.
+absl::Status MakeFolders(const std::string& path, FileSystem& files);
+
+// Gives the folder of a step, all of whose files are on the disk, its name, on the disk. Errors of
+// the system, also if the name is taken.
+absl::Status PublishStep(const std::string& folder, int64_t step, FileSystem& files);
+
 // Those of `steps` (ascending) that go when the newest `keep` >= 1 and multiples of `keep_every`
 // stay (0: none of them).
 std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every);
 
-// Removes a step folder: it first gets a name that no reader takes, on the disk, so that a stop
-// leaves no half of it. Errors of the system.
+// Removes a step folder: it first becomes ".trash-step-00000120", on the disk, so that a stop
+// leaves no half of it under its name. Errors of the system.
 absl::Status RemoveStep(const std::string& folder, int64_t step,
                         FileSystem& files = RealFileSystem());
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <variant>
@@ -13,11 +14,11 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <absl/synchronization/mutex.h>
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
 #include "kernels/base/buffer.h"
+#include "kernels/base/parallel.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "moe/canonical_tensor.h"
@@ -33,7 +34,8 @@ struct CheckpointOptions {
   bool asynchronous = true;  // false: Start returns when the shards are written
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
   int64_t max_box_bytes = int64_t{64} << 20;
-  int64_t max_shard_bytes = int64_t{4} << 30;  // of data
+  int64_t max_shard_bytes = int64_t{4} << 30;   // of data
+  ThreadPool* threads = &ThreadPool::Serial();  // that copy
   FileSystem* files = &RealFileSystem();
 };
 
@@ -75,14 +77,15 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Copies the parts into one buffer, which is kept for the next time, and returns; they may then
-  // change. Shards are written behind. kFailedPrecondition unless the phase is kIdle;
-  // kInvalidArgument: a part that does not fit its tensor, sections that are no JSON objects;
-  // kResourceExhausted: no memory for the copy. With any of these the phase becomes kFailed, but
-  // for kFailedPrecondition. Errors of writing are in status(), also of a synchronous writer.
+  // change. Shards are written behind. kFailedPrecondition unless the phase is kIdle. Then, and the
+  // phase becomes kFailed, kInvalidArgument: a part that does not fit its tensor;
+  // kResourceExhausted: no memory. What goes wrong later is in status(), of a synchronous writer,
+  // too. Cost: a copy of the parts.
   absl::Status Start(const CheckpointState& state, absl::Span<const StatePart> mine);
 
   WriterPhase phase() const { return phase_.load(std::memory_order_acquire); }
-  // Of the write since the last Start: OK while it goes on. kUnavailable names path and cause.
+  // Of the write since the last Start: OK while it goes on. kUnavailable, kPermissionDenied: names
+  // path and cause. kInvalidArgument: names of tensors or states, sections that no manifest takes.
   absl::Status status() const;
 
   // Makes the shards that all ranks wrote since Start a checkpoint, or, if any rank failed, removes
@@ -96,23 +99,27 @@ class CheckpointWriter {
   absl::Status Publish(Communicator& world, Stream& stream);
 
  private:
-  struct Job;  // what the background thread works on
+  struct Job;  // what is written
   CheckpointWriter(const CheckpointOptions& options, int rank, int ranks);
 
-  absl::Status Copy(const CheckpointState& state, absl::Span<const StatePart> mine);
+  absl::Status Copy(absl::Span<const StatePart> mine);
   void Write();
-  absl::StatusOr<std::string> WriteShards();
+  absl::Status WriteShards();
+  absl::Status WriteShard(int32_t file);
+  void Finish(absl::Status status);
   void Join();
+  absl::Status PublishTables(absl::Span<const std::string> tables);
 
   const CheckpointOptions options_;
   const int rank_;
   const int ranks_;
+  int64_t step_ = 0;  // of the last Start
   std::unique_ptr<Job> job_;
-  Buffer copy_;
-  std::string table_;  // what was written: a manifest of this rank alone
+  Buffer copy_;        // of the parts, box by box
+  std::string table_;  // of what was written: a manifest of this rank's boxes alone
   std::atomic<WriterPhase> phase_ = WriterPhase::kIdle;
   std::atomic<bool> give_up_ = false;
-  mutable absl::Mutex mu_;
+  mutable std::mutex mu_;
   absl::Status status_;  // guarded by mu_
   std::thread thread_;
 };

@@ -1,0 +1,203 @@
+// CheckpointWriter::Publish: the one collective step, and what rank 0 does in it.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/checkpoint/writer.h"
+
+namespace moe {
+namespace {
+
+absl::Span<uint8_t> MutableBytes(std::string& text) {
+  return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
+}
+
+// Every rank gets the status of `root`, or an error of the communicator.
+absl::Status BroadcastStatus(const absl::Status& mine, int root, Communicator& world,
+                             Stream& stream) {
+  std::string message(mine.message());
+  int64_t head[] = {static_cast<int64_t>(mine.code()), static_cast<int64_t>(message.size())};
+  MOE_RETURN_IF_ERROR(world.Broadcast(absl::MakeSpan(head), root, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  message.resize(head[1]);
+  MOE_RETURN_IF_ERROR(world.Broadcast(MutableBytes(message), root, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return {static_cast<absl::StatusCode>(head[0]), message};
+}
+
+// On rank 0 the texts of all ranks, of which rank r's has bytes[r]; on others nothing.
+absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
+                                                     absl::Span<const int64_t> bytes,
+                                                     Communicator& world, Stream& stream) {
+  std::vector<int64_t> send_counts(world.size()), recv_counts(world.size());
+  send_counts[0] = static_cast<int64_t>(mine.size());
+  if (world.rank() == 0) recv_counts.assign(bytes.begin(), bytes.end());
+  std::string all;
+  for (const int64_t count : recv_counts) all.resize(all.size() + count);
+  MOE_RETURN_IF_ERROR(world.AllToAllV(absl::Span<const uint8_t>(MutableBytes(mine)), send_counts,
+                                      MutableBytes(all), recv_counts, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  std::vector<std::string> texts;
+  size_t at = 0;
+  for (const int64_t count : recv_counts) {
+    texts.push_back(all.substr(at, count));
+    at += count;
+  }
+  return texts;
+}
+
+// One manifest of the tables of all ranks.
+absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables) {
+  std::vector<CheckpointManifest> parts;
+  struct Whole {
+    ManifestTensor tensor;
+    std::set<std::string> states;
+    int32_t position = 0;
+  };
+  std::map<std::string, Whole> wholes;
+  for (size_t rank = 0; rank < tables.size(); ++rank) {
+    MOE_ASSIGN_OR_RETURN(CheckpointManifest part,
+                         ParseManifest(absl::StrCat("the table of rank ", rank), tables[rank]));
+    for (const ManifestTensor& tensor : part.tensors) {
+      Whole& whole = wholes.try_emplace(tensor.name, Whole{tensor, {}}).first->second;
+      if (whole.tensor.type != tensor.type || whole.tensor.rows != tensor.rows ||
+          whole.tensor.cols != tensor.cols) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "rank ", rank, " has '", tensor.name, "' in another shape or type than ranks before"));
+      }
+      whole.states.insert(tensor.states.begin(), tensor.states.end());
+    }
+    parts.push_back(std::move(part));
+  }
+  CheckpointManifest merged = {.step = parts[0].step,
+                               .created = parts[0].created,
+                               .sections = parts[0].sections,
+                               .tensors = {},
+                               .files = {},
+                               .boxes = {}};
+  for (auto& [name, whole] : wholes) {
+    whole.position = static_cast<int32_t>(merged.tensors.size());
+    whole.tensor.states.assign(whole.states.begin(), whole.states.end());
+    merged.tensors.push_back(whole.tensor);
+  }
+  for (CheckpointManifest& part : parts) {
+    for (ManifestBox& box : part.boxes) {
+      const ManifestTensor& tensor = part.tensors[box.tensor];
+      const Whole& whole = wholes.at(tensor.name);
+      const auto state = whole.states.find(tensor.states[box.state]);
+      box.state = static_cast<int32_t>(std::distance(whole.states.begin(), state));
+      box.tensor = whole.position;
+      box.file += static_cast<int32_t>(merged.files.size());
+      merged.boxes.push_back(box);
+    }
+    merged.files.insert(merged.files.end(), part.files.begin(), part.files.end());
+  }
+  SortManifest(merged);
+  return merged;
+}
+
+absl::Status WriteText(const std::string& path, absl::string_view text, FileSystem& files) {
+  MOE_ASSIGN_OR_RETURN(WholeFile file, WholeFile::Create(path, absl::InfiniteDuration(), files));
+  MOE_RETURN_IF_ERROR(file.Append(text));
+  return file.Commit();
+}
+
+// What a checkpoint that is on the disk can do without.
+absl::Status WriteLatestAndRetain(const CheckpointOptions& options, int64_t step) {
+  FileSystem& files = *options.files;
+  MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(options.folder, "/", kLatestName),
+                                absl::StrCat(StepFolderName(step), "\n"), files));
+  MOE_ASSIGN_OR_RETURN(std::vector<int64_t> steps, ListSteps(options.folder, files));
+  // Newer ones are damaged, or Create had refused: they neither count nor go.
+  steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
+  for (const int64_t old : StepsToRemove(steps, options.keep, options.keep_every)) {
+    MOE_RETURN_IF_ERROR(RemoveStep(options.folder, old, files));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> tables) {
+  FileSystem& files = *options_.files;
+  MOE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, Merge(tables));
+  const absl::Status tiled = CheckTiling("CheckpointWriter", manifest);
+  if (!tiled.ok()) return absl::InvalidArgumentError(tiled.message());
+  MOE_ASSIGN_OR_RETURN(const std::string text, SerializeManifest(manifest));
+  const std::string unfinished = UnfinishedPath(options_.folder, manifest.step);
+  MOE_RETURN_IF_ERROR(WriteText(absl::StrCat(unfinished, "/", kManifestName), text, files));
+
+  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options_.folder, files));
+  if (std::binary_search(steps.begin(), steps.end(), manifest.step)) {
+    const std::string path = absl::StrCat(options_.folder, "/", StepFolderName(manifest.step));
+    if (CheckpointReader::Open(path).ok()) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("CheckpointWriter: ", path, " is there already: another run writes here"));
+    }
+    // No reader takes it, so that nothing is lost before the new one has its name.
+    MOE_RETURN_IF_ERROR(RemoveStep(options_.folder, manifest.step, files));
+  }
+  MOE_RETURN_IF_ERROR(PublishStep(options_.folder, manifest.step, files));
+  const absl::Status rest = WriteLatestAndRetain(options_, manifest.step);
+  if (!rest.ok()) {
+    Log(LogLevel::kWarning, absl::StrCat("CheckpointWriter: ", StepFolderName(manifest.step),
+                                         " is written, but what follows failed: ", rest.message()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
+  if (world.rank() != rank_ || world.size() != ranks_) {
+    return absl::InvalidArgumentError("CheckpointWriter: another communicator than at Create");
+  }
+  Join();
+  absl::Status mine = phase() == WriterPhase::kIdle
+                          ? absl::FailedPreconditionError("CheckpointWriter: nothing was started")
+                          : status();
+  phase_ = WriterPhase::kIdle;
+  const bool first = rank_ == 0;
+
+  constexpr int kCode = 0, kBytes = 1, kStep = 2, kHead = 3;
+  const int64_t head[kHead] = {static_cast<int64_t>(mine.code()),
+                               static_cast<int64_t>(table_.size()), step_};
+  std::vector<int64_t> heads(static_cast<size_t>(kHead) * ranks_);
+  MOE_RETURN_IF_ERROR(world.AllGather(absl::MakeConstSpan(head), absl::MakeSpan(heads), stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  std::vector<int64_t> bytes;
+  int speaker = 0;  // the first rank that failed, else the one that publishes
+  for (int rank = ranks_ - 1; rank >= 0; --rank) {
+    const int64_t* const of_rank = &heads[static_cast<size_t>(kHead) * rank];
+    if (of_rank[kCode] != 0 || of_rank[kStep] != heads[kStep]) speaker = rank;
+    bytes.insert(bytes.begin(), of_rank[kBytes]);
+  }
+  const int64_t* const said = &heads[static_cast<size_t>(kHead) * speaker];
+  if (mine.ok() && step_ != heads[kStep]) {
+    mine =
+        absl::InvalidArgumentError(absl::StrCat("step ", step_, ", rank 0 is at ", heads[kStep]));
+  }
+  if (said[kCode] == 0 && said[kStep] == heads[kStep]) {
+    MOE_ASSIGN_OR_RETURN(const auto tables, GatherTexts(std::move(table_), bytes, world, stream));
+    if (first) mine = Caught([&] { return PublishTables(tables); });
+  } else if (!mine.ok() && ranks_ > 1) {
+    mine = absl::Status(mine.code(), absl::StrCat("rank ", rank_, ": ", mine.message()));
+  }
+  table_.clear();
+  absl::Status result = BroadcastStatus(mine, speaker, world, stream);
+  if (result.ok()) return result;
+  // No rank may start the next one in a folder that is being removed.
+  if (first) (void)RemoveTree(UnfinishedPath(options_.folder, step_), *options_.files);
+  MOE_RETURN_IF_ERROR(world.Barrier());
+  return result;
+}
+
+}  // namespace moe

@@ -1,0 +1,258 @@
+#include "moe/checkpoint/reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/parallel.h"
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/io/file.h"
+#include "moe/io/safetensors.h"
+
+namespace moe {
+namespace {
+
+absl::Status Damaged(const std::string& path, absl::string_view reason) {
+  return absl::DataLossError(absl::StrCat("CheckpointReader: ", path, ": ", reason));
+}
+
+// A shard's length, and that of its header with the 8 bytes before it, are as the manifest says.
+absl::Status CheckShard(const std::string& path, const ManifestFile& file,
+                        absl::Span<const uint8_t> bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  if (size != file.bytes) {
+    return Damaged(path,
+                   absl::StrCat(file.name, ": ", size, " bytes, the manifest says ", file.bytes));
+  }
+  uint64_t header_bytes = 0;  // of the JSON
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  if (header_bytes > static_cast<uint64_t>(size) - sizeof(header_bytes)) {
+    return Damaged(
+        path, absl::StrCat(file.name, ": header of ", header_bytes, " bytes, the file has ", size));
+  }
+  const uint64_t hash = CheckpointHash(bytes.first(sizeof(header_bytes) + header_bytes));
+  if (hash == file.header_xxh3) return absl::OkStatus();
+  return Damaged(
+      path, absl::StrCat(file.name, ": header has hash ", HashHex(hash), ", the manifest says ",
+                         HashHex(file.header_xxh3), ": damaged, or of another checkpoint"));
+}
+
+template <typename T>
+void CopyPart(const uint8_t* stored, const TensorBox& from, const TensorBox& to,
+              MatrixView<T> out) {
+  const int64_t col_begin = std::max(from.col_begin, to.col_begin);
+  const int64_t col_end = std::min(from.col_end, to.col_end);
+  const int64_t row_end = std::min(from.row_end, to.row_end);
+  const int64_t stride = from.col_end - from.col_begin;
+  for (int64_t row = std::max(from.row_begin, to.row_begin); row < row_end; ++row) {
+    const int64_t at = (row - from.row_begin) * stride + col_begin - from.col_begin;
+    // The file aligns nothing.
+    std::memcpy(out.row(row - to.row_begin) + (col_begin - to.col_begin),
+                stored + at * static_cast<int64_t>(sizeof(T)),
+                static_cast<size_t>(col_end - col_begin) * sizeof(T));
+  }
+}
+
+}  // namespace
+
+struct CheckpointReader::State {
+  struct Shard {
+    MappedFile file;
+    std::once_flag parse;  // when a box of it is first needed
+    absl::StatusOr<SafetensorsFile> tensors = absl::UnknownError("");
+  };
+
+  std::string path;
+  CheckpointManifest manifest;
+  std::vector<Shard> shards;   // as manifest.files
+  std::vector<bool> verified;  // as manifest.boxes
+
+  // The bytes of a stored box, whose hash is right. Thread-safe.
+  absl::StatusOr<const uint8_t*> CheckedBox(size_t box);
+  absl::StatusOr<absl::Span<const uint8_t>> BoxBytes(const ManifestBox& box);
+  template <typename T>
+  absl::Status ReadBox(absl::string_view tensor, absl::string_view state, const TensorBox& box,
+                       MatrixView<T> out);
+};
+
+absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::State::BoxBytes(
+    const ManifestBox& box) {
+  const ManifestFile& file = manifest.files[box.file];
+  Shard& shard = shards[box.file];
+  std::call_once(shard.parse, [&] {
+    shard.tensors = SafetensorsFile::Parse(absl::StrCat(path, "/", file.name), shard.file.bytes());
+  });
+  MOE_RETURN_IF_ERROR(shard.tensors.status());
+  const ManifestTensor& tensor = manifest.tensors[box.tensor];
+  const std::string name = BoxName(tensor.name, tensor.states[box.state], box.box);
+  const SafetensorsTensor* const stored = shard.tensors->Find(name);
+  const std::vector<int64_t> shape = {box.box.row_end - box.box.row_begin,
+                                      box.box.col_end - box.box.col_begin};
+  if (stored == nullptr || stored->type != tensor.type || stored->shape != shape) {
+    return Damaged(path,
+                   absl::StrCat(file.name, ": no tensor '", name, "' of type ", NameOf(tensor.type),
+                                " and shape [", shape[0], ", ", shape[1], "]"));
+  }
+  return shard.tensors->Data(*stored);
+}
+
+absl::StatusOr<const uint8_t*> CheckpointReader::State::CheckedBox(size_t index) {
+  const ManifestBox& box = manifest.boxes[index];
+  MOE_ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, BoxBytes(box));
+  if (verified[index]) return bytes.data();
+  const uint64_t hash = CheckpointHash(bytes);
+  if (hash == box.xxh3) return bytes.data();
+  const ManifestTensor& tensor = manifest.tensors[box.tensor];
+  return Damaged(path, absl::StrCat(manifest.files[box.file].name, ": box '", tensor.name, "' ",
+                                    tensor.states[box.state], " ", BoxText(box.box), " has hash ",
+                                    HashHex(hash), ", the manifest says ", HashHex(box.xxh3)));
+}
+
+template <typename T>
+absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
+                                              absl::string_view state_name, const TensorBox& box,
+                                              MatrixView<T> out) {
+  const std::string what =
+      absl::StrCat("CheckpointReader: ", path, ": '", tensor_name, "' ", state_name);
+  const auto tensor = std::lower_bound(
+      manifest.tensors.begin(), manifest.tensors.end(), tensor_name,
+      [](const ManifestTensor& one, absl::string_view name) { return one.name < name; });
+  if (tensor == manifest.tensors.end() || tensor->name != tensor_name) {
+    return absl::NotFoundError(absl::StrCat(what, ": there is no such tensor"));
+  }
+  const auto state = std::find(tensor->states.begin(), tensor->states.end(), state_name);
+  if (state == tensor->states.end()) {
+    return absl::NotFoundError(absl::StrCat(what, ": the tensor has no such state"));
+  }
+  if (tensor->type != (std::is_same_v<T, float> ? SafetensorsType::kF32 : SafetensorsType::kF64)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": it is ", NameOf(tensor->type), ", wanted as another type"));
+  }
+  if (box.row_begin < 0 || box.row_begin > box.row_end || box.row_end > tensor->rows ||
+      box.col_begin < 0 || box.col_begin > box.col_end || box.col_end > tensor->cols ||
+      out.rows() != box.row_end - box.row_begin || out.cols() != box.col_end - box.col_begin) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": ", BoxText(box), " into [", out.rows(),
+                                                   ", ", out.cols(), "], expected a part of [",
+                                                   tensor->rows, ", ", tensor->cols, "]"));
+  }
+  const auto key = std::pair(static_cast<int32_t>(tensor - manifest.tensors.begin()),
+                             static_cast<int32_t>(state - tensor->states.begin()));
+  auto stored = std::lower_bound(
+      manifest.boxes.begin(), manifest.boxes.end(), key,
+      [](const ManifestBox& one, const auto& k) { return std::pair(one.tensor, one.state) < k; });
+  // They ascend by first row: behind the last row wanted, none is.
+  for (; stored != manifest.boxes.end() && std::pair(stored->tensor, stored->state) == key &&
+         stored->box.row_begin < box.row_end;
+       ++stored) {
+    const TensorBox& from = stored->box;
+    if (from.row_end <= box.row_begin || from.col_end <= box.col_begin ||
+        from.col_begin >= box.col_end) {
+      continue;
+    }
+    const size_t index = stored - manifest.boxes.begin();
+    MOE_ASSIGN_OR_RETURN(const uint8_t* const bytes, CheckedBox(index));
+    verified[index] = true;
+    CopyPart(bytes, from, box, out);
+  }
+  return absl::OkStatus();
+}
+
+CheckpointReader::CheckpointReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
+CheckpointReader::~CheckpointReader() = default;
+
+const std::string& CheckpointReader::path() const {
+  return state_->path;
+}
+const CheckpointManifest& CheckpointReader::manifest() const {
+  return state_->manifest;
+}
+
+absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path) {
+  auto state = std::make_unique<State>();
+  state->path = path;
+  const std::string manifest_path = absl::StrCat(path, "/", kManifestName);
+  auto mapped = MappedFile::Open(manifest_path);
+  if (absl::IsInvalidArgument(mapped.status())) return Damaged(path, mapped.status().message());
+  MOE_ASSIGN_OR_RETURN(const MappedFile document, std::move(mapped));
+  const absl::string_view text(reinterpret_cast<const char*>(document.bytes().data()),
+                               document.bytes().size());
+  const std::string said_by = absl::StrCat("CheckpointReader: ", manifest_path);
+  MOE_ASSIGN_OR_RETURN(state->manifest, ParseManifest(said_by, text));
+  const CheckpointManifest& manifest = state->manifest;
+  MOE_RETURN_IF_ERROR(CheckTiling(said_by, manifest));
+  state->verified.resize(manifest.boxes.size());
+  state->shards = std::vector<State::Shard>(manifest.files.size());
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    const ManifestFile& file = manifest.files[i];
+    auto shard = MappedFile::Open(absl::StrCat(path, "/", file.name));
+    if (absl::IsNotFound(shard.status())) return Damaged(path, file.name + " is missing");
+    if (absl::IsInvalidArgument(shard.status())) return Damaged(path, shard.status().message());
+    MOE_ASSIGN_OR_RETURN(state->shards[i].file, std::move(shard));
+    MOE_RETURN_IF_ERROR(CheckShard(path, file, state->shards[i].file.bytes()));
+  }
+  return CheckpointReader(std::move(state));
+}
+
+const ManifestTensor* CheckpointReader::Find(absl::string_view tensor) const {
+  for (const ManifestTensor& one : manifest().tensors) {
+    if (one.name == tensor) return &one;
+  }
+  return nullptr;
+}
+
+absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_view state,
+                                       const TensorBox& box, MatrixView<float> out) {
+  return state_->ReadBox(tensor, state, box, out);
+}
+
+absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_view state,
+                                       const TensorBox& box, MatrixView<double> out) {
+  return state_->ReadBox(tensor, state, box, out);
+}
+
+absl::Status CheckpointReader::Verify(int threads) {
+  const auto boxes = static_cast<int64_t>(state_->manifest.boxes.size());
+  std::mutex mu;
+  int64_t first = boxes;      // that is damaged; guarded by mu
+  absl::Status first_status;  // guarded by mu
+  ThreadPool(threads).For(boxes, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const absl::Status status = state_->CheckedBox(i).status();
+      const std::lock_guard lock(mu);
+      if (status.ok() || i >= first) continue;
+      first = i;
+      first_status = status;
+    }
+  });
+  MOE_RETURN_IF_ERROR(first_status);
+  state_->verified.assign(boxes, true);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& folder) {
+  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(folder));
+  FoundCheckpoint found;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const std::string path = absl::StrCat(folder, "/", StepFolderName(*step));
+    const absl::Status status = CheckpointReader::Open(path).status();
+    if (status.ok()) {
+      found.path = path;
+      found.step = *step;
+      break;
+    }
+    if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+    found.warnings.push_back(absl::StrCat(path, " is passed over: ", status.message()));
+  }
+  return found;
+}
+
+}  // namespace moe

@@ -1,0 +1,157 @@
+#include "moe/checkpoint/step_folders.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <system_error>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+constexpr char kStepPrefix[] = "step-";
+// Before the name of a step folder that is being written, or removed.
+constexpr char kUnfinishedPrefix[] = ".tmp-";
+constexpr char kTrashPrefix[] = ".trash-";
+
+absl::Status SystemError(absl::string_view what, const std::string& path, std::error_code error) {
+  const std::string said =
+      absl::StrCat("cannot ", what, " '", path, "': ", std::strerror(error.value()));
+  if (error.value() == EACCES || error.value() == EPERM) return absl::PermissionDeniedError(said);
+  return absl::UnavailableError(said);
+}
+
+bool Absent(std::error_code error) {
+  return error.value() == ENOENT;
+}
+
+}  // namespace
+
+std::string StepFolderName(int64_t step) {
+  return absl::StrCat(kStepPrefix, absl::Dec(step, absl::kZeroPad8));
+}
+
+std::string UnfinishedPath(const std::string& folder, int64_t step) {
+  return absl::StrCat(folder, "/", kUnfinishedPrefix, StepFolderName(step));
+}
+
+std::optional<int64_t> StepOf(absl::string_view name) {
+  if (!absl::StartsWith(name, kStepPrefix)) return std::nullopt;
+  const absl::string_view digits = name.substr(sizeof(kStepPrefix) - 1);
+  int64_t step = -1;
+  std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (step < 0 || StepFolderName(step) != name) return std::nullopt;
+  return step;
+}
+
+absl::StatusOr<std::vector<int64_t>> ListSteps(const std::string& folder, FileSystem& files) {
+  std::vector<std::string> names;
+  if (const std::error_code error = files.List(folder, names)) {
+    if (Absent(error)) return std::vector<int64_t>();
+    return SystemError("list", folder, error);
+  }
+  std::vector<int64_t> steps;
+  for (const std::string& name : names) {
+    if (const std::optional<int64_t> step = StepOf(name)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+absl::Status MakeFolders(const std::string& path, FileSystem& files) {
+  std::error_code error = files.MakeFolder(path);
+  const size_t slash = path.find_last_not_of('/') == path.npos
+                           ? path.npos
+                           : path.rfind('/', path.find_last_not_of('/'));
+  const std::string above = slash == path.npos ? "." : path.substr(0, slash + 1);
+  if (Absent(error) && above != path && above != ".") {
+    MOE_RETURN_IF_ERROR(MakeFolders(above, files));
+    error = files.MakeFolder(path);
+  }
+  if (error.value() == EEXIST) return absl::OkStatus();
+  if (error) return SystemError("make folder", path, error);
+  if ((error = files.FlushFolder(above))) return SystemError("flush", above, error);
+  return absl::OkStatus();
+}
+
+absl::Status PublishStep(const std::string& folder, int64_t step, FileSystem& files) {
+  const std::string unfinished = UnfinishedPath(folder, step);
+  if (const std::error_code error = files.FlushFolder(unfinished)) {
+    return SystemError("flush", unfinished, error);
+  }
+  const std::string path = absl::StrCat(folder, "/", StepFolderName(step));
+  if (const std::error_code error = files.Rename(unfinished, path)) {
+    return SystemError("make", path, error);
+  }
+  if (const std::error_code error = files.FlushFolder(folder)) {
+    return SystemError("flush", folder, error);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> StepsToRemove(absl::Span<const int64_t> steps, int keep, int64_t keep_every) {
+  std::vector<int64_t> removed;
+  const size_t kept = std::min(steps.size(), static_cast<size_t>(keep));
+  for (const int64_t step : steps.first(steps.size() - kept)) {
+    if (keep_every == 0 || step % keep_every != 0) removed.push_back(step);
+  }
+  return removed;
+}
+
+absl::Status RemoveStep(const std::string& folder, int64_t step, FileSystem& files) {
+  const std::string name = StepFolderName(step);
+  const std::string path = absl::StrCat(folder, "/", name);
+  const std::string trash = absl::StrCat(folder, "/", kTrashPrefix, name);
+  MOE_RETURN_IF_ERROR(RemoveTree(trash, files));
+  if (const std::error_code error = files.Rename(path, trash)) {
+    return SystemError("remove", path, error);
+  }
+  if (const std::error_code error = files.FlushFolder(folder)) {
+    return SystemError("flush", folder, error);
+  }
+  return RemoveTree(trash, files);
+}
+
+absl::Status RemoveLeftovers(const std::string& folder, FileSystem& files) {
+  std::vector<std::string> names;
+  if (const std::error_code error = files.List(folder, names)) {
+    return SystemError("list", folder, error);
+  }
+  for (const std::string& name : names) {
+    // `latest` under the temporary name of WholeFile.
+    const bool left = absl::StartsWith(name, absl::StrCat(kUnfinishedPrefix, kStepPrefix)) ||
+                      absl::StartsWith(name, absl::StrCat(kTrashPrefix, kStepPrefix)) ||
+                      absl::StartsWith(name, absl::StrCat(kLatestName, kUnfinishedPrefix));
+    if (left) MOE_RETURN_IF_ERROR(RemoveTree(absl::StrCat(folder, "/", name), files));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoveTree(const std::string& path, FileSystem& files) {
+  // A folder is no file to be unlinked: EISDIR on Linux, EPERM as POSIX has it.
+  const std::error_code unlinked = files.Unlink(path);
+  if (!unlinked || Absent(unlinked)) return absl::OkStatus();
+  if (unlinked.value() != EISDIR && unlinked.value() != EPERM) {
+    return SystemError("remove", path, unlinked);
+  }
+  std::vector<std::string> names;
+  if (const std::error_code error = files.List(path, names)) {
+    return SystemError("remove", path, error);
+  }
+  for (const std::string& name : names) {
+    const std::string file = absl::StrCat(path, "/", name);
+    const std::error_code error = files.Unlink(file);
+    if (error && !Absent(error)) return SystemError("remove", file, error);
+  }
+  if (const std::error_code error = files.RemoveFolder(path)) {
+    return SystemError("remove", path, error);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moe

@@ -1,0 +1,300 @@
+#include "moe/checkpoint/writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
+
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/io/safetensors_stream.h"
+
+namespace moe {
+namespace {
+
+// Of a shard: fewer than a safetensors file may have, so that its table stays small.
+constexpr int64_t kMaxShardBoxes = kMaxSafetensorsTensors / 2;
+
+int64_t ElementBytes(const StatePart& part) {
+  return std::holds_alternative<MatrixView<const float>>(part.data) ? sizeof(float)
+                                                                    : sizeof(double);
+}
+
+absl::Status CheckPart(const StatePart& part) {
+  if (part.tensor == nullptr) return absl::InvalidArgumentError("a part of no tensor");
+  const auto [row_begin, row_end, col_begin, col_end] = part.box;
+  const CanonicalTensor& tensor = *part.tensor;
+  const auto [rows, cols] =
+      std::visit([](const auto& data) { return std::pair(data.rows(), data.cols()); }, part.data);
+  if (row_begin < 0 || row_begin >= row_end || row_end > tensor.rows || col_begin < 0 ||
+      col_begin >= col_end || col_end > tensor.cols || rows != row_end - row_begin ||
+      cols != col_end - col_begin) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("part '", tensor.name, "' ", part.state, " ", BoxText(part.box), " of [", rows,
+                     ", ", cols, "], expected a part of [", tensor.rows, ", ", tensor.cols, "]"));
+  }
+  return absl::OkStatus();
+}
+
+// The tensors of the parts and their states, in the manifest's order.
+absl::StatusOr<std::vector<ManifestTensor>> TensorsOf(absl::Span<const StatePart> parts) {
+  struct Seen {
+    ManifestTensor tensor;
+    std::set<std::string> states;
+  };
+  std::map<std::string, Seen> seen;
+  for (const StatePart& part : parts) {
+    MOE_RETURN_IF_ERROR(CheckPart(part));
+    const ManifestTensor tensor = {
+        .name = part.tensor->name,
+        .type = ElementBytes(part) == sizeof(float) ? SafetensorsType::kF32 : SafetensorsType::kF64,
+        .rows = part.tensor->rows,
+        .cols = part.tensor->cols,
+        .states = {}};
+    const auto [at, fresh] = seen.try_emplace(tensor.name, Seen{tensor, {}});
+    const ManifestTensor& first = at->second.tensor;
+    if (first.type != tensor.type || first.rows != tensor.rows || first.cols != tensor.cols) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parts of '", tensor.name, "' have two shapes or types"));
+    }
+    at->second.states.emplace(part.state);
+  }
+  std::vector<ManifestTensor> tensors;
+  for (auto& [name, one] : seen) {
+    one.tensor.states.assign(one.states.begin(), one.states.end());
+    tensors.push_back(std::move(one.tensor));
+  }
+  return tensors;
+}
+
+// "shard-00003-of-00008.safetensors", the first file of rank 3 of 8; then
+// "shard-00003-of-00008.1.safetensors" and so on. No rank needs to know how many others have.
+std::string ShardName(int rank, int ranks, int64_t number) {
+  return absl::StrCat("shard-", absl::Dec(rank, absl::kZeroPad5), "-of-",
+                      absl::Dec(ranks, absl::kZeroPad5),
+                      number == 0 ? "" : absl::StrCat(".", number), ".safetensors");
+}
+
+// Rows of the box out of rows of the part, packed.
+template <typename T>
+void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox& box,
+             std::byte* out) {
+  const size_t row_bytes = static_cast<size_t>(box.col_end - box.col_begin) * sizeof(T);
+  for (int64_t row = box.row_begin; row < box.row_end; ++row, out += row_bytes) {
+    const T* const from = part.row(row - of_part.row_begin) + (box.col_begin - of_part.col_begin);
+    std::memcpy(out, from, row_bytes);
+  }
+}
+
+}  // namespace
+
+struct CheckpointWriter::Job {
+  CheckpointManifest table;     // boxes in the order of the copy, file by file
+  std::vector<int64_t> offset;  // [boxes + 1] of their bytes in the copy
+};
+
+CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, int ranks)
+    : options_(options), rank_(rank), ranks_(ranks), job_(std::make_unique<Job>()) {}
+
+absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
+    const CheckpointOptions& options, int rank, int ranks) {
+  const auto require = [](bool holds, const char* what) {
+    return holds ? absl::OkStatus()
+                 : absl::InvalidArgumentError(absl::StrCat("CheckpointWriter: expected ", what));
+  };
+  MOE_RETURN_IF_ERROR(require(!options.folder.empty(), "a folder"));
+  MOE_RETURN_IF_ERROR(require(options.keep >= 1, "keep >= 1"));
+  MOE_RETURN_IF_ERROR(require(options.keep_every >= 0, "keep_every >= 0"));
+  MOE_RETURN_IF_ERROR(require(0 <= rank && rank < ranks, "rank in [0, ranks)"));
+  MOE_RETURN_IF_ERROR(require(options.max_box_bytes >= 8, "boxes of at least 8 bytes"));
+  MOE_RETURN_IF_ERROR(
+      require(options.max_shard_bytes >= options.max_box_bytes, "shards not smaller than boxes"));
+
+  MOE_RETURN_IF_ERROR(MakeFolders(options.folder, *options.files));
+  MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, ListSteps(options.folder, *options.files));
+  for (const int64_t step : steps) {
+    const std::string path = absl::StrCat(options.folder, "/", StepFolderName(step));
+    if (step <= options.first_step || !CheckpointReader::Open(path).ok()) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat("CheckpointWriter: ", path, " is newer than step ", options.first_step,
+                     ", where this run begins: expected another folder, or this one moved away"));
+  }
+  if (rank == 0) MOE_RETURN_IF_ERROR(RemoveLeftovers(options.folder, *options.files));
+  return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(options, rank, ranks));
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  give_up_ = true;
+  Join();
+}
+
+void CheckpointWriter::Join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status CheckpointWriter::status() const {
+  const std::lock_guard lock(mu_);
+  return status_;
+}
+
+void CheckpointWriter::Finish(absl::Status status) {
+  const WriterPhase phase = status.ok() ? WriterPhase::kWritten : WriterPhase::kFailed;
+  {
+    const std::lock_guard lock(mu_);
+    status_ = std::move(status);
+  }
+  phase_.store(phase, std::memory_order_release);
+}
+
+absl::Status CheckpointWriter::Start(const CheckpointState& state,
+                                     absl::Span<const StatePart> mine) {
+  if (phase() != WriterPhase::kIdle) {
+    return absl::FailedPreconditionError(
+        "CheckpointWriter: the checkpoint before this one is not published yet");
+  }
+  step_ = state.step;
+  const absl::Status begun = Caught([&] {
+    *job_ = {.table = {.step = state.step,
+                       .created =
+                           absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone()),
+                       .sections = state.sections,
+                       .tensors = {},
+                       .files = {},
+                       .boxes = {}},
+             .offset = {}};
+    MOE_RETURN_IF_ERROR(Copy(mine));
+    Finish(absl::OkStatus());
+    phase_ = WriterPhase::kWriting;
+    if (options_.asynchronous) {
+      thread_ = std::thread([this] { Write(); });
+    } else {
+      Write();
+    }
+    return absl::OkStatus();
+  });
+  if (!begun.ok()) Finish(begun);
+  return begun;
+}
+
+absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
+  CheckpointManifest& table = job_->table;
+  MOE_ASSIGN_OR_RETURN(table.tensors, TensorsOf(mine));
+  std::vector<const StatePart*> part_of;  // of each box
+  int64_t offset = 0, shard_begin = 0, shard_boxes = 0;
+  const auto add = [&](const StatePart& part, int32_t tensor, int32_t state, const TensorBox& box) {
+    const int64_t bytes =
+        (box.row_end - box.row_begin) * (box.col_end - box.col_begin) * ElementBytes(part);
+    if (table.files.empty() || offset + bytes - shard_begin > options_.max_shard_bytes ||
+        shard_boxes == kMaxShardBoxes) {
+      table.files.push_back(
+          {.name = ShardName(rank_, ranks_, static_cast<int64_t>(table.files.size()))});
+      shard_begin = offset;
+      shard_boxes = 0;
+    }
+    table.boxes.push_back({.tensor = tensor,
+                           .state = state,
+                           .file = static_cast<int32_t>(table.files.size()) - 1,
+                           .box = box});
+    job_->offset.push_back(offset);
+    part_of.push_back(&part);
+    offset += bytes;
+    ++shard_boxes;
+  };
+  for (const StatePart& part : mine) {
+    const auto tensor = std::lower_bound(
+        table.tensors.begin(), table.tensors.end(), part.tensor->name,
+        [](const ManifestTensor& one, const std::string& name) { return one.name < name; });
+    const auto state = std::find(tensor->states.begin(), tensor->states.end(), part.state);
+    const auto [row_begin, row_end, col_begin, col_end] = part.box;
+    const int64_t max_elements = options_.max_box_bytes / ElementBytes(part);
+    const int64_t cols = std::min(col_end - col_begin, max_elements);
+    const int64_t rows = max_elements / cols;
+    for (int64_t row = row_begin; row < row_end; row += rows) {
+      for (int64_t col = col_begin; col < col_end; col += cols) {
+        add(part, static_cast<int32_t>(tensor - table.tensors.begin()),
+            static_cast<int32_t>(state - tensor->states.begin()),
+            {.row_begin = row,
+             .row_end = std::min(row + rows, row_end),
+             .col_begin = col,
+             .col_end = std::min(col + cols, col_end)});
+      }
+    }
+  }
+  job_->offset.push_back(offset);
+  if (offset > copy_.bytes()) {
+    copy_ = Buffer();  // before the larger one is taken
+    MOE_ASSIGN_OR_RETURN(copy_, Buffer::Allocate(offset, CpuMemory(), "the copy of a checkpoint"));
+  }
+  options_.threads->For(
+      static_cast<int64_t>(table.boxes.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const StatePart& part = *part_of[i];
+          std::visit(
+              [&](const auto& data) {
+                CopyBox(data, part.box, table.boxes[i].box, copy_.data() + job_->offset[i]);
+              },
+              part.data);
+        }
+      });
+  return absl::OkStatus();
+}
+
+// In the background.
+void CheckpointWriter::Write() {
+  Finish(Caught([this] { return WriteShards(); }));
+}
+
+absl::Status CheckpointWriter::WriteShards() {
+  CheckpointManifest& table = job_->table;
+  MOE_RETURN_IF_ERROR(MakeFolders(UnfinishedPath(options_.folder, step_), *options_.files));
+  for (size_t file = 0; file < table.files.size(); ++file) {
+    MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file)));
+  }
+  SortManifest(table);
+  MOE_ASSIGN_OR_RETURN(table_, SerializeManifest(table));
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointWriter::WriteShard(int32_t number) {
+  CheckpointManifest& table = job_->table;
+  const auto [first, last] =
+      std::equal_range(table.boxes.begin(), table.boxes.end(), ManifestBox{.file = number},
+                       [](const ManifestBox& a, const ManifestBox& b) { return a.file < b.file; });
+  std::vector<SafetensorsEntry> entries;
+  for (auto box = first; box != last; ++box) {
+    const ManifestTensor& tensor = table.tensors[box->tensor];
+    const int64_t rows = box->box.row_end - box->box.row_begin;
+    const int64_t cols = box->box.col_end - box->box.col_begin;
+    entries.push_back({.name = BoxName(tensor.name, tensor.states[box->state], box->box),
+                       .type = tensor.type,
+                       .shape = {rows, cols},
+                       .size_bytes = rows * cols * BitsOf(tensor.type) / 8});
+  }
+  ManifestFile& file = table.files[number];
+  const std::string path = absl::StrCat(UnfinishedPath(options_.folder, step_), "/", file.name);
+  MOE_ASSIGN_OR_RETURN(SafetensorsStream stream,
+                       SafetensorsStream::Create(path, entries, {}, *options_.files));
+  file.header_xxh3 = CheckpointHash(
+      {reinterpret_cast<const uint8_t*>(stream.header().data()), stream.header().size()});
+  file.bytes = static_cast<int64_t>(stream.header().size());
+  for (auto box = first; box != last; ++box) {
+    if (give_up_) return absl::CancelledError("CheckpointWriter: given up");
+    const size_t i = box - table.boxes.begin();
+    const auto bytes = absl::MakeConstSpan(copy_.span<const uint8_t>())
+                           .subspan(job_->offset[i], job_->offset[i + 1] - job_->offset[i]);
+    box->xxh3 = CheckpointHash(bytes);
+    MOE_RETURN_IF_ERROR(stream.Append(bytes));
+    file.bytes += static_cast<int64_t>(bytes.size());
+  }
+  return stream.Commit(PageCache::kDrop);
+}
+
+}  // namespace moe
