@@ -165,9 +165,8 @@ absl::Status WholeFile::Append(absl::string_view text) {
 absl::Status WholeFile::Commit(PageCache cache) {
   // A device or pipe has nothing to flush, and says EINVAL.
   if (!temporary_.empty()) {
-    if (const std::error_code error = files_->Flush(file_)) return WriteError(path_, error.value());
-    // Pages that were not yet on the disk would stay. It is advice: refusal does not matter.
-    if (cache == PageCache::kDrop) ::posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED);
+    const std::error_code error = files_->Flush(file_, cache);
+    if (error) return WriteError(path_, error.value());
   }
   const int file = std::exchange(file_, -1);
   if (const std::error_code error = files_->Close(file)) return WriteError(path_, error.value());

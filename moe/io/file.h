@@ -16,9 +16,6 @@
 
 namespace moe {
 
-// Whether the system keeps what was written in memory, for who reads it next.
-enum class PageCache : uint8_t { kKeep, kDrop };
-
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the
 // process with SIGBUS, which `moe` makes a line and exit code 4: replace files by renaming, as

@@ -34,7 +34,12 @@ class SystemCalls : public FileSystem {
     return ErrorOf(n < 0 ? -1 : 0);
   }
 
-  std::error_code Flush(int file) override { return ErrorOf(::fsync(file)); }
+  std::error_code Flush(int file, PageCache cache) override {
+    if (::fsync(file) != 0) return ErrorOf(-1);
+    // Pages that were not yet on the disk would stay. It is advice: refusal does not matter.
+    if (cache == PageCache::kDrop) ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    return {};
+  }
   std::error_code Close(int file) override { return ErrorOf(::close(file)); }
 
   std::error_code Rename(const std::string& from, const std::string& to) override {

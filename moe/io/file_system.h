@@ -13,6 +13,9 @@
 
 namespace moe {
 
+// Whether the system keeps what was written in memory, for who reads it next.
+enum class PageCache : uint8_t { kKeep, kDrop };
+
 // One system call each, with its errno; thread-safe. Reading goes through MappedFile.
 class FileSystem {
  public:
@@ -22,7 +25,7 @@ class FileSystem {
   // May take fewer bytes than it is given: `written` says how many.
   virtual std::error_code Write(int file, absl::Span<const uint8_t> bytes, size_t& written) = 0;
   // Returns once the file's bytes are on the disk.
-  virtual std::error_code Flush(int file) = 0;
+  virtual std::error_code Flush(int file, PageCache cache) = 0;
   virtual std::error_code Close(int file) = 0;
   // What had the name `to` is replaced; a folder replaces an empty folder alone.
   virtual std::error_code Rename(const std::string& from, const std::string& to) = 0;

@@ -1,0 +1,411 @@
+// What is saved is read, by any layout; what is damaged is named.
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/local/local_world.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/checkpoint/writer.h"
+#include "moe/io/safetensors.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/checkpoint/checkpoint_harness.h"
+#include "tests/moe/checkpoint/faulty_files.h"
+#include "tests/moe/io/io_test.h"
+
+namespace moe {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::CheckElements;
+using testing::Cut;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::NewestWholeStep;
+using testing::Save;
+using ::testing::UnorderedElementsAre;
+
+class CheckpointTest : public IoTest {
+ protected:
+  std::string Folder() const { return Path("run/checkpoints"); }
+  std::string Step(int64_t step) const { return Folder() + "/" + StepFolderName(step); }
+  CheckpointOptions Options() { return {.folder = Folder(), .files = &disk_}; }
+
+  std::vector<std::string> Names(const std::string& folder) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::string ErrorOfOpen(int64_t step, absl::StatusCode code = absl::StatusCode::kDataLoss) const {
+    const absl::Status status = CheckpointReader::Open(Step(step)).status();
+    EXPECT_EQ(status.code(), code) << status;
+    return std::string(status.message());
+  }
+  void Rewrite(const std::string& path, const std::string& bytes) const {
+    fs::remove(path);
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+
+  testing::FaultyFiles disk_;
+};
+
+TEST_F(CheckpointTest, AnyLayoutWritesWhatAnyLayoutReads) {
+  int64_t step = 0;
+  for (const int ranks : {1, 2, 3, 5}) {
+    for (const Cut cut : {Cut::kRows, Cut::kColumns, Cut::kBlocks, Cut::kFirstRankAlone}) {
+      CheckpointOptions options = Options();
+      options.first_step = step++;
+      options.asynchronous = step % 3 != 0;
+      if (step % 2 == 0) options.max_box_bytes = 24;  // of 3 doubles, 6 floats
+      if (step % 2 == 0) options.max_shard_bytes = 100;
+      ASSERT_TRUE(Save(options, ranks, cut, step).ok());
+      auto reader = CheckpointReader::Open(Step(step));
+      ASSERT_TRUE(reader.ok()) << reader.status();
+      for (const int64_t rows : {1, 2, 5}) {
+        const absl::Status read = CheckElements(*reader, rows, 6 - rows);
+        EXPECT_TRUE(read.ok()) << read;
+      }
+      EXPECT_TRUE(reader->Verify(2).ok());
+      EXPECT_EQ(reader->manifest().step, step);
+      EXPECT_EQ(reader->manifest().sections.trainer,
+                absl::StrCat(R"({"seed":1234,"steps":[)", step, "]}"));
+    }
+  }
+  EXPECT_EQ(NewestWholeStep(Folder()), step);
+  EXPECT_EQ(Read(Folder() + "/latest"), StepFolderName(step) + "\n");
+}
+
+TEST_F(CheckpointTest, ShardsAreOrdinaryFilesOfAtMostTheirSize) {
+  CheckpointOptions options = Options();
+  options.max_box_bytes = 56;
+  options.max_shard_bytes = 168;
+  ASSERT_TRUE(Save(options, 2, Cut::kRows, 7).ok());
+  const std::vector<std::string> names = Names(Step(7));
+  EXPECT_THAT(
+      names, ElementsAre("manifest.json", "shard-00000-of-00002.1.safetensors",
+                         "shard-00000-of-00002.safetensors", "shard-00001-of-00002.1.safetensors",
+                         "shard-00001-of-00002.2.safetensors", "shard-00001-of-00002.safetensors"));
+  for (const std::string& name : names) {
+    if (name == kManifestName) continue;
+    const auto shard = SafetensorsFile::Open(Step(7) + "/" + name);
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    int64_t bytes = 0;
+    for (const SafetensorsTensor& tensor : shard->tensors()) {
+      EXPECT_LE(tensor.size_bytes, 56);
+      bytes += tensor.size_bytes;
+    }
+    EXPECT_LE(bytes, 168);
+  }
+  const auto shard = SafetensorsFile::Open(Step(7) + "/shard-00001-of-00002.1.safetensors");
+  EXPECT_NE(shard->Find("weight|master|4,0"), nullptr);
+}
+
+TEST_F(CheckpointTest, StartWaitsForPublish) {
+  auto writer = CheckpointWriter::Create({.folder = Folder()}, 0, 1);  // on the real disk
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const auto memory = testing::PartsOf(0, 1, Cut::kRows, 1);
+  EXPECT_EQ((*writer)->phase(), WriterPhase::kIdle);
+  ASSERT_TRUE((*writer)->Start(testing::StateOf(1), memory.parts).ok());
+  EXPECT_EQ((*writer)->Start(testing::StateOf(2), memory.parts).code(),
+            absl::StatusCode::kFailedPrecondition);
+  while ((*writer)->phase() == WriterPhase::kWriting) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ((*writer)->phase(), WriterPhase::kWritten);
+  EXPECT_EQ(NewestWholeStep(Folder()), -1);  // not before Publish
+  const auto world = MakeLocalWorld({.ranks = 1});
+  const auto stream = MakeInlineStream();
+  EXPECT_TRUE((*writer)->Publish(*world[0], *stream).ok());
+  EXPECT_EQ(NewestWholeStep(Folder()), 1);
+  EXPECT_EQ((*writer)->Publish(*world[0], *stream).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// The error is that of the first rank that fails, on all ranks, and leaves nothing.
+TEST_F(CheckpointTest, ARankThatFailsFailsAll) {
+  const auto publish = [&](auto start) {
+    std::vector<absl::Status> statuses(3);
+    testing::RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) {
+      const int rank = world->rank();
+      auto writer = CheckpointWriter::Create(Options(), rank, 3);
+      EXPECT_TRUE(world->Barrier().ok());
+      auto memory = testing::PartsOf(rank, 3, Cut::kRows, 5);
+      start(**writer, rank, memory.parts);
+      const auto stream = MakeInlineStream();
+      statuses[rank] = (*writer)->Publish(*world, *stream);
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(statuses[1], statuses[0]);
+    EXPECT_EQ(statuses[2], statuses[0]);
+    EXPECT_FALSE(fs::exists(Step(5)));
+    EXPECT_FALSE(fs::exists(Folder() + "/.tmp-" + StepFolderName(5)));
+    return std::string(statuses[0].message());
+  };
+  using Parts = std::vector<StatePart>;
+  EXPECT_EQ(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+              if (rank == 1) parts.back().box.row_end += 1;
+              (void)writer.Start(testing::StateOf(5), parts);
+            }),
+            "rank 1: part 'weight' v [1,4) x [0,7) of [2, 7], expected a part of [5, 7]");
+  EXPECT_EQ(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+              if (rank != 2) (void)writer.Start(testing::StateOf(5), parts);
+            }),
+            "rank 2: CheckpointWriter: nothing was started");
+  EXPECT_EQ(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+              (void)writer.Start(testing::StateOf(rank == 1 ? 6 : 5), parts);
+            }),
+            "rank 1: step 6, rank 0 is at 5");
+  EXPECT_EQ(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+              if (rank == 1) parts.pop_back();
+              (void)writer.Start(testing::StateOf(5), parts);
+            }),
+            "CheckpointWriter: tensor 'weight' v: no box has [1,3) x [0,7)");
+  EXPECT_THAT(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+                const CanonicalTensor other = {.name = "weight", .rows = 6, .cols = 7};
+                if (rank == 2) parts.back().tensor = &other;
+                (void)writer.Start(testing::StateOf(5), parts);
+              }),
+              HasSubstr("parts of 'weight' have two shapes or types"));
+  EXPECT_THAT(publish([](CheckpointWriter& writer, int rank, Parts& parts) {
+                CheckpointState state = testing::StateOf(5);
+                if (rank == 0) state.sections.hash = "none";
+                (void)writer.Start(state, parts);
+              }),
+              HasSubstr("rank 0: hash: malformed JSON"));
+}
+
+TEST_F(CheckpointTest, TheNewestAndEveryNthStay) {
+  CheckpointOptions options = Options();
+  options.keep = 2;
+  options.keep_every = 4;
+  const std::string foreign[] = {"notes.txt", "step-1", "step-00000001.old", ".tmp-mine"};
+  fs::create_directories(Folder());
+  for (const std::string& name : foreign) Rewrite(Folder() + "/" + name, name);
+  for (int64_t step = 1; step <= 10; ++step) {
+    options.first_step = step - 1;
+    ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
+  }
+  EXPECT_THAT(Names(Folder()),
+              UnorderedElementsAre("latest", "notes.txt", "step-00000001.old", "step-00000004",
+                                   "step-00000008", "step-00000009", "step-00000010", "step-1",
+                                   ".tmp-mine"));
+  for (const std::string& name : foreign) EXPECT_EQ(Read(Folder() + "/" + name), name);
+}
+
+TEST_F(CheckpointTest, StepsToRemoveAreTheOldestThatNothingKeeps) {
+  const std::vector<int64_t> steps = {0, 10, 15, 20, 25};
+  EXPECT_THAT(StepsToRemove(steps, 2, 0), ElementsAre(0, 10, 15));
+  EXPECT_THAT(StepsToRemove(steps, 1, 10), ElementsAre(15));
+  EXPECT_THAT(StepsToRemove(steps, 5, 0), ElementsAre());
+  EXPECT_THAT(StepsToRemove(steps, 99, 0), ElementsAre());
+  EXPECT_THAT(StepsToRemove({}, 1, 0), ElementsAre());
+}
+
+TEST_F(CheckpointTest, NamesOfStepsAreReadAsTheyAreWritten) {
+  for (const int64_t step : {int64_t{0}, int64_t{120}, int64_t{99999999}, int64_t{123456789012}}) {
+    EXPECT_EQ(StepOf(StepFolderName(step)), step);
+  }
+  EXPECT_EQ(StepFolderName(120), "step-00000120");
+  for (const char* name : {"step-120", "step-000000120", "step--0000120", "step-0000012x", "step-",
+                           ".tmp-step-00000120", "step-99999999999999999999"}) {
+    EXPECT_EQ(StepOf(name), std::nullopt) << name;
+  }
+}
+
+TEST_F(CheckpointTest, LeftoversGoAtTheNextStart) {
+  for (const char* name : {".tmp-step-00000003", ".trash-step-00000001", "latest.tmp-77-0"}) {
+    fs::create_directories(Folder() + "/" + name);
+    Rewrite(Folder() + "/" + name + "/shard-00000-of-00001.safetensors", "x");
+  }
+  EXPECT_TRUE(CheckpointWriter::Create(Options(), 1, 2).ok());
+  EXPECT_EQ(Names(Folder()).size(), 3u);  // rank 0 does it
+  EXPECT_TRUE(CheckpointWriter::Create(Options(), 0, 2).ok());
+  EXPECT_THAT(Names(Folder()), ElementsAre());
+}
+
+TEST_F(CheckpointTest, LinksAreRemovedNotFollowed) {
+  fs::create_directories(Path("elsewhere"));
+  Rewrite(Path("elsewhere/keep"), "x");
+  fs::create_directories(Folder());
+  fs::create_directory_symlink(Path("elsewhere"), Folder() + "/.trash-step-00000001");
+  fs::create_directory_symlink(Path("elsewhere"), Step(2));
+  CheckpointOptions options = Options();
+  options.keep = 1;
+  options.first_step = 2;
+  ASSERT_TRUE(Save(options, 1, Cut::kRows, 3).ok());
+  EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000003"));
+  EXPECT_EQ(Read(Path("elsewhere/keep")), "x");
+}
+
+TEST_F(CheckpointTest, ARunDoesNotOverwriteANewerCheckpoint) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 20).ok());
+  CheckpointOptions options = Options();
+  options.first_step = 10;
+  const absl::Status status = CheckpointWriter::Create(options, 0, 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("step-00000020 is newer than step 10, where this run begins"));
+  options.first_step = 20;
+  EXPECT_TRUE(CheckpointWriter::Create(options, 0, 1).ok());
+  // Nor one that came while it ran.
+  EXPECT_EQ(Save(options, 2, Cut::kRows, 20).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(NewestWholeStep(Folder()), 20);
+}
+
+TEST_F(CheckpointTest, ADamagedFolderIsReplaced) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 10).ok());
+  fs::create_directories(Step(20));
+  Rewrite(Step(20) + "/manifest.json", "{}");
+  CheckpointOptions options = Options();
+  options.first_step = 10;
+  ASSERT_TRUE(Save(options, 2, Cut::kBlocks, 20).ok());
+  EXPECT_EQ(NewestWholeStep(Folder()), 20);
+  EXPECT_THAT(Names(Folder()), ElementsAre("latest", "step-00000010", "step-00000020"));
+}
+
+TEST_F(CheckpointTest, WhereNoFolderCanBeIsNamed) {
+  Write("file", "x");
+  CheckpointOptions options = Options();
+  options.folder = Path("file/checkpoints");
+  const absl::Status status = CheckpointWriter::Create(options, 0, 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot make folder '" + options.folder));
+  options.folder = "";
+  EXPECT_EQ(CheckpointWriter::Create(options, 0, 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CheckpointTest, EveryBitThatFlipsInAShardIsFound) {
+  CheckpointOptions options = Options();
+  options.max_box_bytes = 64;
+  ASSERT_TRUE(Save(options, 1, Cut::kColumns, 3).ok());
+  const std::string path = Step(3) + "/shard-00000-of-00001.safetensors";
+  std::string bytes = Read(path);
+  int64_t found_at_open = 0;
+  // In place: a new file a flip would take most of the time.
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    const char flipped = static_cast<char>(bytes[at] ^ (1 << (at % 8)));
+    file.seekp(static_cast<int64_t>(at)).write(&flipped, 1).flush();
+    auto reader = CheckpointReader::Open(Step(3));
+    const absl::Status status = reader.ok() ? reader->Verify(1) : reader.status();
+    ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << at;
+    found_at_open += reader.ok() ? 0 : 1;
+    file.seekp(static_cast<int64_t>(at)).write(&bytes[at], 1).flush();
+  }
+  EXPECT_GT(found_at_open, 100);  // those of the header
+  EXPECT_EQ(NewestWholeStep(Folder()), 3);
+}
+
+TEST_F(CheckpointTest, ADamagedBoxIsNamedWhereItIsRead) {
+  ASSERT_TRUE(Save(Options(), 2, Cut::kRows, 3).ok());
+  const std::string path = Step(3) + "/shard-00001-of-00002.safetensors";
+  std::string bytes = Read(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // of 'weight' v
+  Rewrite(path, bytes);
+  auto reader = CheckpointReader::Open(Step(3));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::vector<float> row(7);
+  EXPECT_TRUE(reader->ReadBox("weight", "v", {0, 1, 0, 7}, {row.data(), 1, 7}).ok());
+  EXPECT_TRUE(reader->ReadBox("weight", "m", {4, 5, 0, 7}, {row.data(), 1, 7}).ok());
+  // The whole box is hashed, not the row that is wanted.
+  const absl::Status status = reader->ReadBox("weight", "v", {2, 3, 0, 7}, {row.data(), 1, 7});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::MatchesRegex(
+                  "CheckpointReader: .*/step-00000003: shard-00001-of-00002.safetensors: box "
+                  "'weight' v \\[2,5\\) x \\[0,7\\) has hash [0-9a-f]{16}, the manifest says "
+                  "[0-9a-f]{16}"));
+  EXPECT_EQ(reader->Verify(2), status);
+}
+
+TEST_F(CheckpointTest, WhatDoesNotFitIsRefused) {
+  ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 3).ok());
+  auto reader = CheckpointReader::Open(Step(3));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::vector<float> out(40);
+  std::vector<double> doubles(4);
+  const MatrixView<float> row(out.data(), 1, 7);
+  using Code = absl::StatusCode;
+  EXPECT_EQ(reader->ReadBox("none", "m", {0, 1, 0, 7}, row).code(), Code::kNotFound);
+  EXPECT_EQ(reader->ReadBox("weight", "x", {0, 1, 0, 7}, row).code(), Code::kNotFound);
+  EXPECT_EQ(reader->ReadBox("weight", "m", {0, 2, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader->ReadBox("weight", "m", {5, 6, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader->ReadBox("weight", "m", {-1, 0, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader->ReadBox("shares", "share", {0, 1, 0, 4}, {out.data(), 1, 4}).code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(reader->ReadBox("norm", "m", {0, 1, 0, 4}, {doubles.data(), 1, 4}).code(),
+            Code::kInvalidArgument);
+  EXPECT_TRUE(reader->ReadBox("shares", "share", {0, 1, 0, 4}, {doubles.data(), 1, 4}).ok());
+  EXPECT_EQ(reader->Find("none"), nullptr);
+  EXPECT_EQ(reader->Find("weight")->rows, 5);
+}
+
+TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
+  ASSERT_TRUE(Save(Options(), 2, Cut::kColumns, 3).ok());
+  CheckpointOptions options = Options();
+  options.first_step = 3;
+  ASSERT_TRUE(Save(options, 2, Cut::kColumns, 4).ok());
+  const std::string first = Step(4) + "/shard-00000-of-00002.safetensors";
+  const std::string second = Step(4) + "/shard-00001-of-00002.safetensors";
+  const std::string first_bytes = Read(first), second_bytes = Read(second);
+
+  Rewrite(first, second_bytes);
+  Rewrite(second, first_bytes);
+  EXPECT_THAT(ErrorOfOpen(4), HasSubstr("shard-00000-of-00002.safetensors: "));
+  Rewrite(second, second_bytes);
+  // Sizes and headers are alike: the hashes of the boxes tell.
+  Rewrite(first, Read(Step(3) + "/shard-00000-of-00002.safetensors"));
+  auto reader = CheckpointReader::Open(Step(4));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_THAT(std::string(reader->Verify(2).message()),
+              HasSubstr("box 'norm' m [0,1) x [0,3) has hash"));
+  Rewrite(first, first_bytes.substr(0, first_bytes.size() - 1));
+  EXPECT_THAT(ErrorOfOpen(4), HasSubstr(" bytes, the manifest says "));
+  fs::remove(first);
+  EXPECT_THAT(ErrorOfOpen(4), HasSubstr("shard-00000-of-00002.safetensors is missing"));
+  fs::create_directory(first);
+  EXPECT_THAT(ErrorOfOpen(4), HasSubstr("is a folder, expected a file"));
+  fs::remove(first);
+  Rewrite(first, first_bytes);
+  Rewrite(Step(4) + "/notes.txt", "files that the manifest does not name are not looked at");
+  EXPECT_EQ(NewestWholeStep(Folder()), 4);
+  fs::remove(Step(4) + "/manifest.json");
+  EXPECT_THAT(ErrorOfOpen(4, absl::StatusCode::kNotFound), HasSubstr("manifest.json"));
+}
+
+TEST_F(CheckpointTest, TheNewestThatIsWholeIsFound) {
+  const auto none = FindCheckpoint(Folder());
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->path, "");
+  for (int64_t step = 1; step <= 3; ++step) {
+    CheckpointOptions options = Options();
+    options.first_step = step - 1;
+    ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
+  }
+  fs::resize_file(Step(3) + "/manifest.json", 100);
+  fs::remove(Step(2) + "/shard-00000-of-00001.safetensors");
+  fs::create_directories(Step(9));  // not even a manifest
+  const auto found = FindCheckpoint(Folder());
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, Step(1));
+  EXPECT_EQ(found->step, 1);
+  EXPECT_THAT(found->warnings,
+              ElementsAre(HasSubstr("step-00000009 is passed over: "),
+                          HasSubstr("does not end with a checksum"),
+                          HasSubstr("shard-00000-of-00001.safetensors is missing")));
+}
+
+}  // namespace
+}  // namespace moe

@@ -1,0 +1,170 @@
+// Save, publish and retention fail or stop at every system call: the newest readable checkpoint is
+// the old one or the new one, and the next start goes on from it.
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/local/local_world.h"
+#include "kernels/base/log.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/checkpoint/writer.h"
+#include "tests/moe/checkpoint/checkpoint_harness.h"
+#include "tests/moe/checkpoint/faulty_files.h"
+#include "tests/moe/io/io_test.h"
+
+namespace moe {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using testing::Cut;
+using testing::Fault;
+using testing::FaultyFiles;
+using ::testing::HasSubstr;
+using testing::Loss;
+using testing::NewestWholeStep;
+using testing::Save;
+
+constexpr int64_t kOld = 20, kNew = 30;
+
+class CheckpointStopTest : public IoTest {
+ protected:
+  void SetUp() override {
+    IoTest::SetUp();
+    SetLogCallback([](LogLevel, absl::string_view) {});  // what fails behind Publish is no error
+    Write("outside", "x");
+    CheckpointOptions options = {.folder = Path("before"), .keep = 2, .files = &disk_};
+    for (const int64_t step : {kOld - 10, kOld}) {
+      ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
+      options.first_step = step;
+    }
+  }
+
+  void TearDown() override {
+    SetLogCallback(nullptr);
+    IoTest::TearDown();
+  }
+
+  // The third checkpoint, after which the first one goes: two shards, through `files`, in a folder
+  // as two saves left it.
+  absl::Status SaveThird(FileSystem& files) {
+    fs::remove_all(Path("run"));
+    fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
+    return Save(Options(files), 1, Cut::kRows, kNew);
+  }
+  CheckpointOptions Options(FileSystem& files, int64_t first_step = kOld) const {
+    return {.folder = Path("run"),
+            .keep = 2,
+            .asynchronous = false,
+            .first_step = first_step,
+            .max_box_bytes = 200,
+            .max_shard_bytes = 300,
+            .files = &files};
+  }
+  std::string Graveyard() {
+    fs::remove_all(Path("graveyard"));
+    return Path("graveyard");
+  }
+  // A run that goes on from the newest checkpoint leaves nothing of the one that stopped.
+  void GoOn(int64_t newest) {
+    ASSERT_TRUE(Save(Options(disk_, newest), 1, Cut::kColumns, kNew + 10).ok());
+    EXPECT_EQ(NewestWholeStep(Path("run")), kNew + 10);
+    for (const auto& entry : fs::directory_iterator(Path("run"))) {
+      const std::string name = entry.path().filename().string();
+      EXPECT_TRUE(name == "latest" || StepOf(name).has_value()) << name;
+    }
+    EXPECT_EQ(Read(Path("outside")), "x");
+    fs::remove_all(Path("graveyard"));
+    EXPECT_EQ(NumFiles(), 3);  // before, outside, run
+  }
+
+  FaultyFiles disk_;
+};
+
+TEST_F(CheckpointStopTest, AStopAtAnyCallLeavesTheOldOrTheNewOne) {
+  for (const Loss loss : {Loss::kNothing, Loss::kBytes, Loss::kBytesAndNames}) {
+    int64_t published_from = 0;
+    for (int64_t call = 1;; ++call) {
+      SCOPED_TRACE(call);
+      FaultyFiles files(Graveyard(), Fault::kStop, call);
+      const absl::Status saved = SaveThird(files);
+      if (!files.reached()) break;
+      files.PowerCut(loss);
+      const int64_t newest = NewestWholeStep(Path("run"));
+      ASSERT_THAT(newest, AnyOf(kOld, kNew));
+      // Once Publish said so, it is so; and it is so for every later stop.
+      ASSERT_TRUE(newest == kNew || (!saved.ok() && published_from == 0));
+      if (newest == kNew && published_from == 0) published_from = call;
+      if (loss != Loss::kBytes) GoOn(newest);
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(published_from, 30);
+  }
+}
+
+TEST_F(CheckpointStopTest, ACallThatFailsLosesNothing) {
+  for (int64_t call = 1;; ++call) {
+    SCOPED_TRACE(call);
+    const int error = call % 3 == 0 ? EIO : call % 3 == 1 ? ENOSPC : EACCES;
+    FaultyFiles files(Graveyard(), Fault::kError, call, error);
+    const absl::Status saved = SaveThird(files);
+    if (!files.reached()) break;
+    const int64_t newest = NewestWholeStep(Path("run"));
+    ASSERT_THAT(newest, AnyOf(kOld, kNew));
+    ASSERT_TRUE(newest == kNew || !saved.ok());
+    if (!saved.ok()) {
+      EXPECT_THAT(std::string(saved.message()), HasSubstr(Path("run")));
+      EXPECT_THAT(std::string(saved.message()), HasSubstr(std::strerror(error)));
+    }
+    GoOn(newest);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(CheckpointStopTest, AWriteThatIsShortOrInterruptedGoesOn) {
+  for (int64_t call = 1;; ++call) {
+    FaultyFiles files(Graveyard(), Fault::kShortWrite, call);
+    ASSERT_TRUE(SaveThird(files).ok());
+    ASSERT_EQ(NewestWholeStep(Path("run")), kNew);
+    if (!files.reached()) break;
+  }
+}
+
+// One writer, as a run has it: the disk fills up, and later there is room again.
+TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
+  for (int64_t call = 3;; ++call) {
+    FaultyFiles files(Graveyard(), Fault::kDiskFull, call);
+    fs::remove_all(Path("run"));
+    fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
+    auto writer = CheckpointWriter::Create(Options(files), 0, 1);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    const auto world = MakeLocalWorld({.ranks = 1});
+    const auto stream = MakeInlineStream();
+    const auto save = [&](int64_t step) {
+      const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
+      EXPECT_TRUE((*writer)->Start(testing::StateOf(step), memory.parts).ok());
+      return (*writer)->Publish(*world[0], *stream);
+    };
+    const absl::Status full = save(kNew);
+    if (!files.reached()) break;
+    ASSERT_THAT(NewestWholeStep(Path("run")), AnyOf(kOld, kNew));
+    if (!full.ok()) {
+      EXPECT_EQ(full.code(), absl::StatusCode::kUnavailable) << full;
+      EXPECT_THAT(std::string(full.message()), HasSubstr("No space left on device"));
+      EXPECT_FALSE(fs::exists(UnfinishedPath(Path("run"), kNew)));
+    }
+    files.Mend();
+    ASSERT_TRUE(save(kNew + 1).ok());
+    ASSERT_EQ(NewestWholeStep(Path("run")), kNew + 1);
+  }
+}
+
+}  // namespace
+}  // namespace moe
