@@ -54,6 +54,13 @@ int LossScaler::scale_log2() const {
   return std::ilogb(scale_);
 }
 
+void LossScaler::Restore(const State& state) {
+  if (options_.constant == 0) scale_ = std::ldexp(1.0, state.scale_log2);
+  taken_in_a_row_ = state.taken_in_a_row;
+  overflows_left_ = state.overflows_left;
+  skipped_ = state.skipped;
+}
+
 void LossScaler::StepTaken() {
   if (options_.constant != 0 || ++taken_in_a_row_ < options_.window) return;
   taken_in_a_row_ = 0;

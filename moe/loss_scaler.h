@@ -33,6 +33,16 @@ class LossScaler {
   int scale_log2() const;
   int64_t skipped() const { return skipped_; }
 
+  // What a run goes on from; the options are the run's own.
+  struct State {
+    int scale_log2 = 0;
+    int64_t taken_in_a_row = 0;
+    int overflows_left = 0;
+    int64_t skipped = 0;
+  };
+  State state() const { return {scale_log2(), taken_in_a_row_, overflows_left_, skipped_}; }
+  void Restore(const State& state);
+
   // The gradients of the step were finite and the weights have moved.
   void StepTaken();
   // They were not, and the weights have stayed. kDataLoss where the dynamic scale was at its

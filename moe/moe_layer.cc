@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
         "ParameterStore(type, seed, *context.memory)");
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
+  layer->prefix_ = prefix;
   Communicator& group = context.mesh->expert_parallel();
   const RouterConfig& router = config.router;
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
@@ -108,6 +109,12 @@ RouterInputs<T> MoeLayer<T>::router_inputs() const {
   if (router_bias_ != nullptr) inputs.bias = router_bias_->vector();
   if (expert_bias_ != nullptr) inputs.expert_bias = expert_bias_->vector();
   return inputs;
+}
+
+template <typename T>
+RouterShare MoeLayer<T>::router_share() {
+  return {.tensor = {.name = prefix_ + "gate.expert_share", .cols = config_.router.num_outputs()},
+          .values = &expert_share_};
 }
 
 template <typename T>

@@ -55,6 +55,12 @@ struct MoeLayerSaved {
 // Called when the gradient of a parameter is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
+// What the global balance loss compares the next step with: state that a run goes on from.
+struct RouterShare {
+  CanonicalTensor tensor;       // "….gate.expert_share", [1, E]
+  std::vector<double>* values;  // [E] of the last step; empty before the first
+};
+
 // y_t = sum over choices j of weight_tj * Expert_{e_tj}(x_t)  (+ SharedExpert(x_t)); gates that
 // weigh the input: sum of Expert_{e_tj}(weight_tj * x_t). An identity expert returns x_t: it is
 // added at home, before the others, and nothing travels for it.
@@ -98,6 +104,8 @@ class MoeLayer {
   // that kGlobalAuxLoss compares the next step with. Local; call once per optimiser step, never
   // after evaluation. kInvalidArgument if the size is wrong.
   absl::Status EndStep(absl::Span<const int64_t> expert_count);
+  // What EndStep keeps, to be saved and, between steps, restored.
+  RouterShare router_share();
 
   // From now on every Forward adds to slots [E of the routed experts] how many slots went to each;
   // those that capacity dropped are left out. Borrowed; empty = no longer.
@@ -159,6 +167,7 @@ class MoeLayer {
   Parameter* router_weight_ = nullptr;
   Parameter* router_bias_ = nullptr;  // gates with a router bias
   Parameter* expert_bias_ = nullptr;  // gates with an expert bias
+  std::string prefix_;                // of the names of its parameters
   std::vector<double> expert_share_;  // [E] of the last step; empty before the first
   absl::Span<int64_t> counted_slots_;
 };

@@ -661,4 +661,20 @@ std::string HashHex(uint64_t hash) {
   return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
+std::string StateHashesText(const StateHashes& hashes) {
+  Json object = Json::object();
+  for (const auto& [state, hash] : hashes) object[state] = HashHex(hash);
+  return object.dump();
+}
+
+absl::StatusOr<StateHashes> ParseStateHashes(absl::string_view text) {
+  const Json object = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (!object.is_object()) return Refused("hash: expected an object of JSON");
+  StateHashes hashes;
+  for (const auto& [state, hash] : object.items()) {
+    MOE_ASSIGN_OR_RETURN(hashes[state], HashOf(hash, absl::StrCat("hash of '", state, "'")));
+  }
+  return hashes;
+}
+
 }  // namespace moe

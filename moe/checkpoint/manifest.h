@@ -4,6 +4,7 @@
 #define MOE_MOE_CHECKPOINT_MANIFEST_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,13 @@ std::string BoxText(const TensorBox& box);
 
 uint64_t CheckpointHash(absl::Span<const uint8_t> bytes);  // XXH3-64
 std::string HashHex(uint64_t hash);                        // 16 digits
+
+// The section `hash` of a run that hashes its states: of each state of all tensors, the sum of
+// HashUnits (unit_grid.h). {"m":"0123456789abcdef",...}
+using StateHashes = std::map<std::string, uint64_t>;
+std::string StateHashesText(const StateHashes& hashes);
+// kDataLoss for a text that is not such an object.
+absl::StatusOr<StateHashes> ParseStateHashes(absl::string_view text);
 
 }  // namespace moe
 

@@ -14,6 +14,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/checkpoint/writer.h"
+#include "moe/io/file.h"
 
 namespace moe {
 namespace {
@@ -22,9 +23,9 @@ absl::Span<uint8_t> MutableBytes(std::string& text) {
   return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
 }
 
-// Every rank gets the status of `root`, or an error of the communicator.
+// result = the status of `root`. Returns errors of the communicator.
 absl::Status BroadcastStatus(const absl::Status& mine, int root, Communicator& world,
-                             Stream& stream) {
+                             Stream& stream, absl::Status& result) {
   std::string message(mine.message());
   int64_t head[] = {static_cast<int64_t>(mine.code()), static_cast<int64_t>(message.size())};
   MOE_RETURN_IF_ERROR(world.Broadcast(absl::MakeSpan(head), root, stream));
@@ -32,7 +33,8 @@ absl::Status BroadcastStatus(const absl::Status& mine, int root, Communicator& w
   message.resize(head[1]);
   MOE_RETURN_IF_ERROR(world.Broadcast(MutableBytes(message), root, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return {static_cast<absl::StatusCode>(head[0]), message};
+  result = {static_cast<absl::StatusCode>(head[0]), message};
+  return absl::OkStatus();
 }
 
 // On rank 0 the texts of all ranks, of which rank r's has bytes[r]; on others nothing.
@@ -57,7 +59,7 @@ absl::StatusOr<std::vector<std::string>> GatherTexts(std::string mine,
 }
 
 // One manifest of the tables of all ranks.
-absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables) {
+absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables, bool hash_states) {
   std::vector<CheckpointManifest> parts;
   struct Whole {
     ManifestTensor tensor;
@@ -85,6 +87,14 @@ absl::StatusOr<CheckpointManifest> Merge(absl::Span<const std::string> tables) {
                                .tensors = {},
                                .files = {},
                                .boxes = {}};
+  if (hash_states) {
+    StateHashes hashes;
+    for (const CheckpointManifest& part : parts) {
+      MOE_ASSIGN_OR_RETURN(const StateHashes mine, ParseStateHashes(part.sections.hash));
+      for (const auto& [state, hash] : mine) hashes[state] += hash;
+    }
+    merged.sections.hash = StateHashesText(hashes);
+  }
   for (auto& [name, whole] : wholes) {
     whole.position = static_cast<int32_t>(merged.tensors.size());
     whole.tensor.states.assign(whole.states.begin(), whole.states.end());
@@ -130,7 +140,7 @@ absl::Status WriteLatestAndRetain(const CheckpointOptions& options, int64_t step
 
 absl::Status CheckpointWriter::PublishTables(absl::Span<const std::string> tables) {
   FileSystem& files = *options_.files;
-  MOE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, Merge(tables));
+  MOE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, Merge(tables, options_.hash_states));
   const absl::Status tiled = CheckTiling("CheckpointWriter", manifest);
   if (!tiled.ok()) return absl::InvalidArgumentError(tiled.message());
   MOE_ASSIGN_OR_RETURN(const std::string text, SerializeManifest(manifest));
@@ -192,12 +202,13 @@ absl::Status CheckpointWriter::Publish(Communicator& world, Stream& stream) {
     mine = absl::Status(mine.code(), absl::StrCat("rank ", rank_, ": ", mine.message()));
   }
   table_.clear();
-  absl::Status result = BroadcastStatus(mine, speaker, world, stream);
+  absl::Status result;
+  MOE_RETURN_IF_ERROR(BroadcastStatus(mine, speaker, world, stream, result));
   if (result.ok()) return result;
   // No rank may start the next one in a folder that is being removed.
   if (first) (void)RemoveTree(UnfinishedPath(options_.folder, step_), *options_.files);
   MOE_RETURN_IF_ERROR(world.Barrier());
-  return result;
+  return WithFileFault(std::move(result), FileFault::kWrite);
 }
 
 }  // namespace moe

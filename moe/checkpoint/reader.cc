@@ -202,6 +202,13 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path)
   return CheckpointReader(std::move(state));
 }
 
+std::string CheckpointReader::StateHash(absl::string_view state) const {
+  const auto hashes = ParseStateHashes(manifest().sections.hash);
+  if (!hashes.ok()) return "";
+  const auto hash = hashes->find(std::string(state));
+  return hash == hashes->end() ? "" : HashHex(hash->second);
+}
+
 const ManifestTensor* CheckpointReader::Find(absl::string_view tensor) const {
   for (const ManifestTensor& one : manifest().tensors) {
     if (one.name == tensor) return &one;

@@ -31,6 +31,8 @@ class CheckpointReader {
 
   const std::string& path() const;
   const CheckpointManifest& manifest() const;
+  // 16 hexadecimal digits: the hash of all of a state (unit_grid.h); empty: there is none.
+  std::string StateHash(absl::string_view state) const;
   // nullptr if the checkpoint has no such tensor.
   const ManifestTensor* Find(absl::string_view tensor) const;
 

@@ -16,6 +16,7 @@
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
 #include "moe/io/safetensors_stream.h"
+#include "moe/unit_grid.h"
 
 namespace moe {
 namespace {
@@ -42,6 +43,17 @@ absl::Status CheckPart(const StatePart& part) {
                      ", ", cols, "], expected a part of [", tensor.rows, ", ", tensor.cols, "]"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRowGroups(const StatePart& part) {
+  const UnitGrid grid(*part.tensor);
+  const TensorBox& box = part.box;
+  if (box.cols() == part.tensor->cols && grid.FirstRowOfGroup(box.row_begin) == box.row_begin &&
+      grid.FirstRowOfGroup(box.row_end) == box.row_end) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("part '", part.tensor->name, "' ", part.state, " ",
+                                                 BoxText(box), ", expected whole row groups"));
 }
 
 // The tensors of the parts and their states, in the manifest's order.
@@ -97,8 +109,16 @@ void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox
 }  // namespace
 
 struct CheckpointWriter::Job {
+  // Rows of a part in the copy, to be hashed.
+  struct Rows {
+    CanonicalTensor tensor;
+    std::string state;
+    TensorBox box;
+    int64_t offset = 0;  // bytes
+  };
   CheckpointManifest table;     // boxes in the order of the copy, file by file
   std::vector<int64_t> offset;  // [boxes + 1] of their bytes in the copy
+  std::vector<Rows> rows;       // of float32 parts, if states are hashed
 };
 
 CheckpointWriter::CheckpointWriter(const CheckpointOptions& options, int rank, int ranks)
@@ -169,7 +189,8 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
                        .tensors = {},
                        .files = {},
                        .boxes = {}},
-             .offset = {}};
+             .offset = {},
+             .rows = {}};
     MOE_RETURN_IF_ERROR(Copy(mine));
     Finish(absl::OkStatus());
     phase_ = WriterPhase::kWriting;
@@ -209,6 +230,10 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
     ++shard_boxes;
   };
   for (const StatePart& part : mine) {
+    if (options_.hash_states && std::holds_alternative<MatrixView<const float>>(part.data)) {
+      MOE_RETURN_IF_ERROR(CheckRowGroups(part));
+      job_->rows.push_back({*part.tensor, part.state, part.box, offset});
+    }
     const auto tensor = std::lower_bound(
         table.tensors.begin(), table.tensors.end(), part.tensor->name,
         [](const ManifestTensor& one, const std::string& name) { return one.name < name; });
@@ -257,6 +282,15 @@ absl::Status CheckpointWriter::WriteShards() {
   MOE_RETURN_IF_ERROR(MakeFolders(UnfinishedPath(options_.folder, step_), *options_.files));
   for (size_t file = 0; file < table.files.size(); ++file) {
     MOE_RETURN_IF_ERROR(WriteShard(static_cast<int32_t>(file)));
+  }
+  if (options_.hash_states) {
+    StateHashes hashes;
+    for (const Job::Rows& rows : job_->rows) {
+      const auto* const data = reinterpret_cast<const float*>(copy_.data() + rows.offset);
+      hashes[rows.state] +=
+          HashUnits(rows.tensor, rows.box.row_begin, {data, rows.box.rows(), rows.box.cols()});
+    }
+    table.sections.hash = StateHashesText(hashes);
   }
   SortManifest(table);
   MOE_ASSIGN_OR_RETURN(table_, SerializeManifest(table));

@@ -33,6 +33,9 @@ struct CheckpointOptions {
   int64_t keep_every = 0;    // steps that are a multiple of it stay, too; 0: none
   bool asynchronous = true;  // false: Start returns when the shards are written
   int64_t first_step = 0;  // where the run begins: 0, or the step of the checkpoint it goes on from
+  // The manifest's section `hash` has the hash of each float32 state. Parts of these are then whole
+  // row groups (unit_grid.h): all columns, cut where UnitGrid::FirstRowOfGroup cuts.
+  bool hash_states = false;
   int64_t max_box_bytes = int64_t{64} << 20;
   int64_t max_shard_bytes = int64_t{4} << 30;   // of data
   ThreadPool* threads = &ThreadPool::Serial();  // that copy
@@ -95,7 +98,8 @@ class CheckpointWriter {
   // that failed, "rank 3: ..."; kFailedPrecondition, a rank without a Start; kInvalidArgument, if
   // the parts do not tile their tensors or ranks are at different steps; kAlreadyExists, a readable
   // checkpoint of this step is there. What comes after the checkpoint is on the disk (`latest`,
-  // removal of old ones) only warns. Cost on the wire: the tables of boxes, about 100 bytes a box.
+  // removal of old ones) only warns. These, but not the communicator's own errors, carry
+  // FileFault::kWrite (moe/io/file.h). Cost on the wire: the tables of boxes, about 100 bytes a box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
  private:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <system_error>
 
+#include <absl/strings/cord.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/clock.h>
 #include <fcntl.h>
@@ -83,7 +84,22 @@ int OpenForReader(const std::string& path, absl::Duration longest) {
   return file;
 }
 
+constexpr char kFaultPayload[] = "moe/file-fault";
+
 }  // namespace
+
+absl::Status WithFileFault(absl::Status status, FileFault fault) {
+  if (!status.ok()) {
+    status.SetPayload(kFaultPayload, absl::Cord(fault == FileFault::kWrite ? "write" : "content"));
+  }
+  return status;
+}
+
+FileFault FileFaultOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kFaultPayload);
+  if (!payload.has_value()) return FileFault::kNone;
+  return *payload == "write" ? FileFault::kWrite : FileFault::kContent;
+}
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   // Without O_NONBLOCK a pipe without a writer would hold us here.

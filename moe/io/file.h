@@ -16,6 +16,16 @@
 
 namespace moe {
 
+// What an error says of a file, whatever its code: programs have exit codes for these. Goes with
+// the status as a payload.
+enum class FileFault : uint8_t {
+  kNone,
+  kContent,  // it is damaged, or not what it should be
+  kWrite,    // it could not be written
+};
+absl::Status WithFileFault(absl::Status status, FileFault fault);
+FileFault FileFaultOf(const absl::Status& status);
+
 // The bytes of a file, mapped: they count neither as memory of this process nor are they read
 // before they are looked at. Move-only. A file that others shorten while it is mapped ends the
 // process with SIGBUS, which `moe` makes a line and exit code 4: replace files by renaming, as

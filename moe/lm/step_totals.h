@@ -11,6 +11,7 @@
 #include <absl/types/span.h>
 
 #include "comm/communicator.h"
+#include "moe/checkpoint/checkpointer.h"
 #include "moe/lm/transformer.h"
 
 namespace moe::lm {
@@ -29,6 +30,12 @@ class StepTotals {
   void Clear() { std::fill(fields_.begin(), fields_.end(), 0); }
   // One micro-batch: the losses of its tokens, and what its routers did.
   void Add(absl::Span<const float> row_loss, const ForwardStats& stats);
+  // Of this rank; after Reduce, votes() are of all.
+  void Vote(const CheckpointVotes& votes) {
+    fields_[kStop] = votes.stop;
+    fields_[kWriting] = votes.writing;
+  }
+  CheckpointVotes votes() const { return {.stop = fields_[kStop], .writing = fields_[kWriting]}; }
   // Collective over `world`, blocks the host.
   absl::Status Reduce(Communicator& world, Stream& stream);
 
@@ -47,7 +54,18 @@ class StepTotals {
   const std::vector<std::vector<int64_t>>& expert_load() const { return expert_load_; }
 
  private:
-  enum Field : size_t { kLoss, kTokens, kAuxLoss, kEntropy, kSlots, kDropped, kNonFinite, kFields };
+  enum Field : size_t {
+    kLoss,
+    kTokens,
+    kAuxLoss,
+    kEntropy,
+    kSlots,
+    kDropped,
+    kNonFinite,
+    kStop,
+    kWriting,
+    kFields
+  };
 
   void AddReal(Field field, double value);
 

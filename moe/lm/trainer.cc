@@ -9,8 +9,13 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
+#include "moe/checkpoint/checkpointer.h"
+#include "moe/checkpoint/training_state.h"
+#include "moe/io/file.h"
 #include "moe/lm/agreement.h"
 #include "moe/lm/routing_recorder.h"
+#include "moe/lm/run_checkpoints.h"
+#include "moe/lm/run_settings.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
 #include "moe/parameter_hash.h"
@@ -45,7 +50,8 @@ class Trainer {
         trace_(core.session().trace()),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
-        sequence_offsets_(config.micro_batch_size + 1) {
+        sequence_offsets_(config.micro_batch_size + 1),
+        settings_(SettingsOf(config, corpus)) {
     for (int64_t i = 0; i <= config.micro_batch_size; ++i) {
       sequence_offsets_[i] = i * config.sequence_length;
     }
@@ -77,6 +83,9 @@ class Trainer {
   }
   // Compares copies of weights where --verify-replicas asks for it; the end has its own comparison.
   absl::Status VerifyReplicas(int64_t step);
+  // Where the run begins, and what saves it.
+  absl::StatusOr<int64_t> Restore(const StopSignal* stop);
+  CheckpointSections Describe() const;
   absl::Status Finish(TrainReport& report);
 
   const TrainConfig& config_;
@@ -98,6 +107,10 @@ class Trainer {
   ExchangeBytes exchanged_;  // in steps; validation counts apart
   StepOutcome outcome_;
   std::optional<LossScaler> scaler_;  // for float16
+  const std::vector<RunSetting> settings_;
+  Optimizer* optimizer_ = nullptr;
+  std::optional<TrainingState> state_;
+  std::unique_ptr<Checkpointer> checkpointer_;  // nullptr: nothing is saved
 };
 
 template <typename T>
@@ -112,7 +125,45 @@ absl::Status Trainer<T>::Build() {
                                                  config_.model.moe.router.num_experts);
     model_->CountSlots(routing_->slots());
   }
+  MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());
+  state_.emplace(core_.parameters(), *optimizer_, model_->router_shares(), context_);
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
+  const TrainCheckpoints& checkpoints = config_.checkpoints;
+  MOE_ASSIGN_OR_RETURN(
+      const int64_t step,
+      Resume(config_, settings_, *state_, scaler_.has_value() ? &*scaler_ : nullptr, context_));
+  MOE_RETURN_IF_ERROR(core_.ResumeAfter(step));
+  if (checkpoints.folder.empty()) return step;
+  auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
+                                                       .keep = checkpoints.keep,
+                                                       .keep_every = checkpoints.keep_every,
+                                                       .asynchronous = checkpoints.asynchronous,
+                                                       .first_step = step,
+                                                       .hash_states = true,
+                                                       .threads = &context_.compute->threads()},
+                                            .interval = checkpoints.interval,
+                                            .max_failures = checkpoints.max_failures,
+                                            .stop = stop},
+                                           *state_, context_);
+  if (const absl::Status& status = checkpointer.status(); !status.ok()) {
+    const std::string message = absl::StrCat("--save: ", status.message());
+    if (absl::IsAlreadyExists(status)) {
+      return absl::InvalidArgumentError(absl::StrCat(message, ", or --resume auto"));
+    }
+    return WithFileFault(absl::Status(status.code(), message), FileFault::kWrite);
+  }
+  checkpointer_ = *std::move(checkpointer);
+  return step;
+}
+
+template <typename T>
+CheckpointSections Trainer<T>::Describe() const {
+  return lm::Describe(settings_, optimizer_->steps_taken(),
+                      scaler_.has_value() ? &*scaler_ : nullptr, context_);
 }
 
 template <typename T>
@@ -137,6 +188,7 @@ Batch Trainer<T>::LoadMicroBatch(absl::Span<const uint8_t> text,
 template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
   totals_->Clear();
+  if (checkpointer_ != nullptr) totals_->Vote(checkpointer_->Votes());
   if (routing_ != nullptr) routing_->Clear();
   MOE_RETURN_IF_ERROR(core_.BeginStep(scaler_.has_value() ? scaler_->scale_log2() : 0));
   for (int64_t r = 0; r < core_.rounds(); ++r) {
@@ -274,12 +326,15 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
 template <typename T>
 absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   TrainReport report;
-  MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(0));
+  MOE_ASSIGN_OR_RETURN(report.first_step, Restore(hooks.stop));
+  report.steps = report.first_step;
+  MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(report.first_step));
+  report.validation_loss_after = report.validation_loss_before;
   report.expert_load.assign(model_->moe_layers(),
                             std::vector<int64_t>(config_.model.moe.router.num_outputs(), 0));
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   StepMetrics metrics;  // its memory serves every step
-  for (int64_t step = 1; step <= config_.steps; ++step) {
+  for (int64_t step = report.first_step + 1; step <= config_.steps && !report.stopped; ++step) {
     const auto start = Clock::now();
     if (trace_ != nullptr) {
       trace_->Switch(step >= config_.trace_first_step && step <= config_.trace_last_step);
@@ -290,6 +345,7 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     MOE_RETURN_IF_ERROR(
         Timed(context_, {.name = "step"}, *context_.compute, [&] { return Step(step); }));
     if (trace_ != nullptr) trace_->Switch(false);
+    const CheckpointVotes votes = totals_->votes();
     MOE_RETURN_IF_ERROR(VerifyReplicas(step));
     AddDifference(before, model_->exchange_bytes(), exchanged_);
     metrics.step = step;
@@ -342,6 +398,15 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
       MOE_ASSIGN_OR_RETURN(report.trace_left_out,
                            ExportTrace(*trace_, hooks.trace, world_, *context_.host));
     }
+    if (checkpointer_ == nullptr) continue;
+    const auto describe = [&] {
+      return Describe();
+    };
+    MOE_RETURN_IF_ERROR(step == config_.steps ? checkpointer_->Finish(step, describe)
+                                              : checkpointer_->AfterStep(step, votes, describe));
+    report.saved_step = checkpointer_->saved_step();
+    report.checkpoint_failures = checkpointer_->failures();
+    report.stopped = votes.stop > 0 && step < config_.steps;
   }
   MOE_RETURN_IF_ERROR(Finish(report));
   return report;

@@ -11,6 +11,7 @@
 #include <absl/status/statusor.h>
 
 #include "comm/all_reduce.h"
+#include "moe/checkpoint/stop_signal.h"
 #include "moe/context.h"
 #include "moe/gradient_reducer.h"
 #include "moe/io/routing_trace.h"
@@ -21,6 +22,24 @@
 #include "moe/trace_export.h"
 
 namespace moe::lm {
+
+// Saving and going on (docs/checkpoint.md).
+struct TrainCheckpoints {
+  std::string folder;      // of the step folders; empty: nothing is saved
+  int64_t interval = 0;    // steps; 0: at the end, and when asked to stop
+  int keep = 3;            // newest that stay
+  int64_t keep_every = 0;  // steps that are a multiple stay, too; 0: none
+  bool asynchronous = true;
+  int max_failures = 3;  // in a row
+  enum class Resume : uint8_t {
+    kNone,  // from the beginning
+    kAuto,  // from the newest readable one in `folder`, if there is one
+    kPath,  // from `path`
+  };
+  Resume resume = Resume::kNone;
+  std::string path;                    // of a step folder
+  bool allow_numerics_change = false;  // go on although the next steps have other bits
+};
 
 struct TrainConfig {
   TransformerConfig model;
@@ -49,6 +68,7 @@ struct TrainConfig {
   int64_t trace_first_step = 0, trace_last_step = 0;
   int64_t trace_capacity = kTraceEvents;  // of a rank
   bool record_routing = false;            // every step's, for TrainHooks::on_routing
+  TrainCheckpoints checkpoints;
 };
 
 // Of one optimiser step, the same on every rank.
@@ -75,7 +95,11 @@ struct StepMetrics {
 };
 
 struct TrainReport {
-  int64_t steps = 0;
+  int64_t steps = 0;        // that the run has come to, those before it was resumed included
+  int64_t first_step = 0;   // of the checkpoint it went on from; 0: from the beginning
+  bool stopped = false;     // on request, before the last step
+  int64_t saved_step = -1;  // the newest checkpoint; -1: none
+  int64_t checkpoint_failures = 0;
   int64_t tokens = 0;
   double seconds = 0;
   float validation_loss_before = 0, validation_loss_after = 0;  // nats per byte
@@ -98,7 +122,8 @@ struct TrainHooks {
   std::function<absl::Status(const StepMetrics&)> on_step;  // after every step
   // After every step, before on_step: a record for each MoE layer.
   std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing;
-  TraceSink* trace = nullptr;  // gets the time line once the last of its steps has ended
+  TraceSink* trace = nullptr;        // gets the time line once the last of its steps has ended
+  const StopSignal* stop = nullptr;  // every rank's: when one comes, the run saves and ends
 };
 
 // kInvalidArgument naming flag, value and nearest valid choice; no side effects. `ranks` is the
@@ -107,8 +132,11 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks);
 
 // Collective over `world`; returns the same report on every rank. kInvalidArgument, on every rank,
 // unless all have the same text and settings (agreement.h), record and trace the same, and rank 0
-// has hooks for it; kDataLoss when the loss or the gradients are not finite or copies of a weight
-// differ (all ranks agree on it); errors of the communicator otherwise.
+// has hooks for it, and unless the checkpoint to go on from is of this model and, without
+// allow_numerics_change, of these numerics; kNotFound: there is no such checkpoint; kDataLoss when
+// the loss or the gradients are not finite or copies of a weight differ (all ranks agree on it);
+// errors with a FileFault (moe/io/file.h) for checkpoints that are damaged or cannot be written;
+// errors of the communicator otherwise.
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks);
 

@@ -302,6 +302,17 @@ absl::Status Transformer<T>::EndStep(const std::vector<std::vector<int64_t>>& ex
 }
 
 template <typename T>
+std::vector<RouterShare> Transformer<T>::router_shares() {
+  std::vector<RouterShare> shares;
+  for (auto& layer : impl_->layers) {
+    if (layer.feed_forward.moe() != nullptr) {
+      shares.push_back(layer.feed_forward.moe()->router_share());
+    }
+  }
+  return shares;
+}
+
+template <typename T>
 void Transformer<T>::CountSlots(absl::Span<int64_t> slots) {
   const size_t experts = impl_->config.moe.router.num_experts;
   for (auto& layer : impl_->layers) {

@@ -71,6 +71,9 @@ class Transformer {
   // expert_load [MoE layer][E], over all ranks.
   absl::Status EndStep(const std::vector<std::vector<int64_t>>& expert_load);
 
+  // MoeLayer::router_share of every MoE layer.
+  std::vector<RouterShare> router_shares();
+
   // MoeLayer::CountSlots for every MoE layer: slots [MoE layer][E], borrowed; empty = no longer.
   void CountSlots(absl::Span<int64_t> slots);
 

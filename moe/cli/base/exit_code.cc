@@ -6,6 +6,8 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include "moe/io/file.h"
+
 namespace moe::cli {
 namespace {
 
@@ -22,6 +24,14 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   if (const auto payload = status.GetPayload(kPayload); payload.has_value()) {
     int code = 0;
     if (absl::SimpleAtoi(std::string(*payload), &code)) return static_cast<ExitCode>(code);
+  }
+  switch (FileFaultOf(status)) {
+    case FileFault::kNone:
+      break;
+    case FileFault::kContent:
+      return ExitCode::kBadInput;
+    case FileFault::kWrite:
+      return ExitCode::kIo;
   }
   switch (status.code()) {
     case absl::StatusCode::kOk:

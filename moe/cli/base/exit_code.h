@@ -18,12 +18,13 @@ enum class ExitCode : int {
   kTimeout = 8,     // a deadline passed
   kRendezvous = 9,  // the ranks could not find, or do not trust, each other
   kBackend = 10,    // this build or machine has no such backend
+  kStopped = 11,    // stopped on request; its checkpoint goes on
 };
 
 // Makes ExitCodeOf return `code` for `status`, whatever its kind.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// The code attached to `status`, else the one for its kind when it comes from running ranks:
+// The code attached to `status`, else that of its file fault (moe/io/file.h), else the one for its kind when it comes from running ranks:
 // kDataLoss is numbers that are not finite or copies that differ, kResourceExhausted memory,
 // kDeadlineExceeded a missing peer, kAborted and kUnavailable a failed peer, kUnauthenticated
 // rendezvous, kUnimplemented an absent backend, kInvalidArgument, kNotFound and kPermissionDenied

@@ -30,10 +30,8 @@ struct Foreign {
 };
 constexpr Foreign kForeign[] = {
     {"context-parallel-size", "only experts are split over ranks, by --ep"},
-    {"load", "training state is not loaded yet"},
+    {"load", "moe train goes on from a checkpoint by --resume"},
     {"pipeline-model-parallel-size", "only experts are split over ranks, by --ep"},
-    {"save", "training state is not saved yet"},
-    {"save-interval", "training state is not saved yet"},
     {"tensor-model-parallel-size", "only experts are split over ranks, by --ep"},
 };
 

@@ -6,10 +6,12 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
 
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
+#include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
@@ -105,6 +107,10 @@ std::string StepLine(const lm::StepMetrics& metrics) {
 std::string FinalLine(const lm::TrainReport& report) {
   Json line = Json::object();  // null that becomes one is broken if memory lacks
   line["steps"] = report.steps;
+  line["first_step"] = report.first_step;
+  line["saved_step"] = nullptr;
+  if (report.saved_step >= 0) line["saved_step"] = report.saved_step;
+  line["checkpoint_failures"] = report.checkpoint_failures;
   line["tokens"] = report.tokens;
   line["seconds"] = report.seconds;
   line["val_loss_before"] = report.validation_loss_before;
@@ -134,16 +140,34 @@ std::string MetricsFile::PathIn(const std::string& folder) {
   return (fs::path(folder) / "metrics.jsonl").string();
 }
 
-absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder) {
+absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::string& folder,
+                                                                 Earlier earlier) {
   std::vector<std::string> made;
   MOE_RETURN_IF_ERROR(MakeFolder(folder, made));
   MOE_ASSIGN_OR_RETURN(auto file, LineFile::Create(PathIn(folder), std::move(made)));
-  if (file->replaces()) {
+  if (file->replaces() && earlier == Earlier::kRefused) {
     return absl::InvalidArgumentError(
         absl::StrCat("--out is '", folder, "', which holds an earlier run, expected a new folder: ",
                      "give another one, or remove '", file->path(), "'"));
   }
   return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
+}
+
+absl::StatusOr<std::string> MetricsFile::LinesBefore(int64_t step) const {
+  if (!file_->replaces()) return "";
+  MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path()));
+  const absl::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                               file.bytes().size());
+  std::string lines;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
+    const auto at = object.is_object() ? object.find("step") : object.end();
+    const bool before = at != object.end() && at->is_number_integer() && at->get<int64_t>() < step;
+    if (before || (object.is_object() && object.contains("schema"))) {
+      absl::StrAppend(&lines, line, "\n");
+    }
+  }
+  return lines;
 }
 
 absl::Status MetricsFile::Append(absl::string_view line) {

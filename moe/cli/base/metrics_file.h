@@ -35,7 +35,8 @@ std::string StartLine(const Facts& provenance, const World& world, const Setting
 //   tokens_per_s, step_ms, a2a_ms, expert_ms, all_reduce_ms, drop_fraction, max_vio, dead_experts,
 //   aux_loss, router_entropy, peak_bytes, expert_load [MoE layer][E]
 std::string StepLine(const lm::StepMetrics& metrics);
-//   steps, tokens, seconds, val_loss_before, val_loss_before_hex, val_loss, val_loss_hex,
+//   steps, first_step (that the run was resumed after, 0: none), saved_step (of the newest
+//   checkpoint, null: none), checkpoint_failures, tokens, seconds (of this run), val_loss_before, val_loss_before_hex, val_loss, val_loss_hex,
 //   weights_xxh3, phase_seconds {phase}, expert_load [MoE layer][E], dropped_slots, total_slots,
 //   skipped_steps, exchange_bytes {self, same_node, cross_node}, all_reduce_bytes,
 //   parameters_total, parameters_active
@@ -44,10 +45,16 @@ std::string FinalLine(const lm::TrainReport& report);
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).
 class MetricsFile {
  public:
+  enum class Earlier : uint8_t { kRefused, kContinued };
   // Makes the folder and the file if needed; when no line was written, the file and the folders
   // that were made go. kInvalidArgument if `folder` is a file, another run writes to it, or an
-  // earlier one did: nothing of that is lost. Errors of the system carry exit code 4.
-  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder);
+  // earlier one did and is not continued: nothing of that is lost. Errors of the system carry exit
+  // code 4.
+  static absl::StatusOr<std::unique_ptr<MetricsFile>> Create(const std::string& folder,
+                                                             Earlier earlier = Earlier::kRefused);
+  // Before the first Append of a run that is continued: its start and the steps before `step`, each
+  // with its line's end; empty without an earlier run. The first Append replaces them all.
+  absl::StatusOr<std::string> LinesBefore(int64_t step) const;
 
   // Of the file in `folder`.
   static std::string PathIn(const std::string& folder);

@@ -1,7 +1,9 @@
 // moe train: trains the reference model on text files.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <absl/strings/str_cat.h>
@@ -9,6 +11,8 @@
 #include <absl/time/clock.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/checkpoint/stop_signal.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/line_file.h"
@@ -54,7 +58,8 @@ std::string CommandOf(const Invocation& invocation, const Settings& settings,
                       const Launch& launch) {
   const auto skip = [&](const Setting& s) {
     return s.name == "quiet" || s.name == "verbose" || s.name == "color" || s.name == "output" ||
-           s.name == "log-interval" || (s.name == "ranks" && launch.plan.processes());
+           s.name == "log-interval" || s.name == "resume" ||
+           (s.name == "ranks" && launch.plan.processes());
   };
   return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",
                       FlagsOf(settings, skip));
@@ -78,7 +83,7 @@ class TrainRun {
   absl::Status AppendRouting(absl::Span<const RoutingTraceRecord> records);
   // The last line of the metrics and the end report. As JSON the report comes with the measurement.
   absl::Status End(const lm::TrainReport& report);
-  RunFacts FactsOfRun() const;
+  RunFacts FactsOf(const lm::TrainReport& report) const;
   bool AsJson() const { return settings_.is("output", "json"); }
   bool speaks() const { return launch_.rank() == 0; }
   const char* backend() const { return NameOf(launch_.plan.backend); }
@@ -90,6 +95,8 @@ class TrainRun {
   lm::Corpus corpus_;
   std::unique_ptr<MetricsFile> metrics_;
   std::string start_line_;  // of the metrics
+  bool appended_ = false;   // to the metrics
+  std::atomic<bool> stopped_ = false;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<LineFile> routing_;
 };
@@ -134,7 +141,10 @@ absl::Status TrainRun::Prepare() {
     MOE_RETURN_IF_ERROR(CheckWritable("--record-routing", options_.record_routing));
   }
   if (speaks() && !options_.out.empty()) {
-    MOE_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(options_.out));
+    const bool continues = options_.train.checkpoints.resume != lm::TrainCheckpoints::Resume::kNone;
+    MOE_ASSIGN_OR_RETURN(
+        metrics_, MetricsFile::Create(options_.out, continues ? MetricsFile::Earlier::kContinued
+                                                              : MetricsFile::Earlier::kRefused));
     start_line_ = StartLine(Provenance(launch_.device), launch_.world, settings_);
   }
   return absl::OkStatus();
@@ -163,6 +173,8 @@ absl::Status TrainRun::Run() {
   hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
     return AppendRouting(records);
   };
+  std::optional<StopSignal> stop;
+  if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     const bool first = world->rank() == 0;
     MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
@@ -170,6 +182,7 @@ absl::Status TrainRun::Run() {
     MOE_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> after, world->Split(0, world->rank()));
     MOE_ASSIGN_OR_RETURN(lm::TrainReport mine,
                          lm::Train(options_.train, corpus_, std::move(world), hooks));
+    if (mine.stopped) stopped_ = true;
     if (!first) return MeasurePeak(options_.train, mine, std::move(after)).status();
     // The measurement may fail: the run is whole, and told, before it.
     progress.End();
@@ -177,19 +190,29 @@ absl::Status TrainRun::Run() {
     const auto peak = MeasurePeak(options_.train, mine, std::move(after));
     if (AsJson()) {
       const auto rates = peak.ok() ? *peak : std::vector<CommRate>();
-      MOE_RETURN_IF_ERROR(Print(ReportJson(mine, FactsOfRun(), rates)));
+      MOE_RETURN_IF_ERROR(Print(ReportJson(mine, FactsOf(mine), rates)));
       return peak.status();
     }
     MOE_RETURN_IF_ERROR(peak.status());
     return Print(PeakText(*peak));
   };
-  return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body));
+  if (!stopped_) return absl::OkStatus();
+  return WithExitCode(
+      absl::CancelledError("stopped on request; the same command with --resume auto "
+                           "goes on"),
+      ExitCode::kStopped);
 }
 
-// The start comes with the first step: a run that ends before leaves no file.
+// What comes before it goes with the first step: a run that ends before leaves the file as it was.
 absl::Status TrainRun::AppendStep(const lm::StepMetrics& metrics) {
   if (metrics_ == nullptr) return absl::OkStatus();
-  const std::string before = metrics.step == 1 ? absl::StrCat(start_line_, "\n") : "";
+  std::string before;
+  if (!appended_) {
+    MOE_ASSIGN_OR_RETURN(before, metrics_->LinesBefore(metrics.step));
+    if (before.empty()) before = absl::StrCat(start_line_, "\n");
+    appended_ = true;
+  }
   return metrics_->Append(absl::StrCat(before, StepLine(metrics)));
 }
 
@@ -216,19 +239,23 @@ absl::Status TrainRun::AppendRouting(absl::Span<const RoutingTraceRecord> record
 }
 
 absl::Status TrainRun::End(const lm::TrainReport& report) {
-  if (metrics_ != nullptr) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
+  if (metrics_ != nullptr && appended_) MOE_RETURN_IF_ERROR(metrics_->Append(FinalLine(report)));
   if (const std::string warning = TraceWarning(report.trace_left_out); !warning.empty()) {
     PrintWarnings(kCommand, {warning});
   }
-  return AsJson() ? absl::OkStatus() : Print(ReportText(options_, report, FactsOfRun()));
+  return AsJson() ? absl::OkStatus() : Print(ReportText(options_, report, FactsOf(report)));
 }
 
-RunFacts TrainRun::FactsOfRun() const {
+RunFacts TrainRun::FactsOf(const lm::TrainReport& report) const {
   RunFacts facts = {
       .backend = backend(), .command = CommandOf(invocation_, settings_, launch_), .files = {}};
   if (metrics_ != nullptr) facts.files.push_back(metrics_->path());
   if (!options_.record_routing.empty()) facts.files.push_back(options_.record_routing);
   if (!options_.trace.empty()) facts.files.push_back(options_.trace);
+  if (report.saved_step >= 0) {
+    facts.files.push_back(
+        absl::StrCat(options_.train.checkpoints.folder, "/", StepFolderName(report.saved_step)));
+  }
   return facts;
 }
 

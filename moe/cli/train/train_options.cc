@@ -37,6 +37,21 @@ absl::StatusOr<GroupedGemmKernel> GroupedGemmOf(const Settings& settings) {
                    "auto or mma, or --numerics fast: rows by cuBLAS depend on how many there are");
 }
 
+absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints& checkpoints) {
+  using Resume = lm::TrainCheckpoints::Resume;
+  const std::string& resume = settings.text("resume");
+  checkpoints.resume = resume == "none"   ? Resume::kNone
+                       : resume == "auto" ? Resume::kAuto
+                                          : Resume::kPath;
+  if (checkpoints.resume == Resume::kPath) checkpoints.path = resume;
+  if (!checkpoints.folder.empty()) return absl::OkStatus();
+  if (checkpoints.resume == Resume::kAuto) {
+    return WrongFlag("--resume", resume, "--save DIR with it, or the folder of a checkpoint");
+  }
+  if (checkpoints.interval == 0) return absl::OkStatus();
+  return WrongValue(settings, "save-interval", "--save DIR with it");
+}
+
 // What does not follow from one row.
 absl::Status Complete(const Settings& settings, const World& world, TrainOptions& options) {
   lm::TrainConfig& train = options.train;
@@ -55,6 +70,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   train.threads = ThreadsOf(settings, world);
   options.ranks = world.ranks;
   train.record_routing = !options.record_routing.empty();
+  MOE_RETURN_IF_ERROR(CompleteCheckpoints(settings, train.checkpoints));
   options.trace = settings.text("trace");
   if (options.trace.empty()) return absl::OkStatus();
   train.trace_first_step = settings.integer("profile-step-start");

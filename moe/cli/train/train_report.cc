@@ -24,6 +24,11 @@ void Add(Text& text, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
 }
 
+// That this run took, at least one.
+int64_t StepsOf(const lm::TrainReport& report) {
+  return std::max<int64_t>(1, report.steps - report.first_step);
+}
+
 double BitsPerByte(float nats) {
   return nats / std::numbers::ln2;
 }
@@ -57,7 +62,7 @@ void AddLoss(Text& text, const lm::TrainReport& report) {
   Add(text, "throughput               {} tok/s   ({} tokens in {:.1f} s, {:.1f} ms a step)\n",
       WithCommas(report.seconds > 0 ? std::llround(tokens / report.seconds) : 0),
       WithCommas(report.tokens), report.seconds,
-      1e3 * report.seconds / static_cast<double>(std::max<int64_t>(1, report.steps)));
+      1e3 * report.seconds / static_cast<double>(StepsOf(report)));
 }
 
 void AddPhases(Text& text, const lm::TrainReport& report) {
@@ -118,7 +123,7 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
 }
 
 void AddTraffic(Text& text, const lm::TrainReport& report) {
-  const auto steps = static_cast<double>(std::max<int64_t>(1, report.steps));
+  const auto steps = static_cast<double>(StepsOf(report));
   const auto row = [&](const char* what, int64_t bytes) {
     const auto all = static_cast<double>(bytes);
     Add(text, "{:<32}{:>10}{:>12}\n", what, BytesText(all), BytesText(all / steps));
@@ -182,10 +187,12 @@ std::string ReportJson(const lm::TrainReport& report, const RunFacts& facts,
 std::string ReportText(const TrainOptions& options, const lm::TrainReport& report,
                        const RunFacts& facts) {
   Text text;
-  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", Counted(report.steps, "step"),
-      ClockText(report.seconds), Counted(options.ranks, "rank"),
-      RanksAre(facts.backend, options.ranks), options.train.expert_parallel_size,
-      options.ranks / options.train.expert_parallel_size);
+  std::string what = Counted(report.steps - report.first_step, "step");
+  if (report.first_step > 0) what += fmt::format(" after step {}", report.first_step);
+  if (report.stopped) what += ", stopped on request,";
+  Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
+      Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
+      options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
   AddLoss(text, report);
   AddPhases(text, report);
   AddExpertLoad(text, options, report);

@@ -150,6 +150,34 @@ void AddRecords(TrainOptions& options, Table& t) {
         "replays them");
 }
 
+constexpr Choice<bool> kOnOff[] = {{"on", true}, {"off", false}};
+
+void AddCheckpoints(TrainOptions& options, Table& t) {
+  lm::TrainCheckpoints& checkpoints = options.train.checkpoints;
+  t.Group("Checkpoints", kOfOneRun);
+  t.Add(
+      "--save DIR", &checkpoints.folder,
+      "folder for checkpoints, DIR/step-00000120 and so on; SIGTERM, SIGUSR1 or SIGINT then saves "
+      "and ends the run, a second one at once");
+  t.Add("--save-interval N", &checkpoints.interval,
+        "steps between checkpoints; 0 = at the end, and when asked to stop")
+      .Least(0);
+  t.Add("--checkpoint-keep N", &checkpoints.keep, "newest checkpoints that stay").Least(1);
+  t.Add("--checkpoint-keep-every N", &checkpoints.keep_every,
+        "those of steps that N divides stay, too; 0 = none")
+      .Least(0);
+  t.Add("--checkpoint-async WORD", {&checkpoints.asynchronous, kOnOff},
+        "on: steps go on while a checkpoint is written");
+  t.Add("--checkpoint-failures N", &checkpoints.max_failures,
+        "writes that fail in a row until the run ends")
+      .Least(1);
+  t.Add("--resume WHERE", {Kind::kText, "none"},
+        "go on from auto, the newest readable checkpoint in --save (none: from the beginning), or "
+        "from the folder of one; at any number of ranks and any EP");
+  t.Add("--allow-numerics-change", &checkpoints.allow_numerics_change,
+        "resume although the steps to come have other bits, as with another --dtype");
+}
+
 void AddOutput(lm::TrainConfig& train, Table& t) {
   t.Group("Output and settings", kOfOneRun);
   t.Add("--log-interval N", &train.log_interval,
@@ -209,12 +237,13 @@ Progress and results
 Files: DIR/metrics.jsonl has one object per step, written as it ends. The first line is the start:
 the build (version, commit), the machine and all settings, which --config takes; the last line holds
 weights_xxh3.
+A resumed run goes on in the metrics.jsonl of --out, behind the step it resumes after.
 loss_hex is the loss in C's hexadecimal notation (%a): equal text means equal bits.
 --trace and --record-routing: docs/trace.md.
 
 Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 out of memory,
 6 loss or gradients not finite, or copies of a weight that differ, 7 a rank failed, 8 timeout,
-9 rendezvous, 10 no such backend.
+9 rendezvous, 10 no such backend, 11 stopped on request (its checkpoint goes on).
 )";
 
 }  // namespace
@@ -225,6 +254,7 @@ Table TrainSettings(TrainOptions& options) {
   AddModel(options.train, table);
   AddParallel(options, table);
   AddOptimizer(options.train, table);
+  AddCheckpoints(options, table);
   AddRecords(options, table);
   AddOutput(options.train, table);
   return table;

@@ -3,6 +3,7 @@
 #define MOE_TESTS_MOE_LM_TRAIN_HARNESS_H_
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -54,6 +55,7 @@ struct Trace {
   std::vector<int64_t> skipped;  // steps
   std::vector<std::vector<std::vector<int64_t>>> load;
   uint64_t weights = 0;
+  TrainReport report;
   absl::Status status;
 };
 
@@ -65,29 +67,38 @@ inline TrainConfig LaidOut(TrainConfig config, const ::moe::testing::Layout& lay
   return config;
 }
 
+// seen: after every step, on rank 0. stop: of all ranks.
 inline Trace TrainIn(const TrainConfig& given, const ::moe::testing::Layout& layout,
-                     const Corpus& corpus) {
+                     const Corpus& corpus,
+                     const std::function<void(const StepMetrics&)>& seen = nullptr,
+                     const StopSignal* stop = nullptr) {
   const TrainConfig config = LaidOut(given, layout);
   Trace trace;
   std::mutex mu;
   ::moe::testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
-    const auto report =
-        Train(config, corpus, std::move(world), {.on_step = [&](const StepMetrics& m) {
-                trace.loss.push_back(m.loss);
-                if (m.has_validation) trace.validation_loss.push_back(m.validation_loss);
-                trace.grad_norm.push_back(m.grad_norm);
-                trace.loss_scale.push_back(m.loss_scale);
-                trace.learning_rate.push_back(m.learning_rate);
-                if (m.skipped) trace.skipped.push_back(m.step);
-                trace.aux_loss.push_back(m.aux_loss);
-                trace.router_entropy.push_back(m.router_entropy);
-                trace.load.push_back(m.expert_load);
-                return absl::OkStatus();
-              }});
+    const auto report = Train(config, corpus, std::move(world),
+                              {.on_step =
+                                   [&](const StepMetrics& m) {
+                                     trace.loss.push_back(m.loss);
+                                     if (m.has_validation)
+                                       trace.validation_loss.push_back(m.validation_loss);
+                                     trace.grad_norm.push_back(m.grad_norm);
+                                     trace.loss_scale.push_back(m.loss_scale);
+                                     trace.learning_rate.push_back(m.learning_rate);
+                                     if (m.skipped) trace.skipped.push_back(m.step);
+                                     trace.aux_loss.push_back(m.aux_loss);
+                                     trace.router_entropy.push_back(m.router_entropy);
+                                     trace.load.push_back(m.expert_load);
+                                     if (seen) seen(m);
+                                     return absl::OkStatus();
+                                   },
+                               .stop = stop});
     const std::lock_guard<std::mutex> lock(mu);
     // The root cause, not the echo of a peer that ended first.
     if (trace.status.ok() || absl::IsAborted(trace.status)) trace.status = report.status();
-    if (report.ok()) trace.weights = report->weights_xxh3;
+    if (!report.ok()) return absl::OkStatus();
+    trace.report = *report;
+    trace.weights = report->weights_xxh3;
     return absl::OkStatus();
   });
   return trace;

@@ -1,0 +1,52 @@
+#include "moe/checkpoint/stop_signal.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+#include <signal.h>
+
+#include "kernels/base/status_macros.h"
+
+namespace moe {
+namespace {
+
+constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
+
+std::atomic<bool> exists = false;
+std::atomic<int> received_signal = 0;  // lock-free: a handler writes it
+static_assert(std::atomic<int>::is_always_lock_free);
+struct sigaction before[kSignals.size()];
+
+void Restore() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
+}
+
+void Handle(int signal) {
+  received_signal.store(signal);
+  Restore();  // the next one is not ours
+}
+
+}  // namespace
+
+StopSignal::StopSignal() {
+  MOE_CHECK(!exists.exchange(true));
+  received_signal.store(0);
+  struct sigaction action = {};
+  action.sa_handler = Handle;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : kSignals) sigaddset(&action.sa_mask, signal);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before[i]);
+}
+
+StopSignal::~StopSignal() {
+  Restore();
+  exists.store(false);
+}
+
+int StopSignal::received() const {
+  return received_signal.load();
+}
+
+}  // namespace moe

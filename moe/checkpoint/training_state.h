@@ -1,0 +1,63 @@
+// What a run goes on from: the parameters, the optimiser's moments, the routers' shares.
+#ifndef MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
+#define MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/writer.h"
+#include "moe/context.h"
+#include "moe/moe_layer.h"
+#include "moe/optimizer.h"
+#include "moe/parameter.h"
+
+namespace moe {
+
+// The training state of one rank, as states of canonical tensors:
+//   master, m, v  of what is trained    value  of what is not (a router's expert bias)
+//   share         of a router, float64: what the global balance loss compares the next step with
+// Borrows what it is made of.
+class TrainingState {
+ public:
+  TrainingState(ParameterStore& parameters, Optimizer& optimizer, std::vector<RouterShare> shares,
+                const Context& context)
+      : parameters_(parameters),
+        optimizer_(optimizer),
+        shares_(std::move(shares)),
+        context_(context) {}
+
+  // What this rank writes: over all ranks each element once. Ranks that hold the same parameters
+  // share them out evenly, between row groups (unit_grid.h). Valid until the state moves. On a CUDA
+  // device a copy in host memory. Blocks the host.
+  absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
+
+  // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:
+  // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, or what all ranks read
+  // has another hash than what was written. Collective, blocks the host.
+  absl::Status Restore(CheckpointReader& reader, int64_t steps_taken);
+
+ private:
+  struct Held;
+  std::vector<Held> AllHeld();
+  absl::Status CopyToHost();
+  absl::Status CheckTensors(const CheckpointReader& reader);
+  absl::Status Read(CheckpointReader& reader, const Held& held);
+  absl::Status CheckHashes(const CheckpointReader& reader);
+
+  ParameterStore& parameters_;
+  Optimizer& optimizer_;
+  const std::vector<RouterShare> shares_;
+  const Context context_;
+  std::vector<StatePart> parts_;
+  std::vector<float> host_;  // copies of a CUDA device's memory
+};
+
+}  // namespace moe
+
+#endif  // MOE_MOE_CHECKPOINT_TRAINING_STATE_H_

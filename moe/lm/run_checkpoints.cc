@@ -1,0 +1,169 @@
+#include "moe/lm/run_checkpoints.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/simd_targets.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/io/file.h"
+
+namespace moe::lm {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What the checkpoint says of the optimiser and the loss scale beside their settings.
+struct Progress {
+  int64_t steps_taken = 0;
+  std::optional<LossScaler::State> scaler;
+};
+
+absl::StatusOr<Progress> ProgressOf(const CheckpointReader& reader) {
+  const CheckpointSections& sections = reader.manifest().sections;
+  const Json trainer = Json::parse(sections.trainer, nullptr, false);
+  const auto integer = [](const Json& object, const char* key) -> std::optional<int64_t> {
+    const auto member = object.is_object() ? object.find(key) : object.end();
+    if (member == object.end() || !member->is_number_integer()) return std::nullopt;
+    return member->get<int64_t>();
+  };
+  Progress progress;
+  const auto taken = integer(trainer, "steps_taken");
+  if (!taken.has_value() || *taken < 0 || *taken > reader.manifest().step) {
+    return absl::DataLossError(
+        absl::StrCat(reader.path(), ": trainer.steps_taken is no count up to the step"));
+  }
+  progress.steps_taken = *taken;
+  if (!trainer.contains("loss_scale")) return progress;
+  const Json& scale = trainer["loss_scale"];
+  const auto log2 = integer(scale, "scale_log2"), row = integer(scale, "taken_in_a_row"),
+             left = integer(scale, "overflows_left"), skipped = integer(scale, "skipped");
+  if (!log2 || !row || !left || !skipped || *log2 < -24 || *log2 > 32 || *row < 0 || *skipped < 0) {
+    return absl::DataLossError(absl::StrCat(reader.path(), ": trainer.loss_scale is incomplete"));
+  }
+  progress.scaler = {.scale_log2 = static_cast<int>(*log2),
+                     .taken_in_a_row = *row,
+                     .overflows_left = static_cast<int>(*left),
+                     .skipped = *skipped};
+  return progress;
+}
+
+// Every rank gets what rank 0 found.
+absl::StatusOr<int64_t> FindNewest(const std::string& folder, Communicator& world, Stream& stream) {
+  int64_t step = -1;
+  absl::Status status;
+  if (world.rank() == 0) {
+    const auto found = FindCheckpoint(folder);
+    MOE_RETURN_IF_ERROR(found.status());
+    for (const std::string& warning : found->warnings) Log(LogLevel::kWarning, warning);
+    if (!found->path.empty()) step = found->step;
+  }
+  MOE_RETURN_IF_ERROR(world.Broadcast<int64_t>({&step, 1}, 0, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return step;
+}
+
+absl::Status CheckSettings(const CheckpointReader& reader, const TrainConfig& config,
+                           const std::vector<RunSetting>& settings, bool warns) {
+  const CheckpointSections& sections = reader.manifest().sections;
+  const auto refuse = [&](const std::vector<std::string>& differences, const char* remedy) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(reader.path(), ": ", absl::StrJoin(differences, "; "), remedy));
+  };
+  const auto model = Differences(settings, SettingKind::kModel, sections.model);
+  if (!model.empty()) return refuse(model, ": expected the model of the checkpoint");
+  std::vector<std::string> allowed;
+  const auto numerics = Differences(settings, SettingKind::kNumerics, sections.numerics);
+  if (!numerics.empty() && !config.checkpoints.allow_numerics_change) {
+    return refuse(numerics,
+                  ": the steps to come would have other bits; --allow-numerics-change goes on");
+  }
+  for (const auto& differences :
+       {numerics, Differences(settings, SettingKind::kOptimizer, sections.optimizer),
+        Differences(settings, SettingKind::kTrainer, sections.trainer),
+        Differences(settings, SettingKind::kData, sections.data)}) {
+    allowed.insert(allowed.end(), differences.begin(), differences.end());
+  }
+  if (warns && !allowed.empty()) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("resumed with other settings: ", absl::StrJoin(allowed, "; ")));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> ResumeFrom(const std::string& path, const TrainConfig& config,
+                                   const std::vector<RunSetting>& settings, TrainingState& state,
+                                   LossScaler* scaler, const Context& context) {
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  MOE_RETURN_IF_ERROR(CheckSettings(reader, config, settings, context.mesh->world().rank() == 0));
+  MOE_ASSIGN_OR_RETURN(const Progress progress, ProgressOf(reader));
+  MOE_RETURN_IF_ERROR(state.Restore(reader, progress.steps_taken));
+  if (scaler != nullptr && progress.scaler.has_value()) scaler->Restore(*progress.scaler);
+  return reader.manifest().step;
+}
+
+// Adds members to an object of JSON.
+std::string With(const std::string& object, const Json& members) {
+  Json all = Json::parse(object);
+  all.update(members);
+  return all.dump();
+}
+
+}  // namespace
+
+CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t steps_taken,
+                            const LossScaler* scaler, const Context& context) {
+  Json progress = Json::object();
+  progress["steps_taken"] = steps_taken;
+  if (scaler != nullptr) {
+    const LossScaler::State state = scaler->state();
+    progress["loss_scale"] = {{"scale_log2", state.scale_log2},
+                              {"taken_in_a_row", state.taken_in_a_row},
+                              {"overflows_left", state.overflows_left},
+                              {"skipped", state.skipped}};
+  }
+  Mesh& mesh = *context.mesh;
+  Json writer = Json::object();
+  writer["ranks"] = mesh.world().size();
+  writer["ep"] = mesh.expert_parallel_size();
+  writer["dp"] = mesh.expert_data_parallel_size();
+  writer["simd"] = gemm::SimdTargets().front();
+  return {.numerics = SettingsJson(settings, SettingKind::kNumerics),
+          .model = SettingsJson(settings, SettingKind::kModel),
+          .optimizer = SettingsJson(settings, SettingKind::kOptimizer),
+          .trainer = With(SettingsJson(settings, SettingKind::kTrainer), progress),
+          .data = SettingsJson(settings, SettingKind::kData),
+          .written_by = writer.dump(),
+          .hash = "{}"};
+}
+
+absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunSetting>& settings,
+                               TrainingState& state, LossScaler* scaler, const Context& context) {
+  const TrainCheckpoints& checkpoints = config.checkpoints;
+  std::string path = checkpoints.path;
+  switch (checkpoints.resume) {
+    case TrainCheckpoints::Resume::kNone:
+      return 0;
+    case TrainCheckpoints::Resume::kAuto: {
+      MOE_ASSIGN_OR_RETURN(const int64_t step,
+                           FindNewest(checkpoints.folder, context.mesh->world(), *context.host));
+      if (step < 0) return 0;
+      path = absl::StrCat(checkpoints.folder, "/", StepFolderName(step));
+      break;
+    }
+    case TrainCheckpoints::Resume::kPath:
+      break;
+  }
+  context.mesh->SetPhase({.name = "resume"});
+  auto step = ResumeFrom(path, config, settings, state, scaler, context);
+  if (step.ok()) return step;
+  const absl::Status named(step.status().code(),
+                           absl::StrCat("--resume: ", step.status().message()));
+  return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;
+}
+
+}  // namespace moe::lm

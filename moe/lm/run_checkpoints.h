@@ -1,0 +1,34 @@
+// Saving and resuming of lm::Train: what a checkpoint says of the run, and what of it must agree.
+#ifndef MOE_MOE_LM_RUN_CHECKPOINTS_H_
+#define MOE_MOE_LM_RUN_CHECKPOINTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "moe/checkpoint/manifest.h"
+#include "moe/checkpoint/training_state.h"
+#include "moe/context.h"
+#include "moe/lm/run_settings.h"
+#include "moe/lm/trainer.h"
+#include "moe/loss_scaler.h"
+
+namespace moe::lm {
+
+// What stands in the manifest beside the tensors. scaler: nullptr without one.
+CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t steps_taken,
+                            const LossScaler* scaler, const Context& context);
+
+// Puts the run where the checkpoint that `config` names was written, and returns its step; 0: there
+// is none to go on from. Warns of differing settings that are allowed. Collective over the world,
+// blocks the host. Errors: as of Train.
+absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunSetting>& settings,
+                               TrainingState& state, LossScaler* scaler, const Context& context);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_RUN_CHECKPOINTS_H_

@@ -1,0 +1,44 @@
+// The settings of a training run by name: what ranks compare with each other, and a run with the
+// checkpoint that it goes on from.
+#ifndef MOE_MOE_LM_RUN_SETTINGS_H_
+#define MOE_MOE_LM_RUN_SETTINGS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moe/lm/trainer.h"
+
+namespace moe::lm {
+
+// What follows if a run goes on with another value.
+enum class SettingKind : uint8_t {
+  kLayout,     // nothing: the bits do not depend on it
+  kNumerics,   // other bits from the next step on
+  kModel,      // another model: the checkpoint does not fit
+  kOptimizer,  // another training, as asked for
+  kTrainer,
+  kData,
+};
+
+struct RunSetting {
+  SettingKind kind;
+  const char* name;  // a flag, "--seq-length", or a field
+  int64_t value;     // equal for equal settings, of texts almost always different for others
+  std::string text;  // for people and files; real numbers in hexadecimal
+};
+
+// In the order in which a difference is to be named: what presets others comes before them.
+std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus);
+
+// The settings of a kind as an object of JSON, from names without dashes to texts.
+std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind);
+
+// The names of a kind whose text in `json`, as SettingsJson wrote it, is another or absent; each as
+// "--seq-length is 64, 128 in the checkpoint".
+std::vector<std::string> Differences(const std::vector<RunSetting>& settings, SettingKind kind,
+                                     const std::string& json);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_RUN_SETTINGS_H_

@@ -1,0 +1,181 @@
+// Runs that are saved, stopped and resumed, against one that never stopped.
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/checkpoint/stop_signal.h"
+#include "moe/io/file.h"
+#include "tests/moe/lm/train_harness.h"
+
+namespace moe::lm::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::moe::testing::Layout;
+using ::testing::HasSubstr;
+using Resume = TrainCheckpoints::Resume;
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  ResumeTest() {
+    // With all that a run goes on from: moments, a router's bias and shares.
+    config_.model.moe.router.gate = "topk";
+    config_.model.moe.router.score_function = ScoreFunction::kSigmoid;
+    config_.model.moe.router.expert_bias = true;
+    config_.model.moe.router.bias_update_rate = 1e-3f;
+    config_.model.moe.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+    config_.model.moe.shared_expert_ffn_hidden_size = 8;
+    config_.steps = 6;
+    config_.eval_interval = 0;
+    config_.schedule.total_steps = 6;
+    fs::remove_all(folder_);
+  }
+  ~ResumeTest() override { fs::remove_all(folder_); }
+
+  TrainConfig Saving(int64_t steps, Resume resume = Resume::kNone) const {
+    TrainConfig config = config_;
+    config.steps = steps;
+    config.checkpoints.folder = folder_;
+    config.checkpoints.resume = resume;
+    return config;
+  }
+  std::string StepPath(int64_t step) const {
+    return folder_ + "/step-0000000" + std::to_string(step);
+  }
+
+  const std::string folder_ = ::testing::TempDir() + "resume_" +
+                              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const Corpus corpus_ = MakeCorpus();
+  TrainConfig config_ = SmallConfig();
+};
+
+// What `resumed` did after its checkpoint, and what `whole` did from there on.
+void ExpectSameEnd(const Trace& resumed, const Trace& whole) {
+  ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+  const auto first = static_cast<size_t>(resumed.report.first_step);
+  const auto from = [&](const auto& steps) {
+    return std::vector(steps.begin() + first, steps.end());
+  };
+  EXPECT_EQ(resumed.loss, from(whole.loss));
+  EXPECT_EQ(resumed.grad_norm, from(whole.grad_norm));
+  EXPECT_EQ(resumed.learning_rate, from(whole.learning_rate));
+  EXPECT_EQ(resumed.loss_scale, from(whole.loss_scale));
+  EXPECT_EQ(resumed.aux_loss, from(whole.aux_loss));
+  EXPECT_EQ(resumed.load, from(whole.load));
+  EXPECT_EQ(resumed.weights, whole.weights);
+}
+
+TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
+  const Trace whole = TrainIn(config_, {}, corpus_);
+  ASSERT_TRUE(whole.status.ok()) << whole.status;
+  const std::vector<Layout> layouts = {{},
+                                       {.ranks = 5, .expert_parallel = 5},
+                                       {.ranks = 3, .threads = 2},
+                                       {.ranks = 8, .expert_parallel = 4}};
+  // Each saves for the next: 2 steps, 3, 4, and the rest.
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    SCOPED_TRACE(layouts[i]);
+    const auto steps = static_cast<int64_t>(i + 1 == layouts.size() ? 6 : i + 2);
+    TrainConfig config = Saving(steps, i == 0 ? Resume::kNone : Resume::kAuto);
+    config.checkpoints.asynchronous = i % 2 == 0;
+    const Trace part = TrainIn(config, layouts[i], corpus_);
+    ASSERT_TRUE(part.status.ok()) << part.status;
+    EXPECT_EQ(part.report.first_step, i == 0 ? 0 : i + 1);
+    EXPECT_EQ(part.report.saved_step, steps);
+    if (steps == 6) ExpectSameEnd(part, whole);
+  }
+}
+
+TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
+  config_.dtype = DType::kFloat16;
+  config_.loss_scale = {.initial = 0x1p30, .window = 3, .hysteresis = 1};  // overflows, then grows
+  const Trace whole = TrainIn(config_, {}, corpus_);
+  ASSERT_FALSE(whole.skipped.empty());
+  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2}, corpus_).status.ok());
+  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_), whole);
+}
+
+TEST_F(ResumeTest, ASignalStopsAllRanksInOneStepWhichIsSaved) {
+  const Trace whole = TrainIn(config_, {}, corpus_);
+  Trace stopped;
+  {
+    const StopSignal stop;
+    EXPECT_EQ(stop.received(), 0);
+    stopped = TrainIn(
+        Saving(6), {.ranks = 4, .expert_parallel = 2}, corpus_,
+        [](const StepMetrics& m) {
+          if (m.step == 2) raise(SIGUSR1);
+        },
+        &stop);
+    EXPECT_EQ(stop.received(), SIGUSR1);
+  }
+  ASSERT_TRUE(stopped.status.ok()) << stopped.status;
+  EXPECT_TRUE(stopped.report.stopped);
+  // Ranks that have begun step 3 when the signal comes say so in it, or in the next.
+  EXPECT_THAT(stopped.report.steps, ::testing::AnyOf(3, 4));
+  EXPECT_EQ(stopped.report.saved_step, stopped.report.steps);
+  const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_);
+  EXPECT_EQ(resumed.report.first_step, stopped.report.steps);
+  ExpectSameEnd(resumed, whole);
+}
+
+TEST_F(ResumeTest, OldCheckpointsGoAndADamagedOneIsPassedOver) {
+  TrainConfig config = Saving(5);
+  config.checkpoints.interval = 1;
+  config.checkpoints.keep = 2;
+  config.checkpoints.keep_every = 3;
+  config.checkpoints.asynchronous = false;
+  ASSERT_TRUE(TrainIn(config, {.ranks = 2}, corpus_).status.ok());
+  for (int64_t step = 1; step <= 5; ++step) EXPECT_EQ(fs::exists(StepPath(step)), step >= 3);
+  std::ofstream(StepPath(5) + "/manifest.json", std::ios::in) << "?";
+  const Trace resumed = TrainIn(Saving(6, Resume::kAuto), {}, corpus_);
+  EXPECT_EQ(resumed.report.first_step, 4);
+  ExpectSameEnd(resumed, TrainIn(config_, {}, corpus_));
+}
+
+TEST_F(ResumeTest, RefusesWhatWouldNotGoOn) {
+  ASSERT_TRUE(TrainIn(Saving(2), {}, corpus_).status.ok());
+  const auto status = [&](const TrainConfig& config) {
+    return TrainIn(config, {.ranks = 2}, corpus_).status;
+  };
+  EXPECT_THAT(status(Saving(6)).message(), HasSubstr("--save: "));
+  EXPECT_THAT(status(Saving(6)).message(), HasSubstr("--resume auto"));
+
+  TrainConfig other = Saving(6, Resume::kAuto);
+  other.model.moe.ffn_hidden_size = 16;
+  EXPECT_THAT(status(other).message(), HasSubstr("--moe-ffn-hidden-size is 16, 12 in the check"));
+
+  other = Saving(6, Resume::kAuto);
+  other.micro_batches = 4;
+  EXPECT_THAT(status(other).message(), HasSubstr("--micro-batches is 4, 6 in the checkpoint"));
+  EXPECT_EQ(status(other).code(), absl::StatusCode::kInvalidArgument);
+  other.checkpoints.allow_numerics_change = true;
+  EXPECT_TRUE(status(other).ok());
+
+  other = Saving(6, Resume::kPath);
+  other.checkpoints.path = folder_ + "/none";
+  EXPECT_EQ(status(other).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
+  TrainConfig config = Saving(6);
+  config.checkpoints.interval = 1;
+  config.checkpoints.asynchronous = false;
+  config.checkpoints.max_failures = 3;
+  // A file where the folder of the step is to be written.
+  const Trace trace = TrainIn(config, {}, corpus_, [&](const StepMetrics& m) {
+    std::ofstream(folder_ + "/.tmp-step-0000000" + std::to_string(m.step)) << "in the way";
+  });
+  EXPECT_EQ(FileFaultOf(trace.status), FileFault::kWrite) << trace.status;
+  EXPECT_THAT(trace.status.message(), HasSubstr("no checkpoint of step 3"));
+  EXPECT_EQ(trace.loss.size(), 3u);
+}
+
+}  // namespace
+}  // namespace moe::lm::testing
