@@ -36,11 +36,18 @@ struct MoeLayerConfig {
   int overlap_degree = 1;  // d; above 1 needs Context::exchange to be a queue of its own
 };
 
-// State that Forward leaves for one Backward: views into the workspaces of the round.
+template <typename T>
+class MoeLayer;
+
+// State that Forward leaves for one Backward: views into the workspaces of the round. Move-only.
 template <typename T>
 struct MoeLayerSaved {
-  enum class State : uint8_t { kEmpty, kReady, kUsed };
-  State state = State::kEmpty;
+  MoeLayerSaved() = default;
+  MoeLayerSaved(MoeLayerSaved&&) = default;
+  MoeLayerSaved& operator=(MoeLayerSaved&&) = default;
+
+  const MoeLayer<T>* layer = nullptr;  // whose Forward it is of; null before one
+  bool used = false;                   // by a Backward, which overwrites it
   uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
   MatrixView<const T> x;
   RouterSaved<T> router;
@@ -93,8 +100,8 @@ class MoeLayer {
 
   // dx [T, H] overwritten. Parameter gradients are added to their accumulators. loss_scale
   // multiplies the gradient of the router's own losses (dy carries it already).
-  // kFailedPrecondition unless `saved` is of a Forward, not used by another Backward, and what it
-  // took of the workspaces has not been given back.
+  // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
+  // another Backward, and what it took of the workspaces has not been given back.
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
                         MatrixView<T> dx, GradientReady ready);
 

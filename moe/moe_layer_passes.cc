@@ -77,7 +77,7 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   }
   *saved = {};
   MOE_RETURN_IF_ERROR(Settle(Caught([&] { return ForwardRows(x, batch, y, *saved, stats); })));
-  saved->state = MoeLayerSaved<T>::State::kReady;
+  saved->layer = this;
   saved->stamp = context_.workspace->Stamp();
   saved->host_stamp = context_.host_workspace->Stamp();
   return absl::OkStatus();
@@ -95,11 +95,12 @@ absl::Status MoeLayer<T>::Settle(absl::Status status) {
 
 template <typename T>
 absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
-  using State = typename MoeLayerSaved<T>::State;
   const char* what = nullptr;
-  if (saved.state == State::kEmpty) {
+  if (saved.layer == nullptr) {
     what = "is of no Forward, expected that of the Forward of this round";
-  } else if (saved.state == State::kUsed) {
+  } else if (saved.layer != this) {
+    what = "is of another layer's Forward, expected this layer's";
+  } else if (saved.used) {
     what = "was used by another Backward, expected one Backward for each Forward";
   } else if (!context_.workspace->Holds(saved.stamp) ||
              !context_.host_workspace->Holds(saved.host_stamp)) {
@@ -315,7 +316,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
         "MoeLayer: dy [", dy.rows(), ", ", dy.cols(), "], dx [", dx.rows(), ", ", dx.cols(),
         "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
   }
-  saved.state = MoeLayerSaved<T>::State::kUsed;
+  saved.used = true;
   return Settle(Caught([&] { return BackwardRows(dy, saved, loss_scale, dx, ready); }));
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <absl/strings/match.h>
@@ -215,21 +216,31 @@ TEST(LayerTrainerTest, ARouterThatIsNotFiniteEndsTheStepOfEveryGateNamingTheExpe
   }
 }
 
-// Of a layer without a trainer: what lies in a scope that has ended, or was used, is no state.
+// Of a layer without a trainer: what lies in a scope that has ended, was used, or is another
+// layer's, is no state. It cannot be copied, which would let a second Backward use it.
+static_assert(!std::is_copy_constructible_v<MoeLayerSaved<float>> &&
+              !std::is_copy_assignable_v<MoeLayerSaved<float>>);
 TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
     const Context& context = session->context();
     ParameterStore store(DType::kFloat32, 1);
     MOE_ASSIGN_OR_RETURN(const auto layer,
-                         MoeLayer<float>::Create(LayerConfig(1), "", store, context));
+                         MoeLayer<float>::Create(LayerConfig(1), "0.", store, context));
+    MOE_ASSIGN_OR_RETURN(const auto other,
+                         MoeLayer<float>::Create(LayerConfig(1), "1.", store, context));
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
+    const auto backward_of = [&](MoeLayer<float>& layer, MoeLayerSaved<float>& saved) {
+      const absl::Status status = layer.Backward(View(x), saved, 1.0f, View(dx),
+                                                 [](Parameter&) { return absl::OkStatus(); });
+      EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
+      return status;
+    };
     const auto backward = [&](MoeLayerSaved<float>& saved) {
-      return layer->Backward(View(x), saved, 1.0f, View(dx),
-                             [](Parameter&) { return absl::OkStatus(); });
+      return backward_of(*layer, saved);
     };
     MoeLayerSaved<float> saved, released;
     EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("is of no Forward"));
@@ -241,6 +252,8 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
     MOE_RETURN_IF_ERROR(layer->Forward(View(x), {}, View(y), &saved, nullptr));
     EXPECT_THAT(std::string(backward(released).message()),
                 HasSubstr("lies in a workspace scope that has ended"));
+    EXPECT_THAT(std::string(backward_of(*other, saved).message()),
+                HasSubstr("is of another layer's Forward"));
     MOE_RETURN_IF_ERROR(backward(saved));
     EXPECT_THAT(std::string(backward(saved).message()), HasSubstr("was used by another Backward"));
     return absl::OkStatus();
