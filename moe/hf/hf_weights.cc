@@ -1,6 +1,7 @@
 #include "moe/hf/hf_weights.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <absl/strings/match.h>
@@ -105,6 +106,13 @@ int32_t TensorsOf(const TensorRule& rule, const MoeLayerConfig& config) {
   return rule.experts == ExpertAxis::kNumbered ? config.router.num_experts : 1;
 }
 
+// A parameter that tensors fill.
+constexpr int32_t kOfNoExpert = -1;
+struct Filled {
+  int64_t size = 0;
+  int32_t expert = kOfNoExpert;
+};
+
 }  // namespace
 
 bool IsReadable(SafetensorsType type) {
@@ -157,33 +165,46 @@ absl::Status LayerWeights::FindTensors(const std::string& prefix) {
 
 absl::StatusOr<std::map<std::string, Parameter*>> LayerWeights::ParametersToLoad(
     const ParameterStore& store, absl::string_view prefix) const {
-  std::map<std::string, int64_t> sizes;  // that the tensors fill
+  std::map<std::string, Filled> filled;
   for (const LayerTensor& tensor : tensors_) {
     const ParameterKind kind = tensor.rule->parameter;
     const bool stacked = tensor.rule->experts == ExpertAxis::kStacked;
+    const bool of_expert = tensor.rule->experts != ExpertAxis::kNone;
     for (int32_t e = 0; e < (stacked ? config_.moe.router.num_experts : 1); ++e) {
-      sizes[ParameterName(kind, stacked ? e : tensor.expert)] = ShapeOf(kind, config_.moe).size();
+      const int32_t expert = stacked ? e : tensor.expert;
+      filled[ParameterName(kind, expert)] = {.size = ShapeOf(kind, config_.moe).size(),
+                                             .expert = of_expert ? expert : kOfNoExpert};
     }
   }
   std::map<std::string, Parameter*> by_name;
+  std::set<int32_t> experts = {kOfNoExpert};  // whose parameters are to be there
   for (const auto& parameter : store.parameters()) {
     const std::string& name = parameter->spec().name;
     if (!absl::StartsWith(name, prefix)) continue;
-    const auto size = sizes.find(name.substr(prefix.size()));
-    if (size == sizes.end() || size->second != parameter->size()) {
+    const auto found = filled.find(name.substr(prefix.size()));
+    if (found == filled.end() || found->second.size != parameter->size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("LayerWeights::Load: parameter '", name, "' has ", parameter->size(),
                        " elements, expected ",
-                       size == sizes.end()
+                       found == filled.end()
                            ? absl::StrCat("no such name in a layer with the prefix '", prefix, "'")
-                           : absl::StrCat(size->second)));
+                           : absl::StrCat(found->second.size)));
     }
-    by_name[size->first] = parameter.get();
+    by_name[found->first] = parameter.get();
+    experts.insert(found->second.expert);
   }
-  if (!by_name.empty()) return by_name;
-  return absl::NotFoundError(
-      absl::StrCat("LayerWeights::Load: no parameter of the store starts with '", prefix,
-                   "', expected a layer with that prefix"));
+  if (by_name.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("LayerWeights::Load: no parameter of the store starts with '", prefix,
+                     "', expected a layer with that prefix"));
+  }
+  for (const auto& [name, parameter] : filled) {
+    if (experts.count(parameter.expert) == 0 || by_name.count(name) != 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("LayerWeights::Load: parameter '", prefix, name,
+                     "' is not in the store, expected all that the checkpoint's layer has"));
+  }
+  return by_name;
 }
 
 absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host,

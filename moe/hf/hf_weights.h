@@ -56,13 +56,15 @@ class LayerWeights {
   absl::Span<const LayerTensor> tensors() const { return tensors_; }
 
   // Overwrites the masters of all parameters of `store` whose names start with `prefix`: a layer
-  // created with that prefix and config().moe, whichever experts it has; and refreshes their
-  // compute copies. Scratch: one tensor, of stacked ones one expert's part. Blocks.
+  // created with that prefix and config().moe, whichever experts it has here; and refreshes their
+  // compute copies. Several layers of one store have a prefix each. Scratch: one tensor, of stacked
+  // ones one expert's part. Blocks.
   //   stream  of the device whose memory trained parameters are
   //   host    of the others, as ParameterStore has them
   // Before anything is overwritten:
   //   kNotFound: no name starts with `prefix`
-  //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size
+  //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size,
+  //     or has one that the store lacks: of the layer, or of an expert that is there in part
   absl::Status Load(ParameterStore& store, Stream& stream, Stream& host,
                     absl::string_view prefix = "") const;
 

@@ -1,11 +1,14 @@
 #include "moe/hf/hf_weights.h"
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <gmock/gmock.h>
@@ -17,6 +20,7 @@
 namespace moe::hf {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -85,9 +89,12 @@ TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
     return *store.Add({.name = name, .rows = rows, .cols = cols});
   };
   // What a rank with the second expert alone holds of it.
+  add("gate.weight", 2, 2);
+  add("gate.bias", 1, 2);
   const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
   const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
   const Parameter* const down = add("experts.1.down_proj.weight", 2, 2);
+  add("experts.1.down_proj.bias", 1, 2);
   const auto stream = MakeInlineStream();
   ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
   // Expert 1's part of [E, H, 2F] is [[8, 9, 10, 11], [12, 13, 14, 15]]: columns g0 u0 g1 u1.
@@ -96,33 +103,77 @@ TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
   EXPECT_THAT(down->master(), ElementsAre(4, 6, 5, 7));  // [E, F, H]: [[4, 5], [6, 7]] transposed
 }
 
-TEST_F(HfWeightsTest, LoadTakesTheLayersPrefixAndLeavesNoParameterAsItWas) {
+// All that a rank with expert 1 has of a gpt-oss layer, zeros.
+void AddLayer(const std::string& prefix, ParameterStore& store) {
+  for (const auto& [name, rows, cols] : std::vector<std::tuple<std::string, int64_t, int64_t>>{
+           {"gate.weight", 2, 2},
+           {"gate.bias", 1, 2},
+           {"experts.1.gate_up_proj.weight", 4, 2},
+           {"experts.1.gate_up_proj.bias", 1, 4},
+           {"experts.1.down_proj.weight", 2, 2},
+           {"experts.1.down_proj.bias", 1, 2}}) {
+    const ParameterSpec spec = {
+        .name = prefix + name, .rows = rows, .cols = cols, .initializer = Initializer::kZeros};
+    EXPECT_TRUE(store.Add(spec).ok());
+  }
+}
+
+TEST_F(HfWeightsTest, LayersOfOneStoreAreLoadedByTheirPrefixes) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ParameterStore store(DType::kFloat32, 0);
+  for (const char* prefix : {"layers.1.", "layers.10."}) AddLayer(prefix, store);
+  const auto stream = MakeInlineStream();
+  const auto loaded = [&](int layer) {
+    const auto all = store.parameters().subspan(layer * 6, 6);
+    return std::count_if(all.begin(), all.end(),
+                         [](const auto& parameter) { return parameter->master().back() != 0; });
+  };
+  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layers.1.").ok());
+  EXPECT_EQ(loaded(0), 6);
+  EXPECT_EQ(loaded(1), 0);
+  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layers.10.").ok());
+  EXPECT_EQ(loaded(1), 6);
+}
+
+TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
   const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
   ASSERT_TRUE(weights.ok()) << weights.status();
   ParameterStore store(DType::kFloat32, 0);
   const auto stream = MakeInlineStream();
-  EXPECT_TRUE(absl::IsNotFound(weights->Load(store, *stream, *stream)));  // nothing there
-  const Parameter* const router = *store.Add(
-      {.name = "layer.gate.weight", .rows = 2, .cols = 2, .initializer = Initializer::kZeros});
+  const auto expect_refused = [&](absl::string_view prefix, absl::StatusCode code,
+                                  const std::string& named) {
+    const absl::Status status = weights->Load(store, *stream, *stream, prefix);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(named));
+  };
+  const auto add = [&](const std::string& name, int64_t rows, int64_t cols) {
+    const ParameterSpec spec = {
+        .name = name, .rows = rows, .cols = cols, .initializer = Initializer::kZeros};
+    EXPECT_TRUE(store.Add(spec).ok());
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  expect_refused("", absl::StatusCode::kNotFound, "starts with ''");
+  AddLayer("layer.", store);
   // Named without its prefix, it is no parameter that this layer has.
-  const absl::Status bare = weights->Load(store, *stream, *stream);
-  EXPECT_TRUE(absl::IsInvalidArgument(bare)) << bare;
-  EXPECT_THAT(std::string(bare.message()), HasSubstr("layer.gate.weight"));
-  const absl::Status absent = weights->Load(store, *stream, *stream, "other.");
-  EXPECT_TRUE(absl::IsNotFound(absent)) << absent;
-  EXPECT_THAT(std::string(absent.message()), HasSubstr("other."));
-  EXPECT_THAT(router->master(), ElementsAre(0, 0, 0, 0));
-  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layer.").ok());
-  EXPECT_THAT(router->master(), ElementsAre(0, 1, 2, 3));
-  // One that no tensor fills, and one of another shape.
-  ASSERT_TRUE(store.Add({.name = "layer.extra", .rows = 2}).ok());
-  const absl::Status extra = weights->Load(store, *stream, *stream, "layer.");
-  EXPECT_TRUE(absl::IsInvalidArgument(extra)) << extra;
-  EXPECT_THAT(std::string(extra.message()), HasSubstr("layer.extra"));
-  ASSERT_TRUE(store.Add({.name = "small.gate.weight", .rows = 1, .cols = 2}).ok());
-  const absl::Status small = weights->Load(store, *stream, *stream, "small.");
-  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
-  EXPECT_THAT(std::string(small.message()), HasSubstr("small.gate.weight"));
+  expect_refused("", kInvalid, "'layer.gate.weight'");
+  expect_refused("layer", kInvalid, "'layer.gate.weight'");
+  expect_refused("other.", absl::StatusCode::kNotFound, "other.");
+  add("layer.extra", 2, 1);  // that no tensor fills
+  expect_refused("layer.", kInvalid, "'layer.extra'");
+  add("small.gate.weight", 1, 2);
+  expect_refused("small.", kInvalid, "'small.gate.weight'");
+  // Without what every rank has, and without half of an expert.
+  add("bare.gate.weight", 2, 2);
+  expect_refused("bare.", kInvalid, "'bare.gate.bias' is not in the store");
+  add("bare.gate.bias", 1, 2);
+  EXPECT_TRUE(weights->Load(store, *stream, *stream, "bare.").ok());  // a rank without experts
+  add("bare.experts.0.down_proj.weight", 2, 2);
+  expect_refused("bare.", kInvalid, "'bare.experts.0.down_proj.bias' is not in the store");
+  for (const auto& parameter : store.parameters()) {
+    if (absl::StartsWith(parameter->spec().name, "bare.gate.")) continue;
+    EXPECT_THAT(parameter->master(), Each(0)) << parameter->spec().name;
+  }
 }
 
 TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
@@ -157,10 +208,10 @@ TEST(TensorRules, EveryElementOfEveryParameterComesFromOneTensor) {
         ++count.at(i);
         ++read.at(j);
       });
-      EXPECT_THAT(read, ::testing::Each(1)) << rule.name;
+      EXPECT_THAT(read, Each(1)) << rule.name;
     }
     for (const auto& [kind, count] : covered) {
-      EXPECT_THAT(count, ::testing::Each(1)) << ParameterName(kind, 0);
+      EXPECT_THAT(count, Each(1)) << ParameterName(kind, 0);
     }
   }
 }
