@@ -21,6 +21,23 @@ absl::StatusOr<absl::Span<const int64_t>> Rebase(absl::Span<const int64_t> offse
   return out;
 }
 
+// Where the values of parameters are now: ParameterStore::Adopt moves them.
+template <typename T>
+absl::StatusOr<absl::Span<const MatrixView<const T>>> Weights(
+    absl::Span<Parameter* const> parameters, Workspace& workspace) {
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       workspace.Array<MatrixView<const T>>(std::ssize(parameters)));
+  for (size_t i = 0; i < parameters.size(); ++i) out[i] = parameters[i]->template view<T>();
+  return out;
+}
+absl::StatusOr<absl::Span<const absl::Span<const float>>> Biases(
+    absl::Span<Parameter* const> parameters, Workspace& workspace) {
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       workspace.Array<absl::Span<const float>>(std::ssize(parameters)));
+  for (size_t i = 0; i < parameters.size(); ++i) out[i] = parameters[i]->vector();
+  return out;
+}
+
 }  // namespace
 
 template <typename T>
@@ -74,7 +91,6 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
                                        ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store.Add(weight));
   projection.weight.push_back(parameter);
-  projection.weight_view.push_back(parameter->view<T>());
   if (config_.pack_weights) {
     MOE_ASSIGN_OR_RETURN(projection.packed.emplace_back(),
                          PackedWeights<T>::Create(weight.rows, weight.cols));
@@ -98,7 +114,6 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
   }
   MOE_ASSIGN_OR_RETURN(Parameter* const added, store.Add(bias));
   projection.bias.push_back(added);
-  projection.bias_view.push_back(added->vector());
   all_.push_back(added);
   return absl::OkStatus();
 }
@@ -155,7 +170,8 @@ absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
   for (const Parameter* weight : projection.weight) version += weight->version();
   for (size_t l = 0; l < projection.packed.size(); ++l) {
     if (projection.packed[l].version() == version) continue;
-    MOE_RETURN_IF_ERROR(projection.packed[l].Pack(projection.weight_view[l], version, stream));
+    MOE_RETURN_IF_ERROR(
+        projection.packed[l].Pack(projection.weight[l]->template view<T>(), version, stream));
   }
   return version;
 }
@@ -165,19 +181,24 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
                                  absl::Span<const int64_t> offsets, MatrixView<const T> x,
                                  MatrixView<T> y, const Context& context) const {
   const size_t count = offsets.size() - 1;
+  Workspace& host = *context.host_workspace;
+  const WorkspaceScope scope(host);
+  const auto mine = [&](const std::vector<Parameter*>& all) {
+    return absl::MakeConstSpan(all).subspan(first, count);
+  };
   if (config_.pack_weights) {
     MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(projection, *context.compute));
     MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets,
                                        absl::MakeConstSpan(projection.packed).subspan(first, count),
                                        version, y, *context.workspace, *context.compute));
   } else {
-    MOE_RETURN_IF_ERROR(GroupedGemm<T>(
-        x, offsets, absl::MakeConstSpan(projection.weight_view).subspan(first, count), y,
-        *context.workspace, *context.compute, context.gemm));
+    MOE_ASSIGN_OR_RETURN(const auto weights, Weights<T>(mine(projection.weight), host));
+    MOE_RETURN_IF_ERROR(
+        GroupedGemm<T>(x, offsets, weights, y, *context.workspace, *context.compute, context.gemm));
   }
   if (projection.bias.empty()) return absl::OkStatus();
-  return AddBias<T>(y, offsets, absl::MakeConstSpan(projection.bias_view).subspan(first, count),
-                    *context.compute);
+  MOE_ASSIGN_OR_RETURN(const auto biases, Biases(mine(projection.bias), host));
+  return AddBias<T>(y, offsets, biases, *context.compute);
 }
 
 template <typename T>
@@ -217,16 +238,17 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, *context.host_workspace));
   const auto weights = [&](const Projection& projection) {
-    return absl::MakeConstSpan(projection.weight_view).subspan(first, last - first);
+    return Weights<T>(absl::MakeConstSpan(projection.weight).subspan(first, last - first),
+                      *context.host_workspace);
   };
   const auto mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
 
   MOE_RETURN_IF_ERROR(AddGradients(down_, first, last, mine, d_out, saved.hidden, context));
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,
                        workspace.Matrix<T>(end - begin, config_.ffn_hidden_size));
-  MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local,
-                                                  weights(down_), d_hidden, workspace, stream,
-                                                  context.gemm));
+  MOE_ASSIGN_OR_RETURN(const auto down, weights(down_));
+  MOE_RETURN_IF_ERROR(GroupedGemmInputGradient<T>(RowRange(d_out, begin, end), local, down,
+                                                  d_hidden, workspace, stream, context.gemm));
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto gate = ColumnRange(gate_up, 0, config_.ffn_hidden_size);
   const auto up = UpColumns(gate_up);
@@ -234,8 +256,9 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
       ActivationBackward<T>(config_.activation, gate, up, d_hidden, gate, up, stream));
   MOE_RETURN_IF_ERROR(
       AddGradients(gate_up_, first, last, mine, saved.gate_up, saved.rows, context));
-  return GroupedGemmInputGradient<T>(gate_up, local, weights(gate_up_),
-                                     RowRange(d_rows, begin, end), workspace, stream, context.gemm);
+  MOE_ASSIGN_OR_RETURN(const auto gate_up_weights, weights(gate_up_));
+  return GroupedGemmInputGradient<T>(gate_up, local, gate_up_weights, RowRange(d_rows, begin, end),
+                                     workspace, stream, context.gemm);
 }
 
 template class Experts<float>;

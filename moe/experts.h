@@ -83,9 +83,7 @@ class Experts {
   explicit Experts(const ExpertsConfig& config) : config_(config) {}
   // The parameters of one projection of every network.
   struct Projection {
-    std::vector<Parameter*> weight, bias;  // bias: empty without
-    std::vector<MatrixView<const T>> weight_view;
-    std::vector<absl::Span<const float>> bias_view;
+    std::vector<Parameter*> weight, bias;          // bias: empty without
     mutable std::vector<PackedWeights<T>> packed;  // copies, kept from call to call; empty without
   };
   absl::Status AddProjection(const ParameterSpec& weight, Projection& projection,

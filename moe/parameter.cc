@@ -58,7 +58,8 @@ template MatrixView<const Float16> Parameter::view<Float16>() const;
 
 absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
   std::vector<float> values(master().size());
-  MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(), master_.bytes()));
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(),
+                                       static_cast<int64_t>(values.size() * sizeof(float))));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return values;
 }
@@ -98,8 +99,9 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
 
 absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& parameter) const {
   const std::string& name = parameter.spec_.name;
-  MOE_ASSIGN_OR_RETURN(parameter.master_,
+  MOE_ASSIGN_OR_RETURN(parameter.owned_,
                        Buffer::Allocate(parameter.size() * SizeOf(DType::kFloat32), memory, name));
+  parameter.master_ = parameter.owned_.span<float>();
   if (compute_ == DType::kFloat32) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(parameter.compute_,
                        Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
@@ -110,12 +112,30 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
   if (upload_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(upload_, MakeStream(memory_.device()));
   }
-  const Buffer master = std::move(parameter.master_), compute = std::move(parameter.compute_);
+  const Buffer master = std::move(parameter.owned_), compute = std::move(parameter.compute_);
   MOE_RETURN_IF_ERROR(Allocate(memory_, parameter));
-  MOE_RETURN_IF_ERROR(upload_->CopyBytes(master.data(), parameter.master_.data(), master.bytes()));
+  MOE_RETURN_IF_ERROR(upload_->CopyBytes(master.data(), parameter.owned_.data(), master.bytes()));
   MOE_RETURN_IF_ERROR(
       upload_->CopyBytes(compute.data(), parameter.compute_.data(), compute.bytes()));
   return upload_->Synchronize();
+}
+
+absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> values) {
+  const ParameterSpec& spec = parameter.spec();
+  if (static_cast<int64_t>(values.size()) != parameter.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("ParameterStore::Adopt: ", values.size(),
+                                                   " values for ", spec.name, ", expected ",
+                                                   spec.rows, " * ", spec.cols));
+  }
+  if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
+    return absl::UnimplementedError(
+        absl::StrCat("ParameterStore::Adopt: ", spec.name,
+                     " is memory of a CUDA device, expected a store on the CPU"));
+  }
+  if (values.data() == parameter.master_.data()) return absl::OkStatus();
+  parameter.master_ = values;
+  parameter.owned_ = Buffer();
+  return RefreshCompute(parameter, *MakeInlineStream());
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {

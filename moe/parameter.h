@@ -49,15 +49,15 @@ class Parameter {
   int64_t size() const { return spec_.rows * spec_.cols; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
 
-  absl::Span<float> master() const { return master_.span<float>(); }
+  absl::Span<float> master() const { return master_; }
   // A copy of the master, once `stream` has passed what is in it. Blocks the host.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
   // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
   // BFloat16 and Float16 (present when it is the store's compute type).
   template <typename T>
   MatrixView<const T> view() const;
-  absl::Span<const float> vector() const { return master_.span<float>(); }
-  // Grows with every RefreshCompute: what is made of the weights is of one version.
+  absl::Span<const float> vector() const { return master_; }
+  // Grows with every RefreshCompute and Adopt: what is made of the weights is of one version.
   int64_t version() const { return version_; }
 
   // Where partial gradients go; set by the GradientReducer.
@@ -71,7 +71,8 @@ class Parameter {
   friend class ParameterStore;
   ParameterSpec spec_;
   int index_ = 0;
-  Buffer master_;
+  absl::Span<float> master_;
+  Buffer owned_;    // the master's memory; empty where it was adopted
   Buffer compute_;  // empty for float
   int64_t version_ = 0;
   GradAccumulator grad_;
@@ -92,6 +93,14 @@ class ParameterStore {
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
+
+  // From now on the master is `values`, [rows * cols] in row-major order, memory of the host: what
+  // is in it counts, layers read it and the optimiser writes it. The caller keeps it until another
+  // Adopt of the parameter, or until the store is gone. Not between a Forward and its Backward.
+  // Memory that the master is already in costs one comparison and changes nothing: a host whose
+  // framework can move a tensor calls this before every Forward. Blocks.
+  // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device.
+  absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
 
   // Rounds the master into the compute copy; after every change of the master. `stream`: of the
   // memory's device; of the CPU for what is not trained.

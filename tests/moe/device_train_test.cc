@@ -109,6 +109,17 @@ TEST_F(DeviceTrainTest, BiasesOfExpertsAndCapacity) {
   ExpectSameTrace(TrainIn(config, {.ranks = 3, .expert_parallel = 3}, corpus_), padded);
 }
 
+// A master there is no memory of the host; an expert bias is.
+TEST_F(DeviceTrainTest, MastersOnTheDeviceAreNotAdopted) {
+  ParameterStore store(DType::kFloat32, 1, **CudaMemory(0));
+  std::vector<float> values = {1, 2};
+  Parameter& weight = **store.Add({.name = "w", .cols = 2});
+  EXPECT_TRUE(absl::IsUnimplemented(store.Adopt(weight, absl::MakeSpan(values))));
+  Parameter& bias = **store.Add({.name = "b", .cols = 2, .trainable = false});
+  EXPECT_TRUE(store.Adopt(bias, absl::MakeSpan(values)).ok());
+  EXPECT_EQ(bias.master().data(), values.data());
+}
+
 // Through cuBLAS, whose sums have an order of their own.
 TEST_F(DeviceTrainTest, EveryChoiceOfProductsTrains) {
   TrainConfig config = Config(DType::kBFloat16);

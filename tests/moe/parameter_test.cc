@@ -1,0 +1,152 @@
+// ParameterStore: masters in memory of the host.
+#include "moe/parameter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/moe_layer.h"
+#include "moe/optimizer.h"
+#include "moe/session.h"
+#include "tests/comm/local_ranks.h"
+
+namespace moe {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A layer with every kind of parameter, and one micro-batch for it.
+template <typename T>
+class LayerOnRank {
+ public:
+  static constexpr int64_t kTokens = 16, kHidden = 8;
+
+  absl::Status Create(bool pack_weights, std::unique_ptr<Communicator> world) {
+    MOE_ASSIGN_OR_RETURN(session_, Session::Create({}, std::move(world)));
+    store_ = std::make_unique<ParameterStore>(DTypeOf<T>::value, 1);
+    const MoeLayerConfig config = {
+        .router = {.gate = "deepseek-v3", .num_experts = 4, .top_k = 2, .hidden_size = kHidden},
+        .ffn_hidden_size = 12,
+        .shared_expert_ffn_hidden_size = 4,
+        .gated_shared_expert = true,
+        .projection_biases = true,
+        .init_std = 0.5,
+        .down_init_std = 0.5,
+        .pack_weights = pack_weights};
+    MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", *store_, session_->context()));
+    MOE_ASSIGN_OR_RETURN(reducer_,
+                         GradientReducer::Create({.max_terms = 1}, *store_, session_->context(),
+                                                 session_->gradient_stream()));
+    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create({}, *store_, session_->context()));
+    return absl::OkStatus();
+  }
+  ParameterStore& store() { return *store_; }
+
+  // y and dx of a step, one behind the other.
+  absl::StatusOr<std::vector<float>> Step(double learning_rate) {
+    const Context& context = session_->context();
+    const WorkspaceScope scope(*context.workspace);
+    std::vector<T> x(kTokens * kHidden), y(x.size()), dx(x.size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = T(std::sin(static_cast<float>(i * i)));
+    const auto view = [](std::vector<T>& rows) {
+      return MatrixView<T>(rows.data(), kTokens, kHidden);
+    };
+    MoeLayerSaved<T> saved;
+    MOE_RETURN_IF_ERROR(reducer_->Begin());
+    MOE_RETURN_IF_ERROR(layer_->Forward(view(x), {}, view(y), &saved, nullptr));
+    MOE_RETURN_IF_ERROR(layer_->Backward(view(x), saved, 1.0f, view(dx), [&](Parameter& each) {
+      return reducer_->MarkReady(each);
+    }));
+    MOE_RETURN_IF_ERROR(reducer_->Finish());
+    MOE_RETURN_IF_ERROR(optimizer_->Step({.learning_rate = learning_rate}, *reducer_).status());
+    std::vector<float> both;
+    for (const auto* rows : {&y, &dx}) {
+      for (const T value : *rows) both.push_back(static_cast<float>(value));
+    }
+    return both;
+  }
+
+ private:
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<MoeLayer<T>> layer_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+using HostMemory = std::vector<std::vector<float>>;  // by parameter
+
+HostMemory CopyOfMasters(const ParameterStore& store) {
+  HostMemory copy;
+  for (const auto& p : store.parameters()) {
+    copy.emplace_back(p->master().begin(), p->master().end());
+  }
+  return copy;
+}
+
+absl::Status AdoptAll(ParameterStore& store, HostMemory& memory) {
+  for (const auto& p : store.parameters()) {
+    MOE_RETURN_IF_ERROR(store.Adopt(*p, absl::MakeSpan(memory[p->index()])));
+  }
+  return absl::OkStatus();
+}
+
+// The host moves all weights twice; what it leaves behind is NaN, so that nothing reads it.
+template <typename T>
+void ExpectStepsFromAdoptedMemory(bool pack_weights) {
+  testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    LayerOnRank<T> rank;
+    MOE_RETURN_IF_ERROR(rank.Create(pack_weights, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(const auto before, rank.Step(0));
+    const HostMemory initial = CopyOfMasters(rank.store());
+    HostMemory first = initial, second = initial;
+    for (auto& values : first) {
+      for (float& value : values) value *= 2;
+    }
+    MOE_RETURN_IF_ERROR(AdoptAll(rank.store(), first));
+    MOE_ASSIGN_OR_RETURN(const auto doubled, rank.Step(0));
+    EXPECT_NE(doubled, before);
+
+    MOE_RETURN_IF_ERROR(AdoptAll(rank.store(), second));
+    for (auto& values : first) {
+      std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    MOE_ASSIGN_OR_RETURN(const auto after, rank.Step(0.01));
+    EXPECT_EQ(after, before);
+    for (const auto& p : rank.store().parameters()) {
+      EXPECT_EQ(second[p->index()] != initial[p->index()], p->spec().trainable) << p->spec().name;
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParameterStoreTest, LayersAndTheOptimiserFollowAdoptedMemory) {
+  ExpectStepsFromAdoptedMemory<float>(false);
+  ExpectStepsFromAdoptedMemory<float>(true);
+  ExpectStepsFromAdoptedMemory<BFloat16>(false);
+}
+
+TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefused) {
+  ParameterStore store(DType::kFloat32, 1);
+  Parameter& weight = **store.Add({.name = "w", .rows = 2, .cols = 3});
+  std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  ASSERT_TRUE(store.Adopt(weight, absl::MakeSpan(values)).ok());
+  const int64_t version = weight.version();
+  ASSERT_TRUE(store.Adopt(weight, absl::MakeSpan(values)).ok());
+  EXPECT_EQ(weight.version(), version);
+  const absl::Status small = store.Adopt(weight, absl::MakeSpan(values).first(5));
+  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
+  EXPECT_THAT(std::string(small.message()), HasSubstr("5 values for w, expected 2 * 3"));
+  EXPECT_EQ(weight.master().data(), values.data());
+  EXPECT_THAT(weight.master(), ::testing::ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+}  // namespace
+}  // namespace moe
