@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   if (stored.kind != computes.kind || stored.index != computes.index) {
     return absl::InvalidArgumentError(
         "MoeLayer: the store's memory is not of the device that the context computes on, expected "
-        "ParameterStore(type, seed, *context.memory)");
+        "ParameterStore(type, seed, context)");
   }
   auto layer = std::unique_ptr<MoeLayer>(new MoeLayer(config, context));
   layer->prefix_ = prefix;

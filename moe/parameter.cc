@@ -1,14 +1,12 @@
 #include "moe/parameter.h"
 
 #include <algorithm>
-#include <thread>
 
 #include <absl/strings/str_cat.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "kernels/base/parallel.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/elementwise/elementwise.h"
@@ -20,7 +18,8 @@ constexpr int64_t kElementsPerTask = int64_t{1} << 16;  // some milliseconds
 
 // A parameter's own random sequence: keyed by its name, so that it does not matter which rank
 // creates it, or when.
-void Initialize(const ParameterSpec& spec, uint64_t seed, absl::Span<float> values) {
+void Initialize(const ParameterSpec& spec, uint64_t seed, ThreadPool& threads,
+                absl::Span<float> values) {
   // A deviation of 0 is for weights that are read from files: no reason to draw numbers.
   if (spec.initializer != Initializer::kNormal || spec.init_std == 0) {
     std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
@@ -35,10 +34,7 @@ void Initialize(const ParameterSpec& spec, uint64_t seed, absl::Span<float> valu
           static_cast<float>(spec.init_std * Normal(key, static_cast<uint32_t>(i % 2)));
     }
   };
-  const auto size = static_cast<int64_t>(values.size());
-  if (size < kElementsPerTask) return draw(0, size);
-  ThreadPool all_cores(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
-  all_cores.For(size, kElementsPerTask, draw);
+  threads.For(static_cast<int64_t>(values.size()), kElementsPerTask, draw);
 }
 
 }  // namespace
@@ -88,8 +84,8 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   }
   parameter->index_ = static_cast<int>(parameters_.size());
   MOE_RETURN_IF_ERROR(Allocate(CpuMemory(), *parameter));
-  Initialize(spec, seed_, parameter->master());
-  MOE_RETURN_IF_ERROR(RefreshCompute(*parameter, *MakeInlineStream()));
+  Initialize(spec, seed_, threads_, parameter->master());
+  MOE_RETURN_IF_ERROR(RefreshCompute(*parameter, *MakeInlineStream(&threads_)));
   if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
     MOE_RETURN_IF_ERROR(MoveToDevice(*parameter));
   }
@@ -135,7 +131,7 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
   if (values.data() == parameter.master_.data()) return absl::OkStatus();
   parameter.master_ = values;
   parameter.owned_ = Buffer();
-  return RefreshCompute(parameter, *MakeInlineStream());
+  return RefreshCompute(parameter, *MakeInlineStream(&threads_));
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {

@@ -12,9 +12,11 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/parallel.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/exact_sum/grad_accumulator.h"
 #include "moe/canonical_tensor.h"
+#include "moe/context.h"
 
 namespace moe {
 
@@ -82,9 +84,16 @@ class Parameter {
 class ParameterStore {
  public:
   // compute: kFloat32, kBFloat16 or kFloat16. Initial values are a function of (seed, name,
-  // element) alone: they do not depend on the layout. `memory`: where layers compute.
-  ParameterStore(DType compute, uint64_t seed, MemoryResource& memory = CpuMemory())
-      : compute_(compute), seed_(seed), memory_(memory) {}
+  // element) alone: they do not depend on the layout. Memory of the device that `context` computes
+  // on, initial values by its rank's threads; the session outlives the store.
+  ParameterStore(DType compute, uint64_t seed, const Context& context)
+      : compute_(compute),
+        seed_(seed),
+        memory_(*context.memory),
+        threads_(context.host->threads()) {}
+  // On the CPU, by the calling thread alone.
+  ParameterStore(DType compute, uint64_t seed)
+      : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
   // kInvalidArgument for a name already there, a negative size, or parts that are not as large as
   // the whole; kResourceExhausted. Initial values are there when it returns.
@@ -116,6 +125,7 @@ class ParameterStore {
   const DType compute_;
   const uint64_t seed_;
   MemoryResource& memory_;
+  ThreadPool& threads_;
   std::unique_ptr<Stream> upload_;  // CUDA devices, once there is a parameter
   std::vector<std::unique_ptr<Parameter>> parameters_;
 };

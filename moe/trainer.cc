@@ -71,7 +71,7 @@ Trainer::Trainer(const TrainerOptions& options, std::unique_ptr<Session> session
       micro_batches_(options.micro_batches > 0 ? options.micro_batches
                                                : session_->context().mesh->world().size()),
       dealt_(micro_batches_),
-      store_(options.dtype, options.seed, *session_->context().memory) {}
+      store_(options.dtype, options.seed, session_->context()) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainerOptions& options,
                                                          std::unique_ptr<Communicator> world) {

@@ -111,7 +111,8 @@ TEST_F(DeviceTrainTest, BiasesOfExpertsAndCapacity) {
 
 // A master there is no memory of the host; an expert bias is.
 TEST_F(DeviceTrainTest, MastersOnTheDeviceAreNotAdopted) {
-  ParameterStore store(DType::kFloat32, 1, **CudaMemory(0));
+  const auto host = MakeInlineStream();
+  ParameterStore store(DType::kFloat32, 1, {.host = host.get(), .memory = *CudaMemory(0)});
   std::vector<float> values = {1, 2};
   Parameter& weight = **store.Add({.name = "w", .cols = 2});
   EXPECT_TRUE(absl::IsUnimplemented(store.Adopt(weight, absl::MakeSpan(values))));

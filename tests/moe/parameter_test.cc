@@ -1,8 +1,10 @@
-// ParameterStore: masters in memory of the host.
+// ParameterStore: initial values by the rank's threads, masters in memory of the host.
 #include "moe/parameter.h"
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -146,6 +148,27 @@ TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefu
   EXPECT_THAT(std::string(small.message()), HasSubstr("5 values for w, expected 2 * 3"));
   EXPECT_EQ(weight.master().data(), values.data());
   EXPECT_THAT(weight.master(), ::testing::ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+int64_t ThreadsOfThisProcess() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// Of weights that are worth several: oneTBB's are made where they are first asked for, and stay.
+TEST(ParameterStoreTest, InitialValuesAreDrawnByTheRanksThreadsAlone) {
+  const ParameterSpec spec = {.name = "w", .cols = (1 << 16) + 1};
+  const int64_t before = ThreadsOfThisProcess();
+  ParameterStore serial(DType::kFloat32, 1);
+  const Parameter& weight = **serial.Add(spec);
+  EXPECT_EQ(ThreadsOfThisProcess(), before);
+  testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({.threads = 3}, std::move(world)));
+    ParameterStore store(DType::kFloat32, 1, session->context());
+    MOE_ASSIGN_OR_RETURN(const Parameter* const same, store.Add(spec));
+    EXPECT_EQ(same->master(), weight.master());
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
