@@ -119,6 +119,8 @@ class MoeLayer {
   void CountSlots(absl::Span<int64_t> slots) { counted_slots_ = slots; }
 
   const MoeLayerConfig& config() const { return config_; }
+  // Those that Create added on this rank, in the store's order, trained or not.
+  absl::Span<Parameter* const> parameters() const { return parameters_; }
   const ExpertPlacement& placement() const { return placement_; }
   // Bytes of the copies of weights that MoeLayerConfig::pack_weights keeps on this rank.
   int64_t packed_bytes() const {
@@ -175,6 +177,7 @@ class MoeLayer {
   Parameter* router_bias_ = nullptr;  // gates with a router bias
   Parameter* expert_bias_ = nullptr;  // gates with an expert bias
   std::string prefix_;                // of the names of its parameters
+  std::vector<Parameter*> parameters_;
   std::vector<double> expert_share_;  // [E] of the last step; empty before the first
   absl::Span<int64_t> counted_slots_;
 };

@@ -37,6 +37,13 @@ void Initialize(const ParameterSpec& spec, uint64_t seed, ThreadPool& threads,
   threads.For(static_cast<int64_t>(values.size()), kElementsPerTask, draw);
 }
 
+absl::Status CheckSize(const char* function, const ParameterSpec& spec, size_t size) {
+  if (static_cast<int64_t>(size) == spec.rows * spec.cols) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("ParameterStore::", function, ": ", size,
+                                                 " values for ", spec.name, ", expected ",
+                                                 spec.rows, " * ", spec.cols));
+}
+
 }  // namespace
 
 template <>
@@ -65,11 +72,9 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("ParameterStore: ", spec.name, " is [", spec.rows, ", ", spec.cols, "]"));
   }
-  for (const auto& other : parameters_) {
-    if (other->spec().name == spec.name) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("ParameterStore: ", spec.name, " was added before"));
-    }
+  if (Find(spec.name) != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ParameterStore: ", spec.name, " was added before"));
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
@@ -91,6 +96,12 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   }
   parameters_.push_back(std::move(parameter));
   return parameters_.back().get();
+}
+
+Parameter* ParameterStore::Find(absl::string_view name) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const auto& each) { return each->spec().name == name; });
+  return found == parameters_.end() ? nullptr : found->get();
 }
 
 absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& parameter) const {
@@ -118,11 +129,7 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
 
 absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> values) {
   const ParameterSpec& spec = parameter.spec();
-  if (static_cast<int64_t>(values.size()) != parameter.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("ParameterStore::Adopt: ", values.size(),
-                                                   " values for ", spec.name, ", expected ",
-                                                   spec.rows, " * ", spec.cols));
-  }
+  MOE_RETURN_IF_ERROR(CheckSize("Adopt", spec, values.size()));
   if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
     return absl::UnimplementedError(
         absl::StrCat("ParameterStore::Adopt: ", spec.name,
@@ -132,6 +139,14 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
   parameter.master_ = values;
   parameter.owned_ = Buffer();
   return RefreshCompute(parameter, *MakeInlineStream(&threads_));
+}
+
+absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const float> values,
+                                         Stream& stream) const {
+  MOE_RETURN_IF_ERROR(CheckSize("WriteMaster", parameter.spec(), values.size()));
+  MOE_RETURN_IF_ERROR(stream.Upload(values.data(), parameter.master().data(),
+                                    static_cast<int64_t>(values.size() * sizeof(float))));
+  return RefreshCompute(parameter, stream);
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {

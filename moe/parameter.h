@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/buffer.h"
@@ -102,6 +103,8 @@ class ParameterStore {
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
+  // nullptr where this rank holds none of that name, as of other ranks' experts.
+  Parameter* Find(absl::string_view name) const;
 
   // From now on the master is `values`, [rows * cols] in row-major order, memory of the host: what
   // is in it counts, layers read it and the optimiser writes it. The caller keeps it until another
@@ -110,6 +113,12 @@ class ParameterStore {
   // framework can move a tensor calls this before every Forward. Blocks.
   // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
+
+  // Overwrites the master with `values`, [rows * cols] in row-major order, memory of the host that
+  // is read before the call returns, and refreshes the compute copy. `stream` as below.
+  // kInvalidArgument for another size.
+  absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values,
+                           Stream& stream) const;
 
   // Rounds the master into the compute copy; after every change of the master. `stream`: of the
   // memory's device; of the CPU for what is not trained.

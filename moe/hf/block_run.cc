@@ -206,12 +206,9 @@ absl::Status RankRun<T>::RunRound(const Round& round) {
 template <typename T>
 absl::Status RankRun<T>::CheckExpertBias() const {
   const std::string name = ParameterName(ParameterKind::kExpertBias, 0);
-  for (const auto& parameter : trainer_.parameters().parameters()) {
-    if (parameter->spec().name != name) continue;
-    const absl::Span<const float> bias = parameter->master();  // of the host: it is not trained
-    MOE_RETURN_IF_ERROR(moe::CheckExpertBias(bias, name, weights_.layer()));
-  }
-  return absl::OkStatus();
+  const Parameter* const bias = trainer_.parameters().Find(name);
+  if (bias == nullptr) return absl::OkStatus();
+  return moe::CheckExpertBias(bias->master(), name, weights_.layer());  // of the host: not trained
 }
 
 template <typename T>
@@ -308,15 +305,12 @@ absl::Status RankRun<T>::GatherGradient(ParameterKind kind, int32_t expert, int 
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     return result_.gradients.Set(kind, expert, values);
   }
-  const std::string name = ParameterName(kind, expert);
-  const auto parameters = trainer_.parameters().parameters();
-  const auto found = std::find_if(parameters.begin(), parameters.end(),
-                                  [&](const auto& p) { return p->spec().name == name; });
-  MOE_CHECK(found != parameters.end());
+  const Parameter* const parameter = trainer_.parameters().Find(ParameterName(kind, expert));
+  MOE_CHECK(parameter != nullptr);
   const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(size));
   MOE_ASSIGN_OR_RETURN(const absl::Span<const float> on_device,
-                       trainer_.reducer().Gradient(**found, 1.0, scratch, *context_.compute));
+                       trainer_.reducer().Gradient(*parameter, 1.0, scratch, *context_.compute));
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   MOE_ASSIGN_OR_RETURN(const auto gradient, OnHost(on_device, context_));
   if (owner == 0) return result_.gradients.Set(kind, expert, gradient);

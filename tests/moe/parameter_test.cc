@@ -1,4 +1,4 @@
-// ParameterStore: initial values by the rank's threads, masters in memory of the host.
+// ParameterStore: initial values, access by name and by layer, masters in memory of the host.
 #include "moe/parameter.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,6 +23,7 @@
 namespace moe {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A layer with every kind of parameter, and one micro-batch for it.
@@ -147,7 +149,44 @@ TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefu
   EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
   EXPECT_THAT(std::string(small.message()), HasSubstr("5 values for w, expected 2 * 3"));
   EXPECT_EQ(weight.master().data(), values.data());
-  EXPECT_THAT(weight.master(), ::testing::ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(weight.master(), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST(ParameterStoreTest, MastersAreFoundByNameWrittenAndRead) {
+  ParameterStore store(DType::kBFloat16, 1);
+  Parameter* const weight = *store.Add({.name = "w", .rows = 2, .cols = 2});
+  EXPECT_EQ(store.Find("w"), weight);
+  EXPECT_EQ(store.Find("v"), nullptr);
+  const auto stream = MakeInlineStream();
+  const std::vector<float> values = {1, 2, 3, 1 + 0x1p-12f};
+  ASSERT_TRUE(store.WriteMaster(*weight, values, *stream).ok());
+  const absl::Status small = store.WriteMaster(*weight, {5, 6, 7}, *stream);
+  EXPECT_TRUE(absl::IsInvalidArgument(small)) << small;
+  EXPECT_THAT(std::string(small.message()), HasSubstr("3 values for w, expected 2 * 2"));
+  EXPECT_EQ(*weight->ReadMaster(*stream), values);
+  EXPECT_EQ(weight->view<BFloat16>().row(1)[1], BFloat16(1.0f));  // what layers read, rounded
+}
+
+TEST(ParameterStoreTest, ALayerKnowsItsParametersInTheStore) {
+  testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session,
+                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
+    const Context& context = session->context();
+    ParameterStore store(DType::kFloat32, 1, context);
+    const MoeLayerConfig config = {
+        .router = {.gate = "deepseek-v3", .num_experts = 2, .top_k = 1, .hidden_size = 8},
+        .ffn_hidden_size = 4};
+    MOE_ASSIGN_OR_RETURN(const auto first, MoeLayer<float>::Create(config, "0.", store, context));
+    MOE_ASSIGN_OR_RETURN(const auto second, MoeLayer<float>::Create(config, "1.", store, context));
+    const std::string expert = absl::StrCat("1.experts.", context.mesh->world().rank());
+    EXPECT_THAT(second->parameters(), ElementsAre(store.Find("1.gate.weight"),
+                                                  store.Find("1.gate.e_score_correction_bias"),
+                                                  store.Find(expert + ".gate_up_proj.weight"),
+                                                  store.Find(expert + ".down_proj.weight")));
+    EXPECT_EQ(second->parameters().front()->spec().name, "1.gate.weight");
+    EXPECT_EQ(first->parameters().front()->spec().name, "0.gate.weight");
+    return absl::OkStatus();
+  });
 }
 
 int64_t ThreadsOfThisProcess() {

@@ -126,9 +126,7 @@ absl::Status RankRun<T>::SetParameters() {
                                  " that the problem does not know");
     }
     Stream& stream = p->spec().trainable ? *context_.compute : *context_.host;
-    MOE_RETURN_IF_ERROR(stream.Upload(it->second.data(), p->master().data(),
-                                      p->size() * static_cast<int64_t>(sizeof(float))));
-    MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
+    MOE_RETURN_IF_ERROR(store_.WriteMaster(*p, it->second, stream));
   }
   return absl::OkStatus();
 }

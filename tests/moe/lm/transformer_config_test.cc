@@ -17,11 +17,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const Parameter* Find(const ParameterStore& store, const std::string& name) {
-  for (const auto& p : store.parameters()) {
-    if (p->spec().name == name) return p.get();
-  }
-  ADD_FAILURE() << "no parameter " << name;
-  return nullptr;
+  const Parameter* const found = store.Find(name);
+  EXPECT_NE(found, nullptr) << name;
+  return found;
 }
 
 TEST(Transformer, ParametersHaveCanonicalNamesInForwardOrder) {
