@@ -147,8 +147,8 @@ std::vector<GateDefinition> BuiltinGates() {
   for (const Row& row : kRows) gates.push_back(DefinitionOf(row));
   // The documentation's order.
   gates.insert(gates.begin() + 1, {GshardGateDefinition(), std::move(topk)});
-  gates.insert(gates.end(),
-               {ExpertChoiceGateDefinition(), NoisyTopKGateDefinition(), SinkhornGateDefinition()});
+  gates.insert(gates.end(), {ExpertChoiceGateDefinition(), NoisyTopKGateDefinition(),
+                             SinkhornGateDefinition(), SparseMixerGateDefinition()});
   return gates;
 }
 

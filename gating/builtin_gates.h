@@ -16,6 +16,7 @@ GateDefinition GshardGateDefinition();
 GateDefinition ExpertChoiceGateDefinition();
 GateDefinition NoisyTopKGateDefinition();
 GateDefinition SinkhornGateDefinition();
+GateDefinition SparseMixerGateDefinition();
 
 }  // namespace moe
 

@@ -37,6 +37,7 @@ absl::Status CheckOptions(const RouterConfig& config, const GateDefinition& gate
       {kGateJitter, config.input_jitter != 0, "input_jitter"},
       {kGateRandomSecond, config.random_second_expert, "random_second_expert"},
       {kGateZeroExperts, config.num_zero_experts != 0, "num_zero_experts"},
+      {kGateRouterJitter, config.router_jitter != plain.router_jitter, "router_jitter"},
   };
   for (const auto& rule : rules) {
     if (rule.is_set && (gate.options & rule.option) == 0) {
@@ -92,6 +93,8 @@ absl::Status CheckGate(const RouterConfig& config) {
   MOE_RETURN_IF_ERROR(CheckOptions(config, *gate));
   MOE_RETURN_IF_ERROR(CheckGroups(config));
   MOE_RETURN_IF_ERROR(CheckRange("input_jitter", config.input_jitter, 0, 0.999f, "0 to below 1"));
+  MOE_RETURN_IF_ERROR(
+      CheckRange("router_jitter", config.router_jitter, 0, 1e30f, "a finite number, 0 or more"));
   MOE_RETURN_IF_ERROR(CheckRange("norm_epsilon", config.norm_epsilon.value_or(0), 0, 1, "0 to 1"));
   MOE_RETURN_IF_ERROR(CheckRange("scaling_factor", config.scaling_factor, 1e-30f, 1e30f,
                                  "a finite number above 0"));

@@ -28,13 +28,14 @@ enum GateOption : uint32_t {
   kGateJitter = 1 << 5,         // input_jitter
   kGateRandomSecond = 1 << 6,   // random_second_expert
   kGateZeroExperts = 1 << 7,    // num_zero_experts
+  kGateRouterJitter = 1 << 8,   // router_jitter
 };
 
 struct RouterConfig {
   std::string gate = "mixtral";  // a name of GateNames()
   int32_t num_experts = 0;       // routed experts, over all ranks
   int32_t num_zero_experts = 0;  // identity experts after them; E = num_experts + these
-  int32_t top_k = 2;             // K (1 for switch, 2 for gshard)
+  int32_t top_k = 2;             // K (1 for switch, 2 for gshard and sparsemixer)
   int64_t hidden_size = 0;       // H
 
   // topk: the score selected on and weighed by. Softmax with pre_softmax: weights are p_sel;
@@ -52,6 +53,9 @@ struct RouterConfig {
   float bias_update_rate = 1e-3f;      // gamma; gates with an expert bias
   float input_jitter = 0.0f;           // switch: the router sees x * U[1 - e, 1 + e] in training
   bool random_second_expert = false;   // gshard: in training
+  // sparsemixer: logits within twice this part of a chosen one share its softmax
+  // (transformers' router_jitter_noise; nothing is drawn).
+  float router_jitter = 0.01f;
 
   std::optional<double> capacity_factor;  // empty = dropless
   DropPolicy drop_policy = DropPolicy::kProbability;

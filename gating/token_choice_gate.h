@@ -55,7 +55,7 @@ class ScaledTokenChoiceGate : public Gate {
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
                                        Stream& stream) const override;
   absl::Status Backward(const GateGradientInput& input, MatrixView<float> d_logits,
-                        Stream& stream) const final;
+                        Stream& stream) const override;
 
  protected:
   ScaledTokenChoiceGate(const TokenChoiceRule& rule, Weights weights, float scale = 1.0f,

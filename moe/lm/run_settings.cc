@@ -88,6 +88,7 @@ void AddRouter(const RouterConfig& router, Settings& settings) {
   settings.Add("--moe-router-bias-update-rate", router.bias_update_rate);
   settings.Add("--moe-input-jitter-eps", router.input_jitter);
   settings.Add("--moe-router-random-second", router.random_second_expert);
+  settings.Add("--moe-router-jitter-eps", router.router_jitter);
   settings.Add("--moe-expert-capacity-factor", router.capacity_factor.value_or(-1.0));
   settings.Add("--moe-token-drop-policy", router.drop_policy);
   settings.Add("--moe-pad-expert-input-to-capacity", router.pad_to_capacity);

@@ -164,7 +164,7 @@ TEST(DeviceGatesTest, GatesOfScaledScoresDecideAndLoseTheSameOnEveryDevice) {
 }
 
 TEST(DeviceGatesTest, OtherGatesAskForHostMemory) {
-  for (const char* name : {"gshard", "expert-choice", "noisy-topk", "sinkhorn"}) {
+  for (const char* name : {"gshard", "expert-choice", "noisy-topk", "sinkhorn", "sparsemixer"}) {
     RouterConfig config = {.gate = name, .num_experts = kExperts, .top_k = 2, .hidden_size = 8};
     const auto gate = FindGate(name)->make(config);
     EXPECT_TRUE(gate->RunsOn(DeviceKind::kCpu)) << name;

@@ -15,7 +15,6 @@
 #include "gating/router.h"
 #include "gating/token_choice_gate.h"
 #include "kernels/base/rng.h"
-#include "tests/gating/routing_oracle.h"
 
 namespace moe {
 namespace {
@@ -290,6 +289,85 @@ TEST(NoisyTopKGate, NoiseIsDrawnPerTokenStepAndLayerAndOnlyInTraining) {
   for (size_t e = 0; e < 3; ++e) EXPECT_NEAR(once[e], once[3 + e] * 0.703147f, 1e-6);
 }
 
+// A softmax of each choice's own: what it weighs, and the gradient of w_1 + w_2.
+struct SparseMixed {
+  const char* what;
+  float router_jitter;
+  std::vector<float> logits;
+  std::vector<int32_t> expert;
+  std::vector<float> weight;
+  std::vector<float> d_logits;
+};
+
+TEST(SparseMixerGate, EachChoiceHasTheSoftmaxOfTheLogitsNearIt) {
+  const float e = std::exp(1.0f), root = std::exp(0.5f);
+  // 1 / (1 + e^-1/2 + e^-1), and 1 / (1 + e^-1/2) of two of them.
+  const float three = e / (e + root + 1), two = root / (root + 1);
+  const float of_two = two * (1 - two);  // w (1 - w); the other's gradient is -w (1 - w)
+  const float far = std::exp(-2.0f), a = 1 / (3 + far), b = 1 / (2 + far);
+  const SparseMixed cases[] = {
+      // Distances from 2: 1/2, 1/4, 5/3; then from 1.5: 1/3, 3. Exactly the bound is near.
+      {"near, far and at the bound",
+       0.25f,
+       {2, 1, 1.5f, -3},
+       {0, 2},
+       {three, two},
+       {three * (1 - three), -three * three / e - of_two, -three * three / root + of_two, 0}},
+      // From -1: 1/3, 3/4 (of |l|, the larger); then from -1.5: 5/8.
+      {"negative", 0.2f, {-1, -1.5f, -4}, {0, 1}, {two, 1}, {of_two, -of_two, 0}},
+      {"equal",
+       0.01f,
+       {3, 1, 3, 3},
+       {0, 2},
+       {1 / 3.0f, 0.5f},
+       {2 / 9.0f, 0, 5 / 36.0f, -13 / 36.0f}},
+      {"equal, and no jitter", 0, {1, 1, 0.999f}, {0, 1}, {0.5f, 1}, {0.25f, -0.25f, 0}},
+      {"different, and no jitter", 0, {1, 3, 2}, {1, 2}, {1, 1}, {0, 0, 0}},
+      {"0 / 0 is near", 0.01f, {0, 0, -1}, {0, 1}, {0.5f, 1}, {0.25f, -0.25f, 0}},
+      {"0 and -0", 0, {-0.0f, 0, 0}, {0, 1}, {1 / 3.0f, 0.5f}, {2 / 9.0f, 5 / 36.0f, -13 / 36.0f}},
+      {"all",
+       1,
+       {1, -1, 1, 1},
+       {0, 2},
+       {a, b},
+       {a - a * a, -(a * a + b * b) * far, b - a * a - b * b, -a * a - b * b}},
+      {"-infinity has no share", 0.25f, {2, -kInf, 1.5f}, {0, 2}, {two, 1}, {of_two, 0, -of_two}},
+      {"two experts", 0.25f, {1.5f, 2}, {1, 0}, {two, 1}, {-of_two, of_two}},
+  };
+  for (const SparseMixed& want : cases) {
+    SCOPED_TRACE(want.what);
+    const RouterConfig config = {.gate = "sparsemixer",
+                                 .num_experts = static_cast<int32_t>(want.logits.size()),
+                                 .top_k = 2,
+                                 .router_jitter = want.router_jitter};
+    const auto run = Select(config, want.logits);
+    EXPECT_THAT(run->selection.expert, ElementsAreArray(want.expert));
+    EXPECT_THAT(run->selection.weight, Pointwise(FloatEq(), want.weight));
+    EXPECT_THAT(run->Backward({1, 1}), Pointwise(testing::FloatNear(1e-7f), want.d_logits));
+  }
+}
+
+TEST(SparseMixerGate, TrainingIsEvaluationAndDroppedChoicesHaveNoGradient) {
+  const RouterConfig config = {
+      .gate = "sparsemixer", .num_experts = 3, .top_k = 2, .router_jitter = 0.25f};
+  GateRun evaluation;
+  evaluation.gate = FindGate("sparsemixer")->make(config);
+  evaluation.logits = {2, 1.5f, 1.25f};
+  evaluation.columns = 3;
+  evaluation.batch.mode = Mode::kEvaluation;
+  evaluation.Select();
+  const auto run = Select(config, evaluation.logits);
+  EXPECT_THAT(evaluation.selection.weight, ElementsAreArray(run->selection.weight));
+  EXPECT_THAT(evaluation.selection.expert, ElementsAreArray(run->selection.expert));
+  const std::vector<float> first = run->Backward({1, 0}), second = run->Backward({0, 1});
+  EXPECT_LT(first[1], 0);
+  EXPECT_EQ(second[0], 0);  // not near: chosen before
+  run->dropped = {1, 0};
+  EXPECT_THAT(run->Backward({kNan, 1}), ElementsAreArray(second));
+  run->dropped = {0, 1};
+  EXPECT_THAT(run->Backward({1, kNan}), ElementsAreArray(first));
+}
+
 class DoublingGate final : public TokenChoiceGate {
  public:
   explicit DoublingGate(int32_t top_k) : TokenChoiceGate({.top_k = top_k}) {}
@@ -411,35 +489,6 @@ TEST(Gates, NanLogitsGiveNanWeightsOfASoftmaxAndIdsInRange) {
     if (traits.expert_bias) continue;  // compares p, which is NaN for all
     EXPECT_EQ(run->selection.expert[0], 2);
   }
-}
-
-TEST(RoutingOracle, AgreesWithAHandMadeBatch) {
-  // Two tokens that both prefer expert 2 of p = 1/8, 2/8, 4/8, 1/8; room for one.
-  const double ln2 = std::log(2.0);
-  const oracle::RoutingInput input = {.logits = {{0, ln2, 2 * ln2, 0}, {0, ln2, 2 * ln2, 0}},
-                                      .sequence_offsets = {0, 2},
-                                      .micro_batch_offsets = {0, 2}};
-  oracle::RoutingSpec spec = oracle::RuleOf("gshard", 2);
-  spec.experts = 4;
-  spec.capacity_factor = spec.aux_coeff = spec.z_coeff = 1;
-  const oracle::RoutingResult gshard = oracle::Route(spec, input);
-  EXPECT_THAT(gshard.token[0].expert, ElementsAre(2, 1));
-  EXPECT_THAT(gshard.token[1].dropped, ElementsAre(true, true));
-  EXPECT_NEAR(gshard.token[0].weight[0], 2.0 / 3, 1e-15);
-  EXPECT_NEAR(gshard.aux_loss, 4.0 / 4 * (1.0 * 2), 1e-15);  // P_2 = 1, c_2 = 2
-  EXPECT_NEAR(gshard.z_loss, 9 * ln2 * ln2, 1e-14);          // lse = log 8
-  spec.gate = "olmoe";
-  spec.normalised = false;
-  const oracle::RoutingResult olmoe = oracle::Route(spec, input);
-  EXPECT_NEAR(olmoe.token[0].weight[1], 0.25, 1e-15);
-  EXPECT_NEAR(olmoe.aux_loss, 4.0 / 8 * (0.5 * 2 + 1.0 * 2), 1e-15);
-  EXPECT_EQ(oracle::DecisionMargin(spec, input), 0);  // the two tokens tie for the room
-  // d/dl of w_0 = p_2 of token 0: p_2 (1 - p_2), -p_2 p_e.
-  spec.capacity_factor = spec.aux_coeff = spec.z_coeff = 0;
-  const auto d = oracle::LogitGradient(spec, input, {{1, 0}, {0, 0}});
-  EXPECT_NEAR(d[0][2], 0.25, 1e-9);
-  EXPECT_NEAR(d[0][1], -0.125, 1e-9);
-  EXPECT_EQ(d[1][2], 0);
 }
 
 }  // namespace

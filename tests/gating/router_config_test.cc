@@ -30,9 +30,10 @@ std::string MessageAfter(Change change) {
 }
 
 TEST(RouterConfig, EveryGateHasAValidConfiguration) {
-  EXPECT_THAT(GateNames(), ElementsAre("switch", "gshard", "topk", "mixtral", "qwen2", "qwen3",
-                                       "olmoe", "deepseek-v2", "deepseek-v3", "gpt-oss", "llama4",
-                                       "longcat", "expert-choice", "noisy-topk", "sinkhorn"));
+  EXPECT_THAT(GateNames(),
+              ElementsAre("switch", "gshard", "topk", "mixtral", "qwen2", "qwen3", "olmoe",
+                          "deepseek-v2", "deepseek-v3", "gpt-oss", "llama4", "longcat",
+                          "expert-choice", "noisy-topk", "sinkhorn", "sparsemixer"));
   for (const std::string& gate : GateNames()) {
     RouterConfig config = Valid();
     config.gate = gate;
@@ -47,7 +48,7 @@ TEST(RouterConfig, UnknownGateNamesTheNearest) {
             "RouterConfig.gate is 'mixtrel', expected one of switch, gshard, topk, mixtral, qwen2, "
             "qwen3, "
             "olmoe, deepseek-v2, deepseek-v3, gpt-oss, llama4, longcat, expert-choice, noisy-topk, "
-            "sinkhorn; did you mean 'mixtral'?");
+            "sinkhorn, sparsemixer; did you mean 'mixtral'?");
   EXPECT_EQ(NearestGateName("qwen"), "qwen2");
   EXPECT_EQ(NearestGateName("deepseek_v3"), "deepseek-v3");
   EXPECT_EQ(NearestGateName("Olmo"), "olmoe");
@@ -68,10 +69,29 @@ TEST(RouterConfig, TopKMustSuitExpertsAndGate) {
               }),
               HasSubstr("top_k is 3, expected 2, the only one of gate 'gshard'"));
   EXPECT_THAT(MessageAfter([](RouterConfig& c) {
+                c.gate = "sparsemixer";
+                c.top_k = 1;
+              }),
+              HasSubstr("top_k is 1, expected 2, the only one of gate 'sparsemixer'"));
+  EXPECT_THAT(MessageAfter([](RouterConfig& c) {
                 c.gate = "gshard";
                 c.num_experts = 1;
               }),
               HasSubstr("top_k is 2, expected at most 1"));
+}
+
+TEST(RouterConfig, RouterJitterIsOfSparseMixerAndNotNegative) {
+  EXPECT_EQ(MessageAfter([](RouterConfig& c) { c.router_jitter = 0; }),
+            "RouterConfig.router_jitter is set, expected its default: gate 'mixtral' does not read "
+            "it");
+  for (const float jitter :
+       {-0.1f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_THAT(MessageAfter([&](RouterConfig& c) {
+                  c.gate = "sparsemixer";
+                  c.router_jitter = jitter;
+                }),
+                HasSubstr("expected a finite number, 0 or more"));
+  }
 }
 
 TEST(RouterConfig, SizesMustBePositive) {

@@ -71,6 +71,13 @@ std::vector<RouterConfig> Variants(const std::string& gate) {
     score.z_loss_coeff = 0.2f;
     all.push_back(score);
   }
+  if ((options & kGateRouterJitter) != 0) {
+    RouterConfig shared = plain;  // many logits are near
+    shared.router_jitter = 0.3f;
+    shared.capacity_factor = 0.8;
+    shared.aux_loss_coeff = 0.7f;
+    all.push_back(shared);
+  }
   if ((options & kGateRandomSecond) != 0) {
     RouterConfig random = plain;
     random.random_second_expert = true;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 namespace moe::oracle {
@@ -142,6 +141,29 @@ Row Masked(const RoutingSpec& spec, Row value) {
   return value;
 }
 
+// (m - l_e) / max(|l_e|, m) of the experts that SparseMixer has not chosen before choice j, whose
+// logit is m; the others are infinitely far.
+Row DistancesFrom(const std::vector<int>& expert, size_t j, const Row& l) {
+  Row distance;
+  const double m = l[static_cast<size_t>(expert[j])];
+  for (const double x : l) distance.push_back((m - x) / std::max(std::fabs(x), m));
+  for (size_t i = 0; i < j; ++i) {
+    distance[static_cast<size_t>(expert[i])] = std::numeric_limits<double>::infinity();
+  }
+  return distance;
+}
+
+// Of choice j, by SparseMixer: its share in the softmax over the logits near it.
+double ShareOfNear(const RoutingSpec& spec, const std::vector<int>& expert, size_t j,
+                   const Row& l) {
+  const Row distance = DistancesFrom(expert, j, l);
+  Row near = l;
+  for (size_t e = 0; e < l.size(); ++e) {
+    if (distance[e] > 2 * spec.router_jitter) near[e] = -std::numeric_limits<double>::infinity();
+  }
+  return Softmax(near)[static_cast<size_t>(expert[j])];
+}
+
 TokenRouting Choose(const RoutingSpec& spec, const RoutingInput& input, size_t t,
                     const Row& value) {
   Row score = Scores(spec, input.logits[t]);
@@ -154,6 +176,9 @@ TokenRouting Choose(const RoutingSpec& spec, const RoutingInput& input, size_t t
   for (const int e : token.expert) {
     const double s = score[static_cast<size_t>(e)];
     token.weight.push_back(spec.scale * s / (spec.normalised ? selected + spec.epsilon : 1.0));
+  }
+  for (size_t j = 0; j < token.expert.size() && spec.gate == "sparsemixer"; ++j) {
+    token.weight[j] = ShareOfNear(spec, token.expert, j, input.logits[t]);
   }
   if (spec.gate == "gshard" && input.training && !input.second_draw.empty() &&
       input.second_draw[t] >= 2 * token.weight[1]) {
@@ -362,25 +387,6 @@ double AuxLoss(const RoutingSpec& spec, const RoutingInput& input,
   return none || spec.aux_coeff == 0 ? 0 : BalanceLoss(spec, input, tokens, unit);
 }
 
-// The micro-batch as an input of its own: nothing in routing crosses it.
-RoutingInput OneMicroBatch(const RoutingInput& input, Range part) {
-  RoutingInput own = {.micro_batch_offsets = {0, part.second - part.first}};
-  own.logits = {input.logits.begin() + part.first, input.logits.begin() + part.second};
-  for (const int64_t s : input.sequence_offsets) {
-    if (s >= part.first && s <= part.second) own.sequence_offsets.push_back(s - part.first);
-  }
-  own.training = input.training;
-  own.expert_bias = input.expert_bias;
-  own.expert_share = input.expert_share;
-  const auto cut = [&](const auto& all) {
-    using All = std::decay_t<decltype(all)>;
-    return all.empty() ? All() : All(all.begin() + part.first, all.begin() + part.second);
-  };
-  own.noise = cut(input.noise);
-  own.second_draw = cut(input.second_draw);
-  return own;
-}
-
 }  // namespace
 
 RoutingSpec RuleOf(const std::string& gate, int top_k) {
@@ -422,35 +428,6 @@ RoutingResult Route(const RoutingSpec& spec, const RoutingInput& input) {
   return result;
 }
 
-std::vector<Row> LogitGradient(const RoutingSpec& spec, const RoutingInput& input,
-                               const std::vector<Row>& d_weight, double step) {
-  std::vector<Row> gradient = input.logits;
-  for (const Range& part : MicroBatches(input)) {
-    RoutingInput moved = OneMicroBatch(input, part);
-    const auto objective = [&] {
-      const RoutingResult r = Route(spec, moved);
-      double sum = r.aux_loss + r.z_loss;
-      for (size_t t = 0; t < r.token.size(); ++t) {
-        const Row& d = d_weight[static_cast<size_t>(part.first) + t];
-        for (size_t j = 0; j < d.size(); ++j) sum += d[j] * r.token[t].weight[j];
-      }
-      return sum;
-    };
-    for (size_t t = 0; t < moved.logits.size(); ++t) {
-      for (size_t e = 0; e < moved.logits[t].size(); ++e) {
-        const double at = moved.logits[t][e];
-        moved.logits[t][e] = at + step;
-        const double above = objective();
-        moved.logits[t][e] = at - step;
-        const double below = objective();
-        moved.logits[t][e] = at;
-        gradient[static_cast<size_t>(part.first) + t][e] = (above - below) / (2 * step);
-      }
-    }
-  }
-  return gradient;
-}
-
 double DecisionMargin(const RoutingSpec& spec, const RoutingInput& input) {
   double margin = std::numeric_limits<double>::infinity();
   const auto gap = [&](const Row& value, size_t last) {
@@ -466,6 +443,12 @@ double DecisionMargin(const RoutingSpec& spec, const RoutingInput& input) {
     const Row value = SelectionValues(spec, input, t);
     gap(Masked(spec, value), static_cast<size_t>(spec.top_k));
     if (spec.groups > 0) gap(GroupWorth(spec, value), static_cast<size_t>(spec.group_top_k));
+    const std::vector<int> ids = Ranked(value);
+    for (size_t j = 0; j < 2 && spec.gate == "sparsemixer"; ++j) {
+      for (const double distance : DistancesFrom(ids, j, value)) {
+        margin = std::min(margin, std::fabs(distance - 2 * spec.router_jitter));
+      }
+    }
   }
   if (limits_itself || spec.capacity_factor == 0 || spec.drop == Drop::kByPosition) return margin;
   const std::vector<TokenRouting> tokens = ChooseAll(spec, input);
@@ -477,6 +460,8 @@ double DecisionMargin(const RoutingSpec& spec, const RoutingInput& input) {
         const auto weight = [&](size_t i) {
           return tokens[static_cast<size_t>(queue[i].token)].unlimited_weight[queue[i].choice];
         };
+        // A weight of 1, which no other expert shares, is 1 in float32, too.
+        if (spec.gate == "sparsemixer" && weight(capacity) == 1) continue;
         margin = std::min(margin, weight(capacity - 1) - weight(capacity));
       }
     }

@@ -25,6 +25,7 @@ struct RoutingSpec {
   int groups = 0;
   int group_top_k = 0;
   int group_sum = 1;
+  double router_jitter = 0;    // sparsemixer
   double capacity_factor = 0;  // 0 = dropless
   Drop drop = Drop::kByWeight;
   Unit capacity_unit = Unit::kMicroBatch;

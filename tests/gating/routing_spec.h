@@ -30,6 +30,7 @@ inline oracle::RoutingSpec SpecOf(const RouterConfig& config) {
   spec.groups = config.num_groups;
   spec.group_top_k = config.group_top_k;
   spec.scale = static_cast<double>(config.scaling_factor);
+  spec.router_jitter = static_cast<double>(config.router_jitter);
   if (config.gate == "topk") {
     spec.sigmoid = config.score_function == ScoreFunction::kSigmoid;
     spec.normalised = spec.sigmoid ? config.top_k > 1 : !config.pre_softmax;

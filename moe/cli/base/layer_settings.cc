@@ -80,6 +80,11 @@ void AddGateOptions(RouterConfig& r, Table& t) {
         "in training keep the second choice with probability min(1, 2 w) (router gshard)")
       .Field("random_second_expert")
       .Roles(kOfGate);
+  t.Add("--moe-router-jitter-eps X", &r.router_jitter,
+        "logits within 2 X of the chosen one, in parts of the larger, share its softmax (router "
+        "sparsemixer)")
+      .Field("router_jitter")
+      .Roles(kOfGate);
   t.Add("--num-zero-experts N", &r.num_zero_experts,
         "experts beside --num-experts that return the token itself")
       .Least(0, "0 (none) or more")

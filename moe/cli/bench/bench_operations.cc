@@ -44,7 +44,7 @@ constexpr struct {
     {"moe-ffn-hidden-size", "gemm layer"},
     {"router moe-router-score-function moe-router-pre-softmax moe-router-num-groups "
      "moe-router-group-topk moe-router-topk-scaling-factor moe-router-enable-expert-bias "
-     "moe-router-random-second moe-expert-capacity-factor",
+     "moe-router-random-second moe-router-jitter-eps moe-expert-capacity-factor",
      "gate layer"},
 };
 

@@ -50,6 +50,8 @@ struct ReferenceGate {
   bool normalised = false;
   double epsilon = 0;          // normalised: added to that sum
   bool sum_over_kept = false;  // the sum leaves dropped slots out (GShard)
+  // SparseMixer: weights by a softmax of each choice's own, over logits that are this near to it.
+  std::optional<double> near;
   double scale = 1;
   bool weight_on_input = false;
   bool random_second = false;

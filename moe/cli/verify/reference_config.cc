@@ -70,6 +70,9 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
   } else if (name == "sinkhorn") {
     gate = {.selection = ReferenceSelection::kSinkhorn,
             .score = router.top_k == 1 ? ReferenceScore::kSigmoid : ReferenceScore::kSoftmax};
+  } else if (name == "sparsemixer") {
+    gate = TopK(router, false);
+    gate.near = 2 * static_cast<double>(router.router_jitter);
   } else {
     return absl::UnimplementedError(
         absl::StrCat("the reference has no gate '", name, "', expected a built-in one"));

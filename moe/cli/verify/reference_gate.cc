@@ -92,6 +92,34 @@ void AddNoise(const ReferenceConfig& config, const ReferenceBatch& batch, int64_
   }
 }
 
+// SparseMixer's weights: a softmax over the experts not chosen before, and near:
+// (m - l_e) / max(|l_e|, m) <= gate.near, m the chosen logit.
+void ShareNearLogits(const ReferenceGate& gate, const std::string& where, Decisions& decisions,
+                     ReferenceToken& token) {
+  std::vector<int32_t> candidates(token.logits.size());
+  std::iota(candidates.begin(), candidates.end(), 0);
+  for (ReferenceSlot& slot : token.slots) {
+    const Bounded& most = token.logits[slot.expert];
+    std::vector<int32_t> near;
+    std::vector<Bounded> logits;
+    for (const int32_t e : candidates) {
+      const Bounded& l = token.logits[e];
+      const Bounded factor = {std::max(std::fabs(l.value), most.value),
+                              std::max(l.error, most.error)};
+      const Bounded distance = e == slot.expert ? Bounded(0) : (most - l) / factor;
+      decisions.Check(distance, *gate.near, absl::StrCat(where, ", near logits"));
+      if (distance.value > *gate.near) continue;
+      near.push_back(e);
+      logits.push_back(l);
+    }
+    logits = Softmax(logits, nullptr);
+    slot.share.resize(token.logits.size());
+    for (size_t i = 0; i < near.size(); ++i) slot.share[near[i]] = logits[i];
+    slot.score = slot.share[slot.expert];
+    std::erase(candidates, slot.expert);
+  }
+}
+
 // Fills in the slots of tokens that choose their experts.
 void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
                    std::vector<std::vector<Bounded>>& value, std::vector<ReferenceToken>& tokens,
@@ -114,6 +142,7 @@ void ChooseExperts(const ReferenceConfig& config, const ReferenceState& state,
     std::vector<int32_t> best = decisions.Largest(value[t], config.top_k + (noisy ? 1 : 0), where);
     best.resize(static_cast<size_t>(config.top_k));
     for (const int32_t e : best) token.slots.push_back({e, token.score[e]});
+    if (gate.near.has_value()) ShareNearLogits(gate, where, decisions, token);
     if (!noisy) continue;
     std::vector<Bounded> selected;
     for (const ReferenceSlot& s : token.slots) selected.push_back(token.noisy[s.expert]);

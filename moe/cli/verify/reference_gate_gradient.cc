@@ -23,6 +23,17 @@ void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
     return;
   }
 
+  if (gate.near.has_value()) {  // dw_j / dl_e = w_j ([e = c_j] - share_e)
+    for (size_t j = 0; j < k; ++j) {
+      const ReferenceSlot& slot = token.slots[j];
+      for (int64_t e = 0; e < outputs; ++e) {
+        const Bounded chosen = e == slot.expert ? 1.0 : 0.0;
+        d_logits[e].Add(dw[j] * slot.score * (chosen - slot.share[e]));
+      }
+    }
+    return;
+  }
+
   // w = u / S, S = sum_m u_m + epsilon over the slots that it holds:
   // du_j = (dw_j - sum_m u_m dw_m / S) / S.
   Sum total, dot;

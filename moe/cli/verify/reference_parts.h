@@ -19,6 +19,7 @@ struct ReferenceSlot {
   Bounded before;  // weight before any drop
   Bounded weight;  // 0 where dropped
   bool dropped = false;
+  std::vector<Bounded> share;  // SparseMixer: [outputs] of the choice's own softmax
 };
 
 struct ReferenceToken {

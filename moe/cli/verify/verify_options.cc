@@ -50,7 +50,8 @@ std::vector<Sample> Samples(bool groups_of_two) {
           {"longcat", {{"num-zero-experts", "2"}, {"activation", "geglu"}}},
           {"expert-choice", {}},
           {"noisy-topk", {}},
-          {"sinkhorn", {}}};
+          {"sinkhorn", {}},
+          {"sparsemixer", {{"moe-router-jitter-eps", "0.2"}}}};
 }
 
 absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& sample) {

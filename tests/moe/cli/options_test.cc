@@ -144,7 +144,7 @@ TEST(FlagTest, MalformedOnesSayWhatWasExpected) {
   EXPECT_EQ(LoadError({"--router", "mixtrall"}),
             "--router is 'mixtrall', expected one of switch, gshard, topk, mixtral, qwen2, qwen3, "
             "olmoe, deepseek-v2, deepseek-v3, gpt-oss, llama4, longcat, expert-choice, noisy-topk, "
-            "sinkhorn; did you mean 'mixtral'?");
+            "sinkhorn, sparsemixer; did you mean 'mixtral'?");
   EXPECT_EQ(LoadError({"--capacity-factor", "nil"}),
             "--capacity-factor is 'nil', expected a finite number or none");
   EXPECT_EQ(LoadError({"book.txt"}),

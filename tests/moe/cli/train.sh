@@ -203,7 +203,7 @@ grep -qE "moe train: the model needs about [0-9]+ MiB for [0-9]+ ranks of this m
 
 # Every gate trains, and to the same bits on one rank and on three.
 [[ $gates != all ]] || gates="switch gshard topk mixtral qwen2 qwen3 olmoe deepseek-v2 deepseek-v3
-  gpt-oss llama4 longcat expert-choice noisy-topk sinkhorn"
+  gpt-oss llama4 longcat expert-choice noisy-topk sinkhorn sparsemixer"
 for gate in $gates; do
   gate_model=("${model[@]}" --router "$gate" --numerics layout-invariant --steps 2 --quiet
     --moe-shared-expert-intermediate-size 16)

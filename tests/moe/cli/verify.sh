@@ -11,7 +11,7 @@ expect 0 "defaults"
 ((${#chosen[@]})) || ((seconds < 60)) || fail "defaults took $seconds s, expected below 60"
 grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
 for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
-  noisy-topk sinkhorn; do
+  noisy-topk sinkhorn sparsemixer; do
   grep -qE "^$gate +8 ranks .* one rank .* ok" "$work/stdout" || fail "$gate: no layout of 8 ranks"
 done
 if [[ -n $mpiexec ]]; then

@@ -94,7 +94,8 @@ TEST(KernelBenchTest, GatesAreRight) {
 }
 
 TEST(KernelBenchTest, GatesWithARuleOfTheirOwnAreTimedAndNotChecked) {
-  for (const char* gate : {"deepseek-v3", "sinkhorn", "noisy-topk", "expert-choice", "gshard"}) {
+  for (const char* gate :
+       {"deepseek-v3", "sinkhorn", "noisy-topk", "expert-choice", "gshard", "sparsemixer"}) {
     KernelSpec spec = SmallSpec(KernelOp::kGate);
     spec.router.gate = gate;
     if (std::string(gate) == "expert-choice") spec.router.capacity_factor = 1;

@@ -308,7 +308,9 @@ INSTANTIATE_TEST_SUITE_P(
                     {.experts = 2,
                      .top_k = 1,
                      .gate = {.selection = ReferenceSelection::kSinkhorn,
-                              .score = ReferenceScore::kSigmoid}}}),
+                              .score = ReferenceScore::kSigmoid}}},
+        NamedConfig{"sparsemixer",
+                    {.experts = 4, .top_k = 2, .gate = {.near = 0.6, .balance_choices = 2}}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Gates, EveryGate,
                          ::testing::ValuesIn(::moe::testing::GatesHere(
                              {"switch", "gshard", "topk", "mixtral", "qwen2", "qwen3", "olmoe",
                               "deepseek-v2", "deepseek-v3", "gpt-oss", "llama4", "longcat",
-                              "expert-choice", "noisy-topk", "sinkhorn"})),
+                              "expert-choice", "noisy-topk", "sinkhorn", "sparsemixer"})),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -131,6 +131,11 @@ TEST(VerifyTest, PassesWithEveryOption) {
   spec.layer.router.random_second_expert = true;
   spec.layer.router.capacity_factor = 1.0;
   spec.layer.activation = Activation::kRelu2;
+  EXPECT_EQ(Failures(spec, SomeLayouts()), std::vector<std::string>());
+
+  spec = SpecOf("sparsemixer");
+  spec.layer.router.router_jitter = 0.2f;
+  spec.layer.router.capacity_factor = 1.0;
   EXPECT_EQ(Failures(spec, SomeLayouts()), std::vector<std::string>());
 
   spec = SpecOf("switch");
