@@ -1,6 +1,7 @@
 // Models that choose by softmax over all experts: Mixtral (arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE
 // (arXiv:2505.09388), OLMoE (arXiv:2409.02060), DeepSeek-V2 (arXiv:2405.04434), and those whose
-// blocks are theirs under other names. Jitter is for training only.
+// blocks are theirs under other names; Phi-3.5-MoE (arXiv:2409.12136), by softmaxes over parts of
+// them. Jitter of inputs is for training only.
 #include <absl/strings/str_cat.h>
 
 #include "moe/hf/family.h"
@@ -52,6 +53,11 @@ void ReadDeepSeekV2(ConfigKeys& keys, HfConfig& config) {
     keys.Unsupported("topk_method", method, "greedy or group_limited_greedy");
   }
   keys.RefuseIfSet("mlp_bias", "false: experts without biases");
+}
+
+// Two choices, which the gate insists on: transformers ignores num_experts_per_tok.
+void ReadPhiMoe(ConfigKeys& keys, HfConfig& config) {
+  config.moe.router.router_jitter = static_cast<float>(keys.Real("router_jitter_noise", 0.01));
 }
 
 // Selected by p + b, weighed by p / max(sum p, moe_norm_min). The maximum is not computed here:
@@ -147,6 +153,13 @@ constexpr Family kFamilies[] = {
      .keys = {.width = "intermediate_size", .experts = "num_local_experts"},
      .defaults = {.layers = 32, .hidden = 4096, .width = 11008, .experts = 8, .top_k = 2},
      .tensors = kGraniteTensors},
+    {.model_type = "phimoe",
+     .block = "block_sparse_moe",
+     .gate = "sparsemixer",
+     .keys = {.width = "intermediate_size", .experts = "num_local_experts"},
+     .defaults = {.layers = 32, .hidden = 4096, .width = 6400, .experts = 16, .top_k = 2},
+     .more = ReadPhiMoe,
+     .tensors = kMixtralTensors},
     {.model_type = "hunyuan_v1_moe",
      .gate = "mixtral",
      .keys = {.width = "intermediate_size",

@@ -93,6 +93,7 @@ absl::Status CheckRouter(absl::string_view file, const Family& family, const Moe
                          {"top_k", name(keys.top_k, "top_k")},
                          {"num_groups", name(keys.groups, "n_group")},
                          {"num_experts", name(keys.experts, "num_experts")},
+                         {"router_jitter", "router_jitter_noise"},
                          {"scaling_factor", name(keys.scaling, "scaling_factor")}});
   return absl::DataLossError(absl::StrCat(file, ": ", message));
 }

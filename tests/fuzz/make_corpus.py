@@ -107,7 +107,7 @@ def main():
     for name, content in {
         "nested": config("llama4", text_config={"model_type": "llama4_text", "num_local_experts": 2}),
         "unnested": config("llama4", text_config=[]),
-        "unknown": config("phimoe"),
+        "unknown": config("dbrx"),
         "negative": config("mixtral", hidden_size=-1),
         "huge": config("mixtral", hidden_size=2**63),
         "product": config("mixtral", hidden_size=2**20, intermediate_size=2**20, num_local_experts=2**12),

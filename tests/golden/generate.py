@@ -41,7 +41,7 @@ class Trace(TorchFunctionMode):
     """
 
     SELECTS = (torch.topk, Tensor.topk)
-    RECORDED = (*SELECTS, Tensor.clamp)
+    RECORDED = (*SELECTS, Tensor.clamp, Tensor.gt)
 
     def __init__(self, wide: bool) -> None:
         super().__init__()
@@ -62,6 +62,10 @@ class Trace(TorchFunctionMode):
 
     def of(self, *functions: Callable[..., Any]) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
         return [call[1:] for call in self.calls if call[0] in functions]
+
+    def clamps(self) -> list[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+        """By constants: SparseMixer clamps magnitudes by the row's largest logit, which changes no value."""
+        return [call for call in self.of(Tensor.clamp) if not any(isinstance(b, Tensor) for b in call[1].values())]
 
 
 @dataclass
@@ -143,7 +147,8 @@ def run_block(of: Block, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Run:
 
     logits, weights, ids = routing(of.model, router_outputs[0], trace)
     # Some blocks ask for unsorted choices. No two scores are alike (unsafe_tokens), so ids need not decide.
-    scores = trace.of(*Trace.SELECTS)[-1][0][0]
+    selects = trace.of(*Trace.SELECTS)
+    scores = selects[-1][0][0] if selects else logits  # SparseMixer takes the largest logits one by one
     best_first = scores.gather(1, ids).argsort(dim=1, descending=True)
     # A parameter that no token used has no gradient at all in some blocks, and zeros in others.
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad
@@ -155,15 +160,18 @@ def run_block(of: Block, x: Tensor, dy: Tensor, dtype: torch.dtype) -> Run:
 def unsafe_tokens(run: Run) -> Tensor:
     """Tokens whose result hangs on rounding, or on what stands for "not eligible" in a masked score."""
     unsafe = torch.zeros(run.y.shape[0], dtype=torch.bool)
-    for args, kwargs, _ in run.trace.of(*Trace.SELECTS):
-        scores, topk = args[0], kwargs.get("k", args[1] if len(args) > 1 else None)
+    selects = [(args[0], kwargs.get("k", args[1] if len(args) > 1 else None))
+               for args, kwargs, _ in run.trace.of(*Trace.SELECTS)]
+    for scores, topk in selects or [(run.router_logits, run.expert_ids.shape[1])]:
         if scores.dim() != 2:  # the best two of a group, whose sum does not jump where they change places
             continue
         scores = scores.masked_fill(scores.isinf(), 0.0)  # not eligible
         unsafe |= (scores == 0).sum(dim=1) > scores.shape[1] - topk
         best = scores.sort(dim=1, descending=True).values[:, : topk + 1]
         unsafe |= (best.diff(dim=1).abs() < MIN_GAP * scores.abs().amax(dim=1, keepdim=True)).any(dim=1)
-    for args, kwargs, _ in run.trace.of(Tensor.clamp):
+    for (distance, bound), _, _ in run.trace.of(Tensor.gt):  # SparseMixer's near logits
+        unsafe |= ((distance - bound).abs() < MIN_GAP).any(dim=1)
+    for args, kwargs, _ in run.trace.clamps():
         bounds = [bound for bound in kwargs.values() if bound is not None]
         unsafe |= any(((args[0] - bound).abs() < MIN_CLAMP_GAP * abs(bound)).any() for bound in bounds)
     return unsafe
@@ -270,7 +278,7 @@ def make_case(case: Case, out: Path) -> dict[str, Any]:
 
     outputs = exact.router_logits.shape[1]
     plain = exact.router_logits.topk(case.sizes.topk).indices.sort().values
-    clamps = exact.trace.of(Tensor.clamp)
+    clamps = exact.trace.clamps()
     return {
         "case": case.name, "model": case.model, "seed": case.seed, "sizes": asdict(case.sizes), "layer": case.layer,
         "options": case.options, "shards": case.shards, "redrawn_tokens": redrawn,

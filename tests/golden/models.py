@@ -50,6 +50,7 @@ class Model:
     shared_width: str = ""
     dense_width: str = ""
     fixed: dict[str, Any] = field(default_factory=dict)  # options that every case has
+    only_topk: int = 0  # the number of choices of a model that has no other; 0 = any
     chooses_several: bool = False  # two at least: most always divide by the sum of the weights, see draw_options
     transposed: bool = False  # stacked experts are [expert, in, out], not [expert, out, in]
     # By the end of a name: standard deviation of a weight matrix times the square root of its fan-in; for a bias of the
@@ -123,6 +124,8 @@ MODELS: dict[str, Model] = {model.model_type.removesuffix("_text"): model for mo
     Model("mixtral", **_LOCAL, chooses_several=True),
     Model("minimax", **_LOCAL, chooses_several=True),
     Model("granitemoe", **_LOCAL, block="block_sparse_moe", router="router", chooses_several=True),
+    # Phi-3.5-MoE has 0.01; of random logits few are that near to the largest.
+    Model("phimoe", **_LOCAL, router="router", only_topk=2, fixed={"router_jitter_noise": 0.2}),
     Model("qwen2_moe", norm="norm_topk_prob", dense_width="intermediate_size", **_SHARED_EXPERT),
     Model("qwen3_moe", experts="num_local_experts", norm="norm_topk_prob", dense_width="intermediate_size"),
     Model("qwen3_next", norm="norm_topk_prob", dense_width="intermediate_size", **_SHARED_EXPERT),
@@ -206,6 +209,8 @@ _CHOSEN: tuple[Case, ...] = (
 def random_case(model: str, number: int, seed: int, fixed: dict[str, int]) -> Case:
     """A case drawn from (seed, model, number); sizes named in `fixed` are kept as they are."""
     rng = np.random.default_rng([seed, number, *model.encode()])
+    if MODELS[model].only_topk:
+        fixed = fixed | {"topk": MODELS[model].only_topk}
     least_experts = max(4, fixed.get("topk", 1))
     ranges = {"tokens": (1, 33), "hidden": (5, 33), "width": (3, 17), "experts": (least_experts, least_experts + 9)}
     drawn = {key: int(rng.integers(*bounds)) for key, bounds in ranges.items()} | fixed

@@ -315,6 +315,7 @@ TEST(GoldenData, AbsentKeysMeanWhatTransformersWritesForThem) {
     EXPECT_EQ(a.router.hidden_size, b.router.hidden_size);
     EXPECT_EQ(a.router.norm_topk_prob, b.router.norm_topk_prob);
     EXPECT_EQ(a.router.scaling_factor, b.router.scaling_factor);
+    EXPECT_EQ(a.router.router_jitter, b.router.router_jitter);
     EXPECT_EQ(a.router.num_groups, b.router.num_groups);
     EXPECT_EQ(a.router.group_top_k, b.router.group_top_k);
     EXPECT_EQ(a.ffn_hidden_size, b.ffn_hidden_size);

@@ -133,8 +133,8 @@ refused 4 "--output: cannot write '/dev/full'" --output /dev/full
 config() { sed "$1" "$case/config.json" >config.json; }
 config 's/"hidden_size": 13/"hidden_size": -13/'
 refused 3 "config.json: hidden_size is -13, expected a whole number from 1" --hf-config config.json
-config 's/mixtral/phimoe/'
-refused 3 "model_type is 'phimoe', which is not supported" --hf-config config.json
+config 's/mixtral/dbrx/'
+refused 3 "model_type is 'dbrx', which is not supported" --hf-config config.json
 config 's/"silu"/"relu"/'
 refused 3 "hidden_act is 'relu'" --hf-config config.json
 config 's/"hidden_size": 13/"hidden_size": 14/'

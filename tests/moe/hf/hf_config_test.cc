@@ -105,6 +105,20 @@ TEST(HfConfig, DeepSeekV2DefaultsAndItsIgnoredNormalisation) {
   EXPECT_EQ(limited.moe.router.group_top_k, 3);
 }
 
+TEST(HfConfig, PhiMoeHasTwoChoicesAndReadsItsRouterJitter) {
+  EXPECT_EQ(Defaults("phimoe").moe.router.gate, "sparsemixer");
+  EXPECT_EQ(Defaults("phimoe").moe.router.router_jitter, 0.01f);
+  EXPECT_EQ(Defaults("phimoe", R"(, "router_jitter_noise": 0)").moe.router.router_jitter, 0.0f);
+  EXPECT_EQ(Defaults("mixtral", R"(, "router_jitter_noise": 0.2)").moe.router.router_jitter,
+            RouterConfig().router_jitter);  // noise on inputs there, in training
+  ExpectDataLoss(R"({"model_type": "phimoe", "num_experts_per_tok": 3})",
+                 "num_experts_per_tok is 3, expected 2, the only one of gate 'sparsemixer'");
+  ExpectDataLoss(R"({"model_type": "phimoe", "router_jitter_noise": -0.01})",
+                 "router_jitter_noise is -0.01, expected a finite number, 0 or more");
+  ExpectDataLoss(R"({"model_type": "phimoe", "num_local_experts": 1})",
+                 "num_experts_per_tok is 2, expected at most 1");
+}
+
 TEST(HfConfig, GptOssHasTheConstantsOfItsSwiGluAndIgnoresTheActivation) {
   const HfConfig plain = Defaults("gpt_oss", R"(, "hidden_act": "relu")");
   EXPECT_EQ(plain.moe.activation, Activation::kClampedSwiGlu);
@@ -205,7 +219,7 @@ TEST(HfConfig, RefusesValuesOutOfRangeAndOfTheWrongKind) {
 }
 
 TEST(HfConfig, NamesWhatIsNotSupportedAndWhatIs) {
-  ExpectUnsupported(R"({"model_type": "phimoe"})", "expected one of mixtral, minimax");
+  ExpectUnsupported(R"({"model_type": "dbrx"})", "expected one of mixtral, minimax");
   ExpectUnsupported(R"({"model_type": "mixtral", "hidden_act": "gelu_new"})",
                     "hidden_act is 'gelu_new'");
   ExpectUnsupported(
