@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 #include <absl/time/clock.h>
@@ -53,12 +54,13 @@ absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
       std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
 }
 
-// The command line that gives the same run.
+// The command line that gives the same run, from the beginning.
 std::string CommandOf(const Invocation& invocation, const Settings& settings,
                       const Launch& launch) {
   const auto skip = [&](const Setting& s) {
     return s.name == "quiet" || s.name == "verbose" || s.name == "color" || s.name == "output" ||
-           s.name == "log-interval" || s.name == "resume" ||
+           s.name == "log-interval" || s.name == "resume" || absl::StartsWith(s.name, "save") ||
+           absl::StartsWith(s.name, "checkpoint-") ||
            (s.name == "ranks" && launch.plan.processes());
   };
   return absl::StrCat(LauncherText(launch), ShellQuote(invocation.program), " train",

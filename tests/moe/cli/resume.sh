@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# `moe train` that is killed, stopped and resumed: bash resume.sh <moe> [<mpiexec> ...]
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+launcher=("${@:2}") # of four processes; empty: threads
+steps=200
+train=("$moe" train "${model[@]}" --steps $steps --lr 0.01 --quiet)
+
+# started <what> <lines>: waits until the run in the background has written that many metrics.
+started() {
+  for ((i = 0; i < 1500; ++i)); do
+    [[ -f $work/b/metrics.jsonl ]] && (($(wc -l <"$work/b/metrics.jsonl") >= $2)) && return
+    sleep 0.02
+  done
+  fail "$1: no step within 30 s"
+}
+
+run "${train[@]}" --ranks 1 --out "$work/a"
+expect 0 "a run that never stops"
+resumable=("${train[@]}" --save "$work/ckpt" --save-interval 10 --resume auto --out "$work/b")
+if ((${#launcher[@]})); then
+  ranks=("${launcher[@]}" "${resumable[@]}" --ep 4)
+else
+  ranks=("${resumable[@]}" --ranks 4 --ep 2)
+fi
+
+# Killed: what it saved last, it goes on from. A checkpoint that was being written is no matter.
+"${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
+pid=$!
+started "a run that is killed" 25
+kill -KILL $pid
+wait $pid 2>/dev/null
+for ((i = 0; i < 100; ++i)); do # processes that outlive their launcher
+  pgrep -f -- "--save $work/ckpt" >/dev/null || break
+  sleep 0.1
+done
+[[ -f $work/ckpt/step-00000010/manifest.json ]] || fail "killed: no checkpoint in $(ls "$work/ckpt")"
+
+# Asked to stop: exit code 11, and a checkpoint of the step.
+"${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
+pid=$!
+started "a run that is stopped" $(($(wc -l <"$work/b/metrics.jsonl") + 10))
+kill -USR1 $pid
+wait $pid
+rc=$?
+expect 11 "stopped by SIGUSR1"
+grep -qF "stopped on request; the same command with --resume auto goes on" "$work/stderr" ||
+  fail "stopped: $(cat "$work/stderr")"
+step=$(sed -n 's/.*\/step-0*\([0-9]*\)$/\1/p' <<<"$(grep '^files' "$work/stdout")")
+grep -qE "^trained [0-9]+ steps after step [0-9]+, stopped on request, in " "$work/stdout" ||
+  fail "stopped: $(head -n 1 "$work/stdout")"
+[[ $(cat "$work/ckpt/latest") == "step-$(printf %08d "$step")" ]] || fail "stopped: step $step, latest $(cat "$work/ckpt/latest")"
+
+# At another layout to the end: all lines are those of the run that never stopped.
+run "${resumable[@]}" --ranks 3
+expect 0 "resumed on three ranks"
+[[ $(bits "$work/a/metrics.jsonl" | grep -v val_loss_before) == \
+  $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
+(($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
+(($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
+finish
