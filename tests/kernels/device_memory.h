@@ -164,11 +164,27 @@ inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
 // product of a multiply-add.
 enum class Simd : uint8_t { kFused, kAll };
 
+// Calls check() under several schedules of the threads of simulated devices. Under sanitizers one is
+// enough: an access out of bounds, or one that nothing orders, is found in each.
+template <typename Check>
+void ForSchedules(Check check) {
+#if defined(MOE_TEST_SCHEDULES)
+  for (uint32_t seed = 1; seed <= (kSanitized ? 1 : 3); ++seed) {
+    SCOPED_TRACE("CUDA, seed " + std::to_string(seed));
+    const cusim::ScopedLaunchOptions options(
+        {.seed = seed, .resident_blocks = static_cast<int>(1 + seed % 2)});
+    check();
+  }
+#else
+  SCOPED_TRACE("CUDA");
+  check();
+#endif
+}
+
 // Calls check(device) for all that an operation runs on: the CPU with each SIMD target, with one
-// thread and with three, and CUDA device 0; a simulated one under several schedules of its threads.
-// Under sanitizers one schedule is enough: an access out of bounds, or one that nothing orders, is
-// found in each; and three threads, which touch what one does. Under ThreadSanitizer one SIMD
-// target: they share how rows are cut among threads.
+// thread and with three, and CUDA device 0 by ForSchedules. Under sanitizers three threads, which
+// touch what one does; under ThreadSanitizer one SIMD target: they share how rows are cut among
+// threads.
 template <typename Check>
 void ForEachDevice(Check check, Simd simd = Simd::kFused) {
   for (const std::string& target : gemm::SimdTargets()) {
@@ -184,17 +200,7 @@ void ForEachDevice(Check check, Simd simd = Simd::kFused) {
   const auto cuda = CudaDevices();
   if (!cuda.ok() || !cuda->front().usable.ok()) return;
   const TestDevice device(Device{DeviceKind::kCuda, 0});
-#if defined(MOE_TEST_SCHEDULES)
-  for (uint32_t seed = 1; seed <= (kSanitized ? 1 : 3); ++seed) {
-    SCOPED_TRACE("CUDA, seed " + std::to_string(seed));
-    const cusim::ScopedLaunchOptions options(
-        {.seed = seed, .resident_blocks = static_cast<int>(1 + seed % 2)});
-    check(device);
-  }
-#else
-  SCOPED_TRACE("CUDA");
-  check(device);
-#endif
+  ForSchedules([&] { check(device); });
 }
 
 }  // namespace moe::testing

@@ -8,8 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cusim/schedules.h"
-#include "tests/sanitizers.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
@@ -183,7 +182,7 @@ TEST(ExpertSortCuda, PaddedRowsByHand) {
 }
 
 TEST(ExpertSortCuda, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
-  cusim::ForSeeds([&] {
+  testing::ForSchedules([&] {
     // One choice a token: sizes around a warp, a warp's share and a chunk.
     for (const int64_t slots : {int64_t{1}, int64_t{257}, kChunkSlots, kChunkSlots + 1}) {
       const Slots s = RandomSlots({slots}, 5, 1, 1);
@@ -198,7 +197,7 @@ TEST(ExpertSortCuda, HasTheOrderOfThePlainLoopsForAnySizeAndSchedule) {
 
 // Room for all; for most; a micro-batch without tokens is padded as any other.
 TEST(ExpertSortCuda, PaddedRowsHaveTheOrderOfThePlainLoopsAndSlotsBeyondGetNone) {
-  cusim::ForSeeds([&] {
+  testing::ForSchedules([&] {
     for (const int64_t padded_rows : {40, 9000}) {
       Slots s = RandomSlots({70, 0, 530}, 24, 4, 20);
       s.padded_rows = padded_rows;

@@ -13,14 +13,17 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cusim/schedules.h"
-#include "tests/sanitizers.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
 
-using cusim::kLayouts;
-using Matrix32 = cusim::DeviceMatrix<float>;
+using testing::kLayoutPairs;
+using testing::kLayouts;
+using testing::Matrix;
+using testing::MatrixLayout;
+using testing::SameBits;
+using Matrix32 = Matrix<float>;
 
 // A path runs a problem with float32 output, and checks c, which held `old` before.
 
@@ -66,7 +69,7 @@ struct Fma {
 
   static void Expect(const gemm::Problem<T, float>& problem, MatrixView<float> old) {
     const auto& [a, b, c, a_layout, b_layout, write, exact] = problem;
-    Matrix32 want(c.rows(), c.cols(), {});
+    Matrix32 want(c.rows(), c.cols(), kLayouts[0]);
     for (int64_t i = 0; i < c.rows(); ++i) std::copy_n(old.row(i), c.cols(), want.view().row(i));
     gemm::Reference<float, float>({a, b, want.view(), a_layout, b_layout, write});
     for (int64_t i = 0; i < c.rows(); ++i) {
@@ -95,17 +98,17 @@ struct Groups {
 };
 
 template <typename T>
-std::vector<cusim::DeviceMatrix<T>> RandomMatrices(int64_t count, int64_t rows, int64_t cols,
-                                                   cusim::Layout layout, uint64_t seed) {
-  std::vector<cusim::DeviceMatrix<T>> matrices;
+std::vector<Matrix<T>> RandomMatrices(int64_t count, int64_t rows, int64_t cols,
+                                      MatrixLayout layout, uint64_t seed) {
+  std::vector<Matrix<T>> matrices;
   for (int64_t g = 0; g < count; ++g) {
-    matrices.push_back(cusim::DeviceMatrix<T>::Random(rows, cols, layout, seed + g));
+    matrices.push_back(Matrix<T>::Random(rows, cols, layout, seed + g));
   }
   return matrices;
 }
 
 template <typename View, typename T>
-std::vector<View> ViewsOf(std::vector<cusim::DeviceMatrix<T>>& matrices) {
+std::vector<View> ViewsOf(std::vector<Matrix<T>>& matrices) {
   std::vector<View> views;
   for (auto& matrix : matrices) views.push_back(matrix.view());
   return views;
@@ -113,9 +116,9 @@ std::vector<View> ViewsOf(std::vector<cusim::DeviceMatrix<T>>& matrices) {
 
 // Layouts of the two inputs and of the output.
 struct Layouts {
-  cusim::Layout in, weight, out;
+  MatrixLayout in, weight, out;
 };
-constexpr Layouts kAligned = {cusim::kLayouts[0], cusim::kLayouts[1], cusim::kLayouts[0]};
+constexpr Layouts kAligned = {kLayouts[0], kLayouts[1], kLayouts[0]};
 
 // y = x w^T and dx = dy w of all groups.
 template <typename Path>
@@ -124,7 +127,7 @@ void CheckProducts(const Groups& groups, int64_t depth, int64_t cols, const Layo
   SCOPED_TRACE(::testing::Message() << groups.total << " rows, depth " << depth << ", " << cols);
   for (const auto layout : {gemm::Layout::kTransposed, gemm::Layout::kPlain}) {
     const bool transposed = layout == gemm::Layout::kTransposed;
-    const auto in = cusim::DeviceMatrix<T>::Random(groups.total, depth, layouts.in, 1);
+    const auto in = Matrix<T>::Random(groups.total, depth, layouts.in, 1);
     auto weights = RandomMatrices<T>(groups.count(), transposed ? cols : depth,
                                      transposed ? depth : cols, layouts.weight, 100);
     const auto views = ViewsOf<MatrixView<const T>>(weights);
@@ -143,7 +146,7 @@ void CheckProducts(const Groups& groups, int64_t depth, int64_t cols, const Layo
         std::copy_n(result.row(r), cols, before.row(r));
       }
     }
-    EXPECT_TRUE(out == old) << "something was written beside the rows of groups";
+    EXPECT_TRUE(SameBits(out, old)) << "something was written beside the rows of groups";
   }
 }
 
@@ -152,8 +155,8 @@ template <typename Path>
 void CheckWeightGradients(const Groups& groups, int64_t out, int64_t in, const Layouts& layouts) {
   using T = typename Path::T;
   SCOPED_TRACE(::testing::Message() << groups.total << " rows, dw " << out << " x " << in);
-  const auto dy = cusim::DeviceMatrix<T>::Random(groups.total, out, layouts.in, 1);
-  const auto x = cusim::DeviceMatrix<T>::Random(groups.total, in, layouts.weight, 2);
+  const auto dy = Matrix<T>::Random(groups.total, out, layouts.in, 1);
+  const auto x = Matrix<T>::Random(groups.total, in, layouts.weight, 2);
   for (const Write write : {Write::kOverwrite, Write::kAdd}) {
     auto old = RandomMatrices<float>(groups.count(), out, in, layouts.out, 200);
     auto dw = old;
@@ -169,7 +172,7 @@ void CheckWeightGradients(const Groups& groups, int64_t out, int64_t in, const L
       for (int64_t r = 0; r < out; ++r) {
         std::copy_n(views[g].row(r), in, old[g].view().row(r));
       }
-      EXPECT_TRUE(dw[g] == old[g]) << "something was written beside the matrix";
+      EXPECT_TRUE(SameBits(dw[g], old[g])) << "something was written beside the matrix";
     }
   }
 }
@@ -215,7 +218,7 @@ TYPED_TEST(GroupedGemmCudaTest, ProductsByHand) {
 // More depth than the pipeline has stages, a group of more than one tile, rows of whole 16 bytes so
 // that copies are asynchronous.
 TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnySchedule) {
-  cusim::ForSeeds([] {
+  testing::ForSchedules([] {
     CheckProducts<TypeParam>(Groups({2, 129}), 104, 16, kAligned);
     CheckWeightGradients<TypeParam>(Groups({2, 100}), 16, 24, kAligned);
   });
@@ -240,7 +243,7 @@ TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnyWidthAndDepth) {
 }
 
 TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnyLayout) {
-  for (const auto& [in, out] : cusim::kLayoutPairs) {
+  for (const auto& [in, out] : kLayoutPairs) {
     CheckProducts<TypeParam>(Groups({3, 17}), 40, 24, {in, out, in});
     if (moe::testing::kSanitized) continue;
     CheckProducts<TypeParam>(Groups({18}), 33, 9, {out, in, out});
@@ -248,7 +251,7 @@ TYPED_TEST(GroupedGemmCudaTest, EqualsTheOracleForAnyLayout) {
     CheckWeightGradients<TypeParam>(Groups({33}), 17, 9, {out, in, out});
   }
   // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
-  const cusim::Layout padded = {0, 3};
+  const MatrixLayout padded = {0, 3, 0};
   CheckProducts<TypeParam>(Groups({3, 17}), 37, 21, {padded, padded, padded});
   CheckWeightGradients<TypeParam>(Groups({3, 37}), 21, 13, {padded, padded, padded});
 }
@@ -266,10 +269,10 @@ TYPED_TEST(GroupedGemmCudaTest, TakesMoreGroupsThanALaunch) {
 
 TYPED_TEST(GroupedGemmCudaTest, WithoutOffsetsAllRowsAreOneGroup) {
   using T = typename TypeParam::T;
-  const auto in = cusim::DeviceMatrix<T>::Random(9, 5, {}, 1);
-  const auto weight = cusim::DeviceMatrix<T>::Random(4, 5, {}, 2);
+  const auto in = Matrix<T>::Random(9, 5, kLayouts[0], 1);
+  const auto weight = Matrix<T>::Random(4, 5, kLayouts[0], 2);
   const std::vector<MatrixView<const T>> weights = {weight.view()};
-  Matrix32 out(9, 4, {}), dw(5, 5, {});
+  Matrix32 out(9, 4, kLayouts[0]), dw(5, 5, kLayouts[0]);
   ASSERT_EQ(TypeParam::Run(gemm::CudaGroupedGemm<T, float>{in.view(), nullptr, weights,
                                                            gemm::Layout::kTransposed, out.view()}),
             cudaSuccess);
@@ -291,9 +294,9 @@ TYPED_TEST(GroupedGemmCudaTest, BitsDependOnTheRowAndItsGroupAlone) {
   const int64_t rows = 37, before = 11, after = 130, depth = 43, cols = 10;
   const int64_t total = before + rows + after;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  auto in = cusim::DeviceMatrix<T>::Random(total, depth, {}, 1);
-  auto dy = cusim::DeviceMatrix<T>::Random(total, cols, {}, 2);
-  auto weights = RandomMatrices<T>(3, cols, depth, {}, 3);
+  auto in = Matrix<T>::Random(total, depth, kLayouts[0], 1);
+  auto dy = Matrix<T>::Random(total, cols, kLayouts[0], 2);
+  auto weights = RandomMatrices<T>(3, cols, depth, kLayouts[0], 3);
   for (int64_t k = 0; k < depth; ++k) {
     weights[0].view()(k % cols, k) = T(nan);
     for (int64_t r = 0; r < before; ++r) in.view()(r, k) = T(nan);
@@ -304,7 +307,7 @@ TYPED_TEST(GroupedGemmCudaTest, BitsDependOnTheRowAndItsGroupAlone) {
     return RowRange(view, before + begin, before + end);
   };
 
-  Matrix32 together(total, cols, {}), alone(rows, cols, {});
+  Matrix32 together(total, cols, kLayouts[0]), alone(rows, cols, kLayouts[0]);
   const std::vector<int64_t> offsets = {0, before, before + rows, total};
   ASSERT_EQ(TypeParam::Run(gemm::CudaGroupedGemm<T, float>{std::as_const(in).view(), offsets.data(),
                                                            views, gemm::Layout::kTransposed,
@@ -322,7 +325,7 @@ TYPED_TEST(GroupedGemmCudaTest, BitsDependOnTheRowAndItsGroupAlone) {
   }
   EXPECT_TRUE(std::isnan(together.view()(0, 0)));
 
-  Matrix32 gradients(3 * cols, depth, {}), gradient(cols, depth, {});
+  Matrix32 gradients(3 * cols, depth, kLayouts[0]), gradient(cols, depth, kLayouts[0]);
   const std::vector<MatrixView<float>> dw = {RowRange(gradients.view(), 0, cols),
                                              RowRange(gradients.view(), cols, 2 * cols),
                                              RowRange(gradients.view(), 2 * cols, 3 * cols)};
@@ -345,8 +348,8 @@ TYPED_TEST(GroupedGemmCudaTest, BitsDependOnTheRowAndItsGroupAlone) {
 // ThreadSanitizer would find.
 TYPED_TEST(GroupedGemmCudaTest, WrongOffsetsStayInBounds) {
   using T = typename TypeParam::T;
-  const auto in = cusim::DeviceMatrix<T>::Random(9, 8, {}, 1);
-  auto weights = RandomMatrices<T>(3, 8, 8, {}, 2);
+  const auto in = Matrix<T>::Random(9, 8, kLayouts[0], 1);
+  auto weights = RandomMatrices<T>(3, 8, 8, kLayouts[0], 2);
   const auto views = ViewsOf<MatrixView<const T>>(weights);
   Matrix32 out(9, 8, kLayouts[1]);
   auto dw = RandomMatrices<float>(3, 8, 8, kLayouts[1], 3);
@@ -401,7 +404,7 @@ TEST(GroupedGemmFmaTest, ASumOfMinusZeroKeepsItsSign) {
 
 // 256 + 1 + 1: 258 in one rounding, 256 if every sum were rounded to bfloat16.
 TEST(GroupedGemmMmaTest, RoundsToBFloat16OnceAfterTheWholeSum) {
-  const auto in = cusim::DeviceMatrix<BFloat16>::Random(5, 70, kLayouts[0], 1);
+  const auto in = Matrix<BFloat16>::Random(5, 70, kLayouts[0], 1);
   const std::vector<BFloat16> terms = {BFloat16(256.0f), BFloat16(1.0f), BFloat16(1.0f)};
   const std::vector<BFloat16> ones(3, BFloat16(1.0f));
   BFloat16 sum;
@@ -414,9 +417,9 @@ TEST(GroupedGemmMmaTest, RoundsToBFloat16OnceAfterTheWholeSum) {
   EXPECT_EQ(static_cast<float>(sum), 258.0f);
 
   for (const auto& layout : kLayouts) {
-    const auto weight = cusim::DeviceMatrix<BFloat16>::Random(11, 70, kLayouts[0], 2);
+    const auto weight = Matrix<BFloat16>::Random(11, 70, kLayouts[0], 2);
     weights = {weight.view()};
-    cusim::DeviceMatrix<BFloat16> narrow(5, 11, layout), want = narrow;
+    Matrix<BFloat16> narrow(5, 11, layout), want = narrow;
     Matrix32 wide(5, 11, layout);
     ASSERT_EQ(gemm::RunMma(
                   gemm::CudaGroupedGemm<BFloat16>{
@@ -431,7 +434,7 @@ TEST(GroupedGemmMmaTest, RoundsToBFloat16OnceAfterTheWholeSum) {
     for (int64_t i = 0; i < 55; ++i) {
       want.view()(i / 11, i % 11) = BFloat16(wide.view()(i / 11, i % 11));
     }
-    EXPECT_TRUE(narrow == want);
+    EXPECT_TRUE(SameBits(narrow, want));
   }
 }
 

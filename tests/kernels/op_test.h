@@ -2,10 +2,12 @@
 #ifndef MOE_TESTS_KERNELS_OP_TEST_H_
 #define MOE_TESTS_KERNELS_OP_TEST_H_
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -83,8 +85,9 @@ class Matrix {
     return m;
   }
   // By rows.
-  static Matrix Of(int64_t rows, int64_t cols, const std::vector<float>& values) {
-    Matrix m(rows, cols);
+  static Matrix Of(int64_t rows, int64_t cols, const std::vector<float>& values,
+                   MatrixLayout layout = {}) {
+    Matrix m(rows, cols, layout);
     for (int64_t i = 0; i < rows * cols; ++i) m.at(i / cols, i % cols) = T(values[size_t(i)]);
     return m;
   }
@@ -188,6 +191,28 @@ template <typename T>
     }
   }
   return ::testing::AssertionSuccess();
+}
+
+// As SameBits, guards of matrices included, but that a NaN may be any other.
+inline bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return SameBits(x, y) || (std::isnan(x) && std::isnan(y));
+  });
+}
+inline bool SameNumbers(const Matrix<float>& a, const Matrix<float>& b) {
+  return SameNumbers(a.memory(), b.memory());
+}
+
+// Few distinct values, so that most rows have ties; every special value among them.
+inline Matrix<float> WithTies(int64_t rows, int64_t cols, MatrixLayout layout, uint64_t seed) {
+  const float values[] = {0.0f,      -0.0f,      1.0f, 1.0f,  -1.0f, 2.0f,
+                          kInfinity, -kInfinity, kNaN, -kNaN, 1e-45f};
+  Matrix<float> m(rows, cols, layout);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    m.at(i / cols, i % cols) =
+        values[Random4({.seed = seed, .item = uint64_t(i)})[0] % std::size(values)];
+  }
+  return m;
 }
 
 inline std::vector<float> RandomFloats(int64_t n, uint64_t seed, double scale = 1) {

@@ -1,26 +1,27 @@
-// kernels/expert_capacity on the simulated GPU, against a sort of every expert's slots.
-#include "kernels/expert_capacity/expert_capacity_cuda.h"
+// Expert capacity on a CUDA device: against a sort of every expert's slots, and the host's decisions
+// (gating/capacity.h).
+#include "kernels/expert_capacity/expert_capacity.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "tests/cusim/schedules.h"
-#include "tests/sanitizers.h"
+#include "gating/capacity.h"
+#include "tests/kernels/device_memory.h"
+#if defined(MOE_TEST_SCHEDULES)
+#include "kernels/expert_capacity/expert_capacity_cuda.h"
+#endif
 
 namespace moe {
 namespace {
 
-using expert_capacity::CudaExpertCapacity;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using testing::kInfinity;
+using testing::kNaN;
+using testing::TestDevice;
 
 // Groups of tokens, token t with `choices` slots; group g is [group_offsets[g], group_offsets[g +
 // 1]).
@@ -88,13 +89,17 @@ int64_t TokenOf(const Slots& s, int64_t slot) {
          s.slot_offset.begin() - 1;
 }
 
-Kept DropBySorting(const Slots& s, bool by_weight) {
+constexpr KeptSlots kPolicies[] = {KeptSlots::kLargestWeight, KeptSlots::kFirst};
+
+Kept DropBySorting(const Slots& s, KeptSlots policy) {
   Kept kept = {std::vector<uint8_t>(s.slots(), 0), s.weight};
   for (int32_t g = 0; g < s.groups(); ++g) {
     for (int32_t e = 0; e < s.num_experts; ++e) {
       std::vector<int32_t> slots = SlotsOf(s, e, g);
       std::stable_sort(slots.begin(), slots.end(), [&](int32_t a, int32_t b) {
-        if (!by_weight) return a - s.slot_offset[TokenOf(s, a)] < b - s.slot_offset[TokenOf(s, b)];
+        if (policy == KeptSlots::kFirst) {
+          return a - s.slot_offset[TokenOf(s, a)] < b - s.slot_offset[TokenOf(s, b)];
+        }
         if (std::isnan(s.weight[a])) return false;
         return std::isnan(s.weight[b]) || s.weight[a] > s.weight[b];
       });
@@ -108,52 +113,53 @@ Kept DropBySorting(const Slots& s, bool by_weight) {
   return kept;
 }
 
-Kept DropOnDevice(const Slots& s, bool by_weight) {
-  std::vector<int64_t> expert_begin = {0};
-  std::vector<int32_t> count(s.groups() * s.num_experts), slot_of_row, token_of_row;
-  for (int32_t e = 0; e < s.num_experts; ++e) {
-    for (int32_t g = 0; g < s.groups(); ++g) {
-      const std::vector<int32_t> slots = SlotsOf(s, e, g);
-      count[g * s.num_experts + e] = static_cast<int32_t>(slots.size());
-      slot_of_row.insert(slot_of_row.end(), slots.begin(), slots.end());
-    }
-    expert_begin.push_back(static_cast<int64_t>(slot_of_row.size()));
-  }
-  for (const int32_t slot : slot_of_row) {
-    token_of_row.push_back(static_cast<int32_t>(TokenOf(s, slot)));
-  }
-  Kept kept = {std::vector<uint8_t>(s.slots(), 0), s.weight};
-  const CudaExpertCapacity capacity = {.num_experts = s.num_experts,
-                                       .groups = s.groups(),
-                                       .capacity = s.capacity.data(),
-                                       .expert_begin = expert_begin.data(),
-                                       .count = count.data(),
-                                       .slot_of_row = slot_of_row.data(),
-                                       .token_of_row = by_weight ? nullptr : token_of_row.data(),
-                                       .slot_offset = s.slot_offset.data(),
-                                       .group_offsets = s.group_offsets.data(),
-                                       .weight = kept.weight.data(),
-                                       .dropped = kept.dropped.data(),
-                                       .dropped_slots = &kept.dropped_slots};
-  EXPECT_EQ(expert_capacity::Run(capacity, nullptr), cudaSuccess);
-  return kept;
+absl::Status Drop(const TestDevice& device, const Slots& s, KeptSlots policy, Kept& kept) {
+  const auto slot_offset = device.Copy(s.slot_offset);
+  const auto expert = device.Copy(s.expert);
+  const auto weight = device.Copy(s.weight);
+  const auto dropped = device.Copy(std::vector<uint8_t>(s.expert.size(), 77));
+  const auto count = device.Copy(std::vector<int64_t>{77});
+  Workspace workspace(device.memory());
+  const absl::Status status = DropOverCapacity({.slot_offset = slot_offset.span(),
+                                                .expert = expert.span(),
+                                                .group_offsets = s.group_offsets,
+                                                .capacity = s.capacity,
+                                                .num_experts = s.num_experts},
+                                               policy, weight.span(), dropped.span(),
+                                               count.span().data(), workspace, device.stream());
+  kept = {device.Read(dropped), device.Read(weight), device.Read(count)[0]};
+  return status;
 }
 
-TEST(ExpertCapacityCuda, KeepsTheLargestWeights) {
+class ExpertCapacityTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!IsCuda(device_->stream())) GTEST_SKIP() << "no CUDA device";
+  }
+  Kept Drop(const Slots& s, KeptSlots policy) const {
+    Kept kept;
+    EXPECT_TRUE(moe::Drop(*device_, s, policy, kept).ok());
+    return kept;
+  }
+
+  std::unique_ptr<TestDevice> device_ = std::move(testing::TestDevices().back());
+};
+
+TEST_F(ExpertCapacityTest, KeepsTheLargestWeights) {
   // One expert, room for two: the NaN goes first, then the least; of equal ones the later.
   const Slots s = {.num_experts = 1,
                    .group_offsets = {0, 5},
                    .slot_offset = {0, 1, 2, 3, 4, 5},
                    .capacity = {2},
                    .expert = {0, 0, 0, 0, 0},
-                   .weight = {0.5f, kNan, 0.75f, 0.5f, 0.25f}};
-  const Kept kept = DropOnDevice(s, /*by_weight=*/true);
+                   .weight = {0.5f, kNaN, 0.75f, 0.5f, 0.25f}};
+  const Kept kept = Drop(s, KeptSlots::kLargestWeight);
   EXPECT_EQ(kept.dropped, (std::vector<uint8_t>{0, 1, 0, 1, 1}));
   EXPECT_EQ(kept.weight, (std::vector<float>{0.5f, 0, 0.75f, 0, 0}));
   EXPECT_EQ(kept.dropped_slots, 3);
 }
 
-TEST(ExpertCapacityCuda, KeepsFirstChoicesBeforeSecondOnes) {
+TEST_F(ExpertCapacityTest, KeepsFirstChoicesBeforeSecondOnes) {
   // Tokens 0 and 1 choose expert 1 second, token 2 first: it goes before them.
   const Slots s = {.num_experts = 2,
                    .group_offsets = {0, 3},
@@ -161,51 +167,93 @@ TEST(ExpertCapacityCuda, KeepsFirstChoicesBeforeSecondOnes) {
                    .capacity = {2},
                    .expert = {0, 1, 0, 1, 1, 0},
                    .weight = {1, 1, 1, 1, 1, 1}};
-  const Kept kept = DropOnDevice(s, /*by_weight=*/false);
+  const Kept kept = Drop(s, KeptSlots::kFirst);
   EXPECT_EQ(kept.dropped, (std::vector<uint8_t>{0, 0, 0, 1, 0, 1}));
   EXPECT_EQ(kept.dropped_slots, 2);
 }
 
 // More slots of an expert than threads of a block, groups of other sizes, empty segments.
-TEST(ExpertCapacityCuda, MatchesASortOfEverySegment) {
-  cusim::ForSeeds([] {
-    for (const bool by_weight : {true, false}) {
+TEST_F(ExpertCapacityTest, MatchesASortOfEverySegment) {
+  testing::ForSchedules([&] {
+    for (const KeptSlots policy : kPolicies) {
       for (const int distinct : {2, 5, 1 << 20}) {
-        SCOPED_TRACE(::testing::Message() << by_weight << " " << distinct);
+        SCOPED_TRACE(::testing::Message() << distinct);
         const Slots s = RandomSlots({900, 1, 33, 300}, 3, 2, distinct, 7);
-        ExpectEqual(DropOnDevice(s, by_weight), DropBySorting(s, by_weight));
+        ExpectEqual(Drop(s, policy), DropBySorting(s, policy));
       }
     }
   });
 }
 
-TEST(ExpertCapacityCuda, WeightsOfEveryKindKeepTheirOrder) {
+TEST_F(ExpertCapacityTest, WeightsOfEveryKindKeepTheirOrder) {
   Slots s = RandomSlots({40}, 1, 1, 1, 3);
-  const float kinds[] = {0.0f,       -0.0f,  kNan,    -kNan, kInfinity,
+  const float kinds[] = {0.0f,       -0.0f,  kNaN,    -kNaN, kInfinity,
                          -kInfinity, 1e-40f, -1e-40f, 3.5f,  -3.5f};
   for (int64_t i = 0; i < s.slots(); ++i) s.weight[i] = kinds[(i * 7) % 10];
   for (int64_t capacity = 0; capacity <= 41; ++capacity) {
     SCOPED_TRACE(capacity);
     s.capacity = {capacity};
-    ExpectEqual(DropOnDevice(s, true), DropBySorting(s, true));
+    ExpectEqual(Drop(s, KeptSlots::kLargestWeight), DropBySorting(s, KeptSlots::kLargestWeight));
   }
 }
 
 // More groups than a block has threads.
-TEST(ExpertCapacityCuda, FindsTheSegmentAmongManyGroups) {
-  if (moe::testing::kSanitized) GTEST_SKIP() << "a matter of size";
+TEST_F(ExpertCapacityTest, FindsTheSegmentAmongManyGroups) {
+  if (testing::kSanitized) GTEST_SKIP() << "a matter of size";
   const Slots s = RandomSlots(std::vector<int64_t>(300, 3), 2, 1, 4, 11);
-  for (const bool by_weight : {true, false}) {
-    ExpectEqual(DropOnDevice(s, by_weight), DropBySorting(s, by_weight));
+  for (const KeptSlots policy : kPolicies) {
+    ExpectEqual(Drop(s, policy), DropBySorting(s, policy));
   }
 }
 
-TEST(ExpertCapacityCuda, RefusesWhatNoGridHolds) {
+// Ids from E on have room for all.
+TEST_F(ExpertCapacityTest, DropsWhatTheHostDrops) {
+  constexpr int32_t kExperts = 12, kChoices = 3;
+  constexpr double kFactor = 0.7;
+  Slots s = RandomSlots({60, 1, 89}, kExperts + 3, kChoices, 16, 5);
+  s.num_experts = kExperts;
+  for (int32_t g = 0; g < s.groups(); ++g) {
+    s.capacity[g] =
+        ExpertCapacity(s.group_offsets[g + 1] - s.group_offsets[g], kChoices, kExperts, kFactor);
+  }
+  for (const KeptSlots policy : kPolicies) {
+    Kept want = {std::vector<uint8_t>(s.expert.size()), s.weight};
+    Workspace workspace;
+    const auto count =
+        MarkDropped({.slot_offset = s.slot_offset,
+                     .expert = s.expert,
+                     .weight = s.weight,
+                     .num_experts = kExperts},
+                    {.offsets = s.group_offsets, .micro_batch = {}}, kChoices, kFactor,
+                    policy == KeptSlots::kFirst ? DropPolicy::kPosition : DropPolicy::kProbability,
+                    absl::MakeSpan(want.dropped), workspace);
+    ASSERT_TRUE(count.ok() && *count > 0);
+    want.dropped_slots = *count;
+    for (size_t i = 0; i < want.weight.size(); ++i) {
+      if (want.dropped[i] != 0) want.weight[i] = 0;
+    }
+    ExpectEqual(Drop(s, policy), want);
+  }
+}
+
+TEST_F(ExpertCapacityTest, NoSlotsDropNoneAndACapacityThatIsNotOneAGroupIsRefused) {
+  Slots none = {.num_experts = 3};
+  EXPECT_EQ(Drop(none, KeptSlots::kFirst).dropped_slots, 0);
+  none.capacity = {3};
+  Kept kept;
+  EXPECT_EQ(moe::Drop(*device_, none, KeptSlots::kFirst, kept).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+#if defined(MOE_TEST_SCHEDULES)
+TEST(ExpertCapacityLauncherTest, RefusesWhatNoGridHolds) {
   EXPECT_EQ(expert_capacity::Run({.num_experts = 0, .groups = 1}, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(expert_capacity::Run({.num_experts = 1, .groups = 0}, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(expert_capacity::Run({.num_experts = 1 << 16, .groups = 1 << 15}, nullptr),
             cudaErrorInvalidValue);
 }
+
+#endif
 
 }  // namespace
 }  // namespace moe
