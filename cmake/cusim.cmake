@@ -18,7 +18,7 @@ endif()
 
 set(cusim_dir ${PROJECT_SOURCE_DIR}/tests/cusim)
 # Not under ThreadSanitizer: the engine is what ThreadSanitizer is told about.
-set(cusim_engine fiber.cc shared_memory.cc simulation.cc synchronization.cc)
+set(cusim_engine fiber.cc simulation.cc synchronization.cc)
 list(TRANSFORM cusim_engine PREPEND ${cusim_dir}/)
 add_library(cusim STATIC EXCLUDE_FROM_ALL ${cusim_engine} ${cusim_dir}/fake_cublas.cc
   ${cusim_dir}/fake_cudart.cc ${cusim_dir}/fake_memory.cc ${cusim_dir}/fake_streams.cc)

@@ -11,9 +11,7 @@
 #include "kernels/base/dtype.h"
 
 #if !defined(__CUDACC__)
-#include <cusim/cp_async.h>
-#include <cusim/ldmatrix.h>
-#include <cusim/mma.h>
+#include <cusim/tensor.h>
 #endif
 
 // Before a loop whose body indexes registers, or that is to have all its loads under way at once.

@@ -14,9 +14,21 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tests/cusim/scoped.h"
-
 namespace cusim {
+
+// A setting of the simulation as long as an object lives: Set(setting), beside the setting's type,
+// makes it the one in force and returns the one before.
+template <typename Setting>
+class Scoped {
+ public:
+  explicit Scoped(const Setting& setting) : before_(Set(setting)) {}
+  ~Scoped() { Set(before_); }
+  Scoped(const Scoped&) = delete;
+  Scoped& operator=(const Scoped&) = delete;
+
+ private:
+  const Setting before_;
+};
 
 struct Options {
   uint32_t seed = 1;

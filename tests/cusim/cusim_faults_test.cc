@@ -10,9 +10,9 @@
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "tests/cusim/cp_async.h"
 #include "tests/cusim/cusim.h"
 #include "tests/cusim/faults.h"
+#include "tests/cusim/tensor.h"
 
 namespace cusim {
 namespace {

@@ -8,10 +8,8 @@
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/dtype.h"
-#include "tests/cusim/cp_async.h"
 #include "tests/cusim/cusim.h"
-#include "tests/cusim/ldmatrix.h"
-#include "tests/cusim/mma.h"
+#include "tests/cusim/tensor.h"
 
 namespace cusim {
 namespace {

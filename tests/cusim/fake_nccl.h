@@ -19,7 +19,7 @@
 
 #include <nccl.h>
 
-#include "tests/cusim/scoped.h"
+#include "tests/cusim/cusim.h"
 
 namespace cusim {
 

@@ -29,7 +29,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tests/cusim/scoped.h"
+#include "tests/cusim/cusim.h"
 
 namespace cusim {
 
