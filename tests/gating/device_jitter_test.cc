@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "gating/router.h"
-#include "tests/kernels/device_results.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {

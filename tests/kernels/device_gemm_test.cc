@@ -21,7 +21,7 @@ namespace moe {
 namespace {
 
 using gemm::Layout;
-using testing::DeviceArray;
+using testing::DeviceMatrix;
 using testing::TestDevice;
 using testing::TestDevices;
 
@@ -49,35 +49,6 @@ std::vector<Path> Paths() {
   return paths;
 }
 
-// A matrix of the host, in memory of a device while this lives.
-template <typename T>
-class OnDevice {
- public:
-  OnDevice(const TestDevice& device, const Matrix<T>& host)
-      : device_(&device), host_(host), array_(device.Copy(Elements(host))) {}
-  MatrixView<T> view() const {
-    return array_.view(host_.rows(), host_.cols(), host_.cview().stride());
-  }
-  // What is there now, padding included. Waits for the device.
-  Matrix<T> Read() const {
-    Matrix<T> read = host_;
-    const std::vector<T> elements = device_->Read(array_);
-    EXPECT_EQ(elements.size(), Elements(host_).size()) << "the stream has failed";
-    std::copy(elements.begin(), elements.end(), read.view().data());
-    return read;
-  }
-
- private:
-  static std::vector<T> Elements(const Matrix<T>& host) {
-    const MatrixView<const T> view = host.cview();
-    return {view.data(), view.data() + view.rows() * view.stride()};
-  }
-
-  const TestDevice* device_;
-  Matrix<T> host_;
-  DeviceArray<T> array_;
-};
-
 // Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_cuda.h; where sums are
 // rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
 // 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
@@ -99,13 +70,13 @@ void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& go
       constexpr bool kHalf = std::is_same_v<TOut, Float16>;
       const double most = std::abs(sum) + bound;
       if (kHalf && most > 65504) {  // beyond the largest number, or close
-        ASSERT_GE(std::abs(static_cast<double>(got.at(i, j))), 65472) << i << " " << j;
+        ASSERT_GE(std::abs(got(i, j)), 65472) << i << " " << j;
         continue;
       }
       const double rounding = std::is_same_v<TOut, float> ? 0.0
                               : kHalf                     ? std::ldexp(most, -11) + 0x1p-25
                                                           : std::ldexp(most, -8);
-      ASSERT_NEAR(got.at(i, j), sum, bound + rounding) << i << " " << j;
+      ASSERT_NEAR(got(i, j), sum, bound + rounding) << i << " " << j;
     }
   }
 }
@@ -124,15 +95,16 @@ void ExpectProduct(const Path& path, gemm::Problem<T, TOut> problem, const Matri
       std::copy_n(got.view().row(r), got.cols(), want.view().row(r));
     }
   }
-  EXPECT_EQ(got.Differences(want), 0) << "elements, those beside the rows included";
+  EXPECT_TRUE(SameBits(got, want)) << "elements, those beside the rows included";
 }
 
 // Rows [begin, end) without what is beside them.
 template <typename T>
-Matrix<T> RowsOf(Matrix<T> all, int64_t begin, int64_t end) {
-  Matrix<T> rows(end - begin, all.cols(), all.view().stride() - all.cols());
-  const int64_t stride = all.view().stride();
-  std::copy_n(all.view().data() + begin * stride, (end - begin) * stride, rows.view().data());
+Matrix<T> RowsOf(const Matrix<T>& all, int64_t begin, int64_t end) {
+  Matrix<T> rows(end - begin, all.cols(), all.layout());
+  for (int64_t r = begin; r < end; ++r) {
+    std::copy_n(all.view().row(r), all.cols(), rows.view().row(r - begin));
+  }
   return rows;
 }
 
@@ -146,19 +118,18 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
   using T = TypeParam;
   const Groups<T> groups({0, 5, 0, 71, 1, 0}, 21, 40);
   const int64_t count = static_cast<int64_t>(groups.weight.size()), total = groups.total();
-  const auto x = Matrix<T>::Random(total, 40, 3, 1), dy = Matrix<T>::Random(total, 21, 2, 2);
-  const auto old_y = Matrix<T>::Random(total, 21, 1, 3),
-             old_dx = Matrix<T>::Random(total, 40, 0, 4);
+  const auto x = Mixed<T>(total, 40, 3, 1), dy = Mixed<T>(total, 21, 2, 2);
+  const auto old_y = Mixed<T>(total, 21, 1, 3), old_dx = Mixed<T>(total, 40, 0, 4);
   for (const Path& path : Paths()) {
     const auto& device = path.device;
     SCOPED_TRACE(path.name());
     Workspace workspace(device->memory());
-    std::vector<OnDevice<T>> weight;
+    std::vector<DeviceMatrix<T>> weight;
     std::vector<MatrixView<const T>> views;
-    for (const Matrix<T>& w : groups.weight) weight.emplace_back(*device, w);
-    for (const OnDevice<T>& w : weight) views.push_back(w.view());
-    const OnDevice<T> x_there(*device, x), dy_there(*device, dy);
-    const OnDevice<T> y(*device, old_y), dx(*device, old_dx);
+    for (const Matrix<T>& w : groups.weight) weight.push_back(device->Copy(w));
+    for (const DeviceMatrix<T>& w : weight) views.push_back(w.view());
+    const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
+    const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
     std::vector<int64_t> offsets = groups.offsets;
     ASSERT_TRUE(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
                                device->stream(), path.options)
@@ -169,18 +140,19 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
     // Host memory that the calls have read.
     std::fill(offsets.begin(), offsets.end(), -1);
     std::fill(views.begin(), views.end(), MatrixView<const T>());
-    const Matrix<T> got_y = y.Read(), got_dx = dx.Read();
+    const Matrix<T> got_y = device->Read(y), got_dx = device->Read(dx);
+    EXPECT_TRUE(got_y.edges_intact() && got_dx.edges_intact());
     for (int64_t g = 0; g < count; ++g) {
       SCOPED_TRACE(g);
       const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
-      const auto weight_view = groups.weight[g].cview();
+      const auto weight_view = groups.weight[g].view();
       ExpectProduct<T, T>(path,
-                          {.a = RowRange(x.cview(), begin, end),
+                          {.a = RowRange(x.view(), begin, end),
                            .b = weight_view,
                            .c = {},
                            .b_layout = Layout::kTransposed},
                           RowsOf(old_y, begin, end), RowsOf(got_y, begin, end));
-      ExpectProduct<T, T>(path, {.a = RowRange(dy.cview(), begin, end), .b = weight_view, .c = {}},
+      ExpectProduct<T, T>(path, {.a = RowRange(dy.view(), begin, end), .b = weight_view, .c = {}},
                           RowsOf(old_dx, begin, end), RowsOf(got_dx, begin, end));
     }
   }
@@ -190,25 +162,25 @@ TYPED_TEST(DeviceGemmTest, GroupedProducts) {
 TYPED_TEST(DeviceGemmTest, WeightGradient) {
   using T = TypeParam;
   for (const int64_t rows : {0, 1, 70}) {
-    const auto dy = Matrix<T>::Random(rows, 21, 3, 1), x = Matrix<T>::Random(rows, 40, 1, 2);
-    const auto old = Matrix<float>::Random(21, 40, 2, 3);
+    const auto dy = Mixed<T>(rows, 21, 3, 1), x = Mixed<T>(rows, 40, 1, 2);
+    const auto old = Mixed<float>(21, 40, 2, 3);
     for (const Write write : {Write::kOverwrite, Write::kAdd}) {
       for (const Path& path : Paths()) {
         const auto& device = path.device;
         SCOPED_TRACE(path.name() << ", " << rows << " rows");
         Workspace workspace(device->memory());
-        const OnDevice<T> dy_there(*device, dy), x_there(*device, x);
-        const OnDevice<float> dw(*device, old);
+        const auto dy_there = device->Copy(dy), x_there = device->Copy(x);
+        const auto dw = device->Copy(old);
         ASSERT_TRUE(GemmWeightGradient<T>(dy_there.view(), x_there.view(), dw.view(), write,
                                           workspace, device->stream(), path.options)
                         .ok());
         ExpectProduct<T, float>(path,
-                                {.a = dy.cview(),
-                                 .b = x.cview(),
+                                {.a = dy.view(),
+                                 .b = x.view(),
                                  .c = {},
                                  .a_layout = Layout::kTransposed,
                                  .write = write},
-                                old, dw.Read());
+                                old, device->Read(dw));
       }
     }
   }
@@ -217,16 +189,16 @@ TYPED_TEST(DeviceGemmTest, WeightGradient) {
 // One group, and its outputs in float32.
 template <typename T, typename TOut>
 void CheckDense(int64_t rows, int64_t in, int64_t out) {
-  const auto x = Matrix<T>::Random(rows, in, 3, 1), dy = Matrix<T>::Random(rows, out, 2, 2);
-  const auto weight = Matrix<T>::Random(out, in, 1, 3);
-  const auto old_y = Matrix<TOut>::Random(rows, out, 1, 4);
-  const auto old_dx = Matrix<TOut>::Random(rows, in, 2, 5);
+  const auto x = Mixed<T>(rows, in, 3, 1), dy = Mixed<T>(rows, out, 2, 2);
+  const auto weight = Mixed<T>(out, in, 1, 3);
+  const auto old_y = Mixed<TOut>(rows, out, 1, 4);
+  const auto old_dx = Mixed<TOut>(rows, in, 2, 5);
   for (const Path& path : Paths()) {
     const auto& device = path.device;
     SCOPED_TRACE(path.name() << ", " << rows << " rows, " << in << " to " << out);
     Workspace workspace(device->memory());
-    const OnDevice<T> x_there(*device, x), dy_there(*device, dy), w(*device, weight);
-    const OnDevice<TOut> y(*device, old_y), dx(*device, old_dx);
+    const auto x_there = device->Copy(x), dy_there = device->Copy(dy), w = device->Copy(weight);
+    const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
     ASSERT_TRUE((Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
                                path.options))
                     .ok());
@@ -234,10 +206,10 @@ void CheckDense(int64_t rows, int64_t in, int64_t out) {
                                             device->stream(), path.options))
                     .ok());
     ExpectProduct<T, TOut>(
-        path, {.a = x.cview(), .b = weight.cview(), .c = {}, .b_layout = Layout::kTransposed},
-        old_y, y.Read());
-    ExpectProduct<T, TOut>(path, {.a = dy.cview(), .b = weight.cview(), .c = {}}, old_dx,
-                           dx.Read());
+        path, {.a = x.view(), .b = weight.view(), .c = {}, .b_layout = Layout::kTransposed}, old_y,
+        device->Read(y));
+    ExpectProduct<T, TOut>(path, {.a = dy.view(), .b = weight.view(), .c = {}}, old_dx,
+                           device->Read(dx));
   }
 }
 
@@ -259,7 +231,7 @@ TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
     EXPECT_TRUE(
         GroupedGemm<T>(none, {0}, {}, {nullptr, 0, 21}, workspace, device->stream(), path.options)
             .ok());
-    const OnDevice<T> w(*device, Matrix<T>::Random(21, 40, 0, 1));
+    const auto w = device->Copy(Mixed<T>(21, 40, 0, 1));
     const std::vector<MatrixView<const T>> views = {w.view(), w.view()};
     EXPECT_TRUE(GroupedGemm<T>(none, {0, 0, 0}, views, {nullptr, 0, 21}, workspace,
                                device->stream(), path.options)

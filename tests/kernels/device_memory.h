@@ -18,6 +18,12 @@
 #include "tests/kernels/op_test.h"
 #include "tests/sanitizers.h"
 #if defined(MOE_TEST_SCHEDULES)
+#include <cstddef>
+#include <optional>
+#include <tuple>
+
+#include <gtest/gtest.h>
+
 #include "tests/cusim/cusim.h"
 #endif
 
@@ -201,6 +207,26 @@ void ForEachDevice(Check check, Simd simd = Simd::kFused) {
   if (!cuda.ok() || !cuda->front().usable.ok()) return;
   const TestDevice device(Device{DeviceKind::kCuda, 0});
   ForSchedules([&] { check(device); });
+}
+
+// What an operation leaves in memory, compared between devices.
+
+// Calls operation(device), which returns what it read back as a tuple of vectors, on every device
+// and expects what the first, the CPU with its best SIMD target and one thread, gives.
+template <typename Operation>
+void ExpectSameBitsOnEveryDevice(Operation operation) {
+  std::optional<decltype(operation(std::declval<const TestDevice&>()))> expected;
+  ForEachDevice([&](const TestDevice& device) {
+    const auto got = operation(device);
+    if (!expected) expected = got;
+    const auto expect = [](size_t index, const auto& values, const auto& wanted) {
+      EXPECT_TRUE(SameBits(values, wanted)) << "result " << index;
+    };
+    const auto expect_all = [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      (expect(kIndex, std::get<kIndex>(got), std::get<kIndex>(*expected)), ...);
+    };
+    expect_all(std::make_index_sequence<std::tuple_size_v<decltype(got)>>());
+  });
 }
 
 }  // namespace moe::testing

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/bias/bias.h"
-#include "tests/kernels/device_results.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {

@@ -33,9 +33,10 @@ void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<f
                                int64_t begin, int64_t end) {
   for (int64_t o = 0; o < dw.rows(); ++o) {
     for (int64_t k = 0; k < dw.cols(); ++k) {
-      dw(o, k) = Chain<T>(
-          end - begin, dw(o, k), [&](int64_t n) { return dy.at(begin + n, o); },
-          [&](int64_t n) { return x.at(begin + n, k); });
+      dw.at(o, k) = Chain<T>(
+          end - begin, dw.at(o, k),
+          [&](int64_t n) { return static_cast<float>(dy.at(begin + n, o)); },
+          [&](int64_t n) { return static_cast<float>(x.at(begin + n, k)); });
     }
   }
 }
@@ -54,7 +55,7 @@ struct ExactSums {
     const auto stream = MakeInlineStream();
     for (int64_t r = 0; r < partial.rows(); ++r) {
       EXPECT_TRUE(
-          ExactAccumulate(kGrid, {partial.cview().row(r), size_t(partial.cols())},
+          ExactAccumulate(kGrid, {partial.view().row(r), size_t(partial.cols())},
                           absl::MakeSpan(result.sum).subspan(r * partial.cols(), partial.cols()),
                           Write::kAdd, &result.non_finite, *stream)
               .ok());
@@ -99,28 +100,28 @@ class GroupedGemmBits : public ::testing::Test {
   void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad) {
     SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in);
     const Groups<T> groups(rows, out, in);
-    const auto x = Matrix<T>::Random(groups.total(), in, pad, 1);
-    const auto dy = Matrix<T>::Random(groups.total(), out, pad, 2);
+    const auto x = Mixed<T>(groups.total(), in, pad, 1);
+    const auto dy = Mixed<T>(groups.total(), out, pad, 2);
     const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad);
     const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad);
-    Matrix<T> y(0, 0), dx(0, 0), from_packed(0, 0);
+    Matrix<T> y, dx, from_packed;
     ForEachMachine(
         [&](Stream& stream) {
-          y = Matrix<T>(groups.total(), out, pad);
+          y = Unwritten<T>(groups.total(), out, pad);
           from_packed = y;
           MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, stream));
-          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, packed, 7,
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.view(), groups.offsets, packed, 7,
                                              from_packed.view(), workspace_, stream));
-          dx = Matrix<T>(groups.total(), in, pad);
-          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.cview(), groups.offsets, groups.views(), y.view(),
+          dx = Unwritten<T>(groups.total(), in, pad);
+          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.view(), groups.offsets, groups.views(), y.view(),
                                              workspace_, stream));
-          return GroupedGemmInputGradient<T>(dy.cview(), groups.offsets, groups.views(), dx.view(),
+          return GroupedGemmInputGradient<T>(dy.view(), groups.offsets, groups.views(), dx.view(),
                                              workspace_, stream);
         },
         [&] {
-          EXPECT_EQ(y.Differences(want_y), 0);
-          EXPECT_EQ(from_packed.Differences(want_y), 0);
-          EXPECT_EQ(dx.Differences(want_dx), 0);
+          EXPECT_TRUE(SameBits(y, want_y));
+          EXPECT_TRUE(SameBits(from_packed, want_y));
+          EXPECT_TRUE(SameBits(dx, want_dx));
         });
   }
 
@@ -129,7 +130,7 @@ class GroupedGemmBits : public ::testing::Test {
     std::vector<PackedWeights<T>> packed;
     for (const Matrix<T>& w : groups.weight) {
       MOE_ASSIGN_OR_RETURN(PackedWeights<T> one, PackedWeights<T>::Create(w.rows(), w.cols()));
-      MOE_RETURN_IF_ERROR(one.Pack(w.cview(), 7, stream));
+      MOE_RETURN_IF_ERROR(one.Pack(w.view(), 7, stream));
       packed.push_back(std::move(one));
     }
     return packed;
@@ -137,30 +138,28 @@ class GroupedGemmBits : public ::testing::Test {
 
   void CheckWeightGradient(int64_t rows, int64_t out, int64_t in, int64_t pad) {
     SCOPED_TRACE(::testing::Message() << "N " << rows << ", O " << out << ", K " << in);
-    const auto x = Matrix<T>::Random(rows, in, pad, 3);
-    const auto dy = Matrix<T>::Random(rows, out, pad, 4);
-    const auto old = Matrix<float>::Random(out, in, pad, 5);
-    Matrix<float> want_sum = old, want(out, in, pad), sum(0, 0), dw(0, 0);
+    const auto x = Mixed<T>(rows, in, pad, 3);
+    const auto dy = Mixed<T>(rows, out, pad, 4);
+    const auto old = Mixed<float>(out, in, pad, 5);
+    Matrix<float> want_sum = old, want(out, in, Padded(pad)), sum, dw;
     ExactSums exact(out * in);
-    for (int64_t o = 0; o < out; ++o) std::fill_n(&want(o, 0), in, 0.0f);
     AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
     AddExpectedWeightGradient(dy, x, want, 0, rows);
     const ExactSums want_exact = ExactSums(out * in).Plus(want);
     ForEachMachine(
         [&](Stream& stream) {
           sum = old;
-          dw = Matrix<float>(out, in, pad);
-          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), sum.view(), Write::kAdd,
+          dw = Unwritten<float>(out, in, pad);
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.view(), x.view(), sum.view(), Write::kAdd,
                                                     workspace_, stream));
-          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.cview(), x.cview(), dw.view(),
+          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.view(), x.view(), dw.view(),
                                                     Write::kOverwrite, workspace_, stream));
           exact = ExactSums(out * in);
-          return AddWeightGradient<T>(dy.cview(), x.cview(), exact.Accumulator(), workspace_,
-                                      stream);
+          return AddWeightGradient<T>(dy.view(), x.view(), exact.Accumulator(), workspace_, stream);
         },
         [&] {
-          EXPECT_EQ(sum.Differences(want_sum), 0);
-          EXPECT_EQ(dw.Differences(want), 0);
+          EXPECT_TRUE(SameBits(sum, want_sum));
+          EXPECT_TRUE(SameBits(dw, want));
           EXPECT_TRUE(exact == want_exact);
         });
   }
@@ -193,38 +192,36 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsAddOnePartialPerSegment) {
   const std::vector<int64_t> segments = {2,   2,   131, 400, 400,
                                          400, 400, 401, 409, 450};  // [3 x 3 + 1]
   constexpr int64_t kOut = 70, kIn = 300, kGroups = 3, kEach = 3;
-  const auto dy = Matrix<T>::Random(455, kOut, 0, 1);
-  const auto x = Matrix<T>::Random(455, kIn, 3, 2);
+  const auto dy = Mixed<T>(455, kOut, 0, 1);
+  const auto x = Mixed<T>(455, kIn, 3, 2);
   std::vector<ExactSums> want(kGroups, ExactSums(kOut * kIn)), got;
-  std::vector<Matrix<float>> want_float(kGroups, Matrix<float>(kOut, kIn)), got_float;
+  std::vector<Matrix<float>> want_float(kGroups), got_float;
   for (size_t s = 0; s + 1 < segments.size(); ++s) {
-    Matrix<float> partial(kOut, kIn);
-    for (int64_t o = 0; o < kOut; ++o) std::fill_n(&partial(o, 0), kIn, 0.0f);
+    Matrix<float> partial(kOut, kIn, Padded(0));
     AddExpectedWeightGradient(dy, x, partial, segments[s], segments[s + 1]);
     if (segments[s] < segments[s + 1]) want[s / kEach] = want[s / kEach].Plus(partial);
   }
   for (int64_t g = 0; g < kGroups; ++g) {
-    want_float[g] = Matrix<float>::Random(kOut, kIn, 0, 7);
+    want_float[g] = Mixed<float>(kOut, kIn, 0, 7);
     AddExpectedWeightGradient(dy, x, want_float[g], segments[g * kEach], segments[(g + 1) * kEach]);
   }
   this->ForEachMachine(
       [&](Stream& stream) {
         got.assign(kGroups, ExactSums(kOut * kIn));
-        got_float.assign(kGroups, Matrix<float>::Random(kOut, kIn, 0, 7));
+        got_float.assign(kGroups, Mixed<float>(kOut, kIn, 0, 7));
         std::vector<GradAccumulator> exact, sums;
         for (int64_t g = 0; g < kGroups; ++g) {
           exact.push_back(got[g].Accumulator());
           sums.emplace_back(absl::MakeSpan(got_float[g].view().data(), kOut * kIn));
         }
-        MOE_RETURN_IF_ERROR(AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact,
-                                                  this->workspace_, stream));
-        return AddWeightGradients<T>(dy.cview(), x.cview(), segments, sums, this->workspace_,
-                                     stream);
+        MOE_RETURN_IF_ERROR(
+            AddWeightGradients<T>(dy.view(), x.view(), segments, exact, this->workspace_, stream));
+        return AddWeightGradients<T>(dy.view(), x.view(), segments, sums, this->workspace_, stream);
       },
       [&] {
         for (int64_t g = 0; g < kGroups; ++g) {
           EXPECT_TRUE(got[g] == want[g]) << g;
-          EXPECT_EQ(got_float[g].Differences(want_float[g]), 0) << g;
+          EXPECT_TRUE(SameBits(got_float[g], want_float[g])) << g;
         }
       });
 }
@@ -235,8 +232,8 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
   using T = TypeParam;
   const auto check = [&](const std::vector<int64_t>& segments, int64_t out, int64_t in) {
     SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in);
-    const auto dy = Matrix<T>::Random(segments.back(), out, 0, 1);
-    const auto x = Matrix<T>::Random(segments.back(), in, 0, 2);
+    const auto dy = Mixed<T>(segments.back(), out, 0, 1);
+    const auto x = Mixed<T>(segments.back(), in, 0, 2);
     const auto add = [&](std::vector<ExactSums>& sums, std::vector<std::vector<float>>& floats,
                          bool(&empty)[3], Stream& stream) -> absl::Status {
       std::vector<GradAccumulator> exact, plain;
@@ -247,9 +244,8 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
         plain.emplace_back(absl::MakeSpan(floats[g]), &float_empty[g]);
       }
       MOE_RETURN_IF_ERROR(
-          AddWeightGradients<T>(dy.cview(), x.cview(), segments, exact, this->workspace_, stream));
-      return AddWeightGradients<T>(dy.cview(), x.cview(), segments, plain, this->workspace_,
-                                   stream);
+          AddWeightGradients<T>(dy.view(), x.view(), segments, exact, this->workspace_, stream));
+      return AddWeightGradients<T>(dy.view(), x.view(), segments, plain, this->workspace_, stream);
     };
     const std::vector<ExactSums> old(3, ExactSums(out * in));
     const std::vector<std::vector<float>> old_float(3, std::vector<float>(out * in, 0.25f));
@@ -281,12 +277,12 @@ TYPED_TEST(GroupedGemmBits, WeightGradientsOverwriteEmptySums) {
 
 TYPED_TEST(GroupedGemmBits, AddWeightGradientsRefusesShapesThatDisagree) {
   using T = TypeParam;
-  const Matrix<T> dy(3, 4), x(3, 5), short_x(2, 5);
+  const Matrix<T> dy(3, 4, Padded(0)), x(3, 5, Padded(0)), short_x(2, 5, Padded(0));
   ExactSums sums(20), few(19);
   const auto stream = MakeInlineStream();
   const auto add = [&](const Matrix<T>& b, std::vector<int64_t> segments, ExactSums& to) {
     const GradAccumulator grad = to.Accumulator();
-    return AddWeightGradients<T>(dy.cview(), b.cview(), segments, {&grad, 1}, this->workspace_,
+    return AddWeightGradients<T>(dy.view(), b.view(), segments, {&grad, 1}, this->workspace_,
                                  *stream);
   };
   const std::vector<int64_t> all = {0, 3};
@@ -336,47 +332,48 @@ TYPED_TEST(GroupedGemmBits, WeightGradientOfNoRowsIsZeroOrUnchanged) {
 TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
   using T = TypeParam;
   const Groups<T> group({67}, 33, 129);
-  const auto x = Matrix<T>::Random(67, 129, 1, 6);
-  const auto dy = Matrix<T>::Random(67, 33, 1, 7);
+  const auto x = Mixed<T>(67, 129, 1, 6);
+  const auto dy = Mixed<T>(67, 33, 1, 7);
   const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
   const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
-  Matrix<float> y(0, 0), dx(0, 0), from_packed(0, 0);
+  Matrix<float> y, dx, from_packed;
   this->ForEachMachine(
       [&](Stream& stream) {
-        y = Matrix<float>(67, 33, 2);
+        y = Unwritten<float>(67, 33, 2);
         from_packed = y;
-        dx = Matrix<float>(67, 129, 2);
+        dx = Unwritten<float>(67, 129, 2);
         MOE_ASSIGN_OR_RETURN(const auto packed, this->Packed(group, stream));
-        MOE_RETURN_IF_ERROR((
-            Gemm<T, float>(x.cview(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
-        MOE_RETURN_IF_ERROR((Gemm<T, float>(x.cview(), group.weight[0].cview(), y.view(),
-                                            this->workspace_, stream)));
-        return GemmInputGradient<T, float>(dy.cview(), group.weight[0].cview(), dx.view(),
+        MOE_RETURN_IF_ERROR(
+            (Gemm<T, float>(x.view(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
+        MOE_RETURN_IF_ERROR(
+            (Gemm<T, float>(x.view(), group.weight[0].view(), y.view(), this->workspace_, stream)));
+        return GemmInputGradient<T, float>(dy.view(), group.weight[0].view(), dx.view(),
                                            this->workspace_, stream);
       },
       [&] {
-        EXPECT_EQ(y.Differences(want_y), 0);
-        EXPECT_EQ(from_packed.Differences(want_y), 0);
-        EXPECT_EQ(dx.Differences(want_dx), 0);
+        EXPECT_TRUE(SameBits(y, want_y));
+        EXPECT_TRUE(SameBits(from_packed, want_y));
+        EXPECT_TRUE(SameBits(dx, want_dx));
       });
 }
 
 TYPED_TEST(GroupedGemmBits, NothingToReduceWritesZeros) {
   using T = TypeParam;
-  Matrix<T> x(5, 0), w(70, 0), y(5, 70), from_packed(5, 70);
+  const Matrix<T> x(5, 0), w(70, 0);
+  Matrix<T> y, from_packed;
   this->ForEachMachine(
       [&](Stream& stream) {
-        y = Matrix<T>(5, 70);
-        MOE_RETURN_IF_ERROR((Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream)));
-        from_packed = Matrix<T>(5, 70);
+        y = Unwritten<T>(5, 70);
+        MOE_RETURN_IF_ERROR((Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream)));
+        from_packed = Unwritten<T>(5, 70);
         MOE_ASSIGN_OR_RETURN(auto packed, PackedWeights<T>::Create(70, 0));
-        MOE_RETURN_IF_ERROR(packed.Pack(w.cview(), 0, stream));
-        return Gemm<T, T>(x.cview(), packed, 0, from_packed.view(), this->workspace_, stream);
+        MOE_RETURN_IF_ERROR(packed.Pack(w.view(), 0, stream));
+        return Gemm<T, T>(x.view(), packed, 0, from_packed.view(), this->workspace_, stream);
       },
       [&] {
-        EXPECT_EQ(from_packed.Differences(y), 0);
+        EXPECT_TRUE(SameBits(from_packed, y));
         for (int64_t r = 0; r < 5; ++r) {
-          for (int64_t c = 0; c < 70; ++c) ASSERT_EQ(Bits(y(r, c)), 0u);
+          for (int64_t c = 0; c < 70; ++c) ASSERT_TRUE(SameBits(y.at(r, c), T(0.0f)));
         }
       });
 }
@@ -385,28 +382,28 @@ TYPED_TEST(GroupedGemmBits, KeepsSubnormalsInfinitiesAndNaNsWhereTheyBelong) {
   using T = TypeParam;
   constexpr bool kHalf = std::is_same_v<T, Float16>;
   const float huge = kHalf ? 0x1.8p15f : 0x1.8p127f;
-  Matrix<T> x(4, 2), w(3, 2), y(4, 3);
+  Matrix<T> x(4, 2), w(3, 2), y(4, 3, testing::kNaN);
   // Their product is the least number that an output holds: 2^-149, 2^-126, 2^-24.
   const float small = kHalf ? 0x1p-14f : 0x1p-75f;
   const float tiny = kHalf ? 0x1p-10f : std::is_same_v<T, float> ? 0x1p-74f : 0x1p-51f;
   const float rows[4][2] = {{small, 0}, {huge, huge}, {NAN, 1}, {1, 1}};
   for (int64_t r = 0; r < 4; ++r) {
-    for (int64_t c = 0; c < 2; ++c) x(r, c) = T(rows[r][c]);
+    for (int64_t c = 0; c < 2; ++c) x.at(r, c) = T(rows[r][c]);
   }
   for (int64_t o = 0; o < 3; ++o) {
-    w(o, 0) = T(o == 0 ? tiny : 1.0f);
-    w(o, 1) = T(1.0f);
+    w.at(o, 0) = T(o == 0 ? tiny : 1.0f);
+    w.at(o, 1) = T(1.0f);
   }
   this->ForEachMachine(
       [&](Stream& stream) {
-        return Gemm<T, T>(x.cview(), w.cview(), y.view(), this->workspace_, stream);
+        return Gemm<T, T>(x.view(), w.view(), y.view(), this->workspace_, stream);
       },
       [&] {
-        EXPECT_EQ(y.at(0, 0), small * tiny);
-        EXPECT_GT(y.at(0, 0), 0.0f);
-        EXPECT_EQ(y.at(1, 1), INFINITY);
-        for (int64_t o = 0; o < 3; ++o) EXPECT_TRUE(std::isnan(y.at(2, o)));
-        EXPECT_EQ(y.at(3, 2), 2.0f);
+        EXPECT_EQ(y(0, 0), double{small} * tiny);
+        EXPECT_GT(y(0, 0), 0);
+        EXPECT_EQ(y(1, 1), INFINITY);
+        for (int64_t o = 0; o < 3; ++o) EXPECT_TRUE(std::isnan(y(2, o)));
+        EXPECT_EQ(y(3, 2), 2.0f);
       });
 }
 

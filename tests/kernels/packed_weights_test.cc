@@ -27,14 +27,14 @@ class PackedWeightsTest : public ::testing::Test {
   // Strip o / W, step k, column o % W, in both directions: every element once, and zeros beyond.
   // The two steps of a pair of bfloat16 lie side by side.
   void CheckPlaces(int64_t out, int64_t in, int64_t pad) {
-    SCOPED_TRACE(testing::Message() << "[" << out << ", " << in << "]");
-    const auto weight = Matrix<T>::Random(out, in, pad, 3);
+    SCOPED_TRACE(::testing::Message() << "[" << out << ", " << in << "]");
+    const auto weight = Mixed<T>(out, in, pad, 3);
     const auto stream = MakeInlineStream(&threads_);
     PackedWeights<T> packed = PackedWeights<T>::Create(out, in).value();
     // Twice: what an earlier packing left does not stay.
-    const Matrix<T> nan(out, in);
-    ASSERT_TRUE(packed.Pack(nan.cview(), 0, *stream).ok());
-    ASSERT_TRUE(packed.Pack(weight.cview(), 1, *stream).ok());
+    const auto nan = Unwritten<T>(out, in);
+    ASSERT_TRUE(packed.Pack(nan.view(), 0, *stream).ok());
+    ASSERT_TRUE(packed.Pack(weight.view(), 1, *stream).ok());
     const MatrixView<const T> strips = packed.strips();
     const int64_t width = strips.cols();
     constexpr int64_t kPair = std::is_same_v<T, BFloat16> ? 2 : 1;
@@ -44,7 +44,7 @@ class PackedWeightsTest : public ::testing::Test {
       const int64_t line = i / (width * kPair), in_line = i % (width * kPair);
       const int64_t o = line / (steps / kPair) * width + in_line / kPair;
       const int64_t k = line % (steps / kPair) * kPair + in_line % kPair;
-      const float want = o < out && k < in ? weight.at(o, k) : 0.0f;
+      const float want = o < out && k < in ? static_cast<float>(weight.at(o, k)) : 0.0f;
       ASSERT_EQ(static_cast<float>(strips.data()[i]), want) << "o " << o << ", k " << k;
     }
   }

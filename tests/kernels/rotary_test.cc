@@ -8,7 +8,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/rotary_table.h"
 #include "kernels/base/status_macros.h"
-#include "tests/kernels/device_results.h"
+#include "tests/kernels/device_memory.h"
 
 namespace moe {
 namespace {
