@@ -1,4 +1,5 @@
 // comm/ring_all_reduce.h and comm/all_reduce.h on threads.
+#include <limits>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -7,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "comm/all_reduce.h"
+#include "comm/extremes.h"
 #include "tests/comm/comm_env.h"
+#include "tests/comm/local_ranks.h"
 
 namespace moe {
 namespace {
@@ -167,6 +170,34 @@ TEST_P(RingAllReduceTest, LibraryIsRefusedOnThreads) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, RingAllReduceTest, ::testing::Range(1, 9),
                          [](const auto& p) { return absl::StrCat("R", p.param); });
+
+// comm/extremes.h on threads.
+
+constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+TEST(ExtremesTest, AreTheLeastAndTheLargestOnEveryRank) {
+  for (const int ranks : {1, 3, 8}) {
+    testing::RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const int64_t rank = world->rank(), last = ranks - 1;
+      const auto stream = MakeInlineStream();
+      const int64_t values[] = {7, rank, -rank, rank == last ? kLeast : kMost};
+      const auto extremes = ExtremesOverRanks(values, *world, *stream);
+      if (!extremes.ok()) return extremes.status();
+      EXPECT_EQ(extremes->size(), 4u);
+      const auto expect = [&](int i, int64_t least, int64_t most) {
+        EXPECT_EQ((*extremes)[i].least, least) << ranks << " " << i;
+        EXPECT_EQ((*extremes)[i].most, most) << ranks << " " << i;
+        EXPECT_EQ((*extremes)[i].same(), least == most) << ranks << " " << i;
+      };
+      expect(0, 7, 7);
+      expect(1, 0, last);
+      expect(2, -last, 0);
+      expect(3, kLeast, ranks == 1 ? kLeast : kMost);
+      return absl::OkStatus();
+    });
+  }
+}
 
 }  // namespace
 }  // namespace moe
