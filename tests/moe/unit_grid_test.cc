@@ -26,7 +26,7 @@ const Case kCases[] = {
     {{"down", 100, 256, TensorAxis::kColumns, 16}, 8},    // 128 rows of 32 columns fit a unit
     {{"o", 300, 128, TensorAxis::kColumns, 16}, 16},      // 256 rows of 16 columns, and the rest
     {{"uneven", 20, 7, TensorAxis::kRows, 16}, 2},        // the last item is shorter
-    {{"heads", 100, 576, TensorAxis::kColumns, 64}, 16},  // 9 heads: a leaf of two, seven of one
+    {{"heads", 100, 576, TensorAxis::kColumns, 64}, 32},  // the leaf of two heads fits 32 rows
     {{"bias", 1, 128, TensorAxis::kColumns, 16}, 8},      //
     {{"empty", 0, 128, TensorAxis::kRows, 16}, 0},        //
     {{"none", 3, 0, TensorAxis::kNone, 1}, 0},            //
