@@ -19,6 +19,9 @@ set(moe_public_headers
   moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/session.h
   moe/shared_expert.h moe/trace_export.h moe/trainer.h
+  moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
+  moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
+  moe/checkpoint/writer.h
   moe/hf/block_run.h moe/hf/hf_config.h moe/hf/hf_weights.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/lm/text_data.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h

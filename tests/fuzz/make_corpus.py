@@ -96,6 +96,38 @@ def main():
     }.items():
         write("routing", name, "".join(json.dumps(line) + "\n" for line in values))
 
+    # Without the checksum, which the target adds.
+    sections = "".join(f',"{key}":{{}}' for key in
+                       ("numerics", "model", "optimizer", "trainer", "data", "written_by", "hash"))
+    sections = sections.replace('"trainer":{}', '"trainer":{"seed":1,"list":[0.5,{"x":null}]}')
+    head = '{"format":"moe-checkpoint","version":1,"step":120,"created":"2026-11-23T07:10:00Z"'
+    tensors = {"a.weight": {"dtype": "F32", "shape": [4, 6], "states": ["m", "master"]},
+               "shares": {"dtype": "F64", "shape": [1, 4], "states": ["share"]}}
+    shards = [{"name": f"shard-0000{i}-of-00002.safetensors", "bytes": 900, "header_xxh3": "0" * 16}
+              for i in range(2)]
+    boxes = [{"tensor": name, "state": state, "box": box, "file": file, "xxh3": "0123456789abcdef"}
+             for name, state, box, file in (
+                 ("a.weight", "m", [0, 4, 0, 6], 0), ("a.weight", "master", [0, 3, 0, 2], 0),
+                 ("a.weight", "master", [0, 2, 2, 6], 1), ("a.weight", "master", [2, 4, 2, 6], 0),
+                 ("a.weight", "master", [3, 4, 0, 2], 1), ("shares", "share", [0, 1, 0, 4], 1))]
+
+    def manifest(tensors, shards, boxes):
+        return head + sections + "".join(
+            f',"{key}":' + json.dumps(value, separators=(",", ":"))
+            for key, value in (("tensors", tensors), ("files", shards), ("boxes", boxes)))
+
+    for name, content in {
+        "good": manifest(tensors, shards, boxes),
+        "empty": manifest({}, [], []),
+        "gap": manifest(tensors, shards, boxes[:3] + boxes[4:]),
+        "overlap": manifest(tensors, shards, [boxes[0], {**boxes[1], "box": [0, 3, 0, 3]}] + boxes[2:]),
+        "outside": manifest(tensors, shards, [{**boxes[0], "box": [0, 2**63 - 1, 0, 6]}]),
+        "large": manifest({"a": {**tensors["a.weight"], "shape": [2**62, 2]}}, [], []),
+        "up": manifest({}, [{**shards[0], "name": "../x.safetensors"}], []),
+        "version": head.replace('"version":1', '"version":2'),
+    }.items():
+        write("manifest", name, content)
+
     golden = ROOT.parent.parent / "golden" / "data"
     for case in ("mixtral-1", "qwen2_moe-2", "qwen3_moe-1", "olmoe-1", "deepseek_v2-2", "deepseek_v3-1", "gpt_oss-1",
                  "llama4-2"):

@@ -20,13 +20,14 @@ case "$target" in
   safetensors) sources=(io/{bounded_json,file,file_system,safetensors,safetensors_header}) ;;
   index) sources=(io/{bounded_json,shard_index}) ;;
   config) sources=(io/bounded_json) ;;
+  manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_format,manifest_read,tiling}) ;;
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
     sources=(io/{bounded_json,file,file_system} hf/{config_keys,hf_config,tensor_rule}
       hf/family{,_own,_sigmoid,_softmax})
     ;;
   *)
-    echo "fuzz: no target '$target', expected safetensors, index, config, routing or hf_config" >&2
+    echo "fuzz: no target '$target', expected safetensors, index, config, manifest, routing or hf_config" >&2
     exit 2
     ;;
 esac
