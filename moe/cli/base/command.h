@@ -29,6 +29,7 @@ ExitCode SweepCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
 ExitCode DoctorCommand(const Invocation& invocation);
 ExitCode ReportCommand(const Invocation& invocation);
+ExitCode CkptCommand(const Invocation& invocation);
 ExitCode CompletionCommand(const Invocation& invocation);
 
 // What --help of a command prints.
@@ -39,6 +40,7 @@ CommandHelp SweepHelp();
 CommandHelp VerifyHelp();
 CommandHelp DoctorHelp();
 CommandHelp ReportHelp();
+CommandHelp CkptHelp();
 CommandHelp CompletionHelp();
 
 }  // namespace moe::cli

@@ -16,8 +16,8 @@ struct Operands {
     std::string name, help;
   };
   std::string heading;      // in the help, above the words: "Operations"
-  std::vector<Word> words;  // of the one operand
-  bool paths = false;       // any number of files and folders instead
+  std::vector<Word> words;  // of the first operand; empty: it is none of them
+  bool paths = false;       // any number of files and folders, behind the word if there are words
 };
 
 // `head` and `tail` are paragraphs between empty lines, at most 100 columns wide. In a paragraph,

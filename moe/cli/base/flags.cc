@@ -128,6 +128,26 @@ std::vector<std::string> Spellings(const Setting& setting) {
   return spellings;
 }
 
+Arguments SplitOperands(absl::Span<const std::string> args, const Settings& settings) {
+  const auto takes_next = [&](const std::string& flag) {
+    return std::any_of(settings.table().begin(), settings.table().end(), [&](const Setting& s) {
+      const std::vector<std::string> spellings = Spellings(s);
+      return s.kind != Kind::kSwitch &&
+             std::find(spellings.begin(), spellings.end(), flag) != spellings.end();
+    });
+  };
+  Arguments split;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!absl::StartsWith(args[i], "-")) {
+      split.operands.push_back(args[i]);
+      continue;
+    }
+    split.flags.push_back(args[i]);
+    if (takes_next(args[i]) && i + 1 < args.size()) split.flags.push_back(args[++i]);
+  }
+  return split;
+}
+
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings) {
   constexpr int kStyle =
       po::command_line_style::unix_style & ~po::command_line_style::allow_guessing;

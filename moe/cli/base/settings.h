@@ -195,6 +195,13 @@ absl::Status WrongValue(const Settings& settings, absl::string_view name,
 // How LoadFlags takes the setting, the long name first: "--output", "-o".
 std::vector<std::string> Spellings(const Setting& setting);
 
+struct Arguments {
+  std::vector<std::string> flags;  // with their values
+  std::vector<std::string> operands;
+};
+// For commands with operands, of which LoadFlags knows nothing.
+Arguments SplitOperands(absl::Span<const std::string> args, const Settings& settings);
+
 // Flags. kInvalidArgument for unknown ones, missing values and stray arguments: the first of them.
 absl::Status LoadFlags(absl::Span<const std::string> args, Settings& settings);
 

@@ -6,7 +6,6 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/strip.h>
 #include <absl/types/span.h>
 
 #include "kernels/base/status_macros.h"
@@ -70,40 +69,33 @@ Table ReportSettings() {
   return t;
 }
 
-struct Arguments {
+struct Inputs {
   std::vector<std::string> flags;
   std::vector<std::string> paths;  // those of --compare first
   bool comparing = false;
 };
 
-// Takes paths, and --compare with its two, out of the arguments: the parser of flags knows neither.
-absl::StatusOr<Arguments> Split(absl::Span<const std::string> args, const Settings& settings) {
-  Arguments split;
-  std::vector<std::string> compared, others;
+// Takes --compare with its two, and other paths, out of the arguments.
+absl::StatusOr<Inputs> Split(absl::Span<const std::string> args, const Settings& settings) {
+  Inputs split;
+  std::vector<std::string> others;
   for (size_t i = 0; i < args.size(); ++i) {
-    const std::string& arg = args[i];
-    if (arg == "--compare") {
-      const size_t left = args.size() - i - 1;
-      if (left < 2 || absl::StartsWith(args[i + 1], "--") || absl::StartsWith(args[i + 2], "--")) {
-        return absl::InvalidArgumentError("--compare expects two inputs: --compare A B");
-      }
-      if (!compared.empty()) return absl::InvalidArgumentError("--compare is given twice");
-      compared = {args[i + 1], args[i + 2]};
-      i += 2;
+    if (args[i] != "--compare") {
+      others.push_back(args[i]);
       continue;
     }
-    if (!absl::StartsWith(arg, "-")) {
-      others.push_back(arg);
-      continue;
+    const size_t left = args.size() - i - 1;
+    if (left < 2 || absl::StartsWith(args[i + 1], "--") || absl::StartsWith(args[i + 2], "--")) {
+      return absl::InvalidArgumentError("--compare expects two inputs: --compare A B");
     }
-    split.flags.push_back(arg);
-    const Setting* const setting = settings.Find(absl::StripPrefix(arg, "--"));
-    const bool takes_next = setting != nullptr && setting->kind != Kind::kSwitch;
-    if (takes_next && i + 1 < args.size()) split.flags.push_back(args[++i]);
+    if (split.comparing) return absl::InvalidArgumentError("--compare is given twice");
+    split.comparing = true;
+    split.paths = {args[i + 1], args[i + 2]};
+    i += 2;
   }
-  split.comparing = !compared.empty();
-  split.paths = std::move(compared);
-  for (std::string& path : others) split.paths.push_back(std::move(path));
+  Arguments arguments = SplitOperands(others, settings);
+  split.flags = std::move(arguments.flags);
+  for (std::string& path : arguments.operands) split.paths.push_back(std::move(path));
   return split;
 }
 
@@ -153,7 +145,7 @@ absl::Status CheckBound(const Settings& settings, const std::vector<report::Chec
 
 absl::Status Run(const Invocation& invocation) {
   Settings settings(ReportSettings());
-  MOE_ASSIGN_OR_RETURN(const Arguments arguments, Split(invocation.args, settings));
+  MOE_ASSIGN_OR_RETURN(const Inputs arguments, Split(invocation.args, settings));
   MOE_RETURN_IF_ERROR(LoadFlags(arguments.flags, settings));
   if (settings.on("help")) return Print(HelpText(ReportHelp()));
   if (settings.given("compare")) {  // "--compare=A", which Split leaves alone

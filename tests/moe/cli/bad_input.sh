@@ -145,7 +145,7 @@ OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 train 2 "--ranks is 4" --ranks 4
 
 # Colours, also into a pipe where they are asked for, and then from every command.
 red=$'\033[31m' yellow=$'\033[33m' cyan=$'\033[36m'
-for command in train sweep bench layer verify report doctor; do
+for command in train sweep bench layer verify report ckpt doctor; do
   run "$moe" "$command" --nonsense --color always
   grep -qF "${red}moe $command:" "$work/stderr" || fail "--color always: plain error of $command"
 done

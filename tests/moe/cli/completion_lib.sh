@@ -48,6 +48,8 @@ common_cases() {
   wants "alltoall alltoallv" moe bench allto
   includes "alltoall gemm layer p2p" moe bench ""
   wants "zsh" moe completion z
+  wants "prune" moe ckpt pr
+  includes "run.json" moe ckpt verify ru
 
   # `layer` is a command and an operation; here it is the latter.
   wants "--minbytes" moe bench layer --minb

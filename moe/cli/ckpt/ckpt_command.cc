@@ -1,0 +1,337 @@
+// moe ckpt: lists, checks, compares and removes checkpoints.
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <fmt/format.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/settings.h"
+#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/bench/tables.h"
+#include "moe/cli/ckpt/diff.h"
+
+namespace moe::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using bench::Fields;
+
+constexpr char kHead[] =
+    R"(usage: moe ckpt ls DIR [-o FORM]
+       moe ckpt verify STEP|DIR [--threads N] [-o FORM]
+       moe ckpt diff STEP STEP [-o FORM]
+       moe ckpt prune DIR [--keep N] [--keep-every N] [--dry-run] [-o FORM]
+
+Checkpoints of training runs (docs/checkpoint.md). DIR is the folder of the step folders, or the
+folder above it, in which it is called checkpoints; STEP is one step folder.
+
+  moe ckpt ls run
+  moe ckpt verify run/checkpoints/step-00000120
+  moe ckpt diff before/step-00000120 after/step-00000120 -o json
+  moe ckpt prune run --keep 2 --keep-every 1000
+)";
+
+constexpr char kTail[] = R"(
+Columns of ls, verify, prune: step, created, tensors, boxes, files, bytes, status (ok | damaged; of
+prune kept | removed), error. diff: tensor, state, elements, different (in any bit), max_ulps
+(representable numbers between two elements, plus one), max_abs, only (A | B: the other has none
+like it). The table of diff leaves out what is equal.
+
+prune counts readable checkpoints alone: the newest --keep of them stay, and every damaged one that
+is newer than the oldest of these.
+
+Exit codes: 0 ok, 1 diff found a difference, 2 usage or a path that is not there, 3 a damaged
+checkpoint, 4 a read or write failed, 5 out of memory.
+)";
+
+Table CkptSettings() {
+  Table t;
+  t.Group("Flags");
+  t.Add("--keep N", {Kind::kInteger, "3"}, "prune: newest checkpoints that stay").FlagOnly();
+  t.Add("--keep-every N", {Kind::kInteger, "0"},
+        "prune: steps that are a multiple of N stay, too; 0: none")
+      .FlagOnly();
+  t.Add("--dry-run", Kind::kSwitch, "prune: says what would go, removes nothing").FlagOnly();
+  t.Add("--threads N", Kind::kInteger, "verify: that hash; default: the cores")
+      .FlagOnly()
+      .Most(kMostThreads);
+  AddFormSettings(t);
+  AddHelpSettings(t);
+  return t;
+}
+
+std::vector<Operands::Word> Actions() {
+  return {{"ls", "checkpoints of a run, oldest first"},
+          {"verify", "every hash of one checkpoint, or of all of a run"},
+          {"diff", "what differs between two checkpoints, in ulps"},
+          {"prune", "removes all but the newest checkpoints"}};
+}
+
+constexpr bench::Column kStepColumns[] = {
+    {"step", "step", "", 10},      {"created", "created", "(UTC)", 20},
+    {"tensors", "tensors", "", 8}, {"boxes", "boxes", "", 9},
+    {"files", "files", "", 6},     {"bytes", "bytes", "(B)", 15},
+    {"status", "status", "", -8},  {"error", "error", "", -5}};
+constexpr bench::Column kDiffColumns[] = {
+    {"tensor", "tensor", "", -48},    {"state", "state", "", -7},
+    {"elements", "elements", "", 12}, {"different", "different", "", 12},
+    {"max_ulps", "max ulps", "", 12}, {"max_abs", "max abs", "", 12, 9},
+    {"only", "only in", "", -7}};
+
+absl::Status PrintRows(const Settings& settings, absl::Span<const bench::Column> columns,
+                       const std::vector<Fields>& rows) {
+  const auto text = [&](const std::string& form) {
+    std::vector<std::string> names;
+    for (const bench::Column& column : columns) names.emplace_back(column.key);
+    if (const auto table_form = bench::TableFormOf(form)) {
+      std::vector<std::vector<bench::Cell>> cells;
+      for (const Fields& row : rows) cells.push_back(bench::CellsOf(row));
+      return bench::WriteTable(*table_form, names, cells);
+    }
+    std::string table = bench::TableHead(columns);
+    for (const Fields& row : rows) table += bench::TableLine(columns, row, 0);
+    return table;
+  };
+  MOE_RETURN_IF_ERROR(Print(text(settings.text("output"))));
+  if (!settings.empty("output-stderr")) {
+    Say(stderr, "{}", text(settings.text("output-stderr")));
+  }
+  return absl::OkStatus();
+}
+
+// The folder of the step folders that DIR names, and its steps.
+struct Steps {
+  std::string folder;
+  std::vector<int64_t> steps;
+};
+
+absl::StatusOr<Steps> StepsIn(const std::string& dir) {
+  std::error_code ignored;
+  if (!fs::is_directory(dir, ignored)) {
+    return absl::NotFoundError(absl::StrCat("DIR is '", dir, "', expected a folder that is there"));
+  }
+  Steps found = {.folder = dir};
+  MOE_ASSIGN_OR_RETURN(found.steps, ListSteps(dir));
+  const std::string below = absl::StrCat(dir, "/checkpoints");
+  if (!found.steps.empty() || !fs::is_directory(below, ignored)) return found;
+  found.folder = below;
+  MOE_ASSIGN_OR_RETURN(found.steps, ListSteps(below));
+  return found;
+}
+
+// A row of ls, verify and prune. `verdict` replaces "ok".
+Fields StepRow(int64_t step, const CheckpointManifest* manifest, const absl::Status& status,
+               const char* verdict = "ok") {
+  Fields row = {{"step", step}};
+  if (manifest == nullptr) {
+    for (const char* key : {"created", "tensors", "boxes", "files", "bytes"}) {
+      row.push_back({key, bench::Cell()});
+    }
+  } else {
+    int64_t bytes = 0;
+    for (const ManifestFile& file : manifest->files) bytes += file.bytes;
+    row.push_back({"created", manifest->created});
+    row.push_back({"tensors", static_cast<int64_t>(manifest->tensors.size())});
+    row.push_back({"boxes", static_cast<int64_t>(manifest->boxes.size())});
+    row.push_back({"files", static_cast<int64_t>(manifest->files.size())});
+    row.push_back({"bytes", bytes});
+  }
+  row.push_back({"status", status.ok() ? verdict : "damaged"});
+  row.push_back(
+      {"error", status.ok() ? bench::Cell() : bench::Cell(std::string(status.message()))});
+  return row;
+}
+
+// Whether a status says that a checkpoint is damaged, and not that it could not be read.
+bool Damaged(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+absl::StatusOr<CheckpointReader> OpenStep(const std::string& path) {
+  auto reader = CheckpointReader::Open(path);
+  MOE_RETURN_IF_ERROR(InputError("STEP", reader.status()));
+  return reader;
+}
+
+absl::Status List(const Settings& settings, const std::string& dir) {
+  MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
+  std::vector<Fields> rows;
+  for (const int64_t step : found.steps) {
+    const auto reader =
+        CheckpointReader::Open(absl::StrCat(found.folder, "/", StepFolderName(step)));
+    if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
+    rows.push_back(StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status()));
+  }
+  return PrintRows(settings, kStepColumns, rows);
+}
+
+absl::Status Verify(const Settings& settings, const std::string& path) {
+  const int threads = settings.empty("threads")
+                          ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))
+                          : settings.integer("threads");
+  if (threads < 1) return WrongFlag("--threads", absl::StrCat(threads), "at least 1");
+  // A step folder that has lost its manifest is still one by its name.
+  std::vector<std::string> paths = {path};
+  if (!fs::exists(absl::StrCat(path, "/", kManifestName)) &&
+      !StepOf(fs::path(path).lexically_normal().filename().string()).has_value()) {
+    MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(path));
+    paths.clear();
+    for (const int64_t step : found.steps) {
+      paths.push_back(absl::StrCat(found.folder, "/", StepFolderName(step)));
+    }
+    if (paths.empty()) {
+      return absl::NotFoundError(absl::StrCat("DIR is '", path, "', which has no checkpoint"));
+    }
+  }
+  std::vector<Fields> rows;
+  absl::Status first;
+  for (const std::string& one : paths) {
+    std::error_code ignored;
+    if (!fs::exists(one, ignored)) {
+      return absl::NotFoundError(
+          absl::StrCat("STEP is '", one, "', expected a folder that is there"));
+    }
+    auto reader = CheckpointReader::Open(one);
+    const absl::Status status = reader.ok() ? reader->Verify(threads) : reader.status();
+    if (!status.ok() && !Damaged(status)) return InputError("STEP", status);
+    const int64_t step = reader.ok() ? reader->manifest().step
+                                     : StepOf(fs::path(one).filename().string()).value_or(0);
+    rows.push_back(StepRow(step, reader.ok() ? &reader->manifest() : nullptr, status));
+    if (first.ok()) first = status;
+  }
+  MOE_RETURN_IF_ERROR(PrintRows(settings, kStepColumns, rows));
+  if (first.ok()) return first;
+  return WithExitCode(absl::DataLossError(first.message()), ExitCode::kBadInput);
+}
+
+absl::Status Compare(const Settings& settings, const std::string& path_a,
+                     const std::string& path_b) {
+  MOE_ASSIGN_OR_RETURN(CheckpointReader a, OpenStep(path_a));
+  MOE_ASSIGN_OR_RETURN(CheckpointReader b, OpenStep(path_b));
+  const auto differences = ckpt::Diff(a, b);
+  MOE_RETURN_IF_ERROR(InputError("STEP", differences.status()));
+  int64_t different = 0;
+  std::vector<Fields> rows;
+  for (const ckpt::StateDifference& one : *differences) {
+    const bool differs = one.different > 0 || !one.only.empty();
+    if (differs) ++different;
+    if (!differs && settings.is("output", "table")) continue;
+    rows.push_back({{"tensor", one.tensor},
+                    {"state", one.state},
+                    {"elements", one.elements},
+                    {"different", one.different},
+                    {"max_ulps", one.max_ulps},
+                    {"max_abs", one.max_abs},
+                    {"only", one.only.empty() ? bench::Cell() : bench::Cell(one.only)}});
+  }
+  MOE_RETURN_IF_ERROR(PrintRows(settings, kDiffColumns, rows));
+  if (different == 0) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          WithCommas(different), " of ",
+          Counted(static_cast<int64_t>(differences->size()), "state"), " of tensors differ")),
+      ExitCode::kCheckFailed);
+}
+
+absl::Status Prune(const Settings& settings, const std::string& dir) {
+  const int keep = settings.integer("keep"), every = settings.integer("keep-every");
+  if (keep < 1) return WrongFlag("--keep", absl::StrCat(keep), "at least 1");
+  if (every < 0) return WrongFlag("--keep-every", absl::StrCat(every), "0 or more");
+  MOE_ASSIGN_OR_RETURN(const Steps found, StepsIn(dir));
+  std::vector<int64_t> readable;
+  std::vector<Fields> rows;
+  for (const int64_t step : found.steps) {
+    const auto reader =
+        CheckpointReader::Open(absl::StrCat(found.folder, "/", StepFolderName(step)));
+    if (!reader.ok() && !Damaged(reader.status())) return InputError("DIR", reader.status());
+    if (reader.ok()) readable.push_back(step);
+    rows.push_back(
+        StepRow(step, reader.ok() ? &reader->manifest() : nullptr, reader.status(), "kept"));
+  }
+  std::vector<int64_t> removed = StepsToRemove(readable, keep, every);
+  const size_t kept = std::min(readable.size(), static_cast<size_t>(keep));
+  for (const int64_t step : found.steps) {
+    const bool old = kept > 0 && step < readable[readable.size() - kept];
+    if (old && !std::binary_search(readable.begin(), readable.end(), step)) removed.push_back(step);
+  }
+  for (size_t i = 0; i < found.steps.size(); ++i) {
+    const int64_t step = found.steps[i];
+    if (std::find(removed.begin(), removed.end(), step) == removed.end()) continue;
+    for (bench::Field& field : rows[i]) {
+      if (field.key == std::string("status")) field.value = "removed";
+    }
+    if (settings.on("dry-run")) continue;
+    MOE_RETURN_IF_ERROR(WriteError("DIR", found.folder, RemoveStep(found.folder, step)));
+  }
+  return PrintRows(settings, kStepColumns, rows);
+}
+
+// A flag of another action says nothing here.
+absl::Status CheckFlags(const Settings& settings, const std::string& action) {
+  const std::pair<const char*, const char*> reads[] = {
+      {"keep", "prune"}, {"keep-every", "prune"}, {"dry-run", "prune"}, {"threads", "verify"}};
+  for (const auto& [flag, reader] : reads) {
+    if (settings.given(flag) && action != reader) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, " is of moe ckpt ", reader, ", not of ", action));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Invocation& invocation) {
+  Settings settings(CkptSettings());
+  const auto [flags, operands] = SplitOperands(invocation.args, settings);
+  MOE_RETURN_IF_ERROR(LoadFlags(flags, settings));
+  if (settings.on("help")) return Print(HelpText(CkptHelp()));
+  if (settings.on("print-config")) return Print(PrintSettings(settings));
+  std::vector<std::string> names;
+  for (const Operands::Word& word : Actions()) names.push_back(word.name);
+  const std::string expected = absl::StrCat("expected moe ckpt ", absl::StrJoin(names, "|"));
+  if (operands.empty()) return absl::InvalidArgumentError(absl::StrCat("no action, ", expected));
+  const std::string& action = operands[0];
+  if (std::find(names.begin(), names.end(), action) == names.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown action '", action, "', ", expected,
+                                                   DidYouMean(action, names, "", "")));
+  }
+  MOE_RETURN_IF_ERROR(CheckFlags(settings, action));
+  const size_t paths = action == "diff" ? 2 : 1;
+  if (operands.size() != paths + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("moe ckpt ", action, " is given ",
+                                                   Counted(operands.size() - 1, "path"),
+                                                   ", expected ", paths));
+  }
+  if (action == "ls") return List(settings, operands[1]);
+  if (action == "verify") return Verify(settings, operands[1]);
+  if (action == "diff") return Compare(settings, operands[1], operands[2]);
+  return Prune(settings, operands[1]);
+}
+
+}  // namespace
+
+CommandHelp CkptHelp() {
+  return {.head = kHead,
+          .operands = Operands{.heading = "Actions", .words = Actions(), .paths = true},
+          .settings = CkptSettings().rows(),
+          .tail = kTail};
+}
+
+ExitCode CkptCommand(const Invocation& invocation) {
+  if (!invocation.first()) return ExitCode::kOk;
+  return EndCommand(invocation, "ckpt", Run(invocation));
+}
+
+}  // namespace moe::cli
