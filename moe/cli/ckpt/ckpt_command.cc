@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -48,7 +49,7 @@ constexpr char kTail[] = R"(
 Columns of ls, verify, prune: step, created, tensors, boxes, files, bytes, status (ok | damaged; of
 prune kept | removed), error. diff: tensor, state, elements, different (in any bit), max_ulps
 (representable numbers between two elements, plus one), max_abs, only (A | B: the other has none
-like it). The table of diff leaves out what is equal.
+like it); what is equal has no row.
 
 prune counts readable checkpoints alone: the newest --keep of them stay, and every damaged one that
 is newer than the oldest of these.
@@ -88,7 +89,7 @@ constexpr bench::Column kStepColumns[] = {
 constexpr bench::Column kDiffColumns[] = {
     {"tensor", "tensor", "", -48},    {"state", "state", "", -7},
     {"elements", "elements", "", 12}, {"different", "different", "", 12},
-    {"max_ulps", "max ulps", "", 12}, {"max_abs", "max abs", "", 12, 9},
+    {"max_ulps", "max ulps", "", 12}, {"max_abs", "max abs", "", 12},
     {"only", "only in", "", -7}};
 
 absl::Status PrintRows(const Settings& settings, absl::Span<const bench::Column> columns,
@@ -102,7 +103,13 @@ absl::Status PrintRows(const Settings& settings, absl::Span<const bench::Column>
       return bench::WriteTable(*table_form, names, cells);
     }
     std::string table = bench::TableHead(columns);
-    for (const Fields& row : rows) table += bench::TableLine(columns, row, 0);
+    for (Fields row : rows) {
+      for (bench::Field& field : row) {  // small and large alike
+        const auto* const real = std::get_if<double>(&field.value.value());
+        if (real != nullptr) field.value = fmt::format("{:.6g}", *real);
+      }
+      table += bench::TableLine(columns, row, 0);
+    }
     return table;
   };
   MOE_RETURN_IF_ERROR(Print(text(settings.text("output"))));
@@ -226,9 +233,8 @@ absl::Status Compare(const Settings& settings, const std::string& path_a,
   int64_t different = 0;
   std::vector<Fields> rows;
   for (const ckpt::StateDifference& one : *differences) {
-    const bool differs = one.different > 0 || !one.only.empty();
-    if (differs) ++different;
-    if (!differs && settings.is("output", "table")) continue;
+    if (one.different == 0 && one.only.empty()) continue;
+    ++different;
     rows.push_back({{"tensor", one.tensor},
                     {"state", one.state},
                     {"elements", one.elements},
