@@ -72,8 +72,8 @@ class Optimizer {
 
   // One step from the reducer's sums. Collective over the expert-parallel group (norms of expert
   // parameters, each expert counted once). The gradient norm is the root of an exact sum of the
-  // units' sums of squares (unit_grid.h), so the same bits at any layout; squares of a unit from 2^72
-  // on are not finite.
+  // units' sums of squares (unit_grid.h), so the same bits at any layout; squares of a unit from
+  // 2^72 on are not finite.
   absl::StatusOr<StepOutcome> Step(const StepOptions& options, GradientReducer& reducer);
 
   // What a step leaves behind beside the masters: means of the gradient and of its square, each of

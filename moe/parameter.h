@@ -39,8 +39,8 @@ struct ParameterSpec {
   bool weight_decay = true;
   // false: state that is part of the model but has no gradient (a router's expert bias).
   bool trainable = true;
-  // The canonical tensors it consists of, one behind the other in memory; empty: one of its own name
-  // and shape that tensor parallelism does not cut.
+  // The canonical tensors it consists of, one behind the other in memory; empty: one of its own
+  // name and shape that tensor parallelism does not cut.
   std::vector<CanonicalTensor> parts;
 };
 

@@ -13,8 +13,8 @@ namespace moe {
 // A tensor is cut along its axis into kLeaves leaves (one without an axis), leaf s of n items being
 // items [n s / kLeaves, n (s + 1) / kLeaves); a leaf is cut, from its first row on, into groups of
 // max(1, 4096 / columns of the widest leaf) rows. A unit is a row group of a leaf. Units depend on
-// the tensor's shape alone, never on ranks, so what is made of them unit by unit has the same bits at
-// any layout. Row groups of leaves side by side are the same rows, between which ranks may cut.
+// the tensor's shape alone, never on ranks, so what is made of them unit by unit has the same bits
+// at any layout. Row groups of leaves side by side are the same rows, between which ranks may cut.
 class UnitGrid {
  public:
   static constexpr int kLeaves = 8;
@@ -34,9 +34,9 @@ class UnitGrid {
   std::array<int64_t, kLeaves + 1> first_;  // unit of each leaf
 };
 
-// Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the name,
-// plus the unit). A sum of sums is the whole's hash: whoever holds a unit adds it, in any order.
-// rows: the tensor's from first_row on, whole row groups.
+// Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the
+// name, plus the unit). A sum of sums is the whole's hash: whoever holds a unit adds it, in any
+// order. rows: the tensor's from first_row on, whole row groups.
 uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows);
 
 }  // namespace moe

@@ -5,7 +5,8 @@
 #   scripts/invariance_all.sh [--quick] [flags of moe train...]
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
-# mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2).
+# mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
+# and runs that are saved after two steps at one layout and resumed at another, in 36 pairs.
 # --quick takes each axis on its own around one layout. Uses build/release; MPI runs are left out
 # where the build has none. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -44,14 +45,19 @@ model=(--data "$work/text"
   --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
   --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
 
-# What must be equal: every hexadecimal number of every step, and the weights.
-series() { grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | tr -d ' '; }
+# What must be equal: every hexadecimal number of every step, and the weights; not the loss that a
+# resumed run begins with.
+series() {
+  grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | grep -v val_loss_before | tr -d ' '
+}
 
 equal=0 bad=0
-layout() { # ranks ep transport dispatch overlap threads
-  local ranks=$1 ep=$2 transport=$3 dispatch=$4 overlap=$5 threads=$6
-  local out=$work/run flags launch=() node_size=1 n
-  rm -rf "$out"
+
+# at <ranks> <ep> <transport> <dispatch> <overlap> <threads>: sets name, launch and flags of a layout.
+at() {
+  local ranks=$1 ep=$2 transport=$3 dispatch=$4 overlap=$5 threads=$6 node_size=1 n
+  name="ranks $ranks ep $ep $transport $dispatch overlap $overlap threads $threads"
+  launch=()
   flags=(--ep "$ep" --dispatch "$dispatch" --moe-overlap-degree "$overlap" --threads "$threads")
   if [[ $dispatch == hierarchical ]]; then
     for ((n = 2; n <= ep; ++n)); do
@@ -65,15 +71,20 @@ layout() { # ranks ep transport dispatch overlap threads
   else
     flags+=(--ranks "$ranks")
   fi
-  local name="ranks $ranks ep $ep $transport $dispatch overlap $overlap threads $threads"
-  if ! timeout 300 "${launch[@]}" "$moe" train "${model[@]}" "${flags[@]}" --out "$out" \
-    "${extra[@]}" >"$work/log" 2>&1; then
-    echo "FAIL   $name"
-    tail -n 5 "$work/log"
-    bad=$((bad + 1))
-    return
-  fi
-  series "$out/metrics.jsonl" >"$work/series"
+}
+
+# trained <flags...>: a run in the layout that was set last; its metrics are in $work/run.
+trained() {
+  timeout 300 "${launch[@]}" "$moe" train "${model[@]}" "${flags[@]}" --out "$work/run" \
+    "${extra[@]}" "$@" >"$work/log" 2>&1 && return
+  echo "FAIL   $name"
+  tail -n 5 "$work/log"
+  bad=$((bad + 1))
+  return 1
+}
+
+compare() {
+  series "$work/run/metrics.jsonl" >"$work/series"
   if [[ ! -f $work/oracle ]]; then
     cp "$work/series" "$work/oracle"
     if ! grep -q weights_xxh3 "$work/oracle" || ! grep -q loss_hex "$work/oracle"; then
@@ -91,6 +102,21 @@ layout() { # ranks ep transport dispatch overlap threads
   fi
 }
 
+layout() { # as at
+  rm -rf "$work/run"
+  at "$@"
+  trained && compare
+}
+
+resumed() { # ranks and ep of the first two steps, then of the others
+  rm -rf "$work/run" "$work/ckpt"
+  at "$1" "$2" local staged 1 1
+  trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" || return
+  at "$3" "$4" local staged 1 1
+  name="ranks $1 ep $2, resumed by $name"
+  trained --save "$work/ckpt" --resume auto && compare
+}
+
 layout 1 1 local staged 1 1 # the oracle
 if [[ $quick ]]; then
   for ranks in 2 3 4 5 6 8; do layout $ranks $ranks local staged 1 1; done
@@ -100,6 +126,8 @@ if [[ $quick ]]; then
   layout 4 4 local hierarchical 1 1
   layout 2 2 local staged 4 1
   layout 2 2 local staged 1 2
+  resumed 1 1 8 4
+  resumed 8 8 3 1
   [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
 else
   for ranks in 1 2 3 4 5 6 8; do
@@ -115,6 +143,10 @@ else
         done
       done
     done
+  done
+  at_ep=("1 1" "3 3" "4 2" "5 5" "8 4" "6 1")
+  for from in "${at_ep[@]}"; do
+    for to in "${at_ep[@]}"; do resumed $from $to; done # two numbers each
   done
 fi
 echo "$equal layouts equal, $bad differ or fail"

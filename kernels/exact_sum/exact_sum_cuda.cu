@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(ToFloat
       t.sum, t.out);
 }
 
-// Half a warp owns a unit, each lane one of the 16 partial sums of its blocks. Terms are integers by
-// the time they meet, so that the order does not matter.
+// Half a warp owns a unit, each lane one of the 16 partial sums of its blocks. Terms are integers
+// by the time they meet, so that the order does not matter.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSquares s) {
   ForRows<kPartials>(s.count, [&](int64_t u, int lane) {
     const SquaresUnit unit = s.units[u];

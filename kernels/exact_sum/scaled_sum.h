@@ -47,11 +47,12 @@ class ScaledSum {
   bool is_exact_ = false;
 };
 
-// Adds to sum[kSquareSumSize] one term for each unit: the sum of its elements' squares in float64, row by row in
-// blocks of 4096 elements, each summed in ascending order over 16 interleaved partials folded
-// pairwise, blocks added in ascending order. Terms are added exactly: units may be dealt over calls,
-// threads and ranks. `units` and `sum` are in memory of the stream's device; on CUDA `workspace`
-// lends 4 bytes an element until the stream has passed. Errors: of the grid and the workspace.
+// Adds to sum[kSquareSumSize] one term for each unit: the sum of its elements' squares in float64,
+// row by row in blocks of 4096 elements, each summed in ascending order over 16 interleaved
+// partials folded pairwise, blocks added in ascending order. Terms are added exactly: units may be
+// dealt over calls, threads and ranks. `units` and `sum` are in memory of the stream's device; on
+// CUDA `workspace` lends 4 bytes an element until the stream has passed. Errors: of the grid and
+// the workspace.
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
                         Workspace& workspace, Stream& stream);
 

@@ -10,10 +10,10 @@
 
 namespace moe {
 
-// A fixed-point number of 192 bits in unit 2^-120: digit i counts 2^(32 i - 120). Digits are added as
-// integers, without carries, so that ranks and threads may add theirs in any order; 2^31 terms fit.
-// Behind the digits a count of terms that are NaN, infinite, negative or from 2^72 on: they add
-// nothing else.
+// A fixed-point number of 192 bits in unit 2^-120: digit i counts 2^(32 i - 120). Digits are added
+// as integers, without carries, so that ranks and threads may add theirs in any order; 2^31 terms
+// fit. Behind the digits a count of terms that are NaN, infinite, negative or from 2^72 on: they
+// add nothing else.
 constexpr int kSquareSumDigits = 6;
 constexpr int kSquareSumUnitLog2 = -120;
 constexpr int kSquareSumSize = kSquareSumDigits + 1;

@@ -118,14 +118,4 @@ std::string StateHashesText(const StateHashes& hashes) {
   return object.dump();
 }
 
-absl::StatusOr<StateHashes> ParseStateHashes(absl::string_view text) {
-  const Json object = Json::parse(text.begin(), text.end(), nullptr, false);
-  if (!object.is_object()) return Refused("hash: expected an object of JSON");
-  StateHashes hashes;
-  for (const auto& [state, hash] : object.items()) {
-    MOE_ASSIGN_OR_RETURN(hashes[state], HashOf(hash, absl::StrCat("hash of '", state, "'")));
-  }
-  return hashes;
-}
-
 }  // namespace moe

@@ -4,8 +4,8 @@
 
 namespace moe {
 
-// While one lives, the first SIGTERM, SIGUSR1 (Slurm: --signal=USR1@120) or SIGINT of the process is
-// remembered and the next ends it as without this class. One at a time; its ranks share it.
+// While one lives, the first SIGTERM, SIGUSR1 (Slurm: --signal=USR1@120) or SIGINT of the process
+// is remembered and the next ends it as without this class. One at a time; its ranks share it.
 class StopSignal {
  public:
   StopSignal();

@@ -99,7 +99,8 @@ class CheckpointWriter {
   // the parts do not tile their tensors or ranks are at different steps; kAlreadyExists, a readable
   // checkpoint of this step is there. What comes after the checkpoint is on the disk (`latest`,
   // removal of old ones) only warns. These, but not the communicator's own errors, carry
-  // FileFault::kWrite (moe/io/file.h). Cost on the wire: the tables of boxes, about 100 bytes a box.
+  // FileFault::kWrite (moe/io/file.h). Cost on the wire: the tables of boxes, about 100 bytes a
+  // box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
  private:

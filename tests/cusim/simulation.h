@@ -19,8 +19,8 @@ namespace cusim {
 
 // The shared memory of one block. Every array lies between two red zones: poisoned under
 // AddressSanitizer, which then names the line of a read or write there; without it a write is found
-// when the block ends. Arrays start out as bytes 0xff (floats: NaN, integers: -1), so that using one
-// before it is written shows.
+// when the block ends. Arrays start out as bytes 0xff (floats: NaN, integers: -1), so that using
+// one before it is written shows.
 class SharedMemory {
  public:
   SharedMemory() = default;

@@ -170,8 +170,8 @@ inline std::vector<std::unique_ptr<TestDevice>> TestDevices() {
 // product of a multiply-add.
 enum class Simd : uint8_t { kFused, kAll };
 
-// Calls check() under several schedules of the threads of simulated devices. Under sanitizers one is
-// enough: an access out of bounds, or one that nothing orders, is found in each.
+// Calls check() under several schedules of the threads of simulated devices. Under sanitizers one
+// is enough: an access out of bounds, or one that nothing orders, is found in each.
 template <typename Check>
 void ForSchedules(Check check) {
 #if defined(MOE_TEST_SCHEDULES)

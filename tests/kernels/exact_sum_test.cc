@@ -346,8 +346,8 @@ TEST(AddSquaresTest, AUnitHasTheBitsOfTheFixedOrderAtEveryLength) {
   });
 }
 
-// A matrix in two halves of columns and two of rows: units whose rows are apart, dealt over calls in
-// any order, and more of them than a fork or a thread block takes.
+// A matrix in two halves of columns and two of rows: units whose rows are apart, dealt over calls
+// in any order, and more of them than a fork or a thread block takes.
 TEST(AddSquaresTest, UnitsAddUpExactlyInAnyOrder) {
   constexpr int64_t kRows = 600, kCols = 96;
   auto x = RandomFloats(kRows * kCols, 5);

@@ -1,5 +1,5 @@
-// Expert capacity on a CUDA device: against a sort of every expert's slots, and the host's decisions
-// (gating/capacity.h).
+// Expert capacity on a CUDA device: against a sort of every expert's slots, and the host's
+// decisions (gating/capacity.h).
 #include "kernels/expert_capacity/expert_capacity.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// kernels/router_loss, the balance of experts: by hand, then against plain loops and a CPU's bits, on
-// every device.
+// kernels/router_loss, the balance of experts: by hand, then against plain loops and a CPU's bits,
+// on every device.
 #include <cmath>
 #include <cstdint>
 #include <string>

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/parameter_hash.h"
 #include "moe/parameter.h"
+#include "moe/parameter_hash.h"
 #include "tests/comm/local_ranks.h"
 
 namespace moe {
