@@ -470,7 +470,7 @@ absl::StatusOr<CheckpointManifest> ParseManifest(absl::string_view file,
   }
   ManifestEvents events;
   constexpr JsonLimits kLimits = {.max_bytes = kMaxManifestBytes,
-                                  .max_values = 12 * kMaxManifestBoxes};
+                                  .max_values = 13 * kMaxManifestBoxes};
   MOE_RETURN_IF_ERROR(ReadJsonEvents(file, document, kLimits, events));
   return std::move(events.manifest);
 }

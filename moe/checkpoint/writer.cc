@@ -192,7 +192,10 @@ absl::Status CheckpointWriter::Start(const CheckpointState& state,
              .offset = {},
              .rows = {}};
     MOE_RETURN_IF_ERROR(Copy(mine));
-    Finish(absl::OkStatus());
+    {
+      const std::lock_guard lock(mu_);
+      status_ = absl::OkStatus();
+    }
     phase_ = WriterPhase::kWriting;
     if (options_.asynchronous) {
       thread_ = std::thread([this] { Write(); });

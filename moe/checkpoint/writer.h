@@ -92,15 +92,15 @@ class CheckpointWriter {
   absl::Status status() const;
 
   // Makes the shards that all ranks wrote since Start a checkpoint, or, if any rank failed, removes
-  // them. Waits for the shards that are still being written: to lose no time, call it once no rank
-  // is kWriting. Then the phase is kIdle. Collective, blocks the host; `stream` is one of the CPU.
-  // The same status on all ranks: OK, and the checkpoint is on the disk; that of the first rank
-  // that failed, "rank 3: ..."; kFailedPrecondition, a rank without a Start; kInvalidArgument, if
-  // the parts do not tile their tensors or ranks are at different steps; kAlreadyExists, a readable
-  // checkpoint of this step is there. What comes after the checkpoint is on the disk (`latest`,
-  // removal of old ones) only warns. These, but not the communicator's own errors, carry
-  // FileFault::kWrite (moe/io/file.h). Cost on the wire: the tables of boxes, about 100 bytes a
-  // box.
+  // them. Waits for the shards that are still being written: call it once no rank is kWriting, or
+  // ranks that wait longer than the communicator's timeout() end it. Then the phase is kIdle.
+  // Collective, blocks the host; `stream` is one of the CPU. The same status on all ranks: OK, and
+  // the checkpoint is on the disk; that of the first rank that failed, "rank 3: ...";
+  // kFailedPrecondition, a rank without a Start; kInvalidArgument, if the parts do not tile their
+  // tensors or ranks are at different steps; kAlreadyExists, a readable checkpoint of this step is
+  // there. What comes after the checkpoint is on the disk (`latest`, removal of old ones) only
+  // warns. These, but not the communicator's own errors, carry FileFault::kWrite (moe/io/file.h).
+  // Cost on the wire: the tables of boxes, about 100 bytes a box.
   absl::Status Publish(Communicator& world, Stream& stream);
 
  private:
