@@ -1,6 +1,6 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
-#include "kernels/topk_gate/gate_backward_cuda.h"
+#include "kernels/topk_gate/topk_gate_cuda.h"
 
 namespace moe::topk_gate {
 namespace {

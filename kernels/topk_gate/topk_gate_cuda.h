@@ -1,6 +1,6 @@
-// The CUDA path of topk_gate.h, and of the gates that select by a biased score or within groups of
-// experts: scores, selection, weights and counts in one pass. Internal: plain C++ between the
-// operations (Abseil) and topk_gate_cuda.cu (nvcc, no Abseil).
+// The CUDA paths of topk_gate.h and gate_backward.h, and of the gates that select by a biased score
+// or within groups of experts: scores, selection, weights and counts in one pass. Internal: plain
+// C++ between the operations (Abseil) and the .cu files (nvcc, no Abseil).
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 
@@ -44,6 +44,24 @@ struct CudaGate {
 // group_top_k or group_sum below 1 with groups; else that of the launch.
 template <typename T>
 cudaError_t Run(const CudaGate<T>& gate, cudaStream_t stream);
+
+// Of the gradient: a lane takes one slot of its warp's token.
+constexpr int kMaxSlots = 32;
+
+// The arguments of GateBackward, in device memory. No token has more than kMaxSlots slots.
+struct CudaGateGradient {
+  GateRule rule;                  // score, weights, scale and epsilon
+  MatrixView<const float> score;  // [T, E]
+  const int64_t* slot_offset;     // [T + 1]
+  const int32_t* expert;          // [slots]
+  const uint8_t* dropped;         // [slots]
+  const float* d_weight;          // [slots]
+  MatrixView<float> d_logits;     // [T, E]
+};
+
+// Enqueues on `stream` and returns; the error of the launch alone. The bits of gate_backward.cc:
+// lanes pass their terms round in choice order.
+cudaError_t Run(const CudaGateGradient& gradient, cudaStream_t stream);
 
 }  // namespace moe::topk_gate
 
