@@ -47,7 +47,6 @@ class NcclLane {
   NcclLane& operator=(const NcclLane&) = delete;
 
   NcclRank& rank() const { return *rank_; }
-  const std::shared_ptr<NcclRank>& shared_rank() const { return rank_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   int own() const { return own_; }  // rank in this lane
   int size() const { return static_cast<int>(world_ranks_.size()); }

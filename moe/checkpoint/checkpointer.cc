@@ -3,6 +3,8 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
 
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -37,10 +39,10 @@ absl::Status Checkpointer::AfterStep(int64_t step, const CheckpointVotes& all, D
 }
 
 absl::Status Checkpointer::Finish(int64_t step, Describe describe) {
-  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(Publish());
+  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(WaitAndPublish());
   if (saved_step_ == step) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(Begin(step, describe));
-  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(Publish());
+  if (writing_step_ >= 0) MOE_RETURN_IF_ERROR(WaitAndPublish());
   return saved_step_ == step ? absl::OkStatus() : failure_;
 }
 
@@ -51,7 +53,25 @@ absl::Status Checkpointer::Begin(int64_t step, Describe describe) {
   // What goes wrong on one rank, all learn in Publish.
   const absl::Status begun = writer_->Start({.step = step, .sections = describe()}, parts);
   if (absl::IsFailedPrecondition(begun)) return begun;
-  return options_.writer.asynchronous ? absl::OkStatus() : Publish();
+  return options_.asynchronous ? absl::OkStatus() : WaitAndPublish();
+}
+
+// However long the slowest disk takes: a rank that waits tells the others that it is there.
+absl::Status Checkpointer::WaitAndPublish() {
+  constexpr absl::Duration kBetweenVotes = absl::Milliseconds(200),
+                           kBetweenLooks = absl::Milliseconds(2);
+  int64_t writing = 0;
+  do {
+    const absl::Time next = absl::Now() + kBetweenVotes;
+    while (writer_->phase() == WriterPhase::kWriting && absl::Now() < next) {
+      absl::SleepFor(kBetweenLooks);
+    }
+    writing = Votes().writing;
+    MOE_RETURN_IF_ERROR(
+        context_.mesh->world().AllReduce<int64_t>({&writing, 1}, ReduceOp::kSum, *context_.host));
+    MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  } while (writing > 0);
+  return Publish();
 }
 
 absl::Status Checkpointer::Publish() {

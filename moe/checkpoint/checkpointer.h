@@ -19,8 +19,9 @@ namespace moe {
 
 struct CheckpointerOptions {
   CheckpointOptions writer;
-  int64_t interval = 0;  // steps between checkpoints; 0: only at the end, or when asked to stop
-  int max_failures = 3;  // that many in a row end the run
+  bool asynchronous = true;  // false: no step goes on before its checkpoint is on the disk
+  int64_t interval = 0;      // steps between checkpoints; 0: only at the end, or when asked to stop
+  int max_failures = 3;      // that many in a row end the run
   const StopSignal* stop = nullptr;
 };
 
@@ -57,6 +58,7 @@ class Checkpointer {
   Checkpointer(const CheckpointerOptions& options, TrainingState& state, const Context& context)
       : options_(options), state_(state), context_(context) {}
   absl::Status Begin(int64_t step, Describe describe);
+  absl::Status WaitAndPublish();
   absl::Status Publish();
 
   const CheckpointerOptions options_;
