@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-// Expert capacity on a CUDA device: against a sort of every expert's slots, and the host's
-// decisions (gating/capacity.h).
-=======
 // Expert capacity on a CUDA device: against a sort of every expert's slots, and the decisions of
 // the host (gating/capacity.h).
->>>>>>> 2035b81 (comm, tests: a field that nobody reads goes, comments are wrapped again)
 #include "kernels/expert_capacity/expert_capacity.h"
 
 #include <algorithm>

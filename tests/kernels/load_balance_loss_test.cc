@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-// kernels/router_loss, the balance of experts: by hand, then against plain loops and a CPU's bits,
-// on every device.
-=======
 // kernels/router_loss, the balance of experts: by hand, then against plain loops and the bits of a
 // CPU, on every device.
->>>>>>> 2035b81 (comm, tests: a field that nobody reads goes, comments are wrapped again)
 #include <cmath>
 #include <cstdint>
 #include <string>
