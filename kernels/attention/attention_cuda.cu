@@ -24,7 +24,7 @@ __device__ float Scale(int64_t depth) {
 // How many keys of a tile the first of the thread's queries sees; each further one sees one more.
 // kTile or above: all of them.
 __device__ int KeysSeen(int64_t first_query, int64_t first_key) {
-  return static_cast<int>(std::min<int64_t>(first_query - first_key, kTile)) + OwnRow() + 1;
+  return static_cast<int>(Min<int64_t>(first_query - first_key, kTile)) + OwnRow() + 1;
 }
 
 // The largest of the values that the 16 lanes of a row hold; a NaN may be passed over.
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
   RunningSoftmax softmax[kOwn];
   float sums[kOwn][kColumns / kSide] = {};
   for (int64_t key = place.begin; key < place.last; key += kTile) {
-    const int64_t end = std::min(key + kTile, place.last);
+    const int64_t end = Min(key + kTile, place.last);
     float scores[kOwn][kOwn];
     Products(q, HeadRows(f.k, depth, key, end), staged, scores);
     const int seen = KeysSeen(place.first, key);
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks)
   }
   float sums[kOwn][kColumns / kSide] = {};
   for (int64_t key = place.begin; key < place.last; key += kTile) {
-    const int64_t end = std::min(key + kTile, place.last);
+    const int64_t end = Min(key + kTile, place.last);
     const auto k = HeadRows(b.k, depth, key, end);
     float scores[kOwn][kOwn], products[kOwn][kOwn];
     Products(q, k, staged, scores);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
   const auto v = HeadRows(b.v, depth, place.first, place.last);
   float d_k[kOwn][kColumns / kSide] = {}, d_v[kOwn][kColumns / kSide] = {};
   for (int64_t query = place.first; query < place.end; query += kTile) {
-    const int64_t end = std::min(query + kTile, place.end);
+    const int64_t end = Min(query + kTile, place.end);
     const auto q = HeadRows(b.q, depth, query, end);
     const auto d_out = HeadRows(b.d_out, depth, query, end);
     float scores[kOwn][kOwn], products[kOwn][kOwn];

@@ -7,7 +7,6 @@
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_TILE_CUDA_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_TILE_CUDA_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include <math.h>
@@ -52,8 +51,8 @@ __device__ inline Place FindPlace(const int64_t* offsets, int64_t sequences, int
   };
   const int64_t s = LastStartedBy(slot, sequences, start);
   const int64_t begin = offsets[s], end = offsets[s + 1];
-  const int64_t first = std::min(begin + (slot - start(s)) * kTile, end);
-  return {begin, end, first, std::min(first + kTile, end)};
+  const int64_t first = cuda::Min(begin + (slot - start(s)) * kTile, end);
+  return {begin, end, first, cuda::Min(first + kTile, end)};
 }
 inline int64_t Slots(int64_t rows, int64_t sequences) {
   return rows / kTile + sequences;
@@ -120,7 +119,7 @@ __device__ inline void Products(MatrixView<const T> a, MatrixView<const T> b, fl
     StageTransposed(a, first, staged);
     StageTransposed(b, first, staged_b);
     __syncthreads();
-    const int depth = static_cast<int>(std::min<int64_t>(kDepth, a.cols() - first));
+    const int depth = static_cast<int>(cuda::Min<int64_t>(kDepth, a.cols() - first));
     for (int d = 0; d < depth; ++d) {
       const auto x = cuda::Load<kOwn>(staged + d * kStride + OwnRow());
       const auto y = cuda::Load<kOwn>(staged_b + d * kStride + OwnColumn());
@@ -151,7 +150,7 @@ __device__ inline void AddWeighted(const float* weights, MatrixView<const T> row
     __syncthreads();
     StageRows<kColumns>(rows, first, first_column, staged);
     __syncthreads();
-    const int count = static_cast<int>(std::min<int64_t>(kDepth, rows.rows() - first));
+    const int count = static_cast<int>(cuda::Min<int64_t>(kDepth, rows.rows() - first));
     for (int i = 0; i < count; ++i) {
       const int j = static_cast<int>(first) + i;
       const auto weight = cuda::Load<kOwn>(weights + j * kStride + OwnRow());

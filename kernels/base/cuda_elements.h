@@ -2,7 +2,6 @@
 #ifndef MOE_KERNELS_BASE_CUDA_ELEMENTS_H_
 #define MOE_KERNELS_BASE_CUDA_ELEMENTS_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/base/cuda_kernel.h"
@@ -13,7 +12,7 @@ namespace moe::cuda {
 // kWidth neighbouring elements, in accesses of 16 bytes where they are more than that.
 template <int kWidth, typename T>
 __device__ inline Elements<T, kWidth> LoadElements(const T* p) {
-  constexpr int kPiece = std::min(kWidth, kVectorWidth<T>);
+  constexpr int kPiece = Min(kWidth, kVectorWidth<T>);
   Elements<T, kWidth> values;
   for (int i = 0; i < kWidth; i += kPiece) {
     const auto piece = Load<kPiece>(p + i);
@@ -24,7 +23,7 @@ __device__ inline Elements<T, kWidth> LoadElements(const T* p) {
 
 template <int kWidth, typename T>
 __device__ inline void StoreElements(const Elements<T, kWidth>& values, T* p) {
-  constexpr int kPiece = std::min(kWidth, kVectorWidth<T>);
+  constexpr int kPiece = Min(kWidth, kVectorWidth<T>);
   for (int i = 0; i < kWidth; i += kPiece) {
     Elements<T, kPiece> piece;
     for (int j = 0; j < kPiece; ++j) piece.at[j] = values.at[i + j];

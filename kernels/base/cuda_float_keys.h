@@ -2,7 +2,6 @@
 #ifndef MOE_KERNELS_BASE_CUDA_FLOAT_KEYS_H_
 #define MOE_KERNELS_BASE_CUDA_FLOAT_KEYS_H_
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/base/cuda_kernel.h"
@@ -16,14 +15,14 @@ constexpr uint32_t kLowestKey = 0x007fffffu;  // of -infinity
 
 __device__ inline uint32_t KeyOf(float x) {
   if (x != x) return kNanKey;
-  const auto bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 + 0 = +0
+  const auto bits = __builtin_bit_cast(uint32_t, x + 0.0f);  // -0 + 0 = +0
   return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
 }
 
 // -infinity for the keys of NaN and of nothing.
 __device__ inline float ValueOf(uint32_t key) {
   if (key < kLowestKey) key = kLowestKey;
-  return std::bit_cast<float>(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
+  return __builtin_bit_cast(float, key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
 }
 
 }  // namespace moe::cuda

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <tuple>
 
+#include "kernels/base/tensor_view.h"
+
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #else
@@ -19,6 +21,12 @@ namespace moe::cuda {
 
 constexpr int kWarpLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;  // masks of warp functions
+
+// To nvcc, std::min is a function of the host.
+template <typename T>
+MOE_HOST_DEVICE constexpr T Min(T a, T b) {
+  return b < a ? b : a;
+}
 
 struct LaunchShape {
   dim3 grid, block;
@@ -57,6 +65,16 @@ inline unsigned GridBlocks(int64_t items, int64_t per_block) {
 }
 
 }  // namespace moe::cuda
+
+// Before a loop whose body indexes registers, or that is to have all its loads under way at once.
+// MOE_NO_UNROLL: before one that is rarely entered and beside which much else is kept in registers.
+#if defined(__CUDACC__)
+#define MOE_UNROLL _Pragma("unroll")
+#define MOE_NO_UNROLL _Pragma("unroll 1")
+#else
+#define MOE_UNROLL
+#define MOE_NO_UNROLL
+#endif
 
 // Declares `name`, an array of `count` (a constant) elements in the shared memory of the block.
 #if defined(__CUDACC__)

@@ -14,13 +14,6 @@
 #include <cusim/tensor.h>
 #endif
 
-// Before a loop whose body indexes registers, or that is to have all its loads under way at once.
-#if defined(__CUDACC__)
-#define MOE_UNROLL _Pragma("unroll")
-#else
-#define MOE_UNROLL
-#endif
-
 namespace moe::cuda {
 
 // 16 bytes: a row of an 8 x 8 matrix of 16-bit elements, and what one asynchronous copy moves.

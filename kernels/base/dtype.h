@@ -3,7 +3,6 @@
 #ifndef MOE_KERNELS_BASE_DTYPE_H_
 #define MOE_KERNELS_BASE_DTYPE_H_
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/base/tensor_view.h"
@@ -12,6 +11,9 @@ namespace moe {
 
 enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kUInt8 };
 
+// The conversions are for devices too, where nvcc knows __builtin_bit_cast, but std::bit_cast only
+// with a flag.
+
 // Storage of bfloat16: the upper half of a float32. Arithmetic happens in float32.
 struct BFloat16 {
   uint16_t bits = 0;
@@ -19,13 +21,13 @@ struct BFloat16 {
   BFloat16() = default;
   // Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
   MOE_HOST_DEVICE constexpr explicit BFloat16(float value) {
-    const uint32_t u = std::bit_cast<uint32_t>(value);
+    const uint32_t u = __builtin_bit_cast(uint32_t, value);
     const bool is_nan = (u & 0x7fffffffu) > 0x7f800000u;
     bits =
         static_cast<uint16_t>(is_nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
   MOE_HOST_DEVICE constexpr explicit operator float() const {
-    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
   }
   bool operator==(const BFloat16&) const = default;
 };
@@ -41,7 +43,7 @@ struct Float16 {
 #ifdef __CUDA_ARCH__
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
 #else
-    const uint32_t u = std::bit_cast<uint32_t>(value);
+    const uint32_t u = __builtin_bit_cast(uint32_t, value);
     const uint32_t magnitude = u & 0x7fffffffu;
     bits = static_cast<uint16_t>((u >> 16 & 0x8000u) | Round(magnitude));
 #endif
@@ -50,10 +52,10 @@ struct Float16 {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t shifted = static_cast<uint32_t>(bits & 0x7fffu) << 13;
     // The exponents' biases differ by 112. The product is exact, below the normal range as well.
-    const float scaled = std::bit_cast<float>(shifted) * 0x1p112f;
+    const float scaled = __builtin_bit_cast(float, shifted) * 0x1p112f;
     const bool is_finite = (bits & 0x7c00u) != 0x7c00u;
-    return std::bit_cast<float>(
-        sign | (is_finite ? std::bit_cast<uint32_t>(scaled) : shifted | 0x7f800000u));
+    return __builtin_bit_cast(
+        float, sign | (is_finite ? __builtin_bit_cast(uint32_t, scaled) : shifted | 0x7f800000u));
   }
   bool operator==(const Float16&) const = default;
 
@@ -64,7 +66,7 @@ struct Float16 {
     if (u >= 0x47800000u) return 0x7c00u;  // 65536; what is below and rounds up carries into it
     // Below 2^-14 the unit is 2^-24, that of the float32 from 0.5 to 1: the addition rounds.
     if (u < 0x38800000u) {
-      return std::bit_cast<uint32_t>(std::bit_cast<float>(u) + 0.5f) - 0x3f000000u;
+      return __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000u;
     }
     return (u - 0x38000000u + 0xfffu + (u >> 13 & 1u)) >> 13;
   }

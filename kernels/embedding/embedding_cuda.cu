@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) BackwardKernel(Backwa
   MOE_SHARED_ARRAY(Match, matches, kWarps * kWarpIds);
   MOE_SHARED_ARRAY(int, found, kWarps);
   const int64_t first_row = int64_t{blockIdx.x} * kBlockRows;
-  const int rows = static_cast<int>(std::min<int64_t>(kBlockRows, b.d_table.rows() - first_row));
+  const int rows = static_cast<int>(Min<int64_t>(kBlockRows, b.d_table.rows() - first_row));
   const int64_t cols = b.d_table.cols(), tokens = b.dx.rows();
   const T* const dx = b.dx.data();
   float* const d_table = b.d_table.data();

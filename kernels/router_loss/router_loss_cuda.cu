@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) BlockSumsKernel(Balance b) {
   __syncthreads();
   if (begin + thread < end && b.expert_share == nullptr) {
     const int64_t first = b.slot_offset[begin + thread];
-    const int64_t last = std::min(first + b.choices, b.slot_offset[begin + thread + 1]);
+    const int64_t last = Min(first + b.choices, b.slot_offset[begin + thread + 1]);
     for (int64_t s = first; s < last; ++s) atomicAdd(&count[b.expert[s]], 1);
   }
   __syncthreads();
