@@ -89,6 +89,11 @@ struct Relu2 {
   }
 };
 
+template <typename T, int kWidth>
+struct Inputs {
+  Elements<T, kWidth> gate, up;
+};
+
 // A warp owns a row. Everything of a few columns is read before any of it is written.
 template <class Op, typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, Forward<T> f) {
@@ -97,17 +102,19 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Op op, 
     const T* const gate = f.gate.row(n);
     const T* const up = Op::kGated ? f.up.row(n) : gate;
     T* const out = f.out.row(n);
-    ForColumns<T>(
-        cols, VectorColumns<T>(cols, gate, up, out), lane, kWarpLanes, [&](int64_t c, auto width) {
-          constexpr int kWidth = decltype(width)::value;
-          auto gates = Load<kWidth>(gate + c);
-          const auto ups = Load<kWidth>(up + c);
-          for (int i = 0; i < kWidth; ++i) {
-            gates.at[i] =
-                T(op.Forward(static_cast<float>(gates.at[i]), static_cast<float>(ups.at[i])));
-          }
-          Store(gates, out + c);
-        });
+    const auto read = [&](int64_t c, auto width) {
+      return Inputs<T, width.value>{Load<width.value>(gate + c), Load<width.value>(up + c)};
+    };
+    const auto write = [&](int64_t c, auto width, auto in) {
+      for (int i = 0; i < width.value; ++i) {
+        in.gate.at[i] =
+            T(op.Forward(static_cast<float>(in.gate.at[i]), static_cast<float>(in.up.at[i])));
+      }
+      Store(in.gate, out + c);
+    };
+    constexpr int kAhead = Op::kGated ? kReadAheadOfMany : kReadAhead;
+    ForColumns<T, kAhead>(cols, VectorColumns<T>(cols, gate, up, out), lane, kWarpLanes, read,
+                          write);
   });
 }
 

@@ -99,7 +99,7 @@ __device__ inline void StageRows(MatrixView<const T> rows, int64_t first, int64_
     for (int w = 0; w < kWidth; w += kOwn) {
       Vector four;
       for (int n = 0; n < kOwn; ++n) four.at[n] = static_cast<float>(values.at[w + n]);
-      cuda::Store(four, to + r * kColumns + c + w);
+      cuda::StoreShared(four, to + r * kColumns + c + w);
     }
   }
 }
@@ -135,7 +135,7 @@ __device__ inline void StoreWeights(const float (&scores)[kOwn][kOwn], float* we
   for (int c = 0; c < kOwn; ++c) {
     Vector rows;
     for (int r = 0; r < kOwn; ++r) rows.at[r] = scores[r][c];
-    cuda::Store(rows, weights + (OwnColumn() + c) * kStride + OwnRow());
+    cuda::StoreShared(rows, weights + (OwnColumn() + c) * kStride + OwnRow());
   }
 }
 

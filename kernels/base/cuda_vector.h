@@ -22,22 +22,49 @@ constexpr int kVectorWidth = kVectorBytes / static_cast<int>(sizeof(T));
 
 // `p` must be a multiple of the access: a GPU stops the kernel otherwise.
 template <int kWidth, typename T>
-__device__ inline Elements<T, kWidth> Load(const T* p) {
+__device__ inline void CheckAligned([[maybe_unused]] const T* p,
+                                    [[maybe_unused]] const char* access) {
 #if !defined(__CUDACC__)
   if (reinterpret_cast<uintptr_t>(p) % sizeof(Elements<T, kWidth>) != 0) {
-    cusim::KernelFault("misaligned vector access", "Load", {__FILE__, __LINE__});
+    cusim::KernelFault("misaligned vector access", access, {__FILE__, __LINE__});
   }
 #endif
-  return *reinterpret_cast<const Elements<T, kWidth>*>(p);
 }
 
 template <int kWidth, typename T>
+__device__ inline Elements<T, kWidth> Load(const T* p) {
+  CheckAligned<kWidth>(p, "Load");
+  return *reinterpret_cast<const Elements<T, kWidth>*>(p);
+}
+
+// To global memory. nvcc splits the copy of a structure, CUDA's own vectors too, into its elements
+// wherever it likes to; PTX of 16 or 8 bytes stays one access.
+template <int kWidth, typename T>
 __device__ inline void Store(const Elements<T, kWidth>& values, T* p) {
-#if !defined(__CUDACC__)
-  if (reinterpret_cast<uintptr_t>(p) % sizeof(Elements<T, kWidth>) != 0) {
-    cusim::KernelFault("misaligned vector access", "Store", {__FILE__, __LINE__});
+  CheckAligned<kWidth>(p, "Store");
+  using Vector = Elements<T, kWidth>;
+#if defined(__CUDACC__)
+  if constexpr (sizeof(Vector) == sizeof(uint4)) {
+    const auto v = __builtin_bit_cast(uint4, values);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+    return;
+  } else if constexpr (sizeof(Vector) == sizeof(uint2)) {
+    const auto v = __builtin_bit_cast(uint2, values);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(v.x),
+                 "r"(v.y)
+                 : "memory");
+    return;
   }
 #endif
+  *reinterpret_cast<Vector*>(p) = values;
+}
+
+// To shared memory.
+template <int kWidth, typename T>
+__device__ inline void StoreShared(const Elements<T, kWidth>& values, T* p) {
+  CheckAligned<kWidth>(p, "StoreShared");
   *reinterpret_cast<Elements<T, kWidth>*>(p) = values;
 }
 
@@ -66,6 +93,42 @@ __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, i
   }
   for (int64_t c = vector_columns + lane; c < n; c += lanes) f(c, Width<1>());
 }
+
+// The same with f(column, width) = write(column, width, read(column, width)), where `read` writes no
+// memory: kAhead vectors are read before the first of them is written, which keeps as many loads
+// under way. Each takes the registers of what `read` returns.
+template <typename T, int kAhead, typename Read, typename Write>
+__device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, int lanes, Read read,
+                                  Write write) {
+  constexpr Width<kVectorWidth<T>> kVector;
+  const int64_t step = int64_t{lanes} * kVector.value;
+  int64_t c = int64_t{lane} * kVector.value;
+  for (; c + (kAhead - 1) * step < vector_columns; c += kAhead * step) {
+    decltype(read(c, kVector)) values[kAhead];
+    MOE_UNROLL
+    for (int i = 0; i < kAhead; ++i) values[i] = read(c + i * step, kVector);
+    MOE_UNROLL
+    for (int i = 0; i < kAhead; ++i) write(c + i * step, kVector, values[i]);
+  }
+  MOE_NO_UNROLL
+  for (; c < vector_columns; c += step) write(c, kVector, read(c, kVector));
+  for (c = vector_columns + lane; c < n; c += lanes) write(c, Width<1>(), read(c, Width<1>()));
+}
+
+// What writes a row of which `read` returned elements.
+template <typename T>
+struct StoreTo {
+  T* row;
+  template <int kWidth>
+  __device__ void operator()(int64_t column, Width<kWidth>, const Elements<T, kWidth>& v) const {
+    Store(v, row + column);
+  }
+};
+template <typename T>
+StoreTo(T*) -> StoreTo<T>;
+
+// How far rows are read ahead that are one array and that are several.
+constexpr int kReadAhead = 4, kReadAheadOfMany = 2;
 
 // A grid-stride loop over rows, `kLanes` (a power of two, at most 32) neighbouring lanes a row:
 // f(row, lane). The lanes of one row stay together, those of a warp may not.

@@ -1,3 +1,4 @@
+#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/bias/bias_op.h"
@@ -13,15 +14,17 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     AddBiasKernel(MatrixView<T> y, const float* __restrict__ bias) {
   ForRows<kWarpLanes>(y.rows(), [&](int64_t n, int lane) {
     T* const row = y.row(n);
-    ForColumns<T>(y.cols(), VectorColumns<T>(y.cols(), row), lane, kWarpLanes,
-                  [&](int64_t c, auto width) {
-                    constexpr int kWidth = decltype(width)::value;
-                    auto values = Load<kWidth>(row + c);
-                    for (int i = 0; i < kWidth; ++i) {
-                      values.at[i] = T(static_cast<float>(values.at[i]) + bias[c + i]);
-                    }
-                    Store(values, row + c);
-                  });
+    const auto sum = [&](int64_t c, auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      auto values = Load<kWidth>(row + c);
+      const auto terms = LoadElements<kWidth>(bias + c);
+      for (int i = 0; i < kWidth; ++i) {
+        values.at[i] = T(static_cast<float>(values.at[i]) + terms.at[i]);
+      }
+      return values;
+    };
+    ForColumns<T, kReadAheadOfMany>(y.cols(), VectorColumns<T>(y.cols(), row, bias), lane,
+                                    kWarpLanes, sum, StoreTo(row));
   });
 }
 

@@ -17,47 +17,51 @@ template <class Op>
 using UnitOf =
     Narrower<std::remove_cvref_t<decltype(*Op().in)>, std::remove_cvref_t<decltype(*Op().out)>>;
 
-// Compute<kWidth>(op, ...): kWidth neighbouring elements, from what they begin at.
+// Result<kWidth>(op, inputs, out): kWidth neighbouring elements, from what they begin at in the
+// inputs and, where it is added to, in the output.
 
 template <int kWidth, typename From, typename To>
-__device__ void Compute(const Cast<From, To>& /*op*/, const From* in, To* out) {
+__device__ Elements<To, kWidth> Result(const Cast<From, To>& /*op*/, const From* in,
+                                       const To* /*out*/) {
   const auto from = LoadElements<kWidth>(in);
   Elements<To, kWidth> to;
   for (int j = 0; j < kWidth; ++j) to.at[j] = To(static_cast<float>(from.at[j]));
-  StoreElements(to, out);
+  return to;
 }
 
 template <int kWidth>
-__device__ void Compute(const Scale& op, const float* in, float* out) {
+__device__ Elements<float, kWidth> Result(const Scale& op, const float* in, const float* out) {
   auto values = Load<kWidth>(in);
   for (float& value : values.at) value *= op.factor;
   if (op.write == Write::kAdd) {
     const auto sum = Load<kWidth>(out);
     for (int j = 0; j < kWidth; ++j) values.at[j] = sum.at[j] + values.at[j];
   }
-  Store(values, out);
+  return values;
 }
 
 template <int kWidth, typename T>
-__device__ void Compute(const AddPartial<T>& /*op*/, const T* in, T* out) {
+__device__ Elements<T, kWidth> Result(const AddPartial<T>& /*op*/, const T* in, const T* out) {
   const auto received = Load<kWidth>(in);
   auto sum = Load<kWidth>(out);
   for (int j = 0; j < kWidth; ++j) sum.at[j] = received.at[j] + sum.at[j];
-  Store(sum, out);
+  return sum;
 }
 
 template <int kWidth, typename T, typename U>
-__device__ void Compute(const Sum<T, U>& /*op*/, const T* a, const U* b, T* out) {
+__device__ Elements<T, kWidth> Result(const Sum<T, U>& /*op*/, const T* a, const U* b,
+                                      const T* /*out*/) {
   auto values = Load<kWidth>(a);
   const auto others = LoadElements<kWidth>(b);
   for (int i = 0; i < kWidth; ++i) {
     values.at[i] = T(static_cast<float>(values.at[i]) + static_cast<float>(others.at[i]));
   }
-  Store(values, out);
+  return values;
 }
 
 template <int kWidth, typename T, typename U>
-__device__ void Compute(const Product<T, U>& op, const U* a, const float* b, T* out) {
+__device__ Elements<T, kWidth> Result(const Product<T, U>& op, const U* a, const float* b,
+                                      const T* out) {
   const auto a_values = LoadElements<kWidth>(a);
   const auto b_values = LoadElements<kWidth>(b);
   Elements<T, kWidth> old = {};
@@ -67,7 +71,7 @@ __device__ void Compute(const Product<T, U>& op, const U* a, const float* b, T* 
     const float product = static_cast<float>(a_values.at[i]) * b_values.at[i];
     result.at[i] = T(op.write == Write::kAdd ? static_cast<float>(old.at[i]) + product : product);
   }
-  Store(result, out);
+  return result;
 }
 
 // A thread owns elements.
@@ -75,7 +79,9 @@ template <class Op>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ArrayKernel(Op op) {
   ForElements<UnitOf<Op>>(
       op.n,
-      [&](int64_t i, auto width) { Compute<decltype(width)::value>(op, op.in + i, op.out + i); },
+      [&](int64_t i, auto width) {
+        StoreElements(Result<decltype(width)::value>(op, op.in + i, op.out + i), op.out + i);
+      },
       op.in, op.out);
 }
 
@@ -88,9 +94,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) RowKernel(Op op) {
     const auto* const b = op.b.row(t);
     auto* const out = op.out.row(t);
     using T = std::remove_reference_t<decltype(*out)>;
-    ForColumns<T>(
-        cols, VectorColumns<T>(cols, a, b, out), lane, kWarpLanes,
-        [&](int64_t h, auto width) { Compute<decltype(width)::value>(op, a + h, b + h, out + h); });
+    const auto result = [&](int64_t h, auto width) {
+      return Result<decltype(width)::value>(op, a + h, b + h, out + h);
+    };
+    ForColumns<T, kReadAheadOfMany>(cols, VectorColumns<T>(cols, a, b, out), lane, kWarpLanes,
+                                    result, StoreTo(out));
   });
 }
 

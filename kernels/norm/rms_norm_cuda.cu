@@ -1,5 +1,6 @@
 #include <math.h>
 
+#include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_fixed_dot.h"
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
@@ -23,14 +24,17 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward
     });
     const float rstd = 1.0f / sqrtf(squares / static_cast<float>(cols) + f.epsilon);
     if (lane == 0) f.rstd[t] = rstd;
-    ForColumns<T>(cols, VectorColumns<T>(cols, x, y), lane, kPartials, [&](int64_t h, auto width) {
+    const auto scaled = [&](int64_t h, auto width) {
       constexpr int kWidth = decltype(width)::value;
       auto values = Load<kWidth>(x + h);
+      const auto weights = LoadElements<kWidth>(f.weight + h);
       for (int i = 0; i < kWidth; ++i) {
-        values.at[i] = T(static_cast<float>(values.at[i]) * rstd * f.weight[h + i]);
+        values.at[i] = T(static_cast<float>(values.at[i]) * rstd * weights.at[i]);
       }
-      Store(values, y + h);
-    });
+      return values;
+    };
+    ForColumns<T, kReadAheadOfMany>(cols, VectorColumns<T>(cols, x, y, f.weight), lane, kPartials,
+                                    scaled, StoreTo(y));
   });
 }
 
@@ -47,22 +51,24 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(B
     });
     const float rstd = b.rstd[t];
     const float slope = rstd * rstd * (dot / static_cast<float>(cols));
-    ForColumns<T>(
-        cols, VectorColumns<T>(cols, x, dy, dx), lane, kPartials, [&](int64_t h, auto width) {
-          constexpr int kWidth = decltype(width)::value;
-          const auto x_values = Load<kWidth>(x + h);
-          const auto dy_values = Load<kWidth>(dy + h);
-          Elements<T, kWidth> old = {};
-          if (b.write_dx == Write::kAdd) old = Load<kWidth>(dx + h);
-          Elements<T, kWidth> result;
-          for (int i = 0; i < kWidth; ++i) {
-            const float scaled = static_cast<float>(dy_values.at[i]) * b.weight[h + i];
-            const float gradient = rstd * fmaf(-static_cast<float>(x_values.at[i]), slope, scaled);
-            result.at[i] =
-                T(b.write_dx == Write::kAdd ? static_cast<float>(old.at[i]) + gradient : gradient);
-          }
-          Store(result, dx + h);
-        });
+    const auto gradients = [&](int64_t h, auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const auto x_values = Load<kWidth>(x + h);
+      const auto dy_values = Load<kWidth>(dy + h);
+      const auto weights = LoadElements<kWidth>(b.weight + h);
+      Elements<T, kWidth> old = {};
+      if (b.write_dx == Write::kAdd) old = Load<kWidth>(dx + h);
+      Elements<T, kWidth> result;
+      for (int i = 0; i < kWidth; ++i) {
+        const float scaled = static_cast<float>(dy_values.at[i]) * weights.at[i];
+        const float gradient = rstd * fmaf(-static_cast<float>(x_values.at[i]), slope, scaled);
+        result.at[i] =
+            T(b.write_dx == Write::kAdd ? static_cast<float>(old.at[i]) + gradient : gradient);
+      }
+      return result;
+    };
+    ForColumns<T, kReadAheadOfMany>(cols, VectorColumns<T>(cols, x, dy, dx, b.weight), lane,
+                                    kPartials, gradients, StoreTo(dx));
   });
 }
 

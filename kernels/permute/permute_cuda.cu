@@ -23,14 +23,20 @@ __device__ void WriteZeros(int64_t cols, int lane, T* to) {
 template <typename T>
 __device__ void CopyRow(const T* from, const float* scale, int64_t i, int64_t cols, int lane,
                         T* to) {
-  const float factor = scale == nullptr ? 1.0f : scale[i];
-  ForColumns<T>(cols, VectorColumns<T>(cols, from, to), lane, kWarpLanes, [&](int64_t c, auto w) {
-    auto values = Load<w.value>(from + c);
-    if (scale != nullptr) {
-      for (T& value : values.at) value = T(factor * static_cast<float>(value));
-    }
-    Store(values, to + c);
-  });
+  const int64_t vector_columns = VectorColumns<T>(cols, from, to);
+  const auto read = [&](int64_t c, auto w) {
+    return Load<w.value>(from + c);
+  };
+  if (scale == nullptr) {
+    ForColumns<T, kReadAhead>(cols, vector_columns, lane, kWarpLanes, read, StoreTo(to));
+    return;
+  }
+  const auto read_scaled = [&, factor = scale[i]](int64_t c, auto w) {
+    auto values = read(c, w);
+    for (T& value : values.at) value = T(factor * static_cast<float>(value));
+    return values;
+  };
+  ForColumns<T, kReadAhead>(cols, vector_columns, lane, kWarpLanes, read_scaled, StoreTo(to));
 }
 
 // A warp owns an output row: one source index a row, coalesced 16-byte loads and stores along it.

@@ -19,12 +19,13 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward
     T* const y = f.y.row(t);
     const auto gate = static_cast<float>(1.0 / (1.0 + exp(-static_cast<double>(f.logit[t]))));
     if (lane == 0) f.gate[t] = gate;
-    const int64_t vector_columns = VectorColumns<T>(cols, row, y);
-    ForColumns<T>(cols, vector_columns, lane, kWarpLanes, [&](int64_t h, auto width) {
+    const auto gated = [&](int64_t h, auto width) {
       auto values = Load<decltype(width)::value>(row + h);
       for (T& value : values.at) value = T(gate * static_cast<float>(value));
-      Store(values, y + h);
-    });
+      return values;
+    };
+    ForColumns<T, kReadAhead>(cols, VectorColumns<T>(cols, row, y), lane, kWarpLanes, gated,
+                              StoreTo(y));
   });
 }
 

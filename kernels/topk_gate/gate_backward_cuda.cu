@@ -28,8 +28,7 @@ __device__ void FillRow(const CudaGateGradient& g, int64_t t, int lane, double f
   const float* const score = g.score.row(t);
   float* const d_logits = g.d_logits.row(t);
   const int64_t experts = g.score.cols();
-  const int64_t vector_columns = VectorColumns<float>(experts, score, d_logits);
-  ForColumns<float>(experts, vector_columns, lane, kWarpLanes, [&](int64_t e, auto width) {
+  const auto scaled = [&](int64_t e, auto width) {
     constexpr int kWidth = decltype(width)::value;
     Elements<float, kWidth> values = {};
     if (g.rule.score == ScoreFunction::kSoftmax) {
@@ -38,8 +37,10 @@ __device__ void FillRow(const CudaGateGradient& g, int64_t t, int lane, double f
         values.at[i] = static_cast<float>(static_cast<double>(values.at[i]) * factor);
       }
     }
-    Store(values, d_logits + e);
-  });
+    return values;
+  };
+  ForColumns<float, kReadAheadOfMany>(experts, VectorColumns<float>(experts, score, d_logits), lane,
+                                      kWarpLanes, scaled, StoreTo(d_logits));
 }
 
 // A warp owns a token, lane j its slot j.

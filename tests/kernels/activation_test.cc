@@ -173,7 +173,7 @@ TEST_P(ActivationTest, MatchesFloat64ForAnyWidthAndLayout) {
   const Activation activation = GetParam();
   constexpr int64_t kRows = 9;
   ForEachDevice([&](const TestDevice& device) {
-    for (const int64_t cols : {1, 7, 8, 16, 37, 277}) {
+    for (const int64_t cols : {1, 7, 8, 16, 37, 277, 1049}) {
       for (const auto& [in, out] : testing::kLayoutPairs) {
         auto gate = Matrix<float>::Random(kRows, cols, in, 1, 1.5);
         const auto up = Matrix<float>::Random(kRows, cols, out, 2);

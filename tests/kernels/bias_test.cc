@@ -109,7 +109,7 @@ void ExpectTheReference(const TestDevice& device, const Matrix<T>& before,
 TYPED_TEST(BiasTest, HasTheBitsOfTheReferenceForAnyWidthAndLayout) {
   ForEachDevice(
       [](const TestDevice& device) {
-        for (const int64_t cols : {1, 7, 16, 31, 63, 64, 65, 277}) {
+        for (const int64_t cols : {1, 7, 16, 31, 63, 64, 65, 277, 1049}) {
           for (const MatrixLayout layout : testing::kLayouts) {
             ExpectTheReference(device, Matrix<TypeParam>::Random(19, cols, layout, 1),
                                {0, 0, 3, 11, 12, 19});

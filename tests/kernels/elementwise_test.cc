@@ -246,7 +246,7 @@ void ExpectSums(const TestDevice& device, const Matrix<T>& a, const Matrix<U>& b
 TYPED_TEST(SumTest, AddsInPlaceAndRoundsOnce) {
   using T = TypeParam;
   ForEachDevice([](const TestDevice& device) {
-    for (const int64_t cols : {0, 1, 16, 37, 277}) {
+    for (const int64_t cols : {0, 1, 16, 37, 277, 1049}) {
       for (const MatrixLayout layout : testing::kLayouts) {
         const auto a = Matrix<T>::Random(5, cols, layout, 1);
         ExpectSums(device, a, Matrix<T>::Random(5, cols, testing::kLayouts[0], 2));
@@ -331,7 +331,7 @@ TYPED_TEST(ProductTest, EqualsThePlainLoopForAnyWidthAndLayout) {
     }
   };
   ForEachDevice([&](const TestDevice& device) {
-    for (const int64_t cols : {1, 7, 16, 37, 277}) {
+    for (const int64_t cols : {1, 7, 16, 37, 277, 1049}) {
       for (const auto& [most, one] : testing::kLayoutPairs) {
         check(device, 13, cols, one, most, most);
         check(device, 13, cols, most, one, most);

@@ -147,7 +147,7 @@ TYPED_TEST(RowGateTest, ForwardEqualsThePlainLoopForAnyWidthAndLayout) {
     EXPECT_TRUE(SameBits(got.y, want)) << "H=" << cols;
   };
   ForEachDevice([&](const TestDevice& device) {
-    for (const int64_t cols : {1, 7, 16, 37, 277}) {
+    for (const int64_t cols : {1, 7, 16, 37, 277, 1049}) {
       for (const auto& [in, out] : kLayoutPairs) check(device, 13, cols, in, out);
     }
     check(device, 70, 21, {}, {});  // more rows than a task of the CPU has
