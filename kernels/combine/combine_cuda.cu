@@ -17,6 +17,9 @@ __device__ bool RowsAreAligned(MatrixView<T> m) {
          m.stride() * static_cast<int64_t>(sizeof(T)) % kVectorBytes == 0;
 }
 
+// Slots of which a thread reads the rows before it adds the first of them.
+constexpr int kSlotsAhead = 4;
+
 // A warp owns a token. A thread owns a few neighbouring columns at a time and keeps their sums in
 // registers while it walks the token's slots in choice order.
 template <typename T>
@@ -34,13 +37,26 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) CombineKernel(Combine
         const auto old = Load<kWidth>(out + column);
         for (int i = 0; i < kWidth; ++i) sum[i] = static_cast<float>(old.at[i]);
       }
-      for (int64_t s = begin; s < end; ++s) {
-        const int32_t row = c.row_of_slot[s];
-        if (row < 0) continue;
-        const auto values = Load<kWidth>(c.rows.row(row) + column);
-        for (int i = 0; i < kWidth; ++i) {
-          const auto value = static_cast<float>(values.at[i]);
-          sum[i] = c.weight == nullptr ? sum[i] + value : fmaf(c.weight[s], value, sum[i]);
+      for (int64_t first = begin; first < end; first += kSlotsAhead) {
+        Elements<T, kWidth> values[kSlotsAhead] = {};
+        float weight[kSlotsAhead];
+        bool is_kept[kSlotsAhead];
+        MOE_UNROLL
+        for (int j = 0; j < kSlotsAhead; ++j) {
+          const int64_t s = first + j;
+          const int32_t row = s < end ? c.row_of_slot[s] : -1;
+          is_kept[j] = row >= 0;
+          if (!is_kept[j]) continue;
+          weight[j] = c.weight == nullptr ? 0.0f : c.weight[s];
+          values[j] = Load<kWidth>(c.rows.row(row) + column);
+        }
+        MOE_UNROLL
+        for (int j = 0; j < kSlotsAhead; ++j) {
+          if (!is_kept[j]) continue;
+          for (int i = 0; i < kWidth; ++i) {
+            const auto value = static_cast<float>(values[j].at[i]);
+            sum[i] = c.weight == nullptr ? sum[i] + value : fmaf(weight[j], value, sum[i]);
+          }
         }
       }
       Elements<T, kWidth> result;
