@@ -30,6 +30,7 @@ using Sums = float[kRowTiles][kColTiles][4];
 // (128 rows of 4 chunks) or down its columns (32 rows of 16 chunks).
 template <bool kDepthAlongRows>
 struct OperandTile {
+  static constexpr bool kAlongRows = kDepthAlongRows;
   static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kTile) / kChunk;
 
   // Where a chunk lies in shared memory.
@@ -38,28 +39,11 @@ struct OperandTile {
     return row * kRowChunks + mixed;
   }
 
-  // Fetches the tile that begins at (outer, depth); zeros beyond the matrix.
-  template <typename T>
-  __device__ static void Fetch(MatrixView<const T> m, bool aligned, int64_t outer, int64_t depth,
-                               Chunk* tile, AsyncCopies& copies) {
-    const int64_t first_row = kDepthAlongRows ? outer : depth;
-    const int64_t first_column = kDepthAlongRows ? depth : outer;
-    MOE_UNROLL
-    for (int i = 0; i < kTileChunks / kThreads; ++i) {
-      const int index = static_cast<int>(threadIdx.x) + i * kThreads;
-      const int r = index / kRowChunks, c = index % kRowChunks;
-      const int64_t row = first_row + r, column = first_column + c * kChunk;
-      const int64_t left = row < m.rows() ? m.cols() - column : 0;
-      const int valid = left <= 0 ? 0 : left < kChunk ? static_cast<int>(left) : kChunk;
-      const T* const from = m.data() + (valid == 0 ? 0 : row * m.stride() + column);
-      Chunk* const to = tile + Place(r, c);
-      if (aligned) {
-        copies.Copy(to, from, valid * static_cast<int>(sizeof(T)));
-      } else {
-        *to = SingleLoads(from, valid);
-      }
-    }
+  // The row and the chunk of it that are the i-th of this thread's.
+  __device__ static int OwnRow(int i) {
+    return static_cast<int>(threadIdx.x) / kRowChunks + i * (kThreads / kRowChunks);
   }
+  __device__ static int OwnChunk() { return static_cast<int>(threadIdx.x) % kRowChunks; }
 
   // The four 8 x 8 matrices of elements [outer, + 16) x [depth, + 16) of the tile. This lane names
   // a row of the one at (outer_half, depth_half).
@@ -73,17 +57,6 @@ struct OperandTile {
     } else {
       LoadMatricesTransposed(tile + Place(depth + row_in_matrix, outer / kChunk), fragment);
     }
-  }
-
- private:
-  template <typename T>
-  __device__ static Chunk SingleLoads(const T* from, int valid) {
-    Chunk chunk = {};
-    MOE_UNROLL
-    for (int i = 0; i < kChunk; ++i) {
-      if (i < valid) chunk.word[i / 2] |= static_cast<uint32_t>(from[i].bits) << i % 2 * 16;
-    }
-    return chunk;
   }
 };
 
@@ -114,6 +87,79 @@ __device__ bool RowsAlignedTo(MatrixView<T> m, int bytes) {
          0;
 }
 
+// Fetches the tiles of an operand that begin at `outer`, in ascending depth.
+template <typename Operand, typename T>
+class OperandFetch {
+ public:
+  __device__ OperandFetch(MatrixView<const T> m, int64_t outer)
+      : m_(m),
+        outer_(outer),
+        aligned_(RowsAlignedTo(m, kVectorBytes)),
+        whole_(aligned_ && (kAlongRows || m.cols() % kChunk == 0)) {
+    MOE_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const int64_t row = Operand::OwnRow(i), column = int64_t{Operand::OwnChunk()} * kChunk;
+      from_[i] =
+          m.data() + (kAlongRows ? Min(outer + row, m.rows() - 1) * m.stride() + column
+                                 : row * m.stride() + Min(outer + column, m.cols() - kChunk));
+    }
+  }
+
+  // The tile at `depth`, of which `depth_left` remain. Beyond the matrix: zeros in the depth, which
+  // every sum has terms of; else anything, since it only reaches sums that nobody stores.
+  __device__ void operator()(int64_t depth, int64_t depth_left, Chunk* tile, AsyncCopies& copies) {
+    if (!whole_ || depth_left < kTileDepth) {
+      FetchPart(depth, tile, copies);
+      return;
+    }
+    MOE_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i) {
+      copies.Copy(PlaceIn(tile, i), from_[i], kVectorBytes);
+      from_[i] += kAlongRows ? kTileDepth : kTileDepth * m_.stride();
+    }
+  }
+
+ private:
+  static constexpr bool kAlongRows = Operand::kAlongRows;
+  static constexpr int kOwnChunks = kTileChunks / kThreads;
+
+  __device__ static Chunk* PlaceIn(Chunk* tile, int i) {
+    return tile + Operand::Place(Operand::OwnRow(i), Operand::OwnChunk());
+  }
+
+  // Zeros beyond the matrix.
+  __device__ void FetchPart(int64_t depth, Chunk* tile, AsyncCopies& copies) const {
+    const int64_t first_row = kAlongRows ? outer_ : depth;
+    const int64_t column = (kAlongRows ? depth : outer_) + Operand::OwnChunk() * kChunk;
+    MOE_NO_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const int64_t row = first_row + Operand::OwnRow(i);
+      const int64_t left = row < m_.rows() ? m_.cols() - column : 0;
+      const int valid = left <= 0 ? 0 : left < kChunk ? static_cast<int>(left) : kChunk;
+      const T* const from = m_.data() + (valid == 0 ? 0 : row * m_.stride() + column);
+      if (aligned_) {
+        copies.Copy(PlaceIn(tile, i), from, valid * static_cast<int>(sizeof(T)));
+      } else {
+        *PlaceIn(tile, i) = SingleLoads(from, valid);
+      }
+    }
+  }
+
+  __device__ static Chunk SingleLoads(const T* from, int valid) {
+    Chunk chunk = {};
+    MOE_UNROLL
+    for (int i = 0; i < kChunk; ++i) {
+      if (i < valid) chunk.word[i / 2] |= static_cast<uint32_t>(from[i].bits) << i % 2 * 16;
+    }
+    return chunk;
+  }
+
+  const MatrixView<const T> m_;
+  const int64_t outer_;
+  const bool aligned_, whole_;  // copies of 16 bytes reach every row; and of all chunks in a row
+  const T* from_[kOwnChunks];   // in the next tile
+};
+
 // The tiles of both operands in shared memory, kStages of them, one of which is computed with while
 // the others are under way.
 template <typename Groups>
@@ -125,11 +171,10 @@ class Pipeline {
   using Product = Tile<T, typename Groups::TOut>;
 
   __device__ Pipeline(const Product& tile, Chunk* shared)
-      : tile_(tile),
-        shared_(shared),
+      : shared_(shared),
         depth_(Groups::kALayout == Layout::kPlain ? tile.a.cols() : tile.a.rows()),
-        a_aligned_(RowsAlignedTo(tile.a, kVectorBytes)),
-        b_aligned_(RowsAlignedTo(tile.b, kVectorBytes)) {}
+        fetch_a_(tile.a, tile.row),
+        fetch_b_(tile.b, tile.col) {}
 
   // Adds all terms, in ascending depth.
   __device__ void Sum(Sums& sums) {
@@ -150,8 +195,8 @@ class Pipeline {
   // One group of copies, also beyond the depth: what Wait() counts.
   __device__ void Fetch(int64_t depth, int stage) {
     if (depth < depth_) {
-      A::Fetch(tile_.a, a_aligned_, tile_.row, depth, StageOf(stage), copies_);
-      B::Fetch(tile_.b, b_aligned_, tile_.col, depth, StageOf(stage) + kTileChunks, copies_);
+      fetch_a_(depth, depth_ - depth, StageOf(stage), copies_);
+      fetch_b_(depth, depth_ - depth, StageOf(stage) + kTileChunks, copies_);
     }
     copies_.Commit();
   }
@@ -184,10 +229,10 @@ class Pipeline {
     }
   }
 
-  const Product tile_;
   Chunk* const shared_;
   const int64_t depth_;
-  const bool a_aligned_, b_aligned_;
+  OperandFetch<A, T> fetch_a_;
+  OperandFetch<B, T> fetch_b_;
   AsyncCopies copies_;
 };
 
