@@ -94,9 +94,9 @@ __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, i
   for (int64_t c = vector_columns + lane; c < n; c += lanes) f(c, Width<1>());
 }
 
-// The same with f(column, width) = write(column, width, read(column, width)), where `read` writes no
-// memory: kAhead vectors are read before the first of them is written, which keeps as many loads
-// under way. Each takes the registers of what `read` returns.
+// The same with f(column, width) = write(column, width, read(column, width)). kAhead vectors are
+// read before the first of them is written, which keeps as many loads under way; each takes the
+// registers of what `read` returns. `read` writes no memory.
 template <typename T, int kAhead, typename Read, typename Write>
 __device__ inline void ForColumns(int64_t n, int64_t vector_columns, int lane, int lanes, Read read,
                                   Write write) {
