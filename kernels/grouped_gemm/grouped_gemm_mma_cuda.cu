@@ -34,7 +34,7 @@ struct OperandTile {
   static constexpr int kRowChunks = (kDepthAlongRows ? kTileDepth : kTile) / kChunk;
 
   // Where a chunk lies in shared memory.
-  __device__ static constexpr int Place(int row, int chunk) {
+  MOE_HOST_DEVICE static constexpr int Place(int row, int chunk) {
     const int mixed = kDepthAlongRows ? chunk ^ row / 2 % 4 : chunk ^ row % 8;
     return row * kRowChunks + mixed;
   }
