@@ -39,11 +39,3 @@ target_compile_options(moe_kernels_cuda PRIVATE
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
 set_target_properties(moe_kernels_cuda PROPERTIES CUDA_COMPILER_LAUNCHER
   "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")
-
-# The same sources as PTX for the oldest GPU: what cmake/ptx_check.py reads.
-add_library(moe_kernels_ptx OBJECT ${MOE_CUDA_SOURCES})
-set_target_properties(moe_kernels_ptx PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 80-virtual)
-target_include_directories(moe_kernels_ptx PRIVATE ${PROJECT_SOURCE_DIR})
-target_compile_definitions(moe_kernels_ptx PRIVATE
-  $<TARGET_PROPERTY:moe_kernels_cuda,COMPILE_DEFINITIONS>)
-target_compile_options(moe_kernels_ptx PRIVATE $<TARGET_PROPERTY:moe_kernels_cuda,COMPILE_OPTIONS>)

@@ -4,7 +4,8 @@
 #   scripts/install_deps.sh [--demo | --bench]
 #
 # --demo leaves out what only the tests need. --bench adds the peers of scripts/bench_cpu.sh.
-# Nothing missing: changes nothing, needs no root.
+# Nothing missing: changes nothing, needs no root. Where nvcc comes without cuobjdump, for a test, pip puts
+# it and nvdisasm into build/cuda_tools; without pip or network that test is skipped.
 # Exit codes: 0 everything is there; 1 apt failed; 2 not possible here (what is needed is listed).
 set -euo pipefail
 
@@ -45,6 +46,21 @@ case "${1-}" in
     exit 2
     ;;
 esac
+
+cuda_tools() {
+  local tools=build/cuda_tools nvcc
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
+  nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) || return 0
+  [[ -x $(dirname "$nvcc")/cuobjdump || -x $tools/nvidia/cu13/bin/cuobjdump ]] && return 0
+  command -v cuobjdump >/dev/null && return 0
+  echo "install_deps: installing cuobjdump and nvdisasm into $tools"
+  python3 -m pip install -q --disable-pip-version-check --retries 0 --no-deps --target "$tools" \
+    nvidia-cuda-cuobjdump==13.2.86 nvidia-cuda-nvdisasm==13.2.86 >&2 ||
+    echo "install_deps: not installed: the test cuda_loops is skipped" >&2
+}
+if [[ ${1-} != --demo ]]; then
+  cuda_tools
+fi
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "install_deps: this system has no apt. Needed, by their Debian names:" >&2
