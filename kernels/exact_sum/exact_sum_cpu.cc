@@ -22,7 +22,7 @@ int64_t AccumulateRange(const float* partial, double inverse_unit, int64_t limit
   return non_finite;
 }
 
-void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
+HWY_INLINE void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
   const DoubleTag d;
   const auto scale = hn::Set(d, factor);
   int64_t i = 0;
@@ -31,6 +31,11 @@ void ToFloat(const int64_t* sum, double factor, float* out, int64_t n) {
     hn::StoreU(hn::DemoteTo(HalfTag(), hn::Mul(x, scale)), HalfTag(), out + i);
   }
   for (; i < n; ++i) out[i] = static_cast<float>(static_cast<double>(sum[i]) * factor);
+}
+
+void RowsToFloat(const int64_t* sum, int64_t rows, int64_t cols, int64_t stride, double factor,
+                 float* out) {
+  for (int64_t r = 0; r < rows; ++r) ToFloat(sum + r * stride, factor, out + r * cols, cols);
 }
 
 double Squares(const float* x, int64_t n) {
@@ -68,15 +73,16 @@ HWY_AFTER_NAMESPACE();
 namespace moe {
 
 HWY_EXPORT(AccumulateRange);
-HWY_EXPORT(ToFloat);
+HWY_EXPORT(RowsToFloat);
 HWY_EXPORT(Squares);
 
 int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
                              SumWrite write, int64_t* sum, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(AccumulateRange)(partial, inverse_unit, limit, write, sum, n);
 }
-void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(ToFloat)(sum, factor, out, n);
+void ExactToFloatRows(const int64_t* sum, int64_t rows, int64_t cols, int64_t stride, double factor,
+                      float* out) {
+  HWY_DYNAMIC_DISPATCH(RowsToFloat)(sum, rows, cols, stride, factor, out);
 }
 double SumOfSquaresBlock(const float* x, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(Squares)(x, n);

@@ -17,8 +17,12 @@ enum class SumWrite : uint8_t {
 int64_t ExactAccumulateRange(const float* partial, double inverse_unit, int64_t limit,
                              SumWrite write, int64_t* sum, int64_t n);
 
-// out[i] = float(double(sum[i]) * factor)
-void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n);
+// out[r * cols + c] = float(double(sum[r * stride + c]) * factor)
+void ExactToFloatRows(const int64_t* sum, int64_t rows, int64_t cols, int64_t stride, double factor,
+                      float* out);
+inline void ExactToFloatRange(const int64_t* sum, double factor, float* out, int64_t n) {
+  ExactToFloatRows(sum, 1, n, n, factor, out);
+}
 
 // One block of AddSquares.
 double SumOfSquaresBlock(const float* x, int64_t n);

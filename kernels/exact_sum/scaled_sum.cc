@@ -17,25 +17,17 @@ using exact_sum::kSquaresBlock;
 constexpr int64_t kUnitsPerRange = 8;
 constexpr int64_t kUnitsPerFork = 256;  // so that their sums fit on the stack
 
-// Elements [begin, begin + n) of a unit, row by row.
-void ReadUnit(const ScaledSum& x, const SquaresUnit& unit, int64_t begin, int64_t n, float* out) {
-  if (unit.stride == unit.cols) return x.Read(unit.begin + begin, n, out);
-  while (n > 0) {
-    const int64_t col = begin % unit.cols, count = std::min(n, unit.cols - col);
-    x.Read(unit.begin + begin / unit.cols * unit.stride + col, count, out);
-    begin += count;
-    out += count;
-    n -= count;
-  }
-}
-
+// Units of several rows have no more elements than a block; one row may have.
 double SquaresOfUnit(const ScaledSum& x, const SquaresUnit& unit) {
   float values[kSquaresBlock];
-  const int64_t size = unit.rows * unit.cols;
+  if (unit.rows > 1) {
+    x.ReadRows(unit.begin, unit.rows, unit.cols, unit.stride, values);
+    return SumOfSquaresBlock(values, unit.rows * unit.cols);
+  }
   double total = 0;
-  for (int64_t begin = 0; begin < size; begin += kSquaresBlock) {
-    const int64_t count = std::min(kSquaresBlock, size - begin);
-    ReadUnit(x, unit, begin, count, values);
+  for (int64_t begin = 0; begin < unit.cols; begin += kSquaresBlock) {
+    const int64_t count = std::min(kSquaresBlock, unit.cols - begin);
+    x.Read(unit.begin + begin, count, values);
     total += SumOfSquaresBlock(values, count);
   }
   return total;
@@ -67,12 +59,16 @@ absl::StatusOr<absl::Span<const float>> ScaledSum::ToFloat(Workspace& workspace,
   return out;
 }
 
-void ScaledSum::Read(int64_t begin, int64_t n, float* out) const {
+void ScaledSum::ReadRows(int64_t begin, int64_t rows, int64_t cols, int64_t stride,
+                         float* out) const {
   if (is_exact_) {
-    return ExactToFloatRange(exact_.data() + begin, std::ldexp(scale_, grid_.unit_log2), out, n);
+    return ExactToFloatRows(exact_.data() + begin, rows, cols, stride,
+                            std::ldexp(scale_, grid_.unit_log2), out);
   }
   const auto factor = static_cast<float>(scale_);
-  for (int64_t i = 0; i < n; ++i) out[i] = float_[begin + i] * factor;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) out[r * cols + c] = float_[begin + r * stride + c] * factor;
+  }
 }
 
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,

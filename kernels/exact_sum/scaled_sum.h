@@ -37,7 +37,9 @@ class ScaledSum {
   absl::StatusOr<absl::Span<const float>> ToFloat(Workspace& workspace, Stream& stream) const;
 
   // Elements [begin, begin + n) of sums in memory of the host, at once, after Check.
-  void Read(int64_t begin, int64_t n, float* out) const;
+  void Read(int64_t begin, int64_t n, float* out) const { ReadRows(begin, 1, n, n, out); }
+  // … rows of `cols` elements, `stride` apart, one behind the other in `out`.
+  void ReadRows(int64_t begin, int64_t rows, int64_t cols, int64_t stride, float* out) const;
 
  private:
   absl::Span<const float> float_;
