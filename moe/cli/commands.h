@@ -1,4 +1,4 @@
-// All commands of the program.
+// The program `moe`, but for main(), and its commands.
 #ifndef MOE_MOE_CLI_COMMANDS_H_
 #define MOE_MOE_CLI_COMMANDS_H_
 
@@ -17,6 +17,9 @@ struct Command {
 
 // In the order of `moe --help`.
 absl::Span<const Command> Commands();
+
+// What main does; returns its exit code.
+int RunProgram(int argc, char** argv);
 
 }  // namespace moe::cli
 

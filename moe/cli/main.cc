@@ -1,5 +1,5 @@
 // The program `moe`.
-#include "moe/cli/run_program.h"
+#include "moe/cli/commands.h"
 
 int main(int argc, char** argv) {
   return moe::cli::RunProgram(argc, argv);

@@ -1,4 +1,3 @@
-#include "moe/cli/run_program.h"
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +21,7 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 #include "moe/cli/commands.h"
 #include "moe/cli/manual/manual.h"
 
@@ -160,6 +159,29 @@ int RunProgram(int argc, char** argv) {
                  status.message().data());
     return static_cast<int>(ExitCodeOf(status));
   }
+}
+
+absl::Span<const Command> Commands() {
+  static constexpr Command kCommands[] = {
+      {"train", "trains a mixture-of-experts language model on text files", TrainCommand,
+       TrainHelp},
+      {"sweep", "measures every combination of experts, top-k, capacity factor ...", SweepCommand,
+       SweepHelp},
+      {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,
+       BenchHelp},
+      {"layer", "runs one MoE layer of a public model, from its own files", LayerCommand,
+       LayerHelp},
+      {"verify", "compares any layout with one rank, and one rank with float64", VerifyCommand,
+       VerifyHelp},
+      {"report", "draws what the others measured: one HTML file with charts", ReportCommand,
+       ReportHelp},
+      {"ckpt", "lists, checks, compares and removes checkpoints", CkptCommand, CkptHelp},
+      {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
+       DoctorHelp},
+      {"completion", "completes commands, flags and their values in a shell", CompletionCommand,
+       CompletionHelp},
+  };
+  return kCommands;
 }
 
 }  // namespace moe::cli

@@ -7,7 +7,7 @@
 #include "dispatch/dispatcher.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
-#include "moe/cli/base/choice.h"
+#include "moe/cli/base/settings.h"
 #include "moe/context.h"
 
 namespace moe::cli {

@@ -1,10 +1,10 @@
-#include "moe/cli/base/command_help.h"
-
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 #include <fmt/format.h>
+
+#include "moe/cli/base/command.h"
 
 namespace moe::cli {
 namespace {

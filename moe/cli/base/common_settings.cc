@@ -1,5 +1,17 @@
 #include "moe/cli/base/common_settings.h"
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <absl/status/statusor.h>
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
+
+#include "gating/gate.h"
+#include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
 
 namespace moe::cli {
@@ -81,6 +93,213 @@ void AddHelpSettings(Table& table) {
       .FlagOnly()
       .Roles(kOfOneRun);
   table.Add("-h, --help", Kind::kSwitch, "print this and stop").FlagOnly().Roles(kOfOneRun);
+}
+
+namespace {
+
+constexpr Choice<Activation> kActivations[] = {{"swiglu", Activation::kSwiGlu},
+                                               {"geglu", Activation::kGeGlu},
+                                               {"relu", Activation::kRelu},
+                                               {"relu2", Activation::kRelu2},
+                                               {"clamped_swiglu", Activation::kClampedSwiGlu}};
+constexpr Choice<ScoreFunction> kScoreFunctions[] = {{"softmax", ScoreFunction::kSoftmax},
+                                                     {"sigmoid", ScoreFunction::kSigmoid}};
+constexpr Choice<DropPolicy> kDropPolicies[] = {{"probs", DropPolicy::kProbability},
+                                                {"position", DropPolicy::kPosition}};
+constexpr Choice<LoadBalancing> kLoadBalancings[] = {
+    {"aux_loss", LoadBalancing::kAuxLoss},
+    {"seq_aux_loss", LoadBalancing::kSeqAuxLoss},
+    {"global_aux_loss", LoadBalancing::kGlobalAuxLoss},
+    {"sinkhorn", LoadBalancing::kNone},  // the gate balances
+    {"none", LoadBalancing::kNone}};
+
+absl::StatusOr<TokenGroup> TokenGroupOf(const Settings& settings) {
+  if (settings.is("moe-token-group", "micro-batch")) return TokenGroup{TokenGroup::kMicroBatch};
+  if (settings.is("moe-token-group", "sequence")) return TokenGroup{TokenGroup::kSequence};
+  const int tokens = settings.integer("moe-token-group");
+  if (tokens >= 1) return TokenGroup{tokens};
+  return WrongValue(settings, "moe-token-group",
+                    "sequence, micro-batch or a number of tokens from 1");
+}
+
+// Gates that always have an expert bias do not read the option; asking for it is no mistake.
+bool HasExpertBias(const RouterConfig& router) {
+  const GateDefinition* const gate = FindGate(router.gate);
+  return gate != nullptr && (gate->options & kGateExpertBias) == 0 &&
+         gate->make(router)->traits().expert_bias;
+}
+
+void AddGateOptions(RouterConfig& r, Table& t) {
+  t.Add("--moe-router-score-function NAME", {&r.score_function, kScoreFunctions},
+        "of the logits; what experts are selected on and weighed by (router topk)")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-pre-softmax", &r.pre_softmax,
+        "weights are p of the selected; without it, softmax over the selected logits (router topk)")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-num-groups N", &r.num_groups,
+        "groups of experts, of which a token uses some; divides the experts; 0 = none (routers "
+        "topk, deepseek-v2, deepseek-v3)")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-group-topk N", &r.group_top_k, "groups a token uses")
+      .Field("group_top_k")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-topk-scaling-factor X", &r.scaling_factor,
+        "multiplies the combine weights (routers topk, deepseek-v2, deepseek-v3, longcat)")
+      .Field("scaling_factor")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-enable-expert-bias", &r.expert_bias,
+        "selection adds a bias b without gradient: b_i += X sign(mean(c) - c_i) after every step "
+        "(router topk; deepseek-v3 and longcat always have it)")
+      .Field("expert_bias")
+      .Roles(kGeneralGate | kOfGate);
+  t.Add("--moe-router-bias-update-rate X", &r.bias_update_rate, "X of the expert bias")
+      .Roles(kOfGate);
+  t.Add("--moe-input-jitter-eps X", &r.input_jitter,
+        "in training the router sees x * U[1 - X, 1 + X] (router switch)")
+      .Field("input_jitter")
+      .Roles(kOfGate);
+  t.Add("--moe-router-random-second", &r.random_second_expert,
+        "in training keep the second choice with probability min(1, 2 w) (router gshard)")
+      .Field("random_second_expert")
+      .Roles(kOfGate);
+  t.Add("--moe-router-jitter-eps X", &r.router_jitter,
+        "logits within 2 X of the chosen one, in parts of the larger, share its softmax (router "
+        "sparsemixer)")
+      .Field("router_jitter")
+      .Roles(kOfGate);
+  t.Add("--num-zero-experts N", &r.num_zero_experts,
+        "experts beside --num-experts that return the token itself")
+      .Least(0, "0 (none) or more")
+      .Roles(kOfGate);
+}
+
+}  // namespace
+
+void AddShapeSettings(MoeLayerConfig& layer, Table& t) {
+  t.Add("--hidden-size H", &layer.router.hidden_size, "width of the residual stream")
+      .Roles(kOfLayer | kInPartRow);
+  t.Add("--num-experts E", &layer.router.num_experts,
+        "experts of a layer in total, never per rank; 1 with --topk 1 is the dense model")
+      .Roles(kOfLayer | kAlwaysTold | kInPartRow);
+  t.Add("--moe-ffn-hidden-size F", &layer.ffn_hidden_size, "width of one expert")
+      .Least(1)
+      .Roles(kOfLayer | kInPartRow);
+  t.Add("--moe-shared-expert-intermediate-size F", &layer.shared_expert_ffn_hidden_size,
+        "width of an expert that every token passes; 0 = none")
+      .Least(0, "0 (none) or more")
+      .Field("shared_expert_ffn_hidden_size")
+      .Roles(kOfLayer);
+  t.Add("--moe-shared-expert-gate", &layer.gated_shared_expert,
+        "scale the shared expert by sigmoid(w . x); preset by --router qwen2")
+      .Roles(kOfLayer | kAlwaysTold);
+  t.Add("--activation NAME", {&layer.activation.kind, kActivations},
+        "of the experts; clamped_swiglu is gpt-oss's, and its preset")
+      .Roles(kOfLayer | kAlwaysTold);
+  t.Add("--moe-projection-biases", &layer.projection_biases,
+        "both projections of an expert add a bias; preset by --router gpt-oss")
+      .Roles(kOfLayer | kAlwaysTold);
+}
+
+void AddRoutingSettings(MoeLayerConfig& layer, Table& t) {
+  RouterConfig& r = layer.router;
+  t.Add("--router NAME", {&r.gate, GateNames()},
+        "gate; also presets topk (1 for switch and llama4, 2 for the others) and what belongs to "
+        "the model; topk: Megatron's general gate; chosen for you when you give a flag only it has")
+      .Field("gate")
+      .Roles(kAlwaysTold | kOfGate | kInPartRow);
+  t.Add("--moe-router-topk, --topk K", &r.top_k, "experts per token, at most E")
+      .Field("top_k")
+      .Roles(kAlwaysTold | kInPartRow);
+  AddGateOptions(r, t);
+  t.Add("--moe-expert-capacity-factor, --capacity-factor X|none", &r.capacity_factor,
+        "an expert takes at most C = ceil(T K X / E) of the T tokens of a group; none = dropless")
+      .Roles(kAlwaysTold | kInLayerRow);
+  t.Add("--moe-token-drop-policy NAME", {&r.drop_policy, kDropPolicies},
+        "over capacity, keep the largest weights (probs) or the first tokens (position)");
+  t.Add("--moe-pad-expert-input-to-capacity", &r.pad_to_capacity,
+        "give every expert exactly C rows")
+      .Field("pad_to_capacity")
+      .Roles(kOfGate);
+  t.Add("--moe-token-group sequence|micro-batch|N",
+        {Kind::kInteger, "micro-batch", {"sequence", "micro-batch"}},
+        "tokens over which capacity and balance are defined; N divides a micro-batch");
+  t.Add("--moe-router-load-balancing-type NAME", {&r.load_balancing, kLoadBalancings},
+        "balance loss: per token group, per sequence, against the last step's global counts, or "
+        "none; sinkhorn is --router sinkhorn");
+  t.Add("--moe-aux-loss-coeff X", &r.aux_loss_coeff,
+        "of the balance loss X E / (K T^2) sum_i (sum_t p_ti) c_i, which is X at balance");
+  t.Add("--moe-z-loss-coeff X", &r.z_loss_coeff, "of X mean_t (logsumexp_i l_ti)^2");
+}
+
+absl::Status ApplyRouterPreset(Settings& settings) {
+  const auto preset = [&](const char* name, const char* text, const std::string& where) {
+    return settings.Set(*settings.Find(name), {text}, Origin::kPreset, where);
+  };
+  if (settings.is("moe-router-load-balancing-type", "sinkhorn")) {
+    if (settings.given("router") && !settings.is("router", "sinkhorn")) {
+      return WrongValue(settings, "router", "sinkhorn, as --moe-router-load-balancing-type says");
+    }
+    MOE_RETURN_IF_ERROR(preset("router", "sinkhorn", "--moe-router-load-balancing-type sinkhorn"));
+  }
+  for (const Setting& s : settings.table()) {
+    const bool chosen = settings.value("router").origin != Origin::kDefault;
+    if (chosen || !s.is(kGeneralGate) || !settings.given(s.name)) continue;
+    MOE_RETURN_IF_ERROR(preset("router", "topk", absl::StrCat("--", s.name)));
+  }
+  const std::string router = settings.text("router");
+  const std::string where = absl::StrCat("--router ", router);
+  const bool one = router == "switch" || router == "llama4";
+  MOE_RETURN_IF_ERROR(preset("moe-router-topk", one ? "1" : "2", where));
+  if (router == "gpt-oss") {
+    MOE_RETURN_IF_ERROR(preset("activation", "clamped_swiglu", where));
+    MOE_RETURN_IF_ERROR(preset("moe-projection-biases", "true", where));
+  }
+  if (router == "qwen2" && !settings.is("moe-shared-expert-intermediate-size", "0")) {
+    MOE_RETURN_IF_ERROR(preset("moe-shared-expert-gate", "true", where));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CompleteLayer(const Settings& settings, MoeLayerConfig& layer) {
+  layer.router.expert_bias = layer.router.expert_bias && !HasExpertBias(layer.router);
+  MOE_ASSIGN_OR_RETURN(layer.router.token_group, TokenGroupOf(settings));
+  if (!layer.gated_shared_expert || layer.shared_expert_ffn_hidden_size > 0)
+    return absl::OkStatus();
+  return WrongFlag("--moe-shared-expert-gate", "true",
+                   "--moe-shared-expert-intermediate-size with it");
+}
+
+std::string InFlags(absl::string_view message, const Settings& settings) {
+  const bool router = absl::ConsumePrefix(&message, "RouterConfig.");
+  if (!router) absl::ConsumePrefix(&message, "Transformer: ");
+  std::string out;
+  for (size_t i = 0; i < message.size();) {
+    size_t end = i;
+    while (end < message.size() && (absl::ascii_islower(message[end]) || message[end] == '_')) {
+      ++end;
+    }
+    const absl::string_view word = message.substr(i, end - i);
+    std::string flag;
+    if (absl::StrContains(word, "_") || (router && i == 0)) {
+      const Setting* setting = settings.Find(word);
+      for (const char* prefix : {"moe-", "moe-router-"}) {
+        if (setting == nullptr) setting = settings.Find(absl::StrCat(prefix, word));
+      }
+      for (const Setting& s : settings.table()) {
+        if (setting == nullptr && s.field == word) setting = &s;
+      }
+      if (setting != nullptr) flag = setting->name;
+      if (flag.empty() && word == "micro_batch_tokens") flag = "micro-batch-size x --seq-length";
+    }
+    if (!flag.empty()) {
+      absl::StrAppend(&out, "--", flag);
+    } else {
+      absl::StrAppend(&out, word);
+    }
+    i = end;
+    if (i < message.size()) out += message[i++];
+  }
+  return out;
 }
 
 }  // namespace moe::cli

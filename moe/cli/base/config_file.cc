@@ -11,15 +11,13 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
 
 namespace moe::cli {
 namespace {
-
-using Json = nlohmann::json;
 
 // Of a file that nobody vouches for: each leaf has its path, which has a key for each object.
 constexpr size_t kMaxBytes = size_t{1} << 20;
@@ -30,7 +28,7 @@ constexpr size_t kMaxLeaves = 10'000;
 constexpr size_t kMostRefused = 20;
 
 // Collects scalars as the parser meets them; returning false ends the parse.
-class Flattener : public nlohmann::json_sax<Json> {
+class Flattener : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override { return Scalar(JsonType::kNull, "null"); }
   bool boolean(bool value) override { return Scalar(JsonType::kBool, value ? "true" : "false"); }
@@ -44,7 +42,7 @@ class Flattener : public nlohmann::json_sax<Json> {
     return Scalar(JsonType::kNumber, text);
   }
   bool string(std::string& value) override { return Scalar(JsonType::kString, value); }
-  bool binary(Json::binary_t&) override { return Fail("binary data"); }
+  bool binary(nlohmann::json::binary_t&) override { return Fail("binary data"); }
   bool start_object(size_t) override { return Start(/*list=*/false); }
   bool start_array(size_t) override { return Start(/*list=*/true); }
   bool end_object() override { return End(JsonType::kEmptyObject); }
@@ -62,7 +60,7 @@ class Flattener : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  bool parse_error(size_t, const std::string&, const Json::exception& e) override {
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& e) override {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const absl::string_view what = e.what();
     const size_t at = what.find("line ");
@@ -179,7 +177,7 @@ absl::StatusOr<std::vector<JsonLeaf>> FlattenJson(absl::string_view document) {
         absl::StrCat("JSON of ", document.size(), " bytes, expected at most ", kMaxBytes));
   }
   Flattener flattener;
-  const bool ok = Json::sax_parse(document.begin(), document.end(), &flattener);
+  const bool ok = nlohmann::json::sax_parse(document.begin(), document.end(), &flattener);
   if (!ok) return absl::InvalidArgumentError(flattener.error);
   return std::move(flattener.leaves);
 }

@@ -1,6 +1,8 @@
 #include "moe/cli/base/launch.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <thread>
@@ -10,7 +12,10 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
+#include <sched.h>
+#include <unistd.h>
 
+#include "comm/create.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
@@ -192,6 +197,65 @@ absl::Status CheckDevices(const Launch& launch, const Settings& settings) {
   return absl::InvalidArgumentError(
       absl::StrCat("--ranks: ", launch.world.local_ranks, " on this machine, expected at most its ",
                    Counted(count, "GPU"), exclusive ? "" : ", or --share-device"));
+}
+
+namespace {
+
+bool Runs(const std::string& path) {
+  return ::access(path.c_str(), X_OK) == 0 && !std::filesystem::is_directory(path);
+}
+
+}  // namespace
+
+std::string VariableOf(absl::Span<const std::string> environment, absl::string_view name) {
+  const std::string prefix = absl::StrCat(name, "=");
+  for (const std::string& entry : environment) {
+    if (absl::StartsWith(entry, prefix)) return entry.substr(prefix.size());
+  }
+  return "";
+}
+
+std::string FindProgram(const std::string& name, absl::string_view path) {
+  if (absl::StrContains(name, "/")) return Runs(name) ? name : "";
+  for (const absl::string_view folder : absl::StrSplit(path, ':', absl::SkipEmpty())) {
+    const std::string candidate = absl::StrCat(folder, "/", name);
+    if (Runs(candidate)) return candidate;
+  }
+  return "";
+}
+
+std::string FindMpiLauncher(absl::string_view path) {
+  for (const std::string& name :
+       {absl::StrCat("mpirun.", LinkedMpi()), std::string("mpirun"), std::string("mpiexec")}) {
+    const std::string program = FindProgram(name, path);
+    if (!program.empty()) return program;
+  }
+  return "";
+}
+
+absl::Status PinToCores(int rank, int threads) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+    return absl::InternalError("--pin: the CPUs of this process are unknown");
+  }
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  const size_t first = static_cast<size_t>(rank) * static_cast<size_t>(threads);
+  for (size_t i = first; i < first + static_cast<size_t>(threads); ++i) {
+    CPU_SET(cpus[i % cpus.size()], &mine);
+  }
+  if (sched_setaffinity(0, sizeof(mine), &mine) == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("--pin: rank ", rank, " cannot be pinned"));
+}
+
+absl::Status PinRank(const Launch& launch, const Communicator& world, int threads) {
+  return PinToCores(launch.plan.processes() ? launch.plan.launch.local_rank : world.rank(),
+                    threads);
 }
 
 }  // namespace moe::cli

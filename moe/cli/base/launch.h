@@ -1,4 +1,5 @@
-// Who the ranks are: flags and launch environment together.
+// Who the ranks are, of flags and launch environment together; what starts processes, and the cores
+// that ranks keep to.
 #ifndef MOE_MOE_CLI_BASE_LAUNCH_H_
 #define MOE_MOE_CLI_BASE_LAUNCH_H_
 
@@ -7,9 +8,11 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "comm/bootstrap.h"
+#include "comm/communicator.h"
 #include "comm/create.h"
 #include "comm/world_plan.h"
 #include "kernels/base/stream.h"
@@ -71,6 +74,28 @@ std::string LauncherText(const Launch& launch);
 // Of commands that compute on every rank: kInvalidArgument for more ranks of this machine than it
 // has GPUs, without --share-device.
 absl::Status CheckDevices(const Launch& launch, const Settings& settings);
+
+// Programs in PATH, above all the launcher of the MPI that this build is linked with.
+
+// The value of a variable in `environment` ("NAME=value"); "" if it is not there.
+std::string VariableOf(absl::Span<const std::string> environment, absl::string_view name);
+
+// The file that `name` starts: itself if it has a '/', else the first in the folders of `path`, as
+// execvp looks. "" if there is none.
+std::string FindProgram(const std::string& name, absl::string_view path);
+
+// Where several MPIs are installed, `mpirun` may be another one's, under which every process is a
+// world of its own: first mpirun.<linked MPI> (Debian's names), then mpirun, then mpiexec. "" if
+// there is none.
+std::string FindMpiLauncher(absl::string_view path);
+
+// Keeps this thread, and those it starts, on `threads` of the CPUs that the process may use, from
+// the (rank * threads)-th on, round robin. On a busy machine the scheduler may put two ranks on one
+// core while another idles, which measures the scheduler. kInternal if the system refuses.
+absl::Status PinToCores(int rank, int threads);
+
+// The same for a rank of `launch`: processes by their rank on this machine, threads by `world`'s.
+absl::Status PinRank(const Launch& launch, const Communicator& world, int threads);
 
 }  // namespace moe::cli
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -12,6 +13,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/line_file.h"
 #include "moe/cli/base/terminal.h"
@@ -69,11 +72,15 @@ absl::Status Print(const std::string& text) {
   return WithExitCode(absl::InternalError("cannot write to standard output"), ExitCode::kIo);
 }
 
+void PrintAside(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
 void PrintError(absl::string_view command, const absl::Status& status) {
   const std::string who = absl::StrCat("moe", command.empty() ? "" : " ", command, ":");
-  Say(stderr, "{} {}\n", Painted(who, Color::kRed, stderr),
-      absl::StrReplaceAll(status.message(), {{"\n", " "}}));
-  std::fflush(stderr);
+  PrintAside(absl::StrCat(Painted(who, Color::kRed, stderr), " ",
+                          absl::StrReplaceAll(status.message(), {{"\n", " "}}), "\n"));
 }
 
 void PrintWarnings(absl::string_view command, absl::Span<const std::string> warnings) {
@@ -171,6 +178,39 @@ absl::Status CheckWritable(absl::string_view flag, const std::string& path) {
   // A pipe is not opened before there is something to write: who reads it would see it end.
   if (::access(path.c_str(), W_OK) == 0) return absl::OkStatus();
   return Prefixed(flag, IoError("write", path, errno));
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool SameFile(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return false;
+  std::error_code neither_exists, ignored;
+  if (WrittenInPlace(a)) return false;  // nothing is overwritten
+  if (fs::equivalent(a, b, neither_exists)) return true;
+  if (!neither_exists) return false;
+  const fs::path of_a = fs::weakly_canonical(fs::absolute(a, ignored), ignored);
+  return !of_a.empty() && of_a == fs::weakly_canonical(fs::absolute(b, ignored), ignored);
+}
+
+}  // namespace
+
+absl::Status CheckOutputPaths(absl::Span<const FlagPath> inputs,
+                              absl::Span<const FlagPath> outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const FlagPath& output = outputs[i];
+    const auto check = [&](absl::Span<const FlagPath> others) -> absl::Status {
+      for (const FlagPath& other : others) {
+        if (!SameFile(output.path, other.path)) continue;
+        return WrongFlag(output.flag, output.path, absl::StrCat("another file than ", other.flag));
+      }
+      return absl::OkStatus();
+    };
+    MOE_RETURN_IF_ERROR(check(inputs));
+    MOE_RETURN_IF_ERROR(check(outputs.first(i)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace moe::cli

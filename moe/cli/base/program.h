@@ -1,4 +1,4 @@
-// What the commands share: results, errors, and running the ranks.
+// What the commands share: results, errors, files and running the ranks.
 #ifndef MOE_MOE_CLI_BASE_PROGRAM_H_
 #define MOE_MOE_CLI_BASE_PROGRAM_H_
 
@@ -17,6 +17,8 @@ namespace moe::cli {
 
 // To standard output, at once. Exit code kIo if it cannot be written.
 absl::Status Print(const std::string& text);
+// To standard error, at once; what cannot be written is left out.
+void PrintAside(const std::string& text);
 
 // "moe <command>: <message>", without a command "moe: <message>": one line on standard error,
 // whatever a library put into the message.
@@ -57,6 +59,16 @@ bool WrittenInPlace(const std::string& path);
 // Whether `path` can be written, before the work that fills it. Errors as WriteError; leaves no
 // file.
 absl::Status CheckWritable(absl::string_view flag, const std::string& path);
+
+struct FlagPath {
+  std::string flag;  // "--trace"
+  std::string path;  // empty: not given
+};
+
+// kInvalidArgument if an output is an input, or an output before it: the same path, links followed,
+// or another name of the same file.
+absl::Status CheckOutputPaths(absl::Span<const FlagPath> inputs,
+                              absl::Span<const FlagPath> outputs);
 
 }  // namespace moe::cli
 

@@ -15,7 +15,6 @@
 #include <absl/strings/strip.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/suggest.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::cli {

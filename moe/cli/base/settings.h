@@ -18,9 +18,35 @@
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
-#include "moe/cli/base/choice.h"
-
 namespace moe::cli {
+
+// A word of a flag beside what it stands for; the first word of a value is its name.
+template <typename T>
+struct Choice {
+  const char* word;
+  T value;
+};
+
+template <typename T, size_t N>
+std::vector<std::string> WordsOf(const Choice<T> (&choices)[N]) {
+  std::vector<std::string> words;
+  for (const Choice<T>& choice : choices) words.emplace_back(choice.word);
+  return words;
+}
+template <typename T, size_t N>
+const char* NameOf(T value, const Choice<T> (&choices)[N]) {
+  for (const Choice<T>& choice : choices) {
+    if (choice.value == value) return choice.word;
+  }
+  return "";
+}
+template <typename T, size_t N>
+T ValueOf(absl::string_view word, const Choice<T> (&choices)[N]) {
+  for (const Choice<T>& choice : choices) {
+    if (choice.word == word) return choice.value;
+  }
+  return choices[0].value;
+}
 
 enum class Kind : uint8_t {
   kInteger,  // fits 32 bits
@@ -226,6 +252,17 @@ std::string FlagsOf(const Settings& settings, const std::function<bool(const Set
 
 // `text` as one word of a POSIX shell.
 std::string ShellQuote(absl::string_view text);
+
+// Edits that turn `a` into `b`: insert, delete, replace, swap neighbours.
+int EditDistance(absl::string_view a, absl::string_view b);
+
+// The nearest of `known`, or "" if none is near: at most a third of the letters wrong (two in short
+// words), else a name of which `word` is a part. Ties: the first.
+std::string Nearest(absl::string_view word, const std::vector<std::string>& known);
+
+// "; did you mean '<prefix><nearest>'?", or `otherwise` if nothing is near.
+std::string DidYouMean(absl::string_view word, const std::vector<std::string>& known,
+                       absl::string_view prefix, absl::string_view otherwise);
 
 }  // namespace moe::cli
 

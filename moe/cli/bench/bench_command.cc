@@ -2,30 +2,126 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
 #include <fmt/format.h>
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/command.h"
-#include "moe/cli/base/machine_load.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
-#include "moe/cli/bench/bench_output.h"
+#include "moe/cli/bench/bench_row.h"
 #include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/pin.h"
+#include "moe/cli/bench/tables.h"
 #include "moe/session.h"
 
 namespace moe::cli {
 namespace {
 
 constexpr char kCommand[] = "bench";
+
+bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
+  bench::HeatMap map{.ranks = rows[0].ranks, .gbytes_per_s = {}, .title = {}};
+  for (const bench::BenchRow& row : rows) map.gbytes_per_s.push_back(row.algbw());
+  map.title = absl::StrCat("GB/s between ranks, ", rows[0].size_bytes, " bytes, ",
+                           rows[0].transport, "; the diagonal copies inside the rank");
+  return map;
+}
+
+// Prints rows as they come, in the forms that the options ask for. Of the rank that speaks.
+class BenchOutput {
+ public:
+  explicit BenchOutput(const BenchOptions& options);
+
+  // `about`: lines that say what is measured; part of the table, not of -o.
+  absl::Status Begin(const std::string& about);
+  // The rows of one size: one, for p2p all pairs.
+  absl::Status Add(absl::Span<const bench::BenchRow> rows);
+  // Footers and files.
+  absl::Status End();
+  const std::vector<bench::BenchRow>& rows() const { return rows_; }
+
+ private:
+  std::string Foot() const;
+  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
+
+  const BenchOptions& options_;
+  std::unique_ptr<bench::TableWriter> out_, err_;
+  std::vector<bench::BenchRow> rows_;
+  std::vector<bench::BenchRow> last_;  // of the last size
+};
+
+BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
+  const auto writer = [](std::optional<bench::TableForm> form) {
+    return form.has_value()
+               ? std::make_unique<bench::TableWriter>(*form, bench::KeysOf(bench::BenchFields({})))
+               : nullptr;
+  };
+  out_ = writer(options.output.form);
+  err_ = writer(options.output.form_err);
+}
+
+absl::Status BenchOutput::Begin(const std::string& about) {
+  if (err_ != nullptr) PrintAside(err_->Begin());
+  if (out_ != nullptr) return Print(out_->Begin());
+  if (options_.format == BenchFormat::kNccl) return Print(absl::StrCat(about, bench::NcclHead()));
+  return Print(absl::StrCat(about, pairs() ? "" : bench::BenchHead()));
+}
+
+absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
+  std::string text;
+  for (const bench::BenchRow& row : rows) {
+    const std::vector<bench::Cell> cells = bench::CellsOf(bench::BenchFields(row));
+    if (err_ != nullptr) PrintAside(err_->Row(cells));
+    if (out_ != nullptr) {
+      text += out_->Row(cells);
+    } else if (options_.format == BenchFormat::kNccl) {
+      text += bench::NcclLine(row);
+    } else if (!pairs()) {
+      text += bench::BenchLine(row, options_.measure.max_noise_pct);
+    }
+  }
+  if (out_ == nullptr && options_.format == BenchFormat::kTable && pairs()) {
+    text = bench::HeatText(HeatMapOf(rows));
+  }
+  rows_.insert(rows_.end(), rows.begin(), rows.end());
+  last_.assign(rows.begin(), rows.end());
+  return Print(text);
+}
+
+std::string BenchOutput::Foot() const {
+  std::vector<double> cvs_pct;
+  for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
+  const bool short_foot = options_.format == BenchFormat::kNccl || pairs();
+  return (short_foot ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_)) +
+         bench::NoiseFoot(cvs_pct, options_.measure.max_noise_pct);
+}
+
+absl::Status BenchOutput::End() {
+  if (err_ != nullptr) PrintAside(err_->End());
+  MOE_RETURN_IF_ERROR(Print(out_ != nullptr ? out_->End() : Foot()));
+  std::vector<std::vector<bench::Cell>> cells;
+  for (const bench::BenchRow& row : rows_) {
+    cells.push_back(bench::CellsOf(bench::BenchFields(row)));
+  }
+  if (!options_.output.json_path.empty()) {
+    MOE_RETURN_IF_ERROR(WriteFile(
+        "-J", options_.output.json_path,
+        bench::WriteTable(bench::TableForm::kJson, bench::KeysOf(bench::BenchFields({})), cells)));
+  }
+  if (options_.svg_path.empty()) return absl::OkStatus();
+  return WriteFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
+}
 
 class BenchRun {
  public:
@@ -38,13 +134,12 @@ class BenchRun {
   absl::Status OnRank(Communicator& world, BenchOutput& output);
   std::string About(const bench::WorldFacts& facts) const;
   void Note(const bench::BenchRow& row) const;
-  absl::Status Verdict() const;
+  absl::Status Verdict(absl::Span<const bench::BenchRow> rows) const;
   bool speaks() const { return launch_.rank() == 0; }
 
   const BenchCall& call_;
   const Launch& launch_;
   BenchOptions options_;
-  std::vector<bench::BenchRow> rows_;  // of rank 0
 };
 
 // Everything that can be refused, before a rank starts.
@@ -105,16 +200,15 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
       row.settings = BenchIdentity(call_.settings, call_.operation);
     }
     MOE_RETURN_IF_ERROR(output.Add(rows));
-    rows_.insert(rows_.end(), rows.begin(), rows.end());
   }
   return trace->Write();
 }
 
 // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
 // the table is out.
-absl::Status BenchRun::Verdict() const {
+absl::Status BenchRun::Verdict(absl::Span<const bench::BenchRow> rows) const {
   int64_t wrong = 0;
-  for (const bench::BenchRow& row : rows_) {
+  for (const bench::BenchRow& row : rows) {
     wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
   }
   if (wrong > 0) {
@@ -123,7 +217,7 @@ absl::Status BenchRun::Verdict() const {
                         ExitCode::kCheckFailed);
   }
   if (!options_.output.fail_if.has_value()) return absl::OkStatus();
-  for (const bench::BenchRow& row : rows_) {
+  for (const bench::BenchRow& row : rows) {
     const auto lookup = [&](absl::string_view column) {
       return bench::NumberOf(bench::BenchFields(row), column);
     };
@@ -150,7 +244,7 @@ absl::Status BenchRun::Run() {
   MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.run.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(output.End());
-  return Verdict();
+  return Verdict(output.rows());
 }
 
 // Other backends move memory of the host alone: a time would be that of copies to and from it.
@@ -183,7 +277,6 @@ absl::Status Run(const Invocation& invocation) {
       Say(stderr, "moe bench: busy: {}\n", call.busy);
     }
   }
-  if (call.operation == "gemm") return RunGemmBench(call, launch);
   if (call.operation == "layer") {
     MOE_RETURN_IF_ERROR(CheckDevices(launch, call.settings));
     return RunLayerBench(call, launch);

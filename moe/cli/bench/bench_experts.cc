@@ -11,15 +11,13 @@
 #include "kernels/base/parallel.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
-#include "moe/cli/bench/bench_output.h"
-#include "moe/cli/bench/gemm_bench.h"
 #include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/kernel_device.h"
 #include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/pin.h"
 #include "moe/cli/bench/tables.h"
 
 namespace moe::cli {
@@ -67,7 +65,7 @@ absl::Status Show(const Results& results, const BenchOutputOptions& output) {
     return bench::WriteTable(kind, bench::KeysOf(results.rows[0]), cells);
   };
   MOE_RETURN_IF_ERROR(Print(output.form.has_value() ? form(*output.form) : results.Table()));
-  if (output.form_err.has_value()) PrintBenchForm(form(*output.form_err));
+  if (output.form_err.has_value()) PrintAside(form(*output.form_err));
   if (output.json_path.empty()) return absl::OkStatus();
   return WriteFile("-J", output.json_path, form(bench::TableForm::kJson));
 }
@@ -110,30 +108,6 @@ std::string RouterText(const bench::LayerSpec& spec) {
 
 }  // namespace
 
-absl::Status RunGemmBench(const BenchCall& call, const Launch& launch) {
-  MOE_ASSIGN_OR_RETURN(const GemmBenchOptions options, MakeGemmBenchOptions(call, launch));
-  MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
-  ThreadPool threads(options.threads);
-  MOE_ASSIGN_OR_RETURN(const auto device, bench::KernelDevice::Create(launch.device, threads));
-  MOE_ASSIGN_OR_RETURN(const std::vector<bench::GemmRow> rows,
-                       bench::MeasureGemm(options.spec, options.measure, *device));
-  const bench::GemmSpec& s = options.spec;
-  Results results{
-      absl::StrCat(
-          fmt::format("# moe bench gemm: {} tokens x top-{} on {} experts, H {}, F {}, routing {}, "
-                      "seed {}, {}\n",
-                      s.tokens, s.top_k, s.num_experts, s.hidden, s.ffn, s.routing.text, s.seed,
-                      PlaceText(*device)),
-          TimeText(call, "median", options.measure)),
-      bench::GemmColumns(),
-      call,
-      options.measure.max_noise_pct,
-      {}};
-  for (const bench::GemmRow& row : rows) results.Add(bench::GemmFields(row));
-  MOE_RETURN_IF_ERROR(Show(results, options.output));
-  return Verdict(results, options.output, {"product"});
-}
-
 absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const KernelBenchOptions options, MakeKernelBenchOptions(call, launch));
   MOE_RETURN_IF_ERROR(CheckOutputs(call.settings, options.spec.routing));
@@ -142,8 +116,11 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
   MOE_ASSIGN_OR_RETURN(const std::vector<bench::KernelRow> rows,
                        bench::MeasureKernels(options.spec, options.measure, *device));
   const bench::KernelSpec& s = options.spec;
-  const std::string what = s.op == bench::KernelOp::kGate ? absl::StrCat("router ", s.router.gate)
-                                                          : absl::StrCat("H ", s.hidden);
+  const bool gemm = s.op == bench::KernelOp::kGemm;
+  const std::string what =
+      s.op == bench::KernelOp::kGate
+          ? absl::StrCat("router ", s.router.gate)
+          : absl::StrCat("H ", s.hidden, gemm ? absl::StrCat(", F ", s.ffn) : "");
   Results results{
       absl::StrCat(
           fmt::format("# moe bench {}: {} tokens x top-{} on {} experts, {}, routing {}, seed {}, "
@@ -151,13 +128,14 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
                       call.operation, s.tokens, s.router.top_k, s.router.num_experts, what,
                       s.routing.text, s.seed, PlaceText(*device)),
           TimeText(call, "median", options.measure)),
-      bench::KernelColumns(),
+      bench::KernelColumns(s.op),
       call,
       options.measure.max_noise_pct,
       {}};
   for (const bench::KernelRow& row : rows) results.Add(bench::KernelFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
-  return Verdict(results, options.output, {"op", "pass", "kernel"});
+  using Names = std::vector<std::string>;
+  return Verdict(results, options.output, gemm ? Names{"product"} : Names{"op", "pass", "kernel"});
 }
 
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {

@@ -10,7 +10,7 @@
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
-#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/bench/bench_options.h"
 
 namespace moe::cli {
@@ -147,59 +147,44 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
 
 }  // namespace
 
-absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch) {
-  const Settings& settings = call.settings;
-  MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
-  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(settings));
-  const RouterConfig& router = part.layer.router;
-  GemmBenchOptions options;
-  options.spec = {.dtype = part.dtype,
-                  .tokens = part.tokens,
-                  .top_k = router.top_k,
-                  .num_experts = router.num_experts,
-                  .hidden = router.hidden_size,
-                  .ffn = part.layer.ffn_hidden_size,
-                  .routing = *part.routing,
-                  .seed = part.seed};
-  if (router.top_k > router.num_experts) {
-    return WrongFlag("--moe-router-topk", absl::StrCat(router.top_k),
-                     absl::StrCat("1 to the ", router.num_experts, " experts"));
-  }
-  MOE_RETURN_IF_ERROR(CheckSizes(part, options.spec.hidden, options.spec.ffn));
-  options.threads = part.threads;
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(
-      SetOutput(settings, bench::NumberNamesOf(bench::GemmFields({})), options.output));
-  return options;
-}
-
 absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
                                                           const Launch& launch) {
+  using bench::KernelOp;
   const Settings& settings = call.settings;
   MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
-  const bool gate = call.operation == "gate";
   MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(settings));
   KernelBenchOptions options;
   bench::KernelSpec& spec = options.spec;
-  spec = {.op = gate                          ? bench::KernelOp::kGate
-                : call.operation == "permute" ? bench::KernelOp::kPermute
-                                              : bench::KernelOp::kCombine,
+  for (const KernelOp op :
+       {KernelOp::kGate, KernelOp::kPermute, KernelOp::kCombine, KernelOp::kGemm}) {
+    if (call.operation == bench::NameOf(op)) spec.op = op;
+  }
+  spec = {.op = spec.op,
           .dtype = part.dtype,
           .tokens = part.tokens,
           .hidden = part.layer.router.hidden_size,
+          .ffn = part.layer.ffn_hidden_size,
           .router = part.layer.router,
           .routing = *part.routing,
           .seed = part.seed};
+  const bool gate = spec.op == KernelOp::kGate;
+  const bool gemm = spec.op == KernelOp::kGemm;
   // A gate's logits and weights are float32 whatever the rows are.
   if (gate) {
     MOE_ASSIGN_OR_RETURN(spec.dtype, LogitType(settings, launch.device));
   }
-  MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
-  MOE_RETURN_IF_ERROR(CheckSizes(part, gate ? 0 : spec.hidden, 0));
+  if (!gemm) MOE_RETURN_IF_ERROR(CheckRouter(spec.router, spec.tokens, settings));
+  if (gemm && spec.router.top_k > spec.router.num_experts) {
+    return WrongFlag("--moe-router-topk", absl::StrCat(spec.router.top_k),
+                     absl::StrCat("1 to the ", spec.router.num_experts, " experts"));
+  }
+  MOE_RETURN_IF_ERROR(CheckSizes(part, gate ? 0 : spec.hidden, gemm ? spec.ffn : 0));
   options.threads = part.threads;
   MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(
-      SetOutput(settings, bench::NumberNamesOf(bench::KernelFields({})), options.output));
+  MOE_RETURN_IF_ERROR(SetOutput(settings,
+                                bench::NumberNamesOf(bench::KernelFields(
+                                    bench::KernelRow{.spec = bench::KernelSpec{.op = spec.op}})),
+                                options.output));
   return options;
 }
 

@@ -12,13 +12,12 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/base/layer_settings.h"
-#include "moe/cli/base/output_paths.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 #include "moe/io/file.h"
 #include "moe/io/routing_trace.h"
 

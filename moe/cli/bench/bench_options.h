@@ -15,13 +15,12 @@
 
 #include "dispatch/dispatcher.h"
 #include "kernels/base/dtype.h"
-#include "moe/cli/base/command_help.h"
+#include "moe/cli/base/command.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/bench/collective_case.h"
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/fail_if.h"
-#include "moe/cli/bench/gemm_bench.h"
 #include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/routing_spec.h"
@@ -115,14 +114,6 @@ absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launc
 
 // The parts of a layer, and a layer. As MakeBenchOptions; flags that an operation does not read
 // are refused.
-struct GemmBenchOptions {
-  bench::GemmSpec spec;
-  bench::MeasureOptions measure;
-  int threads = 1;
-  BenchOutputOptions output;
-};
-absl::StatusOr<GemmBenchOptions> MakeGemmBenchOptions(const BenchCall& call, const Launch& launch);
-
 struct KernelBenchOptions {
   bench::KernelSpec spec;
   bench::MeasureOptions measure;
@@ -166,7 +157,6 @@ absl::Status SetOutput(const Settings& settings, const std::vector<std::string>&
 absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
 
 // Measure, print and judge. Wrong elements and --fail-if carry exit code 1.
-absl::Status RunGemmBench(const BenchCall& call, const Launch& launch);
 absl::Status RunKernelBench(const BenchCall& call, const Launch& launch);
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch);
 

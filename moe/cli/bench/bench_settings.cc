@@ -3,7 +3,6 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
-#include "moe/cli/base/layer_settings.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
 #include "moe/cli/bench/bench_row.h"

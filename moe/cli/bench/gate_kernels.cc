@@ -46,16 +46,13 @@ class GateKernels final : public KernelCases {
     }
     MOE_ASSIGN_OR_RETURN(d_logits_,
                          Mirrored<float>::Allocate(most_tokens * columns(), device_, "d_logits"));
-    Add("forward", &GateKernels::ForwardBytes, &GateKernels::Forward, &GateKernels::WrongForward);
-    Add("backward", &GateKernels::BackwardBytes, &GateKernels::Backward,
-        &GateKernels::WrongBackward);
-    cases_[0].timed.spoil = [this] {
-      return SpoilSelection();
-    };
-    cases_[1].result = d_logits_.bytes();
-    cases_[1].timed.spoil = [this] {
-      return device_.Spoil(d_logits_.bytes());
-    };
+    Add(this, device_, "forward", "gate", &GateKernels::ForwardBytes, &GateKernels::Forward,
+        &GateKernels::WrongForward, {}, std::bind_front(&GateKernels::SpoilSelection, this));
+    Add(this, device_, "backward", "gate", &GateKernels::BackwardBytes, &GateKernels::Backward,
+        &GateKernels::WrongBackward, d_logits_.bytes());
+    for (KernelCase& one : cases_) {
+      if (!weighing_.has_value()) one.timed.wrong = nullptr;
+    }
     return absl::OkStatus();
   }
   void Append(std::unique_ptr<KernelCases> more) {
@@ -64,17 +61,7 @@ class GateKernels final : public KernelCases {
   }
 
  private:
-  void Add(const char* pass, double (GateKernels::*bytes)() const,
-           absl::Status (GateKernels::*run)(), absl::StatusOr<int64_t> (GateKernels::*wrong)()) {
-    TimedKernel timed{.prepare = [this, bytes](int64_t call) -> absl::StatusOr<double> {
-                        MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
-                        return (this->*bytes)();
-                      },
-                      .run = std::bind_front(run, this),
-                      .wrong = nullptr};
-    if (weighing_.has_value()) timed.wrong = std::bind_front(wrong, this);
-    cases_.push_back({.pass = pass, .kernel = "gate", .timed = std::move(timed)});
-  }
+  friend class KernelCases;
 
   // Logits of a record, and the selection that backward starts from.
   absl::Status Turn(int64_t record) {

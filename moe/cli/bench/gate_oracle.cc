@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "kernels/base/status_macros.h"
-#include "moe/cli/bench/slots.h"
+#include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
 

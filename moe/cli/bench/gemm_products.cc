@@ -1,18 +1,34 @@
-// The three products of an expert layer, with their data and checks.
+// The three products of an expert layer, with their data, checks and limits.
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
+
+#include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/base/trace.h"
 #include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/fma_peak.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
-#include "moe/cli/bench/gemm_bench.h"
+#include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/kernel_device.h"
+#include "moe/cli/bench/routing_spec.h"
+#include "moe/cli/bench/tables.h"
 
 namespace moe::bench {
 namespace {
@@ -63,7 +79,7 @@ bool WithinTensorCores(const GemmSum& sum, T result) {
 template <typename T>
 class Products final : public KernelCases {
  public:
-  Products(const GemmSpec& spec, KernelDevice& device)
+  Products(const KernelSpec& spec, KernelDevice& device)
       : spec_(spec), device_(device), workspace_(device.memory()) {}
 
   absl::Status Setup() {
@@ -72,43 +88,33 @@ class Products final : public KernelCases {
       MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec_, call));
       n = std::max(n, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
     }
-    const int64_t weights = spec_.num_experts * spec_.ffn * spec_.hidden;
+    const int64_t weights = spec_.router.num_experts * spec_.ffn * spec_.hidden;
     MOE_ASSIGN_OR_RETURN(x_, UniformValues<T>(n * spec_.hidden, spec_.seed, 0, device_, "x"));
     MOE_ASSIGN_OR_RETURN(dy_, UniformValues<T>(n * spec_.ffn, spec_.seed, 1, device_, "dy"));
     MOE_ASSIGN_OR_RETURN(w_, UniformValues<T>(weights, spec_.seed, 2, device_, "weights"));
     MOE_ASSIGN_OR_RETURN(y_, Mirrored<T>::Allocate(n * spec_.ffn, device_, "y"));
     MOE_ASSIGN_OR_RETURN(dx_, Mirrored<T>::Allocate(n * spec_.hidden, device_, "dx"));
     MOE_ASSIGN_OR_RETURN(dw_, Mirrored<float>::Allocate(weights, device_, "weight gradients"));
-    for (int e = 0; e < spec_.num_experts; ++e) weight_.push_back(WeightOf<const T>(w_, e));
-    Add("forward", &Products::Forward, &Products::WrongForward, y_.bytes());
-    Add("input_grad", &Products::InputGradient, &Products::WrongInputGradient, dx_.bytes());
-    Add("weight_grad", &Products::WeightGradient, &Products::WrongWeightGradient, dw_.bytes());
+    for (int e = 0; e < spec_.router.num_experts; ++e) weight_.push_back(WeightOf<const T>(w_, e));
+    Add(this, device_, "", "forward", &Products::Operations, &Products::Forward,
+        &Products::WrongForward, y_.bytes());
+    Add(this, device_, "", "input_grad", &Products::Operations, &Products::InputGradient,
+        &Products::WrongInputGradient, dx_.bytes());
+    Add(this, device_, "", "weight_grad", &Products::Operations, &Products::WeightGradient,
+        &Products::WrongWeightGradient, dw_.bytes());
     return absl::OkStatus();
   }
 
  private:
-  void Add(const char* product, absl::Status (Products::*run)(),
-           absl::StatusOr<int64_t> (Products::*wrong)() const, absl::Span<std::byte> result) {
-    const auto prepare = [this](int64_t call) -> absl::StatusOr<double> {
-      MOE_RETURN_IF_ERROR(Group(call % CallsOf(spec_.routing)));
-      return 2.0 * static_cast<double>(offsets_.back()) * static_cast<double>(spec_.hidden) *
-             static_cast<double>(spec_.ffn);
-    };
-    const auto scoped_run = [this, run]() -> absl::Status {
-      const WorkspaceScope scratch(workspace_);
-      return (this->*run)();
-    };
-    cases_.push_back({.pass = "",
-                      .kernel = product,
-                      .timed = {.prepare = prepare,
-                                .run = scoped_run,
-                                .wrong = std::bind_front(wrong, this),
-                                .spoil = std::bind_front(&KernelDevice::Spoil, &device_, result)},
-                      .result = result});
+  friend class KernelCases;
+
+  double Operations() const {
+    return 2.0 * static_cast<double>(offsets_.back()) * static_cast<double>(spec_.hidden) *
+           static_cast<double>(spec_.ffn);
   }
 
   // Groups rows as the record does.
-  absl::Status Group(int64_t record) {
+  absl::Status Turn(int64_t record) {
     if (record == record_) return absl::OkStatus();
     MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec_, record));
     offsets_.assign(rows.size() + 1, 0);
@@ -118,15 +124,18 @@ class Products final : public KernelCases {
   }
 
   absl::Status Forward() {
+    const WorkspaceScope scratch(workspace_);
     return GroupedGemm<T>(Rows<const T>(x_, spec_.hidden), offsets_, weight_,
                           Rows<T>(y_, spec_.ffn), workspace_, device_.stream());
   }
   absl::Status InputGradient() {
+    const WorkspaceScope scratch(workspace_);
     return GroupedGemmInputGradient<T>(Rows<const T>(dy_, spec_.ffn), offsets_, weight_,
                                        Rows<T>(dx_, spec_.hidden), workspace_, device_.stream());
   }
   absl::Status WeightGradient() {
-    for (int e = 0; e < spec_.num_experts; ++e) {
+    const WorkspaceScope scratch(workspace_);
+    for (int e = 0; e < spec_.router.num_experts; ++e) {
       MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
           RowRange(Rows<const T>(dy_, spec_.ffn), offsets_[e], offsets_[e + 1]),
           RowRange(Rows<const T>(x_, spec_.hidden), offsets_[e], offsets_[e + 1]),
@@ -136,7 +145,7 @@ class Products final : public KernelCases {
   }
 
   // Elements spread over each result that are not what the specification says.
-  absl::StatusOr<int64_t> WrongForward() const {
+  absl::StatusOr<int64_t> WrongForward() {
     return CountWrong([&](int64_t n, int e, int64_t o, int64_t) {
       const GemmSum sum = Sum<T>(0, spec_.hidden, [&](int64_t k) {
         return std::pair(x()[n * spec_.hidden + k], w()[(e * spec_.ffn + o) * spec_.hidden + k]);
@@ -144,7 +153,7 @@ class Products final : public KernelCases {
       return IsWrong(y_, n * spec_.ffn + o, sum);
     });
   }
-  absl::StatusOr<int64_t> WrongInputGradient() const {
+  absl::StatusOr<int64_t> WrongInputGradient() {
     return CountWrong([&](int64_t n, int e, int64_t, int64_t k) {
       const GemmSum sum = Sum<T>(0, spec_.ffn, [&](int64_t o) {
         return std::pair(dy()[n * spec_.ffn + o], w()[(e * spec_.ffn + o) * spec_.hidden + k]);
@@ -152,7 +161,7 @@ class Products final : public KernelCases {
       return IsWrong(dx_, n * spec_.hidden + k, sum);
     });
   }
-  absl::StatusOr<int64_t> WrongWeightGradient() const {
+  absl::StatusOr<int64_t> WrongWeightGradient() {
     return CountWrong([&](int64_t, int e, int64_t o, int64_t k) {
       const GemmSum sum = Sum<T>(offsets_[e], offsets_[e + 1], [&](int64_t i) {
         return std::pair(dy()[i * spec_.ffn + o], x()[i * spec_.hidden + k]);
@@ -198,7 +207,7 @@ class Products final : public KernelCases {
     return count;
   }
 
-  const GemmSpec spec_;
+  const KernelSpec spec_;
   KernelDevice& device_;
   Workspace workspace_;
   int64_t record_ = -1;
@@ -208,11 +217,98 @@ class Products final : public KernelCases {
   std::vector<MatrixView<const T>> weight_;
 };
 
+// About a millisecond of multiply-adds.
+constexpr int64_t kPeakSteps = 100'000;
+
+// GFLOP/s of all threads together, for products of `dtype`.
+double Peak(ThreadPool& pool, DType dtype) {
+  const auto run = dtype == DType::kBFloat16 ? gemm::RunBFloat16Peak : gemm::RunFma;
+  std::vector<double> operations(pool.threads());
+  const int64_t start = MonotonicNs();
+  pool.For(pool.threads(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) operations[i] = run(kPeakSteps);
+  });
+  const auto ns = static_cast<double>(MonotonicNs() - start);
+  return std::accumulate(operations.begin(), operations.end(), 0.0) / ns;
+}
+
+// One dense product by cuBLAS, n x n x n.
+template <typename T>
+class DenseProduct {
+ public:
+  static absl::StatusOr<std::shared_ptr<DenseProduct>> Create(int64_t n, KernelDevice& device,
+                                                              std::unique_ptr<Cublas> cublas) {
+    auto made = std::make_shared<DenseProduct>(n, device, std::move(cublas));
+    MOE_ASSIGN_OR_RETURN(made->a_, UniformValues<T>(n * n, 0, 0, device, "dense product"));
+    MOE_ASSIGN_OR_RETURN(made->b_, UniformValues<T>(n * n, 0, 1, device, "dense product"));
+    MOE_ASSIGN_OR_RETURN(made->c_, Mirrored<T>::Allocate(n * n, device, "dense product"));
+    MOE_RETURN_IF_ERROR(made->Run());  // the library chooses and loads its kernel
+    return made;
+  }
+  DenseProduct(int64_t n, KernelDevice& device, std::unique_ptr<Cublas> cublas)
+      : n_(n), device_(device), cublas_(std::move(cublas)), workspace_(device.memory()) {}
+
+  // GFLOP/s.
+  absl::StatusOr<double> Measure() {
+    MOE_ASSIGN_OR_RETURN(const double ns, device_.Time([&] { return Run(); }));
+    const auto n = static_cast<double>(n_);
+    return 2 * n * n * n / ns;
+  }
+
+ private:
+  absl::Status Run() {
+    return Gemm<T>(MatrixView<const T>(a_.device().data(), n_, n_),
+                   MatrixView<const T>(b_.device().data(), n_, n_),
+                   MatrixView<T>(c_.device().data(), n_, n_), workspace_, device_.stream(),
+                   {.kernel = GroupedGemmKernel::kCublas, .cublas = cublas_.get()});
+  }
+
+  const int64_t n_;
+  KernelDevice& device_;
+  const std::unique_ptr<Cublas> cublas_;
+  Workspace workspace_;
+  Mirrored<T> a_, b_, c_;
+};
+
+// Of as many operations as the grouped product, rounded down to whole tiles, and at most so many
+// that more would not run faster.
+int64_t DenseSide(double operations) {
+  constexpr int64_t kTile = 8, kMost = 8192;
+  const auto side = static_cast<int64_t>(std::cbrt(operations / 2));
+  return std::clamp(side / kTile * kTile, kTile, kMost);
+}
+
+template <typename T>
+absl::StatusOr<KernelLimit> DenseLimit(double operations, KernelDevice& device) {
+  MOE_ASSIGN_OR_RETURN(auto cublas, MakeCublas(GroupedGemmKernel::kAuto, RowBits::kMayDependOnCount,
+                                               device.stream().device()));
+  if (cublas == nullptr) return KernelLimit();
+  MOE_ASSIGN_OR_RETURN(const auto dense,
+                       DenseProduct<T>::Create(DenseSide(operations), device, std::move(cublas)));
+  return [dense](double) {
+    return dense->Measure();
+  };
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const GemmSpec& spec,
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const KernelSpec& spec,
                                                            KernelDevice& device) {
   return MakeCases<Products>("MakeGemmCases", spec, device);
+}
+
+// On the CPU multiply-adds or dot products in registers, on a GPU a dense product of cuBLAS, if it
+// is there.
+absl::StatusOr<KernelLimit> GemmLimit(const KernelSpec& spec, int64_t rows, KernelDevice& device) {
+  if (device.is_cpu()) {
+    return [&pool = device.threads(), dtype = spec.dtype](double) {
+      return Peak(pool, dtype);
+    };
+  }
+  const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(spec.hidden) *
+                            static_cast<double>(spec.ffn);
+  return WithStorageType(spec.dtype,
+                         [&]<typename T>(T) { return DenseLimit<T>(operations, device); });
 }
 
 }  // namespace moe::bench

@@ -1,6 +1,7 @@
 #include "moe/cli/bench/kernel_bench.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -53,8 +54,8 @@ class CopyLimit {
 }  // namespace
 
 const char* NameOf(KernelOp op) {
-  if (op == KernelOp::kGate) return "gate";
-  return op == KernelOp::kPermute ? "permute" : "combine";
+  constexpr const char* kNames[] = {"gate", "permute", "combine", "gemm"};
+  return kNames[static_cast<int>(op)];
 }
 
 absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call) {
@@ -70,6 +71,11 @@ absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call) {
         "KernelSlots: routing is ", spec.routing.text,
         ", expected uniform, zipf:S, hot_expert:P or a trace of one rank, which are of experts"));
   }
+  if (spec.router.top_k < 1 || spec.router.top_k > spec.router.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat("KernelSlots: top_k is ", spec.router.top_k,
+                                                   ", expected 1 to the ", spec.router.num_experts,
+                                                   " experts"));
+  }
   // A gate is given logits, which are drawn whatever the shares are: those of zipf:0 are even.
   RoutingSpec routing = spec.routing;
   if (spec.op == KernelOp::kGate && kind == RoutingSpec::kUniform) {
@@ -81,27 +87,44 @@ absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call) {
                              .seed = spec.seed});
 }
 
+absl::StatusOr<std::vector<int64_t>> ExpertRows(const KernelSpec& spec, int64_t call) {
+  MOE_ASSIGN_OR_RETURN(const TokenSlots slots, KernelSlots(spec, call));
+  return CountSlots(slots, spec.router.num_experts);
+}
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeCasesOf(const KernelSpec& spec,
+                                                         KernelDevice& device) {
+  if (spec.op == KernelOp::kGate) return MakeGateCases(spec, device);
+  return spec.op == KernelOp::kGemm ? MakeGemmCases(spec, device) : MakeRowCases(spec, device);
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
                                                       const MeasureOptions& options,
                                                       KernelDevice& device) {
   int64_t slots = 0;
   int64_t largest = 0;
   for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
-    MOE_ASSIGN_OR_RETURN(const TokenSlots drawn, KernelSlots(spec, call));
-    const std::vector<int64_t> count = CountSlots(drawn, spec.router.num_experts);
-    slots = std::max(slots, static_cast<int64_t>(drawn.expert.size()));
-    largest = std::max(largest, *std::max_element(count.begin(), count.end()));
+    MOE_ASSIGN_OR_RETURN(const std::vector<int64_t> rows, ExpertRows(spec, call));
+    slots = std::max(slots, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+    largest = std::max(largest, *std::max_element(rows.begin(), rows.end()));
   }
-  MOE_ASSIGN_OR_RETURN(const auto cases, spec.op == KernelOp::kGate ? MakeGateCases(spec, device)
-                                                                    : MakeRowCases(spec, device));
+  MOE_ASSIGN_OR_RETURN(const auto cases, MakeCasesOf(spec, device));
   CopyLimit copy(device);
-  const KernelLimit limit = [&](double work) {
+  KernelLimit limit = [&](double work) {
     return copy.Measure(work);
   };
+  const bool moves = spec.op != KernelOp::kGemm;
+  if (!moves) {
+    MOE_ASSIGN_OR_RETURN(limit, GemmLimit(spec, slots, device));
+  }
   std::vector<KernelRow> rows;
   for (const KernelCase& one : cases->cases()) {
     double most = 0;
-    for (int64_t call = 0; call < CallsOf(spec.routing); ++call) {
+    for (int64_t call = 0; moves && call < CallsOf(spec.routing); ++call) {
       MOE_ASSIGN_OR_RETURN(const double work, one.timed.prepare(call));
       most = std::max(most, work);
     }
@@ -121,32 +144,46 @@ absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
 
 Fields KernelFields(const KernelRow& row) {
   const KernelSpec& s = row.spec;
+  const KernelTimes& times = row.times;
   const bool gate = s.op == KernelOp::kGate;
-  Fields fields = {{"schema", "moe.bench.kernel/1"},
-                   {"op", NameOf(s.op)},
-                   {"pass", row.pass},
-                   {"kernel", row.kernel},
-                   {"dtype", moe::NameOf(s.dtype)},
-                   {"tokens", s.tokens},
-                   {"topk", int64_t{s.router.top_k}},
-                   {"experts", int64_t{s.router.num_experts}},
-                   {"hidden", gate ? Cell() : Cell(s.hidden)},
-                   {"router", gate ? Cell(s.router.gate) : Cell()},
-                   {"routing", s.routing.text},
-                   {"seed", s.seed}};
+  const bool gemm = s.op == KernelOp::kGemm;
+  Fields fields = {{"schema", gemm ? "moe.bench.gemm/1" : "moe.bench.kernel/1"},
+                   {"op", NameOf(s.op)}};
+  const auto add = [&](const Fields& more) {
+    fields.insert(fields.end(), more.begin(), more.end());
+  };
+  add(gemm ? Fields{{"product", row.kernel}} : Fields{{"pass", row.pass}, {"kernel", row.kernel}});
+  add({{"dtype", moe::NameOf(s.dtype)},
+       {"tokens", s.tokens},
+       {"topk", int64_t{s.router.top_k}},
+       {"experts", int64_t{s.router.num_experts}},
+       {"hidden", gate ? Cell() : Cell(s.hidden)},
+       gemm ? Field{"ffn", s.ffn} : Field{"router", gate ? Cell(s.router.gate) : Cell()},
+       {"routing", s.routing.text},
+       {"seed", s.seed}});
   AddPlace(row.place, fields);
-  fields.insert(
-      fields.end(),
-      {{"slots", row.slots}, {"largest_rows", row.largest_rows}, {"size_bytes", row.bytes}});
-  AddTimes(row.times.time_us, row.times.iterations, fields);
-  fields.insert(fields.end(), {{"algbw_gbytes_per_s", row.times.work_per_ns},
-                               {"memcpy_gbytes_per_s", row.times.limit_per_ns},
-                               {"memcpy_pct", row.times.limit_pct}});
-  AddVerdict(row.times.wrong, "wrong elements", fields);
+  add({{gemm ? "rows" : "slots", row.slots}, {"largest_rows", row.largest_rows}});
+  if (!gemm) add({{"size_bytes", row.bytes}});
+  AddTimes(times.time_us, times.iterations, fields);
+  add({{gemm ? "gflops_per_s" : "algbw_gbytes_per_s", times.work_per_ns},
+       {gemm ? "peak_gflops_per_s" : "memcpy_gbytes_per_s", times.limit_per_ns},
+       {gemm ? "peak_pct" : "memcpy_pct", times.limit_pct}});
+  AddVerdict(times.wrong, "wrong elements", fields);
   return fields;
 }
 
-absl::Span<const Column> KernelColumns() {
+absl::Span<const Column> KernelColumns(KernelOp op) {
+  static constexpr Column kGemm[] = {{"product", "product", "", -12},
+                                     {"rows", "rows", "", 8},
+                                     {"largest_rows", "busiest", "", 8},
+                                     {"dtype", "type", "", 6},
+                                     {"time_us", "time", "(us)", 10, 1},
+                                     {"time_us_min", "i_min", "(us)", 9, 1},
+                                     {"time_us_p99", "i_p99", "(us)", 9, 1},
+                                     {"time_us_cv_pct", "i_cv%", "(%)", 8, 2},
+                                     {"gflops_per_s", "GFLOP/s", "", 9, 1},
+                                     {"peak_pct", "%peak", "(%)", 9, 1},
+                                     {"nwrong", "#wrong", "", 7}};
   static constexpr Column kColumns[] = {{"pass", "pass", "", -9},
                                         {"kernel", "kernel", "", -12},
                                         {"slots", "slots", "", 8},
@@ -161,7 +198,7 @@ absl::Span<const Column> KernelColumns() {
                                         {"memcpy_gbytes_per_s", "copy", "(GB/s)", 7, 2},
                                         {"memcpy_pct", "%copy", "(%)", 7, 1},
                                         {"nwrong", "#wrong", "", 7}};
-  return kColumns;
+  return op == KernelOp::kGemm ? absl::MakeConstSpan(kGemm) : absl::MakeConstSpan(kColumns);
 }
 
 }  // namespace moe::bench

@@ -1,4 +1,4 @@
-// The memory-bound kernels of a layer alone, on one rank: gate, permute, combine.
+// The kernels of a layer alone, on one rank: gate, permute, combine, and the experts' products.
 #ifndef MOE_MOE_CLI_BENCH_KERNEL_BENCH_H_
 #define MOE_MOE_CLI_BENCH_KERNEL_BENCH_H_
 
@@ -15,7 +15,6 @@
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/kernel_device.h"
 #include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/slots.h"
 #include "moe/cli/bench/tables.h"
 
 namespace moe::bench {
@@ -25,7 +24,9 @@ namespace moe::bench {
 // permute  tokens [T, H] to rows [N, H] grouped by expert; backward: the sum of a token's rows
 // combine  rows [N, H] to tokens [T, H], weighted, in choice order; backward: weight * dy as rows,
 //          and the gradient of the weights
-enum class KernelOp : uint8_t { kGate, kPermute, kCombine };
+// gemm     the grouped products of N rows: forward x W^T, input gradient dy W, weight gradient
+//          dy^T x, each 2 N H F floating-point operations
+enum class KernelOp : uint8_t { kGate, kPermute, kCombine, kGemm };
 const char* NameOf(KernelOp op);
 
 struct KernelSpec {
@@ -33,6 +34,7 @@ struct KernelSpec {
   DType dtype = DType::kFloat32;  // of rows: f32, bf16 or f16; gate: on the CPU f32 alone
   int64_t tokens = 1024;          // T; a trace has its own
   int64_t hidden = 512;           // H
+  int64_t ffn = 512;              // F; of gemm alone
   // num_experts and top_k; gate: all of it but capacity and losses. hidden_size is not read.
   RouterConfig router = {.num_experts = 8};
   RoutingSpec routing;  // uniform, zipf, hot_expert or trace (of one rank)
@@ -54,16 +56,21 @@ struct KernelSpec {
 //   combine  scale     (T' + N) H b + 8 N
 //   combine  weight_grad  (N + T') H b + 8 S + 8 (T + 1)
 struct KernelRow {
-  std::string pass;    // "forward", "backward"
+  std::string pass;    // "forward", "backward"; gemm: empty
   std::string kernel;  // as above; gate: "gate", on a GPU "select" and "plan" too
+                       // gemm: "forward", "input_grad", "weight_grad"
   KernelSpec spec;
   Place place;
   int64_t slots = 0, largest_rows = 0;  // S; of the busiest expert; the most of a trace's records
-  int64_t bytes = 0;                    // mean over calls
+  int64_t bytes = 0;                    // mean over calls; gemm: operations
   // GB/s against a copy on the same threads that reads and writes as many bytes in all. Checked
   // against results that are computed apart: rows exactly, a gate's ids and counts exactly, its
   // weights and gradients in float64 within the rounding of a float32 softmax. Gates that do not
   // choose by the largest logits, or weigh in a way of their own, are not checked.
+  // gemm: GFLOP/s against a loop in registers on the same threads, of multiply-adds or, for
+  // bfloat16, of dot products where the CPU has them; on a GPU against one dense product by cuBLAS,
+  // unless it is missing. Checked: sampled elements, which must have the bits of a chain of
+  // std::fma; tensor cores' are within what the order of their sums leaves open.
   KernelTimes times;
 };
 
@@ -74,10 +81,13 @@ absl::StatusOr<std::vector<KernelRow>> MeasureKernels(const KernelSpec& spec,
 
 // Keys as docs/bench.md lists them.
 Fields KernelFields(const KernelRow& row);
-absl::Span<const Column> KernelColumns();
+absl::Span<const Column> KernelColumns(KernelOp op);
 
-// Of `call`: slots of one rank, in token order. kInvalidArgument for routings of ranks.
+// Of `call`: slots of one rank, in token order, K experts that differ for each token; and how many
+// each expert has, [E]. A trace: of the record that `call` replays. kInvalidArgument for routings
+// of ranks (hot_rank, ragged, zero_rank, matrix, a trace of several) and for K not in 1 .. E.
 absl::StatusOr<TokenSlots> KernelSlots(const KernelSpec& spec, int64_t call);
+absl::StatusOr<std::vector<int64_t>> ExpertRows(const KernelSpec& spec, int64_t call);
 
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeGateCases(const KernelSpec& spec,
                                                            KernelDevice& device);
@@ -87,6 +97,10 @@ absl::StatusOr<std::unique_ptr<KernelCases>> MakeSelectCases(const KernelSpec& s
                                                              KernelDevice& device);
 absl::StatusOr<std::unique_ptr<KernelCases>> MakeRowCases(const KernelSpec& spec,
                                                           KernelDevice& device);
+// The three products, over data that they share; and what bounds those of `rows` rows.
+absl::StatusOr<std::unique_ptr<KernelCases>> MakeGemmCases(const KernelSpec& spec,
+                                                           KernelDevice& device);
+absl::StatusOr<KernelLimit> GemmLimit(const KernelSpec& spec, int64_t rows, KernelDevice& device);
 
 }  // namespace moe::bench
 

@@ -27,6 +27,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/stream_timer.h"
 #include "moe/cli/bench/collectives.h"
+#include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/statistics.h"
 #include "moe/cli/bench/tables.h"
 
@@ -194,6 +195,27 @@ class KernelCases {
   const std::vector<KernelCase>& cases() const { return cases_; }
 
  protected:
+  // Adds one of `self`, a class on this one with a `spec_` and Turn(record), which makes a record
+  // of the routing the one that is run. spoil: empty, `result` is what it spoils.
+  template <typename Self>
+  KernelCase& Add(Self* self, KernelDevice& device, const char* pass, const char* kernel,
+                  double (Self::*work)() const, absl::Status (Self::*run)(),
+                  absl::StatusOr<int64_t> (Self::*wrong)(), absl::Span<std::byte> result,
+                  std::function<absl::Status()> spoil = nullptr) {
+    const auto prepare = [self, work](int64_t call) -> absl::StatusOr<double> {
+      MOE_RETURN_IF_ERROR(self->Turn(call % CallsOf(self->spec_.routing)));
+      return (self->*work)();
+    };
+    if (spoil == nullptr) spoil = std::bind_front(&KernelDevice::Spoil, &device, result);
+    return cases_.emplace_back(KernelCase{.pass = pass,
+                                          .kernel = kernel,
+                                          .timed = {.prepare = prepare,
+                                                    .run = std::bind_front(run, self),
+                                                    .wrong = std::bind_front(wrong, self),
+                                                    .spoil = std::move(spoil)},
+                                          .result = result});
+  }
+
   std::vector<KernelCase> cases_;
 };
 

@@ -14,7 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
 #include "kernels/topk_gate/topk_gate.h"
-#include "moe/cli/bench/slots.h"
+#include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
 

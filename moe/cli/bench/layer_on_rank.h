@@ -17,7 +17,7 @@
 #include "gating/router.h"
 #include "gating/router_config.h"
 #include "moe/cli/bench/layer_bench.h"
-#include "moe/cli/bench/slots.h"
+#include "moe/cli/bench/routing_spec.h"
 #include "moe/context.h"
 #include "moe/moe_layer.h"
 #include "moe/trainer.h"

@@ -104,37 +104,23 @@ class RowKernels final : public KernelCases {
         out_, Mirrored<T>::Allocate(std::max(tokens, rows) * spec_.hidden, device_, "results"));
     MOE_ASSIGN_OR_RETURN(d_weight_, Mirrored<float>::Allocate(rows, device_, "gradients"));
     if (spec_.op == KernelOp::kPermute) {
-      Add("forward", "gather", &RowKernels::GatherBytes, &RowKernels::Gather,
+      Add(this, device_, "forward", "gather", &RowKernels::GatherBytes, &RowKernels::Gather,
           &RowKernels::WrongGather, out_.bytes());
-      Add("backward", "sum", &RowKernels::SumBytes, &RowKernels::SumUp, &RowKernels::WrongSum,
-          out_.bytes());
+      Add(this, device_, "backward", "sum", &RowKernels::SumBytes, &RowKernels::SumUp,
+          &RowKernels::WrongSum, out_.bytes());
       return absl::OkStatus();
     }
-    Add("forward", "combine", &RowKernels::CombineBytes, &RowKernels::Combine,
+    Add(this, device_, "forward", "combine", &RowKernels::CombineBytes, &RowKernels::Combine,
         &RowKernels::WrongCombine, out_.bytes());
-    Add("backward", "scale", &RowKernels::ScaleBytes, &RowKernels::Scale, &RowKernels::WrongScale,
-        out_.bytes());
-    Add("backward", "weight_grad", &RowKernels::WeightGradientBytes, &RowKernels::WeightGradient,
-        &RowKernels::WrongWeightGradient, d_weight_.bytes());
+    Add(this, device_, "backward", "scale", &RowKernels::ScaleBytes, &RowKernels::Scale,
+        &RowKernels::WrongScale, out_.bytes());
+    Add(this, device_, "backward", "weight_grad", &RowKernels::WeightGradientBytes,
+        &RowKernels::WeightGradient, &RowKernels::WrongWeightGradient, d_weight_.bytes());
     return absl::OkStatus();
   }
 
  private:
-  void Add(const char* pass, const char* kernel, double (RowKernels::*bytes)() const,
-           absl::Status (RowKernels::*run)(), absl::StatusOr<int64_t> (RowKernels::*wrong)(),
-           absl::Span<std::byte> result) {
-    const auto prepare = [this, bytes](int64_t call) -> absl::StatusOr<double> {
-      MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
-      return (this->*bytes)();
-    };
-    cases_.push_back({.pass = pass,
-                      .kernel = kernel,
-                      .timed = {.prepare = prepare,
-                                .run = std::bind_front(run, this),
-                                .wrong = std::bind_front(wrong, this),
-                                .spoil = std::bind_front(&KernelDevice::Spoil, &device_, result)},
-                      .result = result});
-  }
+  friend class KernelCases;
 
   absl::Status Turn(int64_t record) {
     if (record == record_) return absl::OkStatus();

@@ -25,25 +25,14 @@ class SelectKernels final : public KernelCases {
  public:
   SelectKernels(const KernelSpec& spec, Weighing weighing, KernelDevice& device)
       : spec_(spec), weighing_(weighing), device_(device) {
-    Add("select", &SelectKernels::SelectBytes, &SelectKernels::Select,
-        &SelectKernels::WrongSelection, &SelectKernels::SpoilSelection);
-    Add("plan", &SelectKernels::PlanBytes, &SelectKernels::Plan, &SelectKernels::WrongPlan,
-        &SelectKernels::SpoilPlan);
+    Add(this, device, "forward", "select", &SelectKernels::SelectBytes, &SelectKernels::Select,
+        &SelectKernels::WrongSelection, {}, std::bind_front(&SelectKernels::SpoilSelection, this));
+    Add(this, device, "forward", "plan", &SelectKernels::PlanBytes, &SelectKernels::Plan,
+        &SelectKernels::WrongPlan, {}, std::bind_front(&SelectKernels::SpoilPlan, this));
   }
 
  private:
-  void Add(const char* kernel, double (SelectKernels::*bytes)() const,
-           absl::Status (SelectKernels::*run)(), absl::StatusOr<int64_t> (SelectKernels::*wrong)(),
-           absl::Status (SelectKernels::*spoil)()) {
-    TimedKernel timed{.prepare = [this, bytes](int64_t call) -> absl::StatusOr<double> {
-                        MOE_RETURN_IF_ERROR(Turn(call % CallsOf(spec_.routing)));
-                        return (this->*bytes)();
-                      },
-                      .run = std::bind_front(run, this),
-                      .wrong = std::bind_front(wrong, this),
-                      .spoil = std::bind_front(spoil, this)};
-    cases_.push_back({.pass = "forward", .kernel = kernel, .timed = std::move(timed)});
-  }
+  friend class KernelCases;
 
   int64_t E() const { return spec_.router.num_experts; }
   int64_t K() const { return spec_.router.top_k; }

@@ -170,16 +170,6 @@ constexpr ShortName kShortNames[] = {
 constexpr absl::string_view kOrigin[] = {"version", "commit", "host", "cpu", "gpu", "date"};
 constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
 
-bool IsNumber(absl::string_view key) {
-  if (std::find(std::begin(kOrigin), std::end(kOrigin), key) != std::end(kOrigin)) return false;
-  for (const char* text :
-       {"schema", "op", "algorithm", "backend", "transport", "routing", "router", "product", "pass",
-        "kernel", "phase", "dispatch", "dtype", "status", "error", "settings"}) {
-    if (key == text) return false;
-  }
-  return true;
-}
-
 std::string Padded(absl::string_view text, int width) {
   return width < 0 ? absl::StrFormat("%-*s", -width, text) : absl::StrFormat("%*s", width, text);
 }
@@ -200,6 +190,16 @@ std::string Line(absl::string_view start, absl::Span<const Column> columns, auto
 }
 
 }  // namespace
+
+bool IsText(absl::string_view key) {
+  if (std::find(std::begin(kOrigin), std::end(kOrigin), key) != std::end(kOrigin)) return true;
+  for (const char* text : {"schema", "op", "measure", "algorithm", "backend", "transport",
+                           "routing", "router", "product", "pass", "kernel", "phase", "dispatch",
+                           "dtype", "status", "error", "settings", "text_xxh3", "build"}) {
+    if (key == text) return true;
+  }
+  return false;
+}
 
 std::vector<std::string> KeysOf(const Fields& row) {
   std::vector<std::string> keys;
@@ -225,7 +225,7 @@ std::optional<double> NumberOf(const Fields& row, absl::string_view name) {
     if (name != s.name) continue;
     if (const Cell* const cell = Find(row, s.key); cell != nullptr) return cell->number();
   }
-  const Cell* const cell = IsNumber(name) ? Find(row, name) : nullptr;
+  const Cell* const cell = IsText(name) ? nullptr : Find(row, name);
   return cell == nullptr ? std::nullopt : std::optional<double>(cell->number());
 }
 
@@ -243,7 +243,7 @@ std::vector<std::string> NumberNamesOf(const Fields& row) {
     if (NumberOf(row, s.name).has_value()) names.emplace_back(s.name);
   }
   for (const Field& field : row) {
-    if (IsNumber(field.key)) names.push_back(field.key);
+    if (!IsText(field.key)) names.push_back(field.key);
   }
   return names;
 }

@@ -89,6 +89,9 @@ struct Field {
 };
 using Fields = std::vector<Field>;
 
+// Whether a key, of any benchmark or sweep, is of texts; all others are of numbers, a sweep's cf of
+// "none" too.
+bool IsText(absl::string_view key);
 std::vector<std::string> KeysOf(const Fields& row);
 std::vector<Cell> CellsOf(const Fields& row);
 // nullptr if there is no such key.

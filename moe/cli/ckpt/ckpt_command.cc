@@ -19,7 +19,6 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
-#include "moe/cli/base/suggest.h"
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/ckpt/diff.h"

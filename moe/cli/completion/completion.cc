@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 
 namespace moe::cli {
 namespace {

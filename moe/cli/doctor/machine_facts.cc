@@ -23,7 +23,7 @@
 #include "comm/create.h"
 #include "comm/nccl/nccl_world.h"
 #include "kernels/grouped_gemm/simd_targets.h"
-#include "moe/cli/base/find_program.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/sweep/memory_estimate.h"

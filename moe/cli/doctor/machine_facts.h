@@ -10,7 +10,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/cuda_devices.h"
-#include "moe/cli/base/machine_load.h"
+#include "moe/cli/base/provenance.h"
 
 namespace moe::cli {
 

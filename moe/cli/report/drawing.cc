@@ -112,10 +112,6 @@ void Svg::Text(absl::string_view classes, Place at, Anchor anchor, absl::string_
                   Escape(text), "</text>\n");
 }
 
-void Svg::Rectangle(absl::string_view classes, Place corner, double width, double height) {
-  absl::StrAppend(&body_, "<rect class=\"", classes, "\" ", Corner(corner, width, height), "/>\n");
-}
-
 void Svg::PathMark(absl::string_view classes, absl::string_view path, absl::string_view tooltip) {
   ++num_marks_;
   absl::StrAppend(&body_, "<path class=\"mark ", classes, "\" d=\"", path, "\">", Title(tooltip),

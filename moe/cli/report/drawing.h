@@ -42,7 +42,6 @@ class Svg {
   void Line(absl::string_view classes, Place from, Place to);
   void Path(absl::string_view classes, absl::string_view path);
   void Text(absl::string_view classes, Place at, Anchor anchor, absl::string_view text);
-  void Rectangle(absl::string_view classes, Place corner, double width, double height);
 
   // Marks. `tooltip` appears under the pointer.
   void PathMark(absl::string_view classes, absl::string_view path, absl::string_view tooltip);
@@ -54,7 +53,6 @@ class Svg {
   // A swatch of a colour scale: not a mark.
   void ColouredRectangle(int colour, Place corner, double width, double height);
 
-  int num_marks() const { return num_marks_; }
   // The whole element, with data-marks.
   std::string Element() const;
 
@@ -117,7 +115,6 @@ class Scale {
   const std::vector<Tick>& ticks() const { return ticks_; }
   double low() const { return low_; }
   double high() const { return high_; }
-  bool logarithmic() const { return logarithmic_; }
 
  private:
   void MakeLinear(double low, double high, int num_ticks, bool whole);

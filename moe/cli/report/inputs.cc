@@ -1,5 +1,3 @@
-#include "moe/cli/report/inputs.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +19,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/report/format.h"
+#include "moe/cli/report/rows.h"
 #include "moe/io/bounded_json.h"
 #include "moe/io/file.h"
 

@@ -12,13 +12,12 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/metrics_file.h"
-#include "moe/cli/base/output_paths.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
 #include "moe/cli/report/compare.h"
 #include "moe/cli/report/format.h"
-#include "moe/cli/report/inputs.h"
 #include "moe/cli/report/page.h"
+#include "moe/cli/report/rows.h"
 
 namespace moe::cli {
 namespace {

@@ -1,4 +1,5 @@
 // What bench, sweep and train leave behind, as rows with types. docs/report.md lists the keys.
+// Read from files that nobody vouches for.
 #ifndef MOE_MOE_CLI_REPORT_ROWS_H_
 #define MOE_MOE_CLI_REPORT_ROWS_H_
 
@@ -10,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include <absl/status/statusor.h>
+#include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
 #include "moe/cli/bench/statistics.h"
@@ -168,6 +171,21 @@ absl::Span<const Column<TrainTotals>> ColumnsOf();
 std::vector<double> SteadyValues(const Run& run, double TrainStep::*value);
 // Their mean.
 double SteadyMean(const Run& run, double TrainStep::*value);
+
+// `document` is one JSON list of rows, one row, or a row a line; keys say of which command they
+// are. Keys that the report has no use for are ignored; null is a key that is not there. kDataLoss
+// "<file>: <reason> (line L, column C)" for malformed JSON, a row of no known command or of another
+// one than the rows before, a key of the wrong type, numbers out of their range, steps not in
+// order, expert loads that change shape, no rows at all, and more than 256 MiB.
+absl::StatusOr<Run> ParseRun(absl::string_view file, absl::string_view document);
+
+// The file at `path`, or metrics.jsonl in the folder at `path`. Errors of MappedFile::Open (moe/io/
+// file.h) and of ParseRun.
+absl::StatusOr<Run> ReadRun(const std::string& path);
+
+// Short names that differ: as many last parts of each path as that takes, without ".json", ".jsonl"
+// and "metrics.jsonl". Paths that are equal get a number.
+std::vector<std::string> ShortNames(absl::Span<const std::string> paths);
 
 }  // namespace moe::report
 

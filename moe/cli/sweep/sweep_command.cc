@@ -24,7 +24,6 @@
 #include "moe/cli/sweep/memory_estimate.h"
 #include "moe/cli/sweep/sweep_output.h"
 #include "moe/cli/sweep/sweep_plan.h"
-#include "moe/cli/sweep/sweep_settings.h"
 #include "moe/lm/text_data.h"
 
 namespace moe::cli {

@@ -12,7 +12,7 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/sweep/sweep_row.h"
@@ -143,9 +143,7 @@ absl::Status SweepOutput::Print() const {
     }
   }
   if (!settings_.empty("output-stderr")) {
-    const std::string text = TextIn(settings_.text("output-stderr"), rows);
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    std::fflush(stderr);
+    PrintAside(TextIn(settings_.text("output-stderr"), rows));
   }
   return cli::Print(TextIn(settings_.text("output"), rows));
 }

@@ -11,7 +11,7 @@
 
 #include "gating/router_config.h"
 #include "kernels/base/status_macros.h"
-#include "moe/cli/base/layer_settings.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/bench/routing_spec.h"
 #include "moe/cli/bench/traffic.h"
 #include "moe/cli/train/train_options.h"

@@ -126,15 +126,6 @@ constexpr char kSchema[] = "moe.sweep/1";
 // What a row says of the build and the machine that made it.
 constexpr const char* kProvenance[] = {"version", "commit", "build", "host", "cpu", "gpu", "date"};
 
-// The columns of texts; all others are of numbers, cf of "none" too.
-bool IsText(absl::string_view key) {
-  for (const char* text : {"schema", "measure", "dtype", "router", "routing", "dispatch", "backend",
-                           "status", "error", "settings", "text_xxh3"}) {
-    if (key == text) return true;
-  }
-  return std::find(std::begin(kProvenance), std::end(kProvenance), key) != std::end(kProvenance);
-}
-
 Cell TextOrNothing(const std::string& text) {
   return text.empty() ? Cell() : Cell(text);
 }
@@ -154,7 +145,7 @@ Cell NumberCell(double value) {
 
 absl::StatusOr<Cell> CellOf(const Json& value, const std::string& key) {
   if (value.is_null()) return Cell();
-  const bool may_be_number = !IsText(key);
+  const bool may_be_number = !bench::IsText(key);
   if (may_be_number && value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
     return number >> 63 != 0 ? Cell(number) : Cell(static_cast<int64_t>(number));

@@ -1,5 +1,3 @@
-#include "moe/cli/sweep/sweep_settings.h"
-
 #include <algorithm>
 
 #include <absl/strings/str_cat.h>
@@ -7,6 +5,7 @@
 
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/sweep/sweep_plan.h"
 #include "moe/cli/train/train_options.h"
 
 namespace moe::cli {

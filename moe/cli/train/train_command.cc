@@ -18,7 +18,6 @@
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/line_file.h"
 #include "moe/cli/base/metrics_file.h"
-#include "moe/cli/base/output_paths.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
 #include "moe/cli/base/terminal.h"

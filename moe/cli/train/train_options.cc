@@ -11,9 +11,9 @@
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/base/layer_settings.h"
 #include "moe/cli/train/train_batch.h"
 
 namespace moe::cli {

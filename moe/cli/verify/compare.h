@@ -1,15 +1,37 @@
-// Measures one result against another, or against the reference.
+// Runs a problem's layer in one layout, and measures one result against another, or against the
+// reference.
 #ifndef MOE_MOE_CLI_VERIFY_COMPARE_H_
 #define MOE_MOE_CLI_VERIFY_COMPARE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "moe/cli/verify/layer_run.h"
+#include <absl/status/statusor.h>
+
+#include "comm/communicator.h"
+#include "moe/cli/verify/faults.h"
+#include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/problem.h"
+#include "moe/context.h"
 
 namespace moe::verify {
+
+// Everything the layer computes, by Problem::tensors.
+struct LayerResult {
+  std::vector<std::vector<float>> tensors;
+  // Elements of which two ranks hold different bits, although they must be copies.
+  int64_t torn_replicas = 0;
+};
+
+// Forward and backward of every micro-batch, gradients summed by GradientReducer, as a trainer
+// does. Rank r of R takes micro-batches [M r / R, M (r + 1) / R), one a round; every rank runs
+// ceil(M / R) rounds. On CUDA it computes on device r modulo their number. Collective over `world`;
+// rank 0's result is whole, the others' empty.
+absl::StatusOr<LayerResult> RunLayer(const Problem& problem, const Layout& layout,
+                                     Numerics numerics, Fault fault, DeviceKind kind,
+                                     std::unique_ptr<Communicator> world);
 
 // Floats between a and b: 0 for equal values (also -0 and 0), 1 for neighbours; INT64_MAX if one of
 // them is NaN and the other is not.

@@ -1,5 +1,3 @@
-#include "moe/cli/verify/layer_run.h"
-
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -10,6 +8,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
+#include "moe/cli/verify/compare.h"
 #include "moe/trainer.h"
 
 namespace moe::verify {

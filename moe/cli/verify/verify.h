@@ -12,7 +12,6 @@
 #include "comm/create.h"
 #include "moe/cli/verify/compare.h"
 #include "moe/cli/verify/faults.h"
-#include "moe/cli/verify/layer_run.h"
 #include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/problem.h"
 #include "moe/context.h"

@@ -11,8 +11,6 @@
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/verify/verify_options.h"
-#include "moe/cli/verify/verify_processes.h"
-#include "moe/cli/verify/verify_report.h"
 
 namespace moe::cli {
 namespace {

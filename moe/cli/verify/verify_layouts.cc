@@ -11,7 +11,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 #include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {

@@ -10,10 +10,10 @@
 #include "gating/gate.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/choices.h"
+#include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
-#include "moe/cli/base/layer_settings.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 
 namespace moe::cli {
 namespace {

@@ -1,15 +1,22 @@
-// What `moe verify` was asked to do.
+// What `moe verify` was asked to do, the processes that do it, and what it says of the results.
 #ifndef MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 #define MOE_MOE_CLI_VERIFY_VERIFY_OPTIONS_H_
 
+#include <cstdint>
+#include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 #include <absl/types/span.h>
 
+#include "comm/descriptor.h"
+#include "moe/cli/base/command.h"
 #include "moe/cli/base/settings.h"
+#include "moe/cli/bench/tables.h"
 #include "moe/cli/verify/layout.h"
 #include "moe/cli/verify/verify.h"
 
@@ -55,6 +62,88 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);
 // A function of the settings alone: MPI processes make the same problems from the same flags.
 // kInvalidArgument with flag, value and what was expected.
 absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings);
+
+// Rows of `moe verify`, in every form of -o.
+
+// Writes reports as they come in one form: "table", "csv", "json", "jsonl" or "md". The table
+// leaves cases that were skipped to the summary, unless all is to be seen (-v).
+class VerifyWriter {
+ public:
+  VerifyWriter(const std::string& form, const VerifyOptions& options,
+               const std::vector<verify::Problem>& problems, std::FILE* out);
+
+  // All return text to print, maybe none.
+  std::string Head() const;
+  std::string Rows(const verify::CaseReport& report);
+  std::string Tail() const;
+
+ private:
+  std::string TableRows(const verify::CaseReport& report) const;
+
+  const VerifyOptions& options_;
+  const std::vector<verify::Problem>& problems_;
+  std::FILE* const out_;                    // where the text will be printed, for its colours
+  std::optional<bench::TableWriter> rows_;  // empty: the table for people
+};
+
+// What became of a verification.
+struct VerifyTotals {
+  int64_t layouts = 0, references = 0, failed = 0, skipped = 0;
+  std::string skip_reason;
+
+  void Add(const verify::CaseReport& report);
+};
+std::string SummaryText(const VerifyTotals& totals, const VerifyOptions& options, double seconds);
+
+// Layouts of `moe verify` whose ranks are processes, over MPI or NCCL: one mpirun of this program
+// per rank count, and what runs inside.
+
+// The argument that makes `moe verify` one of the processes: the paths of request and results
+// follow it, with ':' between them, then the flags of the verify that started it.
+inline constexpr char kWorkerFlag[] = "--worker";
+
+// A file in memory, which the processes that this one starts open by its path: there is nothing to
+// remove when this one ends, however it does.
+class SharedFile {
+ public:
+  absl::Status MakeEmpty();
+  int number() const { return file_.number(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  Descriptor file_;
+  std::string path_;
+};
+
+// Starts the processes of one rank count and collects their results.
+class ProcessLauncher {
+ public:
+  ProcessLauncher(const Invocation& invocation, const VerifyOptions& options,
+                  const std::vector<verify::Problem>& problems)
+      : invocation_(invocation), options_(options), problems_(problems) {}
+  ProcessLauncher(const ProcessLauncher&) = delete;
+  ProcessLauncher& operator=(const ProcessLauncher&) = delete;
+
+  // kUnimplemented: there is no --mpirun, or without one no MPI in this build.
+  static absl::Status CheckPresent(const VerifyOptions& options, const Invocation& invocation);
+
+  // `cases` are of one transport. As CheckPresent. kDeadlineExceeded: the processes took longer
+  // than --comm-timeout and what their cases may take. Others: what they ended with.
+  absl::StatusOr<std::vector<verify::LayerResult>> Run(int ranks,
+                                                       const std::vector<verify::Case>& cases);
+
+ private:
+  absl::Status Launch(const std::string& mpirun, int ranks, size_t cases);
+
+  const Invocation& invocation_;
+  const VerifyOptions& options_;
+  const std::vector<verify::Problem>& problems_;
+  SharedFile request_, results_, errors_;
+};
+
+// One process of a verify: runs the cases of the request; rank 0 writes the results.
+absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
+                       const Invocation& invocation);
 
 }  // namespace moe::cli
 

@@ -1,5 +1,3 @@
-#include "moe/cli/verify/verify_processes.h"
-
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -28,8 +26,9 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/exit_code.h"
-#include "moe/cli/base/find_program.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
+#include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {
 namespace {

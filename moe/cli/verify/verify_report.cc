@@ -1,5 +1,3 @@
-#include "moe/cli/verify/verify_report.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +6,7 @@
 
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/terminal.h"
+#include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {
 namespace {
@@ -59,20 +58,7 @@ TensorReport Merged(const std::vector<TensorReport>& tensors) {
 }
 
 // The machine-readable forms have a row for every tensor of every case.
-const std::vector<std::string>& Columns() {
-  static const auto& columns =
-      *new std::vector<std::string>{"router",       "ranks",   "ep",       "transport",
-                                    "dispatch",     "overlap", "capacity", "numerics",
-                                    "against",      "tensor",  "measure",  "elements",
-                                    "differing",    "wrong",   "max_ulp",  "max_relative_error",
-                                    "max_of_bound", "first",   "token",    "column",
-                                    "expert",       "got",     "expected", "allowed",
-                                    "verdict",      "reason"};
-  return columns;
-}
-
-std::vector<Cell> CellsOf(const CaseReport& report, const TensorReport& t,
-                          const std::string& router) {
+bench::Fields FieldsOf(const CaseReport& report, const TensorReport& t, const std::string& router) {
   const verify::Layout& l = report.what.layout;
   const auto if_differs = [&](Cell cell) {
     return t.differing == 0 ? Cell() : std::move(cell);
@@ -80,34 +66,33 @@ std::vector<Cell> CellsOf(const CaseReport& report, const TensorReport& t,
   const auto if_known = [](int64_t index) {
     return index < 0 ? Cell() : Cell(index);
   };
-  return {router,
-          int64_t{l.ranks},
-          int64_t{l.expert_parallel},
-          moe::NameOf(l.transport),
-          NameOf(l.dispatch, kDispatches),
-          int64_t{l.overlap},
-          l.capacity.has_value() ? Cell(*l.capacity) : Cell(),
-          NameOf(report.what.numerics, kNumericsModes),
-          AgainstText(report.against),
-          t.tensor,
-          NameOf(t.measure),
-          t.elements,
-          t.differing,
-          t.wrong,
-          t.max_ulp,
-          t.max_relative_error,
-          t.max_of_bound,
-          if_differs(Describe(t.first)),
-          if_known(t.first.token),
-          if_known(t.first.column),
-          if_known(t.first.expert),
-          if_differs(t.got),
-          if_differs(t.expected),
-          if_differs(t.allowed),
-          !report.skipped.empty() ? "skipped"
-          : t.ok()                ? "ok"
-                                  : "FAILED",
-          report.skipped};
+  const char* const verdict = !report.skipped.empty() ? "skipped" : t.ok() ? "ok" : "FAILED";
+  return {{"router", router},
+          {"ranks", int64_t{l.ranks}},
+          {"ep", int64_t{l.expert_parallel}},
+          {"transport", moe::NameOf(l.transport)},
+          {"dispatch", NameOf(l.dispatch, kDispatches)},
+          {"overlap", int64_t{l.overlap}},
+          {"capacity", l.capacity.has_value() ? Cell(*l.capacity) : Cell()},
+          {"numerics", NameOf(report.what.numerics, kNumericsModes)},
+          {"against", AgainstText(report.against)},
+          {"tensor", t.tensor},
+          {"measure", NameOf(t.measure)},
+          {"elements", t.elements},
+          {"differing", t.differing},
+          {"wrong", t.wrong},
+          {"max_ulp", t.max_ulp},
+          {"max_relative_error", t.max_relative_error},
+          {"max_of_bound", t.max_of_bound},
+          {"first", if_differs(Describe(t.first))},
+          {"token", if_known(t.first.token)},
+          {"column", if_known(t.first.column)},
+          {"expert", if_known(t.first.expert)},
+          {"got", if_differs(t.got)},
+          {"expected", if_differs(t.expected)},
+          {"allowed", if_differs(t.allowed)},
+          {"verdict", verdict},
+          {"reason", report.skipped}};
 }
 
 // The rows of one case: its tensors, replicas that differ, or why it was skipped.
@@ -142,7 +127,9 @@ std::string GateText(const verify::Problem& problem) {
 VerifyWriter::VerifyWriter(const std::string& form, const VerifyOptions& options,
                            const std::vector<verify::Problem>& problems, std::FILE* out)
     : options_(options), problems_(problems), out_(out) {
-  if (const auto machine_form = bench::TableFormOf(form)) rows_.emplace(*machine_form, Columns());
+  if (const auto machine_form = bench::TableFormOf(form)) {
+    rows_.emplace(*machine_form, bench::KeysOf(FieldsOf({}, {}, "")));
+  }
 }
 
 std::string VerifyWriter::Head() const {
@@ -183,7 +170,9 @@ std::string VerifyWriter::Rows(const CaseReport& report) {
   if (!rows_.has_value()) return TableRows(report);
   const std::string& router = options_.problems[report.what.problem].layer.router.gate;
   std::string text;
-  for (const TensorReport& t : TensorsOf(report)) text += rows_->Row(CellsOf(report, t, router));
+  for (const TensorReport& t : TensorsOf(report)) {
+    text += rows_->Row(bench::CellsOf(FieldsOf(report, t, router)));
+  }
   return text;
 }
 

@@ -2,7 +2,6 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
-#include "moe/cli/base/layer_settings.h"
 #include "moe/cli/verify/verify_options.h"
 
 namespace moe::cli {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/base/find_program.h"
+#include "moe/cli/base/launch.h"
 #include "moe/cli/doctor/machine_facts.h"
 
 namespace moe::cli {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "moe/cli/base/command.h"
-#include "moe/cli/base/suggest.h"
+#include "moe/cli/base/settings.h"
 #include "moe/cli/train/train_options.h"
 #include "tests/moe/cli/settings_harness.h"
 

@@ -10,7 +10,6 @@
 #include "comm/local/local_world.h"
 #include "kernels/base/cuda_devices.h"
 #include "moe/cli/bench/collective_case.h"
-#include "moe/cli/bench/gemm_bench.h"
 #include "moe/cli/bench/kernel_bench.h"
 
 namespace moe::bench {
@@ -155,22 +154,22 @@ TEST_F(BenchDeviceTest, GatesThatTheDeviceDoesNotRunAreRefused) {
   EXPECT_EQ(refused(many), absl::StatusCode::kInvalidArgument);
 }
 
-GemmSpec SmallGemm(DType type) {
-  return {.dtype = type,
+KernelSpec SmallGemm(DType type) {
+  return {.op = KernelOp::kGemm,
+          .dtype = type,
           .tokens = 37,
-          .top_k = 3,
-          .num_experts = 5,
           .hidden = 33,
           .ffn = 17,
+          .router = {.num_experts = 5, .top_k = 3},
           .routing = ParseRouting("zipf:1.2").value()};
 }
 
 TEST_F(BenchDeviceTest, ProductsAreRightAndPlantedFaultsAreCounted) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-    const auto rows = MeasureGemm(SmallGemm(type), kShort, *device_);
+    const auto rows = MeasureKernels(SmallGemm(type), kShort, *device_);
     ASSERT_TRUE(rows.ok()) << rows.status();
-    for (const GemmRow& row : *rows) {
-      EXPECT_EQ(row.times.wrong, 0) << row.product;
+    for (const KernelRow& row : *rows) {
+      EXPECT_EQ(row.times.wrong, 0) << row.kernel;
       EXPECT_FALSE(row.times.limit_per_ns <= 0);  // NaN where cuBLAS is missing
     }
     const auto cases = MakeGemmCases(SmallGemm(type), *device_).value();

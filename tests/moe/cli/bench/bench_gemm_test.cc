@@ -7,15 +7,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "moe/cli/bench/gemm_bench.h"
+#include "moe/cli/bench/kernel_bench.h"
 
 namespace moe::bench {
 namespace {
 
 using ::testing::ElementsAre;
 
-GemmSpec SmallSpec() {
-  return {.tokens = 37, .top_k = 3, .num_experts = 5, .hidden = 33, .ffn = 17};
+KernelSpec SmallSpec() {
+  return {.op = KernelOp::kGemm,
+          .tokens = 37,
+          .hidden = 33,
+          .ffn = 17,
+          .router = {.num_experts = 5, .top_k = 3}};
 }
 
 TEST(ExpertRowsTest, UniformIsEven) {
@@ -24,7 +28,7 @@ TEST(ExpertRowsTest, UniformIsEven) {
 }
 
 TEST(ExpertRowsTest, SkewedRowsAddUpAndFollowTheirShares) {
-  GemmSpec spec = SmallSpec();
+  KernelSpec spec = SmallSpec();
   spec.tokens = 1000;
   spec.routing = ParseRouting("hot_expert:0.5").value();
   const std::vector<int64_t> rows = ExpertRows(spec, 0).value();
@@ -42,17 +46,17 @@ TEST(ExpertRowsTest, SkewedRowsAddUpAndFollowTheirShares) {
 }
 
 TEST(ExpertRowsTest, NoExpertHasATokenTwice) {
-  GemmSpec spec = SmallSpec();
+  KernelSpec spec = SmallSpec();
   spec.routing = ParseRouting("hot_expert:1").value();
   const std::vector<int64_t> rows = ExpertRows(spec, 0).value();
   EXPECT_EQ(rows[0], 37);  // every token, once
   EXPECT_EQ(std::accumulate(rows.begin(), rows.end(), int64_t{0}), 111);
-  spec.top_k = 6;
+  spec.router.top_k = 6;
   EXPECT_EQ(ExpertRows(spec, 0).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ExpertRowsTest, RoutingsOfRanksAreRefused) {
-  GemmSpec spec = SmallSpec();
+  KernelSpec spec = SmallSpec();
   for (const char* text : {"hot_rank:0.5", "ragged", "zero_rank"}) {
     spec.routing = ParseRouting(text).value();
     EXPECT_EQ(ExpertRows(spec, 0).status().code(), absl::StatusCode::kInvalidArgument) << text;
@@ -62,20 +66,20 @@ TEST(ExpertRowsTest, RoutingsOfRanksAreRefused) {
 TEST(GemmBenchTest, MeasuresAndChecksTheThreeProducts) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const char* routing : {"uniform", "hot_expert:1"}) {  // the last: four empty experts
-      GemmSpec spec = SmallSpec();
-      spec.top_k = std::string(routing) == "uniform" ? 3 : 1;
-      const int n = 37 * spec.top_k;
+      KernelSpec spec = SmallSpec();
+      spec.router.top_k = std::string(routing) == "uniform" ? 3 : 1;
+      const int n = 37 * spec.router.top_k;
       spec.dtype = type;
       spec.routing = ParseRouting(routing).value();
       ThreadPool threads(2);
       const auto device = KernelDevice::Create({}, threads).value();
-      const auto rows = MeasureGemm(
+      const auto rows = MeasureKernels(
           spec, {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()}, *device);
       ASSERT_TRUE(rows.ok()) << rows.status();
       ASSERT_EQ(rows->size(), 3u);
-      for (const GemmRow& row : *rows) {
-        EXPECT_EQ(row.times.wrong, 0) << row.product << " " << moe::NameOf(type) << " " << routing;
-        EXPECT_EQ(row.rows, n);
+      for (const KernelRow& row : *rows) {
+        EXPECT_EQ(row.times.wrong, 0) << row.kernel << " " << moe::NameOf(type) << " " << routing;
+        EXPECT_EQ(row.slots, n);
         EXPECT_EQ(row.times.iterations, 3);
         EXPECT_EQ(row.place.threads, 2);
         EXPECT_GT(row.times.limit_per_ns, 0);
@@ -90,7 +94,7 @@ TEST(GemmBenchTest, MeasuresAndChecksTheThreeProducts) {
 // The first element of each result is among those that are looked at.
 TEST(GemmBenchTest, APlantedWrongElementIsCounted) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-    GemmSpec spec = SmallSpec();
+    KernelSpec spec = SmallSpec();
     spec.dtype = type;
     const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
     const auto made = MakeGemmCases(spec, *device);
@@ -111,10 +115,10 @@ TEST(GemmBenchTest, APlantedWrongElementIsCounted) {
 }
 
 TEST(GemmBenchTest, OtherTypesAreRefused) {
-  GemmSpec spec = SmallSpec();
+  KernelSpec spec = SmallSpec();
   spec.dtype = DType::kInt64;
   const auto device = KernelDevice::Create({}, ThreadPool::Serial()).value();
-  EXPECT_EQ(MeasureGemm(spec, {}, *device).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MeasureKernels(spec, {}, *device).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

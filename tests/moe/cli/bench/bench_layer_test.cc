@@ -12,7 +12,7 @@
 #include "comm/create.h"
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/layer_on_rank.h"
-#include "moe/cli/bench/slots.h"
+#include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
 namespace {

@@ -14,7 +14,6 @@
 #include "gating/router.h"
 #include "moe/cli/bench/layer_on_rank.h"
 #include "moe/cli/bench/routing_spec.h"
-#include "moe/cli/bench/slots.h"
 #include "moe/cli/bench/traffic.h"
 
 namespace moe::bench {

@@ -9,7 +9,7 @@
 
 #include "moe/cli/bench/statistics.h"
 #include "moe/cli/report/compare.h"
-#include "moe/cli/report/inputs.h"
+#include "moe/cli/report/rows.h"
 
 namespace moe::report {
 namespace {

@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "moe/cli/report/compare.h"
-#include "moe/cli/report/inputs.h"
 #include "moe/cli/report/page.h"
+#include "moe/cli/report/rows.h"
 #include "tests/moe/io/io_test.h"
 
 namespace moe::report {

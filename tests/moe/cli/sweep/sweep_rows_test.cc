@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "moe/cli/report/inputs.h"
+#include "moe/cli/report/rows.h"
 #include "moe/cli/sweep/result_file.h"
 #include "moe/cli/sweep/sweep_row.h"
 
