@@ -238,6 +238,10 @@ class Communicator {
   // where the backend can tell them (local), else by their timeout. Callable from any thread.
   virtual void Abort(absl::Status reason) = 0;
 
+  // Nanoseconds that this rank has stood in collectives after it had all that it receives, until
+  // its peers had theirs. 0: NCCL does not tell. For the thread that runs the collectives.
+  virtual int64_t lingered_ns() const { return 0; }
+
   // What this rank does next; goes into the message of a failed wait. Cheap.
   void SetPhase(const CommPhase& phase) { phase_ = phase; }
   const CommPhase& phase() const { return phase_; }

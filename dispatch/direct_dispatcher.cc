@@ -93,9 +93,8 @@ class DirectDispatcher final : public DispatcherBase<T> {
     last_stream_ = &exchange;
     MOE_RETURN_IF_ERROR(Fence(exchange));
     const auto peers = Views<T>(returned_, 0, plan.max_expert_rows(), hidden);
-    MOE_RETURN_IF_ERROR(GatherRowsOfMany<T>(peers, plan.home_peer(chunk), plan.home_source(chunk),
-                                            {}, this->HomeRowsOf(plan, chunk, home_rows),
-                                            exchange));
+    MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.home_peer(chunk), plan.home_source(chunk), {},
+                                    this->HomeRowsOf(plan, chunk, home_rows), exchange));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, p, plan.rank()) * RowBytes(hidden));
     }
@@ -112,7 +111,8 @@ class DirectDispatcher final : public DispatcherBase<T> {
 
   absl::Status Fence(Stream& exchange) {
     tokens_being_read_ = false;
-    return this->comm_.Fence(exchange);
+    return TimedPart(this->clock(), ExchangePart::kMeeting, this->comm_, exchange,
+                     [&] { return this->comm_.Fence(exchange); });
   }
 
   // Makes published_ large enough and free to be written.
@@ -161,7 +161,7 @@ class DirectDispatcher final : public DispatcherBase<T> {
                          workspace.Array<float>(static_cast<int64_t>(row.size())));
     const auto peers =
         Views<float>(published_, WeightsBegin(plan, hidden), plan.max_return_rows(), 1);
-    MOE_RETURN_IF_ERROR(GatherRowsOfMany<float>(
+    MOE_RETURN_IF_ERROR(ReadRows<float>(
         peers, plan.expert_peer(chunk), row, {},
         MatrixView<float>(scale.data(), static_cast<int64_t>(row.size()), 1), exchange));
     return scale;
@@ -172,15 +172,23 @@ class DirectDispatcher final : public DispatcherBase<T> {
     const int64_t hidden = expert_rows.cols();
     const auto peers = Views<T>(published_, 0, plan.max_tokens(), hidden);
     tokens_being_read_ = true;
-    MOE_RETURN_IF_ERROR(
-        GatherRowsOfMany<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
-                            this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
+    MOE_RETURN_IF_ERROR(ReadRows<T>(peers, plan.expert_peer(chunk), plan.expert_token(chunk), scale,
+                                    this->ExpertRowsOf(plan, chunk, expert_rows), exchange));
     const int64_t row_bytes =
         RowBytes(hidden) + (scale.empty() ? 0 : static_cast<int64_t>(sizeof(float)));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.ExpertRows(chunk, plan.rank(), p) * row_bytes);
     }
     return absl::OkStatus();
+  }
+
+  // GatherRowsOfMany from peer memory.
+  template <typename U>
+  absl::Status ReadRows(absl::Span<const MatrixView<const U>> peers, absl::Span<const int32_t> peer,
+                        absl::Span<const int32_t> row, absl::Span<const float> scale,
+                        MatrixView<U> out, Stream& exchange) {
+    return TimedPart(this->clock(), ExchangePart::kCopy, this->comm_, exchange,
+                     [&] { return GatherRowsOfMany<U>(peers, peer, row, scale, out, exchange); });
   }
 
   // Every rank's [rows, cols] at `offset` in `buffer`.

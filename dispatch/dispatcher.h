@@ -40,6 +40,21 @@ struct ExchangeBytes {
   int64_t cross_node = 0;
 };
 
+// What of a movement is timed apart; the rest is rows put into another order on their rank.
+enum class ExchangePart : uint8_t {
+  kMeeting,  // an all-to-all or a fence: no rank leaves it before all have come
+  kCopy,     // the ranks have met: this one reads rows where its peers have them (kDirect)
+};
+
+// Is told where the parts begin and end in `exchange`; they do not lie inside each other. Meetings
+// come in one order, and as many, on all ranks of the dispatcher's group. `group`: who meets.
+class ExchangeClock {
+ public:
+  virtual ~ExchangeClock() = default;
+  virtual absl::Status Start(ExchangePart part, const Communicator& group, Stream& exchange) = 0;
+  virtual absl::Status Stop(ExchangePart part, const Communicator& group, Stream& exchange) = 0;
+};
+
 // Two data movers serve the four movements of a layer:
 //   Dispatch, DispatchScaled   home -> experts: tokens (forward), weight * dy (combine's backward)
 //   Return                     experts -> home: outputs (forward), input gradients (backward)
@@ -78,6 +93,8 @@ class Dispatcher {
                                                             MemoryResource& memory = CpuMemory());
   virtual DispatchAlgorithm algorithm() const = 0;
   virtual const ExchangeBytes& bytes() const = 0;
+  // nullptr, as at first: none. `clock` must outlive what is enqueued.
+  virtual void set_clock(ExchangeClock* clock) = 0;
 
   // Memory for rows that will be given to Return, [plan.expert_rows(), H]: peer memory for kDirect
   // (peers read it in place), else from `workspace`. Collective when it has to grow. Valid until

@@ -22,6 +22,7 @@ template <typename T>
 class DispatcherBase : public Dispatcher<T> {
  public:
   const ExchangeBytes& bytes() const override { return bytes_; }
+  void set_clock(ExchangeClock* clock) override { clock_ = clock; }
 
  protected:
   DispatcherBase(const DispatcherOptions& options, Communicator& comm,
@@ -52,6 +53,8 @@ class DispatcherBase : public Dispatcher<T> {
                           : bytes_.cross_node) += bytes;
   }
 
+  ExchangeClock* clock() const { return clock_; }
+
   Communicator& comm_;
   const int node_size_;
 
@@ -61,22 +64,36 @@ class DispatcherBase : public Dispatcher<T> {
 
   const DeviceKind kind_;
   ExchangeBytes bytes_;
+  ExchangeClock* clock_ = nullptr;
 };
 
+// Runs `body`, which enqueues `part` of a movement. clock: or nullptr.
+template <typename Body>
+absl::Status TimedPart(ExchangeClock* clock, ExchangePart part, const Communicator& comm,
+                       Stream& stream, Body body) {
+  if (clock == nullptr) return body();
+  MOE_RETURN_IF_ERROR(clock->Start(part, comm, stream));
+  MOE_RETURN_IF_ERROR(body());
+  return clock->Stop(part, comm, stream);
+}
+
 // All-to-all of rows of `width` elements inside `comm`: sent(p) rows to peer p, received(p) from
-// it.
+// it. clock: or nullptr.
 template <typename U, typename Sent, typename Received>
 absl::Status ExchangeRows(Communicator& comm, MatrixView<const U> send, Sent sent,
-                          MatrixView<U> recv, Received received, Stream& stream) {
+                          MatrixView<U> recv, Received received, Stream& stream,
+                          ExchangeClock* clock) {
   const int64_t width = send.cols();
   absl::InlinedVector<int64_t, 16> send_counts(comm.size()), recv_counts(comm.size());
   for (int p = 0; p < comm.size(); ++p) {
     send_counts[p] = sent(p) * width;
     recv_counts[p] = received(p) * width;
   }
-  return comm.AllToAllV<U>(
-      absl::Span<const U>(send.data(), static_cast<size_t>(send.rows() * width)), send_counts,
-      absl::Span<U>(recv.data(), static_cast<size_t>(recv.rows() * width)), recv_counts, stream);
+  return TimedPart(clock, ExchangePart::kMeeting, comm, stream, [&] {
+    return comm.AllToAllV<U>(
+        absl::Span<const U>(send.data(), static_cast<size_t>(send.rows() * width)), send_counts,
+        absl::Span<U>(recv.data(), static_cast<size_t>(recv.rows() * width)), recv_counts, stream);
+  });
 }
 
 // [home rows of the chunk, 1] weight of each, 0 for empty places. Enqueues.

@@ -93,7 +93,7 @@ class StagedDispatcher : public DispatcherBase<T> {
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.SendRows(chunk, me, p); }, received,
-        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange));
+        [&](int p) { return plan.SendRows(chunk, p, me); }, exchange, this->clock()));
     for (int p = 0; p < plan.ranks(); ++p) {
       this->CountBytes(p, plan.SendRows(chunk, me, p) * RowBytes(send.cols()));
     }
@@ -114,7 +114,7 @@ class StagedDispatcher : public DispatcherBase<T> {
     const int me = plan.rank();
     MOE_RETURN_IF_ERROR(ExchangeRows<float>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, me, p); }, received,
-        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange));
+        [&](int p) { return plan.ExpertRows(chunk, p, me); }, exchange, this->clock()));
     CountWeights(plan, chunk);
     return received;
   }
@@ -129,7 +129,7 @@ class StagedDispatcher : public DispatcherBase<T> {
     const int me = plan.rank();
     return ExchangeRows<T>(
         this->comm_, send, [&](int p) { return plan.ExpertRows(chunk, p, me); }, home,
-        [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange);
+        [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange, this->clock());
   }
 
   bool GathersOnce(const DispatchPlan& plan) const {
@@ -169,6 +169,7 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
       : StagedDispatcher<T>(options, comm, DeviceKind::kCpu), two_hops_(std::move(two_hops)) {}
 
   DispatchAlgorithm algorithm() const override { return DispatchAlgorithm::kHierarchical; }
+  void set_clock(ExchangeClock* clock) override { two_hops_.set_clock(clock); }
 
  private:
   absl::StatusOr<MatrixView<const T>> SendRows(const DispatchPlan& plan, int chunk,

@@ -63,7 +63,7 @@ absl::Status TwoHopExchange::Hop(const Part& part, MatrixView<const U> send, con
   part.comm->SetPhase(comm_->phase());
   MOE_RETURN_IF_ERROR(ExchangeRows<U>(
       *part.comm, send, [&](int i) { return sent[i]; }, received,
-      [&](int i) { return received_rows[i]; }, stream));
+      [&](int i) { return received_rows[i]; }, stream, clock_));
   const int64_t row_bytes = send.cols() * static_cast<int64_t>(sizeof(U));
   for (int i = 0; i < part.comm->size(); ++i) {
     count_bytes(part.first + i * part.step, sent[i] * row_bytes);

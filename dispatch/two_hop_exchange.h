@@ -10,6 +10,7 @@
 #include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
+#include "dispatch/dispatcher.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
@@ -31,6 +32,9 @@ class TwoHopExchange {
 
   // Collective: splits `comm`. node_size divides its size.
   static absl::StatusOr<TwoHopExchange> Create(Communicator& comm, int node_size);
+
+  // Of both hops; nullptr, as at first: none.
+  void set_clock(ExchangeClock* clock) { clock_ = clock; }
 
   int nodes() const { return nodes_; }
   int node_size() const { return node_size_; }
@@ -87,6 +91,7 @@ class TwoHopExchange {
   Communicator* comm_;
   int node_size_, nodes_, my_node_, my_local_;
   Part rail_, node_;
+  ExchangeClock* clock_ = nullptr;
 };
 
 }  // namespace moe

@@ -43,6 +43,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
   MOE_ASSIGN_OR_RETURN(layer->router_, Router<T>::Create(router));
   MOE_ASSIGN_OR_RETURN(layer->dispatcher_,
                        Dispatcher<T>::Create(config.dispatcher, group, *context.memory));
+  layer->dispatcher_->set_clock(context.clock);
   layer->plans_on_device_ = layer->CanPlanOnDevice();
 
   MOE_RETURN_IF_ERROR(layer->AddRouterParameters(prefix, store));

@@ -145,6 +145,7 @@ class LocalCommunicator final : public Communicator {
   int size() const override { return group_->size(); }
   absl::string_view backend() const override { return "local"; }
   absl::Duration timeout() const override { return group_->timeout(); }
+  int64_t lingered_ns() const override { return group_->lingered_ns(rank_); }
   absl::Status Barrier() override { return group_->Meet(LocalGroup::kHostLane, Caller("Barrier")); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   bool has_peer_memory(DeviceKind /*kind*/) const override { return true; }

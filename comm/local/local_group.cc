@@ -11,6 +11,7 @@
 #include "comm/wait_report.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/trace.h"
 
 namespace moe {
 namespace {
@@ -248,7 +249,10 @@ absl::Status LocalGroup::Collective(
       }
       MOE_RETURN_IF_ERROR(work(posts_));
     }
-    return Meet(kStreamLane, caller);
+    const int64_t done_ns = MonotonicNs();
+    MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller));
+    ranks_[caller.rank].lingered_ns += MonotonicNs() - done_ns;
+    return absl::OkStatus();
   });
 }
 

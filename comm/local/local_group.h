@@ -115,6 +115,9 @@ class LocalGroup {
   absl::Status HostExchange(const LocalCaller& caller, void* value,
                             absl::FunctionRef<void(absl::Span<void* const>)> work);
 
+  // Communicator::lingered_ns.
+  int64_t lingered_ns(int rank) const { return ranks_[rank].lingered_ns; }
+
   void WakeAll();
 
   // Rank `caller.rank` has done a part of what its peers wait for.
@@ -138,8 +141,9 @@ class LocalGroup {
     Doorbell bell;               // SendRecv: something came, or something of mine was taken
     std::atomic<int> inside{0};  // this rank's Inside objects
     std::atomic<uint64_t> parts_done{0};
-    SpinBudget spin;                // SendRecv; this and the rest: used by this rank only
-    SpinBudget meeting_spin[2];     // by lane
+    SpinBudget spin;             // SendRecv; this and the rest: used by this rank only
+    SpinBudget meeting_spin[2];  // by lane
+    int64_t lingered_ns = 0;
     std::vector<LocalSend> sends;   // storage of this rank's posts
     std::vector<LocalSend*> first;  // per peer
     std::vector<char> taken;        // per op: received, or nothing to receive

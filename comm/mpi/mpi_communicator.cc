@@ -28,6 +28,7 @@ class MpiCommunicator final : public Communicator {
   int size() const override { return group_->stream.size(); }
   absl::string_view backend() const override { return "mpi"; }
   absl::Duration timeout() const override { return group_->stream.timeout(); }
+  int64_t lingered_ns() const override { return group_->stream.lingered_ns(); }
   absl::Status Barrier() override { return group_->host.Meet({"Barrier", kMeet, phase()}); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   bool has_peer_memory(DeviceKind kind) const override {

@@ -11,6 +11,7 @@
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/trace.h"
 
 namespace moe {
 namespace {
@@ -110,10 +111,12 @@ absl::Status MpiLane::Poll() {
   absl::Duration tested_all_at;
   int polls = 0;
   bool progressed = false;
+  int64_t received_ns = MonotonicNs();
   for (size_t at = 0; at < requests_.size();) {
     int done = 0;
     MOE_RETURN_IF_ERROR(Test(at, &done));
     if (done != 0) {
+      if (transfers_[at].receives || transfers_[at].peer < 0) received_ns = MonotonicNs();
       ++at;
       polls = 0;
       progressed = true;
@@ -138,6 +141,7 @@ absl::Status MpiLane::Poll() {
       std::this_thread::sleep_for(kNap);
     }
   }
+  lingered_ns_ += MonotonicNs() - received_ns;
   return absl::OkStatus();
 }
 

@@ -42,6 +42,7 @@ class MpiLane {
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   absl::Duration timeout() const { return timeout_; }
+  int64_t lingered_ns() const { return lingered_ns_; }  // Communicator::lingered_ns
   // The world of this process, which its groups share: the first reason to end it wins.
   const std::shared_ptr<LocalFate>& fate() const { return fate_; }
   // Ends it; what all calls return from now on.
@@ -107,6 +108,7 @@ class MpiLane {
   absl::Status started_;  // first error of starting
   std::vector<Transfer> transfers_;
   std::vector<MPI_Request> requests_;
+  int64_t lingered_ns_ = 0;
   std::vector<std::byte> cards_;  // where small parts of Gather arrive
 };
 

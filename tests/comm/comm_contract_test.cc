@@ -80,6 +80,14 @@ TEST_P(CommContractTest, LargeAllToAllVArrivesWhole) {
   });
 }
 
+TEST_P(CommContractTest, TellsHowLongARankStaysForItsPeers) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    const int64_t before = comm.lingered_ns();
+    ExchangeRagged(comm, stream, 37);
+    EXPECT_EQ(comm.lingered_ns() > before, comm.backend() != "nccl");
+  });
+}
+
 TEST_P(CommContractTest, BackToBackExchangesDoNotMix) {
   OnEachRank([](Communicator& comm, Stream& stream) {
     const int ranks = comm.size();

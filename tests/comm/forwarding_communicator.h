@@ -31,6 +31,7 @@ class ForwardingCommunicator : public Communicator {
   int size() const override { return inner_->size(); }
   absl::string_view backend() const override { return inner_->backend(); }
   absl::Duration timeout() const override { return inner_->timeout(); }
+  int64_t lingered_ns() const override { return inner_->lingered_ns(); }
   std::optional<Device> device() const override { return inner_->device(); }
   bool moves(DeviceKind kind) const override { return inner_->moves(kind); }
   absl::Status Barrier() override {
