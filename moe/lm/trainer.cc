@@ -308,9 +308,14 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
                               (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
   double most[2] = {seconds, static_cast<double>(state_bytes + DeviceBytes(context_))};
-  MOE_RETURN_IF_ERROR(context_.clock->Collect());
-  double sum[kPhases];
+  MOE_ASSIGN_OR_RETURN(
+      const ExchangeSeconds exchanges,
+      context_.clock->SplitExchanges(context_.mesh->expert_parallel(), *context_.host));
+  double sum[kPhases + 3] = {};
   for (int p = 0; p < kPhases; ++p) sum[p] = context_.clock->seconds(static_cast<Phase>(p));
+  sum[kPhases] = exchanges.copy;
+  sum[kPhases + 1] = exchanges.gather;
+  sum[kPhases + 2] = exchanges.wait;
   MOE_RETURN_IF_ERROR(context_.clock->Reset());
   MOE_RETURN_IF_ERROR(
       world_.AllReduce<double>(absl::MakeSpan(most), ReduceOp::kMax, *context_.host));
@@ -319,13 +324,17 @@ absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
   MOE_RETURN_IF_ERROR(context_.host->Synchronize());
   metrics.step_seconds = most[0];
   metrics.peak_bytes = static_cast<int64_t>(most[1]);
-  for (int p = 0; p < kPhases; ++p) metrics.phase_seconds[p] = sum[p] / world_.size();
+  for (double& each : sum) each /= world_.size();
+  std::copy_n(sum, kPhases, metrics.phase_seconds);
+  metrics.exchange_seconds = {
+      .copy = sum[kPhases], .gather = sum[kPhases + 1], .wait = sum[kPhases + 2]};
   return absl::OkStatus();
 }
 
 template <typename T>
 absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
   TrainReport report;
+  context_.clock->KeepMeetings();
   MOE_ASSIGN_OR_RETURN(report.first_step, Restore(hooks.stop));
   report.steps = report.first_step;
   MOE_ASSIGN_OR_RETURN(report.validation_loss_before, Validate(report.first_step));
@@ -373,6 +382,9 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     report.seconds += metrics.step_seconds;
     report.final_loss = metrics.loss;
     for (int p = 0; p < kPhases; ++p) report.phase_seconds[p] += metrics.phase_seconds[p];
+    report.exchange_seconds.copy += metrics.exchange_seconds.copy;
+    report.exchange_seconds.gather += metrics.exchange_seconds.gather;
+    report.exchange_seconds.wait += metrics.exchange_seconds.wait;
     for (size_t layer = 0; layer < report.expert_load.size(); ++layer) {
       for (size_t e = 0; e < report.expert_load[layer].size(); ++e) {
         report.expert_load[layer][e] += metrics.expert_load[layer][e];

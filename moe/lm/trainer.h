@@ -91,6 +91,7 @@ struct StepMetrics {
   std::vector<std::vector<int64_t>> expert_load;  // [MoE layer][E] slots, identity experts last
   // Mean over ranks, this step.
   double phase_seconds[static_cast<int>(Phase::kCount)] = {};
+  ExchangeSeconds exchange_seconds;  // of dispatch and combine
   int64_t peak_bytes = 0;  // most memory of any rank (workspace + parameters + optimiser + buckets)
 };
 
@@ -105,6 +106,7 @@ struct TrainReport {
   float validation_loss_before = 0, validation_loss_after = 0;  // nats per byte
   float final_loss = 0;
   double phase_seconds[static_cast<int>(Phase::kCount)] = {};  // mean over ranks
+  ExchangeSeconds exchange_seconds;                            // of dispatch and combine, likewise
   std::vector<std::vector<int64_t>> expert_load;               // [MoE layer][E], all steps
   int64_t dropped_slots = 0, total_slots = 0;
   int64_t skipped_steps = 0;  // for gradients that overflowed

@@ -122,6 +122,10 @@ std::string FinalLine(const lm::TrainReport& report) {
   for (int p = 0; p < static_cast<int>(Phase::kCount); ++p) {
     phases[NameOf(static_cast<Phase>(p))] = report.phase_seconds[p];
   }
+  Json& exchange = line["exchange_seconds"] = Json::object();
+  exchange["copy"] = report.exchange_seconds.copy;
+  exchange["gather"] = report.exchange_seconds.gather;
+  exchange["wait"] = report.exchange_seconds.wait;
   line["expert_load"] = report.expert_load;
   line["dropped_slots"] = report.dropped_slots;
   line["total_slots"] = report.total_slots;

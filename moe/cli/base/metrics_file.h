@@ -37,9 +37,10 @@ std::string StartLine(const Facts& provenance, const World& world, const Setting
 std::string StepLine(const lm::StepMetrics& metrics);
 //   steps, first_step (that the run was resumed after, 0: none), saved_step (of the newest
 //   checkpoint, null: none), checkpoint_failures, tokens, seconds (of this run), val_loss_before,
-//   val_loss_before_hex, val_loss, val_loss_hex, weights_xxh3, phase_seconds {phase}, expert_load
-//   [MoE layer][E], dropped_slots, total_slots, skipped_steps, exchange_bytes {self, same_node,
-//   cross_node}, all_reduce_bytes, parameters_total, parameters_active
+//   val_loss_before_hex, val_loss, val_loss_hex, weights_xxh3, phase_seconds {phase},
+//   exchange_seconds {copy, gather, wait}, expert_load [MoE layer][E], dropped_slots, total_slots,
+//   skipped_steps, exchange_bytes {self, same_node, cross_node}, all_reduce_bytes,
+//   parameters_total, parameters_active
 std::string FinalLine(const lm::TrainReport& report);
 
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).

@@ -143,8 +143,8 @@ std::string PeakText(const std::vector<CommRate>& rates) {
   }
   return text +
          "bytes that leave a rank / time, per rank; bench peak: the same calls alone, all ranks "
-         "ready\n(moe bench). The rest of the phases is rows gathered and summed, and waiting for "
-         "slower ranks.\n";
+         "ready\n(moe bench). The rest: gather and wait of the exchange; in an all-reduce, waiting "
+         "for\nslower ranks.\n";
 }
 
 }  // namespace moe::cli

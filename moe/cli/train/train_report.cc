@@ -81,6 +81,21 @@ void AddPhases(Text& text, const lm::TrainReport& report) {
       "mean over ranks; the all-reduce overlaps backward, so shares may add up to over 100 %\n");
 }
 
+// The parts of the phases dispatch and combine.
+void AddExchange(Text& text, const lm::TrainReport& report) {
+  const ExchangeSeconds& parts = report.exchange_seconds;
+  const double all = parts.copy + parts.gather + parts.wait;
+  Add(text, "\n{:<14}{:>10}  {:>9}\n", "exchange", "seconds", "share");
+  const auto row = [&](const char* name, double seconds, const char* what) {
+    Add(text, "{:<14}{:>10.3f}  {:>7.1f} %  {}\n", name, seconds, all > 0 ? 100 * seconds / all : 0,
+        what);
+  };
+  row("copy", parts.copy, "rows move, all ranks are there");
+  row("gather", parts.gather, "rows are put in order, and summed at home");
+  row("wait", parts.wait, "for ranks that come later or have more to move");
+  Add(text, "together the phases dispatch and combine; ranks late to a layer show in plan\n");
+}
+
 void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainReport& report) {
   constexpr size_t kMostListed = 16;
   const lm::TransformerConfig& model = options.train.model;
@@ -195,6 +210,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
       options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
   AddLoss(text, report);
   AddPhases(text, report);
+  if (options.train.expert_parallel_size > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);
   AddTraffic(text, report);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),

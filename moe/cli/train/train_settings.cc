@@ -226,6 +226,12 @@ Progress and results
   aux      balance loss with its coefficient, summed over layers
   gnorm    2-norm of the gradient before clipping
   bits per byte = loss in nats / ln 2
+  exchange, at the end: what dispatch + combine went into, mean over ranks
+    copy     rows move, and all ranks of the expert-parallel group are there
+    gather   the rest: rows are put into the order of sending and of the experts, scaled, and summed
+             at home
+    wait     of every all-to-all (direct: every fence), what a rank was in it beyond the shortest
+             time after which one of its group, the last to come, had its rows; by its own clock
   communication, at the end: bytes that left a rank / seconds of dispatch + combine, and of the
            gradient all-reduce; bench peak: the same bytes / (calls x the median time of a call of
            the mean size, alone, right after training: moe bench alltoallv and allreduce)

@@ -167,6 +167,19 @@ def check_bytes(by_lane, report, where):
           f"{where}: nothing moved")
 
 
+def check_exchange(end, report, ranks, where):
+    """Copy, gather and wait are the phases dispatch and combine, in the file and in the report."""
+    parts, phases = end["exchange_seconds"], end["phase_seconds"]
+    both = phases["dispatch"] + phases["combine"]
+    check(abs(sum(parts.values()) - both) <= 1e-9 * both, f"{where}: {parts}, together {both}")
+    check(parts["gather"] > 0 and all((s > 0) == (ranks > 1) for name, s in parts.items()
+                                      if name != "gather"), f"{where}: {parts}")
+    told = {line.split()[0]: line.split()[1] for line in report.splitlines()
+            if line.startswith(tuple(parts))}
+    expected = {name: f"{s:.3f}" for name, s in parts.items()} if ranks > 1 else {}
+    check(told == expected, f"{where}: the report has {told}, expected {expected}")
+
+
 def overlap(a, b):
     return min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"])
 
@@ -184,6 +197,7 @@ def main():
             command, traced, lines, trace = train(work, text, ranks, name=f"r{ranks}")
             by_lane = check_train(trace, ranks, (1, 2), two, where)
             check_bytes(by_lane, traced.stdout, where)
+            check_exchange(lines[-1], traced.stdout, ranks, where)
             check(trace in traced.stdout, f"{where}: the report does not name the trace")
             plain = os.path.join(work, f"plain{ranks}")
             run(*command, "--out", plain)
@@ -197,6 +211,7 @@ def main():
                                         steps=4)
         by_lane = check_train(trace, 3, (1, 2, 3, 4), two | {"exchange"}, "overlap")
         check_bytes(by_lane, traced.stdout, "overlap")
+        check_exchange(lines[-1], traced.stdout, 3, "overlap")
         beside = 0
         for rank in range(3):
             lane = by_lane[rank, "exchange"]
@@ -223,6 +238,7 @@ def main():
             _, traced, lines, trace = train(work, text, 3, name="mpi", launcher=(MPIEXEC, "-n", 3))
             by_lane = check_train(trace, 3, (1, 2), two, "mpi")
             check_bytes(by_lane, traced.stdout, "mpi")
+            check_exchange(lines[-1], traced.stdout, 3, "mpi")
             check({lines[-1]["weights_xxh3"]} == hashes, "mpi: other weights")
 
         layer(work)

@@ -75,7 +75,7 @@ expect 0 "-o json"
 (($(wc -l <"$work/stdout") == 1)) || fail "-o json: $(wc -l <"$work/stdout") lines"
 last=$(tail -n 1 "$work/json/metrics.jsonl")
 [[ $(head -c $((${#last} - 1)) "$work/stdout") == "${last%\}}" ]] || fail "-o json: other than the metrics' end"
-for part in '"phase_seconds":{"gate":' '"communication":[{"name":"dispatch + combine","calls":' '"total_slots":3072,' \
+for part in '"phase_seconds":{"gate":' '"exchange_seconds":{"copy":' '"communication":[{"name":"dispatch + combine","calls":' '"total_slots":3072,' \
   '"name":"gradient all-reduce"' '"files":["'"$work"'/json/metrics.jsonl"]' '"command":"'; do
   grep -qF -- "$part" "$work/stdout" || fail "-o json: no $part in $(cat "$work/stdout")"
 done
