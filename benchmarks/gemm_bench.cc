@@ -7,6 +7,8 @@
 // (or, of their gradient, written) once, in the time of the product, against a loop that reads as
 // many from front to back, right after the peak. wrong = sampled elements whose bits differ from a
 // chain of std::fma. "packed forward" finds the weights packed; "pack" is what packing them costs.
+// With --leaves above 1 forward products and input gradients are trees, and chain% is the speed of
+// a tree beside one chain.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -76,16 +78,17 @@ struct GemmData {
   }
   absl::Status PackedForward(Workspace& workspace, Stream& stream) {
     return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, packed, 0,
-                          {packed_y.data(), rows * experts, out}, workspace, stream);
+                          {packed_y.data(), rows * experts, out}, workspace, stream, InTree());
   }
 
   absl::Status Forward(Workspace& workspace, Stream& stream) {
     return GroupedGemm<T>({x.data(), rows * experts, in}, offsets, weight,
-                          {y.data(), rows * experts, out}, workspace, stream);
+                          {y.data(), rows * experts, out}, workspace, stream, {}, InTree());
   }
   absl::Status InputGradient(Workspace& workspace, Stream& stream) {
     return GroupedGemmInputGradient<T>({dy.data(), rows * experts, out}, offsets, weight,
-                                       {dx.data(), rows * experts, in}, workspace, stream);
+                                       {dx.data(), rows * experts, in}, workspace, stream, {},
+                                       OutTree());
   }
   absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
     for (int64_t e = 0; e < experts; ++e) {
@@ -107,9 +110,9 @@ struct GemmData {
       using gemm::Layout;
       const T* const we = w.data() + e * out * in;
       const float want_y = Element({x.data() + n * in, 1, in}, {we + o * in, 1, in}, Layout::kPlain,
-                                   Layout::kTransposed);
+                                   Layout::kTransposed, InTree());
       const float want_dx = Element({dy.data() + n * out, 1, out}, {we + k, out, 1, in},
-                                    Layout::kPlain, Layout::kPlain);
+                                    Layout::kPlain, Layout::kPlain, OutTree());
       const float want_dw =
           Element({dy.data() + e * rows * out + o, rows, 1, out},
                   {x.data() + e * rows * in + k, rows, 1, in}, Layout::kTransposed, Layout::kPlain);
@@ -120,12 +123,20 @@ struct GemmData {
   }
   // The one element of a product, by the specification.
   static float Element(MatrixView<const T> a, MatrixView<const T> b, gemm::Layout a_layout,
-                       gemm::Layout b_layout) {
+                       gemm::Layout b_layout, GemmTree tree = {}) {
     float element = 0;
-    gemm::Reference(gemm::Problem<T, float>{
-        .a = a, .b = b, .c = {&element, 1, 1}, .a_layout = a_layout, .b_layout = b_layout});
+    gemm::Reference(gemm::Problem<T, float>{.a = a,
+                                            .b = b,
+                                            .c = {&element, 1, 1},
+                                            .a_layout = a_layout,
+                                            .b_layout = b_layout,
+                                            .tree = tree});
     return element;
   }
+
+  // As a down projection has its inputs, and a fused gate and up projection its outputs.
+  GemmTree InTree() const { return {{leaves, in, 16}}; }
+  GemmTree OutTree() const { return {{leaves, out / 2, 16}, 2}; }
 
   // Memory as tensors have it.
   template <typename U>
@@ -135,6 +146,7 @@ struct GemmData {
   }
 
   int64_t rows, in, out, experts;
+  int leaves = 1;
   std::vector<Buffer> memory;
   absl::Span<T> x, dy, w, y, packed_y, dx;
   absl::Span<float> dw;
@@ -151,6 +163,7 @@ struct Options {
   int64_t out = 2816;  // O
   int64_t experts = 4;
   int threads = 1;
+  int leaves = 1;
   int rounds = 11;
   bool cpu_clock = false;
   std::string type = "both";
@@ -213,7 +226,7 @@ struct Case {
   std::function<absl::Status()> run;
   double weight_bytes = 0;
   double operations = 0;  // 0: a copy, which has no share of the peak
-  std::vector<double> seconds, gflops, ratio, read;
+  std::vector<double> seconds, gflops, ratio, read, of_chain;
 };
 
 // Measures the products on `rows` rows per expert. False if an element is wrong.
@@ -243,10 +256,16 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
                                std::is_same_v<T, float> ? gemm::RunFma : gemm::RunBFloat16Peak);
       const double read = ReadSpeed(options.cpu_clock, pool, data.read);
       absl::Status status;
-      const double seconds = Seconds(options.cpu_clock, [&] { status = c.run(); });
-      MOE_RETURN_IF_ERROR(status);
+      double seconds = 0, chain = 0;
+      const bool tree_first = (options.rounds - round) % 2 == 0;  // by turns; not in the last round
+      for (const bool tree : {tree_first, !tree_first}) {
+        data.leaves = tree ? options.leaves : 1;
+        (tree ? seconds : chain) = Seconds(options.cpu_clock, [&] { status = c.run(); });
+        MOE_RETURN_IF_ERROR(status);
+      }
       if (round < 0) continue;  // warm-up: the workspace grows, pages are touched
       c.seconds.push_back(seconds);
+      c.of_chain.push_back(100 * chain / seconds);
       c.gflops.push_back(c.operations / seconds / 1e9);
       c.ratio.push_back(100 * c.gflops.back() / peak);
       c.read.push_back(100 * c.weight_bytes / seconds / 1e9 / read);
@@ -257,15 +276,16 @@ absl::StatusOr<bool> Measure(const char* type, int64_t rows, const Options& opti
     if (options.json) {
       std::printf(
           "{\"type\":\"%s\",\"product\":\"%s\",\"rows\":%lld,\"time_us\":%.3f,\"peak_pct\":%.2f,"
-          "\"read_pct\":%.2f,\"nwrong\":%lld}\n",
+          "\"read_pct\":%.2f,\"chain_pct\":%.2f,\"nwrong\":%lld}\n",
           type, c.product, static_cast<long long>(rows), 1e6 * Quantile(c.seconds, 0.5),
-          Quantile(c.ratio, 0.5), Quantile(c.read, 0.5), static_cast<long long>(wrong));
+          Quantile(c.ratio, 0.5), Quantile(c.read, 0.5), Quantile(c.of_chain, 0.5),
+          static_cast<long long>(wrong));
       continue;
     }
-    std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %7.1f %6lld\n", type, c.product,
+    std::printf("%-5s %-16s %6lld %9.1f %7.1f %6.1f %6.1f %7.1f %7.1f %6lld\n", type, c.product,
                 static_cast<long long>(rows), Quantile(c.gflops, 0.5), Quantile(c.ratio, 0.5),
                 Quantile(c.ratio, 0.1), Quantile(c.ratio, 0.9), Quantile(c.read, 0.5),
-                static_cast<long long>(wrong));
+                Quantile(c.of_chain, 0.5), static_cast<long long>(wrong));
   }
   std::fflush(stdout);
   return wrong == 0;
@@ -275,8 +295,8 @@ void PrintHead(const Options& options, double peak, double bf16_peak) {
   std::printf("K %lld, O %lld, %lld experts, %d threads; peak now %.1f GFLOP/s, of bf16 %.1f\n",
               static_cast<long long>(options.in), static_cast<long long>(options.out),
               static_cast<long long>(options.experts), options.threads, peak, bf16_peak);
-  std::printf("%-5s %-16s %6s %9s %7s %6s %6s %7s %6s\n", "type", "product", "rows", "GFLOP/s",
-              "peak%", "p10", "p90", "read%", "wrong");
+  std::printf("%-5s %-16s %6s %9s %7s %6s %6s %7s %7s %6s\n", "type", "product", "rows", "GFLOP/s",
+              "peak%", "p10", "p90", "read%", "chain%", "wrong");
 }
 
 absl::StatusOr<bool> Run(const Options& options) {
@@ -320,6 +340,7 @@ int main(int argc, char** argv) {
       ("out", value(options.out), "columns of y (O)")                              //
       ("experts", value(options.experts), "experts, all of the same size")         //
       ("threads", value(options.threads), "threads of the products and the peak")  //
+      ("leaves", value(options.leaves), "of trees: 1, 2, 4, 8 or 16")              //
       ("type", value(options.type), "f32, bf16 or both")                           //
       ("json", po::bool_switch(&options.json), "a JSON object per row")            //
       ("target", value(options.target),
@@ -348,6 +369,10 @@ int main(int argc, char** argv) {
   }
   if (options.type != "f32" && options.type != "bf16" && options.type != "both") {
     std::fprintf(stderr, "gemm_bench: --type is expected to be f32, bf16 or both\n");
+    return 2;
+  }
+  if (!moe::IsTreeLeaves(options.leaves)) {
+    std::fprintf(stderr, "gemm_bench: --leaves is expected to be 1, 2, 4, 8 or 16\n");
     return 2;
   }
   if (options.cpu_clock && options.threads > 1) {

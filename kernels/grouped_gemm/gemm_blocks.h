@@ -3,6 +3,7 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_BLOCKS_H_
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <iterator>
 #include <type_traits>
@@ -65,13 +66,27 @@ inline constexpr int64_t kMostDeep = 2048;  // packed rows are 2 MiB
 inline constexpr Shape kTallB = {
     .panel_cols = 128, .panel_depth = 256, .block_rows = 512, .col_step = 256};
 
-// Whether the rows of an a that is not transposed are copied, too: the tile reads float32 and
-// bfloat16 in place.
-template <typename T>
-inline constexpr bool kPacksPlainRows = std::is_same_v<T, Float16>;
-template <typename T>
-constexpr bool PacksRows(Layout a_layout) {
-  return a_layout == Layout::kTransposed || kPacksPlainRows<T>;
+// Input gradients that are trees, from 32 rows on: deep panels, so that more nodes meet within a
+// tile. With kTallB those of bfloat16 would take 2 % longer.
+inline constexpr Shape kTreeB = {
+    .panel_cols = 128, .panel_depth = 512, .block_rows = 512, .col_step = 256};
+inline constexpr int64_t kTreeRows = 32;
+
+// Whether a chain of the depth ends with half a word, whose other half is not what lies behind it.
+template <typename T, typename TOut>
+constexpr bool HasHalfWords(const Problem<T, TOut>& problem) {
+  if (!problem.is_tree()) return problem.depth() % kStepsPerWord<T> != 0;
+  for (int s = 1; s <= problem.tree.cut.leaves; ++s) {
+    if (problem.tree.cut.Begin(s) % kStepsPerWord<T> != 0) return true;
+  }
+  return false;
+}
+
+// Whether the rows of a are copied: not those whose words lie in memory as the tile reads them.
+template <typename T, typename TOut>
+constexpr bool PacksRows(const Problem<T, TOut>& problem) {
+  return problem.a_layout == Layout::kTransposed || std::is_same_v<T, Float16> ||
+         HasHalfWords(problem);
 }
 
 template <typename T, typename TOut>
@@ -103,6 +118,7 @@ constexpr const Shape& ShapeFor(const Problem<T, TOut>& problem) {
   if (problem.b_layout == Layout::kTransposed) return kTransposedB;
   if (problem.b_layout == Layout::kStrips) return kStripsOfB;
   if (IsWide(problem)) return kWideB;
+  if (problem.is_tree() && problem.c.rows() >= kTreeRows) return kTreeB;
   if (problem.a_layout == Layout::kPlain) {
     return problem.c.rows() > kPlainB.block_rows ? kTallB : kPlainB;
   }
@@ -116,10 +132,33 @@ constexpr int64_t WordsBefore(int64_t begin, int64_t segment) {
   return kStepsPerWord<T> == 1 ? begin : (begin + segment) / kStepsPerWord<T>;
 }
 
+// Leaves of the subtrees of a tree that a panel holds whole, 1 if it holds none.
+template <typename T, typename TOut>
+constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
+  const TreeCut& cut = problem.tree.cut;
+  const int64_t items = (cut.extent + cut.item - 1) / cut.item;
+  int leaves = cut.leaves;
+  for (; leaves > 1; leaves /= 2) {
+    const int64_t steps = (items * leaves + cut.leaves - 1) / cut.leaves * cut.item;
+    const int64_t chains = cut.item % kStepsPerWord<T> == 0 ? 1 : leaves;  // with half a word each
+    const int64_t words = WordsBefore<T>(steps, chains);
+    if (problem.tree.parts * words <= ShapeFor(problem).panel_depth) break;
+  }
+  return leaves;
+}
+
+// Sums of a panel that a slot has room for: those that are added to, and nodes that wait.
+template <typename T, typename TOut>
+constexpr int64_t NodesOf(const Problem<T, TOut>& problem) {
+  if (!problem.is_tree()) return 1;
+  const auto subtrees = static_cast<uint32_t>(problem.tree.cut.leaves / LeavesPerPanel(problem));
+  return std::bit_width(subtrees);
+}
+
 // Words of each packed row of a that a slot keeps, a multiple of 16.
 template <typename T, typename TOut>
 constexpr int64_t KeptWords(const Problem<T, TOut>& problem) {
-  if (!PacksRows<T>(problem.a_layout)) return 0;
+  if (!PacksRows(problem)) return 0;
   const int64_t words = ShapeFor(problem).panel_depth;
   if (problem.a_layout == Layout::kPlain || !IsDeep(problem)) return words;
   const int64_t all = WordsBefore<T>(problem.depth(), SegmentsOf(problem));
@@ -167,21 +206,26 @@ struct BlockGrid {
   int64_t col_blocks;
 };
 
-// Scratch of one thread: a packed panel of b, the sums of its columns, and the packed rows of a
-// where they are copied. Each part is a multiple of 64 bytes long.
+// Scratch of one thread: a packed panel of b, the sums of its columns, of each node, and the packed
+// rows of a where they are copied. Each part is a multiple of 64 bytes long.
 struct Slot {
-  Slot(float* data, const Shape& shape)
+  template <typename T, typename TOut>
+  Slot(float* data, const Problem<T, TOut>& problem)
       : panel(data),
-        sums(panel + shape.panel_cols * shape.panel_depth),
-        a(sums + shape.panel_cols * shape.block_rows) {}
+        sums(panel + ShapeFor(problem).panel_cols * ShapeFor(problem).panel_depth),
+        node(ShapeFor(problem).panel_cols * ShapeFor(problem).block_rows),
+        a(sums + node * NodesOf(problem)) {}
   // In floats.
-  static constexpr int64_t Size(const Shape& shape, int64_t kept_words) {
-    return shape.panel_cols * (shape.panel_depth + shape.block_rows) +
-           kept_words * shape.block_rows;
+  template <typename T, typename TOut>
+  static constexpr int64_t Size(const Problem<T, TOut>& problem) {
+    const Shape& shape = ShapeFor(problem);
+    return shape.panel_cols * (shape.panel_depth + shape.block_rows * NodesOf(problem)) +
+           KeptWords(problem) * shape.block_rows;
   }
 
   float* panel;
   float* sums;
+  int64_t node;  // floats from one node's sums to the next
   float* a;
 };
 

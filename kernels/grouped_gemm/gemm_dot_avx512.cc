@@ -85,69 +85,106 @@ constexpr int64_t RowBytes(const PackedDotRows&) {
   return sizeof(float);
 }
 
+// sum = sums that waited, `stride` floats from row to row, + sum; and the way there.
+template <int kRows>
+MOE_DOT_TARGET inline __attribute__((always_inline)) void AddSums(const float* from, int64_t stride,
+                                                                  __m512 (&sum)[kRows][kVectors]) {
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(from + i * stride + j * kLanes), sum[i][j]);
+    }
+  }
+}
+template <int kRows>
+MOE_DOT_TARGET inline __attribute__((always_inline)) void StoreSums(
+    const __m512 (&sum)[kRows][kVectors], float* to, int64_t stride) {
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(to + i * stride + j * kLanes, sum[i][j]);
+  }
+}
+
+// As Tile in gemm_tile-inl.h.
 template <int kRows, class Rows>
-MOE_DOT_TARGET void DotTileOf(const Rows& rows, const float* __restrict b, int64_t depth,
-                              float* __restrict c, int64_t c_stride, bool add, Prefetchers& ahead) {
+MOE_DOT_TARGET void DotTileOf(const Rows& rows, const float* __restrict strip,
+                              absl::Span<const TilePiece> pieces, const TileSums& c,
+                              Prefetchers& ahead) {
   constexpr int64_t kLine = kVectors * kLanes;
+  alignas(64) float leaves[kMaxWaiting][kRows * kLine];
+  float(*waiting)[kRows * kLine] = leaves;
   __m512 sum[kRows][kVectors];
   MOE_DOT_UNROLL
   for (int i = 0; i < kRows; ++i) {
     MOE_DOT_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = add ? _mm512_loadu_ps(c + i * c_stride + j * kLanes) : _mm512_setzero_ps();
+      sum[i][j] =
+          c.continues ? _mm512_loadu_ps(c.data + i * c.stride + j * kLanes) : _mm512_setzero_ps();
     }
   }
-  const char* a = rows.data;
   const int64_t row_bytes = RowBytes(rows), word_bytes = WordBytes<kRows>(rows);
   static_assert(Prefetcher::kSteps == 4);
-  int64_t k = 0;
-  for (; k + 4 <= depth; k += 4, a += 4 * word_bytes, b += 4 * kLine) {
-    ahead.next.Burst();
-    ahead.output.Burst();
-    DotWord<kRows>(a, row_bytes, b, sum);
-    DotWord<kRows>(a + word_bytes, row_bytes, b + kLine, sum);
-    DotWord<kRows>(a + 2 * word_bytes, row_bytes, b + 2 * kLine, sum);
-    DotWord<kRows>(a + 3 * word_bytes, row_bytes, b + 3 * kLine, sum);
-  }
-  for (; k < depth; ++k, a += word_bytes, b += kLine) DotWord<kRows>(a, row_bytes, b, sum);
-  MOE_DOT_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+  const TilePiece* piece = pieces.data();
+  const TilePiece* const last = piece + pieces.size() - 1;
+  for (;; ++piece) {
+    const char* a = rows.data + piece->a * word_bytes;
+    const float* b = strip + piece->b * kLine;
+    int64_t k = 0;
+    for (; k + 4 <= piece->words; k += 4, a += 4 * word_bytes, b += 4 * kLine) {
+      ahead.next.Burst();
+      ahead.output.Burst();
+      DotWord<kRows>(a, row_bytes, b, sum);
+      DotWord<kRows>(a + word_bytes, row_bytes, b + kLine, sum);
+      DotWord<kRows>(a + 2 * word_bytes, row_bytes, b + 2 * kLine, sum);
+      DotWord<kRows>(a + 3 * word_bytes, row_bytes, b + 3 * kLine, sum);
+    }
+    for (; k < piece->words; ++k, a += word_bytes, b += kLine) DotWord<kRows>(a, row_bytes, b, sum);
+    for (int fold = 0; fold < piece->folds; ++fold) AddSums<kRows>(*--waiting, kLine, sum);
+    if (piece == last) break;
+    if (piece->folds < 0) continue;
+    StoreSums<kRows>(sum, *waiting++, kLine);
     MOE_DOT_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      _mm512_storeu_ps(c + i * c_stride + j * kLanes, sum[i][j]);
+    for (int i = 0; i < kRows; ++i) {
+      MOE_DOT_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_setzero_ps();
     }
   }
+  float* to = c.data;
+  for (int fold = 0; fold < c.folds; ++fold) AddSums<kRows>(to -= c.node, c.stride, sum);
+  StoreSums<kRows>(sum, to, c.stride);
 }
 
 template <class Rows>
-void DotTileOfAny(int64_t rows, const Rows& a, const float* b, int64_t depth, float* c,
-                  int64_t c_stride, bool add, Prefetchers& ahead) {
+void DotTileOfAny(int64_t rows, const Rows& a, const float* b, absl::Span<const TilePiece> pieces,
+                  const TileSums& c, Prefetchers& ahead) {
   switch (rows) {
     case 1:
-      return DotTileOf<1>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<1>(a, b, pieces, c, ahead);
     case 2:
-      return DotTileOf<2>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<2>(a, b, pieces, c, ahead);
     case 3:
-      return DotTileOf<3>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<3>(a, b, pieces, c, ahead);
     case 4:
-      return DotTileOf<4>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<4>(a, b, pieces, c, ahead);
     case 5:
-      return DotTileOf<5>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<5>(a, b, pieces, c, ahead);
     default:
       static_assert(kTileRows == 6 && kMaxTileCols == kVectors * kLanes);
-      return DotTileOf<6>(a, b, depth, c, c_stride, add, ahead);
+      return DotTileOf<6>(a, b, pieces, c, ahead);
   }
 }
 
 }  // namespace
 
-void DotTile(int64_t rows, const PlainDotRows& a, const float* b, int64_t depth, float* c,
-             int64_t c_stride, bool add, Prefetchers& ahead) {
-  DotTileOfAny(rows, a, b, depth, c, c_stride, add, ahead);
+void DotTile(int64_t rows, const PlainDotRows& a, const float* b,
+             absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead) {
+  DotTileOfAny(rows, a, b, pieces, c, ahead);
 }
-void DotTile(int64_t rows, const PackedDotRows& a, const float* b, int64_t depth, float* c,
-             int64_t c_stride, bool add, Prefetchers& ahead) {
-  DotTileOfAny(rows, a, b, depth, c, c_stride, add, ahead);
+void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
+             absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead) {
+  DotTileOfAny(rows, a, b, pieces, c, ahead);
 }
 
 MOE_DOT_TARGET double RunDots(int64_t steps) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/grouped_gemm/gemm_pieces.h"
 #include "kernels/grouped_gemm/gemm_prefetch.h"
 
 #if defined(__x86_64__)
@@ -34,12 +35,12 @@ struct PackedDotRows {
   const char* data;
 };
 
-// c [rows, 64] = (add ? c : 0) + a * b over `depth` words; word w of b is the line of 64 words at
-// b + 64 * w. `rows`: 1 to kTileRows. Only where HasBFloat16Dot().
-void DotTile(int64_t rows, const PlainDotRows& a, const float* b, int64_t depth, float* c,
-             int64_t c_stride, bool add, Prefetchers& ahead);
-void DotTile(int64_t rows, const PackedDotRows& a, const float* b, int64_t depth, float* c,
-             int64_t c_stride, bool add, Prefetchers& ahead);
+// c [rows, 64] from a * b, piece by piece; word w of b is the line of 64 words at b + 64 * w.
+// `rows`: 1 to kTileRows. Only where HasBFloat16Dot().
+void DotTile(int64_t rows, const PlainDotRows& a, const float* b,
+             absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
+void DotTile(int64_t rows, const PackedDotRows& a, const float* b,
+             absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead);
 
 // Runs `steps` rounds of independent dot products in registers. Returns the number of
 // floating-point operations, four for each lane. Only where HasBFloat16Dot().

@@ -1,8 +1,10 @@
-// What multiplies matrices on CUDA devices.
+// What multiplies matrices on CUDA devices, and in which order terms are added.
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_OPTIONS_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_OPTIONS_H_
 
 #include <cstdint>
+
+#include "kernels/base/tree_cut.h"
 
 namespace moe {
 
@@ -21,6 +23,17 @@ enum class GroupedGemmKernel : uint8_t {
 struct GemmOptions {
   GroupedGemmKernel kernel = GroupedGemmKernel::kAuto;
   Cublas* cublas = nullptr;  // of the stream that is given with the options; kCublas needs it
+};
+
+// The order in which a product adds its terms. One leaf, as by default: one chain over all of them.
+// Several: the reduced index is `parts` parts of cut.extent values, one after the other (gate and
+// up; q, k and v), each cut alike, and leaf s of a balanced binary tree is one chain over the
+// values of leaf s of part 0, then of part 1, and so on. grouped_gemm.h has the rest.
+struct GemmTree {
+  static constexpr int kMaxParts = 3;
+
+  TreeCut cut;
+  int parts = 1;
 };
 
 }  // namespace moe

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <type_traits>
 
 #include <hwy/highway.h>
@@ -158,16 +159,17 @@ void PackWeightStrip(MatrixView<const T> from, T* to) {
   }
 }
 
-// A panel of b, tile-wide strips one after the other: column j of word k at
-// to[(j / kTileCols * words + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
+// Words of a panel of b of `depth` words, tile-wide strips one after the other: column j of word k
+// at to[(j / kTileCols * depth + k) * kTileCols + j % kTileCols], zeros up to a whole tile.
 template <class T>
-void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
+void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, int64_t depth,
+                    float* to) {
   const FloatTag d;
   const int64_t words = WordsOf<T>(steps);
   for (int64_t k = 0; k < words; ++k, from += kStepsPerWord<T> * stride, to += kTileCols) {
     const int64_t left = steps - k * kStepsPerWord<T>;
     for (int64_t j = 0; j < cols; j += kTileCols) {
-      float* const strip = to + j * words;
+      float* const strip = to + j * depth;
       const int64_t count = std::min(kTileCols, cols - j);
       int64_t i = 0;
       for (; i + kLanes <= count; i += kLanes) {
@@ -180,10 +182,11 @@ void PackPlainPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, 
 }
 
 template <class T>
-void PackTransposedPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, float* to) {
+void PackTransposedPanel(const T* from, int64_t stride, int64_t cols, int64_t steps, int64_t depth,
+                         float* to) {
   for (int64_t j = 0; j < cols; j += kTileCols) {
     PackTransposedTile(from + j * stride, stride, std::min(kTileCols, cols - j), steps,
-                       to + j * WordsOf<T>(steps));
+                       to + j * depth);
   }
 }
 
@@ -234,12 +237,18 @@ void PackTransposedRows(const Problem<T, TOut>& problem, int64_t k, int64_t step
   }
 }
 
-// Plain a, where the tile does not read its element type: to[i * steps + s] = row i, step k + s.
+// Plain a, where its words are not those in memory: to[i * depth + w] = row i, word w from step k.
 template <class T, class TOut>
 void PackPlainRows(const Problem<T, TOut>& problem, int64_t k, int64_t steps, int64_t row,
-                   int64_t rows, float* to) {
-  for (int64_t i = 0; i < rows; ++i) {
-    Convert(problem.a.data() + (row + i) * problem.a.stride() + k, steps, to + i * steps);
+                   int64_t rows, int64_t depth, float* to) {
+  for (int64_t i = 0; i < rows; ++i, to += depth) {
+    const T* const from = problem.a.row(row + i) + k;
+    if constexpr (kStepsPerWord<T> == 1) {
+      Convert(from, steps, to);
+    } else {
+      std::memcpy(to, from, static_cast<size_t>(steps) * sizeof(T));
+      if (steps % 2 != 0) to[steps / 2] = WordAt(from + steps - 1, 1, 1);
+    }
   }
 }
 

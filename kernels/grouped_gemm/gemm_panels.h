@@ -3,8 +3,8 @@
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_PANELS_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <iterator>
 
 #include <absl/types/span.h>
 
@@ -12,55 +12,191 @@
 
 namespace moe::gemm {
 
-// A panel of b: `steps` steps from `k`, `cols` columns from `col`. No columns: no panel.
+// A panel of b: `depth` words from step `k`, `cols` columns from `col`. No columns: no panel.
 struct Panel {
-  int64_t k = 0, steps = 0, col = 0, cols = 0;
+  int64_t k = 0, col = 0, cols = 0;
   int64_t depth = 0;                 // its words,
   int64_t word = 0;                  // and an upper bound of those of all segments before it
-  bool first = false, last = false;  // of the depth blocks of its columns and segment
+  bool first = false, last = false;  // of the depth blocks that make one chain, of all of them
   int64_t segment = 0, part = 0;     // which depth block it is
+  int64_t begin = 0;                 // words of the segment before it
+  // Rows of a plain b that it takes, almost: `steps` from each of `parts` parts of a tree.
+  int64_t steps = 0, parts = 1;
+  // In a tree: how many nodes wait for others beside its sums, and how many of these meet its own.
+  int waiting = 0, folds = 0;
+};
+
+// Neighbouring steps of a panel that follow each other in one chain.
+struct Piece {
+  int64_t k, steps, words;
+  int64_t word;  // words of the panel before it
+  int folds;     // where a leaf ends here, the nodes of this panel that are added to it; else -1
+};
+
+struct Pieces {
+  absl::Span<const Piece> all() const { return {piece.data(), count}; }
+
+  std::array<Piece, kMaxTreeLeaves * GemmTree::kMaxParts> piece;
+  size_t count = 0;
 };
 
 // The panels of one block, in the order in which they are multiplied: all of some columns, in
-// ascending depth, before the next columns. Depth blocks end where segments do: `segments` has the
-// first step of each, and the depth. Words begin anew with each segment.
+// ascending depth, before the next columns. Depth blocks end where segments do, of an exact sum, or
+// subtrees of LeavesPerPanel leaves, without the empty ones. Words begin anew with each segment and
+// with each part of a leaf.
 template <typename T>
 class Panels {
  public:
-  Panels(const Block& block, absl::Span<const int64_t> segments, const Shape& shape)
-      : block_(block), segments_(segments), shape_(shape) {}
+  template <typename TOut>
+  Panels(const Problem<T, TOut>& problem, const Block& block)
+      : block_(block),
+        shape_(ShapeFor(problem)),
+        tree_(problem.tree),
+        subtree_(problem.is_tree() ? LeavesPerPanel(problem) : 0),
+        depth_(problem.depth()),
+        segments_(problem.exact.segments) {
+    if (subtree_ == 0) return;
+    for (int s = 0; s <= tree_.cut.leaves; ++s) leaf_[s] = tree_.cut.Begin(s);
+  }
 
-  Panel First() const { return At(block_.col_begin, 0, 0); }
+  // At least as many as all panels of some columns have.
+  int64_t words() const {
+    if (subtree_ == 0)
+      return WordsBefore<T>(depth_, std::max<int64_t>(1, std::ssize(segments_) - 1));
+    int64_t words = 0;
+    for (int s = 0; s < tree_.cut.leaves; ++s) words += LeafWords(s);
+    return words;
+  }
+  Panel First() const { return At(block_.col_begin, NextSegment(0), 0); }
   Panel After(const Panel& panel) const {
-    if (!panel.last) return At(panel.col, panel.segment, panel.part + 1);
-    if (panel.segment + 2 < std::ssize(segments_)) return At(panel.col, panel.segment + 1, 0);
-    return At(panel.col + shape_.panel_cols, 0, 0);
+    if (panel.begin + panel.depth < Words(panel.segment)) {
+      return At(panel.col, panel.segment, panel.part + 1);
+    }
+    if (!IsLast(panel.segment)) return At(panel.col, NextSegment(panel.segment + 1), 0);
+    return At(panel.col + shape_.panel_cols, NextSegment(0), 0);
+  }
+  Pieces PiecesOf(const Panel& panel) const {
+    Pieces pieces;
+    if (subtree_ == 0) {
+      const int64_t left = Begin(panel.segment + 1) - panel.k;
+      pieces.piece[pieces.count++] = {panel.k, std::min(panel.depth * kStepsPerWord<T>, left),
+                                      panel.depth, 0, 0};
+      return pieces;
+    }
+    int64_t word = 0;  // of the subtree
+    for (int s = FirstLeaf(panel.segment); s < FirstLeaf(panel.segment + 1); ++s) {
+      const int64_t steps = leaf_[s + 1] - leaf_[s], words = WordsOf<T>(steps);
+      if (steps == 0) continue;
+      for (int part = 0; part < tree_.parts; ++part, word += words) {
+        const int64_t begin = std::max(word, panel.begin) - word;
+        const int64_t end = std::min(word + words, panel.begin + panel.depth) - word;
+        if (begin >= end) continue;
+        const int64_t step = begin * kStepsPerWord<T>;
+        const bool ends = part + 1 == tree_.parts && end == words;
+        pieces.piece[pieces.count++] = {.k = part * tree_.cut.extent + leaf_[s] + step,
+                                        .steps = std::min(end * kStepsPerWord<T>, steps) - step,
+                                        .words = end - begin,
+                                        .word = word + begin - panel.begin,
+                                        .folds = ends ? Folds(s, 1, subtree_) : -1};
+      }
+    }
+    if (pieces.count == 0) pieces.piece[pieces.count++] = {};  // all leaves are empty
+    return pieces;
   }
 
  private:
   Panel At(int64_t col, int64_t segment, int64_t part) const {
     if (col >= block_.col_end) return {};
-    const int64_t begin = segments_[segment], steps = segments_[segment + 1] - begin;
     // A product over nothing still writes zeros: one panel of no steps.
-    const int64_t words = WordsOf<T>(steps);
+    const int64_t words = Words(segment);
     const EvenCut depths(std::max<int64_t>(words, 1), shape_.panel_depth);
-    const int64_t first = depths.Begin(part), end = std::min(depths.Begin(part + 1), words);
-    const int64_t first_step = first * kStepsPerWord<T>;
-    return {.k = begin + first_step,
-            .steps = std::min(end * kStepsPerWord<T>, steps) - first_step,
-            .col = col,
-            .cols = std::min(shape_.panel_cols, block_.col_end - col),
-            .depth = end - first,
-            .word = WordsBefore<T>(begin, segment) + first,
-            .first = part == 0,
-            .last = part + 1 == depths.parts,
-            .segment = segment,
-            .part = part};
+    const int64_t begin = depths.Begin(part), end = std::min(depths.Begin(part + 1), words);
+    const bool ends = part + 1 == depths.parts;
+    const int64_t step = begin * kStepsPerWord<T>;
+    Panel panel = {
+        .k = Begin(segment) + step,
+        .col = col,
+        .cols = std::min(shape_.panel_cols, block_.col_end - col),
+        .depth = end - begin,
+        .word = WordsBefore<T>(Begin(segment), segment) + begin,
+        .first = part == 0,
+        .last = ends && (subtree_ == 0 || IsLast(segment)),
+        .segment = segment,
+        .part = part,
+        .begin = begin,
+        .steps = std::min(end * kStepsPerWord<T>, Begin(segment + 1) - Begin(segment)) - step};
+    if (subtree_ > 0) PlaceInTree(panel, ends);
+    return panel;
+  }
+
+  void PlaceInTree(Panel& panel, bool ends) const {
+    int s = FirstLeaf(panel.segment);
+    panel.word = panel.begin;
+    for (int before = 0; before < s; ++before) panel.word += LeafWords(before);
+    for (int size = subtree_; size < tree_.cut.leaves; size *= 2) {
+      const int right = s / size * size;  // where a left half before it ends
+      if (s & size) panel.waiting += leaf_[right - size] < leaf_[right] ? 1 : 0;
+    }
+    while (leaf_[s] == leaf_[s + 1]) {
+      if (++s == tree_.cut.leaves) return;  // nothing but empty leaves
+    }
+    panel.steps = panel.depth * kStepsPerWord<T>;
+    if (panel.first && ends) {
+      panel.parts = tree_.parts;
+      panel.steps = leaf_[FirstLeaf(panel.segment + 1)] - leaf_[s];
+    }
+    const int64_t words = WordsOf<T>(leaf_[s + 1] - leaf_[s]);
+    panel.k =
+        panel.begin / words * tree_.cut.extent + leaf_[s] + panel.begin % words * kStepsPerWord<T>;
+    if (!ends) return;
+    int last = FirstLeaf(panel.segment + 1) - 1;
+    while (leaf_[last] == leaf_[last + 1]) --last;
+    panel.folds = Folds(last, subtree_, tree_.cut.leaves);
+  }
+
+  // How many nodes of more than `over` and up to `most` leaves are sums of two and end with leaf s.
+  int Folds(int s, int over, int most) const {
+    int folds = 0;
+    for (int size = 2; size <= most; size *= 2) {
+      const int first = s / size * size, middle = first + size / 2;
+      if (leaf_[s + 1] < leaf_[first + size]) break;
+      folds += size > over && s >= middle && leaf_[first] < leaf_[middle] ? 1 : 0;
+    }
+    return folds;
+  }
+
+  // Segments: those of an exact sum, one of all steps, or a tree's subtrees.
+  int FirstLeaf(int64_t segment) const { return static_cast<int>(segment) * subtree_; }
+  int64_t Begin(int64_t segment) const {
+    if (subtree_ > 0) return leaf_[FirstLeaf(segment)];
+    if (!segments_.empty()) return segments_[static_cast<size_t>(segment)];
+    return segment == 0 ? 0 : depth_;
+  }
+  int64_t LeafWords(int s) const { return tree_.parts * WordsOf<T>(leaf_[s + 1] - leaf_[s]); }
+  int64_t Words(int64_t segment) const {
+    if (subtree_ == 0) return WordsOf<T>(Begin(segment + 1) - Begin(segment));
+    int64_t words = 0;
+    for (int s = FirstLeaf(segment); s < FirstLeaf(segment + 1); ++s) words += LeafWords(s);
+    return words;
+  }
+  // The first segment from `segment` on that is not empty; 0 if all are.
+  int64_t NextSegment(int64_t segment) const {
+    if (subtree_ == 0) return segment;
+    while (FirstLeaf(segment) < tree_.cut.leaves && Begin(segment) == Begin(segment + 1)) ++segment;
+    return FirstLeaf(segment) < tree_.cut.leaves ? segment : 0;
+  }
+  bool IsLast(int64_t segment) const {
+    if (subtree_ > 0) return Begin(segment + 1) == tree_.cut.extent;
+    return segments_.empty() || segment + 2 == std::ssize(segments_);
   }
 
   Block block_;
-  absl::Span<const int64_t> segments_;
   Shape shape_;
+  GemmTree tree_;
+  int subtree_;  // its leaves; 0: no tree
+  int64_t depth_;
+  absl::Span<const int64_t> segments_;
+  std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each, and the extent
 };
 
 }  // namespace moe::gemm

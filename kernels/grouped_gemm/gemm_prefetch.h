@@ -23,12 +23,24 @@ class LinePrefetcher {
   // `rows` rows of `row_bytes` bytes, `stride_bytes` apart, spread over `steps` steps of tiles.
   LinePrefetcher(const void* data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
                  int64_t steps)
-      : line_(static_cast<const char*>(data)),
-        row_end_(line_ + row_bytes),
-        row_bytes_(row_bytes),
-        stride_bytes_(stride_bytes),
-        rows_left_(rows) {
-    const int64_t lines = rows * (row_bytes / kLine + 1), bursts = steps / kSteps + 1;
+      : LinePrefetcher(data, 1, 0, rows, row_bytes, stride_bytes, steps) {}
+  // `parts` times as many, `part_bytes` apart.
+  LinePrefetcher(const void* data, int64_t parts, int64_t part_bytes, int64_t rows,
+                 int64_t row_bytes, int64_t stride_bytes, int64_t steps)
+      : line_(static_cast<const char*>(data)) {
+    // Without gaps they are one row: fewer ends, none of which the tile's branches foresee.
+    if (row_bytes == stride_bytes) {
+      row_bytes *= rows;
+      stride_bytes = row_bytes;
+      rows = 1;
+    }
+    row_end_ = line_ + row_bytes;
+    row_bytes_ = row_bytes;
+    stride_bytes_ = stride_bytes;
+    rows_left_ = rows_ = rows;
+    parts_left_ = parts;
+    to_next_part_ = part_bytes - rows * stride_bytes;
+    const int64_t lines = parts * rows * (row_bytes / kLine + 1), bursts = steps / kSteps + 1;
     lines_per_burst_ = (lines + bursts - 1) / bursts;
   }
 
@@ -46,14 +58,19 @@ class LinePrefetcher {
   HWY_INLINE void NextRow() {
     row_end_ += stride_bytes_;
     line_ = row_end_ - row_bytes_;
-    if (--rows_left_ <= 0) lines_per_burst_ = 0;
+    if (--rows_left_ > 0) return;
+    if (--parts_left_ <= 0) lines_per_burst_ = 0;
+    line_ += to_next_part_;
+    row_end_ += to_next_part_;
+    rows_left_ = rows_;
   }
 
   const char* line_ = nullptr;
   const char* row_end_ = nullptr;
   int64_t row_bytes_ = 0;
   int64_t stride_bytes_ = 0;
-  int64_t rows_left_ = 0;
+  int64_t rows_left_ = 0, rows_ = 0;
+  int64_t parts_left_ = 0, to_next_part_ = 0;
   int64_t lines_per_burst_ = 0;
 };
 

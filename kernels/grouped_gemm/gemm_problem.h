@@ -11,6 +11,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/exact_sum/exact_sum_cpu.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 
 namespace moe::gemm {
 
@@ -42,9 +43,11 @@ struct Problem {
   Layout a_layout = Layout::kPlain;
   Layout b_layout = Layout::kPlain;
   Write write = Write::kOverwrite;
+  GemmTree tree = {};    // more than one leaf: CPU, a plain, kOverwrite
   ExactSink exact = {};  // CPU, TOut = float, kOverwrite; of c only the shape counts then
 
   int64_t depth() const { return a_layout == Layout::kPlain ? a.cols() : a.rows(); }
+  bool is_tree() const { return tree.cut.leaves > 1; }
 };
 
 // Threads that compute other parts of a product count too: integers, in any order.
@@ -52,8 +55,8 @@ inline void CountNonFinite(const ExactSink& sink, int64_t count) {
   if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);
 }
 
-// The specification: for every element one chain of std::fma, in the order that grouped_gemm.h
-// gives, rounded once.
+// The specification: for every element one chain of std::fma for each leaf, and sums of them, in
+// the order that grouped_gemm.h gives, rounded once.
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem);
 

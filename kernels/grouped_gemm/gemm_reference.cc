@@ -1,4 +1,5 @@
 #include <cmath>
+#include <optional>
 #include <type_traits>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
@@ -21,11 +22,31 @@ float MultiplyAdd(T x, T y, float sum) {
   }
 }
 
+template <typename T>
+float Add(float left, float right) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return Flush(Flush(left) + Flush(right));
+  } else {
+    return left + right;
+  }
+}
+
+// The node over leaves [first, last), `leaf(s)` being one of them; nothing if they are empty.
+template <typename T, class Leaf>
+std::optional<float> Node(const Leaf& leaf, int first, int last) {
+  if (last - first == 1) return leaf(first);
+  const int middle = (first + last) / 2;
+  const std::optional<float> left = Node<T>(leaf, first, middle);
+  const std::optional<float> right = Node<T>(leaf, middle, last);
+  if (!left || !right) return left ? left : right;
+  return Add<T>(*left, *right);
+}
+
 }  // namespace
 
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem) {
-  const auto& [a, b, c, a_layout, b_layout, write, exact] = problem;
+  const auto& [a, b, c, a_layout, b_layout, write, tree, exact] = problem;
   const auto b_at = [&](int64_t k, int64_t j) {
     if (b_layout == Layout::kPlain) return b(k, j);
     if (b_layout == Layout::kTransposed) return b(j, k);
@@ -36,17 +57,32 @@ void Reference(const Problem<T, TOut>& problem) {
   const auto a_at = [&](int64_t i, int64_t k) {
     return a_layout == Layout::kPlain ? a(i, k) : a(k, i);
   };
+  const auto chain = [&](int64_t i, int64_t j, int64_t begin, int64_t end, float sum) {
+    for (int64_t word = begin; word < end; word += kStepsPerWord<T>) {
+      for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
+        const bool filled_up = k == end;
+        sum = MultiplyAdd(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j), sum);
+      }
+    }
+    return sum;
+  };
+  const auto root = [&](int64_t i, int64_t j) {
+    const auto leaf = [&](int s) -> std::optional<float> {
+      const int64_t begin = tree.cut.Begin(s), end = tree.cut.Begin(s + 1);
+      if (begin == end) return std::nullopt;
+      float sum = 0.0f;
+      for (int64_t part = 0; part < tree.parts; ++part) {
+        sum = chain(i, j, part * tree.cut.extent + begin, part * tree.cut.extent + end, sum);
+      }
+      return sum;
+    };
+    return Node<T>(leaf, 0, tree.cut.leaves).value_or(0.0f);
+  };
   for (int64_t i = 0; i < c.rows(); ++i) {
     for (int64_t j = 0; j < c.cols(); ++j) {
-      float sum = write == Write::kAdd ? static_cast<float>(c(i, j)) : 0.0f;
-      for (int64_t word = 0; word < problem.depth(); word += kStepsPerWord<T>) {
-        for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
-          const bool filled_up = k == problem.depth();
-          sum =
-              MultiplyAdd(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j), sum);
-        }
-      }
-      c(i, j) = static_cast<TOut>(sum);
+      const float old = write == Write::kAdd ? static_cast<float>(c(i, j)) : 0.0f;
+      c(i, j) =
+          static_cast<TOut>(problem.is_tree() ? root(i, j) : chain(i, j, 0, problem.depth(), old));
     }
   }
 }

@@ -25,8 +25,9 @@ namespace HWY_NAMESPACE {
 //   in c itself     float32 elements, one depth block, a whole tile
 //   tile by tile    one depth block: in the same few lines of the slot, which stay in the first
 //                   cache
-//   row behind row  in the slot, between depth blocks. (Rows of c may lie a power of two apart and
-//                   push each other out of cache.)
+//   row behind row  in the slot, between depth blocks, each waiting node of a tree in a place of
+//                   its own. (Rows of c may lie a power of two apart and push each other out of
+//                   cache.)
 template <class T, class TOut>
 class Sums {
  public:
@@ -38,33 +39,25 @@ class Sums {
         panel_(panel),
         row_(block.row_begin),
         cols_padded_((panel.cols + kTileCols - 1) / kTileCols * kTileCols),
-        slot_(slot.sums) {}
+        slot_(slot.sums),
+        node_(slot.node) {}
 
-  // The sums of the tile whose first element is (row, j) of the panel.
-  float* Tile(int64_t row, int64_t j) const {
-    if (InPlace(j)) {
-      if constexpr (std::is_same_v<TOut, float>) return c_.row(row_ + row) + panel_.col + j;
-    }
-    return OneDepthBlock() ? slot_ : slot_ + row * cols_padded_ + j;
+  // The sums of the tile whose first element is (row, j) of the panel. It goes on from its own
+  // earlier depth blocks, or from Load's.
+  TileSums Tile(int64_t row, int64_t j) const {
+    return {SumsOf(panel_.waiting, row, j), stride(j), !panel_.first || adds_, panel_.folds, node_};
   }
-  int64_t stride(int64_t j) const {
-    if (InPlace(j)) return c_.stride();
-    return OneDepthBlock() ? kTileCols : cols_padded_;
-  }
-
-  // Whether a tile goes on from what Tile() holds, its own earlier depth blocks or Load's.
-  bool continues() const { return !panel_.first || adds_; }
   // Before the first depth block of an addition.
   void Load(int64_t row, int64_t rows, int64_t j) const {
     if (!panel_.first || !adds_ || InPlace(j)) return;
     for (int64_t i = 0; i < rows; ++i) {
-      Convert(Output(row + i, j), Cols(j), Tile(row, j) + i * stride(j));
+      Convert(Output(row + i, j), Cols(j), SumsOf(0, row, j) + i * stride(j));
     }
   }
   // After the last depth block. Returns how many sums the exact grid could not hold.
   int64_t Store(int64_t row, int64_t rows, int64_t j) const {
     if (!panel_.last || InPlace(j)) return 0;
-    const float* const tile = Tile(row, j);
+    const float* const tile = SumsOf(0, row, j);
     int64_t bad = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const float* const from = tile + i * stride(j);
@@ -91,7 +84,18 @@ class Sums {
   }
 
  private:
-  bool OneDepthBlock() const { return panel_.first && panel_.last; }
+  // `node`: how many nodes of a tree wait beside these sums.
+  float* SumsOf(int64_t node, int64_t row, int64_t j) const {
+    if (InPlace(j)) {
+      if constexpr (std::is_same_v<TOut, float>) return c_.row(row_ + row) + panel_.col + j;
+    }
+    return OneDepthBlock() ? slot_ : slot_ + node * node_ + row * cols_padded_ + j;
+  }
+  int64_t stride(int64_t j) const {
+    if (InPlace(j)) return c_.stride();
+    return OneDepthBlock() ? kTileCols : cols_padded_;
+  }
+  bool OneDepthBlock() const { return panel_.first && panel_.last && panel_.waiting == 0; }
   int64_t Cols(int64_t j) const { return std::min(kTileCols, panel_.cols - j); }
   bool InPlace(int64_t j) const {
     return std::is_same_v<TOut, float> && !exact_.used() && OneDepthBlock() && Cols(j) == kTileCols;
@@ -109,6 +113,7 @@ class Sums {
   int64_t row_;  // of c, where the block begins
   int64_t cols_padded_;
   float* slot_;
+  int64_t node_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -59,7 +59,7 @@ void RunTask(Task<T, TOut>& task, ThreadPool& threads) {
         const size_t p = static_cast<size_t>(after - task.blocks_before.begin()) - 1;
         const Problem<T, TOut>& problem = task.problems[p];
         RunBlock(problem, GridOf(problem, task.block_cols).At(i - task.blocks_before[p]),
-                 Slot(memory, ShapeFor(problem)));
+                 Slot(memory, problem));
       }
     }
   });
@@ -76,8 +76,7 @@ void Plan(Task<T, TOut>& task, absl::Span<int64_t> blocks_before, const ThreadPo
                 static_cast<double>(problem.depth());
     most_blocks += GridOf(problem, 0).size();
     cols += GridOf(problem, 0).rows.parts * problem.c.cols();
-    task.slot_floats =
-        std::max(task.slot_floats, Slot::Size(ShapeFor(problem), KeptWords(problem)));
+    task.slot_floats = std::max(task.slot_floats, Slot::Size(problem));
   }
   const double useful = std::ceil(products / static_cast<double>(kProductsPerThread));
   task.workers = std::clamp<int64_t>(most_blocks, 1, threads.threads());
@@ -109,6 +108,10 @@ absl::StatusOr<Task<T, TOut>*> MakeTask(absl::Span<const Problem<T, TOut>> probl
   task->slots = slots.data();
   return task;
 }
+
+// kInvalidArgument, in the name of `function`, unless `tree` cuts a reduced index of `depth`
+// values.
+absl::Status CheckTree(absl::string_view function, const GemmTree& tree, int64_t depth);
 
 // Enqueues the products of `problems`, an array in `workspace` that was taken after `mark`. Gives
 // back all that was taken since then if the task has run: a stream that queues still needs it.

@@ -13,6 +13,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/grouped_gemm/gemm_blocks.h"
+#include "kernels/grouped_gemm/gemm_pieces.h"
 #include "kernels/grouped_gemm/gemm_prefetch.h"
 
 // The accumulators live in registers only if the loops over them are unrolled.
@@ -117,60 +118,99 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
   }
 }
 
-// c [kRows, kTileCols] = (add ? c : 0) + a * b over `depth` ascending words, one fused
-// multiply-add per element and step. T: what words hold.
-template <typename T, int kRows, class Rows>
-HWY_NOINLINE void Tile(const Rows a, const Strip strip, int64_t depth, float* HWY_RESTRICT c,
-                       int64_t c_stride, bool add, Prefetchers& ahead) {
-  const float* HWY_RESTRICT b = strip.data;
+// sum = sums that waited, `stride` floats from row to row, + sum.
+template <int kRows>
+HWY_INLINE void AddSums(const float* HWY_RESTRICT from, int64_t stride,
+                        FloatVector (&sum)[kRows][kVectors]) {
   const FloatTag d;
+  MOE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = hn::Add(hn::LoadU(d, from + i * stride + j * kLanes), sum[i][j]);
+    }
+  }
+}
+template <int kRows>
+HWY_INLINE void StoreSums(const FloatVector (&sum)[kRows][kVectors], float* HWY_RESTRICT to,
+                          int64_t stride) {
+  MOE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      hn::StoreU(sum[i][j], FloatTag(), to + i * stride + j * kLanes);
+    }
+  }
+}
+
+// c [kRows, kTileCols] from a * b: over the words of each piece in ascending order, one fused
+// multiply-add per element and step, leaves in between added as the pieces say. T: what words hold.
+template <typename T, int kRows, class Rows>
+HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePiece> pieces,
+                       const TileSums c, Prefetchers& ahead) {
+  const FloatTag d;
+  HWY_ALIGN float leaves[kMaxWaiting][kRows * kTileCols];
+  float(*waiting)[kRows * kTileCols] = leaves;
   FloatVector sum[kRows][kVectors];
   MOE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     MOE_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = add ? hn::LoadU(d, c + i * c_stride + j * kLanes) : hn::Zero(d);
+      sum[i][j] = c.continues ? hn::LoadU(d, c.data + i * c.stride + j * kLanes) : hn::Zero(d);
     }
   }
-  int64_t k = 0;
-  // By hand, so that the words share one set of addresses: instructions are what the tile waits for
-  // where two threads share a core.
-  static_assert(Prefetcher::kSteps == 4);
-  for (; k + 4 <= depth; k += 4, b += 4 * strip.stride) {
-    ahead.next.Burst();
-    ahead.output.Burst();
-    Word<T, kRows>(a, k, b, sum);
-    Word<T, kRows>(a, k + 1, b + strip.stride, sum);
-    Word<T, kRows>(a, k + 2, b + 2 * strip.stride, sum);
-    Word<T, kRows>(a, k + 3, b + 3 * strip.stride, sum);
-  }
-  for (; k < depth; ++k, b += strip.stride) {
-    Word<T, kRows>(a, k, b, sum);
-  }
-  MOE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+  const TilePiece* piece = pieces.data();
+  const TilePiece* const last = piece + pieces.size() - 1;
+  for (;; ++piece) {
+    const float* HWY_RESTRICT b = strip.data + piece->b * strip.stride;
+    int64_t k = piece->a;
+    const int64_t end = k + piece->words;
+    // By hand, so that the words share one set of addresses: instructions are what the tile waits
+    // for where two threads share a core.
+    static_assert(Prefetcher::kSteps == 4);
+    for (; k + 4 <= end; k += 4, b += 4 * strip.stride) {
+      ahead.next.Burst();
+      ahead.output.Burst();
+      Word<T, kRows>(a, k, b, sum);
+      Word<T, kRows>(a, k + 1, b + strip.stride, sum);
+      Word<T, kRows>(a, k + 2, b + 2 * strip.stride, sum);
+      Word<T, kRows>(a, k + 3, b + 3 * strip.stride, sum);
+    }
+    for (; k < end; ++k, b += strip.stride) {
+      Word<T, kRows>(a, k, b, sum);
+    }
+    for (int fold = 0; fold < piece->folds; ++fold) AddSums<kRows>(*--waiting, kTileCols, sum);
+    if (piece == last) break;
+    if (piece->folds < 0) continue;
+    StoreSums<kRows>(sum, *waiting++, kTileCols);
     MOE_UNROLL
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * c_stride + j * kLanes);
+    for (int i = 0; i < kRows; ++i) {
+      MOE_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
+    }
   }
+  float* to = c.data;
+  for (int fold = 0; fold < c.folds; ++fold) AddSums<kRows>(to -= c.node, c.stride, sum);
+  StoreSums<kRows>(sum, to, c.stride);
 }
 
 template <typename T, class Rows>
-void TileOf(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c, int64_t c_stride,
-            bool add, Prefetchers& ahead) {
+void TileOf(int64_t rows, const Rows& a, const Strip& b, absl::Span<const TilePiece> pieces,
+            const TileSums& c, Prefetchers& ahead) {
   switch (rows) {
     case 1:
-      return Tile<T, 1>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 1>(a, b, pieces, c, ahead);
     case 2:
-      return Tile<T, 2>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 2>(a, b, pieces, c, ahead);
     case 3:
-      return Tile<T, 3>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 3>(a, b, pieces, c, ahead);
     case 4:
-      return Tile<T, 4>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 4>(a, b, pieces, c, ahead);
     case 5:
-      return Tile<T, 5>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 5>(a, b, pieces, c, ahead);
     default:
       static_assert(kTileRows == 6);
-      return Tile<T, 6>(a, b, depth, c, c_stride, add, ahead);
+      return Tile<T, 6>(a, b, pieces, c, ahead);
   }
 }
 

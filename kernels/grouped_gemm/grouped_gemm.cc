@@ -27,12 +27,14 @@ struct GroupProducts {
   absl::Span<const MatrixView<const T>> weight;
   Layout weight_layout;
   MatrixView<TOut> c;
+  GemmTree tree;
 
   Problem<T, TOut> operator[](size_t g) const {
     return {.a = RowRange(a, offsets[g], offsets[g + 1]),
             .b = weight[g],
             .c = RowRange(c, offsets[g], offsets[g + 1]),
-            .b_layout = weight_layout};
+            .b_layout = weight_layout,
+            .tree = tree};
   }
 };
 
@@ -85,8 +87,14 @@ absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets
 template <typename T, typename TOut>
 absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& products,
                      Workspace& workspace, Stream& stream, const GemmOptions& options) {
+  const auto& [a, offsets, weight, weight_layout, c, tree] = products;
+  MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, a.cols()));
   if (!IsCuda(stream)) return RunOnCpu(products, workspace, stream);
-  const auto& [a, offsets, weight, weight_layout, c] = products;
+  if (tree.cut.leaves > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat(function, ": a tree of ", tree.cut.leaves,
+                     " leaves on a CUDA device, expected one chain (--tensor-leaves 1)"));
+  }
   MOE_ASSIGN_OR_RETURN(const bool takes_cublas,
                        TakesCublas<T>(function, options, weight.size(), a.cols()));
   if (takes_cublas) {
@@ -107,48 +115,66 @@ template <typename T, typename TOut>
 absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
-                     Workspace& workspace, Stream& stream, GemmOptions options) {
+                     Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), x.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, y.cols(), x.cols()));
   }
-  return Enqueue<T, TOut>(function, {x, offsets, weight, Layout::kTransposed, y}, workspace, stream,
-                          options);
+  return Enqueue<T, TOut>(function, {x, offsets, weight, Layout::kTransposed, y, tree}, workspace,
+                          stream, options);
 }
 
 template <typename T, typename TOut>
 absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
                            absl::Span<const int64_t> offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
-                           Workspace& workspace, Stream& stream, GemmOptions options) {
+                           Workspace& workspace, Stream& stream, GemmOptions options,
+                           GemmTree tree) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "dy", dy, dx.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "dx", dx, dy.rows(), dx.cols()));
   MOE_RETURN_IF_ERROR(CheckGroups(function, "weights", offsets, weight.size(), dy.rows()));
   for (const MatrixView<const T>& w : weight) {
     MOE_RETURN_IF_ERROR(CheckShape(function, "weight", w, dy.cols(), dx.cols()));
   }
-  return Enqueue<T, TOut>(function, {dy, offsets, weight, Layout::kPlain, dx}, workspace, stream,
-                          options);
+  return Enqueue<T, TOut>(function, {dy, offsets, weight, Layout::kPlain, dx, tree}, workspace,
+                          stream, options);
 }
 
 }  // namespace
 
+absl::Status gemm::CheckTree(absl::string_view function, const GemmTree& tree, int64_t depth) {
+  const auto& [leaves, extent, item] = tree.cut;
+  if (!IsTreeLeaves(leaves)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": a tree of ", leaves, " leaves, expected 1, 2, 4, 8 or 16"));
+  }
+  if (leaves == 1) return absl::OkStatus();
+  if (tree.parts >= 1 && tree.parts <= GemmTree::kMaxParts && item >= 1 && extent >= 0 &&
+      tree.parts * extent == depth) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": a tree over ", tree.parts, " parts of ", extent, " in items of ",
+                   item, ", expected 1 to ", GemmTree::kMaxParts, " parts, ", depth,
+                   " in all, in items of 1 or more"));
+}
+
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
-                         Workspace& workspace, Stream& stream, GemmOptions options) {
-  return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream, options);
+                         Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
+  return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream, options, tree);
 }
 
 template <typename T>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
-                                      GemmOptions options) {
+                                      GemmOptions options, GemmTree tree) {
   return InputGradient<T, T>("GroupedGemmInputGradient", dy, offsets, weight, dx, workspace, stream,
-                             options);
+                             options, tree);
 }
 
 template <typename T>
@@ -175,35 +201,36 @@ absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, M
 
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
-                  Workspace& workspace, Stream& stream, GemmOptions options) {
+                  Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, x.rows()};
-  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, y, workspace, stream, options);
+  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, y, workspace, stream, options, tree);
 }
 
 template <typename T, typename TOut>
 absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weight,
                                MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
-                               GemmOptions options) {
+                               GemmOptions options, GemmTree tree) {
   const int64_t offsets[] = {0, dy.rows()};
   return InputGradient<T, TOut>("GemmInputGradient", dy, offsets, {&weight, 1}, dx, workspace,
-                                stream, options);
+                                stream, options, tree);
 }
 
-#define MOE_INSTANTIATE(T)                                                                         \
-  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,                \
-                                    absl::Span<const MatrixView<const T>>, MatrixView<T>,          \
-                                    Workspace&, Stream&, GemmOptions);                             \
-  template absl::Status GroupedGemmInputGradient(MatrixView<const T>, absl::Span<const int64_t>,   \
-                                                 absl::Span<const MatrixView<const T>>,            \
-                                                 MatrixView<T>, Workspace&, Stream&, GemmOptions); \
-  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,               \
-                                           MatrixView<float>, Write, Workspace&, Stream&,          \
+#define MOE_INSTANTIATE(T)                                                                   \
+  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,          \
+                                    absl::Span<const MatrixView<const T>>, MatrixView<T>,    \
+                                    Workspace&, Stream&, GemmOptions, GemmTree);             \
+  template absl::Status GroupedGemmInputGradient(                                            \
+      MatrixView<const T>, absl::Span<const int64_t>, absl::Span<const MatrixView<const T>>, \
+      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree);                            \
+  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,         \
+                                           MatrixView<float>, Write, Workspace&, Stream&,    \
                                            GemmOptions)
-#define MOE_INSTANTIATE_DENSE(T, TOut)                                                   \
-  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>, \
-                             Workspace&, Stream&, GemmOptions);                          \
-  template absl::Status GemmInputGradient(MatrixView<const T>, MatrixView<const T>,      \
-                                          MatrixView<TOut>, Workspace&, Stream&, GemmOptions)
+#define MOE_INSTANTIATE_DENSE(T, TOut)                                                        \
+  template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>,      \
+                             Workspace&, Stream&, GemmOptions, GemmTree);                     \
+  template absl::Status GemmInputGradient(MatrixView<const T>, MatrixView<const T>,           \
+                                          MatrixView<TOut>, Workspace&, Stream&, GemmOptions, \
+                                          GemmTree)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(BFloat16);
 MOE_INSTANTIATE(Float16);

@@ -29,6 +29,13 @@ namespace moe {
 // threads, on any SIMD width, with or without that instruction, in body or tail; the reference is a
 // loop over std::fma. (Which NaN an element becomes is not part of this.)
 //
+// Trees: ranks that share the reduced index of a product have part of its terms each. So that they
+// add up to the bits of one rank, forward products and input gradients take a GemmTree: each leaf
+// is such a chain, BFloat16 in pairs from the first value of the leaf in each part on; a node is
+// the float32 sum of its left and its right child, or the one that is not empty; the root is
+// rounded to the output type once. Sums of nodes of BFloat16, too, take subnormal numbers as zeros
+// on x86.
+//
 // CPU: runs on stream.threads(), packed and vectorised where the CPU has fused multiply-add (AVX2,
 // AVX-512 or NEON, and dot products, chosen at run time); elsewhere as that loop, far slower. Cost:
 // each weight is read and packed once for every 512 rows (forward) or 252 rows (gradients) of its
@@ -38,29 +45,32 @@ namespace moe {
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
 // row's bits depend on that row and its group's weight alone. Where `options` say cuBLAS,
-// gemm_cublas.h has the contract.
+// gemm_cublas.h has the contract. CUDA has no trees yet.
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
-// `workspace` lends packing buffers, up to 1.25 MiB a thread: for the length of the call on an
-// inline stream. On a CPU stream that queues they stay lent until the caller, once the stream has
-// passed, releases a mark from before the call. On CUDA, memory of the device, it holds the offsets
-// of several groups, likewise until the caller releases such a mark; one group takes none.
-// Errors: kInvalidArgument if shapes disagree or offsets do not ascend; kResourceExhausted;
-// kUnimplemented on CUDA where the build has none.
+// `workspace` lends packing buffers, up to 1.25 MiB a thread, for trees 2.5 MiB: for the length of
+// the call on an inline stream. On a CPU stream that queues they stay lent until the caller, once
+// the stream has passed, releases a mark from before the call. On CUDA, memory of the device, it
+// holds the offsets of several groups, likewise until the caller releases such a mark; one group
+// takes none.
+// Errors: kInvalidArgument if shapes disagree, offsets do not ascend or a tree is not of the
+// reduced index; kResourceExhausted; kUnimplemented on CUDA for trees, and where the build has no
+// CUDA.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
-                         Workspace& workspace, Stream& stream, GemmOptions options = {});
+                         Workspace& workspace, Stream& stream, GemmOptions options = {},
+                         GemmTree tree = {});
 
 // dx[n, k] = sum_o dy[n, o] * weight[g][o, k].   dy [N, O], weight[g] [O, K], dx [N, K].
 template <typename T>
 absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
-                                      GemmOptions options = {});
+                                      GemmOptions options = {}, GemmTree tree = {});
 
 // dw[o, k] (+)= sum_n dy[n, o] * x[n, k].   One group: dy [N, O], x [N, K], dw [O, K].
 // With N = 0, kOverwrite writes zeros.
@@ -73,11 +83,12 @@ absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, M
 // TOut may be float where T is a 16-bit type (router and output logits).
 template <typename T, typename TOut = T>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
-                  Workspace& workspace, Stream& stream, GemmOptions options = {});
+                  Workspace& workspace, Stream& stream, GemmOptions options = {},
+                  GemmTree tree = {});
 template <typename T, typename TOut = T>
 absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weight,
                                MatrixView<TOut> dx, Workspace& workspace, Stream& stream,
-                               GemmOptions options = {});
+                               GemmOptions options = {}, GemmTree tree = {});
 
 }  // namespace moe
 

@@ -1,5 +1,7 @@
 // One block of a product on the CPU: pack, multiply, round. Needs fused multiply-add (x86-64-v3,
 // AVX-512 or NEON); where the CPU has none, the plain loops of the specification run instead.
+#include <array>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -40,50 +42,75 @@ const T* StripData(const Problem<T, TOut>& problem, int64_t col, int64_t word) {
          word * kStepsPerWord<T> * kTileCols;
 }
 
-// Copies what the tile does not read in place.
-template <class T, class TOut>
-void Pack(const Problem<T, TOut>& problem, const Panel& panel, float* to) {
-  const int64_t stride = problem.b.stride();
-  const T* const data = problem.b.data();
-  if (problem.b_layout == Layout::kTransposed) {
-    return PackTransposedPanel(data + panel.col * stride + panel.k, stride, panel.cols, panel.steps,
-                               to);
-  }
-  if (problem.b_layout == Layout::kStrips) {
-    if constexpr (std::is_same_v<T, Float16>) {
-      for (int64_t j = 0; j < panel.cols; j += kTileCols) {
-        Convert(StripData(problem, panel.col + j, panel.word), panel.depth * kTileCols,
-                to + j * panel.depth);
-      }
+// Calls run(first step, steps, first word of the panel) for all of a panel: pieces that lie side by
+// side in memory, too, together.
+template <class T, class Run>
+void ForEachRun(const Pieces& pieces, const Run& run) {
+  Piece joined = pieces.piece[0];
+  for (const Piece& piece : pieces.all().subspan(1)) {
+    if (joined.steps == joined.words * kStepsPerWord<T> && piece.k == joined.k + joined.steps) {
+      joined.steps += piece.steps;
+      joined.words += piece.words;
+      continue;
     }
-    return;
+    run(joined.k, joined.steps, joined.word);
+    joined = piece;
   }
-  const int64_t whole = ReadsPlainInPlace(problem) ? panel.cols / kTileCols * kTileCols : 0;
-  PackPlainPanel(data + panel.k * stride + panel.col + whole, stride, panel.cols - whole,
-                 panel.steps, to + whole * panel.depth);
+  run(joined.k, joined.steps, joined.word);
 }
 
-// Columns [j, j + kTileCols) of the panel.
+// Copies what the tile does not read in place.
+template <class T, class TOut>
+void Pack(const Problem<T, TOut>& problem, const Panel& panel, const Pieces& pieces, float* to) {
+  const int64_t stride = problem.b.stride();
+  const T* const data = problem.b.data();
+  ForEachRun<T>(pieces, [&](int64_t k, int64_t steps, int64_t word) HWY_ATTR {
+    float* const run = to + word * kTileCols;
+    if (problem.b_layout == Layout::kTransposed) {
+      return PackTransposedPanel(data + panel.col * stride + k, stride, panel.cols, steps,
+                                 panel.depth, run);
+    }
+    if (problem.b_layout == Layout::kStrips) {
+      if constexpr (std::is_same_v<T, Float16>) {
+        for (int64_t j = 0; j < panel.cols; j += kTileCols) {
+          Convert(StripData(problem, panel.col + j, k), steps * kTileCols, run + j * panel.depth);
+        }
+      }
+      return;
+    }
+    const int64_t whole = ReadsPlainInPlace(problem) ? panel.cols / kTileCols * kTileCols : 0;
+    PackPlainPanel(data + k * stride + panel.col + whole, stride, panel.cols - whole, steps,
+                   panel.depth, run + whole * panel.depth);
+  });
+}
+
+// Whether columns [j, j + kTileCols) of the panel are read where they lie.
+template <class T, class TOut>
+bool InPlace(const Problem<T, TOut>& problem, const Panel& panel, int64_t j) {
+  if (problem.b_layout == Layout::kStrips) return !std::is_same_v<T, Float16>;
+  return ReadsPlainInPlace(problem) && j + kTileCols <= panel.cols;
+}
+
+// Those columns, from the panel's first word on.
 template <class T, class TOut>
 Strip StripAt(const Problem<T, TOut>& problem, const Panel& panel, const Slot& slot, int64_t j) {
-  if constexpr (!std::is_same_v<T, Float16>) {
-    if (problem.b_layout == Layout::kStrips) {
-      const T* const words = StripData(problem, panel.col + j, panel.word);
-      return {reinterpret_cast<const float*>(words), kTileCols};
-    }
-  }
+  if (!InPlace(problem, panel, j)) return {slot.panel + j * panel.depth, kTileCols};
   if constexpr (std::is_same_v<T, float>) {
-    if (ReadsPlainInPlace(problem) && j + kTileCols <= panel.cols) {
+    if (problem.b_layout == Layout::kPlain) {
       return {problem.b.row(panel.k) + panel.col + j, problem.b.stride()};
     }
   }
-  return {slot.panel + j * panel.depth, kTileCols};
+  const T* const words = StripData(problem, panel.col + j, panel.k / kStepsPerWord<T>);
+  return {reinterpret_cast<const float*>(words), kTileCols};
 }
 
 #if MOE_GEMM_DOT_AVX512 && HWY_TARGET == HWY_AVX3
 #define MOE_DOTS 1
 inline PlainDotRows DotRowsOf(const PlainRows<BFloat16>& a) {
   return {reinterpret_cast<const char*>(a.data), a.row_stride * int64_t{sizeof(BFloat16)}};
+}
+inline PlainDotRows DotRowsOf(const PlainRows<float>& a) {
+  return {reinterpret_cast<const char*>(a.data), a.row_stride * int64_t{sizeof(float)}};
 }
 inline PackedDotRows DotRowsOf(const PackedRows& a) {
   return {reinterpret_cast<const char*>(a.data)};
@@ -92,70 +119,80 @@ inline PackedDotRows DotRowsOf(const PackedRows& a) {
 #define MOE_DOTS 0
 #endif
 
-// `rows` rows of a times `depth` words of a strip, to c.
+// `rows` rows of a times the pieces of a strip, to c.
 template <class T, class Rows>
-void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, int64_t depth, float* c,
-                   int64_t stride, bool add, Prefetchers& ahead) {
+void MultiplyWords(int64_t rows, const Rows& a, const Strip& b, absl::Span<const TilePiece> pieces,
+                   const TileSums& c, Prefetchers& ahead) {
 #if MOE_DOTS
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (DotsBFloat16()) {
-      return DotTile(rows, DotRowsOf(a), b.data, depth, c, stride, add, ahead);
-    }
+    if (DotsBFloat16()) return DotTile(rows, DotRowsOf(a), b.data, pieces, c, ahead);
   }
 #endif
-  TileOf<T>(rows, a, b, depth, c, stride, add, ahead);
-}
-
-// The last word of an odd number of steps, whose second half would lie behind the rows.
-template <class T>
-PackedRows LastWords(const T* data, int64_t stride, int64_t rows, float (&words)[kTileRows]) {
-  for (int64_t i = 0; i < rows; ++i) words[i] = WordAt(data + i * stride, 1, 1);
-  return {words};
+  TileOf<T>(rows, a, b, pieces, c, ahead);
 }
 
 // One tile: rows [row, row + rows) of the block times strip `b`, to c.
 template <class T, class TOut>
 void MultiplyTile(const Problem<T, TOut>& problem, const Block& block, const Panel& panel,
-                  const float* packed_a, int64_t row, int64_t rows, const Strip& b, float* c,
-                  int64_t stride, bool add, Prefetchers& ahead) {
+                  const float* packed_a, int64_t row, int64_t rows, const Strip& b,
+                  absl::Span<const TilePiece> pieces, const TileSums& c, Prefetchers& ahead) {
   const auto multiply = [&](const auto& a) HWY_ATTR {
-    MultiplyWords<T>(rows, a, b, panel.depth, c, stride, add, ahead);
+    MultiplyWords<T>(rows, a, b, pieces, c, ahead);
   };
-  if (problem.a_layout == Layout::kTransposed) {
-    return multiply(PackedRows{packed_a + row * panel.depth});
-  }
-  if constexpr (kPacksPlainRows<T>) {
-    return multiply(PlainRows<float>{packed_a + row * panel.depth, panel.depth});
-  } else {
-    const T* const data = problem.a.row(block.row_begin + row) + panel.k;
-    const PlainRows<T> a{data, problem.a.stride()};
-    const int64_t whole = panel.steps / kStepsPerWord<T>;
-    if (whole == panel.depth) return multiply(a);
-    float words[kTileRows];
-    MultiplyWords<T>(rows, a, b, whole, c, stride, add, ahead);
-    MultiplyWords<T>(rows, LastWords(data + panel.steps - 1, problem.a.stride(), rows, words),
-                     {b.data + whole * b.stride, b.stride}, 1, c, stride, /*add=*/true, ahead);
+  const float* const packed = packed_a + row * panel.depth;
+  if (problem.a_layout == Layout::kTransposed) return multiply(PackedRows{packed});
+  if (PacksRows(problem)) return multiply(PlainRows<float>{packed, panel.depth});
+  if constexpr (!std::is_same_v<T, Float16>) {
+    return multiply(
+        PlainRows<T>{problem.a.row(block.row_begin + row) + panel.k, problem.a.stride()});
   }
 }
 
 #undef MOE_DOTS
 
+// The pieces of one panel as the tile counts words.
+template <class T, class TOut>
+class TilePieces {
+ public:
+  TilePieces(const Problem<T, TOut>& problem, const Panel& panel, const Pieces& pieces)
+      : packs_a_(PacksRows(problem)), k_(panel.k), pieces_(pieces) {}
+
+  // `in_place`: b is read where it lies.
+  absl::Span<const TilePiece> Of(bool in_place) {
+    for (size_t i = 0; i < pieces_.count; ++i) {
+      const Piece& piece = pieces_.piece[i];
+      const int64_t word = (piece.k - k_) / kStepsPerWord<T>;
+      tile_[i] = {packs_a_ ? piece.word : word, in_place ? word : piece.word, piece.words,
+                  piece.folds};
+    }
+    return {tile_.data(), pieces_.count};
+  }
+
+ private:
+  bool packs_a_;
+  int64_t k_;
+  const Pieces& pieces_;
+  std::array<TilePiece, std::tuple_size_v<decltype(Pieces::piece)>> tile_;
+};
+
 // All rows of the block times one panel. Returns how many sums an exact grid could not hold.
 template <class T, class TOut>
 int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-                      const Panel& panel, const Slot& slot, const float* packed_a,
-                      Prefetcher next) {
+                      const Panel& panel, const Pieces& pieces, const Slot& slot,
+                      const float* packed_a, Prefetcher next) {
   const Sums<T, TOut> sums(problem, block, panel, slot);
+  TilePieces<T, TOut> tile_pieces(problem, panel, pieces);
   Prefetchers ahead = {.next = next};
   int64_t bad = 0;
   for (int64_t j = 0; j < panel.cols; j += kTileCols) {
     const Strip strip = StripAt(problem, panel, slot, j);
+    const auto words = tile_pieces.Of(InPlace(problem, panel, j));
     ahead.output = sums.PrefetchOutput(tiles.total, j, tiles.parts * panel.depth);
     for (int64_t t = 0; t < tiles.parts; ++t) {
       const int64_t row = tiles.Begin(t), rows = tiles.Begin(t + 1) - row;
       sums.Load(row, rows, j);
-      MultiplyTile(problem, block, panel, packed_a, row, rows, strip, sums.Tile(row, j),
-                   sums.stride(j), sums.continues(), ahead);
+      MultiplyTile(problem, block, panel, packed_a, row, rows, strip, words, sums.Tile(row, j),
+                   ahead);
       bad += sums.Store(row, rows, j);
     }
   }
@@ -164,11 +201,13 @@ int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const
 
 template <class T, class TOut>
 void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
-           const Panel& panel, float* to) {
-  if (problem.a_layout == Layout::kTransposed) {
-    return PackTransposedRows(problem, panel.k, panel.steps, block.row_begin, tiles, to);
+           const Panel& panel, const Pieces& pieces, float* to) {
+  if (problem.a_layout == Layout::kTransposed) {  // one piece
+    return PackTransposedRows(problem, panel.k, pieces.piece[0].steps, block.row_begin, tiles, to);
   }
-  PackPlainRows(problem, panel.k, panel.steps, block.row_begin, tiles.total, to);
+  ForEachRun<T>(pieces, [&](int64_t k, int64_t steps, int64_t word) HWY_ATTR {
+    PackPlainRows(problem, k, steps, block.row_begin, tiles.total, panel.depth, to + word);
+  });
 }
 
 // Fetches `next` while `tiles` tiles of each strip of `panel` are multiplied.
@@ -184,38 +223,46 @@ Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, cons
   const MatrixView<const T>& b = problem.b;
   const int64_t stride = b.stride();
   if (problem.b_layout == Layout::kStrips) {
-    return {StripData(problem, next.col, next.word), strips(next.cols), next.depth * kLineBytes,
-            WordsOf<T>(problem.depth()) * kLineBytes, words};
+    return {StripData(problem, next.col, next.k / kStepsPerWord<T>), strips(next.cols),
+            next.depth * kLineBytes, WordsOf<T>(problem.depth()) * kLineBytes, words};
   }
   if (problem.b_layout == Layout::kTransposed) {
     return {b.data() + next.col * stride + next.k, next.cols, next.steps * kBytes, stride * kBytes,
             words};
   }
-  return {b.data() + next.k * stride + next.col, next.steps, next.cols * kBytes, stride * kBytes,
+  return {b.data() + next.k * stride + next.col,
+          next.parts,
+          problem.tree.cut.extent * stride * kBytes,
+          next.steps,
+          next.cols * kBytes,
+          stride * kBytes,
           words};
 }
 
 // Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
-// keeps its bits, so an element still is one chain of multiply-adds.
+// keeps its bits, so an element still is one chain of multiply-adds, or one of each leaf.
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
-  const int64_t whole[] = {0, problem.depth()};
   const FlushSubnormals flush(std::is_same_v<T, BFloat16>);
-  const Panels<T> panels(block, problem.exact.used() ? problem.exact.segments : whole,
-                         ShapeFor(problem));
-  const bool keeps_all = WordsBefore<T>(problem.depth(), SegmentsOf(problem)) <= KeptWords(problem);
+  const Panels<T> panels(problem, block);
+  const bool packs_a = PacksRows(problem);
+  const bool keeps_all = panels.words() <= KeptWords(problem);
   int64_t bad = 0;
-  Panel after;
-  for (Panel panel = panels.First(); panel.cols > 0; panel = after) {
+  Panel panel = panels.First(), after;
+  Pieces pieces = panels.PiecesOf(panel);
+  for (; panel.cols > 0; panel = after) {
     after = panels.After(panel);
     float* const a = keeps_all ? slot.a + panel.word * tiles.total : slot.a;
     const bool packed_before = keeps_all && panel.col > block.col_begin;
-    if (PacksRows<T>(problem.a_layout) && !packed_before) PackA(problem, block, tiles, panel, a);
-    Pack(problem, panel, slot.panel);
+    if (packs_a && !packed_before) PackA(problem, block, tiles, panel, pieces, a);
+    Pack(problem, panel, pieces, slot.panel);
     Prefetcher next;
     if (after.cols > 0) next = PrefetchFor(problem, panel, after, tiles.parts);
-    bad += MultiplyPanel(problem, block, tiles, panel, slot, a, next);
+    bad += MultiplyPanel(problem, block, tiles, panel, pieces, slot, a, next);
+    if (after.segment != panel.segment || after.part != panel.part) {
+      pieces = panels.PiecesOf(after);
+    }
   }
   if (!problem.exact.used()) return;
   if (problem.exact.write == SumWrite::kStreamed) hwy::FlushStream();

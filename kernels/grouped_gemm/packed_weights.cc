@@ -17,10 +17,28 @@ int64_t StripCount(int64_t cols, int64_t strip_cols) {
   return (cols + strip_cols - 1) / strip_cols;
 }
 
+// Strips hold the pairs of the whole depth.
+template <typename T>
+absl::Status CheckPairs(absl::string_view function, const GemmTree& tree) {
+  const TreeCut& cut = tree.cut;
+  if (cut.leaves == 1) return absl::OkStatus();
+  const int64_t depth = tree.parts * cut.extent;
+  for (int64_t part = 0; part < tree.parts; ++part) {
+    for (int s = 0; s < cut.leaves; ++s) {
+      const int64_t begin = part * cut.extent + cut.Begin(s);
+      if (begin % gemm::kStepsPerWord<T> == 0 || begin == depth) continue;
+      return absl::InvalidArgumentError(absl::StrCat(function, ": a leaf begins at ", begin,
+                                                     " of packed bfloat16, expected even"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 template <typename T, typename TOut>
 absl::Status Forward(absl::string_view function, MatrixView<const T> x,
                      absl::Span<const int64_t> offsets, absl::Span<const PackedWeights<T>> weight,
-                     int64_t version, MatrixView<TOut> y, Workspace& workspace, Stream& stream) {
+                     int64_t version, MatrixView<TOut> y, Workspace& workspace, Stream& stream,
+                     GemmTree tree) {
   MOE_RETURN_IF_ERROR(CheckCpu(function, stream));
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(function, "y", y, x.rows(), y.cols()));
@@ -28,6 +46,8 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
   for (const PackedWeights<T>& w : weight) {
     MOE_RETURN_IF_ERROR(w.Check(function, y.cols(), x.cols(), version));
   }
+  MOE_RETURN_IF_ERROR(gemm::CheckTree(function, tree, x.cols()));
+  MOE_RETURN_IF_ERROR(CheckPairs<T>(function, tree));
   const Workspace::Mark mark = workspace.mark();
   const auto groups = static_cast<int64_t>(weight.size());
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<gemm::Problem<T, TOut>>(groups)));
@@ -35,7 +55,8 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
     problems[g] = {.a = RowRange(x, offsets[g], offsets[g + 1]),
                    .b = weight[g].strips(),
                    .c = RowRange(y, offsets[g], offsets[g + 1]),
-                   .b_layout = gemm::Layout::kStrips};
+                   .b_layout = gemm::Layout::kStrips,
+                   .tree = tree};
   }
   return gemm::Run<T, TOut>(problems, mark, workspace, stream);
 }
@@ -115,31 +136,31 @@ MatrixView<const T> PackedWeights<T>::strips() const {
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const PackedWeights<T>> weight, int64_t version,
-                         MatrixView<T> y, Workspace& workspace, Stream& stream) {
-  return Forward<T, T>("GroupedGemm", x, offsets, weight, version, y, workspace, stream);
+                         MatrixView<T> y, Workspace& workspace, Stream& stream, GemmTree tree) {
+  return Forward<T, T>("GroupedGemm", x, offsets, weight, version, y, workspace, stream, tree);
 }
 
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, const PackedWeights<T>& weight, int64_t version,
-                  MatrixView<TOut> y, Workspace& workspace, Stream& stream) {
+                  MatrixView<TOut> y, Workspace& workspace, Stream& stream, GemmTree tree) {
   const int64_t offsets[] = {0, x.rows()};
-  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, version, y, workspace, stream);
+  return Forward<T, TOut>("Gemm", x, offsets, {&weight, 1}, version, y, workspace, stream, tree);
 }
 
 #define MOE_INSTANTIATE(T)                                                                         \
   template class PackedWeights<T>;                                                                 \
   template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,                \
                                     absl::Span<const PackedWeights<T>>, int64_t, MatrixView<T>,    \
-                                    Workspace&, Stream&);                                          \
+                                    Workspace&, Stream&, GemmTree);                                \
   template absl::Status Gemm(MatrixView<const T>, const PackedWeights<T>&, int64_t, MatrixView<T>, \
-                             Workspace&, Stream&)
+                             Workspace&, Stream&, GemmTree)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(BFloat16);
 MOE_INSTANTIATE(Float16);
 template absl::Status Gemm(MatrixView<const BFloat16>, const PackedWeights<BFloat16>&, int64_t,
-                           MatrixView<float>, Workspace&, Stream&);
+                           MatrixView<float>, Workspace&, Stream&, GemmTree);
 template absl::Status Gemm(MatrixView<const Float16>, const PackedWeights<Float16>&, int64_t,
-                           MatrixView<float>, Workspace&, Stream&);
+                           MatrixView<float>, Workspace&, Stream&, GemmTree);
 #undef MOE_INSTANTIATE
 
 }  // namespace moe

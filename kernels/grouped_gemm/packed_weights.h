@@ -13,6 +13,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 
 namespace moe {
 
@@ -88,14 +89,14 @@ class PackedWeights {
 // a product runs at the speed at which memory is read. `version` is what all weights are expected
 // to be packed at. They stay valid, and are not packed again, until the stream has passed.
 // Errors as there; kInvalidArgument also if a weight has another version or shape, or was packed
-// for other SIMD instructions; kUnimplemented on CUDA.
+// for other SIMD instructions, or a leaf of BFloat16 begins within a pair; kUnimplemented on CUDA.
 template <typename T>
 absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
                          absl::Span<const PackedWeights<T>> weight, int64_t version,
-                         MatrixView<T> y, Workspace& workspace, Stream& stream);
+                         MatrixView<T> y, Workspace& workspace, Stream& stream, GemmTree tree = {});
 template <typename T, typename TOut = T>
 absl::Status Gemm(MatrixView<const T> x, const PackedWeights<T>& weight, int64_t version,
-                  MatrixView<TOut> y, Workspace& workspace, Stream& stream);
+                  MatrixView<TOut> y, Workspace& workspace, Stream& stream, GemmTree tree = {});
 
 }  // namespace moe
 

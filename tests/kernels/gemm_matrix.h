@@ -2,10 +2,12 @@
 #ifndef MOE_TESTS_KERNELS_GEMM_MATRIX_H_
 #define MOE_TESTS_KERNELS_GEMM_MATRIX_H_
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <type_traits>
 #include <vector>
@@ -14,6 +16,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/grouped_gemm/gemm_options.h"
 #include "tests/kernels/op_test.h"
 
 namespace moe {
@@ -83,18 +86,68 @@ float Chain(int64_t depth, float sum, const A& a, const B& b) {
   return sum;
 }
 
+// A tree, written out: leaves [first, last), each a list of its chains' terms in order.
+template <typename T, class A, class B>
+std::optional<float> TreeNodeOf(const GemmTree& tree, int first, int last, const A& a, const B& b) {
+  if (last - first > 1) {
+    const int middle = (first + last) / 2;
+    const auto left = TreeNodeOf<T>(tree, first, middle, a, b);
+    const auto right = TreeNodeOf<T>(tree, middle, last, a, b);
+    return left && right ? *left + *right : left ? left : right;
+  }
+  const int64_t items = (tree.cut.extent + tree.cut.item - 1) / tree.cut.item;
+  const int64_t begin = items * first / tree.cut.leaves * tree.cut.item;
+  const int64_t end = std::min(items * last / tree.cut.leaves * tree.cut.item, tree.cut.extent);
+  if (begin >= end) return std::nullopt;
+  float sum = 0;
+  for (int64_t from = begin; from < tree.parts * tree.cut.extent; from += tree.cut.extent) {
+    sum = Chain<T>(
+        end - begin, sum, [&](int64_t k) { return a(from + k); },
+        [&](int64_t k) { return b(from + k); });
+  }
+  return sum;
+}
+
+// Trees over an index cut in `parts` parts, or in one where they would differ.
+struct Trees {
+  int leaves = 1;
+  int64_t item = 1;
+  int parts = 1;
+
+  GemmTree Of(int64_t extent) const {
+    const int cut = extent % parts == 0 ? parts : 1;
+    return {{leaves, extent / cut, item}, cut};
+  }
+  // Whether leaves of packed bfloat16 begin with whole pairs.
+  bool WholePairs(int64_t extent) const {
+    const GemmTree tree = Of(extent);
+    for (int s = 0; s < leaves; ++s) {
+      const int64_t begin = tree.cut.Begin(s);
+      if (begin % 2 != 0 && begin < tree.cut.extent) return false;
+    }
+    return tree.parts == 1 || tree.cut.extent % 2 == 0;
+  }
+};
+
 // Products, element by element.
 template <typename T, typename TOut>
-Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transposed, int64_t pad) {
+Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transposed, int64_t pad,
+                      const GemmTree& tree = {}) {
   const int64_t cols = transposed ? groups.weight[0].rows() : groups.weight[0].cols();
   auto y = Unwritten<TOut>(x.rows(), cols, pad);
   for (size_t g = 0; g < groups.weight.size(); ++g) {
     const Matrix<T>& w = groups.weight[g];
     for (int64_t n = groups.offsets[g]; n < groups.offsets[g + 1]; ++n) {
       for (int64_t c = 0; c < cols; ++c) {
-        y.at(n, c) = TOut(Chain<T>(
-            x.cols(), 0.0f, [&](int64_t k) { return static_cast<float>(x.at(n, k)); },
-            [&](int64_t k) { return static_cast<float>(transposed ? w.at(c, k) : w.at(k, c)); }));
+        const auto at_a = [&](int64_t k) {
+          return static_cast<float>(x.at(n, k));
+        };
+        const auto at_b = [&](int64_t k) {
+          return static_cast<float>(transposed ? w.at(c, k) : w.at(k, c));
+        };
+        y.at(n, c) = TOut(tree.cut.leaves == 1
+                              ? Chain<T>(x.cols(), 0.0f, at_a, at_b)
+                              : TreeNodeOf<T>(tree, 0, tree.cut.leaves, at_a, at_b).value_or(0.0f));
       }
     }
   }

@@ -76,17 +76,22 @@ class GroupedGemmBits : public ::testing::Test {
  protected:
   ~GroupedGemmBits() override { gemm::UseSimdTarget(""); }
 
+  // From now on each run takes one target, with 2 threads, and the next run the next.
+  void UseOneMachineByTurns() { by_turns_ = true; }
+
   // Runs `op(stream)` on each SIMD target with pools of 1, 2 and 3 threads, slow ones with 2;
   // `check` follows each. Under sanitizers not on EMU128: there it is the plain loops.
   template <class Op, class Check>
   void ForEachMachine(const Op& op, const Check& check) {
+    ++runs_;
     for (const std::string& target : targets_) {
+      if (by_turns_ && target != targets_[runs_ % targets_.size()]) continue;
       if (moe::testing::kThreadSanitized && target != targets_.front()) continue;
       if (moe::testing::kSanitized && target == "EMU128") continue;
       gemm::UseSimdTarget(target);
       for (ThreadPool* const pool : pools_) {
         const bool slow = moe::testing::kSanitized || target == "EMU128";
-        if (slow && pool->threads() != 2) continue;  // and alike
+        if ((slow || by_turns_) && pool->threads() != 2) continue;  // and alike
         SCOPED_TRACE(::testing::Message() << target << ", " << pool->threads() << " threads");
         const auto stream = MakeInlineStream(pool);
         const absl::Status status = op(*stream);
@@ -97,30 +102,36 @@ class GroupedGemmBits : public ::testing::Test {
   }
 
   // Both directions, and forward with packed weights; rows given per group.
-  void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad) {
-    SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in);
+  void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad,
+                   const Trees& trees = {}) {
+    SCOPED_TRACE(::testing::Message()
+                 << "O " << out << ", K " << in << ", " << trees.leaves << " leaves, items of "
+                 << trees.item << ", " << trees.parts << " parts");
+    const bool packable = trees.leaves == 1 || !std::is_same_v<T, BFloat16> || trees.WholePairs(in);
     const Groups<T> groups(rows, out, in);
     const auto x = Mixed<T>(groups.total(), in, pad, 1);
     const auto dy = Mixed<T>(groups.total(), out, pad, 2);
-    const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad);
-    const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad);
+    const Matrix<T> want_y = Expected<T, T>(x, groups, true, pad, trees.Of(in));
+    const Matrix<T> want_dx = Expected<T, T>(dy, groups, false, pad, trees.Of(out));
     Matrix<T> y, dx, from_packed;
     ForEachMachine(
         [&](Stream& stream) {
           y = Unwritten<T>(groups.total(), out, pad);
           from_packed = y;
           MOE_ASSIGN_OR_RETURN(const auto packed, Packed(groups, stream));
-          MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.view(), groups.offsets, packed, 7,
-                                             from_packed.view(), workspace_, stream));
+          const absl::Status status =
+              GroupedGemm<T>(x.view(), groups.offsets, packed, 7, from_packed.view(), workspace_,
+                             stream, trees.Of(in));
+          EXPECT_EQ(status.ok(), packable) << status;
           dx = Unwritten<T>(groups.total(), in, pad);
           MOE_RETURN_IF_ERROR(GroupedGemm<T>(x.view(), groups.offsets, groups.views(), y.view(),
-                                             workspace_, stream));
+                                             workspace_, stream, {}, trees.Of(in)));
           return GroupedGemmInputGradient<T>(dy.view(), groups.offsets, groups.views(), dx.view(),
-                                             workspace_, stream);
+                                             workspace_, stream, {}, trees.Of(out));
         },
         [&] {
           EXPECT_TRUE(SameBits(y, want_y));
-          EXPECT_TRUE(SameBits(from_packed, want_y));
+          EXPECT_TRUE(!packable || SameBits(from_packed, want_y));
           EXPECT_TRUE(SameBits(dx, want_dx));
         });
   }
@@ -168,6 +179,8 @@ class GroupedGemmBits : public ::testing::Test {
   ThreadPool one_{1}, two_{2}, three_{3};
   const std::vector<ThreadPool*> pools_ = {&one_, &two_, &three_};
   const std::vector<std::string> targets_ = gemm::SimdTargets();
+  bool by_turns_ = false;
+  size_t runs_ = 0;
 };
 
 using Storage = ::testing::Types<float, BFloat16, Float16>;
@@ -305,6 +318,29 @@ TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationAcrossBlocks) {
   this->CheckGroups({511, 1}, 70, 600, 0);
 }
 
+// Every depth up to 300 with one way to cut it, so that each target meets every number of leaves:
+// empty ones, halves of pairs, items that end early.
+TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAtEveryDepth) {
+  constexpr int64_t kItems[] = {1, 16, 3, 8};
+  const int64_t step = moe::testing::kSanitized ? 37 : 1;
+  this->UseOneMachineByTurns();
+  for (int64_t depth = 1; depth <= 300; depth += step) {
+    const Trees trees = {.leaves = 1 << depth % 5,
+                         .item = kItems[depth / 5 % 4],
+                         .parts = 1 + static_cast<int>(depth % 3)};
+    this->CheckGroups({1, 0, 5}, 18, depth, depth % 3, trees);
+    this->CheckGroups({1, 0, 5}, depth, 18, depth % 3, trees);
+  }
+}
+
+TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAcrossPanels) {
+  this->CheckGroups({33}, 65, 1100, 1, {.leaves = 2, .item = 16});  // a leaf is several panels
+  this->CheckGroups({33, 5}, 1200, 65, 0, {.leaves = 8, .item = 16, .parts = 2});
+  if (moe::testing::kSanitized) return;
+  this->CheckGroups({33, 5}, 1590, 17, 2, {.leaves = 2, .item = 1, .parts = 3});
+  this->CheckGroups({530}, 65, 20, 0, {.leaves = 16, .item = 2});  // more rows than a block
+}
+
 TYPED_TEST(GroupedGemmBits, HasTheBitsOfTheSpecificationForEveryFewRows) {
   const std::vector<int64_t> rows = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
   this->CheckGroups(rows, 64, 131, 0);   // one whole strip on every target
@@ -334,9 +370,12 @@ TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
   const Groups<T> group({67}, 33, 129);
   const auto x = Mixed<T>(67, 129, 1, 6);
   const auto dy = Mixed<T>(67, 33, 1, 7);
+  const GemmTree in_tree = {{8, 129, 16}}, out_tree = {{4, 11, 2}, 3};
   const Matrix<float> want_y = Expected<T, float>(x, group, true, 2);
   const Matrix<float> want_dx = Expected<T, float>(dy, group, false, 2);
-  Matrix<float> y, dx, from_packed;
+  const Matrix<float> want_tree_y = Expected<T, float>(x, group, true, 2, in_tree);
+  const Matrix<float> want_tree_dx = Expected<T, float>(dy, group, false, 2, out_tree);
+  Matrix<float> y, dx, from_packed, tree_y, tree_dx;
   this->ForEachMachine(
       [&](Stream& stream) {
         y = Unwritten<float>(67, 33, 2);
@@ -347,10 +386,18 @@ TYPED_TEST(GroupedGemmBits, DenseProductsKeepFloat32OutputsUnrounded) {
             (Gemm<T, float>(x.view(), packed[0], 7, from_packed.view(), this->workspace_, stream)));
         MOE_RETURN_IF_ERROR(
             (Gemm<T, float>(x.view(), group.weight[0].view(), y.view(), this->workspace_, stream)));
+        tree_y = y, tree_dx = dx;
+        MOE_RETURN_IF_ERROR((Gemm<T, float>(x.view(), packed[0], 7, tree_y.view(), this->workspace_,
+                                            stream, in_tree)));
+        MOE_RETURN_IF_ERROR(
+            (GemmInputGradient<T, float>(dy.view(), group.weight[0].view(), tree_dx.view(),
+                                         this->workspace_, stream, {}, out_tree)));
         return GemmInputGradient<T, float>(dy.view(), group.weight[0].view(), dx.view(),
                                            this->workspace_, stream);
       },
       [&] {
+        EXPECT_TRUE(SameBits(tree_y, want_tree_y));
+        EXPECT_TRUE(SameBits(tree_dx, want_tree_dx));
         EXPECT_TRUE(SameBits(y, want_y));
         EXPECT_TRUE(SameBits(from_packed, want_y));
         EXPECT_TRUE(SameBits(dx, want_dx));

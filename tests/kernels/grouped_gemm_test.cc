@@ -1,6 +1,7 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/grouped_gemm/simd_targets.h"
 #include "tests/kernels/gemm_matrix.h"
 
 namespace moe {
@@ -69,6 +71,44 @@ TEST(Gemm, RoundsOnceAfterTheWholeSum) {
       (Gemm<BFloat16, float>({x.data(), 1, 3}, {w.data(), 1, 3}, {&wide, 1, 1}, workspace, *stream))
           .ok());
   EXPECT_EQ(wide, 257.25f);
+}
+
+// e is too small to change 1 alone: a chain stays at 1, pairs of leaves come to (1 + e) + (e + e).
+// A leaf holds an item of each of two parts.
+TEST(Gemm, AddsLeavesAsABalancedTree) {
+  constexpr float e = 0x1p-24f;
+  const std::vector<float> x = {1, e, e, e, 0, 0, 0, 0}, ones(8, 1.0f);
+  float sum = 0;
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  const auto add = [&](int leaves, int parts) {
+    EXPECT_TRUE(Gemm<float>({x.data(), 1, 8}, {ones.data(), 1, 8}, MatrixView<float>{&sum, 1, 1},
+                            workspace, *stream, {}, {{leaves, 8 / parts, 1}, parts})
+                    .ok());
+    return sum;
+  };
+  EXPECT_EQ(add(1, 1), 1.0f);
+  EXPECT_EQ(add(8, 1), 1 + 2 * e);
+  EXPECT_EQ(add(4, 1), 1 + 2 * e);  // leaves 1 + e, e + e
+  EXPECT_EQ(add(4, 2), 1 + 2 * e);
+  EXPECT_EQ(add(2, 1), 1.0f);  // one leaf has all
+  EXPECT_EQ(add(2, 2), 1 + 2 * e);
+}
+
+// The one item is in the last of two leaves: its -0 is not added to the other's 0.
+TEST(Gemm, AnEmptyLeafIsNoZero) {
+  const float x = -0x1p-100f, w = 0x1p-100f;
+  float y = 1;
+  Workspace workspace;
+  const auto stream = MakeInlineStream();
+  for (const std::string& target : gemm::SimdTargets()) {
+    gemm::UseSimdTarget(target);
+    ASSERT_TRUE(Gemm<float>({&x, 1, 1}, {&w, 1, 1}, MatrixView<float>{&y, 1, 1}, workspace, *stream,
+                            {}, {{.leaves = 2, .extent = 1}})
+                    .ok());
+    EXPECT_TRUE(y == 0 && std::signbit(y)) << target;
+  }
+  gemm::UseSimdTarget("");
 }
 
 TEST(GroupedGemm, NoGroupsAndNoRowsSucceed) {
@@ -178,8 +218,27 @@ TEST_F(GroupedGemmErrors, NameTheArgumentAndTheExpectedShape) {
   EXPECT_EQ(workspace_.allocations(), 0);
 }
 
+TEST_F(GroupedGemmErrors, TreesThatDoNotFitTheProduct) {
+  const auto tree = [&](const GemmTree& of) {
+    return Gemm<float>({x_.data(), 4, 6}, {w_.data(), 2, 6}, MatrixView<float>{y_.data(), 4, 2},
+                       workspace_, *stream_, {}, of);
+  };
+  EXPECT_TRUE(tree({{8, 2, 16}, 3}).ok());
+  for (const int leaves : {0, 3, 32}) Expect(tree({{leaves, 6, 16}}), "expected 1, 2, 4, 8 or 16");
+  Expect(tree({{8, 5, 16}}),
+         "Gemm: a tree over 1 parts of 5 in items of 16, expected 1 to 3 parts");
+  Expect(tree({{8, 2, 16}, 2}), "6 in all");
+  Expect(tree({{8, 6, 0}}), "in items of 1 or more");
+  Expect(tree({{8, 6, 16}, 0}), "a tree over 0 parts");
+}
+
 TEST_F(GroupedGemmErrors, CudaStreamsAreUnimplemented) {
   stream_ = std::make_unique<FakeCudaStream>();
+  const absl::Status tree =
+      Gemm<float>({x_.data(), 4, 3}, {w_.data(), 2, 3}, MatrixView<float>{y_.data(), 4, 2},
+                  workspace_, *stream_, {}, {{8, 3, 1}});
+  EXPECT_EQ(tree.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(tree.message()), HasSubstr("expected one chain"));
   EXPECT_EQ(Forward({x_.data(), 4, 3}, {0, 1, 4}, {y_.data(), 4, 2}).code(),
             absl::StatusCode::kUnimplemented);
 }
