@@ -15,6 +15,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 #include "kernels/grouped_gemm/gemm_options.h"
+#include "moe/canonical_tensor.h"
 #include "moe/phase_clock.h"
 
 namespace moe {
@@ -47,7 +48,15 @@ struct Context {
   GemmOptions gemm;                  // for products on `compute`
   PhaseClock* clock = nullptr;
   Numerics numerics = Numerics::kLayoutInvariant;
+  int tensor_leaves = 1;  // of products whose reduced index tensor ranks may share; 1: chains
 };
+
+// How a product adds its terms whose reduced index is `parts` parts of `extent` values, cut by
+// items.
+inline GemmTree TensorTree(const Context& context, int64_t extent, int64_t item = kCutItem,
+                           int parts = 1) {
+  return {{context.tensor_leaves, extent, item}, parts};
+}
 
 inline bool OnCuda(const Context& context) {
   return IsCuda(*context.compute);

@@ -147,11 +147,12 @@ absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> 
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
   MOE_RETURN_IF_ERROR(
-      Project(gate_up_, first, local, RowRange(saved.rows, begin, end), gate_up, context));
+      Project(gate_up_, first, local, RowRange(saved.rows, begin, end), gate_up, {}, context));
   MOE_RETURN_IF_ERROR(ActivationForward<T>(config_.activation,
                                            ColumnRange(gate_up, 0, config_.ffn_hidden_size),
                                            UpColumns(gate_up), hidden, *context.compute));
-  return Project(down_, first, local, hidden, RowRange(out, begin, end), context);
+  return Project(down_, first, local, hidden, RowRange(out, begin, end),
+                 TensorTree(context, config_.ffn_hidden_size), context);
 }
 
 template <typename T>
@@ -179,7 +180,8 @@ absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
 template <typename T>
 absl::Status Experts<T>::Project(const Projection& projection, int first,
                                  absl::Span<const int64_t> offsets, MatrixView<const T> x,
-                                 MatrixView<T> y, const Context& context) const {
+                                 MatrixView<T> y, const GemmTree& tree,
+                                 const Context& context) const {
   const size_t count = offsets.size() - 1;
   Workspace& host = *context.host_workspace;
   const WorkspaceScope scope(host);
@@ -190,11 +192,11 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
     MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(projection, *context.compute));
     MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets,
                                        absl::MakeConstSpan(projection.packed).subspan(first, count),
-                                       version, y, *context.workspace, *context.compute));
+                                       version, y, *context.workspace, *context.compute, tree));
   } else {
     MOE_ASSIGN_OR_RETURN(const auto weights, Weights<T>(mine(projection.weight), host));
-    MOE_RETURN_IF_ERROR(
-        GroupedGemm<T>(x, offsets, weights, y, *context.workspace, *context.compute, context.gemm));
+    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets, weights, y, *context.workspace, *context.compute,
+                                       context.gemm, tree));
   }
   if (projection.bias.empty()) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto biases, Biases(mine(projection.bias), host));
@@ -257,8 +259,10 @@ absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t>
   MOE_RETURN_IF_ERROR(
       AddGradients(gate_up_, first, last, mine, saved.gate_up, saved.rows, context));
   MOE_ASSIGN_OR_RETURN(const auto gate_up_weights, weights(gate_up_));
-  return GroupedGemmInputGradient<T>(gate_up, local, gate_up_weights, RowRange(d_rows, begin, end),
-                                     workspace, stream, context.gemm);
+  return GroupedGemmInputGradient<T>(
+      gate_up, local, gate_up_weights, RowRange(d_rows, begin, end), workspace, stream,
+      context.gemm,
+      TensorTree(context, config_.ffn_hidden_size, kCutItem, IsGated(config_.activation) ? 2 : 1));
 }
 
 template class Experts<float>;

@@ -90,7 +90,8 @@ class Experts {
                              ParameterStore& store);
   // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
   absl::Status Project(const Projection& projection, int first, absl::Span<const int64_t> offsets,
-                       MatrixView<const T> x, MatrixView<T> y, const Context& context) const;
+                       MatrixView<const T> x, MatrixView<T> y, const GemmTree& tree,
+                       const Context& context) const;
   // All copies of a projection, if one of its weights has changed; the version they are of.
   absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;
   // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of

@@ -60,6 +60,15 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
         absl::StrCat("Session: ", options.threads, " threads, expected >= 1"));
   }
   const bool cuda = options.device.kind == DeviceKind::kCuda;
+  if (!IsTreeLeaves(options.tensor_leaves)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Session: --tensor-leaves ", options.tensor_leaves, ", expected 1, 2, 4, 8 or 16"));
+  }
+  if (cuda && options.tensor_leaves > 1) {
+    return absl::UnimplementedError(absl::StrCat("Session: --tensor-leaves ", options.tensor_leaves,
+                                                 " on a CUDA device, expected 1: its products "
+                                                 "have no trees yet"));
+  }
   MemoryResource* memory = &CpuMemory();
   if (cuda) {
     MOE_ASSIGN_OR_RETURN(memory, CudaMemory(options.device.index));
@@ -86,6 +95,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
       .gemm = {.kernel = options.grouped_gemm, .cublas = session->cublas_.get()},
       .clock = &session->clock_,
       .numerics = options.numerics,
+      .tensor_leaves = options.tensor_leaves,
   };
   if (invariant) {
     MOE_ASSIGN_OR_RETURN(const std::string architecture, CudaArchitecture(options.device));

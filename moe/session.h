@@ -20,6 +20,8 @@ struct SessionOptions {
   int expert_parallel_size = 1;
   int threads = 1;  // of this rank
   Numerics numerics = Numerics::kLayoutInvariant;
+  // Leaves of products that are trees (GemmTree): 1, 2, 4, 8 or 16; on a CUDA device 1.
+  int tensor_leaves = 1;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on a CUDA device
   bool overlap_exchange = false;  // give the exchange a stream of its own (overlap degree > 1)
   // Events of a time line to keep memory for; 0 = none is recorded.
@@ -40,7 +42,7 @@ class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where
   // the device is not there, and of MakeCublas; in layout-invariant numerics those of
-  // CheckOneTarget.
+  // CheckOneTarget; kUnimplemented for several tensor_leaves on a CUDA device.
   static absl::StatusOr<std::unique_ptr<Session>> Create(const SessionOptions& options,
                                                          std::unique_ptr<Communicator> world);
 

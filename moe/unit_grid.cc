@@ -7,19 +7,13 @@
 #include <xxhash.h>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/tree_cut.h"
 
 namespace moe {
-namespace {
-
-// First row (column) of a leaf.
-int64_t LeafBegin(int64_t extent, int64_t item, int leaf) {
-  const int64_t items = (extent + item - 1) / item;
-  return std::min(extent, items * leaf / UnitGrid::kLeaves * item);
-}
-
-}  // namespace
 
 UnitGrid::UnitGrid(const CanonicalTensor& tensor) {
+  const TreeCut rows = {kLeaves, tensor.rows, tensor.item},
+                cols = {kLeaves, tensor.cols, tensor.item};
   int64_t widest = 1;
   for (int s = 0; s < kLeaves; ++s) {
     TensorBox& leaf = leaf_[s] = {0, tensor.rows, 0, tensor.cols};
@@ -28,12 +22,12 @@ UnitGrid::UnitGrid(const CanonicalTensor& tensor) {
         if (s > 0) leaf = {tensor.rows, tensor.rows, 0, tensor.cols};
         break;
       case TensorAxis::kRows:
-        leaf.row_begin = LeafBegin(tensor.rows, tensor.item, s);
-        leaf.row_end = LeafBegin(tensor.rows, tensor.item, s + 1);
+        leaf.row_begin = rows.Begin(s);
+        leaf.row_end = rows.Begin(s + 1);
         break;
       case TensorAxis::kColumns:
-        leaf.col_begin = LeafBegin(tensor.cols, tensor.item, s);
-        leaf.col_end = LeafBegin(tensor.cols, tensor.item, s + 1);
+        leaf.col_begin = cols.Begin(s);
+        leaf.col_end = cols.Begin(s + 1);
         break;
     }
     widest = std::max(widest, leaf.cols());

@@ -76,7 +76,8 @@ absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batc
                          Part(saved.qkv, 0), Part(saved.qkv, 1), Part(saved.qkv, 2), saved.attended,
                          saved.log_sum_exp, workspace, stream));
   MOE_RETURN_IF_ERROR(
-      Gemm<T>(saved.attended, o_proj_->view<T>(), y, workspace, stream, context.gemm));
+      Gemm<T>(saved.attended, o_proj_->view<T>(), y, workspace, stream, context.gemm,
+              TensorTree(context, config_.hidden_size, config_.hidden_size / config_.heads)));
   return AddRows<T>(x, y, y, stream);
 }
 
@@ -106,8 +107,9 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_qkv, saved.norm.y, qkv_proj_->grad(), workspace,
                                            stream, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
-  return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream,
-                              context.gemm);
+  return GemmInputGradient<T>(
+      d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream, context.gemm,
+      TensorTree(context, config_.hidden_size, config_.hidden_size / config_.heads, /*parts=*/3));
 }
 
 template <typename T>

@@ -83,7 +83,8 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
   MOE_RETURN_IF_ERROR(ready(*lm_head_));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->view<T>(), d_normed, workspace,
-                                           *context.compute, context.gemm));
+                                           *context.compute, context.gemm,
+                                           TensorTree(context, config_.vocab_size)));
   return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
 }
 

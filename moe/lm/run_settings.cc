@@ -131,6 +131,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
   settings.Add("--device", config.device);
   settings.Add("--dtype", std::string(NameOf(config.dtype)));
   settings.Add("--numerics", config.numerics);
+  settings.Add("--tensor-leaves", config.tensor_leaves);
   settings.Add("--grouped-gemm", config.grouped_gemm);
   settings.Add("--seq-length", config.sequence_length);
   settings.Add("--micro-batch-size", config.micro_batch_size);

@@ -487,6 +487,7 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
                        .expert_parallel_size = config.expert_parallel_size,
                        .threads = config.threads,
                        .numerics = config.numerics,
+                       .tensor_leaves = config.tensor_leaves,
                        .grouped_gemm = config.grouped_gemm,
                        .overlap_exchange = config.model.moe.overlap_degree > 1,
                        .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},

@@ -48,6 +48,7 @@ struct TrainConfig {
   DeviceKind device = DeviceKind::kCpu;
   GroupedGemmKernel grouped_gemm = GroupedGemmKernel::kAuto;  // on CUDA devices
   Numerics numerics = Numerics::kLayoutInvariant;
+  int tensor_leaves = 1;  // SessionOptions
   int64_t sequence_length = 128;
   int64_t micro_batch_size = 4;  // sequences per micro-batch
   int64_t micro_batches = 8;     // M per step, over all ranks

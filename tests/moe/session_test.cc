@@ -47,6 +47,15 @@ TEST(SessionTest, ZeroThreadsAndUnevenGroupsAreRefused) {
   });
 }
 
+TEST(SessionTest, LeavesThatNoTreeHasAreRefused) {
+  testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) {
+    const absl::Status status = Session::Create({.tensor_leaves = 3}, std::move(world)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("expected 1, 2, 4, 8 or 16"));
+    return absl::OkStatus();
+  });
+}
+
 // Ranks 0 and 2 hold expert 0, ranks 1 and 3 expert 1; `changed` is another on rank 3 alone.
 absl::Status CheckReplicasWith(const std::string& changed, Session& session) {
   const Context& context = session.context();

@@ -5,6 +5,7 @@
 
 #include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
 
@@ -52,6 +53,16 @@ absl::Status CompleteCheckpoints(const Settings& settings, lm::TrainCheckpoints&
   return WrongValue(settings, "save-interval", "--save DIR with it");
 }
 
+absl::StatusOr<int> TensorLeavesOf(const Settings& settings) {
+  const std::string& leaves = settings.text("tensor-leaves");
+  if (leaves != "1" && settings.is("device", "cuda")) {
+    return WrongFlag("--tensor-leaves", leaves, "1: products of a GPU have no trees yet");
+  }
+  int value = 0;
+  MOE_CHECK(absl::SimpleAtoi(leaves, &value));  // one of the choices
+  return value;
+}
+
 // What does not follow from one row.
 absl::Status Complete(const Settings& settings, const World& world, TrainOptions& options) {
   lm::TrainConfig& train = options.train;
@@ -59,6 +70,7 @@ absl::Status Complete(const Settings& settings, const World& world, TrainOptions
   RouterConfig& router = train.model.moe.router;
   train.model.hidden_size = router.hidden_size;
   MOE_ASSIGN_OR_RETURN(train.grouped_gemm, GroupedGemmOf(settings));
+  MOE_ASSIGN_OR_RETURN(train.tensor_leaves, TensorLeavesOf(settings));
   MOE_ASSIGN_OR_RETURN(const BatchSizes batch, ResolveBatch(settings, world.ranks));
   train.micro_batch_size = batch.micro_batch_size;
   train.micro_batches = batch.micro_batches;

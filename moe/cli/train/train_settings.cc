@@ -81,6 +81,9 @@ void AddParallel(TrainOptions& options, Table& t) {
   t.Add("--numerics NAME", {&train.numerics, kNumericsModes},
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
+  t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
+        "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
+        "bits; 1 = chains; above 1 on CPUs");
   t.Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
         "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
         "node")

@@ -136,6 +136,7 @@ train 2 "--hysteresis is 0, expected at least 1" --dtype f16 --hysteresis 0
 
 # What this build or place has not.
 train 2 "--grouped-gemm is mma, expected auto" --grouped-gemm mma
+train 2 "--tensor-leaves is '3'" --tensor-leaves 3
 train 2 "--backend is nccl, whose ranks compute on GPUs" --backend nccl
 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=1 train 10 "mpirun -n 2"
 RANK=0 train 2 "RANK is set and WORLD_SIZE is not"

@@ -172,6 +172,26 @@ TEST(TrainerTest, PackedWeightsFollowTheirParameters) {
   }
 }
 
+// Products that are trees have bits of their own, the same at any layout, of packed weights too.
+TEST(TrainerTest, TensorLeavesAreOneRunAtAnyLayout) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = SmallConfig();
+  config.steps = 4;
+  config.model.moe.ffn_hidden_size = 40;  // items of 16, 16 and 8
+  config.model.moe.shared_expert_ffn_hidden_size = 32;
+  config.model.moe_layer_freq = 2;
+  const Trace chains = TrainIn(config, {}, corpus);
+  config.tensor_leaves = 8;
+  const Trace trees = TrainIn(config, {}, corpus);
+  EXPECT_NE(trees.weights, chains.weights);
+  EXPECT_NE(trees.grad_norm, chains.grad_norm);
+  for (size_t s = 0; s < trees.loss.size(); ++s) EXPECT_NEAR(trees.loss[s], chains.loss[s], 1e-3);
+  config.model.moe.pack_weights = true;
+  for (const Layout& layout : {Layout{}, kLayouts[5], kLayouts[8]}) {
+    ExpectSameTrace(TrainIn(config, layout, corpus), trees);
+  }
+}
+
 TEST(TrainerTest, FastNumericsRepeatsItsOwnBitsAndStaysNearLayoutInvariant) {
   if (::moe::testing::kSanitized) GTEST_SKIP() << "judges numbers";
   const Corpus corpus = MakeCorpus();
@@ -353,6 +373,7 @@ TEST(TrainerTest, RanksWithDifferentSettingsAreRefusedOnAllByFlagAndRanks) {
   expect("--lr", [](TrainConfig& c) { c.schedule.peak = std::nextafter(c.schedule.peak, 1.0); });
   expect("--dtype", [](TrainConfig& c) { c.dtype = DType::kBFloat16; });
   expect("--numerics", [](TrainConfig& c) { c.numerics = Numerics::kFast; });
+  expect("--tensor-leaves", [](TrainConfig& c) { c.tensor_leaves = 2; });
   expect("--router", [](TrainConfig& c) { c.model.moe.router.gate = "qwen3"; });
   expect("--moe-router-topk", [](TrainConfig& c) { c.model.moe.router.top_k = 1; });
   expect("--moe-expert-capacity-factor",
