@@ -175,7 +175,7 @@ absl::Span<const Command> Commands() {
        VerifyHelp},
       {"report", "draws what the others measured: one HTML file with charts", ReportCommand,
        ReportHelp},
-      {"ckpt", "lists, checks, compares and removes checkpoints", CkptCommand, CkptHelp},
+      {"ckpt", "lists, checks, compares, removes and exports checkpoints", CkptCommand, CkptHelp},
       {"doctor", "tells what this build and machine have, and what will be slow", DoctorCommand,
        DoctorHelp},
       {"completion", "completes commands, flags and their values in a shell", CompletionCommand,

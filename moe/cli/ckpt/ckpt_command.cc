@@ -1,4 +1,4 @@
-// moe ckpt: lists, checks, compares and removes checkpoints.
+// moe ckpt: lists, checks, compares, removes and exports checkpoints.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -12,9 +12,11 @@
 #include <absl/strings/str_join.h>
 #include <fmt/format.h>
 
+#include "kernels/base/dtype.h"
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
+#include "moe/cli/base/choice.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
@@ -22,6 +24,7 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/ckpt/diff.h"
+#include "moe/cli/ckpt/export.h"
 
 namespace moe::cli {
 namespace {
@@ -34,6 +37,7 @@ constexpr char kHead[] =
        moe ckpt verify STEP|DIR [--threads N] [-o FORM]
        moe ckpt diff STEP STEP [-o FORM]
        moe ckpt prune DIR [--keep N] [--keep-every N] [--dry-run] [-o FORM]
+       moe ckpt export STEP --format mixtral --out DIR [--dtype f32|bf16|f16]
 
 Checkpoints of training runs (docs/checkpoint.md). DIR is the folder of the step folders, or the
 folder above it, in which it is called checkpoints; STEP is one step folder.
@@ -42,6 +46,7 @@ folder above it, in which it is called checkpoints; STEP is one step folder.
   moe ckpt verify run/checkpoints/step-00000120
   moe ckpt diff before/step-00000120 after/step-00000120 -o json
   moe ckpt prune run --keep 2 --keep-every 1000
+  moe ckpt export run/checkpoints/step-00000120 --format mixtral --out model --dtype bf16
 )";
 
 constexpr char kTail[] = R"(
@@ -53,9 +58,16 @@ like it); what is equal has no row.
 prune counts readable checkpoints alone: the newest --keep of them stay, and every damaged one that
 is newer than the oldest of these.
 
+export writes what MixtralForCausalLM.from_pretrained of Hugging Face's transformers loads:
+config.json, generation_config.json and safetensors of at most 5 GB. Which runs are a Mixtral:
+docs/checkpoint.md.
+
 Exit codes: 0 ok, 1 diff found a difference, 2 usage or a path that is not there, 3 a damaged
 checkpoint, 4 a read or write failed, 5 out of memory.
 )";
+
+constexpr Choice<DType> kExportTypes[] = {
+    {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
 
 Table CkptSettings() {
   Table t;
@@ -68,6 +80,13 @@ Table CkptSettings() {
   t.Add("--threads N", Kind::kInteger, "verify: that hash; default: the cores")
       .FlagOnly()
       .Most(kMostThreads);
+  t.Add("--format NAME", {Kind::kWord, "", ckpt::ExportFormats()},
+        "export: the family of models that is written")
+      .FlagOnly();
+  t.Add("--out DIR", Kind::kText, "export: an empty folder, or one that is not there").FlagOnly();
+  t.Add("--dtype TYPE", {Kind::kWord, "f32", WordsOf(kExportTypes)},
+        "export: of the weights, rounded once from their float32 masters")
+      .FlagOnly();
   AddFormSettings(t);
   AddHelpSettings(t);
   return t;
@@ -77,7 +96,8 @@ std::vector<Operands::Word> Actions() {
   return {{"ls", "checkpoints of a run, oldest first"},
           {"verify", "every hash of one checkpoint, or of all of a run"},
           {"diff", "what differs between two checkpoints, in ulps"},
-          {"prune", "removes all but the newest checkpoints"}};
+          {"prune", "removes all but the newest checkpoints"},
+          {"export", "one checkpoint as a model of Hugging Face's transformers"}};
 }
 
 constexpr bench::Column kStepColumns[] = {
@@ -284,10 +304,26 @@ absl::Status Prune(const Settings& settings, const std::string& dir) {
   return PrintRows(settings, kStepColumns, rows);
 }
 
+absl::Status Export(const Settings& settings, const std::string& path) {
+  for (const char* const flag : {"format", "out"}) {
+    if (settings.empty(flag)) {
+      return absl::InvalidArgumentError(absl::StrCat("moe ckpt export needs --", flag));
+    }
+  }
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(path));
+  MOE_ASSIGN_OR_RETURN(const auto warnings,
+                       ckpt::Export(reader, {.format = settings.text("format"),
+                                             .folder = settings.text("out"),
+                                             .type = settings.choice("dtype", kExportTypes)}));
+  PrintWarnings("ckpt", warnings);
+  return absl::OkStatus();
+}
+
 // A flag of another action says nothing here.
 absl::Status CheckFlags(const Settings& settings, const std::string& action) {
   const std::pair<const char*, const char*> reads[] = {
-      {"keep", "prune"}, {"keep-every", "prune"}, {"dry-run", "prune"}, {"threads", "verify"}};
+      {"keep", "prune"},    {"keep-every", "prune"}, {"dry-run", "prune"}, {"threads", "verify"},
+      {"format", "export"}, {"out", "export"},       {"dtype", "export"}};
   for (const auto& [flag, reader] : reads) {
     if (settings.given(flag) && action != reader) {
       return absl::InvalidArgumentError(
@@ -322,6 +358,7 @@ absl::Status Run(const Invocation& invocation) {
   if (action == "ls") return List(settings, operands[1]);
   if (action == "verify") return Verify(settings, operands[1]);
   if (action == "diff") return Compare(settings, operands[1], operands[2]);
+  if (action == "export") return Export(settings, operands[1]);
   return Prune(settings, operands[1]);
 }
 

@@ -8,11 +8,10 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/ckpt/pieces.h"
 
 namespace moe::ckpt {
 namespace {
-
-constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
 
 // Integers in the order of the numbers; one for both zeros.
 template <typename T>
@@ -39,25 +38,16 @@ void Compare(const std::vector<T>& a, const std::vector<T>& b, StateDifference& 
 template <typename T>
 absl::Status CompareState(const ManifestTensor& tensor, CheckpointReader& a, CheckpointReader& b,
                           StateDifference& difference) {
-  const int64_t cols = std::min(tensor.cols, kElementsAtOnce);
-  const int64_t rows = std::min(tensor.rows, kElementsAtOnce / cols);
   std::vector<T> of_a, of_b;
-  for (int64_t row = 0; row < tensor.rows; row += rows) {
-    for (int64_t col = 0; col < tensor.cols; col += cols) {
-      const TensorBox box = {.row_begin = row,
-                             .row_end = std::min(row + rows, tensor.rows),
-                             .col_begin = col,
-                             .col_end = std::min(col + cols, tensor.cols)};
-      const auto read = [&](CheckpointReader& reader, std::vector<T>& memory) {
-        const int64_t height = box.row_end - box.row_begin, width = box.col_end - box.col_begin;
-        memory.resize(height * width);
-        return reader.ReadBox(tensor.name, difference.state, box,
-                              MatrixView<T>(memory.data(), height, width));
-      };
-      MOE_RETURN_IF_ERROR(read(a, of_a));
-      MOE_RETURN_IF_ERROR(read(b, of_b));
-      Compare(of_a, of_b, difference);
-    }
+  for (const TensorBox& box : PiecesOf(tensor)) {
+    const auto read = [&](CheckpointReader& reader, std::vector<T>& memory) {
+      memory.resize(box.rows() * box.cols());
+      return reader.ReadBox(tensor.name, difference.state, box,
+                            MatrixView<T>(memory.data(), box.rows(), box.cols()));
+    };
+    MOE_RETURN_IF_ERROR(read(a, of_a));
+    MOE_RETURN_IF_ERROR(read(b, of_b));
+    Compare(of_a, of_b, difference);
   }
   return absl::OkStatus();
 }

@@ -133,7 +133,7 @@ TEST_F(CkptTest, PruneKeepsTheNewestThatAreReadable) {
 
 TEST_F(CkptTest, WhatSaysNothingIsRefused) {
   EXPECT_EQ(Ckpt({}), 2);
-  EXPECT_THAT(error_, HasSubstr("no action, expected moe ckpt ls|verify|diff|prune"));
+  EXPECT_THAT(error_, HasSubstr("no action, expected moe ckpt ls|verify|diff|prune|export"));
   EXPECT_EQ(Ckpt({"verfy", "x"}), 2);
   EXPECT_THAT(error_, HasSubstr("did you mean 'verify'?"));
   EXPECT_EQ(Ckpt({"ls"}), 2);

@@ -1,0 +1,37 @@
+// A checkpoint as a model in another program's files.
+#ifndef MOE_MOE_CLI_CKPT_EXPORT_H_
+#define MOE_MOE_CLI_CKPT_EXPORT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "kernels/base/dtype.h"
+#include "moe/checkpoint/reader.h"
+
+namespace moe::ckpt {
+
+std::vector<std::string> ExportFormats();  // "mixtral"
+
+struct ExportOptions {
+  std::string format = "mixtral";           // one of ExportFormats()
+  std::string folder;                       // is made, or empty
+  DType type = DType::kFloat32;             // a storage type: masters are rounded to it once
+  int64_t max_shard_bytes = 5'000'000'000;  // of data; a larger tensor has a file of its own
+};
+
+// Writes config.json, generation_config.json and model.safetensors, or numbered shards with
+// model.safetensors.index.json, as transformers reads them. Returns warnings, a line each. Memory:
+// some million elements. On an error no file is left in the folder.
+//   kInvalidArgument: the model is none of the format (names setting and expectation), the folder is
+//     not empty, or a weight is finite in float32 alone
+//   FileFault::kContent (moe/io/file.h): the checkpoint is damaged
+//   FileFault::kWrite: a write failed
+absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
+                                                const ExportOptions& options);
+
+}  // namespace moe::ckpt
+
+#endif  // MOE_MOE_CLI_CKPT_EXPORT_H_
