@@ -300,7 +300,10 @@ TEST_F(CkptExportTest, ErrorsHaveTheirExitCodes) {
   fs::remove(Step() + "/manifest.json");
   EXPECT_EQ(Export(), 2);
 
-  EXPECT_EQ(static_cast<int>(CkptCommand({.program = "moe", .args = {"export", Step()}})), 2);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(CkptCommand({.program = "moe", .args = {"export", Step()}}), ExitCode::kUsage);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("moe ckpt export needs --format"));
 }
 
 }  // namespace
