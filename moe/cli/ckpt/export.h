@@ -25,8 +25,8 @@ struct ExportOptions {
 // Writes config.json, generation_config.json and model.safetensors, or numbered shards with
 // model.safetensors.index.json, as transformers reads them. Returns warnings, a line each. Memory:
 // some million elements. On an error no file is left in the folder.
-//   kInvalidArgument: the model is none of the format (names setting and expectation), the folder is
-//     not empty, or a weight is finite in float32 alone
+//   kInvalidArgument: the model is none of the format (names setting and expectation), the folder
+//     is not empty, or a weight is finite in float32 alone
 //   FileFault::kContent (moe/io/file.h): the checkpoint is damaged
 //   FileFault::kWrite: a write failed
 absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
