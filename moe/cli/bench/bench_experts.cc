@@ -71,8 +71,8 @@ absl::Status Show(const Results& results, const BenchOutputOptions& output) {
 }
 
 // `names`: the columns that say which row it is.
-absl::Status Verdict(const Results& results, const BenchOutputOptions& output,
-                     const std::vector<std::string>& names) {
+absl::Status CheckRows(const Results& results, const BenchOutputOptions& output,
+                       const std::vector<std::string>& names) {
   for (const bench::Fields& row : results.rows) {
     std::string which;
     for (const std::string& name : names) {
@@ -135,7 +135,8 @@ absl::Status RunKernelBench(const BenchCall& call, const Launch& launch) {
   for (const bench::KernelRow& row : rows) results.Add(bench::KernelFields(row));
   MOE_RETURN_IF_ERROR(Show(results, options.output));
   using Names = std::vector<std::string>;
-  return Verdict(results, options.output, gemm ? Names{"product"} : Names{"op", "pass", "kernel"});
+  return CheckRows(results, options.output,
+                   gemm ? Names{"product"} : Names{"op", "pass", "kernel"});
 }
 
 absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
@@ -185,7 +186,7 @@ absl::Status RunLayerBench(const BenchCall& call, const Launch& launch) {
         f.tokens_per_s, 100 * f.drop_fraction, f.max_vio, f.dead_experts,
         static_cast<double>(f.peak_bytes) / (1 << 20))));
   }
-  return Verdict(results, options.output, {"pass", "phase"});
+  return CheckRows(results, options.output, {"pass", "phase"});
 }
 
 }  // namespace moe::cli

@@ -16,7 +16,6 @@
 #include "kernels/base/status_macros.h"
 #include "moe/checkpoint/reader.h"
 #include "moe/checkpoint/step_folders.h"
-#include "moe/cli/base/choice.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/program.h"
