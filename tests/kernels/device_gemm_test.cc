@@ -54,7 +54,7 @@ std::vector<Path> Paths() {
 // 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
 template <typename T, typename TOut>
 void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
-  const auto& [a, b, old, a_layout, b_layout, write, exact] = problem;
+  const auto& [a, b, old, a_layout, b_layout, write, tree, exact] = problem;
   for (int64_t i = 0; i < got.rows(); ++i) {
     for (int64_t j = 0; j < got.cols(); ++j) {
       double sum = write == Write::kAdd ? double{static_cast<float>(old(i, j))} : 0.0;

@@ -40,7 +40,7 @@ struct Mma {
   // (tensor cores may cut off where IEEE 754 would round), and no partial sum exceeds the sum of
   // magnitudes by more than what was added to it in error: one term more covers that.
   static void Expect(const gemm::Problem<T, float>& problem, MatrixView<float> old) {
-    const auto& [a, b, c, a_layout, b_layout, write, exact] = problem;
+    const auto& [a, b, c, a_layout, b_layout, write, tree, exact] = problem;
     for (int64_t i = 0; i < c.rows(); ++i) {
       for (int64_t j = 0; j < c.cols(); ++j) {
         double sum = write == Write::kAdd ? static_cast<double>(old(i, j)) : 0.0;
@@ -68,7 +68,7 @@ struct Fma {
   }
 
   static void Expect(const gemm::Problem<T, float>& problem, MatrixView<float> old) {
-    const auto& [a, b, c, a_layout, b_layout, write, exact] = problem;
+    const auto& [a, b, c, a_layout, b_layout, write, tree, exact] = problem;
     Matrix32 want(c.rows(), c.cols(), kLayouts[0]);
     for (int64_t i = 0; i < c.rows(); ++i) std::copy_n(old.row(i), c.cols(), want.view().row(i));
     gemm::Reference<float, float>({a, b, want.view(), a_layout, b_layout, write});
