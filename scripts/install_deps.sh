@@ -47,17 +47,17 @@ case "${1-}" in
     ;;
 esac
 
-cuda_tools() {
-  local tools=build/cuda_tools nvcc
+cuda_tools() (
+  tools=build/cuda_tools
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
-  nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) || return 0
-  [[ -x $(dirname "$nvcc")/cuobjdump || -x $tools/nvidia/cu13/bin/cuobjdump ]] && return 0
-  command -v cuobjdump >/dev/null && return 0
+  nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) || exit 0
+  [[ -x $(dirname "$nvcc")/cuobjdump || -x $tools/nvidia/cu13/bin/cuobjdump ]] && exit 0
+  command -v cuobjdump >/dev/null && exit 0
   echo "install_deps: installing cuobjdump and nvdisasm into $tools"
-  python3 -m pip install -q --disable-pip-version-check --retries 0 --no-deps --target "$tools" \
+  python3 -m pip install -q --disable-pip-version-check --root-user-action=ignore --retries 0 --no-deps --target "$tools" \
     nvidia-cuda-cuobjdump==13.2.86 nvidia-cuda-nvdisasm==13.2.86 >&2 ||
     echo "install_deps: not installed: the test cuda_loops is skipped" >&2
-}
+)
 if [[ ${1-} != --demo ]]; then
   cuda_tools
 fi

@@ -174,8 +174,8 @@ void AddCheckpoints(TrainOptions& options, Table& t) {
         "writes that fail in a row until the run ends")
       .Least(1);
   t.Add("--resume WHERE", {Kind::kText, "none"},
-        "go on from auto, the newest readable checkpoint in --save (none: from the beginning), or "
-        "from the folder of one; at any number of ranks and any EP");
+        "auto: from the newest readable checkpoint in --save, or from the beginning if there is "
+        "none; the folder of a checkpoint: from it; at any number of ranks and any EP");
   t.Add("--allow-numerics-change", &checkpoints.allow_numerics_change,
         "resume although the steps to come have other bits, as with another --dtype");
 }
