@@ -97,8 +97,8 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
   }
   all_.push_back(parameter);
   if (!config_.biases) return absl::OkStatus();
-  const auto named = [](const std::string& weight) {
-    return absl::StrCat(absl::StripSuffix(weight, "weight"), "bias");
+  const auto named = [](const std::string& name) {
+    return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
   };
   ParameterSpec bias = {.name = named(weight.name),
                         .cols = weight.rows,
