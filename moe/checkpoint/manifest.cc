@@ -113,9 +113,10 @@ std::string HashHex(uint64_t hash) {
 }
 
 std::string StateHashesText(const StateHashes& hashes) {
-  Json object = Json::object();
-  for (const auto& [state, hash] : hashes) object[state] = HashHex(hash);
-  return object.dump();
+  const auto member = [](std::string* out, const StateHashes::value_type& hash) {
+    absl::StrAppend(out, "\"", hash.first, "\":\"", HashHex(hash.second), "\"");
+  };
+  return absl::StrCat("{", absl::StrJoin(hashes, ",", member), "}");
 }
 
 }  // namespace moe

@@ -233,8 +233,8 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
         const auto reducer,
         GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
-    const auto backward_of = [&](MoeLayer<float>& layer, MoeLayerSaved<float>& saved) {
-      const absl::Status status = layer.Backward(View(x), saved, 1.0f, View(dx),
+    const auto backward_of = [&](MoeLayer<float>& which, MoeLayerSaved<float>& saved) {
+      const absl::Status status = which.Backward(View(x), saved, 1.0f, View(dx),
                                                  [](Parameter&) { return absl::OkStatus(); });
       EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
       return status;
