@@ -21,8 +21,8 @@ constexpr int kSquareSumSize = kSquareSumDigits + 1;
 // In float64, within a unit of its last place; the same bits for the same sum.
 double SquareSumValue(const int64_t (&sum)[kSquareSumSize]);
 
-// The elements of a matrix whose squares make one term: rows x cols of them, rows `stride` apart; at
-// most 4096, or one row.
+// The elements of a matrix whose squares make one term: rows x cols of them, rows `stride` apart;
+// at most 4096, or one row.
 struct SquaresUnit {
   int64_t begin;  // of its first element
   int64_t rows, cols, stride;

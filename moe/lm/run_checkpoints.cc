@@ -1,5 +1,7 @@
 #include "moe/lm/run_checkpoints.h"
 
+#include <optional>
+
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -164,6 +166,31 @@ absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunS
   const absl::Status named(step.status().code(),
                            absl::StrCat("--resume: ", step.status().message()));
   return absl::IsDataLoss(named) ? WithFileFault(named, FileFault::kContent) : named;
+}
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
+                                                               int64_t step, const StopSignal* stop,
+                                                               TrainingState& state,
+                                                               const Context& context) {
+  if (checkpoints.folder.empty()) return nullptr;
+  auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
+                                                       .keep = checkpoints.keep,
+                                                       .keep_every = checkpoints.keep_every,
+                                                       .first_step = step,
+                                                       .hash_states = true,
+                                                       .threads = &context.compute->threads()},
+                                            .asynchronous = checkpoints.asynchronous,
+                                            .interval = checkpoints.interval,
+                                            .max_failures = checkpoints.max_failures,
+                                            .stop = stop},
+                                           state, context);
+  if (checkpointer.ok()) return checkpointer;
+  const absl::Status& status = checkpointer.status();
+  const std::string message = absl::StrCat("--save: ", status.message());
+  if (absl::IsAlreadyExists(status)) {
+    return absl::InvalidArgumentError(absl::StrCat(message, ", or --resume auto"));
+  }
+  return WithFileFault(absl::Status(status.code(), message), FileFault::kWrite);
 }
 
 }  // namespace moe::lm

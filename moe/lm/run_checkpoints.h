@@ -3,13 +3,14 @@
 #define MOE_MOE_LM_RUN_CHECKPOINTS_H_
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "moe/checkpoint/checkpointer.h"
 #include "moe/checkpoint/manifest.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/context.h"
@@ -28,6 +29,13 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t ste
 // blocks the host. Errors: as of Train.
 absl::StatusOr<int64_t> Resume(const TrainConfig& config, const std::vector<RunSetting>& settings,
                                TrainingState& state, LossScaler* scaler, const Context& context);
+
+// What saves a run that begins after `step`; nullptr where nothing is saved. Collective, blocks the
+// host. Errors: as of Train.
+absl::StatusOr<std::unique_ptr<Checkpointer>> MakeCheckpointer(const TrainCheckpoints& checkpoints,
+                                                               int64_t step, const StopSignal* stop,
+                                                               TrainingState& state,
+                                                               const Context& context);
 
 }  // namespace moe::lm
 

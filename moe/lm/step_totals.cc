@@ -10,14 +10,15 @@ namespace moe::lm {
 namespace {
 
 constexpr double kUnit = 0x1p-30;
-// Of a term: 2^42 units are 4096 nats, and two million such losses still fit an int64.
-constexpr double kLimit = 0x1p42;
+// Of a token: 2^42 units are 4096 nats, and two million such losses still fit an int64. Of a
+// micro-batch's sum over tokens: 2^52 units are 4 million nats, and 2048 such sums fit.
+constexpr double kLimit = 0x1p42, kSumLimit = 0x1p52;
 
 }  // namespace
 
-void StepTotals::AddReal(Field field, double value) {
+void StepTotals::AddReal(Field field, double value, double limit) {
   const double scaled = value / kUnit;
-  if (!(std::fabs(scaled) < kLimit)) {  // NaN, infinite, or absurd
+  if (!(std::fabs(scaled) < limit)) {  // NaN, infinite, or absurd
     ++fields_[kNonFinite];
     return;
   }
@@ -26,12 +27,12 @@ void StepTotals::AddReal(Field field, double value) {
 
 void StepTotals::Add(absl::Span<const float> row_loss, const ForwardStats& stats) {
   if (row_loss.empty()) return;
-  for (const float loss : row_loss) AddReal(kLoss, loss);
+  for (const float loss : row_loss) AddReal(kLoss, loss, kLimit);
   fields_[kTokens] += static_cast<int64_t>(row_loss.size());
   for (size_t layer = 0; layer < stats.router.size(); ++layer) {
     const RouterStats& router = stats.router[layer];
-    AddReal(kAuxLoss, router.aux_loss);
-    AddReal(kEntropy, router.entropy_sum);
+    AddReal(kAuxLoss, router.aux_loss, kSumLimit);
+    AddReal(kEntropy, router.entropy_sum, kSumLimit);
     fields_[kDropped] += router.dropped_slots;
     for (int32_t e = 0; e < outputs_; ++e) {
       fields_[kSlots] += router.expert_count[e];

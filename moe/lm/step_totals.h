@@ -67,7 +67,8 @@ class StepTotals {
     kFields
   };
 
-  void AddReal(Field field, double value);
+  // limit: of |value| in units; what is beyond it counts as not finite.
+  void AddReal(Field field, double value, double limit);
 
   const int moe_layers_;
   const int32_t outputs_;

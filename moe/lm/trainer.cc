@@ -11,7 +11,6 @@
 #include "kernels/base/storage_type.h"
 #include "moe/checkpoint/checkpointer.h"
 #include "moe/checkpoint/training_state.h"
-#include "moe/io/file.h"
 #include "moe/lm/agreement.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/run_checkpoints.h"
@@ -132,31 +131,12 @@ absl::Status Trainer<T>::Build() {
 
 template <typename T>
 absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
-  const TrainCheckpoints& checkpoints = config_.checkpoints;
   MOE_ASSIGN_OR_RETURN(
       const int64_t step,
       Resume(config_, settings_, *state_, scaler_.has_value() ? &*scaler_ : nullptr, context_));
   MOE_RETURN_IF_ERROR(core_.ResumeAfter(step));
-  if (checkpoints.folder.empty()) return step;
-  auto checkpointer = Checkpointer::Create({.writer = {.folder = checkpoints.folder,
-                                                       .keep = checkpoints.keep,
-                                                       .keep_every = checkpoints.keep_every,
-                                                       .first_step = step,
-                                                       .hash_states = true,
-                                                       .threads = &context_.compute->threads()},
-                                            .asynchronous = checkpoints.asynchronous,
-                                            .interval = checkpoints.interval,
-                                            .max_failures = checkpoints.max_failures,
-                                            .stop = stop},
-                                           *state_, context_);
-  if (const absl::Status& status = checkpointer.status(); !status.ok()) {
-    const std::string message = absl::StrCat("--save: ", status.message());
-    if (absl::IsAlreadyExists(status)) {
-      return absl::InvalidArgumentError(absl::StrCat(message, ", or --resume auto"));
-    }
-    return WithFileFault(absl::Status(status.code(), message), FileFault::kWrite);
-  }
-  checkpointer_ = *std::move(checkpointer);
+  MOE_ASSIGN_OR_RETURN(checkpointer_,
+                       MakeCheckpointer(config_.checkpoints, step, stop, *state_, context_));
   return step;
 }
 
@@ -447,6 +427,7 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
       model_->moe_layers() * expert_size * (moe.router.num_experts - moe.router.top_k);
   int64_t reduced = 0;
   for (const ParameterGroup each : {ParameterGroup::kReplicated, ParameterGroup::kExpert}) {
+    if (report.steps == report.first_step) break;  // no step, and no sums
     report.reduced[static_cast<int>(each)] = core_.reducer().traffic(each);
     reduced += core_.reducer().traffic(each).bytes_sent;
   }

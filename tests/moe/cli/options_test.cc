@@ -125,8 +125,8 @@ TEST(FlagTest, NamesOfMegatronMeanTheSame) {
 }
 
 TEST(FlagTest, ThoseOfMegatronWithoutACounterpartSayWhy) {
-  EXPECT_EQ(LoadError({"--save", "x"}), "unknown flag '--save'; training state is not saved yet");
-  EXPECT_EQ(LoadError({"--load=x"}), "unknown flag '--load'; training state is not loaded yet");
+  EXPECT_EQ(LoadError({"--load=x"}),
+            "unknown flag '--load'; moe train goes on from a checkpoint by --resume");
   EXPECT_EQ(LoadError({"--tensor-model-parallel-size", "2"}),
             "unknown flag '--tensor-model-parallel-size'; only experts are split over ranks, by "
             "--ep");

@@ -2,7 +2,7 @@
 # `moe train` that is killed, stopped and resumed: bash resume.sh <moe> [<mpiexec> ...]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 launcher=("${@:2}") # of four processes; empty: threads
-steps=200
+steps=1500
 train=("$moe" train "${model[@]}" --steps $steps --lr 0.01 --quiet)
 
 # started <what> <lines>: waits until the run in the background has written that many metrics.
@@ -16,7 +16,7 @@ started() {
 
 run "${train[@]}" --ranks 1 --out "$work/a"
 expect 0 "a run that never stops"
-resumable=("${train[@]}" --save "$work/ckpt" --save-interval 10 --resume auto --out "$work/b")
+resumable=("${train[@]}" --save "$work/ckpt" --save-interval 20 --resume auto --out "$work/b")
 if ((${#launcher[@]})); then
   ranks=("${launcher[@]}" "${resumable[@]}" --ep 4)
 else
@@ -26,14 +26,14 @@ fi
 # Killed: what it saved last, it goes on from. A checkpoint that was being written is no matter.
 "${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
 pid=$!
-started "a run that is killed" 25
+started "a run that is killed" 60
 kill -KILL $pid
 wait $pid 2>/dev/null
 for ((i = 0; i < 100; ++i)); do # processes that outlive their launcher
   pgrep -f -- "--save $work/ckpt" >/dev/null || break
   sleep 0.1
 done
-[[ -f $work/ckpt/step-00000010/manifest.json ]] || fail "killed: no checkpoint in $(ls "$work/ckpt")"
+compgen -G "$work/ckpt/step-*/manifest.json" >/dev/null || fail "killed: no checkpoint in $(ls "$work/ckpt")"
 
 # Asked to stop: exit code 11, and a checkpoint of the step.
 "${ranks[@]}" >"$work/stdout" 2>"$work/stderr" &
@@ -57,4 +57,9 @@ expect 0 "resumed on three ranks"
   $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
 (($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
 (($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
+
+# Once more: there is nothing left to train.
+run "${resumable[@]}" --ranks 2
+expect 0 "resumed after the last step"
+grep -qF "trained 0 steps after step $steps in" "$work/stdout" || fail "after the last step: $(head -n 1 "$work/stdout")"
 finish
