@@ -92,7 +92,7 @@ void AddExchange(Text& text, const lm::TrainReport& report) {
   };
   row("copy", parts.copy, "rows move, all ranks are there");
   row("gather", parts.gather, "rows are put in order, and summed at home");
-  row("wait", parts.wait, "for ranks that come later or have more to move");
+  row("wait", parts.wait, "for ranks that come later, have more to move or lack a core");
   Add(text, "together the phases dispatch and combine; ranks late to a layer show in plan\n");
 }
 
