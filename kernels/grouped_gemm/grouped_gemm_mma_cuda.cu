@@ -95,7 +95,9 @@ class OperandFetch {
       : m_(m),
         outer_(outer),
         aligned_(RowsAlignedTo(m, kVectorBytes)),
-        whole_(aligned_ && (kAlongRows || m.cols() % kChunk == 0)) {
+        whole_(aligned_ && m.rows() > 0 && m.cols() > 0 &&
+               (kAlongRows || m.cols() % kChunk == 0)) {
+    if (!whole_) return;
     MOE_UNROLL
     for (int i = 0; i < kOwnChunks; ++i) {
       const int64_t row = Operand::OwnRow(i), column = int64_t{Operand::OwnChunk()} * kChunk;

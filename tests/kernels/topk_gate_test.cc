@@ -392,7 +392,7 @@ TEST(TopKGate, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
       const auto ids = device.Copy(std::vector<int32_t>(k));
       const auto count = device.Copy(std::vector<int64_t>(experts));
       const MatrixView<const float> row = logits.view(1, experts, experts);
-      return std::vector<std::string>{
+      const std::vector<std::string> all = {
           testing::Message(TopKGate(row,
                                     {.probs = score.view(1, experts, experts),
                                      .expert = ids.view(1, k, k),
@@ -403,6 +403,8 @@ TEST(TopKGate, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
           testing::Message(TopKSelect(row, ids.view(1, k, k), device.stream())),
           testing::Message(
               SigmoidScores(row, score.view(1, experts, experts), {}, device.stream()))};
+      EXPECT_TRUE(device.stream().Synchronize().ok());  // before its memory goes
+      return all;
     };
     const std::vector<std::string> none(3);
     EXPECT_EQ(messages(1024, 16), none);
