@@ -95,8 +95,7 @@ class OperandFetch {
       : m_(m),
         outer_(outer),
         aligned_(RowsAlignedTo(m, kVectorBytes)),
-        whole_(aligned_ && m.rows() > 0 && m.cols() > 0 &&
-               (kAlongRows || m.cols() % kChunk == 0)) {
+        whole_(aligned_ && m.rows() > 0 && m.cols() > 0 && (kAlongRows || m.cols() % kChunk == 0)) {
     if (!whole_) return;
     MOE_UNROLL
     for (int i = 0; i < kOwnChunks; ++i) {
