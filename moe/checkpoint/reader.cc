@@ -93,8 +93,7 @@ absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::State::BoxBytes(
   const ManifestTensor& tensor = manifest.tensors[box.tensor];
   const std::string name = BoxName(tensor.name, tensor.states[box.state], box.box);
   const SafetensorsTensor* const stored = shard.tensors->Find(name);
-  const std::vector<int64_t> shape = {box.box.row_end - box.box.row_begin,
-                                      box.box.col_end - box.box.col_begin};
+  const std::vector<int64_t> shape = {box.box.rows(), box.box.cols()};
   if (stored == nullptr || stored->type != tensor.type || stored->shape != shape) {
     return Damaged(path,
                    absl::StrCat(file.name, ": no tensor '", name, "' of type ", NameOf(tensor.type),
@@ -137,7 +136,7 @@ absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
   }
   if (box.row_begin < 0 || box.row_begin > box.row_end || box.row_end > tensor->rows ||
       box.col_begin < 0 || box.col_begin > box.col_end || box.col_end > tensor->cols ||
-      out.rows() != box.row_end - box.row_begin || out.cols() != box.col_end - box.col_begin) {
+      out.rows() != box.rows() || out.cols() != box.cols()) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": ", BoxText(box), " into [", out.rows(),
                                                    ", ", out.cols(), "], expected a part of [",
                                                    tensor->rows, ", ", tensor->cols, "]"));

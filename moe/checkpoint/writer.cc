@@ -214,8 +214,7 @@ absl::Status CheckpointWriter::Copy(absl::Span<const StatePart> mine) {
   std::vector<const StatePart*> part_of;  // of each box
   int64_t offset = 0, shard_begin = 0, shard_boxes = 0;
   const auto add = [&](const StatePart& part, int32_t tensor, int32_t state, const TensorBox& box) {
-    const int64_t bytes =
-        (box.row_end - box.row_begin) * (box.col_end - box.col_begin) * ElementBytes(part);
+    const int64_t bytes = box.rows() * box.cols() * ElementBytes(part);
     if (table.files.empty() || offset + bytes - shard_begin > options_.max_shard_bytes ||
         shard_boxes == kMaxShardBoxes) {
       table.files.push_back(
@@ -308,8 +307,8 @@ absl::Status CheckpointWriter::WriteShard(int32_t number) {
   std::vector<SafetensorsEntry> entries;
   for (auto box = first; box != last; ++box) {
     const ManifestTensor& tensor = table.tensors[box->tensor];
-    const int64_t rows = box->box.row_end - box->box.row_begin;
-    const int64_t cols = box->box.col_end - box->box.col_begin;
+    const int64_t rows = box->box.rows();
+    const int64_t cols = box->box.cols();
     entries.push_back({.name = BoxName(tensor.name, tensor.states[box->state], box->box),
                        .type = tensor.type,
                        .shape = {rows, cols},

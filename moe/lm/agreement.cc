@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
-#include "moe/lm/run_settings.h"
 
 namespace moe::lm {
 
-absl::Status CheckAgreement(const TrainConfig& config, const Corpus& corpus, Communicator& world) {
+absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world) {
   const auto stream = MakeInlineStream();
-  const std::vector<RunSetting> settings = SettingsOf(config, corpus);
   std::vector<int64_t> values;
   for (const RunSetting& setting : settings) values.push_back(setting.value);
   MOE_ASSIGN_OR_RETURN(const auto extremes, ExtremesOverRanks(values, world, *stream));

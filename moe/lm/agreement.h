@@ -2,10 +2,12 @@
 #ifndef MOE_MOE_LM_AGREEMENT_H_
 #define MOE_MOE_LM_AGREEMENT_H_
 
+#include <vector>
+
 #include <absl/status/status.h>
 
 #include "comm/communicator.h"
-#include "moe/lm/trainer.h"
+#include "moe/lm/run_settings.h"
 
 namespace moe::lm {
 
@@ -13,8 +15,8 @@ namespace moe::lm {
 // the same of every setting that changes results or what ranks exchange. Not compared: threads,
 // packed weights, the progress interval; records and traces, which CheckRecords compares.
 // Collective over `world`, blocks; the same status on every rank, but for errors of the
-// communicator. Cost: one hash of the text, one small all-reduce.
-absl::Status CheckAgreement(const TrainConfig& config, const Corpus& corpus, Communicator& world);
+// communicator. `settings`: of SettingsOf. Cost: one small all-reduce.
+absl::Status CheckAgreement(const std::vector<RunSetting>& settings, Communicator& world);
 
 }  // namespace moe::lm
 

@@ -40,7 +40,8 @@ void AddDifference(const ExchangeBytes& before, const ExchangeBytes& after, Exch
 template <typename T>
 class Trainer {
  public:
-  Trainer(const TrainConfig& config, const Corpus& corpus, moe::Trainer& core)
+  Trainer(const TrainConfig& config, const Corpus& corpus, const std::vector<RunSetting>& settings,
+          moe::Trainer& core)
       : config_(config),
         corpus_(corpus),
         core_(core),
@@ -50,7 +51,7 @@ class Trainer {
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
         sequence_offsets_(config.micro_batch_size + 1),
-        settings_(SettingsOf(config, corpus)) {
+        settings_(settings) {
     for (int64_t i = 0; i <= config.micro_batch_size; ++i) {
       sequence_offsets_[i] = i * config.sequence_length;
     }
@@ -106,7 +107,7 @@ class Trainer {
   ExchangeBytes exchanged_;  // in steps; validation counts apart
   StepOutcome outcome_;
   std::optional<LossScaler> scaler_;  // for float16
-  const std::vector<RunSetting> settings_;
+  const std::vector<RunSetting>& settings_;
   Optimizer* optimizer_ = nullptr;
   std::optional<TrainingState> state_;
   std::unique_ptr<Checkpointer> checkpointer_;  // nullptr: nothing is saved
@@ -443,8 +444,9 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
 
 template <typename T>
 absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& corpus,
-                                    moe::Trainer& core, const TrainHooks& hooks) {
-  Trainer<T> trainer(config, corpus, core);
+                                    const std::vector<RunSetting>& settings, moe::Trainer& core,
+                                    const TrainHooks& hooks) {
+  Trainer<T> trainer(config, corpus, settings, core);
   return core.session().OrEnd([&]() -> absl::StatusOr<TrainReport> {
     MOE_RETURN_IF_ERROR(trainer.Build());
     return trainer.Run(hooks);
@@ -456,7 +458,8 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
 absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpus,
                                   std::unique_ptr<Communicator> world, const TrainHooks& hooks) {
   // First: what follows fails on every rank or on none.
-  MOE_RETURN_IF_ERROR(CheckAgreement(config, corpus, *world));
+  const std::vector<RunSetting> settings = SettingsOf(config, corpus);
+  MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
@@ -481,8 +484,9 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
           std::move(world)));
   const Context& context = core->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
-  return WithStorageType(config.dtype,
-                         [&]<typename T>(T) { return TrainAs<T>(config, corpus, *core, hooks); });
+  return WithStorageType(config.dtype, [&]<typename T>(T) {
+    return TrainAs<T>(config, corpus, settings, *core, hooks);
+  });
 }
 
 }  // namespace moe::lm
