@@ -4,11 +4,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 #include "kernels/elementwise/elementwise.h"
 
 namespace moe {
@@ -25,7 +23,7 @@ void Initialize(const ParameterSpec& spec, uint64_t seed, ThreadPool& threads,
     std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
     return;
   }
-  const auto layer = static_cast<uint32_t>(XXH3_64bits(spec.name.data(), spec.name.size()));
+  const auto layer = static_cast<uint32_t>(Xxh3(spec.name.data(), spec.name.size()));
   const auto draw = [&](int64_t begin, int64_t end) {
     RandomKey key = {.seed = seed, .purpose = RandomPurpose::kInit, .layer = layer};
     for (int64_t i = begin; i < end; ++i) {

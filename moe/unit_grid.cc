@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/status_macros.h"
 #include "kernels/base/tree_cut.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe {
 
@@ -60,7 +58,7 @@ int64_t UnitGrid::FirstRowOfGroup(int64_t row) const {
 }
 
 uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows) {
-  const uint64_t name = XXH3_64bits(tensor.name.data(), tensor.name.size());
+  const uint64_t name = Xxh3(tensor.name.data(), tensor.name.size());
   const UnitGrid grid(tensor);
   std::vector<float> elements;  // of a unit that is narrower than its tensor
   uint64_t sum = 0;
@@ -77,7 +75,7 @@ uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<
       }
       data = elements.data();
     }
-    sum += XXH3_64bits_withSeed(data, box.rows() * box.cols() * sizeof(float),
+    sum += Xxh3(data, box.rows() * box.cols() * sizeof(float),
                                 name + static_cast<uint64_t>(unit));
   }
   return sum;

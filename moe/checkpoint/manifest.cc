@@ -8,10 +8,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 #include "moe/checkpoint/manifest_format.h"
 #include "moe/io/bounded_json.h"
 
@@ -105,7 +103,7 @@ std::string BoxText(const TensorBox& box) {
 }
 
 uint64_t CheckpointHash(absl::Span<const uint8_t> bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+  return Xxh3(bytes.data(), bytes.size());
 }
 
 std::string HashHex(uint64_t hash) {

@@ -99,10 +99,15 @@ std::string ShardName(int rank, int ranks, int64_t number) {
 template <typename T>
 void CopyBox(MatrixView<const T> part, const TensorBox& of_part, const TensorBox& box,
              std::byte* out) {
-  const size_t row_bytes = static_cast<size_t>(box.col_end - box.col_begin) * sizeof(T);
-  for (int64_t row = box.row_begin; row < box.row_end; ++row, out += row_bytes) {
-    const T* const from = part.row(row - of_part.row_begin) + (box.col_begin - of_part.col_begin);
-    std::memcpy(out, from, row_bytes);
+  const T* const from =
+      part.row(box.row_begin - of_part.row_begin) + (box.col_begin - of_part.col_begin);
+  const size_t row_bytes = static_cast<size_t>(box.cols()) * sizeof(T);
+  if (box.cols() == part.stride()) {
+    std::memcpy(out, from, static_cast<size_t>(box.rows()) * row_bytes);
+    return;
+  }
+  for (int64_t row = 0; row < box.rows(); ++row, out += row_bytes) {
+    std::memcpy(out, from + row * part.stride(), row_bytes);
   }
 }
 

@@ -10,10 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/dtype.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe::lm {
 namespace {
@@ -34,7 +32,7 @@ struct Settings {
       setting.value = std::bit_cast<int64_t>(static_cast<double>(value));
       setting.text = absl::StrFormat("%a", static_cast<double>(value));
     } else if constexpr (std::is_same_v<V, std::string>) {
-      setting.value = std::bit_cast<int64_t>(XXH3_64bits(value.data(), value.size()));
+      setting.value = std::bit_cast<int64_t>(Xxh3(value.data(), value.size()));
       setting.text = value;
     } else {
       setting.value = static_cast<int64_t>(value);

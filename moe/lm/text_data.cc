@@ -13,11 +13,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/xxh3.h"
 #include "moe/io/file.h"
 #include "moe/io/file_system.h"
 
@@ -157,8 +155,8 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
 }
 
 uint64_t HashText(const Corpus& corpus) {
-  const uint64_t train = XXH3_64bits(corpus.train.data(), corpus.train.size());
-  return XXH3_64bits_withSeed(corpus.held_out.data(), corpus.held_out.size(), train);
+  const uint64_t train = Xxh3(corpus.train.data(), corpus.train.size());
+  return Xxh3(corpus.held_out.data(), corpus.held_out.size(), train);
 }
 
 int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length) {

@@ -15,6 +15,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "kernels/base/buffer.h"
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/dtype.h"
@@ -23,6 +26,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe {
 namespace {
@@ -339,6 +343,18 @@ TEST(BFloat16Test, RoundsToNearestEvenAndKeepsNaN) {
 
 // Known-answer vector of philox4x32-10 with an all-zero counter (Random123's kat_vectors): the key
 // that our mixing maps to zero is seed 0, purpose 0, layer 0.
+// Every branch for short texts, and stripes and blocks with a rest behind them.
+TEST(Xxh3Test, IsWhatTheLibraryGivesWithoutWideInstructions) {
+  std::vector<uint8_t> bytes(20'000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * i + i / 7);
+  for (size_t size = 0; size < bytes.size() - 3; size += size < 600 ? 1 : 577) {
+    for (const uint64_t seed : {uint64_t{0}, uint64_t{0x9E3779B97F4A7C15}}) {
+      const uint8_t* const data = bytes.data() + size % 4;
+      ASSERT_EQ(Xxh3(data, size, seed), XXH3_64bits_withSeed(data, size, seed)) << size;
+    }
+  }
+}
+
 TEST(RandomTest, MatchesTheKnownAnswerOfPhilox) {
   const auto r = Random4({.seed = 0, .purpose = static_cast<RandomPurpose>(0)});
   EXPECT_EQ(r, (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
