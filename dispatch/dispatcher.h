@@ -69,7 +69,8 @@ class ExchangeClock {
 // Bytes sent by one rank in one direction, for S send rows (distinct tokens per rank and chunk), P
 // kept slots, H columns of b bytes and s ranks per node, including those to itself:
 //   staged        Dispatch S*H*b, Return P*H*b; two copies (send order, expert order) around them.
-//                 A group of one rank gathers once, P*H*b both ways
+//                 A group of one rank gathers once, and what returns is where it should be:
+//                 P*H*b both ways all the same
 //   direct        P*H*b both ways: a row is read once per expert row; one copy of x, none of
 //                 outputs
 //   hierarchical  as staged, twice: between nodes, then inside the node. A rank talks to R/s + s
@@ -102,6 +103,12 @@ class Dispatcher {
   virtual absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
                                                      Workspace& workspace) = 0;
 
+  // Memory for rows that Return will bring home, [plan.return_rows(), H], dense: `expert_rows`, from
+  // ReturnBuffer, where they are at home already, else from `workspace`.
+  virtual absl::StatusOr<MatrixView<T>> HomeBuffer(const DispatchPlan& plan,
+                                                   MatrixView<T> expert_rows,
+                                                   Workspace& workspace) = 0;
+
   // This chunk's part of expert_rows = rows of x at the ranks they come from; padding rows are 0.
   //   x            [T, H] at home; must not change until the last chunk has been exchanged
   //   expert_rows  [N, H], all chunks; only this chunk's rows are written
@@ -120,7 +127,7 @@ class Dispatcher {
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
   // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
-  // home_rows is dense (stride == cols).
+  // home_rows is dense (stride == cols): from HomeBuffer, or memory of the caller's own.
   virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
                               MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
 };

@@ -25,6 +25,12 @@ class StagedDispatcher : public DispatcherBase<T> {
     return workspace.Matrix<T>(plan.expert_rows(), hidden);
   }
 
+  absl::StatusOr<MatrixView<T>> HomeBuffer(const DispatchPlan& plan, MatrixView<T> expert_rows,
+                                           Workspace& workspace) override {
+    if (GathersOnce(plan)) return expert_rows;
+    return DispatcherBase<T>::HomeBuffer(plan, expert_rows, workspace);
+  }
+
   absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
                         MatrixView<T> expert_rows, Workspace& workspace,
                         Stream& exchange) override {
@@ -72,6 +78,7 @@ class StagedDispatcher : public DispatcherBase<T> {
     const auto home = this->HomeRowsOf(plan, chunk, home_rows);
     if (GathersOnce(plan)) {
       CountReturned(plan, chunk, hidden);
+      if (home_rows.data() == expert_rows.data()) return absl::OkStatus();
       return GatherRows<T>(expert_rows, plan.return_order(chunk), home, exchange);
     }
     MOE_ASSIGN_OR_RETURN(const auto order, ReturnOrder(plan, chunk, workspace));

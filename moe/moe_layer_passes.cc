@@ -125,9 +125,9 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_ASSIGN_OR_RETURN(s.home_rows, workspace.Matrix<T>(plan.return_rows(), hidden));
   MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
   MOE_ASSIGN_OR_RETURN(const auto out, dispatcher_->ReturnBuffer(plan, hidden, workspace));
+  MOE_ASSIGN_OR_RETURN(s.home_rows, dispatcher_->HomeBuffer(plan, out, workspace));
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
@@ -336,8 +336,8 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       const auto d_weight,
       workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_ASSIGN_OR_RETURN(const auto home_dx, workspace.Matrix<T>(plan.return_rows(), hidden));
   MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
+  MOE_ASSIGN_OR_RETURN(const auto home_dx, dispatcher_->HomeBuffer(plan, d_rows, workspace));
 
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
