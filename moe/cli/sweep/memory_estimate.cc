@@ -133,9 +133,9 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
   // logits, scores and the gradient of the losses; ids, weights and offsets; the plan's indices.
   const double routing = 4 * 3 * logits + 16 * slots + 24 * s.tokens;
   const double plan = 16 * (rows + slots);
-  // In and out of the experts, and home. Between ranks also what is sent and received, both ways.
-  double exchanged = (2 * rows + slots) * s.hidden;
-  if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows) * s.hidden;
+  // In and out of the experts. Between ranks also what is sent and received, both ways, and home.
+  double exchanged = 2 * rows * s.hidden;
+  if (s.ep > 1) exchanged += (2 * s.sent_rows() + rows + slots) * s.hidden;
   const double experts = rows * (s.gated + 1) * s.ffn;
   const double width = static_cast<double>(shape.model.moe.shared_expert_ffn_hidden_size);
   const double shared = width > 0 ? s.tokens * ((s.gated + 1) * width + s.hidden) : 0;
@@ -144,8 +144,8 @@ double MoeForward(const MemoryShape& shape, const Sizes& s) {
 
 double MoeBackward(const Sizes& s) {
   const double rows = s.expert_rows();
-  double elements = (2 * rows + s.tokens * s.top_k) * s.hidden + rows * s.ffn;
-  if (s.ep > 1) elements += (2 * s.sent_rows() + rows) * s.hidden;
+  double elements = 2 * rows * s.hidden + rows * s.ffn;
+  if (s.ep > 1) elements += (2 * s.sent_rows() + rows + s.tokens * s.top_k) * s.hidden;
   return s.element * (elements + s.tokens * s.hidden);
 }
 
