@@ -21,11 +21,13 @@ set(libraries absl::function_ref absl::inlined_vector absl::status absl::statuso
 add_library(moe_precompiled_library OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
 target_link_libraries(moe_precompiled_library PRIVATE ${libraries} moe_private_flags)
 target_precompile_headers(moe_precompiled_library PRIVATE ${standard_headers})
-find_package(nlohmann_json REQUIRED)
-add_library(moe_precompiled_program OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
-target_link_libraries(moe_precompiled_program PRIVATE ${libraries} moe_program_flags
-  nlohmann_json::nlohmann_json)
-target_precompile_headers(moe_precompiled_program PRIVATE ${standard_headers} <nlohmann/json.hpp>)
+if(MOE_BUILD_PROGRAMS)
+  find_package(nlohmann_json REQUIRED)
+  add_library(moe_precompiled_program OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
+  target_link_libraries(moe_precompiled_program PRIVATE ${libraries} moe_program_flags
+    nlohmann_json::nlohmann_json)
+  target_precompile_headers(moe_precompiled_program PRIVATE ${standard_headers} <nlohmann/json.hpp>)
+endif()
 if(MOE_BUILD_TESTS)
   find_package(GTest REQUIRED)
   add_executable(moe_precompiled_test EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)

@@ -1,17 +1,18 @@
-# The installed package: libraries, headers, and find_package(moe) with the target moe::moe.
-include(CMakePackageConfigHelpers)
-
-if(MOE_CUDA_SIMULATED)
-  install(CODE "message(FATAL_ERROR \"a build with simulated CUDA devices is for tests alone\")")
-endif()
+# moe::moe, and the installed package: libraries, headers, and find_package(moe).
 
 # All layers in one name. The program takes the plain name `moe`.
 add_library(moe_all INTERFACE)
 add_library(moe::moe ALIAS moe_all)
 set_target_properties(moe_all PROPERTIES EXPORT_NAME moe)
-foreach(layer kernels comm gating dispatch moe)
-  target_link_libraries(moe_all INTERFACE moe_${layer})
-endforeach()
+target_link_libraries(moe_all INTERFACE moe_kernels moe_comm moe_gating moe_dispatch moe_moe moe_comm_run)
+if(NOT MOE_INSTALL)
+  return()
+endif()
+if(MOE_CUDA_SIMULATED)
+  install(CODE "message(FATAL_ERROR \"a build with simulated CUDA devices is for tests alone\")")
+endif()
+include(CMakePackageConfigHelpers)
+
 # What programs include (the roots: moe/moe.h, comm/create.h, what the pages of docs/ name) and what
 # these include. All else is internal; the test `consumer` compiles each alone.
 set(moe_public_headers
@@ -53,7 +54,6 @@ foreach(header ${moe_public_headers})
   install(FILES ${PROJECT_SOURCE_DIR}/${header}
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1/${folder})
 endforeach()
-target_link_libraries(moe_all INTERFACE moe_comm_run)
 install(TARGETS moe_all moe_flags moe_kernels moe_comm moe_comm_run moe_gating moe_dispatch moe_moe
   EXPORT moe-targets)
 if(MOE_MPI_FOUND)
@@ -67,10 +67,10 @@ endif()
 set(moe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moe)
 install(EXPORT moe-targets NAMESPACE moe:: DESTINATION ${moe_package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moe-config.cmake.in
-  ${CMAKE_BINARY_DIR}/moe-config.cmake INSTALL_DESTINATION ${moe_package_dir})
+  ${PROJECT_BINARY_DIR}/moe-config.cmake INSTALL_DESTINATION ${moe_package_dir})
 # Before 1.0 a minor version may change the interface.
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/moe-config-version.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/moe-config-version.cmake
   COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/moe-config.cmake ${CMAKE_BINARY_DIR}/moe-config-version.cmake
+install(FILES ${PROJECT_BINARY_DIR}/moe-config.cmake ${PROJECT_BINARY_DIR}/moe-config-version.cmake
   DESTINATION ${moe_package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

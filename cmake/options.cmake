@@ -1,12 +1,17 @@
 # Options, and moe_flags: the compile flags of every target of this project.
 include(GNUInstallDirs)
-set(CMAKE_CXX_STANDARD 20)
+include(CMakeDependentOption)
+if(NOT CMAKE_CXX_STANDARD)
+  set(CMAKE_CXX_STANDARD 20)
+endif()
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
-option(MOE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(MOE_BUILD_PROGRAMS "Build the program moe and the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+cmake_dependent_option(MOE_BUILD_TESTS "Build tests and examples, with the programs"
+  ${PROJECT_IS_TOP_LEVEL} MOE_BUILD_PROGRAMS OFF)
+option(MOE_INSTALL "Have install rules" ${PROJECT_IS_TOP_LEVEL})
 option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
 set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")
@@ -26,16 +31,19 @@ endforeach()
 set(MOE_MPI openmpi CACHE STRING "Which MPI to link: openmpi or mpich")
 set(MOE_SANITIZE "" CACHE STRING "-fsanitize= value: address,undefined or thread")
 
-find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Build folders and checkouts share objects: none of their paths goes into the key. The sloppiness
-  # is what ccache asks for before it keeps objects of sources that read a precompiled header.
-  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
-    CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
-endif()
-find_program(LLD_PROGRAM ld.lld)
-if(LLD_PROGRAM)
-  add_link_options(-fuse-ld=lld)
+if(PROJECT_IS_TOP_LEVEL) # else the choices of the project around this one
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  find_program(CCACHE_PROGRAM ccache)
+  if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    # Build folders and checkouts share objects: none of their paths goes into the key. The sloppiness
+    # is what ccache asks for before it keeps objects of sources that read a precompiled header.
+    set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+  endif()
+  find_program(LLD_PROGRAM ld.lld)
+  if(LLD_PROGRAM)
+    add_link_options(-fuse-ld=lld)
+  endif()
 endif()
 
 add_library(moe_flags INTERFACE)
@@ -52,6 +60,9 @@ target_compile_options(moe_own_flags INTERFACE
   $<$<NOT:$<BOOL:${MOE_MERGE_SOURCES}>>:-Wshadow>  # names of two sources may meet there
   $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror>)
 target_link_libraries(moe_own_flags INTERFACE moe_flags)
+if(NOT CMAKE_CXX_FLAGS MATCHES "-O")
+  target_compile_options(moe_own_flags INTERFACE $<$<CONFIG:>:-O2>) # no CMAKE_BUILD_TYPE
+endif()
 if(MOE_SANITIZE)
   # -g1: file and line in a report, and a third less to compile and link. GCC says itself that
   # -Wmaybe-uninitialized is wrong under sanitizers; the builds without them have it.
