@@ -1,4 +1,4 @@
-// One router with inputs that its tests share, and the same in the oracle's terms.
+// One router with inputs that its tests share.
 #ifndef MOE_TESTS_GATING_ROUTER_CASE_H_
 #define MOE_TESTS_GATING_ROUTER_CASE_H_
 
@@ -12,8 +12,6 @@
 
 #include "gating/router.h"
 #include "kernels/base/rng.h"
-#include "tests/gating/routing_oracle.h"
-#include "tests/gating/routing_spec.h"
 
 namespace moe {
 
@@ -136,30 +134,6 @@ CaseGradients<T> RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot)
                   GradAccumulator(absl::MakeSpan(g.d_bias)));
   EXPECT_TRUE(status.ok()) << status;
   return g;
-}
-
-// x * W^T + b in float64, and the random numbers that the gate will draw.
-template <typename T>
-oracle::RoutingInput InputOf(const RouterCase<T>& c) {
-  oracle::RoutingInput input;
-  input.sequence_offsets = c.sequences;
-  input.micro_batch_offsets = c.micro_batches;
-  input.training = c.mode == Mode::kTraining;
-  input.expert_bias = {c.expert_bias.begin(), c.expert_bias.end()};
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    std::vector<double> l;
-    for (int64_t e = 0; e < c.Weight().rows(); ++e) {
-      double sum = c.bias.empty() ? 0 : double{c.bias[static_cast<size_t>(e)]};
-      for (int64_t h = 0; h < c.config.hidden_size; ++h) {
-        sum += double{static_cast<float>(c.Tokens()(t, h))} *
-               double{static_cast<float>(c.Weight()(e, h))};
-      }
-      l.push_back(sum);
-    }
-    input.logits.push_back(l);
-  }
-  DrawRandomNumbers(c.config, c.tokens, c.step, input);
-  return input;
 }
 
 }  // namespace moe

@@ -1,9 +1,8 @@
-// Layouts of local ranks, and one MoE layer run in them, forward and backward.
+// Layouts of local ranks, trainers in them, and what they compute put together.
 #ifndef MOE_TESTS_MOE_LAYER_HARNESS_H_
 #define MOE_TESTS_MOE_LAYER_HARNESS_H_
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <ostream>
@@ -49,40 +48,6 @@ absl::Status CollectGradients(Trainer& trainer, std::mutex& mu, Tensors& gradien
 void ExpectSameBits(const std::string& name, absl::Span<const float> got,
                     absl::Span<const float> expected);
 void ExpectSameBits(const Tensors& got, const Tensors& expected);
-
-// The work: micro-batches of one global batch, and the gradient that comes back from above.
-struct LayerWork {
-  MoeLayerConfig config;
-  std::vector<int64_t> micro_batch_tokens;  // tokens of each micro-batch, zeros allowed
-  std::vector<float> x, dy;                 // [all tokens, H]
-  // Changes the initial values of parameters, on whatever rank holds them.
-  std::function<void(const ParameterSpec&, absl::Span<float>)> override_parameter =
-      [](const ParameterSpec&, absl::Span<float>) {
-      };
-  uint64_t seed = 5;
-  // Global counts that the layer has learnt from before this step; empty = this is the first step.
-  std::vector<int64_t> last_step_count;
-
-  int64_t tokens() const;
-};
-
-// Normal values from a counter-based generator.
-LayerWork MakeWork(const MoeLayerConfig& config, std::vector<int64_t> micro_batch_tokens);
-
-// Everything the layer computes, put together from all ranks.
-struct LayerResult {
-  std::vector<float> y, dx;  // [all tokens, H]
-  Tensors weights, gradients;
-  std::vector<int64_t> expert_count;
-  int64_t dropped_slots = 0;
-  double aux_loss = 0, z_loss = 0;  // sums over micro-batches
-};
-
-// T: storage type of activations and compute weights.
-template <typename T>
-LayerResult RunLayer(const LayerWork& work, const Layout& layout, Numerics numerics);
-
-void ExpectSameBits(const LayerResult& got, const LayerResult& expected);
 
 }  // namespace moe::testing
 

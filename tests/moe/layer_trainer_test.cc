@@ -132,6 +132,26 @@ TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
   EXPECT_EQ(evaluated, plain);
 }
 
+// The global balance loss compares with the shares of the last step, which the first takes as equal.
+TEST(LayerTrainerTest, TheFirstStepsGlobalBalanceLossIsTheCoefficient) {
+  RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({}), std::move(world)));
+    MoeLayerConfig config = LayerConfig(1);
+    config.router.load_balancing = LoadBalancing::kGlobalAuxLoss;
+    config.router.aux_loss_coeff = 0.02f;
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
+    MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    EXPECT_NEAR(layer->stats().aux_loss, 0.02, 1e-8);
+    for (int64_t r = 1; r < trainer->rounds(); ++r) {
+      MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    }
+    MOE_RETURN_IF_ERROR(trainer->Step({.learning_rate = 0.01}).status());
+    MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+    EXPECT_GT(std::abs(layer->stats().aux_loss - 0.02), 1e-6);
+    return absl::OkStatus();
+  });
+}
+
 TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
   RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto trainer,

@@ -6,8 +6,8 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "tests/gating/routing_oracle.h"
-#include "tests/gating/routing_spec.h"
+#include "moe/cli/verify/problem.h"
+#include "moe/cli/verify/reference_parts.h"
 
 namespace moe::testing {
 
@@ -51,6 +51,7 @@ class TransformerOracle::Pass {
   const OracleBatch& batch_;
   const OracleNoise noise_;
   std::mt19937_64 random_;
+  std::string undecided_;  // margins say more
   OracleLoss loss_;
 };
 
@@ -159,33 +160,39 @@ TransformerOracle::Matrix TransformerOracle::Pass::Network(const Matrix& x,
 TransformerOracle::Matrix TransformerOracle::Pass::Mixture(const Matrix& x,
                                                            const std::string& prefix) {
   const RouterConfig& router = config_.moe.router;
-  const oracle::RoutingSpec spec = SpecOf(router);
-  Matrix logits = Times(x, prefix + "gate.weight");
-  for (auto& row : logits) {
-    for (double& v : row) v = Wide(v);
+  const verify::ReferenceConfig gate = verify::ReferenceConfigOf({.layer = config_.moe}).value();
+  // Of logits: the router's matrix is the identity.
+  const auto tokens = static_cast<int64_t>(x.size()), experts = int64_t{router.num_experts};
+  verify::LayerWeights<double> identity = {.router = {experts, experts}};
+  for (int64_t e = 0; e < experts; ++e) identity.router(e, e) = 1;
+  verify::Grid<double> logits(tokens, experts);
+  const Matrix product = Times(x, prefix + "gate.weight");
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t e = 0; e < experts; ++e) logits(t, e) = Wide(product[t][e]);
+    std::vector<double> sorted(&logits(t, 0), &logits(t, 0) + experts);
+    std::sort(sorted.rbegin(), sorted.rend());
+    for (int64_t j = 0; j < std::min<int64_t>(router.top_k, experts - 1); ++j) {
+      loss_.margin = std::min(loss_.margin, sorted[j] - sorted[j + 1]);
+    }
   }
-  const oracle::RoutingInput input = {
-      .logits = logits,
-      .sequence_offsets = batch_.sequence_offsets,
-      .micro_batch_offsets = {0, static_cast<int64_t>(x.size())},
-  };
-  const oracle::RoutingResult routing = oracle::Route(spec, input);
-  loss_.aux_loss += routing.aux_loss;
-  loss_.z_loss += routing.z_loss;
-  // With every expert chosen there is no decision to flip.
-  if (router.top_k < router.num_experts) {
-    loss_.margin = std::min(loss_.margin, oracle::DecisionMargin(spec, input));
-  }
+  const verify::ReferenceBatch batch = {.micro_batch_offsets = {0, tokens},
+                                        .sequence_offsets = batch_.sequence_offsets};
+  const std::vector<verify::ReferenceToken> routing =
+      verify::RouteReference(gate, identity, {}, batch, logits, undecided_);
+  verify::Grid<verify::Sum> d_logits(tokens, experts);
+  const verify::ReferenceLoss losses =
+      verify::AddLossGradients(gate, {}, batch, {0, tokens}, routing, d_logits);
+  loss_.aux_loss += losses.aux.value;
+  loss_.z_loss += losses.z.value;
   std::vector<Matrix> of_expert;
   for (int e = 0; e < router.num_experts; ++e) {
     of_expert.push_back(Network(x, absl::StrCat(prefix, "experts.", e, ".")));
   }
   Matrix y(x.size(), std::vector<double>(config_.hidden_size, 0.0));
   for (size_t t = 0; t < x.size(); ++t) {
-    const oracle::TokenRouting& token = routing.token[t];
-    for (size_t j = 0; j < token.expert.size(); ++j) {
+    for (const verify::ReferenceSlot& slot : routing[t].slots) {
       for (int64_t h = 0; h < config_.hidden_size; ++h) {
-        y[t][h] += Wide(token.weight[j]) * of_expert[token.expert[j]][t][h];
+        y[t][h] += Wide(slot.weight.value) * of_expert[slot.expert][t][h];
       }
     }
   }
