@@ -31,8 +31,8 @@ set(moe_public_headers
   gating/capacity.h gating/gate.h gating/router.h gating/router_config.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
   comm/all_reduce.h comm/bootstrap.h comm/communicator.h comm/create.h comm/host_staging.h
-  comm/local/local_world.h comm/mesh.h comm/nccl/nccl_world.h comm/ring_all_reduce.h
-  comm/world_plan.h
+  comm/local/local_world.h comm/mesh.h comm/mpi/mpi_world.h comm/nccl/nccl_store.h
+  comm/nccl/nccl_world.h comm/ring_all_reduce.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h
   kernels/base/dtype.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h

@@ -4,6 +4,8 @@
 
 // IWYU pragma: begin_exports
 #include "comm/create.h"
+#include "comm/mpi/mpi_world.h"
+#include "comm/nccl/nccl_store.h"
 #include "gating/token_choice_gate.h"
 #include "moe/gradient_reducer.h"
 #include "moe/main.h"

@@ -1,5 +1,3 @@
-#include "comm/mpi/mpi_communicator.h"
-
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -13,6 +11,7 @@
 #include "comm/mpi/mpi_group.h"
 #include "comm/mpi/mpi_lane.h"
 #include "comm/mpi/mpi_session.h"
+#include "comm/mpi/mpi_world.h"
 #include "comm/patience.h"
 #include "comm/wait_report.h"
 #include "kernels/base/status_macros.h"
@@ -131,30 +130,43 @@ absl::Status MeetOn(MPI_Comm comm, int rank, absl::Duration timeout) {
     MOE_RETURN_IF_ERROR(FromMpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Ibarrier"));
     if (done != 0) return absl::OkStatus();
     if (patience.IsOver(false)) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(DescribePlace(rank, "MakeMpiCommunicator", {}), ": not all ranks came in ",
-                       absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat(DescribePlace(rank, "MakeMpiWorld", {}),
+                                                      ": not all ranks came in ",
+                                                      absl::FormatDuration(timeout)));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
 
+// kFailedPrecondition unless streams may call MPI now.
+absl::Status CheckMpiRuns() {
+  const auto refused = [](const char* what) {
+    return absl::FailedPreconditionError(absl::StrCat("MakeMpiWorld: MPI ", what));
+  };
+  int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE;
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Initialized(&initialized), "MPI_Initialized"));
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Finalized(&finalized), "MPI_Finalized"));
+  if (initialized == 0) return refused("is not initialised, expected MPI_Init_thread before");
+  if (finalized != 0) return refused("has ended, expected a world before MPI_Finalize");
+  MOE_RETURN_IF_ERROR(FromMpi(MPI_Query_thread(&level), "MPI_Query_thread"));
+  if (level >= MPI_THREAD_MULTIPLE) return absl::OkStatus();
+  return refused("was not initialised with MPI_THREAD_MULTIPLE, which streams need");
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
-    MPI_Comm comm, absl::Duration timeout, std::optional<absl::Duration> start_timeout) {
-  int level = MPI_THREAD_SINGLE;
-  MOE_RETURN_IF_ERROR(FromMpi(MPI_Query_thread(&level), "MPI_Query_thread"));
-  if (level < MPI_THREAD_MULTIPLE) {
-    return absl::FailedPreconditionError(
-        "MakeMpiCommunicator: MPI was not initialised with MPI_THREAD_MULTIPLE, which streams "
-        "need");
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiWorld(const MpiWorldOptions& options) {
+  MOE_RETURN_IF_ERROR(CheckMpiRuns());
+  const MPI_Comm comm = MPI_Comm_f2c(static_cast<MPI_Fint>(options.comm));
+  if (comm == MPI_COMM_NULL) {
+    return absl::InvalidArgumentError(
+        "MakeMpiWorld: the communicator is MPI_COMM_NULL, expected one with this rank");
   }
   int rank = 0;
   int size = 1;
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank"));
   MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_size(comm, &size), "MPI_Comm_size"));
-  MOE_RETURN_IF_ERROR(MeetOn(comm, rank, start_timeout.value_or(timeout)));
+  MOE_RETURN_IF_ERROR(MeetOn(comm, rank, options.start_timeout.value_or(options.timeout)));
   MPI_Comm own[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
   for (MPI_Comm& duplicate : own) {
     MOE_RETURN_IF_ERROR(FromMpi(MPI_Comm_dup(comm, &duplicate), "MPI_Comm_dup"));
@@ -162,10 +174,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
   }
   std::vector<int> world_ranks(size);
   for (int r = 0; r < size; ++r) world_ranks[r] = r;
-  auto group = std::make_shared<MpiGroup>(own[0], own[1], world_ranks, timeout,
+  auto group = std::make_shared<MpiGroup>(own[0], own[1], world_ranks, options.timeout,
                                           std::make_shared<LocalFate>());
   const uint64_t host = HostId();
-  MOE_RETURN_IF_ERROR(group->host.Gather({"MakeMpiCommunicator", kPeerMemory, {}}, &host,
+  MOE_RETURN_IF_ERROR(group->host.Gather({"MakeMpiWorld", kPeerMemory, {}}, &host,
                                          group->hosts.data(), sizeof host));
   return std::make_unique<MpiCommunicator>(std::move(group));
 }

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "comm/mpi/host_watch.h"
-#include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
+#include "comm/mpi/mpi_world.h"
 #include "comm/patience.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
@@ -96,8 +96,9 @@ absl::Status RunMpiRank(const RunOptions& asked, RankBody body) {
   absl::Status status = CheckMpiSize(options.plan.launch, LinkedMpi(), session->size());
   if (status.ok()) {
     status = Caught([&]() -> absl::Status {
-      MOE_ASSIGN_OR_RETURN(
-          auto world, MakeMpiCommunicator(MPI_COMM_WORLD, options.timeout, StartTimeout(options)));
+      MOE_ASSIGN_OR_RETURN(auto world, MakeMpiWorld({.comm = MPI_Comm_c2f(MPI_COMM_WORLD),
+                                                     .timeout = options.timeout,
+                                                     .start_timeout = StartTimeout(options)}));
       MOE_RETURN_IF_ERROR(watch.Join(*world));
       return body(std::move(world));
     });

@@ -23,6 +23,7 @@
 
 #include "comm/create.h"
 #include "comm/descriptor.h"
+#include "comm/mpi/mpi_world.h"
 #include "comm/patience.h"
 #include "kernels/base/status_macros.h"
 
@@ -431,6 +432,12 @@ TEST(RunRanksTest, ExceptionsBecomeStatuses) {
       [](std::unique_ptr<Communicator>) -> absl::Status { throw std::runtime_error("odd"); });
   EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(other.message()), HasSubstr("odd"));
+}
+
+TEST(MpiWorldTest, BeforeMpiIsInitialisedIsRefused) {
+  const auto world = MakeMpiWorld({});
+  EXPECT_EQ(world.status().code(), LinkedMpi().empty() ? absl::StatusCode::kUnimplemented
+                                                       : absl::StatusCode::kFailedPrecondition);
 }
 
 // A launcher that ends a job drops what it has not read: the reason would be lost.

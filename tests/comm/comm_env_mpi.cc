@@ -5,8 +5,8 @@
 
 #include <mpi.h>
 
-#include "comm/mpi/mpi_communicator.h"
 #include "comm/mpi/mpi_session.h"
+#include "comm/mpi/mpi_world.h"
 #include "tests/comm/comm_env.h"
 
 namespace moe::testing {
@@ -29,7 +29,9 @@ class MpiEnv final : public CommEnv, public ::testing::Environment {
     MPI_Comm_split(MPI_COMM_WORLD, rank < ranks ? 0 : MPI_UNDEFINED, rank, &part);
     if (part != MPI_COMM_NULL) {
       // Whatever the deadline: on a busy machine ranks may come late.
-      const auto comm = MakeMpiCommunicator(part, timeout, kPatience).value();
+      const auto comm =
+          MakeMpiWorld({.comm = MPI_Comm_c2f(part), .timeout = timeout, .start_timeout = kPatience})
+              .value();
       const auto stream = MakeEnvStream(kind);
       body(*comm, *stream);
     }
