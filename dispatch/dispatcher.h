@@ -103,11 +103,9 @@ class Dispatcher {
   virtual absl::StatusOr<MatrixView<T>> ReturnBuffer(const DispatchPlan& plan, int64_t hidden,
                                                      Workspace& workspace) = 0;
 
-  // Memory for rows that Return will bring home, [plan.return_rows(), H], dense: `expert_rows`, from
-  // ReturnBuffer, where they are at home already, else from `workspace`.
-  virtual absl::StatusOr<MatrixView<T>> HomeBuffer(const DispatchPlan& plan,
-                                                   MatrixView<T> expert_rows,
-                                                   Workspace& workspace) = 0;
+  // Whether rows from ReturnBuffer are home rows as they lie: Return with one view for both copies
+  // nothing.
+  virtual bool ReturnsInPlace(const DispatchPlan& plan) const = 0;
 
   // This chunk's part of expert_rows = rows of x at the ranks they come from; padding rows are 0.
   //   x            [T, H] at home; must not change until the last chunk has been exchanged
@@ -127,7 +125,7 @@ class Dispatcher {
 
   // This chunk's part of home_rows [plan.return_rows(), H] = expert rows of the ranks that computed
   // them.  expert_rows [N, H]: from ReturnBuffer, all chunks; this chunk's rows are ready.
-  // home_rows is dense (stride == cols): from HomeBuffer, or memory of the caller's own.
+  // home_rows is dense (stride == cols).
   virtual absl::Status Return(const DispatchPlan& plan, int chunk, MatrixView<const T> expert_rows,
                               MatrixView<T> home_rows, Workspace& workspace, Stream& exchange) = 0;
 };

@@ -23,10 +23,7 @@ class DispatcherBase : public Dispatcher<T> {
  public:
   const ExchangeBytes& bytes() const override { return bytes_; }
   void set_clock(ExchangeClock* clock) override { clock_ = clock; }
-  absl::StatusOr<MatrixView<T>> HomeBuffer(const DispatchPlan& plan, MatrixView<T> expert_rows,
-                                           Workspace& workspace) override {
-    return workspace.Matrix<T>(plan.return_rows(), expert_rows.cols());
-  }
+  bool ReturnsInPlace(const DispatchPlan& /*plan*/) const override { return false; }
 
  protected:
   DispatcherBase(const DispatcherOptions& options, Communicator& comm,

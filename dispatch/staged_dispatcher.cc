@@ -25,11 +25,7 @@ class StagedDispatcher : public DispatcherBase<T> {
     return workspace.Matrix<T>(plan.expert_rows(), hidden);
   }
 
-  absl::StatusOr<MatrixView<T>> HomeBuffer(const DispatchPlan& plan, MatrixView<T> expert_rows,
-                                           Workspace& workspace) override {
-    if (GathersOnce(plan)) return expert_rows;
-    return DispatcherBase<T>::HomeBuffer(plan, expert_rows, workspace);
-  }
+  bool ReturnsInPlace(const DispatchPlan& plan) const override { return GathersOnce(plan); }
 
   absl::Status Dispatch(const DispatchPlan& plan, int chunk, MatrixView<const T> x,
                         MatrixView<T> expert_rows, Workspace& workspace,

@@ -117,6 +117,13 @@ RouterInputs<T> MoeLayer<T>::router_inputs() const {
 }
 
 template <typename T>
+MoeLayerSaved<T> MoeLayer<T>::MakeSaved() const {
+  MoeLayerSaved<T> saved;
+  saved.memory = saved_memory_->Take();
+  return saved;
+}
+
+template <typename T>
 RouterShare MoeLayer<T>::router_share() {
   return {.tensor = {.name = prefix_ + "gate.expert_share", .cols = config_.router.num_outputs()},
           .values = &expert_share_};

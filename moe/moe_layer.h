@@ -17,6 +17,7 @@
 #include "moe/context.h"
 #include "moe/experts.h"
 #include "moe/parameter.h"
+#include "moe/saved_memory.h"
 #include "moe/shared_expert.h"
 
 namespace moe {
@@ -39,7 +40,8 @@ struct MoeLayerConfig {
 template <typename T>
 class MoeLayer;
 
-// State that Forward leaves for one Backward: views into the workspaces of the round. Move-only.
+// State that Forward leaves for one Backward: views into the workspaces of the round, or, made by
+// MoeLayer::MakeSaved, into memory of its own. Move-only.
 template <typename T>
 struct MoeLayerSaved {
   MoeLayerSaved() = default;
@@ -48,6 +50,7 @@ struct MoeLayerSaved {
 
   const MoeLayer<T>* layer = nullptr;  // whose Forward it is of; null before one
   bool used = false;                   // by a Backward, which overwrites it
+  SavedMemory memory;                  // of MakeSaved; else empty
   uint64_t stamp = 0, host_stamp = 0;  // of the workspaces, Workspace::Stamp
   MatrixView<const T> x;
   RouterSaved<T> router;
@@ -73,8 +76,9 @@ struct RouterShare {
 // added at home, before the others, and nothing travels for it.
 //
 // Collective over the expert-parallel group of the context's mesh: every rank calls Forward (and
-// Backward) for every round, with zero tokens if it has none. Saved state and scratch live in the
-// context's workspace and host_workspace until the caller releases them.
+// Backward) for every round, with zero tokens if it has none. Forward leaves its state and scratch
+// in the context's workspace and host_workspace until the caller releases them; without a state, or
+// with one of MakeSaved, it leaves nothing there, and neither does Backward.
 // T is float, BFloat16 or Float16. Thread use: one thread per rank.
 template <typename T>
 class MoeLayer {
@@ -105,6 +109,11 @@ class MoeLayer {
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
                         MatrixView<T> dx, GradientReady ready);
 
+  // A state with memory of its own: Forwards and Backwards of several calls may come in any order
+  // (every rank's in the same), and states may go in any order, on any thread, also after the
+  // layer. Their memory serves later states of this layer.
+  MoeLayerSaved<T> MakeSaved() const;
+
   // What the router learns from the load of a whole optimiser step. expert_count [E]: slots over
   // all ranks and micro-batches, the integer sums of RouterStats::expert_count, so the same on
   // every rank. Moves the expert bias, b_i += gamma * sign(mean(c) - c_i), and keeps the shares
@@ -133,7 +142,8 @@ class MoeLayer {
   MoeLayer(const MoeLayerConfig& config, const Context& context)
       : config_(config),
         context_(context),
-        placement_(config.router.num_experts, context.mesh->expert_parallel().size()) {}
+        placement_(config.router.num_experts, context.mesh->expert_parallel().size()),
+        saved_memory_(std::make_shared<SavedMemory::Pool>(*context.memory)) {}
 
   // What the three parts of ExchangeAroundExperts count as.
   struct ExchangeWork {
@@ -153,21 +163,25 @@ class MoeLayer {
   absl::Status Settle(absl::Status status);
   absl::Status AddRouterParameters(const std::string& prefix, ParameterStore& store);
   RouterInputs<T> router_inputs() const;
-  absl::Status Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats);
+  // `kept`: the context with the workspaces of the saved state.
+  absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
+                     RouterStats* stats);
   absl::Status CheckRouter(const MoeLayerSaved<T>& saved, const RouterStats* stats) const;
   // Where no peer has to know tokens, and the host none for identity experts.
   bool CanPlanOnDevice() const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
-                                        absl::Span<const int64_t> micro_batch_offsets);
+                                        absl::Span<const int64_t> micro_batch_offsets,
+                                        const Context& kept);
   // Shared and identity experts: what of y needs no exchange. Overwrites y; kOverwrite is returned
   // if there is neither and y was left alone, else kAdd.
-  absl::StatusOr<Write> HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved);
+  absl::StatusOr<Write> HomeForward(MatrixView<T> y, const Context& kept, MoeLayerSaved<T>& saved);
   absl::Status HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
                             absl::Span<float> d_weight, MatrixView<T> dx);
 
   const MoeLayerConfig config_;
   const Context context_;
   const ExpertPlacement placement_;
+  const std::shared_ptr<SavedMemory::Pool> saved_memory_;  // shared with the states of MakeSaved
   std::unique_ptr<Router<T>> router_;
   std::unique_ptr<Dispatcher<T>> dispatcher_;
   bool plans_on_device_ = false;

@@ -40,6 +40,34 @@ std::optional<WorkspaceScope> ExchangeScope(const Context& context) {
   return std::optional<WorkspaceScope>(std::in_place, *context.exchange_workspace);
 }
 
+// What a pass takes of the context's workspaces for its own length.
+class Scratch {
+ public:
+  explicit Scratch(const Context& context)
+      : scope_(*context.workspace), host_scope_(*context.host_workspace) {}
+
+ private:
+  const WorkspaceScope scope_, host_scope_;
+};
+
+// What experts give back, [N, H], and the same rows at home: one memory where none has to move.
+template <typename T>
+struct ReturnedRows {
+  MatrixView<T> out, home;
+};
+// out: in `scratch`, if it is not home; home: in `kept`.
+template <typename T>
+absl::StatusOr<ReturnedRows<T>> MakeReturnedRows(Dispatcher<T>& dispatcher,
+                                                 const DispatchPlan& plan, int64_t hidden,
+                                                 Workspace& scratch, Workspace& kept) {
+  const bool in_place = dispatcher.ReturnsInPlace(plan);
+  MOE_ASSIGN_OR_RETURN(const auto out,
+                       dispatcher.ReturnBuffer(plan, hidden, in_place ? kept : scratch));
+  if (in_place) return ReturnedRows<T>{out, out};
+  MOE_ASSIGN_OR_RETURN(const auto home, kept.Matrix<T>(plan.return_rows(), hidden));
+  return ReturnedRows<T>{out, home};
+}
+
 // Adds to slots[e] the kept slots [B, E] for expert e.
 void AddKeptSlots(absl::Span<const int32_t> kept, absl::Span<int64_t> slots, size_t experts) {
   for (size_t i = 0; i < kept.size(); ++i) slots[i % experts] += kept[i];
@@ -71,15 +99,19 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
         absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(), "], y [", y.rows(), ", ", y.cols(),
                      "], expected both [T, ", config_.router.hidden_size, "]"));
   }
-  if (saved == nullptr) {
-    MoeLayerSaved<T> local;
-    return Settle(Caught([&] { return ForwardRows(x, batch, y, local, stats); }));
-  }
-  *saved = {};
-  MOE_RETURN_IF_ERROR(Settle(Caught([&] { return ForwardRows(x, batch, y, *saved, stats); })));
-  saved->layer = this;
-  saved->stamp = context_.workspace->Stamp();
-  saved->host_stamp = context_.host_workspace->Stamp();
+  MoeLayerSaved<T> local;
+  MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
+  std::optional<Scratch> scratch;  // where the state does not lie there
+  if (saved == nullptr || !saved->memory.empty()) scratch.emplace(context_);
+  SavedMemory memory = std::move(state.memory);
+  memory.Clear();
+  state = {};
+  state.memory = std::move(memory);
+  MOE_RETURN_IF_ERROR(Settle(Caught([&] { return ForwardRows(x, batch, y, state, stats); })));
+  const Context kept = state.memory.In(context_);
+  state.layer = this;
+  state.stamp = kept.workspace->Stamp();
+  state.host_stamp = kept.host_workspace->Stamp();
   return absl::OkStatus();
 }
 
@@ -95,6 +127,7 @@ absl::Status MoeLayer<T>::Settle(absl::Status status) {
 
 template <typename T>
 absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
+  const Context kept = saved.memory.In(context_);
   const char* what = nullptr;
   if (saved.layer == nullptr) {
     what = "is of no Forward, expected that of the Forward of this round";
@@ -102,8 +135,7 @@ absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
     what = "is of another layer's Forward, expected this layer's";
   } else if (saved.used) {
     what = "was used by another Backward, expected one Backward for each Forward";
-  } else if (!context_.workspace->Holds(saved.stamp) ||
-             !context_.host_workspace->Holds(saved.host_stamp)) {
+  } else if (!kept.workspace->Holds(saved.stamp) || !kept.host_workspace->Holds(saved.host_stamp)) {
     what = "lies in a workspace scope that has ended, expected the scope to last until Backward";
   }
   if (what == nullptr) return absl::OkStatus();
@@ -113,21 +145,24 @@ absl::Status MoeLayer<T>::CheckSaved(const MoeLayerSaved<T>& saved) const {
 template <typename T>
 absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                                       MoeLayerSaved<T>& s, RouterStats* stats) {
-  Workspace& workspace = *context_.workspace;
+  const Context kept = s.memory.In(context_);
+  Workspace& workspace = *kept.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
   Workspace& exchange_workspace = *context_.exchange_workspace;
   const std::optional<WorkspaceScope> exchange_scope = ExchangeScope(context_);
   s.x = x;
 
-  MOE_RETURN_IF_ERROR(Route(batch, s, stats));
+  MOE_RETURN_IF_ERROR(Route(batch, kept, s, stats));
   const DispatchPlan& plan = *s.plan;
   const bool weigh_input = s.router.routing.weight_on == WeightOn::kInput;
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
-  MOE_ASSIGN_OR_RETURN(const auto out, dispatcher_->ReturnBuffer(plan, hidden, workspace));
-  MOE_ASSIGN_OR_RETURN(s.home_rows, dispatcher_->HomeBuffer(plan, out, workspace));
+  MOE_ASSIGN_OR_RETURN(const auto returned, MakeReturnedRows(*dispatcher_, plan, hidden,
+                                                             *context_.workspace, workspace));
+  const MatrixView<T> out = returned.out;
+  s.home_rows = returned.home;
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
@@ -144,7 +179,7 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
       [&](int chunk) {
         return dispatcher_->Return(plan, chunk, out, s.home_rows, exchange_workspace, exchange);
       }));
-  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, s));
+  MOE_ASSIGN_OR_RETURN(const Write write, HomeForward(y, kept, s));
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   return Timed(context_, kCombineSum, compute, [&] {
     return CombineRows<T>(s.home_rows, s.router.on_device.slot_offset, plan.home_row_of_slot(),
@@ -154,14 +189,15 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, RouterStats* stats) {
-  Workspace& host = *context_.host_workspace;
+absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
+                                RouterStats* stats) {
+  Workspace& host = *kept.host_workspace;
   Stream& compute = *context_.compute;
   SetPhaseName(*context_.mesh, "plan");
   MOE_RETURN_IF_ERROR(Timed(context_, kGate, compute, [&]() -> absl::Status {
     return router_
-        ->Forward(saved.x, router_inputs(), batch, *context_.workspace, compute, &saved.router,
-                  stats, &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
+        ->Forward(saved.x, router_inputs(), batch, *kept.workspace, compute, &saved.router, stats,
+                  &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
         .status();
   }));
   MOE_RETURN_IF_ERROR(CheckRouter(saved, stats));
@@ -173,11 +209,11 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, MoeLayerSaved<T>& saved, Rou
         row[s] = routing.expert[s] < routing.num_routed_experts ? -1 : static_cast<int32_t>(t);
       }
     }
-    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, context_));
+    MOE_ASSIGN_OR_RETURN(saved.identity_row, OnDevice<int32_t>(row, kept));
   }
   return Timed(context_, kPlan, compute, [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
-    MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets));
+    MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets, kept));
     if (!counted_slots_.empty()) {
       AddKeptSlots(plan.kept_slots(), counted_slots_, routing.num_routed_experts);
     }
@@ -203,10 +239,11 @@ absl::Status MoeLayer<T>::CheckRouter(const MoeLayerSaved<T>& saved,
 
 template <typename T>
 absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
-                                                   absl::Span<const int64_t> offsets) {
+                                                   absl::Span<const int64_t> offsets,
+                                                   const Context& kept) {
   Communicator& group = context_.mesh->expert_parallel();
-  Workspace& host = *context_.host_workspace;
-  Workspace& workspace = *context_.workspace;
+  Workspace& host = *kept.host_workspace;
+  Workspace& workspace = *kept.workspace;
   const DispatchPlanOptions options = {.overlap_degree = config_.overlap_degree};
   if (plans_on_device_) {
     return DispatchPlan::BuildOnDevice(routed.on_device, offsets, options, group, host,
@@ -266,13 +303,13 @@ absl::Status MoeLayer<T>::ExchangeAroundExperts(const DispatchPlan& plan, Exchan
 }
 
 template <typename T>
-absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, MoeLayerSaved<T>& saved) {
+absl::StatusOr<Write> MoeLayer<T>::HomeForward(MatrixView<T> y, const Context& kept,
+                                               MoeLayerSaved<T>& saved) {
   Stream& compute = *context_.compute;
   Write write = Write::kOverwrite;
   if (shared_ != nullptr) {
-    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute, [&] {
-      return shared_->Forward(saved.x, y, saved.shared, context_);
-    }));
+    MOE_RETURN_IF_ERROR(Timed(context_, kShared, compute,
+                              [&] { return shared_->Forward(saved.x, y, saved.shared, kept); }));
     write = Write::kAdd;
   }
   if (saved.identity_row.empty()) return write;
@@ -317,6 +354,7 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
         "], expected both as x, [", saved.x.rows(), ", ", saved.x.cols(), "]"));
   }
   saved.used = true;
+  const Scratch scratch(context_);
   return Settle(Caught([&] { return BackwardRows(dy, saved, loss_scale, dx, ready); }));
 }
 
@@ -336,8 +374,9 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       const auto d_weight,
       workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_ASSIGN_OR_RETURN(const auto d_rows, dispatcher_->ReturnBuffer(plan, hidden, workspace));
-  MOE_ASSIGN_OR_RETURN(const auto home_dx, dispatcher_->HomeBuffer(plan, d_rows, workspace));
+  MOE_ASSIGN_OR_RETURN(const auto returned,
+                       MakeReturnedRows(*dispatcher_, plan, hidden, workspace, workspace));
+  const MatrixView<T> d_rows = returned.out, home_dx = returned.home;
 
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
