@@ -1,5 +1,7 @@
 #include "comm/all_reduce.h"
 
+#include <numeric>
+
 #include <absl/strings/str_cat.h>
 
 namespace moe {
@@ -27,6 +29,32 @@ absl::Status AllReducer::Sum(absl::Span<float> inout, Stream& stream) {
 absl::Status AllReducer::Sum(absl::Span<int64_t> inout, Stream& stream) {
   if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.Sum(inout, stream);
   return comm_.AllReduce(inout, ReduceOp::kSum, stream);
+}
+
+absl::Status AllReducer::ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
+                                       Stream& stream) {
+  return Scatter(inout, counts, stream);
+}
+
+absl::Status AllReducer::ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
+                                       Stream& stream) {
+  return Scatter(inout, counts, stream);
+}
+
+template <typename T>
+absl::Status AllReducer::Scatter(absl::Span<T> inout, absl::Span<const int64_t> counts,
+                                 Stream& stream) {
+  if (algorithm_ == AllReduceAlgorithm::kRing) return ring_.ReduceScatter(inout, counts, stream);
+  absl::Span<T> own;  // of counts that do not fit, which the communicator refuses
+  const auto rank = static_cast<size_t>(comm_.rank());
+  if (rank < counts.size()) {
+    const auto before = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+    const auto n = static_cast<int64_t>(inout.size());
+    if (before >= 0 && before <= n && counts[rank] >= 0 && counts[rank] <= n - before) {
+      own = inout.subspan(static_cast<size_t>(before), static_cast<size_t>(counts[rank]));
+    }
+  }
+  return comm_.ReduceScatterV<T>(inout, counts, own, ReduceOp::kSum, stream);
 }
 
 }  // namespace moe

@@ -35,9 +35,18 @@ class AllReducer {
   absl::Status Sum(absl::Span<float> inout, Stream& stream);
   absl::Status Sum(absl::Span<int64_t> inout, Stream& stream);
 
+  // … part rank() of `inout` alone, counts[r] elements being part r; the other parts are lost.
+  // Communicator::ReduceScatterV in place, or the first half of the ring.
+  absl::Status ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
+                             Stream& stream);
+  absl::Status ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
+                             Stream& stream);
+
  private:
   AllReducer(AllReduceAlgorithm algorithm, Communicator& comm, const RingOptions& ring)
       : algorithm_(algorithm), comm_(comm), ring_(comm, ring) {}
+  template <typename T>
+  absl::Status Scatter(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
 
   const AllReduceAlgorithm algorithm_;
   Communicator& comm_;

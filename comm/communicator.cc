@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -34,41 +35,58 @@ absl::Status CheckApart(const CollectiveCall& call) {
       absl::StrCat(NameOf(call.kind), ": send and recv overlap, expected separate buffers"));
 }
 
-// `whole` is a block of the size of `part` for every rank. In place, `part` is the own one.
-absl::Status CheckBlocks(const CollectiveCall& call, absl::Span<const std::byte> part,
-                         absl::Span<const std::byte> whole, absl::string_view whole_name, int rank,
+// `side` of a call, and what its counts are called: "send_counts".
+absl::Status CheckCounts(const CollectiveCall& call, absl::string_view name,
+                         absl::Span<const int64_t> counts, absl::Span<const std::byte> side,
                          int ranks) {
-  if (whole.size() != part.size() * static_cast<size_t>(ranks)) {
-    const auto width = static_cast<size_t>(SizeOf(call.type));
-    return absl::InvalidArgumentError(absl::StrCat(
-        NameOf(call.kind), ": send has ", call.send.size() / width, " elements, recv ",
-        call.recv.size() / width, ", expected ", ranks, " times as many in ", whole_name));
-  }
-  if (part.data() == whole.data() + part.size() * static_cast<size_t>(rank)) {
-    return absl::OkStatus();
-  }
-  return CheckApart(call);
-}
-
-absl::Status CheckCounts(absl::string_view side, absl::Span<const int64_t> counts, int ranks,
-                         size_t elements) {
+  const absl::string_view kind = NameOf(call.kind);
+  const size_t elements = side.size() / static_cast<size_t>(SizeOf(call.type));
   if (counts.size() != static_cast<size_t>(ranks)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "AllToAllV: ", side, "_counts has ", counts.size(), " entries for ", ranks, " ranks"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(kind, ": ", name, " has ", counts.size(), " entries for ", ranks, " ranks"));
   }
   int64_t left = static_cast<int64_t>(elements);
   for (const int64_t count : counts) {
     if (count < 0 || count > left) {
       return absl::InvalidArgumentError(
-          absl::StrCat("AllToAllV: ", side, "_counts = [", absl::StrJoin(counts, ", "),
+          absl::StrCat(kind, ": ", name, " = [", absl::StrJoin(counts, ", "),
                        "], expected counts >= 0 with sum ", elements));
     }
     left -= count;
   }
   if (left == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("AllToAllV: ", side, "_counts sum to ",
+  return absl::InvalidArgumentError(absl::StrCat(kind, ": ", name, " sum to ",
                                                  static_cast<int64_t>(elements) - left,
                                                  ", buffer has ", elements, " elements"));
+}
+
+// `whole` has a part of counts[r] elements for each rank. In place, `part` is the own one.
+absl::Status CheckParts(const CollectiveCall& call, absl::Span<const std::byte> part,
+                        absl::Span<const std::byte> whole, absl::Span<const int64_t> counts,
+                        int rank, int ranks) {
+  MOE_RETURN_IF_ERROR(CheckCounts(call, "counts", counts, whole, ranks));
+  const auto width = static_cast<size_t>(SizeOf(call.type));
+  if (part.size() / width != static_cast<size_t>(counts[rank])) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(NameOf(call.kind), ": the part of rank ", rank, " has ", part.size() / width,
+                     " elements, expected counts[", rank, "] = ", counts[rank]));
+  }
+  const auto before = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+  if (part.data() == whole.data() + static_cast<size_t>(before) * width) return absl::OkStatus();
+  return CheckApart(call);
+}
+
+// Counts of equal parts. `whole` is the side of the call that has one for each rank.
+absl::StatusOr<RankCounts> EqualCounts(const CollectiveCall& call, absl::Span<const std::byte> part,
+                                       absl::Span<const std::byte> whole,
+                                       absl::string_view whole_name, int ranks) {
+  const auto width = static_cast<size_t>(SizeOf(call.type));
+  if (whole.size() == part.size() * static_cast<size_t>(ranks)) {
+    return RankCounts(static_cast<size_t>(ranks), static_cast<int64_t>(part.size() / width));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      NameOf(call.kind), ": send has ", call.send.size() / width, " elements, recv ",
+      call.recv.size() / width, ", expected ", ranks, " times as many in ", whole_name));
 }
 
 }  // namespace
@@ -79,8 +97,12 @@ const char* NameOf(CollectiveKind kind) {
       return "AllReduce";
     case CollectiveKind::kReduceScatter:
       return "ReduceScatter";
+    case CollectiveKind::kReduceScatterV:
+      return "ReduceScatterV";
     case CollectiveKind::kAllGather:
       return "AllGather";
+    case CollectiveKind::kAllGatherV:
+      return "AllGatherV";
     case CollectiveKind::kAllToAll:
       return "AllToAll";
     case CollectiveKind::kAllToAllV:
@@ -92,8 +114,16 @@ const char* NameOf(CollectiveKind kind) {
 }
 
 int64_t CollectiveCall::count() const {
-  if (kind == CollectiveKind::kAllToAllV) return 0;
-  return static_cast<int64_t>(std::min(send.size(), recv.size())) / SizeOf(type);
+  switch (kind) {
+    case CollectiveKind::kAllToAllV:
+      return 0;
+    case CollectiveKind::kReduceScatterV:
+      return static_cast<int64_t>(send.size()) / SizeOf(type);
+    case CollectiveKind::kAllGatherV:
+      return static_cast<int64_t>(recv.size()) / SizeOf(type);
+    default:
+      return static_cast<int64_t>(std::min(send.size(), recv.size())) / SizeOf(type);
+  }
 }
 
 absl::Status Communicator::Check(CollectiveCall& call) const {
@@ -102,10 +132,24 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
       return absl::OkStatus();
-    case CollectiveKind::kReduceScatter:
-      return CheckBlocks(call, call.recv, call.send, "send", rank(), size());
-    case CollectiveKind::kAllGather:
-      return CheckBlocks(call, call.send, call.recv, "recv", rank(), size());
+    case CollectiveKind::kReduceScatter: {
+      MOE_ASSIGN_OR_RETURN(call.send_counts,
+                           EqualCounts(call, call.recv, call.send, "send", size()));
+      [[fallthrough]];
+    }
+    case CollectiveKind::kReduceScatterV:
+      MOE_RETURN_IF_ERROR(CheckParts(call, call.recv, call.send, call.send_counts, rank(), size()));
+      call.recv_counts.assign(call.send_counts.size(), call.send_counts[rank()]);
+      return absl::OkStatus();
+    case CollectiveKind::kAllGather: {
+      MOE_ASSIGN_OR_RETURN(call.recv_counts,
+                           EqualCounts(call, call.send, call.recv, "recv", size()));
+      [[fallthrough]];
+    }
+    case CollectiveKind::kAllGatherV:
+      MOE_RETURN_IF_ERROR(CheckParts(call, call.send, call.recv, call.recv_counts, rank(), size()));
+      call.send_counts.assign(call.recv_counts.size(), call.recv_counts[rank()]);
+      return absl::OkStatus();
     case CollectiveKind::kAllToAll: {
       const size_t elements = call.send.size() / width, ranks = static_cast<size_t>(size());
       if (call.send.size() != call.recv.size() || elements % ranks != 0) {
@@ -118,8 +162,8 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
       return CheckApart(call);
     }
     case CollectiveKind::kAllToAllV:
-      MOE_RETURN_IF_ERROR(CheckCounts("send", call.send_counts, size(), call.send.size() / width));
-      MOE_RETURN_IF_ERROR(CheckCounts("recv", call.recv_counts, size(), call.recv.size() / width));
+      MOE_RETURN_IF_ERROR(CheckCounts(call, "send_counts", call.send_counts, call.send, size()));
+      MOE_RETURN_IF_ERROR(CheckCounts(call, "recv_counts", call.recv_counts, call.recv, size()));
       return CheckApart(call);
     case CollectiveKind::kBroadcast:
       if (call.root >= 0 && call.root < size()) return absl::OkStatus();
@@ -132,11 +176,10 @@ absl::Status Communicator::Check(CollectiveCall& call) const {
 absl::Status Communicator::Collect(CollectiveCall call, Stream& stream) {
   MOE_RETURN_IF_ERROR(Check(call));
   if (call.kind == CollectiveKind::kAllToAll) call.kind = CollectiveKind::kAllToAllV;
-  if (!call.reduces()) {
-    const int64_t width = SizeOf(std::exchange(call.type, DType::kUInt8));
-    for (int64_t& count : call.send_counts) count *= width;
-    for (int64_t& count : call.recv_counts) count *= width;
-  }
+  const int64_t width = SizeOf(call.type);
+  for (int64_t& count : call.send_counts) count *= width;
+  for (int64_t& count : call.recv_counts) count *= width;
+  if (!call.reduces()) call.type = DType::kUInt8;
   if (moves(stream.device().kind)) return DoCollective(std::move(call), stream);
   return staging_.Run(
       call.send, call.recv, stream,

@@ -55,7 +55,9 @@ using SendRecvOps = absl::InlinedVector<SendRecvOp, 4>;
 enum class CollectiveKind : uint8_t {
   kAllReduce,
   kReduceScatter,
+  kReduceScatterV,
   kAllGather,
+  kAllGatherV,
   kAllToAll,  // becomes an AllToAllV of equal parts
   kAllToAllV,
   kBroadcast
@@ -73,11 +75,16 @@ struct CollectiveCall {
   int root = 0;                  // of Broadcast
   absl::Span<const std::byte> send;
   absl::Span<std::byte> recv;           // AllReduce, Broadcast: the memory that is sent, too
-  RankCounts send_counts, recv_counts;  // AllToAllV: elements to and from each rank
+  RankCounts send_counts, recv_counts;  // elements to and from each rank, of calls whose `send` or
+                                        // `recv` has a part for each; DoCollective gets bytes
 
-  bool reduces() const {
-    return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+  bool scatters() const {
+    return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kReduceScatterV;
   }
+  bool gathers() const {
+    return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kAllGatherV;
+  }
+  bool reduces() const { return kind == CollectiveKind::kAllReduce || scatters(); }
   // Elements of what all ranks must have alike: the buffer, or one rank's part of it; 0: AllToAllV.
   int64_t count() const;
 };
@@ -151,6 +158,22 @@ class Communicator {
                    stream);
   }
 
+  // ReduceScatter of parts of any size: `send` is a part for each rank, one behind the other; this
+  // rank receives the sum (or max) over ranks of part rank().
+  //   counts  [R] elements of each part, >= 0, with sum send.size() (host memory); the same on all
+  //   recv    [counts[rank()]]; may be part rank() of send, else they must not overlap
+  template <typename T>
+  absl::Status ReduceScatterV(absl::Span<const T> send, absl::Span<const int64_t> counts,
+                              absl::Span<T> recv, ReduceOp op, Stream& stream) {
+    return Collect({.kind = CollectiveKind::kReduceScatterV,
+                    .type = DTypeOf<T>::value,
+                    .op = op,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .send_counts = RankCounts(counts.begin(), counts.end())},
+                   stream);
+  }
+
   // recv[r * n .. (r + 1) * n) = `send` of rank r; n = send.size(), the same on all ranks. send may
   // be block rank() of recv, else they must not overlap.
   template <typename T>
@@ -159,6 +182,20 @@ class Communicator {
                     .type = DTypeOf<T>::value,
                     .send = BytesOf(send),
                     .recv = BytesOf(recv)},
+                   stream);
+  }
+
+  // AllGather of parts of any size: part r of `recv` becomes `send` of rank r.
+  //   send    [counts[rank()]]; may be part rank() of recv, else they must not overlap
+  //   counts  [R] elements of each part, >= 0, with sum recv.size() (host memory); the same on all
+  template <typename T>
+  absl::Status AllGatherV(absl::Span<const T> send, absl::Span<T> recv,
+                          absl::Span<const int64_t> counts, Stream& stream) {
+    return Collect({.kind = CollectiveKind::kAllGatherV,
+                    .type = DTypeOf<T>::value,
+                    .send = BytesOf(send),
+                    .recv = BytesOf(recv),
+                    .recv_counts = RankCounts(counts.begin(), counts.end())},
                    stream);
   }
 

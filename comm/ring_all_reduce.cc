@@ -1,9 +1,12 @@
 #include "comm/ring_all_reduce.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
@@ -24,15 +27,10 @@ int Mod(int a, int n) {
   return (a % n + n) % n;
 }
 
-// The elements of block b when n are cut over `ranks`: differ by at most one.
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
 };
-Range Block(int64_t n, int b, int ranks) {
-  return {n / ranks * b + std::min<int64_t>(n % ranks, b),
-          n / ranks * (b + 1) + std::min<int64_t>(n % ranks, b + 1)};
-}
 Range Chunk(const Range& block, int64_t c, int64_t chunk) {
   return {std::min(block.end, block.begin + c * chunk),
           std::min(block.end, block.begin + (c + 1) * chunk)};
@@ -58,25 +56,86 @@ SendRecvOp ReceiveFrom(int peer, absl::Span<T> values) {
 
 }  // namespace
 
+// The elements of each rank's block, one behind the other.
+class RingAllReduce::Cut {
+ public:
+  explicit Cut(absl::Span<const int64_t> counts) {
+    for (const int64_t count : counts) {
+      begin_.push_back(begin_.back() + count);
+      longest_ = std::max(longest_, count);
+    }
+  }
+  // Blocks of n elements that differ by at most one.
+  Cut(int64_t n, int ranks) : longest_((n + ranks - 1) / ranks) {
+    for (int64_t b = 1; b <= ranks; ++b) {
+      begin_.push_back(n / ranks * b + std::min<int64_t>(n % ranks, b));
+    }
+  }
+  // b modulo the number of ranks.
+  Range block(int b) const {
+    const auto at = static_cast<size_t>(Mod(b, static_cast<int>(begin_.size()) - 1));
+    return {begin_[at], begin_[at + 1]};
+  }
+  int64_t longest() const { return longest_; }
+
+ private:
+  absl::InlinedVector<int64_t, 17> begin_ = {0};
+  int64_t longest_ = 0;
+};
+
 RingAllReduce::~RingAllReduce() {
   if (scratch_used_.state() != nullptr) waits_->WaitFor(scratch_used_).IgnoreError();
 }
 
 absl::Status RingAllReduce::Sum(absl::Span<float> inout, Stream& stream) {
-  return SumWhereItCan(inout, stream);
+  return SumAll(inout, stream);
 }
 absl::Status RingAllReduce::Sum(absl::Span<int64_t> inout, Stream& stream) {
-  return SumWhereItCan(inout, stream);
+  return SumAll(inout, stream);
+}
+absl::Status RingAllReduce::ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
+                                          Stream& stream) {
+  return ScatterParts(inout, counts, stream);
+}
+absl::Status RingAllReduce::ReduceScatter(absl::Span<int64_t> inout,
+                                          absl::Span<const int64_t> counts, Stream& stream) {
+  return ScatterParts(inout, counts, stream);
 }
 
 template <typename T>
-absl::Status RingAllReduce::SumWhereItCan(absl::Span<T> inout, Stream& stream) {
+absl::Status RingAllReduce::SumAll(absl::Span<T> inout, Stream& stream) {
+  const Cut cut(static_cast<int64_t>(inout.size()), comm_.size());
+  return RunWhereItCan(inout, stream, [&](absl::Span<T> values, absl::Span<T> scratch, Stream& s) {
+    MOE_RETURN_IF_ERROR(Scatter(values, cut, scratch, s));
+    return Gather(values, cut, s);
+  });
+}
+
+template <typename T>
+absl::Status RingAllReduce::ScatterParts(absl::Span<T> inout, absl::Span<const int64_t> counts,
+                                         Stream& stream) {
+  const auto n = static_cast<int64_t>(inout.size());
+  if (static_cast<int>(counts.size()) != comm_.size() ||
+      std::any_of(counts.begin(), counts.end(), [n](int64_t c) { return c < 0 || c > n; }) ||
+      std::accumulate(counts.begin(), counts.end(), int64_t{0}) != n) {
+    return absl::InvalidArgumentError(absl::StrCat("RingAllReduce: counts = [",
+                                                   absl::StrJoin(counts, ", "), "], expected ",
+                                                   comm_.size(), " counts >= 0 with sum ", n));
+  }
+  const Cut cut(counts);
+  return RunWhereItCan(inout, stream, [&](absl::Span<T> values, absl::Span<T> scratch, Stream& s) {
+    return Scatter(values, cut, scratch, s);
+  });
+}
+
+template <typename T, typename Circle>
+absl::Status RingAllReduce::RunWhereItCan(absl::Span<T> inout, Stream& stream, Circle circle) {
   if (comm_.size() == 1 || inout.empty()) return absl::OkStatus();
   const auto sum = [&](absl::Span<const std::byte>, absl::Span<std::byte> bytes,
                        Stream& where) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const absl::Span<T> scratch, Scratch<T>(where));
     auto* const values = reinterpret_cast<T*>(bytes.data());
-    absl::Status status = Circle(absl::MakeSpan(values, inout.size()), scratch, where);
+    absl::Status status = circle(absl::MakeSpan(values, inout.size()), scratch, where);
     absl::StatusOr<Event> used = where.Record();  // a ring that broke has used it, too
     status.Update(used.status());
     if (used.ok()) scratch_used_ = *std::move(used);
@@ -108,32 +167,35 @@ absl::StatusOr<absl::Span<T>> RingAllReduce::Scratch(Stream& stream) {
 }
 
 template <typename T>
-absl::Status RingAllReduce::Circle(absl::Span<T> inout, absl::Span<T> scratch, Stream& stream) {
-  const int ranks = comm_.size();
-  const int rank = comm_.rank();
-  const auto n = static_cast<int64_t>(inout.size());
+absl::Status RingAllReduce::Scatter(absl::Span<T> inout, const Cut& cut, absl::Span<T> scratch,
+                                    Stream& stream) {
+  const int ranks = comm_.size(), rank = comm_.rank();
   const auto chunk = static_cast<int64_t>(scratch.size());
-  const int64_t chunks = (Block(n, 0, ranks).size() + chunk - 1) / chunk;  // block 0 is a longest
-  const int next = Mod(rank + 1, ranks);
-  const int previous = Mod(rank - 1, ranks);
-
-  for (int step = 0; step < ranks - 1; ++step) {  // reduce-scatter
-    const Range out = Block(n, Mod(rank - 1 - step, ranks), ranks);
-    const Range in = Block(n, Mod(rank - 2 - step, ranks), ranks);
+  const int64_t chunks = (cut.longest() + chunk - 1) / chunk;
+  for (int step = 0; step < ranks - 1; ++step) {
+    const Range out = cut.block(rank - 1 - step);
+    const Range in = cut.block(rank - 2 - step);
     for (int64_t c = 0; c < chunks; ++c) {
       const Range send = Chunk(out, c, chunk);
       const Range recv = Chunk(in, c, chunk);
       const absl::Span<T> received = scratch.first(static_cast<size_t>(recv.size()));
-      MOE_RETURN_IF_ERROR(
-          comm_.SendRecv({SendTo(next, Of(inout, send)), ReceiveFrom(previous, received)}, stream));
+      MOE_RETURN_IF_ERROR(comm_.SendRecv({SendTo(Mod(rank + 1, ranks), Of(inout, send)),
+                                          ReceiveFrom(Mod(rank - 1, ranks), received)},
+                                         stream));
       MOE_RETURN_IF_ERROR(AddPartial<T>(received, Of(inout, recv), stream));
     }
   }
-  for (int step = 0; step < ranks - 1; ++step) {  // all-gather
-    const Range out = Block(n, Mod(rank - step, ranks), ranks);
-    const Range in = Block(n, Mod(rank - 1 - step, ranks), ranks);
-    MOE_RETURN_IF_ERROR(comm_.SendRecv(
-        {SendTo(next, Of(inout, out)), ReceiveFrom(previous, Of(inout, in))}, stream));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status RingAllReduce::Gather(absl::Span<T> inout, const Cut& cut, Stream& stream) {
+  const int ranks = comm_.size(), rank = comm_.rank();
+  for (int step = 0; step < ranks - 1; ++step) {
+    MOE_RETURN_IF_ERROR(
+        comm_.SendRecv({SendTo(Mod(rank + 1, ranks), Of(inout, cut.block(rank - step))),
+                        ReceiveFrom(Mod(rank - 1, ranks), Of(inout, cut.block(rank - 1 - step)))},
+                       stream));
   }
   return absl::OkStatus();
 }

@@ -56,14 +56,31 @@ class RingAllReduce {
   absl::Status Sum(absl::Span<float> inout, Stream& stream);
   absl::Status Sum(absl::Span<int64_t> inout, Stream& stream);
 
+  // The first half, over parts of any size: part rank() of `inout` becomes the sum over ranks of
+  // it, in the order of block rank() above; what the other parts then hold is undefined.
+  //   counts  [R] elements of each part, >= 0, with sum inout.size(); the same on all ranks
+  // S*(R-1)/R bytes sent per rank, for equal parts. Errors: kInvalidArgument for other counts.
+  absl::Status ReduceScatter(absl::Span<float> inout, absl::Span<const int64_t> counts,
+                             Stream& stream);
+  absl::Status ReduceScatter(absl::Span<int64_t> inout, absl::Span<const int64_t> counts,
+                             Stream& stream);
+
  private:
+  class Cut;
   template <typename T>
-  absl::Status SumWhereItCan(absl::Span<T> inout, Stream& stream);
+  absl::Status SumAll(absl::Span<T> inout, Stream& stream);
+  template <typename T>
+  absl::Status ScatterParts(absl::Span<T> inout, absl::Span<const int64_t> counts, Stream& stream);
+  // Lends `circle` the values and the scratch where additions run.
+  template <typename T, typename Circle>
+  absl::Status RunWhereItCan(absl::Span<T> inout, Stream& stream, Circle circle);
   // A chunk in memory of the stream's device, from where the stream may have it.
   template <typename T>
   absl::StatusOr<absl::Span<T>> Scratch(Stream& stream);
   template <typename T>
-  absl::Status Circle(absl::Span<T> inout, absl::Span<T> scratch, Stream& stream);
+  absl::Status Scatter(absl::Span<T> inout, const Cut& cut, absl::Span<T> scratch, Stream& stream);
+  template <typename T>
+  absl::Status Gather(absl::Span<T> inout, const Cut& cut, Stream& stream);
 
   Communicator& comm_;
   const RingOptions options_;

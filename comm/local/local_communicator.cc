@@ -52,11 +52,8 @@ class Share {
         AllReduce(posts);
         return absl::OkStatus();
       case CollectiveKind::kReduceScatter:
-        ReduceScatter(posts);
-        return absl::OkStatus();
-      case CollectiveKind::kAllGather:
-        AllGather(posts);
-        return absl::OkStatus();
+      case CollectiveKind::kReduceScatterV:
+        return ReduceScatter(posts);
       case CollectiveKind::kBroadcast:
         Broadcast(posts);
         return absl::OkStatus();
@@ -84,44 +81,48 @@ class Share {
     });
   }
 
-  void ReduceScatter(Posts posts) {
+  absl::Status ReduceScatter(Posts posts) {
     Inputs inputs;
-    for (const LocalPost& post : posts) {
-      inputs.push_back(post.send + static_cast<size_t>(rank_) * call_.recv.size());
+    for (int r = 0; r < ranks_; ++r) {
+      MOE_RETURN_IF_ERROR(CheckSent(r, posts[r]));
+      inputs.push_back(posts[r].send + OwnPart(posts[r]));
     }
     std::byte* const output = call_.recv.data();
-    InParts(group_, caller_, call_.count(), kPartElements, [&](int64_t begin, int64_t end) {
+    const int64_t count = static_cast<int64_t>(call_.recv.size()) / SizeOf(call_.type);
+    InParts(group_, caller_, count, kPartElements, [&](int64_t begin, int64_t end) {
       ReduceInOrder(inputs, absl::MakeConstSpan(&output, 1), begin, end, call_.type, call_.op);
     });
+    return absl::OkStatus();
   }
 
-  void AllGather(Posts posts) {
-    const CopyHint hint = HintFor(call_.recv.size(), ranks_);
-    for (int i = 0; i < ranks_; ++i) {
-      const int r = (rank_ + i) % ranks_;  // ranks start at different peers: no hot spot
-      CopyInParts(group_, caller_, call_.recv.data() + r * call_.count(), posts[r].send,
-                  call_.count(), hint);
-    }
-  }
-
+  // A gather sends one part to all.
   absl::Status AllToAllV(Posts posts) {
     const RankCounts& expected = call_.recv_counts;
     RankCounts offsets(expected.size());
     std::exclusive_scan(expected.begin(), expected.end(), offsets.begin(), int64_t{0});
     const CopyHint hint = HintFor(call_.recv.size(), ranks_);
     for (int i = 0; i < ranks_; ++i) {
-      const int r = (rank_ + i) % ranks_;
-      const absl::Span<const int64_t> theirs = posts[r].send_bytes;
-      if (theirs[rank_] != expected[r]) {
-        return OtherSizeError(caller_.operation, group_.world_rank(rank_), expected[r],
-                              group_.world_rank(r), theirs[rank_]);
-      }
-      const int64_t from = std::accumulate(theirs.begin(), theirs.begin() + rank_, int64_t{0});
-      if (theirs[rank_] == 0) continue;
+      const int r = (rank_ + i) % ranks_;  // ranks start at different peers: no hot spot
+      MOE_RETURN_IF_ERROR(CheckSent(r, posts[r]));
+      if (expected[r] == 0) continue;
+      const int64_t from = call_.gathers() ? 0 : OwnPart(posts[r]);
       CopyInParts(group_, caller_, call_.recv.data() + offsets[r], posts[r].send + from,
-                  theirs[rank_], hint);
+                  expected[r], hint);
     }
     return absl::OkStatus();
+  }
+
+  // Whether rank r sends as much as this one expects.
+  absl::Status CheckSent(int r, const LocalPost& post) const {
+    const int64_t sent = post.send_bytes[rank_], expected = call_.recv_counts[r];
+    if (sent == expected) return absl::OkStatus();
+    return OtherSizeError(caller_.operation, group_.world_rank(rank_), expected,
+                          group_.world_rank(r), sent);
+  }
+
+  // Where the part for this rank begins, in bytes.
+  int64_t OwnPart(const LocalPost& post) const {
+    return std::accumulate(post.send_bytes.begin(), post.send_bytes.begin() + rank_, int64_t{0});
   }
 
   void Broadcast(Posts posts) {

@@ -38,10 +38,8 @@ absl::Status MpiGroup::Collective(const CommPhase& phase, const CollectiveCall& 
       // MPI has no 16-bit types, and pairs summed in them would round at every step.
       return Is16BitFloat(call.type) ? AllReduceInRankOrder(phase, call) : ByLibrary(phase, call);
     case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kReduceScatterV:
       return ReduceScatter(phase, call);
-    case CollectiveKind::kAllGather:
-      return stream.Gather({"AllGather", kAllGather, phase}, call.send.data(), call.recv.data(),
-                           call.count());
     case CollectiveKind::kBroadcast:
       return ByLibrary(phase, call);
     default:
@@ -123,13 +121,17 @@ absl::Status MpiGroup::AllReduceInRankOrder(const CommPhase& phase, const Collec
 
 absl::Status MpiGroup::ReduceScatter(const CommPhase& phase, const CollectiveCall& call) {
   absl::InlinedVector<const std::byte*, 16> parts;
-  for (int r = 0; r < stream.size(); ++r) {
-    parts.push_back(call.send.data() + static_cast<size_t>(r) * call.recv.size());
+  RankCounts counts;
+  const std::byte* part = call.send.data();
+  for (const int64_t bytes : call.send_counts) {
+    parts.push_back(part);
+    counts.push_back(bytes / SizeOf(call.type));
+    part += bytes;
   }
-  const RankCounts counts(parts.size(), call.count());
   return SumParts(phase, call, parts.data(), counts, call.recv.data());
 }
 
+// A gather sends one part to all.
 absl::Status MpiGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call) {
   const int rank = stream.rank(), name = stream.world_ranks()[rank];
   const RankCounts &out = call.send_counts, &in = call.recv_counts;
@@ -155,7 +157,7 @@ absl::Status MpiGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& c
     } else {
       stream.Send(r, from, out[r]);
     }
-    from += out[r];
+    if (!call.gathers()) from += out[r];
   }
   CopyBytes(own, own_from, out[rank]);  // while the peers take theirs
   return stream.Finish();

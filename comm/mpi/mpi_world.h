@@ -37,11 +37,11 @@ struct MpiWorldOptions {
 // MPI_Finalize may wait for ever, and where the network writes by itself, buffers of the failed
 // operation may be written until the process has left: leave by MPI_Abort.
 //
-// AllToAllV, AllGather, ReduceScatter and SendRecv are pairwise transfers; ReduceScatter, and
-// AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of other
-// types and Broadcast are the MPI library's own, after a roll call of 48 bytes from every rank that
-// compares their arguments; MPI's all-reduce is deterministic for one library, rank count and
-// length, but rounds floats as it likes.
+// AllToAllV, AllGather(V), ReduceScatter(V) and SendRecv are pairwise transfers; ReduceScatter(V),
+// and AllReduce of 16-bit types, sum in rank order: the bits of the local backend. AllReduce of
+// other types and Broadcast are the MPI library's own, after a roll call of 48 bytes from every
+// rank that compares their arguments; MPI's all-reduce is deterministic for one library, rank count
+// and length, but rounds floats as it likes.
 //
 // With MPICH, what MPI reports returns as an error only if the program gives MPI_COMM_WORLD the
 // handler MPI_ERRORS_RETURN; else the job ends there.

@@ -1,8 +1,10 @@
 #include "comm/nccl/nccl_group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
@@ -27,6 +29,17 @@ ncclDataType_t ToNccl(DType type) {
 
 ncclRedOp_t ToNccl(ReduceOp op) {
   return op == ReduceOp::kSum ? ncclSum : ncclMax;
+}
+
+// Calls that progress together: post(0) .. post(n - 1).
+ncclResult_t Grouped(const NcclApi& api, size_t n, absl::FunctionRef<ncclResult_t(size_t)> post) {
+  ncclResult_t result = api.ncclGroupStart();
+  for (size_t i = 0; i < n && result == ncclSuccess; ++i) {
+    const ncclResult_t posted = post(i);
+    if (posted != ncclInProgress) result = posted;
+  }
+  const ncclResult_t ended = api.ncclGroupEnd();  // also after an error: the group is this thread's
+  return result == ncclSuccess ? ended : result;
 }
 
 template <typename Convert>
@@ -86,7 +99,9 @@ absl::StatusOr<std::byte*> NcclGroup::Scratch(int64_t bytes, Stream& stream) {
 absl::Status NcclGroup::Collective(const CommPhase& phase, const CollectiveCall& call,
                                    Stream& stream) {
   if (streams->rank().dead()) return streams->rank().status();
-  if (call.kind == CollectiveKind::kAllToAllV) return AllToAllV(phase, call, stream);
+  if (call.kind == CollectiveKind::kAllToAllV || call.kind == CollectiveKind::kAllGatherV) {
+    return AllToAllV(phase, call, stream);
+  }
   if (call.count() == 0) return absl::OkStatus();
   return Is16BitFloat(call.type) ? ScratchUsed(SumInFloat32(phase, call, stream), stream)
                                  : Launch(phase, call, stream);
@@ -106,6 +121,16 @@ absl::Status NcclGroup::Launch(const CommPhase& phase, const CollectiveCall& cal
             return api.ncclAllReduce(send, recv, count, type, ToNccl(call.op), comm, cuda);
           case CollectiveKind::kReduceScatter:
             return api.ncclReduceScatter(send, recv, count, type, ToNccl(call.op), comm, cuda);
+          case CollectiveKind::kReduceScatterV: {
+            const std::byte* part = call.send.data();
+            return Grouped(api, call.send_counts.size(), [&](size_t r) {
+              const std::byte* const from = std::exchange(part, part + call.send_counts[r]);
+              const auto n = static_cast<size_t>(call.send_counts[r] / SizeOf(call.type));
+              if (n == 0) return ncclSuccess;
+              return api.ncclReduce(from, recv, n, type, ToNccl(call.op), static_cast<int>(r), comm,
+                                    cuda);
+            });
+          }
           case CollectiveKind::kAllGather:
             return api.ncclAllGather(send, recv, count, type, comm, cuda);
           default:
@@ -117,21 +142,27 @@ absl::Status NcclGroup::Launch(const CommPhase& phase, const CollectiveCall& cal
 absl::Status NcclGroup::SumInFloat32(const CommPhase& phase, const CollectiveCall& call,
                                      Stream& stream) {
   constexpr int64_t kWidth = SizeOf(DType::kFloat32);
-  const int64_t all = static_cast<int64_t>(call.send.size()) / SizeOf(call.type);
-  const int64_t own = call.kind == CollectiveKind::kReduceScatter ? streams->own() : 0;
+  const int64_t narrow = SizeOf(call.type);
+  const int64_t all = static_cast<int64_t>(call.send.size()) / narrow;
+  const int64_t received = static_cast<int64_t>(call.recv.size()) / narrow;
   MOE_ASSIGN_OR_RETURN(std::byte* const summed, Scratch(all * kWidth, stream));
-  std::byte* const mine = summed + call.count() * own * kWidth;  // in place
+  CollectiveCall wide = {.kind = call.kind,
+                         .type = DType::kFloat32,
+                         .op = call.op,
+                         .send = {summed, static_cast<size_t>(all * kWidth)}};
+  for (const int64_t bytes : call.send_counts) wide.send_counts.push_back(bytes / narrow * kWidth);
+  std::byte* const mine =  // in place
+      summed + (call.scatters()
+                    ? std::accumulate(wide.send_counts.begin(),
+                                      wide.send_counts.begin() + streams->own(), int64_t{0})
+                    : 0);
+  wide.recv = {mine, static_cast<size_t>(received * kWidth)};
   MOE_RETURN_IF_ERROR(Widen(call.type, stream, call.send.data(), summed, all));
-  MOE_RETURN_IF_ERROR(Launch(phase,
-                             {.kind = call.kind,
-                              .type = DType::kFloat32,
-                              .op = call.op,
-                              .send = {summed, static_cast<size_t>(all * kWidth)},
-                              .recv = {mine, static_cast<size_t>(call.count() * kWidth)}},
-                             stream));
-  return Narrow(call.type, stream, mine, call.recv.data(), call.count());
+  MOE_RETURN_IF_ERROR(Launch(phase, wide, stream));
+  return Narrow(call.type, stream, mine, call.recv.data(), received);
 }
 
+// A gather sends one part to all.
 absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& call,
                                   Stream& stream) {
   const RankCounts &out = call.send_counts, &in = call.recv_counts;
@@ -145,12 +176,12 @@ absl::Status NcclGroup::AllToAllV(const CommPhase& phase, const CollectiveCall& 
         const int name = streams->world_ranks()[r];
         return streams->rank().Kill(OtherSizeError(NameOf(call.kind), name, in[r], name, out[r]));
       }
-      MOE_RETURN_IF_ERROR(stream.CopyBytes(send, recv, out[r]));
+      if (send != recv) MOE_RETURN_IF_ERROR(stream.CopyBytes(send, recv, out[r]));
     } else {
       if (out[r] > 0) ops.push_back({.peer = r, .send = send, .bytes = out[r]});
       if (in[r] > 0) ops.push_back({.peer = r, .recv = recv, .bytes = in[r]});
     }
-    send += out[r];
+    if (!call.gathers()) send += out[r];
     recv += in[r];
   }
   return Exchange(NameOf(call.kind), phase, ops, stream);
@@ -169,20 +200,12 @@ absl::Status NcclGroup::Exchange(const char* operation, const CommPhase& phase,
   for (const SendRecvOp& op : ops) call.peers.push_back(op.peer);
   const NcclApi& api = streams->rank().api();
   return streams->Launch(call, stream, [&](ncclComm_t comm, cudaStream_t cuda) {
-    ncclResult_t result = api.ncclGroupStart();
-    if (result != ncclSuccess) return result;
-    for (const SendRecvOp& op : ops) {
+    return Grouped(api, ops.size(), [&](size_t i) {
+      const SendRecvOp& op = ops[i];
       const auto bytes = static_cast<size_t>(op.bytes);
-      const ncclResult_t posted =
-          op.send != nullptr ? api.ncclSend(op.send, bytes, ncclUint8, op.peer, comm, cuda)
-                             : api.ncclRecv(op.recv, bytes, ncclUint8, op.peer, comm, cuda);
-      if (posted == ncclSuccess || posted == ncclInProgress) continue;
-      result = posted;
-      break;
-    }
-    const ncclResult_t ended =
-        api.ncclGroupEnd();  // also after an error: the group is this thread's
-    return result == ncclSuccess ? ended : result;
+      return op.send != nullptr ? api.ncclSend(op.send, bytes, ncclUint8, op.peer, comm, cuda)
+                                : api.ncclRecv(op.recv, bytes, ncclUint8, op.peer, comm, cuda);
+    });
   });
 }
 

@@ -45,7 +45,24 @@ TEST_P(CommFailureTest, BadArgumentsAreRefusedAndTheCommunicatorStaysUsable) {
     refused(comm.AllGather<float>(x, out.subspan(1), stream));
     refused(comm.ReduceScatter<float>(absl::MakeConstSpan(x).subspan(1), out.first(4),
                                       ReduceOp::kSum, stream));
+    const auto part = out.first(4);
+    bad[0] = 3;  // not the size of the buffer, nor of rank 0's part
+    refused(comm.ReduceScatterV<float>(x, bad, part, ReduceOp::kSum, stream));
+    refused(comm.AllGatherV<float>(part, absl::MakeSpan(x), bad, stream));
+    bad[0] = -1;
+    refused(comm.ReduceScatterV<float>(x, bad, part, ReduceOp::kSum, stream));
+    refused(comm.AllGatherV<float>(part, absl::MakeSpan(x), bad, stream));
+    refused(comm.ReduceScatterV<float>(x, too_many, part, ReduceOp::kSum, stream));
+    refused(comm.AllGatherV<float>(part, absl::MakeSpan(x), too_many, stream));
+    refused(comm.ReduceScatterV<float>(x, good, out.first(3), ReduceOp::kSum, stream));
+    refused(comm.AllGatherV<float>(out.first(3), absl::MakeSpan(x), good, stream));
+    if (ranks > 1) {  // beside the own part
+      refused(comm.AllGatherV<float>(absl::MakeConstSpan(x).subspan(2, 4), absl::MakeSpan(x), good,
+                                     stream));
+    }
     std::vector<uint8_t> bytes(4);
+    refused(comm.ReduceScatterV<uint8_t>(bytes, std::vector<int64_t>(ranks, 0), {}, ReduceOp::kSum,
+                                         stream));
     refused(comm.AllReduce<uint8_t>(absl::MakeSpan(bytes), ReduceOp::kSum, stream));
     refused(comm.Broadcast<float>(out, ranks, stream));
     refused(comm.Broadcast<float>(out, -1, stream));
@@ -81,6 +98,34 @@ TEST_P(CommFailureTest, CountsThatDisagreeAreFoundAndEndTheWorld) {
         EXPECT_EQ(comm.Barrier(), status);
       },
       absl::Seconds(2));
+}
+
+TEST_P(CommFailureTest, PartsThatDisagreeAreFoundAndEndTheWorld) {
+  if (ranks() < 2) GTEST_SKIP() << "one rank agrees with itself";
+  for (const bool gathers : {false, true}) {
+    OnEachRank(
+        [gathers](Communicator& comm, Stream& stream) {
+          // Ranks 0 and 1 each think that it is the other that has an element less.
+          std::vector<int64_t> counts(comm.size(), 0);
+          counts[0] = comm.rank() == 0 ? 3 : 2;
+          counts[1] = comm.rank() == 0 ? 2 : 3;
+          std::vector<int32_t> x(5);
+          const auto all = absl::MakeSpan(x);
+          const auto own = comm.rank() == 0   ? all.first(3)
+                           : comm.rank() == 1 ? all.subspan(2)
+                                              : all.first(0);
+          (void)(gathers ? comm.AllGatherV<int32_t>(own, all, counts, stream)
+                         : comm.ReduceScatterV<int32_t>(all, counts, own, ReduceOp::kSum, stream));
+          const absl::Status status = stream.Synchronize();
+          if (comm.rank() > 1) return;  // others learn of it now, later or by their deadline
+          if (status.code() != absl::StatusCode::kAborted) {
+            EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+          }
+          EXPECT_THAT(std::string(status.message()), HasSubstr("bytes from rank"));
+          EXPECT_EQ(comm.Barrier(), status);
+        },
+        absl::Seconds(2));
+  }
 }
 
 TEST_P(CommFailureTest, ReductionsOfDifferentLengthAreRefusedOnEveryRank) {

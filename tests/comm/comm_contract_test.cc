@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -253,6 +254,79 @@ TEST_P(CommContractTest, ReduceScatterAndAllGatherWorkInPlace) {
     ASSERT_TRUE(comm.AllGather<int32_t>(own, absl::MakeSpan(x), stream).ok());
     ASSERT_TRUE(stream.Synchronize().ok());
     EXPECT_THAT(x, Each(comm.size() * (comm.size() + 1) / 2));
+  });
+}
+
+// Parts of (r + shift) mod 3 units, some of them empty.
+std::vector<int64_t> RaggedCounts(int ranks, int shift, int64_t unit) {
+  std::vector<int64_t> counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back((r + shift) % 3 * unit);
+  return counts;
+}
+
+// send[i] on rank r = r + i mod 7, summed over ranks.
+template <typename T>
+void ExpectOwnPartSummed(Communicator& comm, Stream& stream, const std::vector<int64_t>& counts) {
+  const int ranks = comm.size();
+  const auto total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const auto first = std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+  std::vector<T> x;
+  for (int64_t i = 0; i < total; ++i)
+    x.push_back(static_cast<T>(static_cast<float>(comm.rank() + i % 7)));
+  std::vector<T> recv(static_cast<size_t>(counts[comm.rank()]), static_cast<T>(-1.0F));
+  const auto own = absl::MakeSpan(x).subspan(static_cast<size_t>(first), recv.size());
+  ASSERT_TRUE(comm.ReduceScatterV<T>(x, counts, absl::MakeSpan(recv), ReduceOp::kSum, stream).ok());
+  ASSERT_TRUE(stream.Synchronize().ok());
+  ASSERT_TRUE(comm.ReduceScatterV<T>(x, counts, own, ReduceOp::kSum, stream).ok());
+  ASSERT_TRUE(stream.Synchronize().ok());
+  for (size_t i = 0; i < recv.size(); ++i) {
+    const int64_t value = (first + static_cast<int64_t>(i)) % 7;
+    const auto expected =
+        static_cast<T>(static_cast<float>(ranks * (ranks - 1) / 2 + ranks * value));
+    ASSERT_EQ(recv[i], expected) << "i=" << i;
+    ASSERT_EQ(own[i], expected) << "in place, i=" << i;
+  }
+}
+
+TEST_P(CommContractTest, ReduceScatterVSumsTheOwnPartAndInPlace) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    for (int shift = 0; shift < 3; ++shift) {
+      for (const int64_t unit : {0, 1, 700}) {
+        const std::vector<int64_t> counts = RaggedCounts(comm.size(), shift, unit);
+        ExpectOwnPartSummed<float>(comm, stream, counts);
+        ExpectOwnPartSummed<BFloat16>(comm, stream, counts);
+      }
+    }
+    // A part that MPI sums in two segments.
+    ExpectOwnPartSummed<int64_t>(comm, stream, RaggedCounts(comm.size(), 2, 33'001));
+  });
+}
+
+TEST_P(CommContractTest, AllGatherVConcatenatesInRankOrderAndInPlace) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    const auto rank = static_cast<size_t>(comm.rank());
+    for (int shift = 0; shift < 3; ++shift) {
+      for (const int64_t unit : {0, 1, 1000}) {
+        const std::vector<int64_t> counts = RaggedCounts(comm.size(), shift, unit);
+        std::vector<int32_t> expected;
+        size_t first = 0;
+        for (int r = 0; r < comm.size(); ++r) {
+          if (r == comm.rank()) first = expected.size();
+          for (int64_t i = 0; i < counts[r]; ++i) expected.push_back(Tagged(r, shift, i));
+        }
+        const auto n = static_cast<size_t>(counts[rank]);
+        const std::vector<int32_t> send(expected.begin() + first, expected.begin() + first + n);
+        std::vector<int32_t> recv(expected.size(), -1), x(expected.size(), -1);
+        std::copy(send.begin(), send.end(), x.begin() + first);
+        ASSERT_TRUE(comm.AllGatherV<int32_t>(send, absl::MakeSpan(recv), counts, stream).ok());
+        ASSERT_TRUE(comm.AllGatherV<int32_t>(absl::MakeConstSpan(x).subspan(first, n),
+                                             absl::MakeSpan(x), counts, stream)
+                        .ok());
+        ASSERT_TRUE(stream.Synchronize().ok());
+        EXPECT_EQ(recv, expected);
+        EXPECT_EQ(x, expected);
+      }
+    }
   });
 }
 

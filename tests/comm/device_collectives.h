@@ -52,11 +52,17 @@ inline void ExpectInPlaceAndFromARoot(Communicator& comm, const TestDevice& devi
   const auto scattered = device.Copy<int32_t>({r, 10 * r, 100 * r});
   const auto mine = scattered.span().subspan(static_cast<size_t>(r), 1);
   EXPECT_OK(comm.ReduceScatter<int32_t>(scattered.span(), mine, ReduceOp::kSum, stream));
+  const std::vector<int64_t> counts = {0, 1, 2};  // of unequal parts
+  const auto ragged = device.Copy<int64_t>({r, 10 * r, 100 * r});
+  const auto part = ragged.span().subspan(r == 2 ? 1 : 0, static_cast<size_t>(r));
+  EXPECT_OK(comm.ReduceScatterV<int64_t>(ragged.span(), counts, part, ReduceOp::kSum, stream));
+  EXPECT_OK(comm.AllGatherV<int64_t>(part, ragged.span(), counts, stream));
   const auto roots = device.Copy<int32_t>({r, r});
   EXPECT_OK(comm.Broadcast<int32_t>(roots.span(), 2, stream));
   EXPECT_THAT(device.Read(all), ElementsAre(0, 1, 2));
   const std::vector<int> sums = {3, 30, 300};
   EXPECT_EQ(device.Read(scattered)[static_cast<size_t>(r)], sums[static_cast<size_t>(r)]);
+  EXPECT_THAT(device.Read(ragged), ElementsAre(3, 30, 300));
   EXPECT_THAT(device.Read(roots), ElementsAre(2, 2));
 }
 

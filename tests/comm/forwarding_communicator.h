@@ -74,9 +74,8 @@ class ForwardingCommunicator : public Communicator {
     switch (call.kind) {
       case CollectiveKind::kAllReduce:
         return 2 * bytes * (size() - 1) / size();
-      case CollectiveKind::kReduceScatter:
-        return bytes / size() * (size() - 1);
       case CollectiveKind::kAllGather:
+      case CollectiveKind::kAllGatherV:
         return bytes * (size() - 1);
       case CollectiveKind::kBroadcast:
         return bytes;

@@ -1,5 +1,6 @@
 // comm/ring_all_reduce.h and comm/all_reduce.h on threads.
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -107,6 +108,35 @@ TEST_P(RingAllReduceTest, FloatsAreSummedInTheOrderOfTheRing) {
       float expected = FloatValue((block + 1) % ranks, i);
       for (int k = 2; k <= ranks; ++k) expected += FloatValue((block + k) % ranks, i);
       ASSERT_EQ(x[i], expected) << "i=" << i;
+    }
+  });
+}
+
+// Every algorithm's reduce-scatter, over parts of which some are empty.
+TEST_P(RingAllReduceTest, ReduceScatterSumsTheOwnPartOfAnySize) {
+  OnEachRank([](Communicator& comm, Stream& stream) {
+    for (const AllReduceAlgorithm algorithm :
+         {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kDirect}) {
+      const auto reducer = AllReducer::Create(algorithm, comm, {.chunk_bytes = 128}).value();
+      for (int shift = 0; shift < 3; ++shift) {
+        std::vector<int64_t> counts;
+        for (int r = 0; r < comm.size(); ++r) counts.push_back((r + shift) % 3 * 50);
+        const auto before =
+            std::accumulate(counts.begin(), counts.begin() + comm.rank(), int64_t{0});
+        std::vector<int64_t> x(std::accumulate(counts.begin(), counts.end(), size_t{0}));
+        for (size_t i = 0; i < x.size(); ++i) x[i] = Value(comm.rank(), i);
+        ASSERT_TRUE(reducer->ReduceScatter(absl::MakeSpan(x), counts, stream).ok());
+        ASSERT_TRUE(stream.Synchronize().ok());
+        for (int64_t i = before; i < before + counts[comm.rank()]; ++i) {
+          uint64_t wrapped = 0;
+          for (int r = 0; r < comm.size(); ++r) wrapped += static_cast<uint64_t>(Value(r, i));
+          ASSERT_EQ(static_cast<uint64_t>(x[i]), wrapped) << "i=" << i << " shift " << shift;
+        }
+      }
+      std::vector<int64_t> x(3);
+      const std::vector<int64_t> counts(comm.size(), 4);
+      EXPECT_EQ(reducer->ReduceScatter(absl::MakeSpan(x), counts, stream).code(),
+                absl::StatusCode::kInvalidArgument);
     }
   });
 }

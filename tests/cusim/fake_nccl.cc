@@ -401,6 +401,14 @@ ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataT
   call.op = op;
   return Enqueue(call, stream);
 }
+ncclResult_t ncclReduce(const void* send, void* recv, size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+  NcclCallRecord call =
+      CallOf(Kind::kReduce, comm, {send, 1}, {recv, comm->rank == root ? 1 : 0}, count, type);
+  call.op = op;
+  call.peer = root;
+  return Enqueue(call, stream);
+}
 ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   NcclCallRecord call =

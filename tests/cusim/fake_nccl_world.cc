@@ -122,6 +122,8 @@ const char* NcclCallRecord::name() const {
   switch (kind) {
     case Kind::kAllReduce:
       return "ncclAllReduce";
+    case Kind::kReduce:
+      return "ncclReduce";
     case Kind::kReduceScatter:
       return "ncclReduceScatter";
     case Kind::kAllGather:
@@ -206,6 +208,11 @@ void NcclWorld::MoveCollective(int64_t sequence) {
     switch (call->kind) {
       case NcclCallRecord::Kind::kAllReduce:
         Reduce(in, result.data(), call->count, call->type, call->op);
+        break;
+      case NcclCallRecord::Kind::kReduce:
+        if (call->comm->rank == call->peer) {
+          Reduce(in, result.data(), call->count, call->type, call->op);
+        }
         break;
       case NcclCallRecord::Kind::kReduceScatter: {
         std::vector<const char*> parts = in;

@@ -26,6 +26,7 @@ struct NcclWorld;
 struct NcclCallRecord {
   enum class Kind : uint8_t {
     kAllReduce,
+    kReduce,
     kReduceScatter,
     kAllGather,
     kBroadcast,
