@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +19,9 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/base/trace_file.h"
 #include "moe/cli/bench/bench_options.h"
+#include "moe/cli/bench/bench_output.h"
 #include "moe/cli/bench/bench_row.h"
 #include "moe/cli/bench/collectives.h"
-#include "moe/cli/bench/tables.h"
 #include "moe/session.h"
 
 namespace moe::cli {
@@ -38,94 +37,9 @@ bench::HeatMap HeatMapOf(absl::Span<const bench::BenchRow> rows) {
   return map;
 }
 
-// Prints rows as they come, in the forms that the options ask for. Of the rank that speaks.
-class BenchOutput {
- public:
-  explicit BenchOutput(const BenchOptions& options);
-
-  // `about`: lines that say what is measured; part of the table, not of -o.
-  absl::Status Begin(const std::string& about);
-  // The rows of one size: one, for p2p all pairs.
-  absl::Status Add(absl::Span<const bench::BenchRow> rows);
-  // Footers and files.
-  absl::Status End();
-  const std::vector<bench::BenchRow>& rows() const { return rows_; }
-
- private:
-  std::string Foot() const;
-  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
-
-  const BenchOptions& options_;
-  std::unique_ptr<bench::TableWriter> out_, err_;
-  std::vector<bench::BenchRow> rows_;
-  std::vector<bench::BenchRow> last_;  // of the last size
-};
-
-BenchOutput::BenchOutput(const BenchOptions& options) : options_(options) {
-  const auto writer = [](std::optional<bench::TableForm> form) {
-    return form.has_value()
-               ? std::make_unique<bench::TableWriter>(*form, bench::KeysOf(bench::BenchFields({})))
-               : nullptr;
-  };
-  out_ = writer(options.output.form);
-  err_ = writer(options.output.form_err);
-}
-
-absl::Status BenchOutput::Begin(const std::string& about) {
-  if (err_ != nullptr) PrintAside(err_->Begin());
-  if (out_ != nullptr) return Print(out_->Begin());
-  if (options_.format == BenchFormat::kNccl) return Print(absl::StrCat(about, bench::NcclHead()));
-  return Print(absl::StrCat(about, pairs() ? "" : bench::BenchHead()));
-}
-
-absl::Status BenchOutput::Add(absl::Span<const bench::BenchRow> rows) {
-  std::string text;
-  for (const bench::BenchRow& row : rows) {
-    const std::vector<bench::Cell> cells = bench::CellsOf(bench::BenchFields(row));
-    if (err_ != nullptr) PrintAside(err_->Row(cells));
-    if (out_ != nullptr) {
-      text += out_->Row(cells);
-    } else if (options_.format == BenchFormat::kNccl) {
-      text += bench::NcclLine(row);
-    } else if (!pairs()) {
-      text += bench::BenchLine(row, options_.measure.max_noise_pct);
-    }
-  }
-  if (out_ == nullptr && options_.format == BenchFormat::kTable && pairs()) {
-    text = bench::HeatText(HeatMapOf(rows));
-  }
-  rows_.insert(rows_.end(), rows.begin(), rows.end());
-  last_.assign(rows.begin(), rows.end());
-  return Print(text);
-}
-
-std::string BenchOutput::Foot() const {
-  std::vector<double> cvs_pct;
-  for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
-  const bool short_foot = options_.format == BenchFormat::kNccl || pairs();
-  return (short_foot ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_)) +
-         bench::NoiseFoot(cvs_pct, options_.measure.max_noise_pct);
-}
-
-absl::Status BenchOutput::End() {
-  if (err_ != nullptr) PrintAside(err_->End());
-  MOE_RETURN_IF_ERROR(Print(out_ != nullptr ? out_->End() : Foot()));
-  std::vector<std::vector<bench::Cell>> cells;
-  for (const bench::BenchRow& row : rows_) {
-    cells.push_back(bench::CellsOf(bench::BenchFields(row)));
-  }
-  if (!options_.output.json_path.empty()) {
-    MOE_RETURN_IF_ERROR(WriteFile(
-        "-J", options_.output.json_path,
-        bench::WriteTable(bench::TableForm::kJson, bench::KeysOf(bench::BenchFields({})), cells)));
-  }
-  if (options_.svg_path.empty()) return absl::OkStatus();
-  return WriteFile("--svg", options_.svg_path, bench::HeatSvg(HeatMapOf(last_)));
-}
-
 class BenchRun {
  public:
-  BenchRun(const BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
+  BenchRun(BenchCall& call, const Launch& launch) : call_(call), launch_(launch) {}
 
   absl::Status Run();
 
@@ -134,17 +48,25 @@ class BenchRun {
   absl::Status OnRank(Communicator& world, BenchOutput& output);
   std::string About(const bench::WorldFacts& facts) const;
   void Note(const bench::BenchRow& row) const;
-  absl::Status Verdict(absl::Span<const bench::BenchRow> rows) const;
+  // The rows of one size: one, for p2p all pairs.
+  absl::Status Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output);
+  absl::Status End(BenchOutput& output) const;
+  absl::Status Verdict(const BenchOutput& output) const;
   bool speaks() const { return launch_.rank() == 0; }
+  bool pairs() const { return options_.spec.op == bench::Op::kPointToPoint; }
+  bool nccl() const { return options_.format == BenchFormat::kNccl; }
 
-  const BenchCall& call_;
+  BenchCall& call_;
   const Launch& launch_;
-  BenchOptions options_;
+  CollectiveOptions options_;
+  std::vector<bench::BenchRow> rows_;  // of the rank that speaks
+  size_t last_ = 0;                    // where those of the last size begin
 };
 
 // Everything that can be refused, before a rank starts.
 absl::Status BenchRun::Prepare() {
-  MOE_ASSIGN_OR_RETURN(options_, MakeBenchOptions(call_, launch_));
+  MOE_ASSIGN_OR_RETURN(options_, MakeCollectiveOptions(call_, launch_));
+  MOE_RETURN_IF_ERROR(SetFailIf(bench::BenchFields({}), call_));
   return speaks() ? CheckOutputs(call_.settings, options_.spec.routing) : absl::OkStatus();
 }
 
@@ -158,12 +80,12 @@ std::string BenchRun::About(const bench::WorldFacts& facts) const {
   if (options_.spec.node_size > 0) {
     absl::StrAppend(&text, ", every ", options_.spec.node_size, " ranks stand for a host");
   }
-  return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean", options_.measure));
+  return absl::StrCat(text, "\n", TimeText(call_, "max over ranks of the mean"));
 }
 
 // What was measured in place of what was asked for.
 void BenchRun::Note(const bench::BenchRow& row) const {
-  if (options_.run.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
+  if (call_.options.quiet || options_.spec.dispatch != DispatchAlgorithm::kDirect) return;
   if (row.algorithm == "direct") return;
   Say(stderr, "moe bench: --dispatch direct needs peer memory, which {} has not: {}\n", row.backend,
       row.algorithm);
@@ -171,20 +93,21 @@ void BenchRun::Note(const bench::BenchRow& row) const {
 
 absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
   const bool first = world.rank() == 0;
-  if (options_.run.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
+  if (call_.options.pin) MOE_RETURN_IF_ERROR(PinRank(launch_, world, /*threads=*/1));
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(launch_.device.kind, world));
   MOE_ASSIGN_OR_RETURN(const auto stream, bench::StreamOfCalls(device));
   MOE_ASSIGN_OR_RETURN(const auto trace, RankTrace::Create(call_.settings.text("trace"), world));
-  bench::MeasureOptions measure = options_.measure;
+  bench::MeasureOptions measure = call_.options.measure;
   measure.trace = trace->recorder();
   if (measure.trace != nullptr) measure.trace->AddLane("collective", stream.get());
   MOE_ASSIGN_OR_RETURN(const auto facts, bench::FindWorldFacts(LinkedMpi(), world));
-  if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts)));
+  const std::string head = nccl() ? bench::NcclHead() : pairs() ? "" : bench::BenchHead();
+  if (first) MOE_RETURN_IF_ERROR(output.Begin(About(facts) + head));
   for (const int64_t size : options_.sizes) {
     bench::CaseSpec spec = options_.spec;
     spec.size_bytes = size;
     MOE_ASSIGN_OR_RETURN(auto rows, bench::MeasureRows(spec, measure, facts, world, *stream));
-    if (options_.format == BenchFormat::kNccl && !options_.output.form.has_value()) {
+    if (nccl() && call_.settings.is("output", "table")) {
       spec.form = bench::Form::kOther;
       MOE_ASSIGN_OR_RETURN(const auto others,
                            bench::MeasureRows(spec, measure, facts, world, *stream));
@@ -194,21 +117,44 @@ absl::Status BenchRun::OnRank(Communicator& world, BenchOutput& output) {
       }
     }
     if (first && size == options_.sizes.front()) Note(rows.front());
-    if (!first) continue;
-    for (bench::BenchRow& row : rows) {
-      row.provenance = call_.provenance;
-      row.settings = BenchIdentity(call_.settings, call_.operation);
-    }
-    MOE_RETURN_IF_ERROR(output.Add(rows));
+    if (first) MOE_RETURN_IF_ERROR(Add(rows, output));
   }
   return trace->Write();
 }
 
+absl::Status BenchRun::Add(absl::Span<const bench::BenchRow> rows, BenchOutput& output) {
+  last_ = rows_.size();
+  for (const bench::BenchRow& row : rows) {
+    std::string text;
+    if (nccl()) {
+      text = bench::NcclLine(row);
+    } else if (!pairs()) {
+      text = bench::BenchLine(row, call_.options.measure.max_noise_pct);
+    } else if (&row == &rows.back()) {
+      text = bench::HeatText(HeatMapOf(rows));
+    }
+    MOE_RETURN_IF_ERROR(output.Add(bench::BenchFields(row), text));
+    rows_.push_back(row);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BenchRun::End(BenchOutput& output) const {
+  std::vector<double> cvs_pct;
+  for (const bench::BenchRow& row : rows_) cvs_pct.push_back(row.samples_us.cv_pct);
+  const std::string foot = nccl() || pairs() ? bench::NcclFoot(rows_) : bench::BenchFoot(rows_);
+  MOE_RETURN_IF_ERROR(
+      output.End(foot + bench::NoiseFoot(cvs_pct, call_.options.measure.max_noise_pct)));
+  if (call_.settings.empty("svg")) return absl::OkStatus();
+  return WriteFile("--svg", call_.settings.text("svg"),
+                   bench::HeatSvg(HeatMapOf(absl::MakeConstSpan(rows_).subspan(last_))));
+}
+
 // Of the process that speaks alone: a launcher ends the others as soon as one fails, perhaps before
 // the table is out.
-absl::Status BenchRun::Verdict(absl::Span<const bench::BenchRow> rows) const {
+absl::Status BenchRun::Verdict(const BenchOutput& output) const {
   int64_t wrong = 0;
-  for (const bench::BenchRow& row : rows) {
+  for (const bench::BenchRow& row : rows_) {
     wrong += std::max<int64_t>(0, row.wrong) + std::max<int64_t>(0, row.other_wrong);
   }
   if (wrong > 0) {
@@ -216,35 +162,26 @@ absl::Status BenchRun::Verdict(absl::Span<const bench::BenchRow> rows) const {
                             wrong, " wrong elements, expected none; see the column #wrong")),
                         ExitCode::kCheckFailed);
   }
-  if (!options_.output.fail_if.has_value()) return absl::OkStatus();
-  for (const bench::BenchRow& row : rows) {
-    const auto lookup = [&](absl::string_view column) {
-      return bench::NumberOf(bench::BenchFields(row), column);
-    };
-    if (!options_.output.fail_if->Holds(lookup)) continue;
+  return output.CheckBound([&](size_t i) {
+    const bench::BenchRow& row = rows_[i];
     const std::string pair =
         row.source < 0 ? "" : fmt::format(" from {} to {}", row.source, row.destination);
-    return WithExitCode(
-        absl::InternalError(fmt::format(
-            "--fail-if '{}' holds at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
-            options_.output.fail_if->text(), row.size_bytes, pair, row.time_us, row.algbw(),
-            row.busbw())),
-        ExitCode::kCheckFailed);
-  }
-  return absl::OkStatus();
+    return fmt::format("at size {}{}: time {:.2f} us, algbw {:.2f}, busbw {:.2f} GB/s",
+                       row.size_bytes, pair, row.time_us, row.algbw(), row.busbw());
+  });
 }
 
 absl::Status BenchRun::Run() {
   MOE_RETURN_IF_ERROR(Prepare());
-  BenchOutput output(options_);
+  BenchOutput output(call_, bench::BenchFields({}));
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
     return OrAbort(*world, OnRank(*world, output));
   };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, options_.run.comm_timeout, kCommand), body));
+  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(launch_, call_.options.comm_timeout, kCommand), body));
   if (!speaks()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(output.End());
-  return Verdict(output.rows());
+  MOE_RETURN_IF_ERROR(End(output));
+  return Verdict(output);
 }
 
 // Other backends move memory of the host alone: a time would be that of copies to and from it.
@@ -277,6 +214,7 @@ absl::Status Run(const Invocation& invocation) {
       Say(stderr, "moe bench: busy: {}\n", call.busy);
     }
   }
+  MOE_RETURN_IF_ERROR(FillBenchOptions(call));
   if (call.operation == "layer") {
     MOE_RETURN_IF_ERROR(CheckDevices(launch, call.settings));
     return RunLayerBench(call, launch);

@@ -62,11 +62,9 @@ absl::Status RefuseLauncher(const BenchCall& call, const Launch& launch) {
 }
 
 // The flags of a layer, which its parts read too.
-absl::StatusOr<bench::LayerSpec> LayerSpecOf(const Settings& settings) {
-  bench::LayerSpec spec;
-  Table table;
-  AddLayerSettings(spec, table);
-  MOE_RETURN_IF_ERROR(Fill(settings, table));
+absl::StatusOr<bench::LayerSpec> LayerSpecOf(const BenchCall& call) {
+  const Settings& settings = call.settings;
+  bench::LayerSpec spec = call.options.part;
   if (spec.layer.router.hidden_size < 1) return WrongValue(settings, "hidden-size", "at least 1");
   MOE_RETURN_IF_ERROR(CompleteLayer(settings, spec.layer));
   MOE_ASSIGN_OR_RETURN(spec.dtype, ExpertType(settings));
@@ -93,8 +91,9 @@ absl::Status UseTrace(const Settings& settings, const bench::Replay& replay,
 }
 
 // What a part of the layer on one rank is given: how many rows, grouped how.
-absl::StatusOr<bench::LayerSpec> PartOf(const Settings& settings) {
-  MOE_ASSIGN_OR_RETURN(bench::LayerSpec part, LayerSpecOf(settings));
+absl::StatusOr<bench::LayerSpec> PartOf(const BenchCall& call) {
+  const Settings& settings = call.settings;
+  MOE_ASSIGN_OR_RETURN(bench::LayerSpec part, LayerSpecOf(call));
   RouterConfig& router = part.layer.router;
   if (router.top_k < 1) return WrongValue(settings, "moe-router-topk", "at least 1");
   if (router.num_experts < 0) return WrongValue(settings, "num-experts", "at least 0");
@@ -147,26 +146,22 @@ absl::Status SetLayerRouting(const Settings& settings, int ranks, bench::LayerSp
 
 }  // namespace
 
-absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
-                                                          const Launch& launch) {
+absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch) {
   using bench::KernelOp;
   const Settings& settings = call.settings;
   MOE_RETURN_IF_ERROR(RefuseLauncher(call, launch));
-  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(settings));
-  KernelBenchOptions options;
-  bench::KernelSpec& spec = options.spec;
+  MOE_ASSIGN_OR_RETURN(const bench::LayerSpec part, PartOf(call));
+  bench::KernelSpec spec = {.dtype = part.dtype,
+                            .tokens = part.tokens,
+                            .hidden = part.layer.router.hidden_size,
+                            .ffn = part.layer.ffn_hidden_size,
+                            .router = part.layer.router,
+                            .routing = *part.routing,
+                            .seed = part.seed};
   for (const KernelOp op :
        {KernelOp::kGate, KernelOp::kPermute, KernelOp::kCombine, KernelOp::kGemm}) {
     if (call.operation == bench::NameOf(op)) spec.op = op;
   }
-  spec = {.op = spec.op,
-          .dtype = part.dtype,
-          .tokens = part.tokens,
-          .hidden = part.layer.router.hidden_size,
-          .ffn = part.layer.ffn_hidden_size,
-          .router = part.layer.router,
-          .routing = *part.routing,
-          .seed = part.seed};
   const bool gate = spec.op == KernelOp::kGate;
   const bool gemm = spec.op == KernelOp::kGemm;
   // A gate's logits and weights are float32 whatever the rows are.
@@ -179,22 +174,13 @@ absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
                      absl::StrCat("1 to the ", spec.router.num_experts, " experts"));
   }
   MOE_RETURN_IF_ERROR(CheckSizes(part, gate ? 0 : spec.hidden, gemm ? spec.ffn : 0));
-  options.threads = part.threads;
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(SetOutput(settings,
-                                bench::NumberNamesOf(bench::KernelFields(
-                                    bench::KernelRow{.spec = bench::KernelSpec{.op = spec.op}})),
-                                options.output));
-  return options;
+  return spec;
 }
 
-absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
-                                                        const Launch& launch) {
+absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch) {
   const Settings& settings = call.settings;
   const int ranks = launch.world.ranks;
-  LayerBenchOptions options;
-  MOE_ASSIGN_OR_RETURN(options.spec, LayerSpecOf(settings));
-  bench::LayerSpec& spec = options.spec;
+  MOE_ASSIGN_OR_RETURN(bench::LayerSpec spec, LayerSpecOf(call));
   if (spec.layer.pack_weights && launch.device.kind == DeviceKind::kCuda) {
     return WrongFlag("--pack-weights", "given", "none with --device cuda");
   }
@@ -205,11 +191,7 @@ absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
   spec.device = launch.device.kind;
   MOE_RETURN_IF_ERROR(CheckRouter(spec.layer.router, spec.tokens, settings));
   MOE_RETURN_IF_ERROR(CheckSizes(spec, spec.layer.router.hidden_size, spec.layer.ffn_hidden_size));
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(
-      SetOutput(settings, bench::NumberNamesOf(bench::LayerFields({}, {})), options.output));
-  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
-  return options;
+  return spec;
 }
 
 }  // namespace moe::cli

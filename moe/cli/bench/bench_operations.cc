@@ -193,9 +193,10 @@ bool Reads(absl::string_view operation, const Setting& setting) {
 }
 
 CommandHelp BenchHelp() {
+  BenchOptions defaults;
   return {.head = kHead,
           .operands = Operands{.heading = "Operations", .words = BenchOperations()},
-          .settings = BenchSettings().rows(),
+          .settings = BenchSettings(defaults).rows(),
           .tail = TailOf("")};
 }
 
@@ -209,7 +210,8 @@ CommandHelp BenchHelp(absl::string_view operation) {
       .head = absl::StrCat("usage: moe bench ", operation, " [flags]\n\n", word->help,
                            "\n\n  moe bench ", operation, " ", example->flags, "\n"),
       .tail = TailOf(operation)};
-  for (const Setting& setting : BenchSettings().rows()) {
+  BenchOptions defaults;
+  for (const Setting& setting : BenchSettings(defaults).rows()) {
     if (Reads(operation, setting)) help.settings.push_back(setting);
   }
   return help;

@@ -103,7 +103,7 @@ absl::Status SetAllReduce(const Settings& settings, Backend backend, bench::Case
 }
 
 // What the trace has where flags say nothing: type, and the bytes that travelled.
-void UseTrace(const Settings& settings, BenchOptions& options) {
+void UseTrace(const Settings& settings, CollectiveOptions& options) {
   const bench::Replay& replay = *options.spec.routing.replay;
   if (!settings.given("datatype")) options.spec.dtype = replay.header().dtype;
   if (settings.given("minbytes") || settings.given("maxbytes")) return;
@@ -135,7 +135,8 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view tex
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
                                         absl::Span<const std::string> environment,
                                         std::vector<std::string>& warnings) {
-  BenchCall call{.operation = {}, .settings = Settings(BenchSettings())};
+  BenchOptions defaults;
+  BenchCall call{.operation = {}, .settings = Settings(BenchSettings(defaults))};
   std::vector<std::string> flags(args.begin(), args.end());
   if (!flags.empty() && flags[0][0] != '-') {
     call.operation = flags[0];
@@ -181,29 +182,40 @@ absl::Status RefuseUnread(const BenchCall& call) {
   return absl::OkStatus();
 }
 
-std::string TimeText(const BenchCall& call, const char* what,
-                     const bench::MeasureOptions& measure) {
+std::string TimeText(const BenchCall& call, const char* what) {
+  const bench::MeasureOptions& measure = call.options.measure;
   const std::string busy = call.busy.empty() ? "" : absl::StrCat("# busy: ", call.busy, "\n");
   return fmt::format("# time: {} of at least {} calls, until i_cv% <= {} or {} s\n{}#\n", what,
                      measure.iterations, measure.max_noise_pct,
                      absl::ToDoubleSeconds(measure.budget), busy);
 }
 
-absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch) {
+absl::Status FillBenchOptions(BenchCall& call) {
+  call.options.quiet = call.settings.on("quiet");
+  return Fill(call.settings, BenchSettings(call.options));
+}
+
+absl::Status SetFailIf(const bench::Fields& row, BenchCall& call) {
+  if (call.settings.empty("fail-if")) return absl::OkStatus();
+  auto parsed = bench::FailIf::Parse(call.settings.text("fail-if"), bench::NumberNamesOf(row));
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
+  }
+  call.fail_if = *std::move(parsed);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
+                                                        const Launch& launch) {
   const Settings& settings = call.settings;
-  BenchOptions options;
+  CollectiveOptions options;
   options.spec.op = *bench::OpOf(call.operation);
   options.spec.dtype = settings.choice("datatype", kDataTypes);
   MOE_RETURN_IF_ERROR(SetTraffic(settings, launch.world.ranks, options.spec));
   MOE_ASSIGN_OR_RETURN(options.sizes, SizesOf(settings));
   if (options.spec.routing.kind == bench::RoutingSpec::kTrace) UseTrace(settings, options);
   MOE_RETURN_IF_ERROR(SetAllReduce(settings, launch.world.backend, options.spec));
-  MOE_RETURN_IF_ERROR(SetMeasure(settings, options.measure));
-  MOE_RETURN_IF_ERROR(
-      SetOutput(settings, bench::NumberNamesOf(bench::BenchFields({})), options.output));
   options.format = settings.is("format", "nccl") ? BenchFormat::kNccl : BenchFormat::kTable;
-  options.svg_path = settings.text("svg");
-  MOE_RETURN_IF_ERROR(SetRun(settings, options.run));
   return options;
 }
 
@@ -264,33 +276,6 @@ absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions&
     return WrongValue(settings, "node-size",
                       absl::StrCat("a divisor of the ", ranks, " ranks for hierarchical dispatch"));
   }
-  return absl::OkStatus();
-}
-
-absl::Status SetRun(const Settings& settings, BenchRunOptions& run) {
-  Table table;
-  AddRunSettings(run, table);
-  run.quiet = settings.on("quiet");
-  return Fill(settings, table);
-}
-
-absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure) {
-  Table table;
-  AddMeasureSettings(measure, table);
-  return Fill(settings, table);
-}
-
-absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
-                       BenchOutputOptions& options) {
-  options.form = bench::TableFormOf(settings.text("output"));  // "table": none of them
-  options.form_err = bench::TableFormOf(settings.text("output-stderr"));
-  options.json_path = settings.text("json-file");
-  if (settings.empty("fail-if")) return absl::OkStatus();
-  auto parsed = bench::FailIf::Parse(settings.text("fail-if"), columns);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--fail-if is ", parsed.status().message()));
-  }
-  options.fail_if = *std::move(parsed);
   return absl::OkStatus();
 }
 

@@ -53,46 +53,27 @@ bool Reads(absl::string_view operation, const Setting& setting);
 // Of one operation; of all where it is empty.
 CommandHelp BenchHelp(absl::string_view operation);
 
-enum class BenchFormat : uint8_t { kTable, kNccl };
-
-// Where results go, the same for every operation.
-struct BenchOutputOptions {
-  std::optional<bench::TableForm> form, form_err;  // -o, -oe
-  std::string json_path;
-  std::optional<bench::FailIf> fail_if;
-};
-
-// How ranks run, the same for every operation that has some.
-struct BenchRunOptions {
+// What every operation reads of its flags, if it has them.
+struct BenchOptions {
+  bench::MeasureOptions measure;
+  bench::LayerSpec part;  // of a layer and its parts, as the flags say it
   bool pin = false;
   bool quiet = false;
   absl::Duration comm_timeout;
+  std::string json_path;
 };
 
 // Rows in the order of the help: those of sizes and calls, of traffic, of a layer and its parts, of
-// ranks and of output.
-Table BenchSettings();
-void AddMeasureSettings(bench::MeasureOptions& measure, Table& table);
-void AddLayerSettings(bench::LayerSpec& spec, Table& table);
-void AddRunSettings(BenchRunOptions& run, Table& table);
-void AddOutputSettings(BenchOutputOptions& output, Table& table);
-
-// Collectives.
-struct BenchOptions {
-  bench::CaseSpec spec;  // all but its size
-  bench::MeasureOptions measure;
-  std::vector<int64_t> sizes;  // bytes, ascending
-  BenchFormat format = BenchFormat::kTable;
-  std::string svg_path;
-  BenchOutputOptions output;
-  BenchRunOptions run;
-};
+// ranks and of output. Those with a field set `options`.
+Table BenchSettings(BenchOptions& options);
 
 // Flags over environment over defaults. `args`: the operation, then flags; alone --help and
 // --print-config come without one. kInvalidArgument.
 struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
+  BenchOptions options = {};  // of PrepareBench, as what follows
+  std::optional<bench::FailIf> fail_if = {};
   std::string busy = {};  // BusyText before anything ran
   bench::Facts provenance = {};
 };
@@ -102,7 +83,7 @@ absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
 
 // Lines above a table: when calls end, and whether others use the machine.
 //   "# time: <what> of at least 20 calls, until ..."
-std::string TimeText(const BenchCall& call, const char* what, const bench::MeasureOptions& measure);
+std::string TimeText(const BenchCall& call, const char* what);
 
 // kInvalidArgument for flags that the operation does not read. Seeds, backends and deadlines pass:
 // they may be of a whole script.
@@ -110,27 +91,26 @@ absl::Status RefuseUnread(const BenchCall& call);
 
 // Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
 // flag, value and what was expected; a malformed matrix carries exit code 3.
-absl::StatusOr<BenchOptions> MakeBenchOptions(const BenchCall& call, const Launch& launch);
 
-// The parts of a layer, and a layer. As MakeBenchOptions; flags that an operation does not read
-// are refused.
-struct KernelBenchOptions {
-  bench::KernelSpec spec;
-  bench::MeasureOptions measure;
-  int threads = 1;
-  BenchOutputOptions output;
-};
-absl::StatusOr<KernelBenchOptions> MakeKernelBenchOptions(const BenchCall& call,
-                                                          const Launch& launch);
+// call.options.
+absl::Status FillBenchOptions(BenchCall& call);
 
-struct LayerBenchOptions {
-  bench::LayerSpec spec;
-  bench::MeasureOptions measure;
-  BenchOutputOptions output;
-  BenchRunOptions run;
+// Collectives.
+enum class BenchFormat : uint8_t { kTable, kNccl };
+struct CollectiveOptions {
+  bench::CaseSpec spec;        // all but its size
+  std::vector<int64_t> sizes;  // bytes, ascending
+  BenchFormat format = BenchFormat::kTable;
 };
-absl::StatusOr<LayerBenchOptions> MakeLayerBenchOptions(const BenchCall& call,
+absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
                                                         const Launch& launch);
+
+// The parts of a layer, and a layer.
+absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch);
+absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
+
+// --fail-if over the columns of a row of the operation.
+absl::Status SetFailIf(const bench::Fields& row, BenchCall& call);
 
 // "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.
 absl::StatusOr<int64_t> ParseBytes(absl::string_view flag, absl::string_view text);
@@ -142,23 +122,13 @@ absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks
 // How all-to-alls travel: --dispatch, --node-size.
 absl::Status SetDispatch(const Settings& settings, int ranks, DispatcherOptions& dispatcher);
 
-// -n, -w, -T, --max-noise, -c.
-absl::Status SetMeasure(const Settings& settings, bench::MeasureOptions& measure);
-
-// --pin, --quiet, --comm-timeout.
-absl::Status SetRun(const Settings& settings, BenchRunOptions& run);
-
-// -o, -oe, -J, --fail-if over `columns`.
-absl::Status SetOutput(const Settings& settings, const std::vector<std::string>& columns,
-                       BenchOutputOptions& options);
-
 // Before anything runs, on the rank that speaks: -J, --trace and --svg can be written, and are
 // other files than what --routing reads and than each other.
 absl::Status CheckOutputs(const Settings& settings, const bench::RoutingSpec& routing);
 
 // Measure, print and judge. Wrong elements and --fail-if carry exit code 1.
-absl::Status RunKernelBench(const BenchCall& call, const Launch& launch);
-absl::Status RunLayerBench(const BenchCall& call, const Launch& launch);
+absl::Status RunKernelBench(BenchCall& call, const Launch& launch);
+absl::Status RunLayerBench(BenchCall& call, const Launch& launch);
 
 }  // namespace moe::cli
 

@@ -72,8 +72,6 @@ struct BenchRow {
   // The call in nccl-tests' other form (Form::kOther): of --format nccl alone.
   double other_time_us = std::numeric_limits<double>::quiet_NaN();
   int64_t other_wrong = -1;
-  Facts provenance;      // of the build and the machine
-  std::string settings;  // flags that were given and that no other key tells
 
   double algbw() const { return AlgorithmBandwidth(size_bytes, time_us); }
   double busbw() const { return algbw() * BusFactor(op, ranks); }

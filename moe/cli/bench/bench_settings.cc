@@ -33,8 +33,6 @@ void AddTraffic(Table& t) {
         "types, else what the backend has");
 }
 
-}  // namespace
-
 void AddMeasureSettings(bench::MeasureOptions& measure, Table& t) {
   t.Group("Sizes and calls (nccl-tests' letters)", kInRow);
   t.Add("-b, --minbytes BYTES", {Kind::kText, "64K"}, "smallest size; K, M, G = 1024^i");
@@ -78,21 +76,21 @@ void AddLayerSettings(bench::LayerSpec& spec, Table& t) {
   AddRoutingSettings(spec.layer, t);
 }
 
-void AddRunSettings(BenchRunOptions& run, Table& t) {
+void AddRunSettings(BenchOptions& options, Table& t) {
   t.Group("Ranks");
   AddRankSettings(t);
   AddShareDeviceSetting(t);
-  t.Add("--pin", &run.pin, "a core for each thread of a rank, round robin");
-  AddTimeoutSetting(run.comm_timeout, t);
+  t.Add("--pin", &options.pin, "a core for each thread of a rank, round robin");
+  AddTimeoutSetting(options.comm_timeout, t);
 }
 
-void AddOutputSettings(BenchOutputOptions& output, Table& t) {
+void AddOutputSettings(BenchOptions& options, Table& t) {
   t.Group("Output", kInRow);
   AddFormSettings(t);
   AddTraceSetting("the timed calls", t);
   t.Add("--format NAME", {Kind::kWord, "table", {"table", "nccl"}},
         "of the table: nccl for nccl-tests' thirteen columns, out of place and in place");
-  t.Add("-J, --json-file FILE", &output.json_path, "all rows as one JSON array");
+  t.Add("-J, --json-file FILE", &options.json_path, "all rows as one JSON array");
   t.Add("--svg FILE", Kind::kText, "p2p: the table of the largest size");
   t.Add("--fail-if EXPR", Kind::kText, "exit 1 if it holds for a row");
   AddQuietSetting("no notes on standard error", t);
@@ -100,18 +98,16 @@ void AddOutputSettings(BenchOutputOptions& output, Table& t) {
   AddHelpSettings(t);
 }
 
-Table BenchSettings() {
-  bench::MeasureOptions measure;
-  bench::LayerSpec spec;
-  BenchRunOptions run;
-  BenchOutputOptions output;
+}  // namespace
+
+Table BenchSettings(BenchOptions& options) {
   Table table;
-  AddMeasureSettings(measure, table);
+  AddMeasureSettings(options.measure, table);
   AddTraffic(table);
-  AddLayerSettings(spec, table);
-  AddRunSettings(run, table);
-  AddOutputSettings(output, table);
-  return table.Unbound();
+  AddLayerSettings(options.part, table);
+  AddRunSettings(options, table);
+  AddOutputSettings(options, table);
+  return table;
 }
 
 std::string BenchIdentity(const Settings& settings, const std::string& operation) {

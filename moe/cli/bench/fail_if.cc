@@ -14,23 +14,28 @@
 
 namespace moe::bench {
 
-// Recursive descent over text_; each function returns the node it made.
+// Recursive descent over rest_; each function returns what holds of a row.
 class FailIfParser {
  public:
   FailIfParser(absl::string_view text, const std::vector<std::string>& columns, FailIf::Base base)
-      : rest_(text), columns_(columns), base_(base) {
-    result_.text_ = std::string(text);
-  }
+      : text_(text), rest_(text), columns_(columns), base_(base) {}
 
   absl::StatusOr<FailIf> Run() {
-    MOE_ASSIGN_OR_RETURN(result_.root_, Or(0));
+    MOE_ASSIGN_OR_RETURN(Rule rule, Or(0));
     if (!Rest().empty()) return Expected("&&, || or the end");
-    return std::move(result_);
+    return FailIf(std::string(text_), std::move(rule));
   }
 
  private:
-  using Kind = FailIf::Kind;
-  using Compare = FailIf::Compare;
+  using Rule = FailIf::Rule;
+  using Lookup = FailIf::Lookup;
+  using Compare = bool (*)(double, double);
+
+  // What a column is compared with.
+  struct Limit {
+    double number = 0;
+    bool times_base = false;
+  };
 
   // Nobody nests deeper by hand, and the stack has an end.
   static constexpr int kMaxDepth = 100;
@@ -46,77 +51,82 @@ class FailIfParser {
   absl::Status Expected(absl::string_view what) {
     const std::string found = Rest().empty() ? "the end" : absl::StrCat("'", Rest(), "'");
     return absl::InvalidArgumentError(
-        absl::StrCat("'", result_.text_, "': at ", found, ", expected ", what));
-  }
-  int Add(FailIf::Node node) {
-    result_.nodes_.push_back(std::move(node));
-    return static_cast<int>(result_.nodes_.size()) - 1;
+        absl::StrCat("'", text_, "': at ", found, ", expected ", what));
   }
 
-  absl::StatusOr<int> Or(int depth) {
-    MOE_ASSIGN_OR_RETURN(int left, And(depth));
+  absl::StatusOr<Rule> Or(int depth) {
+    MOE_ASSIGN_OR_RETURN(Rule left, And(depth));
     while (Take("||")) {
-      MOE_ASSIGN_OR_RETURN(const int right, And(depth));
-      left = Add({.kind = Kind::kOr, .left = left, .right = right});
+      MOE_ASSIGN_OR_RETURN(Rule right, And(depth));
+      left = [a = std::move(left), b = std::move(right)](Lookup lookup, Lookup base) {
+        return a(lookup, base) || b(lookup, base);
+      };
     }
     return left;
   }
 
-  absl::StatusOr<int> And(int depth) {
-    MOE_ASSIGN_OR_RETURN(int left, Term(depth));
+  absl::StatusOr<Rule> And(int depth) {
+    MOE_ASSIGN_OR_RETURN(Rule left, Term(depth));
     while (Take("&&")) {
-      MOE_ASSIGN_OR_RETURN(const int right, Term(depth));
-      left = Add({.kind = Kind::kAnd, .left = left, .right = right});
+      MOE_ASSIGN_OR_RETURN(Rule right, Term(depth));
+      left = [a = std::move(left), b = std::move(right)](Lookup lookup, Lookup base) {
+        return a(lookup, base) && b(lookup, base);
+      };
     }
     return left;
   }
 
-  absl::StatusOr<int> Term(int depth) {
+  absl::StatusOr<Rule> Term(int depth) {
     if (!Take("(")) return Comparison();
     if (depth >= kMaxDepth) return Expected("fewer parentheses");
-    MOE_ASSIGN_OR_RETURN(const int inner, Or(depth + 1));
+    MOE_ASSIGN_OR_RETURN(Rule inner, Or(depth + 1));
     if (!Take(")")) return Expected("')'");
     return inner;
   }
 
-  absl::StatusOr<int> Comparison() {
-    FailIf::Node node;
+  absl::StatusOr<Rule> Comparison() {
     const absl::string_view text = Rest();
     const auto end = std::find_if_not(text.begin(), text.end(), [](char c) {
       return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_';
     });
-    node.column = std::string(text.begin(), end);
-    if (std::find(columns_.begin(), columns_.end(), node.column) == columns_.end()) {
+    const std::string column(text.begin(), end);
+    if (std::find(columns_.begin(), columns_.end(), column) == columns_.end()) {
       return Expected(absl::StrCat("a column: ", absl::StrJoin(columns_, ", ")));
     }
-    rest_.remove_prefix(node.column.size());
-    if (!TakeCompare(node.compare)) return Expected("<, <=, >, >=, == or !=");
-    MOE_RETURN_IF_ERROR(Bound(node));
-    return Add(std::move(node));
+    rest_.remove_prefix(column.size());
+    const Compare compare = TakeCompare();
+    if (compare == nullptr) return Expected("<, <=, >, >=, == or !=");
+    Limit limit;
+    MOE_RETURN_IF_ERROR(TakeLimit(limit));
+    return [column, compare, limit](Lookup lookup, Lookup base) {
+      const double value = lookup(column).value();
+      const double bound = limit.times_base ? limit.number * base(column).value() : limit.number;
+      return !std::isnan(value) && !std::isnan(bound) && compare(value, bound);
+    };
   }
 
-  absl::Status Bound(FailIf::Node& node) {
+  absl::Status TakeLimit(Limit& limit) {
     if (absl::StartsWith(Rest(), kBase)) {
-      MOE_RETURN_IF_ERROR(TakeBase(node));
-      node.number = 1;
+      MOE_RETURN_IF_ERROR(TakeBase(limit));
+      limit.number = 1;
       const bool divided = Take("/");
       if (!divided && !Take("*")) return absl::OkStatus();
-      MOE_RETURN_IF_ERROR(Number(node.number));
-      if (divided) node.number = 1 / node.number;
-      return std::isfinite(node.number) ? absl::OkStatus() : Expected("no division by 0");
+      MOE_RETURN_IF_ERROR(Number(limit.number));
+      if (divided) limit.number = 1 / limit.number;
+      return std::isfinite(limit.number) ? absl::OkStatus() : Expected("no division by 0");
     }
-    MOE_RETURN_IF_ERROR(Number(node.number));
-    return Take("*") ? TakeBase(node) : absl::OkStatus();
+    MOE_RETURN_IF_ERROR(Number(limit.number));
+    return Take("*") ? TakeBase(limit) : absl::OkStatus();
   }
 
-  absl::Status TakeBase(FailIf::Node& node) {
+  absl::Status TakeBase(Limit& limit) {
     if (!Take(kBase)) return Expected("base");
     if (base_ == FailIf::Base::kAbsent) {
       return absl::InvalidArgumentError(
-          absl::StrCat("'", result_.text_, "': base is what a row is compared with, which moe ",
+          absl::StrCat("'", text_, "': base is what a row is compared with, which moe ",
                        "report --compare A B knows; expected a number"));
     }
-    node.times_base = true;
+    limit.times_base = true;
     return absl::OkStatus();
   }
 
@@ -127,63 +137,49 @@ class FailIfParser {
     return absl::OkStatus();
   }
 
-  bool TakeCompare(Compare& compare) {
+  // nullptr: there is none.
+  Compare TakeCompare() {
     // Longer ones first: "<=" begins with "<".
-    const std::pair<const char*, Compare> kTokens[] = {
-        {"<=", Compare::kLessEqual}, {">=", Compare::kGreaterEqual}, {"==", Compare::kEqual},
-        {"!=", Compare::kNotEqual},  {"<", Compare::kLess},          {">", Compare::kGreater}};
-    for (const auto& [token, meaning] : kTokens) {
-      if (!Take(token)) continue;
-      compare = meaning;
-      return true;
+    static constexpr std::pair<const char*, Compare> kTokens[] = {{"<=",
+                                                                   [](double a, double b) {
+                                                                     return a <= b;
+                                                                   }},
+                                                                  {">=",
+                                                                   [](double a, double b) {
+                                                                     return a >= b;
+                                                                   }},
+                                                                  {"==",
+                                                                   [](double a, double b) {
+                                                                     return a == b;
+                                                                   }},
+                                                                  {"!=",
+                                                                   [](double a, double b) {
+                                                                     return a != b;
+                                                                   }},
+                                                                  {"<",
+                                                                   [](double a, double b) {
+                                                                     return a < b;
+                                                                   }},
+                                                                  {">", [](double a, double b) {
+                                                                     return a > b;
+                                                                   }}};
+    for (const auto& [token, compare] : kTokens) {
+      if (Take(token)) return compare;
     }
-    return false;
+    return nullptr;
   }
 
   static constexpr absl::string_view kBase = "base";
 
+  const absl::string_view text_;
   absl::string_view rest_;
   const std::vector<std::string>& columns_;
-  FailIf::Base base_;
-  FailIf result_;
+  const FailIf::Base base_;
 };
 
 absl::StatusOr<FailIf> FailIf::Parse(absl::string_view text,
                                      const std::vector<std::string>& columns, Base base) {
   return FailIfParser(text, columns, base).Run();
-}
-
-bool FailIf::Holds(Lookup lookup, Lookup base) const {
-  return root_ >= 0 && Holds(root_, lookup, base);
-}
-
-bool FailIf::Holds(int index, Lookup lookup, Lookup base) const {
-  const Node& node = nodes_[index];
-  if (node.kind == Kind::kAnd) {
-    return Holds(node.left, lookup, base) && Holds(node.right, lookup, base);
-  }
-  if (node.kind == Kind::kOr) {
-    return Holds(node.left, lookup, base) || Holds(node.right, lookup, base);
-  }
-  const std::optional<double> value = lookup(node.column);
-  MOE_CHECK(value.has_value());
-  const double bound = node.times_base ? node.number * base(node.column).value() : node.number;
-  if (std::isnan(*value) || std::isnan(bound)) return false;
-  switch (node.compare) {
-    case Compare::kLess:
-      return *value < bound;
-    case Compare::kLessEqual:
-      return *value <= bound;
-    case Compare::kGreater:
-      return *value > bound;
-    case Compare::kGreaterEqual:
-      return *value >= bound;
-    case Compare::kEqual:
-      return *value == bound;
-    case Compare::kNotEqual:
-      return *value != bound;
-  }
-  return false;
 }
 
 }  // namespace moe::bench

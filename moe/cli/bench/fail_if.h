@@ -2,8 +2,10 @@
 #ifndef MOE_MOE_CLI_BENCH_FAIL_IF_H_
 #define MOE_MOE_CLI_BENCH_FAIL_IF_H_
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/functional/function_ref.h>
@@ -33,29 +35,18 @@ class FailIf {
 
   // The value of a column that Parse accepted, of the row and of what it is compared with.
   using Lookup = absl::FunctionRef<std::optional<double>(absl::string_view column)>;
-  bool Holds(Lookup lookup, Lookup base) const;
+  bool Holds(Lookup lookup, Lookup base) const { return holds_(lookup, base); }
   bool Holds(Lookup lookup) const { return Holds(lookup, lookup); }  // of Base::kAbsent
 
   const std::string& text() const { return text_; }
 
  private:
   friend class FailIfParser;
-  enum class Compare : uint8_t { kLess, kLessEqual, kGreater, kGreaterEqual, kEqual, kNotEqual };
-  enum class Kind : uint8_t { kComparison, kAnd, kOr };
-  struct Node {
-    Kind kind = Kind::kComparison;
-    std::string column;
-    Compare compare = Compare::kLess;
-    double number = 0;
-    bool times_base = false;    // the bound is number * base
-    int left = -1, right = -1;  // nodes, of kAnd and kOr
-  };
-
-  bool Holds(int node, Lookup lookup, Lookup base) const;
+  using Rule = std::function<bool(Lookup lookup, Lookup base)>;
+  FailIf(std::string text, Rule holds) : text_(std::move(text)), holds_(std::move(holds)) {}
 
   std::string text_;
-  std::vector<Node> nodes_;
-  int root_ = -1;
+  Rule holds_;
 };
 
 }  // namespace moe::bench
