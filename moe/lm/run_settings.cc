@@ -147,7 +147,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
   AddRouter(config.model.moe.router, settings);
   AddOptimizer(config, settings);
   settings.kind = SettingKind::kData;
-  settings.Add("text (--data)", HashText(corpus));
+  settings.Add(corpus.mapped.empty() ? "text (--data)" : "tokens (--tokens)", corpus.xxh3);
   return settings.all;
 }
 

@@ -28,8 +28,7 @@ struct RunSetting {
   std::string text;  // for people and files; real numbers in hexadecimal
 };
 
-// In the order in which a difference is to be named: what presets others comes before them. Cost: a
-// hash of the text.
+// In the order in which a difference is to be named: what presets others comes before them.
 std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus);
 
 // The settings of a kind as an object of JSON, from names without dashes to texts.

@@ -16,8 +16,8 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
-#include "moe/io/file.h"
 #include "moe/io/file_system.h"
+#include "moe/lm/token_files.h"
 
 namespace moe::lm {
 namespace {
@@ -48,14 +48,12 @@ class Reader {
 
   // A path that the user named: it must hold text.
   absl::Status ReadNamed(const std::string& name);
-  std::vector<uint8_t>& text() { return text_; }
 
  private:
   absl::Status ReadFolder(const fs::path& folder);
   void Append(const fs::path& path, const std::vector<uint8_t>& bytes);
 
   Corpus& corpus_;
-  std::vector<uint8_t> text_;
 };
 
 absl::Status Reader::ReadNamed(const std::string& name) {
@@ -106,68 +104,109 @@ absl::Status Reader::ReadFolder(const fs::path& folder) {
 }
 
 void Reader::Append(const fs::path& path, const std::vector<uint8_t>& bytes) {
-  text_.insert(text_.end(), bytes.begin(), bytes.end());
+  corpus_.text.insert(corpus_.text.end(), bytes.begin(), bytes.end());
   corpus_.files.push_back(path.string());
 }
 
-void SplitText(const std::vector<uint8_t>& text, Corpus& corpus) {
-  const auto size = static_cast<int64_t>(text.size());
-  for (int64_t block = 0; block * kHeldOutBlockBytes < size; ++block) {
-    const int64_t begin = block * kHeldOutBlockBytes;
-    const int64_t end = std::min(size, begin + kHeldOutBlockBytes);
-    std::vector<uint8_t>& part =
-        block % kHeldOutEvery == kFirstHeldOut ? corpus.held_out : corpus.train;
-    part.insert(part.end(), text.begin() + begin, text.begin() + end);
+// Deals the tokens of all files out. kInvalidArgument if either part is too short.
+absl::Status Split(absl::Span<const Tokens::Piece> files, int64_t sequence_length, Corpus& corpus) {
+  int64_t size = 0;  // so far
+  for (const Tokens::Piece& file : files) {
+    const int64_t width = SizeOf(file.type);
+    for (absl::Span<const uint8_t> left = file.bytes; !left.empty();) {
+      const int64_t block = size / kHeldOutBlock;
+      const int64_t count =
+          std::min((block + 1) * kHeldOutBlock - size, static_cast<int64_t>(left.size()) / width);
+      Tokens& part = block % kHeldOutEvery == kFirstHeldOut ? corpus.held_out : corpus.train;
+      part.Add(left.first(count * width), file.type);
+      left.remove_prefix(count * width);
+      size += count;
+    }
   }
+  corpus.xxh3 = HashTokens(corpus);
+  const int64_t sequence = sequence_length + 1;
+  if (corpus.train.size() >= sequence && corpus.held_out.size() >= sequence) {
+    return absl::OkStatus();
+  }
+  // Where the held-out part reaches its n-th token; by then there is more to train on.
+  const int64_t full_blocks = (sequence - 1) / kHeldOutBlock;
+  const int64_t least =
+      kFirstHeldOut * kHeldOutBlock + full_blocks * (kHeldOutEvery - 1) * kHeldOutBlock + sequence;
+  const auto counted = [&](int64_t count) {
+    return absl::StrCat(count, " ", corpus.unit, "s");
+  };
+  return absl::InvalidArgumentError(
+      absl::StrCat("the text is ", counted(size), ": ", corpus.train.size(), " to train on and ",
+                   corpus.held_out.size(), " held out, expected at least one sequence of ",
+                   counted(sequence), " in each, so a text of ", counted(least), " or more"));
+}
+
+absl::Status CheckLength(const char* function, int64_t sequence_length) {
+  if (sequence_length >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(function, ": sequence length ", sequence_length, ", expected at least 1"));
+}
+
+// Each piece's hash is the seed of the next.
+uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
+  for (const Tokens::Piece& piece : tokens.pieces()) {
+    hash = Xxh3(piece.bytes.data(), piece.bytes.size(), hash);
+  }
+  return hash;
 }
 
 }  // namespace
 
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length) {
-  if (sequence_length < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ReadCorpus: sequence length ", sequence_length, ", expected at least 1"));
-  }
+  MOE_RETURN_IF_ERROR(CheckLength("ReadCorpus", sequence_length));
   Corpus corpus;
   Reader reader(corpus);
   for (const std::string& path : paths) MOE_RETURN_IF_ERROR(reader.ReadNamed(path));
-  const std::vector<uint8_t>& text = reader.text();
-  if (text.empty()) {
+  if (corpus.text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("no text in ", paths.size(), " path(s), ",
                                                    corpus.skipped_files,
                                                    " file(s) skipped, expected text files"));
   }
-  SplitText(text, corpus);
-  const int64_t sequence_bytes = sequence_length + 1;
-  const auto train_bytes = static_cast<int64_t>(corpus.train.size());
-  const auto held_out_bytes = static_cast<int64_t>(corpus.held_out.size());
-  if (train_bytes < sequence_bytes || held_out_bytes < sequence_bytes) {
-    // Where the held-out text reaches its n-th byte; by then there is more to train on.
-    const int64_t full_blocks = (sequence_bytes - 1) / kHeldOutBlockBytes;
-    const int64_t least = kFirstHeldOut * kHeldOutBlockBytes +
-                          full_blocks * (kHeldOutEvery - 1) * kHeldOutBlockBytes + sequence_bytes;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the text is ", text.size(), " bytes: ", train_bytes, " to train on and ",
-                     held_out_bytes, " held out, expected at least one sequence of ",
-                     sequence_bytes, " bytes in each, so a text of ", least, " bytes or more"));
-  }
+  MOE_RETURN_IF_ERROR(
+      Split({{.type = TokenType::kU8, .bytes = corpus.text}}, sequence_length, corpus));
   return corpus;
 }
 
-uint64_t HashText(const Corpus& corpus) {
-  const uint64_t train = Xxh3(corpus.train.data(), corpus.train.size());
-  return Xxh3(corpus.held_out.data(), corpus.held_out.size(), train);
+absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t sequence_length) {
+  MOE_RETURN_IF_ERROR(CheckLength("ReadTokenFiles", sequence_length));
+  Corpus corpus;
+  corpus.unit = "token";
+  std::vector<Tokens::Piece> files;
+  for (const std::string& path : options.paths) {
+    MOE_ASSIGN_OR_RETURN(TokenFile file, OpenTokenFile(path, options.plain));
+    const absl::Span<const uint8_t> bytes = file.file.bytes();
+    if (const StrayToken stray = FindStray(bytes, file.type, options.vocab_size);
+        stray.place >= 0) {
+      return absl::InvalidArgumentError(absl::StrCat("'", file.path, "': token ", stray.place,
+                                                     " is ", stray.id, ", expected 0 to ",
+                                                     options.vocab_size - 1));
+    }
+    files.push_back({.type = file.type, .bytes = bytes});
+    corpus.files.push_back(file.path);
+    corpus.mapped.push_back(std::move(file.file));
+  }
+  MOE_RETURN_IF_ERROR(Split(files, sequence_length, corpus));
+  return corpus;
 }
 
-int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length) {
-  return std::max<int64_t>(0, (static_cast<int64_t>(text.size()) - 1) / sequence_length);
+uint64_t HashTokens(const Corpus& corpus) {
+  return HashOf(corpus.held_out, HashOf(corpus.train, 0));
 }
 
-void CopySequence(absl::Span<const uint8_t> text, int64_t sequence_length, int64_t sequence,
-                  absl::Span<int32_t> tokens, absl::Span<int32_t> targets) {
-  const uint8_t* const from = text.data() + sequence * sequence_length;
-  std::copy_n(from, sequence_length, tokens.begin());
-  std::copy_n(from + 1, sequence_length, targets.begin());
+int64_t SequenceCount(const Tokens& all, int64_t sequence_length) {
+  return std::max<int64_t>(0, (all.size() - 1) / sequence_length);
+}
+
+void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
+                  absl::Span<int32_t> targets) {
+  const int64_t first = sequence * static_cast<int64_t>(tokens.size());
+  all.Copy(first, tokens);
+  all.Copy(first + 1, targets);
 }
 
 Sampler::Sampler(int64_t sequences, int64_t batch, uint64_t seed)

@@ -1,4 +1,4 @@
-// Text as training data: bytes read from files, cut into sequences, ordered by a seed.
+// Training data: bytes of text or ids of tokens from files, cut into sequences, ordered by a seed.
 #ifndef MOE_MOE_LM_TEXT_DATA_H_
 #define MOE_MOE_LM_TEXT_DATA_H_
 
@@ -9,19 +9,28 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "moe/io/file.h"
+#include "moe/lm/tokens.h"
+
 namespace moe::lm {
 
-// The bytes of a set of files, split into training text and held-out text.
+// The tokens of a set of files, split into those to train on and those held out. Of text a token is
+// a byte.
 struct Corpus {
-  std::vector<uint8_t> train;
-  std::vector<uint8_t> held_out;
+  Tokens train, held_out;
   std::vector<std::string> files;  // read, in order
   int64_t skipped_files = 0;       // symbolic links, files with NUL bytes, empty files
+  const char* unit = "byte";       // what a token is, for people; or "token"
+  uint64_t xxh3 = 0;               // HashTokens
+  // What they lie in.
+  std::vector<uint8_t> text;
+  std::vector<MappedFile> mapped;
 };
 
-// Every 20th block of 16 KiB of the whole text is held out, whatever the layout: blocks 1, 21, 41,
-// ... from 0. The second is the first of them, so that a text just above 16 KiB is enough.
-inline constexpr int64_t kHeldOutBlockBytes = 16 << 10;
+// Every 20th block of 16,384 tokens of all files together is held out, whatever the layout: blocks
+// 1, 21, 41, ... from 0. The second is the first of them, so that a little more than a block is
+// enough.
+inline constexpr int64_t kHeldOutBlock = 16 << 10;
 inline constexpr int64_t kHeldOutEvery = 20;
 inline constexpr int64_t kFirstHeldOut = 1;
 
@@ -32,14 +41,24 @@ inline constexpr int64_t kFirstHeldOut = 1;
 // lengths); the system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
-// XXH3 of the training text and the held-out text.
-uint64_t HashText(const Corpus& corpus);
+// The same of files of token ids (token_files.h), in the order given, mapped: every id is looked at
+// once. Errors: as OpenTokenFile; kInvalidArgument, naming file and place, for an id outside
+// [0, vocab_size), and for too few.
+struct TokenFilesOptions {
+  std::vector<std::string> paths;
+  TokenType plain = TokenType::kU16;  // of files that do not say
+  int64_t vocab_size = 0;
+};
+absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t sequence_length);
 
-// Non-overlapping sequences of a text: sequence i predicts bytes [i*S + 1, i*S + S] from
+// XXH3 of the bytes to train on and those held out.
+uint64_t HashTokens(const Corpus& corpus);
+
+// Non-overlapping sequences: sequence i predicts tokens [i*S + 1, i*S + S] from
 // [i*S, i*S + S - 1].
-int64_t SequenceCount(absl::Span<const uint8_t> text, int64_t sequence_length);
-void CopySequence(absl::Span<const uint8_t> text, int64_t sequence_length, int64_t sequence,
-                  absl::Span<int32_t> tokens, absl::Span<int32_t> targets);
+int64_t SequenceCount(const Tokens& all, int64_t sequence_length);
+void CopySequence(const Tokens& all, int64_t sequence, absl::Span<int32_t> tokens,
+                  absl::Span<int32_t> targets);
 
 // The global order of training sequences: epoch e is a permutation that depends on (seed, e) alone.
 // A global batch takes the next `batch` sequences; an incomplete last batch of an epoch is dropped.

@@ -40,13 +40,13 @@ absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
   if (sequences < batch) {
     return absl::InvalidArgumentError(
         absl::StrCat("the training text has ", sequences, " sequences of ", config.sequence_length,
-                     " bytes, expected at least one global batch of ", batch,
+                     " ", corpus.unit, "s, expected at least one global batch of ", batch,
                      ": lower --micro-batches or --micro-batch-size"));
   }
   if (ValidationSequences(config, corpus) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the held-out text has ", SequenceCount(corpus.held_out, config.sequence_length),
-        " sequences of ", config.sequence_length, " bytes and --eval-sequences is ",
+        " sequences of ", config.sequence_length, " ", corpus.unit, "s and --eval-sequences is ",
         config.eval_sequences, ", expected at least one micro-batch of ", config.micro_batch_size,
         ": lower --micro-batch-size"));
   }

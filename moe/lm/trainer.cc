@@ -67,7 +67,7 @@ class Trainer {
 
  private:
   // A micro-batch of this rank: sequences count * S tokens, or none.
-  Batch LoadMicroBatch(absl::Span<const uint8_t> text, absl::Span<const int64_t> sequences,
+  Batch LoadMicroBatch(const Tokens& text, absl::Span<const int64_t> sequences,
                        int64_t first_sequence, int64_t step, Mode mode);
   absl::Status Step(int64_t step);
   absl::Status Run(const Round& round);
@@ -148,15 +148,14 @@ CheckpointSections Trainer<T>::Describe() const {
 }
 
 template <typename T>
-Batch Trainer<T>::LoadMicroBatch(absl::Span<const uint8_t> text,
-                                 absl::Span<const int64_t> sequences, int64_t first_sequence,
-                                 int64_t step, Mode mode) {
+Batch Trainer<T>::LoadMicroBatch(const Tokens& text, absl::Span<const int64_t> sequences,
+                                 int64_t first_sequence, int64_t step, Mode mode) {
   const int64_t length = config_.sequence_length;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const auto part = [&](std::vector<int32_t>& v) {
       return absl::MakeSpan(v).subspan(static_cast<int64_t>(i) * length, length);
     };
-    CopySequence(text, length, sequences[i], part(tokens_), part(targets_));
+    CopySequence(text, sequences[i], part(tokens_), part(targets_));
   }
   micro_batch_offsets_[1] = sequence_offsets_[sequences.size()];
   return {.sequence_offsets = absl::MakeSpan(sequence_offsets_).subspan(0, sequences.size() + 1),

@@ -150,6 +150,25 @@ def main():
     }.items():
         write("hf_config", name, content)
 
+    def tokens(bin_bytes=10, magic=b"MMIDIDX\0\0", version=1, code=8, lengths=(2, 0, 3),
+               pointers=(0, 4, 4), documents=(0, 1, 3), sequences=3):
+        return (struct.pack("<H", bin_bytes) + magic +
+                struct.pack("<QBQQ", version, code, sequences, len(documents)) +
+                struct.pack(f"<{len(lengths)}i", *lengths) +
+                struct.pack(f"<{len(pointers)}q", *pointers) +
+                struct.pack(f"<{len(documents)}q", *documents))
+
+    for name, content in {
+        "good": tokens(),
+        "int32": tokens(20, code=4, pointers=(0, 8, 8)),
+        "empty": tokens(0, lengths=(), pointers=(), documents=(0,), sequences=0),
+        "magic": tokens(magic=b"MMIDIDX\0\1"),
+        "large": tokens(sequences=2**63),
+        "outside": tokens(lengths=(2, 0, 2**31 - 1)),
+        "short": tokens()[:-1],
+    }.items():
+        write("tokens", name, content)
+
 
 if __name__ == "__main__":
     main()

@@ -26,8 +26,9 @@ case "$target" in
     sources=(io/{bounded_json,file,file_system} hf/{config_keys,hf_config,tensor_rule}
       hf/family{,_own,_sigmoid,_softmax})
     ;;
+  tokens) sources=(io/{file,file_system} lm/{token_files,tokens}) ;;
   *)
-    echo "fuzz: no target '$target', expected safetensors, index, config, manifest, routing or hf_config" >&2
+    echo "fuzz: no target '$target', expected safetensors, index, config, manifest, routing, hf_config or tokens" >&2
     exit 2
     ;;
 esac

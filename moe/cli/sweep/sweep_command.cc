@@ -43,7 +43,7 @@ absl::StatusOr<SweepText> ReadText(const Settings& settings) {
                              absl::StrCat("--data: ", corpus.status().message()));
     return ExitCodeOf(named) == ExitCode::kUsage ? named : WithExitCode(named, ExitCode::kIo);
   }
-  std::string hash = HashText(lm::HashText(*corpus));
+  std::string hash = HashText(corpus->xxh3);
   return SweepText{.corpus = *std::move(corpus), .xxh3 = std::move(hash)};
 }
 

@@ -82,8 +82,9 @@ void Progress::Show(const lm::StepMetrics& metrics) {
   }
   if (metrics.has_validation) {
     End();
-    Say(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per byte\n", metrics.step,
-        options_.steps, metrics.validation_loss, metrics.validation_loss / std::numbers::ln2);
+    Say(out_, "step {:>5}/{} | held-out loss {:.4f} nats, {:.4f} bits per {}\n", metrics.step,
+        options_.steps, metrics.validation_loss, metrics.validation_loss / std::numbers::ln2,
+        options_.unit);
   }
   std::fflush(out_);
 }

@@ -25,6 +25,7 @@ struct ProgressOptions {
   int64_t steps = 0;
   int64_t log_interval = 1;
   bool quiet = false;
+  const char* unit = "byte";  // what a token is
 };
 
 // On a terminal one refreshed line, with a bar from 80 columns on; else a line for the first step,

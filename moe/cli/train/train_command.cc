@@ -34,23 +34,19 @@ namespace {
 
 constexpr char kCommand[] = "train";
 
-// Reads the text and checks that it holds one step.
+// Reads the data and checks that they hold one step.
 absl::StatusOr<lm::Corpus> ReadText(const TrainOptions& options) {
   const lm::TrainConfig& train = options.train;
-  auto corpus = lm::ReadCorpus(options.data, train.sequence_length);
-  if (!corpus.ok()) {
-    const ExitCode code = ExitCodeOf(corpus.status());
-    return WithExitCode(
-        absl::Status(corpus.status().code(), absl::StrCat("--data: ", corpus.status().message())),
-        code == ExitCode::kUsage ? code : ExitCode::kIo);
-  }
-  const int64_t sequences = lm::SequenceCount(corpus->train, train.sequence_length);
+  MOE_ASSIGN_OR_RETURN(lm::Corpus corpus,
+                       ReadData(options.data, train.model.vocab_size, train.sequence_length));
+  const int64_t sequences = lm::SequenceCount(corpus.train, train.sequence_length);
   const int64_t batch = train.micro_batches * train.micro_batch_size;
   if (sequences >= batch) return corpus;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--data: the text to train on has ", sequences, " sequences of ", train.sequence_length,
-      " bytes, expected at least the ", batch, " of one step: give more text, or at most ",
-      std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(options.data.flag(), ": the text to train on has ", sequences, " sequences of ",
+                   train.sequence_length, " ", corpus.unit, "s, expected at least the ", batch,
+                   " of one step: give more text, or at most ",
+                   std::max<int64_t>(1, sequences / train.micro_batch_size), " --micro-batches"));
 }
 
 // The command line that gives the same run, from the beginning.
@@ -104,7 +100,7 @@ class TrainRun {
 
 absl::Status TrainRun::CheckPaths() const {
   std::vector<FlagPath> inputs = {{"--config", settings_.text("config")}};
-  for (const std::string& file : corpus_.files) inputs.push_back({"--data", file});
+  for (const std::string& file : corpus_.files) inputs.push_back({options_.data.flag(), file});
   const std::string& out = options_.out;
   return CheckOutputPaths(inputs, {{"--out", out.empty() ? out : MetricsFile::PathIn(out)},
                                    {"--record-routing", options_.record_routing},
@@ -164,7 +160,8 @@ absl::Status TrainRun::Run() {
   PrintStart();
   Progress progress({.steps = options_.train.steps,
                      .log_interval = settings_.on("verbose") ? 1 : options_.train.log_interval,
-                     .quiet = settings_.on("quiet")},
+                     .quiet = settings_.on("quiet"),
+                     .unit = options_.data.unit()},
                     StderrTerminal(), stderr);
   lm::TrainHooks hooks = {.on_step = {}, .trace = trace_.get()};
   hooks.on_step = [&](const lm::StepMetrics& metrics) {

@@ -152,9 +152,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const Settings& settings, const Wo
   }
   MOE_RETURN_IF_ERROR(CheckSizes(options.train));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(settings, options.train));
-  if (options.data.empty()) {
-    return absl::InvalidArgumentError("--data is missing, expected a text file or a folder");
-  }
+  MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, options.train.model.vocab_size));
   return options;
 }
 

@@ -12,13 +12,14 @@
 
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
+#include "moe/cli/train/data_files.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
 
 struct TrainOptions {
   lm::TrainConfig train;
-  std::vector<std::string> data;
+  DataFiles data;
   std::string out;             // empty: no files
   std::string trace;           // empty: no time line
   std::string record_routing;  // empty: routing is not recorded

@@ -29,7 +29,7 @@ int64_t StepsOf(const lm::TrainReport& report) {
   return std::max<int64_t>(1, report.steps - report.first_step);
 }
 
-double BitsPerByte(float nats) {
+double Bits(float nats) {
   return nats / std::numbers::ln2;
 }
 
@@ -54,9 +54,9 @@ void AddUnevenWork(Text& text, int64_t micro_batches, int64_t ranks) {
       busy, ranks, Counted(least + 1, "micro-batch"), least, (least + 1) * ranks);
 }
 
-void AddLoss(Text& text, const lm::TrainReport& report) {
-  Add(text, "held-out bits per byte   {:.4f} -> {:.4f}   ({:.4f} -> {:.4f} nats)\n",
-      BitsPerByte(report.validation_loss_before), BitsPerByte(report.validation_loss_after),
+void AddLoss(Text& text, const lm::TrainReport& report, const char* unit) {
+  Add(text, "held-out bits per {:<7}{:.4f} -> {:.4f}   ({:.4f} -> {:.4f} nats)\n", unit,
+      Bits(report.validation_loss_before), Bits(report.validation_loss_after),
       report.validation_loss_before, report.validation_loss_after);
   const double tokens = static_cast<double>(report.tokens);
   Add(text, "throughput               {} tok/s   ({} tokens in {:.1f} s, {:.1f} ms a step)\n",
@@ -160,9 +160,8 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
   Text text;
   Add(text, "text   {}, {}: {} to train on, {} held out; {} skipped\n",
       Counted(static_cast<int64_t>(corpus.files.size()), "file"),
-      Counted(static_cast<int64_t>(corpus.train.size() + corpus.held_out.size()), "byte"),
-      WithCommas(static_cast<int64_t>(corpus.train.size())),
-      WithCommas(static_cast<int64_t>(corpus.held_out.size())),
+      Counted(corpus.train.size() + corpus.held_out.size(), corpus.unit),
+      WithCommas(corpus.train.size()), WithCommas(corpus.held_out.size()),
       Counted(corpus.skipped_files, "file"));
   Add(text, "model  {} parameters, {} used per token; {}, H {}, {} of F {}, top-{} {}\n",
       CountText(size.total), CountText(size.active), Counted(train.model.num_layers, "layer"),
@@ -173,7 +172,7 @@ std::string StartText(const TrainOptions& options, const lm::Corpus& corpus,
       options.ranks / train.expert_parallel_size, train.threads, NameOf(train.dtype),
       train.numerics == Numerics::kFast ? "fast numerics" : "layout-invariant numerics");
   Add(text, "step   {} x {} x {} = {}\n", Counted(train.micro_batches, "micro-batch"),
-      Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, "byte"),
+      Counted(train.micro_batch_size, "sequence"), Counted(train.sequence_length, corpus.unit),
       Counted(train.micro_batches * train.micro_batch_size * train.sequence_length, "token"));
   AddUnevenWork(text, train.micro_batches, options.ranks);
   return fmt::to_string(text);
@@ -208,7 +207,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   Add(text, "trained {} in {} on {} ({}) = EP {} x DP {}\n\n", what, ClockText(report.seconds),
       Counted(options.ranks, "rank"), RanksAre(facts.backend, options.ranks),
       options.train.expert_parallel_size, options.ranks / options.train.expert_parallel_size);
-  AddLoss(text, report);
+  AddLoss(text, report, options.data.unit());
   AddPhases(text, report);
   if (options.train.expert_parallel_size > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);

@@ -18,15 +18,13 @@ constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDec
 void AddData(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Data and steps");
-  t.Add("--data, --data-path PATH", &options.data,
-        "text file, or folder read in name order without symbolic links and files with NUL bytes; "
-        "repeatable; needed");
+  AddDataSettings(options.data, t);
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")
       .Roles(kOfOneRun);
   t.Add("--steps, --train-iters N", &train.steps, "optimiser steps");
-  t.Add("--seq-length N", &train.sequence_length, "bytes a sequence predicts");
+  t.Add("--seq-length N", &train.sequence_length, "bytes or tokens a sequence predicts");
   // These four together: ResolveBatch.
   t.Add("--micro-batch-size N", &train.micro_batch_size, "sequences of a micro-batch").Least(1);
   t.Add("--micro-batches M", &train.micro_batches,
@@ -51,6 +49,9 @@ void AddData(TrainOptions& options, Table& t) {
 void AddModel(lm::TrainConfig& train, Table& t) {
   lm::TransformerConfig& model = train.model;
   t.Group("Model");
+  t.Add("--vocab-size N", &model.vocab_size, "token ids; at least 256 with --data: bytes")
+      .Least(1)
+      .Roles(kOfOneRun);
   t.Add("--num-layers N", &model.num_layers, "transformer layers");
   t.Add("--num-attention-heads N", &model.num_attention_heads, "attention heads; 2 N divides H");
   t.Add("--moe-layer-freq N", &model.moe_layer_freq,
@@ -195,10 +196,11 @@ void AddOutput(lm::TrainConfig& train, Table& t) {
 
 constexpr char kHead[] =
     R"(usage: moe train --data PATH [flags]
+       moe train --tokens FILE --vocab-size N [flags]
 
-Trains a byte-level mixture-of-experts language model on text files, expert-parallel x
-data-parallel, on threads of this process or, under mpirun, on processes. Every 20th block of
-16 KiB of the text is held out and measured before and after.
+Trains a mixture-of-experts language model on the bytes of text files or on token ids made
+elsewhere, expert-parallel x data-parallel, on threads of this process or, under mpirun, on
+processes. Every 20th block of 16,384 bytes (ids) is held out and measured before and after.
 
   moe train --data /usr/share/games/fortunes --ranks 4 --ep 2 --num-experts 8 --topk 2
   mpirun -n 4 moe train --data book.txt --ep 4 --out run
@@ -228,7 +230,7 @@ Progress and results
   dead     experts without a token in the step, over all layers
   aux      balance loss with its coefficient, summed over layers
   gnorm    2-norm of the gradient before clipping
-  bits per byte = loss in nats / ln 2
+  bits per byte (with --tokens, per token) = loss in nats / ln 2
   exchange, at the end: what dispatch + combine went into, mean over ranks
     copy     rows move, and all ranks of the expert-parallel group are there
     gather   the rest: rows are put into the order of sending and of the experts, scaled, and summed

@@ -95,6 +95,20 @@ refused 2 "16416 bytes or more" "$moe" train --data short --seq-length 31 --out 
 train 2 "of one step: give more text, or at most" --micro-batches 10000
 train 2 "is a device or pipe" --data /dev/null
 
+# Tokens.
+ids=("$moe" train --out "$work/out" --seq-length 31 --tokens)
+refused 2 "'no/such'" "${ids[@]}" no/such
+refused 2 "'empty' is empty" "${ids[@]}" empty
+refused 3 "byte: 1 bytes, expected a multiple of 2" "${ids[@]}" byte
+head -c 32830 "$text" >few # a token less than a block and a sequence of 33
+refused 2 "'few': token 0 is" "${ids[@]}" few
+refused 2 "16416 tokens or more" "${ids[@]}" few --vocab-size 65536
+cp short x.bin
+cp short x.idx
+refused 3 "--tokens: x.idx: does not begin with MMIDIDX" "${ids[@]}" x
+refused 2 "--data and --tokens" "${ids[@]}" x --data short
+train 2 "--vocab-size is 255, expected at least 256" --vocab-size 255
+
 # Empty files, files of one byte, and folders where files are expected.
 bench=("$moe" bench alltoallv -b 1K -e 1K)
 for file in empty byte; do
@@ -150,11 +164,11 @@ for command in train sweep bench layer verify report ckpt doctor; do
   run "$moe" "$command" --nonsense --color always
   grep -qF "${red}moe $command:" "$work/stderr" || fail "--color always: plain error of $command"
 done
-MOE_STEP=1 MOE_TOKENS=2 run "$moe" train "${model[@]}" --steps 1 --color always
+MOE_STEP=1 MOE_WARMUP_ITERS=2 run "$moe" train "${model[@]}" --steps 1 --color always
 expect 0 "--color always"
 grep -qF "${cyan}step " "$work/stderr" || fail "--color always: plain progress"
 grep -qF "moe train: ${yellow}warning:" "$work/stderr" || fail "--color always: plain warning"
-# MOE_TOKENS is of moe sweep.
+# MOE_WARMUP_ITERS is of moe bench.
 (($(grep -c warning "$work/stderr") == 1)) || fail "variables: $(grep warning "$work/stderr")"
 grep -qF "MOE_STEP sets nothing; did you mean 'MOE_STEPS'?" "$work/stderr" || fail "no warning"
 MOE_STEP=1 run "$moe" train "${model[@]}" --steps 1

@@ -95,6 +95,15 @@ for layout in "1 1 staged" "3 3 direct" "8 4 hierarchical"; do
   [[ -n $now && $now == "$reference" ]] || fail "ranks $layout: other bits than one rank"
 done
 
+# Bytes as ids of two bytes each, in two files, are the same text.
+LC_ALL=C sed -z 's/./&\x00/g' "$text" >"$work/ids"
+head -c 30002 "$work/ids" >"$work/ids.0"
+tail -c +30003 "$work/ids" >"$work/ids.1"
+run "$moe" train --tokens "$work/ids.0" --tokens "$work/ids.1" "${invariant[@]:2}" --ranks 3 --out "$work/ids.run"
+expect 0 "--tokens"
+[[ $(bits "$work/ids.run/metrics.jsonl") == "$reference" ]] || fail "--tokens: other bits than the same --data"
+grep -qF "held-out bits per token" "$work/stdout" || fail "--tokens: $(cat "$work/stdout")"
+
 # One of anything; and the start says which ranks do more than others.
 run "$moe" train "${model[@]}" --steps 1 --ranks 1 --micro-batches 1
 expect 0 "one step on one rank"

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int64_t kPeriod = kHeldOutBlockBytes * kHeldOutEvery;
+constexpr int64_t kPeriod = kHeldOutBlock * kHeldOutEvery;
 
 // A folder of its own for every test.
 class TextDataTest : public ::testing::Test {
@@ -44,9 +44,21 @@ class TextDataTest : public ::testing::Test {
 std::string Text(int64_t bytes) {
   std::string text(bytes, '\0');
   for (int64_t i = 0; i < bytes; ++i) {
-    text[i] = static_cast<char>(1 + (i * 7 + i / kHeldOutBlockBytes * 13) % 251);
+    text[i] = static_cast<char>(1 + (i * 7 + i / kHeldOutBlock * 13) % 251);
   }
   return text;
+}
+
+std::string Bytes(const Tokens& tokens) {
+  std::vector<int32_t> ids(tokens.size());
+  tokens.Copy(0, absl::MakeSpan(ids));
+  return {ids.begin(), ids.end()};
+}
+
+Tokens Of(const std::vector<uint8_t>& text) {
+  Tokens tokens;
+  tokens.Add(text, TokenType::kU8);
+  return tokens;
 }
 
 TEST_F(TextDataTest, HoldsOutTheSecondBlockOfEveryTwenty) {
@@ -55,11 +67,11 @@ TEST_F(TextDataTest, HoldsOutTheSecondBlockOfEveryTwenty) {
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   std::string train, held_out;
   for (int64_t block = 0; block <= 2 * kHeldOutEvery; ++block) {
-    const std::string part = text.substr(block * kHeldOutBlockBytes, kHeldOutBlockBytes);
+    const std::string part = text.substr(block * kHeldOutBlock, kHeldOutBlock);
     (block == 1 || block == 21 ? held_out : train) += part;
   }
-  EXPECT_EQ(std::string(corpus->train.begin(), corpus->train.end()), train);
-  EXPECT_EQ(std::string(corpus->held_out.begin(), corpus->held_out.end()), held_out);
+  EXPECT_EQ(Bytes(corpus->train), train);
+  EXPECT_EQ(Bytes(corpus->held_out), held_out);
 }
 
 TEST_F(TextDataTest, BlocksRunAcrossFiles) {
@@ -70,8 +82,9 @@ TEST_F(TextDataTest, BlocksRunAcrossFiles) {
   const auto parts = ReadCorpus({first, second}, 16);
   ASSERT_TRUE(whole.ok()) << whole.status();
   ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_EQ(parts->train, whole->train);
-  EXPECT_EQ(parts->held_out, whole->held_out);
+  EXPECT_EQ(Bytes(parts->train), Bytes(whole->train));
+  EXPECT_EQ(Bytes(parts->held_out), Bytes(whole->held_out));
+  EXPECT_EQ(parts->xxh3, whole->xxh3);
   EXPECT_THAT(parts->files, ElementsAre(first, second));
 }
 
@@ -89,7 +102,7 @@ TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_THAT(corpus->files, ElementsAre(upper, b, c));
   EXPECT_EQ(corpus->skipped_files, 4);
-  EXPECT_EQ(static_cast<int64_t>(corpus->train.size() + corpus->held_out.size()), 3 * kPeriod);
+  EXPECT_EQ(corpus->train.size() + corpus->held_out.size(), 3 * kPeriod);
 }
 
 TEST_F(TextDataTest, NamedSymbolicLinksAreFollowed) {
@@ -120,10 +133,10 @@ TEST_F(TextDataTest, NamedPathsMustHoldText) {
 
 // The message's own bound is the true one: a byte less is refused, that many are enough.
 TEST_F(TextDataTest, TextMustReachOneSequenceInBothSplits) {
-  for (const int64_t length : {int64_t{1}, int64_t{128}, kHeldOutBlockBytes, int64_t{40000}}) {
-    const int64_t held_out_blocks = (length + 1 + kHeldOutBlockBytes - 1) / kHeldOutBlockBytes;
+  for (const int64_t length : {int64_t{1}, int64_t{128}, kHeldOutBlock, int64_t{40000}}) {
+    const int64_t held_out_blocks = (length + 1 + kHeldOutBlock - 1) / kHeldOutBlock;
     const int64_t least =
-        kHeldOutBlockBytes + (held_out_blocks - 1) * (kPeriod - kHeldOutBlockBytes) + length + 1;
+        kHeldOutBlock + (held_out_blocks - 1) * (kPeriod - kHeldOutBlock) + length + 1;
     const auto enough = ReadCorpus({Write("text", Text(least))}, length);
     ASSERT_TRUE(enough.ok()) << enough.status();
     EXPECT_EQ(SequenceCount(enough->held_out, length), 1);
@@ -137,7 +150,7 @@ TEST_F(TextDataTest, TextMustReachOneSequenceInBothSplits) {
 TEST(SequenceTest, CountsSequencesThatHaveATargetForEveryToken) {
   const std::vector<uint8_t> text(100, 'x');
   const auto count = [&](int64_t bytes, int64_t length) {
-    return SequenceCount(absl::MakeSpan(text).subspan(0, bytes), length);
+    return SequenceCount(Of({text.begin(), text.begin() + bytes}), length);
   };
   EXPECT_EQ(count(0, 4), 0);
   EXPECT_EQ(count(1, 4), 0);
@@ -151,7 +164,7 @@ TEST(SequenceTest, CountsSequencesThatHaveATargetForEveryToken) {
 TEST(SequenceTest, TargetsAreTheNextBytes) {
   const std::vector<uint8_t> text = {10, 11, 12, 13, 14, 15, 255};
   std::vector<int32_t> tokens(3), targets(3);
-  CopySequence(text, 3, 1, absl::MakeSpan(tokens), absl::MakeSpan(targets));
+  CopySequence(Of(text), 1, absl::MakeSpan(tokens), absl::MakeSpan(targets));
   EXPECT_THAT(tokens, ElementsAre(13, 14, 15));
   EXPECT_THAT(targets, ElementsAre(14, 15, 255));  // bytes above 127 stay positive
 }

@@ -27,8 +27,10 @@ inline Corpus MakeCorpus() {
     text += words[(state >> 24) % 8];
   }
   Corpus corpus;
-  corpus.train.assign(text.begin(), text.begin() + 36000);
-  corpus.held_out.assign(text.begin() + 36000, text.end());
+  corpus.text.assign(text.begin(), text.end());
+  corpus.train.Add(absl::MakeSpan(corpus.text).first(36000), TokenType::kU8);
+  corpus.held_out.Add(absl::MakeSpan(corpus.text).subspan(36000), TokenType::kU8);
+  corpus.xxh3 = HashTokens(corpus);
   return corpus;
 }
 

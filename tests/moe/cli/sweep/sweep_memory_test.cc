@@ -20,8 +20,9 @@ namespace {
 
 lm::Corpus MakeCorpus() {
   lm::Corpus corpus;
-  for (int i = 0; i < 40'000; ++i) corpus.train.push_back(static_cast<uint8_t>(i * i / 7));
-  corpus.held_out.assign(corpus.train.begin(), corpus.train.begin() + 4096);
+  for (int i = 0; i < 40'000; ++i) corpus.text.push_back(static_cast<uint8_t>(i * i / 7));
+  corpus.train.Add(corpus.text, lm::TokenType::kU8);
+  corpus.held_out.Add(absl::MakeSpan(corpus.text).first(4096), lm::TokenType::kU8);
   return corpus;
 }
 

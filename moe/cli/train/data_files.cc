@@ -1,0 +1,60 @@
+#include "moe/cli/train/data_files.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "moe/cli/base/exit_code.h"
+#include "moe/cli/base/program.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr int64_t kBytes = 256;
+constexpr Choice<lm::TokenType> kPlainTypes[] = {{"uint16", lm::TokenType::kU16},
+                                                 {"uint32", lm::TokenType::kU32}};
+
+}  // namespace
+
+void AddDataSettings(DataFiles& files, Table& table) {
+  table.Add("--data, --data-path PATH", &files.text,
+            "text file, or folder read in name order without symbolic links and files with NUL "
+            "bytes; repeatable; this or --tokens");
+  table
+      .Add("--tokens FILE", &files.tokens,
+           "token ids made elsewhere: PREFIX of Megatron's PREFIX.bin and PREFIX.idx, or a plain "
+           "array of ids; repeatable")
+      .Roles(kOfOneRun);
+  table.Add("--tokens-dtype TYPE", {&files.plain, kPlainTypes}, "ids of --tokens without an .idx")
+      .Roles(kOfOneRun);
+}
+
+absl::Status CheckDataFiles(const DataFiles& files, int64_t vocab_size) {
+  if (files.text.empty() && files.tokens.empty()) {
+    return absl::InvalidArgumentError(
+        "--data is missing, expected a text file or a folder, or --tokens");
+  }
+  if (!files.text.empty() && !files.tokens.empty()) {
+    return absl::InvalidArgumentError("--data and --tokens, expected one of them");
+  }
+  if (!files.text.empty() && vocab_size < kBytes) {
+    return WrongFlag("--vocab-size", absl::StrCat(vocab_size), "at least 256, the bytes of --data");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<lm::Corpus> ReadData(const DataFiles& files, int64_t vocab_size,
+                                    int64_t sequence_length) {
+  if (!files.tokens.empty()) {
+    auto corpus = lm::ReadTokenFiles(
+        {.paths = files.tokens, .plain = files.plain, .vocab_size = vocab_size}, sequence_length);
+    if (!corpus.ok()) return InputError("--tokens", corpus.status());
+    return corpus;
+  }
+  auto corpus = lm::ReadCorpus(files.text, sequence_length);
+  if (corpus.ok()) return corpus;
+  const ExitCode code = ExitCodeOf(corpus.status());
+  return WithExitCode(
+      absl::Status(corpus.status().code(), absl::StrCat("--data: ", corpus.status().message())),
+      code == ExitCode::kUsage ? code : ExitCode::kIo);
+}
+
+}  // namespace moe::cli

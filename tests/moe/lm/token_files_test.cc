@@ -1,0 +1,237 @@
+#include "moe/lm/token_files.h"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "moe/lm/text_data.h"
+#include "tests/moe/io/io_test.h"
+
+namespace moe::lm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+template <typename V>
+std::string Raw(const std::vector<V>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(V)};
+}
+
+// An index by its fields; by default of 5 ids of uint16 in two documents.
+struct Index {
+  std::string magic = std::string("MMIDIDX\0\0", 9);
+  uint64_t version = 1;
+  uint8_t type = 8;
+  std::vector<int32_t> lengths = {2, 0, 3};
+  std::vector<int64_t> pointers = {0, 4, 4};
+  std::vector<int64_t> documents = {0, 1, 3};
+  uint64_t sequence_count = 3, document_count = 3;
+
+  std::string Bytes() const {
+    return magic + Raw<uint64_t>({version}) + static_cast<char>(type) +
+           Raw<uint64_t>({sequence_count, document_count}) + Raw(lengths) + Raw(pointers) +
+           Raw(documents);
+  }
+};
+
+absl::StatusOr<TokenIndex> Parse(const std::string& bytes, int64_t bin_bytes = 10) {
+  return ParseTokenIndex("x.idx", {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
+                         bin_bytes);
+}
+
+TEST(TokenIndexTest, SaysTypeSequencesAndDocuments) {
+  const auto index = Parse(Index().Bytes());
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->type, TokenType::kU16);
+  EXPECT_EQ(index->sequences, 3);
+  EXPECT_EQ(index->documents, 2);
+}
+
+TEST(TokenIndexTest, EveryOtherLengthIsRefused) {
+  const std::string whole = Index().Bytes();
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(Parse(whole.substr(0, size)).status())) << size;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(Parse(whole + '\0').status()));
+}
+
+TEST(TokenIndexTest, EveryFieldIsChecked) {
+  const uint64_t huge = std::numeric_limits<uint64_t>::max();
+  const struct {
+    const char* message;
+    void (*change)(Index&, uint64_t huge);
+  } cases[] = {
+      {"does not begin with MMIDIDX",
+       [](Index& i, uint64_t) {
+         i.magic[8] = 1;
+       }},
+      {"version 2, expected 1",
+       [](Index& i, uint64_t) {
+         i.version = 2;
+       }},
+      {"type 0 of an id, expected 1 to 8",
+       [](Index& i, uint64_t) {
+         i.type = 0;
+       }},
+      {"type 9 of an id",
+       [](Index& i, uint64_t) {
+         i.type = 9;
+       }},
+      {"ids of type float32, expected integers",
+       [](Index& i, uint64_t) {
+         i.type = 7;
+       }},
+      {"for 2 sequences",
+       [](Index& i, uint64_t) {
+         i.sequence_count = 2;
+       }},
+      {"expected more",
+       [](Index& i, uint64_t n) {
+         i.sequence_count = n;
+       }},
+      {"expected more",
+       [](Index& i, uint64_t n) {
+         i.document_count = n;
+       }},
+      // Their bytes, modulo 2^64, are those of the file.
+      {"expected more",
+       [](Index& i, uint64_t) {
+         i.document_count += uint64_t{1} << 61;
+       }},
+      {"sequence 1 has -1 ids",
+       [](Index& i, uint64_t) {
+         i.lengths[1] = -1;
+       }},
+      {"sequence 2 begins at byte 5, expected 4",
+       [](Index& i, uint64_t) {
+         i.pointers[2] = 5;
+       }},
+      {"sequence 0 begins at byte -2",
+       [](Index& i, uint64_t) {
+         i.pointers[0] = -2;
+       }},
+      {"sequence 2 has 4 ids at byte 4, the .bin ends at byte 10",
+       [](Index& i, uint64_t) {
+         i.lengths[2] = 4;
+       }},
+      {"all sequences have 8 bytes, the .bin 10",
+       [](Index& i, uint64_t) {
+         i.lengths[2] = 2;
+       }},
+      {"document 0 begins with sequence 1",
+       [](Index& i, uint64_t) {
+         i.documents[0] = 1;
+       }},
+      {"document 2 begins with sequence 0",
+       [](Index& i, uint64_t) {
+         i.documents = {0, 1, 0};
+       }},
+      {"document 2 begins with sequence 4",
+       [](Index& i, uint64_t) {
+         i.documents[2] = 4;
+       }},
+      {"end with sequence 2, expected 3",
+       [](Index& i, uint64_t) {
+         i.documents[2] = 2;
+       }},
+      {"end with sequence 0, expected 3",
+       [](Index& i, uint64_t) {
+         i.documents.clear();
+         i.document_count = 0;
+       }},
+  };
+  for (const auto& [message, change] : cases) {
+    Index index;
+    change(index, huge);
+    const absl::Status status = Parse(index.Bytes()).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << message << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("x.idx: "));
+  }
+}
+
+class TokenFilesTest : public IoTest {};
+
+TEST_F(TokenFilesTest, APairIsFoundByAnyOfItsNames) {
+  Write("x.idx", Index().Bytes());
+  Write("x.bin", Raw<uint16_t>({1, 2, 3, 4, 65535}));
+  for (const char* name : {"x", "x.bin", "x.idx"}) {
+    const auto file = OpenTokenFile(Path(name), TokenType::kU32);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->path, Path("x.bin"));
+    EXPECT_EQ(file->type, TokenType::kU16);
+  }
+  Write("x.bin", Raw<uint16_t>({1, 2, 3, 4}));
+  EXPECT_TRUE(absl::IsDataLoss(OpenTokenFile(Path("x"), TokenType::kU16).status()));
+  std::filesystem::remove(Path("x.bin"));
+  EXPECT_TRUE(absl::IsNotFound(OpenTokenFile(Path("x"), TokenType::kU16).status()));
+}
+
+TEST_F(TokenFilesTest, PlainArraysAreWholeAndNotEmpty) {
+  const auto file = OpenTokenFile(Write("a.bin", Raw<uint32_t>({7, 70000})), TokenType::kU32);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->type, TokenType::kU32);
+  const absl::Status odd = OpenTokenFile(Write("b", "abc"), TokenType::kU16).status();
+  EXPECT_TRUE(absl::IsDataLoss(odd));
+  EXPECT_THAT(std::string(odd.message()), HasSubstr("3 bytes, expected a multiple of 2"));
+  EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(Write("c", ""), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsNotFound(OpenTokenFile(Path("d"), TokenType::kU16).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(OpenTokenFile(root_.string(), TokenType::kU16).status()));
+}
+
+TEST_F(TokenFilesTest, TheFirstIdOutsideTheVocabularyIsNamed) {
+  const std::string path = Write("a", Raw<uint16_t>({1, 2, 300, 400}));
+  const absl::Status status = ReadTokenFiles({.paths = {path}, .vocab_size = 300}, 1).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("'" + path + "': token 2 is 300, expected 0 to 299"));
+  Write("x.bin", Raw<int32_t>({0, -1}));
+  Index index = {.type = 4, .lengths = {2}, .pointers = {0}, .documents = {0, 1}};
+  index.sequence_count = 1;
+  index.document_count = 2;
+  Write("x.idx", index.Bytes());
+  EXPECT_THAT(
+      std::string(ReadTokenFiles({.paths = {Path("x")}, .vocab_size = 300}, 1).status().message()),
+      HasSubstr("token 1 is -1, expected 0 to 299"));
+}
+
+// Files of several types are one text, split as bytes are.
+TEST_F(TokenFilesTest, AreSplitAsText) {
+  std::vector<uint8_t> bytes(2 * kHeldOutBlock + 77);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>(1 + (i * 7 + i / 1000) % 251);
+  }
+  const size_t cut = kHeldOutBlock + 5;
+  const std::string narrow = Write("narrow", Raw<uint16_t>({bytes.begin(), bytes.begin() + cut}));
+  const std::string wide = Write("wide.bin", Raw<int32_t>({bytes.begin() + cut, bytes.end()}));
+  Index index = {.type = 4,
+                 .lengths = {static_cast<int32_t>(bytes.size() - cut)},
+                 .pointers = {0},
+                 .documents = {0, 1}};
+  index.sequence_count = 1;
+  index.document_count = 2;
+  Write("wide.idx", index.Bytes());
+  const auto text = ReadCorpus({Write("text", Raw(bytes))}, 16);
+  const auto tokens = ReadTokenFiles({.paths = {narrow, wide}, .vocab_size = 256}, 16);
+  ASSERT_TRUE(text.ok() && tokens.ok()) << text.status() << tokens.status();
+  for (const auto part : {&Corpus::train, &Corpus::held_out}) {
+    const Tokens& expected = (*text).*part;
+    const Tokens& got = (*tokens).*part;
+    ASSERT_EQ(got.size(), expected.size());
+    std::vector<int32_t> expected_ids(expected.size()), ids(got.size());
+    expected.Copy(0, absl::MakeSpan(expected_ids));
+    got.Copy(0, absl::MakeSpan(ids));
+    EXPECT_EQ(ids, expected_ids);
+  }
+  std::vector<int32_t> few(3);
+  tokens->held_out.Copy(4, absl::MakeSpan(few));  // across the files
+  EXPECT_THAT(few, ElementsAre(bytes[cut - 1], bytes[cut], bytes[cut + 1]));
+}
+
+}  // namespace
+}  // namespace moe::lm
