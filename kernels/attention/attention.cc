@@ -50,49 +50,58 @@ int64_t Sequences(const AttentionShape& shape) {
   return static_cast<int64_t>(shape.sequence_offsets.size()) - 1;
 }
 
+// By the columns of k: whole heads of `depth`, as many as divide the query heads.
+absl::StatusOr<int> KeyValueHeads(absl::string_view function, const AttentionShape& shape,
+                                  int64_t depth, int64_t cols) {
+  const int64_t heads = cols / depth;
+  if (heads >= 1 && cols % depth == 0 && shape.heads % heads == 0) return static_cast<int>(heads);
+  return absl::InvalidArgumentError(absl::StrCat(function, ": k has ", cols,
+                                                 " columns, expected heads of ", depth,
+                                                 ", as many as divide the ", shape.heads, " of q"));
+}
+
 absl::Status CheckCudaHeads(absl::string_view function, const AttentionShape& shape) {
   if (shape.heads <= attention::kMostHeads) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(function, ": ", shape.heads, " heads, at most ",
                                                  attention::kMostHeads, " on CUDA"));
 }
 
-// The part of a [T, heads * D] view that belongs to one head of one sequence.
-struct HeadRange {
+// The part of a view that belongs to one of `groups` groups of heads, which have as many columns
+// each, of one sequence.
+struct GroupRange {
   int64_t begin, end;  // rows
-  int64_t head, depth;
+  int64_t group, groups;
 
   template <typename T>
   MatrixView<T> Of(MatrixView<T> m) const {
-    return ColumnRange(RowRange(m, begin, end), head * depth, (head + 1) * depth);
-  }
-  template <typename T>
-  MatrixView<T> PerHead(MatrixView<T> m) const {  // of a [T, heads] view
-    return ColumnRange(RowRange(m, begin, end), head, head + 1);
+    const int64_t cols = m.cols() / groups;
+    return ColumnRange(RowRange(m, begin, end), group * cols, (group + 1) * cols);
   }
 };
 
-// One row of scratch for each thread that works on heads.
-absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t floats,
-                                            const ThreadPool& threads, Workspace& workspace) {
-  const int64_t slots = std::min<int64_t>(threads.threads(), Sequences(shape) * shape.heads);
+// One row of scratch for each thread that works on groups of heads.
+absl::StatusOr<MatrixView<float>> TakeSlots(const AttentionShape& shape, int64_t groups,
+                                            int64_t floats, const ThreadPool& threads,
+                                            Workspace& workspace) {
+  const int64_t slots = std::min<int64_t>(threads.threads(), Sequences(shape) * groups);
   return workspace.Matrix<float>(slots, (floats + 15) / 16 * 16);
 }
 
-// Calls run(range, scratch) for every head of every sequence. Each slot takes the next head that
-// no other has taken: sequences differ in length. A head's bits do not depend on its slot.
+// Calls run(range, scratch) for every group of heads of every sequence. Each slot takes the next
+// one that no other has taken: sequences differ in length. A head's bits do not depend on its slot.
 template <typename F>
-void ForEachHead(const AttentionShape& shape, int64_t depth, MatrixView<float> slots,
-                 ThreadPool& threads, const F& run) {
+void ForEachGroup(const AttentionShape& shape, int64_t groups, MatrixView<float> slots,
+                  ThreadPool& threads, const F& run) {
   std::atomic<int64_t> next = 0;
   threads.For(slots.rows(), 1, [&](int64_t slot, int64_t) {
     while (true) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= Sequences(shape) * shape.heads) return;
-      const int64_t s = i / shape.heads;
-      const HeadRange range = {.begin = shape.sequence_offsets[s],
-                               .end = shape.sequence_offsets[s + 1],
-                               .head = i % shape.heads,
-                               .depth = depth};
+      if (i >= Sequences(shape) * groups) return;
+      const int64_t s = i / groups;
+      const GroupRange range = {.begin = shape.sequence_offsets[s],
+                                .end = shape.sequence_offsets[s + 1],
+                                .group = i % groups,
+                                .groups = groups};
       if (range.begin < range.end) run(range, slots.row(slot));
     }
   });
@@ -107,8 +116,10 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
   constexpr const char* kFunction = "CausalAttention";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "k", k, q.rows(), q.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, q.rows(), q.cols()));
+  const int64_t depth = q.cols() / shape.heads;
+  MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "k", k, q.rows(), k.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, q.rows(), k.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
   if (IsCuda(stream)) {
@@ -120,6 +131,7 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                                                       .k = k,
                                                       .v = v,
                                                       .heads = shape.heads,
+                                                      .group = shape.heads / kv_heads,
                                                       .sequence_offsets = offsets.data(),
                                                       .sequences = Sequences(shape),
                                                       .out = out,
@@ -128,18 +140,17 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
     });
   }
   ThreadPool& threads = stream.threads();
-  const int64_t depth = q.cols() / shape.heads;
-  MOE_ASSIGN_OR_RETURN(
-      const MatrixView<float> slots,
-      TakeSlots(shape, HeadForwardScratch(LongestSequence(shape), depth), threads, workspace));
+  MOE_ASSIGN_OR_RETURN(const MatrixView<float> slots,
+                       TakeSlots(shape, kv_heads, HeadForwardScratch(LongestSequence(shape), depth),
+                                 threads, workspace));
   return stream.Enqueue([=, &threads] {
-    ForEachHead(shape, depth, slots, threads, [&](const HeadRange& head, float* scratch) {
-      AttendHead<T>({.q = head.Of(q),
-                     .k = head.Of(k),
-                     .v = head.Of(v),
-                     .out = head.Of(out),
-                     .log_sum_exp = head.PerHead(log_sum_exp)},
-                    scratch);
+    ForEachGroup(shape, kv_heads, slots, threads, [&](const GroupRange& group, float* scratch) {
+      AttendHeads<T>({.q = group.Of(q),
+                      .k = group.Of(k),
+                      .v = group.Of(v),
+                      .out = group.Of(out),
+                      .log_sum_exp = group.Of(log_sum_exp)},
+                     scratch);
     });
     return absl::OkStatus();
   });
@@ -155,17 +166,19 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   constexpr const char* kFunction = "CausalAttentionBackward";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "q", q, q.rows(), q.cols()));
   MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
-  const auto check = [&](const char* name, const auto& m) {
-    return CheckShape(kFunction, name, m, q.rows(), q.cols());
+  const int64_t depth = q.cols() / shape.heads;
+  MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
+  const auto check = [&](const char* name, const auto& m, int64_t cols) {
+    return CheckShape(kFunction, name, m, q.rows(), cols);
   };
-  MOE_RETURN_IF_ERROR(check("k", k));
-  MOE_RETURN_IF_ERROR(check("v", v));
-  MOE_RETURN_IF_ERROR(check("out", out));
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "log_sum_exp", log_sum_exp, q.rows(), shape.heads));
-  MOE_RETURN_IF_ERROR(check("d_out", d_out));
-  MOE_RETURN_IF_ERROR(check("d_q", d_q));
-  MOE_RETURN_IF_ERROR(check("d_k", d_k));
-  MOE_RETURN_IF_ERROR(check("d_v", d_v));
+  MOE_RETURN_IF_ERROR(check("k", k, k.cols()));
+  MOE_RETURN_IF_ERROR(check("v", v, k.cols()));
+  MOE_RETURN_IF_ERROR(check("out", out, q.cols()));
+  MOE_RETURN_IF_ERROR(check("log_sum_exp", log_sum_exp, shape.heads));
+  MOE_RETURN_IF_ERROR(check("d_out", d_out, q.cols()));
+  MOE_RETURN_IF_ERROR(check("d_q", d_q, q.cols()));
+  MOE_RETURN_IF_ERROR(check("d_k", d_k, k.cols()));
+  MOE_RETURN_IF_ERROR(check("d_v", d_v, k.cols()));
   if (IsCuda(stream)) {
     MOE_RETURN_IF_ERROR(CheckCudaHeads(kFunction, shape));
     MOE_ASSIGN_OR_RETURN(const auto offsets,
@@ -180,6 +193,7 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
                                                        .log_sum_exp = log_sum_exp,
                                                        .d_out = d_out,
                                                        .heads = shape.heads,
+                                                       .group = shape.heads / kv_heads,
                                                        .sequence_offsets = offsets.data(),
                                                        .sequences = Sequences(shape),
                                                        .d_q = d_q,
@@ -190,22 +204,22 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
     });
   }
   ThreadPool& threads = stream.threads();
-  const int64_t depth = q.cols() / shape.heads;
   MOE_ASSIGN_OR_RETURN(
       const MatrixView<float> slots,
-      TakeSlots(shape, HeadBackwardScratch(LongestSequence(shape), depth), threads, workspace));
+      TakeSlots(shape, kv_heads, HeadBackwardScratch(LongestSequence(shape), depth), threads,
+                workspace));
   return stream.Enqueue([=, &threads] {
-    ForEachHead(shape, depth, slots, threads, [&](const HeadRange& head, float* scratch) {
-      AttendHeadBackward<T>({.q = head.Of(q),
-                             .k = head.Of(k),
-                             .v = head.Of(v),
-                             .out = head.Of(out),
-                             .d_out = head.Of(d_out),
-                             .log_sum_exp = head.PerHead(log_sum_exp),
-                             .d_q = head.Of(d_q),
-                             .d_k = head.Of(d_k),
-                             .d_v = head.Of(d_v)},
-                            scratch);
+    ForEachGroup(shape, kv_heads, slots, threads, [&](const GroupRange& group, float* scratch) {
+      AttendHeadsBackward<T>({.q = group.Of(q),
+                              .k = group.Of(k),
+                              .v = group.Of(v),
+                              .out = group.Of(out),
+                              .d_out = group.Of(d_out),
+                              .log_sum_exp = group.Of(log_sum_exp),
+                              .d_q = group.Of(d_q),
+                              .d_k = group.Of(d_k),
+                              .d_v = group.Of(d_v)},
+                             scratch);
     });
     return absl::OkStatus();
   });

@@ -1,4 +1,4 @@
-// Causal multi-head attention with rotary positions over packed sequences.
+// Causal attention, multi-head or grouped-query, with rotary positions over packed sequences.
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_H_
 
@@ -35,8 +35,10 @@ template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,
                          MatrixView<T> x, Workspace& workspace, Stream& stream);
 
-// out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, k, v, out [T, heads * D];
-// log_sum_exp [T, heads] float32 is kept for backward.
+// out = softmax(q k^T / sqrt(D), causal) v, per head and sequence. q, out [T, heads * D]; k, v
+// [T, kv_heads * D], where kv_heads, from their columns, divides heads: query heads
+// [g * heads / kv_heads, (g + 1) * heads / kv_heads) share key-value head g (Ainslie et al., 2023,
+// arXiv:2305.13245). log_sum_exp [T, heads] float32 is kept for backward.
 // A token's bits depend on its own sequence only: float32, keys in ascending order. What later
 // tokens hold, even a NaN, does not change a bit of it. CPU: two passes, K and V of a head packed
 // once. CUDA: one pass with a running maximum, within float32's roundings of the CPU's results.
@@ -50,7 +52,8 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,
                              MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream);
 
-// d_q, d_k, d_v (overwritten) from d_out and what forward kept.
+// d_q, d_k, d_v (overwritten) from d_out and what forward kept. d_k and d_v of a key-value head are
+// one chain: over its query heads in ascending order, over the queries of each in ascending order.
 template <typename T>
 absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<const T> q,
                                      MatrixView<const T> k, MatrixView<const T> v,

@@ -95,10 +95,16 @@ HWY_INLINE float ExpScores(float* scores, int64_t n, float scale, float max) {
   return sum.Fold();
 }
 
+// The columns of one of the heads that lie side by side in `m`.
 template <typename T>
-void Forward(const HeadForward<T>& head, float* memory) {
-  const int64_t n = head.q.rows();
-  const int64_t depth = head.q.cols();
+MatrixView<T> HeadOf(MatrixView<T> m, int64_t head, int64_t depth) {
+  return ColumnRange(m, head * depth, (head + 1) * depth);
+}
+
+template <typename T>
+void Forward(const HeadsForward<T>& heads, float* memory) {
+  const int64_t n = heads.q.rows();
+  const int64_t depth = heads.k.cols();
   const int64_t stride = PaddedDepth(depth);
   const int64_t keys = PaddedTokens(n);
   HeadScratch scratch(memory);
@@ -107,24 +113,28 @@ void Forward(const HeadForward<T>& head, float* memory) {
   float* const queries = scratch.Take(kMaxBlockRows * stride);
   float* const scores = scratch.Take(kBlockRows * keys);
   float* const sums = scratch.Take(kBlockRows * stride);
-  PackPanels(head.k, stride, queries, key_panels);
-  PackRows(head.v, stride, values);
+  PackPanels(heads.k, stride, queries, key_panels);
+  PackRows(heads.v, stride, values);
   std::fill(values + n * stride, values + keys * stride, 0.0f);
   const float scale = 1.0f / std::sqrt(static_cast<float>(depth));
-  for (int64_t first = 0; first < n; first += kBlockRows) {
-    const int64_t rows = PackBlock(head.q, first, stride, queries);
-    MultiplyPanels(queries, stride, key_panels, depth, first + rows, scores, keys);
-    float reciprocal[kBlockRows] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-      float* const row = scores + r * keys;
-      const float max = MaxScore(row, first + r + 1);
-      const float sum = ExpScores(row, first + r + 1, scale, max);
-      reciprocal[r] = 1.0f / sum;
-      head.log_sum_exp(first + r, 0) = scale * max + std::log(sum);
-    }
-    WeightRows(scores, keys, values, stride, first, sums);
-    for (int64_t r = 0; r < rows; ++r) {
-      StoreRow(sums + r * stride, reciprocal[r], depth, head.out.row(first + r));
+  for (int64_t head = 0; head < heads.log_sum_exp.cols(); ++head) {
+    const auto q = HeadOf(heads.q, head, depth);
+    const auto out = HeadOf(heads.out, head, depth);
+    for (int64_t first = 0; first < n; first += kBlockRows) {
+      const int64_t rows = PackBlock(q, first, stride, queries);
+      MultiplyPanels(queries, stride, key_panels, depth, first + rows, scores, keys);
+      float reciprocal[kBlockRows] = {};
+      for (int64_t r = 0; r < rows; ++r) {
+        float* const row = scores + r * keys;
+        const float max = MaxScore(row, first + r + 1);
+        const float sum = ExpScores(row, first + r + 1, scale, max);
+        reciprocal[r] = 1.0f / sum;
+        heads.log_sum_exp(first + r, head) = scale * max + std::log(sum);
+      }
+      WeightRows(scores, keys, values, stride, first, sums);
+      for (int64_t r = 0; r < rows; ++r) {
+        StoreRow(sums + r * stride, reciprocal[r], depth, out.row(first + r));
+      }
     }
   }
 }
@@ -146,9 +156,9 @@ HWY_INLINE void ScoreGradients(float* scores, float* products, int64_t n, float 
 }
 
 template <typename T>
-void Backward(const HeadBackward<T>& head, float* memory) {
-  const int64_t n = head.q.rows();
-  const int64_t depth = head.q.cols();
+void Backward(const HeadsBackward<T>& heads, float* memory) {
+  const int64_t n = heads.q.rows();
+  const int64_t depth = heads.k.cols();
   const int64_t stride = PaddedDepth(depth);
   const int64_t keys = PaddedTokens(n);
   HeadScratch scratch(memory);
@@ -162,34 +172,39 @@ void Backward(const HeadBackward<T>& head, float* memory) {
   float* const scores = scratch.Take(kBlockRows * keys);
   float* const products = scratch.Take(kBlockRows * keys);
   float* const d_queries = scratch.Take(kBlockRows * stride);
-  PackPanels(head.k, stride, queries, key_panels);
-  PackPanels(head.v, stride, queries, value_panels);
-  PackRows(head.k, stride, key_rows);
+  PackPanels(heads.k, stride, queries, key_panels);
+  PackPanels(heads.v, stride, queries, value_panels);
+  PackRows(heads.k, stride, key_rows);
   std::fill(key_rows + n * stride, key_rows + keys * stride, 0.0f);
   std::fill_n(d_keys, n * stride, 0.0f);
   std::fill_n(d_values, n * stride, 0.0f);
   const float scale = 1.0f / std::sqrt(static_cast<float>(depth));
-  for (int64_t first = 0; first < n; first += kBlockRows) {
-    const int64_t rows = PackBlock(head.q, first, stride, queries);
-    PackBlock(head.d_out, first, stride, d_outs);
-    MultiplyPanels(queries, stride, key_panels, depth, first + rows, scores, keys);
-    MultiplyPanels(d_outs, stride, value_panels, depth, first + rows, products, keys);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t i = first + r;
-      const float dot = FixedDot(head.d_out.row(i), head.out.row(i), depth);
-      ScoreGradients(scores + r * keys, products + r * keys, i + 1, scale, head.log_sum_exp(i, 0),
-                     dot);
-    }
-    WeightRows(products, keys, key_rows, stride, first, d_queries);
-    AddBlock(products, keys, queries, stride, first, rows, d_keys);
-    AddBlock(scores, keys, d_outs, stride, first, rows, d_values);
-    for (int64_t r = 0; r < rows; ++r) {
-      StoreRow(d_queries + r * stride, 1.0f, depth, head.d_q.row(first + r));
+  for (int64_t head = 0; head < heads.log_sum_exp.cols(); ++head) {
+    const auto q = HeadOf(heads.q, head, depth), out = HeadOf(heads.out, head, depth);
+    const auto d_out = HeadOf(heads.d_out, head, depth);
+    const auto d_q = HeadOf(heads.d_q, head, depth);
+    for (int64_t first = 0; first < n; first += kBlockRows) {
+      const int64_t rows = PackBlock(q, first, stride, queries);
+      PackBlock(d_out, first, stride, d_outs);
+      MultiplyPanels(queries, stride, key_panels, depth, first + rows, scores, keys);
+      MultiplyPanels(d_outs, stride, value_panels, depth, first + rows, products, keys);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t i = first + r;
+        const float dot = FixedDot(d_out.row(i), out.row(i), depth);
+        ScoreGradients(scores + r * keys, products + r * keys, i + 1, scale,
+                       heads.log_sum_exp(i, head), dot);
+      }
+      WeightRows(products, keys, key_rows, stride, first, d_queries);
+      AddBlock(products, keys, queries, stride, first, rows, d_keys);
+      AddBlock(scores, keys, d_outs, stride, first, rows, d_values);
+      for (int64_t r = 0; r < rows; ++r) {
+        StoreRow(d_queries + r * stride, 1.0f, depth, d_q.row(first + r));
+      }
     }
   }
   for (int64_t j = 0; j < n; ++j) {
-    StoreRow(d_keys + j * stride, 1.0f, depth, head.d_k.row(j));
-    StoreRow(d_values + j * stride, 1.0f, depth, head.d_v.row(j));
+    StoreRow(d_keys + j * stride, 1.0f, depth, heads.d_k.row(j));
+    StoreRow(d_values + j * stride, 1.0f, depth, heads.d_v.row(j));
   }
 }
 
@@ -202,17 +217,17 @@ HWY_AFTER_NAMESPACE();
 namespace moe {
 
 template <typename T>
-void AttendHead(const HeadForward<T>& head, float* scratch) {
-  MOE_SIMD(Forward<T>)(head, scratch);
+void AttendHeads(const HeadsForward<T>& heads, float* scratch) {
+  MOE_SIMD(Forward<T>)(heads, scratch);
 }
 template <typename T>
-void AttendHeadBackward(const HeadBackward<T>& head, float* scratch) {
-  MOE_SIMD(Backward<T>)(head, scratch);
+void AttendHeadsBackward(const HeadsBackward<T>& heads, float* scratch) {
+  MOE_SIMD(Backward<T>)(heads, scratch);
 }
 
-#define MOE_INSTANTIATE(T)                                 \
-  template void AttendHead(const HeadForward<T>&, float*); \
-  template void AttendHeadBackward(const HeadBackward<T>&, float*);
+#define MOE_INSTANTIATE(T)                                   \
+  template void AttendHeads(const HeadsForward<T>&, float*); \
+  template void AttendHeadsBackward(const HeadsBackward<T>&, float*);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

@@ -1,4 +1,5 @@
-// Attention of one head over one sequence on the CPU. Instantiated for float, BFloat16 and Float16.
+// Attention of the query heads that share one key-value head over one sequence on the CPU.
+// Instantiated for float, BFloat16 and Float16.
 #ifndef MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
 #define MOE_KERNELS_ATTENTION_ATTENTION_CPU_H_
 
@@ -8,16 +9,17 @@
 
 namespace moe {
 
-// All [n, D] but log_sum_exp [n, 1]: the rows of one sequence, the columns of one head.
+// The rows of one sequence, the columns of G query heads and of their key-value head: q, out, d_out
+// and d_q [n, G * D], k, v, d_k and d_v [n, D], log_sum_exp [n, G].
 template <typename T>
-struct HeadForward {
+struct HeadsForward {
   MatrixView<const T> q, k, v;
   MatrixView<T> out;
   MatrixView<float> log_sum_exp;
 };
 
 template <typename T>
-struct HeadBackward {
+struct HeadsBackward {
   MatrixView<const T> q, k, v, out, d_out;
   MatrixView<const float> log_sum_exp;
   MatrixView<T> d_q, d_k, d_v;
@@ -59,9 +61,9 @@ class HeadScratch {
 
 // scratch: as many elements, 64-byte aligned, contents of no matter.
 template <typename T>
-void AttendHead(const HeadForward<T>& head, float* scratch);
+void AttendHeads(const HeadsForward<T>& heads, float* scratch);
 template <typename T>
-void AttendHeadBackward(const HeadBackward<T>& head, float* scratch);
+void AttendHeadsBackward(const HeadsBackward<T>& heads, float* scratch);
 
 }  // namespace moe
 

@@ -10,11 +10,21 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// The columns of the block's head: blockIdx.y.
+// Rows [first, last) of a head.
 template <typename T>
-__device__ MatrixView<T> HeadRows(MatrixView<T> m, int64_t depth, int64_t first, int64_t last) {
-  const int64_t column = depth * blockIdx.y;
+__device__ MatrixView<T> HeadRows(MatrixView<T> m, int64_t depth, int64_t head, int64_t first,
+                                  int64_t last) {
+  const int64_t column = depth * head;
   return ColumnRange(RowRange(m, first, last), column, column + depth);
+}
+
+// Blocks of queries: key-value heads are blockIdx.y, and neighbours in x the query heads that share
+// one. Later queries see more keys: they start first.
+__device__ unsigned QuerySlot(int group) {
+  return (gridDim.x - 1 - blockIdx.x) / group;
+}
+__device__ int QueryHead(int group) {
+  return static_cast<int>(blockIdx.y * group + blockIdx.x % group);
 }
 
 __device__ float Scale(int64_t depth) {
@@ -67,18 +77,18 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
   MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
-  // Later queries see more keys: they start first.
-  const Place place = FindPlace(f.sequence_offsets, f.sequences, gridDim.x - 1 - blockIdx.x);
+  const Place place = FindPlace(f.sequence_offsets, f.sequences, QuerySlot(f.group));
   if (place.first == place.last) return;
   const int64_t depth = f.q.cols() / f.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
-  const auto q = HeadRows(f.q, depth, place.first, place.last);
+  const int head = QueryHead(f.group);
+  const auto q = HeadRows(f.q, depth, head, place.first, place.last);
   RunningSoftmax softmax[kOwn];
   float sums[kOwn][kColumns / kSide] = {};
   for (int64_t key = place.begin; key < place.last; key += kTile) {
     const int64_t end = Min(key + kTile, place.last);
     float scores[kOwn][kOwn];
-    Products(q, HeadRows(f.k, depth, key, end), staged, scores);
+    Products(q, HeadRows(f.k, depth, blockIdx.y, key, end), staged, scores);
     const int seen = KeysSeen(place.first, key);
     for (int r = 0; r < kOwn; ++r) {
       const float rescale = softmax[r].Add(scores[r], seen + r, scale);
@@ -86,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
     }
     StoreWeights(scores, weights);
     AddWeighted<kColumns>(
-        weights, HeadRows(f.v, depth, key, end), first_column,
+        weights, HeadRows(f.v, depth, blockIdx.y, key, end), first_column,
         [&](int r, int j) { return j < seen + r; }, staged, sums);
   }
   for (int r = 0; r < kOwn; ++r) {
@@ -94,10 +104,10 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(CudaForward<T> f) {
     for (float& sum : sums[r]) sum *= reciprocal;
     const int64_t query = place.first + OwnRow() + r;
     if (blockIdx.z == 0 && OwnColumn() == 0 && query < place.last) {
-      f.log_sum_exp(query, blockIdx.y) = scale * softmax[r].max + logf(softmax[r].sum);
+      f.log_sum_exp(query, head) = scale * softmax[r].max + logf(softmax[r].sum);
     }
   }
-  StoreSums<kColumns>(sums, first_column, HeadRows(f.out, depth, place.first, place.last));
+  StoreSums<kColumns>(sums, first_column, HeadRows(f.out, depth, head, place.first, place.last));
 }
 
 // Score s and product d_out . v become the weight p = exp(scale * s - log_sum_exp) and the gradient
@@ -127,7 +137,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) RowDotKernel(CudaBack
 // registers that it needs; ptxas aims at two of its own accord and spills.
 constexpr int kGradientBlocks = 1;
 
-// A block owns kTile queries of a head and kColumns columns of d_q; keys in ascending order.
+// A block owns kTile queries of a head and kColumns columns of d_q; keys in ascending
+// order.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kThreads, kGradientBlocks)
     QueryGradientKernel(CudaBackward<T> b) {
@@ -135,25 +146,26 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks)
   MOE_SHARED_ARRAY(Vector, weight_vectors, kWeightVectors);
   auto* const staged = reinterpret_cast<float*>(staged_vectors);
   auto* const weights = reinterpret_cast<float*>(weight_vectors);
-  const Place place = FindPlace(b.sequence_offsets, b.sequences, gridDim.x - 1 - blockIdx.x);
+  const Place place = FindPlace(b.sequence_offsets, b.sequences, QuerySlot(b.group));
   if (place.first == place.last) return;
   const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
-  const auto q = HeadRows(b.q, depth, place.first, place.last);
-  const auto d_out = HeadRows(b.d_out, depth, place.first, place.last);
+  const int head = QueryHead(b.group);
+  const auto q = HeadRows(b.q, depth, head, place.first, place.last);
+  const auto d_out = HeadRows(b.d_out, depth, head, place.first, place.last);
   float log_sum_exp[kOwn] = {}, dot[kOwn] = {};
   for (int r = 0; r < kOwn && OwnRow() + r < q.rows(); ++r) {
     const int64_t query = place.first + OwnRow() + r;
-    log_sum_exp[r] = b.log_sum_exp(query, blockIdx.y);
-    dot[r] = b.row_dot(query, blockIdx.y);
+    log_sum_exp[r] = b.log_sum_exp(query, head);
+    dot[r] = b.row_dot(query, head);
   }
   float sums[kOwn][kColumns / kSide] = {};
   for (int64_t key = place.begin; key < place.last; key += kTile) {
     const int64_t end = Min(key + kTile, place.last);
-    const auto k = HeadRows(b.k, depth, key, end);
+    const auto k = HeadRows(b.k, depth, blockIdx.y, key, end);
     float scores[kOwn][kOwn], products[kOwn][kOwn];
     Products(q, k, staged, scores);
-    Products(d_out, HeadRows(b.v, depth, key, end), staged, products);
+    Products(d_out, HeadRows(b.v, depth, blockIdx.y, key, end), staged, products);
     for (int r = 0; r < kOwn; ++r) {
       for (int c = 0; c < kOwn; ++c) {
         ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp[r], dot[r]);
@@ -164,11 +176,11 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks)
     AddWeighted<kColumns>(
         weights, k, first_column, [&](int r, int j) { return j < seen + r; }, staged, sums);
   }
-  StoreSums<kColumns>(sums, first_column, HeadRows(b.d_q, depth, place.first, place.last));
+  StoreSums<kColumns>(sums, first_column, HeadRows(b.d_q, depth, head, place.first, place.last));
 }
 
-// A block owns kTile keys of a head and kColumns columns of d_k and d_v; queries in ascending
-// order.
+// A block owns kTile keys of key-value head blockIdx.y and kColumns columns of d_k and d_v; query
+// heads, and the queries of each, in ascending order.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(CudaBackward<T> b) {
   MOE_SHARED_ARRAY(Vector, staged_vectors, kStagedVectors);
@@ -180,61 +192,67 @@ __global__ void __launch_bounds__(kThreads, kGradientBlocks) KeyGradientKernel(C
   if (place.first == place.last) return;
   const int64_t depth = b.q.cols() / b.heads, first_column = int64_t{blockIdx.z} * kColumns;
   const float scale = Scale(depth);
-  const auto k = HeadRows(b.k, depth, place.first, place.last);
-  const auto v = HeadRows(b.v, depth, place.first, place.last);
+  const auto k = HeadRows(b.k, depth, blockIdx.y, place.first, place.last);
+  const auto v = HeadRows(b.v, depth, blockIdx.y, place.first, place.last);
   float d_k[kOwn][kColumns / kSide] = {}, d_v[kOwn][kColumns / kSide] = {};
-  for (int64_t query = place.first; query < place.end; query += kTile) {
-    const int64_t end = Min(query + kTile, place.end);
-    const auto q = HeadRows(b.q, depth, query, end);
-    const auto d_out = HeadRows(b.d_out, depth, query, end);
-    float scores[kOwn][kOwn], products[kOwn][kOwn];
-    Products(k, q, staged, scores);
-    Products(v, d_out, staged, products);
-    for (int c = 0; c < kOwn && OwnColumn() + c < q.rows(); ++c) {
-      const int64_t row = query + OwnColumn() + c;
-      const float log_sum_exp = b.log_sum_exp(row, blockIdx.y), dot = b.row_dot(row, blockIdx.y);
-      for (int r = 0; r < kOwn; ++r) {
-        ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp, dot);
+  for (int member = 0; member < b.group; ++member) {
+    const int head = static_cast<int>(blockIdx.y) * b.group + member;
+    for (int64_t query = place.first; query < place.end; query += kTile) {
+      const int64_t end = Min(query + kTile, place.end);
+      const auto q = HeadRows(b.q, depth, head, query, end);
+      const auto d_out = HeadRows(b.d_out, depth, head, query, end);
+      float scores[kOwn][kOwn], products[kOwn][kOwn];
+      Products(k, q, staged, scores);
+      Products(v, d_out, staged, products);
+      for (int c = 0; c < kOwn && OwnColumn() + c < q.rows(); ++c) {
+        const int64_t row = query + OwnColumn() + c;
+        const float log_sum_exp = b.log_sum_exp(row, head), dot = b.row_dot(row, head);
+        for (int r = 0; r < kOwn; ++r) {
+          ScoreGradient(scores[r][c], products[r][c], scale, log_sum_exp, dot);
+        }
       }
+      // A key is seen by its own query and later ones; past the first tile, by all.
+      const auto sees = [own = query == place.first ? OwnRow() : -kOwn](int r, int j) {
+        return j >= own + r;
+      };
+      StoreWeights(scores, weights);
+      AddWeighted<kColumns>(weights, d_out, first_column, sees, staged, d_v);
+      __syncthreads();  // the weights have been read
+      StoreWeights(products, weights);
+      AddWeighted<kColumns>(weights, q, first_column, sees, staged, d_k);
     }
-    // A key is seen by its own query and later ones; past the first tile, by all.
-    const auto sees = [own = query == place.first ? OwnRow() : -kOwn](int r, int j) {
-      return j >= own + r;
-    };
-    StoreWeights(scores, weights);
-    AddWeighted<kColumns>(weights, d_out, first_column, sees, staged, d_v);
-    __syncthreads();  // the weights have been read
-    StoreWeights(products, weights);
-    AddWeighted<kColumns>(weights, q, first_column, sees, staged, d_k);
   }
-  StoreSums<kColumns>(d_k, first_column, HeadRows(b.d_k, depth, place.first, place.last));
-  StoreSums<kColumns>(d_v, first_column, HeadRows(b.d_v, depth, place.first, place.last));
+  StoreSums<kColumns>(d_k, first_column,
+                      HeadRows(b.d_k, depth, blockIdx.y, place.first, place.last));
+  StoreSums<kColumns>(d_v, first_column,
+                      HeadRows(b.d_v, depth, blockIdx.y, place.first, place.last));
 }
 
-// Blocks of `columns` result columns.
+// Blocks of `columns` result columns, and of `members` of the query heads that share keys.
 template <typename Arguments>
-LaunchShape Shape(const Arguments& a, int columns) {
+LaunchShape Shape(const Arguments& a, int members, int columns) {
   const int64_t depth = a.q.cols() / a.heads;
-  return {
-      dim3(static_cast<unsigned>(Slots(a.q.rows(), a.sequences)), static_cast<unsigned>(a.heads),
-           static_cast<unsigned>((depth + columns - 1) / columns)),
-      dim3(kThreads)};
+  return {dim3(static_cast<unsigned>(Slots(a.q.rows(), a.sequences) * members),
+               static_cast<unsigned>(a.heads / a.group),
+               static_cast<unsigned>((depth + columns - 1) / columns)),
+          dim3(kThreads)};
 }
 
 template <typename T, int kColumns>
 cudaError_t RunColumns(const CudaForward<T>& forward, cudaStream_t stream) {
-  return Launch(&ForwardKernel<T, kColumns>, Shape(forward, kColumns), stream, forward);
+  return Launch(&ForwardKernel<T, kColumns>, Shape(forward, forward.group, kColumns), stream,
+                forward);
 }
 
 template <typename T, int kColumns>
 cudaError_t RunColumns(const CudaBackward<T>& backward, cudaStream_t stream) {
-  const LaunchShape shape = Shape(backward, kColumns);
   const int64_t dots = backward.out.rows() * backward.heads;
   cudaError_t error = Launch(&RowDotKernel<T>, RowShape<kPartials>(dots), stream, backward);
   if (error != cudaSuccess) return error;
-  error = Launch(&QueryGradientKernel<T, kColumns>, shape, stream, backward);
+  error = Launch(&QueryGradientKernel<T, kColumns>, Shape(backward, backward.group, kColumns),
+                 stream, backward);
   if (error != cudaSuccess) return error;
-  return Launch(&KeyGradientKernel<T, kColumns>, shape, stream, backward);
+  return Launch(&KeyGradientKernel<T, kColumns>, Shape(backward, 1, kColumns), stream, backward);
 }
 
 // Small heads get small blocks of columns: all of a block's columns cost the same.

@@ -14,8 +14,8 @@ namespace moe::attention {
 // The arguments of CausalAttention, in device memory.
 template <typename T>
 struct CudaForward {
-  MatrixView<const T> q, k, v;  // [T, heads * D]
-  int heads;
+  MatrixView<const T> q, k, v;      // [T, heads * D]; k and v [T, heads / group * D]
+  int heads, group;                 // group: heads of q that share one of k and v
   const int64_t* sequence_offsets;  // [B + 1], from 0 to T
   int64_t sequences;                // B
   MatrixView<T> out;                // [T, heads * D]; none of the inputs
@@ -28,10 +28,10 @@ struct CudaBackward {
   MatrixView<const T> q, k, v, out;
   MatrixView<const float> log_sum_exp;
   MatrixView<const T> d_out;
-  int heads;
+  int heads, group;
   const int64_t* sequence_offsets;
   int64_t sequences;
-  MatrixView<T> d_q, d_k, d_v;  // [T, heads * D], overwritten; none of the inputs
+  MatrixView<T> d_q, d_k, d_v;  // as q, k and v, overwritten; none of the inputs
   MatrixView<float> row_dot;    // [T, heads], scratch
 };
 
@@ -47,8 +47,8 @@ constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 // (d_q) or queries (d_k, d_v) in ascending order from the sequence's first row, so that a token's
 // bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its
 // out, log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
-// Backward owns the rows of d_q in one pass, those of d_k and d_v in another: 7 products for
-// forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
+// Backward owns the rows of d_q in one pass, those of d_k and d_v, over all query heads that share
+// them, in another: 7 products for forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>

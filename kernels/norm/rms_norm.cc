@@ -6,16 +6,29 @@
 #include "kernels/norm/rms_norm_op.h"
 
 namespace moe {
+namespace {
+
+// As many groups of the weight's length as the columns are; one where they are not a multiple,
+// which CheckShape of the weight then refuses.
+rms_norm::Groups GroupsOf(int64_t cols, size_t weight) {
+  const auto length = static_cast<int64_t>(weight);
+  const bool several = length > 0 && cols % length == 0;
+  return {several ? cols / length : 1, several ? length : cols};
+}
+
+}  // namespace
 
 template <typename T>
 absl::Status RmsNorm(MatrixView<const T> x, absl::Span<const float> weight, float epsilon,
                      MatrixView<T> y, absl::Span<float> rstd, Stream& stream) {
   constexpr const char* kFunction = "RmsNorm";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), x.cols()));
+  const rms_norm::Groups groups = GroupsOf(x.cols(), weight.size());
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), groups.cols));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "y", y, x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "rstd", rstd.size(), x.rows()));
-  return RunOp(kFunction, rms_norm::Forward<T>{x, weight.data(), epsilon, y, rstd.data()}, stream);
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "rstd", rstd.size(), x.rows() * groups.count));
+  return RunOp(kFunction, rms_norm::Forward<T>{groups, x, weight.data(), epsilon, y, rstd.data()},
+               stream);
 }
 
 template <typename T>
@@ -25,13 +38,14 @@ absl::Status RmsNormBackward(MatrixView<const T> x, absl::Span<const float> weig
                              Stream& stream) {
   constexpr const char* kFunction = "RmsNormBackward";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "rstd", rstd.size(), x.rows()));
+  const rms_norm::Groups groups = GroupsOf(x.cols(), weight.size());
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "weight", weight.size(), groups.cols));
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "rstd", rstd.size(), x.rows() * groups.count));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dx", dx, x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "d_weight", d_weight.size(), x.cols()));
+  MOE_RETURN_IF_ERROR(CheckLength(kFunction, "d_weight", d_weight.size(), groups.cols));
   return RunOp(kFunction,
-               rms_norm::Backward<T>{x, weight.data(), rstd.data(), dy, dx, write_dx,
+               rms_norm::Backward<T>{groups, x, weight.data(), rstd.data(), dy, dx, write_dx,
                                      d_weight.data(), write_d_weight},
                stream);
 }

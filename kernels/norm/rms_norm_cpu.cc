@@ -54,9 +54,9 @@ HWY_INLINE float WeightedDot(const T* dy, const float* weight, const T* x, int64
 // dx of row t: rstd * (dy * weight - x * slope) (+ dx)
 template <typename T>
 void InputGradient(const Backward<T>& b, int64_t t) {
-  const int64_t n = b.x.cols();
-  const T *const x = b.x.row(t), *const dy = b.dy.row(t);
-  T* const dx = b.dx.row(t);
+  const int64_t n = b.groups.cols;
+  const T *const x = b.groups.Row(b.x, t), *const dy = b.groups.Row(b.dy, t);
+  T* const dx = b.groups.Row(b.dx, t);
   const float dot = WeightedDot(dy, b.weight, x, n);
   const auto slope = hn::Set(FloatTag(), b.rstd[t] * b.rstd[t] * (dot / static_cast<float>(n)));
   const auto rstd = hn::Set(FloatTag(), b.rstd[t]);
@@ -83,8 +83,8 @@ template <typename T>
 void WeightColumns(const Backward<T>& b, int64_t begin, int64_t end) {
   const int64_t n = end - begin;
   float sum[kColumns] = {};
-  for (int64_t t = 0; t < b.x.rows(); ++t) {
-    const T *const x = b.x.row(t) + begin, *const dy = b.dy.row(t) + begin;
+  for (int64_t t = 0; t < b.rows(); ++t) {
+    const T *const x = b.groups.Row(b.x, t) + begin, *const dy = b.groups.Row(b.dy, t) + begin;
     const auto scale = hn::Set(FloatTag(), b.rstd[t]);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
@@ -111,13 +111,13 @@ namespace moe::rms_norm {
 
 template <typename T>
 void Run(const Forward<T>& f, ThreadPool& threads) {
-  const int64_t cols = f.x.cols();
+  const int64_t cols = f.groups.cols;
   if (cols == 0) return;
-  threads.For(f.x.rows(), RowGrain(cols), [&](int64_t begin, int64_t end) {
+  threads.For(f.rows(), RowGrain(cols), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const T* const x = f.x.row(t);
+      const T* const x = f.groups.Row(f.x, t);
       f.rstd[t] = 1.0f / std::sqrt(FixedDot(x, x, cols) / static_cast<float>(cols) + f.epsilon);
-      MOE_SIMD(Normalize<T>)(x, f.weight, f.rstd[t], cols, f.y.row(t));
+      MOE_SIMD(Normalize<T>)(x, f.weight, f.rstd[t], cols, f.groups.Row(f.y, t));
     }
   });
 }
@@ -125,10 +125,10 @@ void Run(const Forward<T>& f, ThreadPool& threads) {
 template <typename T>
 void Run(const Backward<T>& b, ThreadPool& threads) {
   // Threads share the weight's columns, so that every element sees its tokens in ascending order.
-  threads.For(b.x.cols(), kColumns, [&](int64_t begin, int64_t end) {
+  threads.For(b.groups.cols, kColumns, [&](int64_t begin, int64_t end) {
     MOE_SIMD(WeightColumns<T>)(b, begin, end);
   });
-  threads.For(b.x.rows(), RowGrain(b.x.cols()), [&](int64_t begin, int64_t end) {
+  threads.For(b.rows(), RowGrain(b.groups.cols), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) MOE_SIMD(InputGradient<T>)(b, t);
   });
 }

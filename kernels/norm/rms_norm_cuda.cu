@@ -14,10 +14,10 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 // Half a warp owns a row: each lane one of the 16 partial sums, then every 16th vector.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward<T> f) {
-  const int64_t cols = f.x.cols();
-  ForRows<kPartials>(f.x.rows(), [&](int64_t t, int lane) {
-    const T* const x = f.x.row(t);
-    T* const y = f.y.row(t);
+  const int64_t cols = f.groups.cols;
+  ForRows<kPartials>(f.x.rows() * f.groups.count, [&](int64_t t, int lane) {
+    const T* const x = f.groups.Row(f.x, t);
+    T* const y = f.groups.Row(f.y, t);
     const auto squares = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
       const auto value = static_cast<float>(x[h]);
       return fmaf(value, value, sum);
@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ForwardKernel(Forward
 // Half a warp owns a row: dx (+)= rstd * (dy * weight - x * slope).
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(Backward<T> b) {
-  const int64_t cols = b.x.cols();
-  ForRows<kPartials>(b.x.rows(), [&](int64_t t, int lane) {
-    const T* const x = b.x.row(t);
-    const T* const dy = b.dy.row(t);
-    T* const dx = b.dx.row(t);
+  const int64_t cols = b.groups.cols;
+  ForRows<kPartials>(b.x.rows() * b.groups.count, [&](int64_t t, int lane) {
+    const T* const x = b.groups.Row(b.x, t);
+    const T* const dy = b.groups.Row(b.dy, t);
+    T* const dx = b.groups.Row(b.dx, t);
     const auto dot = FixedSumOf<float>(cols, lane, [&](int64_t h, float sum) {
       return fmaf(static_cast<float>(dy[h]) * b.weight[h], static_cast<float>(x[h]), sum);
     });
@@ -76,10 +76,11 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) InputGradientKernel(B
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(Backward<T> b) {
   const int64_t h = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (h >= b.x.cols()) return;
+  if (h >= b.groups.cols) return;
   float sum = 0;
-  for (int64_t t = 0; t < b.x.rows(); ++t) {
-    const float product = static_cast<float>(b.dy(t, h)) * static_cast<float>(b.x(t, h));
+  for (int64_t t = 0; t < b.x.rows() * b.groups.count; ++t) {
+    const float product =
+        static_cast<float>(b.groups.Row(b.dy, t)[h]) * static_cast<float>(b.groups.Row(b.x, t)[h]);
     sum = fmaf(product, b.rstd[t], sum);
   }
   b.d_weight[h] = b.write_d_weight == Write::kAdd ? b.d_weight[h] + sum : sum;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kColumnThreads) WeightGradientKernel(Backward<
 template <typename T>
 cudaError_t Run(const Forward<T>& forward, cudaStream_t stream) {
   if (forward.x.rows() == 0 || forward.x.cols() == 0) return cudaSuccess;
-  return Launch(&ForwardKernel<T>, RowShape<kPartials>(forward.x.rows()), stream, forward);
+  return Launch(&ForwardKernel<T>, RowShape<kPartials>(forward.rows()), stream, forward);
 }
 
 template <typename T>
@@ -98,9 +99,9 @@ cudaError_t Run(const Backward<T>& backward, cudaStream_t stream) {
   if (backward.x.cols() == 0) return cudaSuccess;
   // No rows still give zeros.
   const cudaError_t error =
-      Launch(&WeightGradientKernel<T>, ColumnShape(backward.x.cols()), stream, backward);
+      Launch(&WeightGradientKernel<T>, ColumnShape(backward.groups.cols), stream, backward);
   if (error != cudaSuccess || backward.x.rows() == 0) return error;
-  return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.x.rows()), stream, backward);
+  return Launch(&InputGradientKernel<T>, RowShape<kPartials>(backward.rows()), stream, backward);
 }
 
 #define MOE_INSTANTIATE(T)                                   \

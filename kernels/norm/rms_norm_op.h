@@ -15,19 +15,33 @@ class ThreadPool;
 
 namespace moe::rms_norm {
 
+// Row i of [T * G, H] in a matrix [T, G * H], whose rows need not follow each other without gaps.
+struct Groups {
+  int64_t count, cols;  // G, H
+
+  template <typename T>
+  MOE_HOST_DEVICE T* Row(MatrixView<T> m, int64_t i) const {
+    return count == 1 ? m.row(i) : m.row(i / count) + i % count * cols;
+  }
+};
+
 // RmsNorm.
 template <typename T>
 struct Forward {
-  MatrixView<const T> x;  // [T, H]
+  Groups groups;
+  MatrixView<const T> x;  // [T, G * H]
   const float* weight;    // [H]
   float epsilon;
-  MatrixView<T> y;  // [T, H]
-  float* rstd;      // [T]
+  MatrixView<T> y;  // [T, G * H]
+  float* rstd;      // [T * G]
+
+  int64_t rows() const { return x.rows() * groups.count; }
 };
 
 // RmsNormBackward.
 template <typename T>
 struct Backward {
+  Groups groups;
   MatrixView<const T> x;
   const float* weight;
   const float* rstd;
@@ -36,6 +50,8 @@ struct Backward {
   Write write_dx;
   float* d_weight;  // [H]
   Write write_d_weight;
+
+  int64_t rows() const { return x.rows() * groups.count; }
 };
 
 // Of d_weight, at a time: a CPU's thread keeps their sums in cache over all rows.

@@ -33,14 +33,15 @@ struct AttentionOracle {
   };
   Value out, log_sum_exp, d_q, d_k, d_v;
 
+  // Heads of k and v by their size.
   AttentionOracle(int heads, const std::vector<int64_t>& offsets, const std::vector<double>& q,
                   const std::vector<double>& k, const std::vector<double>& v,
                   const std::vector<double>& d_out)
       : out(q.size()),
         log_sum_exp(size_t(offsets.back() * heads)),
         d_q(q.size()),
-        d_k(q.size()),
-        d_v(q.size()) {
+        d_k(k.size()),
+        d_v(k.size()) {
     const int64_t cols = offsets.back() == 0 ? 0 : int64_t(q.size()) / offsets.back();
     for (size_t s = 1; s < offsets.size(); ++s) {
       for (int64_t i = offsets[s - 1]; i < offsets[s]; ++i) {
@@ -60,14 +61,18 @@ struct AttentionOracle {
     const auto at = [&](int64_t row, int64_t d) {
       return size_t(row * cols + head * depth + d);
     };
+    const auto group = int64_t(q.size() / k.size());
+    const auto at_key = [&](int64_t row, int64_t d) {
+      return size_t(row * cols / group + head / group * depth + d);
+    };
     std::vector<double> score, magnitude;
     double sum = 0, largest = 0;
     for (int64_t j = begin; j <= i; ++j) {
       score.push_back(0);
       magnitude.push_back(0);
       for (int64_t d = 0; d < depth; ++d) {
-        score.back() += scale * q[at(i, d)] * k[at(j, d)];
-        magnitude.back() += scale * std::abs(q[at(i, d)] * k[at(j, d)]);
+        score.back() += scale * q[at(i, d)] * k[at_key(j, d)];
+        magnitude.back() += scale * std::abs(q[at(i, d)] * k[at_key(j, d)]);
       }
       sum += std::exp(score.back());
       largest = std::max(largest, magnitude.back());
@@ -77,7 +82,7 @@ struct AttentionOracle {
     for (int64_t j = begin; j <= i; ++j) {
       p.push_back(std::exp(score[j - begin]) / sum);
       for (int64_t d = 0; d < depth; ++d) {
-        const double term = p.back() * v[at(j, d)];
+        const double term = p.back() * v[at_key(j, d)];
         out.Add(at(i, d), term, (1 + largest) * std::abs(term));
       }
     }
@@ -89,16 +94,16 @@ struct AttentionOracle {
     for (int64_t j = begin; j <= i; ++j) {
       double product = 0, product_bound = 0;
       for (int64_t d = 0; d < depth; ++d) {
-        product += d_out[at(i, d)] * v[at(j, d)];
-        product_bound += std::abs(d_out[at(i, d)] * v[at(j, d)]);
+        product += d_out[at(i, d)] * v[at_key(j, d)];
+        product_bound += std::abs(d_out[at(i, d)] * v[at_key(j, d)]);
       }
       const double weight = p[j - begin];
       const double slope = scale * weight * (product - dot);
       const double slope_bound = scale * weight * (1 + largest) * (product_bound + dot_bound);
       for (int64_t d = 0; d < depth; ++d) {
-        d_q.Add(at(i, d), slope * k[at(j, d)], slope_bound * std::abs(k[at(j, d)]));
-        d_k.Add(at(j, d), slope * q[at(i, d)], slope_bound * std::abs(q[at(i, d)]));
-        d_v.Add(at(j, d), weight * d_out[at(i, d)],
+        d_q.Add(at(i, d), slope * k[at_key(j, d)], slope_bound * std::abs(k[at_key(j, d)]));
+        d_k.Add(at_key(j, d), slope * q[at(i, d)], slope_bound * std::abs(q[at(i, d)]));
+        d_v.Add(at_key(j, d), weight * d_out[at(i, d)],
                 weight * (1 + largest) * std::abs(d_out[at(i, d)]));
       }
     }

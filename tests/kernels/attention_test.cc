@@ -35,17 +35,19 @@ struct Problem {
   Matrix<T> q, k, v, d_out, out, d_q, d_k, d_v;
   Matrix<float> log_sum_exp;
 
-  Problem(int num_heads, int64_t depth, Offsets sequence_offsets, LayoutPair layout = {})
+  // `group` query heads share a key-value head.
+  Problem(int num_heads, int64_t depth, Offsets sequence_offsets, LayoutPair layout = {},
+          int group = 1)
       : heads(num_heads),
         offsets(std::move(sequence_offsets)),
-        q(Random(depth, layout.in, 1)),
-        k(Random(depth, layout.in, 2)),
-        v(Random(depth, layout.in, 3)),
-        d_out(Random(depth, layout.out, 4)),
+        q(Random(heads * depth, layout.in, 1)),
+        k(Random(heads / group * depth, layout.in, 2)),
+        v(Random(heads / group * depth, layout.in, 3)),
+        d_out(Random(heads * depth, layout.out, 4)),
         out(q.rows(), q.cols(), layout.out),
         d_q(q.rows(), q.cols(), layout.out),
-        d_k(q.rows(), q.cols(), layout.out),
-        d_v(q.rows(), q.cols(), layout.in),
+        d_k(q.rows(), k.cols(), layout.out),
+        d_v(q.rows(), k.cols(), layout.in),
         log_sum_exp(q.rows(), num_heads) {}
 
   absl::Status Forward(const TestDevice& device) {
@@ -87,8 +89,8 @@ struct Problem {
   }
 
  private:
-  Matrix<T> Random(int64_t depth, MatrixLayout layout, uint64_t seed) const {
-    return Matrix<T>::Random(offsets.back(), heads * depth, layout, seed);
+  Matrix<T> Random(int64_t cols, MatrixLayout layout, uint64_t seed) const {
+    return Matrix<T>::Random(offsets.back(), cols, layout, seed);
   }
 };
 
@@ -122,21 +124,42 @@ TEST(CausalAttentionTest, EqualScoresAverageTheValuesSoFar) {
   });
 }
 
+// Forward and d_q have the bits of attention with each key-value head repeated for its queries.
+TEST(CausalAttentionTest, GroupedQueriesShareTheirKeysAndValues) {
+  ForEachDevice([](const TestDevice& device) {
+    Problem<float> grouped(4, 3, {0, 5, 40}, {}, 2), repeated(4, 3, {0, 5, 40});
+    for (int64_t t = 0; t < 40; ++t) {
+      for (int64_t c = 0; c < 12; ++c) {
+        repeated.k.at(t, c) = grouped.k.at(t, c / 6 * 3 + c % 3);
+        repeated.v.at(t, c) = grouped.v.at(t, c / 6 * 3 + c % 3);
+      }
+    }
+    grouped.Compute(device);
+    repeated.Compute(device);
+    EXPECT_TRUE(SameBits(grouped.out, repeated.out));
+    EXPECT_TRUE(SameBits(grouped.log_sum_exp, repeated.log_sum_exp));
+    EXPECT_TRUE(SameBits(grouped.d_q, repeated.d_q));
+  });
+}
+
 struct Case {
   int heads;
   int64_t depth;
   Offsets offsets;
+  int group = 1;
 };
 
 // Lengths around the CPU's blocks of queries (2, 4, 8), panels of keys (16, 32) and 16 partials,
 // and around one, two and three tiles of CUDA; head sizes with and without whole vectors and tails,
-// around the 32 that CUDA stages at a time, and of one and two blocks of columns.
+// around the 32 that CUDA stages at a time, and of one and two blocks of columns. The last ones
+// with grouped queries.
 const Case kCases[] = {
-    {1, 1, {0, 1}},       {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
-    {2, 20, {0, 31, 64}}, {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},
-    {4, 8, {0, 40}},      {1, 64, {0, 65, 130}},       {1, 48, {0, 15, 31, 47}},
-    {3, 33, {0, 9, 25}},  {2, 20, {0, 7, 7, 71, 136}}, {1, 64, {0, 130}},
-    {2, 72, {0, 63, 64}}, {1, 130, {0, 66, 66}},       {1, 8, {0, 128, 193}},
+    {1, 1, {0, 1}},         {1, 3, {0, 7, 7, 8, 17}},    {3, 16, {0, 9, 25}},
+    {2, 20, {0, 31, 64}},   {2, 32, {0, 33, 33}},        {1, 33, {0, 2, 50}},
+    {4, 8, {0, 40}},        {1, 64, {0, 65, 130}},       {1, 48, {0, 15, 31, 47}},
+    {3, 33, {0, 9, 25}},    {2, 20, {0, 7, 7, 71, 136}}, {1, 64, {0, 130}},
+    {2, 72, {0, 63, 64}},   {1, 130, {0, 66, 66}},       {1, 8, {0, 128, 193}},
+    {4, 20, {0, 9, 40}, 2}, {6, 16, {0, 70}, 3},         {2, 72, {0, 63, 64}, 2},
 };
 
 // Calls check(i, case) for the cases that a device takes: all, or a third under each schedule of a
@@ -166,7 +189,7 @@ TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
         ForCases(device, turn, [&](size_t i, const Case& c) {
           SCOPED_TRACE("case " + std::to_string(i));
           Problem<float> p(c.heads, c.depth, c.offsets,
-                           testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)]);
+                           testing::kLayoutPairs[i % std::size(testing::kLayoutPairs)], c.group);
           p.Compute(device);
           const AttentionOracle expected(c.heads, c.offsets, p.q.values(), p.k.values(),
                                          p.v.values(), p.d_out.values());
@@ -174,7 +197,9 @@ TEST(CausalAttentionTest, ForwardAndBackwardMatchFloat64) {
           for (size_t s = 1; s < c.offsets.size(); ++s) {
             longest = std::max(longest, c.offsets[s] - c.offsets[s - 1]);
           }
-          const double roundings = testing::AttentionRoundings(c.depth, longest, device.is_cpu());
+          // d_k and d_v add up the queries of all heads of a group.
+          const double roundings =
+              testing::AttentionRoundings(c.depth, c.group * longest, device.is_cpu());
           ExpectNear(p.out, expected.out, roundings, "out");
           ExpectNear(p.log_sum_exp, expected.log_sum_exp, roundings, "log_sum_exp");
           ExpectNear(p.d_q, expected.d_q, roundings, "d_q");
@@ -190,7 +215,7 @@ TEST(CausalAttentionTest, CpusWithFusedMultiplyAddGiveTheSameBitsOnAnyNumberOfTh
   ForEachDevice([&](const TestDevice& device) {
     if (!device.is_cpu()) return;
     for (size_t i = 0; i < std::size(kCases); ++i) {
-      Problem<float> p(kCases[i].heads, kCases[i].depth, kCases[i].offsets);
+      Problem<float> p(kCases[i].heads, kCases[i].depth, kCases[i].offsets, {}, kCases[i].group);
       p.Compute(device);
       ExpectSameBits(p, first.try_emplace(i, p).first->second);
     }
@@ -199,7 +224,7 @@ TEST(CausalAttentionTest, CpusWithFusedMultiplyAddGiveTheSameBitsOnAnyNumberOfTh
 
 // The oracle's gradients themselves, and so the operation's: against differences of its output.
 TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
-  Problem<float> p(2, 4, {0, 3, 8});
+  Problem<float> p(4, 4, {0, 3, 8}, {}, 2);
   p.Compute(TestDevice(Device()));
   const auto q = p.q.values(), k = p.k.values(), v = p.v.values(), d_out = p.d_out.values();
   const auto loss = [&](const auto& queries, const auto& keys, const auto& values) {
@@ -213,7 +238,7 @@ TEST(CausalAttentionTest, BackwardMatchesFiniteDifferences) {
   for (const auto* x : {&oracle.d_q, &oracle.d_k, &oracle.d_v}) {
     for (const double b : x->bound) bound = std::max(bound, b);
   }
-  const double tolerance = 2 * (4 + 8 + 20) * kFloatRounding * bound;
+  const double tolerance = 2 * (4 + 2 * 8 + 20) * kFloatRounding * bound;
   testing::ExpectGradient([&](const auto& x) { return loss(x, k, v); }, q, p.d_q.values(),
                           tolerance, "d_q");
   testing::ExpectGradient([&](const auto& x) { return loss(q, x, v); }, k, p.d_k.values(),
@@ -236,7 +261,7 @@ TYPED_TEST(CausalAttentionTypesTest, HasTheSameBitsForAnyLayoutAndSchedule) {
     ForEachDevice([&](const TestDevice& device) {
       for (int i = 0; i < 2; ++i) {
         const LayoutPair layout = testing::kLayoutPairs[next++ % std::size(testing::kLayoutPairs)];
-        Problem<T> p(2, depth, {0, 5, 71}, layout);
+        Problem<T> p(4, depth, {0, 5, 71}, layout, 2);
         p.Compute(device);
         ExpectSameBits(p, first.try_emplace(device.is_cpu(), p).first->second);
       }
@@ -249,19 +274,20 @@ TYPED_TEST(CausalAttentionTypesTest, ASequenceHasTheSameBitsInAnyBatch) {
   using T = TypeParam;
   const Offsets offsets = {0, 37, 38, 38, 108, 111};
   ForEachDevice([&](const TestDevice& device) {
-    Problem<T> all(3, 20, offsets);
+    Problem<T> all(4, 20, offsets, {}, 2);
     all.Compute(device);
     for (size_t s = 1; s < offsets.size(); ++s) {
       const int64_t begin = offsets[s - 1], end = offsets[s];
-      Problem<T> p(3, 20, {0, end - begin});
-      for (int64_t t = begin; t < end; ++t) {
-        for (int64_t c = 0; c < all.q.cols(); ++c) {
-          p.q.at(t - begin, c) = all.q.at(t, c);
-          p.k.at(t - begin, c) = all.k.at(t, c);
-          p.v.at(t - begin, c) = all.v.at(t, c);
-          p.d_out.at(t - begin, c) = all.d_out.at(t, c);
+      Problem<T> p(4, 20, {0, end - begin}, {}, 2);
+      const auto take_rows = [&](Matrix<T>& to, const Matrix<T>& from) {
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t c = 0; c < from.cols(); ++c) to.at(t - begin, c) = from.at(t, c);
         }
-      }
+      };
+      take_rows(p.q, all.q);
+      take_rows(p.k, all.k);
+      take_rows(p.v, all.v);
+      take_rows(p.d_out, all.d_out);
       p.Compute(device);
       ExpectSameBits(p, all, begin);
     }
@@ -412,7 +438,15 @@ TEST(CausalAttentionTest, RefusesBadArgumentsByName) {
     EXPECT_EQ(message(p), "CausalAttention: sequence_offsets[2] is 3, expected at least 4");
     p = good;
     p.k = Matrix<float>(3, 7);
-    EXPECT_EQ(message(p), "CausalAttention: k is [3, 7] with stride 10, expected [3, 8]");
+    EXPECT_EQ(
+        message(p),
+        "CausalAttention: k has 7 columns, expected heads of 4, as many as divide the 2 of q");
+    p.k = Matrix<float>(3, 12);
+    EXPECT_EQ(message(p),
+              "CausalAttention: k has 12 columns, expected heads of 4, as many as divide the 2 of "
+              "q");
+    p.k = Matrix<float>(3, 4);
+    EXPECT_EQ(message(p), "CausalAttention: v is [3, 8] with stride 11, expected [3, 4]");
     p = good;
     p.log_sum_exp = Matrix<float>(3, 1);
     EXPECT_EQ(message(p), "CausalAttention: log_sum_exp is [3, 1] with stride 4, expected [3, 2]");

@@ -47,13 +47,15 @@ struct Problem {
   Matrix<T> x, dy, y, dx;
   std::vector<float> weight, rstd, d_weight;
 
-  Problem(int64_t rows, int64_t cols, MatrixLayout in = {}, MatrixLayout out = {})
-      : x(Matrix<T>::Random(rows, cols, in, 1, 2)),
-        dy(Matrix<T>::Random(rows, cols, out, 2)),
-        y(rows, cols, out),
-        dx(Matrix<T>::Random(rows, cols, in, 3)),
+  // Rows of `groups` groups of `cols` columns.
+  Problem(int64_t rows, int64_t cols, MatrixLayout in = {}, MatrixLayout out = {},
+          int64_t groups = 1)
+      : x(Matrix<T>::Random(rows, groups * cols, in, 1, 2)),
+        dy(Matrix<T>::Random(rows, groups * cols, out, 2)),
+        y(rows, groups * cols, out),
+        dx(Matrix<T>::Random(rows, groups * cols, in, 3)),
         weight(RandomFloats(cols, 4)),
-        rstd(static_cast<size_t>(rows)),
+        rstd(static_cast<size_t>(rows * groups)),
         d_weight(RandomFloats(cols, 5)) {}
 
   absl::Status Forward(const TestDevice& device, float epsilon = kEpsilon) {
@@ -162,6 +164,37 @@ TYPED_TEST(RmsNormTest, HasTheBitsOfTheContractForAnyWidthAndLayout) {
       for (const auto& [in, out] : testing::kLayoutPairs) {
         ExpectTheContract<TypeParam>(device, 19, cols, in, out);
       }
+    }
+  });
+}
+
+// Groups side by side have the bits of as many rows below each other.
+TYPED_TEST(RmsNormTest, GroupsHaveTheBitsOfRows) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    for (const int64_t cols : {5, 16, 20}) {
+      constexpr int64_t kRows = 7, kGroups = 3;
+      Problem<T> groups(kRows, cols, testing::kLayouts[1], testing::kLayouts[3], kGroups);
+      Problem<T> rows(kRows * kGroups, cols);
+      const auto below = [&](const Matrix<T>& from, Matrix<T>& to) {
+        for (int64_t i = 0; i < from.rows() * from.cols(); ++i) {
+          to.at(i / cols, i % cols) = from.at(i / from.cols(), i % from.cols());
+        }
+      };
+      below(groups.x, rows.x);
+      below(groups.dy, rows.dy);
+      ASSERT_TRUE(groups.Forward(device).ok());
+      ASSERT_TRUE(groups.Backward(Write::kOverwrite, Write::kOverwrite, device).ok());
+      ASSERT_TRUE(rows.Forward(device).ok());
+      ASSERT_TRUE(rows.Backward(Write::kOverwrite, Write::kOverwrite, device).ok());
+      EXPECT_TRUE(groups.y.edges_intact() && groups.dx.edges_intact());
+      Matrix<T> y(kRows * kGroups, cols), dx(kRows * kGroups, cols);
+      below(groups.y, y);
+      below(groups.dx, dx);
+      EXPECT_TRUE(SameBits(y, rows.y));
+      EXPECT_TRUE(SameBits(dx, rows.dx));
+      EXPECT_TRUE(SameBits(groups.rstd, rows.rstd));
+      EXPECT_TRUE(SameBits(groups.d_weight, rows.d_weight));
     }
   });
 }
