@@ -51,11 +51,11 @@ struct Context {
   int tensor_leaves = 1;  // of products whose reduced index tensor ranks may share; 1: chains
 };
 
-// How a product adds its terms whose reduced index is `parts` parts of `extent` values, cut by
-// items.
+// How a product adds its terms whose reduced index is `parts` parts of `extent` values, the first
+// perhaps `first_times` as many, cut by items.
 inline GemmTree TensorTree(const Context& context, int64_t extent, int64_t item = kCutItem,
-                           int parts = 1) {
-  return {{context.tensor_leaves, extent, item}, parts};
+                           int parts = 1, int64_t first_times = 1) {
+  return {{context.tensor_leaves, extent, item}, parts, first_times};
 }
 
 inline bool OnCuda(const Context& context) {

@@ -141,8 +141,9 @@ constexpr int LeavesPerPanel(const Problem<T, TOut>& problem) {
   for (; leaves > 1; leaves /= 2) {
     const int64_t steps = (items * leaves + cut.leaves - 1) / cut.leaves * cut.item;
     const int64_t chains = cut.item % kStepsPerWord<T> == 0 ? 1 : leaves;  // with half a word each
-    const int64_t words = WordsBefore<T>(steps, chains);
-    if (problem.tree.parts * words <= ShapeFor(problem).panel_depth) break;
+    const int64_t words = WordsBefore<T>(problem.tree.first_times * steps, chains) +
+                          (problem.tree.parts - 1) * WordsBefore<T>(steps, chains);
+    if (words <= ShapeFor(problem).panel_depth) break;
   }
   return leaves;
 }

@@ -28,12 +28,21 @@ struct GemmOptions {
 // The order in which a product adds its terms. One leaf, as by default: one chain over all of them.
 // Several: the reduced index is `parts` parts of cut.extent values, one after the other (gate and
 // up; q, k and v), each cut alike, and leaf s of a balanced binary tree is one chain over the
-// values of leaf s of part 0, then of part 1, and so on. grouped_gemm.h has the rest.
+// values of leaf s of part 0, then of part 1, and so on. Every value of part 0 may stand for
+// `first_times` (heads of queries that share one of keys): that part is so many times as long.
+// grouped_gemm.h has the rest.
 struct GemmTree {
   static constexpr int kMaxParts = 3;
 
   TreeCut cut;
   int parts = 1;
+  int64_t first_times = 1;
+
+  constexpr int64_t Times(int part) const { return part == 0 ? first_times : 1; }
+  // First value of a part, all of them for part = parts.
+  constexpr int64_t Begin(int part) const {
+    return part == 0 ? 0 : (first_times + part - 1) * cut.extent;
+  }
 };
 
 }  // namespace moe

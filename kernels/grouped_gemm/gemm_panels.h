@@ -85,15 +85,17 @@ class Panels {
     }
     int64_t word = 0;  // of the subtree
     for (int s = FirstLeaf(panel.segment); s < FirstLeaf(panel.segment + 1); ++s) {
-      const int64_t steps = leaf_[s + 1] - leaf_[s], words = WordsOf<T>(steps);
-      if (steps == 0) continue;
-      for (int part = 0; part < tree_.parts; ++part, word += words) {
+      if (leaf_[s] == leaf_[s + 1]) continue;
+      int64_t next = word;
+      for (int part = 0; part < tree_.parts; ++part, word = next) {
+        const int64_t steps = PartSteps(s, part), words = WordsOf<T>(steps);
+        next = word + words;
         const int64_t begin = std::max(word, panel.begin) - word;
         const int64_t end = std::min(word + words, panel.begin + panel.depth) - word;
         if (begin >= end) continue;
         const int64_t step = begin * kStepsPerWord<T>;
         const bool ends = part + 1 == tree_.parts && end == words;
-        pieces.piece[pieces.count++] = {.k = part * tree_.cut.extent + leaf_[s] + step,
+        pieces.piece[pieces.count++] = {.k = PartBegin(s, part) + step,
                                         .steps = std::min(end * kStepsPerWord<T>, steps) - step,
                                         .words = end - begin,
                                         .word = word + begin - panel.begin,
@@ -141,13 +143,14 @@ class Panels {
       if (++s == tree_.cut.leaves) return;  // nothing but empty leaves
     }
     panel.steps = panel.depth * kStepsPerWord<T>;
-    if (panel.first && ends) {
+    if (panel.first && ends && tree_.first_times == 1) {
       panel.parts = tree_.parts;
       panel.steps = leaf_[FirstLeaf(panel.segment + 1)] - leaf_[s];
     }
-    const int64_t words = WordsOf<T>(leaf_[s + 1] - leaf_[s]);
-    panel.k =
-        panel.begin / words * tree_.cut.extent + leaf_[s] + panel.begin % words * kStepsPerWord<T>;
+    int64_t word = panel.begin;
+    int part = 0;
+    for (; word >= WordsOf<T>(PartSteps(s, part)); ++part) word -= WordsOf<T>(PartSteps(s, part));
+    panel.k = PartBegin(s, part) + word * kStepsPerWord<T>;
     if (!ends) return;
     int last = FirstLeaf(panel.segment + 1) - 1;
     while (leaf_[last] == leaf_[last + 1]) --last;
@@ -172,7 +175,14 @@ class Panels {
     if (!segments_.empty()) return segments_[static_cast<size_t>(segment)];
     return segment == 0 ? 0 : depth_;
   }
-  int64_t LeafWords(int s) const { return tree_.parts * WordsOf<T>(leaf_[s + 1] - leaf_[s]); }
+  // Leaf s of a part: its first step, and how many they are.
+  int64_t PartBegin(int s, int part) const {
+    return tree_.Begin(part) + tree_.Times(part) * leaf_[s];
+  }
+  int64_t PartSteps(int s, int part) const { return tree_.Times(part) * (leaf_[s + 1] - leaf_[s]); }
+  int64_t LeafWords(int s) const {
+    return WordsOf<T>(PartSteps(s, 0)) + (tree_.parts - 1) * WordsOf<T>(PartSteps(s, 1));
+  }
   int64_t Words(int64_t segment) const {
     if (subtree_ == 0) return WordsOf<T>(Begin(segment + 1) - Begin(segment));
     int64_t words = 0;

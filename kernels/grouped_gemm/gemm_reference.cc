@@ -71,8 +71,9 @@ void Reference(const Problem<T, TOut>& problem) {
       const int64_t begin = tree.cut.Begin(s), end = tree.cut.Begin(s + 1);
       if (begin == end) return std::nullopt;
       float sum = 0.0f;
-      for (int64_t part = 0; part < tree.parts; ++part) {
-        sum = chain(i, j, part * tree.cut.extent + begin, part * tree.cut.extent + end, sum);
+      for (int part = 0; part < tree.parts; ++part) {
+        const int64_t first = tree.Begin(part), times = tree.Times(part);
+        sum = chain(i, j, first + times * begin, first + times * end, sum);
       }
       return sum;
     };

@@ -152,13 +152,15 @@ absl::Status gemm::CheckTree(absl::string_view function, const GemmTree& tree, i
   }
   if (leaves == 1) return absl::OkStatus();
   if (tree.parts >= 1 && tree.parts <= GemmTree::kMaxParts && item >= 1 && extent >= 0 &&
-      tree.parts * extent == depth) {
+      tree.first_times >= 1 && tree.Begin(tree.parts) == depth) {
     return absl::OkStatus();
   }
+  const std::string times =
+      tree.first_times == 1 ? "" : absl::StrCat(", the first ", tree.first_times, " times,");
   return absl::InvalidArgumentError(
-      absl::StrCat(function, ": a tree over ", tree.parts, " parts of ", extent, " in items of ",
-                   item, ", expected 1 to ", GemmTree::kMaxParts, " parts, ", depth,
-                   " in all, in items of 1 or more"));
+      absl::StrCat(function, ": a tree over ", tree.parts, " parts of ", extent, times,
+                   " in items of ", item, ", expected 1 to ", GemmTree::kMaxParts, " parts, ",
+                   depth, " in all, in items of 1 or more"));
 }
 
 template <typename T>

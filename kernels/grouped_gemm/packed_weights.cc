@@ -22,10 +22,10 @@ template <typename T>
 absl::Status CheckPairs(absl::string_view function, const GemmTree& tree) {
   const TreeCut& cut = tree.cut;
   if (cut.leaves == 1) return absl::OkStatus();
-  const int64_t depth = tree.parts * cut.extent;
-  for (int64_t part = 0; part < tree.parts; ++part) {
+  const int64_t depth = tree.Begin(tree.parts);
+  for (int part = 0; part < tree.parts; ++part) {
     for (int s = 0; s < cut.leaves; ++s) {
-      const int64_t begin = part * cut.extent + cut.Begin(s);
+      const int64_t begin = tree.Begin(part) + tree.Times(part) * cut.Begin(s);
       if (begin % gemm::kStepsPerWord<T> == 0 || begin == depth) continue;
       return absl::InvalidArgumentError(absl::StrCat(function, ": a leaf begins at ", begin,
                                                      " of packed bfloat16, expected even"));

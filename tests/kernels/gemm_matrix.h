@@ -100,32 +100,41 @@ std::optional<float> TreeNodeOf(const GemmTree& tree, int first, int last, const
   const int64_t end = std::min(items * last / tree.cut.leaves * tree.cut.item, tree.cut.extent);
   if (begin >= end) return std::nullopt;
   float sum = 0;
-  for (int64_t from = begin; from < tree.parts * tree.cut.extent; from += tree.cut.extent) {
+  int64_t part_begin = 0;
+  for (int part = 0; part < tree.parts; ++part) {
+    const int64_t times = part == 0 ? tree.first_times : 1;
+    const int64_t from = part_begin + times * begin;
     sum = Chain<T>(
-        end - begin, sum, [&](int64_t k) { return a(from + k); },
+        times * (end - begin), sum, [&](int64_t k) { return a(from + k); },
         [&](int64_t k) { return b(from + k); });
+    part_begin += times * tree.cut.extent;
   }
   return sum;
 }
 
-// Trees over an index cut in `parts` parts, or in one where they would differ.
+// Trees over an index cut in `parts` parts, the first `first_times` as long as the others, or in
+// one where that leaves a rest.
 struct Trees {
   int leaves = 1;
   int64_t item = 1;
   int parts = 1;
+  int64_t first_times = 1;
 
   GemmTree Of(int64_t extent) const {
-    const int cut = extent % parts == 0 ? parts : 1;
-    return {{leaves, extent / cut, item}, cut};
+    const int64_t lengths = first_times + parts - 1;
+    if (extent % lengths != 0) return {{leaves, extent, item}};
+    return {{leaves, extent / lengths, item}, parts, first_times};
   }
   // Whether leaves of packed bfloat16 begin with whole pairs.
   bool WholePairs(int64_t extent) const {
     const GemmTree tree = Of(extent);
-    for (int s = 0; s < leaves; ++s) {
-      const int64_t begin = tree.cut.Begin(s);
-      if (begin % 2 != 0 && begin < tree.cut.extent) return false;
+    for (int part = 0; part < tree.parts; ++part) {
+      for (int s = 0; s < leaves; ++s) {
+        const int64_t begin = tree.Begin(part) + tree.Times(part) * tree.cut.Begin(s);
+        if (begin % 2 != 0 && begin < extent) return false;
+      }
     }
-    return tree.parts == 1 || tree.cut.extent % 2 == 0;
+    return true;
   }
 };
 

@@ -104,9 +104,9 @@ class GroupedGemmBits : public ::testing::Test {
   // Both directions, and forward with packed weights; rows given per group.
   void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in, int64_t pad,
                    const Trees& trees = {}) {
-    SCOPED_TRACE(::testing::Message()
-                 << "O " << out << ", K " << in << ", " << trees.leaves << " leaves, items of "
-                 << trees.item << ", " << trees.parts << " parts");
+    SCOPED_TRACE(::testing::Message() << "O " << out << ", K " << in << ", " << trees.leaves
+                                      << " leaves, items of " << trees.item << ", " << trees.parts
+                                      << " parts, the first " << trees.first_times << " times");
     const bool packable = trees.leaves == 1 || !std::is_same_v<T, BFloat16> || trees.WholePairs(in);
     const Groups<T> groups(rows, out, in);
     const auto x = Mixed<T>(groups.total(), in, pad, 1);
@@ -327,7 +327,8 @@ TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAtEveryDepth) {
   for (int64_t depth = 1; depth <= 300; depth += step) {
     const Trees trees = {.leaves = 1 << depth % 5,
                          .item = kItems[depth / 5 % 4],
-                         .parts = 1 + static_cast<int>(depth % 3)};
+                         .parts = 1 + static_cast<int>(depth % 3),
+                         .first_times = 1 + depth / 3 % 3};
     this->CheckGroups({1, 0, 5}, 18, depth, depth % 3, trees);
     this->CheckGroups({1, 0, 5}, depth, 18, depth % 3, trees);
   }
@@ -336,6 +337,7 @@ TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAtEveryDepth) {
 TYPED_TEST(GroupedGemmBits, TreesHaveTheBitsOfTheSpecificationAcrossPanels) {
   this->CheckGroups({33}, 65, 1100, 1, {.leaves = 2, .item = 16});  // a leaf is several panels
   this->CheckGroups({33, 5}, 1200, 65, 0, {.leaves = 8, .item = 16, .parts = 2});
+  this->CheckGroups({33, 5}, 1212, 65, 0, {.leaves = 2, .item = 2, .parts = 3, .first_times = 4});
   if (moe::testing::kSanitized) return;
   this->CheckGroups({33, 5}, 1590, 17, 2, {.leaves = 2, .item = 1, .parts = 3});
   this->CheckGroups({530}, 65, 20, 0, {.leaves = 16, .item = 2});  // more rows than a block

@@ -224,6 +224,9 @@ TEST_F(GroupedGemmErrors, TreesThatDoNotFitTheProduct) {
                        workspace_, *stream_, {}, of);
   };
   EXPECT_TRUE(tree({{8, 2, 16}, 3}).ok());
+  EXPECT_TRUE(tree({{8, 2, 16}, 2, 2}).ok());
+  Expect(tree({{8, 2, 16}, 2, 3}),
+         "a tree over 2 parts of 2, the first 3 times, in items of 16, expected 1 to 3 parts");
   for (const int leaves : {0, 3, 32}) Expect(tree({{leaves, 6, 16}}), "expected 1, 2, 4, 8 or 16");
   Expect(tree({{8, 5, 16}}),
          "Gemm: a tree over 1 parts of 5 in items of 16, expected 1 to 3 parts");
