@@ -21,7 +21,7 @@ struct GradientReducerOptions {
   int64_t bucket_bytes = int64_t{25} << 20;  // a bucket closes when it holds at least this much
   AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;
   // Layout-invariant numerics. Required: how many terms are added to one gradient in a step, at
-  // most, over all ranks: its micro-batches. More could leave int64.
+  // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
   int64_t max_terms = 0;
   int unit_log2 = ExactGrid().unit_log2;  // of the exact grid
 };

@@ -37,6 +37,8 @@ struct ParameterSpec {
   Initializer initializer = Initializer::kNormal;
   double init_std = 0.02;
   bool weight_decay = true;
+  // Partial gradients of a micro-batch: two where an embedding is the output layer, too.
+  int partials = 1;
   // false: state that is part of the model but has no gradient (a router's expert bias).
   bool trainable = true;
   // The canonical tensors it consists of, one behind the other in memory; empty: one of its own

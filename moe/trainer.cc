@@ -108,10 +108,14 @@ double Trainer::loss_scale() const {
 }
 
 absl::Status Trainer::Freeze() {
+  int partials = 1;
+  for (const auto& parameter : store_.parameters()) {
+    partials = std::max(partials, parameter->spec().partials);
+  }
   MOE_ASSIGN_OR_RETURN(reducer_,
                        GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
                                                 .algorithm = options_.all_reduce,
-                                                .max_terms = micro_batches_,
+                                                .max_terms = partials * micro_batches_,
                                                 .unit_log2 = options_.unit_log2},
                                                store_, context(), session_->gradient_stream()));
   size_t outputs = 0;

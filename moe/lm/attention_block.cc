@@ -1,8 +1,11 @@
 #include "moe/lm/attention_block.h"
 
+#include <algorithm>
+
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/workspace.h"
+#include "kernels/bias/bias.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
@@ -13,79 +16,147 @@ template <typename T>
 absl::StatusOr<AttentionBlock<T>> AttentionBlock<T>::Create(const AttentionBlockConfig& config,
                                                             const std::string& prefix,
                                                             ParameterStore& store) {
-  const int64_t hidden = config.hidden_size;
-  MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create(prefix + "input_layernorm.weight",
-                                                           hidden, config.norm_epsilon, store));
-  const auto part = [&](const char* name, TensorAxis axis) -> CanonicalTensor {
-    return {.name = absl::StrCat(prefix, "self_attn.", name, ".weight"),
-            .rows = hidden,
-            .cols = hidden,
-            .axis = axis,
-            .item = hidden / config.heads};
+  const auto norm = [&](const char* name, int64_t cols) {
+    return Norm<T>::Create(prefix + name, cols, config.norm_epsilon, store);
   };
+  MOE_ASSIGN_OR_RETURN(const Norm<T> input, norm("input_layernorm.weight", config.hidden_size));
+  AttentionBlock block(config, input);
+  MOE_RETURN_IF_ERROR(block.AddProjections(prefix + "self_attn.", store));
+  if (config.qk_norm == QkNorm::kNone) return block;
+  const bool per_head = config.qk_norm == QkNorm::kHead;
   MOE_ASSIGN_OR_RETURN(
-      Parameter* const qkv_proj,
-      store.Add({.name = prefix + "self_attn.qkv_proj.weight",
-                 .rows = 3 * hidden,
-                 .cols = hidden,
-                 .init_std = config.init_std,
-                 .parts = {part("q_proj", TensorAxis::kRows), part("k_proj", TensorAxis::kRows),
-                           part("v_proj", TensorAxis::kRows)}}));
-  MOE_ASSIGN_OR_RETURN(Parameter* const o_proj,
-                       store.Add({.name = prefix + "self_attn.o_proj.weight",
-                                  .rows = hidden,
-                                  .cols = hidden,
-                                  .init_std = config.out_init_std,
-                                  .parts = {part("o_proj", TensorAxis::kColumns)}}));
-  return AttentionBlock(config, norm, qkv_proj, o_proj);
+      block.q_norm_, norm("self_attn.q_norm.weight", per_head ? config.head_dim : config.q_cols()));
+  MOE_ASSIGN_OR_RETURN(block.k_norm_, norm("self_attn.k_norm.weight",
+                                           per_head ? config.head_dim : config.kv_cols()));
+  return block;
 }
 
+// Heads of queries stay with the head of keys that they share.
 template <typename T>
-MatrixView<T> AttentionBlock<T>::Part(MatrixView<T> qkv, int part) const {
-  return ColumnRange(qkv, part * config_.hidden_size, (part + 1) * config_.hidden_size);
+absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, ParameterStore& store) {
+  const int64_t hidden = config_.hidden_size, width = config_.head_dim;
+  const int64_t group_width = config_.heads / config_.kv_heads * width;
+  ParameterSpec weight = {.name = prefix + "qkv_proj.weight",
+                          .rows = config_.qkv_cols(),
+                          .cols = hidden,
+                          .init_std = config_.init_std};
+  ParameterSpec bias = {.name = prefix + "qkv_proj.bias",
+                        .cols = config_.qkv_cols(),
+                        .initializer = Initializer::kZeros,
+                        .weight_decay = false};
+  const auto add_part = [&](const char* name, int64_t rows, int64_t item) {
+    weight.parts.push_back({.name = absl::StrCat(prefix, name, ".weight"),
+                            .rows = rows,
+                            .cols = hidden,
+                            .axis = TensorAxis::kRows,
+                            .item = item});
+    bias.parts.push_back({.name = absl::StrCat(prefix, name, ".bias"),
+                          .cols = rows,
+                          .axis = TensorAxis::kColumns,
+                          .item = item});
+  };
+  add_part("q_proj", config_.q_cols(), group_width);
+  add_part("k_proj", config_.kv_cols(), width);
+  add_part("v_proj", config_.kv_cols(), width);
+  MOE_ASSIGN_OR_RETURN(qkv_proj_, store.Add(weight));
+  if (config_.qkv_bias) {
+    MOE_ASSIGN_OR_RETURN(qkv_bias_, store.Add(bias));
+  }
+  const std::string out = prefix + "o_proj.weight";
+  MOE_ASSIGN_OR_RETURN(o_proj_, store.Add({.name = out,
+                                           .rows = hidden,
+                                           .cols = config_.q_cols(),
+                                           .init_std = config_.out_init_std,
+                                           .parts = {{.name = out,
+                                                      .rows = hidden,
+                                                      .cols = config_.q_cols(),
+                                                      .axis = TensorAxis::kColumns,
+                                                      .item = group_width}}}));
+  return absl::OkStatus();
 }
 
 template <typename T>
 absl::Status AttentionBlock<T>::Rotate(const Batch& batch, RotaryDirection direction,
-                                       MatrixView<T> qkv, const Context& context) const {
-  // q and k lie side by side and turn alike: together they are one tensor of twice the heads.
-  return ApplyRotary<T>({.heads = 2 * config_.heads, .sequence_offsets = batch.sequence_offsets},
-                        config_.rotary_base, direction,
-                        ColumnRange(qkv, 0, 2 * config_.hidden_size), *context.workspace,
-                        *context.compute);
+                                       MatrixView<T> qk, const Context& context) const {
+  // q and k lie side by side and turn alike: together they are one tensor of more heads.
+  return ApplyRotary<T>(
+      {.heads = config_.heads + config_.kv_heads, .sequence_offsets = batch.sequence_offsets},
+      config_.rotary_base, direction, qk, *context.workspace, *context.compute);
+}
+
+template <typename T>
+absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batch,
+                                        AttentionBlockSaved<T>& saved,
+                                        const Context& context) const {
+  const int64_t tokens = x.rows(), q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
+  Workspace& workspace = *context.workspace;
+  Stream& stream = *context.compute;
+  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
+  MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, config_.qkv_cols()));
+  MOE_RETURN_IF_ERROR(
+      Gemm<T>(saved.norm.y, qkv_proj_->view<T>(), saved.qkv, workspace, stream, context.gemm));
+  if (qkv_bias_ != nullptr) {
+    const int64_t rows[] = {0, tokens};
+    const absl::Span<const float> bias = qkv_bias_->vector();
+    MOE_RETURN_IF_ERROR(AddBias<T>(saved.qkv, rows, {&bias, 1}, stream));
+  }
+  MatrixView<T> qk = ColumnRange(saved.qkv, 0, qk_cols);
+  if (q_norm_.has_value()) {
+    MOE_ASSIGN_OR_RETURN(qk, workspace.Matrix<T>(tokens, qk_cols));
+    MOE_RETURN_IF_ERROR(q_norm_->Forward(ColumnRange(saved.qkv, 0, q_cols),
+                                         ColumnRange(qk, 0, q_cols), saved.q_norm, context));
+    MOE_RETURN_IF_ERROR(k_norm_->Forward(ColumnRange(saved.qkv, q_cols, qk_cols),
+                                         ColumnRange(qk, q_cols, qk_cols), saved.k_norm, context));
+  }
+  saved.q = ColumnRange(qk, 0, q_cols);
+  saved.k = ColumnRange(qk, q_cols, qk_cols);
+  saved.v = ColumnRange(saved.qkv, qk_cols, config_.qkv_cols());
+  return Rotate(batch, RotaryDirection::kForward, qk, context);
+}
+
+template <typename T>
+absl::Status AttentionBlock<T>::Output(MatrixView<const T> x, MatrixView<const T> attended,
+                                       MatrixView<T> y, const Context& context) const {
+  MOE_RETURN_IF_ERROR(
+      Gemm<T>(attended, o_proj_->view<T>(), y, *context.workspace, *context.compute, context.gemm,
+              TensorTree(context, config_.q_cols(), config_.q_cols() / config_.kv_heads)));
+  return AddRows<T>(x, y, y, *context.compute);
 }
 
 template <typename T>
 absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                                         AttentionBlockSaved<T>& saved,
                                         const Context& context) const {
-  const int64_t tokens = x.rows();
-  if (tokens == 0) return absl::OkStatus();
+  if (x.rows() == 0) return absl::OkStatus();
   Workspace& workspace = *context.workspace;
-  Stream& stream = *context.compute;
-  MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
-  MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, 3 * config_.hidden_size));
-  MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(tokens, config_.hidden_size));
-  MOE_ASSIGN_OR_RETURN(saved.log_sum_exp, workspace.Matrix<float>(tokens, config_.heads));
+  MOE_RETURN_IF_ERROR(Project(x, batch, saved, context));
+  MOE_ASSIGN_OR_RETURN(saved.attended, workspace.Matrix<T>(x.rows(), config_.q_cols()));
+  MOE_ASSIGN_OR_RETURN(saved.log_sum_exp, workspace.Matrix<float>(x.rows(), config_.heads));
+  MOE_RETURN_IF_ERROR(CausalAttention<T>(
+      {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
+      saved.v, saved.attended, saved.log_sum_exp, workspace, *context.compute));
+  return Output(x, saved.attended, y, context);
+}
 
-  MOE_RETURN_IF_ERROR(
-      Gemm<T>(saved.norm.y, qkv_proj_->view<T>(), saved.qkv, workspace, stream, context.gemm));
-  MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kForward, saved.qkv, context));
-  MOE_RETURN_IF_ERROR(
-      CausalAttention<T>({.heads = config_.heads, .sequence_offsets = batch.sequence_offsets},
-                         Part(saved.qkv, 0), Part(saved.qkv, 1), Part(saved.qkv, 2), saved.attended,
-                         saved.log_sum_exp, workspace, stream));
-  MOE_RETURN_IF_ERROR(
-      Gemm<T>(saved.attended, o_proj_->view<T>(), y, workspace, stream, context.gemm,
-              TensorTree(context, config_.hidden_size, config_.hidden_size / config_.heads)));
-  return AddRows<T>(x, y, y, stream);
+template <typename T>
+absl::Status AttentionBlock<T>::QkBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
+                                           MatrixView<T> d_qk, MatrixView<T> d_qkv,
+                                           GradientReady ready, const Context& context) const {
+  MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kBackward, d_qk, context));
+  if (!q_norm_.has_value()) return absl::OkStatus();  // d_qk is part of d_qkv
+  const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
+  MOE_RETURN_IF_ERROR(q_norm_->Backward(saved.q_norm, ColumnRange(d_qk, 0, q_cols),
+                                        ColumnRange(d_qkv, 0, q_cols), Write::kOverwrite, ready,
+                                        context));
+  return k_norm_->Backward(saved.k_norm, ColumnRange(d_qk, q_cols, qk_cols),
+                           ColumnRange(d_qkv, q_cols, qk_cols), Write::kOverwrite, ready, context);
 }
 
 template <typename T>
 absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
                                                     const AttentionBlockSaved<T>& saved,
                                                     MatrixView<const T> d, MatrixView<T> d_normed,
-                                                    GradientReady ready,
+                                                    MatrixView<T> d_attended, GradientReady ready,
                                                     const Context& context) const {
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
@@ -93,23 +164,36 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
       AddWeightGradient<T>(d, saved.attended, o_proj_->grad(), workspace, stream, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*o_proj_));
 
-  // The gradient by the attention's output is spent before d_normed is written: one memory.
-  const MatrixView<T> d_attended = d_normed;
-  MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(d.rows(), 3 * config_.hidden_size));
+  const int64_t q_cols = config_.q_cols(), qk_cols = config_.qk_cols();
+  MOE_ASSIGN_OR_RETURN(const auto d_qkv, workspace.Matrix<T>(d.rows(), config_.qkv_cols()));
+  MatrixView<T> d_qk = ColumnRange(d_qkv, 0, qk_cols);
+  if (q_norm_.has_value()) {
+    MOE_ASSIGN_OR_RETURN(d_qk, workspace.Matrix<T>(d.rows(), qk_cols));
+  }
   MOE_RETURN_IF_ERROR(
       GemmInputGradient<T>(d, o_proj_->view<T>(), d_attended, workspace, stream, context.gemm));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
-      {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, Part(saved.qkv, 0),
-      Part(saved.qkv, 1), Part(saved.qkv, 2), saved.attended, saved.log_sum_exp, d_attended,
-      Part(d_qkv, 0), Part(d_qkv, 1), Part(d_qkv, 2), workspace, stream));
-  MOE_RETURN_IF_ERROR(Rotate(batch, RotaryDirection::kBackward, d_qkv, context));
+      {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
+      saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
+      ColumnRange(d_qk, q_cols, qk_cols), ColumnRange(d_qkv, qk_cols, config_.qkv_cols()),
+      workspace, stream));
+  MOE_RETURN_IF_ERROR(QkBackward(batch, saved, d_qk, d_qkv, ready, context));
 
   MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_qkv, saved.norm.y, qkv_proj_->grad(), workspace,
                                            stream, context.gemm));
   MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
-  return GemmInputGradient<T>(
-      d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream, context.gemm,
-      TensorTree(context, config_.hidden_size, config_.hidden_size / config_.heads, /*parts=*/3));
+  if (qkv_bias_ != nullptr) {
+    MOE_RETURN_IF_ERROR(qkv_bias_->grad().Add(
+        [&](absl::Span<float> out, Write write) {
+          return BiasGradient<T>(d_qkv, out, write, stream);
+        },
+        workspace, stream));
+    MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
+  }
+  return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream,
+                              context.gemm,
+                              TensorTree(context, config_.kv_cols(), config_.head_dim,
+                                         /*parts=*/3, config_.heads / config_.kv_heads));
 }
 
 template <typename T>
@@ -119,11 +203,22 @@ absl::Status AttentionBlock<T>::Backward(const Batch& batch, const AttentionBloc
   const WorkspaceScope scope(*context.workspace);
   if (d.rows() == 0) {
     MOE_RETURN_IF_ERROR(ready(*o_proj_));
+    if (q_norm_.has_value()) {
+      MOE_RETURN_IF_ERROR(q_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
+      MOE_RETURN_IF_ERROR(k_norm_->Backward({}, d, d, Write::kOverwrite, ready, context));
+    }
     MOE_RETURN_IF_ERROR(ready(*qkv_proj_));
+    if (qkv_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
     return norm_.Backward(saved.norm, d, d, Write::kAdd, ready, context);
   }
-  MOE_ASSIGN_OR_RETURN(const auto d_normed, context.workspace->Matrix<T>(d.rows(), d.cols()));
-  MOE_RETURN_IF_ERROR(ProjectionsBackward(batch, saved, d, d_normed, ready, context));
+  // The gradient by the attention's output is spent before that by the norm's is written: one
+  // memory.
+  const int64_t hidden = config_.hidden_size, q_cols = config_.q_cols();
+  MOE_ASSIGN_OR_RETURN(const absl::Span<T> memory,
+                       context.workspace->Array<T>(d.rows() * std::max(hidden, q_cols)));
+  const MatrixView<T> d_normed(memory.data(), d.rows(), hidden);
+  const MatrixView<T> d_attended(memory.data(), d.rows(), q_cols);
+  MOE_RETURN_IF_ERROR(ProjectionsBackward(batch, saved, d, d_normed, d_attended, ready, context));
   return norm_.Backward(saved.norm, d_normed, d, Write::kAdd, ready, context);
 }
 

@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_LM_ATTENTION_BLOCK_H_
 #define MOE_MOE_LM_ATTENTION_BLOCK_H_
 
+#include <optional>
 #include <string>
 
 #include <absl/status/statusor.h>
@@ -9,30 +10,43 @@
 #include "gating/routing.h"
 #include "kernels/attention/attention.h"
 #include "moe/lm/dense.h"
+#include "moe/lm/transformer.h"
 
 namespace moe::lm {
 
 struct AttentionBlockConfig {
   int64_t hidden_size = 0;  // H
-  int heads = 1;
+  int heads = 1;            // of queries
+  int kv_heads = 1;         // of keys and values; divides heads
+  int64_t head_dim = 0;     // D
+  bool qkv_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
   float rotary_base = 10000.0f;
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;      // qkv_proj
   double out_init_std = 0.02;  // o_proj
+
+  int64_t q_cols() const { return heads * head_dim; }
+  int64_t kv_cols() const { return kv_heads * head_dim; }
+  int64_t qk_cols() const { return q_cols() + kv_cols(); }
+  int64_t qkv_cols() const { return q_cols() + 2 * kv_cols(); }
 };
 
 // What backward needs of one call; views into the workspace.
 template <typename T>
 struct AttentionBlockSaved {
   NormSaved<T> norm;
-  MatrixView<T> qkv;              // [T, 3H]: q | k | v, q and k rotated
-  MatrixView<T> attended;         // [T, H]
+  MatrixView<T> qkv;              // [T, (heads + 2 kv_heads) D]: q | k | v as projected
+  NormSaved<T> q_norm, k_norm;    // with QkNorm
+  MatrixView<T> q, k, v;          // what attention reads: q and k normalised, rotated
+  MatrixView<T> attended;         // [T, heads D]
   MatrixView<float> log_sum_exp;  // [T, heads]
 };
 
-// Parameters: "<prefix>input_layernorm.weight", "<prefix>self_attn.qkv_proj.weight" [3H, H],
-// "<prefix>self_attn.o_proj.weight" [H, H]. All work goes to the compute stream; zero tokens only
-// mark parameters ready.
+// Parameters: "<prefix>input_layernorm.weight" [H], "<prefix>self_attn.qkv_proj.weight"
+// [(heads + 2 kv_heads) D, H] and, with qkv_bias, its ".bias"; with QkNorm
+// "<prefix>self_attn.q_norm.weight" and "k_norm.weight"; "<prefix>self_attn.o_proj.weight"
+// [H, heads D]. All work goes to the compute stream; zero tokens only mark parameters ready.
 template <typename T>
 class AttentionBlock {
  public:
@@ -42,25 +56,37 @@ class AttentionBlock {
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        AttentionBlockSaved<T>& saved, const Context& context) const;
+  // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
+  absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
+                       const Context& context) const;
+  absl::Status Output(MatrixView<const T> x, MatrixView<const T> attended, MatrixView<T> y,
+                      const Context& context) const;
+
   // d [T, H]: in, the gradient by y; out, the gradient by x.
   absl::Status Backward(const Batch& batch, const AttentionBlockSaved<T>& saved, MatrixView<T> d,
                         GradientReady ready, const Context& context) const;
 
  private:
-  AttentionBlock(const AttentionBlockConfig& config, const Norm<T>& norm, Parameter* qkv_proj,
-                 Parameter* o_proj)
-      : config_(config), norm_(norm), qkv_proj_(qkv_proj), o_proj_(o_proj) {}
-  MatrixView<T> Part(MatrixView<T> qkv, int part) const;  // 0: q, 1: k, 2: v
-  absl::Status Rotate(const Batch& batch, RotaryDirection direction, MatrixView<T> qkv,
+  AttentionBlock(const AttentionBlockConfig& config, const Norm<T>& norm)
+      : config_(config), norm_(norm) {}
+  absl::Status AddProjections(const std::string& prefix, ParameterStore& store);
+  absl::Status Rotate(const Batch& batch, RotaryDirection direction, MatrixView<T> qk,
                       const Context& context) const;
+  // d_qk [T, (heads + kv_heads) D], the gradient by what is rotated, becomes that by d_qkv's q | k.
+  absl::Status QkBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
+                          MatrixView<T> d_qk, MatrixView<T> d_qkv, GradientReady ready,
+                          const Context& context) const;
   absl::Status ProjectionsBackward(const Batch& batch, const AttentionBlockSaved<T>& saved,
                                    MatrixView<const T> d, MatrixView<T> d_normed,
-                                   GradientReady ready, const Context& context) const;
+                                   MatrixView<T> d_attended, GradientReady ready,
+                                   const Context& context) const;
 
   AttentionBlockConfig config_;
   Norm<T> norm_;
-  Parameter* qkv_proj_;
-  Parameter* o_proj_;
+  std::optional<Norm<T>> q_norm_, k_norm_;
+  Parameter* qkv_proj_ = nullptr;
+  Parameter* qkv_bias_ = nullptr;  // nullptr: none
+  Parameter* o_proj_ = nullptr;
 };
 
 }  // namespace moe::lm

@@ -18,10 +18,18 @@ absl::StatusOr<Norm<T>> Norm<T>::Create(const std::string& name, int64_t hidden_
 template <typename T>
 absl::Status Norm<T>::Forward(MatrixView<const T> x, NormSaved<T>& saved,
                               const Context& context) const {
+  MOE_ASSIGN_OR_RETURN(const auto y, context.workspace->Matrix<T>(x.rows(), x.cols()));
+  return Forward(x, y, saved, context);
+}
+
+template <typename T>
+absl::Status Norm<T>::Forward(MatrixView<const T> x, MatrixView<T> y, NormSaved<T>& saved,
+                              const Context& context) const {
   saved.x = x;
-  MOE_ASSIGN_OR_RETURN(saved.y, context.workspace->Matrix<T>(x.rows(), x.cols()));
-  MOE_ASSIGN_OR_RETURN(saved.rstd, context.workspace->Array<float>(x.rows()));
-  return RmsNorm<T>(x, weight_->vector(), epsilon_, saved.y, saved.rstd, *context.compute);
+  saved.y = y;
+  const int64_t groups = x.cols() / weight_->size();
+  MOE_ASSIGN_OR_RETURN(saved.rstd, context.workspace->Array<float>(x.rows() * groups));
+  return RmsNorm<T>(x, weight_->vector(), epsilon_, y, saved.rstd, *context.compute);
 }
 
 template <typename T>

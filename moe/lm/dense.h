@@ -25,12 +25,13 @@ absl::Status TimedDense(const Context& context, const char* name, Body body) {
 // What backward needs of one normalisation; views into the workspace.
 template <typename T>
 struct NormSaved {
-  MatrixView<const T> x;   // [T, H]
-  MatrixView<T> y;         // [T, H]
-  absl::Span<float> rstd;  // [T]
+  MatrixView<const T> x;   // [T, G H]
+  MatrixView<T> y;         // [T, G H]
+  absl::Span<float> rstd;  // [T G]
 };
 
-// RMSNorm with its weight "<name>" [H], which starts as ones.
+// RMSNorm with its weight "<name>" [H], which starts as ones; of every one of the G groups of H
+// columns (heads) that x has.
 template <typename T>
 class Norm {
  public:
@@ -39,6 +40,9 @@ class Norm {
 
   // saved.y = RMSNorm(x); takes memory for saved.y and saved.rstd.
   absl::Status Forward(MatrixView<const T> x, NormSaved<T>& saved, const Context& context) const;
+  // The same into y, which becomes saved.y.
+  absl::Status Forward(MatrixView<const T> x, MatrixView<T> y, NormSaved<T>& saved,
+                       const Context& context) const;
   // dx (+)= gradient by x; the weight's partial is added and the weight marked ready. Without
   // tokens there is no partial.
   absl::Status Backward(const NormSaved<T>& saved, MatrixView<const T> dy, MatrixView<T> dx,

@@ -28,6 +28,7 @@ absl::StatusOr<OutputHead<T>> OutputHead<T>::Create(const OutputHeadConfig& conf
                                                     ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(const Norm<T> norm, Norm<T>::Create("model.norm.weight", config.hidden_size,
                                                            config.norm_epsilon, store));
+  if (config.tied != nullptr) return OutputHead(config, norm, config.tied);
   const std::string name = "lm_head.weight";
   MOE_ASSIGN_OR_RETURN(Parameter* const lm_head, store.Add({.name = name,
                                                             .rows = config.vocab_size,
@@ -71,7 +72,7 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
   const WorkspaceScope scope(workspace);
   NormSaved<T> saved;
   if (x.rows() == 0) {
-    MOE_RETURN_IF_ERROR(ready(*lm_head_));
+    if (config_.tied == nullptr) MOE_RETURN_IF_ERROR(ready(*lm_head_));
     return norm_.Backward(saved, dx, dx, Write::kOverwrite, ready, context);
   }
   MOE_ASSIGN_OR_RETURN(const auto logits, Logits(x, saved, context));
@@ -80,7 +81,7 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
       CrossEntropy<T>(logits, targets, scale, row_loss, d_logits, *context.compute));
   MOE_RETURN_IF_ERROR(AddWeightGradient<T>(d_logits, saved.y, lm_head_->grad(), workspace,
                                            *context.compute, context.gemm));
-  MOE_RETURN_IF_ERROR(ready(*lm_head_));
+  if (config_.tied == nullptr) MOE_RETURN_IF_ERROR(ready(*lm_head_));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->view<T>(), d_normed, workspace,
                                            *context.compute, context.gemm,

@@ -16,11 +16,12 @@ struct OutputHeadConfig {
   int64_t hidden_size = 0;  // H
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;
+  Parameter* tied = nullptr;  // [V, H] of the embedding, whose weights this layer has, too
 };
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
-// Parameters: "model.norm.weight" [H], "lm_head.weight" [V, H]. Zero tokens only mark parameters
-// ready. Scratch is given back before each call returns.
+// Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Zero tokens
+// only mark parameters ready; a tied one gets a partial gradient and is left to its owner. Scratch is given back before each call returns.
 template <typename T>
 class OutputHead {
  public:

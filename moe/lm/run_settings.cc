@@ -27,7 +27,7 @@ struct Settings {
 
   template <typename V>
   void Add(const char* name, const V& value) {
-    RunSetting setting = {.kind = kind, .name = name, .value = 0, .text = {}};
+    RunSetting setting = {.kind = kind, .name = name, .value = 0, .text = {}, .before = {}};
     if constexpr (std::is_floating_point_v<V>) {
       setting.value = std::bit_cast<int64_t>(static_cast<double>(value));
       setting.text = absl::StrFormat("%a", static_cast<double>(value));
@@ -40,6 +40,15 @@ struct Settings {
     }
     all.push_back(std::move(setting));
   }
+  // A setting that younger programs have: what `before` was in older ones.
+  template <typename V>
+  void Add(const char* name, const V& value, const V& before) {
+    Add(name, before);
+    const std::string text = std::move(all.back().text);
+    all.pop_back();
+    Add(name, value);
+    all.back().before = text;
+  }
 };
 
 // What presets others, as --router does, comes before them: it is the one to be named.
@@ -47,12 +56,18 @@ void AddModel(const TransformerConfig& model, Settings& settings) {
   settings.kind = SettingKind::kModel;
   const MoeLayerConfig& moe = model.moe;
   settings.Add("--router", moe.router.gate);
-  settings.Add("vocab_size", model.vocab_size);
+  settings.Add("--vocab-size", model.vocab_size);
   settings.Add("--hidden-size", model.hidden_size);
   settings.Add("--num-layers", model.num_layers);
   settings.Add("--num-attention-heads", model.num_attention_heads);
-  settings.Add("rotary_base", model.rotary_base);
-  settings.Add("norm_epsilon", model.norm_epsilon);
+  const int heads = model.num_attention_heads;
+  settings.Add("--num-query-groups", model.key_value_heads(), heads);
+  settings.Add("--kv-channels", model.head_dim(), model.hidden_size / heads);
+  settings.Add("--add-qkv-bias", model.qkv_bias, false);
+  settings.Add("--qk-layernorm", model.qk_norm, QkNorm::kNone);
+  settings.Add("--tie-word-embeddings", model.tied_embeddings, false);
+  settings.Add("--rotary-base", model.rotary_base);
+  settings.Add("--norm-epsilon", model.norm_epsilon);
   settings.Add("init_std", model.init_std);
   settings.Add("--moe-layer-freq", model.moe_layer_freq);
   settings.Add("dense_ffn_hidden_size", model.dense_ffn_hidden_size);
@@ -167,10 +182,10 @@ std::vector<std::string> Differences(const std::vector<RunSetting>& settings, Se
     if (setting.kind != kind) continue;
     const auto stored = object.find(KeyOf(setting.name));
     const std::string text =
-        stored != object.end() && stored->is_string() ? stored->get<std::string>() : "not";
+        stored != object.end() && stored->is_string() ? stored->get<std::string>() : setting.before;
     if (text == setting.text) continue;
-    differences.push_back(
-        absl::StrCat(setting.name, " is ", setting.text, ", ", text, " in the checkpoint"));
+    differences.push_back(absl::StrCat(setting.name, " is ", setting.text, ", ",
+                                       text.empty() ? "not" : text, " in the checkpoint"));
   }
   return differences;
 }

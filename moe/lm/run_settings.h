@@ -26,6 +26,8 @@ struct RunSetting {
   const char* name;  // a flag, "--seq-length", or a field
   int64_t value;     // equal for equal settings, of texts almost always different for others
   std::string text;  // for people and files; real numbers in hexadecimal
+  // What it was in checkpoints that do not say it; empty: they do not fit.
+  std::string before;
 };
 
 // In the order in which a difference is to be named: what presets others comes before them.
@@ -34,7 +36,7 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
 // The settings of a kind as an object of JSON, from names without dashes to texts.
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind);
 
-// The names of a kind whose text in `json`, as SettingsJson wrote it, is another or absent; each as
+// The names of a kind whose text in `json`, as SettingsJson wrote it, is another; each as
 // "--seq-length is 64, 128 in the checkpoint".
 std::vector<std::string> Differences(const std::vector<RunSetting>& settings, SettingKind kind,
                                      const std::string& json);

@@ -64,6 +64,10 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
   MOE_ASSIGN_OR_RETURN(auto attention,
                        AttentionBlock<T>::Create({.hidden_size = config.hidden_size,
                                                   .heads = config.num_attention_heads,
+                                                  .kv_heads = config.key_value_heads(),
+                                                  .head_dim = config.head_dim(),
+                                                  .qkv_bias = config.qkv_bias,
+                                                  .qk_norm = config.qk_norm,
                                                   .rotary_base = config.rotary_base,
                                                   .norm_epsilon = config.norm_epsilon,
                                                   .init_std = config.init_std,
@@ -219,14 +223,17 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
   MOE_ASSIGN_OR_RETURN(impl->embedding, store.Add({.name = "model.embed_tokens.weight",
                                                    .rows = config.vocab_size,
                                                    .cols = config.hidden_size,
-                                                   .init_std = config.init_std}));
+                                                   .init_std = config.init_std,
+                                                   .partials = config.tied_embeddings ? 2 : 1}));
   impl->layers.reserve(config.num_layers);
   for (int l = 0; l < config.num_layers; ++l) MOE_RETURN_IF_ERROR(impl->AddLayer(store));
-  MOE_ASSIGN_OR_RETURN(impl->head, OutputHead<T>::Create({.vocab_size = config.vocab_size,
-                                                          .hidden_size = config.hidden_size,
-                                                          .norm_epsilon = config.norm_epsilon,
-                                                          .init_std = config.init_std},
-                                                         store));
+  MOE_ASSIGN_OR_RETURN(impl->head, OutputHead<T>::Create(
+                                       {.vocab_size = config.vocab_size,
+                                        .hidden_size = config.hidden_size,
+                                        .norm_epsilon = config.norm_epsilon,
+                                        .init_std = config.init_std,
+                                        .tied = config.tied_embeddings ? impl->embedding : nullptr},
+                                       store));
   impl->saved.resize(config.num_layers);
   return std::unique_ptr<Transformer>(new Transformer(std::move(impl)));
 }

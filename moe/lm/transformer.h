@@ -1,4 +1,4 @@
-// The reference model: a decoder-only byte-level transformer with mixture-of-experts layers.
+// The reference model: a decoder-only transformer with mixture-of-experts layers.
 #ifndef MOE_MOE_LM_TRANSFORMER_H_
 #define MOE_MOE_LM_TRANSFORMER_H_
 
@@ -17,11 +17,23 @@
 
 namespace moe::lm {
 
+// What of queries and keys is normalised, by RMSNorm, before they are rotated.
+enum class QkNorm : uint8_t {
+  kNone,
+  kHead,   // each head by itself, weights [D], as Qwen3
+  kHeads,  // all heads of a token together, weights of their width, as OLMoE
+};
+
 struct TransformerConfig {
   int64_t vocab_size = 256;
   int64_t hidden_size = 128;
   int num_layers = 4;
   int num_attention_heads = 4;
+  int num_query_groups = 0;  // heads of keys and values; 0 = as many as of queries
+  int64_t kv_channels = 0;   // D, the width of a head; 0 = hidden_size / num_attention_heads
+  bool qkv_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
+  bool tied_embeddings = false;  // the output layer's weights are the embedding's
   float rotary_base = 10000.0f;
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;
@@ -30,6 +42,13 @@ struct TransformerConfig {
   int moe_layer_freq = 1;
   int64_t dense_ffn_hidden_size = 0;  // 0: top_k * the expert width
   MoeLayerConfig moe;                 // router.hidden_size is filled in
+
+  int key_value_heads() const {
+    return num_query_groups > 0 ? num_query_groups : num_attention_heads;
+  }
+  int64_t head_dim() const {
+    return kv_channels > 0 ? kv_channels : hidden_size / num_attention_heads;
+  }
 };
 
 // kInvalidArgument naming field, value and nearest valid choice.
@@ -41,8 +60,9 @@ struct ForwardStats {
 };
 
 // Pre-norm blocks: x += Attention(RMSNorm(x)); x += FeedForward(RMSNorm(x)); then RMSNorm and an
-// untied output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in
-// float32. Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight" [3H, H],
+// output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in
+// float32. Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight"
+// [(heads + 2 key-value heads) D, H], and its ".bias", "…self_attn.q_norm.weight" and "k_norm",
 // "…self_attn.o_proj.weight", "…input_layernorm.weight", "…post_attention_layernorm.weight",
 // "…mlp.…", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight".
 template <typename T>

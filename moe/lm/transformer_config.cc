@@ -23,13 +23,33 @@ absl::Status Positive(const char* field, double value, double nearest) {
 }
 
 // Rotary positions turn pairs, so a head must have an even width.
-absl::Status CheckHeads(int64_t hidden_size, int64_t heads) {
+absl::Status CheckHeadWidth(const TransformerConfig& config) {
+  const int64_t hidden_size = config.hidden_size, heads = config.num_attention_heads;
+  if (config.kv_channels > 0) {
+    if (config.kv_channels % 2 == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("Transformer: kv_channels is ", config.kv_channels,
+                     ", expected an even number, nearest ", config.kv_channels + 1));
+  }
   const int64_t unit = 2 * heads;
   if (hidden_size % unit == 0) return absl::OkStatus();
   const int64_t nearest = std::max<int64_t>(1, (hidden_size + heads) / unit) * unit;
   return absl::InvalidArgumentError(absl::StrCat("Transformer: hidden_size is ", hidden_size,
                                                  ", expected an even multiple of the ", heads,
                                                  " attention heads, nearest ", nearest));
+}
+
+absl::Status CheckHeads(const TransformerConfig& config) {
+  MOE_RETURN_IF_ERROR(AtLeast("num_attention_heads", config.num_attention_heads, 1));
+  MOE_RETURN_IF_ERROR(AtLeast("num_query_groups", config.num_query_groups, 0));
+  MOE_RETURN_IF_ERROR(AtLeast("kv_channels", config.kv_channels, 0));
+  MOE_RETURN_IF_ERROR(CheckHeadWidth(config));
+  int nearest = std::min(config.key_value_heads(), config.num_attention_heads);
+  while (config.num_attention_heads % nearest != 0) --nearest;
+  if (nearest == config.key_value_heads()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Transformer: num_query_groups is ", config.num_query_groups, ", expected a divisor of the ",
+      config.num_attention_heads, " attention heads, nearest ", nearest));
 }
 
 }  // namespace
@@ -43,8 +63,7 @@ absl::Status ValidateTransformerConfig(const TransformerConfig& config) {
   }
   MOE_RETURN_IF_ERROR(AtLeast("hidden_size", config.hidden_size, 2));
   MOE_RETURN_IF_ERROR(AtLeast("num_layers", config.num_layers, 1));
-  MOE_RETURN_IF_ERROR(AtLeast("num_attention_heads", config.num_attention_heads, 1));
-  MOE_RETURN_IF_ERROR(CheckHeads(config.hidden_size, config.num_attention_heads));
+  MOE_RETURN_IF_ERROR(CheckHeads(config));
   MOE_RETURN_IF_ERROR(Positive("rotary_base", config.rotary_base, 10000));
   MOE_RETURN_IF_ERROR(Positive("norm_epsilon", config.norm_epsilon, 1e-5));
   MOE_RETURN_IF_ERROR(Positive("init_std", config.init_std, 0.02));

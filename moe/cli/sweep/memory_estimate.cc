@@ -149,9 +149,23 @@ double MoeBackward(const Sizes& s) {
   return s.element * (elements + s.tokens * s.hidden);
 }
 
-// Attention keeps norm, q, k, v and output; the residual stream is kept twice a layer.
-double BlockForward(const MemoryShape& shape, const Sizes& s) {
-  return s.element * 8 * s.tokens * s.hidden + 4 * s.tokens * (shape.model.num_attention_heads + 2);
+// Elements of q, k and v of a token; with a norm of q and k also what it makes of these.
+double ProjectedColumns(const lm::TransformerConfig& model) {
+  const bool normed = model.qk_norm != lm::QkNorm::kNone;
+  const double heads = model.num_attention_heads, kv_heads = model.key_value_heads();
+  const double columns = heads + 2 * kv_heads + (normed ? heads + kv_heads : 0);
+  return columns * static_cast<double>(model.head_dim());
+}
+
+double QueryColumns(const lm::TransformerConfig& model) {
+  return model.num_attention_heads * static_cast<double>(model.head_dim());
+}
+
+// Attention keeps norm, q, k, v and output; the feed-forward network its norm; the residual stream
+// is kept twice a layer.
+double BlockForward(const lm::TransformerConfig& model, const Sizes& s) {
+  const double columns = 4 * s.hidden + ProjectedColumns(model) + QueryColumns(model);
+  return s.element * s.tokens * columns + 4 * s.tokens * (model.num_attention_heads + 2);
 }
 
 double DenseForward(const MemoryShape& shape, const Sizes& s) {
@@ -165,11 +179,12 @@ double Workspace(const MemoryShape& shape, const Sizes& s) {
   if (!shape.trained) return MoeForward(shape, s) + MoeBackward(s);
   const lm::TransformerConfig& model = shape.model;
   const int moe_layers = model.num_layers / model.moe_layer_freq;
-  const double kept = model.num_layers * BlockForward(shape, s) +
+  const double kept = model.num_layers * BlockForward(model, s) +
                       moe_layers * MoeForward(shape, s) +
                       (model.num_layers - moe_layers) * DenseForward(shape, s);
   const double residual = 2 * s.element * s.tokens * s.hidden;
-  const double attention = s.element * 4 * s.tokens * s.hidden;
+  const double attention =
+      s.element * s.tokens * (ProjectedColumns(model) + std::max(s.hidden, QueryColumns(model)));
   const double logits = 4 * s.tokens * static_cast<double>(model.vocab_size);
   return kept + residual + std::max({MoeBackward(s), attention, logits});
 }

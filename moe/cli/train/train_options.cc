@@ -112,11 +112,18 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
     return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
   }
   const lm::TransformerConfig& model = train.model;
+  if (model.vocab_size < 256) {
+    return WrongFlag("--vocab-size", absl::StrCat(model.vocab_size),
+                     "at least 256, one for every byte of --data");
+  }
   const auto hidden = static_cast<double>(model.hidden_size);
+  const double heads = model.num_attention_heads + 2.0 * model.key_value_heads();
   const double widest = std::max(
       {static_cast<double>(model.moe.ffn_hidden_size) * std::max(model.moe.router.num_experts, 1),
-       static_cast<double>(model.moe.shared_expert_ffn_hidden_size), 4 * hidden});
-  const double parameters = 3 * hidden * widest * model.num_layers;
+       static_cast<double>(model.moe.shared_expert_ffn_hidden_size),
+       heads * static_cast<double>(model.head_dim()), 4 * hidden});
+  const double parameters =
+      3 * hidden * widest * model.num_layers + hidden * static_cast<double>(model.vocab_size);
   if (parameters > kMostElements) {
     return WrongFlag("the model", absl::StrCat("about ", parameters, " parameters"),
                      "at most 1e12");
@@ -171,11 +178,16 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   const int64_t dense_width = config.dense_ffn_hidden_size > 0
                                   ? config.dense_ffn_hidden_size
                                   : moe.router.top_k * moe.ffn_hidden_size;
+  const int64_t heads = config.num_attention_heads, kv_heads = config.key_value_heads();
+  const int64_t qkv = (heads + 2 * kv_heads) * config.head_dim();
+  int64_t attention = hidden * (qkv + heads * config.head_dim()) + (config.qkv_bias ? qkv : 0);
+  if (config.qk_norm == lm::QkNorm::kHead) attention += 2 * config.head_dim();
+  if (config.qk_norm == lm::QkNorm::kHeads) attention += (heads + kv_heads) * config.head_dim();
   const int64_t moe_layers = config.num_layers / config.moe_layer_freq;
   const int64_t dense_layers = config.num_layers - moe_layers;
   ModelSize size;
-  size.active = 2 * config.vocab_size * hidden + hidden +
-                config.num_layers * (4 * hidden * hidden + 2 * hidden) +
+  size.active = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden + hidden +
+                config.num_layers * (attention + 2 * hidden) +
                 dense_layers * matrices * hidden * dense_width +
                 moe_layers * (router + moe.router.top_k * expert + shared);
   size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;

@@ -11,6 +11,8 @@ namespace moe::cli {
 namespace {
 
 constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+constexpr Choice<lm::QkNorm> kQkNorms[] = {
+    {"none", lm::QkNorm::kNone}, {"head", lm::QkNorm::kHead}, {"heads", lm::QkNorm::kHeads}};
 constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
                                                       {"linear", LearningRateDecay::kLinear},
                                                       {"constant", LearningRateDecay::kConstant}};
@@ -53,7 +55,23 @@ void AddModel(lm::TrainConfig& train, Table& t) {
       .Least(1)
       .Roles(kOfOneRun);
   t.Add("--num-layers N", &model.num_layers, "transformer layers");
-  t.Add("--num-attention-heads N", &model.num_attention_heads, "attention heads; 2 N divides H");
+  t.Add("--vocab-size N", &model.vocab_size, "rows of the embedding; a byte needs 256");
+  t.Add("--num-attention-heads N", &model.num_attention_heads,
+        "attention heads; 2 N divides H, or --kv-channels says their width");
+  t.Add("--num-query-groups, --num-key-value-heads N", &model.num_query_groups,
+        "heads of keys and values, each for as many of queries; 0 = --num-attention-heads")
+      .Least(0);
+  t.Add("--kv-channels, --head-dim N", &model.kv_channels,
+        "width of a head, even; 0 = H / --num-attention-heads")
+      .Least(0);
+  t.Add("--add-qkv-bias", &model.qkv_bias, "biases of queries, keys and values");
+  t.Add("--qk-layernorm NAME", {&model.qk_norm, kQkNorms},
+        "RMSNorm of queries and keys: head = each head by itself, heads = all heads of a token "
+        "together");
+  t.Add("--tie-word-embeddings", &model.tied_embeddings,
+        "the output layer's weights are the embedding's");
+  t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
+  t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
   t.Add("--moe-layer-freq N", &model.moe_layer_freq,
         "every N-th layer has experts; the others are dense, of width topk x F");
   t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},

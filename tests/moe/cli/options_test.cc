@@ -305,6 +305,15 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
   EXPECT_THAT(MakeError({"--capacity-factor", "-1"}), HasSubstr("is -1, expected"));
   EXPECT_THAT(MakeError({"--hidden-size", "100", "--num-attention-heads", "3"}),
               ::testing::StartsWith("--hidden-size is 100, expected"));
+  EXPECT_EQ(
+      MakeError({"--num-attention-heads", "6", "--kv-channels", "8", "--num-query-groups", "4"}),
+      "--num-query-groups is 4, expected a divisor of the 6 attention heads, nearest 3");
+  EXPECT_EQ(MakeError({"--head-dim", "7"}),
+            "--kv-channels is 7, expected an even number, nearest 8");
+  EXPECT_EQ(MakeError({"--vocab-size", "255"}),
+            "--vocab-size is 255, expected at least 256, one for every byte of --data");
+  EXPECT_THAT(MakeError({"--vocab-size", "2000000000", "--hidden-size", "1024"}),
+              HasSubstr("parameters, expected at most"));
   EXPECT_THAT(MakeError({"--all-reduce", "library"}), HasSubstr("expected ring or direct"));
   EXPECT_TRUE(Make({"--all-reduce", "library"}, {.ranks = 4, .backend = Backend::kMpi}).ok());
   EXPECT_THAT(MakeError({"--dispatch", "hierarchical", "--ep", "4", "--node-size", "3"}),
@@ -350,6 +359,18 @@ TEST(TrainOptionsTest, SizeCountsEveryParameterOnce) {
   const int64_t rest = 2 * 256 * 8 + 8 + 3 * (4 * 64 + 16) + (32 + 168) + 2 * 240;
   EXPECT_EQ(SizeOf(model).total, rest + 4 * 120);
   EXPECT_EQ(SizeOf(model).active, rest + 2 * 120);
+
+  // 4 heads of queries, 2 of keys and of values, 6 wide; a norm of 6 for queries and keys each.
+  lm::TransformerConfig grouped = model;
+  grouped.num_query_groups = 2;
+  grouped.kv_channels = 6;
+  grouped.qkv_bias = true;
+  grouped.qk_norm = lm::QkNorm::kHead;
+  grouped.tied_embeddings = true;
+  const int64_t attention = 8 * (4 + 2 * 2 + 4) * 6 + 8 * 6 + 2 * 6 - 4 * 64;
+  EXPECT_EQ(SizeOf(grouped).total, SizeOf(model).total - 256 * 8 + 3 * attention);
+  grouped.qk_norm = lm::QkNorm::kHeads;
+  EXPECT_EQ(SizeOf(grouped).total, SizeOf(model).total - 256 * 8 + 3 * (attention + 24));
 
   // A bias of 4 on the logits; biases of 2 * 5 + 8 on an expert; a gate of 8 on the shared expert.
   model.moe.router.gate = "gpt-oss";

@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "moe/checkpoint/stop_signal.h"
 #include "moe/io/file.h"
+#include "moe/lm/run_settings.h"
 #include "tests/moe/lm/train_harness.h"
 
 namespace moe::lm::testing {
@@ -175,6 +177,20 @@ TEST_F(ResumeTest, WritesThatFailCostTheirCheckpointsAndInTheEndTheRun) {
   EXPECT_EQ(FileFaultOf(trace.status), FileFault::kWrite) << trace.status;
   EXPECT_THAT(trace.status.message(), HasSubstr("no checkpoint of step 3"));
   EXPECT_EQ(trace.loss.size(), 3u);
+}
+
+// A checkpoint that does not say it was written by a program that knew only the one choice.
+TEST(RunSettings, WhatAnOlderCheckpointLeavesOutIsWhatItWas) {
+  TrainConfig config;
+  const std::string json = SettingsJson(SettingsOf(config, {}), SettingKind::kModel);
+  const std::string older = absl::StrReplaceAll(
+      json, {{R"("num_query_groups":"4",)", ""}, {R"("tie_word_embeddings":"0",)", ""}});
+  ASSERT_LT(older.size(), json.size());
+  EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
+              ::testing::IsEmpty());
+  config.model.num_query_groups = 2;
+  EXPECT_THAT(Differences(SettingsOf(config, {}), SettingKind::kModel, older),
+              ::testing::ElementsAre("--num-query-groups is 2, 4 in the checkpoint"));
 }
 
 }  // namespace

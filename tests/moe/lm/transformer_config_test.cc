@@ -1,7 +1,9 @@
 #include <cmath>
 #include <functional>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,6 +55,36 @@ TEST(Transformer, ParametersHaveCanonicalNamesInForwardOrder) {
   EXPECT_FALSE(Find(rank.store, "model.norm.weight")->spec().weight_decay);
 }
 
+TEST(Transformer, AttentionHasTheCanonicalTensorsOfItsHeads) {
+  TransformerConfig config = ::moe::testing::GroupedConfig(QkNorm::kHead);
+  config.num_layers = 1;
+  config.moe_layer_freq = 1;
+  const auto names = [](const TransformerConfig& of) {
+    const OneRank<float> rank(of);
+    std::vector<std::string> got;
+    for (const auto& p : rank.store.parameters()) {
+      for (const CanonicalTensor& part : p->parts()) {
+        if (absl::StrContains(part.name, ".mlp.")) continue;
+        got.push_back(absl::StrCat(absl::StripPrefix(part.name, "model.layers.0."), " ", part.rows,
+                                   "x", part.cols, " by ", part.item));
+      }
+    }
+    return got;
+  };
+  EXPECT_THAT(
+      names(config),
+      ElementsAre("model.embed_tokens.weight 11x12 by 1", "input_layernorm.weight 1x12 by 1",
+                  "self_attn.q_proj.weight 16x12 by 8", "self_attn.k_proj.weight 8x12 by 4",
+                  "self_attn.v_proj.weight 8x12 by 4", "self_attn.q_proj.bias 1x16 by 8",
+                  "self_attn.k_proj.bias 1x8 by 4", "self_attn.v_proj.bias 1x8 by 4",
+                  "self_attn.o_proj.weight 12x16 by 8", "self_attn.q_norm.weight 1x4 by 1",
+                  "self_attn.k_norm.weight 1x4 by 1", "post_attention_layernorm.weight 1x12 by 1",
+                  "model.norm.weight 1x12 by 1"));
+  config.qk_norm = QkNorm::kHeads;
+  EXPECT_THAT(names(config), ::testing::IsSupersetOf({"self_attn.q_norm.weight 1x16 by 1",
+                                                      "self_attn.k_norm.weight 1x8 by 1"}));
+}
+
 TEST(Transformer, OutputProjectionsStartSmallerByTheSquareRootOfTwiceTheLayers) {
   const OneRank<float> rank(SmallConfig());
   const auto std_of = [&](const char* name) {
@@ -92,6 +124,16 @@ TEST(Transformer, BadConfigurationsAreRefusedWithTheNearestValidChoice) {
           [](auto& c) { c.hidden_size = 13; });
   refused("num_layers is 0, expected at least 1", [](auto& c) { c.num_layers = 0; });
   refused("num_attention_heads is 0", [](auto& c) { c.num_attention_heads = 0; });
+  refused("num_query_groups is 4, expected a divisor of the 6 attention heads, nearest 3",
+          [](auto& c) {
+            c.num_attention_heads = 6;
+            c.num_query_groups = 4;
+          });
+  refused("num_query_groups is 3, expected a divisor of the 2 attention heads, nearest 2",
+          [](auto& c) { c.num_query_groups = 3; });
+  refused("num_query_groups is -1, expected at least 0", [](auto& c) { c.num_query_groups = -1; });
+  refused("kv_channels is 3, expected an even number, nearest 4",
+          [](auto& c) { c.kv_channels = 3; });
   refused("vocab_size is 0", [](auto& c) { c.vocab_size = 0; });
   refused("vocab_size is 2147483648, expected at most 2147483647",
           [](auto& c) { c.vocab_size = int64_t{1} << 31; });

@@ -12,9 +12,9 @@ namespace {
 
 void PrepareWeights(const ModelWork& work, Parameter& parameter) {
   const auto master = parameter.master();
-  if (parameter.spec().initializer == Initializer::kOnes) {
+  if (parameter.spec().initializer != Initializer::kNormal) {
     for (size_t h = 0; h < master.size(); ++h) {
-      master[h] = 1.0f + 0.4f * std::sin(static_cast<float>(3 * h + parameter.spec().name.size()));
+      master[h] += 0.4f * std::sin(static_cast<float>(3 * h + parameter.spec().name.size()));
     }
   }
   if (!work.bfloat16_weights) return;

@@ -39,6 +39,19 @@ inline lm::TransformerConfig SmallConfig() {
   return config;
 }
 
+// What the public families have beside it: grouped queries, heads of a width of their own, biases,
+// norms of queries and keys, tied embeddings.
+inline lm::TransformerConfig GroupedConfig(lm::QkNorm qk_norm) {
+  lm::TransformerConfig config = SmallConfig();
+  config.num_attention_heads = 4;
+  config.num_query_groups = 2;
+  config.kv_channels = 4;  // 16 columns of queries, of a hidden size of 12
+  config.qkv_bias = true;
+  config.qk_norm = qk_norm;
+  config.tied_embeddings = true;
+  return config;
+}
+
 // One rank with a model of its own.
 template <typename T>
 class OneRank {
@@ -90,7 +103,7 @@ struct ModelResult {
   std::vector<int64_t> workspace_allocations;   // of rank 0, after each round
 };
 
-// Initial norm weights are moved away from one: otherwise no test would see them.
+// Initial ones and zeros (norms, biases) are moved away: otherwise no test would see them.
 template <typename T>
 ModelResult RunModel(const ModelWork& work, const Layout& layout, Numerics numerics);
 

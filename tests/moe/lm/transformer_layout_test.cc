@@ -59,6 +59,12 @@ TEST_P(TransformerLayouts, BFloat16LossAndGradientsHaveTheBitsOfOneRank) {
                                    GetParam());
 }
 
+TEST_P(TransformerLayouts, GroupedQueriesAndTiedEmbeddingsHaveTheBitsOfOneRank) {
+  const ModelWork work =
+      MakeModelWork(::moe::testing::GroupedConfig(QkNorm::kHead), {{5, 3}, {4}, {1, 1, 6}});
+  ExpectTheBitsOfOneRank<float>(work, GetParam());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, TransformerLayouts,
     ::testing::Values(Layout{.ranks = 2, .expert_parallel = 1},

@@ -40,6 +40,7 @@ class TransformerOracle::Pass {
   Matrix Times(const Matrix& x, const std::string& name) const;
   Matrix Stored(Matrix x);
   Matrix Normalised(const Matrix& x, const std::string& name);
+  void Normalise(std::vector<double>& row, size_t first, const Weight& w);
   void Rotate(Matrix& x);
   Matrix Attention(const Matrix& x, const std::string& prefix);
   Matrix Network(const Matrix& x, const std::string& prefix);
@@ -76,25 +77,30 @@ TransformerOracle::Matrix TransformerOracle::Pass::Stored(Matrix x) {
 
 TransformerOracle::Matrix TransformerOracle::Pass::Normalised(const Matrix& x,
                                                               const std::string& name) {
-  const Weight& w = At(name);
   Matrix y = x;
-  for (auto& row : y) {
-    double squares = 0;
-    for (const double v : row) squares += v * v;
-    const double rstd =
-        1 / std::sqrt(Wide(squares / static_cast<double>(row.size())) + config_.norm_epsilon);
-    for (size_t h = 0; h < row.size(); ++h) row[h] = Narrow(row[h] * rstd * w.values[h]);
-  }
+  for (auto& row : y) Normalise(row, 0, At(name));
   return y;
+}
+
+// The columns from `first` on that `w` has weights for.
+void TransformerOracle::Pass::Normalise(std::vector<double>& row, size_t first, const Weight& w) {
+  double squares = 0;
+  for (size_t h = 0; h < w.values.size(); ++h) squares += row[first + h] * row[first + h];
+  const double mean = squares / static_cast<double>(w.values.size());
+  const double rstd = 1 / std::sqrt(Wide(mean) + config_.norm_epsilon);
+  for (size_t h = 0; h < w.values.size(); ++h) {
+    row[first + h] = Narrow(row[first + h] * rstd * w.values[h]);
+  }
 }
 
 // Turns q and k of [q | k | v] by position.
 void TransformerOracle::Pass::Rotate(Matrix& x) {
-  const int64_t width = config_.hidden_size / config_.num_attention_heads;
+  const int64_t width = config_.head_dim();
   for (size_t s = 0; s + 1 < batch_.sequence_offsets.size(); ++s) {
     for (int64_t t = batch_.sequence_offsets[s]; t < batch_.sequence_offsets[s + 1]; ++t) {
       const auto position = static_cast<double>(t - batch_.sequence_offsets[s]);
-      for (int64_t head = 0; head < int64_t{2} * config_.num_attention_heads; ++head) {
+      const int64_t heads = config_.num_attention_heads + config_.key_value_heads();
+      for (int64_t head = 0; head < heads; ++head) {
         for (int64_t d = 0; d < width / 2; ++d) {
           const double angle =
               position * std::pow(static_cast<double>(config_.rotary_base),
@@ -112,11 +118,20 @@ void TransformerOracle::Pass::Rotate(Matrix& x) {
 
 TransformerOracle::Matrix TransformerOracle::Pass::Attention(const Matrix& x,
                                                              const std::string& prefix) {
-  const int64_t hidden = config_.hidden_size;
-  const int64_t width = hidden / config_.num_attention_heads;
+  const int64_t width = config_.head_dim(), q_cols = config_.num_attention_heads * width;
+  const int64_t kv_cols = config_.key_value_heads() * width;
+  const int64_t group = config_.num_attention_heads / config_.key_value_heads();
   Matrix qkv = Stored(Times(x, prefix + "qkv_proj.weight"));
+  if (config_.qkv_bias) Add(qkv, Matrix(x.size(), At(prefix + "qkv_proj.bias").values));
+  if (config_.qk_norm != lm::QkNorm::kNone) {
+    const Weight &q_norm = At(prefix + "q_norm.weight"), &k_norm = At(prefix + "k_norm.weight");
+    for (auto& row : qkv) {
+      for (int64_t c = 0; c < q_cols; c += q_norm.cols) Normalise(row, c, q_norm);
+      for (int64_t c = 0; c < kv_cols; c += k_norm.cols) Normalise(row, q_cols + c, k_norm);
+    }
+  }
   Rotate(qkv);
-  Matrix out(x.size(), std::vector<double>(hidden, 0.0));
+  Matrix out(x.size(), std::vector<double>(q_cols, 0.0));
   for (size_t s = 0; s + 1 < batch_.sequence_offsets.size(); ++s) {
     const int64_t begin = batch_.sequence_offsets[s];
     for (int64_t t = begin; t < batch_.sequence_offsets[s + 1]; ++t) {
@@ -124,17 +139,18 @@ TransformerOracle::Matrix TransformerOracle::Pass::Attention(const Matrix& x,
         std::vector<double> score;
         for (int64_t u = begin; u <= t; ++u) {
           double dot = 0;
-          for (int64_t d = head * width; d < (head + 1) * width; ++d) {
-            dot += qkv[t][d] * qkv[u][hidden + d];
+          for (int64_t d = 0; d < width; ++d) {
+            dot += qkv[t][head * width + d] * qkv[u][q_cols + head / group * width + d];
           }
           score.push_back(std::exp(Wide(dot / std::sqrt(static_cast<double>(width)))));
         }
         const double sum = Wide(std::accumulate(score.begin(), score.end(), 0.0));
-        for (int64_t d = head * width; d < (head + 1) * width; ++d) {
+        for (int64_t d = 0; d < width; ++d) {
+          double& value = out[t][head * width + d];
           for (int64_t u = begin; u <= t; ++u) {
-            out[t][d] += score[u - begin] / sum * qkv[u][2 * hidden + d];
+            value += score[u - begin] / sum * qkv[u][q_cols + kv_cols + head / group * width + d];
           }
-          out[t][d] = Narrow(out[t][d]);
+          value = Narrow(value);
         }
       }
     }
@@ -221,7 +237,9 @@ OracleLoss TransformerOracle::Pass::Run() {
     const bool mixture = l % config_.moe_layer_freq == config_.moe_layer_freq - 1;
     Add(x, mixture ? Mixture(normed, prefix + "mlp.") : Network(normed, prefix + "mlp."));
   }
-  const Matrix logits = Times(Normalised(x, "model.norm.weight"), "lm_head.weight");
+  const Matrix logits =
+      Times(Normalised(x, "model.norm.weight"),
+            config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
   for (size_t t = 0; t < logits.size(); ++t) {
     double sum = 0;
     for (const double v : logits[t]) sum += std::exp(Wide(v));

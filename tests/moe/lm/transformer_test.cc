@@ -14,6 +14,7 @@
 namespace moe::lm {
 namespace {
 
+using ::moe::testing::GroupedConfig;
 using ::moe::testing::MakeModelWork;
 using ::moe::testing::ModelResult;
 using ::moe::testing::ModelWork;
@@ -29,8 +30,9 @@ using ::testing::HasSubstr;
 // (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), for the
 // longest sum of any product in a model: over the vocabulary, the q, k and v rows, or tokens.
 double SumError(const TransformerConfig& config, size_t tokens) {
-  const auto longest =
-      std::max<int64_t>({config.vocab_size, 3 * config.hidden_size, static_cast<int64_t>(tokens)});
+  const int64_t qkv =
+      (config.num_attention_heads + 2 * config.key_value_heads()) * config.head_dim();
+  const auto longest = std::max<int64_t>({config.vocab_size, qkv, static_cast<int64_t>(tokens)});
   return std::sqrt(static_cast<double>(longest)) * 0x1p-24;
 }
 
@@ -39,8 +41,14 @@ OracleBatch OneBatch(const ModelWork& work) {
       .tokens = work.tokens, .targets = work.targets, .sequence_offsets = work.SequenceOffsets(0)};
 }
 
-TEST(Transformer, RowLossEqualsOracle) {
-  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8}});
+class TransformerAgainstOracle : public ::testing::TestWithParam<TransformerConfig> {};
+INSTANTIATE_TEST_SUITE_P(Architectures, TransformerAgainstOracle,
+                         ::testing::Values(SmallConfig(), GroupedConfig(QkNorm::kNone),
+                                           GroupedConfig(QkNorm::kHead),
+                                           GroupedConfig(QkNorm::kHeads)));
+
+TEST_P(TransformerAgainstOracle, RowLossIsEqual) {
+  const ModelWork work = MakeModelWork(GetParam(), {{5, 1, 8}});
   const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
   const TransformerOracle oracle(work.config, got.weights);
   const OracleLoss expected = oracle.Loss(OneBatch(work));
@@ -69,8 +77,8 @@ std::vector<int64_t> SampleOf(int64_t size) {
   return sample;
 }
 
-TEST(Transformer, GradientsEqualFiniteDifferencesOfTheOracle) {
-  const ModelWork work = MakeModelWork(SmallConfig(), {{5, 1, 8}});
+TEST_P(TransformerAgainstOracle, GradientsEqualItsFiniteDifferences) {
+  const ModelWork work = MakeModelWork(GetParam(), {{5, 1, 8}});
   const ModelResult got = RunModel<float>(work, {}, Numerics::kFast);
   TransformerOracle oracle(work.config, got.weights);
   ASSERT_GT(oracle.Loss(OneBatch(work)).margin, 1e-4);
