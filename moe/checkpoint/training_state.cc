@@ -41,12 +41,10 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
     for (const CanonicalTensor& part : p->parts()) {
       Held held = {&part, p->spec().group, {}};
       float* const master = p->master().data() + offset;
-      if (p->spec().trainable) {
-        held.states = {{kMaster, master},
-                       {kMean, optimizer_.first_moment(*p).data() + offset},
-                       {kMeanSquare, optimizer_.second_moment(*p).data() + offset}};
-      } else {
-        held.states = {{kValue, master}};
+      held.states = {{p->spec().trainable ? kMaster : kValue, master}};
+      if (p->spec().trainable && optimizer_ != nullptr) {
+        held.states.push_back({kMean, optimizer_->first_moment(*p).data() + offset});
+        held.states.push_back({kMeanSquare, optimizer_->second_moment(*p).data() + offset});
       }
       all.push_back(std::move(held));
       offset += part.size();
@@ -127,7 +125,7 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
         reader.ReadBox(share.tensor.name, kShare, {0, 1, 0, share.tensor.cols},
                        MatrixView<double>(share.values->data(), 1, share.tensor.cols)));
   }
-  optimizer_.set_steps_taken(steps_taken);
+  if (optimizer_ != nullptr) optimizer_->set_steps_taken(steps_taken);
   return CheckHashes(reader);
 }
 
@@ -191,10 +189,12 @@ absl::Status TrainingState::CheckHashes(const CheckpointReader& reader) {
     return p.spec().trainable ? values : absl::Span<const float>();
   };
   MOE_RETURN_IF_ERROR(check(kMaster, [&](const Parameter& p) { return trained(p, p.vector()); }));
-  MOE_RETURN_IF_ERROR(
-      check(kMean, [&](const Parameter& p) { return trained(p, optimizer_.first_moment(p)); }));
-  MOE_RETURN_IF_ERROR(check(
-      kMeanSquare, [&](const Parameter& p) { return trained(p, optimizer_.second_moment(p)); }));
+  if (optimizer_ != nullptr) {
+    MOE_RETURN_IF_ERROR(
+        check(kMean, [&](const Parameter& p) { return trained(p, optimizer_->first_moment(p)); }));
+    MOE_RETURN_IF_ERROR(check(
+        kMeanSquare, [&](const Parameter& p) { return trained(p, optimizer_->second_moment(p)); }));
+  }
   return check(kValue, [](const Parameter& p) {
     return p.spec().trainable ? absl::Span<const float>() : p.vector();
   });

@@ -28,9 +28,12 @@ class TrainingState {
   TrainingState(ParameterStore& parameters, Optimizer& optimizer, std::vector<RouterShare> shares,
                 const Context& context)
       : parameters_(parameters),
-        optimizer_(optimizer),
+        optimizer_(&optimizer),
         shares_(std::move(shares)),
         context_(context) {}
+  // The weights alone, to be restored.
+  TrainingState(ParameterStore& parameters, const Context& context)
+      : parameters_(parameters), context_(context) {}
 
   // What this rank writes: over all ranks each element once. Ranks that hold the same parameters
   // share them out evenly, between row groups (unit_grid.h). Valid until the state moves. On a CUDA
@@ -51,7 +54,7 @@ class TrainingState {
   absl::Status CheckHashes(const CheckpointReader& reader);
 
   ParameterStore& parameters_;
-  Optimizer& optimizer_;
+  Optimizer* const optimizer_ = nullptr;  // nullptr: weights alone
   const std::vector<RouterShare> shares_;
   const Context context_;
   std::vector<StatePart> parts_;

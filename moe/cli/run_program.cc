@@ -165,6 +165,7 @@ absl::Span<const Command> Commands() {
   static constexpr Command kCommands[] = {
       {"train", "trains a mixture-of-experts language model on text files", TrainCommand,
        TrainHelp},
+      {"eval", "tells the loss of a text under a checkpoint", EvalCommand, EvalHelp},
       {"sweep", "measures every combination of experts, top-k, capacity factor ...", SweepCommand,
        SweepHelp},
       {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,

@@ -1,8 +1,14 @@
 #include "moe/lm/run_settings.h"
 
 #include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_replace.h>
@@ -11,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/xxh3.h"
 
 namespace moe::lm {
@@ -21,48 +28,145 @@ using Json = nlohmann::ordered_json;
 // Grows when steps get other bits (docs/architecture.md, numerics contract).
 constexpr int kNumericsVersion = 2;
 
-struct Settings {
-  std::vector<RunSetting> all;
-  SettingKind kind = SettingKind::kLayout;  // of those that are added
+// Values of enumerations that a checkpoint may hold: 0 to this.
+template <typename V>
+constexpr int64_t kLast = -1;
+template <>
+constexpr auto kLast<QkNorm> = static_cast<int64_t>(QkNorm::kHeads);
+template <>
+constexpr auto kLast<Activation> = static_cast<int64_t>(Activation::kClampedSwiGlu);
+template <>
+constexpr auto kLast<ScoreFunction> = static_cast<int64_t>(ScoreFunction::kSigmoid);
+template <>
+constexpr auto kLast<DropPolicy> = static_cast<int64_t>(DropPolicy::kPosition);
+template <>
+constexpr auto kLast<LoadBalancing> = static_cast<int64_t>(LoadBalancing::kGlobalAuxLoss);
+template <>
+constexpr auto kLast<DeviceKind> = static_cast<int64_t>(DeviceKind::kCuda);
+template <>
+constexpr auto kLast<Numerics> = static_cast<int64_t>(Numerics::kLayoutInvariant);
+template <>
+constexpr auto kLast<GroupedGemmKernel> = static_cast<int64_t>(GroupedGemmKernel::kMma);
+
+template <typename V>
+std::string TextOf(const V& value) {
+  if constexpr (std::is_floating_point_v<V>) {
+    return absl::StrFormat("%a", static_cast<double>(value));
+  } else if constexpr (std::is_same_v<V, std::string>) {
+    return value;
+  } else if constexpr (std::is_same_v<V, DType>) {
+    return std::string(NameOf(value));
+  } else {
+    return absl::StrCat(static_cast<int64_t>(value));
+  }
+}
+// What is not said is -1.
+template <typename V>
+std::string TextOf(const std::optional<V>& value) {
+  if (value.has_value()) return TextOf(*value);
+  return std::is_floating_point_v<V> ? TextOf(-1.0) : "-1";
+}
+
+// The other way; false for a text that says no such value.
+template <typename V>
+bool Parse(const std::string& text, V& value) {
+  if constexpr (std::is_floating_point_v<V>) {
+    char* end = nullptr;
+    value = static_cast<V>(std::strtod(text.c_str(), &end));
+    return end == text.c_str() + text.size() && !text.empty() && std::isfinite(value);
+  } else if constexpr (std::is_same_v<V, std::string>) {
+    value = text;
+    return true;
+  } else if constexpr (std::is_same_v<V, DType>) {
+    for (const DType type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      value = type;
+      if (text == NameOf(type)) return true;
+    }
+    return false;
+  } else {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(text, &number)) return false;
+    if constexpr (std::is_enum_v<V>) {
+      if (number < 0 || number > kLast<V>) return false;
+    }
+    value = static_cast<V>(number);
+    return static_cast<int64_t>(value) == number;
+  }
+}
+template <typename V>
+bool Parse(const std::string& text, std::optional<V>& value) {
+  if (text == TextOf(std::optional<V>())) {
+    value.reset();
+    return true;
+  }
+  return Parse(text, value.emplace());
+}
+
+std::string KeyOf(const char* name) {
+  return absl::StrReplaceAll(absl::StripPrefix(name, "--"), {{"-", "_"}, {" ", "_"}});
+}
+
+// Goes through fields by their names: says what they are, or sets them to what a checkpoint says.
+class Settings {
+ public:
+  Settings() = default;
+  explicit Settings(const CheckpointSections& stored)
+      : stored_{{SettingKind::kNumerics, Json::parse(stored.numerics, nullptr, false)},
+                {SettingKind::kModel, Json::parse(stored.model, nullptr, false)},
+                {SettingKind::kTrainer, Json::parse(stored.trainer, nullptr, false)}} {}
 
   template <typename V>
-  void Add(const char* name, const V& value) {
-    RunSetting setting = {.kind = kind, .name = name, .value = 0, .text = {}, .before = {}};
-    if constexpr (std::is_floating_point_v<V>) {
-      setting.value = std::bit_cast<int64_t>(static_cast<double>(value));
-      setting.text = absl::StrFormat("%a", static_cast<double>(value));
-    } else if constexpr (std::is_same_v<V, std::string>) {
-      setting.value = std::bit_cast<int64_t>(Xxh3(value.data(), value.size()));
-      setting.text = value;
-    } else {
-      setting.value = static_cast<int64_t>(value);
-      setting.text = absl::StrCat(setting.value);
+  void Add(const char* name, V& value) {
+    if (stored_.empty()) {
+      std::string text = TextOf(value);
+      const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
+      all.push_back(
+          {.kind = kind, .name = name, .value = hash, .text = std::move(text), .before = {}});
+      return;
     }
-    all.push_back(std::move(setting));
+    const auto section = stored_.find(kind);
+    if (section == stored_.end()) return;
+    const auto member = section->second.find(KeyOf(name));
+    if (member != section->second.end() && member->is_string() &&
+        Parse(member->template get<std::string>(), value)) {
+      return;
+    }
+    status.Update(absl::DataLossError(absl::StrCat("the checkpoint does not say ", KeyOf(name))));
   }
   // A setting that younger programs have: what `before` was in older ones.
   template <typename V>
-  void Add(const char* name, const V& value, const V& before) {
-    Add(name, before);
-    const std::string text = std::move(all.back().text);
-    all.pop_back();
+  void Add(const char* name, V& value, const V& before) {
+    const auto section = stored_.find(kind);
+    if (section != stored_.end() && !section->second.contains(KeyOf(name))) {
+      value = before;
+      return;
+    }
     Add(name, value);
-    all.back().before = text;
+    if (stored_.empty()) all.back().before = TextOf(before);
   }
+
+  std::vector<RunSetting> all;
+  SettingKind kind = SettingKind::kLayout;  // of those that are added
+  absl::Status status;                      // the first that a checkpoint does not say
+
+ private:
+  std::map<SettingKind, Json> stored_;  // empty: none
 };
 
 // What presets others, as --router does, comes before them: it is the one to be named.
-void AddModel(const TransformerConfig& model, Settings& settings) {
+void AddModel(TransformerConfig& model, Settings& settings) {
   settings.kind = SettingKind::kModel;
-  const MoeLayerConfig& moe = model.moe;
+  MoeLayerConfig& moe = model.moe;
   settings.Add("--router", moe.router.gate);
   settings.Add("--vocab-size", model.vocab_size);
   settings.Add("--hidden-size", model.hidden_size);
   settings.Add("--num-layers", model.num_layers);
   settings.Add("--num-attention-heads", model.num_attention_heads);
-  const int heads = model.num_attention_heads;
-  settings.Add("--num-query-groups", model.key_value_heads(), heads);
-  settings.Add("--kv-channels", model.head_dim(), model.hidden_size / heads);
+  const int heads = std::max(1, model.num_attention_heads);
+  model.num_query_groups = model.key_value_heads();
+  settings.Add("--num-query-groups", model.num_query_groups, heads);
+  model.kv_channels = model.kv_channels > 0 ? model.kv_channels : model.hidden_size / heads;
+  settings.Add("--kv-channels", model.kv_channels, model.hidden_size / heads);
   settings.Add("--add-qkv-bias", model.qkv_bias, false);
   settings.Add("--qk-layernorm", model.qk_norm, QkNorm::kNone);
   settings.Add("--tie-word-embeddings", model.tied_embeddings, false);
@@ -85,7 +189,7 @@ void AddModel(const TransformerConfig& model, Settings& settings) {
   settings.Add("--moe-overlap-degree", moe.overlap_degree);
 }
 
-void AddRouter(const RouterConfig& router, Settings& settings) {
+void AddRouter(RouterConfig& router, Settings& settings) {
   settings.kind = SettingKind::kTrainer;
   settings.Add("--num-zero-experts", router.num_zero_experts);
   settings.Add("--moe-router-topk", router.top_k);
@@ -94,15 +198,14 @@ void AddRouter(const RouterConfig& router, Settings& settings) {
   settings.Add("--moe-router-num-groups", router.num_groups);
   settings.Add("--moe-router-group-topk", router.group_top_k);
   settings.Add("--moe-router-topk-scaling-factor", router.scaling_factor);
-  settings.Add("norm_topk_prob",
-               router.norm_topk_prob.has_value() ? static_cast<int>(*router.norm_topk_prob) : -1);
-  settings.Add("norm_epsilon", router.norm_epsilon.value_or(-1.0f));
+  settings.Add("norm_topk_prob", router.norm_topk_prob);
+  settings.Add("norm_epsilon", router.norm_epsilon);
   settings.Add("--moe-router-enable-expert-bias", router.expert_bias);
   settings.Add("--moe-router-bias-update-rate", router.bias_update_rate);
   settings.Add("--moe-input-jitter-eps", router.input_jitter);
   settings.Add("--moe-router-random-second", router.random_second_expert);
   settings.Add("--moe-router-jitter-eps", router.router_jitter);
-  settings.Add("--moe-expert-capacity-factor", router.capacity_factor.value_or(-1.0));
+  settings.Add("--moe-expert-capacity-factor", router.capacity_factor);
   settings.Add("--moe-token-drop-policy", router.drop_policy);
   settings.Add("--moe-pad-expert-input-to-capacity", router.pad_to_capacity);
   settings.Add("--moe-token-group", router.token_group.tokens);
@@ -111,7 +214,7 @@ void AddRouter(const RouterConfig& router, Settings& settings) {
   settings.Add("--moe-z-loss-coeff", router.z_loss_coeff);
 }
 
-void AddOptimizer(const TrainConfig& config, Settings& settings) {
+void AddOptimizer(TrainConfig& config, Settings& settings) {
   settings.kind = SettingKind::kOptimizer;
   settings.Add("--lr", config.schedule.peak);
   settings.Add("--min-lr", config.schedule.minimum);
@@ -130,19 +233,15 @@ void AddOptimizer(const TrainConfig& config, Settings& settings) {
   settings.Add("--hysteresis", config.loss_scale.hysteresis);
 }
 
-std::string KeyOf(const char* name) {
-  return absl::StrReplaceAll(absl::StripPrefix(name, "--"), {{"-", "_"}, {" ", "_"}});
-}
-
-}  // namespace
-
-std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus) {
-  Settings settings;
+// All but what a text is.
+void AddAll(TrainConfig& config, Settings& settings) {
+  settings.kind = SettingKind::kLayout;
   settings.Add("--expert-model-parallel-size", config.expert_parallel_size);
   settings.kind = SettingKind::kNumerics;
-  settings.Add("version of the numerics", kNumericsVersion);
+  int version = kNumericsVersion;
+  settings.Add("version of the numerics", version);
   settings.Add("--device", config.device);
-  settings.Add("--dtype", std::string(NameOf(config.dtype)));
+  settings.Add("--dtype", config.dtype);
   settings.Add("--numerics", config.numerics);
   settings.Add("--tensor-leaves", config.tensor_leaves);
   settings.Add("--grouped-gemm", config.grouped_gemm);
@@ -161,9 +260,26 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corp
   AddModel(config.model, settings);
   AddRouter(config.model.moe.router, settings);
   AddOptimizer(config, settings);
+}
+
+}  // namespace
+
+std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus) {
+  Settings settings;
+  TrainConfig said = config;
+  AddAll(said, settings);
   settings.kind = SettingKind::kData;
-  settings.Add(corpus.mapped.empty() ? "text (--data)" : "tokens (--tokens)", corpus.xxh3);
+  uint64_t hash = corpus.xxh3;
+  settings.Add(corpus.mapped.empty() ? "text (--data)" : "tokens (--tokens)", hash);
   return settings.all;
+}
+
+absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections) {
+  Settings settings(sections);
+  TrainConfig config;
+  AddAll(config, settings);
+  MOE_RETURN_IF_ERROR(settings.status);
+  return config;
 }
 
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind) {

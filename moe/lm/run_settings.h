@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include <absl/status/statusor.h>
+
+#include "moe/checkpoint/manifest.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::lm {
@@ -24,7 +27,7 @@ enum class SettingKind : uint8_t {
 struct RunSetting {
   SettingKind kind;
   const char* name;  // a flag, "--seq-length", or a field
-  int64_t value;     // equal for equal settings, of texts almost always different for others
+  int64_t value;     // a hash of the text
   std::string text;  // for people and files; real numbers in hexadecimal
   // What it was in checkpoints that do not say it; empty: they do not fit.
   std::string before;
@@ -32,6 +35,10 @@ struct RunSetting {
 
 // In the order in which a difference is to be named: what presets others comes before them.
 std::vector<RunSetting> SettingsOf(const TrainConfig& config, const Corpus& corpus);
+
+// The run that wrote a checkpoint: its settings of the kinds kNumerics, kModel and kTrainer; the
+// others are defaults. kDataLoss: one is missing, or is none of its values.
+absl::StatusOr<TrainConfig> StoredConfig(const CheckpointSections& sections);
 
 // The settings of a kind as an object of JSON, from names without dashes to texts.
 std::string SettingsJson(const std::vector<RunSetting>& settings, SettingKind kind);

@@ -112,6 +112,7 @@ void Reader::Append(const fs::path& path, const std::vector<uint8_t>& bytes) {
 absl::Status Split(absl::Span<const Tokens::Piece> files, int64_t sequence_length, Corpus& corpus) {
   int64_t size = 0;  // so far
   for (const Tokens::Piece& file : files) {
+    corpus.all.Add(file.bytes, file.type);
     const int64_t width = SizeOf(file.type);
     for (absl::Span<const uint8_t> left = file.bytes; !left.empty();) {
       const int64_t block = size / kHeldOutBlock;
@@ -125,7 +126,8 @@ absl::Status Split(absl::Span<const Tokens::Piece> files, int64_t sequence_lengt
   }
   corpus.xxh3 = HashTokens(corpus);
   const int64_t sequence = sequence_length + 1;
-  if (corpus.train.size() >= sequence && corpus.held_out.size() >= sequence) {
+  if (sequence_length < 1 ||
+      (corpus.train.size() >= sequence && corpus.held_out.size() >= sequence)) {
     return absl::OkStatus();
   }
   // Where the held-out part reaches its n-th token; by then there is more to train on.
@@ -141,12 +143,6 @@ absl::Status Split(absl::Span<const Tokens::Piece> files, int64_t sequence_lengt
                    counted(sequence), " in each, so a text of ", counted(least), " or more"));
 }
 
-absl::Status CheckLength(const char* function, int64_t sequence_length) {
-  if (sequence_length >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(function, ": sequence length ", sequence_length, ", expected at least 1"));
-}
-
 // Each piece's hash is the seed of the next.
 uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
   for (const Tokens::Piece& piece : tokens.pieces()) {
@@ -158,7 +154,6 @@ uint64_t HashOf(const Tokens& tokens, uint64_t hash) {
 }  // namespace
 
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length) {
-  MOE_RETURN_IF_ERROR(CheckLength("ReadCorpus", sequence_length));
   Corpus corpus;
   Reader reader(corpus);
   for (const std::string& path : paths) MOE_RETURN_IF_ERROR(reader.ReadNamed(path));
@@ -173,7 +168,6 @@ absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t s
 }
 
 absl::StatusOr<Corpus> ReadTokenFiles(const TokenFilesOptions& options, int64_t sequence_length) {
-  MOE_RETURN_IF_ERROR(CheckLength("ReadTokenFiles", sequence_length));
   Corpus corpus;
   corpus.unit = "token";
   std::vector<Tokens::Piece> files;

@@ -17,7 +17,8 @@ namespace moe::lm {
 // The tokens of a set of files, split into those to train on and those held out. Of text a token is
 // a byte.
 struct Corpus {
-  Tokens train, held_out;
+  Tokens all;                      // in the order of the files
+  Tokens train, held_out;          // of it
   std::vector<std::string> files;  // read, in order
   int64_t skipped_files = 0;       // symbolic links, files with NUL bytes, empty files
   const char* unit = "byte";       // what a token is, for people; or "token"
@@ -38,7 +39,7 @@ inline constexpr int64_t kFirstHeldOut = 1;
 // files with NUL bytes and empty files are skipped; a path named in `paths` may be a symbolic link.
 // kNotFound for a path that does not exist (named); kInvalidArgument if a named file or the whole
 // text is empty or a split is shorter than one sequence of sequence_length + 1 bytes (names both
-// lengths); the system's own error if a file cannot be read.
+// lengths; 0: splits may be empty); the system's own error if a file cannot be read.
 absl::StatusOr<Corpus> ReadCorpus(absl::Span<const std::string> paths, int64_t sequence_length);
 
 // The same of files of token ids (token_files.h), in the order given, mapped: every id is looked at

@@ -2,23 +2,21 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
+#include "moe/lm/evaluation.h"
 
 namespace moe::lm {
-namespace {
 
-// Capacity padding and blocks of N tokens need micro-batches of one known length.
 bool NeedsWholeMicroBatches(const TrainConfig& config) {
   const RouterConfig& router = config.model.moe.router;
   return router.pad_to_capacity || router.token_group.tokens > 0;
 }
-
-}  // namespace
 
 TransformerConfig ModelConfig(const TrainConfig& config) {
   TransformerConfig model = config.model;
@@ -28,10 +26,25 @@ TransformerConfig ModelConfig(const TrainConfig& config) {
   return model;
 }
 
-int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus) {
-  const int64_t count =
-      std::min(config.eval_sequences, SequenceCount(corpus.held_out, config.sequence_length));
-  return NeedsWholeMicroBatches(config) ? count - count % config.micro_batch_size : count;
+absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
+                                                         std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
+  return moe::Trainer::Create(
+      {.session = {.device = device,
+                   .expert_parallel_size = config.expert_parallel_size,
+                   .threads = config.threads,
+                   .numerics = config.numerics,
+                   .tensor_leaves = config.tensor_leaves,
+                   .grouped_gemm = config.grouped_gemm,
+                   .overlap_exchange = config.model.moe.overlap_degree > 1,
+                   .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
+       .dtype = config.dtype,
+       .seed = config.seed,
+       .micro_batches = config.micro_batches,
+       .all_reduce = config.all_reduce,
+       .bucket_bytes = config.bucket_bytes,
+       .optimizer = config.optimizer},
+      std::move(world));
 }
 
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
@@ -43,7 +56,7 @@ absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus) {
                      " ", corpus.unit, "s, expected at least one global batch of ", batch,
                      ": lower --micro-batches or --micro-batch-size"));
   }
-  if (ValidationSequences(config, corpus) == 0) {
+  if (EvaluationSequences(config, corpus.held_out, config.eval_sequences) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the held-out text has ", SequenceCount(corpus.held_out, config.sequence_length),
         " sequences of ", config.sequence_length, " ", corpus.unit, "s and --eval-sequences is ",

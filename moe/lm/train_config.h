@@ -3,21 +3,29 @@
 #define MOE_MOE_LM_TRAIN_CONFIG_H_
 
 #include <cstdint>
+#include <memory>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include "comm/communicator.h"
 #include "kernels/base/stream.h"
 #include "moe/lm/trainer.h"
+#include "moe/trainer.h"
 
 namespace moe::lm {
 
 // The model's configuration with what depends on the shape of a micro-batch filled in.
 TransformerConfig ModelConfig(const TrainConfig& config);
 
-// Held-out sequences of one validation pass. The last incomplete micro-batch is shortened, or left
-// out where padding or token blocks need whole ones.
-int64_t ValidationSequences(const TrainConfig& config, const Corpus& corpus);
+// Whether the router takes micro-batches of one known length alone: for capacity padding and blocks
+// of N tokens.
+bool NeedsWholeMicroBatches(const TrainConfig& config);
+
+// What runs steps and evaluations of such a model, without the model. Collective over `world`.
+// Errors: as moe::Trainer::Create.
+absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& config,
+                                                         std::unique_ptr<Communicator> world);
 
 // kInvalidArgument unless the text holds one global batch and one micro-batch to validate on.
 absl::Status CheckTextLength(const TrainConfig& config, const Corpus& corpus);

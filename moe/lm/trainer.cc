@@ -12,9 +12,11 @@
 #include "moe/checkpoint/checkpointer.h"
 #include "moe/checkpoint/training_state.h"
 #include "moe/lm/agreement.h"
+#include "moe/lm/evaluation.h"
 #include "moe/lm/routing_recorder.h"
 #include "moe/lm/run_checkpoints.h"
 #include "moe/lm/run_settings.h"
+#include "moe/lm/sequence_batch.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/train_config.h"
 #include "moe/parameter_hash.h"
@@ -50,25 +52,15 @@ class Trainer {
         trace_(core.session().trace()),
         sampler_(SequenceCount(corpus.train, config.sequence_length),
                  config.micro_batches * config.micro_batch_size, config.seed),
-        sequence_offsets_(config.micro_batch_size + 1),
+        batch_(config.sequence_length, config.micro_batch_size),
         settings_(settings) {
-    for (int64_t i = 0; i <= config.micro_batch_size; ++i) {
-      sequence_offsets_[i] = i * config.sequence_length;
-    }
-    const int64_t tokens = sequence_offsets_.back();
     sequences_.reserve(config.micro_batch_size);
-    tokens_.resize(tokens);
-    targets_.resize(tokens);
-    row_loss_.resize(tokens);
   }
 
   absl::Status Build();
   absl::StatusOr<TrainReport> Run(const TrainHooks& hooks);
 
  private:
-  // A micro-batch of this rank: sequences count * S tokens, or none.
-  Batch LoadMicroBatch(const Tokens& text, absl::Span<const int64_t> sequences,
-                       int64_t first_sequence, int64_t step, Mode mode);
   absl::Status Step(int64_t step);
   absl::Status Run(const Round& round);
   absl::Status Reduce(int64_t step);
@@ -96,10 +88,7 @@ class Trainer {
   TraceRecorder* const trace_;  // nullptr: no time line
   Sampler sampler_;
   std::vector<int64_t> sequences_;  // of the micro-batch that runs
-  std::vector<int64_t> sequence_offsets_;
-  std::vector<int64_t> micro_batch_offsets_ = {0, 0};
-  std::vector<int32_t> tokens_, targets_;
-  std::vector<float> row_loss_;
+  SequenceBatch batch_;
   std::unique_ptr<Transformer<T>> model_;
   std::unique_ptr<StepTotals> totals_;
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
@@ -148,24 +137,6 @@ CheckpointSections Trainer<T>::Describe() const {
 }
 
 template <typename T>
-Batch Trainer<T>::LoadMicroBatch(const Tokens& text, absl::Span<const int64_t> sequences,
-                                 int64_t first_sequence, int64_t step, Mode mode) {
-  const int64_t length = config_.sequence_length;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const auto part = [&](std::vector<int32_t>& v) {
-      return absl::MakeSpan(v).subspan(static_cast<int64_t>(i) * length, length);
-    };
-    CopySequence(text, sequences[i], part(tokens_), part(targets_));
-  }
-  micro_batch_offsets_[1] = sequence_offsets_[sequences.size()];
-  return {.sequence_offsets = absl::MakeSpan(sequence_offsets_).subspan(0, sequences.size() + 1),
-          .micro_batch_offsets = micro_batch_offsets_,
-          .first_global_token = first_sequence * length,
-          .step = step,
-          .mode = mode};
-}
-
-template <typename T>
 absl::Status Trainer<T>::Step(int64_t step) {
   totals_->Clear();
   if (checkpointer_ != nullptr) totals_->Vote(checkpointer_->Votes());
@@ -191,15 +162,13 @@ absl::Status Trainer<T>::Run(const Round& round) {
   for (int64_t i = 0; !round.empty() && i < config_.micro_batch_size; ++i) {
     sequences_.push_back(sampler_.At(step - 1, first + i));
   }
-  const Batch batch = LoadMicroBatch(corpus_.train, sequences_, first, step, Mode::kTraining);
-  const int64_t count = micro_batch_offsets_[1];
-  const auto losses = absl::MakeSpan(row_loss_).subspan(0, count);
+  batch_.Load(corpus_.train, sequences_, first);
   MOE_RETURN_IF_ERROR(model_->ForwardBackward(
-      absl::MakeSpan(tokens_).subspan(0, count), absl::MakeSpan(targets_).subspan(0, count), batch,
-      static_cast<float>(core_.loss_scale()), losses, &stats_,
+      batch_.tokens(), batch_.targets(), batch_.batch(step, Mode::kTraining),
+      static_cast<float>(core_.loss_scale()), batch_.row_loss(), &stats_,
       [&](Parameter& parameter) { return core_.MarkReady(round, parameter); }));
-  totals_->Add(losses, stats_);
-  if (routing_ != nullptr) routing_->AddTokens(count);
+  totals_->Add(batch_.row_loss(), stats_);
+  if (routing_ != nullptr) routing_->AddTokens(batch_.size());
   return absl::OkStatus();
 }
 
@@ -252,32 +221,9 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
 
 template <typename T>
 absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
-  const int64_t count = ValidationSequences(config_, corpus_);
-  MOE_RETURN_IF_ERROR(
-      core_.BeginEvaluation((count + config_.micro_batch_size - 1) / config_.micro_batch_size));
-  context_.mesh->SetPhase({.name = "validation", .step = step});
-  totals_->Clear();
-  for (int64_t r = 0; r < core_.rounds(); ++r) {
-    MOE_ASSIGN_OR_RETURN(const Round round, core_.BeginRound());
-    sequences_.clear();
-    const int64_t first = round.micro_batch() * config_.micro_batch_size;
-    const int64_t end = std::min(count, first + config_.micro_batch_size);
-    for (int64_t i = first; !round.empty() && i < end; ++i) sequences_.push_back(i);
-    const Batch batch =
-        LoadMicroBatch(corpus_.held_out, sequences_, first, step, Mode::kEvaluation);
-    const int64_t tokens = micro_batch_offsets_[1];
-    const auto losses = absl::MakeSpan(row_loss_).subspan(0, tokens);
-    MOE_RETURN_IF_ERROR(model_->Evaluate(absl::MakeSpan(tokens_).subspan(0, tokens),
-                                         absl::MakeSpan(targets_).subspan(0, tokens), batch, losses,
-                                         &stats_));
-    totals_->Add(losses, stats_);
-  }
-  MOE_RETURN_IF_ERROR(core_.EndStep());
-  MOE_RETURN_IF_ERROR(totals_->Reduce(world_, *context_.host));
-  if (totals_->non_finite() > 0) {
-    return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
-  }
-  return totals_->MeanLoss();
+  return MeanLoss<T>(config_, corpus_.held_out,
+                     EvaluationSequences(config_, corpus_.held_out, config_.eval_sequences), step,
+                     core_, *model_, batch_, *totals_);
 }
 
 // Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
@@ -462,25 +408,7 @@ absl::StatusOr<TrainReport> Train(const TrainConfig& config, const Corpus& corpu
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckTextLength(config, corpus));
   MOE_RETURN_IF_ERROR(CheckTraceSteps(config));
-  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(config.device, *world));
-  MOE_ASSIGN_OR_RETURN(
-      const auto core,
-      moe::Trainer::Create(
-          {.session = {.device = device,
-                       .expert_parallel_size = config.expert_parallel_size,
-                       .threads = config.threads,
-                       .numerics = config.numerics,
-                       .tensor_leaves = config.tensor_leaves,
-                       .grouped_gemm = config.grouped_gemm,
-                       .overlap_exchange = config.model.moe.overlap_degree > 1,
-                       .trace_capacity = config.trace_last_step > 0 ? config.trace_capacity : 0},
-           .dtype = config.dtype,
-           .seed = config.seed,
-           .micro_batches = config.micro_batches,
-           .all_reduce = config.all_reduce,
-           .bucket_bytes = config.bucket_bytes,
-           .optimizer = config.optimizer},
-          std::move(world)));
+  MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
   const Context& context = core->context();
   MOE_RETURN_IF_ERROR(CheckRecords(config, hooks, context.mesh->world(), *context.host));
   return WithStorageType(config.dtype, [&]<typename T>(T) {

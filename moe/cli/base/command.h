@@ -51,6 +51,7 @@ struct Invocation {
 // processes that are not the first.
 ExitCode TrainCommand(const Invocation& invocation);
 ExitCode BenchCommand(const Invocation& invocation);
+ExitCode EvalCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);
 ExitCode SweepCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
@@ -62,6 +63,7 @@ ExitCode CompletionCommand(const Invocation& invocation);
 // What --help of a command prints.
 CommandHelp TrainHelp();
 CommandHelp BenchHelp();
+CommandHelp EvalHelp();
 CommandHelp LayerHelp();
 CommandHelp SweepHelp();
 CommandHelp VerifyHelp();

@@ -16,9 +16,9 @@
 
 namespace moe::cli {
 
-void AddRankSettings(Table& table) {
+void AddRankSettings(Table& table, int ranks) {
   table
-      .Add("--ranks R", {Kind::kInteger, "4"},
+      .Add("--ranks R", {Kind::kInteger, absl::StrCat(ranks)},
            "threads of this process; under mpirun its size, which R must equal if given")
       .Roles(kOfLayer | kAlwaysTold | kInRow);
   table

@@ -15,8 +15,8 @@
 
 namespace moe::cli {
 
-// --ranks, --backend and --device: what PlanLaunch reads.
-void AddRankSettings(Table& table);
+// --ranks, by default `ranks`, --backend and --device: what PlanLaunch reads.
+void AddRankSettings(Table& table, int ranks = 4);
 
 // --device alone, of commands that place their ranks themselves: what DeviceOf reads.
 void AddDeviceSetting(Table& table);

@@ -15,6 +15,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/config_file.h"
 #include "moe/cli/base/exit_code.h"
 #include "moe/cli/base/line_file.h"
 #include "moe/cli/base/terminal.h"
@@ -116,6 +117,22 @@ ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
   }
   PrintError(command, own);
   return ExitCodeOf(status);
+}
+
+absl::Status RunWithRanks(
+    const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
+    ComputesOn computes_on,
+    absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run) {
+  std::vector<std::string> warnings;
+  Settings settings(rows);
+  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
+  if (settings.on("help")) return PrintOnce(invocation, HelpText(help()));
+  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
+  MOE_ASSIGN_OR_RETURN(const Launch launch,
+                       PlanLaunch(settings, invocation.environment, computes_on));
+  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
+  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(command, warnings);
+  return run(settings, launch);
 }
 
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command) {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
 #include <absl/time/time.h>
@@ -37,6 +38,13 @@ absl::Status PrintOnce(const Invocation& invocation, const std::string& text);
 // the launcher does not say who is first on a host, every process says it.
 ExitCode EndCommand(const Invocation& invocation, absl::string_view command,
                     const absl::Status& status);
+
+// What commands with ranks begin with: the settings of `rows`, --help and --print-config, then who
+// the ranks are and whether their devices are there. `run` does the rest.
+absl::Status RunWithRanks(
+    const Invocation& invocation, const char* command, const Table& rows, CommandHelp (*help)(),
+    ComputesOn computes_on,
+    absl::FunctionRef<absl::Status(const Settings& settings, const Launch& launch)> run);
 
 // How RunRanks reports a rank's failure and ends, with the exit code of its status.
 RunOptions RankOptions(const Launch& launch, absl::Duration timeout, std::string command);

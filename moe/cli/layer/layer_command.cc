@@ -18,7 +18,6 @@
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
-#include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/settings.h"
@@ -135,15 +134,6 @@ absl::Status CheckFiles(const Settings& settings) {
     }
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<Settings> LoadLayerSettings(absl::Span<const std::string> args,
-                                           absl::Span<const std::string> environment,
-                                           std::vector<std::string>& warnings) {
-  LayerOptions defaults;
-  Settings settings(LayerSettings(defaults));
-  MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
-  return settings;
 }
 
 // Everything that can be wrong without opening a file: kInvalidArgument with flag, value and what
@@ -327,23 +317,16 @@ std::string LayerRun::Summary(const hf::BlockResult& result) const {
   return text + "\n";
 }
 
-absl::Status Run(const Invocation& invocation) {
-  std::vector<std::string> warnings;
-  MOE_ASSIGN_OR_RETURN(const Settings settings,
-                       LoadLayerSettings(invocation.args, invocation.environment, warnings));
-  if (settings.on("help")) return PrintOnce(invocation, HelpText(LayerHelp()));
-  if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
-  MOE_ASSIGN_OR_RETURN(const Launch launch,
-                       PlanLaunch(settings, invocation.environment, ComputesOn::kAnyDevice));
-  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
-  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, warnings);
-  return LayerRun(settings, launch).Run();
-}
-
 }  // namespace
 
 ExitCode LayerCommand(const Invocation& invocation) {
-  return EndCommand(invocation, kCommand, Run(invocation));
+  LayerOptions defaults;
+  return EndCommand(
+      invocation, kCommand,
+      RunWithRanks(invocation, kCommand, LayerSettings(defaults), LayerHelp, ComputesOn::kAnyDevice,
+                   [](const Settings& settings, const Launch& launch) {
+                     return LayerRun(settings, launch).Run();
+                   }));
 }
 
 CommandHelp LayerHelp() {

@@ -27,6 +27,9 @@ struct TrainOptions {
   absl::Duration comm_timeout;
 };
 
+// Ranks, experts over ranks, threads and how tokens travel: of training and of evaluation.
+void AddLayoutSettings(lm::TrainConfig& train, Table& table);
+
 // The rows of `moe train`. Those that set fields set `options`.
 Table TrainSettings(TrainOptions& options);
 Table TrainSettings();

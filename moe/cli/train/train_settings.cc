@@ -91,26 +91,13 @@ void AddModel(lm::TrainConfig& train, Table& t) {
 void AddParallel(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Ranks");
-  AddRankSettings(t);
-  AddShareDeviceSetting(t);
-  t.Add("--expert-model-parallel-size, --ep N", &train.expert_parallel_size,
-        "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
-      .Roles(kOfLayer);
-  AddThreadsSetting(t);
+  AddLayoutSettings(train, t);
   t.Add("--numerics NAME", {&train.numerics, kNumericsModes},
         "layout-invariant: the same bits at any number of ranks, split and transport; fast: sums "
         "of gradients in float32, half as much for all-reduce to move");
   t.Add("--tensor-leaves S", {Kind::kWord, "1", {"1", "2", "4", "8", "16"}},
         "leaves of products that are balanced trees (docs/architecture.md); part of what fixes the "
         "bits; 1 = chains; above 1 on CPUs");
-  t.Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
-        "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
-        "node")
-      .Roles(kOfLayer);
-  t.Add("--node-size N", &train.model.moe.dispatcher.node_size,
-        "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
-      .Least(0)
-      .Roles(kOfLayer);
   t.Add("--moe-overlap-degree D", &train.model.moe.overlap_degree,
         "chunks of local experts, so that exchange and computation overlap; 1 = no overlap")
       .Roles(kOfLayer);
@@ -275,6 +262,26 @@ Exit codes: 0 ok, 2 usage or settings, 3 malformed input, 4 a write failed, 5 ou
 )";
 
 }  // namespace
+
+void AddLayoutSettings(lm::TrainConfig& train, Table& table) {
+  AddRankSettings(table);
+  AddShareDeviceSetting(table);
+  table
+      .Add("--expert-model-parallel-size, --ep N", &train.expert_parallel_size,
+           "EP: ranks that share one set of experts; divides R; data-parallel size = R / EP")
+      .Roles(kOfLayer);
+  AddThreadsSetting(table);
+  table
+      .Add("--dispatch NAME", {&train.model.moe.dispatcher.algorithm, kDispatches},
+           "how tokens travel; direct reads peers' memory; hierarchical goes through one rank per "
+           "node")
+      .Roles(kOfLayer);
+  table
+      .Add("--node-size N", &train.model.moe.dispatcher.node_size,
+           "ranks that stand for one host with --dispatch hierarchical; divides EP; 0 = all of EP")
+      .Least(0)
+      .Roles(kOfLayer);
+}
 
 Table TrainSettings(TrainOptions& options) {
   Table table;

@@ -1,0 +1,191 @@
+// moe eval: the loss of a text under a checkpoint.
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/time/time.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/metrics_file.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/eval/stored_run.h"
+#include "moe/cli/train/data_files.h"
+#include "moe/cli/train/train_options.h"
+#include "moe/lm/evaluation.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "eval";
+
+constexpr char kHead[] =
+    R"(usage: moe eval --checkpoint PATH --data PATH [flags]
+       moe eval --checkpoint PATH --tokens FILE [flags]
+
+The loss of a text, or of token ids made elsewhere, under a checkpoint of moe train, at any number
+of ranks: the same bits at any layout.
+
+  moe eval --checkpoint run/ckpt --data book.txt
+  moe eval --checkpoint run/ckpt/step-00000120 --data book.txt --split held-out --ranks 2 --ep 2
+  mpirun -n 4 moe eval --checkpoint run/ckpt --tokens test.bin --ep 4 -o json
+)";
+
+constexpr char kTail[] =
+    R"(
+  loss        mean over tokens of -ln p(token | those before it in its sequence), nats
+  bits per byte (with --tokens, per token) = loss / ln 2
+  perplexity  e^loss
+
+The text is cut into sequences of --seq-length, each predicted from its own beginning; what is left
+over is not looked at. --split held-out --eval-sequences 256 are what moe train validates on.
+
+-o json: one object, checkpoint, step, split, sequences, tokens, loss, loss_hex, bits_per_byte (or
+bits_per_token), perplexity, seconds, tokens_per_s.
+
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
+--config, then defaults.
+
+Exit codes: 0 ok, 2 usage or a path that is not there, 3 a damaged checkpoint or malformed input,
+4 a read failed, 5 out of memory, 6 the loss is not finite, 7 a rank failed, 8 timeout,
+9 rendezvous, 10 no such backend.
+)";
+
+constexpr Choice<lm::Tokens lm::Corpus::*> kSplits[] = {
+    {"all", &lm::Corpus::all}, {"train", &lm::Corpus::train}, {"held-out", &lm::Corpus::held_out}};
+
+struct EvalOptions {
+  DataFiles data;
+  lm::Tokens lm::Corpus::*split = &lm::Corpus::all;
+  // Of the layout alone; the rest is the checkpoint's.
+  lm::TrainConfig layout;
+  std::optional<int64_t> sequence_length, micro_batch_size, sequences;
+  absl::Duration comm_timeout;
+};
+
+Table EvalSettings(EvalOptions& options) {
+  Table t;
+  t.Group("Model and text");
+  AddStoredRunSettings(t);
+  AddDataSettings(options.data, t);
+  t.Add("--split NAME", {&options.split, kSplits},
+        "of the text: all of it, or the part that moe train learns from or holds out");
+  t.Add("--seq-length N", &options.sequence_length,
+        "bytes or tokens a sequence predicts; default: as trained")
+      .Least(1);
+  t.Add("--micro-batch-size N", &options.micro_batch_size,
+        "sequences of a micro-batch, which matters to capacity alone; default: as trained")
+      .Least(1);
+  t.Add("--eval-sequences N", &options.sequences, "most sequences; default: all").Least(1);
+  t.Group("Ranks");
+  AddLayoutSettings(options.layout, t);
+  AddTimeoutSetting(options.comm_timeout, t);
+  t.Group("Output and settings");
+  t.Add("-o, --output FORM", {Kind::kWord, "table", {"table", "json"}},
+        "lines, or one JSON object on a line");
+  AddQuietSetting("no warnings", t);
+  AddConfigSetting("settings by name", t);
+  AddHelpSettings(t);
+  return t;
+}
+
+struct Evaluated {
+  const StoredRun& run;
+  const lm::Corpus& corpus;
+  const char* split;
+  const lm::EvaluationReport& report;
+
+  double bits() const { return static_cast<double>(report.loss) / std::numbers::ln2; }
+  double perplexity() const { return std::exp(static_cast<double>(report.loss)); }
+  double rate() const {
+    return report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
+  }
+};
+
+std::string JsonText(const Evaluated& e) {
+  nlohmann::ordered_json line = nlohmann::ordered_json::object();
+  line["schema"] = "moe.eval/1";
+  line["checkpoint"] = e.run.path;
+  line["step"] = e.run.step;
+  line["split"] = e.split;
+  line["sequences"] = e.report.sequences;
+  line["tokens"] = e.report.tokens;
+  line["loss"] = e.report.loss;
+  line["loss_hex"] = HexOf(e.report.loss);
+  line[absl::StrCat("bits_per_", e.corpus.unit)] = e.bits();
+  line["perplexity"] = e.perplexity();
+  line["seconds"] = e.report.seconds;
+  line["tokens_per_s"] = e.rate();
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string TableText(const Evaluated& e) {
+  return fmt::format(
+      "checkpoint  {}\n"
+      "text        {}, {}, {}: {} of {} {}s\n"
+      "loss        {:.4f} nats, {:.4f} bits per {}\n"
+      "perplexity  {:.4f}\n"
+      "throughput  {} tok/s\n",
+      e.run.path, Counted(static_cast<int64_t>(e.corpus.files.size()), "file"),
+      Counted(e.corpus.all.size(), e.corpus.unit), e.split, Counted(e.report.sequences, "sequence"),
+      e.run.config.sequence_length, e.corpus.unit, e.report.loss, e.bits(), e.corpus.unit,
+      e.perplexity(), WithCommas(std::llround(e.rate())));
+}
+
+absl::Status RunEval(const Settings& settings, const Launch& launch) {
+  EvalOptions options;
+  MOE_RETURN_IF_ERROR(Fill(settings, EvalSettings(options)));
+  MOE_ASSIGN_OR_RETURN(StoredRun run, OpenStoredRun(settings, launch));
+  lm::TrainConfig& config = run.config;
+  config.expert_parallel_size = options.layout.expert_parallel_size;
+  config.model.moe.dispatcher = options.layout.model.moe.dispatcher;
+  config.sequence_length = options.sequence_length.value_or(config.sequence_length);
+  config.micro_batch_size = options.micro_batch_size.value_or(config.micro_batch_size);
+  config.eval_sequences = options.sequences.value_or(std::numeric_limits<int64_t>::max());
+  if (const absl::Status status = lm::ValidateTrainConfig(config, launch.world.ranks);
+      !status.ok()) {
+    return absl::InvalidArgumentError(InFlags(status.message(), settings));
+  }
+  MOE_RETURN_IF_ERROR(CheckDataFiles(options.data, config.model.vocab_size));
+  MOE_ASSIGN_OR_RETURN(const lm::Corpus corpus,
+                       ReadData(options.data, config.model.vocab_size, /*sequence_length=*/0));
+  if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(kCommand, run.warnings);
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool first = world->rank() == 0;
+    MOE_RETURN_IF_ERROR(CheckWorldSize(launch, *world));
+    MOE_ASSIGN_OR_RETURN(const lm::EvaluationReport report,
+                         lm::Evaluate(config, run.path, corpus, options.split, std::move(world)));
+    if (!first) return absl::OkStatus();
+    const Evaluated evaluated = {
+        .run = run, .corpus = corpus, .split = settings.text("split").c_str(), .report = report};
+    return Print(settings.is("output", "json") ? JsonText(evaluated) : TableText(evaluated));
+  };
+  return RunRanks(RankOptions(launch, options.comm_timeout, kCommand), body);
+}
+
+}  // namespace
+
+CommandHelp EvalHelp() {
+  EvalOptions defaults;
+  return {.head = kHead, .settings = EvalSettings(defaults).rows(), .tail = kTail};
+}
+
+ExitCode EvalCommand(const Invocation& invocation) {
+  EvalOptions defaults;
+  return EndCommand(invocation, kCommand,
+                    RunWithRanks(invocation, kCommand, EvalSettings(defaults), EvalHelp,
+                                 ComputesOn::kAnyDevice, RunEval));
+}
+
+}  // namespace moe::cli

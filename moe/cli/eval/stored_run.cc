@@ -1,0 +1,87 @@
+#include "moe/cli/eval/stored_run.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/step_folders.h"
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/program.h"
+#include "moe/lm/run_settings.h"
+
+namespace moe::cli {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr char kFlag[] = "--checkpoint";
+
+bool IsStep(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(absl::StrCat(path, "/", kManifestName), ignored) ||
+         StepOf(fs::path(path).lexically_normal().filename().string()).has_value();
+}
+
+absl::StatusOr<FoundCheckpoint> Find(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) {
+    return absl::NotFoundError(
+        absl::StrCat("'", path, "' is no folder, expected that of a checkpoint or of a run"));
+  }
+  if (IsStep(path)) return FoundCheckpoint{.path = path};
+  FoundCheckpoint all;
+  for (const std::string& folder : {path, absl::StrCat(path, "/checkpoints")}) {
+    MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(folder));
+    if (!found.path.empty()) return found;
+    all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
+  }
+  if (all.warnings.empty()) {
+    return absl::NotFoundError(absl::StrCat("'", path, "' has no checkpoint"));
+  }
+  return absl::DataLossError(all.warnings.front());
+}
+
+absl::StatusOr<StoredRun> Open(const std::string& path) {
+  MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, Find(path));
+  auto reader = CheckpointReader::Open(found.path);
+  if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
+  MOE_RETURN_IF_ERROR(reader.status());
+  StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
+  run.warnings = std::move(found.warnings);
+  auto config = lm::StoredConfig(reader->manifest().sections);
+  if (!config.ok()) {
+    return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
+  }
+  run.config = *std::move(config);
+  return run;
+}
+
+}  // namespace
+
+void AddStoredRunSettings(Table& table) {
+  table.Add("--checkpoint PATH", Kind::kText,
+            "a checkpoint, or the folder of a run, whose newest whole one is taken; needed");
+  table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kComputeTypes)},
+            "of activations and compute weights; default: as trained");
+}
+
+absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch) {
+  if (settings.empty("checkpoint")) {
+    return absl::InvalidArgumentError(
+        "--checkpoint is missing, expected the folder of a checkpoint or of a run");
+  }
+  auto run = Open(settings.text("checkpoint"));
+  MOE_RETURN_IF_ERROR(InputError(kFlag, run.status()));
+  if (run->config.device != launch.device.kind) {
+    run->config.device = launch.device.kind;
+    run->config.grouped_gemm = GroupedGemmKernel::kAuto;
+  }
+  if (!settings.empty("dtype")) run->config.dtype = settings.choice("dtype", kComputeTypes);
+  run->config.threads = ThreadsOf(settings, launch.world);
+  return run;
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,35 @@
+// The run whose checkpoint --checkpoint names.
+#ifndef MOE_MOE_CLI_EVAL_STORED_RUN_H_
+#define MOE_MOE_CLI_EVAL_STORED_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/settings.h"
+#include "moe/lm/trainer.h"
+
+namespace moe::cli {
+
+// --checkpoint and --dtype.
+void AddStoredRunSettings(Table& table);
+
+struct StoredRun {
+  std::string path;  // of the step folder
+  int64_t step = 0;
+  // What it was trained with (lm::StoredConfig), on the device and with the type that are asked for.
+  lm::TrainConfig config;
+  std::vector<std::string> warnings;  // of newer checkpoints that are damaged
+};
+
+// The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of
+// them, or the one above it, in which it is called checkpoints. Opens it; reads no weights. Exit
+// codes: kUsage: there is none; kBadInput: damaged.
+absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch);
+
+}  // namespace moe::cli
+
+#endif  // MOE_MOE_CLI_EVAL_STORED_RUN_H_

@@ -1,0 +1,121 @@
+#include "moe/lm/evaluation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
+#include "moe/checkpoint/reader.h"
+#include "moe/checkpoint/training_state.h"
+#include "moe/lm/agreement.h"
+#include "moe/lm/run_settings.h"
+#include "moe/lm/train_config.h"
+
+namespace moe::lm {
+namespace {
+
+template <typename T>
+absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, CheckpointReader& reader,
+                                            const Tokens& text, moe::Trainer& core) {
+  const Context& context = core.context();
+  MOE_ASSIGN_OR_RETURN(const auto model,
+                       Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
+  MOE_RETURN_IF_ERROR(RestoreWeights(reader, core.parameters(), context));
+  SequenceBatch batch(config.sequence_length, config.micro_batch_size);
+  StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
+  EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
+  const auto start = std::chrono::steady_clock::now();
+  MOE_ASSIGN_OR_RETURN(
+      report.loss, MeanLoss<T>(config, text, report.sequences, reader.manifest().step, core, *model,
+                               batch, totals));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.tokens = report.sequences * config.sequence_length;
+  MOE_RETURN_IF_ERROR(
+      context.mesh->world().AllReduce<double>({&report.seconds, 1}, ReduceOp::kMax, *context.host));
+  MOE_RETURN_IF_ERROR(context.host->Synchronize());
+  return report;
+}
+
+}  // namespace
+
+absl::Status RestoreWeights(CheckpointReader& reader, ParameterStore& parameters,
+                            const Context& context) {
+  context.mesh->SetPhase({.name = "weights"});
+  const absl::Status status = TrainingState(parameters, context).Restore(reader, 0);
+  return absl::IsDataLoss(status) ? WithFileFault(status, FileFault::kContent) : status;
+}
+
+int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64_t most) {
+  const int64_t count = std::min(most, SequenceCount(text, config.sequence_length));
+  return NeedsWholeMicroBatches(config) ? count - count % config.micro_batch_size : count;
+}
+
+template <typename T>
+absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
+                               int64_t step, moe::Trainer& core, Transformer<T>& model,
+                               SequenceBatch& batch, StepTotals& totals) {
+  const Context& context = core.context();
+  const int64_t size = config.micro_batch_size;
+  MOE_RETURN_IF_ERROR(core.BeginEvaluation((count + size - 1) / size));
+  context.mesh->SetPhase({.name = "validation", .step = step});
+  totals.Clear();
+  ForwardStats stats;
+  std::vector<int64_t> sequences;
+  for (int64_t r = 0; r < core.rounds(); ++r) {
+    MOE_ASSIGN_OR_RETURN(const Round round, core.BeginRound());
+    const int64_t first = round.micro_batch() * size;
+    sequences.clear();
+    for (int64_t i = first; !round.empty() && i < std::min(count, first + size); ++i) {
+      sequences.push_back(i);
+    }
+    batch.Load(text, sequences, first);
+    MOE_RETURN_IF_ERROR(model.Evaluate(batch.tokens(), batch.targets(),
+                                       batch.batch(step, Mode::kEvaluation), batch.row_loss(),
+                                       &stats));
+    totals.Add(batch.row_loss(), stats);
+  }
+  MOE_RETURN_IF_ERROR(core.EndStep());
+  MOE_RETURN_IF_ERROR(totals.Reduce(context.mesh->world(), *context.host));
+  if (totals.non_finite() > 0) {
+    return absl::DataLossError(absl::StrCat("step ", step, ": validation loss is not finite"));
+  }
+  return totals.MeanLoss();
+}
+
+absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::string& path,
+                                          const Corpus& corpus, Tokens Corpus::*part,
+                                          std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  std::vector<RunSetting> settings = SettingsOf(config, corpus);
+  settings.push_back({.kind = SettingKind::kLayout,
+                      .name = "--checkpoint",
+                      .value = reader.manifest().step,
+                      .text = path});
+  MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
+  MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
+  const Tokens& text = corpus.*part;
+  if (EvaluationSequences(config, text, config.eval_sequences) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text is ", text.size(), " ", corpus.unit, "s, expected at least one ",
+                     NeedsWholeMicroBatches(config) ? "micro-batch" : "sequence", " of ",
+                     config.sequence_length, " and one more"));
+  }
+  MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
+  return WithStorageType(config.dtype, [&]<typename T>(T) {
+    return core->session().OrEnd([&] { return EvaluateAs<T>(config, reader, text, *core); });
+  });
+}
+
+#define MOE_INSTANTIATE(T)                                                                     \
+  template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, int64_t, \
+                                          moe::Trainer&, Transformer<T>&, SequenceBatch&,      \
+                                          StepTotals&);
+MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::lm

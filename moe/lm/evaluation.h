@@ -1,0 +1,54 @@
+// The loss of a text under a model as it is.
+#ifndef MOE_MOE_LM_EVALUATION_H_
+#define MOE_MOE_LM_EVALUATION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <absl/status/statusor.h>
+
+#include "moe/checkpoint/reader.h"
+#include "moe/lm/sequence_batch.h"
+#include "moe/lm/step_totals.h"
+#include "moe/lm/trainer.h"
+#include "moe/trainer.h"
+
+namespace moe::lm {
+
+// All weights that this rank holds from a checkpoint, without optimiser state. Errors: as
+// TrainingState::Restore, with a FileFault for a damaged checkpoint. Collective, blocks the host.
+absl::Status RestoreWeights(CheckpointReader& reader, ParameterStore& parameters,
+                            const Context& context);
+
+// Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
+// shortened, or left out where padding or token blocks need whole ones.
+int64_t EvaluationSequences(const TrainConfig& config, const Tokens& text, int64_t most);
+
+// Mean loss in nats per token of sequences [0, count) of `text`, summed into `totals`. `batch` has
+// room for a micro-batch of `config`; `step` is for messages. Collective over the world. kDataLoss:
+// it is not finite.
+template <typename T>
+absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, int64_t count,
+                               int64_t step, moe::Trainer& core, Transformer<T>& model,
+                               SequenceBatch& batch, StepTotals& totals);
+
+struct EvaluationReport {
+  float loss = 0;  // mean, nats per token
+  int64_t sequences = 0, tokens = 0;
+  double seconds = 0;  // without the model's loading; the slowest rank's
+};
+
+// The loss of at most config.eval_sequences sequences of a part of `corpus`, under the weights of
+// the checkpoint at `path`, a step folder, of a run that `config` says (StoredConfig). No optimiser
+// state is read, and no memory taken for any. Collective over `world`; the same report, and the
+// same bits at any layout, on every rank. kInvalidArgument, on every rank, unless all have the same
+// text, settings and checkpoint, and unless there is a sequence; kNotFound, and errors with a
+// FileFault for a damaged checkpoint; kDataLoss when the loss is not finite.
+absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::string& path,
+                                          const Corpus& corpus, Tokens Corpus::*part,
+                                          std::unique_ptr<Communicator> world);
+
+}  // namespace moe::lm
+
+#endif  // MOE_MOE_LM_EVALUATION_H_
