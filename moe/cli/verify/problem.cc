@@ -120,7 +120,7 @@ Spread SpreadOf(const TensorSpec& spec, const ReferenceConfig& config) {
   const double by_input = 1 / std::sqrt(static_cast<double>(spec.cols));
   if (spec.name == "gate.e_score_correction_bias") {
     // Mostly negative v = s + b, and near enough to s to change the selection.
-    const bool sigmoid = config.gate.score == ReferenceScore::kSigmoid;
+    const bool sigmoid = config.gate.score == ScoreFunction::kSigmoid;
     const double scale = sigmoid ? 1.0 : 1.0 / static_cast<double>(config.outputs());
     return {-0.75 * scale, 0.25 * scale, true};
   }
@@ -131,7 +131,7 @@ Spread SpreadOf(const TensorSpec& spec, const ReferenceConfig& config) {
     const bool sinkhorn = config.gate.selection == ReferenceSelection::kSinkhorn;
     return {0, by_input * (sinkhorn ? 0.1 : 1.5)};
   }
-  const bool clamped = config.activation == ReferenceActivation::kClampedSwiGlu;
+  const bool clamped = config.activation == Activation::kClampedSwiGlu;
   if (clamped && absl::EndsWith(spec.name, "up_proj.weight")) {
     return {0, by_input * 4};  // some reach the clamps at 7
   }

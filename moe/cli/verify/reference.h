@@ -2,8 +2,8 @@
 // measured against.
 //
 // Written from the definitions (docs/routing.md and the papers named in the gates' files). Shares
-// no code with gating/, kernels/ and moe/, but for the random numbers, which are inputs. Rounding
-// points of the product appear as Stored() and only widen the bounds.
+// no code with gating/, kernels/ and moe/, but for what is input: random numbers and the words of a
+// configuration. Rounding points of the product appear as Stored() and only widen the bounds.
 #ifndef MOE_MOE_CLI_VERIFY_REFERENCE_H_
 #define MOE_MOE_CLI_VERIFY_REFERENCE_H_
 
@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "gating/router_config.h"
+#include "kernels/activation/activation.h"
 #include "moe/cli/verify/bounded.h"
 
 namespace moe::verify {
@@ -31,15 +33,12 @@ struct Grid {
   }
 };
 
-enum class ReferenceScore : uint8_t { kSoftmax, kSigmoid };
 enum class ReferenceSelection : uint8_t { kTopK, kNoisyTopK, kSinkhorn, kExpertChoice };
-enum class ReferenceBalance : uint8_t { kNone, kGroup, kSequence, kGlobal };
-enum class ReferenceActivation : uint8_t { kSwiGlu, kGeGlu, kRelu, kRelu2, kClampedSwiGlu };
 
 // A gate by its mechanisms.
 struct ReferenceGate {
   ReferenceSelection selection = ReferenceSelection::kTopK;
-  ReferenceScore score = ReferenceScore::kSoftmax;
+  ScoreFunction score = ScoreFunction::kSoftmax;
   bool select_by_logits = true;  // else by score + expert bias, within groups
   bool router_bias = false;
   bool expert_bias = false;
@@ -68,12 +67,12 @@ struct ReferenceConfig {
   int64_t shared_ffn = 0;  // 0 = no shared expert
   bool shared_gated = false;
   bool projection_biases = false;
-  ReferenceActivation activation = ReferenceActivation::kSwiGlu;
+  Activation activation = Activation::kSwiGlu;
   ReferenceGate gate;
   std::optional<double> capacity_factor;
   bool drop_by_position = false;
   int64_t token_group = 0;  // 0 the micro-batch, -1 the sequence, else tokens
-  ReferenceBalance balance = ReferenceBalance::kNone;
+  LoadBalancing balance = LoadBalancing::kNone;
   double aux_coeff = 0;
   double z_coeff = 0;
   double bias_update_rate = 0;
@@ -81,7 +80,7 @@ struct ReferenceConfig {
   Storage storage;    // of activations
   int64_t outputs() const { return experts + zero_experts; }
   bool gated_activation() const {
-    return activation != ReferenceActivation::kRelu && activation != ReferenceActivation::kRelu2;
+    return activation != Activation::kRelu && activation != Activation::kRelu2;
   }
 };
 

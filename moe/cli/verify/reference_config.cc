@@ -27,7 +27,7 @@ ReferenceGate Grouped(ReferenceGate gate, const RouterConfig& router, int64_t gr
 ReferenceGate Configured(const RouterConfig& router) {
   const bool sigmoid = router.score_function == ScoreFunction::kSigmoid;
   ReferenceGate gate = TopK(router, sigmoid ? router.top_k > 1 : !router.pre_softmax);
-  gate.score = sigmoid ? ReferenceScore::kSigmoid : ReferenceScore::kSoftmax;
+  gate.score = router.score_function;
   gate.epsilon = sigmoid ? kSigmoidEpsilon : 0;
   gate.expert_bias = router.expert_bias;
   const int32_t per_group = router.group_top_k > 0 ? router.top_k / router.group_top_k : 1;
@@ -49,7 +49,7 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
     gate.random_second = router.random_second_expert;
     gate.balance_choices = 1;
   } else if (name == "deepseek-v3") {
-    gate.score = ReferenceScore::kSigmoid;
+    gate.score = ScoreFunction::kSigmoid;
     gate.epsilon = kSigmoidEpsilon;
     gate.expert_bias = true;
     return Grouped(gate, router, 2);
@@ -61,7 +61,7 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
     gate.router_bias = true;
   } else if (name == "llama4") {
     gate = TopK(router, false);
-    gate.score = ReferenceScore::kSigmoid;
+    gate.score = ScoreFunction::kSigmoid;
     gate.weight_on_input = true;
   } else if (name == "expert-choice") {
     gate = {.selection = ReferenceSelection::kExpertChoice};
@@ -69,7 +69,7 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
     gate = {.selection = ReferenceSelection::kNoisyTopK};
   } else if (name == "sinkhorn") {
     gate = {.selection = ReferenceSelection::kSinkhorn,
-            .score = router.top_k == 1 ? ReferenceScore::kSigmoid : ReferenceScore::kSoftmax};
+            .score = router.top_k == 1 ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax};
   } else if (name == "sparsemixer") {
     gate = TopK(router, false);
     gate.near = 2 * static_cast<double>(router.router_jitter);
@@ -78,36 +78,6 @@ absl::StatusOr<ReferenceGate> GateOf(const RouterConfig& router) {
         absl::StrCat("the reference has no gate '", name, "', expected a built-in one"));
   }
   return gate;
-}
-
-ReferenceActivation ActivationOf(Activation activation) {
-  switch (activation) {
-    case Activation::kSwiGlu:
-      return ReferenceActivation::kSwiGlu;
-    case Activation::kGeGlu:
-      return ReferenceActivation::kGeGlu;
-    case Activation::kRelu:
-      return ReferenceActivation::kRelu;
-    case Activation::kRelu2:
-      return ReferenceActivation::kRelu2;
-    case Activation::kClampedSwiGlu:
-      break;
-  }
-  return ReferenceActivation::kClampedSwiGlu;
-}
-
-ReferenceBalance BalanceOf(LoadBalancing balancing) {
-  switch (balancing) {
-    case LoadBalancing::kNone:
-      return ReferenceBalance::kNone;
-    case LoadBalancing::kAuxLoss:
-      return ReferenceBalance::kGroup;
-    case LoadBalancing::kSeqAuxLoss:
-      return ReferenceBalance::kSequence;
-    case LoadBalancing::kGlobalAuxLoss:
-      break;
-  }
-  return ReferenceBalance::kGlobal;
 }
 
 }  // namespace
@@ -124,12 +94,12 @@ absl::StatusOr<ReferenceConfig> ReferenceConfigOf(const ProblemSpec& spec) {
                          .shared_ffn = spec.layer.shared_expert_ffn_hidden_size,
                          .shared_gated = spec.layer.gated_shared_expert,
                          .projection_biases = spec.layer.projection_biases,
-                         .activation = ActivationOf(spec.layer.activation),
+                         .activation = spec.layer.activation.kind,
                          .gate = *gate,
                          .capacity_factor = router.capacity_factor,
                          .drop_by_position = router.drop_policy == DropPolicy::kPosition,
                          .token_group = router.token_group.tokens,
-                         .balance = BalanceOf(router.load_balancing),
+                         .balance = router.load_balancing,
                          .aux_coeff = static_cast<double>(router.aux_loss_coeff),
                          .z_coeff = static_cast<double>(router.z_loss_coeff),
                          .bias_update_rate = static_cast<double>(router.bias_update_rate),

@@ -15,17 +15,17 @@ Bounded Step(const Bounded& a) {
   return {a.value > 0 ? 1.0 : 0.0, std::fabs(a.value) <= a.error && a.error > 0 ? 1.0 : 0.0};
 }
 
-Bounded Activate(ReferenceActivation activation, const Bounded& g, const Bounded& u) {
+Bounded Activate(Activation activation, const Bounded& g, const Bounded& u) {
   switch (activation) {
-    case ReferenceActivation::kSwiGlu:
+    case Activation::kSwiGlu:
       return g * Sigmoid(g) * u;
-    case ReferenceActivation::kGeGlu:
+    case Activation::kGeGlu:
       return g * NormalCdf(g) * u;
-    case ReferenceActivation::kRelu:
+    case Activation::kRelu:
       return Relu(g);
-    case ReferenceActivation::kRelu2:
+    case Activation::kRelu2:
       return Relu(g) * Relu(g);
-    case ReferenceActivation::kClampedSwiGlu: {
+    case Activation::kClampedSwiGlu: {
       const Bounded low = Clamp(g, -std::numeric_limits<double>::infinity(), kClampAt);
       return (Clamp(u, -kClampAt, kClampAt) + 1) * low * Sigmoid(low * kGateSlope);
     }
@@ -37,19 +37,19 @@ struct Slopes {
   Bounded by_gate, by_up;
 };
 
-Slopes ActivationSlopes(ReferenceActivation activation, const Bounded& g, const Bounded& u) {
+Slopes ActivationSlopes(Activation activation, const Bounded& g, const Bounded& u) {
   switch (activation) {
-    case ReferenceActivation::kSwiGlu: {
+    case Activation::kSwiGlu: {
       const Bounded s = Sigmoid(g);
       return {u * (s + g * s * (Bounded(1) - s)), g * s};
     }
-    case ReferenceActivation::kGeGlu:
+    case Activation::kGeGlu:
       return {u * (NormalCdf(g) + g * NormalDensity(g)), g * NormalCdf(g)};
-    case ReferenceActivation::kRelu:
+    case Activation::kRelu:
       return {Step(g), 0};
-    case ReferenceActivation::kRelu2:
+    case Activation::kRelu2:
       return {Relu(g) * 2, 0};
-    case ReferenceActivation::kClampedSwiGlu: {
+    case Activation::kClampedSwiGlu: {
       const double infinity = std::numeric_limits<double>::infinity();
       const Bounded low = Clamp(g, -infinity, kClampAt);
       const Bounded s = Sigmoid(low * kGateSlope);

@@ -47,7 +47,7 @@ void Score(const ReferenceConfig& config, const LayerWeights<double>& weights, c
     }
   }
   token.score = Softmax(token.logits, &token.log_sum_exp);
-  if (config.gate.score == ReferenceScore::kSigmoid) {
+  if (config.gate.score == ScoreFunction::kSigmoid) {
     std::transform(token.logits.begin(), token.logits.end(), token.score.begin(), Sigmoid);
   }
   if (config.gate.selection == ReferenceSelection::kNoisyTopK) {

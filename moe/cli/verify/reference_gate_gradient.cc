@@ -55,7 +55,7 @@ void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
     }
     d_score[j] = d_score[j] * gate.scale;
   }
-  if (gate.score == ReferenceScore::kSigmoid) {
+  if (gate.score == ScoreFunction::kSigmoid) {
     for (size_t j = 0; j < k; ++j) {
       const int32_t e = token.slots[j].expert;
       const Bounded s = token.score[e];

@@ -14,7 +14,7 @@ struct Unit {
 
 // p of the balance loss: softmax, or scores over their sum.
 std::vector<Bounded> Probabilities(const ReferenceConfig& config, const ReferenceToken& token) {
-  if (config.gate.score == ReferenceScore::kSoftmax) return token.score;
+  if (config.gate.score == ScoreFunction::kSoftmax) return token.score;
   Sum sum;
   for (const Bounded& s : token.score) sum.Add(s);
   std::vector<Bounded> p;
@@ -34,7 +34,7 @@ Bounded BalanceLoss(const ReferenceConfig& config, const ReferenceState& state, 
     const auto most = std::min<size_t>(tokens[t].slots.size(), config.gate.balance_choices);
     for (size_t j = 0; j < most; ++j) c[tokens[t].slots[j].expert] += 1;
   }
-  if (config.balance == ReferenceBalance::kGlobal) {
+  if (config.balance == LoadBalancing::kGlobalAuxLoss) {
     for (int64_t e = 0; e < outputs; ++e) {
       const double share =
           state.expert_share.empty() ? 1.0 / static_cast<double>(outputs) : state.expert_share[e];
@@ -52,7 +52,7 @@ Bounded BalanceLoss(const ReferenceConfig& config, const ReferenceState& state, 
     }
     for (int64_t e = 0; e < outputs; ++e) {
       Bounded d = p[e] * (Bounded(scale * c[e]) - mean.Total());
-      if (config.gate.score == ReferenceScore::kSigmoid) d = d * (Bounded(1) - tokens[t].score[e]);
+      if (config.gate.score == ScoreFunction::kSigmoid) d = d * (Bounded(1) - tokens[t].score[e]);
       d_logits(t, e).Add(d);
     }
   }
@@ -184,10 +184,10 @@ ReferenceLoss AddLossGradients(const ReferenceConfig& config, const ReferenceSta
   if (micro_batch.first == micro_batch.second) return loss;
   const bool noisy = config.gate.selection == ReferenceSelection::kNoisyTopK;
   const bool balanced = config.gate.balance_choices > 0;
-  if (config.balance != ReferenceBalance::kNone && config.aux_coeff != 0 && (noisy || balanced)) {
+  if (config.balance != LoadBalancing::kNone && config.aux_coeff != 0 && (noisy || balanced)) {
     int64_t group = config.token_group;
-    if (!noisy && config.balance == ReferenceBalance::kSequence) group = -1;
-    if (!noisy && config.balance == ReferenceBalance::kGlobal) group = 0;
+    if (!noisy && config.balance == LoadBalancing::kSeqAuxLoss) group = -1;
+    if (!noisy && config.balance == LoadBalancing::kGlobalAuxLoss) group = 0;
     const std::vector<TokenRange> groups = GroupsOf(batch, micro_batch, group);
     Sum aux;
     for (const TokenRange& g : groups) {

@@ -82,7 +82,7 @@ TEST(ReferenceTest, EvenLoadCostsTheCoefficient) {
   // L = 0.1 * 2 / (1 * 4) * (1 * 2 + 1 * 0) = 0.1.
   Tiny tiny({0, 0}, {1, 2});
   tiny.config.gate.balance_choices = 1;
-  tiny.config.balance = ReferenceBalance::kGroup;
+  tiny.config.balance = LoadBalancing::kAuxLoss;
   tiny.config.aux_coeff = 0.1;
   tiny.config.z_coeff = 1;
   const ReferenceResult result = tiny.Run();
@@ -162,7 +162,7 @@ struct Random {
     config.hidden = 3;
     config.ffn = 2;
     config.balance =
-        config.balance == ReferenceBalance::kNone ? ReferenceBalance::kGroup : config.balance;
+        config.balance == LoadBalancing::kNone ? LoadBalancing::kAuxLoss : config.balance;
     config.aux_coeff = 0.5;
     config.z_coeff = 0.25;
     const bool noisy = config.gate.selection == ReferenceSelection::kNoisyTopK;
@@ -261,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(
         NamedConfig{"sigmoid_groups_bias",
                     {.experts = 4,
                      .top_k = 2,
-                     .gate = {.score = ReferenceScore::kSigmoid,
+                     .gate = {.score = ScoreFunction::kSigmoid,
                               .select_by_logits = false,
                               .expert_bias = true,
                               .groups = 2,
@@ -270,11 +270,11 @@ INSTANTIATE_TEST_SUITE_P(
                               .normalised = true,
                               .scale = 2.5,
                               .balance_choices = 2},
-                     .balance = ReferenceBalance::kSequence}},
+                     .balance = LoadBalancing::kSeqAuxLoss}},
         NamedConfig{"gshard_with_drops",
                     {.experts = 3,
                      .top_k = 2,
-                     .activation = ReferenceActivation::kGeGlu,
+                     .activation = Activation::kGeGlu,
                      .gate = {.normalised = true, .sum_over_kept = true, .balance_choices = 1},
                      .capacity_factor = 0.75,
                      .drop_by_position = true}},
@@ -282,21 +282,21 @@ INSTANTIATE_TEST_SUITE_P(
                     {.experts = 4,
                      .top_k = 2,
                      .projection_biases = true,
-                     .activation = ReferenceActivation::kClampedSwiGlu,
+                     .activation = Activation::kClampedSwiGlu,
                      .gate = {.router_bias = true, .normalised = true, .balance_choices = 2},
-                     .balance = ReferenceBalance::kGlobal}},
+                     .balance = LoadBalancing::kGlobalAuxLoss}},
         NamedConfig{"weight_on_input",
                     {.experts = 3,
                      .top_k = 1,
-                     .activation = ReferenceActivation::kRelu2,
-                     .gate = {.score = ReferenceScore::kSigmoid,
+                     .activation = Activation::kRelu2,
+                     .gate = {.score = ScoreFunction::kSigmoid,
                               .weight_on_input = true,
                               .balance_choices = 1}}},
         NamedConfig{"identity_experts",
                     {.experts = 3,
                      .zero_experts = 2,
                      .top_k = 3,
-                     .activation = ReferenceActivation::kRelu,
+                     .activation = Activation::kRelu,
                      .gate = {.scale = 1.5, .balance_choices = 3}}},
         NamedConfig{
             "expert_choice",
@@ -308,7 +308,7 @@ INSTANTIATE_TEST_SUITE_P(
                     {.experts = 2,
                      .top_k = 1,
                      .gate = {.selection = ReferenceSelection::kSinkhorn,
-                              .score = ReferenceScore::kSigmoid}}},
+                              .score = ScoreFunction::kSigmoid}}},
         NamedConfig{"sparsemixer",
                     {.experts = 4, .top_k = 2, .gate = {.near = 0.6, .balance_choices = 2}}}),
     [](const auto& test) { return std::string(test.param.name); });
