@@ -25,21 +25,11 @@
 namespace moe::cli {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
-Variables VariablesOf(absl::Span<const std::string> environment) {
-  Variables variables;
-  for (const std::string& entry : environment) {
-    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
-  }
-  return variables;
-}
-
 // Never a flag: everybody on a machine reads the flags of everybody's processes.
 absl::StatusOr<std::string> SecretOf(absl::Span<const std::string> environment) {
   constexpr char kName[] = "MOE_NCCL_SECRET";
-  Variables variables = VariablesOf(environment);
-  if (!variables[kName].empty()) return variables[kName];
+  std::string secret = VariableOf(environment, kName);
+  if (!secret.empty()) return secret;
   return absl::InvalidArgumentError(
       absl::StrCat(kName,
                    " is not set, by which ranks of a launch without MPI know each other: "
@@ -89,7 +79,10 @@ int ThreadsOf(const Settings& settings, const World& world) {
 }
 
 absl::StatusOr<LaunchInfo> LaunchOf(absl::Span<const std::string> environment) {
-  const Variables variables = VariablesOf(environment);
+  std::map<std::string, std::string> variables;
+  for (const std::string& entry : environment) {
+    variables.insert(absl::StrSplit(entry, absl::MaxSplits('=', 1)));
+  }
   const auto lookup = [&](const char* name) {
     const auto it = variables.find(name);
     return it == variables.end() ? nullptr : it->second.c_str();

@@ -398,19 +398,8 @@ const Setting* FindVariable(absl::Span<const Setting> rows, absl::string_view va
 }
 
 std::string DescribeOrigin(const Value& value) {
-  switch (value.origin) {
-    case Origin::kDefault:
-      return "default";
-    case Origin::kPreset:
-      return absl::StrCat("preset ", value.where);
-    case Origin::kFile:
-      return absl::StrCat("file ", value.where);
-    case Origin::kEnvironment:
-      return absl::StrCat("env ", value.where);
-    case Origin::kFlag:
-      return absl::StrCat("flag ", value.where);
-  }
-  return "?";
+  constexpr const char* kNames[] = {"default", "preset ", "file ", "env ", "flag "};
+  return absl::StrCat(kNames[static_cast<int>(value.origin)], value.where);
 }
 
 std::string PrintSettings(const Settings& settings) {

@@ -159,21 +159,12 @@ std::string HalfHead(const char* time, const char* algbw, const char* busbw, con
 }  // namespace
 
 const char* NcclTypeName(DType type) {
-  switch (type) {
-    case DType::kFloat32:
-      return "float";
-    case DType::kFloat64:
-      return "double";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat16:
-      return "half";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-    case DType::kUInt8:
-      return "uint8";
+  constexpr std::pair<DType, const char*> kNames[] = {
+      {DType::kFloat32, "float"}, {DType::kFloat64, "double"}, {DType::kBFloat16, "bfloat16"},
+      {DType::kFloat16, "half"},  {DType::kInt32, "int32"},    {DType::kInt64, "int64"},
+      {DType::kUInt8, "uint8"}};
+  for (const auto& [known, name] : kNames) {
+    if (known == type) return name;
   }
   return "?";
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <variant>
 
 #include <absl/strings/str_cat.h>
@@ -42,13 +43,20 @@ std::string JsonRow(const std::vector<std::string>& names, absl::Span<const Cell
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string CsvText(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+std::string CsvLine(absl::Span<const Cell> cells) {
+  const auto quoted = [](std::string* out, const Cell& cell) {
+    const std::string text = cell.text();
+    const bool plain = text.find_first_of(",\"\r\n") == std::string::npos;
+    *out += plain ? text : absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+  };
+  return absl::StrCat(absl::StrJoin(cells, ",", quoted), "\n");
 }
 
-std::string MarkdownText(const std::string& text) {
-  return absl::StrReplaceAll(text, {{"|", "\\|"}, {"\n", " "}});
+std::string MarkdownLine(absl::Span<const Cell> cells) {
+  const auto escaped = [](std::string* out, const Cell& cell) {
+    *out += absl::StrReplaceAll(cell.text(), {{"|", "\\|"}, {"\n", " "}});
+  };
+  return absl::StrCat("| ", absl::StrJoin(cells, " | ", escaped), " |\n");
 }
 
 }  // namespace
@@ -77,56 +85,30 @@ std::string Cell::text() const {
 }
 
 std::optional<TableForm> TableFormOf(absl::string_view name) {
-  if (name == "csv") return TableForm::kCsv;
-  if (name == "json") return TableForm::kJson;
-  if (name == "jsonl") return TableForm::kJsonLines;
-  if (name == "md") return TableForm::kMarkdown;
-  return std::nullopt;
+  constexpr absl::string_view kNames[] = {"csv", "json", "jsonl", "md"};
+  const auto* const at = std::find(std::begin(kNames), std::end(kNames), name);
+  if (at == std::end(kNames)) return std::nullopt;
+  return static_cast<TableForm>(at - std::begin(kNames));
 }
 
 std::string TableWriter::Begin() const {
-  switch (form_) {
-    case TableForm::kCsv: {
-      const auto quoted = [](std::string* out, const std::string& name) {
-        *out += CsvText(name);
-      };
-      return absl::StrCat(absl::StrJoin(names_, ",", quoted), "\n");
-    }
-    case TableForm::kJson:
-      return "[";
-    case TableForm::kMarkdown: {
-      std::string rule = "|";
-      for (size_t i = 0; i < names_.size(); ++i) rule += "---|";
-      return absl::StrCat("| ", absl::StrJoin(names_, " | "), " |\n", rule, "\n");
-    }
-    case TableForm::kJsonLines:
-      break;
-  }
-  return "";
+  const std::vector<Cell> names(names_.begin(), names_.end());
+  if (form_ == TableForm::kCsv) return CsvLine(names);
+  if (form_ == TableForm::kJson) return "[";
+  if (form_ == TableForm::kJsonLines) return "";
+  std::string rule = "|";
+  for (size_t i = 0; i < names_.size(); ++i) rule += "---|";
+  return absl::StrCat(MarkdownLine(names), rule, "\n");
 }
 
 std::string TableWriter::Row(absl::Span<const Cell> cells) {
   MOE_CHECK(cells.size() == names_.size());
-  const bool first = first_;
-  first_ = false;
-  switch (form_) {
-    case TableForm::kCsv: {
-      const auto quoted = [](std::string* out, const Cell& cell) {
-        *out += CsvText(cell.text());
-      };
-      return absl::StrCat(absl::StrJoin(cells, ",", quoted), "\n");
-    }
-    case TableForm::kJson:
-      return absl::StrCat(first ? "\n" : ",\n", JsonRow(names_, cells));
-    case TableForm::kJsonLines:
-      return absl::StrCat(JsonRow(names_, cells), "\n");
-    case TableForm::kMarkdown:
-      break;
-  }
-  const auto escaped = [](std::string* out, const Cell& cell) {
-    *out += MarkdownText(cell.text());
-  };
-  return absl::StrCat("| ", absl::StrJoin(cells, " | ", escaped), " |\n");
+  const bool first = std::exchange(first_, false);
+  if (form_ == TableForm::kCsv) return CsvLine(cells);
+  if (form_ == TableForm::kMarkdown) return MarkdownLine(cells);
+  const std::string object = JsonRow(names_, cells);
+  if (form_ == TableForm::kJsonLines) return object + "\n";
+  return absl::StrCat(first ? "\n" : ",\n", object);
 }
 
 std::string TableWriter::End() const {

@@ -47,17 +47,8 @@ Table DoctorSettings() {
 }
 
 const char* NameOf(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kOk:
-      return "ok";
-    case Verdict::kNote:
-      return "note";
-    case Verdict::kSlow:
-      return "slow";
-    case Verdict::kBad:
-      return "bad";
-  }
-  return "";
+  constexpr const char* kNames[] = {"ok", "note", "slow", "bad"};
+  return kNames[static_cast<int>(verdict)];
 }
 
 std::string Text(const std::vector<Finding>& findings, const std::string& form, std::FILE* out) {

@@ -22,7 +22,7 @@ namespace {
 struct Metric {
   const char* key;
   const char* name;
-  Better better;
+  Better better = Better::kLower;
 };
 
 struct Measured {
@@ -116,21 +116,19 @@ std::vector<Repetitions<Row>> RepetitionsOf(const std::vector<Row>& a, const std
 }
 
 MeasuredGroups BenchGroups(const Run& run) {
+  // One figure per group, the first that it has: the others follow from it.
+  constexpr std::pair<Metric, double BenchRow::*> kFigures[] = {
+      {{"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw},
+      {{"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw},
+      {{"gflops", "GFLOP/s", Better::kHigher}, &BenchRow::gflops},
+      {{"time", "time (us)"}, &BenchRow::time_us}};
   MeasuredGroups groups;
   for (const auto& [what, group] : Grouped(run.bench, BenchKey)) {
     std::vector<Measured> m;
-    // One figure per group: the others follow from it.
-    Add(group, {"busbw", "busbw (GB/s)", Better::kHigher}, &BenchRow::busbw, &BenchRow::cv_pct, m);
-    if (m.empty() || m.back().sample.mean == 0) {  // of one rank it is 0
-      m.clear();
-      Add(group, {"algbw", "algbw (GB/s)", Better::kHigher}, &BenchRow::algbw, &BenchRow::cv_pct,
-          m);
-    }
-    if (m.empty()) {
-      Add(group, {"gflops", "GFLOP/s", Better::kHigher}, &BenchRow::gflops, &BenchRow::cv_pct, m);
-    }
-    if (m.empty()) {
-      Add(group, {"time", "time (us)", Better::kLower}, &BenchRow::time_us, &BenchRow::cv_pct, m);
+    for (const auto& [metric, value] : kFigures) {
+      if (m.empty()) Add(group, metric, value, &BenchRow::cv_pct, m);
+      // Of one rank it is 0.
+      if (value == &BenchRow::busbw && !m.empty() && m.back().sample.mean == 0) m.clear();
     }
     groups.emplace_back(what, std::move(m));
   }
@@ -141,45 +139,40 @@ MeasuredGroups SweepGroups(const Run& run) {
   MeasuredGroups groups;
   for (const auto& [what, group] : Grouped(run.sweep, PointKey)) {
     std::vector<Measured> m;
-    Add<SweepRow>(group, {"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s, nullptr,
-                  m);
+    const auto add = [&](const Metric& metric, double SweepRow::*value) {
+      Add<SweepRow>(group, metric, value, nullptr, m);
+    };
+    add({"tok_s", "tokens/s", Better::kHigher}, &SweepRow::tokens_per_s);
     // One row is the mean of repetitions and brings their standard deviation.
     if (group.size() == 1 && !m.empty() && std::isfinite(group[0]->tokens_per_s_sd)) {
       m.back().sample = SampleOf(group[0]->tokens_per_s, group[0]->tokens_per_s_sd);
     }
-    Add<SweepRow>(group, {"step_ms", "step (ms)", Better::kLower}, &SweepRow::step_ms, nullptr, m);
-    Add<SweepRow>(group, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &SweepRow::a2a_ms, nullptr,
-                  m);
-    Add<SweepRow>(group, {"drop_end", "dropped (%)", Better::kLower}, &SweepRow::drop_final_pct,
-                  nullptr, m);
-    Add<SweepRow>(group, {"val_loss", "validation loss", Better::kLower},
-                  &SweepRow::validation_loss, nullptr, m);
-    Add<SweepRow>(group, {"peak_mib", "peak memory (MiB)", Better::kLower}, &SweepRow::peak_mib,
-                  nullptr, m);
+    add({"step_ms", "step (ms)"}, &SweepRow::step_ms);
+    add({"a2a_ms", "all-to-all (ms)"}, &SweepRow::a2a_ms);
+    add({"drop_end", "dropped (%)"}, &SweepRow::drop_final_pct);
+    add({"val_loss", "validation loss"}, &SweepRow::validation_loss);
+    add({"peak_mib", "peak memory (MiB)"}, &SweepRow::peak_mib);
     groups.emplace_back(what, std::move(m));
   }
   return groups;
 }
 
-void AddSeries(const Run& run, const Metric& metric, double TrainStep::*value,
-               std::vector<Measured>& into) {
-  const std::vector<double> values = SteadyValues(run, value);
-  if (!values.empty()) into.push_back({metric, SampleOfSeries(values)});
-}
-
 MeasuredGroups TrainGroups(const Run& run) {
+  constexpr std::pair<Metric, double TrainStep::*> kSeries[] = {
+      {{"tok_s", "tokens/s", Better::kHigher}, &TrainStep::tokens_per_s},
+      {{"step_ms", "step (ms)"}, &TrainStep::step_ms},
+      {{"a2a_ms", "all-to-all (ms)"}, &TrainStep::a2a_ms},
+      {{"expert_ms", "experts (ms)"}, &TrainStep::expert_ms},
+      {{"all_reduce_ms", "all-reduce (ms)"}, &TrainStep::all_reduce_ms},
+      {{"drop", "dropped (share)"}, &TrainStep::drop_fraction}};
   std::vector<Measured> m;
   if (run.totals.has_value() && std::isfinite(run.totals->validation_loss)) {
-    m.push_back(
-        {{"val_loss", "validation loss", Better::kLower}, {.mean = run.totals->validation_loss}});
+    m.push_back({{"val_loss", "validation loss"}, {.mean = run.totals->validation_loss}});
   }
-  AddSeries(run, {"tok_s", "tokens/s", Better::kHigher}, &TrainStep::tokens_per_s, m);
-  AddSeries(run, {"step_ms", "step (ms)", Better::kLower}, &TrainStep::step_ms, m);
-  AddSeries(run, {"a2a_ms", "all-to-all (ms)", Better::kLower}, &TrainStep::a2a_ms, m);
-  AddSeries(run, {"expert_ms", "experts (ms)", Better::kLower}, &TrainStep::expert_ms, m);
-  AddSeries(run, {"all_reduce_ms", "all-reduce (ms)", Better::kLower}, &TrainStep::all_reduce_ms,
-            m);
-  AddSeries(run, {"drop", "dropped (share)", Better::kLower}, &TrainStep::drop_fraction, m);
+  for (const auto& [metric, value] : kSeries) {
+    const std::vector<double> values = SteadyValues(run, value);
+    if (!values.empty()) m.push_back({metric, SampleOfSeries(values)});
+  }
   return {{{""}, std::move(m)}};
 }
 

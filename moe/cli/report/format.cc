@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -35,20 +36,12 @@ size_t CharacterBytes(absl::string_view text) {
 }
 
 const char* Reference(char c) {
-  switch (c) {
-    case '&':
-      return "&amp;";
-    case '<':
-      return "&lt;";
-    case '>':
-      return "&gt;";
-    case '"':
-      return "&quot;";
-    case '\'':
-      return "&#39;";
-    default:
-      return nullptr;
+  constexpr std::pair<char, const char*> kReferences[] = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
+  for (const auto& [character, reference] : kReferences) {
+    if (character == c) return reference;
   }
+  return nullptr;
 }
 
 // "-1234567.8" -> "-1,234,567.8"

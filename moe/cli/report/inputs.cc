@@ -250,15 +250,9 @@ absl::Status AddRow(const Json& object, Run& run) {
   }
   run.kind = kind;
   Fields fields(object);
-  switch (kind) {
-    case RunKind::kBench:
-      return AddBench(fields, run);
-    case RunKind::kSweep:
-      return AddSweep(fields, run);
-    case RunKind::kTrain:
-      return object.contains("step") ? AddStep(fields, run) : AddTotals(fields, run);
-  }
-  return absl::OkStatus();
+  if (kind == RunKind::kBench) return AddBench(fields, run);
+  if (kind == RunKind::kSweep) return AddSweep(fields, run);
+  return object.contains("step") ? AddStep(fields, run) : AddTotals(fields, run);
 }
 
 constexpr int64_t kMaxBytes = int64_t{256} << 20;

@@ -85,19 +85,10 @@ std::string Render(const Table& table) {
 namespace {
 
 std::string InputLine(const Run& run) {
-  std::string size;
-  switch (run.kind) {
-    case RunKind::kBench:
-      size = Plural(static_cast<double>(run.bench.size()), "row");
-      break;
-    case RunKind::kSweep:
-      size = Plural(static_cast<double>(run.sweep.size()), "row");
-      break;
-    case RunKind::kTrain:
-      size = Plural(static_cast<double>(run.steps.size()), "step");
-      if (!run.totals.has_value()) size += ", did not end";
-      break;
-  }
+  const bool trained = run.kind == RunKind::kTrain;
+  const size_t rows = run.bench.size() + run.sweep.size() + run.steps.size();
+  std::string size = Plural(static_cast<double>(rows), trained ? "step" : "row");
+  if (trained && !run.totals.has_value()) size += ", did not end";
   std::string origin;
   for (const Origin& o : run.origin) {
     absl::StrAppend(&origin, origin.empty() ? "" : " · ", o.key, " ", o.first,

@@ -116,41 +116,45 @@ std::string PhaseChart(const Runs& runs) {
   return chart.bars.empty() ? "" : Render(chart);
 }
 
-std::vector<TableCell> RowOf(const Run& run) {
-  const auto count = [](double value) {
-    return TableCell::Number(value, CountText(value));
-  };
+// The columns of the table, with what they have of a run.
+std::vector<std::pair<const char*, TableCell>> ColumnsOf(const Run& run) {
   const TrainTotals totals = run.totals.value_or(TrainTotals());
   const TrainStep& first = run.steps.front();
   const TrainStep& last = run.steps.back();
   const double step_ms = SteadyMean(run, &TrainStep::step_ms);
-  return {TableCell::Text(run.name),
-          count(last.step),
-          count(totals.tokens),
-          TableCell::Number(totals.seconds),
-          TableCell::Number(last.loss, 4),
-          TableCell::Number(totals.validation_loss_before, 4),
-          TableCell::Number(totals.validation_loss, 4),
-          count(SteadyMean(run, &TrainStep::tokens_per_s)),
-          count(bench::MeanSdOf(SteadyValues(run, &TrainStep::tokens_per_s)).sd),
-          TableCell::Number(step_ms),
-          TableCell::Number(100 * SteadyMean(run, &TrainStep::a2a_ms) / step_ms, 2),
-          TableCell::Number(100 * first.drop_fraction),
-          TableCell::Number(100 * last.drop_fraction),
-          TableCell::Number(last.max_violation),
-          count(last.dead_experts),
-          TableCell::Number(last.peak_bytes, BytesText(last.peak_bytes)),
-          TableCell::Text(run.totals.has_value() ? totals.weights_hash : "did not end")};
+  const bench::MeanSd speed = bench::MeanSdOf(SteadyValues(run, &TrainStep::tokens_per_s));
+  using Cell = TableCell;
+  return {
+      {"run", Cell::Text(run.name)},
+      {"steps", Cell::Count(last.step)},
+      {"tokens", Cell::Count(totals.tokens)},
+      {"time (s)", Cell::Number(totals.seconds)},
+      {"loss, last step", Cell::Number(last.loss, 4)},
+      {"validation loss, before", Cell::Number(totals.validation_loss_before, 4)},
+      {"validation loss, after", Cell::Number(totals.validation_loss, 4)},
+      {"tokens/s", Cell::Count(speed.mean)},
+      {"± sd", Cell::Count(speed.sd)},
+      {"step (ms)", Cell::Number(step_ms)},
+      {"all-to-all (% of step)",
+       Cell::Number(100 * SteadyMean(run, &TrainStep::a2a_ms) / step_ms, 2)},
+      {"drops, first step (%)", Cell::Number(100 * first.drop_fraction)},
+      {"drops, last step (%)", Cell::Number(100 * last.drop_fraction)},
+      {"MaxVio", Cell::Number(last.max_violation)},
+      {"dead experts", Cell::Count(last.dead_experts)},
+      {"peak memory", Cell::Number(last.peak_bytes, BytesText(last.peak_bytes))},
+      {"weights (xxh3)", Cell::Text(run.totals.has_value() ? totals.weights_hash : "did not end")}};
 }
 
 std::string RunTable(const Runs& runs) {
-  Table table = {
-      .title = "Training runs",
-      .names = {"run", "steps", "tokens", "time (s)", "loss, last step", "validation loss, before",
-                "validation loss, after", "tokens/s", "± sd", "step (ms)", "all-to-all (% of step)",
-                "drops, first step (%)", "drops, last step (%)", "MaxVio", "dead experts",
-                "peak memory", "weights (xxh3)"}};
-  for (const Run* run : runs) table.rows.push_back(RowOf(*run));
+  Table table = {.title = "Training runs"};
+  for (const Run* run : runs) {
+    table.names.clear();
+    table.rows.emplace_back();
+    for (auto& [name, cell] : ColumnsOf(*run)) {
+      table.names.emplace_back(name);
+      table.rows.back().push_back(std::move(cell));
+    }
+  }
   return Render(table);
 }
 

@@ -68,8 +68,10 @@ class XyDrawing {
       : chart_(chart),
         text_(TextWithWhatIsLeftOut(chart)),
         series_(Drawn(chart)),
-        x_(MakeX()),
-        y_(MakeY()),
+        x_(chart.x_categories.empty()
+               ? MakeScale(chart.x_kind, false, &XyPoint::x, &XyPoint::x_error)
+               : Scale::OfCategories(chart.x_categories)),
+        y_(MakeScale(chart.y_kind, chart.y_from_zero, &XyPoint::y, &XyPoint::y_error)),
         frame_(x_, y_, 0, kHeight),
         svg_(kDrawingWidth, kHeight, chart.text.title) {}
 
@@ -99,30 +101,19 @@ class XyDrawing {
     text.LeaveOut(points - drawn_points, points, "points", kWhy);
     return text;
   }
-  Scale MakeX() const {
-    if (!chart_.x_categories.empty()) return Scale::OfCategories(chart_.x_categories);
+  Scale MakeScale(ScaleKind kind, bool from_zero, double XyPoint::*value,
+                  double XyPoint::*error) const {
     Range range;
+    if (from_zero) range.Take(0);
     for (const XySeries& s : series_) {
       for (const XyPoint& p : s.points) {
+        range.Take(p.*value);
         // A whisker to zero or below has no end on a logarithmic axis.
-        range.Take(p.x);
-        if (!IsLog(chart_.x_kind) || p.x > p.x_error) range.Take(p.x - p.x_error);
-        range.Take(p.x + p.x_error);
+        if (!IsLog(kind) || p.*value > p.*error) range.Take(p.*value - p.*error);
+        range.Take(p.*value + p.*error);
       }
     }
-    return Scale::Of(chart_.x_kind, range.low, range.high, 5);
-  }
-  Scale MakeY() const {
-    Range range;
-    if (chart_.y_from_zero) range.Take(0);
-    for (const XySeries& s : series_) {
-      for (const XyPoint& p : s.points) {
-        range.Take(p.y);
-        if (!IsLog(chart_.y_kind) || p.y > p.y_error) range.Take(p.y - p.y_error);
-        range.Take(p.y + p.y_error);
-      }
-    }
-    return Scale::Of(chart_.y_kind, range.low, range.high, 5);
+    return Scale::Of(kind, range.low, range.high, 5);
   }
 
   void DrawLine(const XySeries& s) {

@@ -323,37 +323,33 @@ std::string Drops(const SweepRow& row) {
 
 using Line = std::vector<std::string>;
 
-const Line& Heads() {
-  static const Line heads = {
-      "experts",        "topk",       "cf",      "ep",        "dp",       "tok/rank",
-      "params tot/act", "tok/s ± sd", "step ms", "a2a ms(%)", "ar ms(%)", "expert ms",
-      "drop% init→end", "MaxVio",     "dead",    "val loss",  "peak MiB", "status"};
-  return heads;
-}
-
-Line LineOf(const SweepRow& row, bool on_front) {
+// The columns of the table that are always there, with what they have of a row.
+std::vector<std::pair<const char*, std::string>> ColumnsOf(const SweepRow& row, bool on_front) {
   const double step_ms = row.number("step_ms");
   const double total = row.number("params_total");
-  return {OrNone(row.text("experts")),
-          OrNone(row.text("topk")),
-          OrNone(row.text("cf")),
-          OrNone(row.text("ep")),
-          OrNone(row.text("dp")),
-          OrNone(row.text("tok_per_rank")),
-          std::isfinite(total)
-              ? absl::StrCat(ShortCount(total), "/", ShortCount(row.number("params_active")))
-              : kNone,
-          Speed(row, on_front),
-          Fixed(step_ms, 2),
-          PartOf(row.number("a2a_ms"), step_ms),
-          PartOf(row.number("ar_ms"), step_ms),
-          Fixed(row.number("expert_ms"), 2),
-          Drops(row),
-          Fixed(row.number("max_vio"), 2),
-          Count(row.number("dead")),
-          Fixed(row.number("val_loss"), 4),
-          Fixed(row.number("peak_mib"), 0),
-          row.failed() ? absl::StrCat("error: ", Shown(row.text("error"), kMostErrorBytes)) : "ok"};
+  return {
+      {"experts", OrNone(row.text("experts"))},
+      {"topk", OrNone(row.text("topk"))},
+      {"cf", OrNone(row.text("cf"))},
+      {"ep", OrNone(row.text("ep"))},
+      {"dp", OrNone(row.text("dp"))},
+      {"tok/rank", OrNone(row.text("tok_per_rank"))},
+      {"params tot/act",
+       std::isfinite(total)
+           ? absl::StrCat(ShortCount(total), "/", ShortCount(row.number("params_active")))
+           : kNone},
+      {"tok/s ± sd", Speed(row, on_front)},
+      {"step ms", Fixed(step_ms, 2)},
+      {"a2a ms(%)", PartOf(row.number("a2a_ms"), step_ms)},
+      {"ar ms(%)", PartOf(row.number("ar_ms"), step_ms)},
+      {"expert ms", Fixed(row.number("expert_ms"), 2)},
+      {"drop% init→end", Drops(row)},
+      {"MaxVio", Fixed(row.number("max_vio"), 2)},
+      {"dead", Count(row.number("dead"))},
+      {"val loss", Fixed(row.number("val_loss"), 4)},
+      {"peak MiB", Fixed(row.number("peak_mib"), 0)},
+      {"status",
+       row.failed() ? absl::StrCat("error: ", Shown(row.text("error"), kMostErrorBytes)) : "ok"}};
 }
 
 // Columns on a terminal: UTF-8's continuation bytes take none.
@@ -408,15 +404,15 @@ std::string SweepTable(absl::Span<const SweepRow> rows) {
     for (const SweepRow& row : rows) values.insert(row.text(key));
     if (values.size() > 1) varied.push_back(key);
   }
-  Line heads(varied.begin(), varied.end());
-  heads.insert(heads.end(), Heads().begin(), Heads().end());
-  std::vector<Line> lines = {std::move(heads)};
+  std::vector<Line> lines = {Line(varied.begin(), varied.end())};
   const std::vector<bool> marks = ParetoMarks(rows);
   for (size_t i = 0; i < rows.size(); ++i) {
     Line& line = lines.emplace_back();
     for (const char* key : varied) line.push_back(OrNone(rows[i].text(key)));
-    const Line figures = LineOf(rows[i], marks[i]);
-    line.insert(line.end(), figures.begin(), figures.end());
+    for (auto& [head, text] : ColumnsOf(rows[i], marks[i])) {
+      if (i == 0) lines.front().emplace_back(head);
+      lines[i + 1].push_back(std::move(text));
+    }
   }
   return Layout(lines);
 }

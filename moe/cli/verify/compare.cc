@@ -110,15 +110,8 @@ int64_t UlpDistance(float a, float b) {
 }
 
 const char* NameOf(Measure measure) {
-  switch (measure) {
-    case Measure::kBits:
-      return "0 ulp";
-    case Measure::kTwiceBound:
-      return "2 x bound";
-    case Measure::kBound:
-      break;
-  }
-  return "bound";
+  constexpr const char* kNames[] = {"0 ulp", "2 x bound", "bound"};
+  return kNames[static_cast<int>(measure)];
 }
 
 std::string Describe(const Place& place) {
