@@ -37,7 +37,6 @@ struct Chunk {
 };
 
 __device__ inline int64_t SlotsBegin(const CudaExpertSort& s, int micro_batch) {
-  if (s.micro_batch_offsets == nullptr) return micro_batch == 0 ? 0 : s.slots;
   return s.slot_offset[s.micro_batch_offsets[micro_batch]];
 }
 
@@ -143,24 +142,20 @@ __device__ inline LaneSlots RankInWarp(const CudaExpertSort& s, int64_t first, i
 // padding; place [E]: how many of them are in the chunks before. Writes what the caller gets of it.
 __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk, int32_t* start,
                                     int32_t* place) {
-  const auto id = [&](int i) {
-    return s.order == nullptr ? i : s.order[i];
-  };
   const auto sum_before = [&](int32_t e, int64_t column) {
     return s.scratch[e * Columns() + column];
   };
   const int64_t padded = s.micro_batches * s.padded_rows;  // of one expert
   ForPrefixSums<kThreads>(
-      s.num_experts, [&](int i) { return sum_before(id(i), Columns() - 1); },
-      [&](int i, int32_t rows_before, int32_t rows) {
-        const int32_t e = id(i);
-        const int64_t begin = padded > 0 ? i * padded : rows_before;
+      s.num_experts, [&](int e) { return sum_before(e, Columns() - 1); },
+      [&](int e, int32_t rows_before, int32_t rows) {
+        const int64_t begin = padded > 0 ? e * padded : rows_before;
         const int32_t earlier = sum_before(e, chunk.first_column);  // of other micro-batches
         start[e] = static_cast<int32_t>(begin + chunk.micro_batch * s.padded_rows);
         place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
         if (blockIdx.x == 0) {
-          s.expert_begin[i] = begin;
-          if (i == s.num_experts - 1) s.expert_begin[i + 1] = begin + (padded > 0 ? padded : rows);
+          s.expert_begin[e] = begin;
+          if (e == s.num_experts - 1) s.expert_begin[e + 1] = begin + (padded > 0 ? padded : rows);
         }
         if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) return;
         s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
@@ -178,8 +173,8 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
   const auto warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int64_t first = chunk.begin + int64_t{warp} * kWarpSlots;
   uint16_t* const mine = &count[warp * s.num_experts];
-  const LaneSlots slots = RankInWarp(s, first, chunk.end, mine);
   PlaceExperts(s, chunk, start, place);
+  const LaneSlots slots = RankInWarp(s, first, chunk.end, mine);
   __syncthreads();
   // Counts of the warps become the sums over the warps before.
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
@@ -228,8 +223,6 @@ bool IsValid(const CudaExpertSort& s) {
   constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
   if (s.slots < 0 || s.slots > kMaxRows) return false;
   if (s.num_experts < 1 || s.num_experts > kMaxExperts || s.micro_batches < 1) return false;
-  if (s.micro_batches > 1 && s.micro_batch_offsets == nullptr) return false;
-  if ((s.micro_batch_offsets == nullptr) != (s.slot_offset == nullptr)) return false;
   return s.padded_rows >= 0 &&
          s.padded_rows <= kMaxRows / (int64_t{s.num_experts} * s.micro_batches);
 }

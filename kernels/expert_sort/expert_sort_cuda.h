@@ -14,30 +14,24 @@ constexpr int kMaxExperts = 1024;
 // Slots of one block. A chunk belongs to one micro-batch.
 constexpr int64_t kChunkSlots = 2048;
 
-// One call; pointers are to device memory. A slot is kept if its expert is in 0 .. E - 1 (others
-// are identity experts) and it is not dropped.
-//
-// Rows are the kept slots by (place of the expert in `order`, slot): home rows, where `order` lists
-// experts by (chunk, rank, expert). With padded_rows P > 0 every expert has P rows per micro-batch,
-// filled from the first; row (place in order * B + micro-batch) * P + i is its slot i.
+// SortByExpert (expert_sort.h); pointers are to device memory. A slot is kept if its expert is in
+// 0 .. E - 1 (others are identity experts) and it is not dropped.
 struct CudaExpertSort {
   int64_t slots = 0;                 // S
   const int32_t* expert;             // [S]
   const uint8_t* dropped = nullptr;  // [S] 1 = dropped; nullptr = none
   int32_t num_experts = 0;           // E
-  const int32_t* order = nullptr;    // [E] a permutation of the experts; nullptr = ascending
 
   // Micro-batch b has the slots slot_offset[micro_batch_offsets[b]] .. [b + 1], all of S together.
-  // Without offsets all slots are one.
-  int32_t micro_batches = 1;                     // B
-  const int64_t* micro_batch_offsets = nullptr;  // [B + 1], in tokens
-  const int64_t* slot_offset = nullptr;          // [T + 1]
-  int64_t padded_rows = 0;                       // P; 0 = no padding
+  int32_t micro_batches = 1;           // B
+  const int64_t* micro_batch_offsets;  // [B + 1], in tokens
+  const int64_t* slot_offset;          // [T + 1]
+  int64_t padded_rows = 0;             // P; 0 = no padding
 
   int32_t* row_of_slot;   // [S] -1 = not kept
   int32_t* slot_of_row;   // [E * B * P] -1 = empty; without padding [S], the kept ones written
-  int64_t* expert_begin;  // [E + 1] first row of each place in `order`; the last is the rows
-  int32_t* count;         // [B, E] kept slots by micro-batch and expert id
+  int64_t* expert_begin;  // [E + 1] first row of each expert; the last is the rows
+  int32_t* count;         // [B, E] kept slots
   int32_t* scratch;       // [ScratchElements]
 };
 
@@ -54,8 +48,8 @@ inline int64_t ScratchElements(const CudaExpertSort& sort) {
 // slots in a micro-batch, which a DispatchPlan refuses, shows in `count`; the slots beyond get no
 // row (-1), and nothing is written out of bounds.
 // Errors: cudaErrorInvalidValue, before anything is enqueued, if S is negative or E not in
-// 1 .. kMaxExperts, B < 1, B > 1 without offsets, one kind of offsets without the other,
-// padded_rows < 0, or there are 2^31 slots or padded rows; else that of a launch.
+// 1 .. kMaxExperts, B < 1, padded_rows < 0, or there are 2^31 slots or padded rows; else that of a
+// launch.
 cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 
 // The token of every sorted row, and the row's own number: what gathers into and out of expert
