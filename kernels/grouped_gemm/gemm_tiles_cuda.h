@@ -114,31 +114,24 @@ struct ForwardGroups : RowGroups<T, TOut, Layout::kTransposed> {};
 template <typename T, typename TOut>
 struct InputGradientGroups : RowGroups<T, TOut, Layout::kPlain> {};
 
-// The products of CudaGroupedWeightGradient: groups own rows of a and b, the reduced index, and
-// every group has a c.
+// The product of CudaWeightGradient.
 template <typename In>
-struct WeightGradientGroups {
+struct WeightGradient {
   using T = In;
   using TOut = float;
   static constexpr Layout kALayout = Layout::kTransposed, kBLayout = Layout::kPlain;
 
   MatrixView<const T> a, b;
-  GroupMatrices<float> c;
-  GroupRows groups;
+  MatrixView<float> c;
   Write write;
 
   int64_t TileCount(int tile_rows, int tile_cols) const {
-    return c.count() * TilesOf(c.rows(), tile_rows) * TilesOf(c.cols(), tile_cols);
+    return TilesOf(c.rows(), tile_rows) * TilesOf(c.cols(), tile_cols);
   }
   __device__ bool Find(int tile_rows, int tile_cols, Tile<T, float>& tile) const {
-    const auto row_tiles = static_cast<unsigned>(TilesOf(c.rows(), tile_rows));
     const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
-    const auto g = static_cast<int>(blockIdx.x / (row_tiles * col_tiles));
-    tile.a = groups.Of(g, a);
-    tile.b = groups.Of(g, b);
-    tile.c = c[g];
-    tile.row = int64_t{blockIdx.x / col_tiles % row_tiles} * tile_rows;
-    tile.col = int64_t{blockIdx.x % col_tiles} * tile_cols;
+    tile = {a, b, c, int64_t{blockIdx.x / col_tiles} * tile_rows,
+            int64_t{blockIdx.x % col_tiles} * tile_cols};
     return true;
   }
 };
@@ -156,8 +149,8 @@ cudaError_t ForLots(std::span<const MatrixView<T>> matrices, const int64_t* offs
   return cudaSuccess;
 }
 
-// launch(groups) with the groups of each lot: ForwardGroups, InputGradientGroups or
-// WeightGradientGroups. An output of size zero launches nothing.
+// launch(product) with ForwardGroups or InputGradientGroups of each lot, or with WeightGradient. An
+// output of size zero launches nothing.
 template <typename T, typename TOut, typename Function>
 cudaError_t LaunchLots(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
   const auto& [in, offsets, weight, weight_layout, out] = gemm;
@@ -171,12 +164,10 @@ cudaError_t LaunchLots(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
   });
 }
 template <typename T, typename Function>
-cudaError_t LaunchLots(const CudaGroupedWeightGradient<T>& gradient, Function launch) {
-  const auto& [dy, x, offsets, dw, write] = gradient;
-  if (dy.cols() == 0 || x.cols() == 0) return cudaSuccess;
-  return ForLots(dw, offsets, [&](const auto& lot, const int64_t* lot_offsets) {
-    return launch(WeightGradientGroups<T>{dy, x, lot, {lot_offsets, dy.rows()}, write});
-  });
+cudaError_t LaunchLots(const CudaWeightGradient<T>& gradient, Function launch) {
+  const auto& [dy, x, dw, write] = gradient;
+  if (dw.rows() == 0 || dw.cols() == 0) return cudaSuccess;
+  return launch(WeightGradient<T>{dy, x, dw, write});
 }
 
 // A block a tile; refuses a product of more tiles than a grid has blocks.

@@ -192,8 +192,7 @@ absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, M
   if (IsCuda(stream)) {
     MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kFunction, options, 1, x.rows()));
     if (takes_cublas) return options.cublas->Multiply(kFunction, problem, stream);
-    return LaunchKernel<T>(
-        kFunction, gemm::CudaGroupedWeightGradient<T>{dy, x, nullptr, {&dw, 1}, write}, stream);
+    return LaunchKernel<T>(kFunction, gemm::CudaWeightGradient<T>{dy, x, dw, write}, stream);
   }
   const Workspace::Mark mark = workspace.mark();
   MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<Problem<T, float>>(1)));

@@ -13,17 +13,17 @@
 
 namespace moe::gemm {
 
+// GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
+// [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
+//
 // Group g owns rows [offsets[g], offsets[g + 1]). Offsets are device memory and read by the kernel:
 // no host waits for them, and a captured launch may be replayed with others. They may end before N
 // (a buffer with room to spare); rows after the last group are not touched. Offsets that descend or
 // leave [0, N] give wrong results, but no access out of bounds.
 // Without offsets there is one group, of all rows.
 //
-// The spans are host memory and are read before the call returns; what their views point to is
-// device memory. All views of a span have one shape.
-
-// GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
-// [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
+// `weight` is host memory and read before the call returns; what its views, all of one shape, point
+// to is device memory.
 template <typename T, typename TOut = T>
 struct CudaGroupedGemm {
   MatrixView<const T> in;            // [N, depth]
@@ -33,14 +33,12 @@ struct CudaGroupedGemm {
   MatrixView<TOut> out;  // [N, cols]
 };
 
-// GemmWeightGradient of every group: dw[g] (+)= dy rows of group g, transposed, * x rows of group
-// g. A group without rows writes zeros (kOverwrite).
+// GemmWeightGradient: dw (+)= dy^T x.
 template <typename T>
-struct CudaGroupedWeightGradient {
-  MatrixView<const T> dy;                 // [N, O]
-  MatrixView<const T> x;                  // [N, K]
-  const int64_t* offsets = nullptr;       // [groups + 1]
-  std::span<const MatrixView<float>> dw;  // [O, K] each
+struct CudaWeightGradient {
+  MatrixView<const T> dy;  // [N, O]
+  MatrixView<const T> x;   // [N, K]
+  MatrixView<float> dw;    // [O, K]
   Write write = Write::kOverwrite;
 };
 
@@ -49,7 +47,7 @@ struct CudaGroupedWeightGradient {
 // Enqueue on `stream` and return; the error of the launch alone. One chain of fmaf an element, in
 // ascending order of the reduced index: the bits of gemm::Reference.
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream);
-cudaError_t RunFma(const CudaGroupedWeightGradient<float>& gradient, cudaStream_t stream);
+cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t stream);
 
 // 16-bit types on tensor cores (mma.sync, sm_80 and later).
 //
@@ -65,7 +63,7 @@ cudaError_t RunFma(const CudaGroupedWeightGradient<float>& gradient, cudaStream_
 template <typename T, typename TOut>
 cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
 template <typename T>
-cudaError_t RunMma(const CudaGroupedWeightGradient<T>& gradient, cudaStream_t stream);
+cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream);
 
 }  // namespace moe::gemm
 

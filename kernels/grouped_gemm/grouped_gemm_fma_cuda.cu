@@ -94,7 +94,7 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream) {
   return Run(gemm, stream);
 }
-cudaError_t RunFma(const CudaGroupedWeightGradient<float>& gradient, cudaStream_t stream) {
+cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t stream) {
   return Run(gradient, stream);
 }
 

@@ -301,14 +301,14 @@ cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream) {
   return Run(gemm, stream);
 }
 template <typename T>
-cudaError_t RunMma(const CudaGroupedWeightGradient<T>& gradient, cudaStream_t stream) {
+cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
   return Run(gradient, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                     \
   template cudaError_t RunMma(const CudaGroupedGemm<T, T>&, cudaStream_t);     \
   template cudaError_t RunMma(const CudaGroupedGemm<T, float>&, cudaStream_t); \
-  template cudaError_t RunMma(const CudaGroupedWeightGradient<T>&, cudaStream_t);
+  template cudaError_t RunMma(const CudaWeightGradient<T>&, cudaStream_t);
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE

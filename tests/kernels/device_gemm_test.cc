@@ -1,6 +1,5 @@
 // Matrix products on every device of this build, and by cuBLAS where it is. This project's kernels
-// have the specification's bits in float32; the others are within a bound. The kernels' own test,
-// grouped_gemm_cuda_test.cc, has shapes, layouts and schedules.
+// have the specification's bits in float32; the others are within a bound.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gemm_matrix.h"
 
@@ -22,6 +23,9 @@ namespace {
 
 using gemm::Layout;
 using testing::DeviceMatrix;
+using ::testing::ElementsAre;
+using testing::kLayouts;
+using testing::MatrixLayout;
 using testing::TestDevice;
 using testing::TestDevices;
 
@@ -108,66 +112,107 @@ Matrix<T> RowsOf(const Matrix<T>& all, int64_t begin, int64_t end) {
   return rows;
 }
 
+// The groups' matrices in memory of a device.
 template <typename T>
-class DeviceGemmTest : public ::testing::Test {};
-using Types = ::testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(DeviceGemmTest, Types);
-
-// Groups that are empty, at either end and between, and one that ends inside a tile.
-TYPED_TEST(DeviceGemmTest, GroupedProducts) {
-  using T = TypeParam;
-  const Groups<T> groups({0, 5, 0, 71, 1, 0}, 21, 40);
-  const int64_t count = static_cast<int64_t>(groups.weight.size()), total = groups.total();
-  const auto x = Mixed<T>(total, 40, 3, 1), dy = Mixed<T>(total, 21, 2, 2);
-  const auto old_y = Mixed<T>(total, 21, 1, 3), old_dx = Mixed<T>(total, 40, 0, 4);
-  for (const Path& path : Paths()) {
-    const auto& device = path.device;
-    SCOPED_TRACE(path.name());
-    Workspace workspace(device->memory());
-    std::vector<DeviceMatrix<T>> weight;
-    std::vector<MatrixView<const T>> views;
-    for (const Matrix<T>& w : groups.weight) weight.push_back(device->Copy(w));
-    for (const DeviceMatrix<T>& w : weight) views.push_back(w.view());
-    const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
-    const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
-    std::vector<int64_t> offsets = groups.offsets;
-    ASSERT_TRUE(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
-                               device->stream(), path.options)
-                    .ok());
-    ASSERT_TRUE(GroupedGemmInputGradient<T>(dy_there.view(), offsets, views, dx.view(), workspace,
-                                            device->stream(), path.options)
-                    .ok());
-    // Host memory that the calls have read.
-    std::fill(offsets.begin(), offsets.end(), -1);
-    std::fill(views.begin(), views.end(), MatrixView<const T>());
-    const Matrix<T> got_y = device->Read(y), got_dx = device->Read(dx);
-    EXPECT_TRUE(got_y.edges_intact() && got_dx.edges_intact());
-    for (int64_t g = 0; g < count; ++g) {
-      SCOPED_TRACE(g);
-      const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
-      const auto weight_view = groups.weight[g].view();
-      ExpectProduct<T, T>(path,
-                          {.a = RowRange(x.view(), begin, end),
-                           .b = weight_view,
-                           .c = {},
-                           .b_layout = Layout::kTransposed},
-                          RowsOf(old_y, begin, end), RowsOf(got_y, begin, end));
-      ExpectProduct<T, T>(path, {.a = RowRange(dy.view(), begin, end), .b = weight_view, .c = {}},
-                          RowsOf(old_dx, begin, end), RowsOf(got_dx, begin, end));
-    }
+struct DeviceWeights {
+  std::vector<DeviceMatrix<T>> memory;
+  std::vector<MatrixView<const T>> views;
+};
+template <typename T>
+DeviceWeights<T> WeightsOn(const TestDevice& device, const Groups<T>& groups) {
+  DeviceWeights<T> weights;
+  for (const Matrix<T>& w : groups.weight) {
+    weights.views.push_back(weights.memory.emplace_back(device.Copy(w)).view());
   }
+  return weights;
 }
 
-// No rows: kOverwrite writes zeros, kAdd leaves what was there.
-TYPED_TEST(DeviceGemmTest, WeightGradient) {
-  using T = TypeParam;
-  for (const int64_t rows : {0, 1, 70}) {
-    const auto dy = Mixed<T>(rows, 21, 3, 1), x = Mixed<T>(rows, 40, 1, 2);
-    const auto old = Mixed<float>(21, 40, 2, 3);
+// Layouts of the two inputs and of the output. Where all rows begin at multiples of 16 bytes copies
+// are asynchronous on CUDA.
+struct Layouts {
+  MatrixLayout in, weight, out;
+};
+constexpr Layouts kAligned = {kLayouts[0], kLayouts[1], kLayouts[0]};
+
+template <typename T>
+class DeviceGemmTest : public ::testing::Test {
+ protected:
+  // Both directions of all groups.
+  void CheckGroups(absl::Span<const int64_t> rows, int64_t out, int64_t in,
+                   const Layouts& layouts = kAligned) {
+    const Groups<T> groups(rows, out, in, layouts.weight);
+    const int64_t count = static_cast<int64_t>(groups.weight.size()), total = groups.total();
+    const auto x = Mixed<T>(total, in, layouts.in, 1), dy = Mixed<T>(total, out, layouts.in, 2);
+    const auto old_y = Mixed<T>(total, out, layouts.out, 3);
+    const auto old_dx = Mixed<T>(total, in, layouts.out, 4);
+    for (const Path& path : paths_) {
+      const auto& device = path.device;
+      SCOPED_TRACE(path.name() << ", " << total << " rows, " << in << " to " << out);
+      Workspace workspace(device->memory());
+      auto [weight, views] = WeightsOn(*device, groups);
+      const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
+      const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
+      std::vector<int64_t> offsets = groups.offsets;
+      ASSERT_TRUE(GroupedGemm<T>(x_there.view(), offsets, views, y.view(), workspace,
+                                 device->stream(), path.options)
+                      .ok());
+      ASSERT_TRUE(GroupedGemmInputGradient<T>(dy_there.view(), offsets, views, dx.view(), workspace,
+                                              device->stream(), path.options)
+                      .ok());
+      // Host memory that the calls have read.
+      std::fill(offsets.begin(), offsets.end(), -1);
+      std::fill(views.begin(), views.end(), MatrixView<const T>());
+      const Matrix<T> got_y = device->Read(y), got_dx = device->Read(dx);
+      EXPECT_TRUE(got_y.edges_intact() && got_dx.edges_intact());
+      for (int64_t g = 0; g < count; ++g) {
+        SCOPED_TRACE(g);
+        const int64_t begin = groups.offsets[g], end = groups.offsets[g + 1];
+        const auto w = groups.weight[g].view();
+        ExpectProduct<T, T>(
+            path,
+            {.a = RowRange(x.view(), begin, end), .b = w, .c = {}, .b_layout = Layout::kTransposed},
+            RowsOf(old_y, begin, end), RowsOf(got_y, begin, end));
+        ExpectProduct<T, T>(path, {.a = RowRange(dy.view(), begin, end), .b = w, .c = {}},
+                            RowsOf(old_dx, begin, end), RowsOf(got_dx, begin, end));
+      }
+    }
+  }
+
+  // One group, and its outputs in float32.
+  template <typename TOut>
+  void CheckDense(int64_t rows, int64_t out, int64_t in, const Layouts& layouts = kAligned) {
+    const auto x = Mixed<T>(rows, in, layouts.in, 1), dy = Mixed<T>(rows, out, layouts.in, 2);
+    const auto weight = Mixed<T>(out, in, layouts.weight, 3);
+    const auto old_y = Mixed<TOut>(rows, out, layouts.out, 4);
+    const auto old_dx = Mixed<TOut>(rows, in, layouts.out, 5);
+    for (const Path& path : paths_) {
+      const auto& device = path.device;
+      SCOPED_TRACE(path.name() << ", " << rows << " rows, " << in << " to " << out);
+      Workspace workspace(device->memory());
+      const auto x_there = device->Copy(x), dy_there = device->Copy(dy), w = device->Copy(weight);
+      const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
+      ASSERT_TRUE((Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
+                                 path.options))
+                      .ok());
+      ASSERT_TRUE((GemmInputGradient<T, TOut>(dy_there.view(), w.view(), dx.view(), workspace,
+                                              device->stream(), path.options))
+                      .ok());
+      ExpectProduct<T, TOut>(
+          path, {.a = x.view(), .b = weight.view(), .c = {}, .b_layout = Layout::kTransposed},
+          old_y, device->Read(y));
+      ExpectProduct<T, TOut>(path, {.a = dy.view(), .b = weight.view(), .c = {}}, old_dx,
+                             device->Read(dx));
+    }
+  }
+
+  void CheckWeightGradient(int64_t rows, int64_t out, int64_t in,
+                           const Layouts& layouts = kAligned) {
+    const auto dy = Mixed<T>(rows, out, layouts.in, 1), x = Mixed<T>(rows, in, layouts.weight, 2);
+    const auto old = Mixed<float>(out, in, layouts.out, 3);
     for (const Write write : {Write::kOverwrite, Write::kAdd}) {
-      for (const Path& path : Paths()) {
+      for (const Path& path : paths_) {
         const auto& device = path.device;
-        SCOPED_TRACE(path.name() << ", " << rows << " rows");
+        SCOPED_TRACE(path.name() << ", " << rows << " rows, dw " << out << " x " << in);
         Workspace workspace(device->memory());
         const auto dy_there = device->Copy(dy), x_there = device->Copy(x);
         const auto dw = device->Copy(old);
@@ -184,47 +229,160 @@ TYPED_TEST(DeviceGemmTest, WeightGradient) {
       }
     }
   }
-}
 
-// One group, and its outputs in float32.
-template <typename T, typename TOut>
-void CheckDense(int64_t rows, int64_t in, int64_t out) {
-  const auto x = Mixed<T>(rows, in, 3, 1), dy = Mixed<T>(rows, out, 2, 2);
-  const auto weight = Mixed<T>(out, in, 1, 3);
-  const auto old_y = Mixed<TOut>(rows, out, 1, 4);
-  const auto old_dx = Mixed<TOut>(rows, in, 2, 5);
-  for (const Path& path : Paths()) {
+  std::vector<Path> paths_ = Paths();
+};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(DeviceGemmTest, Types);
+
+// Group 0 has row 0, group 1 none, group 2 the rest; dw is of all rows.
+TYPED_TEST(DeviceGemmTest, ProductsByHand) {
+  using T = TypeParam;
+  const auto x = Matrix<T>::Of(3, 2, {1, 2, 3, 4, 5, 6}), dy = Matrix<T>::Of(3, 1, {1, 2, 3});
+  const auto w0 = Matrix<T>::Of(2, 2, {1, 0, 0, 1}), w2 = Matrix<T>::Of(2, 2, {0, 10, 20, 30});
+  for (const Path& path : this->paths_) {
+    SCOPED_TRACE(path.name());
     const auto& device = path.device;
-    SCOPED_TRACE(path.name() << ", " << rows << " rows, " << in << " to " << out);
+    Stream& stream = device->stream();
     Workspace workspace(device->memory());
-    const auto x_there = device->Copy(x), dy_there = device->Copy(dy), w = device->Copy(weight);
-    const auto y = device->Copy(old_y), dx = device->Copy(old_dx);
-    ASSERT_TRUE((Gemm<T, TOut>(x_there.view(), w.view(), y.view(), workspace, device->stream(),
-                               path.options))
-                    .ok());
-    ASSERT_TRUE((GemmInputGradient<T, TOut>(dy_there.view(), w.view(), dx.view(), workspace,
-                                            device->stream(), path.options))
-                    .ok());
-    ExpectProduct<T, TOut>(
-        path, {.a = x.view(), .b = weight.view(), .c = {}, .b_layout = Layout::kTransposed}, old_y,
-        device->Read(y));
-    ExpectProduct<T, TOut>(path, {.a = dy.view(), .b = weight.view(), .c = {}}, old_dx,
-                           device->Read(dx));
+    const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
+    const auto first = device->Copy(w0), last = device->Copy(w2);
+    const auto y = device->Copy(Matrix<T>(3, 2, -1));
+    const auto dw = device->Copy(Matrix<float>(1, 2, 7));
+    const std::vector<MatrixView<const T>> weight = {first.view(), {nullptr, 2, 2}, last.view()};
+    const auto run = [&](auto function) {
+      EXPECT_TRUE(function(x_there.view(), {0, 1, 1, 3}, weight, y.view(), workspace, stream,
+                           path.options, {})
+                      .ok());
+      return device->Read(y).values();
+    };
+    EXPECT_THAT(run(GroupedGemm<T>), ElementsAre(1, 2, 40, 180, 60, 280));
+    EXPECT_THAT(run(GroupedGemmInputGradient<T>), ElementsAre(1, 2, 80, 150, 120, 230));
+    for (const Write write : {Write::kAdd, Write::kOverwrite}) {
+      ASSERT_TRUE(GemmWeightGradient<T>(dy_there.view(), x_there.view(), dw.view(), write,
+                                        workspace, stream, path.options)
+                      .ok());
+      const double old = write == Write::kAdd ? 7 : 0;
+      EXPECT_THAT(device->Read(dw).values(), ElementsAre(22 + old, 28 + old));
+    }
   }
 }
 
-TYPED_TEST(DeviceGemmTest, DenseProducts) {
+// More depth than the pipeline has stages, a group of more than one tile.
+TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
+  testing::ForSchedules([this] {
+    this->CheckGroups({2, 129}, 16, 104);
+    this->CheckWeightGradient(100, 16, 24);
+  });
+}
+
+// Groups that end inside a tile, empty ones between and at either end.
+TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyGroups) {
+  this->CheckGroups({0, 5, 130, 0, 1, 0}, 131, 40);
+  this->CheckGroups({0, 0, 140}, 16, 8);
+  std::vector<int64_t> many;  // more than one launch takes
+  for (int64_t g = 0; g < 131; ++g) many.push_back(g % 64 == 2 || g > 126 ? 1 + g % 3 : 0);
+  this->CheckGroups(many, 5, 3);
+  this->CheckWeightGradient(8, 131, 136);  // tiles both ways
+}
+
+// No rows: kOverwrite writes zeros, kAdd leaves what was there. No terms: y is zero.
+TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyWidthAndDepth) {
   using T = TypeParam;
-  CheckDense<T, T>(70, 40, 21);
-  CheckDense<T, float>(70, 40, 21);
-  CheckDense<T, float>(0, 40, 21);
-  CheckDense<T, T>(3, 0, 5);  // y without terms is zero, dx has no elements
-  CheckDense<T, float>(3, 5, 0);
+  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100}) {
+    if (testing::kSanitized && depth != 33) continue;
+    const int64_t width = 1 + depth % 18;
+    this->CheckGroups({3, 9}, width, depth);
+    this->template CheckDense<T>(12, width, depth);
+    this->template CheckDense<float>(12, width, depth);
+    this->CheckWeightGradient(depth, 1 + depth % 13, width);
+  }
+  this->template CheckDense<float>(0, 21, 40);
+  this->template CheckDense<float>(3, 0, 5);
+}
+
+TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
+  using T = TypeParam;
+  for (const auto& [in, out] : testing::kLayoutPairs) {
+    this->CheckGroups({3, 17}, 24, 40, {in, out, in});
+    this->template CheckDense<float>(20, 24, 40, {in, out, in});
+    if (testing::kSanitized) continue;
+    this->CheckGroups({18}, 9, 33, {out, in, out});
+    this->CheckWeightGradient(40, 24, 16, {in, out, in});
+    this->CheckWeightGradient(33, 17, 9, {out, in, out});
+  }
+  // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
+  const MatrixLayout padded = {0, 3, 0};
+  this->CheckGroups({3, 17}, 21, 37, {padded, padded, padded});
+  this->template CheckDense<T>(20, 21, 37, {padded, padded, padded});
+  this->CheckWeightGradient(40, 21, 13, {padded, padded, padded});
+}
+
+// The same rows of one group: alone, and between two others, one of which is all NaN.
+TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
+  using T = TypeParam;
+  const int64_t before = 11, rows = 37, total = before + rows + 130, cols = 10, depth = 43;
+  auto x = Mixed<T>(total, depth, kLayouts[0], 1);
+  for (int64_t r = 0; r < before; ++r) {
+    for (int64_t k = 0; k < depth; ++k) x.at(r, k) = T(testing::kNaN);
+  }
+  const Groups<T> groups({before, rows, 130}, cols, depth, kLayouts[0]);
+  for (const Path& path : this->paths_) {
+    if (path.cublas != nullptr) continue;
+    SCOPED_TRACE(path.name());
+    const auto& device = path.device;
+    Workspace workspace(device->memory());
+    const auto [weight, views] = WeightsOn(*device, groups);
+    const auto x_there = device->Copy(x);
+    const Matrix<T> zeros(total, cols, kLayouts[0]);
+    const auto together = device->Copy(zeros), alone = device->Copy(zeros);
+    ASSERT_TRUE(GroupedGemm<T>(x_there.view(), groups.offsets, views, together.view(), workspace,
+                               device->stream())
+                    .ok());
+    for (const auto& [begin, end] :
+         {std::pair<int64_t, int64_t>{0, before}, {11, 12}, {12, 31}, {31, 48}, {48, total}}) {
+      const size_t group = begin < before ? 0 : end <= before + rows ? 1 : 2;
+      ASSERT_TRUE(Gemm<T>(RowRange(MatrixView<const T>(x_there.view()), begin, end), views[group],
+                          RowRange(alone.view(), begin, end), workspace, device->stream())
+                      .ok());
+    }
+    const Matrix<T> got = device->Read(together);
+    EXPECT_TRUE(std::isnan(got(0, 0)) && !std::isnan(got(before, 0)));
+    EXPECT_TRUE(SameBits(got, device->Read(alone)));
+  }
+}
+
+// 256 + 1 + 1: 258 in one rounding, 256 if every sum were rounded to bfloat16. A product too small
+// for float32 rounds to -0, and one more term of zeros would turn that into +0.
+TYPED_TEST(DeviceGemmTest, RoundsOnceAfterTheWholeSum) {
+  using T = TypeParam;
+  const auto x = Mixed<T>(5, 70, kLayouts[0], 1), weight = Mixed<T>(11, 70, kLayouts[0], 2);
+  for (const Path& path : this->paths_) {
+    if (path.cublas != nullptr) continue;
+    SCOPED_TRACE(path.name());
+    const auto& device = path.device;
+    Workspace workspace(device->memory());
+    const auto product = [&]<typename TOut>(const Matrix<T>& a, const Matrix<T>& b, TOut) {
+      const auto a_there = device->Copy(a), b_there = device->Copy(b);
+      const auto c = device->Copy(Matrix<TOut>(a.rows(), b.rows(), kLayouts[0]));
+      EXPECT_TRUE(
+          (Gemm<T, TOut>(a_there.view(), b_there.view(), c.view(), workspace, device->stream()))
+              .ok());
+      return device->Read(c);
+    };
+    EXPECT_EQ(product(Matrix<T>::Of(1, 3, {1, 1, 1}), Matrix<T>::Of(1, 3, {256, 1, 1}), T())(0, 0),
+              258.0);
+    EXPECT_TRUE(SameBits(product(x, weight, T()), product(x, weight, float()).template As<T>()));
+    if (!std::is_same_v<T, float>) continue;
+    const Matrix<float> zero =
+        product(Matrix<T>::Of(1, 1, {-1e-30f}), Matrix<T>::Of(1, 1, {1e-30f}), float());
+    EXPECT_TRUE(zero(0, 0) == 0 && std::signbit(zero(0, 0)));
+  }
 }
 
 TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
   using T = TypeParam;
-  for (const Path& path : Paths()) {
+  for (const Path& path : this->paths_) {
     const auto& device = path.device;
     Workspace workspace(device->memory());
     const MatrixView<const T> none(nullptr, 0, 40);
@@ -239,6 +397,44 @@ TYPED_TEST(DeviceGemmTest, NoGroupsAndNoRows) {
     EXPECT_TRUE(device->stream().Synchronize().ok());
   }
 }
+
+// A product of 2^20 tiles a side is refused, not cut down to what a grid has.
+TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
+  const int64_t huge = int64_t{1} << 27;
+  for (const Path& path : this->paths_) {
+    if (path.device->is_cpu() || path.cublas != nullptr) continue;
+    Workspace workspace(path.device->memory());
+    EXPECT_FALSE(Gemm<TypeParam>({nullptr, huge, 1}, {nullptr, huge, 1},
+                                 MatrixView<TypeParam>(nullptr, huge, huge), workspace,
+                                 path.device->stream())
+                     .ok());
+  }
+}
+
+#if defined(MOE_TEST_SCHEDULES)
+// Offsets that no host has checked. AddressSanitizer has the say on what is read and written; no row
+// is in two groups, which ThreadSanitizer would find. Rows after the last group are not touched.
+TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
+  using T = TypeParam;
+  const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(8, 8, kLayouts[0], 2);
+  const std::vector<MatrixView<const T>> views(3, weight.view());
+  Matrix<T> out(9, 8, kLayouts[1], -1);
+  for (const auto& offsets : {std::vector<int64_t>{0, 1, 3, 5},
+                              {5, 1000, -5, -7},
+                              {9, 5, 2, 0},
+                              {-1, 7, 59, 1ll << 62}}) {
+    const gemm::CudaGroupedGemm<T> product = {in.view(), offsets.data(), views, Layout::kPlain,
+                                              out.view()};
+    if constexpr (std::is_same_v<T, float>) {
+      EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
+    } else {
+      EXPECT_EQ(gemm::RunMma(product, nullptr), cudaSuccess);
+    }
+    EXPECT_TRUE(out.edges_intact());
+    ASSERT_TRUE(offsets.back() != 5 || (out(5, 0) == -1 && out(8, 7) == -1));
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace moe

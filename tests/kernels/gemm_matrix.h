@@ -37,8 +37,8 @@ Matrix<T> Unwritten(int64_t rows, int64_t cols, int64_t pad = 0) {
 
 // Mixed signs and magnitudes over 2^-8 .. 2^8, so that sums in another order differ in bits.
 template <typename T>
-Matrix<T> Mixed(int64_t rows, int64_t cols, int64_t pad, uint32_t seed) {
-  Matrix<T> m(rows, cols, Padded(pad));
+Matrix<T> Mixed(int64_t rows, int64_t cols, testing::MatrixLayout layout, uint32_t seed) {
+  Matrix<T> m(rows, cols, layout);
   std::minstd_rand engine(seed * 7919 + 1);
   std::normal_distribution<float> normal;
   std::uniform_int_distribution<int> exponent(-8, 8);
@@ -50,17 +50,23 @@ Matrix<T> Mixed(int64_t rows, int64_t cols, int64_t pad, uint32_t seed) {
   return m;
 }
 
+template <typename T>
+Matrix<T> Mixed(int64_t rows, int64_t cols, int64_t pad, uint32_t seed) {
+  return Mixed<T>(rows, cols, Padded(pad), seed);
+}
+
 // Rows per group and their matrices, for either direction.
 template <typename T>
 struct Groups {
   std::vector<int64_t> offsets = {0};
   std::vector<Matrix<T>> weight;
 
-  Groups(absl::Span<const int64_t> rows, int64_t out, int64_t in) {
+  Groups(absl::Span<const int64_t> rows, int64_t out, int64_t in,
+         std::optional<testing::MatrixLayout> layout = std::nullopt) {
     for (const int64_t r : rows) {
       offsets.push_back(offsets.back() + r);
       const auto seed = static_cast<uint32_t>(offsets.size());
-      weight.push_back(Mixed<T>(out, in, seed % 3, 1000 + seed));
+      weight.push_back(Mixed<T>(out, in, layout.value_or(Padded(seed % 3)), 1000 + seed));
     }
   }
   int64_t total() const { return offsets.back(); }

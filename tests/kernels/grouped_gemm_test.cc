@@ -17,61 +17,7 @@
 namespace moe {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-TEST(GroupedGemm, MultipliesEachGroupByItsOwnWeight) {
-  const std::vector<float> x = {1, 2, 3, 4, 5, 6};  // [3, 2]
-  const std::vector<float> w0 = {1, 0, 0, 1};       // [2, 2]
-  const std::vector<float> w1 = {0, 10, 100, 1000};
-  const MatrixView<const float> weight[] = {{w0.data(), 2, 2}, {w1.data(), 2, 2}};
-  std::vector<float> y(6, -1), dx(6, -1);
-  Workspace workspace;
-  const auto stream = MakeInlineStream();
-  ASSERT_TRUE(
-      GroupedGemm<float>({x.data(), 3, 2}, {0, 1, 3}, weight, {y.data(), 3, 2}, workspace, *stream)
-          .ok());
-  EXPECT_THAT(y, ElementsAre(1, 2, 40, 4300, 60, 6500));
-  ASSERT_TRUE(GroupedGemmInputGradient<float>({x.data(), 3, 2}, {0, 1, 3}, weight,
-                                              {dx.data(), 3, 2}, workspace, *stream)
-                  .ok());
-  EXPECT_THAT(dx, ElementsAre(1, 2, 400, 4030, 600, 6050));
-}
-
-TEST(GemmWeightGradient, SumsOverRowsAndAddsWhenAsked) {
-  const std::vector<float> dy = {1, 2};                   // [2, 1]
-  const std::vector<float> x = {1, 10, 100, 2, 20, 200};  // [2, 3]
-  std::vector<float> dw = {7, 7, 7};                      // [1, 3]
-  Workspace workspace;
-  const auto stream = MakeInlineStream();
-  ASSERT_TRUE(GemmWeightGradient<float>({dy.data(), 2, 1}, {x.data(), 2, 3}, {dw.data(), 1, 3},
-                                        Write::kAdd, workspace, *stream)
-                  .ok());
-  EXPECT_THAT(dw, ElementsAre(12, 57, 507));
-  ASSERT_TRUE(GemmWeightGradient<float>({dy.data(), 2, 1}, {x.data(), 2, 3}, {dw.data(), 1, 3},
-                                        Write::kOverwrite, workspace, *stream)
-                  .ok());
-  EXPECT_THAT(dw, ElementsAre(5, 50, 500));
-}
-
-TEST(Gemm, RoundsOnceAfterTheWholeSum) {
-  // 256 + 1 + 1 is 258 in one rounding; a bfloat16 sum would stay at 256.
-  std::vector<BFloat16> x(3, BFloat16(1.0f));
-  const std::vector<BFloat16> w = {BFloat16(256.0f), BFloat16(1.0f), BFloat16(1.0f)};
-  BFloat16 narrow;
-  float wide = 0;
-  Workspace workspace;
-  const auto stream = MakeInlineStream();
-  ASSERT_TRUE((Gemm<BFloat16, BFloat16>({x.data(), 1, 3}, {w.data(), 1, 3}, {&narrow, 1, 1},
-                                        workspace, *stream))
-                  .ok());
-  EXPECT_EQ(static_cast<float>(narrow), 258.0f);
-  x[2] = BFloat16(0.25f);
-  ASSERT_TRUE(
-      (Gemm<BFloat16, float>({x.data(), 1, 3}, {w.data(), 1, 3}, {&wide, 1, 1}, workspace, *stream))
-          .ok());
-  EXPECT_EQ(wide, 257.25f);
-}
 
 // e is too small to change 1 alone: a chain stays at 1, pairs of leaves come to (1 + e) + (e + e).
 // A leaf holds an item of each of two parts.
@@ -109,18 +55,6 @@ TEST(Gemm, AnEmptyLeafIsNoZero) {
     EXPECT_TRUE(y == 0 && std::signbit(y)) << target;
   }
   gemm::UseSimdTarget("");
-}
-
-TEST(GroupedGemm, NoGroupsAndNoRowsSucceed) {
-  Workspace workspace;
-  const auto stream = MakeInlineStream();
-  EXPECT_TRUE(
-      GroupedGemm<float>({nullptr, 0, 3}, {0}, {}, {nullptr, 0, 2}, workspace, *stream).ok());
-  const std::vector<float> w(6, 1.0f);
-  const MatrixView<const float> weight[] = {{w.data(), 2, 3}, {w.data(), 2, 3}};
-  EXPECT_TRUE(
-      GroupedGemm<float>({nullptr, 0, 3}, {0, 0, 0}, weight, {nullptr, 0, 2}, workspace, *stream)
-          .ok());
 }
 
 TEST(GroupedGemm, GivesTheWorkspaceBackAndStopsAllocating) {
