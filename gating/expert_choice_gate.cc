@@ -11,7 +11,7 @@
 #include "gating/token_choice_gate.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_row.h"
-#include "kernels/topk_gate/topk_gate.h"
+#include "kernels/topk_gate/select_experts.h"
 
 namespace moe {
 namespace {
@@ -94,13 +94,13 @@ absl::StatusOr<GateSelection> ExpertChoiceGate::Select(const GateInput& input, W
                        workspace.Matrix<uint8_t>(tokens, experts));
   MOE_ASSIGN_OR_RETURN(const MatrixView<int32_t> best, workspace.Matrix<int32_t>(tokens, 1));
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> best_prob, workspace.Matrix<float>(tokens, 1));
-  MOE_RETURN_IF_ERROR(TopKGate(input.logits,
-                               {.probs = probs,
-                                .expert = best,
-                                .value = best_prob,
-                                .log_sum_exp = log_sum_exp,
-                                .count = count},
-                               stream));
+  MOE_RETURN_IF_ERROR(SelectExperts({}, {.logits = input.logits},
+                                    {.score = probs,
+                                     .expert = best,
+                                     .weight = best_prob,
+                                     .log_sum_exp = log_sum_exp,
+                                     .count = count},
+                                    stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());  // the host counts slots
   MOE_RETURN_IF_ERROR(
       ChooseInGroups(probs, input.groups.offsets, chosen, workspace, stream.threads()));

@@ -17,7 +17,7 @@
 #include "gating/builtin_gates.h"
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/topk_gate/topk_gate.h"
+#include "kernels/topk_gate/select_experts.h"
 
 namespace moe {
 namespace {
@@ -144,18 +144,20 @@ absl::StatusOr<GateSelection> NoisyTopKGate::Select(const GateInput& input, Work
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> count, workspace.Array<int64_t>(experts));
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> memo, workspace.Matrix<float>(tokens, 2 * experts));
 
-  const TopKGateOutput clean = {.probs = probs,
-                                .expert = expert,
-                                .value = MatrixView<float>(weight.data(), tokens, top_k_),
-                                .log_sum_exp = log_sum_exp,
-                                .count = count};
-  MOE_RETURN_IF_ERROR(TopKGate(ColumnRange(input.logits, 0, experts), clean, stream));
   MOE_RETURN_IF_ERROR(AddNoise(input, memo, stream));
   MOE_RETURN_IF_ERROR(
-      TopKSelect(ColumnRange(MatrixView<const float>(memo), 0, experts), expert, stream));
-  MOE_RETURN_IF_ERROR(stream.Enqueue([this, memo, expert, weight, offset, count] {
+      SelectExperts({},
+                    {.logits = ColumnRange(input.logits, 0, experts),
+                     .value = ColumnRange(MatrixView<const float>(memo), 0, experts)},
+                    {.score = probs,
+                     .expert = expert,
+                     .weight = MatrixView<float>(weight.data(), tokens, top_k_),
+                     .log_sum_exp = log_sum_exp,
+                     .count = count,
+                     .slot_offset = offset},
+                    stream));
+  MOE_RETURN_IF_ERROR(stream.Enqueue([this, memo, expert, weight] {
     const auto k = static_cast<size_t>(top_k_);
-    std::fill(count.begin(), count.end(), int64_t{0});
     for (int64_t t = 0; t < memo.rows(); ++t) {
       float* const w = weight.data() + static_cast<size_t>(t) * k;
       double sum = 0;
@@ -167,10 +169,8 @@ absl::StatusOr<GateSelection> NoisyTopKGate::Select(const GateInput& input, Work
         w[j] = static_cast<float>(std::exp(static_cast<double>(memo(t, expert(t, j))) -
                                            static_cast<double>(memo(t, expert(t, 0)))) /
                                   sum);
-        ++count[static_cast<size_t>(expert(t, j))];
       }
     }
-    for (size_t t = 0; t < offset.size(); ++t) offset[t] = static_cast<int64_t>(t * k);
     return absl::OkStatus();
   }));
   return GateSelection{.slot_offset = offset,

@@ -252,7 +252,7 @@ class Ranking {
 };
 
 // out[e] = exp(row[e] - max) for the largest number of row [padded], in place if out is row; the
-// sum is in the order of TopKGate's contract.
+// sum is in the order of SelectExperts' contract.
 HWY_INLINE ExpSum ExpAndSum(const float* row, int64_t padded, float* out) {
   const FloatTag d;
   const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());

@@ -26,7 +26,7 @@ HWY_INLINE void DivideBy(float sum, int64_t padded, float* row) {
 // The scratch of one task.
 class Rows {
  public:
-  Rows(MatrixView<const float> logits, const TopKGateOutput& out)
+  Rows(MatrixView<const float> logits, const SelectExpertsOutput& out)
       : logits_(logits),
         out_(out),
         padded_(PaddedExperts(logits.cols())),
@@ -42,7 +42,7 @@ class Rows {
     ranking_.TakeBest(RowRange(out_.expert, begin, end));
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t j = 0; j < out_.expert.cols(); ++j) {
-        out_.value(t, j) = out_.probs(t, out_.expert(t, j));
+        out_.weight(t, j) = out_.score(t, out_.expert(t, j));
       }
     }
   }
@@ -53,22 +53,22 @@ class Rows {
     const bool whole = experts == padded_;
     const float* in = logits_.row(t);
     if (!whole) CopyPadded(in, experts, padded_, row_.data());
-    float* const probs = whole ? out_.probs.row(t) : row_.data();
+    float* const probs = whole ? out_.score.row(t) : row_.data();
     in = whole ? in : row_.data();
     const ExpSum sum = ExpAndSum(in, padded_, probs);
     DivideBy(sum.sum, padded_, probs);
-    if (!whole) std::copy_n(probs, experts, out_.probs.row(t));
+    if (!whole) std::copy_n(probs, experts, out_.score.row(t));
     if (!out_.log_sum_exp.empty()) out_.log_sum_exp[static_cast<size_t>(t)] = LogSumExp(sum);
   }
 
   const MatrixView<const float> logits_;
-  const TopKGateOutput& out_;
+  const SelectExpertsOutput& out_;
   const int64_t padded_;
   absl::InlinedVector<float, kMostInlineExperts> row_;  // of experts that do not fill whole vectors
   Ranking ranking_;
 };
 
-void SoftmaxRows(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
+void SoftmaxRows(MatrixView<const float> logits, const SelectExpertsOutput& out, int64_t begin,
                  int64_t end) {
   Rows rows(logits, out);
   for (int64_t t = begin; t < end; t += kRankRows) rows.Run(t, std::min(end, t + kRankRows));
@@ -157,8 +157,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe {
 
-void TopKGateCpu(MatrixView<const float> logits, const TopKGateOutput& out, int64_t begin,
-                 int64_t end) {
+void SoftmaxTopKCpu(MatrixView<const float> logits, const SelectExpertsOutput& out, int64_t begin,
+                    int64_t end) {
   MOE_SIMD(SoftmaxRows)(logits, out, begin, end);
 }
 
@@ -175,15 +175,6 @@ void SigmoidScoresCpu(MatrixView<const float> logits, MatrixView<float> score,
 void WeighRowsCpu(MatrixView<float> weight, const GateRule& rule, int64_t begin, int64_t end) {
   if (rule.weights == GateWeights::kScores && rule.scale == 1) return;
   MOE_SIMD(WeighRows)(weight, rule, begin, end);
-}
-
-void CountSelected(MatrixView<const int32_t> expert, absl::Span<int64_t> count) {
-  std::fill(count.begin(), count.end(), int64_t{0});
-  int64_t* const counts = count.data();
-  for (int64_t t = 0; t < expert.rows(); ++t) {
-    const int32_t* const ids = expert.row(t);
-    for (int64_t j = 0; j < expert.cols(); ++j) ++counts[ids[j]];
-  }
 }
 
 }  // namespace moe

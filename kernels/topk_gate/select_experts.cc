@@ -14,6 +14,7 @@
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/topk_gate/gate_rows.h"
+#include "kernels/topk_gate/topk_gate_cuda.h"
 
 namespace moe {
 namespace {
@@ -98,13 +99,7 @@ class SelectRows {
       SigmoidScoresCpu(in_.logits, out_.score, out_.log_sum_exp, begin_, end_);
       return;
     }
-    TopKGateCpu(in_.logits,
-                {.probs = out_.score,
-                 .expert = out_.expert,
-                 .value = out_.weight,
-                 .log_sum_exp = out_.log_sum_exp,
-                 .count = {}},
-                begin_, end_);
+    SoftmaxTopKCpu(in_.logits, out_, begin_, end_);
   }
 
   void SelectByScore() const {
@@ -151,7 +146,14 @@ absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
     return length == 0 && optional ? absl::OkStatus()
                                    : CheckLength(kSelectExperts, name, length, expected);
   };
-  MOE_RETURN_IF_ERROR(CheckSelection(kSelectExperts, k, experts));
+  if (k < 1 || k > experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kSelectExperts, ": k is ", k, ", expected 1 .. ", experts, " (the experts)"));
+  }
+  if (constexpr int64_t kMost = int64_t{1} << kExpertIdBits; experts > kMost) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kSelectExperts, ": ", experts, " experts, expected at most ", kMost));
+  }
   MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "logits", in.logits, tokens, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "score", out.score, tokens, experts));
   MOE_RETURN_IF_ERROR(CheckShape(kSelectExperts, "expert", out.expert, tokens, k));
@@ -177,20 +179,34 @@ absl::Status CheckArguments(const GateRule& rule, const SelectExpertsInput& in,
 absl::Status LaunchSelect(const GateRule& rule, const SelectExpertsInput& in,
                           const SelectExpertsOutput& out, Stream& stream) {
   if (in.value.data() != nullptr) return CheckCpu("SelectExperts by given values", stream);
+  MOE_RETURN_IF_ERROR(
+      CheckCudaLimit(kSelectExperts, "E (experts)", in.logits.cols(), topk_gate::kMaxExperts));
+  MOE_RETURN_IF_ERROR(CheckCudaLimit(kSelectExperts, "k", out.expert.cols(), topk_gate::kMaxTopK));
+  MOE_RETURN_IF_ERROR(
+      CheckCudaLimit(kSelectExperts, "num_groups", rule.num_groups, topk_gate::kMaxGroups));
   const auto pointer = [](auto span) {
     return span.empty() ? nullptr : span.data();
   };
-  return LaunchGate(kSelectExperts,
-                    {.logits = in.logits,
-                     .rule = rule,
-                     .expert_bias = pointer(in.expert_bias),
-                     .score = out.score,
-                     .expert = out.expert,
-                     .weight = out.weight,
-                     .log_sum_exp = pointer(out.log_sum_exp),
-                     .count = out.count.data(),
-                     .slot_offset = pointer(out.slot_offset)},
-                    stream);
+  const topk_gate::CudaGate<float> gate = {.logits = in.logits,
+                                           .rule = rule,
+                                           .expert_bias = pointer(in.expert_bias),
+                                           .score = out.score,
+                                           .expert = out.expert,
+                                           .weight = out.weight,
+                                           .log_sum_exp = pointer(out.log_sum_exp),
+                                           .count = out.count.data(),
+                                           .slot_offset = pointer(out.slot_offset)};
+  return LaunchOn(kSelectExperts, stream, [&](auto cuda) { return topk_gate::Run(gate, cuda); });
+}
+
+// count [E] = how often each id stands in expert [T, K].
+void CountSelected(MatrixView<const int32_t> expert, absl::Span<int64_t> count) {
+  std::fill(count.begin(), count.end(), int64_t{0});
+  int64_t* const counts = count.data();
+  for (int64_t t = 0; t < expert.rows(); ++t) {
+    const int32_t* const ids = expert.row(t);
+    for (int64_t j = 0; j < expert.cols(); ++j) ++counts[ids[j]];
+  }
 }
 
 }  // namespace

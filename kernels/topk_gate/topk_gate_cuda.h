@@ -1,6 +1,5 @@
-// The CUDA paths of topk_gate.h and gate_backward.h, and of the gates that select by a biased score
-// or within groups of experts: scores, selection, weights and counts in one pass. Internal: plain
-// C++ between the operations (Abseil) and the .cu files (nvcc, no Abseil).
+// The CUDA paths of select_experts.h and gate_backward.h: scores, selection, weights and counts in
+// one pass. Internal: plain C++ between the operations (Abseil) and the .cu files (nvcc, no Abseil).
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 
@@ -19,8 +18,7 @@ constexpr int kMaxTopK = 16;
 constexpr int kMaxGroups = 32;
 
 // One call, in device memory. Outputs whose data is nullptr are not written, and what they alone
-// would need is not computed: TopKSelect is `logits` and `expert`, SigmoidScores is `logits`,
-// `score` and `log_sum_exp`, TopKGate is all but the rule of selection.
+// would need is not computed.
 template <typename T>
 struct CudaGate {
   MatrixView<const T> logits;  // [T, E]
@@ -36,7 +34,7 @@ struct CudaGate {
 };
 
 // Enqueues on `stream` and returns. Scores and weights differ from the CPU's by the exponential
-// alone: sums run in the order of topk_gate.h, weights are added in choice order. Given the same
+// alone: sums run in the order of select_experts.h, weights are added in choice order. Given the same
 // values, experts and counts are the CPU's. The same bits for any T. T = float, BFloat16 or
 // Float16, whose logits are as good as the float32 they widen to.
 // Errors: cudaErrorInvalidValue, before anything is enqueued, if E is not in 1 .. kMaxExperts, K

@@ -6,71 +6,33 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
+#include <string>
 #include <vector>
 
-#include "kernels/topk_gate/gate_row.h"
-#include "kernels/topk_gate/gate_rows.h"
-#include "tests/kernels/device_memory.h"
+#include <gmock/gmock.h>
+
+#include "kernels/topk_gate/topk_gate_cuda.h"
+#include "tests/kernels/gate_run.h"
 
 namespace moe {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::ForEachDevice;
+using testing::GateOutputs;
+using testing::GateResult;
+using ::testing::HasSubstr;
 using testing::kInfinity;
 using testing::kLayouts;
+using testing::kNaN;
 using testing::Matrix;
 using testing::MatrixLayout;
+using testing::RunGate;
 using testing::SameBits;
 using testing::SameNumbers;
 using testing::Simd;
 using testing::TestDevice;
-
-struct Result {
-  Matrix<float> score, weight;
-  Matrix<int32_t> expert;
-  std::vector<float> log_sum_exp;
-  std::vector<int64_t> count, slot_offset;
-};
-
-// On a device, before a gate writes it.
-struct Outputs {
-  Outputs(const TestDevice& on, int64_t tokens, int64_t experts, int64_t k, MatrixLayout layout)
-      : device(on),
-        score(on.Copy(Matrix<float>(tokens, experts, layout))),
-        weight(on.Copy(Matrix<float>(tokens, k, layout))),
-        expert(on.Copy(Matrix<int32_t>(tokens, k, layout))),
-        log_sum_exp(on.Copy(std::vector<float>(size_t(tokens), -77.0f))),
-        count(on.Copy(std::vector<int64_t>(size_t(experts), -77))),
-        slot_offset(on.Copy(std::vector<int64_t>(size_t(tokens) + 1, -77))) {}
-  Result Read() const {
-    return {device.Read(score),       device.Read(weight), device.Read(expert),
-            device.Read(log_sum_exp), device.Read(count),  device.Read(slot_offset)};
-  }
-
-  const TestDevice& device;
-  testing::DeviceMatrix<float> score, weight;
-  testing::DeviceMatrix<int32_t> expert;
-  testing::DeviceArray<float> log_sum_exp;
-  testing::DeviceArray<int64_t> count, slot_offset;
-};
-
-Result Select(const TestDevice& device, const GateRule& rule, const Matrix<float>& logits,
-              int64_t k, const std::vector<float>& bias = {}, MatrixLayout layout = {}) {
-  const auto in = device.Copy(logits);
-  const auto expert_bias = device.Copy(bias);
-  const Outputs out(device, logits.rows(), logits.cols(), k, layout);
-  const absl::Status status =
-      SelectExperts(rule, {.logits = in.view(), .expert_bias = expert_bias.span(), .value = {}},
-                    {.score = out.score.view(),
-                     .expert = out.expert.view(),
-                     .weight = out.weight.view(),
-                     .log_sum_exp = out.log_sum_exp.span(),
-                     .count = out.count.span(),
-                     .slot_offset = out.slot_offset.span()},
-                    device.stream());
-  EXPECT_TRUE(status.ok()) << status;
-  return out.Read();
-}
 
 // v where the group of the expert is kept, -infinity elsewhere.
 std::vector<float> MaskedByGroups(std::vector<float> v, const GateRule& rule) {
@@ -94,8 +56,8 @@ std::vector<float> MaskedByGroups(std::vector<float> v, const GateRule& rule) {
 }
 
 // What a gate selects and weighs, given the scores that it wrote.
-Result InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
-                    const std::vector<float>& bias, Result out) {
+GateResult InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
+                        const std::vector<float>& bias, GateResult out) {
   const int64_t tokens = logits.rows(), experts = logits.cols(), k = out.expert.cols();
   const bool by_score = rule.num_groups > 0 || !bias.empty();
   Matrix<float> value = logits;
@@ -105,7 +67,10 @@ Result InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
     if (rule.num_groups > 0) v = MaskedByGroups(v, rule);
     std::copy(v.begin(), v.end(), value.view().row(t));
   }
-  TopKSelectReference(value.view(), out.expert.view(), 0, tokens);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const std::vector<int32_t> best = testing::BestOf(value.view().row(t), experts, k);
+    std::copy(best.begin(), best.end(), out.expert.view().row(t));
+  }
   std::fill(out.count.begin(), out.count.end(), 0);
   for (int64_t t = 0; t < tokens; ++t) {
     const absl::Span<float> weight(out.weight.view().row(t), size_t(k));
@@ -121,7 +86,7 @@ Result InPlainLoops(const GateRule& rule, const Matrix<float>& logits,
   return out;
 }
 
-void ExpectSame(const Result& got, const Result& want) {
+void ExpectSame(const GateResult& got, const GateResult& want) {
   EXPECT_TRUE(SameBits(got.expert, want.expert));
   EXPECT_TRUE(SameNumbers(got.weight, want.weight));
   EXPECT_TRUE(got.score.edges_intact());
@@ -139,13 +104,129 @@ TEST(SelectExpertsTest, SelectsByHandWithinTheBestGroupByBiasedScores) {
                          .weights = GateWeights::kNormalised,
                          .scale = 2};
   ForEachDevice([&](const TestDevice& device) {
-    const Result got = Select(device, rule, logits, 2, {0, -1, 0, 0.1f});
+    const GateResult got = RunGate(device, rule, logits, 2, {0, -1, 0, 0.1f});
     EXPECT_EQ(got.expert.at(0, 0), 3);
     EXPECT_EQ(got.expert.at(0, 1), 2);
     EXPECT_EQ(got.count, (std::vector<int64_t>{0, 0, 1, 1}));
     EXPECT_EQ(got.slot_offset, (std::vector<int64_t>{0, 2}));
     EXPECT_FLOAT_EQ(got.weight.at(0, 0), 4.0f / 3);
     EXPECT_FLOAT_EQ(got.weight.at(0, 1), 2.0f / 3);
+  });
+}
+
+// The ids of one row by its logits.
+std::vector<int32_t> IdsOf(const TestDevice& device, const std::vector<float>& row, int64_t k) {
+  const auto logits = Matrix<float>::Of(1, static_cast<int64_t>(row.size()), row);
+  return RunGate(device, {}, logits, k).Ids(0);
+}
+
+TEST(SelectExpertsTest, HandMadeRowsComeBestFirstAndTiesByLowestId) {
+  ForEachDevice(
+      [](const TestDevice& device) {
+        EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 3), ElementsAre(1, 3, 4));
+        EXPECT_THAT(IdsOf(device, {1, 4, 2, 4, 3}, 5), ElementsAre(1, 3, 4, 2, 0));
+        EXPECT_THAT(IdsOf(device, {-2, -1, -3}, 2), ElementsAre(1, 0));
+        EXPECT_THAT(IdsOf(device, {5, 5, 5, 5}, 3), ElementsAre(0, 1, 2));
+        EXPECT_THAT(IdsOf(device, {-0.0f, 0.0f, -0.0f}, 3), ElementsAre(0, 1, 2));
+        EXPECT_THAT(IdsOf(device, {7}, 1), ElementsAre(0));
+      },
+      Simd::kAll);
+}
+
+TEST(SelectExpertsTest, NaNRanksBelowMinusInfinityAndIsSelectedLast) {
+  ForEachDevice(
+      [](const TestDevice& device) {
+        EXPECT_THAT(IdsOf(device, {kNaN}, 1), ElementsAre(0));
+        EXPECT_THAT(IdsOf(device, {kNaN, -kInfinity, -kNaN, 1}, 4), ElementsAre(3, 1, 0, 2));
+        EXPECT_THAT(IdsOf(device, {kNaN, -kNaN, kNaN, kNaN}, 4), ElementsAre(0, 1, 2, 3));
+        EXPECT_THAT(IdsOf(device, {-kInfinity, -kInfinity, -kInfinity}, 3), ElementsAre(0, 1, 2));
+        EXPECT_THAT(IdsOf(device, {kInfinity, 1e38f, kInfinity, kNaN}, 3), ElementsAre(0, 2, 1));
+        // A whole vector of them before the one number.
+        std::vector<float> row(40, kNaN);
+        row[33] = -kInfinity;
+        EXPECT_THAT(IdsOf(device, row, 3), ElementsAre(33, 0, 1));
+      },
+      Simd::kAll);
+}
+
+// By the logits of a softmax, which are ranked as they are scored, of a sigmoid and, on the CPU, by
+// given values.
+TEST(SelectExpertsTest, SelectionIsThatOfThePlainLoopsForAnyWidthAndLayout) {
+  struct Shape {
+    int64_t experts, k;
+    MatrixLayout in, out;
+  };
+  std::vector<Shape> shapes = {{1024, 16, kLayouts[3], kLayouts[4]}};
+  for (const int64_t experts : {1, 2, 5, 7, 15, 16, 17, 33, 40, 64, 65, 128, 129, 257, 1000}) {
+    for (const int64_t k :
+         {int64_t{1}, int64_t{5}, int64_t{8}, int64_t{9}, (experts + 1) / 2, experts}) {
+      if (k <= std::min<int64_t>(65, experts)) shapes.push_back({experts, k, {}, {}});
+    }
+  }
+  for (const auto& [in, out] : testing::kLayoutPairs) shapes.push_back({40, 3, in, out});
+  ForEachDevice(
+      [&](const TestDevice& device) {
+        for (const auto& [experts, k, in, out] : shapes) {
+          if (!device.is_cpu() && k > 16) continue;
+          SCOPED_TRACE(::testing::Message() << "E " << experts << " k " << k);
+          const int64_t rows = experts < 300 ? 11 : 5;  // more than a block's warps
+          for (const auto& logits : {testing::WithTies(rows, experts, in, 2),
+                                     Matrix<float>::Random(rows, experts, in, 3, 3)}) {
+            const GateResult softmax = RunGate(device, {}, logits, k, {}, out);
+            const GateResult sigmoid =
+                RunGate(device, {.score = ScoreFunction::kSigmoid}, logits, k, {}, out);
+            EXPECT_TRUE(softmax.expert.edges_intact() && softmax.weight.edges_intact());
+            EXPECT_TRUE(SameBits(sigmoid.expert, softmax.expert));
+            for (int64_t t = 0; t < rows; ++t) {
+              ASSERT_EQ(softmax.Ids(t), testing::BestOf(logits.view().row(t), experts, k)) << t;
+            }
+          }
+        }
+      },
+      Simd::kAll);
+}
+
+// A property that does not come from the reference.
+TEST(SelectExpertsTest, AllOfThemAreAStableSort) {
+  const int64_t experts = 1000;
+  for (const auto& value :
+       {testing::WithTies(1, experts, {}, 4), Matrix<float>::Random(1, experts, 5)}) {
+    const std::vector<float> row(value.view().row(0), value.view().row(0) + experts);
+    std::vector<int32_t> sorted(experts);
+    std::iota(sorted.begin(), sorted.end(), 0);
+    std::stable_sort(sorted.begin(), sorted.end(), [&](int32_t a, int32_t b) {
+      if (std::isnan(value(0, a))) return false;
+      if (std::isnan(value(0, b))) return true;
+      return value(0, a) > value(0, b);
+    });
+    ForEachDevice([&](const TestDevice& device) {
+      for (const int64_t k : {int64_t{16}, int64_t{100}, experts}) {
+        if (!device.is_cpu() && k > 16) continue;
+        EXPECT_EQ(IdsOf(device, row, k), std::vector<int32_t>(sorted.begin(), sorted.begin() + k));
+      }
+    });
+  }
+}
+
+// On the CPU: scores and weights are those of the logits.
+TEST(SelectExpertsTest, GivenValuesSelectInsteadOfTheLogits) {
+  const auto logits = Matrix<float>::Random(9, 33, 7), value = testing::WithTies(9, 33, {}, 8);
+  ForEachDevice([&](const TestDevice& device) {
+    const auto in = device.Copy(logits), by = device.Copy(value);
+    const GateOutputs out(device, 9, 33, 4, {});
+    const absl::Status status =
+        SelectExperts({}, {.logits = in.view(), .value = by.view()}, out.Views(), device.stream());
+    EXPECT_EQ(status.code(),
+              device.is_cpu() ? absl::StatusCode::kOk : absl::StatusCode::kUnimplemented);
+    if (!status.ok()) return;
+    const GateResult got = out.Read(), of_logits = RunGate(device, {}, logits, 4);
+    EXPECT_TRUE(SameBits(got.score, of_logits.score));
+    for (int64_t t = 0; t < 9; ++t) {
+      EXPECT_EQ(got.Ids(t), testing::BestOf(value.view().row(t), 33, 4));
+      for (int64_t j = 0; j < 4; ++j) {
+        EXPECT_EQ(got.weight(t, j), got.score(t, got.expert.at(t, j)));
+      }
+    }
   });
 }
 
@@ -181,7 +262,7 @@ TEST(SelectExpertsTest, IsTheRuleInPlainLoopsGivenTheScores) {
                   .scale = i == 1 ? 1.0f : 2.5f,
                   .epsilon = i == 3 ? 0.5f : 0.0f};
               SCOPED_TRACE(::testing::Message() << c.experts << " " << c.groups << " " << i);
-              const Result got = Select(device, rule, logits, c.k, bias, kLayouts[i]);
+              const GateResult got = RunGate(device, rule, logits, c.k, bias, kLayouts[i]);
               ExpectSame(got, InPlainLoops(rule, logits, bias, got));
             }
           }
@@ -193,7 +274,7 @@ TEST(SelectExpertsTest, IsTheRuleInPlainLoopsGivenTheScores) {
 TEST(SelectExpertsTest, ScoresThatUnderflowGiveZeroWeights) {
   const auto logits = Matrix<float>::Of(1, 3, {-200, -200, -200});
   ForEachDevice([&](const TestDevice& device) {
-    const Result got = Select(
+    const GateResult got = RunGate(
         device, {.score = ScoreFunction::kSigmoid, .weights = GateWeights::kNormalised}, logits, 2);
     EXPECT_EQ(got.weight.values(), (std::vector<double>{0, 0}));
   });
@@ -201,9 +282,92 @@ TEST(SelectExpertsTest, ScoresThatUnderflowGiveZeroWeights) {
 
 TEST(SelectExpertsTest, NoTokensGiveZeroCounts) {
   ForEachDevice([](const TestDevice& device) {
-    const Result got = Select(device, {}, Matrix<float>(0, 5), 2);
+    const GateResult got = RunGate(device, {}, Matrix<float>(0, 5), 2);
     EXPECT_EQ(got.count, std::vector<int64_t>(5, 0));
     EXPECT_EQ(got.slot_offset, std::vector<int64_t>{0});
+  });
+}
+
+TEST(SelectExpertsTest, SumsAndOffsetsAreOptional) {
+  ForEachDevice([](const TestDevice& device) {
+    const auto logits = device.Copy(Matrix<float>::Of(1, 2, {1, 2}));
+    const GateOutputs out(device, 1, 2, 1, {});
+    SelectExpertsOutput views = out.Views();
+    views.log_sum_exp = {};
+    views.slot_offset = {};
+    ASSERT_TRUE(SelectExperts({}, {.logits = logits.view()}, views, device.stream()).ok());
+    EXPECT_EQ(out.Read().expert.at(0, 0), 1);
+    EXPECT_EQ(out.Read().log_sum_exp[0], -77);
+  });
+}
+
+TEST(SelectExpertsTest, RefusesShapesThatDisagree) {
+  const TestDevice device{Device()};
+  const Matrix<float> logits(2, 3, kLayouts[0]);
+  const GateOutputs memory(device, 2, 3, 2, kLayouts[0]);
+  using In = SelectExpertsInput;
+  using Out = SelectExpertsOutput;
+  const auto message = [&](auto change, const GateRule& rule = {}) {
+    In in = {.logits = logits.view()};
+    Out out = memory.Views();
+    change(in, out);
+    const absl::Status status = SelectExperts(rule, in, out, device.stream());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return testing::Message(status);
+  };
+  const auto reshaped = [](auto& view, int64_t rows, int64_t cols, int64_t stride) {
+    view = {view.data(), rows, cols, stride};
+  };
+  EXPECT_EQ(message([&](In&, Out& o) { reshaped(o.expert, 2, 0, 0); }),
+            "SelectExperts: k is 0, expected 1 .. 3 (the experts)");
+  EXPECT_EQ(message([&](In& in, Out&) { reshaped(in.logits, 2, 1, 1); }),
+            "SelectExperts: k is 2, expected 1 .. 1 (the experts)");
+  EXPECT_EQ(message([&](In& in, Out&) { reshaped(in.logits, 2, 3, 2); }),
+            "SelectExperts: logits is [2, 3] with stride 2, expected [2, 3]");
+  EXPECT_THAT(message([&](In& in, Out&) { reshaped(in.logits, 0, (1 << 20) + 1, 1 << 21); }),
+              HasSubstr("1048577 experts, expected at most 1048576"));
+  EXPECT_THAT(message([&](In&, Out& o) { reshaped(o.score, 1, 3, 3); }),
+              HasSubstr("score is [1, 3]"));
+  EXPECT_THAT(message([&](In&, Out& o) { reshaped(o.expert, 1, 2, 2); }),
+              HasSubstr("expert is [1, 2]"));
+  EXPECT_THAT(message([&](In&, Out& o) { reshaped(o.weight, 2, 1, 1); }),
+              HasSubstr("weight is [2, 1]"));
+  EXPECT_THAT(message([&](In& in, Out&) {
+                in.value = {in.logits.data(), 1, 3};
+              }),
+              HasSubstr("value is [1, 3]"));
+  EXPECT_THAT(message([&](In& in, Out&) {
+                in.expert_bias = {in.logits.data(), 2};
+              }),
+              HasSubstr("expert_bias is [2], expected [3]"));
+  EXPECT_THAT(message([](In&, Out& o) { o.log_sum_exp = o.log_sum_exp.first(1); }),
+              HasSubstr("log_sum_exp is [1], expected [2]"));
+  EXPECT_THAT(message([](In&, Out& o) { o.count = {}; }), HasSubstr("count is [0], expected [3]"));
+  EXPECT_THAT(message([](In&, Out& o) { o.slot_offset = o.slot_offset.first(2); }),
+              HasSubstr("slot_offset is [2], expected [3]"));
+  EXPECT_THAT(message([](In&, Out&) {}, {.num_groups = 2, .group_top_k = 1}),
+              HasSubstr("2 groups of 3 experts"));
+}
+
+// A CPU takes any size; the CUDA kernel keeps a row in the registers of a warp.
+TEST(SelectExpertsTest, SizesThatTheKernelIsNotCompiledForAreRefusedByName) {
+  ForEachDevice([](const TestDevice& device) {
+    const auto message = [&](int64_t experts, int64_t k, int32_t groups = 0) {
+      const auto logits = device.Copy(Matrix<float>(1, experts));
+      const GateOutputs out(device, 1, experts, k, {});
+      const absl::Status status =
+          SelectExperts({.num_groups = groups, .group_top_k = 1}, {.logits = logits.view()},
+                        out.Views(), device.stream());
+      EXPECT_TRUE(device.stream().Synchronize().ok());  // before its memory goes
+      return testing::Message(status);
+    };
+    const auto on_cuda = [&](const char* text) {
+      return device.is_cpu() ? "" : std::string("SelectExperts: ") + text + " on CUDA";
+    };
+    EXPECT_EQ(message(1024, 16), "");
+    EXPECT_EQ(message(1024, 17), on_cuda("k is 17, expected at most 16"));
+    EXPECT_EQ(message(1025, 17), on_cuda("E (experts) is 1025, expected at most 1024"));
+    EXPECT_EQ(message(66, 2, 33), on_cuda("num_groups is 33, expected at most 32"));
   });
 }
 
@@ -215,10 +379,10 @@ template <typename T>
 class TopKGateCudaTest : public ::testing::Test {
  protected:
   // `rule` of logits in T, all outputs.
-  static Result Run(const TestDevice& device, const GateRule& rule, const Matrix<T>& logits,
-                    int64_t k) {
+  static GateResult Run(const TestDevice& device, const GateRule& rule, const Matrix<T>& logits,
+                        int64_t k) {
     const auto in = device.Copy(logits);
-    const Outputs out(device, logits.rows(), logits.cols(), k, kLayouts[4]);
+    const GateOutputs out(device, logits.rows(), logits.cols(), k, kLayouts[4]);
     EXPECT_EQ(topk_gate::Run(CudaGate<T>{.logits = in.view(),
                                          .rule = rule,
                                          .score = out.score.view(),
@@ -240,8 +404,8 @@ TYPED_TEST(TopKGateCudaTest, LogitsOf16BitsAreAsGoodAsTheFloatsThatTheyWidenTo) 
   const TestDevice device(Device{DeviceKind::kCuda, 0});
   const auto check = [&](const Matrix<float>& floats, int64_t k, const GateRule& rule) {
     const Matrix<T> logits = floats.As<T>();
-    const Result got = this->Run(device, rule, logits, k);
-    const Result want = Select(device, rule, logits.template As<float>(), k, {}, kLayouts[4]);
+    const GateResult got = this->Run(device, rule, logits, k);
+    const GateResult want = RunGate(device, rule, logits.template As<float>(), k, {}, kLayouts[4]);
     SCOPED_TRACE(floats.cols());
     ExpectSame(got, want);
     EXPECT_TRUE(SameNumbers(got.score, want.score));

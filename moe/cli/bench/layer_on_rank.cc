@@ -13,7 +13,7 @@
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/trace.h"
-#include "kernels/topk_gate/topk_gate.h"
+#include "kernels/topk_gate/select_experts.h"
 #include "moe/cli/bench/routing_spec.h"
 
 namespace moe::bench {
@@ -79,13 +79,13 @@ class GivenGate final : public ScaledTokenChoiceGate {
     MOE_ASSIGN_OR_RETURN(const auto log_sum_exp, workspace.Array<float>(tokens));
     MOE_ASSIGN_OR_RETURN(const auto count, workspace.Array<int64_t>(experts));
     MOE_ASSIGN_OR_RETURN(const auto weight, workspace.Array<float>(slots));
-    MOE_RETURN_IF_ERROR(TopKGate(input.logits,
-                                 {.probs = score,
-                                  .expert = found,
-                                  .value = value,
-                                  .log_sum_exp = log_sum_exp,
-                                  .count = count},
-                                 stream));
+    MOE_RETURN_IF_ERROR(SelectExperts({}, {.logits = input.logits},
+                                      {.score = score,
+                                       .expert = found,
+                                       .weight = value,
+                                       .log_sum_exp = log_sum_exp,
+                                       .count = count},
+                                      stream));
     MOE_RETURN_IF_ERROR(stream.Enqueue([&given, score, weight, count] {
       std::fill(count.begin(), count.end(), int64_t{0});
       for (int64_t t = 0; t < given.tokens(); ++t) {
