@@ -236,8 +236,8 @@ template <typename T>
 absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
                                            MatrixView<const float> d_logits,
                                            MatrixView<const float> weight, MatrixView<T> d_tokens,
-                                           const RouterGradients& gradients, Workspace& workspace,
-                                           Stream& stream) const {
+                                           const std::optional<RouterGradients>& gradients,
+                                           Workspace& workspace, Stream& stream) const {
   const WorkspaceScope scope(workspace);
   const MatrixView<const float> dy = RowRange(d_logits, begin, end);
   MOE_ASSIGN_OR_RETURN(const MatrixView<float> dx,
@@ -250,14 +250,16 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
     MOE_RETURN_IF_ERROR((MultiplyRows<T, float>(dx, RowRange(saved.jitter, begin, end), d_part,
                                                 Write::kAdd, stream)));
   }
+  if (!gradients.has_value()) return EndScratch(stream);
   MOE_ASSIGN_OR_RETURN(const MatrixView<const float> x,
                        AsFloat<T>(RowRange(saved.tokens, begin, end), workspace, stream));
-  MOE_RETURN_IF_ERROR(AddWeightGradient<float>(dy, x, gradients.weight, workspace, stream));
+  MOE_RETURN_IF_ERROR(AddWeightGradient<float>(dy, x, gradients->weight, workspace, stream));
   if (traits_.router_bias) {
-    MOE_RETURN_IF_ERROR(
-        gradients.bias.Add([&](absl::Span<float> out,
-                               Write write) { return BiasGradient<float>(dy, out, write, stream); },
-                           workspace, stream));
+    MOE_RETURN_IF_ERROR(gradients->bias.Add(
+        [&](absl::Span<float> out, Write write) {
+          return BiasGradient<float>(dy, out, write, stream);
+        },
+        workspace, stream));
   }
   return EndScratch(stream);
 }
@@ -265,7 +267,8 @@ absl::Status Router<T>::MicroBatchBackward(int64_t begin, int64_t end, const Rou
 template <typename T>
 absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                                  MatrixView<const T> weight, float loss_scale,
-                                 MatrixView<T> d_tokens, const RouterGradients& gradients,
+                                 MatrixView<T> d_tokens,
+                                 const std::optional<RouterGradients>& gradients,
                                  Workspace& workspace, Stream& stream, Workspace* host) const {
   constexpr absl::string_view kWhere = "Router::Backward";
   const int64_t hidden = config_.hidden_size;
@@ -273,14 +276,15 @@ absl::Status Router<T>::Backward(absl::Span<const float> d_weight, const RouterS
   MOE_RETURN_IF_ERROR(CheckHost(kWhere, stream, host));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "weight", weight, rows, hidden));
   MOE_RETURN_IF_ERROR(CheckMatrix(kWhere, "d_tokens", d_tokens, saved.tokens.rows(), hidden));
-  if (d_weight.size() != saved.on_device.weight.size() ||
-      gradients.weight.size() != rows * hidden ||
-      (traits_.router_bias && gradients.bias.size() != rows)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kWhere, ": d_weight holds ", d_weight.size(), ", the weight's gradient ",
-                     gradients.weight.size(), ", the bias's ", gradients.bias.size(), ", expected ",
-                     saved.on_device.weight.size(), " (slots), ", rows * hidden, " and ",
-                     traits_.router_bias ? rows : 0));
+  const int64_t bias_rows = traits_.router_bias ? rows : 0;
+  const RouterGradients into = gradients.value_or(RouterGradients());
+  const bool fits = !gradients.has_value() ||
+                    (into.weight.size() == rows * hidden && into.bias.size() == bias_rows);
+  if (d_weight.size() != saved.on_device.weight.size() || !fits) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kWhere, ": d_weight holds ", d_weight.size(), ", the weight's gradient ",
+        into.weight.size(), ", the bias's ", into.bias.size(), ", expected ",
+        saved.on_device.weight.size(), " (slots), ", rows * hidden, " and ", bias_rows));
   }
   const WorkspaceScope scope(workspace);
   std::optional<WorkspaceScope> host_scope;

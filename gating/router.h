@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -101,11 +102,12 @@ class Router {
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that
   // has tokens to `gradients`. The losses' own gradient, scaled by loss_scale, is included: the
-  // result is the gradient of (model loss + aux + z), d_weight carrying the scale.
+  // result is the gradient of (model loss + aux + z), d_weight carrying the scale. Without
+  // `gradients` the router is frozen: d_tokens alone.
   absl::Status Backward(absl::Span<const float> d_weight, const RouterSaved<T>& saved,
                         MatrixView<const T> weight, float loss_scale, MatrixView<T> d_tokens,
-                        const RouterGradients& gradients, Workspace& workspace, Stream& stream,
-                        Workspace* host = nullptr) const;
+                        const std::optional<RouterGradients>& gradients, Workspace& workspace,
+                        Stream& stream, Workspace* host = nullptr) const;
 
  private:
   Router(const RouterConfig& config, std::unique_ptr<const Gate> gate);
@@ -132,7 +134,8 @@ class Router {
                                                         Stream& stream, Workspace* host) const;
   absl::Status MicroBatchBackward(int64_t begin, int64_t end, const RouterSaved<T>& saved,
                                   MatrixView<const float> d_logits, MatrixView<const float> weight,
-                                  MatrixView<T> d_tokens, const RouterGradients& gradients,
+                                  MatrixView<T> d_tokens,
+                                  const std::optional<RouterGradients>& gradients,
                                   Workspace& workspace, Stream& stream) const;
 
   const RouterConfig config_;

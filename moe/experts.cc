@@ -68,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                 .cols = hidden,
                                 .group = group,
                                 .init_std = config.init_std,
+                                .trainable = config.train,
                                 .parts = std::move(up)},
                                experts->gate_up_, store));
     const std::string down = prefix + "down_proj.weight";
@@ -76,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                                 .cols = width,
                                                 .group = group,
                                                 .init_std = config.down_init_std,
+                                                .trainable = config.train,
                                                 .parts = {{.name = down,
                                                            .rows = hidden,
                                                            .cols = width,
@@ -104,7 +106,8 @@ absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& 
                         .cols = weight.rows,
                         .group = weight.group,
                         .initializer = Initializer::kZeros,
-                        .weight_decay = false};
+                        .weight_decay = false,
+                        .trainable = config_.train};
   for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
     const bool cut = part.axis == TensorAxis::kRows;
     bias.parts.push_back({.name = named(part.name),
@@ -207,6 +210,7 @@ template <typename T>
 absl::Status Experts<T>::AddGradients(const Projection& projection, int first, int last,
                                       absl::Span<const int64_t> segments, MatrixView<const T> dy,
                                       MatrixView<const T> x, const Context& context) const {
+  if (!config_.train) return absl::OkStatus();
   const WorkspaceScope scope(*context.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto grads,
                        context.host_workspace->Array<GradAccumulator>(last - first));

@@ -22,6 +22,7 @@ struct ExpertsConfig {
   int64_t ffn_hidden_size = 0;  // F
   ActivationFunction activation = Activation::kSwiGlu;
   bool biases = false;          // both projections add a bias
+  bool train = true;            // false: frozen, ParameterSpec::trainable
   double init_std = 0.02;       // gate and up projections
   double down_init_std = 0.02;  // down projection
   // Forward reads packed copies of the weights (kernels/grouped_gemm/packed_weights.h), packed

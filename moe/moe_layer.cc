@@ -51,6 +51,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer<T>>> MoeLayer<T>::Create(const MoeLayerC
                            .ffn_hidden_size = config.ffn_hidden_size,
                            .activation = config.activation,
                            .biases = config.projection_biases,
+                           .train = config.train_experts,
                            .init_std = config.init_std,
                            .down_init_std = config.down_init_std,
                            .pack_weights = config.pack_weights};
@@ -91,19 +92,22 @@ absl::Status MoeLayer<T>::AddRouterParameters(const std::string& prefix, Paramet
   MOE_ASSIGN_OR_RETURN(router_weight_, store.Add({.name = prefix + "gate.weight",
                                                   .rows = rows,
                                                   .cols = config_.router.hidden_size,
-                                                  .init_std = config_.init_std}));
+                                                  .init_std = config_.init_std,
+                                                  .trainable = config_.train_router}));
   if (router_->traits().router_bias) {
     MOE_ASSIGN_OR_RETURN(router_bias_, store.Add({.name = prefix + "gate.bias",
                                                   .cols = rows,
                                                   .initializer = Initializer::kZeros,
-                                                  .weight_decay = false}));
+                                                  .weight_decay = false,
+                                                  .trainable = config_.train_router}));
   }
   if (router_->traits().expert_bias) {
     MOE_ASSIGN_OR_RETURN(expert_bias_, store.Add({.name = prefix + "gate.e_score_correction_bias",
                                                   .cols = config_.router.num_outputs(),
                                                   .initializer = Initializer::kZeros,
                                                   .weight_decay = false,
-                                                  .trainable = false}));
+                                                  .trainable = false,
+                                                  .host_state = true}));
   }
   return absl::OkStatus();
 }

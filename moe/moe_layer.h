@@ -29,8 +29,11 @@ struct MoeLayerConfig {
   bool gated_shared_expert = false;           // scale the shared expert's output by sigmoid(w . x)
   ActivationFunction activation = Activation::kSwiGlu;
   bool projection_biases = false;  // routed experts' projections add a bias
-  double init_std = 0.02;          // router, gate and up projections
-  double down_init_std = 0.02;     // down projections
+  // false: frozen (ParameterSpec::trainable), while the gradient by x stays what it is. Experts:
+  // the shared one too. Both false, with 16-bit types: the layer for inference.
+  bool train_router = true, train_experts = true;
+  double init_std = 0.02;       // router, gate and up projections
+  double down_init_std = 0.02;  // down projections
   // For inference on the CPU: ExpertsConfig::pack_weights, of the shared expert too.
   bool pack_weights = false;
   DispatcherOptions dispatcher;
@@ -62,7 +65,7 @@ struct MoeLayerSaved {
   absl::Span<const int32_t> identity_row;
 };
 
-// Called when the gradient of a parameter is complete for this round.
+// Called when the gradient of a parameter, one that is trained, is complete for this round.
 using GradientReady = absl::FunctionRef<absl::Status(Parameter&)>;
 
 // What the global balance loss compares the next step with: state that a run goes on from.

@@ -404,7 +404,12 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       [&](int chunk) {
         return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);
       }));
-  for (Parameter* parameter : experts_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
+  const auto experts_ready = [&](absl::Span<Parameter* const> parameters) -> absl::Status {
+    if (!config_.train_experts) return absl::OkStatus();
+    for (Parameter* parameter : parameters) MOE_RETURN_IF_ERROR(ready(*parameter));
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(experts_ready(experts_->parameters()));
 
   MOE_RETURN_IF_ERROR(JoinStreams(compute, exchange));
   if (weigh_input) MOE_RETURN_IF_ERROR(weight_gradient(saved.x, home_dx));
@@ -414,15 +419,17 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
                           dx, Write::kOverwrite, compute);
   }));
   MOE_RETURN_IF_ERROR(HomeBackward(dy, saved, d_weight, dx));
-  if (shared_ != nullptr) {
-    for (Parameter* parameter : shared_->parameters()) MOE_RETURN_IF_ERROR(ready(*parameter));
+  if (shared_ != nullptr) MOE_RETURN_IF_ERROR(experts_ready(shared_->parameters()));
+  std::optional<RouterGradients> gradients;
+  if (config_.train_router) {
+    gradients = {.weight = router_weight_->grad()};
+    if (router_bias_ != nullptr) gradients->bias = router_bias_->grad();
   }
-  RouterGradients gradients = {.weight = router_weight_->grad()};
-  if (router_bias_ != nullptr) gradients.bias = router_bias_->grad();
   MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
     return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
                              gradients, workspace, compute, context_.host_workspace);
   }));
+  if (!config_.train_router) return absl::OkStatus();
   if (router_bias_ != nullptr) MOE_RETURN_IF_ERROR(ready(*router_bias_));
   return ready(*router_weight_);
 }

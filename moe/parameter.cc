@@ -1,6 +1,7 @@
 #include "moe/parameter.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <absl/strings/str_cat.h>
 
@@ -14,12 +15,17 @@ namespace {
 
 constexpr int64_t kElementsPerTask = int64_t{1} << 16;  // some milliseconds
 
+// A deviation of 0 is for weights that are read from files: no reason to draw numbers.
+bool StartsAtZero(const ParameterSpec& spec) {
+  return spec.initializer == Initializer::kZeros ||
+         (spec.initializer == Initializer::kNormal && spec.init_std == 0);
+}
+
 // A parameter's own random sequence: keyed by its name, so that it does not matter which rank
 // creates it, or when.
 void Initialize(const ParameterSpec& spec, uint64_t seed, ThreadPool& threads,
                 absl::Span<float> values) {
-  // A deviation of 0 is for weights that are read from files: no reason to draw numbers.
-  if (spec.initializer != Initializer::kNormal || spec.init_std == 0) {
+  if (spec.initializer != Initializer::kNormal || StartsAtZero(spec)) {
     std::fill(values.begin(), values.end(), spec.initializer == Initializer::kOnes ? 1.0f : 0.0f);
     return;
   }
@@ -35,11 +41,16 @@ void Initialize(const ParameterSpec& spec, uint64_t seed, ThreadPool& threads,
   threads.For(static_cast<int64_t>(values.size()), kElementsPerTask, draw);
 }
 
-absl::Status CheckSize(const char* function, const ParameterSpec& spec, size_t size) {
-  if (static_cast<int64_t>(size) == spec.rows * spec.cols) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("ParameterStore::", function, ": ", size,
-                                                 " values for ", spec.name, ", expected ",
-                                                 spec.rows, " * ", spec.cols));
+// Into the compute copy at `out`. Nothing to do for float: there is none.
+absl::Status Round(absl::Span<const float> values, DType type, std::byte* out, Stream& stream) {
+  switch (type) {
+    case DType::kBFloat16:
+      return Cast(values, absl::MakeSpan(reinterpret_cast<BFloat16*>(out), values.size()), stream);
+    case DType::kFloat16:
+      return Cast(values, absl::MakeSpan(reinterpret_cast<Float16*>(out), values.size()), stream);
+    default:
+      return absl::OkStatus();
+  }
 }
 
 }  // namespace
@@ -58,10 +69,23 @@ template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
 template MatrixView<const Float16> Parameter::view<Float16>() const;
 
 absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
-  std::vector<float> values(master().size());
-  MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(),
-                                       static_cast<int64_t>(values.size() * sizeof(float))));
+  std::vector<float> values(static_cast<size_t>(size()));
+  if (!master_.empty() || values.empty()) {
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(),
+                                         static_cast<int64_t>(values.size() * sizeof(float))));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    return values;
+  }
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(compute_.bytes()));
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(compute_.data(), copy.data(), copy.bytes()));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const auto host = MakeInlineStream();
+  const auto out = absl::MakeSpan(values);
+  if (type_ == DType::kBFloat16) {
+    MOE_RETURN_IF_ERROR(Cast(absl::Span<const BFloat16>(copy.span<BFloat16>()), out, *host));
+  } else {
+    MOE_RETURN_IF_ERROR(Cast(absl::Span<const Float16>(copy.span<Float16>()), out, *host));
+  }
   return values;
 }
 
@@ -73,6 +97,10 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   if (Find(spec.name) != nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("ParameterStore: ", spec.name, " was added before"));
+  }
+  if (spec.host_state && spec.trainable) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ParameterStore: ", spec.name, " is state of the host, expected trainable = false"));
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
@@ -86,10 +114,20 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
                                                    parameter->size()));
   }
   parameter->index_ = static_cast<int>(parameters_.size());
+  parameter->type_ = compute_;
   MOE_RETURN_IF_ERROR(Allocate(CpuMemory(), *parameter));
-  Initialize(spec, seed_, threads_, parameter->master());
-  MOE_RETURN_IF_ERROR(RefreshCompute(*parameter, *MakeInlineStream(&threads_)));
-  if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
+  const auto stream = MakeInlineStream(&threads_);
+  absl::Span<float> values = parameter->master();
+  Buffer drawn;  // where there is no master, and its memory, which is zeros, is not what is wanted
+  if (values.empty() && !StartsAtZero(spec)) {
+    MOE_ASSIGN_OR_RETURN(drawn, Buffer::Allocate(parameter->size() * SizeOf(DType::kFloat32),
+                                                 CpuMemory(), spec.name));
+    values = drawn.span<float>();
+  }
+  Initialize(spec, seed_, threads_, values);
+  MOE_RETURN_IF_ERROR(Round(values, compute_, parameter->compute_.data(), *stream));
+  ++parameter->version_;
+  if (OnDevice(*parameter)) {
     MOE_RETURN_IF_ERROR(MoveToDevice(*parameter));
   }
   parameters_.push_back(std::move(parameter));
@@ -104,13 +142,20 @@ Parameter* ParameterStore::Find(absl::string_view name) const {
 
 absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& parameter) const {
   const std::string& name = parameter.spec_.name;
-  MOE_ASSIGN_OR_RETURN(parameter.owned_,
-                       Buffer::Allocate(parameter.size() * SizeOf(DType::kFloat32), memory, name));
-  parameter.master_ = parameter.owned_.span<float>();
+  // Biases are read in float32.
+  if (compute_ == DType::kFloat32 || !parameter.frozen() || parameter.spec_.rows == 1) {
+    const int64_t bytes = parameter.size() * SizeOf(DType::kFloat32);
+    MOE_ASSIGN_OR_RETURN(parameter.owned_, Buffer::Allocate(bytes, memory, name));
+    parameter.master_ = parameter.owned_.span<float>();
+  }
   if (compute_ == DType::kFloat32) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(parameter.compute_,
                        Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
   return absl::OkStatus();
+}
+
+bool ParameterStore::OnDevice(const Parameter& parameter) const {
+  return memory_.device().kind == DeviceKind::kCuda && !parameter.spec_.host_state;
 }
 
 absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
@@ -127,11 +172,20 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
 
 absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> values) {
   const ParameterSpec& spec = parameter.spec();
-  MOE_RETURN_IF_ERROR(CheckSize("Adopt", spec, values.size()));
-  if (memory_.device().kind == DeviceKind::kCuda && spec.trainable) {
+  if (std::ssize(values) != parameter.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("ParameterStore::Adopt: ", values.size(),
+                                                   " values for ", spec.name, ", expected ",
+                                                   spec.rows, " * ", spec.cols));
+  }
+  if (OnDevice(parameter)) {
     return absl::UnimplementedError(
         absl::StrCat("ParameterStore::Adopt: ", spec.name,
                      " is memory of a CUDA device, expected a store on the CPU"));
+  }
+  if (parameter.master_.empty() && !values.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ParameterStore::Adopt: ", spec.name,
+                     " is frozen in 16 bits and has no master, expected WriteMaster"));
   }
   if (values.data() == parameter.master_.data()) return absl::OkStatus();
   parameter.master_ = values;
@@ -140,29 +194,42 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
 }
 
 absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const float> values,
-                                         Stream& stream) const {
-  MOE_RETURN_IF_ERROR(CheckSize("WriteMaster", parameter.spec(), values.size()));
-  MOE_RETURN_IF_ERROR(stream.Upload(values.data(), parameter.master().data(),
-                                    static_cast<int64_t>(values.size() * sizeof(float))));
-  return RefreshCompute(parameter, stream);
+                                         Stream& stream, std::optional<int64_t> first) const {
+  const int64_t begin = first.value_or(0), count = std::ssize(values);
+  if (begin < 0 || begin + count > parameter.size() || (!first && count < parameter.size())) {
+    const std::string from = first ? absl::StrCat(" from ", begin, " on") : "";
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ParameterStore::WriteMaster: ", count, " values", from, " for ", parameter.spec().name,
+        ", expected ", parameter.spec().rows, " * ", parameter.spec().cols));
+  }
+  ++parameter.version_;
+  std::byte* const compute =
+      compute_ == DType::kFloat32 ? nullptr : parameter.compute_.data() + begin * SizeOf(compute_);
+  if (parameter.master_.empty()) {
+    MOE_ASSIGN_OR_RETURN(const Buffer rounded, Buffer::Allocate(count * SizeOf(compute_)));
+    MOE_RETURN_IF_ERROR(Round(values, compute_, rounded.data(), *MakeInlineStream(&threads_)));
+    return stream.Upload(rounded.data(), compute, rounded.bytes());
+  }
+  const absl::Span<float> master = parameter.master_.subspan(begin, values.size());
+  MOE_RETURN_IF_ERROR(
+      stream.Upload(values.data(), master.data(), count * static_cast<int64_t>(sizeof(float))));
+  return Round(master, compute_, compute, stream);
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
   ++parameter.version_;
-  const absl::Span<const float> master = parameter.master();
-  switch (compute_) {
-    case DType::kBFloat16:
-      return Cast(master, parameter.compute_.span<BFloat16>(), stream);
-    case DType::kFloat16:
-      return Cast(master, parameter.compute_.span<Float16>(), stream);
-    default:
-      return absl::OkStatus();
-  }
+  return Round(parameter.master(), compute_, parameter.compute_.data(), stream);
 }
 
 int64_t ParameterStore::total_size() const {
   int64_t total = 0;
   for (const auto& parameter : parameters_) total += parameter->size();
+  return total;
+}
+
+int64_t ParameterStore::bytes() const {
+  int64_t total = 0;
+  for (const auto& p : parameters_) total += p->owned_.bytes() + p->compute_.bytes();
   return total;
 }
 

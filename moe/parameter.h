@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,23 +40,28 @@ struct ParameterSpec {
   bool weight_decay = true;
   // Partial gradients of a micro-batch: two where an embedding is the output layer, too.
   int partials = 1;
-  // false: state that is part of the model but has no gradient (a router's expert bias).
+  // false: no gradient. Weights are then frozen: layers compute with them, the input's gradient
+  // passes through them, and of a matrix (rows > 1) in a store of a 16-bit type the compute copy is
+  // all there is: 2 bytes an element, where a trained one has 6.
   bool trainable = true;
+  // State of a layer that the host reads and writes, and that is not trained (a router's expert
+  // bias): memory of the host whatever the store's.
+  bool host_state = false;
   // The canonical tensors it consists of, one behind the other in memory; empty: one of its own
   // name and shape that tensor parallelism does not cut.
   std::vector<CanonicalTensor> parts;
 };
 
-// One tensor on this rank: memory of the store's device, except what is not trained, which the host
-// reads and writes.
+// One tensor on this rank, in memory of the store's device, or of the host (ParameterSpec).
 class Parameter {
  public:
   const ParameterSpec& spec() const { return spec_; }
   int64_t size() const { return spec_.rows * spec_.cols; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
 
-  absl::Span<float> master() const { return master_; }
-  // A copy of the master, once `stream` has passed what is in it. Blocks the host.
+  bool frozen() const { return !spec_.trainable && !spec_.host_state; }
+  absl::Span<float> master() const { return master_; }  // empty: a frozen matrix of a 16-bit type
+  // A copy of the values, once `stream` has passed what is in it. Blocks the host.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
   // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
   // BFloat16 and Float16 (present when it is the store's compute type).
@@ -76,12 +82,18 @@ class Parameter {
   friend class ParameterStore;
   ParameterSpec spec_;
   int index_ = 0;
+  DType type_ = DType::kFloat32;  // of compute_
   absl::Span<float> master_;
   Buffer owned_;    // the master's memory; empty where it was adopted
   Buffer compute_;  // empty for float
   int64_t version_ = 0;
   GradAccumulator grad_;
 };
+
+// Of the device whose memory `parameter` is.
+inline Stream& StreamOf(const Parameter& parameter, const Context& context) {
+  return parameter.spec().host_state ? *context.host : *context.compute;
+}
 
 // Owns the parameters that live on this rank, in the order they were added (forward order).
 class ParameterStore {
@@ -98,8 +110,8 @@ class ParameterStore {
   ParameterStore(DType compute, uint64_t seed)
       : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
-  // kInvalidArgument for a name already there, a negative size, or parts that are not as large as
-  // the whole; kResourceExhausted. Initial values are there when it returns.
+  // kInvalidArgument for a name already there, a negative size, host state that is trained, or parts
+  // that are not as large as the whole; kResourceExhausted. Initial values are there when it returns.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }
@@ -113,24 +125,26 @@ class ParameterStore {
   // Adopt of the parameter, or until the store is gone. Not between a Forward and its Backward.
   // Memory that the master is already in costs one comparison and changes nothing: a host whose
   // framework can move a tensor calls this before every Forward. Blocks.
-  // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device.
+  // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device;
+  // kFailedPrecondition where there is none.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
 
-  // Overwrites the master with `values`, [rows * cols] in row-major order, memory of the host that
-  // is read before the call returns, and refreshes the compute copy. `stream` as below.
-  // kInvalidArgument for another size.
-  absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values,
-                           Stream& stream) const;
+  // Overwrites the values, in the master and, rounded, in the compute copy: all, or from `first` on
+  // in row-major order as many as there are. `values`: memory of the host, read before the call
+  // returns. `stream` as below. kInvalidArgument for another number, or one beyond the end.
+  absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values, Stream& stream,
+                           std::optional<int64_t> first = {}) const;
 
-  // Rounds the master into the compute copy; after every change of the master. `stream`: of the
-  // memory's device; of the CPU for what is not trained.
+  // Rounds the master into the compute copy; after every change of the master. `stream`: StreamOf.
   absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
 
-  // Elements on this rank.
+  // Elements on this rank, and the bytes of masters and compute copies that the store owns.
   int64_t total_size() const;
+  int64_t bytes() const;
 
  private:
   absl::Status Allocate(MemoryResource& memory, Parameter& parameter) const;
+  bool OnDevice(const Parameter& parameter) const;  // a CUDA device
   absl::Status MoveToDevice(Parameter& parameter);
 
   const DType compute_;

@@ -43,7 +43,9 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
 absl::StatusOr<int64_t> HashOf(const Parameter& parameter, absl::Span<const float> values,
                                const Context& context) {
   std::vector<float> copy;
-  if (OnCuda(context)) {
+  if (values.empty()) {  // no master
+    MOE_ASSIGN_OR_RETURN(copy, parameter.ReadMaster(*context.compute));
+  } else if (OnCuda(context)) {
     copy.resize(values.size());
     MOE_RETURN_IF_ERROR(context.compute->CopyBytes(values.data(), copy.data(),
                                                    static_cast<int64_t>(values.size()) * 4));

@@ -23,12 +23,13 @@ using StateOf = absl::FunctionRef<absl::Span<const float>(const Parameter&)>;
 // layout. Collective over the expert-parallel group, blocks the host.
 absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const Context& context,
                                    StateOf state);
-// … of the masters.
+// … of the masters: a frozen matrix of 16 bits has none, and is left out.
 absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const Context& context);
 
 // kDataLoss, naming a parameter and two ranks, unless all ranks that hold the same parameter hold
-// the same bits of its float32 master. Collective over the world, blocks the host; the same status
-// on every rank. Cost: a hash of every master, an all-reduce of 16 bytes a parameter.
+// the same bits of its float32 master or, where it has none, of its values. Collective over the
+// world, blocks the host; the same status on every rank. Cost: a hash of every master, an
+// all-reduce of 16 bytes a parameter.
 absl::Status CheckReplicas(const ParameterStore& store, const Context& context);
 
 // Elements of all experts and of the replicated parameters once. Collective, blocks the host.

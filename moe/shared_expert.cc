@@ -22,7 +22,8 @@ absl::StatusOr<std::unique_ptr<SharedExpert<T>>> SharedExpert<T>::Create(
     MOE_ASSIGN_OR_RETURN(shared->gate_, store.Add({.name = prefix + "shared_expert_gate.weight",
                                                    .rows = 1,
                                                    .cols = config.hidden_size,
-                                                   .init_std = config.init_std}));
+                                                   .init_std = config.init_std,
+                                                   .trainable = config.train}));
     shared->all_.push_back(shared->gate_);
   }
   return shared;
@@ -64,6 +65,7 @@ absl::Status SharedExpert<T>::GateBackward(MatrixView<const T> dy,
                                           .d_logit = d_logit,
                                           .dx = dx},
                                          stream));
+  if (!gate_->spec().trainable) return absl::OkStatus();
   for (size_t b = 0; b + 1 < micro_batch_offsets.size(); ++b) {
     const int64_t begin = micro_batch_offsets[b], end = micro_batch_offsets[b + 1];
     if (begin == end) continue;

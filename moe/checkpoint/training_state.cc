@@ -37,6 +37,7 @@ struct TrainingState::Held {
 auto TrainingState::AllHeld() -> std::vector<Held> {
   std::vector<Held> all;
   for (const auto& p : parameters_.parameters()) {
+    if (p->frozen()) continue;  // it stays what it was made or loaded as
     int64_t offset = 0;
     for (const CanonicalTensor& part : p->parts()) {
       Held held = {&part, p->spec().group, {}};
@@ -113,8 +114,7 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
   MOE_RETURN_IF_ERROR(CheckTensors(reader));
   for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held));
   for (const auto& p : parameters_.parameters()) {
-    MOE_RETURN_IF_ERROR(
-        parameters_.RefreshCompute(*p, p->spec().trainable ? *context_.compute : *context_.host));
+    MOE_RETURN_IF_ERROR(parameters_.RefreshCompute(*p, StreamOf(*p, context_)));
   }
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   for (const RouterShare& share : shares_) {
@@ -133,6 +133,7 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
 absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
   int64_t mine = 0, stored = 0;
   for (const auto& p : parameters_.parameters()) {
+    if (p->frozen()) continue;
     for (const CanonicalTensor& part : p->parts()) {
       const ManifestTensor* const found = reader.Find(part.name);
       if (found == nullptr) {
@@ -196,7 +197,7 @@ absl::Status TrainingState::CheckHashes(const CheckpointReader& reader) {
         kMeanSquare, [&](const Parameter& p) { return trained(p, optimizer_->second_moment(p)); }));
   }
   return check(kValue, [](const Parameter& p) {
-    return p.spec().trainable ? absl::Span<const float>() : p.vector();
+    return p.spec().host_state ? p.vector() : absl::Span<const float>();
   });
 }
 

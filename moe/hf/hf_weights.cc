@@ -209,9 +209,6 @@ absl::StatusOr<std::map<std::string, Parameter*>> LayerWeights::ParametersToLoad
 
 absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host,
                                 absl::string_view prefix) const {
-  const auto stream_of = [&](const Parameter& parameter) -> Stream& {
-    return parameter.spec().trainable ? stream : host;
-  };
   MOE_ASSIGN_OR_RETURN(const auto by_name, ParametersToLoad(store, prefix));
   std::vector<float> scratch, values;
   // `part` of a tensor is all that the parameter has of it.
@@ -221,17 +218,17 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
     if (found == by_name.end()) return absl::OkStatus();  // an expert of another rank
     scratch.resize(part.num_elements);
     MOE_RETURN_IF_ERROR(tensor.found.file->ReadFloat32(part, absl::MakeSpan(scratch)));
-    const absl::Span<float> master = found->second->master();
-    values.resize(master.size());
-    int64_t first = found->second->size(), last = -1;  // half of the parameter, or all of it
+    Parameter& parameter = *found->second;
+    values.resize(parameter.size());
+    int64_t first = parameter.size(), last = -1;  // half of the parameter, or all of it
     ForEachElement(*tensor.rule, config_.moe, [&](int64_t i, int64_t j) {
       values[i] = scratch[j];
       first = std::min(first, i);
       last = std::max(last, i);
     });
-    return stream_of(*found->second)
-        .Upload(values.data() + first, master.data() + first,
-                (last + 1 - first) * static_cast<int64_t>(sizeof(float)));
+    return store.WriteMaster(parameter,
+                             absl::MakeConstSpan(values).subspan(first, last + 1 - first),
+                             parameter.spec().host_state ? host : stream, first);
   };
   for (const LayerTensor& tensor : tensors_) {
     if (tensor.rule->experts != ExpertAxis::kStacked) {
@@ -241,9 +238,6 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
     for (int32_t e = 0; e < config_.moe.router.num_experts; ++e) {
       MOE_RETURN_IF_ERROR(load(tensor, e, RowsOf(*tensor.found.tensor, e, 1)));
     }
-  }
-  for (const auto& [name, parameter] : by_name) {
-    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream_of(*parameter)));
   }
   MOE_RETURN_IF_ERROR(host.Synchronize());
   return stream.Synchronize();

@@ -55,12 +55,12 @@ class LayerWeights {
   const HfConfig& config() const { return config_; }
   absl::Span<const LayerTensor> tensors() const { return tensors_; }
 
-  // Overwrites the masters of all parameters of `store` whose names start with `prefix`: a layer
+  // Overwrites the values of all parameters of `store` whose names start with `prefix`: a layer
   // created with that prefix and config().moe, whichever experts it has here; and refreshes their
   // compute copies. Several layers of one store have a prefix each. Scratch: one tensor, of stacked
   // ones one expert's part. Blocks.
-  //   stream  of the device whose memory trained parameters are
-  //   host    of the others, as ParameterStore has them
+  //   stream  of the device whose memory weights are
+  //   host    of state of the host, ParameterSpec::host_state
   // Before anything is overwritten:
   //   kNotFound: no name starts with `prefix`
   //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size,

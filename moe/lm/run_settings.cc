@@ -1,5 +1,6 @@
 #include "moe/lm/run_settings.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>

@@ -116,7 +116,7 @@ TEST_F(DeviceTrainTest, MastersOnTheDeviceAreNotAdopted) {
   std::vector<float> values = {1, 2};
   Parameter& weight = **store.Add({.name = "w", .cols = 2});
   EXPECT_TRUE(absl::IsUnimplemented(store.Adopt(weight, absl::MakeSpan(values))));
-  Parameter& bias = **store.Add({.name = "b", .cols = 2, .trainable = false});
+  Parameter& bias = **store.Add({.name = "b", .cols = 2, .trainable = false, .host_state = true});
   EXPECT_TRUE(store.Adopt(bias, absl::MakeSpan(values)).ok());
   EXPECT_EQ(bias.master().data(), values.data());
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@
 #include "kernels/base/status_macros.h"
 #include "moe/moe_layer.h"
 #include "moe/optimizer.h"
+#include "moe/parameter_hash.h"
 #include "moe/session.h"
 #include "tests/comm/local_ranks.h"
 
@@ -32,7 +34,8 @@ class LayerOnRank {
  public:
   static constexpr int64_t kTokens = 16, kHidden = 8;
 
-  absl::Status Create(bool pack_weights, std::unique_ptr<Communicator> world) {
+  // `options`: pack_weights, and what is trained.
+  absl::Status Create(const MoeLayerConfig& options, std::unique_ptr<Communicator> world) {
     MOE_ASSIGN_OR_RETURN(session_, Session::Create({}, std::move(world)));
     store_ = std::make_unique<ParameterStore>(DTypeOf<T>::value, 1);
     const MoeLayerConfig config = {
@@ -41,9 +44,11 @@ class LayerOnRank {
         .shared_expert_ffn_hidden_size = 4,
         .gated_shared_expert = true,
         .projection_biases = true,
+        .train_router = options.train_router,
+        .train_experts = options.train_experts,
         .init_std = 0.5,
         .down_init_std = 0.5,
-        .pack_weights = pack_weights};
+        .pack_weights = options.pack_weights};
     MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", *store_, session_->context()));
     MOE_ASSIGN_OR_RETURN(reducer_,
                          GradientReducer::Create({.max_terms = 1}, *store_, session_->context(),
@@ -52,6 +57,14 @@ class LayerOnRank {
     return absl::OkStatus();
   }
   ParameterStore& store() { return *store_; }
+  // Of the last step.
+  absl::StatusOr<std::vector<float>> Gradient(const Parameter& parameter) {
+    std::vector<float> values(parameter.size());
+    MOE_ASSIGN_OR_RETURN(const auto sum, reducer_->Gradient(parameter, 1, absl::MakeSpan(values),
+                                                            *session_->context().compute));
+    return std::vector<float>(sum.begin(), sum.end());
+  }
+  const Context& context() const { return session_->context(); }
 
   // y and dx of a step, one behind the other.
   absl::StatusOr<std::vector<float>> Step(double learning_rate) {
@@ -107,7 +120,7 @@ template <typename T>
 void ExpectStepsFromAdoptedMemory(bool pack_weights) {
   testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     LayerOnRank<T> rank;
-    MOE_RETURN_IF_ERROR(rank.Create(pack_weights, std::move(world)));
+    MOE_RETURN_IF_ERROR(rank.Create({.pack_weights = pack_weights}, std::move(world)));
     MOE_ASSIGN_OR_RETURN(const auto before, rank.Step(0));
     const HostMemory initial = CopyOfMasters(rank.store());
     HostMemory first = initial, second = initial;
@@ -135,6 +148,68 @@ TEST(ParameterStoreTest, LayersAndTheOptimiserFollowAdoptedMemory) {
   ExpectStepsFromAdoptedMemory<float>(false);
   ExpectStepsFromAdoptedMemory<float>(true);
   ExpectStepsFromAdoptedMemory<BFloat16>(false);
+}
+
+// Beside a layer that is trained whole: the same outputs and gradients, by the input too, and what
+// is frozen stays. In 16 bits it has no float32 but of vectors.
+template <typename T>
+void ExpectFrozenPartsToStay(bool train_router, bool train_experts) {
+  testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(auto other, world->Split(0, 0));
+    LayerOnRank<T> whole, part;
+    MOE_RETURN_IF_ERROR(whole.Create({}, std::move(world)));
+    MOE_RETURN_IF_ERROR(part.Create({.train_router = train_router, .train_experts = train_experts},
+                                    std::move(other)));
+    MOE_ASSIGN_OR_RETURN(const auto expected, whole.Step(0));
+    std::vector<std::vector<float>> before;
+    for (const auto& p : part.store().parameters()) {
+      MOE_ASSIGN_OR_RETURN(before.emplace_back(), p->ReadMaster(*part.context().compute));
+    }
+    MOE_ASSIGN_OR_RETURN(const auto got, part.Step(0.1));
+    EXPECT_EQ(got, expected);
+    int64_t bytes = 0;
+    for (const auto& p : part.store().parameters()) {
+      const std::string& name = p->spec().name;
+      const bool router = absl::StartsWith(name, "gate.");
+      const bool trained = !p->spec().host_state && (router ? train_router : train_experts);
+      EXPECT_EQ(p->spec().trainable, trained) << name;
+      const bool half = sizeof(T) == 2, matrix = p->spec().rows > 1;
+      bytes += p->size() * (!half ? 4 : p->frozen() && matrix ? 2 : 6);
+      MOE_ASSIGN_OR_RETURN(const auto after, p->ReadMaster(*part.context().compute));
+      EXPECT_EQ(after != before[p->index()], trained) << name;
+      if (!trained) continue;
+      MOE_ASSIGN_OR_RETURN(const auto gradient, part.Gradient(*p));
+      MOE_ASSIGN_OR_RETURN(const auto all, whole.Gradient(*whole.store().Find(name)));
+      EXPECT_EQ(gradient, all) << name;
+    }
+    EXPECT_EQ(part.store().bytes(), bytes);
+    return CheckReplicas(part.store(), part.context());
+  });
+}
+
+TEST(ParameterStoreTest, FrozenPartsOfALayerStayAndTheOthersTrain) {
+  for (const bool train_router : {false, true}) {
+    ExpectFrozenPartsToStay<float>(train_router, !train_router);
+    ExpectFrozenPartsToStay<BFloat16>(train_router, !train_router);
+    ExpectFrozenPartsToStay<Float16>(train_router, false);
+  }
+}
+
+TEST(ParameterStoreTest, AMatrixThatIsFrozenIn16BitsIsWrittenAndReadWithoutAMaster) {
+  ParameterStore store(DType::kBFloat16, 1);
+  Parameter& weight = **store.Add({.name = "w", .rows = 2, .cols = 2, .trainable = false});
+  const auto stream = MakeInlineStream();
+  EXPECT_TRUE(weight.master().empty());
+  ASSERT_TRUE(store.WriteMaster(weight, {1, 2, 3, 4}, *stream).ok());
+  ASSERT_TRUE(store.WriteMaster(weight, {5, 1 + 0x1p-12f}, *stream, 2).ok());
+  EXPECT_THAT(*weight.ReadMaster(*stream), ElementsAre(1, 2, 5, 1));
+  EXPECT_EQ(weight.view<BFloat16>().row(1)[0], BFloat16(5.0f));
+  const absl::Status beyond = store.WriteMaster(weight, {1, 2}, *stream, 3);
+  EXPECT_THAT(std::string(beyond.message()), HasSubstr("2 values from 3 on for w"));
+  std::vector<float> values(4);
+  EXPECT_TRUE(absl::IsFailedPrecondition(store.Adopt(weight, absl::MakeSpan(values))));
+  EXPECT_EQ(store.bytes(), 8);
+  EXPECT_TRUE(absl::IsInvalidArgument(store.Add({.name = "s", .host_state = true}).status()));
 }
 
 TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefused) {

@@ -124,8 +124,7 @@ absl::Status RankRun<T>::SetParameters() {
       return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
                                  " that the problem does not know");
     }
-    Stream& stream = p->spec().trainable ? *context_.compute : *context_.host;
-    MOE_RETURN_IF_ERROR(store_.WriteMaster(*p, it->second, stream));
+    MOE_RETURN_IF_ERROR(store_.WriteMaster(*p, it->second, StreamOf(*p, context_)));
   }
   return absl::OkStatus();
 }

@@ -103,6 +103,27 @@ TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
   EXPECT_THAT(down->master(), ElementsAre(4, 6, 5, 7));  // [E, F, H]: [[4, 5], [6, 7]] transposed
 }
 
+TEST_F(HfWeightsTest, FrozenMatricesOf16BitsAreLoadedWithoutMasters) {
+  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ParameterStore store(DType::kBFloat16, 0);
+  const auto add = [&](const char* name, int64_t rows, int64_t cols) {
+    return *store.Add(
+        {.name = name, .rows = rows, .cols = cols, .init_std = 0, .trainable = false});
+  };
+  add("gate.weight", 2, 2);
+  add("gate.bias", 1, 2);
+  const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
+  const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
+  add("experts.1.down_proj.weight", 2, 2);
+  add("experts.1.down_proj.bias", 1, 2);
+  const auto stream = MakeInlineStream();
+  ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
+  EXPECT_THAT(*gate_up->ReadMaster(*stream), ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
+  EXPECT_THAT(bias->master(), ElementsAre(4, 6, 5, 7));
+  EXPECT_EQ(store.bytes(), (4 + 8 + 4) * 2 + (2 + 4 + 2) * 6);
+}
+
 // All that a rank with expert 1 has of a gpt-oss layer, zeros.
 void AddLayer(const std::string& prefix, ParameterStore& store) {
   for (const auto& [name, rows, cols] : std::vector<std::tuple<std::string, int64_t, int64_t>>{

@@ -103,6 +103,15 @@ TEST_F(ResumeTest, TheLossScaleGoesOnToo) {
   ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_), whole);
 }
 
+// They have no masters, and come from where they came from first: here the seed.
+TEST_F(ResumeTest, FrozenWeightsAreNoPartOfWhatIsSaved) {
+  config_.dtype = DType::kBFloat16;
+  config_.model.moe.train_experts = false;
+  const Trace whole = TrainIn(config_, {}, corpus_);
+  ASSERT_TRUE(TrainIn(Saving(4), {.ranks = 2, .expert_parallel = 2}, corpus_).status.ok());
+  ExpectSameEnd(TrainIn(Saving(6, Resume::kAuto), {.ranks = 3}, corpus_), whole);
+}
+
 TEST_F(ResumeTest, ASignalStopsAllRanksInOneStepWhichIsSaved) {
   const Trace whole = TrainIn(config_, {}, corpus_);
   Trace stopped;
