@@ -27,6 +27,7 @@ enum class Gradient : bool;  // router_losses.h
 struct RouterStats {
   double aux_loss = 0;     // sum over micro-batches of the balance losses, coefficient in
   double z_loss = 0;       // likewise
+  double loss() const { return aux_loss + z_loss; }
   double entropy_sum = 0;  // sum over tokens of the entropy of p, nats
   std::vector<int64_t> expert_count;  // [E] slots routed to each expert, dropped ones included
   int64_t dropped_slots = 0;

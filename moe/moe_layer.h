@@ -82,7 +82,7 @@ struct RouterShare {
 // Backward) for every round, with zero tokens if it has none. Forward leaves its state and scratch
 // in the context's workspace and host_workspace until the caller releases them; without a state, or
 // with one of MakeSaved, it leaves nothing there, and neither does Backward.
-// T is float, BFloat16 or Float16. Thread use: one thread per rank.
+// T is float, BFloat16 or Float16. Thread use: one thread of a rank at a time.
 template <typename T>
 class MoeLayer {
  public:
@@ -105,11 +105,12 @@ class MoeLayer {
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        MoeLayerSaved<T>* saved, RouterStats* stats);
 
-  // dx [T, H] overwritten. Parameter gradients are added to their accumulators. loss_scale
-  // multiplies the gradient of the router's own losses (dy carries it already).
+  // dx [T, H] overwritten. Parameter gradients are added to their accumulators. d_router_loss: the
+  // gradient of the whole loss by the router's own, RouterStats::loss() of the Forward: 1 where it
+  // is a term of the loss, 0 where it is none, times the loss scale, as dy.
   // kFailedPrecondition, saying which, unless `saved` is of a Forward of this layer, not used by
   // another Backward, and what it took of the workspaces has not been given back.
-  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
+  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                         MatrixView<T> dx, GradientReady ready);
 
   // A state with memory of its own: Forwards and Backwards of several calls may come in any order
@@ -159,7 +160,7 @@ class MoeLayer {
                                      Compute compute, Receive receive);
   absl::Status ForwardRows(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                            MoeLayerSaved<T>& saved, RouterStats* stats);
-  absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float loss_scale,
+  absl::Status BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                             MatrixView<T> dx, GradientReady ready);
   absl::Status CheckSaved(const MoeLayerSaved<T>& saved) const;
   // `status` of a pass; after a failure the streams are empty.

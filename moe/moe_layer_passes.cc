@@ -343,7 +343,7 @@ absl::Status MoeLayer<T>::HomeBackward(MatrixView<const T> dy, MoeLayerSaved<T>&
 
 template <typename T>
 absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                   float loss_scale, MatrixView<T> dx, GradientReady ready) {
+                                   float d_router_loss, MatrixView<T> dx, GradientReady ready) {
   MOE_RETURN_IF_ERROR(CheckSaved(saved));
   const auto fits = [&](MatrixView<const T> rows) {
     return rows.rows() == saved.x.rows() && rows.cols() == saved.x.cols();
@@ -355,12 +355,12 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   }
   saved.used = true;
   const Scratch scratch(context_);
-  return Settle(Caught([&] { return BackwardRows(dy, saved, loss_scale, dx, ready); }));
+  return Settle(Caught([&] { return BackwardRows(dy, saved, d_router_loss, dx, ready); }));
 }
 
 template <typename T>
 absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                       float loss_scale, MatrixView<T> dx, GradientReady ready) {
+                                       float d_router_loss, MatrixView<T> dx, GradientReady ready) {
   Workspace& workspace = *context_.workspace;
   Stream& compute = *context_.compute;
   Stream& exchange = *context_.exchange;
@@ -426,7 +426,7 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
     if (router_bias_ != nullptr) gradients->bias = router_bias_->grad();
   }
   MOE_RETURN_IF_ERROR(Timed(context_, kGateBackward, compute, [&] {
-    return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), loss_scale, dx,
+    return router_->Backward(d_weight, saved.router, router_weight_->view<T>(), d_router_loss, dx,
                              gradients, workspace, compute, context_.host_workspace);
   }));
   if (!config_.train_router) return absl::OkStatus();

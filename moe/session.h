@@ -36,8 +36,8 @@ absl::Status CheckOneTarget(absl::string_view target, Communicator& world, Strea
 // out in turn. kUnimplemented, with the remedy, if there are none.
 absl::StatusOr<Device> DeviceOfRank(DeviceKind kind, const Communicator& world);
 
-// One per rank, used by the thread that created it. Everything built from its context must be gone
-// before it.
+// One per rank, used by one thread at a time, whichever. Everything built from its context must be
+// gone before it.
 class Session {
  public:
   // Collective over `world`, blocks the host. Errors: those of Mesh::Create, of MakeStream where

@@ -104,7 +104,7 @@ class TrainedLayer final : public TrainedLayerBase {
 // Nothing is silent: gradients that are not finite, a round too few or too many, a layer without a
 // Backward are errors. After an error, or when it is destroyed inside a step, the groups are
 // aborted, so that no peer waits, and the streams are empty before anything they use goes.
-// One thread per rank, the one that created it.
+// One thread at a time.
 class Trainer {
  public:
   // Collective over `world`, blocks the host. Errors: those of Session::Create; kInvalidArgument

@@ -1,6 +1,5 @@
-// Saved states with memory of their own: passes of several calls in any order.
-#include "moe/saved_memory.h"
-
+// A layer in the graph of a host: passes in any order, on any thread; the router's loss as a value.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <memory>
@@ -31,16 +30,20 @@ struct Rank {
   std::unique_ptr<GradientReducer> reducer;
   std::array<std::vector<float>, kCalls> x, y, dx;
 
-  absl::Status Create(std::unique_ptr<Communicator> world) {
+  absl::Status Create(std::unique_ptr<Communicator> world, int threads = 1) {
     const int rank = world->rank(), ranks = world->size();
-    MOE_ASSIGN_OR_RETURN(session,
-                         Session::Create({.expert_parallel_size = ranks}, std::move(world)));
+    MOE_ASSIGN_OR_RETURN(
+        session,
+        Session::Create({.expert_parallel_size = ranks, .threads = threads}, std::move(world)));
     store = std::make_unique<ParameterStore>(DType::kFloat32, 1);
-    const MoeLayerConfig config = {
-        .router = {.num_experts = 4, .top_k = 2, .hidden_size = kHidden, .aux_loss_coeff = 0.1f},
-        .ffn_hidden_size = 12,
-        .shared_expert_ffn_hidden_size = 8,
-        .gated_shared_expert = true};
+    const MoeLayerConfig config = {.router = {.num_experts = 4,
+                                              .top_k = 2,
+                                              .hidden_size = kHidden,
+                                              .aux_loss_coeff = 0.1f,
+                                              .z_loss_coeff = 0.05f},
+                                   .ffn_hidden_size = 12,
+                                   .shared_expert_ffn_hidden_size = 8,
+                                   .gated_shared_expert = true};
     MOE_ASSIGN_OR_RETURN(layer, MoeLayer<float>::Create(config, "", *store, session->context()));
     MOE_ASSIGN_OR_RETURN(
         reducer, GradientReducer::Create({.max_terms = kCalls * ranks}, *store, session->context(),
@@ -93,7 +96,7 @@ TEST(SavedMemoryTest, PassesInAnyOrderHaveTheBitsOfOneAfterTheOther) {
         MOE_RETURN_IF_ERROR(in_turn.Forward(c, saved));
         MOE_RETURN_IF_ERROR(in_turn.Backward(c, saved));
       }
-      MOE_RETURN_IF_ERROR(mixed.Create(std::move(other)));
+      MOE_RETURN_IF_ERROR(mixed.Create(std::move(other), 2));
       const Workspace& workspace = *mixed.session->context().workspace;
       std::vector<MoeLayerSaved<float>> saved(kCalls);
       for (int c = 0; c < kCalls; ++c) {
@@ -102,7 +105,9 @@ TEST(SavedMemoryTest, PassesInAnyOrderHaveTheBitsOfOneAfterTheOther) {
         EXPECT_EQ(workspace.used_bytes(), 0);
       }
       for (const int c : {1, 0, 2}) {
-        MOE_RETURN_IF_ERROR(mixed.Backward(c, saved[c]));
+        absl::Status status;
+        std::thread([&] { status = mixed.Backward(c, saved[c]); }).join();
+        MOE_RETURN_IF_ERROR(status);
         EXPECT_EQ(workspace.used_bytes(), 0);
         saved[c] = {};
       }
@@ -145,7 +150,7 @@ TEST(SavedMemoryTest, StatesMayGoOnAnyThreadAndAfterTheLayer) {
   testing::RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     Rank rank;
     MOE_RETURN_IF_ERROR(rank.Create(std::move(world)));
-    for (int i = 0; i < 50; ++i) {
+    for (int i = 0; i < 20; ++i) {
       MoeLayerSaved<float> saved = rank.layer->MakeSaved();
       MOE_RETURN_IF_ERROR(rank.Forward(0, saved));
       std::thread other([gone = std::move(saved)] {});
@@ -167,6 +172,39 @@ TEST(SavedMemoryTest, ForwardWithoutAStateLeavesNothingInTheWorkspace) {
     MOE_RETURN_IF_ERROR(
         rank.layer->Forward(rank.View(rank.x[0]), {}, rank.View(rank.y[0]), nullptr, nullptr));
     EXPECT_EQ(rank.session->context().workspace->used_bytes(), 0);
+    return absl::OkStatus();
+  });
+}
+
+// Central differences of what Forward returns. The loss of a call is 3 times the router's.
+TEST(RouterLossTest, BackwardGivesItsGradientTimesWhatArrivesAtIt) {
+  testing::RunLocalRanks(1, [](std::unique_ptr<Communicator> world) -> absl::Status {
+    Rank rank;
+    MOE_RETURN_IF_ERROR(rank.Create(std::move(world)));
+    std::vector<float>& x = rank.x[0];
+    for (float& value : x) value *= 4;
+    const auto loss = [&]() -> double {
+      RouterStats stats;
+      EXPECT_TRUE(
+          rank.layer->Forward(rank.View(x), {}, rank.View(rank.y[0]), nullptr, &stats).ok());
+      return stats.loss();
+    };
+    MoeLayerSaved<float> saved = rank.layer->MakeSaved();
+    MOE_RETURN_IF_ERROR(rank.Forward(0, saved));
+    std::vector<float> dy(x.size());
+    MOE_RETURN_IF_ERROR(rank.layer->Backward(rank.View(dy), saved, 3, rank.View(rank.dx[0]),
+                                             [](Parameter&) { return absl::OkStatus(); }));
+    EXPECT_GT(*std::max_element(rank.dx[0].begin(), rank.dx[0].end()), 1e-4);
+    constexpr float kStep = 0x1p-6f;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float at = x[i];
+      x[i] = at + kStep;
+      const double above = loss();
+      x[i] = at - kStep;
+      const double difference = (above - loss()) / (2 * kStep);
+      x[i] = at;
+      EXPECT_NEAR(rank.dx[0][i], 3 * difference, 2e-6) << i;  // rounding: 2^-24 of 0.2 / kStep
+    }
     return absl::OkStatus();
   });
 }
