@@ -25,10 +25,10 @@ enum class Gradient : bool;  // router_losses.h
 
 // Load measures and losses of one call, over the tokens of this rank.
 struct RouterStats {
-  double aux_loss = 0;     // sum over micro-batches of the balance losses, coefficient in
-  double z_loss = 0;       // likewise
+  double aux_loss = 0;  // sum over micro-batches of the balance losses, coefficient in
+  double z_loss = 0;    // likewise
   double loss() const { return aux_loss + z_loss; }
-  double entropy_sum = 0;  // sum over tokens of the entropy of p, nats
+  double entropy_sum = 0;             // sum over tokens of the entropy of p, nats
   std::vector<int64_t> expert_count;  // [E] slots routed to each expert, dropped ones included
   int64_t dropped_slots = 0;
 };

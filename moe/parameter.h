@@ -110,7 +110,7 @@ class ParameterStore {
   ParameterStore(DType compute, uint64_t seed)
       : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
-  // kInvalidArgument for a name already there, a negative size, host state that is trained, or parts
+  // kInvalidArgument for a name already there, a negative size, trained host state, or parts
   // that are not as large as the whole; kResourceExhausted. Initial values are there when it returns.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
