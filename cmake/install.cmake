@@ -1,10 +1,33 @@
 # moe::moe, and the installed package: libraries, headers, and find_package(moe).
 
+# Archives, in the order in which they need each other, and what their headers include.
+set(moe_layers moe_moe moe_comm_run)
+if(MOE_MPI_FOUND)
+  list(APPEND moe_layers moe_comm_mpi)
+endif()
+if(MOE_NCCL_FOUND)
+  list(APPEND moe_layers moe_comm_nccl)
+endif()
+list(APPEND moe_layers moe_gating moe_dispatch moe_comm moe_kernels)
+get_target_property(moe_public_libraries moe_kernels INTERFACE_LINK_LIBRARIES)
+list(FILTER moe_public_libraries INCLUDE REGEX "^(absl|Threads)::")
+
 # All layers in one name. The program takes the plain name `moe`.
-add_library(moe_all INTERFACE)
+if(MOE_SHARED)
+  # Before 1.0 a minor version may change the interface.
+  list(TRANSFORM moe_layers REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+  add_library(moe_all SHARED ${objects})
+  set_target_properties(moe_all PROPERTIES OUTPUT_NAME moe LINKER_LANGUAGE CXX
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  target_link_options(moe_all PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  target_link_libraries(moe_all PUBLIC moe_flags ${moe_public_libraries} PRIVATE ${moe_layers})
+else()
+  add_library(moe_all INTERFACE)
+  target_link_libraries(moe_all INTERFACE ${moe_layers})
+endif()
 add_library(moe::moe ALIAS moe_all)
 set_target_properties(moe_all PROPERTIES EXPORT_NAME moe)
-target_link_libraries(moe_all INTERFACE moe_kernels moe_comm moe_gating moe_dispatch moe_moe moe_comm_run)
 if(NOT MOE_INSTALL)
   return()
 endif()
@@ -52,25 +75,58 @@ set(moe_public_headers
 foreach(header ${moe_public_headers})
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/${header}
-    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1/${folder})
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moe-1/${folder} COMPONENT dev)
 endforeach()
-install(TARGETS moe_all moe_flags moe_kernels moe_comm moe_comm_run moe_gating moe_dispatch moe_moe
-  EXPORT moe-targets)
-if(MOE_MPI_FOUND)
-  install(TARGETS moe_comm_mpi moe_mpi EXPORT moe-targets)
+install(TARGETS moe_all moe_flags EXPORT moe-targets
+  LIBRARY COMPONENT lib NAMELINK_COMPONENT dev)
+if(NOT MOE_SHARED)
+  install(TARGETS ${moe_layers} EXPORT moe-targets COMPONENT dev)
+  # cmake --install --strip is of programs and shared libraries alone.
+  install(CODE "if(CMAKE_INSTALL_DO_STRIP)
+    file(GLOB archives \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/libmoe_*.a\")
+    execute_process(COMMAND ${CMAKE_STRIP} --strip-debug \${archives} COMMAND_ERROR_IS_FATAL ANY)
+  endif()" COMPONENT dev)
 endif()
-
-if(MOE_NCCL_FOUND)
-  install(TARGETS moe_comm_nccl EXPORT moe-targets)
+if(NOT MOE_SHARED AND MOE_MPI_FOUND)
+  install(TARGETS moe_mpi EXPORT moe-targets)
 endif()
 
 set(moe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moe)
-install(EXPORT moe-targets NAMESPACE moe:: DESTINATION ${moe_package_dir})
+install(EXPORT moe-targets NAMESPACE moe:: DESTINATION ${moe_package_dir} COMPONENT dev)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moe-config.cmake.in
   ${PROJECT_BINARY_DIR}/moe-config.cmake INSTALL_DESTINATION ${moe_package_dir})
-# Before 1.0 a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moe-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/moe-config.cmake ${PROJECT_BINARY_DIR}/moe-config-version.cmake
-  DESTINATION ${moe_package_dir})
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  DESTINATION ${moe_package_dir} COMPONENT dev)
+
+# moe.pc, true wherever the tree is moved to. Its user's code needs Abseil, archives what they link.
+set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+string(REGEX REPLACE "[^/]+" ".." pc_prefix ${pc_dir})
+list(TRANSFORM moe_public_libraries REPLACE "absl::" "absl_" OUTPUT_VARIABLE pc_requires)
+list(REMOVE_ITEM pc_requires Threads::Threads)
+if(MOE_SHARED)
+  set(pc_libs -lmoe)
+  set(pc_requires_private "")
+  set(pc_libs_private "")
+else()
+  list(TRANSFORM moe_layers PREPEND -l OUTPUT_VARIABLE pc_libs)
+  set(pc_requires_private absl_fixed_array libhwy tbb)
+  set(pc_libs_private -pthread)
+  if(MOE_MPI_FOUND)
+    list(APPEND pc_libs_private ${MPI_CXX_LIBRARIES})
+  endif()
+  if(MOE_CUDA_FOUND)
+    list(APPEND pc_libs_private ${CUDA_cudart_static_LIBRARY} -ldl -lrt)
+  endif()
+  if(MOE_NCCL_FOUND)
+    list(APPEND pc_requires_private libcrypto)
+  endif()
+endif()
+foreach(list requires libs requires_private libs_private)
+  list(JOIN pc_${list} " " pc_${list})
+endforeach()
+configure_file(cmake/moe.pc.in ${PROJECT_BINARY_DIR}/moe.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/moe.pc DESTINATION ${pc_dir} COMPONENT dev)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/moe
+  COMPONENT dev)

@@ -12,6 +12,8 @@ option(MOE_BUILD_PROGRAMS "Build the program moe and the benchmarks" ${PROJECT_I
 cmake_dependent_option(MOE_BUILD_TESTS "Build tests and examples, with the programs"
   ${PROJECT_IS_TOP_LEVEL} MOE_BUILD_PROGRAMS OFF)
 option(MOE_INSTALL "Have install rules" ${PROJECT_IS_TOP_LEVEL})
+set(MOE_SHARED ${BUILD_SHARED_LIBS}) # moe::moe is libmoe.so
+set(BUILD_SHARED_LIBS OFF) # its layers are archives in either case (cmake/install.cmake)
 option(MOE_WARNINGS_AS_ERRORS "Treat warnings as errors" ${PROJECT_IS_TOP_LEVEL})
 option(MOE_MERGE_SOURCES "Compile the sources of a library together, up to eight at a time" OFF)
 set(MOE_ENABLE_MPI AUTO CACHE STRING "MPI backend: AUTO, ON or OFF")

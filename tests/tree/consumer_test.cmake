@@ -19,7 +19,12 @@ file(MAKE_DIRECTORY ${project})
 file(COPY ${SOURCE}/tests/tree/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
   DESTINATION ${project})
 file(COPY ${SOURCE}/examples/custom_gate.cc DESTINATION ${project})
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
+run(${CMAKE_COMMAND} --install ${BUILD} --strip --prefix ${SCRATCH}/prefix)
+file(GLOB_RECURSE libraries ${SCRATCH}/prefix/libmoe*.a ${SCRATCH}/prefix/libmoe*.so)
+run(readelf -SW ${libraries})
+if(NOT output MATCHES " \\.text " OR output MATCHES " \\.debug_")
+  message(FATAL_ERROR "debug information in, or no code in: ${libraries}")
+endif()
 # The include path must hold nothing but moe-1, or the names kernels/ and comm/ reach the user.
 file(GLOB names RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
 if(NOT names STREQUAL "moe-1")
@@ -51,14 +56,16 @@ if(NOT last LESS first)
 endif()
 message(STATUS "loss ${first} -> ${last}")
 
-# A gate registered from outside, built the same way.
-file(WRITE ${project}/CMakeLists.txt
-  "cmake_minimum_required(VERSION 3.25)\nproject(custom_gate LANGUAGES CXX)\nfind_package(moe REQUIRED)\n"
-  "add_executable(custom_gate custom_gate.cc)\ntarget_link_libraries(custom_gate PRIVATE moe::moe)\n")
-run(${CMAKE_COMMAND} -G Ninja -S ${project} -B ${project}/build_gate -DCMAKE_BUILD_TYPE=Release
-  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix)
-run(${CMAKE_COMMAND} --build ${project}/build_gate)
-run(${project}/build_gate/custom_gate)
+# A gate registered from outside, built by what pkg-config says. It says it of the folder in which it
+# finds moe.pc, so the tree is moved.
+file(RENAME ${SCRATCH}/prefix ${SCRATCH}/moved)
+file(GLOB_RECURSE pc ${SCRATCH}/moved/moe.pc)
+cmake_path(GET pc PARENT_PATH pc_dir)
+cmake_path(GET pc_dir PARENT_PATH lib_dir)
+set(ENV{PKG_CONFIG_PATH} ${pc_dir})
+run(sh -c "c++ -std=c++20 ${project}/custom_gate.cc -o ${project}/custom_gate $(pkg-config --cflags --libs --static moe)")
+run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${lib_dir} ${project}/custom_gate)
+file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
 if(NOT output MATCHES "gradient agrees with differences")
   message(FATAL_ERROR "custom_gate printed:\n${output}")
 endif()
@@ -81,11 +88,13 @@ run(${CMAKE_COMMAND} --build ${project}/build_headers -- -k 0)
 list(LENGTH headers count)
 message(STATUS "${count} headers compile alone")
 
-# A version that was not asked for is refused.
-file(WRITE ${project}/CMakeLists.txt
-  "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\nfind_package(moe 99 REQUIRED)\n")
-execute_process(COMMAND ${CMAKE_COMMAND} -S ${project} -B ${project}/build99
-  -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix RESULT_VARIABLE rc OUTPUT_QUIET ERROR_QUIET)
-if(rc EQUAL 0)
-  message(FATAL_ERROR "find_package(moe 99) was accepted")
-endif()
+# A version or a component that this build is not or has not is refused, and the message names it.
+foreach(wrong "99" "COMPONENTS nothing")
+  file(WRITE ${project}/CMakeLists.txt
+    "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\nfind_package(moe ${wrong} REQUIRED)\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${project} -B ${project}/build_wrong
+    -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix RESULT_VARIABLE rc OUTPUT_QUIET ERROR_VARIABLE out)
+  if(rc EQUAL 0 OR NOT out MATCHES "\"99\"|moe was built without nothing")
+    message(FATAL_ERROR "find_package(moe ${wrong}): exit code ${rc}\n${out}")
+  endif()
+endforeach()
