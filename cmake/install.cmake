@@ -15,10 +15,11 @@ list(FILTER moe_public_libraries INCLUDE REGEX "^(absl|Threads)::")
 # All layers in one name. The program takes the plain name `moe`.
 if(MOE_SHARED)
   # Before 1.0 a minor version may change the interface.
+  set(moe_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   list(TRANSFORM moe_layers REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
   add_library(moe_all SHARED ${objects})
   set_target_properties(moe_all PROPERTIES OUTPUT_NAME moe LINKER_LANGUAGE CXX
-    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+    VERSION ${PROJECT_VERSION} SOVERSION ${moe_soversion}
     LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
   target_link_options(moe_all PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map)
   target_link_libraries(moe_all PUBLIC moe_flags ${moe_public_libraries} PRIVATE ${moe_layers})
