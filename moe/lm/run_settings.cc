@@ -33,8 +33,6 @@ constexpr int kNumericsVersion = 2;
 template <typename V>
 constexpr int64_t kLast = -1;
 template <>
-constexpr auto kLast<QkNorm> = static_cast<int64_t>(QkNorm::kHeads);
-template <>
 constexpr auto kLast<Activation> = static_cast<int64_t>(Activation::kClampedSwiGlu);
 template <>
 constexpr auto kLast<ScoreFunction> = static_cast<int64_t>(ScoreFunction::kSigmoid);
@@ -42,6 +40,8 @@ template <>
 constexpr auto kLast<DropPolicy> = static_cast<int64_t>(DropPolicy::kPosition);
 template <>
 constexpr auto kLast<LoadBalancing> = static_cast<int64_t>(LoadBalancing::kGlobalAuxLoss);
+template <>
+constexpr auto kLast<QkNorm> = static_cast<int64_t>(QkNorm::kHeads);
 template <>
 constexpr auto kLast<DeviceKind> = static_cast<int64_t>(DeviceKind::kCuda);
 template <>
@@ -118,32 +118,12 @@ class Settings {
 
   template <typename V>
   void Add(const char* name, V& value) {
-    if (stored_.empty()) {
-      std::string text = TextOf(value);
-      const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
-      all.push_back(
-          {.kind = kind, .name = name, .value = hash, .text = std::move(text), .before = {}});
-      return;
-    }
-    const auto section = stored_.find(kind);
-    if (section == stored_.end()) return;
-    const auto member = section->second.find(KeyOf(name));
-    if (member != section->second.end() && member->is_string() &&
-        Parse(member->template get<std::string>(), value)) {
-      return;
-    }
-    status.Update(absl::DataLossError(absl::StrCat("the checkpoint does not say ", KeyOf(name))));
+    Go(name, value, "");
   }
   // A setting that younger programs have: what `before` was in older ones.
   template <typename V>
   void Add(const char* name, V& value, const V& before) {
-    const auto section = stored_.find(kind);
-    if (section != stored_.end() && !section->second.contains(KeyOf(name))) {
-      value = before;
-      return;
-    }
-    Add(name, value);
-    if (stored_.empty()) all.back().before = TextOf(before);
+    Go(name, value, TextOf(before));
   }
 
   std::vector<RunSetting> all;
@@ -151,6 +131,28 @@ class Settings {
   absl::Status status;                      // the first that a checkpoint does not say
 
  private:
+  template <typename V>
+  void Go(const char* name, V& value, std::string before) {
+    if (stored_.empty()) {
+      std::string text = TextOf(value);
+      const auto hash = std::bit_cast<int64_t>(Xxh3(text.data(), text.size()));
+      all.push_back({.kind = kind,
+                     .name = name,
+                     .value = hash,
+                     .text = std::move(text),
+                     .before = std::move(before)});
+      return;
+    }
+    const auto section = stored_.find(kind);
+    if (section == stored_.end()) return;
+    const auto member = section->second.find(KeyOf(name));
+    const std::string text = member != section->second.end() && member->is_string()
+                                 ? member->template get<std::string>()
+                                 : before;
+    if (Parse(text, value)) return;
+    status.Update(absl::DataLossError(absl::StrCat("the checkpoint does not say ", KeyOf(name))));
+  }
+
   std::map<SettingKind, Json> stored_;  // empty: none
 };
 
