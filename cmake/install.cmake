@@ -43,7 +43,7 @@ set(moe_public_headers
   moe/moe.h
   moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
-  moe/session.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
+  moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h

@@ -1,13 +1,16 @@
 #include "moe/gradient_reducer.h"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
+#include <utility>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe {
 namespace {
@@ -19,35 +22,6 @@ absl::Status CheckTrainable(const Parameter& parameter) {
 }
 
 }  // namespace
-
-// Which parameters make up each bucket, in launch order: backward fills a bucket last when it
-// reaches the bucket's first parameter.
-std::vector<std::vector<const Parameter*>> GradientReducer::Partition(const ParameterStore& store,
-                                                                      int64_t bucket_bytes,
-                                                                      int64_t element_bytes) {
-  struct Open {
-    std::vector<const Parameter*> parameters;
-    int64_t bytes = 0;
-  };
-  std::vector<std::vector<const Parameter*>> closed;
-  Open open[2];  // by group
-  const auto all = store.parameters();
-  for (auto p = all.rbegin(); p != all.rend(); ++p) {
-    if (!(*p)->spec().trainable) continue;
-    Open& bucket = open[static_cast<int>((*p)->spec().group)];
-    bucket.parameters.push_back(p->get());
-    bucket.bytes += (*p)->size() * element_bytes;
-    if (bucket.bytes >= bucket_bytes)
-      closed.push_back(std::move(std::exchange(bucket, {}).parameters));
-  }
-  for (Open& bucket : open) {
-    if (!bucket.parameters.empty()) closed.push_back(std::move(bucket.parameters));
-  }
-  std::stable_sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) {
-    return a.back()->index() > b.back()->index();
-  });
-  return closed;
-}
 
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     const GradientReducerOptions& options, ParameterStore& store, const Context& context,
@@ -67,26 +41,18 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
                        AllReducer::Create(options.algorithm, context.mesh->world_gradients()));
   MOE_ASSIGN_OR_RETURN(reducer->expert_,
                        AllReducer::Create(options.algorithm, context.mesh->expert_gradients()));
-
-  const bool exact = context.numerics == Numerics::kLayoutInvariant;
-  const int64_t element_bytes = exact ? sizeof(int64_t) : sizeof(float);
+  reducer->buckets_ = MakeBuckets(store,
+                                  {.bucket_bytes = options.bucket_bytes,
+                                   .element_bytes = reducer->element_bytes(),
+                                   .zero = options.zero},
+                                  *context.mesh);
   reducer->place_.resize(store.parameters().size());
-  const auto partition = Partition(store, options.bucket_bytes, element_bytes);
-  reducer->buckets_.reserve(partition.size());
-  for (const auto& parameters : partition) {
-    Bucket& bucket = reducer->buckets_.emplace_back();
-    bucket.group = parameters.front()->spec().group;
-    bucket.parameters = static_cast<int>(parameters.size());
-    for (const Parameter* p : parameters) {
-      reducer->place_[p->index()] = {static_cast<int>(reducer->buckets_.size()) - 1,
-                                     bucket.elements};
-      bucket.elements += p->size();
+  for (size_t b = 0; b < reducer->buckets_.size(); ++b) {
+    const ParameterBucket& bucket = reducer->buckets_[b];
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      reducer->place_[bucket.parameters[i]->index()] = {static_cast<int>(b), bucket.first[i]};
     }
-    MOE_ASSIGN_OR_RETURN(bucket.sum,
-                         Buffer::Allocate((bucket.elements + (exact ? 1 : 0)) * element_bytes,
-                                          *context.memory, "gradient bucket"));
   }
-  reducer->SetAccumulators();
   return reducer;
 }
 
@@ -98,118 +64,258 @@ GradientReducer::~GradientReducer() {
   stream_.Synchronize().IgnoreError();
 }
 
-void GradientReducer::SetAccumulators() {
-  for (const auto& parameter : store_.parameters()) {
-    if (!parameter->spec().trainable) continue;
-    Place& place = place_[parameter->index()];
-    const Bucket& bucket = buckets_[place.bucket];
-    if (context_.numerics == Numerics::kLayoutInvariant) {
-      parameter->set_grad(
-          GradAccumulator(bucket.sum.span<int64_t>().subspan(place.offset, parameter->size()),
-                          grid_, NonFiniteOf(bucket), &place.empty));
-    } else {
-      parameter->set_grad(GradAccumulator(
-          bucket.sum.span<float>().subspan(place.offset, parameter->size()), &place.empty));
+absl::Status GradientReducer::Allocate() {
+  const int64_t counter = exact() ? 1 : 0;
+  int64_t in_lanes[2] = {};  // buckets, by group
+  sums_.resize(buckets_.size());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const ParameterBucket& bucket = buckets_[b];
+    Sums& sums = sums_[b];
+    sums.in_lanes = bucket.sharded && travels_each_round();
+    sums.counts = bucket.counts;
+    sums.counts.back() += counter;
+    const int64_t elements = sums.in_lanes ? bucket.own.size() + (bucket.last_rank ? counter : 0)
+                                           : bucket.elements() + counter;
+    MOE_ASSIGN_OR_RETURN(sums.sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
+                                                    "gradient bucket"));
+    if (sums.in_lanes) ++in_lanes[static_cast<int>(bucket.group)];
+  }
+  for (const int64_t buckets : in_lanes) {
+    for (int64_t i = 0; i < std::min<int64_t>(buckets, 2); ++i) {
+      MOE_ASSIGN_OR_RETURN(Lane* const lane, AddLane());
+      free_.push_back(lane);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientReducer::Lane*> GradientReducer::AddLane() {
+  int64_t elements = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (sums_[b].in_lanes) elements = std::max(elements, buckets_[b].elements() + 1);
+  }
+  auto lane = std::make_unique<Lane>();
+  MOE_ASSIGN_OR_RETURN(lane->sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
+                                                   "gradients of a round"));
+  lanes_.push_back(std::move(lane));
+  return lanes_.back().get();
+}
+
+void GradientReducer::SetAccumulators(size_t b, const Buffer& sum) {
+  const ParameterBucket& bucket = buckets_[b];
+  for (Parameter* const parameter : bucket.parameters) {
+    Place& place = place_[parameter->index()];
+    const auto size = static_cast<size_t>(parameter->size());
+    const auto first = static_cast<size_t>(place.offset);
+    if (!exact()) {
+      parameter->set_grad(GradAccumulator(sum.span<float>().subspan(first, size), &place.empty));
+      continue;
+    }
+    const auto all = sum.span<int64_t>();
+    int64_t* const counter = &all[static_cast<size_t>(bucket.elements())];
+    parameter->set_grad(GradAccumulator(all.subspan(first, size), grid_, counter, &place.empty));
+  }
+}
+
+absl::Status GradientReducer::EmptyCounter(size_t b, const Buffer& sum) {
+  if (!exact()) return absl::OkStatus();
+  return context_.compute->Zero(&sum.span<int64_t>()[static_cast<size_t>(buckets_[b].elements())],
+                                sizeof(int64_t));
+}
+
+// Called by the first partial of a round. What fails is told by the next MarkReady, but for memory,
+// which the partial needs now.
+void GradientReducer::Open(size_t b) {
+  Sums& sums = sums_[b];
+  if (sums.lane != nullptr) return;
+  if (free_.empty()) {
+    const absl::StatusOr<Lane*> added = AddLane();
+    if (!added.ok()) throw std::bad_alloc();
+    free_.push_back(*added);
+  }
+  sums.lane = free_.front();
+  free_.pop_front();
+  if (sums.lane->travelled.state() != nullptr) {
+    opened_.Update(context_.compute->WaitFor(sums.lane->travelled));
+  }
+  opened_.Update(EmptyCounter(b, sums.lane->sum));
+  SetAccumulators(b, sums.lane->sum);
 }
 
 absl::Status GradientReducer::Begin(int loss_scale_log2) {
   const int unit_log2 = options_.unit_log2 + loss_scale_log2;
-  if (unit_log2 != grid_.unit_log2) {
-    grid_.unit_log2 = unit_log2;
-    SetAccumulators();
+  const bool first = sums_.empty(), other_unit = unit_log2 != grid_.unit_log2;
+  grid_.unit_log2 = unit_log2;
+  if (first) MOE_RETURN_IF_ERROR(Allocate());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Sums& sums = sums_[b];
+    sums.ready = 0;
+    sums.empty = true;
+    if (first) {
+      const std::function<void()> open =
+          sums.in_lanes ? [this, b] { Open(b); } : std::function<void()>();
+      for (Parameter* const p : buckets_[b].parameters) p->set_open_grad(open);
+    }
+    if (sums.in_lanes) continue;
+    if (first || other_unit) SetAccumulators(b, sums.sum);
+    MOE_RETURN_IF_ERROR(EmptyCounter(b, sums.sum));
   }
   for (Place& place : place_) place.empty = true;
-  for (Bucket& bucket : buckets_) {
-    bucket.ready = 0;
-    if (context_.numerics != Numerics::kLayoutInvariant) continue;
-    MOE_RETURN_IF_ERROR(context_.compute->Zero(NonFiniteOf(bucket), sizeof(int64_t)));
-  }
   next_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::BeginRound() {
+  if (!travels_each_round()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  next_ = 0;
+  for (Sums& sums : sums_) sums.ready = 0;
+  for (Place& place : place_) {
+    if (sums_[place.bucket].in_lanes) place.empty = true;
+  }
   return absl::OkStatus();
 }
 
 absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
-  Bucket& bucket = buckets_[place_[parameter.index()].bucket];
-  if (++bucket.ready > bucket.parameters) {
+  const auto b = static_cast<size_t>(place_[parameter.index()].bucket);
+  Sums& sums = sums_[b];
+  const auto parameters = [&](size_t i) {
+    return static_cast<int>(buckets_[i].parameters.size());
+  };
+  if (++sums.ready > parameters(b)) {
     return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
-                                                      " was marked ready twice in one step"));
+                                                      " was marked ready twice in one ",
+                                                      travels_each_round() ? "round" : "step"));
   }
   MOE_RETURN_IF_ERROR(parameter.grad().ClearIfEmpty(*context_.compute));
-  if (bucket.ready == bucket.parameters) {
-    MOE_ASSIGN_OR_RETURN(bucket.filled, context_.compute->Record());
+  MOE_RETURN_IF_ERROR(opened_);
+  if (sums.ready == parameters(b)) {
+    MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
   }
-  for (; next_ < buckets_.size() && buckets_[next_].ready == buckets_[next_].parameters; ++next_) {
-    MOE_RETURN_IF_ERROR(Launch(buckets_[next_]));
+  for (; next_ < buckets_.size() && sums_[next_].ready == parameters(next_); ++next_) {
+    MOE_RETURN_IF_ERROR(Launch(next_));
   }
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::Launch(Bucket& bucket) {
-  const bool replicated = bucket.group == ParameterGroup::kReplicated;
-  Communicator& group =
-      replicated ? context_.mesh->world_gradients() : context_.mesh->expert_gradients();
+absl::Status GradientReducer::Launch(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  Communicator& group = HoldersOf(bucket.group, *context_.mesh);
   if (group.size() == 1) return absl::OkStatus();
   in_flight_ = true;
-  AllReducer& all_reduce = replicated ? *world_ : *expert_;
-  group.SetPhase({.name = "all-reduce", .step = context_.mesh->world().phase().step});
-  MOE_RETURN_IF_ERROR(stream_.WaitFor(bucket.filled));
-  const int64_t bytes = 2 * bucket.sum.bytes() * (group.size() - 1) / group.size();
+  const bool replicated = bucket.group == ParameterGroup::kReplicated;
+  const char* const name = bucket.sharded ? "reduce-scatter" : "all-reduce";
+  group.SetPhase({.name = name, .step = context_.mesh->world().phase().step});
+  MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
+  const int64_t all =
+      std::accumulate(sums_[b].counts.begin(), sums_[b].counts.end(), int64_t{0}) * element_bytes();
+  const int64_t bytes = (bucket.sharded ? 1 : 2) * all * (group.size() - 1) / group.size();
   Traffic& traffic = traffic_[static_cast<int>(bucket.group)];
   ++traffic.buckets;
   traffic.bytes_sent += bytes;
+  const char* const experts = bucket.sharded ? "reduce-scatter experts" : "all-reduce experts";
   const Work work = {.phase = Phase::kAllReduce,
-                     .name = replicated ? "all-reduce" : "all-reduce experts",
-                     .bucket = static_cast<int32_t>(&bucket - buckets_.data()),
+                     .name = replicated ? name : experts,
+                     .bucket = static_cast<int32_t>(b),
                      .bytes = bytes};
-  return Timed(context_, work, stream_, [&] {
-    return context_.numerics == Numerics::kLayoutInvariant
-               ? all_reduce.Sum(bucket.sum.span<int64_t>(), stream_)
-               : all_reduce.Sum(bucket.sum.span<float>(), stream_);
-  });
+  return Timed(context_, work, stream_,
+               [&] { return exact() ? Travel<int64_t>(b) : Travel<float>(b); });
+}
+
+template <typename T>
+absl::Status GradientReducer::Travel(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  Sums& sums = sums_[b];
+  AllReducer& reducer = bucket.group == ParameterGroup::kReplicated ? *world_ : *expert_;
+  if (!bucket.sharded) return reducer.Sum(sums.sum.span<T>(), stream_);
+  const auto elements = std::accumulate(sums.counts.begin(), sums.counts.end(), size_t{0});
+  const Buffer& whole = sums.in_lanes ? sums.lane->sum : sums.sum;
+  const absl::Span<T> all = whole.span<T>().first(elements);
+  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, sums.counts, stream_));
+  if (!sums.in_lanes) return absl::OkStatus();
+  const absl::Span<T> kept = sums.sum.span<T>();
+  const auto own = all.subspan(static_cast<size_t>(bucket.own.begin), kept.size());
+  MOE_RETURN_IF_ERROR(std::exchange(sums.empty, false)
+                          ? stream_.CopyBytes(own.data(), kept.data(), sums.sum.bytes())
+                          : AddPartial<T>(own, kept, stream_));
+  Lane* const lane = std::exchange(sums.lane, nullptr);
+  MOE_ASSIGN_OR_RETURN(lane->travelled, stream_.Record());
+  free_.push_back(lane);
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::CheckAllLaunched() const {
+  if (next_ == buckets_.size()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", buckets_.size() - next_,
+                                                    " of ", buckets_.size(),
+                                                    " buckets still miss gradients"));
 }
 
 absl::Status GradientReducer::Finish() {
-  if (next_ != buckets_.size()) {
-    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", buckets_.size() - next_,
-                                                      " of ", buckets_.size(),
-                                                      " buckets still miss gradients"));
-  }
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  return FinishGather();
+}
+
+absl::Status GradientReducer::Gather(size_t b, absl::Span<uint8_t> block,
+                                     absl::Span<const int64_t> counts) {
+  const ParameterBucket& bucket = buckets_[b];
+  Communicator& group = HoldersOf(bucket.group, *context_.mesh);
+  in_flight_ = true;
+  group.SetPhase({.name = "weights", .step = context_.mesh->world().phase().step});
+  MOE_ASSIGN_OR_RETURN(const Event written, context_.compute->Record());
+  MOE_RETURN_IF_ERROR(stream_.WaitFor(written));
+  const auto mine = counts.begin() + group.rank();
+  const auto own =
+      block.subspan(std::accumulate(counts.begin(), mine, size_t{0}), static_cast<size_t>(*mine));
+  const int64_t bytes = *mine * (group.size() - 1);
+  traffic_[static_cast<int>(bucket.group)].bytes_sent += bytes;
+  const bool replicated = bucket.group == ParameterGroup::kReplicated;
+  const Work work = {.phase = Phase::kAllReduce,
+                     .name = replicated ? "gather weights" : "gather experts' weights",
+                     .bucket = static_cast<int32_t>(b),
+                     .bytes = bytes};
+  return Timed(context_, work, stream_,
+               [&] { return group.AllGatherV<uint8_t>(own, block, counts, stream_); });
+}
+
+absl::Status GradientReducer::FinishGather() {
   MOE_RETURN_IF_ERROR(JoinStreams(*context_.compute, stream_));
   in_flight_ = false;
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> GradientReducer::NonFinite(ParameterGroup group) const {
-  if (context_.numerics != Numerics::kLayoutInvariant) return 0;
+absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
+  if (!exact()) return 0;
   absl::InlinedVector<int64_t, 64> counts(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (buckets_[b].group != group) continue;
-    MOE_RETURN_IF_ERROR(
-        context_.compute->CopyBytes(NonFiniteOf(buckets_[b]), &counts[b], sizeof(int64_t)));
+    if (!buckets_[b].last_rank) continue;
+    const absl::Span<int64_t> sum = sums_[b].sum.span<int64_t>();
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(&sum.back(), &counts[b], sizeof(int64_t)));
   }
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Each rank's experts, and what all hold once.
-absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
-  MOE_ASSIGN_OR_RETURN(const int64_t experts, NonFinite(ParameterGroup::kExpert));
-  if (context_.mesh->expert_parallel().rank() != 0) return experts;
-  MOE_ASSIGN_OR_RETURN(const int64_t replicated, NonFinite(ParameterGroup::kReplicated));
-  return experts + replicated;
+ScaledSum GradientReducer::Sum(size_t b, ElementRange range, double scale) const {
+  const Sums& sums = sums_[b];
+  const int64_t before = sums.in_lanes ? buckets_[b].own.begin : 0;
+  const auto first = static_cast<size_t>(range.begin - before);
+  const auto size = static_cast<size_t>(range.size());
+  if (!exact()) return ScaledSum(sums.sum.span<float>().subspan(first, size), scale);
+  return ScaledSum(sums.sum.span<int64_t>().subspan(first, size), grid_, scale);
 }
 
 absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
-  const Place place = place_[parameter.index()];
-  const Buffer& sum = buckets_[place.bucket].sum;
-  if (context_.numerics == Numerics::kLayoutInvariant) {
-    return ScaledSum(sum.span<int64_t>().subspan(place.offset, parameter.size()), grid_, scale);
+  const Place& place = place_[parameter.index()];
+  const auto b = static_cast<size_t>(place.bucket);
+  if (buckets_[b].sharded) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradientReducer: the gradient of ", parameter.spec().name,
+                     " is in parts on several ranks (ZeRO), expected a whole one"));
   }
-  return ScaledSum(sum.span<float>().subspan(place.offset, parameter.size()), scale);
+  return Sum(b, {place.offset, place.offset + parameter.size()}, scale);
 }
 
 absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
@@ -220,6 +326,13 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
   const auto out = scratch.subspan(0, parameter.size());
   MOE_RETURN_IF_ERROR(sum.ToFloat(out, stream));
   return out;
+}
+
+int64_t GradientReducer::bytes() const {
+  int64_t total = 0;
+  for (const Sums& sums : sums_) total += sums.sum.bytes();
+  for (const auto& lane : lanes_) total += lane->sum.bytes();
+  return total;
 }
 
 }  // namespace moe

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "kernels/exact_sum/scaled_sum.h"
 #include "moe/context.h"
 #include "moe/parameter.h"
+#include "moe/shard_cut.h"
 
 namespace moe {
 
@@ -24,74 +26,101 @@ struct GradientReducerOptions {
   // most, over all ranks: its micro-batches, times ParameterSpec::partials. More could leave int64.
   int64_t max_terms = 0;
   int unit_log2 = ExactGrid().unit_log2;  // of the exact grid
+  ZeroStage zero = ZeroStage::kNone;
 };
 
-// Packs the parameters of a store into buckets, last parameter first (the order backward fills
-// them), replicated and expert parameters apart, and sums each bucket over its group on a stream of
-// its own as soon as its last gradient is ready. Buckets start in a fixed order on every rank,
-// whatever order gradients finish in, so ranks cannot cross.
+// Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
+// a stream of its own as soon as its last gradient is ready. Buckets start in a fixed order on every
+// rank, whatever order gradients finish in, so ranks cannot cross.
 // Source: Li et al., "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
 //
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, each with one more
 // element that counts the values the grid could not hold.
+//
+// With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own), the last
+// one the counter, too. kGradients: partials of a round add up in one of a few buffers, two for each
+// group unless backward has more buckets open at a time, from which they go to the part's sum.
 class GradientReducer {
  public:
   // Buckets that still travel end first: what sums them uses memory of this object.
   ~GradientReducer();
 
-  // Gives every trainable parameter of `store` its accumulator; MarkReady and Gradient refuse the
-  // others (kInvalidArgument). `stream`: the compute stream, or a queue of its device.
+  // `stream`: the compute stream, or a queue of its device. Takes no memory for sums yet.
   static absl::StatusOr<std::unique_ptr<GradientReducer>> Create(
       const GradientReducerOptions& options, ParameterStore& store, const Context& context,
       Stream& stream);
 
   // Empties all buckets: the first partial of a parameter overwrites. Before the first round of a
-  // step. loss_scale_log2: the gradients to come are 2^loss_scale_log2 times larger, and so is the
-  // unit of the exact grid.
+  // step. The first call allocates the sums and gives every trainable parameter its accumulator;
+  // MarkReady and Gradient refuse the others (kInvalidArgument). loss_scale_log2: the gradients to
+  // come are 2^loss_scale_log2 times larger, and so is the unit of the exact grid.
   absl::Status Begin(int loss_scale_log2 = 0);
 
+  // Before every other round. kFailedPrecondition unless the round before has been marked ready
+  // where buckets travel in each (travels_each_round).
+  absl::Status BeginRound();
+  bool travels_each_round() const { return options_.zero == ZeroStage::kGradients; }
+
   // The gradient of `parameter` is complete once the compute stream passes this point. Once per
-  // parameter and step, in the last round.
+  // parameter and step, in the last round; once in each round where buckets travel in each.
   absl::Status MarkReady(const Parameter& parameter);
 
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: how many gradient elements over all ranks of this rank's buckets of a group were
-  // NaN, infinite or off the grid (layout-invariant; 0 in fast). Blocks the host.
-  absl::StatusOr<int64_t> NonFinite(ParameterGroup group) const;
-  // This rank's share of them all: the sum over an expert-parallel group has each element once.
+  // After Finish: this rank's share of how many gradient elements were NaN, infinite or off the grid
+  // (layout-invariant; 0 in fast). The sum over the world has each element once. Blocks the host.
   absl::StatusOr<int64_t> NonFiniteShare() const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
-  // bucket, in memory of the compute stream's device.
+  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in parts
+  // on several ranks.
   absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
-  // The same as float32 in `scratch`, which has parameter.size() elements or more there.
+  // … of elements `range` of bucket `b`, which are among those kept.
+  ScaledSum Sum(size_t b, ElementRange range, double scale) const;
+  // Sum as float32 in `scratch`, which has parameter.size() elements or more there.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
 
-  int buckets() const { return static_cast<int>(buckets_.size()); }
+  // In the order in which they travel.
+  absl::Span<const ParameterBucket> buckets() const { return buckets_; }
+
+  // On the gradients' stream, from where the compute stream is now: every rank of bucket b's group
+  // gets part r of `block`, counts[r] bytes, from rank r. Collective over the group.
+  absl::Status Gather(size_t b, absl::Span<uint8_t> block, absl::Span<const int64_t> counts);
+  // Makes the compute stream wait for what was gathered.
+  absl::Status FinishGather();
+
   // What this rank has done so far for the parameters of a group, if that is more than one rank.
   struct Traffic {
     int64_t buckets = 0;     // summed over ranks
-    int64_t bytes_sent = 0;  // ring formula
+    int64_t bytes_sent = 0;  // ring formula; with ZeRO also what is gathered
   };
   const Traffic& traffic(ParameterGroup group) const { return traffic_[static_cast<int>(group)]; }
+  // Of the sums.
+  int64_t bytes() const;
 
  private:
-  struct Bucket {
-    ParameterGroup group = ParameterGroup::kReplicated;
-    int64_t elements = 0;  // without the counter
-    int parameters = 0;
-    int ready = 0;
-    Buffer sum;  // float32, or int64 with one counter at the end
+  // Where partials of one round add up until they have travelled (ZeroStage::kGradients).
+  struct Lane {
+    Buffer sum;
+    Event travelled;
+  };
+  // The sums of a bucket. float32, or int64 with one counter behind the last element.
+  struct Sums {
+    int ready = 0;  // parameters, of this round
+    Buffer sum;     // where `in_lanes`, of the own part; else of all
+    bool in_lanes = false;
+    bool empty = true;     // the own part, of what has travelled in this step
+    Lane* lane = nullptr;  // that holds this round's partials
     Event filled;
+    RankCounts counts;  // elements of each rank's part, the counter in the last
   };
 
   struct Place {
     int bucket = 0;
     int64_t offset = 0;  // elements
-    bool empty = true;   // of this step's partials
+    bool empty = true;   // of this step's partials; in lanes, of this round's
   };
 
   GradientReducer(const GradientReducerOptions& options, ParameterStore& store,
@@ -102,14 +131,19 @@ class GradientReducer {
         stream_(stream),
         grid_({.unit_log2 = options.unit_log2,
                .max_terms = std::max<int64_t>(1, options.max_terms)}) {}
-  static std::vector<std::vector<const Parameter*>> Partition(const ParameterStore& store,
-                                                              int64_t bucket_bytes,
-                                                              int64_t element_bytes);
-  absl::Status Launch(Bucket& bucket);
-  void SetAccumulators();
-  int64_t* NonFiniteOf(const Bucket& bucket) const {
-    return &bucket.sum.span<int64_t>()[static_cast<size_t>(bucket.elements)];
+  bool exact() const { return context_.numerics == Numerics::kLayoutInvariant; }
+  int64_t element_bytes() const {
+    return static_cast<int64_t>(exact() ? sizeof(int64_t) : sizeof(float));
   }
+  absl::Status Allocate();
+  absl::StatusOr<Lane*> AddLane();
+  void Open(size_t b);
+  void SetAccumulators(size_t b, const Buffer& sum);
+  absl::Status EmptyCounter(size_t b, const Buffer& sum);
+  absl::Status Launch(size_t b);
+  template <typename T>
+  absl::Status Travel(size_t b);
+  absl::Status CheckAllLaunched() const;
 
   const GradientReducerOptions options_;
   ParameterStore& store_;
@@ -118,10 +152,14 @@ class GradientReducer {
   bool in_flight_ = false;  // buckets were launched that Finish has not joined
   ExactGrid grid_;          // of this step
   std::unique_ptr<AllReducer> world_, expert_;
-  std::vector<Place> place_;     // by parameter index
-  std::vector<Bucket> buckets_;  // in launch order
-  size_t next_ = 0;              // first bucket not yet launched
-  Traffic traffic_[2];           // by group
+  std::vector<Place> place_;              // by parameter index
+  std::vector<ParameterBucket> buckets_;  // in launch order
+  std::vector<Sums> sums_;                // of each; empty before the first step
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::deque<Lane*> free_;  // the one that has travelled longest ago first
+  absl::Status opened_;     // the first failure of Open
+  size_t next_ = 0;         // first bucket not yet launched
+  Traffic traffic_[2];      // by group
 };
 
 }  // namespace moe

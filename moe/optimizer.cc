@@ -10,7 +10,6 @@
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/exact_sum/scaled_sum.h"
-#include "moe/parameter_hash.h"
 #include "moe/unit_grid.h"
 
 namespace moe {
@@ -30,68 +29,125 @@ double LearningRateSchedule::At(int64_t step) const {
 
 namespace {
 
-// Of a parameter whose parts lie one behind the other, in units of whose squares the norm is made.
-void AppendUnits(const Parameter& parameter, std::vector<SquaresUnit>& units) {
-  int64_t first = 0;
-  for (const CanonicalTensor& part : parameter.parts()) {
+// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the norm
+// is made. `first`: where these elements begin in the sum.
+void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
+  int64_t at = 0;  // of the part
+  for (const CanonicalTensor& part : piece.parameter->parts()) {
     const UnitGrid grid(part);
     for (int64_t u = 0; u < grid.size(); ++u) {
       const TensorBox box = grid.box(u);
-      units.push_back({.begin = first + box.row_begin * part.cols + box.col_begin,
+      const int64_t row = at + box.row_begin * part.cols;
+      if (row < piece.range.begin || row >= piece.range.end) continue;
+      units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
                        .rows = box.rows(),
                        .cols = box.cols(),
                        .stride = part.cols});
     }
-    first += part.size();
+    at += part.size();
   }
+}
+
+// The byte of a bucket's packed parameters where its element is.
+int64_t ByteOf(const ParameterBucket& bucket, const PackedParameters& packed, int64_t element) {
+  const auto after = std::upper_bound(bucket.first.begin(), bucket.first.end() - 1, element);
+  const auto i = static_cast<size_t>(after - bucket.first.begin()) - 1;
+  if (element == bucket.elements()) return packed.first_byte.back();
+  return packed.first_byte[i] + (element - bucket.first[i]) * packed.element_bytes[i];
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOptions& options,
                                                              ParameterStore& store,
+                                                             GradientReducer& reducer,
                                                              const Context& context) {
-  auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, context));
-  std::vector<SquaresUnit> units;
-  for (const auto& p : store.parameters()) {
-    const bool trainable = p->spec().trainable;
-    optimizer->first_unit_.push_back(static_cast<int64_t>(units.size()));
-    if (trainable && SpeaksFor(*p, context)) AppendUnits(*p, units);
-    const int64_t bytes = trainable ? p->size() * static_cast<int64_t>(sizeof(float)) : 0;
-    for (std::vector<Buffer>* moments : {&optimizer->m_, &optimizer->v_}) {
-      MOE_ASSIGN_OR_RETURN(Buffer buffer,
-                           Buffer::Allocate(bytes, *context.memory, "optimiser state"));
-      moments->push_back(std::move(buffer));
-    }
+  auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, reducer, context));
+  optimizer->states_.resize(reducer.buckets().size());
+  for (size_t b = 0; b < reducer.buckets().size(); ++b) {
+    MOE_RETURN_IF_ERROR(optimizer->Keep(reducer.buckets()[b], optimizer->states_[b]));
   }
-  optimizer->first_unit_.push_back(static_cast<int64_t>(units.size()));
-  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
-  MOE_ASSIGN_OR_RETURN(optimizer->units_, Buffer::Allocate(bytes, *context.memory, "units"));
-  MOE_RETURN_IF_ERROR(context.compute->CopyBytes(units.data(), optimizer->units_.data(), bytes));
-  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
   return optimizer;
 }
 
-absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(GradientReducer& reducer,
-                                                        double gradient_scale) {
+absl::Status Optimizer::Keep(const ParameterBucket& bucket, State& state) {
   Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer.NonFiniteShare());
+  const ElementRange kept = bucket.kept();
+  state.keeps_masters = bucket.sharded && store_.compute() != DType::kFloat32;
+  const int64_t states = state.keeps_masters ? 3 : 2;
+  MOE_ASSIGN_OR_RETURN(state.values,
+                       Buffer::Allocate(states * kept.size() * static_cast<int64_t>(sizeof(float)),
+                                        *context_.memory, "optimiser state"));
+  const auto values = state.values.span<float>();
+  const auto all = static_cast<size_t>(kept.size());
+  for (const ParameterPiece& piece : PiecesOf(bucket, kept)) {
+    const auto at = static_cast<size_t>(piece.bucket.begin - kept.begin);
+    const auto size = static_cast<size_t>(piece.range.size());
+    const int64_t first = piece.bucket.begin - piece.range.begin;  // of the parameter
+    Slice& slice = state.slices.emplace_back();
+    slice.piece = piece;
+    slice.own = {std::clamp(bucket.own.begin - first, piece.range.begin, piece.range.end),
+                 std::clamp(bucket.own.end - first, piece.range.begin, piece.range.end)};
+    slice.mean = values.subspan(at, size);
+    slice.mean_square = values.subspan(all + at, size);
+    if (!state.keeps_masters || piece.parameter->is_vector()) continue;
+    slice.master = values.subspan(2 * all + at, size);
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(piece.parameter->master().data() + piece.range.begin,
+                                         slice.master.data(),
+                                         piece.range.size() * static_cast<int64_t>(sizeof(float))));
+  }
+  std::vector<SquaresUnit> units;
+  for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
+    AppendUnits(piece, piece.bucket.begin - bucket.own.begin, units);
+  }
+  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
+  MOE_ASSIGN_OR_RETURN(state.units, Buffer::Allocate(bytes, *context_.memory, "units"));
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), state.units.data(), bytes));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  if (!bucket.sharded) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(state.packed, store_.Pack(bucket.parameters, stream));
+  int64_t element = 0;
+  for (const int64_t count : bucket.counts) {
+    state.part_bytes.push_back(ByteOf(bucket, state.packed, element + count) -
+                               ByteOf(bucket, state.packed, element));
+    element += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Span<float> Optimizer::MasterOf(const Slice& slice) {
+  if (!slice.master.empty()) return slice.master;
+  const ElementRange range = slice.piece.range;
+  return slice.piece.parameter->master().subspan(static_cast<size_t>(range.begin),
+                                                 static_cast<size_t>(range.size()));
+}
+
+std::vector<Optimizer::Slice> Optimizer::Slices() const {
+  std::vector<Slice> all;
+  for (const State& state : states_) {
+    for (const Slice& slice : state.slices) {
+      all.push_back(slice);
+      all.back().master = MasterOf(slice);
+    }
+  }
+  return all;
+}
+
+absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(double gradient_scale) {
+  Stream& stream = *context_.compute;
+  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer_.NonFiniteShare());
   // The exact sum of squares, then the share of gradients that are not finite.
   constexpr int64_t kFields = kSquareSumSize + 1;
   MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
   MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
   MOE_RETURN_IF_ERROR(stream.Upload(&non_finite, &fields.back(), sizeof(non_finite)));
-  const absl::Span<const SquaresUnit> units = units_.span<SquaresUnit>();
-  for (const auto& p : store_.parameters()) {
-    const int64_t first = first_unit_[p->index()], last = first_unit_[p->index() + 1];
-    if (first == last) continue;
-    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, gradient_scale));
-    MOE_RETURN_IF_ERROR(AddSquares(gradient, units.subspan(first, last - first), fields.data(),
-                                   *context_.workspace, stream));
+  for (size_t b = 0; b < states_.size(); ++b) {
+    const absl::Span<const SquaresUnit> units = states_[b].units.span<SquaresUnit>();
+    if (units.empty()) continue;
+    const ScaledSum gradient = reducer_.Sum(b, reducer_.buckets()[b].own, gradient_scale);
+    MOE_RETURN_IF_ERROR(AddSquares(gradient, units, fields.data(), *context_.workspace, stream));
   }
-  // Each unit has one speaker.
-  MOE_RETURN_IF_ERROR(
-      context_.mesh->expert_parallel().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const WorkspaceScope scope(*context_.host_workspace);
   MOE_ASSIGN_OR_RETURN(const auto all, OnHost<int64_t>(fields, context_));
@@ -104,11 +160,10 @@ absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(GradientReducer& reducer
   return outcome;
 }
 
-absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options, GradientReducer& reducer) {
+absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options) {
   Stream& stream = *context_.compute;
   const WorkspaceScope scope(*context_.workspace);
-  MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
-                       MeasureGradients(reducer, options.gradient_scale));
+  MOE_ASSIGN_OR_RETURN(const StepOutcome outcome, MeasureGradients(options.gradient_scale));
   const double norm = outcome.gradient_norm;
   if (!std::isfinite(norm)) {
     if (options.non_finite == NonFiniteGradients::kSkip) return outcome;
@@ -127,16 +182,58 @@ absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options, Gradient
       .epsilon = options_.epsilon,
       .gradient_scale = clip ? static_cast<float>(options_.clip_grad / norm) : 1.0f,
       .step = step_};
-  for (const auto& p : store_.parameters()) {
-    if (!p->spec().trainable) continue;
-    MOE_ASSIGN_OR_RETURN(const ScaledSum gradient, reducer.Sum(*p, options.gradient_scale));
-    adamw.weight_decay = p->spec().weight_decay ? options_.weight_decay : 0.0f;
-    MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, p->master(), m_[p->index()].span<float>(),
-                              v_[p->index()].span<float>(), *context_.workspace, stream));
-    MOE_RETURN_IF_ERROR(store_.RefreshCompute(*p, stream));
+  for (size_t b = 0; b < states_.size(); ++b) {
+    for (const Slice& slice : states_[b].slices) {
+      const ScaledSum gradient = reducer_.Sum(b, slice.piece.bucket, options.gradient_scale);
+      adamw.weight_decay =
+          slice.piece.parameter->spec().weight_decay ? options_.weight_decay : 0.0f;
+      MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, MasterOf(slice), slice.mean, slice.mean_square,
+                                *context_.workspace, stream));
+    }
+    MOE_RETURN_IF_ERROR(Publish(b));
   }
+  MOE_RETURN_IF_ERROR(FinishPublishing());
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return outcome;
+}
+
+absl::Status Optimizer::PublishMasters() {
+  for (size_t b = 0; b < states_.size(); ++b) MOE_RETURN_IF_ERROR(Publish(b));
+  return FinishPublishing();
+}
+
+absl::Status Optimizer::Publish(size_t b) {
+  const State& state = states_[b];
+  const bool sharded = reducer_.buckets()[b].sharded;
+  for (const Slice& slice : state.slices) {
+    Parameter& parameter = *slice.piece.parameter;
+    if (!sharded) {
+      MOE_RETURN_IF_ERROR(store_.RefreshCompute(parameter, *context_.compute));
+    } else if (!slice.master.empty()) {
+      MOE_RETURN_IF_ERROR(
+          store_.RefreshPart(parameter, slice.piece.range.begin, slice.master, *context_.compute));
+    }
+  }
+  if (!sharded) return absl::OkStatus();
+  return reducer_.Gather(b, state.packed.block, state.part_bytes);
+}
+
+// What was gathered is there: vectors are rounded where they are read.
+absl::Status Optimizer::FinishPublishing() {
+  MOE_RETURN_IF_ERROR(reducer_.FinishGather());
+  for (const ParameterBucket& bucket : reducer_.buckets()) {
+    if (!bucket.sharded) continue;
+    for (Parameter* const parameter : bucket.parameters) {
+      MOE_RETURN_IF_ERROR(store_.RefreshCompute(*parameter, *context_.compute));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t Optimizer::bytes() const {
+  int64_t total = 0;
+  for (const State& state : states_) total += state.values.bytes();
+  return total;
 }
 
 }  // namespace moe

@@ -64,41 +64,65 @@ struct StepOutcome {
 };
 
 // Replicas take the same step from the same sums, so their weights stay equal without exchange.
+// Where ZeRO has the reducer's buckets in parts, a rank moves the elements of its own part, and the
+// ranks gather what layers read of all.
 class Optimizer {
  public:
+  // `reducer`: of the store. Moments are zero. Packs what ZeRO shares out (ParameterStore::Pack).
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const OptimizerOptions& options,
                                                            ParameterStore& store,
+                                                           GradientReducer& reducer,
                                                            const Context& context);
 
-  // One step from the reducer's sums. Collective over the expert-parallel group (norms of expert
-  // parameters, each expert counted once). The gradient norm is the root of an exact sum of the
-  // units' sums of squares (unit_grid.h), so the same bits at any layout; squares of a unit from
-  // 2^72 on are not finite.
-  absl::StatusOr<StepOutcome> Step(const StepOptions& options, GradientReducer& reducer);
+  // One step from the reducer's sums. Collective over the world. The gradient norm is the root of
+  // an exact sum of the units' sums of squares (unit_grid.h), each from the rank that speaks for the
+  // unit, so the same bits at any layout; squares of a unit from 2^72 on are not finite.
+  absl::StatusOr<StepOutcome> Step(const StepOptions& options);
 
-  // What a step leaves behind beside the masters: means of the gradient and of its square, each of
-  // the parameter's size in memory of its device, empty if it is not trained; and the steps that
-  // moved the weights, which Adam's bias correction counts.
-  absl::Span<float> first_moment(const Parameter& parameter) const {
-    return m_[parameter.index()].span<float>();
-  }
-  absl::Span<float> second_moment(const Parameter& parameter) const {
-    return v_[parameter.index()].span<float>();
-  }
+  // What this rank keeps of a trained parameter: masters, means of the gradient and of its square of
+  // elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have the
+  // same it alone speaks for `own`, whole row groups of them.
+  struct Slice {
+    ParameterPiece piece;
+    ElementRange own;  // of the parameter
+    absl::Span<float> master, mean, mean_square;
+  };
+  std::vector<Slice> Slices() const;
+  // The steps that moved the weights, which Adam's bias correction counts.
   int64_t steps_taken() const { return step_; }
   void set_steps_taken(int64_t steps) { step_ = steps; }
+  // After masters were written: rounds them, and gathers what is in parts. Collective over the
+  // groups of the buckets; enqueued on the compute stream.
+  absl::Status PublishMasters();
+
+  // Of the moments, and of masters that only optimisers keep.
+  int64_t bytes() const;
 
  private:
-  Optimizer(const OptimizerOptions& options, ParameterStore& store, const Context& context)
-      : options_(options), store_(store), context_(context) {}
-  absl::StatusOr<StepOutcome> MeasureGradients(GradientReducer& reducer, double gradient_scale);
+  // Of a bucket.
+  struct State {
+    Buffer values;  // m, v and, where `keeps_masters`, masters, each of the kept elements
+    bool keeps_masters = false;
+    std::vector<Slice> slices;  // `master` where keeps_masters, if not of a vector
+    PackedParameters packed;    // where sharded
+    RankCounts part_bytes;      // of each rank's part of it
+    Buffer units;               // SquaresUnit, of the own part
+  };
+
+  Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,
+            const Context& context)
+      : options_(options), store_(store), reducer_(reducer), context_(context) {}
+  static absl::Span<float> MasterOf(const Slice& slice);
+  absl::Status Keep(const ParameterBucket& bucket, State& state);
+  absl::StatusOr<StepOutcome> MeasureGradients(double gradient_scale);
+  absl::Status Publish(size_t b);
+  absl::Status FinishPublishing();
 
   const OptimizerOptions options_;
   ParameterStore& store_;
+  GradientReducer& reducer_;
   const Context context_;
-  std::vector<Buffer> m_, v_;        // by parameter index
-  std::vector<int64_t> first_unit_;  // by parameter index, and the end
-  Buffer units_;                     // SquaresUnit, of what this rank speaks for
+  std::vector<State> states_;  // by bucket
   int64_t step_ = 0;
 };
 

@@ -63,20 +63,32 @@ MatrixView<const float> Parameter::view<float>() const {
 template <typename T>
 MatrixView<const T> Parameter::view() const {
   MOE_CHECK(compute_.data() != nullptr || size() == 0);  // the store computes in float
-  return {compute_.span<T>().data(), spec_.rows, spec_.cols};
+  return {reinterpret_cast<const T*>(compute_.data()), spec_.rows, spec_.cols};
 }
 template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
 template MatrixView<const Float16> Parameter::view<Float16>() const;
 
+absl::Span<const std::byte> Parameter::replica() const {
+  if (!has_master()) return compute_;
+  return {reinterpret_cast<const std::byte*>(master_.data()), master_.size() * sizeof(float)};
+}
+
+absl::Status Parameter::CheckWhole(const char* function) const {
+  if (!packed_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      function, ": ", spec_.name, " is in parts on several ranks (ZeRO), expected a whole master"));
+}
+
 absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
+  MOE_RETURN_IF_ERROR(CheckWhole("ReadMaster"));
   std::vector<float> values(static_cast<size_t>(size()));
-  if (!master_.empty() || values.empty()) {
+  if (has_master()) {
     MOE_RETURN_IF_ERROR(stream.CopyBytes(master().data(), values.data(),
                                          static_cast<int64_t>(values.size() * sizeof(float))));
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     return values;
   }
-  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(compute_.bytes()));
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(std::ssize(compute_)));
   MOE_RETURN_IF_ERROR(stream.CopyBytes(compute_.data(), copy.data(), copy.bytes()));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const auto host = MakeInlineStream();
@@ -149,8 +161,9 @@ absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& paramet
     parameter.master_ = parameter.owned_.span<float>();
   }
   if (compute_ == DType::kFloat32) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(parameter.compute_,
+  MOE_ASSIGN_OR_RETURN(parameter.owned_compute_,
                        Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
+  parameter.compute_ = parameter.owned_compute_.span<std::byte>();
   return absl::OkStatus();
 }
 
@@ -162,11 +175,11 @@ absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
   if (upload_ == nullptr) {
     MOE_ASSIGN_OR_RETURN(upload_, MakeStream(memory_.device()));
   }
-  const Buffer master = std::move(parameter.owned_), compute = std::move(parameter.compute_);
+  const Buffer master = std::move(parameter.owned_), compute = std::move(parameter.owned_compute_);
   MOE_RETURN_IF_ERROR(Allocate(memory_, parameter));
   MOE_RETURN_IF_ERROR(upload_->CopyBytes(master.data(), parameter.owned_.data(), master.bytes()));
   MOE_RETURN_IF_ERROR(
-      upload_->CopyBytes(compute.data(), parameter.compute_.data(), compute.bytes()));
+      upload_->CopyBytes(compute.data(), parameter.owned_compute_.data(), compute.bytes()));
   return upload_->Synchronize();
 }
 
@@ -182,7 +195,8 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
         absl::StrCat("ParameterStore::Adopt: ", spec.name,
                      " is memory of a CUDA device, expected a store on the CPU"));
   }
-  if (parameter.master_.empty() && !values.empty()) {
+  MOE_RETURN_IF_ERROR(parameter.CheckWhole("Adopt"));
+  if (!parameter.has_master()) {
     return absl::FailedPreconditionError(
         absl::StrCat("ParameterStore::Adopt: ", spec.name,
                      " is frozen in 16 bits and has no master, expected WriteMaster"));
@@ -202,23 +216,86 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
         "ParameterStore::WriteMaster: ", count, " values", from, " for ", parameter.spec().name,
         ", expected ", parameter.spec().rows, " * ", parameter.spec().cols));
   }
-  ++parameter.version_;
-  std::byte* const compute =
-      compute_ == DType::kFloat32 ? nullptr : parameter.compute_.data() + begin * SizeOf(compute_);
-  if (parameter.master_.empty()) {
+  MOE_RETURN_IF_ERROR(parameter.CheckWhole("WriteMaster"));
+  if (!parameter.has_master()) {
+    ++parameter.version_;
     MOE_ASSIGN_OR_RETURN(const Buffer rounded, Buffer::Allocate(count * SizeOf(compute_)));
     MOE_RETURN_IF_ERROR(Round(values, compute_, rounded.data(), *MakeInlineStream(&threads_)));
-    return stream.Upload(rounded.data(), compute, rounded.bytes());
+    return stream.Upload(rounded.data(), parameter.compute_.data() + begin * SizeOf(compute_),
+                         rounded.bytes());
   }
   const absl::Span<float> master = parameter.master_.subspan(begin, values.size());
   MOE_RETURN_IF_ERROR(
       stream.Upload(values.data(), master.data(), count * static_cast<int64_t>(sizeof(float))));
-  return Round(master, compute_, compute, stream);
+  return RefreshPart(parameter, begin, master, stream);
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
+  if (parameter.has_master()) return RefreshPart(parameter, 0, parameter.master(), stream);
   ++parameter.version_;
-  return Round(parameter.master(), compute_, parameter.compute_.data(), stream);
+  return absl::OkStatus();
+}
+
+absl::Status ParameterStore::RefreshPart(Parameter& parameter, int64_t begin,
+                                         absl::Span<const float> master, Stream& stream) const {
+  ++parameter.version_;
+  if (compute_ == DType::kFloat32) return absl::OkStatus();
+  return Round(master, compute_, parameter.compute_.data() + begin * SizeOf(compute_), stream);
+}
+
+absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* const> parameters,
+                                                      Stream& stream) {
+  constexpr int64_t kLine = 64;  // bytes
+  PackedParameters packed;
+  int64_t bytes = 0;
+  for (const Parameter* p : parameters) {
+    if (p->size() > 0 && p->owned_.bytes() == 0) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "ParameterStore::Pack: ", p->spec().name,
+          " is in memory that was adopted or packed before, expected the store's own"));
+    }
+    const bool as_float = compute_ == DType::kFloat32 || p->is_vector();
+    packed.element_bytes.push_back(SizeOf(as_float ? DType::kFloat32 : compute_));
+    packed.first_byte.push_back(bytes);
+    bytes += (p->size() * packed.element_bytes.back() + kLine - 1) / kLine * kLine;
+  }
+  packed.first_byte.push_back(bytes);
+  MOE_ASSIGN_OR_RETURN(Buffer block, Buffer::Allocate(bytes, memory_, "packed parameters"));
+  packed.block = block.span<uint8_t>();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const absl::Span<const std::byte> from =
+        packed.element_bytes[i] == sizeof(float)
+            ? absl::MakeConstSpan(parameters[i]->owned_.data(),
+                                  static_cast<size_t>(parameters[i]->owned_.bytes()))
+            : parameters[i]->compute_;
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(from.data(), packed.block.data() + packed.first_byte[i],
+                                         static_cast<int64_t>(from.size())));
+  }
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& p = *parameters[i];
+    std::byte* const now = block.data() + packed.first_byte[i];
+    const auto size = static_cast<size_t>(p.size());
+    p.owned_ = Buffer();
+    if (packed.element_bytes[i] == sizeof(float)) {
+      p.master_ = absl::MakeSpan(reinterpret_cast<float*>(now), size);
+    } else {
+      p.master_ = {};
+      p.owned_compute_ = Buffer();
+      p.compute_ = absl::MakeSpan(now, size * static_cast<size_t>(packed.element_bytes[i]));
+    }
+    p.packed_ = true;
+    ++p.version_;
+  }
+  packed_.push_back(std::move(block));
+  return packed;
+}
+
+int64_t ParameterStore::bytes() const {
+  int64_t total = 0;
+  for (const auto& p : parameters_) total += p->owned_.bytes() + p->owned_compute_.bytes();
+  for (const Buffer& block : packed_) total += block.bytes();
+  return total;
 }
 
 int64_t ParameterStore::total_size() const {

@@ -2,7 +2,9 @@
 #ifndef MOE_MOE_PARAMETER_H_
 #define MOE_MOE_PARAMETER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +17,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/parallel.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/exact_sum/grad_accumulator.h"
 #include "moe/canonical_tensor.h"
@@ -57,23 +60,38 @@ class Parameter {
  public:
   const ParameterSpec& spec() const { return spec_; }
   int64_t size() const { return spec_.rows * spec_.cols; }
+  // One row or column: layers may read it in float32, whatever the store's type.
+  bool is_vector() const { return spec_.rows == 1 || spec_.cols == 1; }
   absl::Span<const CanonicalTensor> parts() const { return spec_.parts; }  // never empty
 
   bool frozen() const { return !spec_.trainable && !spec_.host_state; }
-  absl::Span<float> master() const { return master_; }  // empty: a frozen matrix of a 16-bit type
+  // Empty for a frozen matrix of a 16-bit type, and where ZeRO has left it to the optimisers of
+  // several ranks (ParameterStore::Pack).
+  absl::Span<float> master() const { return master_; }
   // A copy of the values, once `stream` has passed what is in it. Blocks the host.
+  // kFailedPrecondition after ParameterStore::Pack.
   absl::StatusOr<std::vector<float>> ReadMaster(Stream& stream) const;
   // The values layers compute with, [rows, cols]: the master itself for float, a rounded copy for
   // BFloat16 and Float16 (present when it is the store's compute type).
   template <typename T>
   MatrixView<const T> view() const;
-  absl::Span<const float> vector() const { return master_; }
+  absl::Span<const float> vector() const {
+    MOE_CHECK(has_master());
+    return master_;
+  }
+  // What all ranks of the group have of it: the master, or the compute copy without one.
+  absl::Span<const std::byte> replica() const;
   // Grows with every RefreshCompute and Adopt: what is made of the weights is of one version.
   int64_t version() const { return version_; }
 
-  // Where partial gradients go; set by the GradientReducer.
-  const GradAccumulator& grad() const { return grad_; }
+  // Where partial gradients go; set by the GradientReducer, which may make room for them only when
+  // the first one asks: `open` then calls set_grad.
+  const GradAccumulator& grad() const {
+    if (open_grad_) open_grad_();
+    return grad_;
+  }
   void set_grad(const GradAccumulator& grad) { grad_ = grad; }
+  void set_open_grad(std::function<void()> open) { open_grad_ = std::move(open); }
 
   // Position in ParameterStore::parameters(); the same on all ranks of the parameter's group.
   int index() const { return index_; }
@@ -82,12 +100,24 @@ class Parameter {
   friend class ParameterStore;
   ParameterSpec spec_;
   int index_ = 0;
+  absl::Status CheckWhole(const char* function) const;
+  bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
+
   DType type_ = DType::kFloat32;  // of compute_
   absl::Span<float> master_;
-  Buffer owned_;    // the master's memory; empty where it was adopted
-  Buffer compute_;  // empty for float
+  absl::Span<std::byte> compute_;  // empty for float
+  Buffer owned_, owned_compute_;   // their memory; empty where it was adopted or packed
+  bool packed_ = false;
   int64_t version_ = 0;
   GradAccumulator grad_;
+  std::function<void()> open_grad_;
+};
+
+// What layers read of some parameters, in one block: parameter i from byte first_byte[i] on, in
+// elements of element_bytes[i], and at the end the block's size.
+struct PackedParameters {
+  absl::Span<uint8_t> block;
+  std::vector<int64_t> first_byte, element_bytes;
 };
 
 // Of the device whose memory `parameter` is.
@@ -136,7 +166,20 @@ class ParameterStore {
                            std::optional<int64_t> first = {}) const;
 
   // Rounds the master into the compute copy; after every change of the master. `stream`: StreamOf.
+  // Without a master: the copy has changed.
   absl::Status RefreshCompute(Parameter& parameter, Stream& stream) const;
+
+  // For ranks that share out what each keeps of the masters (ZeRO). What layers read of trainable
+  // `parameters` moves into one block of the store's, so that ranks can gather it at once: masters
+  // in float, compute copies else, but masters of vectors (a row or a column), which layers read as
+  // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds it
+  // by RefreshPart. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition. Blocks.
+  // kFailedPrecondition for a parameter whose master was adopted; kResourceExhausted.
+  absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
+
+  // Rounds `master`, elements from `begin` on, into the compute copy.
+  absl::Status RefreshPart(Parameter& parameter, int64_t begin, absl::Span<const float> master,
+                           Stream& stream) const;
 
   // Elements on this rank, and the bytes of masters and compute copies that the store owns.
   int64_t total_size() const;
@@ -152,6 +195,7 @@ class ParameterStore {
   MemoryResource& memory_;
   ThreadPool& threads_;
   std::unique_ptr<Stream> upload_;  // CUDA devices, once there is a parameter
+  std::vector<Buffer> packed_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
 };
 

@@ -9,7 +9,7 @@
 
 #include "comm/extremes.h"
 #include "kernels/base/status_macros.h"
-#include "moe/unit_grid.h"
+#include "kernels/base/xxh3.h"
 
 namespace moe {
 namespace {
@@ -39,25 +39,18 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
   return context.host->Synchronize();
 }
 
-// Sum of HashUnits over the parts. values: of the whole parameter, in memory of its device.
-absl::StatusOr<int64_t> HashOf(const Parameter& parameter, absl::Span<const float> values,
-                               const Context& context) {
-  std::vector<float> copy;
-  if (values.empty()) {  // no master
-    MOE_ASSIGN_OR_RETURN(copy, parameter.ReadMaster(*context.compute));
-  } else if (OnCuda(context)) {
+// Of what all ranks of its group have.
+absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
+  absl::Span<const std::byte> values = parameter.replica();
+  std::vector<std::byte> copy;
+  if (OnCuda(context)) {
     copy.resize(values.size());
     MOE_RETURN_IF_ERROR(context.compute->CopyBytes(values.data(), copy.data(),
-                                                   static_cast<int64_t>(values.size()) * 4));
+                                                   static_cast<int64_t>(values.size())));
+    values = copy;
   }
   MOE_RETURN_IF_ERROR(context.compute->Synchronize());
-  if (!copy.empty()) values = copy;
-  uint64_t hash = 0;
-  for (const CanonicalTensor& part : parameter.parts()) {
-    hash += HashUnits(part, 0, {values.data(), part.rows, part.cols});
-    values.remove_prefix(static_cast<size_t>(part.size()));
-  }
-  return static_cast<int64_t>(hash);
+  return static_cast<int64_t>(Xxh3(values.data(), values.size()));
 }
 
 // Names of the parameters of all ranks of an expert-parallel group, sorted.
@@ -78,24 +71,6 @@ bool SpeaksFor(const Parameter& parameter, const Context& context) {
          context.mesh->expert_parallel().rank() == 0;
 }
 
-absl::StatusOr<uint64_t> HashState(const ParameterStore& store, const Context& context,
-                                   StateOf state) {
-  uint64_t sum = 0;
-  for (const auto& p : store.parameters()) {
-    const absl::Span<const float> values = state(*p);
-    if (!SpeaksFor(*p, context) || values.empty()) continue;
-    MOE_ASSIGN_OR_RETURN(const int64_t hash, HashOf(*p, values, context));
-    sum += static_cast<uint64_t>(hash);
-  }
-  int64_t total[] = {static_cast<int64_t>(sum)};
-  MOE_RETURN_IF_ERROR(SumOnHost(total, context));
-  return static_cast<uint64_t>(total[0]);
-}
-
-absl::StatusOr<uint64_t> HashWeights(const ParameterStore& store, const Context& context) {
-  return HashState(store, context, [](const Parameter& p) { return p.vector(); });
-}
-
 absl::Status CheckReplicas(const ParameterStore& store, const Context& context) {
   Communicator& world = context.mesh->world();
   // The largest hash and the largest ~hash over the ranks that hold a parameter; the others have
@@ -106,7 +81,7 @@ absl::Status CheckReplicas(const ParameterStore& store, const Context& context) 
   std::vector<int64_t> mine(2 * size, absent);
   for (const auto& p : store.parameters()) {
     const int64_t at = std::lower_bound(names.begin(), names.end(), p->spec().name) - names.begin();
-    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, p->vector(), context));
+    MOE_ASSIGN_OR_RETURN(mine[at], HashOf(*p, context));
     mine[size + at] = ~mine[at];
   }
   std::vector<int64_t> most = mine;

@@ -116,7 +116,8 @@ absl::Status Trainer::Freeze() {
                        GradientReducer::Create({.bucket_bytes = options_.bucket_bytes,
                                                 .algorithm = options_.all_reduce,
                                                 .max_terms = partials * micro_batches_,
-                                                .unit_log2 = options_.unit_log2},
+                                                .unit_log2 = options_.unit_log2,
+                                                .zero = options_.zero},
                                                store_, context(), session_->gradient_stream()));
   size_t outputs = 0;
   for (const auto& layer : layers_) outputs += layer->counts().size();
@@ -127,6 +128,8 @@ absl::Status Trainer::Freeze() {
 absl::Status Trainer::BeginStep(int loss_scale_log2) {
   MOE_RETURN_IF_ERROR(CheckEnded("BeginStep"));
   if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
+  // Before the sums are allocated, masters that go may go.
+  if (options_.zero != ZeroStage::kNone) MOE_RETURN_IF_ERROR(optimizer().status());
   pass_ = Pass::kStep;
   gradients_ = Gradients::kHere;
   loss_scale_log2_ = loss_scale_log2;
@@ -149,6 +152,7 @@ absl::StatusOr<Round> Trainer::BeginRound() {
                                                       rounds(), " rounds, expected ",
                                                       evaluates() ? "EndStep" : "Step"));
   }
+  if (!evaluates() && rounds_begun_ > 0) MOE_RETURN_IF_ERROR(reducer_->BeginRound());
   EndRound();
   round_.emplace(*context().workspace);
   host_round_.emplace(*context().host_workspace);
@@ -202,7 +206,9 @@ absl::Status Trainer::CheckCurrent(const Round& round) const {
 
 absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) {
   MOE_RETURN_IF_ERROR(CheckCurrent(round));
-  if (!evaluates() && rounds_begun_ < rounds()) return absl::OkStatus();
+  if (!evaluates() && rounds_begun_ < rounds()) {
+    return reducer_->travels_each_round() ? reducer_->MarkReady(parameter) : absl::OkStatus();
+  }
   MOE_RETURN_IF_ERROR(CheckInStep("MarkReady"));
   gradients_ = Gradients::kMarked;
   return reducer_->MarkReady(parameter);
@@ -223,17 +229,43 @@ absl::Status Trainer::Reduce() {
 absl::StatusOr<int64_t> Trainer::NonFinite() {
   MOE_RETURN_IF_ERROR(CheckReduced("NonFinite"));
   MOE_ASSIGN_OR_RETURN(int64_t count, reducer_->NonFiniteShare());
-  MOE_RETURN_IF_ERROR(context().mesh->expert_parallel().AllReduce<int64_t>(
-      {&count, 1}, ReduceOp::kSum, *context().host));
+  MOE_RETURN_IF_ERROR(
+      context().mesh->world().AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context().host));
   MOE_RETURN_IF_ERROR(context().host->Synchronize());
   return count;
 }
 
 absl::StatusOr<Optimizer*> Trainer::optimizer() {
   if (optimizer_ == nullptr) {
-    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(options_.optimizer, store_, context()));
+    if (reducer_ == nullptr) MOE_RETURN_IF_ERROR(Freeze());
+    MOE_ASSIGN_OR_RETURN(optimizer_,
+                         Optimizer::Create(options_.optimizer, store_, *reducer_, context()));
   }
   return optimizer_.get();
+}
+
+Trainer::StateBytes Trainer::state_bytes() const {
+  const Numerics numerics = context().numerics;
+  const int64_t sum_bytes = numerics == Numerics::kLayoutInvariant ? 8 : 4;
+  double formula = 0;
+  struct {
+    int64_t buckets = 0, largest = 0;  // of those whose partials travel in each round
+  } travelling[2];                     // by group
+  for (const ParameterBucket& bucket : reducer_->buckets()) {
+    const int ranks = HoldersOf(bucket.group, *context().mesh).size();
+    formula += static_cast<double>(bucket.elements()) *
+               StateBytesOfElement(options_.zero, store_.compute(), numerics, ranks);
+    if (!bucket.sharded || !reducer_->travels_each_round()) continue;
+    auto& group = travelling[static_cast<int>(bucket.group)];
+    ++group.buckets;
+    group.largest = std::max(group.largest, bucket.elements());
+  }
+  const int64_t largest = std::max(travelling[0].largest, travelling[1].largest);
+  for (const auto& group : travelling) {
+    formula += static_cast<double>(std::min<int64_t>(group.buckets, 2) * largest * sum_bytes);
+  }
+  return {.allocated = store_.bytes() + reducer_->bytes() + optimizer_->bytes(),
+          .formula = static_cast<int64_t>(formula)};
 }
 
 absl::Status Trainer::ResumeAfter(int64_t step) {
@@ -252,7 +284,7 @@ absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
   StepOutcome outcome;
   MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context().compute, [&]() -> absl::Status {
-                              MOE_ASSIGN_OR_RETURN(outcome, optimizer_->Step(scaled, *reducer_));
+                              MOE_ASSIGN_OR_RETURN(outcome, optimizer_->Step(scaled));
                               return absl::OkStatus();
                             }));
   MOE_RETURN_IF_ERROR(EndStep());

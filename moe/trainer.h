@@ -28,6 +28,7 @@ struct TrainerOptions {
   // each rank.
   int64_t micro_batches = 0;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  ZeroStage zero = ZeroStage::kNone;  // with it, gradients are in parts after Reduce
   int64_t bucket_bytes = GradientReducerOptions().bucket_bytes;
   int unit_log2 = GradientReducerOptions().unit_log2;  // of the exact grid
   OptimizerOptions optimizer;
@@ -154,6 +155,13 @@ class Trainer {
   // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
   // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective.
   absl::Status EndStep();
+
+  // Of parameters, sums and optimiser of this rank: what is allocated, and what StateBytesOfElement
+  // and the buffers of a round make. After the first BeginStep, with an optimizer.
+  struct StateBytes {
+    int64_t allocated = 0, formula = 0;
+  };
+  StateBytes state_bytes() const;
 
   int64_t step() const { return step_; }  // that has begun last, from 1
   // The state that steps move beside the parameters; the first call, or the first Step, allocates

@@ -9,7 +9,7 @@
 
 namespace moe {
 
-UnitGrid::UnitGrid(const CanonicalTensor& tensor) {
+UnitGrid::UnitGrid(const CanonicalTensor& tensor) : cols_(tensor.cols) {
   const TreeCut rows = {kLeaves, tensor.rows, tensor.item},
                 cols = {kLeaves, tensor.cols, tensor.item};
   int64_t widest = 1;
@@ -55,6 +55,16 @@ int64_t UnitGrid::FirstRowOfGroup(int64_t row) const {
     return row - (row - leaf.row_begin) % group_rows_;
   }
   return leaf_[kLeaves - 1].row_end;
+}
+
+int64_t UnitGrid::CutNear(int64_t element) const {
+  if (cols_ == 0) return 0;
+  const int64_t row = element / cols_, first = FirstRowOfGroup(row);
+  const auto leaf = std::find_if(leaf_.begin(), leaf_.end(),
+                                 [row](const TensorBox& box) { return row < box.row_end; });
+  if (leaf == leaf_.end()) return first;
+  const int64_t next = std::min(first + group_rows_, leaf->row_end);
+  return element - first * cols_ <= next * cols_ - element ? first : next;
 }
 
 uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<const float> rows) {

@@ -27,8 +27,12 @@ class UnitGrid {
   TensorBox box(int64_t unit) const;
   // The first row of the row group that `row` is in; rows() for row >= rows().
   int64_t FirstRowOfGroup(int64_t row) const;
+  // The first row of the row group, or rows(), whose first element, row by row, is nearest to
+  // `element`; of two as near, the first.
+  int64_t CutNear(int64_t element) const;
 
  private:
+  const int64_t cols_;  // of the tensor
   std::array<TensorBox, kLeaves> leaf_;
   int64_t group_rows_ = 1;
   std::array<int64_t, kLeaves + 1> first_;  // unit of each leaf

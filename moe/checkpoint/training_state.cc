@@ -1,6 +1,7 @@
 #include "moe/checkpoint/training_state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,72 +17,63 @@ namespace {
 
 constexpr char kMaster[] = "master", kMean[] = "m", kMeanSquare[] = "v", kValue[] = "value",
                kShare[] = "share";
+// Of parameters, in the order of TrainingState::Hashes.
+constexpr absl::string_view kStates[] = {kMaster, kMean, kMeanSquare, kValue};
 
-// Rows of a tensor whose first element is `offset` in a list of tensors that is cut at `cut`: those
-// before the cut, which falls between row groups. The same for all that share the list.
-int64_t RowsBefore(int64_t cut, int64_t offset, const CanonicalTensor& tensor) {
-  if (tensor.cols == 0) return 0;
-  const int64_t rows = (cut - offset + tensor.cols - 1) / tensor.cols;
-  return UnitGrid(tensor).FirstRowOfGroup(std::clamp<int64_t>(rows, 0, tensor.rows));
+ElementRange Common(ElementRange a, ElementRange b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
 }  // namespace
 
-// A canonical tensor that this rank holds, and its states, in memory of the parameter's device.
+// Whole rows of a canonical tensor that this rank keeps, and their states, in memory of the
+// parameter's device.
 struct TrainingState::Held {
   const CanonicalTensor* tensor;
-  ParameterGroup group;
-  std::vector<std::pair<const char*, float*>> states;
+  ElementRange rows, own;                              // own: of those, the ones it speaks for
+  std::vector<std::pair<const char*, float*>> states;  // from the first of `rows` on
 };
 
 auto TrainingState::AllHeld() -> std::vector<Held> {
   std::vector<Held> all;
-  for (const auto& p : parameters_.parameters()) {
-    if (p->frozen()) continue;  // it stays what it was made or loaded as
-    int64_t offset = 0;
-    for (const CanonicalTensor& part : p->parts()) {
-      Held held = {&part, p->spec().group, {}};
-      float* const master = p->master().data() + offset;
-      held.states = {{p->spec().trainable ? kMaster : kValue, master}};
-      if (p->spec().trainable && optimizer_ != nullptr) {
-        held.states.push_back({kMean, optimizer_->first_moment(*p).data() + offset});
-        held.states.push_back({kMeanSquare, optimizer_->second_moment(*p).data() + offset});
+  const std::vector<Optimizer::Slice> slices =
+      optimizer_ == nullptr ? std::vector<Optimizer::Slice>() : optimizer_->Slices();
+  for (const Optimizer::Slice& slice : slices) {
+    const ElementRange range = slice.piece.range;
+    int64_t first = 0;  // element of the parameter where the part begins
+    for (const CanonicalTensor& part : slice.piece.parameter->parts()) {
+      const ElementRange here = Common(range, {first, first + part.size()});
+      if (here.size() > 0) {
+        const auto rows = [&](ElementRange r) {
+          return ElementRange{(r.begin - first) / part.cols, (r.end - first) / part.cols};
+        };
+        const ElementRange own = Common(here, slice.own);
+        const int64_t at = here.begin - range.begin;
+        all.push_back({&part,
+                       rows(here),
+                       own.size() > 0 ? rows(own) : ElementRange(),
+                       {{kMaster, slice.master.data() + at},
+                        {kMean, slice.mean.data() + at},
+                        {kMeanSquare, slice.mean_square.data() + at}}});
       }
-      all.push_back(std::move(held));
-      offset += part.size();
+      first += part.size();
+    }
+  }
+  for (const auto& p : parameters_.parameters()) {
+    if (p->frozen() || IsSliced(*p)) continue;  // frozen: it stays what it was made or loaded as
+    const bool speaks = HoldersOf(p->spec().group, *context_.mesh).rank() == 0;
+    float* values = p->master().data();
+    for (const CanonicalTensor& part : p->parts()) {
+      const ElementRange rows = {0, part.rows};
+      all.push_back({&part, rows, speaks ? rows : ElementRange(), {{p->spec().trainable ? kMaster : kValue, values}}});
+      values += part.size();
     }
   }
   return all;
 }
 
 absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
-  const std::vector<Held> all = AllHeld();
-  parts_.clear();
-  for (const ParameterGroup group : {ParameterGroup::kReplicated, ParameterGroup::kExpert}) {
-    const Communicator& holders = group == ParameterGroup::kReplicated
-                                      ? context_.mesh->world()
-                                      : context_.mesh->expert_data_parallel();
-    int64_t total = 0, offset = 0;
-    for (const Held& held : all) total += held.group == group ? held.tensor->size() : 0;
-    const int64_t begin = total * holders.rank() / holders.size(),
-                  end = total * (holders.rank() + 1) / holders.size();
-    for (const Held& held : all) {
-      if (held.group != group) continue;
-      const CanonicalTensor& tensor = *held.tensor;
-      const TensorBox box = {RowsBefore(begin, offset, tensor), RowsBefore(end, offset, tensor), 0,
-                             tensor.cols};
-      offset += tensor.size();
-      if (box.rows() == 0) continue;
-      for (const auto& [state, data] : held.states) {
-        parts_.push_back({.tensor = &tensor,
-                          .state = state,
-                          .box = box,
-                          .data = MatrixView<const float>(data + box.row_begin * tensor.cols,
-                                                          box.rows(), tensor.cols)});
-      }
-    }
-  }
-  if (OnCuda(context_)) MOE_RETURN_IF_ERROR(CopyToHost());
+  MOE_RETURN_IF_ERROR(CollectParts());
   if (context_.mesh->world().rank() != 0) return parts_;
   for (const RouterShare& share : shares_) {
     if (share.values->empty()) continue;  // before the first step
@@ -92,6 +84,22 @@ absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
          .data = MatrixView<const double>(share.values->data(), 1, share.tensor.cols)});
   }
   return parts_;
+}
+
+absl::Status TrainingState::CollectParts() {
+  parts_.clear();
+  for (const Held& held : AllHeld()) {
+    const int64_t cols = held.tensor->cols;
+    if (held.own.size() * cols == 0) continue;
+    for (const auto& [state, data] : held.states) {
+      const float* const own = data + (held.own.begin - held.rows.begin) * cols;
+      parts_.push_back({.tensor = held.tensor,
+                        .state = state,
+                        .box = {held.own.begin, held.own.end, 0, cols},
+                        .data = MatrixView<const float>(own, held.own.size(), cols)});
+    }
+  }
+  return OnCuda(context_) ? CopyToHost() : context_.compute->Synchronize();
 }
 
 absl::Status TrainingState::CopyToHost() {
@@ -113,7 +121,9 @@ absl::Status TrainingState::CopyToHost() {
 absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken) {
   MOE_RETURN_IF_ERROR(CheckTensors(reader));
   for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held));
+  if (optimizer_ != nullptr) MOE_RETURN_IF_ERROR(optimizer_->PublishMasters());
   for (const auto& p : parameters_.parameters()) {
+    if (p->frozen() || IsSliced(*p)) continue;
     MOE_RETURN_IF_ERROR(parameters_.RefreshCompute(*p, StreamOf(*p, context_)));
   }
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
@@ -161,44 +171,59 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
 
 absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held) {
   const CanonicalTensor& tensor = *held.tensor;
-  const TensorBox whole = {0, tensor.rows, 0, tensor.cols};
+  const int64_t rows = held.rows.size(), size = rows * tensor.cols;
+  const TensorBox box = {held.rows.begin, held.rows.end, 0, tensor.cols};
   for (const auto& [state, data] : held.states) {
     if (!OnCuda(context_)) {
-      MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, whole,
-                                         MatrixView<float>(data, tensor.rows, tensor.cols)));
+      MOE_RETURN_IF_ERROR(
+          reader.ReadBox(tensor.name, state, box, MatrixView<float>(data, rows, tensor.cols)));
       continue;
     }
-    host_.resize(static_cast<size_t>(tensor.size()));
-    MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, whole,
-                                       MatrixView<float>(host_.data(), tensor.rows, tensor.cols)));
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(
-        host_.data(), data, tensor.size() * static_cast<int64_t>(sizeof(float))));
+    host_.resize(static_cast<size_t>(size));
+    MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, box,
+                                       MatrixView<float>(host_.data(), rows, tensor.cols)));
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(host_.data(), data,
+                                                    size * static_cast<int64_t>(sizeof(float))));
     MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   }
   return absl::OkStatus();
 }
 
-absl::Status TrainingState::CheckHashes(const CheckpointReader& reader) {
-  const auto check = [&](const char* state, StateOf values) -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const uint64_t hash, HashState(parameters_, context_, values));
-    const std::string expected = reader.StateHash(state), read = HashHex(hash);
-    if (read == expected || (expected.empty() && hash == 0)) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat(reader.path(), ": all '", state, "' read have hash ",
-                                            read, ", the manifest says ", expected));
-  };
-  const auto trained = [](const Parameter& p, absl::Span<const float> values) {
-    return p.spec().trainable ? values : absl::Span<const float>();
-  };
-  MOE_RETURN_IF_ERROR(check(kMaster, [&](const Parameter& p) { return trained(p, p.vector()); }));
-  if (optimizer_ != nullptr) {
-    MOE_RETURN_IF_ERROR(
-        check(kMean, [&](const Parameter& p) { return trained(p, optimizer_->first_moment(p)); }));
-    MOE_RETURN_IF_ERROR(check(
-        kMeanSquare, [&](const Parameter& p) { return trained(p, optimizer_->second_moment(p)); }));
+// Each rank adds the units that it speaks for.
+absl::StatusOr<TrainingState::Hashes> TrainingState::HashStates() {
+  MOE_RETURN_IF_ERROR(CollectParts());
+  int64_t sums[std::size(kStates)] = {};
+  for (const StatePart& part : parts_) {
+    const auto state = std::find(std::begin(kStates), std::end(kStates), part.state);
+    uint64_t hash =
+        HashUnits(*part.tensor, part.box.row_begin, std::get<MatrixView<const float>>(part.data));
+    hash += static_cast<uint64_t>(sums[state - kStates]);
+    sums[state - kStates] = static_cast<int64_t>(hash);
   }
-  return check(kValue, [](const Parameter& p) {
-    return p.spec().host_state ? p.vector() : absl::Span<const float>();
-  });
+  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(absl::MakeSpan(sums),
+                                                                ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  Hashes hashes;
+  for (size_t i = 0; i < hashes.size(); ++i) hashes[i] = static_cast<uint64_t>(sums[i]);
+  return hashes;
+}
+
+absl::StatusOr<uint64_t> TrainingState::HashWeights() {
+  MOE_ASSIGN_OR_RETURN(const Hashes hashes, HashStates());
+  return hashes[0] + hashes[3];
+}
+
+absl::Status TrainingState::CheckHashes(const CheckpointReader& reader) {
+  MOE_ASSIGN_OR_RETURN(const Hashes hashes, HashStates());
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    if (optimizer_ == nullptr && kStates[i] != kMaster && kStates[i] != kValue) continue;
+    const std::string expected = reader.StateHash(kStates[i]), read = HashHex(hashes[i]);
+    if (read == expected || (expected.empty() && hashes[i] == 0)) continue;
+    return absl::DataLossError(absl::StrCat(reader.path(), ": all '", kStates[i],
+                                            "' read have hash ", read, ", the manifest says ",
+                                            expected));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace moe

@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
 #define MOE_MOE_CHECKPOINT_TRAINING_STATE_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,10 +36,14 @@ class TrainingState {
   TrainingState(ParameterStore& parameters, const Context& context)
       : parameters_(parameters), context_(context) {}
 
-  // What this rank writes: over all ranks each element once. Ranks that hold the same parameters
-  // share them out evenly, between row groups (unit_grid.h). Valid until the state moves. On a CUDA
-  // device a copy in host memory. Blocks the host.
+  // What this rank writes: over all ranks each element once, by the rank that speaks for it
+  // (Optimizer::Slice). Valid until the state moves. On a CUDA device a copy in host memory. Blocks
+  // the host.
   absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
+
+  // Sum of HashUnits over the canonical tensors of all ranks, masters and what is not trained: equal
+  // weights give an equal hash at any layout. Collective, blocks the host.
+  absl::StatusOr<uint64_t> HashWeights();
 
   // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:
   // the checkpoint has other tensors or shapes; kDataLoss: it is damaged, or what all ranks read
@@ -47,7 +52,14 @@ class TrainingState {
 
  private:
   struct Held;
+  using Hashes = std::array<uint64_t, 4>;  // master, m, v, value
+  // What this rank keeps is what the optimiser says.
+  bool IsSliced(const Parameter& parameter) const {
+    return optimizer_ != nullptr && parameter.spec().trainable;
+  }
   std::vector<Held> AllHeld();
+  absl::Status CollectParts();
+  absl::StatusOr<Hashes> HashStates();
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader);
   absl::Status Read(CheckpointReader& reader, const Held& held);

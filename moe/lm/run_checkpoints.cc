@@ -117,8 +117,8 @@ std::string With(const std::string& object, const Json& members) {
 
 }  // namespace
 
-CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t steps_taken,
-                            const LossScaler* scaler, const Context& context) {
+CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage zero,
+                            int64_t steps_taken, const LossScaler* scaler, const Context& context) {
   Json progress = Json::object();
   progress["steps_taken"] = steps_taken;
   if (scaler != nullptr) {
@@ -133,6 +133,7 @@ CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t ste
   writer["ranks"] = mesh.world().size();
   writer["ep"] = mesh.expert_parallel_size();
   writer["dp"] = mesh.expert_data_parallel_size();
+  writer["zero"] = static_cast<int>(zero);
   writer["simd"] = gemm::SimdTargets().front();
   return {.numerics = SettingsJson(settings, SettingKind::kNumerics),
           .model = SettingsJson(settings, SettingKind::kModel),

@@ -21,8 +21,8 @@
 namespace moe::lm {
 
 // What stands in the manifest beside the tensors. scaler: nullptr without one.
-CheckpointSections Describe(const std::vector<RunSetting>& settings, int64_t steps_taken,
-                            const LossScaler* scaler, const Context& context);
+CheckpointSections Describe(const std::vector<RunSetting>& settings, ZeroStage zero,
+                            int64_t steps_taken, const LossScaler* scaler, const Context& context);
 
 // Puts the run where the checkpoint that `config` names was written, and returns its step; 0: there
 // is none to go on from. Warns of differing settings that are allowed. Collective over the world,

@@ -259,6 +259,7 @@ void AddAll(TrainConfig& config, Settings& settings) {
   settings.Add("--eval-sequences", config.eval_sequences);
   settings.Add("--verify-replicas", config.verify_replicas);
   settings.Add("--all-reduce", config.all_reduce);
+  settings.Add("--zero", config.zero);
   settings.Add("--bucket-size-mb", config.bucket_bytes);
   AddModel(config.model, settings);
   AddRouter(config.model.moe.router, settings);

@@ -42,6 +42,7 @@ absl::StatusOr<std::unique_ptr<moe::Trainer>> CreateCore(const TrainConfig& conf
        .seed = config.seed,
        .micro_batches = config.micro_batches,
        .all_reduce = config.all_reduce,
+       .zero = config.zero,
        .bucket_bytes = config.bucket_bytes,
        .optimizer = config.optimizer},
       std::move(world));

@@ -132,7 +132,7 @@ absl::StatusOr<int64_t> Trainer<T>::Restore(const StopSignal* stop) {
 
 template <typename T>
 CheckpointSections Trainer<T>::Describe() const {
-  return lm::Describe(settings_, optimizer_->steps_taken(),
+  return lm::Describe(settings_, config_.zero, optimizer_->steps_taken(),
                       scaler_.has_value() ? &*scaler_ : nullptr, context_);
 }
 
@@ -229,11 +229,9 @@ absl::StatusOr<float> Trainer<T>::Validate(int64_t step) {
 // Adds to `metrics` what differs between ranks: the slowest rank's time, mean phases, most memory.
 template <typename T>
 absl::Status Trainer<T>::Measure(double seconds, StepMetrics& metrics) {
-  const int64_t state_bytes = core_.parameters().total_size() *
-                              static_cast<int64_t>(sizeof(float)) *
-                              (config_.numerics == Numerics::kLayoutInvariant ? 5 : 4);
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());  // the clock's last tasks
-  double most[2] = {seconds, static_cast<double>(state_bytes + DeviceBytes(context_))};
+  double most[2] = {seconds,
+                    static_cast<double>(core_.state_bytes().allocated + DeviceBytes(context_))};
   MOE_ASSIGN_OR_RETURN(
       const ExchangeSeconds exchanges,
       context_.clock->SplitExchanges(context_.mesh->expert_parallel(), *context_.host));
@@ -362,7 +360,7 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
   context_.mesh->SetPhase({.name = "end report", .step = config_.steps});
   Stream& stream = *context_.host;
   MOE_RETURN_IF_ERROR(CheckReplicas(core_.parameters(), context_));
-  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, HashWeights(core_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(report.weights_xxh3, state_->HashWeights());
   MOE_ASSIGN_OR_RETURN(report.parameters_total, CountParameters(core_.parameters(), context_));
   const MoeLayerConfig& moe = config_.model.moe;
   const int64_t up_rows = moe.ffn_hidden_size * (IsGated(moe.activation) ? 2 : 1);
@@ -384,6 +382,12 @@ absl::Status Trainer<T>::Finish(TrainReport& report) {
   report.exchange_bytes.same_node = bytes[1];
   report.exchange_bytes.cross_node = bytes[2];
   report.all_reduce_bytes = bytes[3];
+  const moe::Trainer::StateBytes state = core_.state_bytes();
+  int64_t most[] = {state.allocated, state.formula};
+  MOE_RETURN_IF_ERROR(world_.AllReduce<int64_t>(absl::MakeSpan(most), ReduceOp::kMax, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  report.state_bytes = most[0];
+  report.state_bytes_formula = most[1];
   return absl::OkStatus();
 }
 

@@ -57,6 +57,7 @@ struct TrainConfig {
   LearningRateSchedule schedule;
   OptimizerOptions optimizer;
   AllReduceAlgorithm all_reduce = AllReduceAlgorithm::kRing;
+  ZeroStage zero = ZeroStage::kNone;  // what the ranks that hold the same parameters share out
   int64_t bucket_bytes = int64_t{25} << 20;
   int expert_parallel_size = 1;
   int threads = 1;  // per rank
@@ -112,10 +113,12 @@ struct TrainReport {
   int64_t dropped_slots = 0, total_slots = 0;
   int64_t skipped_steps = 0;  // for gradients that overflowed
   uint64_t weights_xxh3 = 0;
-  int64_t parameters_total = 0;         // over all experts, replicas counted once
-  int64_t parameters_active = 0;        // used by one token
-  ExchangeBytes exchange_bytes;         // of steps, without validation; sum over ranks
-  int64_t all_reduce_bytes = 0;         // sum over ranks
+  int64_t parameters_total = 0;   // over all experts, replicas counted once
+  int64_t parameters_active = 0;  // used by one token
+  ExchangeBytes exchange_bytes;   // of steps, without validation; sum over ranks
+  int64_t all_reduce_bytes = 0;   // sum over ranks; with ZeRO of scatters and gathers
+  // Of parameters, gradients' sums and optimiser, the rank with most: measured, and by the formula.
+  int64_t state_bytes = 0, state_bytes_formula = 0;
   GradientReducer::Traffic reduced[2];  // by ParameterGroup, of this rank
   int64_t trace_left_out = 0;           // events of the time line that did not fit, over all ranks
 };

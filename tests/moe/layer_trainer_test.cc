@@ -252,6 +252,7 @@ TEST(MoeLayerTest, BackwardOfSavedStateThatIsGoneIsRefused) {
     MOE_ASSIGN_OR_RETURN(
         const auto reducer,
         GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
+    MOE_RETURN_IF_ERROR(reducer->Begin());
     std::vector<float> x(kTokens * kHidden, 0.5f), y(x.size()), dx(x.size());
     const auto backward_of = [&](MoeLayer<float>& which, MoeLayerSaved<float>& saved) {
       const absl::Status status = which.Backward(View(x), saved, 1.0f, View(dx),

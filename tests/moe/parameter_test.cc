@@ -53,7 +53,8 @@ class LayerOnRank {
     MOE_ASSIGN_OR_RETURN(reducer_,
                          GradientReducer::Create({.max_terms = 1}, *store_, session_->context(),
                                                  session_->gradient_stream()));
-    MOE_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create({}, *store_, session_->context()));
+    MOE_ASSIGN_OR_RETURN(optimizer_,
+                         Optimizer::Create({}, *store_, *reducer_, session_->context()));
     return absl::OkStatus();
   }
   ParameterStore& store() { return *store_; }
@@ -82,7 +83,7 @@ class LayerOnRank {
       return reducer_->MarkReady(each);
     }));
     MOE_RETURN_IF_ERROR(reducer_->Finish());
-    MOE_RETURN_IF_ERROR(optimizer_->Step({.learning_rate = learning_rate}, *reducer_).status());
+    MOE_RETURN_IF_ERROR(optimizer_->Step({.learning_rate = learning_rate}).status());
     std::vector<float> both;
     for (const auto* rows : {&y, &dx}) {
       for (const T value : *rows) both.push_back(static_cast<float>(value));

@@ -1,0 +1,157 @@
+// Runs whose state the ranks share out (ZeRO), against one rank that keeps all of it.
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/moe/lm/train_harness.h"
+
+namespace moe::lm::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::moe::testing::Layout;
+
+constexpr ZeroStage kStages[] = {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients};
+
+std::string NameOf(ZeroStage zero, const Layout& layout) {
+  return absl::StrCat("zero ", static_cast<int>(zero), ", ", layout.ranks, " ranks, EP ",
+                      layout.expert_parallel);
+}
+
+TrainConfig With(TrainConfig config, ZeroStage zero) {
+  config.zero = zero;
+  return config;
+}
+
+// Several buckets of each group, cut inside matrices; a router's bias, biases of experts, and ranks
+// without a micro-batch in the last round.
+TrainConfig ZeroConfig(DType dtype) {
+  TrainConfig config = SmallConfig();
+  config.model.hidden_size = 32;
+  config.model.moe.ffn_hidden_size = 48;
+  config.model.moe.router.gate = "topk";
+  config.model.moe.router.num_experts = 4;
+  config.model.moe.router.expert_bias = true;
+  config.model.moe.router.score_function = ScoreFunction::kSigmoid;
+  config.model.moe.router.bias_update_rate = 1e-3f;
+  config.model.moe.projection_biases = true;
+  config.dtype = dtype;
+  config.micro_batch_size = 1;
+  config.micro_batches = 5;
+  config.bucket_bytes = 30'000;
+  config.steps = 10;
+  config.eval_interval = 0;
+  config.eval_sequences = 1;
+  config.verify_replicas = 5;
+  return config;
+}
+
+TEST(ZeroTest, EveryStageHasTheSameBitsAtAnyNumberOfRanks) {
+  const Corpus corpus = MakeCorpus();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const TrainConfig config = ZeroConfig(dtype);
+    const Trace expected = TrainIn(config, {}, corpus);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    for (const Layout& layout :
+         {Layout{}, Layout{.ranks = 2, .all_reduce = AllReduceAlgorithm::kDirect},
+          Layout{.ranks = 3}, Layout{.ranks = 8, .expert_parallel = 4}}) {
+      int64_t bytes = std::numeric_limits<int64_t>::max();
+      for (const ZeroStage zero : kStages) {
+        SCOPED_TRACE(NameOf(zero, layout));
+        const Trace got = TrainIn(With(config, zero), layout, corpus);
+        ExpectSameTrace(got, expected);
+        if (zero == ZeroStage::kGradients || layout.ranks == 1) continue;  // two buckets are much
+        EXPECT_LT(got.report.state_bytes, std::exchange(bytes, got.report.state_bytes));
+      }
+    }
+  }
+}
+
+// What does not fit goes a round of its own: every parameter a bucket, in buffers that backward has
+// open all at once.
+TEST(ZeroTest, BucketsOfOneParameterTravelInEveryRound) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = ZeroConfig(DType::kFloat32);
+  config.steps = 2;
+  config.bucket_bytes = 1;
+  const Trace expected = TrainIn(config, {}, corpus);
+  for (const ZeroStage zero : kStages) {
+    SCOPED_TRACE(static_cast<int>(zero));
+    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 4, .expert_parallel = 2}, corpus),
+                    expected);
+  }
+}
+
+TEST(ZeroTest, FastNumericsTrainsAlike) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = ZeroConfig(DType::kFloat32);
+  config.numerics = Numerics::kFast;
+  config.steps = 3;
+  const Trace expected = TrainIn(config, {.ranks = 2}, corpus);
+  for (const ZeroStage zero : kStages) {
+    const Trace got = TrainIn(With(config, zero), {.ranks = 2}, corpus);
+    ASSERT_TRUE(got.status.ok()) << got.status;
+    // Sums of six float32 partials in another order.
+    for (size_t i = 0; i < expected.loss.size(); ++i) {
+      EXPECT_NEAR(got.loss[i], expected.loss[i], 1e-4) << i;
+    }
+  }
+}
+
+// A checkpoint has no stage: any goes on from any.
+TEST(ZeroTest, ACheckpointGoesOnAtAnyStage) {
+  const Corpus corpus = MakeCorpus();
+  const std::string folder = ::testing::TempDir() + "zero_resume";
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    TrainConfig config = ZeroConfig(dtype);
+    config.steps = 3;
+    const Trace whole = TrainIn(config, {}, corpus);
+    ASSERT_TRUE(whole.status.ok()) << whole.status;
+    for (const ZeroStage saved : kStages) {
+      fs::remove_all(folder);
+      TrainConfig saving = With(config, saved);
+      saving.steps = 2;
+      saving.checkpoints.folder = folder;
+      const Trace first = TrainIn(saving, {.ranks = 4, .expert_parallel = 2}, corpus);
+      ASSERT_TRUE(first.status.ok()) << first.status;
+      for (const ZeroStage resumed : kStages) {
+        SCOPED_TRACE(absl::StrCat(static_cast<int>(saved), " to ", static_cast<int>(resumed)));
+        TrainConfig going_on = With(config, resumed);
+        going_on.checkpoints.resume = TrainCheckpoints::Resume::kPath;
+        going_on.checkpoints.path = folder + "/step-00000002";
+        const Trace second = TrainIn(going_on, {.ranks = 3}, corpus);
+        ASSERT_TRUE(second.status.ok()) << second.status;
+        EXPECT_EQ(second.loss, std::vector(whole.loss.begin() + 2, whole.loss.end()));
+        EXPECT_EQ(second.weights, whole.weights);
+      }
+    }
+  }
+  fs::remove_all(folder);
+}
+
+// float16 with a loss scale that overflows at first: the steps are skipped on every rank alike.
+TEST(ZeroTest, OverflowsAreSkippedAtEveryStage) {
+  const Corpus corpus = MakeCorpus();
+  TrainConfig config = ZeroConfig(DType::kFloat16);
+  config.steps = 6;
+  config.loss_scale.initial = 0x1p20;
+  config.loss_scale.hysteresis = 1;
+  const Trace expected = TrainIn(config, {}, corpus);
+  ASSERT_TRUE(expected.status.ok()) << expected.status;
+  EXPECT_GT(expected.skipped.size(), 0u);
+  EXPECT_LT(expected.skipped.size(), 6u);
+  for (const ZeroStage zero : kStages) {
+    SCOPED_TRACE(static_cast<int>(zero));
+    ExpectSameTrace(TrainIn(With(config, zero), {.ranks = 3}, corpus), expected);
+  }
+}
+
+}  // namespace
+}  // namespace moe::lm::testing
