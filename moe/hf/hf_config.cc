@@ -125,8 +125,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
 
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& path) {
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
-  return ParseHfConfig(path, {text, file.bytes().size()});
+  return ParseHfConfig(path, file.text());
 }
 
 }  // namespace moe::hf

@@ -159,14 +159,25 @@ std::string PlaceOf(const Progress& progress) {
   return absl::StrCat(" (line ", lines + 1, ", column ", last - line + 1, ")");
 }
 
-// Builds a value from events.
+using OnValue = absl::FunctionRef<absl::Status(Json value)>;
+
+// Builds values from events, and hands on each that is whole: the document, or the elements of the
+// list that it is.
 class Builder : public JsonEvents {
  public:
+  enum class Values : uint8_t { kDocument, kElements };
+  Builder(Values values, OnValue on_value) : values_(values), on_value_(on_value) {}
+
   absl::Status BeginObject() override { return Open(Json::object()); }
-  absl::Status BeginList() override { return Open(Json::array()); }
+  absl::Status BeginList() override {
+    const bool rows = values_ == Values::kElements && !in_list_ && open_.empty();
+    in_list_ = in_list_ || rows;
+    return rows ? absl::OkStatus() : Open(Json::array());
+  }
   absl::Status End() override {
+    if (open_.empty()) return absl::OkStatus();  // of the list of rows
     open_.pop_back();
-    return absl::OkStatus();
+    return open_.empty() ? on_value_(std::move(value_)) : absl::OkStatus();
   }
   absl::Status Key(std::string name) override {
     if (open_.back()->contains(name)) {
@@ -176,11 +187,10 @@ class Builder : public JsonEvents {
     return absl::OkStatus();
   }
   absl::Status Scalar(Json value) override {
+    if (open_.empty()) return on_value_(std::move(value));
     Add(std::move(value));
     return absl::OkStatus();
   }
-
-  Json root;
 
  private:
   absl::Status Open(Json value) {
@@ -190,10 +200,7 @@ class Builder : public JsonEvents {
 
   // Where the value now is. It stays there while it is open: only then do its siblings grow.
   Json* Add(Json value) {
-    if (open_.empty()) {
-      root = std::move(value);
-      return &root;
-    }
+    if (open_.empty()) return &(value_ = std::move(value));
     Json& parent = *open_.back();
     if (parent.is_array()) {
       parent.push_back(std::move(value));
@@ -202,6 +209,10 @@ class Builder : public JsonEvents {
     return &(parent[key_] = std::move(value));
   }
 
+  const Values values_;
+  const OnValue on_value_;
+  bool in_list_ = false;  // of rows
+  Json value_;
   std::vector<Json*> open_;  // the objects and lists around the next value
   std::string key_;
 };
@@ -235,9 +246,20 @@ absl::Status ReadJsonEvents(absl::string_view file, absl::string_view document,
 
 absl::StatusOr<Json> ParseBoundedJson(absl::string_view file, absl::string_view document,
                                       const JsonLimits& limits) {
-  Builder builder;
+  Json root;
+  const auto keep = [&](Json value) {
+    root = std::move(value);
+    return absl::OkStatus();
+  };
+  Builder builder(Builder::Values::kDocument, keep);
   MOE_RETURN_IF_ERROR(ReadJsonEvents(file, document, limits, builder));
-  return std::move(builder.root);
+  return root;
+}
+
+absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
+                          const JsonLimits& limits, OnValue on_row) {
+  Builder builder(Builder::Values::kElements, on_row);
+  return ReadJsonEvents(file, document, limits, builder);
 }
 
 absl::StatusOr<std::string> JsonString(const std::string& text) try {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
@@ -51,6 +52,12 @@ inline constexpr int64_t kJsonReaderTokens = 12;
 // The document as a value. Errors as above; keys that stand twice in an object are kDataLoss.
 absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::string_view document,
                                                 const JsonLimits& limits = {});
+
+// Hands each row to `on_row` as it ends, so that an error in a row is told at its place: the elements
+// of a list, or the one value that the document is. Errors as above, and those of `on_row`.
+absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
+                          const JsonLimits& limits,
+                          absl::FunctionRef<absl::Status(nlohmann::json row)> on_row);
 
 // Text as JSON writes it, in quotes. kInvalidArgument unless it is UTF-8.
 absl::StatusOr<std::string> JsonString(const std::string& text);

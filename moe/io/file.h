@@ -44,6 +44,9 @@ class MappedFile {
   }
 
   absl::Span<const uint8_t> bytes() const { return bytes_; }
+  absl::string_view text() const {
+    return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
+  }
 
  private:
   absl::Span<const uint8_t> bytes_;

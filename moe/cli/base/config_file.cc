@@ -226,9 +226,7 @@ absl::Status LoadConfigFile(const std::string& path, Settings& settings) {
   if (!file.ok()) {
     return absl::Status(file.status().code(), absl::StrCat("--config: ", file.status().message()));
   }
-  const auto* const text = reinterpret_cast<const char*>(file->bytes().data());
-  const absl::string_view document(text, file->bytes().size());
-  return ApplyConfig(path, document, settings);
+  return ApplyConfig(path, file->text(), settings);
 }
 
 absl::Status LoadSettings(absl::Span<const std::string> args,

@@ -160,10 +160,8 @@ absl::StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Create(const std::stri
 absl::StatusOr<std::string> MetricsFile::LinesBefore(int64_t step) const {
   if (!file_->replaces()) return "";
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path()));
-  const absl::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                               file.bytes().size());
   std::string lines;
-  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+  for (const absl::string_view line : absl::StrSplit(file.text(), '\n', absl::SkipEmpty())) {
     const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
     const auto at = object.is_object() ? object.find("step") : object.end();
     const bool before = at != object.end() && at->is_number_integer() && at->get<int64_t>() < step;

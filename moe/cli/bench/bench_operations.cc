@@ -131,22 +131,33 @@ failed, 5 out of memory, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such ba
 )"},
 };
 
-constexpr struct {
-  const char* operation;
-  const char* flags;
-} kExamples[] = {
-    {"alltoall", "--ranks 4 -b 64K -e 16M -f 4"},
-    {"alltoallv", "--routing zipf:1.2 --dispatch hierarchical --node-size 2"},
-    {"allreduce", "--ranks 4 --all-reduce direct -d bf16 --fail-if 'busbw<1.5'"},
-    {"allgather", "--ranks 4 -d bf16"},
-    {"reducescatter", "--ranks 4 -d i64"},
-    {"p2p", "--ranks 4 -b 1M -e 1M --svg pairs.svg"},
-    {"memcpy", "--ranks 2 -b 1M -e 256M"},
-    {"gate", "--router qwen3 --num-experts 128 --topk 8"},
-    {"permute", "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
-    {"combine", "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
-    {"gemm", "--hidden-size 1024 --moe-ffn-hidden-size 2048 --routing zipf:1"},
-    {"layer", "--ranks 4 --routing zipf:1.2 --capacity-factor 1.25"},
+// In the order of the help, each with an example of its flags.
+constexpr struct Operation {
+  const char* name;
+  const char* help;
+  const char* example;
+} kOperations[] = {
+    {"alltoall", "equal blocks between all ranks", "--ranks 4 -b 64K -e 16M -f 4"},
+    {"alltoallv", "the blocks of --routing: even, skewed, ragged",
+     "--routing zipf:1.2 --dispatch hierarchical --node-size 2"},
+    {"allreduce", "sum, in place, by --all-reduce",
+     "--ranks 4 --all-reduce direct -d bf16 --fail-if 'busbw<1.5'"},
+    {"allgather", "every rank's block to all ranks", "--ranks 4 -d bf16"},
+    {"reducescatter", "sum, each rank keeps its block", "--ranks 4 -d i64"},
+    {"p2p", "one pair at a time, every pair: a table in GB/s",
+     "--ranks 4 -b 1M -e 1M --svg pairs.svg"},
+    {"memcpy", "every rank copies its own bytes at the same time: this machine's limit",
+     "--ranks 2 -b 1M -e 256M"},
+    {"gate", "kernels of one rank: logits to slots and weights",
+     "--router qwen3 --num-experts 128 --topk 8"},
+    {"permute", "kernels of one rank: tokens to rows grouped by expert",
+     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
+    {"combine", "kernels of one rank: rows to tokens, weighted",
+     "--tokens 4096 --hidden-size 2048 --num-experts 64 --topk 8"},
+    {"gemm", "kernels of one rank: the grouped products of experts",
+     "--hidden-size 1024 --moe-ffn-hidden-size 2048 --routing zipf:1"},
+    {"layer", "a whole MoE layer, forward and backward, by phase",
+     "--ranks 4 --routing zipf:1.2 --capacity-factor 1.25"},
 };
 
 // Whether `word` is among words with blanks between.
@@ -166,22 +177,10 @@ std::string TailOf(absl::string_view operation) {
 
 }  // namespace
 
-const std::vector<Operands::Word>& BenchOperations() {
-  static const std::vector<Operands::Word> operations = {
-      {"alltoall", "equal blocks between all ranks"},
-      {"alltoallv", "the blocks of --routing: even, skewed, ragged"},
-      {"allreduce", "sum, in place, by --all-reduce"},
-      {"allgather", "every rank's block to all ranks"},
-      {"reducescatter", "sum, each rank keeps its block"},
-      {"p2p", "one pair at a time, every pair: a table in GB/s"},
-      {"memcpy", "every rank copies its own bytes at the same time: this machine's limit"},
-      {"gate", "kernels of one rank: logits to slots and weights"},
-      {"permute", "kernels of one rank: tokens to rows grouped by expert"},
-      {"combine", "kernels of one rank: rows to tokens, weighted"},
-      {"gemm", "kernels of one rank: the grouped products of experts"},
-      {"layer", "a whole MoE layer, forward and backward, by phase"},
-  };
-  return operations;
+std::vector<Operands::Word> BenchOperations() {
+  std::vector<Operands::Word> words;
+  for (const Operation& operation : kOperations) words.push_back({operation.name, operation.help});
+  return words;
 }
 
 bool Reads(absl::string_view operation, const Setting& setting) {
@@ -202,13 +201,11 @@ CommandHelp BenchHelp() {
 
 CommandHelp BenchHelp(absl::string_view operation) {
   if (operation.empty()) return BenchHelp();
-  const auto word = std::find_if(BenchOperations().begin(), BenchOperations().end(),
-                                 [&](const auto& w) { return w.name == operation; });
-  const auto* const example = std::find_if(std::begin(kExamples), std::end(kExamples),
-                                           [&](const auto& e) { return e.operation == operation; });
+  const auto* const row = std::find_if(std::begin(kOperations), std::end(kOperations),
+                                       [&](const Operation& o) { return o.name == operation; });
   CommandHelp help = {
-      .head = absl::StrCat("usage: moe bench ", operation, " [flags]\n\n", word->help,
-                           "\n\n  moe bench ", operation, " ", example->flags, "\n"),
+      .head = absl::StrCat("usage: moe bench ", operation, " [flags]\n\n", row->help,
+                           "\n\n  moe bench ", operation, " ", row->example, "\n"),
       .tail = TailOf(operation)};
   BenchOptions defaults;
   for (const Setting& setting : BenchSettings(defaults).rows()) {

@@ -221,10 +221,6 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
 
 namespace {
 
-absl::string_view TextOf(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 absl::Status ReadMatrix(absl::string_view text, int ranks, bench::RoutingSpec& routing) {
   auto weights = bench::ParseTrafficMatrix(text, ranks);
   if (!weights.ok()) {
@@ -260,8 +256,8 @@ absl::StatusOr<bench::RoutingSpec> RoutingOf(const Settings& settings, int ranks
   const auto file = MappedFile::Open(routing.path);
   MOE_RETURN_IF_ERROR(InputError("--routing", file.status()));
   MOE_RETURN_IF_ERROR(routing.kind == bench::RoutingSpec::kMatrix
-                          ? ReadMatrix(TextOf(*file), ranks, routing)
-                          : ReadTrace(TextOf(*file), ranks, routing));
+                          ? ReadMatrix(file->text(), ranks, routing)
+                          : ReadTrace(file->text(), ranks, routing));
   return routing;
 }
 

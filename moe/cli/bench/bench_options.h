@@ -45,7 +45,7 @@ inline constexpr Choice<DType> kDataTypes[] = {
 std::string BenchIdentity(const Settings& settings, const std::string& operation);
 
 // With their names, in the order of the help.
-const std::vector<Operands::Word>& BenchOperations();
+std::vector<Operands::Word> BenchOperations();
 
 // Whether `operation` reads the flag: what its help lists.
 bool Reads(absl::string_view operation, const Setting& setting);

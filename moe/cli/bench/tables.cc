@@ -149,7 +149,6 @@ constexpr ShortName kShortNames[] = {
     {"memcpy", "memcpy_pct"},
 };
 
-constexpr absl::string_view kOrigin[] = {"version", "commit", "host", "cpu", "gpu", "date"};
 constexpr absl::string_view kNoiseKey = "time_us_cv_pct";
 
 std::string Padded(absl::string_view text, int width) {
@@ -174,7 +173,7 @@ std::string Line(absl::string_view start, absl::Span<const Column> columns, auto
 }  // namespace
 
 bool IsText(absl::string_view key) {
-  if (std::find(std::begin(kOrigin), std::end(kOrigin), key) != std::end(kOrigin)) return true;
+  if (std::count(std::begin(kOriginKeys), std::end(kOriginKeys), key) > 0) return true;
   for (const char* text : {"schema", "op", "measure", "algorithm", "backend", "transport",
                            "routing", "router", "product", "pass", "kernel", "phase", "dispatch",
                            "dtype", "status", "error", "settings", "text_xxh3", "build"}) {
@@ -245,12 +244,14 @@ void AddVerdict(int64_t wrong, const char* problem, Fields& row) {
                          {"error", wrong > 0 ? Cell(problem) : Cell()}});
 }
 
+Field OriginField(const char* key, const Facts& facts) {
+  const auto fact =
+      std::find_if(facts.begin(), facts.end(), [&](const auto& f) { return f.first == key; });
+  return {key, fact == facts.end() ? Cell() : Cell(fact->second)};
+}
+
 void AddOrigin(const Facts& facts, Fields& row) {
-  for (const absl::string_view key : kOrigin) {
-    const auto fact =
-        std::find_if(facts.begin(), facts.end(), [&](const auto& f) { return f.first == key; });
-    row.push_back({std::string(key), fact == facts.end() ? Cell() : Cell(fact->second)});
-  }
+  for (const char* key : kOriginKeys) row.push_back(OriginField(key, facts));
 }
 
 std::string TableHead(absl::Span<const Column> columns) {

@@ -114,7 +114,10 @@ void AddVerdict(int64_t wrong, const char* problem, Fields& row);
 // Where a row comes from, of the facts of Provenance (moe/cli/base/provenance.h): version, commit,
 // host, cpu, gpu, date; null where they have none.
 using Facts = std::vector<std::pair<std::string, std::string>>;
+inline constexpr const char* kOriginKeys[] = {"version", "commit", "host", "cpu", "gpu", "date"};
 void AddOrigin(const Facts& facts, Fields& row);
+// One of them.
+Field OriginField(const char* key, const Facts& facts);
 
 // A column of the table that people read.
 struct Column {

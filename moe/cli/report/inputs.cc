@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/bench/tables.h"
 #include "moe/cli/report/format.h"
 #include "moe/cli/report/rows.h"
 #include "moe/io/bounded_json.h"
@@ -216,7 +217,7 @@ absl::Status AddTotals(Fields& f, Run& run) {
 
 absl::Status AddOrigin(const Json& object, Run& run) {
   Fields f(object);
-  for (const char* key : {"version", "commit", "host", "cpu", "gpu", "date"}) {
+  for (const char* key : bench::kOriginKeys) {
     const std::string text = f.Text(key);
     if (text.empty()) continue;
     const auto at = std::find_if(run.origin.begin(), run.origin.end(),
@@ -258,66 +259,8 @@ absl::Status AddRow(const Json& object, Run& run) {
 constexpr int64_t kMaxBytes = int64_t{256} << 20;
 constexpr JsonLimits kLimits = {.max_bytes = kMaxBytes, .max_values = int64_t{1} << 23};
 
-// Hands each object to AddRow as it ends, so that what is wrong with a row is reported at its
-// place: objects alone, or the elements of one list.
-class RowEvents : public JsonEvents {
- public:
-  explicit RowEvents(Run& run) : run_(run) {}
-
-  absl::Status BeginObject() override { return Begin(Json::object()); }
-  absl::Status BeginList() override {
-    if (!in_list_ && open_.empty()) {
-      in_list_ = true;
-      return absl::OkStatus();
-    }
-    return Begin(Json::array());
-  }
-  absl::Status Key(std::string name) override {
-    if (open_.back()->contains(name)) {
-      return absl::DataLossError(absl::StrCat("key '", Shown(name), "' stands there twice"));
-    }
-    key_ = std::move(name);
-    return absl::OkStatus();
-  }
-  absl::Status Scalar(Json value) override {
-    if (open_.empty()) return AddRow(value, run_);
-    Put(std::move(value));
-    return absl::OkStatus();
-  }
-  absl::Status End() override {
-    if (open_.empty()) return absl::OkStatus();  // of the list of rows
-    open_.pop_back();
-    return open_.empty() ? AddRow(row_, run_) : absl::OkStatus();
-  }
-
- private:
-  absl::Status Begin(Json value) {
-    if (open_.empty()) {
-      row_ = std::move(value);
-      open_.push_back(&row_);
-    } else {
-      open_.push_back(Put(std::move(value)));
-    }
-    return absl::OkStatus();
-  }
-  // Where the value now is; it stays there while it is open.
-  Json* Put(Json value) {
-    Json& parent = *open_.back();
-    if (!parent.is_array()) return &(parent[key_] = std::move(value));
-    parent.push_back(std::move(value));
-    return &parent.back();
-  }
-
-  Run& run_;
-  bool in_list_ = false;
-  Json row_;
-  std::vector<Json*> open_;
-  std::string key_;
-};
-
 absl::Status ReadDocument(absl::string_view file, absl::string_view document, Run& run) {
-  RowEvents events(run);
-  return ReadJsonEvents(file, document, kLimits, events);
+  return ReadJsonRows(file, document, kLimits, [&](const Json& row) { return AddRow(row, run); });
 }
 
 // Places in one line are on line 1: names the line of the file instead.
@@ -376,10 +319,7 @@ absl::StatusOr<Run> ReadRun(const std::string& path) {
   const bool folder = std::filesystem::is_directory(path, ignored);
   const std::string file = folder ? (std::filesystem::path(path) / "metrics.jsonl").string() : path;
   MOE_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(file));
-  const auto bytes = mapped.bytes();
-  MOE_ASSIGN_OR_RETURN(
-      Run run,
-      ParseRun(file, absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+  MOE_ASSIGN_OR_RETURN(Run run, ParseRun(file, mapped.text()));
   run.path = path;
   return run;
 }

@@ -265,7 +265,8 @@ std::string SweepRun::ResumeCommand() const {
 }
 
 void SweepRun::Interrupted() {
-  Say(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.count(), plan_.size());
+  Say(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.rows().size(),
+      plan_.size());
   if (!output_.path().empty()) Say(stderr, "; go on with:\n  {}", ResumeCommand());
   Say(stderr, "\n");
   std::fflush(stderr);
@@ -273,10 +274,12 @@ void SweepRun::Interrupted() {
 }
 
 absl::Status SweepRun::Verdict() const {
-  if (output_.errors() == 0) return absl::OkStatus();
+  std::vector<sweep::SweepRow> failed = output_.rows();
+  std::erase_if(failed, [](const sweep::SweepRow& row) { return !row.failed(); });
+  if (failed.empty()) return absl::OkStatus();
   return WithExitCode(
-      absl::InternalError(absl::StrCat(output_.errors(), " of ", plan_.size(),
-                                       " points failed, the first: ", output_.first_error())),
+      absl::InternalError(absl::StrCat(failed.size(), " of ", plan_.size(),
+                                       " points failed, the first: ", failed[0].text("error"))),
       ExitCode::kCheckFailed);
 }
 

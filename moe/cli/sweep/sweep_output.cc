@@ -104,25 +104,13 @@ bool SweepOutput::has(size_t index) const {
   return rows_[index].has_value();
 }
 
-size_t SweepOutput::count() const {
+std::vector<sweep::SweepRow> SweepOutput::rows() const {
   const std::lock_guard<std::mutex> lock(mu_);
-  return static_cast<size_t>(
-      std::count_if(rows_.begin(), rows_.end(), [](const auto& row) { return row.has_value(); }));
-}
-
-size_t SweepOutput::errors() const {
-  const std::lock_guard<std::mutex> lock(mu_);
-  return static_cast<size_t>(std::count_if(rows_.begin(), rows_.end(), [](const auto& row) {
-    return row.has_value() && row->failed();
-  }));
-}
-
-std::string SweepOutput::first_error() const {
-  const std::lock_guard<std::mutex> lock(mu_);
+  std::vector<sweep::SweepRow> rows;
   for (const auto& row : rows_) {
-    if (row.has_value() && row->failed()) return row->text("error");
+    if (row.has_value()) rows.push_back(*row);
   }
-  return "";
+  return rows;
 }
 
 absl::Status SweepOutput::Add(size_t index, sweep::SweepRow row) {
@@ -135,13 +123,7 @@ absl::Status SweepOutput::Add(size_t index, sweep::SweepRow row) {
 }
 
 absl::Status SweepOutput::Print() const {
-  std::vector<sweep::SweepRow> rows;
-  {
-    const std::lock_guard<std::mutex> lock(mu_);
-    for (const auto& row : rows_) {
-      if (row.has_value()) rows.push_back(*row);
-    }
-  }
+  const std::vector<sweep::SweepRow> rows = this->rows();
   if (!settings_.empty("output-stderr")) {
     PrintAside(TextIn(settings_.text("output-stderr"), rows));
   }

@@ -39,14 +39,12 @@ class SweepOutput {
                                     const std::string& build);
 
   bool has(size_t index) const;
-  size_t count() const;   // of rows
-  size_t errors() const;  // among them
-  std::string first_error() const;
+  std::vector<sweep::SweepRow> rows() const;  // so far, in order of the points
   const std::string& path() const { return path_; }  // empty: no file
 
   // Into the file, and kept.
   absl::Status Add(size_t index, sweep::SweepRow row);
-  // The rows so far, in order of the points, in the forms of -o and -oe.
+  // The rows so far in the forms of -o and -oe.
   absl::Status Print() const;
 
  private:

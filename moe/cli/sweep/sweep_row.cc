@@ -123,9 +123,6 @@ using Json = nlohmann::json;
 
 constexpr char kSchema[] = "moe.sweep/1";
 
-// What a row says of the build and the machine that made it.
-constexpr const char* kProvenance[] = {"version", "commit", "build", "host", "cpu", "gpu", "date"};
-
 Cell TextOrNothing(const std::string& text) {
   return text.empty() ? Cell() : Cell(text);
 }
@@ -213,11 +210,9 @@ bench::Fields SweepFields(const Point& p, const Summary& summary, const char* st
                        {"error", std::move(error)},
                        {"settings", p.settings},
                        {"text_xxh3", TextOrNothing(p.text_xxh3)}};
-  for (const char* key : kProvenance) {
-    row.push_back({key, {}});
-    for (const auto& [name, value] : p.provenance) {
-      if (name == key) row.back().value = value;
-    }
+  for (const char* key : bench::kOriginKeys) {
+    if (absl::string_view(key) == "host") row.push_back(bench::OriginField("build", p.provenance));
+    row.push_back(bench::OriginField(key, p.provenance));
   }
   return row;
 }
