@@ -146,16 +146,6 @@ TEST(Gates, OnlyGshardCountsFirstChoicesAlone) {
   }
 }
 
-TEST(Gates, ThoseOfScaledScoresRunOnDevicesAndOthersAskForHostMemory) {
-  for (const std::string& name : GateNames()) {
-    const auto gate = FindGate(name)->make({.gate = name, .num_experts = 8, .top_k = 2});
-    const bool host = name == "gshard" || name == "expert-choice" || name == "noisy-topk" ||
-                      name == "sinkhorn" || name == "sparsemixer";
-    EXPECT_TRUE(gate->RunsOn(DeviceKind::kCpu)) << name;
-    EXPECT_EQ(gate->RunsOn(DeviceKind::kCuda), !host) << name;
-  }
-}
-
 // sigmoid(l) = 1/5, 1/2, 4/5, 2/3.
 std::vector<float> Odds() {
   return {-std::log(4.0f), 0, std::log(4.0f), std::log(2.0f)};

@@ -1,10 +1,12 @@
-// Input jitter on every device of this build: the same factors and tokens.
+// Gates and devices: which run where, and input jitter with the same factors and tokens on each.
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "gating/gate.h"
 #include "gating/router.h"
 #include "tests/kernels/device_memory.h"
 
@@ -50,6 +52,16 @@ TEST(DeviceJitterTest, FactorsAndTokensHaveTheSameBits) {
     }
     return std::tuple(factors, read(saved.tokens));
   });
+}
+
+TEST(DeviceGatesTest, ThoseOfScaledScoresRunOnDevicesAndOthersAskForHostMemory) {
+  for (const std::string& name : GateNames()) {
+    const auto gate = FindGate(name)->make({.gate = name, .num_experts = 8, .top_k = 2});
+    const bool host = name == "gshard" || name == "expert-choice" || name == "noisy-topk" ||
+                      name == "sinkhorn" || name == "sparsemixer";
+    EXPECT_TRUE(gate->RunsOn(DeviceKind::kCpu)) << name;
+    EXPECT_EQ(gate->RunsOn(DeviceKind::kCuda), !host) << name;
+  }
 }
 
 }  // namespace
