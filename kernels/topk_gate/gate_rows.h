@@ -22,8 +22,8 @@ inline constexpr int64_t kGateRowsPerTask = 256;
 // Scratch for more experts than this comes from the heap.
 inline constexpr size_t kMostInlineExperts = 256;
 
-// sum = sum_e exp(row[e] - max), in the order of SelectExperts' contract; max is the largest number of
-// the row, -infinity if it has none.
+// sum = sum_e exp(row[e] - max), in the order of SelectExperts' contract; max is the largest number
+// of the row, -infinity if it has none.
 struct ExpSum {
   float max;
   float sum;

@@ -31,10 +31,10 @@ struct SelectExpertsOutput {
 
 // What `rule` says of every token. Weights are computed in float32, in choice order.
 //
-// Softmax: score[t, e] = exp(l_e - m) / sum_i exp(l_i - m), m the row's largest logit. The sum takes
-// its terms as 16 interleaved partials (expert e goes to partial e mod 16, ascending), which are
-// then folded pairwise (j with j + 8, 4, 2, 1). One NaN or +infinity makes the whole row of scores
-// NaN, which the loss check reports; a row of -infinity likewise.
+// Softmax: score[t, e] = exp(l_e - m) / sum_i exp(l_i - m), m the row's largest logit. The sum
+// takes its terms as 16 interleaved partials (expert e goes to partial e mod 16, ascending), which
+// are then folded pairwise (j with j + 8, 4, 2, 1). One NaN or +infinity makes the whole row of
+// scores NaN, which the loss check reports; a row of -infinity likewise.
 // Sigmoid: score[t, e] = 1 / (1 + exp(-l_e)) within 2 ulp (all floats tried: 1.97 ulp below 0, 1.19
 // above), denormal scores included; +infinity gives 1, -infinity 0, a NaN stays a NaN. Neighbouring
 // logits may therefore swap their order, and above 17.4 every score is 1.

@@ -1,5 +1,5 @@
 // The CUDA paths of select_experts.h and gate_backward.h: scores, selection, weights and counts in
-// one pass. Internal: plain C++ between the operations (Abseil) and the .cu files (nvcc, no Abseil).
+// one pass. Internal: plain C++ between the operations (Abseil) and the .cu files (nvcc).
 #ifndef MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 #define MOE_KERNELS_TOPK_GATE_TOPK_GATE_CUDA_H_
 

@@ -132,7 +132,7 @@ TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
   EXPECT_EQ(evaluated, plain);
 }
 
-// The global balance loss compares with the shares of the last step, which the first takes as equal.
+// The global balance loss compares with the last step's shares, which the first takes as equal.
 TEST(LayerTrainerTest, TheFirstStepsGlobalBalanceLossIsTheCoefficient) {
   RunLocalRanks(1, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options({}), std::move(world)));

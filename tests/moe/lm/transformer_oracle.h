@@ -1,5 +1,5 @@
-// The reference model as plain float64 loops on one rank. Routing comes from moe verify's reference;
-// shares no code with the product.
+// The reference model as plain float64 loops on one rank. Routing comes from moe verify's
+// reference; shares no code with the product.
 #ifndef MOE_TESTS_MOE_LM_TRANSFORMER_ORACLE_H_
 #define MOE_TESTS_MOE_LM_TRANSFORMER_ORACLE_H_
 
