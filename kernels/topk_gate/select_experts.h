@@ -48,8 +48,8 @@ struct SelectExpertsOutput {
 // CUDA one pass over the logits. Each row alone, in a fixed order: the same bits for any T and any
 // number of threads, with one SIMD target; exp differs by 1 ulp between targets. Devices differ by
 // the exponential alone.
-// Errors: kInvalidArgument if shapes disagree, K is not in 1 .. E, E > 2^20 or the groups do not fit
-// E; on CUDA if E > 1024, K > 16 or num_groups > 32. kUnimplemented for `value` on CUDA.
+// Errors: kInvalidArgument if shapes disagree, K is not in 1 .. E, E > 2^20 or the groups do not
+// fit E; on CUDA if E > 1024, K > 16 or num_groups > 32. kUnimplemented for `value` on CUDA.
 absl::Status SelectExperts(const GateRule& rule, const SelectExpertsInput& in,
                            const SelectExpertsOutput& out, Stream& stream);
 

@@ -34,8 +34,8 @@ struct CudaGate {
 };
 
 // Enqueues on `stream` and returns. Scores and weights differ from the CPU's by the exponential
-// alone: sums run in the order of select_experts.h, weights are added in choice order. Given the same
-// values, experts and counts are the CPU's. The same bits for any T. T = float, BFloat16 or
+// alone: sums run in the order of select_experts.h, weights are added in choice order. Given the
+// same values, experts and counts are the CPU's. The same bits for any T. T = float, BFloat16 or
 // Float16, whose logits are as good as the float32 they widen to.
 // Errors: cudaErrorInvalidValue, before anything is enqueued, if E is not in 1 .. kMaxExperts, K
 // not in 0 .. min(E, kMaxTopK), num_groups not in 0 .. kMaxGroups or no divisor of E, or

@@ -413,7 +413,7 @@ TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
 
 #if defined(MOE_TEST_SCHEDULES)
 // Offsets that no host has checked. AddressSanitizer has the say on what is read and written; no
-// row is in two groups, which ThreadSanitizer would find. Rows after the last group are not touched.
+// row is in two groups, which ThreadSanitizer would find. Rows after the last group stay.
 TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
   using T = TypeParam;
   const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(8, 8, kLayouts[0], 2);
