@@ -1,7 +1,7 @@
 # moe::moe, and the installed package: libraries, headers, and find_package(moe).
 
 # Archives, in the order in which they need each other, and what their headers include.
-set(moe_layers moe_moe moe_comm_run)
+set(moe_layers moe_c moe_moe moe_comm_run)
 if(MOE_MPI_FOUND)
   list(APPEND moe_layers moe_comm_mpi)
 endif()
@@ -44,6 +44,7 @@ set(moe_public_headers
   moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
   moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
+  moe/c/moe.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h

@@ -304,10 +304,4 @@ int64_t ParameterStore::total_size() const {
   return total;
 }
 
-int64_t ParameterStore::bytes() const {
-  int64_t total = 0;
-  for (const auto& p : parameters_) total += p->owned_.bytes() + p->compute_.bytes();
-  return total;
-}
-
 }  // namespace moe

@@ -1,0 +1,352 @@
+#include "moe/c/moe.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/strings/str_cat.h>
+
+#include "comm/local/local_world.h"
+#include "comm/mpi/mpi_world.h"
+#include "kernels/base/caught.h"
+#include "kernels/base/status_macros.h"
+#include "moe/hf/hf_weights.h"
+#include "moe/trainer.h"
+
+struct moe_world {
+  std::unique_ptr<moe::Communicator> communicator;
+};
+
+// A TrainedLayer of any type.
+struct moe_layer {
+  virtual ~moe_layer() = default;
+  virtual absl::Status Forward(const void* x, int64_t rows, void* y) = 0;
+  virtual absl::Status Backward(const void* dy, void* dx) = 0;
+  virtual const moe::RouterStats& stats() const = 0;
+};
+
+struct moe_trainer {
+  std::unique_ptr<moe::Trainer> trainer;
+  moe::Round round;
+  bool reduced = false;  // the gradients of this step are sums
+  std::vector<std::unique_ptr<moe_layer>> layers;
+
+  absl::StatusOr<moe::Parameter*> At(int64_t index) const {
+    const auto all = trainer->parameters().parameters();
+    if (index >= 0 && index < static_cast<int64_t>(all.size())) return all[index].get();
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", index, " of ", all.size(), ", expected one of them"));
+  }
+};
+
+namespace moe {
+namespace {
+
+thread_local std::string last_message;
+
+// `status` for a caller in C; its message is moe_message from now on.
+moe_code Said(const absl::Status& status) noexcept {
+  if (status.ok()) return MOE_OK;
+  const absl::Status kept = Caught([&] {
+    last_message.assign(status.message().data(), status.message().size());
+    return absl::OkStatus();
+  });
+  if (!kept.ok()) last_message.clear();
+  return static_cast<moe_code>(status.code());
+}
+
+moe_code Run(absl::FunctionRef<absl::Status()> run) noexcept {
+  return Said(Caught([&] { return run(); }));
+}
+
+absl::Duration Timeout(double seconds) {
+  return seconds > 0 ? absl::Seconds(seconds) : absl::Seconds(60);
+}
+
+// What a struct of C leaves 0 has its default.
+template <typename Field, typename Given>
+void Take(Given given, Field& field) {
+  if (given != 0) field = static_cast<Field>(given);
+}
+template <typename Field>
+void TakeOrOff(double given, Field& field) {
+  if (given != 0) field = static_cast<Field>(given < 0 ? 0 : given);
+}
+
+template <typename T>
+class LayerOf final : public moe_layer {
+ public:
+  LayerOf(moe_trainer& owner, TrainedLayer<T>& layer) : owner_(owner), layer_(layer) {}
+  absl::Status Forward(const void* x, int64_t rows, void* y) override {
+    rows_ = rows;
+    return layer_.Forward(owner_.round, View(static_cast<const T*>(x)), View(static_cast<T*>(y)));
+  }
+  absl::Status Backward(const void* dy, void* dx) override {
+    return layer_.Backward(owner_.round, View(static_cast<const T*>(dy)),
+                           View(static_cast<T*>(dx)));
+  }
+  const RouterStats& stats() const override { return layer_.stats(); }
+
+ private:
+  template <typename U>
+  MatrixView<U> View(U* rows) const {
+    return {rows, rows_, layer_.layer().config().router.hidden_size};
+  }
+
+  moe_trainer& owner_;
+  TrainedLayer<T>& layer_;
+  int64_t rows_ = 0;  // of the last Forward
+};
+
+template <typename T>
+absl::Status AddLayerOf(moe_trainer& owner, const char* prefix, const MoeLayerConfig& config) {
+  MOE_ASSIGN_OR_RETURN(auto* const layer, owner.trainer->AddMoeLayer<T>(prefix, config));
+  owner.layers.push_back(std::make_unique<LayerOf<T>>(owner, *layer));
+  return absl::OkStatus();
+}
+
+absl::Status AddLayer(moe_trainer& owner, const char* prefix, moe_frozen frozen,
+                      MoeLayerConfig config) {
+  config.train_router = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_EXPERTS;
+  config.train_experts = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_ROUTER;
+  switch (owner.trainer->parameters().compute()) {
+    case DType::kBFloat16:
+      return AddLayerOf<BFloat16>(owner, prefix, config);
+    case DType::kFloat16:
+      return AddLayerOf<Float16>(owner, prefix, config);
+    default:
+      return AddLayerOf<float>(owner, prefix, config);
+  }
+}
+
+absl::Status LoadLayer(moe_trainer& owner, const char* prefix, const std::string& folder,
+                       std::optional<int64_t> index, moe_frozen frozen) {
+  MOE_ASSIGN_OR_RETURN(const hf::HfConfig config, hf::ReadHfConfig(folder + "/config.json"));
+  MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(folder));
+  MOE_ASSIGN_OR_RETURN(const auto weights,
+                       hf::LayerWeights::Find(config, std::move(checkpoint), index));
+  MOE_RETURN_IF_ERROR(AddLayer(owner, prefix, frozen, config.moe));
+  const Context& context = owner.trainer->context();
+  return weights.Load(owner.trainer->parameters(), *context.compute, *context.host, prefix);
+}
+
+absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Communicator> world,
+                           moe_trainer** trainer) {
+  constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+  if (given.dtype < MOE_FLOAT32 || given.dtype > MOE_FLOAT16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("moe_trainer_create: dtype ", given.dtype, ", expected a moe_dtype"));
+  }
+  TrainerOptions options = {
+      .dtype = kTypes[given.dtype], .seed = given.seed, .micro_batches = given.micro_batches};
+  Take(given.expert_parallel_size, options.session.expert_parallel_size);
+  Take(given.threads, options.session.threads);
+  if (given.numerics == MOE_FAST) options.session.numerics = Numerics::kFast;
+  TakeOrOff(given.clip_grad, options.optimizer.clip_grad);
+  TakeOrOff(given.weight_decay, options.optimizer.weight_decay);
+  if (world == nullptr) world = std::move(MakeLocalWorld({}).front());
+  auto made = std::make_unique<moe_trainer>();
+  MOE_ASSIGN_OR_RETURN(made->trainer, Trainer::Create(options, std::move(world)));
+  *trainer = made.release();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace moe
+
+using moe::Run;
+
+const char* moe_message(void) {
+  return moe::last_message.c_str();
+}
+
+moe_code moe_world_threads(int ranks, double timeout_s, moe_world** worlds) {
+  return Run([&] {
+    if (ranks < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("moe_world_threads: ", ranks, " ranks, expected >= 1"));
+    }
+    auto all = moe::MakeLocalWorld({.ranks = ranks, .timeout = moe::Timeout(timeout_s)});
+    std::vector<std::unique_ptr<moe_world>> made;
+    for (auto& each : all) made.push_back(std::make_unique<moe_world>(moe_world{std::move(each)}));
+    for (auto& each : made) *worlds++ = each.release();
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_world_mpi(int64_t comm, double timeout_s, moe_world** world) {
+  return Run([&]() -> absl::Status {
+    auto made = std::make_unique<moe_world>();
+    MOE_ASSIGN_OR_RETURN(made->communicator,
+                         moe::MakeMpiWorld({.comm = comm, .timeout = moe::Timeout(timeout_s)}));
+    *world = made.release();
+    return absl::OkStatus();
+  });
+}
+
+int moe_world_rank(const moe_world* world) {
+  return world->communicator->rank();
+}
+int moe_world_size(const moe_world* world) {
+  return world->communicator->size();
+}
+void moe_world_free(moe_world* world) {
+  delete world;
+}
+
+moe_code moe_trainer_create(const moe_trainer_options* options, moe_world* world,
+                            moe_trainer** trainer) {
+  const std::unique_ptr<moe_world> taken(world);
+  return Run([&] {
+    return moe::CreateTrainer(*options, taken ? std::move(taken->communicator) : nullptr, trainer);
+  });
+}
+void moe_trainer_free(moe_trainer* trainer) {
+  delete trainer;
+}
+
+moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_layer_config* given,
+                          moe_layer** layer) {
+  return Run([&]() -> absl::Status {
+    moe::MoeLayerConfig config = {
+        .router = {.num_experts = given->num_experts,
+                   .hidden_size = given->hidden_size,
+                   .aux_loss_coeff = given->aux_loss_coeff,
+                   .z_loss_coeff = given->z_loss_coeff},
+        .ffn_hidden_size = given->ffn_hidden_size,
+        .shared_expert_ffn_hidden_size = given->shared_expert_ffn_hidden_size};
+    if (given->gate != nullptr) config.router.gate = given->gate;
+    moe::Take(given->top_k, config.router.top_k);
+    if (given->capacity_factor != 0) config.router.capacity_factor = given->capacity_factor;
+    MOE_RETURN_IF_ERROR(moe::AddLayer(*trainer, prefix, given->frozen, config));
+    *layer = trainer->layers.back().get();
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_layer_load(moe_trainer* trainer, const char* prefix, const char* folder, int64_t index,
+                        moe_frozen frozen, moe_layer** layer) {
+  return Run([&]() -> absl::Status {
+    const std::optional<int64_t> which = index < 0 ? std::nullopt : std::optional(index);
+    MOE_RETURN_IF_ERROR(moe::LoadLayer(*trainer, prefix, folder, which, frozen));
+    *layer = trainer->layers.back().get();
+    return absl::OkStatus();
+  });
+}
+
+int64_t moe_rounds(const moe_trainer* trainer) {
+  return trainer->trainer->rounds();
+}
+
+moe_code moe_begin_round(moe_trainer* trainer, int64_t* micro_batch) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(trainer->round, trainer->trainer->BeginRound());
+    trainer->reduced = false;
+    if (micro_batch != nullptr) *micro_batch = trainer->round.micro_batch();
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches) {
+  return Run([&] { return trainer->trainer->BeginEvaluation(micro_batches); });
+}
+
+moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y) {
+  return Run([&] { return layer->Forward(x, tokens, y); });
+}
+moe_code moe_backward(moe_layer* layer, const void* dy, void* dx) {
+  return Run([&] { return layer->Backward(dy, dx); });
+}
+double moe_router_loss(const moe_layer* layer) {
+  return layer->stats().loss();
+}
+
+moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const moe::StepOutcome outcome,
+                         trainer->trainer->Step({.learning_rate = learning_rate}));
+    trainer->reduced = false;
+    if (gradient_norm != nullptr) *gradient_norm = outcome.gradient_norm;
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_reduce(moe_trainer* trainer) {
+  return Run([&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(trainer->trainer->Reduce());
+    trainer->reduced = true;
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_end_step(moe_trainer* trainer) {
+  return Run([&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(trainer->trainer->EndStep());
+    trainer->reduced = false;
+    return absl::OkStatus();
+  });
+}
+
+int64_t moe_parameter_count(const moe_trainer* trainer) {
+  return static_cast<int64_t>(trainer->trainer->parameters().parameters().size());
+}
+
+moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_parameter* parameter) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
+    const moe::ParameterSpec& spec = found->spec();
+    *parameter = {.name = spec.name.c_str(),
+                  .rows = spec.rows,
+                  .cols = spec.cols,
+                  .trained = spec.trainable ? 1 : 0,
+                  .master = found->master().data()};
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
+    MOE_ASSIGN_OR_RETURN(const auto read,
+                         found->ReadMaster(StreamOf(*found, trainer->trainer->context())));
+    std::copy(read.begin(), read.end(), values);
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
+    return trainer->trainer->parameters().WriteMaster(
+        *found, {values, static_cast<size_t>(found->size())},
+        StreamOf(*found, trainer->trainer->context()));
+  });
+}
+
+moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
+    if (!trainer->reduced) {
+      return absl::FailedPreconditionError(
+          "moe_gradient: the gradients are no sums, expected moe_reduce before");
+    }
+    moe::Stream& compute = *trainer->trainer->context().compute;
+    const absl::Span<float> out(gradient, static_cast<size_t>(found->size()));
+    const double mean = 1.0 / static_cast<double>(trainer->trainer->micro_batches());
+    MOE_RETURN_IF_ERROR(trainer->trainer->reducer().Gradient(*found, mean, out, compute).status());
+    return compute.Synchronize();
+  });
+}
+
+moe_code moe_adopt(moe_trainer* trainer, int64_t index, float* values) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
+    return trainer->trainer->parameters().Adopt(*found,
+                                                {values, static_cast<size_t>(found->size())});
+  });
+}

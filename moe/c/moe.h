@@ -1,0 +1,144 @@
+/* The library for programs in C11: MoE layers that are trained or run, over threads or MPI. */
+#ifndef MOE_MOE_C_MOE_H_
+#define MOE_MOE_C_MOE_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every call that can fail returns one. What refuses its arguments (MOE_INVALID_ARGUMENT,
+ * MOE_FAILED_PRECONDITION) has done nothing; after another failure free the trainer. Pointers are
+ * not null unless it is said. One thread of a rank at a time. */
+typedef enum moe_code {
+  MOE_OK = 0,
+  MOE_INVALID_ARGUMENT = 3,
+  MOE_DEADLINE_EXCEEDED = 4, /* a rank did not come */
+  MOE_NOT_FOUND = 5,
+  MOE_RESOURCE_EXHAUSTED = 8, /* memory, threads */
+  MOE_FAILED_PRECONDITION = 9,
+  MOE_ABORTED = 10, /* another rank has failed */
+  MOE_OUT_OF_RANGE = 11,
+  MOE_UNIMPLEMENTED = 12,
+  MOE_INTERNAL = 13,
+  MOE_UNAVAILABLE = 14,
+  MOE_DATA_LOSS = 15 /* a file, or values that are not finite */
+} moe_code;
+
+/* Why the last call of this thread that failed did; until its next one. Never null. */
+const char* moe_message(void);
+
+/* ---- Ranks. One end of a world for each; it goes to moe_trainer_create or to moe_world_free. */
+typedef struct moe_world moe_world;
+
+/* Ranks that are threads of this process: worlds [ranks], one for each thread. timeout_s: the
+ * longest that a rank waits for others without progress, in seconds; 0 = 60. */
+moe_code moe_world_threads(int ranks, double timeout_s, moe_world** worlds);
+/* Ranks that are the processes of `comm`, as MPI_Comm_c2f gives it, of MPI that the program has
+ * started with MPI_THREAD_MULTIPLE and ends. Collective. What becomes of the world and of MPI when
+ * a rank fails: comm/mpi/mpi_world.h. */
+moe_code moe_world_mpi(int64_t comm, double timeout_s, moe_world** world);
+int moe_world_rank(const moe_world* world);
+int moe_world_size(const moe_world* world);
+void moe_world_free(moe_world* world); /* may be null */
+
+/* ---- What one rank trains or runs. Memory of the host, on the CPU. */
+typedef enum moe_dtype { MOE_FLOAT32 = 0, MOE_BFLOAT16, MOE_FLOAT16 } moe_dtype;
+typedef enum moe_numerics { MOE_LAYOUT_INVARIANT = 0, MOE_FAST } moe_numerics;
+
+/* A field that is 0 has the value in brackets. */
+typedef struct moe_trainer_options {
+  int expert_parallel_size; /* ranks that hold every expert once; divides the world's size [1] */
+  int threads;              /* of this rank [1] */
+  moe_dtype dtype;          /* of rows, and of weights as layers read them [float32] */
+  moe_numerics numerics;    /* [the same bits for any number of ranks] */
+  int64_t micro_batches;    /* of a step, over all ranks [one for each] */
+  uint64_t seed;            /* of initial weights */
+  double clip_grad;         /* the largest gradient norm [1]; below 0: any */
+  double weight_decay;      /* of AdamW, of matrices [0.1]; below 0: none */
+} moe_trainer_options;
+
+typedef struct moe_trainer moe_trainer;
+typedef struct moe_layer moe_layer;
+
+/* Takes `world`, also when it fails; null = one rank alone. Collective. */
+moe_code moe_trainer_create(const moe_trainer_options* options, moe_world* world,
+                            moe_trainer** trainer);
+/* And its layers. Inside a step it ends the world, so that no other rank waits. May be null. */
+void moe_trainer_free(moe_trainer* trainer);
+
+typedef enum moe_frozen {
+  MOE_TRAIN_ALL = 0,
+  MOE_FREEZE_ROUTER,
+  MOE_FREEZE_EXPERTS,
+  MOE_FREEZE_ALL
+} moe_frozen;
+
+typedef struct moe_layer_config {
+  const char* gate;                      /* a gate's name, docs/routing.md ["mixtral"] */
+  int32_t num_experts;                   /* over all ranks */
+  int32_t top_k;                         /* experts of a token [2] */
+  int64_t hidden_size, ffn_hidden_size;  /* H; F of one expert */
+  int64_t shared_expert_ffn_hidden_size; /* [no shared expert] */
+  float aux_loss_coeff, z_loss_coeff;    /* of the router's loss */
+  double capacity_factor;                /* [no token is dropped] */
+  moe_frozen frozen; /* what has no gradient; in 16 bits its matrices have 2 bytes an element */
+} moe_layer_config;
+
+/* Before the first step. The layer is the trainer's; its parameters' names begin with `prefix`,
+ * which is its own. Collective. */
+moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_layer_config* config,
+                          moe_layer** layer);
+/* A layer as transformers' config.json and safetensors files in `folder` have it; `index`: which
+ * layer of the model, -1 = the first with experts. MOE_DATA_LOSS names what is wrong in a file. */
+moe_code moe_layer_load(moe_trainer* trainer, const char* prefix, const char* folder, int64_t index,
+                        moe_frozen frozen, moe_layer** layer);
+
+/* ---- A step is moe_rounds() times { moe_begin_round, forward and backward of every layer }, then
+ * moe_step. An evaluation begins with moe_begin_evaluation, has no backward, and ends with
+ * moe_end_step. All ranks make the same calls. */
+int64_t moe_rounds(const moe_trainer* trainer);
+/* micro_batch: which of the step's is this rank's in this round; -1: none, then pass no tokens. May
+ * be null. */
+moe_code moe_begin_round(moe_trainer* trainer, int64_t* micro_batch);
+moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches);
+/* y = layer(x), both [tokens, H] of the trainer's dtype in row-major order. x stays until the
+ * backward call. Collective, as moe_backward. */
+moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y);
+/* dx [tokens, H] is overwritten; gradients of weights are added. dy: of the micro-batch's loss, of
+ * which the router's is a term. */
+moe_code moe_backward(moe_layer* layer, const void* dy, void* dx);
+double moe_router_loss(const moe_layer* layer); /* of the last forward call */
+/* AdamW with the mean gradient of the micro-batches. gradient_norm: before clipping; may be null.
+ * MOE_DATA_LOSS: gradients that are not finite; no weight has moved. */
+moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm);
+
+/* With an optimiser of the program's own in place of moe_step: moe_reduce, then moe_gradient and
+ * moe_write of each parameter that is trained, then moe_end_step. */
+moe_code moe_reduce(moe_trainer* trainer); /* sums the gradients over ranks */
+moe_code moe_end_step(moe_trainer* trainer);
+
+/* ---- Weights that this rank holds, of all layers. The set is fixed from the first step on. */
+typedef struct moe_parameter {
+  const char* name; /* as the trainer lives */
+  int64_t rows, cols;
+  int trained;   /* 0: frozen, or state that moe_end_step moves */
+  float* master; /* [rows, cols] row-major; null: frozen in 16 bits, moe_read has the values */
+} moe_parameter;
+
+int64_t moe_parameter_count(const moe_trainer* trainer);
+moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_parameter* parameter);
+/* values, gradient [rows * cols]. */
+moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values);
+moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values);
+/* Between moe_reduce and moe_end_step: the mean over the micro-batches. */
+moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient);
+/* From now on the master is `values`, which stay: memory of the program's own framework. */
+moe_code moe_adopt(moe_trainer* trainer, int64_t index, float* values);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MOE_MOE_C_MOE_H_ */

@@ -1,0 +1,238 @@
+/* moe/c/moe.h, from C: what a program does with a trainer of its own, and what it is told.
+ *   c_api_test FOLDER   one rank; FOLDER: for files
+ *   c_api_test          under mpiexec, where this build has MPI: a world of the program's own */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "moe/c/moe.h"
+
+#ifdef MOE_TEST_MPI
+#include <mpi.h>
+#endif
+
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, moe_message()); \
+      exit(1);                                                                           \
+    }                                                                                    \
+  } while (0)
+#define CHECK_OK(call) CHECK((call) == MOE_OK)
+#define CHECK_REFUSED(call, code, part) \
+  CHECK((call) == (code) && strstr(moe_message(), (part)) != NULL)
+
+enum { kTokens = 8, kHidden = 4, kElements = kTokens * kHidden, kLargest = 1024 };
+
+static const moe_layer_config kLayer = {
+    .num_experts = 4, .hidden_size = kHidden, .ffn_hidden_size = 6, .aux_loss_coeff = 0.01f};
+
+static void Fill(float* x) {
+  for (int i = 0; i < kElements; ++i) x[i] = sinf((float)(i * i));
+}
+
+/* Half the mean square of y + x; dy its gradient. */
+static double Loss(const float* x, const float* y, float* dy) {
+  double loss = 0;
+  for (int i = 0; i < kElements; ++i) {
+    dy[i] = (y[i] + x[i]) / kElements;
+    loss += 0.5 * dy[i] * (y[i] + x[i]);
+  }
+  return loss;
+}
+
+/* Descent by the signs of the gradients, in memory of the program's own. */
+static void TrainsWithAnOptimiserOfItsOwn(void) {
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  const moe_trainer_options options = {.seed = 1};
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "mlp.", &kLayer, &layer));
+  const int64_t parameters = moe_parameter_count(trainer);
+  CHECK(parameters == 1 + 2 * 4);
+  float* memory[1 + 2 * 4];
+  for (int64_t p = 0; p < parameters; ++p) {
+    moe_parameter parameter;
+    CHECK_OK(moe_parameter_at(trainer, p, &parameter));
+    CHECK(strncmp(parameter.name, "mlp.", 4) == 0 && parameter.trained);
+    CHECK(parameter.rows * parameter.cols <= kLargest);
+    memory[p] = malloc(kLargest * sizeof(float));
+    CHECK_OK(moe_read(trainer, p, memory[p]));
+    CHECK(memcmp(memory[p], parameter.master, sizeof(float)) == 0);
+    CHECK_OK(moe_adopt(trainer, p, memory[p]));
+  }
+  float x[kElements], y[kElements], dy[kElements], dx[kElements], gradient[kLargest];
+  Fill(x);
+  CHECK_REFUSED(moe_forward(layer, x, kTokens, y), MOE_FAILED_PRECONDITION, "BeginRound");
+  double first = 0, last = 0;
+  for (int step = 0; step < 300; ++step) {
+    int64_t micro_batch = -1;
+    CHECK(moe_rounds(trainer) == 1);
+    CHECK_OK(moe_begin_round(trainer, &micro_batch));
+    CHECK(micro_batch == 0);
+    CHECK_OK(moe_forward(layer, x, kTokens, y));
+    CHECK(moe_router_loss(layer) > 0);
+    last = Loss(x, y, dy);
+    if (step == 0) first = last;
+    CHECK_OK(moe_backward(layer, dy, dx));
+    CHECK_REFUSED(moe_gradient(trainer, 0, gradient), MOE_FAILED_PRECONDITION, "moe_reduce");
+    CHECK_OK(moe_reduce(trainer));
+    for (int64_t p = 0; p < parameters; ++p) {
+      moe_parameter parameter;
+      CHECK_OK(moe_parameter_at(trainer, p, &parameter));
+      CHECK(parameter.master == memory[p]);
+      CHECK_OK(moe_gradient(trainer, p, gradient));
+      for (int64_t i = 0; i < parameter.rows * parameter.cols; ++i) {
+        memory[p][i] -= gradient[i] > 0 ? 0.005f : -0.005f;
+      }
+    }
+    CHECK_OK(moe_end_step(trainer));
+  }
+  printf("loss %.4f -> %.4f\n", first, last);
+  CHECK(last < 0.5 * first);
+  moe_trainer_free(trainer);
+  for (int64_t p = 0; p < parameters; ++p) free(memory[p]);
+}
+
+static void SaysWhatItRefuses(void) {
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  moe_trainer_options options = {.expert_parallel_size = 2};
+  CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT, "divisor");
+  options.expert_parallel_size = 0;
+  options.dtype = MOE_FLOAT16 + 1;
+  CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT, "dtype 3");
+  options.dtype = MOE_FLOAT32;
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  moe_layer_config config = kLayer;
+  config.top_k = 5;
+  CHECK_REFUSED(moe_layer_create(trainer, "", &config, &layer), MOE_INVALID_ARGUMENT, "top_k");
+  moe_parameter parameter;
+  CHECK_REFUSED(moe_parameter_at(trainer, 99, &parameter), MOE_INVALID_ARGUMENT, "parameter 99");
+  moe_trainer_free(trainer);
+  moe_trainer_free(NULL);
+  moe_world* worlds[1];
+  CHECK_REFUSED(moe_world_threads(0, 0, worlds), MOE_INVALID_ARGUMENT, "0 ranks");
+  CHECK_OK(moe_world_threads(1, 0, worlds));
+  CHECK(moe_world_rank(worlds[0]) == 0 && moe_world_size(worlds[0]) == 1);
+  moe_world_free(worlds[0]);
+}
+
+/* A Mixtral of one layer, all of whose weights are 0.5. */
+static void WriteModel(const char* folder, char* path, size_t size) {
+  static const char* const kNames[] = {"gate",         "experts.0.w1", "experts.0.w3",
+                                       "experts.0.w2", "experts.1.w1", "experts.1.w3",
+                                       "experts.1.w2"};
+  snprintf(path, size, "%s/config.json", folder);
+  FILE* file = fopen(path, "wb");
+  CHECK(file != NULL);
+  fputs(
+      "{\"model_type\": \"mixtral\", \"hidden_size\": 4, \"intermediate_size\": 6, "
+      "\"num_hidden_layers\": 1, \"num_local_experts\": 2, \"num_experts_per_tok\": 1}",
+      file);
+  fclose(file);
+  char header[2048] = "{";
+  int64_t bytes = 0;
+  for (int n = 0; n < 7; ++n) {
+    const int rows = n == 0 ? 2 : n % 3 == 0 ? 4 : 6, cols = n > 0 && n % 3 == 0 ? 6 : 4;
+    const size_t at = strlen(header);
+    snprintf(header + at, sizeof header - at,
+             "%s\"model.layers.0.block_sparse_moe.%s.weight\": {\"dtype\": \"F32\", \"shape\": "
+             "[%d, %d], \"data_offsets\": [%d, %d]}",
+             n > 0 ? ", " : "", kNames[n], rows, cols, (int)bytes, (int)(bytes + rows * cols * 4));
+    bytes += rows * cols * 4;
+  }
+  strcat(header, "}");
+  snprintf(path, size, "%s/model.safetensors", folder);
+  file = fopen(path, "wb");
+  CHECK(file != NULL);
+  const uint64_t length = strlen(header);
+  fwrite(&length, sizeof length, 1, file);
+  fwrite(header, 1, length, file);
+  const float half = 0.5f;
+  for (int64_t i = 0; i < bytes; i += 4) fwrite(&half, sizeof half, 1, file);
+  fclose(file);
+}
+
+/* For inference, without float32 of the weights. */
+static void RunsALoadedLayerIn16Bits(const char* folder) {
+  char path[4096];
+  WriteModel(folder, path, sizeof path);
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  const moe_trainer_options options = {.dtype = MOE_BFLOAT16};
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK_REFUSED(moe_layer_load(trainer, "", "/none", -1, MOE_FREEZE_ALL, &layer), MOE_NOT_FOUND,
+                "/none");
+  CHECK_OK(moe_layer_load(trainer, "", folder, -1, MOE_FREEZE_ALL, &layer));
+  moe_parameter parameter;
+  float values[kLargest];
+  for (int64_t p = 0; p < moe_parameter_count(trainer); ++p) {
+    CHECK_OK(moe_parameter_at(trainer, p, &parameter));
+    CHECK(parameter.master == NULL && !parameter.trained);
+    CHECK_OK(moe_read(trainer, p, values));
+    CHECK(values[0] == 0.5f && values[parameter.rows * parameter.cols - 1] == 0.5f);
+  }
+  /* Bfloat16 is the upper half of float. x = 1: gate = up = 2, silu(2) * 2, six of them halved. */
+  uint16_t x[kHidden] = {0x3f80, 0x3f80, 0x3f80, 0x3f80}, y[kHidden];
+  CHECK_OK(moe_begin_evaluation(trainer, 1));
+  CHECK_OK(moe_begin_round(trainer, NULL));
+  CHECK_OK(moe_forward(layer, x, 1, y));
+  CHECK_OK(moe_end_step(trainer));
+  const uint32_t bits = (uint32_t)y[0] << 16;
+  float result = 0;
+  memcpy(&result, &bits, sizeof result);
+  const double expected = 6 * 0.5 * 2 * 2 / (1 + exp(-2));
+  CHECK(fabs(result - expected) < 0.02 * expected);
+  moe_trainer_free(trainer);
+}
+
+#ifdef MOE_TEST_MPI
+/* Every second process alone, the others together. */
+static void TrainsOverTheProgramsMpi(void) {
+  int level = 0, rank = 0;
+  moe_world* world = NULL;
+  CHECK_REFUSED(moe_world_mpi(0, 0, &world), MOE_FAILED_PRECONDITION, "not initialised");
+  MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm part;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &part);
+  CHECK_OK(moe_world_mpi(MPI_Comm_c2f(part), 30, &world));
+  const moe_trainer_options options = {.expert_parallel_size = moe_world_size(world)};
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  CHECK_OK(moe_trainer_create(&options, world, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "", &kLayer, &layer));
+  float x[kElements], y[kElements], dy[kElements], dx[kElements];
+  Fill(x);
+  double first = 0, last = 0, norm = 0;
+  for (int step = 0; step < 50; ++step) {
+    CHECK_OK(moe_begin_round(trainer, NULL));
+    CHECK_OK(moe_forward(layer, x, kTokens, y));
+    last = Loss(x, y, dy);
+    if (step == 0) first = last;
+    CHECK_OK(moe_backward(layer, dy, dx));
+    CHECK_OK(moe_step(trainer, 0.01, &norm));
+    CHECK(norm > 0);
+  }
+  CHECK(last < first);
+  moe_trainer_free(trainer);
+  MPI_Comm_free(&part);
+  MPI_Finalize();
+}
+#endif
+
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    TrainsWithAnOptimiserOfItsOwn();
+    SaysWhatItRefuses();
+    RunsALoadedLayerIn16Bits(argv[1]);
+    return 0;
+  }
+#ifdef MOE_TEST_MPI
+  TrainsOverTheProgramsMpi();
+#endif
+  return 0;
+}
