@@ -140,8 +140,8 @@ class ParameterStore {
   ParameterStore(DType compute, uint64_t seed)
       : compute_(compute), seed_(seed), memory_(CpuMemory()), threads_(ThreadPool::Serial()) {}
 
-  // kInvalidArgument for a name already there, a negative size, trained host state, or parts that are
-  // not as large as the whole; kResourceExhausted. Initial values are there when it returns.
+  // kInvalidArgument for a name already there, a negative size, trained host state, or parts that
+  // are not as large as the whole; kResourceExhausted. Initial values are there on return.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
 
   DType compute() const { return compute_; }
