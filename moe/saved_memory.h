@@ -47,9 +47,9 @@ class SavedMemory::Pool : public std::enable_shared_from_this<Pool> {
   friend struct GiveBack;
   MemoryResource& memory_;
   std::mutex mu_;
-  size_t made_ = 0;  // guarded by mu_
-  std::vector<std::unique_ptr<Workspaces>>
-      free_;  // guarded by mu_; has room for all that were made
+  // Guarded by mu_; free_ has room for all that were made.
+  size_t made_ = 0;
+  std::vector<std::unique_ptr<Workspaces>> free_;
 };
 
 }  // namespace moe

@@ -87,7 +87,7 @@ typedef struct moe_layer_config {
 } moe_layer_config;
 
 /* Before the first step. The layer is the trainer's; its parameters' names begin with `prefix`,
- * which is its own. Collective. */
+ * which is its own. SwiGLU experts; what else a gate reads has its default. Collective. */
 moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_layer_config* config,
                           moe_layer** layer);
 /* A layer as transformers' config.json and safetensors files in `folder` have it; `index`: which
