@@ -6,7 +6,6 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   set(package ${CPACK_DEBIAN_${name}_PACKAGE_NAME})
   set(doc ${share}/doc/${package})
   string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC)
-  string(TIMESTAMP year "%Y" UTC)
   file(REMOVE_RECURSE ${share}/doc)
   file(WRITE ${doc}/changelog "moe (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium
 
@@ -17,11 +16,11 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   file(WRITE ${doc}/copyright "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 
 Files: *
-Copyright: ${year} the authors of moe
+Copyright: 2026 the authors of moe
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
 ")
-  if(component STREQUAL "lib") # cpack does, beside the trigger
+  if(component STREQUAL "lib") # cpack 3.25 always does
     file(WRITE ${share}/lintian/overrides/${package} "${package}: maintscript-calls-ldconfig\n")
   endif()
   if(EXISTS ${share}/zsh/site-functions)

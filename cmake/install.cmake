@@ -82,15 +82,12 @@ endforeach()
 install(TARGETS moe_all moe_flags EXPORT moe-targets
   LIBRARY COMPONENT lib NAMELINK_COMPONENT dev)
 if(NOT MOE_SHARED)
-  install(TARGETS ${moe_layers} EXPORT moe-targets COMPONENT dev)
+  install(TARGETS ${moe_layers} moe_mpi EXPORT moe-targets COMPONENT dev)
   # cmake --install --strip is of programs and shared libraries alone.
   install(CODE "if(CMAKE_INSTALL_DO_STRIP)
     file(GLOB archives \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/libmoe_*.a\")
     execute_process(COMMAND ${CMAKE_STRIP} --strip-debug \${archives} COMMAND_ERROR_IS_FATAL ANY)
   endif()" COMPONENT dev)
-endif()
-if(NOT MOE_SHARED AND MOE_MPI_FOUND)
-  install(TARGETS moe_mpi EXPORT moe-targets)
 endif()
 
 set(moe_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moe)
