@@ -76,6 +76,14 @@ bool ConfigKeys::IsNull(const char* key) const {
   return value == nullptr || value->is_null();
 }
 
+ConfigKeys ConfigKeys::Object(const char* key) {
+  static const Json* const kEmpty = new Json(Json::object());
+  const Json* const value = Find(key);
+  const bool is_object = value != nullptr && value->is_object();
+  if (!is_object) Wrong(key, value == nullptr ? Json() : *value, "an object");
+  return {file_, absl::StrCat(path_, key, "."), is_object ? *value : *kEmpty};
+}
+
 int64_t ConfigKeys::Integer(Key spellings, std::optional<int64_t> fallback, IntegerRange range) {
   const char* const key = Spelling(spellings);
   const Json* const value = Find(key);

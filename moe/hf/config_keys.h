@@ -58,6 +58,9 @@ class ConfigKeys {
   std::optional<std::vector<std::string>> Texts(const char* key,
                                                 absl::Span<const absl::string_view> words);
   bool IsNull(const char* key) const;  // absent counts as null
+  // The keys of an object within, which is there; Take brings its first error here.
+  ConfigKeys Object(const char* key);
+  void Take(const ConfigKeys& inner) { Fail(inner.status()); }
 
   // kUnimplemented: `key` is `value`, which is valid but nothing that is computed here.
   void Unsupported(const char* key, absl::string_view value, absl::string_view expected);

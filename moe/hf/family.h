@@ -6,6 +6,8 @@
 #include <array>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/string_view.h>
 #include <absl/types/span.h>
 
@@ -64,6 +66,10 @@ struct Family {
   void (*more)(ConfigKeys& keys, HfConfig& config) = nullptr;
   absl::Span<const TensorRule> tensors = {};  // the router's weight first
 };
+
+// ParseHfConfig (hf_config.h), which then calls `more`: for other keys of the model.
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document,
+                                       absl::FunctionRef<void(const HfConfig&, ConfigKeys&)> more);
 
 // From keys to config.moe and config.has_experts.
 void ReadFamily(const Family& family, ConfigKeys& keys, HfConfig& config);

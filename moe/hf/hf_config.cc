@@ -104,7 +104,8 @@ absl::string_view HfConfig::model_type() const {
   return family->model_type;
 }
 
-absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document) {
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document,
+                                       absl::FunctionRef<void(const HfConfig&, ConfigKeys&)> more) {
   MOE_ASSIGN_OR_RETURN(const Json json, ParseBoundedJson(file, document, kLimits));
   MOE_ASSIGN_OR_RETURN(const Model model, FindModel(file, json));
   ConfigKeys outer(std::string(file), "", json);
@@ -120,7 +121,13 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view
   MOE_RETURN_IF_ERROR(keys.status());
   MOE_RETURN_IF_ERROR(CheckTotal(file, config.moe));
   MOE_RETURN_IF_ERROR(CheckRouter(file, *model.family, config.moe));
+  more(config, keys);
+  MOE_RETURN_IF_ERROR(keys.status());
   return config;
+}
+
+absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view file, absl::string_view document) {
+  return ParseHfConfig(file, document, [](const HfConfig&, const ConfigKeys&) {});
 }
 
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& path) {

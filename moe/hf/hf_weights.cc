@@ -82,25 +82,6 @@ std::string TextOf(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::string& name,
-                                            absl::Span<const int64_t> shape) {
-  absl::StatusOr<CheckpointTensor> found = checkpoint.Find(name);
-  if (absl::IsNotFound(found.status()) && !checkpoint.Contains(name)) {
-    return Missing(checkpoint, name);
-  }
-  MOE_RETURN_IF_ERROR(found.status());
-  const SafetensorsTensor& tensor = *found->tensor;
-  const std::string& file = found->file->path();
-  if (!IsReadable(tensor.type)) {
-    return Bad(file, name, absl::StrCat("is ", NameOf(tensor.type)), kReadableTypes);
-  }
-  if (tensor.shape != shape) {
-    return Bad(file, name, absl::StrCat("has shape ", TextOf(tensor.shape)),
-               absl::StrCat(TextOf(shape), " from the configuration"));
-  }
-  return found;
-}
-
 // Numbered rules have a tensor per expert, others one.
 int32_t TensorsOf(const TensorRule& rule, const MoeLayerConfig& config) {
   return rule.experts == ExpertAxis::kNumbered ? config.router.num_experts : 1;
@@ -118,6 +99,25 @@ struct Filled {
 bool IsReadable(SafetensorsType type) {
   return type == SafetensorsType::kF32 || type == SafetensorsType::kF16 ||
          type == SafetensorsType::kBF16 || type == SafetensorsType::kF64;
+}
+
+absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::string& name,
+                                            absl::Span<const int64_t> shape) {
+  absl::StatusOr<CheckpointTensor> found = checkpoint.Find(name);
+  if (absl::IsNotFound(found.status()) && !checkpoint.Contains(name)) {
+    return Missing(checkpoint, name);
+  }
+  MOE_RETURN_IF_ERROR(found.status());
+  const SafetensorsTensor& tensor = *found->tensor;
+  const std::string& file = found->file->path();
+  if (!IsReadable(tensor.type)) {
+    return Bad(file, name, absl::StrCat("is ", NameOf(tensor.type)), kReadableTypes);
+  }
+  if (tensor.shape != shape) {
+    return Bad(file, name, absl::StrCat("has shape ", TextOf(tensor.shape)),
+               absl::StrCat(TextOf(shape), " from the configuration"));
+  }
+  return found;
 }
 
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count) {

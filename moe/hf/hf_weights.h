@@ -31,6 +31,11 @@ struct LayerTensor {
 bool IsReadable(SafetensorsType type);
 inline constexpr char kReadableTypes[] = "F32, F16, BF16 or F64";
 
+// A tensor of a checkpoint that must have this shape and a readable type. kDataLoss "<file>: tensor
+// '<name>': what is, what was expected".
+absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::string& name,
+                                            absl::Span<const int64_t> shape);
+
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
 

@@ -74,6 +74,14 @@ std::string ParameterName(ParameterKind kind, int32_t expert) {
   return "";
 }
 
+std::string CanonicalName(const TensorRule& rule, int32_t expert) {
+  const bool is_half = rule.rows == TensorRows::kGate || rule.rows == TensorRows::kUp;
+  const std::string name = ParameterName(rule.parameter, expert);
+  if (!is_half) return name;
+  return absl::StrReplaceAll(
+      name, {{"gate_up_proj", rule.rows == TensorRows::kGate ? "gate_proj" : "up_proj"}});
+}
+
 std::string TensorName(const TensorRule& rule, int32_t expert) {
   if (rule.experts != ExpertAxis::kNumbered) return std::string(rule.name);
   return absl::StrReplaceAll(rule.name, {{"{e}", absl::StrCat(expert)}});

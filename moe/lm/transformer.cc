@@ -86,14 +86,14 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
     ++moe_layers;
     return absl::OkStatus();
   }
-  MOE_ASSIGN_OR_RETURN(
-      auto dense, FeedForwardBlock<T>::CreateDense(norm,
-                                                   {.hidden_size = config.hidden_size,
-                                                    .ffn_hidden_size = config.dense_ffn_hidden_size,
-                                                    .activation = config.moe.activation,
-                                                    .init_std = config.init_std,
-                                                    .down_init_std = out_init_std},
-                                                   prefix, store));
+  MOE_ASSIGN_OR_RETURN(auto dense,
+                       FeedForwardBlock<T>::CreateDense(norm,
+                                                        {.hidden_size = config.hidden_size,
+                                                         .ffn_hidden_size = config.dense_width(),
+                                                         .activation = config.moe.activation,
+                                                         .init_std = config.init_std,
+                                                         .down_init_std = out_init_std},
+                                                        prefix, store));
   layers.push_back({std::move(attention), std::move(dense)});
   return absl::OkStatus();
 }
@@ -216,9 +216,6 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
   auto impl = std::make_unique<Impl>();
   impl->config = config;
   impl->config.moe.router.hidden_size = config.hidden_size;
-  if (config.dense_ffn_hidden_size == 0) {
-    impl->config.dense_ffn_hidden_size = config.moe.router.top_k * config.moe.ffn_hidden_size;
-  }
   impl->context = context;
   MOE_ASSIGN_OR_RETURN(impl->embedding, store.Add({.name = "model.embed_tokens.weight",
                                                    .rows = config.vocab_size,

@@ -2,6 +2,7 @@
 #ifndef MOE_MOE_LM_TRANSFORMER_H_
 #define MOE_MOE_LM_TRANSFORMER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,7 +48,11 @@ struct TransformerConfig {
     return num_query_groups > 0 ? num_query_groups : num_attention_heads;
   }
   int64_t head_dim() const {
-    return kv_channels > 0 ? kv_channels : hidden_size / num_attention_heads;
+    return kv_channels > 0 ? kv_channels : hidden_size / std::max(num_attention_heads, 1);
+  }
+  int64_t dense_width() const {
+    return dense_ffn_hidden_size > 0 ? dense_ffn_hidden_size
+                                     : moe.router.top_k * moe.ffn_hidden_size;
   }
 };
 

@@ -169,9 +169,7 @@ double BlockForward(const lm::TransformerConfig& model, const Sizes& s) {
 }
 
 double DenseForward(const MemoryShape& shape, const Sizes& s) {
-  const double width = shape.model.dense_ffn_hidden_size > 0
-                           ? static_cast<double>(shape.model.dense_ffn_hidden_size)
-                           : s.top_k * s.ffn;
+  const auto width = static_cast<double>(shape.model.dense_width());
   return s.element * s.tokens * (s.gated + 1) * width;
 }
 

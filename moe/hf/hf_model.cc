@@ -1,0 +1,79 @@
+#include "moe/hf/hf_model.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include "kernels/base/status_macros.h"
+#include "moe/hf/hf_weights.h"
+#include "moe/io/bounded_json.h"
+
+namespace moe::hf {
+
+absl::StatusOr<HfModel> HfModel::Open(const std::string& folder) {
+  MOE_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(folder));
+  MOE_ASSIGN_OR_RETURN(Checkpoint files, Checkpoint::Open(folder));
+  HfModel model(std::move(config), std::move(files));
+  MOE_RETURN_IF_ERROR(model.FindTensors());
+  return model;
+}
+
+absl::Status HfModel::FindTensors() {
+  std::set<std::string> names;
+  for (const ModelTensor& tensor : TensorsOf(rule(), config())) {
+    MOE_ASSIGN_OR_RETURN(tensors_[tensor.canonical], FindTensor(files_, tensor.name, tensor.shape));
+    names.insert(tensor.name);
+  }
+  for (const std::string& name : files_.Names()) {
+    // Older files have frequencies, which follow from the base, and a tied output layer.
+    const bool follows = absl::EndsWith(name, ".rotary_emb.inv_freq") ||
+                         (config().tied_embeddings && name == "lm_head.weight");
+    if (names.count(name) != 0 || follows) continue;
+    return absl::DataLossError(absl::StrCat(files_.path(), ": tensor '", Shown(name),
+                                            "': is none of the model's, expected those of ",
+                                            rule().model_type, "'s configuration alone"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, absl::Span<float> master,
+                                 Stream& stream) const {
+  constexpr int64_t kMostElements = int64_t{1} << 20;
+  const auto found = tensors_.find(tensor.name);
+  if (found == tensors_.end() || found->second.tensor->num_elements != tensor.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("HfModel::Load: '", tensor.name, "' of ", tensor.size(),
+                     " elements, expected one of the model in ", files_.path()));
+  }
+  const auto& [file, whole] = found->second;
+  const int64_t rows = whole->shape[0], cols = tensor.size() / rows;
+  const int64_t most = std::max<int64_t>(1, kMostElements / cols);
+  std::vector<float> values;
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    values.resize(count * cols);
+    MOE_RETURN_IF_ERROR(file->ReadFloat32(RowsOf(*whole, row, count), absl::MakeSpan(values)));
+    MOE_RETURN_IF_ERROR(stream.Upload(values.data(), master.data() + row * cols,
+                                      static_cast<int64_t>(values.size() * sizeof(float))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HfModel::Load(ParameterStore& store, const Context& context) const {
+  for (const auto& parameter : store.parameters()) {
+    Stream& stream = parameter->spec().trainable ? *context.compute : *context.host;
+    absl::Span<float> rest = parameter->master();
+    for (const CanonicalTensor& part : parameter->parts()) {
+      MOE_RETURN_IF_ERROR(LoadTensor(part, rest.subspan(0, part.size()), stream));
+      rest.remove_prefix(part.size());
+    }
+    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream));
+  }
+  return context.compute->Synchronize();
+}
+
+}  // namespace moe::hf

@@ -1,0 +1,48 @@
+// A whole public model in a folder: its configuration, and its weights for a moe::lm::Transformer.
+#ifndef MOE_MOE_HF_HF_MODEL_H_
+#define MOE_MOE_HF_HF_MODEL_H_
+
+#include <map>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "moe/context.h"
+#include "moe/hf/model_rule.h"
+#include "moe/io/checkpoint.h"
+#include "moe/parameter.h"
+
+namespace moe::hf {
+
+// Holds the files open. Move-only; Load is thread-safe, so that ranks that are threads share one.
+class HfModel {
+ public:
+  // `folder` has config.json and model.safetensors, or the index of several. Reads no weights.
+  // Errors of ParseModelConfig and Checkpoint::Open; kDataLoss "<file>: tensor '<name>': what is,
+  // what was expected" for one that is missing, of another shape or type, or none of the model's.
+  static absl::StatusOr<HfModel> Open(const std::string& folder);
+
+  const ModelRule& rule() const { return *config_.rule; }
+  const lm::TransformerConfig& config() const { return config_.model; }
+
+  // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
+  // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
+  // Blocks. kInvalidArgument: the store has a parameter that is not the model's, or of other size.
+  absl::Status Load(ParameterStore& store, const Context& context) const;
+
+ private:
+  HfModel(ModelConfig config, Checkpoint files)
+      : config_(std::move(config)), files_(std::move(files)) {}
+  absl::Status FindTensors();
+  absl::Status LoadTensor(const CanonicalTensor& tensor, absl::Span<float> master,
+                          Stream& stream) const;
+
+  ModelConfig config_;
+  Checkpoint files_;
+  std::map<std::string, CheckpointTensor> tensors_;  // by canonical name
+};
+
+}  // namespace moe::hf
+
+#endif  // MOE_MOE_HF_HF_MODEL_H_

@@ -1,0 +1,375 @@
+#include "moe/hf/model_rule.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_replace.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/hf/family.h"
+#include "moe/io/file.h"
+
+namespace moe::hf {
+namespace {
+
+constexpr ModelRule kRules[] = {
+    {.model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .experts_key = "num_local_experts",
+     .own_head_dim = true,
+     .window_key = "sliding_window",
+     .rope_theta = 1e6,
+     .rms_norm_eps = 1e-5},
+    {.model_type = "olmoe",
+     .architecture = "OlmoeForCausalLM",
+     .chooses_norm = true,
+     .qk_norm = lm::QkNorm::kHeads,
+     .bias_key = "attention_bias",
+     .rms_norm_eps = 1e-5},
+    {.model_type = "qwen2_moe",
+     .architecture = "Qwen2MoeForCausalLM",
+     .dense_layers = true,
+     .shared_expert = true,
+     .chooses_norm = true,
+     .chooses_qkv_bias = true,
+     .window_key = "use_sliding_window"},
+    {.model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .own_head_dim = true,
+     .dense_layers = true,
+     .chooses_norm = true,
+     .qk_norm = lm::QkNorm::kHead,
+     .window_key = "use_sliding_window",
+     .bias_key = "attention_bias"},
+};
+
+constexpr IntegerRange kVocabularies = {1, int64_t{1} << 30};
+
+// Whether the weights of the selected experts are divided by their sum.
+bool Normalises(const RouterConfig& router) {
+  if (router.gate == "topk") return !router.pre_softmax;
+  return router.norm_topk_prob.value_or(router.gate == "mixtral" || router.gate == "qwen3");
+}
+
+// Collects the tensors of a model.
+class TensorList {
+ public:
+  TensorList(const ModelRule& rule, const lm::TransformerConfig& config)
+      : family_(rule.family()), config_(config), moe_(config.moe) {
+    moe_.router.hidden_size = config.hidden_size;
+  }
+
+  std::vector<ModelTensor> All() {
+    Add("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
+    for (int64_t l = 0; l < config_.num_layers; ++l) {
+      prefix_ = absl::StrCat("model.layers.", l, ".");
+      AddAttention();
+      Add("post_attention_layernorm.weight", {config_.hidden_size});
+      l % config_.moe_layer_freq == config_.moe_layer_freq - 1 ? AddExperts() : AddDense();
+    }
+    prefix_.clear();
+    Add("model.norm.weight", {config_.hidden_size});
+    if (!config_.tied_embeddings) {
+      Add("lm_head.weight", {config_.vocab_size, config_.hidden_size});
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  void Add(absl::string_view name, std::vector<int64_t> shape) {
+    const std::string full = absl::StrCat(prefix_, name);
+    tensors_.push_back({.name = full, .shape = std::move(shape), .canonical = full});
+  }
+
+  void AddAttention() {
+    const int64_t hidden = config_.hidden_size, width = config_.head_dim();
+    const int64_t q = config_.num_attention_heads * width, kv = config_.key_value_heads() * width;
+    Add("input_layernorm.weight", {hidden});
+    for (const auto& [name, rows] : {std::pair("q", q), std::pair("k", kv), std::pair("v", kv)}) {
+      Add(absl::StrCat("self_attn.", name, "_proj.weight"), {rows, hidden});
+      if (config_.qkv_bias) Add(absl::StrCat("self_attn.", name, "_proj.bias"), {rows});
+    }
+    if (config_.qk_norm != lm::QkNorm::kNone) {
+      const bool per_head = config_.qk_norm == lm::QkNorm::kHead;
+      Add("self_attn.q_norm.weight", {per_head ? width : q});
+      Add("self_attn.k_norm.weight", {per_head ? width : kv});
+    }
+    Add("self_attn.o_proj.weight", {hidden, q});
+  }
+
+  void AddDense() {
+    const int64_t hidden = config_.hidden_size, width = config_.dense_width();
+    Add("mlp.gate_proj.weight", {width, hidden});
+    Add("mlp.up_proj.weight", {width, hidden});
+    Add("mlp.down_proj.weight", {hidden, width});
+  }
+
+  void AddExperts() {
+    for (const TensorRule& rule : family_.tensors) {
+      if (!IsPresent(rule, moe_)) continue;
+      const bool numbered = rule.experts == ExpertAxis::kNumbered;
+      for (int32_t e = 0; e < (numbered ? moe_.router.num_experts : 1); ++e) {
+        tensors_.push_back({.name = absl::StrCat(prefix_, family_.block, ".", TensorName(rule, e)),
+                            .shape = TensorShape(rule, moe_),
+                            .canonical = absl::StrCat(prefix_, "mlp.", CanonicalName(rule, e))});
+      }
+    }
+  }
+
+  const Family& family_;
+  const lm::TransformerConfig& config_;
+  MoeLayerConfig moe_;
+  std::string prefix_;
+  std::vector<ModelTensor> tensors_;
+};
+
+// Angles by one base alone; transformers 5 has an object for it, where 4 has two keys.
+void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
+  constexpr char kExpected[] = "null: unscaled rotary positions of all of a head";
+  double base = keys.Real("rope_theta", rule.rope_theta);
+  for (const char* const key : {"rope_scaling", "rope_parameters"}) {
+    if (keys.IsNull(key)) continue;
+    ConfigKeys rope = keys.Object(key);
+    const std::string type = rope.Text(rope.IsNull("rope_type") ? "type" : "rope_type", "default");
+    if (type != "default") keys.Unsupported(key, absl::StrCat("of the type ", type), kExpected);
+    if (rope.Real("partial_rotary_factor", 1) != 1) {
+      keys.Unsupported(key, "of a part of each head", kExpected);
+    }
+    base = rope.Real("rope_theta", base);
+    keys.Take(rope);
+  }
+  model.rotary_base = static_cast<float>(base);
+}
+
+void ReadAttention(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
+  const auto heads = [&](const char* key, std::optional<int64_t> fallback) {
+    return keys.IsNull(key) && fallback.has_value()
+               ? static_cast<int>(*fallback)
+               : keys.Integer32(key, fallback, {1, int64_t{1} << 16});
+  };
+  model.num_attention_heads = heads("num_attention_heads", std::nullopt);
+  model.num_query_groups = heads("num_key_value_heads", model.num_attention_heads);
+  if (!keys.IsNull("head_dim")) model.kv_channels = keys.Integer("head_dim", 0, kWidths);
+  if (rule.chooses_qkv_bias) model.qkv_bias = keys.Bool("qkv_bias", true);
+  model.qk_norm = rule.qk_norm;
+  if (rule.window_key != nullptr) keys.RefuseIfSet(rule.window_key, "attention to all before it");
+  if (rule.bias_key != nullptr) keys.RefuseIfSet(rule.bias_key, "false");
+  keys.RefuseIfSet("clip_qkv", "null: q, k and v as they are");
+  ReadPositions(rule, keys, model);
+}
+
+// Every N-th layer has experts, the last of N.
+void ReadLayers(const ModelRule& rule, const std::vector<bool>& has_experts, ConfigKeys& keys,
+                lm::TransformerConfig& model) {
+  const auto layers = static_cast<int64_t>(has_experts.size());
+  model.num_layers = static_cast<int>(layers);
+  const auto first = std::find(has_experts.begin(), has_experts.end(), true);
+  const int64_t every = first - has_experts.begin() + 1;
+  bool regular = every <= layers;
+  for (int64_t l = 0; l < layers; ++l) {
+    regular = regular && has_experts[l] == (l % every == every - 1);
+  }
+  if (!regular) {
+    const auto dense = keys.Integers("mlp_only_layers", {0, kLayers.most});
+    const bool listed = !dense.value_or(std::vector<int64_t>()).empty();
+    keys.Unsupported(listed ? "mlp_only_layers" : "decoder_sparse_step",
+                     "a choice of layers without experts", "every N-th layer with experts");
+    return;
+  }
+  model.moe_layer_freq = static_cast<int>(every);
+  if (rule.dense_layers) {
+    const auto fallback = every > 1 ? std::nullopt : std::optional<int64_t>(0);
+    model.dense_ffn_hidden_size = keys.Integer("intermediate_size", fallback, kWidths);
+  }
+}
+
+// The model names its own fields; readers of the file know keys.
+absl::Status CheckModel(absl::string_view file, const lm::TransformerConfig& model) {
+  constexpr int64_t kMostTensors = 1'000'000;
+  if (LeastTensors(model) > kMostTensors) {
+    return absl::DataLossError(absl::StrCat(file, ": num_hidden_layers is ", model.num_layers,
+                                            " of ", model.moe.router.num_experts,
+                                            " experts, expected at most 10^6 tensors in all"));
+  }
+  const absl::Status status = lm::ValidateTransformerConfig(model);
+  if (status.ok()) return status;
+  const std::string message =
+      absl::StrReplaceAll(status.message(), {{"Transformer: ", ""},
+                                             {"num_query_groups", "num_key_value_heads"},
+                                             {"kv_channels", "head_dim"},
+                                             {"rotary_base", "rope_theta"},
+                                             {"norm_epsilon", "rms_norm_eps"},
+                                             {"init_std", "initializer_range"}});
+  return absl::DataLossError(absl::StrCat(file, ": ", message));
+}
+
+// The shortest decimal number that is this float: 1e-05, not 9.999999747378752e-06.
+double Shortest(float value) {
+  char text[64];
+  *std::to_chars(text, text + sizeof(text) - 1, value).ptr = '\0';
+  return std::strtod(text, nullptr);
+}
+
+}  // namespace
+
+const Family& ModelRule::family() const {
+  const auto families = Families();
+  return **std::find_if(families.begin(), families.end(),
+                        [&](const Family* one) { return one->model_type == model_type; });
+}
+
+std::vector<std::string> ModelTypes() {
+  std::vector<std::string> types;
+  for (const ModelRule& rule : kRules) types.emplace_back(rule.model_type);
+  return types;
+}
+
+const ModelRule* FindModelRule(absl::string_view model_type) {
+  for (const ModelRule& rule : kRules) {
+    if (rule.model_type == model_type) return &rule;
+  }
+  return nullptr;
+}
+
+int64_t LeastTensors(const lm::TransformerConfig& config) {
+  const int64_t sparse = config.num_layers / std::max(config.moe_layer_freq, 1);
+  return config.num_layers + sparse * config.moe.router.num_experts * 3;
+}
+
+std::vector<ModelTensor> TensorsOf(const ModelRule& rule, const lm::TransformerConfig& config) {
+  return TensorList(rule, config).All();
+}
+
+absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::string_view document) {
+  ModelConfig config;
+  const auto read = [&](const HfConfig& layer, ConfigKeys& keys) {
+    config.rule = FindModelRule(layer.model_type());
+    if (config.rule == nullptr) {
+      keys.Unsupported("model_type", layer.model_type(), absl::StrJoin(ModelTypes(), ", "));
+      return;
+    }
+    lm::TransformerConfig& model = config.model;
+    model.moe = layer.moe;
+    model.hidden_size = layer.moe.router.hidden_size;
+    model.vocab_size = keys.Integer("vocab_size", std::nullopt, kVocabularies);
+    model.norm_epsilon = static_cast<float>(keys.Real("rms_norm_eps", config.rule->rms_norm_eps));
+    model.init_std = keys.Real("initializer_range", 0.02);
+    model.tied_embeddings = keys.Bool("tie_word_embeddings", false);
+    ReadAttention(*config.rule, keys, model);
+    ReadLayers(*config.rule, layer.has_experts, keys, model);
+  };
+  MOE_RETURN_IF_ERROR(ParseHfConfig(file, document, read).status());
+  MOE_RETURN_IF_ERROR(CheckModel(file, config.model));
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/config.json");
+  MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
+  return ParseModelConfig(path, {text, file.bytes().size()});
+}
+
+absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config) {
+  const MoeLayerConfig& moe = config.moe;
+  const RouterConfig& router = moe.router;
+  const std::string& gate = router.gate;
+  const bool softmax = gate == "topk" || gate == "mixtral" || gate == "qwen3" ||
+                       (rule.chooses_norm && (gate == "qwen2" || gate == "olmoe"));
+  const bool bias = rule.chooses_qkv_bias && config.qkv_bias;
+  const int64_t shared = moe.shared_expert_ffn_hidden_size;
+  const struct {
+    bool expressible;
+    const char* name;
+    std::string value;  // for people; empty: "another"
+    const char* expected;
+  } settings[] = {
+      {softmax, "--router", gate,
+       rule.chooses_norm ? "mixtral, qwen2, qwen3, olmoe or topk" : "mixtral, qwen3 or topk"},
+      {rule.dense_layers || config.moe_layer_freq == 1, "--moe-layer-freq",
+       absl::StrCat(config.moe_layer_freq), "1"},
+      {moe.activation.kind == Activation::kSwiGlu || moe.activation.kind == Activation::kGeGlu,
+       "--activation", "", "swiglu or geglu"},
+      {!moe.projection_biases, "--moe-projection-biases", "1", "0"},
+      {rule.shared_expert || shared == 0, "--moe-shared-expert-intermediate-size",
+       absl::StrCat(shared), "0"},
+      {!rule.shared_expert || shared > 0, "--moe-shared-expert-intermediate-size", "0",
+       "the width of a shared expert"},
+      {!rule.shared_expert || moe.gated_shared_expert, "--moe-shared-expert-gate", "0", "1"},
+      {router.num_zero_experts == 0, "--num-zero-experts", absl::StrCat(router.num_zero_experts),
+       "0"},
+      {router.score_function == ScoreFunction::kSoftmax, "--moe-router-score-function", "",
+       "softmax"},
+      {rule.chooses_norm || !router.pre_softmax, "--moe-router-pre-softmax", "1", "0"},
+      {router.num_groups == 0 || router.num_groups == 1, "--moe-router-num-groups",
+       absl::StrCat(router.num_groups), "0"},
+      {router.scaling_factor == 1, "--moe-router-topk-scaling-factor",
+       absl::StrCat(router.scaling_factor), "1"},
+      {!router.expert_bias, "--moe-router-enable-expert-bias", "1", "0"},
+      {rule.chooses_norm || Normalises(router), "norm_topk_prob", "0", "1"},
+      {router.norm_epsilon.value_or(0) == 0, "the router's norm_epsilon",
+       absl::StrCat(router.norm_epsilon.value_or(0)), "0"},
+      {config.qk_norm == rule.qk_norm, "--qk-layernorm", "",
+       rule.qk_norm == lm::QkNorm::kNone   ? "none"
+       : rule.qk_norm == lm::QkNorm::kHead ? "head"
+                                           : "heads"},
+      {bias || !config.qkv_bias, "--add-qkv-bias", "1", "0"},
+      {rule.own_head_dim || config.head_dim() * config.num_attention_heads == config.hidden_size,
+       "--kv-channels", absl::StrCat(config.head_dim()), "--hidden-size / --num-attention-heads"},
+  };
+  for (const auto& [expressible, name, value, expected] : settings) {
+    if (expressible) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value.empty() ? "another" : value, ", expected ", expected));
+  }
+  return absl::OkStatus();
+}
+
+std::string ModelConfigJson(const ModelRule& rule, const lm::TransformerConfig& config,
+                            int64_t max_positions, absl::string_view dtype) {
+  const MoeLayerConfig& moe = config.moe;
+  const FamilyKeys& keys = rule.family().keys;
+  nlohmann::ordered_json json = {
+      {"architectures", {rule.architecture}},
+      {"model_type", rule.model_type},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {keys.width.name, moe.ffn_hidden_size},
+      {keys.layers.name, config.num_layers},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_key_value_heads", config.key_value_heads()},
+      {rule.experts_key, moe.router.num_experts},
+      {keys.top_k.name, moe.router.top_k},
+      {"max_position_embeddings", max_positions},
+      {"rope_theta", Shortest(config.rotary_base)},
+      {"rms_norm_eps", Shortest(config.norm_epsilon)},
+      {"initializer_range", config.init_std},
+      {"hidden_act", moe.activation.kind == Activation::kGeGlu ? "gelu" : "silu"},
+      {"attention_dropout", 0.0},
+      {"tie_word_embeddings", config.tied_embeddings},
+      {"bos_token_id", nullptr},
+      {"eos_token_id", nullptr},
+      {"dtype", dtype}};
+  if (rule.own_head_dim) json["head_dim"] = config.head_dim();
+  if (rule.chooses_norm) json["norm_topk_prob"] = Normalises(moe.router);
+  if (rule.chooses_qkv_bias) json["qkv_bias"] = config.qkv_bias;
+  if (rule.shared_expert) json[keys.shared_width.name] = moe.shared_expert_ffn_hidden_size;
+  if (rule.bias_key != nullptr) json[rule.bias_key] = false;
+  if (rule.dense_layers) {
+    json["intermediate_size"] = config.dense_width();
+    json["decoder_sparse_step"] = config.moe_layer_freq;
+    json["mlp_only_layers"] = nlohmann::ordered_json::array();
+  }
+  json["sliding_window"] = nullptr;
+  if (rule.qk_norm == lm::QkNorm::kHeads) json["clip_qkv"] = nullptr;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace moe::hf

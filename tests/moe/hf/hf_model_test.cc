@@ -1,0 +1,260 @@
+// Whole public models: tests/golden/models against the logits that transformers computed.
+#include "moe/hf/hf_model.h"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/session.h"
+#include "tests/comm/local_ranks.h"
+#include "tests/moe/io/io_test.h"
+#include "tests/moe/lm/transformer_harness.h"
+
+namespace moe::hf {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string GoldenFolder(const std::string& family) {
+  return absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
+}
+
+HfModel OpenGolden(const std::string& family) {
+  auto model = HfModel::Open(GoldenFolder(family));
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+struct GoldenRun {
+  std::vector<int32_t> tokens;
+  std::vector<float> logits;  // [T, V]
+};
+
+GoldenRun ReadRun(const std::string& family) {
+  const auto file = SafetensorsFile::Open(GoldenFolder(family) + "/io.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status();
+  GoldenRun run;
+  const SafetensorsTensor& tokens = *file->Find("tokens");
+  std::vector<int64_t> ids(tokens.num_elements);
+  std::memcpy(ids.data(), file->Data(tokens).data(), tokens.size_bytes);
+  run.tokens.assign(ids.begin(), ids.end());
+  run.logits.resize(file->Find("logits")->num_elements);
+  EXPECT_TRUE(file->ReadFloat32(*file->Find("logits"), absl::MakeSpan(run.logits)).ok());
+  return run;
+}
+
+// The losses of all tokens, should `target` follow each of them.
+template <typename T>
+std::vector<float> Losses(lm::Transformer<T>& model, const std::vector<int32_t>& tokens,
+                          int32_t target) {
+  const std::vector<int32_t> targets(tokens.size(), target);
+  const int64_t offsets[] = {0, static_cast<int64_t>(tokens.size())};
+  std::vector<float> losses(tokens.size());
+  const absl::Status status =
+      model.Evaluate(tokens, targets, {.sequence_offsets = offsets, .mode = Mode::kEvaluation},
+                     absl::MakeSpan(losses), nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+  return losses;
+}
+
+class HfModelGolden : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Families, HfModelGolden, ::testing::ValuesIn(ModelTypes()),
+                         [](const auto& of) { return of.param; });
+
+// Minus a loss is a logit less the logarithm of the sum of all exponentials.
+TEST_P(HfModelGolden, HasTheLogitsOfTransformers) {
+  const HfModel hf = OpenGolden(GetParam());
+  ::moe::testing::OneRank<float> rank(hf.config());
+  ASSERT_TRUE(hf.Load(rank.store, rank.session->context()).ok());
+  const GoldenRun golden = ReadRun(GetParam());
+  const int64_t vocab = hf.config().vocab_size;
+  for (int64_t v = 0; v < vocab; ++v) {
+    const auto losses = Losses(*rank.model, golden.tokens, static_cast<int32_t>(v));
+    for (size_t t = 0; t < losses.size(); ++t) {
+      double sum = 0;
+      for (int64_t w = 0; w < vocab; ++w) sum += std::exp(double{golden.logits[t * vocab + w]});
+      ASSERT_NEAR(losses[t], std::log(sum) - double{golden.logits[t * vocab + v]}, 1e-4)
+          << "token " << t << ", logit " << v;
+    }
+  }
+}
+
+TEST_P(HfModelGolden, ConfigurationsAreWrittenAsTheyAreRead) {
+  const HfModel hf = OpenGolden(GetParam());
+  ASSERT_TRUE(CheckExpressible(hf.rule(), hf.config()).ok());
+  const std::string json = ModelConfigJson(hf.rule(), hf.config(), 64, "float32");
+  const Json written = Json::parse(json);
+  const Json original = Json::parse(std::ifstream(GoldenFolder(GetParam()) + "/config.json"));
+  for (const auto& [key, value] : written.items()) {
+    if (key == "rope_theta") {
+      EXPECT_EQ(value, original["rope_parameters"]["rope_theta"]);
+    } else if (original.contains(key) && key != "sliding_window") {
+      EXPECT_EQ(value, original[key]) << key;
+    }
+  }
+  const auto again = ParseModelConfig("config.json", json);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ModelConfigJson(*again->rule, again->model, 64, "float32"), json);
+}
+
+TEST(HfModel, RanksThatShareExpertsHaveTheBitsOfOne) {
+  const HfModel hf = OpenGolden("mixtral");
+  const GoldenRun golden = ReadRun("mixtral");
+  ::moe::testing::OneRank<float> one(hf.config());
+  ASSERT_TRUE(hf.Load(one.store, one.session->context()).ok());
+  const std::vector<float> expected = Losses(*one.model, golden.tokens, 3);
+  ::moe::testing::RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto session,
+                         Session::Create({.expert_parallel_size = 2}, std::move(world)));
+    ParameterStore store(DType::kFloat32, 3);
+    MOE_ASSIGN_OR_RETURN(const auto model,
+                         lm::Transformer<float>::Create(hf.config(), store, session->context()));
+    MOE_RETURN_IF_ERROR(hf.Load(store, session->context()));
+    EXPECT_EQ(Losses(*model, golden.tokens, 3), expected);
+    return absl::OkStatus();
+  });
+}
+
+TEST(HfModel, AModelOfAnotherShapeIsRefusedByName) {
+  const HfModel hf = OpenGolden("mixtral");
+  lm::TransformerConfig config = hf.config();
+  config.vocab_size = 41;
+  ::moe::testing::OneRank<float> rank(config);
+  const absl::Status status = hf.Load(rank.store, rank.session->context());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("'model.embed_tokens.weight' of 656 elements, expected one of the model"));
+}
+
+// The golden configuration of a family with changes: null removes a key.
+std::string Changed(const std::string& family, const std::string& changes) {
+  Json json = Json::parse(std::ifstream(GoldenFolder(family) + "/config.json"));
+  json.merge_patch(Json::parse(changes));
+  return json.dump();
+}
+
+class HfModelFolder : public IoTest {
+ protected:
+  std::string Copy(const std::string& family) const {
+    fs::copy(GoldenFolder(family), Path(family));
+    return Path(family);
+  }
+  static void ExpectRefused(const std::string& folder, const std::string& message) {
+    const auto model = HfModel::Open(folder);
+    EXPECT_EQ(model.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(model.status().message()), HasSubstr(message));
+  }
+};
+
+TEST_F(HfModelFolder, TensorsThatAreNotTheConfigurationsAreRefusedByName) {
+  const std::string folder = Copy("qwen3_moe");
+  const auto refused = [&](const std::string& changes, const std::string& message) {
+    Write("qwen3_moe/config.json", Changed("qwen3_moe", changes));
+    ExpectRefused(folder, message);
+  };
+  refused(R"({"num_hidden_layers": 3})",
+          "model.safetensors: tensor 'model.layers.2.input_layernorm.weight': is missing");
+  refused(R"({"num_hidden_layers": 1})", "tensor 'model.layers.1.");
+  refused(R"({"num_key_value_heads": 1})",
+          "tensor 'model.layers.0.self_attn.k_proj.weight': has shape [12, 16], expected [6, 16] "
+          "from the configuration");
+  refused(R"({"tie_word_embeddings": false})", "tensor 'lm_head.weight': is missing");
+  Write("qwen3_moe/config.json", Changed("qwen3_moe", "{}"));
+  EXPECT_TRUE(HfModel::Open(folder).ok());
+  fs::remove(folder + "/model.safetensors");
+  EXPECT_EQ(HfModel::Open(folder).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
+  const struct {
+    const char* family;
+    const char* changes;
+    absl::StatusCode code;
+    const char* message;
+  } cases[] = {
+      {"mixtral", R"({"sliding_window": 16})", absl::StatusCode::kUnimplemented,
+       "sliding_window is 16"},
+      {"qwen3_moe", R"({"use_sliding_window": true})", absl::StatusCode::kUnimplemented,
+       "use_sliding_window is true"},
+      {"olmoe", R"({"clip_qkv": 8.0})", absl::StatusCode::kUnimplemented, "clip_qkv is 8.0"},
+      {"qwen3_moe", R"({"attention_bias": true})", absl::StatusCode::kUnimplemented,
+       "attention_bias is true"},
+      {"olmoe", R"({"rope_scaling": {"type": "linear", "factor": 2.0}})",
+       absl::StatusCode::kUnimplemented, "rope_scaling is of the type linear"},
+      {"mixtral", R"({"rope_parameters": {"rope_type": "yarn"}})", absl::StatusCode::kUnimplemented,
+       "rope_parameters is of the type yarn"},
+      {"mixtral", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})",
+       absl::StatusCode::kUnimplemented, "rope_parameters is of a part of each head"},
+      {"mixtral", R"({"hidden_act": "relu"})", absl::StatusCode::kUnimplemented, "hidden_act"},
+      {"mixtral", R"({"quantization_config": {"bits": 4}})", absl::StatusCode::kUnimplemented,
+       "quantization_config"},
+      {"mixtral", R"({"model_type": "granitemoe"})", absl::StatusCode::kUnimplemented,
+       "model_type is granitemoe, which is not supported, expected mixtral, olmoe, qwen2_moe, "
+       "qwen3_moe"},
+      {"qwen3_moe", R"({"mlp_only_layers": [0, 1]})", absl::StatusCode::kUnimplemented,
+       "mlp_only_layers"},
+      {"qwen3_moe", R"({"num_hidden_layers": 3, "mlp_only_layers": [2]})",
+       absl::StatusCode::kUnimplemented, "mlp_only_layers"},
+      {"qwen2_moe", R"({"decoder_sparse_step": 3})", absl::StatusCode::kUnimplemented,
+       "decoder_sparse_step"},
+      {"mixtral", R"({"num_hidden_layers": 60000, "num_local_experts": 4000})",
+       absl::StatusCode::kDataLoss, "expected at most 10^6 tensors in all"},
+      {"mixtral", R"({"num_key_value_heads": 3})", absl::StatusCode::kDataLoss,
+       "num_key_value_heads is 3, expected a divisor of the 4 attention heads, nearest 2"},
+      {"mixtral", R"({"head_dim": 5})", absl::StatusCode::kDataLoss,
+       "head_dim is 5, expected an even number"},
+      {"olmoe", R"({"hidden_size": 18})", absl::StatusCode::kDataLoss, "hidden_size is 18"},
+      {"mixtral", R"({"rms_norm_eps": 0})", absl::StatusCode::kDataLoss, "rms_norm_eps is 0"},
+      {"mixtral", R"({"rope_parameters": 3})", absl::StatusCode::kDataLoss,
+       "rope_parameters is 3, expected an object"},
+      {"mixtral", R"({"vocab_size": null})", absl::StatusCode::kDataLoss, "vocab_size is missing"},
+      {"mixtral", R"({"num_attention_heads": null})", absl::StatusCode::kDataLoss,
+       "num_attention_heads is missing"}};
+  for (const auto& [family, changes, code, message] : cases) {
+    SCOPED_TRACE(changes);
+    const auto config = ParseModelConfig("config.json", Changed(family, changes));
+    EXPECT_EQ(config.status().code(), code) << config.status();
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(message));
+  }
+}
+
+TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
+  const auto parsed = [](const std::string& family, const std::string& changes) {
+    const auto config = ParseModelConfig("config.json", Changed(family, changes));
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config->model;
+  };
+  const char kNone[] = R"({"rope_parameters": null, "num_key_value_heads": null, "head_dim": null,
+      "rms_norm_eps": null, "tie_word_embeddings": null, "qkv_bias": null})";
+  const lm::TransformerConfig mixtral = parsed("mixtral", kNone);
+  EXPECT_EQ(mixtral.rotary_base, 1e6f);
+  EXPECT_EQ(mixtral.norm_epsilon, 1e-5f);
+  EXPECT_EQ(mixtral.key_value_heads(), 4);
+  EXPECT_EQ(mixtral.head_dim(), 4);
+  const lm::TransformerConfig qwen2 = parsed("qwen2_moe", kNone);
+  EXPECT_EQ(qwen2.rotary_base, 1e4f);
+  EXPECT_EQ(qwen2.norm_epsilon, 1e-6f);
+  EXPECT_TRUE(qwen2.qkv_bias);
+  EXPECT_FALSE(parsed("qwen2_moe", R"({"qkv_bias": false})").qkv_bias);
+  EXPECT_FALSE(parsed("qwen3_moe", kNone).tied_embeddings);
+  // As transformers 4 writes it.
+  EXPECT_EQ(parsed("olmoe", R"({"rope_parameters": null, "rope_theta": 5e5})").rotary_base, 5e5f);
+}
+
+}  // namespace
+}  // namespace moe::hf
