@@ -398,6 +398,9 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
   Trainer<T> trainer(config, corpus, settings, core);
   return core.session().OrEnd([&]() -> absl::StatusOr<TrainReport> {
     MOE_RETURN_IF_ERROR(trainer.Build());
+    if (hooks.load_weights) {
+      MOE_RETURN_IF_ERROR(hooks.load_weights(core.parameters(), core.context()));
+    }
     return trainer.Run(hooks);
   });
 }

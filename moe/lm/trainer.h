@@ -123,11 +123,13 @@ struct TrainReport {
   int64_t trace_left_out = 0;           // events of the time line that did not fit, over all ranks
 };
 
-// What a program does with a run, on rank 0; an error ends this rank's training with that error.
+// What a program does with a run, on rank 0 unless it says otherwise; an error ends this rank's training with that error.
 struct TrainHooks {
   std::function<absl::Status(const StepMetrics&)> on_step;  // after every step
   // After every step, before on_step: a record for each MoE layer.
   std::function<absl::Status(absl::Span<const RoutingTraceRecord>)> on_routing;
+  // On every rank, once its model is there: overwrites weights that it starts with.
+  std::function<absl::Status(ParameterStore& parameters, const Context& context)> load_weights;
   TraceSink* trace = nullptr;        // gets the time line once the last of its steps has ended
   const StopSignal* stop = nullptr;  // every rank's: when one comes, the run saves and ends
 };

@@ -5,6 +5,7 @@
 #include "comm/ring_all_reduce.h"
 #include "comm/world_plan.h"
 #include "dispatch/dispatcher.h"
+#include "kernels/activation/activation_kind.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "moe/cli/base/settings.h"
@@ -19,6 +20,12 @@ inline constexpr Choice<DeviceKind> kDevices[] = {{"cpu", DeviceKind::kCpu},
 // Of activations and weights.
 inline constexpr Choice<DType> kComputeTypes[] = {
     {"f32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"f16", DType::kFloat16}};
+inline constexpr Choice<Activation> kActivations[] = {
+    {"swiglu", Activation::kSwiGlu},
+    {"geglu", Activation::kGeGlu},
+    {"relu", Activation::kRelu},
+    {"relu2", Activation::kRelu2},
+    {"clamped_swiglu", Activation::kClampedSwiGlu}};
 inline constexpr Choice<Numerics> kNumericsModes[] = {
     {"fast", Numerics::kFast}, {"layout-invariant", Numerics::kLayoutInvariant}};
 inline constexpr Choice<DispatchAlgorithm> kDispatches[] = {

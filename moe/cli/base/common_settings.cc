@@ -97,11 +97,6 @@ void AddHelpSettings(Table& table) {
 
 namespace {
 
-constexpr Choice<Activation> kActivations[] = {{"swiglu", Activation::kSwiGlu},
-                                               {"geglu", Activation::kGeGlu},
-                                               {"relu", Activation::kRelu},
-                                               {"relu2", Activation::kRelu2},
-                                               {"clamped_swiglu", Activation::kClampedSwiGlu}};
 constexpr Choice<ScoreFunction> kScoreFunctions[] = {{"softmax", ScoreFunction::kSoftmax},
                                                      {"sigmoid", ScoreFunction::kSigmoid}};
 constexpr Choice<DropPolicy> kDropPolicies[] = {{"probs", DropPolicy::kProbability},

@@ -24,6 +24,7 @@
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/ckpt/diff.h"
 #include "moe/cli/ckpt/export.h"
+#include "moe/hf/model_rule.h"
 
 namespace moe::cli {
 namespace {
@@ -36,7 +37,7 @@ constexpr char kHead[] =
        moe ckpt verify STEP|DIR [--threads N] [-o FORM]
        moe ckpt diff STEP STEP [-o FORM]
        moe ckpt prune DIR [--keep N] [--keep-every N] [--dry-run] [-o FORM]
-       moe ckpt export STEP --format mixtral --out DIR [--dtype f32|bf16|f16]
+       moe ckpt export STEP --format FAMILY --out DIR [--dtype f32|bf16|f16]
 
 Checkpoints of training runs (docs/checkpoint.md). DIR is the folder of the step folders, or the
 folder above it, in which it is called checkpoints; STEP is one step folder.
@@ -57,9 +58,9 @@ like it); what is equal has no row.
 prune counts readable checkpoints alone: the newest --keep of them stay, and every damaged one that
 is newer than the oldest of these.
 
-export writes what MixtralForCausalLM.from_pretrained of Hugging Face's transformers loads:
-config.json, generation_config.json and safetensors of at most 5 GB. Which runs are a Mixtral:
-docs/checkpoint.md.
+export writes what AutoModelForCausalLM.from_pretrained of Hugging Face's transformers loads:
+config.json, generation_config.json and safetensors of at most 5 GB. Which runs are of which family:
+docs/checkpoint.md. The other way: moe train --init-from DIR.
 
 Exit codes: 0 ok, 1 diff found a difference, 2 usage or a path that is not there, 3 a damaged
 checkpoint, 4 a read or write failed, 5 out of memory.
@@ -79,7 +80,7 @@ Table CkptSettings() {
   t.Add("--threads N", Kind::kInteger, "verify: that hash; default: the cores")
       .FlagOnly()
       .Most(kMostThreads);
-  t.Add("--format NAME", {Kind::kWord, "", ckpt::ExportFormats()},
+  t.Add("--format NAME", {Kind::kWord, "", hf::ModelTypes()},
         "export: the family of models that is written")
       .FlagOnly();
   t.Add("--out DIR", Kind::kText, "export: an empty folder, or one that is not there").FlagOnly();

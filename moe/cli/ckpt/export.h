@@ -13,10 +13,8 @@
 
 namespace moe::ckpt {
 
-std::vector<std::string> ExportFormats();  // "mixtral"
-
 struct ExportOptions {
-  std::string format = "mixtral";           // one of ExportFormats()
+  std::string format = "mixtral";           // one of hf::ModelTypes()
   std::string folder;                       // is made, or empty
   DType type = DType::kFloat32;             // a storage type: masters are rounded to it once
   int64_t max_shard_bytes = 5'000'000'000;  // of data; a larger tensor has a file of its own

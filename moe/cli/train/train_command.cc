@@ -27,6 +27,7 @@
 #include "moe/cli/train/progress.h"
 #include "moe/cli/train/train_options.h"
 #include "moe/cli/train/train_report.h"
+#include "moe/hf/hf_model.h"
 #include "moe/io/routing_trace.h"
 
 namespace moe::cli {
@@ -90,6 +91,7 @@ class TrainRun {
   const Launch& launch_;
   TrainOptions options_;
   lm::Corpus corpus_;
+  std::optional<hf::HfModel> start_;  // --init-from
   std::unique_ptr<MetricsFile> metrics_;
   std::string start_line_;  // of the metrics
   bool appended_ = false;   // to the metrics
@@ -124,6 +126,11 @@ absl::Status TrainRun::Prepare() {
   MOE_ASSIGN_OR_RETURN(options_, MakeTrainOptions(settings_, launch_.world));
   MOE_RETURN_IF_ERROR(CheckMemory());
   MOE_ASSIGN_OR_RETURN(corpus_, ReadText(options_));
+  if (!options_.init_from.empty()) {
+    auto model = hf::HfModel::Open(options_.init_from);
+    if (!model.ok()) return InputError("--init-from", model.status());
+    start_ = *std::move(model);
+  }
   if (speaks()) MOE_RETURN_IF_ERROR(CheckPaths());
   if (!options_.trace.empty()) {
     if (speaks()) MOE_RETURN_IF_ERROR(CheckTraceWritable(settings_));
@@ -171,6 +178,11 @@ absl::Status TrainRun::Run() {
   hooks.on_routing = [&](absl::Span<const RoutingTraceRecord> records) {
     return AppendRouting(records);
   };
+  if (start_.has_value()) {
+    hooks.load_weights = [&](ParameterStore& parameters, const Context& context) {
+      return start_->Load(parameters, context);
+    };
+  }
   std::optional<StopSignal> stop;
   if (!options_.train.checkpoints.folder.empty()) hooks.stop = &stop.emplace();
   const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {

@@ -15,6 +15,7 @@
 #include "moe/cli/base/common_settings.h"
 #include "moe/cli/base/config_file.h"
 #include "moe/cli/base/launch.h"
+#include "moe/cli/train/init_from.h"
 #include "moe/cli/train/train_batch.h"
 
 namespace moe::cli {
@@ -145,6 +146,7 @@ absl::StatusOr<Settings> LoadTrainSettings(absl::Span<const std::string> args,
   MOE_RETURN_IF_ERROR(LoadSettings(args, environment, settings, warnings));
   if (settings.on("help")) return settings;
   MOE_RETURN_IF_ERROR(ApplyRouterPreset(settings));
+  MOE_RETURN_IF_ERROR(ApplyInitFrom(settings));
   return settings;
 }
 
@@ -175,9 +177,6 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   const int64_t router = logits * hidden + (traits.router_bias ? logits : 0);
   const int64_t shared = matrices * hidden * moe.shared_expert_ffn_hidden_size +
                          (moe.gated_shared_expert ? hidden : 0);
-  const int64_t dense_width = config.dense_ffn_hidden_size > 0
-                                  ? config.dense_ffn_hidden_size
-                                  : moe.router.top_k * moe.ffn_hidden_size;
   const int64_t heads = config.num_attention_heads, kv_heads = config.key_value_heads();
   const int64_t qkv = (heads + 2 * kv_heads) * config.head_dim();
   int64_t attention = hidden * (qkv + heads * config.head_dim()) + (config.qkv_bias ? qkv : 0);
@@ -188,7 +187,7 @@ ModelSize SizeOf(const lm::TransformerConfig& config) {
   ModelSize size;
   size.active = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden + hidden +
                 config.num_layers * (attention + 2 * hidden) +
-                dense_layers * matrices * hidden * dense_width +
+                dense_layers * matrices * hidden * config.dense_width() +
                 moe_layers * (router + moe.router.top_k * expert + shared);
   size.total = size.active + moe_layers * (moe.router.num_experts - moe.router.top_k) * expert;
   return size;

@@ -17,9 +17,13 @@
 
 namespace moe::cli {
 
+inline constexpr Choice<lm::QkNorm> kQkNorms[] = {
+    {"none", lm::QkNorm::kNone}, {"head", lm::QkNorm::kHead}, {"heads", lm::QkNorm::kHeads}};
+
 struct TrainOptions {
   lm::TrainConfig train;
   DataFiles data;
+  std::string init_from;       // empty: random weights
   std::string out;             // empty: no files
   std::string trace;           // empty: no time line
   std::string record_routing;  // empty: routing is not recorded

@@ -11,8 +11,6 @@ namespace moe::cli {
 namespace {
 
 constexpr int64_t kMostBucketMib = int64_t{1} << 20;
-constexpr Choice<lm::QkNorm> kQkNorms[] = {
-    {"none", lm::QkNorm::kNone}, {"head", lm::QkNorm::kHead}, {"heads", lm::QkNorm::kHeads}};
 constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
                                                       {"linear", LearningRateDecay::kLinear},
                                                       {"constant", LearningRateDecay::kConstant}};
@@ -21,6 +19,9 @@ void AddData(TrainOptions& options, Table& t) {
   lm::TrainConfig& train = options.train;
   t.Group("Data and steps");
   AddDataSettings(options.data, t);
+  t.Add("--init-from DIR", &options.init_from,
+        "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
+        "qwen3_moe: config.json, which sets the model, and safetensors");
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")
@@ -73,7 +74,10 @@ void AddModel(lm::TrainConfig& train, Table& t) {
   t.Add("--rotary-base, --rope-theta X", &model.rotary_base, "of the angles of positions");
   t.Add("--norm-epsilon, --rms-norm-eps X", &model.norm_epsilon, "of every RMSNorm");
   t.Add("--moe-layer-freq N", &model.moe_layer_freq,
-        "every N-th layer has experts; the others are dense, of width topk x F");
+        "every N-th layer has experts; the others are dense");
+  t.Add("--dense-ffn-hidden-size N", &model.dense_ffn_hidden_size,
+        "width of dense layers; 0 = topk x F")
+      .Least(0);
   t.Add("--dtype TYPE", {&train.dtype, kComputeTypes},
         "of activations and compute weights; sums, optimiser and master weights are f32")
       .Shorthand("bf16", "bf16")

@@ -21,8 +21,11 @@
 #include "moe/checkpoint/writer.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/ckpt/export.h"
+#include "moe/hf/hf_model.h"
+#include "moe/io/checkpoint.h"
 #include "moe/io/safetensors.h"
 #include "moe/lm/run_settings.h"
+#include "moe/session.h"
 #include "tests/moe/checkpoint/faulty_files.h"
 #include "tests/moe/io/io_test.h"
 
@@ -79,12 +82,6 @@ class CkptExportTest : public IoTest {
  protected:
   // Element i of tensor t is 100 t + i; the first of the last tensor is `first_of_last`.
   void Save(const lm::TrainConfig& config, float first_of_last = 0.5f) {
-    using lm::SettingKind;
-    const auto settings = lm::SettingsOf(config, {});
-    const CheckpointSections sections = {
-        .numerics = lm::SettingsJson(settings, SettingKind::kNumerics),
-        .model = lm::SettingsJson(settings, SettingKind::kModel),
-        .trainer = lm::SettingsJson(settings, SettingKind::kTrainer)};
     const std::vector<CanonicalTensor> tensors = TinyTensors();
     std::vector<StatePart> parts;
     values_.clear();
@@ -100,6 +97,16 @@ class CkptExportTest : public IoTest {
            .box = {.row_end = tensors[t].rows, .col_end = tensors[t].cols},
            .data = MatrixView<const float>(values.data(), tensors[t].rows, tensors[t].cols)});
     }
+    WriteCheckpoint(SectionsOf(config), parts);
+  }
+  static CheckpointSections SectionsOf(const lm::TrainConfig& config) {
+    using lm::SettingKind;
+    const auto settings = lm::SettingsOf(config, {});
+    return {.numerics = lm::SettingsJson(settings, SettingKind::kNumerics),
+            .model = lm::SettingsJson(settings, SettingKind::kModel),
+            .trainer = lm::SettingsJson(settings, SettingKind::kTrainer)};
+  }
+  void WriteCheckpoint(const CheckpointSections& sections, absl::Span<const StatePart> parts) {
     fs::remove_all(Path("run"));
     auto writer = CheckpointWriter::Create({.folder = Path("run"), .files = &disk_}, 0, 1);
     ASSERT_TRUE(writer.ok()) << writer.status();
@@ -110,9 +117,10 @@ class CkptExportTest : public IoTest {
   std::string Step() const { return Path("run/") + StepFolderName(7); }
 
   // The exit code; sets error_.
-  int Export(std::vector<std::string> more = {}, const std::string& out = "") {
-    std::vector<std::string> args = {"export",  Step(),  "--format",
-                                     "mixtral", "--out", out.empty() ? Path("model") : out};
+  int Export(std::vector<std::string> more = {}, const std::string& out = "",
+             const std::string& format = "mixtral") {
+    std::vector<std::string> args = {"export", Step(),  "--format",
+                                     format,   "--out", out.empty() ? Path("model") : out};
     args.insert(args.end(), more.begin(), more.end());
     ::testing::internal::CaptureStderr();
     const ExitCode code = CkptCommand({.program = "moe", .args = std::move(args)});
@@ -185,6 +193,58 @@ TEST_F(CkptExportTest, MixtralHasEveryWeightUnderItsName) {
                 "dtype": "float32"})"));
 }
 
+// What a folder has, by name: shape, type and bytes.
+std::map<std::string, std::pair<std::vector<int64_t>, std::string>> TensorsOf(
+    const std::string& folder) {
+  std::map<std::string, std::pair<std::vector<int64_t>, std::string>> tensors;
+  auto files = Checkpoint::Open(folder);
+  EXPECT_TRUE(files.ok()) << files.status();
+  for (const std::string& name : files->Names()) {
+    const auto found = files->Find(name);
+    EXPECT_TRUE(found.ok()) << found.status();
+    const auto bytes = found->file->Data(*found->tensor);
+    tensors[name] = {found->tensor->shape, std::string(bytes.begin(), bytes.end())};
+  }
+  return tensors;
+}
+
+// Every family's golden model, loaded into the reference model, saved and exported again.
+TEST_F(CkptExportTest, WhatWasImportedIsExportedByteForByte) {
+  for (const std::string& family : hf::ModelTypes()) {
+    SCOPED_TRACE(family);
+    const std::string folder = absl::StrCat(MOE_GOLDEN_MODELS, "/", family);
+    const auto hf = hf::HfModel::Open(folder);
+    ASSERT_TRUE(hf.ok()) << hf.status();
+    lm::TrainConfig config;
+    config.model = hf->config();
+    const auto session = Session::Create({}, std::move(MakeLocalWorld({.ranks = 1}).front()));
+    ParameterStore store(DType::kFloat32, 1);
+    ASSERT_TRUE(lm::Transformer<float>::Create(config.model, store, (*session)->context()).ok());
+    ASSERT_TRUE(hf->Load(store, (*session)->context()).ok());
+    std::vector<StatePart> parts;
+    for (const auto& parameter : store.parameters()) {
+      const float* data = parameter->master().data();
+      for (const CanonicalTensor& part : parameter->parts()) {
+        parts.push_back({.tensor = &part,
+                         .state = "master",
+                         .box = {.row_end = part.rows, .col_end = part.cols},
+                         .data = MatrixView<const float>(data, part.rows, part.cols)});
+        data += part.size();
+      }
+    }
+    WriteCheckpoint(SectionsOf(config), parts);
+    ASSERT_EQ(Export({}, "", family), 0) << error_;
+    EXPECT_EQ(TensorsOf(Path("model")), TensorsOf(folder));
+    const auto again = hf::HfModel::Open(Path("model"));
+    ASSERT_TRUE(again.ok()) << again.status();
+    fs::remove_all(Path("model"));
+    for (const std::string& other : hf::ModelTypes()) {
+      if (other == family) continue;
+      EXPECT_EQ(Export({}, "", other), 2) << other;
+    }
+  }
+}
+
 TEST_F(CkptExportTest, SixteenBitsAreRoundedOnce) {
   Save(TinyConfig(), 1.0f + 1.0f / 256);  // half way, to even
   for (const auto& [flag, type, name] : {std::tuple("bf16", SafetensorsType::kBF16, "bfloat16"),
@@ -239,7 +299,7 @@ TEST_F(CkptExportTest, WhatIsNoMixtralIsRefused) {
       {[](auto& c) { c.model.moe.router.gate = "gshard"; },
        "--router is gshard, expected mixtral, qwen3 or topk"},
       {[](auto& c) { c.model.moe_layer_freq = 2; }, "--moe-layer-freq is 2, expected 1"},
-      {[](auto& c) { c.model.moe.activation = Activation::kGeGlu; }, "expected swiglu"},
+      {[](auto& c) { c.model.moe.activation = Activation::kRelu2; }, "expected swiglu or geglu"},
       {[](auto& c) { c.model.moe.projection_biases = true; }, "--moe-projection-biases is 1"},
       {[](auto& c) { c.model.moe.shared_expert_ffn_hidden_size = 4; },
        "--moe-shared-expert-intermediate-size is 4, expected 0"},
@@ -251,6 +311,8 @@ TEST_F(CkptExportTest, WhatIsNoMixtralIsRefused) {
       {[](auto& c) { c.model.moe.router.scaling_factor = 2.5f; },
        "--moe-router-topk-scaling-factor is 2.5, expected 1"},
       {[](auto& c) { c.model.moe.router.expert_bias = true; }, "enable-expert-bias is 1"},
+      {[](auto& c) { c.model.qkv_bias = true; }, "--add-qkv-bias is 1, expected 0"},
+      {[](auto& c) { c.model.qk_norm = lm::QkNorm::kHead; }, "--qk-layernorm is another"},
       {[](auto& c) { c.model.moe.router.norm_topk_prob = false; }, "norm_topk_prob is 0"},
       {[](auto& c) { c.model.moe.router.norm_epsilon = 0.25f; }, "norm_epsilon is 0.25"}};
   for (const auto& [change, message] : cases) {

@@ -332,6 +332,29 @@ TEST(TrainOptionsTest, BadValuesNameTheFlagAndAChoice) {
               HasSubstr("parameters, expected at most"));
 }
 
+// The golden models have fewer tokens than bytes: no run of text can start from them.
+TEST(TrainOptionsTest, InitFromSetsTheModelAndRefusesAnother) {
+  const std::string folder = absl::StrCat(MOE_GOLDEN_MODELS, "/qwen2_moe");
+  const auto settings = Load({"--init-from", folder, "--rope-theta", "10000"});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  for (const auto& [name, text] : {std::pair("num-layers", "2"),
+                                   {"num-query-groups", "2"},
+                                   {"kv-channels", "4"},
+                                   {"add-qkv-bias", "true"},
+                                   {"norm-epsilon", "1e-06"},
+                                   {"router", "qwen2"},
+                                   {"moe-layer-freq", "2"},
+                                   {"dense-ffn-hidden-size", "20"},
+                                   {"moe-shared-expert-gate", "true"}}) {
+    EXPECT_EQ(settings->text(name), text) << name;
+  }
+  EXPECT_EQ(LoadError({"--init-from", folder, "--num-layers", "4"}),
+            absl::StrCat("--num-layers is 4, expected 2, as --init-from ", folder, " has it"));
+  EXPECT_THAT(LoadError({"--init-from", folder, "--norm-epsilon", "1e-5"}),
+              HasSubstr("--norm-epsilon is 1e-5, expected 1e-06, as"));
+  EXPECT_EQ(Load({"--init-from", "/none"}).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST(TrainOptionsTest, DataIsNeeded) {
   const auto settings = Load({});
   ASSERT_TRUE(settings.ok());
