@@ -30,16 +30,16 @@ struct GradientReducerOptions {
 };
 
 // Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
-// a stream of its own as soon as its last gradient is ready. Buckets start in a fixed order on every
-// rank, whatever order gradients finish in, so ranks cannot cross.
-// Source: Li et al., "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
+// a stream of its own as soon as its last gradient is ready. Buckets start in a fixed order on
+// every rank, whatever order gradients finish in, so ranks cannot cross. Source: Li et al.,
+// "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
 //
 // fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, each with one more
 // element that counts the values the grid could not hold.
 //
 // With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own), the last
-// one the counter, too. kGradients: partials of a round add up in one of a few buffers, two for each
-// group unless backward has more buckets open at a time, from which they go to the part's sum.
+// one the counter, too. kGradients: partials of a round add up in one of a few buffers, two for
+// each group unless backward has more buckets open at a time, from which they go to the part's sum.
 class GradientReducer {
  public:
   // Buckets that still travel end first: what sums them uses memory of this object.
@@ -68,13 +68,14 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: this rank's share of how many gradient elements were NaN, infinite or off the grid
-  // (layout-invariant; 0 in fast). The sum over the world has each element once. Blocks the host.
+  // After Finish: this rank's share of how many gradient elements were NaN, infinite or off the
+  // grid (layout-invariant; 0 in fast). The sum over the world has each element once. Blocks the
+  // host.
   absl::StatusOr<int64_t> NonFiniteShare() const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
-  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in parts
-  // on several ranks.
+  // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
+  // parts on several ranks.
   absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
   // … of elements `range` of bucket `b`, which are among those kept.
   ScaledSum Sum(size_t b, ElementRange range, double scale) const;
@@ -114,7 +115,7 @@ class GradientReducer {
     bool empty = true;     // the own part, of what has travelled in this step
     Lane* lane = nullptr;  // that holds this round's partials
     Event filled;
-    RankCounts counts;  // elements of each rank's part, the counter in the last
+    std::vector<int64_t> counts;  // elements of each rank's part, the counter in the last
   };
 
   struct Place {

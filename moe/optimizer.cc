@@ -29,8 +29,8 @@ double LearningRateSchedule::At(int64_t step) const {
 
 namespace {
 
-// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the norm
-// is made. `first`: where these elements begin in the sum.
+// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the
+// norm is made. `first`: where these elements begin in the sum.
 void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
   int64_t at = 0;  // of the part
   for (const CanonicalTensor& part : piece.parameter->parts()) {

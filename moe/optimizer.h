@@ -75,13 +75,13 @@ class Optimizer {
                                                            const Context& context);
 
   // One step from the reducer's sums. Collective over the world. The gradient norm is the root of
-  // an exact sum of the units' sums of squares (unit_grid.h), each from the rank that speaks for the
-  // unit, so the same bits at any layout; squares of a unit from 2^72 on are not finite.
+  // an exact sum of the units' sums of squares (unit_grid.h), each from the rank that speaks for
+  // the unit, so the same bits at any layout; squares of a unit from 2^72 on are not finite.
   absl::StatusOr<StepOutcome> Step(const StepOptions& options);
 
-  // What this rank keeps of a trained parameter: masters, means of the gradient and of its square of
-  // elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have the
-  // same it alone speaks for `own`, whole row groups of them.
+  // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
+  // of elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have
+  // the same it alone speaks for `own`, whole row groups of them.
   struct Slice {
     ParameterPiece piece;
     ElementRange own;  // of the parameter
@@ -103,10 +103,10 @@ class Optimizer {
   struct State {
     Buffer values;  // m, v and, where `keeps_masters`, masters, each of the kept elements
     bool keeps_masters = false;
-    std::vector<Slice> slices;  // `master` where keeps_masters, if not of a vector
-    PackedParameters packed;    // where sharded
-    RankCounts part_bytes;      // of each rank's part of it
-    Buffer units;               // SquaresUnit, of the own part
+    std::vector<Slice> slices;        // `master` where keeps_masters, if not of a vector
+    PackedParameters packed;          // where sharded
+    std::vector<int64_t> part_bytes;  // of each rank's part of it
+    Buffer units;                     // SquaresUnit, of the own part
   };
 
   Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,

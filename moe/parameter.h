@@ -172,9 +172,9 @@ class ParameterStore {
   // For ranks that share out what each keeps of the masters (ZeRO). What layers read of trainable
   // `parameters` moves into one block of the store's, so that ranks can gather it at once: masters
   // in float, compute copies else, but masters of vectors (a row or a column), which layers read as
-  // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds it
-  // by RefreshPart. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition. Blocks.
-  // kFailedPrecondition for a parameter whose master was adopted; kResourceExhausted.
+  // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds
+  // it by RefreshPart. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
+  // Blocks. kFailedPrecondition for a parameter whose master was adopted; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
   // Rounds `master`, elements from `begin` on, into the compute copy.

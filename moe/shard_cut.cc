@@ -31,10 +31,11 @@ double StateBytesOfElement(ZeroStage zero, DType compute, Numerics numerics, int
          (zero != ZeroStage::kNone ? state / ranks : state);
 }
 
-RankCounts ShardCut(absl::Span<Parameter* const> parameters, int ranks, absl::Span<int64_t> debts) {
+std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
+                              absl::Span<int64_t> debts) {
   int64_t total = 0;
   for (const Parameter* p : parameters) total += p->size();
-  RankCounts counts;
+  std::vector<int64_t> counts;
   int64_t begin = 0, first = 0;  // of the part; of the parameter that its end is in
   auto at = parameters.begin();
   for (int64_t rank = 0; rank < ranks; ++rank) {

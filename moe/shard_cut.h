@@ -13,9 +13,9 @@
 
 namespace moe {
 
-// Which state the ranks that hold the same parameters share out (Rajbhandari et al., "ZeRO" (SC '20),
-// arXiv:1910.02054). A step has the same bits in layout-invariant numerics; in fast numerics the
-// order of a sum depends on it.
+// Which state the ranks that hold the same parameters share out (Rajbhandari et al., "ZeRO" (SC
+// '20), arXiv:1910.02054). A step has the same bits in layout-invariant numerics; in fast numerics
+// the order of a sum depends on it.
 enum class ZeroStage : uint8_t {
   kNone,       // every rank keeps all of it
   kOptimizer,  // masters and moments: sums of gradients are scattered, weights gathered
@@ -35,18 +35,18 @@ struct ElementRange {
 
 // Elements of each of `ranks` parts, in rank order, of parameters that lie one behind the other:
 // cut between the row groups of their tensors (unit_grid.h), part i where such a cut is nearest to
-// total * i / ranks. A part may be empty. `debts`, of each part or none: how many elements the parts
-// up to it had less than their share in buckets before; they get them now, and what is left over
-// goes there. So a rank's share of all buckets is even to a row group, whatever their number.
-RankCounts ShardCut(absl::Span<Parameter* const> parameters, int ranks,
-                    absl::Span<int64_t> debts = {});
+// total * i / ranks. A part may be empty. `debts`, of each part or none: how many elements the
+// parts up to it had less than their share in buckets before; they get them now, and what is left
+// over goes there. So a rank's share of all buckets is even to a row group, whatever their number.
+std::vector<int64_t> ShardCut(absl::Span<Parameter* const> parameters, int ranks,
+                              absl::Span<int64_t> debts = {});
 
 // Parameters whose gradients travel together, one behind the other.
 struct ParameterBucket {
   ParameterGroup group = ParameterGroup::kReplicated;
   std::vector<Parameter*> parameters;
   std::vector<int64_t> first = {0};  // element of each, and the end
-  RankCounts counts;                 // ShardCut over the ranks of the group
+  std::vector<int64_t> counts;       // ShardCut over the ranks of the group
   ElementRange own;                  // this rank's part: it alone speaks for these elements
   bool last_rank = false;            // of the group
   bool sharded = false;              // by ZeRO: the state of `own` alone is kept here

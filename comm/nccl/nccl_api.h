@@ -15,19 +15,18 @@ namespace moe {
 
 #define MOE_NCCL_FUNCTIONS_OF_ANY_VERSION(F) \
   F(ncclGetVersion) F(ncclGetErrorString) F(ncclGetLastError)
-#define MOE_NCCL_FUNCTIONS(F)                                                      \
-  F(ncclGetUniqueId)                                                               \
-  F(ncclCommInitRankConfig)                                                        \
-  F(ncclCommSplit)                                                                 \
-  F(ncclCommGetAsyncError)                                                         \
-  F(ncclCommFinalize)                                                              \
-  F(ncclCommDestroy)                                                               \
-  F(ncclCommAbort)                                                                 \
-  F(ncclGroupStart)                                                                \
-  F(ncclGroupEnd)                                                                  \
-  F(ncclSend)                                                                      \
-  F(ncclRecv) F(ncclAllReduce) F(ncclReduce) F(ncclReduceScatter) F(ncclAllGather) \
-      F(ncclBroadcast)
+#define MOE_NCCL_FUNCTIONS(F) \
+  F(ncclGetUniqueId)          \
+  F(ncclCommInitRankConfig)   \
+  F(ncclCommSplit)            \
+  F(ncclCommGetAsyncError)    \
+  F(ncclCommFinalize)         \
+  F(ncclCommDestroy)          \
+  F(ncclCommAbort)            \
+  F(ncclGroupStart)           \
+  F(ncclGroupEnd)             \
+  F(ncclReduce)               \
+  F(ncclSend) F(ncclRecv) F(ncclAllReduce) F(ncclReduceScatter) F(ncclAllGather) F(ncclBroadcast)
 
 struct NcclApi {
 #define MOE_DECLARE(name) decltype(&::name) name = nullptr;

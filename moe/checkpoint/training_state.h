@@ -41,8 +41,8 @@ class TrainingState {
   // the host.
   absl::StatusOr<absl::Span<const StatePart>> PartsToWrite();
 
-  // Sum of HashUnits over the canonical tensors of all ranks, masters and what is not trained: equal
-  // weights give an equal hash at any layout. Collective, blocks the host.
+  // Sum of HashUnits over the canonical tensors of all ranks, masters and what is not trained:
+  // equal weights give an equal hash at any layout. Collective, blocks the host.
   absl::StatusOr<uint64_t> HashWeights();
 
   // Reads all that this rank holds, and sets the steps taken. kInvalidArgument, naming the tensor:

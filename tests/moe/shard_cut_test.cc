@@ -62,7 +62,7 @@ TEST(ShardCutTest, PartsTileTheBucketAndBeginWhereRowGroupsDo) {
     bucket.first.push_back(bucket.elements() + p->size());
   }
   for (int ranks = 1; ranks <= 40; ++ranks) {
-    const RankCounts counts = ShardCut(bucket.parameters, ranks);
+    const std::vector<int64_t> counts = ShardCut(bucket.parameters, ranks);
     ASSERT_EQ(counts.size(), static_cast<size_t>(ranks));
     int64_t begin = 0;
     for (int r = 0; r < ranks; ++r) {
@@ -97,7 +97,7 @@ TEST(ShardCutTest, WhatOneBucketCannotShareTheNextOnesDo) {
   for (const int ranks : {2, 3, 7}) {
     std::vector<int64_t> debts(ranks, 0), share(ranks, 0);
     for (size_t i = 0; i < all.size(); ++i) {
-      const RankCounts counts =
+      const std::vector<int64_t> counts =
           ShardCut(absl::MakeConstSpan(all).subspan(i, 1), ranks, absl::MakeSpan(debts));
       for (int r = 0; r < ranks; ++r) share[r] += counts[r];
     }
@@ -109,7 +109,7 @@ TEST(ShardCutTest, WhatOneBucketCannotShareTheNextOnesDo) {
 // Every rank's own parts after `rounds` rounds, in the order of ranks: bucket by bucket the sums.
 std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int64_t bucket_bytes) {
   std::vector<std::vector<float>> parts(ranks);  // by rank, in bucket order
-  std::vector<RankCounts> counts;
+  std::vector<std::vector<int64_t>> counts;
   RunLocalRanks(ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
     constexpr int kRounds = 3;
     const int rank = world->rank();
@@ -162,7 +162,7 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
   });
   std::vector<float> all;
   std::vector<size_t> at(ranks, 0);
-  for (const RankCounts& bucket : counts) {
+  for (const std::vector<int64_t>& bucket : counts) {
     for (int r = 0; r < ranks; ++r) {
       const auto from = parts[r].begin() + static_cast<int64_t>(at[r]);
       all.insert(all.end(), from, from + bucket[r]);
