@@ -65,7 +65,10 @@ absl::Status Bench(const Args& args, std::unique_ptr<moe::Communicator> world) {
     MOE_RETURN_IF_ERROR(
         store.Add({.name = absl::StrCat("weight.", i), .rows = kSide, .cols = kSide}).status());
   }
-  MOE_ASSIGN_OR_RETURN(const auto optimizer, moe::Optimizer::Create({}, store, context));
+  MOE_ASSIGN_OR_RETURN(
+      const auto reducer,
+      moe::GradientReducer::Create({.max_terms = 1}, store, context, session->gradient_stream()));
+  MOE_ASSIGN_OR_RETURN(const auto optimizer, moe::Optimizer::Create({}, store, *reducer, context));
   moe::TrainingState state(store, *optimizer, {}, context);
 
   std::filesystem::remove_all(args.folder);

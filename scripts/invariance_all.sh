@@ -6,7 +6,7 @@
 #
 # Layouts: ranks 1 2 3 4 5 6 8 x every expert-parallel size that divides them x transport (local,
 # mpi) x dispatch (staged, direct, hierarchical) x overlap degree (1, 4) x threads per rank (1, 2);
-# and runs that are saved after two steps at one layout and resumed at another, in 36 pairs.
+# staged without overlap x ZeRO (1, 2); and runs that are saved after two steps at one layout and resumed at another, in 45 pairs.
 # --quick takes each axis on its own around one layout. Uses build/release; MPI runs are left out
 # where the build has none. The last line is "N layouts equal, N differ or fail".
 set -uo pipefail
@@ -108,13 +108,21 @@ layout() { # as at
   trained && compare
 }
 
-resumed() { # ranks and ep of the first two steps, then of the others
+zero() { # ZeRO's stage, ranks, ep, transport
+  rm -rf "$work/run"
+  at "$2" "$3" "$4" staged 1 1
+  name+=" zero $1"
+  flags+=(--zero "$1" --bucket-size-mb 0.05)
+  trained && compare
+}
+
+resumed() { # ranks and ep of the first two steps, then of the others; ZeRO's stages of both
   rm -rf "$work/run" "$work/ckpt"
   at "$1" "$2" local staged 1 1
-  trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" || return
+  trained --steps 2 --lr-decay-steps 4 --save "$work/ckpt" --zero "${5-0}" || return
   at "$3" "$4" local staged 1 1
-  name="ranks $1 ep $2, resumed by $name"
-  trained --save "$work/ckpt" --resume auto && compare
+  name="ranks $1 ep $2 zero ${5-0}, resumed by $name zero ${6-0}"
+  trained --save "$work/ckpt" --resume auto --zero "${6-0}" && compare
 }
 
 layout 1 1 local staged 1 1 # the oracle
@@ -126,14 +134,17 @@ if [[ $quick ]]; then
   layout 4 4 local hierarchical 1 1
   layout 2 2 local staged 4 1
   layout 2 2 local staged 1 2
+  zero 1 8 4 local
+  zero 2 3 1 local
   resumed 1 1 8 4
-  resumed 8 8 3 1
+  resumed 8 8 3 1 2 1
   [[ ${#transports[@]} == 1 ]] || { layout 4 2 mpi staged 1 1; layout 4 2 mpi direct 1 1; }
 else
   for ranks in 1 2 3 4 5 6 8; do
     for ((ep = 1; ep <= ranks; ++ep)); do
       ((ranks % ep == 0)) || continue
       for transport in "${transports[@]}"; do
+        for stage in 1 2; do zero $stage $ranks $ep "$transport"; done
         for dispatch in staged direct hierarchical; do
           for overlap in 1 4; do
             for threads in 1 2; do
@@ -147,6 +158,9 @@ else
   at_ep=("1 1" "3 3" "4 2" "5 5" "8 4" "6 1")
   for from in "${at_ep[@]}"; do
     for to in "${at_ep[@]}"; do resumed $from $to; done # two numbers each
+  done
+  for from in 0 1 2; do
+    for to in 0 1 2; do resumed 8 4 3 1 $from $to; done
   done
 fi
 echo "$equal layouts equal, $bad differ or fail"

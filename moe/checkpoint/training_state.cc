@@ -65,7 +65,10 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
     float* values = p->master().data();
     for (const CanonicalTensor& part : p->parts()) {
       const ElementRange rows = {0, part.rows};
-      all.push_back({&part, rows, speaks ? rows : ElementRange(), {{p->spec().trainable ? kMaster : kValue, values}}});
+      all.push_back({&part,
+                     rows,
+                     speaks ? rows : ElementRange(),
+                     {{p->spec().trainable ? kMaster : kValue, values}}});
       values += part.size();
     }
   }

@@ -119,7 +119,8 @@ absl::Status RunBackward(RouterCase<T>& c, const std::vector<float>& d_slot, flo
   if (!router.ok()) return router.status();
   return (*router)->Backward(d_slot, c.saved, c.Weight(), loss_scale,
                              MatrixView<T>(d_tokens.data(), c.tokens, c.config.hidden_size),
-                             {.weight = d_weight, .bias = d_bias}, c.workspace, *c.stream);
+                             RouterGradients{.weight = d_weight, .bias = d_bias}, c.workspace,
+                             *c.stream);
 }
 
 // From zero, loss scale 1.

@@ -329,7 +329,7 @@ TEST(RouterContract, WorkspaceGrowsInTheFirstStepOnly) {
     EXPECT_TRUE(router
                     ->Backward(d_slot, c->saved, c->Weight(), 1,
                                MatrixView<BFloat16>(d_tokens.data(), 72, 7),
-                               {weight.accumulator(), {}}, c->workspace, *c->stream)
+                               RouterGradients{weight.accumulator(), {}}, c->workspace, *c->stream)
                     .ok());
     EXPECT_EQ(c->workspace.used_bytes(), held);
   };
@@ -397,7 +397,8 @@ TEST(RouterContract, BackwardRefusesWhatDoesNotFit) {
     const absl::Status status = router->Backward(
         d_slot, c->saved, {c->weight.data(), 7, w_cols}, 1,
         MatrixView<float>(d_tokens.data(), d_rows, 7),
-        {.weight = GradAccumulator(absl::MakeSpan(d_weight))}, c->workspace, *c->stream);
+        RouterGradients{.weight = GradAccumulator(absl::MakeSpan(d_weight)), .bias = {}},
+        c->workspace, *c->stream);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };

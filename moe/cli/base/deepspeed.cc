@@ -37,6 +37,7 @@ constexpr SameMeaning kSame[] = {
     {"optimizer.params.betas.1", "adam-beta2"},
     {"optimizer.params.eps", "adam-eps"},
     {"optimizer.params.weight_decay", "weight-decay"},
+    {"zero_optimization.stage", "zero"},
     {"fp16.loss_scale", "loss-scale"},
     {"fp16.loss_scale_window", "loss-scale-window"},
     {"fp16.hysteresis", "hysteresis"},
@@ -73,7 +74,7 @@ struct Elsewhere {
 constexpr char kInMetrics[] = "--out DIR has the metrics of every step";
 constexpr char kInTrace[] = "--trace FILE has the time line";
 constexpr char kFloatSums[] = "gradients are summed in float32 or exactly, by --numerics";
-constexpr char kWholeState[] = "every rank keeps its optimiser state whole";
+constexpr char kInMemory[] = "state stays in memory of the device that computes";
 constexpr char kAllLayers[] = "a step runs every layer";
 constexpr char kInOrder[] = "sequences have one length, in the order of --seed";
 
@@ -109,7 +110,10 @@ constexpr Elsewhere kElsewhere[] = {
     {"tensorboard", "enabled", "", kInMetrics},
     {"torch_autocast", "enabled", "", "bf16 or fp16 is what there is"},
     {"wandb", "enabled", "", kInMetrics},
-    {"zero_optimization", "stage", "", kWholeState},
+    {"zero_optimization", "stage", "", "its key 'stage' is what there is"},
+    {"zero_optimization.cpu_offload", "", "", kInMemory},
+    {"zero_optimization.offload_optimizer", "device", "", kInMemory},
+    {"zero_optimization.offload_param", "device", "", kInMemory},
     {"bf16.bf16_master_weights_and_grads", "", "", "master weights are f32"},
     {"bf16.bf16_optimizer_states", "", "", "optimiser state is f32"},
     {"fp16.auto_cast", "", "", "inputs are bytes"},

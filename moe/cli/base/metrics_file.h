@@ -39,8 +39,8 @@ std::string StepLine(const lm::StepMetrics& metrics);
 //   checkpoint, null: none), checkpoint_failures, tokens, seconds (of this run), val_loss_before,
 //   val_loss_before_hex, val_loss, val_loss_hex, weights_xxh3, phase_seconds {phase},
 //   exchange_seconds {copy, gather, wait}, expert_load [MoE layer][E], dropped_slots, total_slots,
-//   skipped_steps, exchange_bytes {self, same_node, cross_node}, all_reduce_bytes,
-//   parameters_total, parameters_active
+//   skipped_steps, exchange_bytes {self, same_node, cross_node}, all_reduce_bytes, state_bytes,
+//   state_bytes_formula, parameters_total, parameters_active
 std::string FinalLine(const lm::TrainReport& report);
 
 // A line is in the file whole or not at all (moe/cli/base/line_file.h).

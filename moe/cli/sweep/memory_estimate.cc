@@ -116,13 +116,19 @@ struct Sizes {
   const double tokens, hidden, ffn, experts, top_k, ep, element, gated, skew;
 };
 
-double ParametersOfRank(const MemoryShape& shape, const Sizes& s) {
+double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const MoeLayerConfig& moe = shape.model.moe;
   const double biases = moe.projection_biases ? s.gated * s.ffn + s.hidden : 0;
   const double expert = (s.gated + 1) * s.hidden * s.ffn + biases;
   const double layers = shape.model.num_layers / shape.model.moe_layer_freq;
-  const auto total = static_cast<double>(shape.parameters_total);
-  return total - layers * (s.experts - std::min(s.experts, s.local_experts())) * expert;
+  const double shared = static_cast<double>(shape.parameters_total) - layers * s.experts * expert;
+  const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
+  const auto of_element = [&](int ranks) {
+    return StateBytesOfElement(shape.zero, shape.dtype, shape.numerics, ranks) -
+           (shape.trained ? 0 : 8);  // moments
+  };
+  return shared * of_element(shape.ranks) +
+         experts * of_element(shape.ranks / shape.expert_parallel_size);
 }
 
 // What the forward pass of an MoE layer takes of the workspace, all of it kept for backward.
@@ -193,13 +199,15 @@ std::string Mib(double bytes) {
 
 }  // namespace
 
-MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total) {
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks) {
   return {.model = config.model,
           .parameters_total = parameters_total,
           .tokens = config.micro_batch_size * config.sequence_length,
           .dtype = config.dtype,
           .numerics = config.numerics,
-          .expert_parallel_size = config.expert_parallel_size};
+          .expert_parallel_size = config.expert_parallel_size,
+          .zero = config.zero,
+          .ranks = ranks};
 }
 
 std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,
@@ -222,13 +230,10 @@ std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_
 
 MemoryEstimate EstimateMemory(const MemoryShape& shape) {
   const Sizes s(shape);
-  const double gradient = shape.numerics == Numerics::kLayoutInvariant ? 8 : 4;
-  const double copy = shape.dtype == DType::kFloat32 ? 0 : s.element;
-  const double state = 4 + gradient + (shape.trained ? 8 : 0) + copy;
   double workspace = 1.5 * Workspace(shape, s);
   // Tokens, their gradient, their outputs, and those of the first call: six times [T, H].
   if (!shape.trained) workspace += 6 * s.element * s.tokens * s.hidden;
-  return {.state_bytes = state * ParametersOfRank(shape, s), .workspace_bytes = workspace};
+  return {.state_bytes = StateBytes(shape, s), .workspace_bytes = workspace};
 }
 
 }  // namespace moe::sweep

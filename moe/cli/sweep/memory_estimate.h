@@ -26,17 +26,20 @@ struct MemoryShape {
   DType dtype = DType::kFloat32;  // of activations and compute weights
   Numerics numerics = Numerics::kLayoutInvariant;
   int expert_parallel_size = 1;
+  ZeroStage zero = ZeroStage::kNone;
+  int ranks = 1;        // of the world, with ZeRO
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
 };
 
-// Of a rank that trains. parameters_total: of the model, over all experts.
-MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total);
+// Of a rank that trains, of `ranks`. parameters_total: of the model, over all experts.
+MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_total, int ranks);
 
 // Bytes of one rank.
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
-  // AdamW's two moments when trained, a compute copy where that is not float32.
+  // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
+  // rank's part (StateBytesOfElement), without the buffers of rounds.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;
   // times 3/2, the middle of what the growing workspace holds: all of it to twice that.

@@ -296,7 +296,7 @@ absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
   const lm::TrainConfig& train = planned.train;
   const int64_t batch = train.micro_batch_size * train.sequence_length * train.micro_batches;
   planned.point.tokens_per_rank = (batch + world.ranks / 2) / world.ranks;
-  planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
+  planned.memory = sweep::ShapeOfTraining(train, SizeOf(train.model).total, world.ranks);
   return lm::CheckTextLength(train, corpus);
 }
 

@@ -117,6 +117,7 @@ absl::StatusOr<std::vector<CommRate>> MeasurePeak(const lm::TrainConfig& config,
                          MeasureExchange(config, report, *world, *expert_parallel, *stream));
     rates.push_back(std::move(rate));
   }
+  if (config.zero != ZeroStage::kNone) return rates;  // gradients are not all-reduced
   MOE_RETURN_IF_ERROR(world->Barrier());
   CommRate gradients = {.name = "gradient all-reduce",
                         .seconds = report.phase_seconds[static_cast<int>(Phase::kAllReduce)]};

@@ -113,7 +113,7 @@ absl::Status TrainRun::CheckPaths() const {
 absl::Status TrainRun::CheckMemory() const {
   if (launch_.device.kind != DeviceKind::kCpu) return absl::OkStatus();
   const lm::TrainConfig& train = options_.train;
-  const auto shape = sweep::ShapeOfTraining(train, SizeOf(train.model).total);
+  const auto shape = sweep::ShapeOfTraining(train, SizeOf(train.model).total, launch_.world.ranks);
   const std::string too_big = sweep::TooBig(sweep::EstimateMemory(shape), launch_.world.local_ranks,
                                             sweep::AvailableMemoryBytes());
   return too_big.empty() ? absl::OkStatus()

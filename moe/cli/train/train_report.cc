@@ -137,7 +137,7 @@ void AddExpertLoad(Text& text, const TrainOptions& options, const lm::TrainRepor
   }
 }
 
-void AddTraffic(Text& text, const lm::TrainReport& report) {
+void AddTraffic(Text& text, const lm::TrainReport& report, ZeroStage zero) {
   const auto steps = static_cast<double>(StepsOf(report));
   const auto row = [&](const char* what, int64_t bytes) {
     const auto all = static_cast<double>(bytes);
@@ -147,7 +147,11 @@ void AddTraffic(Text& text, const lm::TrainReport& report) {
   row("experts: on the same rank", report.exchange_bytes.self);
   row("experts: to a rank of the node", report.exchange_bytes.same_node);
   row("experts: to another node", report.exchange_bytes.cross_node);
-  row("gradients: all-reduce", report.all_reduce_bytes);
+  row(zero == ZeroStage::kNone ? "gradients: all-reduce" : "gradients: scatter, weights: gather",
+      report.all_reduce_bytes);
+  Add(text, "state of a rank {}, by the formula {} (--zero {})\n",
+      BytesText(static_cast<double>(report.state_bytes)),
+      BytesText(static_cast<double>(report.state_bytes_formula)), static_cast<int>(zero));
 }
 
 }  // namespace
@@ -211,7 +215,7 @@ std::string ReportText(const TrainOptions& options, const lm::TrainReport& repor
   AddPhases(text, report);
   if (options.train.expert_parallel_size > 1) AddExchange(text, report);
   AddExpertLoad(text, options, report);
-  AddTraffic(text, report);
+  AddTraffic(text, report, options.train.zero);
   Add(text, "\nparameters    {} in all, {} used per token\n", WithCommas(report.parameters_total),
       WithCommas(report.parameters_active));
   Add(text, "files         {}\n",

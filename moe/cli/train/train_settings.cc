@@ -11,6 +11,8 @@ namespace moe::cli {
 namespace {
 
 constexpr int64_t kMostBucketMib = int64_t{1} << 20;
+constexpr Choice<ZeroStage> kZeroStages[] = {
+    {"0", ZeroStage::kNone}, {"1", ZeroStage::kOptimizer}, {"2", ZeroStage::kGradients}};
 constexpr Choice<LearningRateDecay> kDecayStyles[] = {{"cosine", LearningRateDecay::kCosine},
                                                       {"linear", LearningRateDecay::kLinear},
                                                       {"constant", LearningRateDecay::kConstant}};
@@ -107,6 +109,8 @@ void AddParallel(TrainOptions& options, Table& t) {
       .Roles(kOfLayer);
   t.Add("--all-reduce NAME", {&train.all_reduce, kAllReduces},
         "of gradients; direct reads peers' memory (local only); library is MPI's or NCCL's own");
+  t.Add("--zero STAGE", {&train.zero, kZeroStages},
+        "state that ranks share out: 1 = optimiser's, 2 = and sums of gradients; same bits at any");
   t.Add("--bucket-size-mb MiB", {Kind::kReal, absl::StrCat(train.bucket_bytes >> 20)},
         "of gradients that travel together")
       .Most(kMostBucketMib)

@@ -62,8 +62,9 @@ echo '{"steps": 1, "steps": 2}' >config.json
 train 2 "key 'steps' stands there twice" --config config.json
 echo '{"steps": ' >config.json
 train 2 "malformed JSON" --config config.json
-echo '{"zero_optimization": {"stage": 2}}' >config.json
-train 2 "DeepSpeed's key 'zero_optimization.stage' is not supported" --config config.json
+echo '{"zero_optimization": {"stage": 3}}' >config.json
+train 2 "zero_optimization.stage is '3', expected one of 0, 1, 2" --config config.json
+train 2 "--zero is '3', expected one of 0, 1, 2" --zero 3
 echo '{"fp16": {"enabled": true, "auto_cast": true}}' >config.json
 train 2 "'fp16.auto_cast' is not supported; remove it" --config config.json
 train 2 "'none.json'" --config none.json

@@ -248,12 +248,16 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   report.validation_loss_before = 5.5f;
   report.validation_loss_after = 2.5f;
   report.weights_xxh3 = 0xabc;
+  report.state_bytes = 7;
+  report.state_bytes_formula = 6;
   const Json line = Json::parse(FinalLine(report));
   EXPECT_EQ(line["weights_xxh3"], "0000000000000abc");
   EXPECT_EQ(line["val_loss_before"], 5.5);
   EXPECT_EQ(line["val_loss"], 2.5);
   EXPECT_EQ(line["val_loss_hex"], "0x1.4p+1");
   EXPECT_EQ(line["steps"], 3);
+  EXPECT_EQ(line["state_bytes"], 7);
+  EXPECT_EQ(line["state_bytes_formula"], 6);
 }
 
 class MetricsFileTest : public ::testing::Test {

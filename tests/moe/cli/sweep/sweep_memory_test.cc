@@ -184,6 +184,15 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
   EXPECT_EQ(state(4, Numerics::kLayoutInvariant, DType::kFloat32, true), 20.0 * 2260);
   EXPECT_EQ(state(4, Numerics::kFast, DType::kBFloat16, true), 18.0 * 2260);
   EXPECT_EQ(state(4, Numerics::kFast, DType::kFloat32, false), 8.0 * 2260);
+  // ZeRO over 16 ranks, of which 4 have the same experts.
+  EXPECT_EQ(EstimateMemory({.model = model,
+                            .parameters_total = total,
+                            .dtype = DType::kBFloat16,
+                            .expert_parallel_size = 4,
+                            .zero = ZeroStage::kGradients,
+                            .ranks = 16})
+                .state_bytes,
+            (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
 }
 
 TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
