@@ -48,7 +48,8 @@ constexpr int kMostHeads = 65535;  // a grid has so many rows of blocks
 // bits depend on its own sequence only. What later tokens hold, even a NaN, does not change its
 // out, log_sum_exp and d_q, nor what earlier ones hold as queries (q, d_out) its d_k and d_v.
 // Backward owns the rows of d_q in one pass, those of d_k and d_v, over all query heads that share
-// them, in another: 7 products for forward's 2. Head sizes above 128 repeat the scores for every 128 columns of the result.
+// them, in another: 7 products for forward's 2. Head sizes above 128 repeat the scores for every
+// 128 columns of the result.
 template <typename T>
 cudaError_t Run(const CudaForward<T>& forward, cudaStream_t stream);
 template <typename T>

@@ -66,8 +66,8 @@ bool IsPresent(const TensorRule& rule, const MoeLayerConfig& config);
 // are no expert's.
 std::string ParameterName(ParameterKind kind, int32_t expert);
 
-// Its name as a canonical tensor (moe/canonical_tensor.h) of a layer without prefix: of gate and up,
-// which are halves of one parameter, each by itself.
+// Its name as a canonical tensor (moe/canonical_tensor.h) of a layer without prefix: gate and up,
+// which are halves of one parameter, have one each.
 std::string CanonicalName(const TensorRule& rule, int32_t expert);
 
 // The tensor's name (without prefix) and shape.

@@ -21,7 +21,8 @@ struct OutputHeadConfig {
 
 // row_loss[t] = cross-entropy of RMSNorm(x_t) W^T against target t, logits and loss in float32.
 // Parameters: "model.norm.weight" [H], and "lm_head.weight" [V, H] unless it is tied. Zero tokens
-// only mark parameters ready; a tied one gets a partial gradient and is left to its owner. Scratch is given back before each call returns.
+// only mark parameters ready; a tied one gets a partial gradient and is left to its owner. Scratch
+// is given back before each call returns.
 template <typename T>
 class OutputHead {
  public:

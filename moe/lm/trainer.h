@@ -123,7 +123,8 @@ struct TrainReport {
   int64_t trace_left_out = 0;           // events of the time line that did not fit, over all ranks
 };
 
-// What a program does with a run, on rank 0 unless it says otherwise; an error ends this rank's training with that error.
+// What a program does with a run, on rank 0 unless it says otherwise; an error ends this rank's
+// training with that error.
 struct TrainHooks {
   std::function<absl::Status(const StepMetrics&)> on_step;  // after every step
   // After every step, before on_step: a record for each MoE layer.
