@@ -92,7 +92,7 @@ Fields BenchFields(const BenchRow& row) {
           {"source", CountOrNull(row.source)},
           {"destination", CountOrNull(row.destination)},
           {"status", row.status()},
-          {"error", row.wrong > 0 ? Cell("wrong elements") : Cell()},
+          {"error", Cell::TextIf(row.wrong > 0, "wrong elements")},
           {"busiest_tx", CountOrNull(row.busiest_sender)},
           {"busiest_rx", CountOrNull(row.busiest_receiver)}};
 }

@@ -158,7 +158,7 @@ Fields KernelFields(const KernelRow& row) {
        {"topk", int64_t{s.router.top_k}},
        {"experts", int64_t{s.router.num_experts}},
        {"hidden", gate ? Cell() : Cell(s.hidden)},
-       gemm ? Field{"ffn", s.ffn} : Field{"router", gate ? Cell(s.router.gate) : Cell()},
+       gemm ? Field{"ffn", s.ffn} : Field{"router", Cell::TextIf(gate, s.router.gate)},
        {"routing", s.routing.text},
        {"seed", s.seed}});
   AddPlace(row.place, fields);

@@ -172,16 +172,6 @@ std::string Line(absl::string_view start, absl::Span<const Column> columns, auto
 
 }  // namespace
 
-bool IsText(absl::string_view key) {
-  if (std::count(std::begin(kOriginKeys), std::end(kOriginKeys), key) > 0) return true;
-  for (const char* text : {"schema", "op", "measure", "algorithm", "backend", "transport",
-                           "routing", "router", "product", "pass", "kernel", "phase", "dispatch",
-                           "dtype", "status", "error", "settings", "text_xxh3", "build"}) {
-    if (key == text) return true;
-  }
-  return false;
-}
-
 std::vector<std::string> KeysOf(const Fields& row) {
   std::vector<std::string> keys;
   for (const Field& field : row) keys.push_back(field.key);
@@ -206,8 +196,9 @@ std::optional<double> NumberOf(const Fields& row, absl::string_view name) {
     if (name != s.name) continue;
     if (const Cell* const cell = Find(row, s.key); cell != nullptr) return cell->number();
   }
-  const Cell* const cell = IsText(name) ? nullptr : Find(row, name);
-  return cell == nullptr ? std::nullopt : std::optional<double>(cell->number());
+  const Cell* const cell = Find(row, name);
+  if (cell == nullptr || cell->is_text()) return std::nullopt;
+  return cell->number();
 }
 
 const char* NameOf(const Field& field) {
@@ -224,7 +215,7 @@ std::vector<std::string> NumberNamesOf(const Fields& row) {
     if (NumberOf(row, s.name).has_value()) names.emplace_back(s.name);
   }
   for (const Field& field : row) {
-    if (!IsText(field.key)) names.push_back(field.key);
+    if (!field.value.is_text()) names.push_back(field.key);
   }
   return names;
 }
@@ -241,13 +232,14 @@ void AddTimes(const Statistics& time_us, int64_t iterations, Fields& row) {
 void AddVerdict(int64_t wrong, const char* problem, Fields& row) {
   row.insert(row.end(), {{"nwrong", wrong < 0 ? Cell() : Cell(wrong)},
                          {"status", wrong > 0 ? "wrong" : "ok"},
-                         {"error", wrong > 0 ? Cell(problem) : Cell()}});
+                         {"error", Cell::TextIf(wrong > 0, problem)}});
 }
 
 Field OriginField(const char* key, const Facts& facts) {
   const auto fact =
       std::find_if(facts.begin(), facts.end(), [&](const auto& f) { return f.first == key; });
-  return {key, fact == facts.end() ? Cell() : Cell(fact->second)};
+  const bool known = fact != facts.end();
+  return {key, Cell::TextIf(known, known ? fact->second : "")};
 }
 
 void AddOrigin(const Facts& facts, Fields& row) {

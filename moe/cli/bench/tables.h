@@ -16,25 +16,35 @@
 
 namespace moe::bench {
 
-// Nothing, a number or a text. A double that is not finite becomes nothing: JSON has no NaN.
+// A number or a text, or nothing in the place of one. A double that is not finite becomes nothing:
+// JSON has no NaN.
 class Cell {
  public:
   Cell() = default;
-  Cell(int64_t value) : value_(value) {}                   // NOLINT: cells are written as lists
-  Cell(uint64_t value) : value_(value) {}                  // NOLINT
-  Cell(double value);                                      // NOLINT
-  Cell(const char* value) : value_(std::string(value)) {}  // NOLINT
-  Cell(std::string value) : value_(std::move(value)) {}    // NOLINT
+  Cell(int64_t value) : value_(value) {}                 // NOLINT: cells are written as lists
+  Cell(uint64_t value) : value_(value) {}                // NOLINT
+  Cell(double value);                                    // NOLINT
+  Cell(const char* value) : Cell(std::string(value)) {}  // NOLINT
+  Cell(std::string value) : value_(std::move(value)), is_text_(true) {}  // NOLINT
+  // The text, or nothing in its place.
+  static Cell TextIf(bool there, std::string value) {
+    Cell cell(std::move(value));
+    if (!there) cell.value_ = {};
+    return cell;
+  }
   // GCC 12's variant, copied with a text for which there is no memory, destroys what never was.
-  Cell(const Cell& other) : value_(Copy(other.value_)) {}
+  Cell(const Cell& other) : value_(Copy(other.value_)), is_text_(other.is_text_) {}
   Cell(Cell&& other) noexcept = default;
   Cell& operator=(Cell other) noexcept {
     value_ = std::move(other.value_);
+    is_text_ = other.is_text_;
     return *this;
   }
 
   using Value = std::variant<std::monostate, int64_t, uint64_t, double, std::string>;
   const Value& value() const { return value_; }
+  // Also where there is none.
+  bool is_text() const { return is_text_; }
   // NaN for nothing and for texts.
   double number() const;
   // As in CSV before quoting: "" for nothing; doubles in the fewest digits that read back equal.
@@ -47,6 +57,7 @@ class Cell {
   }
 
   Value value_;
+  bool is_text_ = false;
 };
 
 enum class TableForm : uint8_t { kCsv, kJson, kJsonLines, kMarkdown };
@@ -89,9 +100,6 @@ struct Field {
 };
 using Fields = std::vector<Field>;
 
-// Whether a key, of any benchmark or sweep, is of texts; all others are of numbers, a sweep's cf of
-// "none" too.
-bool IsText(absl::string_view key);
 std::vector<std::string> KeysOf(const Fields& row);
 std::vector<Cell> CellsOf(const Fields& row);
 // nullptr if there is no such key.

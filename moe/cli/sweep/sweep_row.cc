@@ -123,10 +123,6 @@ using Json = nlohmann::json;
 
 constexpr char kSchema[] = "moe.sweep/1";
 
-Cell TextOrNothing(const std::string& text) {
-  return text.empty() ? Cell() : Cell(text);
-}
-
 // Nothing for what could not be found out, such as the data-parallel size where EP is wrong.
 Cell CountOrNothing(int64_t value) {
   return value == 0 ? Cell() : Cell(value);
@@ -140,9 +136,10 @@ Cell NumberCell(double value) {
   return Cell(value);
 }
 
-absl::StatusOr<Cell> CellOf(const Json& value, const std::string& key) {
+// `model`: what stands there in a row of nothing.
+absl::StatusOr<Cell> CellOf(const Json& value, const std::string& key, const Cell& model) {
   if (value.is_null()) return Cell();
-  const bool may_be_number = !bench::IsText(key);
+  const bool may_be_number = key == "cf" || !model.is_text();
   if (may_be_number && value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
     return number >> 63 != 0 ? Cell(number) : Cell(static_cast<int64_t>(number));
@@ -185,7 +182,7 @@ bench::Fields SweepFields(const Point& p, const Summary& summary, const char* st
                        {"tok_per_rank", CountOrNothing(p.tokens_per_rank)},
                        {"dtype", p.dtype},
                        {"router", p.router},
-                       {"routing", TextOrNothing(p.routing)},
+                       {"routing", Cell::TextIf(!p.routing.empty(), p.routing)},
                        {"dispatch", p.dispatch},
                        {"backend", p.backend},
                        {"threads", p.threads},
@@ -209,7 +206,7 @@ bench::Fields SweepFields(const Point& p, const Summary& summary, const char* st
                        {"status", status},
                        {"error", std::move(error)},
                        {"settings", p.settings},
-                       {"text_xxh3", TextOrNothing(p.text_xxh3)}};
+                       {"text_xxh3", Cell::TextIf(!p.text_xxh3.empty(), p.text_xxh3)}};
   for (const char* key : bench::kOriginKeys) {
     if (absl::string_view(key) == "host") row.push_back(bench::OriginField("build", p.provenance));
     row.push_back(bench::OriginField(key, p.provenance));
@@ -248,8 +245,9 @@ absl::StatusOr<SweepRow> ParseSweepRow(absl::string_view line) {
                                             kSchema, "\", as moe sweep -J writes"));
   }
   std::vector<Cell> cells;
-  for (const std::string& key : SweepKeys()) {
-    MOE_ASSIGN_OR_RETURN(Cell cell, CellOf(object.value(key, Json()), key));
+  static const bench::Fields model = SweepFields({}, {}, "ok", Cell::TextIf(false, ""));
+  for (const auto& [key, cell_of_model, heading] : model) {
+    MOE_ASSIGN_OR_RETURN(Cell cell, CellOf(object.value(key, Json()), key, cell_of_model));
     cells.push_back(std::move(cell));
   }
   SweepRow row(std::move(cells));

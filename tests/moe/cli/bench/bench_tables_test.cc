@@ -146,6 +146,13 @@ TEST(BenchRowTest, NumbersAreFoundByKeyAndShortName) {
   }
 }
 
+TEST(FieldsTest, TextsAreNoNumbersAlsoWhereThereIsNone) {
+  const Fields row = {{"device", "cpu"}, {"router", Cell::TextIf(false, "")}, {"threads", Cell()}};
+  EXPECT_THAT(NumberNamesOf(row), ElementsAre("threads"));
+  EXPECT_EQ(NumberOf(row, "device"), std::nullopt);
+  EXPECT_EQ(NumberOf(row, "router"), std::nullopt);
+}
+
 TEST(FieldsTest, ShortNamesAreThoseOfTheKeysThatARowHas) {
   Fields row = {{"op", "gemm"}};
   AddTimes({.min = 1, .max = 9, .p50 = 3, .p99 = 8, .cv_pct = 40}, 5, row);
