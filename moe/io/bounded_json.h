@@ -53,8 +53,8 @@ inline constexpr int64_t kJsonReaderTokens = 12;
 absl::StatusOr<nlohmann::json> ParseBoundedJson(absl::string_view file, absl::string_view document,
                                                 const JsonLimits& limits = {});
 
-// Hands each row to `on_row` as it ends, so that an error in a row is told at its place: the elements
-// of a list, or the one value that the document is. Errors as above, and those of `on_row`.
+// Hands each row to `on_row` as it ends, so that an error in a row is told at its place: the
+// elements of a list, or the one value that the document is. Errors as above, and of `on_row`.
 absl::Status ReadJsonRows(absl::string_view file, absl::string_view document,
                           const JsonLimits& limits,
                           absl::FunctionRef<absl::Status(nlohmann::json row)> on_row);

@@ -72,9 +72,9 @@ Table BenchSettings(BenchOptions& options);
 struct BenchCall {
   std::string operation;  // empty with --help or --print-config alone
   Settings settings;
-  BenchOptions options = {};  // of PrepareBench, as what follows
-  std::optional<bench::FailIf> fail_if = {};
-  std::string busy = {};  // BusyText before anything ran
+  BenchOptions options = {};                  // by FillBenchOptions
+  std::optional<bench::FailIf> fail_if = {};  // by SetFailIf
+  std::string busy = {};                      // BusyText before anything ran
   bench::Facts provenance = {};
 };
 absl::StatusOr<BenchCall> LoadBenchCall(absl::Span<const std::string> args,
@@ -89,10 +89,10 @@ std::string TimeText(const BenchCall& call, const char* what);
 // they may be of a whole script.
 absl::Status RefuseUnread(const BenchCall& call);
 
-// Everything that can be wrong before ranks start; reads the traffic matrix. kInvalidArgument with
-// flag, value and what was expected; a malformed matrix carries exit code 3.
+// The following find everything that can be wrong before ranks start, and read the traffic matrix.
+// kInvalidArgument with flag, value and what was expected; a malformed matrix carries exit code 3.
 
-// call.options.
+// Sets call.options.
 absl::Status FillBenchOptions(BenchCall& call);
 
 // Collectives.
@@ -109,7 +109,7 @@ absl::StatusOr<CollectiveOptions> MakeCollectiveOptions(const BenchCall& call,
 absl::StatusOr<bench::KernelSpec> MakeKernelSpec(const BenchCall& call, const Launch& launch);
 absl::StatusOr<bench::LayerSpec> MakeLayerSpec(const BenchCall& call, const Launch& launch);
 
-// --fail-if over the columns of a row of the operation.
+// Sets call.fail_if, of --fail-if, whose columns are the numbers of `row`.
 absl::Status SetFailIf(const bench::Fields& row, BenchCall& call);
 
 // "65536", "64K", "64KiB", "16M", "1G" (powers of 1024); kInvalidArgument names the flag.

@@ -39,7 +39,7 @@ class SweepOutput {
                                     const std::string& build);
 
   bool has(size_t index) const;
-  std::vector<sweep::SweepRow> rows() const;  // so far, in order of the points
+  std::vector<sweep::SweepRow> rows() const;         // so far, in order of the points
   const std::string& path() const { return path_; }  // empty: no file
 
   // Into the file, and kept.
