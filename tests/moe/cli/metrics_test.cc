@@ -10,7 +10,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -19,6 +18,7 @@
 #include "moe/cli/base/terminal.h"
 #include "moe/cli/train/progress.h"
 #include "tests/moe/cli/settings_harness.h"
+#include "tests/moe/io/io_test.h"
 
 namespace moe::cli {
 namespace {
@@ -260,23 +260,7 @@ TEST(FinalLineTest, HasTheHashAndBothLosses) {
   EXPECT_EQ(line["state_bytes_formula"], 6);
 }
 
-class MetricsFileTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    root_ = fs::path(::testing::TempDir()) /
-            ("metrics_" + std::to_string(getpid()) + "_" + test->name());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  static std::string Read(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
-  fs::path root_;
-};
+class MetricsFileTest : public IoTest {};
 
 TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {
   const fs::path folder = root_ / "a/b";

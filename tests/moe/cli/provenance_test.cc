@@ -2,14 +2,14 @@
 #include "moe/cli/base/provenance.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
+
+#include "tests/moe/io/io_test.h"
 
 namespace moe::cli {
 namespace {
@@ -43,13 +43,14 @@ TEST(ProvenanceTest, BeginsWithTheBuild) {
   EXPECT_TRUE(std::equal(build.begin(), build.end(), all.begin()));
 }
 
-TEST(ProcValueTest, IsTheFirstOfItsKey) {
-  const std::string path = ::testing::TempDir() + "/proc_" + std::to_string(getpid());
-  std::ofstream(path) << "processor\t: 0\nmodel name\t: A CPU: 2 GHz\nmodel name\t: B\n";
+class ProcValueTest : public IoTest {};
+
+TEST_F(ProcValueTest, IsTheFirstOfItsKey) {
+  const std::string path =
+      Write("proc", "processor\t: 0\nmodel name\t: A CPU: 2 GHz\nmodel name\t: B\n");
   EXPECT_EQ(ProcValue(path, "model name"), "A CPU: 2 GHz");
   EXPECT_EQ(ProcValue(path, "model"), "");
   EXPECT_THAT(ProcValue(path + ".none", "model name"), IsEmpty());
-  unlink(path.c_str());
 }
 
 }  // namespace

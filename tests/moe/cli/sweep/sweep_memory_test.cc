@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "moe/cli/bench/layer_bench.h"
 #include "moe/cli/bench/routing_spec.h"
@@ -14,6 +13,7 @@
 #include "moe/cli/train/train_options.h"
 #include "moe/lm/trainer.h"
 #include "tests/comm/local_ranks.h"
+#include "tests/moe/io/io_test.h"
 
 namespace moe::sweep {
 namespace {
@@ -207,18 +207,14 @@ TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
 }
 
 // A machine made of files.
-class AvailableMemoryTest : public ::testing::Test {
+class AvailableMemoryTest : public IoTest {
  protected:
-  AvailableMemoryTest()
-      : root_(::testing::TempDir() + "sweep_memory_" + std::to_string(::getpid())) {}
-  ~AvailableMemoryTest() override { std::filesystem::remove_all(root_); }
   void Put(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_ + path;
+    const std::filesystem::path file = root_.string() + path;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  int64_t Available() const { return AvailableMemoryBytes(root_); }
-  const std::string root_;
+  int64_t Available() const { return AvailableMemoryBytes(root_.string()); }
 };
 
 TEST_F(AvailableMemoryTest, IsWhatTheKernelSaysWithoutALimit) {

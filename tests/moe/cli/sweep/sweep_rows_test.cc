@@ -1,18 +1,16 @@
 // Figures, rows, their file and their table.
 #include <cmath>
-#include <cstdio>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "moe/cli/report/rows.h"
 #include "moe/cli/sweep/result_file.h"
 #include "moe/cli/sweep/sweep_row.h"
+#include "tests/moe/io/io_test.h"
 
 namespace moe::sweep {
 namespace {
@@ -240,19 +238,16 @@ TEST(SweepRow, TheReportReadsIt) {
   EXPECT_TRUE(run->sweep[2].failed());
 }
 
-class ResultFileTest : public ::testing::Test {
+class ResultFileTest : public IoTest {
  protected:
-  ResultFileTest() : path_(::testing::TempDir() + "sweep_rows_" + std::to_string(::getpid())) {
-    std::remove(path_.c_str());
+  void SetUp() override {
+    IoTest::SetUp();
+    path_ = Path("rows");
   }
-  ~ResultFileTest() override { std::remove(path_.c_str()); }
-  void Put(const std::string& text) const { std::ofstream(path_) << text; }
-  std::string Content() const {
-    std::stringstream text;
-    text << std::ifstream(path_).rdbuf();
-    return text.str();
-  }
-  const std::string path_;
+  void Put(const std::string& text) const { Write("rows", text); }
+  std::string Content() const { return Read(path_); }
+
+  std::string path_;
   const SweepRow row_ = MeasuredRow(PointAt(8, 1), Speed(100, 2));
   const SweepRow other_ = MeasuredRow(PointAt(16, 1), Speed(80, 1.8));
 };
