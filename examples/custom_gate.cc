@@ -63,7 +63,8 @@ absl::StatusOr<float> FirstWeight(std::vector<float> x, std::vector<float>* d_x)
   d_x->assign(kExperts, 0.0f);
   MOE_RETURN_IF_ERROR(router->Backward(
       d_slot, saved, w, /*loss_scale=*/1, moe::MatrixView<float>(d_x->data(), 1, kExperts),
-      {.weight = moe::GradAccumulator(absl::MakeSpan(d_weight))}, workspace, *stream));
+      moe::RouterGradients{.weight = moe::GradAccumulator(absl::MakeSpan(d_weight)), .bias = {}},
+      workspace, *stream));
   return first;
 }
 
