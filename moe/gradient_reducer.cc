@@ -272,7 +272,7 @@ absl::Status GradientReducer::Gather(size_t b, absl::Span<uint8_t> block,
   traffic_[static_cast<int>(bucket.group)].bytes_sent += bytes;
   const bool replicated = bucket.group == ParameterGroup::kReplicated;
   const Work work = {.phase = Phase::kAllReduce,
-                     .name = replicated ? "gather weights" : "gather experts' weights",
+                     .name = replicated ? "gather weights" : "gather experts",
                      .bucket = static_cast<int32_t>(b),
                      .bytes = bytes};
   return Timed(context_, work, stream_,
