@@ -29,6 +29,7 @@ constexpr ModelRule kRules[] = {
      .rms_norm_eps = 1e-5},
     {.model_type = "olmoe",
      .architecture = "OlmoeForCausalLM",
+     .assumes_kv_heads = true,
      .chooses_norm = true,
      .qk_norm = lm::QkNorm::kHeads,
      .bias_key = "attention_bias",
@@ -149,13 +150,12 @@ void ReadPositions(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfi
 }
 
 void ReadAttention(const ModelRule& rule, ConfigKeys& keys, lm::TransformerConfig& model) {
-  const auto heads = [&](const char* key, std::optional<int64_t> fallback) {
-    return keys.IsNull(key) && fallback.has_value()
-               ? static_cast<int>(*fallback)
-               : keys.Integer32(key, fallback, {1, int64_t{1} << 16});
-  };
-  model.num_attention_heads = heads("num_attention_heads", std::nullopt);
-  model.num_query_groups = heads("num_key_value_heads", model.num_attention_heads);
+  constexpr IntegerRange kHeads = {1, int64_t{1} << 16};
+  model.num_attention_heads = keys.Integer32("num_attention_heads", std::nullopt, kHeads);
+  model.num_query_groups = model.num_attention_heads;
+  if (!rule.assumes_kv_heads || !keys.IsNull("num_key_value_heads")) {
+    model.num_query_groups = keys.Integer32("num_key_value_heads", std::nullopt, kHeads);
+  }
   if (!keys.IsNull("head_dim")) model.kv_channels = keys.Integer("head_dim", 0, kWidths);
   if (rule.chooses_qkv_bias) model.qkv_bias = keys.Bool("qkv_bias", true);
   model.qk_norm = rule.qk_norm;

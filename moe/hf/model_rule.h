@@ -22,6 +22,7 @@ struct ModelRule {
   absl::string_view model_type;
   absl::string_view architecture;  // transformers' class
   const char* experts_key = "num_experts";
+  bool assumes_kv_heads = false;  // "num_key_value_heads" may be left out: as many as of queries
   bool own_head_dim = false;      // heads that are no part of the hidden size
   bool dense_layers = false;      // "decoder_sparse_step", "intermediate_size"
   bool shared_expert = false;     // always there, with its gate

@@ -222,6 +222,8 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
       {"mixtral", R"({"rope_parameters": 3})", absl::StatusCode::kDataLoss,
        "rope_parameters is 3, expected an object"},
       {"mixtral", R"({"vocab_size": null})", absl::StatusCode::kDataLoss, "vocab_size is missing"},
+      {"mixtral", R"({"num_key_value_heads": null})", absl::StatusCode::kDataLoss,
+       "num_key_value_heads is missing"},
       {"mixtral", R"({"num_attention_heads": null})", absl::StatusCode::kDataLoss,
        "num_attention_heads is missing"}};
   for (const auto& [family, changes, code, message] : cases) {
@@ -239,12 +241,11 @@ TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
     EXPECT_TRUE(config.ok()) << config.status();
     return config->model;
   };
-  const char kNone[] = R"({"rope_parameters": null, "num_key_value_heads": null, "head_dim": null,
-      "rms_norm_eps": null, "tie_word_embeddings": null, "qkv_bias": null})";
+  const char kNone[] = R"({"rope_parameters": null, "head_dim": null, "rms_norm_eps": null,
+      "tie_word_embeddings": null, "qkv_bias": null})";
   const lm::TransformerConfig mixtral = parsed("mixtral", kNone);
   EXPECT_EQ(mixtral.rotary_base, 1e6f);
   EXPECT_EQ(mixtral.norm_epsilon, 1e-5f);
-  EXPECT_EQ(mixtral.key_value_heads(), 4);
   EXPECT_EQ(mixtral.head_dim(), 4);
   const lm::TransformerConfig qwen2 = parsed("qwen2_moe", kNone);
   EXPECT_EQ(qwen2.rotary_base, 1e4f);
@@ -252,6 +253,7 @@ TEST(ModelConfig, KeysThatAreAbsentHaveTheDefaultsOfTransformers) {
   EXPECT_TRUE(qwen2.qkv_bias);
   EXPECT_FALSE(parsed("qwen2_moe", R"({"qkv_bias": false})").qkv_bias);
   EXPECT_FALSE(parsed("qwen3_moe", kNone).tied_embeddings);
+  EXPECT_EQ(parsed("olmoe", R"({"num_key_value_heads": null})").key_value_heads(), 4);
   // As transformers 4 writes it.
   EXPECT_EQ(parsed("olmoe", R"({"rope_parameters": null, "rope_theta": 5e5})").rotary_base, 5e5f);
 }
