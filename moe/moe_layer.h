@@ -113,8 +113,8 @@ class MoeLayer {
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                         MatrixView<T> dx, GradientReady ready);
 
-  // A state with memory of its own: Forwards and Backwards of several calls may come in any order
-  // (every rank's in the same), and states may go in any order, on any thread, also after the
+  // A state with memory of its own: Forwards and Backwards of several calls may come in any order,
+  // the same on every rank, and states may go in any order, on any thread, also after the
   // layer. Their memory serves later states of this layer.
   MoeLayerSaved<T> MakeSaved() const;
 
