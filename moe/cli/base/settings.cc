@@ -281,6 +281,8 @@ absl::Status WrongValue(const Settings& settings, absl::string_view name,
 
 absl::Status Fill(const Settings& settings, const Table& rows) {
   for (const Setting& row : rows.rows()) {
+    const Setting* const own = settings.Find(row.name);
+    if (own == nullptr || own->kind != row.kind) continue;  // another command's word
     const std::vector<std::string>& texts = settings.value(row.name).texts;
     if (texts.empty()) continue;
     double number = 0;

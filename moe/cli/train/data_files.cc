@@ -36,7 +36,8 @@ absl::Status CheckDataFiles(const DataFiles& files, int64_t vocab_size) {
     return absl::InvalidArgumentError("--data and --tokens, expected one of them");
   }
   if (!files.text.empty() && vocab_size < kBytes) {
-    return WrongFlag("--vocab-size", absl::StrCat(vocab_size), "at least 256, the bytes of --data");
+    return WrongFlag("--vocab-size", absl::StrCat(vocab_size),
+                     "at least 256, one for every byte of --data");
   }
   return absl::OkStatus();
 }

@@ -113,10 +113,6 @@ absl::Status CheckSizes(const lm::TrainConfig& train) {
     return WrongFlag("a step", absl::StrCat(batch, " tokens"), "at most 1e12");
   }
   const lm::TransformerConfig& model = train.model;
-  if (model.vocab_size < 256) {
-    return WrongFlag("--vocab-size", absl::StrCat(model.vocab_size),
-                     "at least 256, one for every byte of --data");
-  }
   const auto hidden = static_cast<double>(model.hidden_size);
   const double heads = model.num_attention_heads + 2.0 * model.key_value_heads();
   const double widest = std::max(

@@ -58,7 +58,6 @@ void AddModel(lm::TrainConfig& train, Table& t) {
       .Least(1)
       .Roles(kOfOneRun);
   t.Add("--num-layers N", &model.num_layers, "transformer layers");
-  t.Add("--vocab-size N", &model.vocab_size, "rows of the embedding; a byte needs 256");
   t.Add("--num-attention-heads N", &model.num_attention_heads,
         "attention heads; 2 N divides H, or --kv-channels says their width");
   t.Add("--num-query-groups, --num-key-value-heads N", &model.num_query_groups,
