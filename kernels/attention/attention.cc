@@ -157,6 +157,46 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
 }
 
 template <typename T>
+absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<const T> k,
+                                   MatrixView<const T> v, MatrixView<T> out, Workspace& workspace,
+                                   Stream& stream) {
+  constexpr const char* kFunction = "CausalAttentionOfLast";
+  const int64_t offsets[] = {0, q.rows()};
+  const AttentionShape shape = {.heads = heads, .sequence_offsets = offsets};
+  MOE_RETURN_IF_ERROR(CheckAttentionShape(kFunction, shape, q.rows(), q.cols()));
+  const int64_t depth = q.cols() / heads;
+  MOE_ASSIGN_OR_RETURN(const int kv_heads, KeyValueHeads(kFunction, shape, depth, k.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "v", v, k.rows(), k.cols()));
+  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "out", out, q.rows(), q.cols()));
+  if (k.rows() < q.rows()) {
+    return absl::InvalidArgumentError(absl::StrCat(kFunction, ": ", k.rows(), " keys for ",
+                                                   q.rows(), " queries, expected as many or more"));
+  }
+  if (IsCuda(stream)) {
+    return absl::UnimplementedError(absl::StrCat(kFunction, ": on a CUDA device"));
+  }
+  if (q.rows() == 0) return absl::OkStatus();
+  ThreadPool& threads = stream.threads();
+  const int64_t tokens = k.rows() + kMaxBlockRows;
+  MOE_ASSIGN_OR_RETURN(
+      const MatrixView<float> slots,
+      TakeSlots(shape, kv_heads, HeadForwardScratch(tokens, depth), threads, workspace));
+  return stream.Enqueue([=, &threads] {
+    std::atomic<int64_t> next = 0;
+    threads.For(slots.rows(), 1, [&](int64_t slot, int64_t) {
+      for (int64_t i = next.fetch_add(1); i < kv_heads; i = next.fetch_add(1)) {
+        const auto of = [&](auto m) {
+          const int64_t cols = m.cols() / kv_heads;
+          return ColumnRange(m, i * cols, (i + 1) * cols);
+        };
+        AttendHeads<T>({.q = of(q), .k = of(k), .v = of(v), .out = of(out)}, slots.row(slot));
+      }
+    });
+    return absl::OkStatus();
+  });
+}
+
+template <typename T>
 absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<const T> q,
                                      MatrixView<const T> k, MatrixView<const T> v,
                                      MatrixView<const T> out, MatrixView<const float> log_sum_exp,
@@ -229,6 +269,9 @@ absl::Status CausalAttentionBackward(const AttentionShape& shape, MatrixView<con
   template absl::Status CausalAttention(const AttentionShape&, MatrixView<const T>,              \
                                         MatrixView<const T>, MatrixView<const T>, MatrixView<T>, \
                                         MatrixView<float>, Workspace&, Stream&);                 \
+  template absl::Status CausalAttentionOfLast(int, MatrixView<const T>, MatrixView<const T>,     \
+                                              MatrixView<const T>, MatrixView<T>, Workspace&,    \
+                                              Stream&);                                          \
   template absl::Status CausalAttentionBackward(                                                 \
       const AttentionShape&, MatrixView<const T>, MatrixView<const T>, MatrixView<const T>,      \
       MatrixView<const T>, MatrixView<const float>, MatrixView<const T>, MatrixView<T>,          \

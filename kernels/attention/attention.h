@@ -20,13 +20,14 @@ namespace moe {
 struct AttentionShape {
   int heads = 1;
   absl::Span<const int64_t> sequence_offsets;
+  int64_t first_position = 0;  // of the first row of every sequence here; rotary, on CPUs
 };
 
 // +1 rotates forward, -1 is the inverse rotation (backward).
 enum class RotaryDirection : int8_t { kForward = 1, kBackward = -1 };
 
-// Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted from the
-// start of the row's sequence; in place. D must be even. Su et al. (2021), arXiv:2104.09864, in
+// Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted on from
+// first_position at the start of the row's sequence; in place. D must be even. Su et al. (2021), arXiv:2104.09864, in
 // the half-split layout of Llama. Angles in float64; their cosines and sines are kept for the
 // process, one table per (base, D, device), so that every device gives the same bits. A call that
 // needs more positions than those before it waits for a longer table.
@@ -51,6 +52,14 @@ template <typename T>
 absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
                              MatrixView<const T> k, MatrixView<const T> v, MatrixView<T> out,
                              MatrixView<float> log_sum_exp, Workspace& workspace, Stream& stream);
+
+// The same for the last tokens of one sequence, whose keys and values are all there: q, out
+// [n, heads * D], k, v [m, kv_heads * D], m >= n; row r of q is token m - n + r. The bits of
+// CausalAttention of all m. Scratch: as above for m tokens. Errors: as above; kUnimplemented on CUDA.
+template <typename T>
+absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<const T> k,
+                                   MatrixView<const T> v, MatrixView<T> out, Workspace& workspace,
+                                   Stream& stream);
 
 // d_q, d_k, d_v (overwritten) from d_out and what forward kept. d_k and d_v of a key-value head are
 // one chain: over its query heads in ascending order, over the queries of each in ascending order.

@@ -104,9 +104,10 @@ MatrixView<T> HeadOf(MatrixView<T> m, int64_t head, int64_t depth) {
 template <typename T>
 void Forward(const HeadsForward<T>& heads, float* memory) {
   const int64_t n = heads.q.rows();
+  const int64_t past = heads.k.rows() - n;  // keys before the first query's own
   const int64_t depth = heads.k.cols();
   const int64_t stride = PaddedDepth(depth);
-  const int64_t keys = PaddedTokens(n);
+  const int64_t keys = PaddedTokens(past + (n + kBlockRows - 1) / kBlockRows * kBlockRows);
   HeadScratch scratch(memory);
   float* const key_panels = scratch.Take(keys * depth);
   float* const values = scratch.Take(keys * stride);
@@ -115,23 +116,26 @@ void Forward(const HeadsForward<T>& heads, float* memory) {
   float* const sums = scratch.Take(kBlockRows * stride);
   PackPanels(heads.k, stride, queries, key_panels);
   PackRows(heads.v, stride, values);
-  std::fill(values + n * stride, values + keys * stride, 0.0f);
+  std::fill(values + (past + n) * stride, values + keys * stride, 0.0f);
   const float scale = 1.0f / std::sqrt(static_cast<float>(depth));
-  for (int64_t head = 0; head < heads.log_sum_exp.cols(); ++head) {
+  for (int64_t head = 0; head < heads.q.cols() / depth; ++head) {
     const auto q = HeadOf(heads.q, head, depth);
     const auto out = HeadOf(heads.out, head, depth);
     for (int64_t first = 0; first < n; first += kBlockRows) {
       const int64_t rows = PackBlock(q, first, stride, queries);
-      MultiplyPanels(queries, stride, key_panels, depth, first + rows, scores, keys);
+      MultiplyPanels(queries, stride, key_panels, depth, past + first + rows, scores, keys);
       float reciprocal[kBlockRows] = {};
       for (int64_t r = 0; r < rows; ++r) {
         float* const row = scores + r * keys;
-        const float max = MaxScore(row, first + r + 1);
-        const float sum = ExpScores(row, first + r + 1, scale, max);
+        const int64_t seen = past + first + r + 1;
+        const float max = MaxScore(row, seen);
+        const float sum = ExpScores(row, seen, scale, max);
         reciprocal[r] = 1.0f / sum;
-        heads.log_sum_exp(first + r, head) = scale * max + std::log(sum);
+        if (heads.log_sum_exp.rows() > 0) {
+          heads.log_sum_exp(first + r, head) = scale * max + std::log(sum);
+        }
       }
-      WeightRows(scores, keys, values, stride, first, sums);
+      WeightRows(scores, keys, values, stride, past + first, sums);
       for (int64_t r = 0; r < rows; ++r) {
         StoreRow(sums + r * stride, reciprocal[r], depth, out.row(first + r));
       }

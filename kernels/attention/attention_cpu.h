@@ -11,6 +11,8 @@ namespace moe {
 
 // The rows of one sequence, the columns of G query heads and of their key-value head: q, out, d_out
 // and d_q [n, G * D], k, v, d_k and d_v [n, D], log_sum_exp [n, G].
+// Forward's k and v may have more rows: q then has the last of the sequence's. Its log_sum_exp may
+// be empty.
 template <typename T>
 struct HeadsForward {
   MatrixView<const T> q, k, v;
@@ -35,7 +37,8 @@ constexpr int64_t PaddedTokens(int64_t n) {
   return (n + kMaxPanelKeys - 1) / kMaxPanelKeys * kMaxPanelKeys;
 }
 
-// float32 elements of scratch that a sequence of n tokens needs; grows with n.
+// float32 elements of scratch that a sequence of n tokens needs, for queries of the last of them up
+// to kMaxBlockRows more; grows with n.
 constexpr int64_t HeadForwardScratch(int64_t n, int64_t depth) {
   return PaddedTokens(n) * (depth + PaddedDepth(depth) + kMaxBlockRows) +
          2 * kMaxBlockRows * PaddedDepth(depth);

@@ -58,6 +58,9 @@ template <typename T>
 absl::Status ApplyOnCuda(const AttentionShape& shape, float base, RotaryDirection direction,
                          MatrixView<T> x, Workspace& workspace, Stream& stream) {
   if (x.rows() == 0) return absl::OkStatus();  // no row, no table and no offsets
+  if (shape.first_position != 0) {
+    return absl::UnimplementedError("ApplyRotary: first_position on a CUDA device, expected 0");
+  }
   MOE_ASSIGN_OR_RETURN(
       const RotaryTable* const table,
       RotaryTable::For(base, x.cols() / shape.heads / 2, LongestSequence(shape), stream.device()));
@@ -93,15 +96,16 @@ absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirectio
   return stream.Enqueue([=, &threads]() -> absl::Status {
     const absl::Span<const int64_t> offsets = shape.sequence_offsets;
     const int64_t half = depth / 2;
-    MOE_ASSIGN_OR_RETURN(const RotaryTable* const table,
-                         RotaryTable::For(base, half, LongestSequence(shape), {}));
+    MOE_ASSIGN_OR_RETURN(
+        const RotaryTable* const table,
+        RotaryTable::For(base, half, shape.first_position + LongestSequence(shape), {}));
     const int64_t grain = std::max<int64_t>(1, 8192 / x.cols());
     threads.For(x.rows(), grain, [&](int64_t begin, int64_t end) {
       // The sequence of row t starts at the last offset that is not above it.
       auto next = std::upper_bound(offsets.begin(), offsets.end(), begin);
       for (int64_t t = begin; t < end; ++t) {
         while (*next <= t) ++next;
-        const int64_t at = (t - *(next - 1)) * half;
+        const int64_t at = (shape.first_position + t - *(next - 1)) * half;
         MOE_SIMD(RotateRow<T>)
         (table->cosine() + at, table->sine() + at, static_cast<float>(direction), half, shape.heads,
          x.row(t));

@@ -15,6 +15,7 @@ enum class RandomPurpose : uint32_t {
   kNoise = 4,         // noisy top-k
   kSecondExpert = 5,  // GShard random second choice
   kData = 6,          // synthetic inputs
+  kSample = 7,        // next token of a text
 };
 
 // The place of a random number. Two equal keys give equal numbers on every rank and device.

@@ -166,6 +166,7 @@ absl::Span<const Command> Commands() {
       {"train", "trains a mixture-of-experts language model on text files", TrainCommand,
        TrainHelp},
       {"eval", "tells the loss of a text under a checkpoint", EvalCommand, EvalHelp},
+      {"generate", "goes on from a prompt with a checkpoint", GenerateCommand, GenerateHelp},
       {"sweep", "measures every combination of experts, top-k, capacity factor ...", SweepCommand,
        SweepHelp},
       {"bench", "times and checks collectives and layers, even and skewed", BenchCommand,

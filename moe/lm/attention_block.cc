@@ -58,20 +58,22 @@ absl::Status AttentionBlock<T>::AddProjections(const std::string& prefix, Parame
   add_part("q_proj", config_.q_cols(), group_width);
   add_part("k_proj", config_.kv_cols(), width);
   add_part("v_proj", config_.kv_cols(), width);
-  MOE_ASSIGN_OR_RETURN(qkv_proj_, store.Add(weight));
+  MOE_ASSIGN_OR_RETURN(Parameter* const qkv_proj, store.Add(weight));
+  qkv_proj_ = Projection<T>(qkv_proj, config_.pack_weights);
   if (config_.qkv_bias) {
     MOE_ASSIGN_OR_RETURN(qkv_bias_, store.Add(bias));
   }
   const std::string out = prefix + "o_proj.weight";
-  MOE_ASSIGN_OR_RETURN(o_proj_, store.Add({.name = out,
-                                           .rows = hidden,
-                                           .cols = config_.q_cols(),
-                                           .init_std = config_.out_init_std,
-                                           .parts = {{.name = out,
-                                                      .rows = hidden,
-                                                      .cols = config_.q_cols(),
-                                                      .axis = TensorAxis::kColumns,
-                                                      .item = group_width}}}));
+  MOE_ASSIGN_OR_RETURN(Parameter* const o_proj, store.Add({.name = out,
+                                                           .rows = hidden,
+                                                           .cols = config_.q_cols(),
+                                                           .init_std = config_.out_init_std,
+                                                           .parts = {{.name = out,
+                                                                      .rows = hidden,
+                                                                      .cols = config_.q_cols(),
+                                                                      .axis = TensorAxis::kColumns,
+                                                                      .item = group_width}}}));
+  o_proj_ = Projection<T>(o_proj, config_.pack_weights);
   return absl::OkStatus();
 }
 
@@ -79,9 +81,10 @@ template <typename T>
 absl::Status AttentionBlock<T>::Rotate(const Batch& batch, RotaryDirection direction,
                                        MatrixView<T> qk, const Context& context) const {
   // q and k lie side by side and turn alike: together they are one tensor of more heads.
-  return ApplyRotary<T>(
-      {.heads = config_.heads + config_.kv_heads, .sequence_offsets = batch.sequence_offsets},
-      config_.rotary_base, direction, qk, *context.workspace, *context.compute);
+  return ApplyRotary<T>({.heads = config_.heads + config_.kv_heads,
+                         .sequence_offsets = batch.sequence_offsets,
+                         .first_position = batch.first_position},
+                        config_.rotary_base, direction, qk, *context.workspace, *context.compute);
 }
 
 template <typename T>
@@ -93,8 +96,7 @@ absl::Status AttentionBlock<T>::Project(MatrixView<const T> x, const Batch& batc
   Stream& stream = *context.compute;
   MOE_RETURN_IF_ERROR(norm_.Forward(x, saved.norm, context));
   MOE_ASSIGN_OR_RETURN(saved.qkv, workspace.Matrix<T>(tokens, config_.qkv_cols()));
-  MOE_RETURN_IF_ERROR(
-      Gemm<T>(saved.norm.y, qkv_proj_->view<T>(), saved.qkv, workspace, stream, context.gemm));
+  MOE_RETURN_IF_ERROR(qkv_proj_.Forward(saved.norm.y, saved.qkv, context));
   if (qkv_bias_ != nullptr) {
     const int64_t rows[] = {0, tokens};
     const absl::Span<const float> bias = qkv_bias_->vector();
@@ -118,8 +120,8 @@ template <typename T>
 absl::Status AttentionBlock<T>::Output(MatrixView<const T> x, MatrixView<const T> attended,
                                        MatrixView<T> y, const Context& context) const {
   MOE_RETURN_IF_ERROR(
-      Gemm<T>(attended, o_proj_->view<T>(), y, *context.workspace, *context.compute, context.gemm,
-              TensorTree(context, config_.q_cols(), config_.q_cols() / config_.kv_heads)));
+      o_proj_.Forward(attended, y, context,
+                      TensorTree(context, config_.q_cols(), config_.q_cols() / config_.kv_heads)));
   return AddRows<T>(x, y, y, *context.compute);
 }
 
@@ -136,6 +138,28 @@ absl::Status AttentionBlock<T>::Forward(MatrixView<const T> x, const Batch& batc
       {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
       saved.v, saved.attended, saved.log_sum_exp, workspace, *context.compute));
   return Output(x, saved.attended, y, context);
+}
+
+template <typename T>
+absl::Status AttentionBlock<T>::ForwardCached(MatrixView<const T> x, const Batch& batch,
+                                              MatrixView<T> keys, MatrixView<T> values,
+                                              MatrixView<T> y, const Context& context) const {
+  if (x.rows() == 0) return absl::OkStatus();
+  AttentionBlockSaved<T> saved;
+  MOE_RETURN_IF_ERROR(Project(x, batch, saved, context));
+  const int64_t past = batch.first_position;
+  MOE_RETURN_IF_ERROR(context.compute->Enqueue([=] {
+    for (int64_t t = 0; t < saved.k.rows(); ++t) {
+      std::copy_n(saved.k.row(t), saved.k.cols(), keys.row(past + t));
+      std::copy_n(saved.v.row(t), saved.v.cols(), values.row(past + t));
+    }
+    return absl::OkStatus();
+  }));
+  MOE_ASSIGN_OR_RETURN(const auto attended,
+                       context.workspace->Matrix<T>(x.rows(), config_.q_cols()));
+  MOE_RETURN_IF_ERROR(CausalAttentionOfLast<T>(config_.heads, saved.q, keys, values, attended,
+                                               *context.workspace, *context.compute));
+  return Output(x, attended, y, context);
 }
 
 template <typename T>
@@ -170,8 +194,8 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
   if (q_norm_.has_value()) {
     MOE_ASSIGN_OR_RETURN(d_qk, workspace.Matrix<T>(d.rows(), qk_cols));
   }
-  MOE_RETURN_IF_ERROR(
-      GemmInputGradient<T>(d, o_proj_->view<T>(), d_attended, workspace, stream, context.gemm));
+  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d, o_proj_->template view<T>(), d_attended, workspace,
+                                           stream, context.gemm));
   MOE_RETURN_IF_ERROR(CausalAttentionBackward<T>(
       {.heads = config_.heads, .sequence_offsets = batch.sequence_offsets}, saved.q, saved.k,
       saved.v, saved.attended, saved.log_sum_exp, d_attended, ColumnRange(d_qk, 0, q_cols),
@@ -190,7 +214,7 @@ absl::Status AttentionBlock<T>::ProjectionsBackward(const Batch& batch,
         workspace, stream));
     MOE_RETURN_IF_ERROR(ready(*qkv_bias_));
   }
-  return GemmInputGradient<T>(d_qkv, qkv_proj_->view<T>(), d_normed, workspace, stream,
+  return GemmInputGradient<T>(d_qkv, qkv_proj_->template view<T>(), d_normed, workspace, stream,
                               context.gemm,
                               TensorTree(context, config_.kv_cols(), config_.head_dim,
                                          /*parts=*/3, config_.heads / config_.kv_heads));

@@ -25,6 +25,7 @@ struct AttentionBlockConfig {
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;      // qkv_proj
   double out_init_std = 0.02;  // o_proj
+  bool pack_weights = false;   // MoeLayerConfig
 
   int64_t q_cols() const { return heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
@@ -56,11 +57,11 @@ class AttentionBlock {
   // x, y [T, H]; they must not overlap. `saved` lives in the context's workspace.
   absl::Status Forward(MatrixView<const T> x, const Batch& batch, MatrixView<T> y,
                        AttentionBlockSaved<T>& saved, const Context& context) const;
-  // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
-  absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
-                       const Context& context) const;
-  absl::Status Output(MatrixView<const T> x, MatrixView<const T> attended, MatrixView<T> y,
-                      const Context& context) const;
+  // Forward for the T tokens that follow the first batch.first_position of one sequence, whose keys
+  // and values are in the first rows of `keys` and `values`, [that + T, kv_heads D] each, of which
+  // it writes the others. The bits of Forward of all of them. CPU.
+  absl::Status ForwardCached(MatrixView<const T> x, const Batch& batch, MatrixView<T> keys,
+                             MatrixView<T> values, MatrixView<T> y, const Context& context) const;
 
   // d [T, H]: in, the gradient by y; out, the gradient by x.
   absl::Status Backward(const Batch& batch, const AttentionBlockSaved<T>& saved, MatrixView<T> d,
@@ -69,6 +70,11 @@ class AttentionBlock {
  private:
   AttentionBlock(const AttentionBlockConfig& config, const Norm<T>& norm)
       : config_(config), norm_(norm) {}
+  // Forward's two ends: from x to saved.q, saved.k and saved.v, and y from attended [T, heads D].
+  absl::Status Project(MatrixView<const T> x, const Batch& batch, AttentionBlockSaved<T>& saved,
+                       const Context& context) const;
+  absl::Status Output(MatrixView<const T> x, MatrixView<const T> attended, MatrixView<T> y,
+                      const Context& context) const;
   absl::Status AddProjections(const std::string& prefix, ParameterStore& store);
   absl::Status Rotate(const Batch& batch, RotaryDirection direction, MatrixView<T> qk,
                       const Context& context) const;
@@ -84,9 +90,8 @@ class AttentionBlock {
   AttentionBlockConfig config_;
   Norm<T> norm_;
   std::optional<Norm<T>> q_norm_, k_norm_;
-  Parameter* qkv_proj_ = nullptr;
+  Projection<T> qkv_proj_, o_proj_;
   Parameter* qkv_bias_ = nullptr;  // nullptr: none
-  Parameter* o_proj_ = nullptr;
 };
 
 }  // namespace moe::lm

@@ -48,8 +48,7 @@ absl::StatusOr<MatrixView<float>> OutputHead<T>::Logits(MatrixView<const T> x, N
   MOE_RETURN_IF_ERROR(norm_.Forward(x, saved, context));
   MOE_ASSIGN_OR_RETURN(const auto logits,
                        context.workspace->Matrix<float>(x.rows(), config_.vocab_size));
-  MOE_RETURN_IF_ERROR((Gemm<T, float>(saved.y, lm_head_->view<T>(), logits, *context.workspace,
-                                      *context.compute, context.gemm)));
+  MOE_RETURN_IF_ERROR(lm_head_.Forward(saved.y, logits, context));
   return logits;
 }
 
@@ -83,8 +82,8 @@ absl::Status OutputHead<T>::LossAndGradient(MatrixView<const T> x,
                                            *context.compute, context.gemm));
   if (config_.tied == nullptr) MOE_RETURN_IF_ERROR(ready(*lm_head_));
   MOE_ASSIGN_OR_RETURN(const auto d_normed, workspace.Matrix<T>(x.rows(), x.cols()));
-  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->view<T>(), d_normed, workspace,
-                                           *context.compute, context.gemm,
+  MOE_RETURN_IF_ERROR(GemmInputGradient<T>(d_logits, lm_head_->template view<T>(), d_normed,
+                                           workspace, *context.compute, context.gemm,
                                            TensorTree(context, config_.vocab_size)));
   return norm_.Backward(saved, d_normed, dx, Write::kOverwrite, ready, context);
 }

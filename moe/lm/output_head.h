@@ -16,6 +16,7 @@ struct OutputHeadConfig {
   int64_t hidden_size = 0;  // H
   float norm_epsilon = 1e-5f;
   double init_std = 0.02;
+  bool pack_weights = false;  // MoeLayerConfig
   Parameter* tied = nullptr;  // [V, H] of the embedding, whose weights this layer has, too
 };
 
@@ -28,6 +29,9 @@ class OutputHead {
  public:
   static absl::StatusOr<OutputHead> Create(const OutputHeadConfig& config, ParameterStore& store);
 
+  // [T, V] from x [T, H], in the context's workspace, as what `saved` then has.
+  absl::StatusOr<MatrixView<float>> Logits(MatrixView<const T> x, NormSaved<T>& saved,
+                                           const Context& context) const;
   // x [T, H]; targets [T] in [0, V); row_loss [T] in nats.
   absl::Status Loss(MatrixView<const T> x, absl::Span<const int32_t> targets,
                     absl::Span<float> row_loss, const Context& context) const;
@@ -38,13 +42,11 @@ class OutputHead {
 
  private:
   OutputHead(const OutputHeadConfig& config, const Norm<T>& norm, Parameter* lm_head)
-      : config_(config), norm_(norm), lm_head_(lm_head) {}
-  absl::StatusOr<MatrixView<float>> Logits(MatrixView<const T> x, NormSaved<T>& saved,
-                                           const Context& context) const;
+      : config_(config), norm_(norm), lm_head_(lm_head, config.pack_weights) {}
 
   OutputHeadConfig config_;
   Norm<T> norm_;
-  Parameter* lm_head_;
+  Projection<T> lm_head_;
 };
 
 }  // namespace moe::lm

@@ -1,5 +1,6 @@
 #include "moe/lm/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "kernels/permute/permute.h"
 #include "moe/lm/attention_block.h"
 #include "moe/lm/feed_forward_block.h"
+#include "moe/lm/key_value_cache.h"
 #include "moe/lm/output_head.h"
 #include "moe/lm/token_batch.h"
 
@@ -71,7 +73,8 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
                                                   .rotary_base = config.rotary_base,
                                                   .norm_epsilon = config.norm_epsilon,
                                                   .init_std = config.init_std,
-                                                  .out_init_std = out_init_std},
+                                                  .out_init_std = out_init_std,
+                                                  .pack_weights = config.moe.pack_weights},
                                                  prefix, store));
   const typename FeedForwardBlock<T>::NormConfig norm = {.hidden_size = config.hidden_size,
                                                          .epsilon = config.norm_epsilon};
@@ -92,7 +95,8 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
                                                          .ffn_hidden_size = config.dense_width(),
                                                          .activation = config.moe.activation,
                                                          .init_std = config.init_std,
-                                                         .down_init_std = out_init_std},
+                                                         .down_init_std = out_init_std,
+                                                        .pack_weights = config.moe.pack_weights},
                                                         prefix, store));
   layers.push_back({std::move(attention), std::move(dense)});
   return absl::OkStatus();
@@ -229,6 +233,7 @@ absl::StatusOr<std::unique_ptr<Transformer<T>>> Transformer<T>::Create(
                                         .hidden_size = config.hidden_size,
                                         .norm_epsilon = config.norm_epsilon,
                                         .init_std = config.init_std,
+                                        .pack_weights = config.moe.pack_weights,
                                         .tied = config.tied_embeddings ? impl->embedding : nullptr},
                                        store));
   impl->saved.resize(config.num_layers);
@@ -262,6 +267,50 @@ absl::Status Transformer<T>::Evaluate(absl::Span<const int32_t> tokens,
     return m.head->Loss(x, on_device.targets, on_device.row_loss, m.context);
   }));
   return m.TakeLosses(on_device, row_loss);
+}
+
+template <typename T>
+absl::Status Transformer<T>::Extend(absl::Span<const int32_t> tokens, KeyValueCache<T>& cache,
+                                    MatrixView<float> logits) {
+  Impl& m = *impl_;
+  if (OnCuda(m.context)) return absl::UnimplementedError("Transformer::Extend: on a CUDA device");
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t offsets[] = {0, count}, past = cache.size();
+  const Batch batch = {.sequence_offsets = offsets,
+                       .micro_batch_offsets = offsets,
+                       .first_global_token = past,
+                       .first_position = past,
+                       .mode = Mode::kEvaluation};
+  MOE_RETURN_IF_ERROR(CheckTokenBatch("Transformer::Extend", tokens, tokens, batch,
+                                      m.config.vocab_size, tokens.size()));
+  if (past + count > cache.capacity() || logits.rows() > count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Transformer::Extend: ", count, " tokens after ", past, " and logits of ", logits.rows(),
+        ", expected room for ", cache.capacity(), " tokens, and logits of new ones"));
+  }
+  Workspace& workspace = *m.context.workspace;
+  const WorkspaceScope scope(workspace);
+  MOE_ASSIGN_OR_RETURN(const auto x, workspace.Matrix<T>(count, m.config.hidden_size));
+  MOE_ASSIGN_OR_RETURN(const auto middle, workspace.Matrix<T>(count, m.config.hidden_size));
+  MOE_RETURN_IF_ERROR(m.Embed(tokens, past, x));
+  for (int l = 0; l < m.config.num_layers; ++l) {
+    const WorkspaceScope layer_scope(workspace);
+    m.context.mesh->SetPhase({.name = "forward", .layer = l, .step = past});
+    const typename Impl::Layer& layer = m.layers[l];
+    MOE_RETURN_IF_ERROR(layer.attention.ForwardCached(
+        x, batch, cache.keys(l, past + count), cache.values(l, past + count), middle, m.context));
+    FeedForwardBlockSaved<T> saved;
+    MOE_RETURN_IF_ERROR(layer.feed_forward.Forward(middle, batch, x, saved, nullptr, m.context));
+  }
+  cache.Grow(count);
+  if (logits.rows() > 0) {
+    NormSaved<T> saved;
+    MOE_ASSIGN_OR_RETURN(const auto rows, m.head->Logits(RowRange(MatrixView<const T>(x),
+                                                                  count - logits.rows(), count),
+                                                         saved, m.context));
+    for (int64_t r = 0; r < rows.rows(); ++r) std::copy_n(rows.row(r), rows.cols(), logits.row(r));
+  }
+  return m.context.compute->Synchronize();
 }
 
 template <typename T>

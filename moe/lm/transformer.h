@@ -64,6 +64,9 @@ struct ForwardStats {
   std::vector<RouterStats> router;
 };
 
+template <typename T>
+class KeyValueCache;
+
 // Pre-norm blocks: x += Attention(RMSNorm(x)); x += FeedForward(RMSNorm(x)); then RMSNorm and an
 // output layer. Residual stream in T (float, BFloat16 or Float16); logits and loss in
 // float32. Names follow Hugging Face: "model.layers.L.self_attn.qkv_proj.weight"
@@ -84,6 +87,14 @@ class Transformer {
   // Collective over the expert-parallel group.
   absl::Status Evaluate(absl::Span<const int32_t> tokens, absl::Span<const int32_t> targets,
                         const Batch& batch, absl::Span<float> row_loss, ForwardStats* stats);
+
+  // Forward of the tokens [T] that follow those of `cache`, which gets them, and the logits
+  // [n, V] of the last n <= T of them: the bits of one Forward over the whole sequence where a
+  // router decides about each token by itself. Other ranks, without a sequence, call with none.
+  // kInvalidArgument, before anything moves: ids outside the vocabulary, no room in the cache;
+  // kUnimplemented on a CUDA device. Collective over the expert-parallel group; blocks.
+  absl::Status Extend(absl::Span<const int32_t> tokens, KeyValueCache<T>& cache,
+                      MatrixView<float> logits);
 
   // Forward and backward of one round (one micro-batch, or none: T = 0). Gradients are those of
   // loss_scale * (mean of row_loss + the router's losses). `ready` is called for every parameter

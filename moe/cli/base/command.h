@@ -52,6 +52,7 @@ struct Invocation {
 ExitCode TrainCommand(const Invocation& invocation);
 ExitCode BenchCommand(const Invocation& invocation);
 ExitCode EvalCommand(const Invocation& invocation);
+ExitCode GenerateCommand(const Invocation& invocation);
 ExitCode LayerCommand(const Invocation& invocation);
 ExitCode SweepCommand(const Invocation& invocation);
 ExitCode VerifyCommand(const Invocation& invocation);
@@ -64,6 +65,7 @@ ExitCode CompletionCommand(const Invocation& invocation);
 CommandHelp TrainHelp();
 CommandHelp BenchHelp();
 CommandHelp EvalHelp();
+CommandHelp GenerateHelp();
 CommandHelp LayerHelp();
 CommandHelp SweepHelp();
 CommandHelp VerifyHelp();

@@ -130,7 +130,7 @@ absl::Status RunWithRanks(
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const Launch launch,
                        PlanLaunch(settings, invocation.environment, computes_on));
-  MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
+  if (computes_on == ComputesOn::kAnyDevice) MOE_RETURN_IF_ERROR(CheckDevices(launch, settings));
   if (launch.rank() == 0 && !settings.on("quiet")) PrintWarnings(command, warnings);
   return run(settings, launch);
 }

@@ -1,0 +1,273 @@
+// moe generate: text from a checkpoint.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <absl/time/time.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/status_macros.h"
+#include "moe/cli/base/choices.h"
+#include "moe/cli/base/command.h"
+#include "moe/cli/base/common_settings.h"
+#include "moe/cli/base/launch.h"
+#include "moe/cli/base/program.h"
+#include "moe/cli/base/terminal.h"
+#include "moe/cli/eval/stored_run.h"
+#include "moe/cli/generate/utf8_stream.h"
+#include "moe/cli/train/train_options.h"
+#include "moe/io/file.h"
+#include "moe/lm/generation.h"
+
+namespace moe::cli {
+namespace {
+
+constexpr char kCommand[] = "generate";
+constexpr int64_t kBytes = 256;  // a vocabulary of these is text
+
+constexpr char kHead[] =
+    R"(usage: moe generate --checkpoint PATH --prompt TEXT [flags]
+       moe generate --checkpoint PATH --prompt-tokens 1,2,3 [flags]
+
+Goes on from a prompt with a checkpoint of moe train, token by token, and prints what it adds. The
+same tokens at any number of ranks, which share one set of experts. On CPUs.
+
+  moe generate --checkpoint run/ckpt --prompt 'Once upon'
+  moe generate --checkpoint run/ckpt --prompt-file start.txt --temperature 0.8 --top-p 0.95 --seed 7
+  moe generate --checkpoint run/ckpt --prompt-tokens 464,2068 --max-new-tokens 20 -o json
+)";
+
+constexpr char kTail[] =
+    R"(
+A model of 256 ids writes bytes: what is no UTF-8 is printed as U+FFFD. Models of other vocabularies
+print ids, and take them: --prompt-tokens.
+
+How a token is chosen from logits l
+  temperature 0  the largest l, the lowest id where several are
+  else           with probability proportional to e^(l / temperature), among the --top-k largest and,
+                 of these, the fewest that together have --top-p of their probability. The random
+                 number is a function of --seed and the token's place: Philox.
+What a token's router does is not limited by capacity.
+
+Speed, on standard error: prompt, with packing the weights; then tokens a second, and the weights
+that one token reads, times that. GB = 1e9 bytes.
+
+-o json: one object, checkpoint, step, prompt_tokens, tokens, text (of bytes), prompt_seconds,
+seconds, tokens_per_s, weight_bytes_per_token.
+
+Settings: flags, then the environment (MOE_NAME: capitals, _ for -, without a leading moe-), then
+--config, then defaults.
+
+Exit codes: 0 ok, 2 usage or a path that is not there, 3 a damaged checkpoint, 4 a read or write
+failed, 5 out of memory, 6 logits not finite, 7 a rank failed, 8 timeout, 9 rendezvous, 10 no such
+backend or device.
+)";
+
+struct GenerateOptions {
+  lm::GenerationOptions generation = {.max_new_tokens = 128};
+  DispatcherOptions dispatcher;
+  absl::Duration comm_timeout;
+};
+
+Table GenerateSettings(GenerateOptions& options) {
+  lm::Sampling& sampling = options.generation.sampling;
+  Table t;
+  t.Group("Model and prompt");
+  AddStoredRunSettings(t);
+  t.Add("--prompt TEXT", Kind::kText, "its bytes are the first tokens");
+  t.Add("--prompt-file FILE", Kind::kText, "the same from a file");
+  t.Add("--prompt-tokens IDS", Kind::kText, "ids, between commas");
+  t.Group("Tokens");
+  t.Add("--max-new-tokens N", &options.generation.max_new_tokens, "that are added").Least(1);
+  t.Add("--temperature X", &sampling.temperature, "0 = the likeliest token").Least(0);
+  t.Add("--top-k K", &sampling.top_k, "likeliest tokens that are drawn from; 0 = all").Least(0);
+  t.Add("--top-p P", &sampling.top_p, "probability of those that are drawn from")
+      .Within(1e-9, 1, "0 < P <= 1");
+  t.Add("--seed N", &sampling.seed, "of what is drawn");
+  t.Group("Ranks");
+  AddRankSettings(t, 1);
+  AddThreadsSetting(t);
+  t.Add("--dispatch NAME", {&options.dispatcher.algorithm, kDispatches},
+        "how tokens travel to the experts of other ranks");
+  AddTimeoutSetting(options.comm_timeout, t);
+  t.Group("Output and settings");
+  t.Add("-o, --output FORM", {Kind::kWord, "text", {"text", "json"}},
+        "text as it comes, or one JSON object on a line");
+  AddQuietSetting("neither warnings nor speed", t);
+  AddConfigSetting("settings by name", t);
+  AddHelpSettings(t);
+  return t;
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptIds(const std::string& text) {
+  std::vector<int32_t> ids;
+  for (const absl::string_view id : absl::StrSplit(text, ',')) {
+    if (!absl::SimpleAtoi(id, &ids.emplace_back())) {
+      return WrongFlag("--prompt-tokens", text, "ids between commas: 1,2,3");
+    }
+  }
+  return ids;
+}
+
+// Of one of the three flags.
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Settings& settings, int64_t vocab_size) {
+  const char* given = nullptr;
+  for (const char* const name : {"prompt", "prompt-file", "prompt-tokens"}) {
+    if (!settings.given(name)) continue;
+    if (given != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", given, " and --", name, ", expected one of them"));
+    }
+    given = name;
+  }
+  if (given == nullptr) {
+    return absl::InvalidArgumentError(
+        "--prompt is missing, expected a text, --prompt-file or --prompt-tokens");
+  }
+  if (given == absl::string_view("prompt-tokens")) return PromptIds(settings.text(given));
+  if (vocab_size != kBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("--", given, ", expected --prompt-tokens: the ",
+                                                   vocab_size, " ids of this model are no bytes"));
+  }
+  std::vector<int32_t> ids;
+  if (given == absl::string_view("prompt")) {
+    for (const char c : settings.text(given)) ids.push_back(static_cast<uint8_t>(c));
+  } else {
+    const auto file = MappedFile::Open(settings.text(given));
+    MOE_RETURN_IF_ERROR(InputError("--prompt-file", file.status()));
+    ids.assign(file->bytes().begin(), file->bytes().end());
+  }
+  if (!ids.empty()) return ids;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", given, " is empty, expected at least a byte"));
+}
+
+class GenerateRun {
+ public:
+  GenerateRun(const Settings& settings, const Launch& launch)
+      : settings_(settings), launch_(launch) {}
+
+  absl::Status Run();
+
+ private:
+  bool bytes() const { return run_.config.model.vocab_size == kBytes; }
+  bool as_json() const { return settings_.is("output", "json"); }
+  // What is printed of a token.
+  std::string Shown(int32_t token);
+  std::string JsonText(const lm::GenerationReport& report, const std::string& text) const;
+  std::string SpeedText(const lm::GenerationReport& report) const;
+  // That one token reads: of the embedding a row.
+  double WeightBytes() const;
+
+  const Settings& settings_;
+  const Launch& launch_;
+  GenerateOptions options_;
+  StoredRun run_;
+  Utf8Stream utf8_;
+  std::string text_;  // so far
+};
+
+std::string GenerateRun::Shown(int32_t token) {
+  if (bytes()) return utf8_.Take(static_cast<uint8_t>(token));
+  return absl::StrCat(text_.empty() ? "" : " ", token);
+}
+
+double GenerateRun::WeightBytes() const {
+  const lm::TransformerConfig& model = run_.config.model;
+  const int64_t embedding = model.tied_embeddings ? 0 : (model.vocab_size - 1) * model.hidden_size;
+  return static_cast<double>(SizeOf(model).active - embedding) *
+         static_cast<double>(SizeOf(run_.config.dtype));
+}
+
+double TokensPerSecond(const lm::GenerationReport& report) {
+  const auto tokens = static_cast<double>(report.tokens.size()) - 1;
+  return report.seconds > 0 ? tokens / report.seconds : 0;
+}
+
+std::string GenerateRun::JsonText(const lm::GenerationReport& report,
+                                  const std::string& text) const {
+  nlohmann::ordered_json line = nlohmann::ordered_json::object();
+  line["schema"] = "moe.generate/1";
+  line["checkpoint"] = run_.path;
+  line["step"] = run_.step;
+  line["prompt_tokens"] = options_.generation.prompt;
+  line["tokens"] = report.tokens;
+  if (bytes()) line["text"] = text;
+  line["prompt_seconds"] = report.prompt_seconds;
+  line["seconds"] = report.seconds;
+  line["tokens_per_s"] = TokensPerSecond(report);
+  line["weight_bytes_per_token"] = WeightBytes();
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string GenerateRun::SpeedText(const lm::GenerationReport& report) const {
+  const double rate = TokensPerSecond(report);
+  return fmt::format(
+      "moe generate: {}: prompt of {} in {:.2f} s; {} in {:.2f} s, {:.1f} tok/s; weights {} a "
+      "token, "
+      "{:.2f} GB/s\n",
+      run_.path, Counted(static_cast<int64_t>(options_.generation.prompt.size()), "token"),
+      report.prompt_seconds, Counted(static_cast<int64_t>(report.tokens.size()), "token"),
+      report.seconds, rate, BytesText(WeightBytes()), WeightBytes() * rate / 1e9);
+}
+
+absl::Status GenerateRun::Run() {
+  MOE_RETURN_IF_ERROR(Fill(settings_, GenerateSettings(options_)));
+  MOE_ASSIGN_OR_RETURN(run_, OpenStoredRun(settings_, launch_));
+  lm::GenerationOptions& generation = options_.generation;
+  MOE_ASSIGN_OR_RETURN(generation.prompt, PromptOf(settings_, run_.config.model.vocab_size));
+  run_.config.model.moe.dispatcher = options_.dispatcher;
+  if (launch_.rank() == 0 && !settings_.on("quiet")) {
+    const int64_t length =
+        static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
+    if (length > run_.config.sequence_length) {
+      run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
+                                           ", the model has learnt sequences of ",
+                                           run_.config.sequence_length));
+    }
+    PrintWarnings(kCommand, run_.warnings);
+  }
+  generation.on_token = [&](int32_t token) -> absl::Status {
+    const std::string shown = Shown(token);
+    text_ += shown;
+    return as_json() ? absl::OkStatus() : Print(shown);
+  };
+  const auto body = [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const bool first = world->rank() == 0;
+    MOE_RETURN_IF_ERROR(CheckWorldSize(launch_, *world));
+    MOE_ASSIGN_OR_RETURN(const lm::GenerationReport report,
+                         lm::Generate(run_.config, run_.path, generation, std::move(world)));
+    if (!first) return absl::OkStatus();
+    const std::string rest = utf8_.End();
+    MOE_RETURN_IF_ERROR(Print(as_json() ? JsonText(report, text_ + rest) : rest + "\n"));
+    if (!settings_.on("quiet")) PrintAside(SpeedText(report));
+    return absl::OkStatus();
+  };
+  return RunRanks(RankOptions(launch_, options_.comm_timeout, kCommand), body);
+}
+
+}  // namespace
+
+CommandHelp GenerateHelp() {
+  GenerateOptions defaults;
+  return {.head = kHead, .settings = GenerateSettings(defaults).rows(), .tail = kTail};
+}
+
+ExitCode GenerateCommand(const Invocation& invocation) {
+  GenerateOptions defaults;
+  return EndCommand(
+      invocation, kCommand,
+      RunWithRanks(invocation, kCommand, GenerateSettings(defaults), GenerateHelp, ComputesOn::kCpu,
+                   [](const Settings& settings, const Launch& launch) {
+                     return GenerateRun(settings, launch).Run();
+                   }));
+}
+
+}  // namespace moe::cli

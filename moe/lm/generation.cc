@@ -1,0 +1,172 @@
+#include "moe/lm/generation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kernels/base/rng.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
+#include "moe/lm/agreement.h"
+#include "moe/lm/evaluation.h"
+#include "moe/lm/key_value_cache.h"
+#include "moe/lm/run_settings.h"
+#include "moe/lm/train_config.h"
+
+namespace moe::lm {
+namespace {
+
+constexpr int64_t kPromptRows = 256;  // of a pass
+
+// One set of experts over all ranks, weights in the order of reading, and a router that decides
+// about each token by itself.
+TrainConfig ForTokensOneByOne(TrainConfig config, int ranks) {
+  config.expert_parallel_size = ranks;
+  MoeLayerConfig& moe = config.model.moe;
+  moe.pack_weights = true;
+  moe.overlap_degree = 1;
+  moe.router.capacity_factor.reset();
+  moe.router.pad_to_capacity = false;
+  moe.router.token_group = {};
+  return config;
+}
+
+absl::Status CheckOptions(const GenerationOptions& options, const TransformerConfig& model) {
+  const Sampling& s = options.sampling;
+  const bool good = options.max_new_tokens >= 1 && std::isfinite(s.temperature) &&
+                    s.temperature >= 0 && s.top_k >= 0 && s.top_p > 0 && s.top_p <= 1;
+  if (!good) {
+    return absl::InvalidArgumentError(
+        "Generate: expected max_new_tokens >= 1, temperature >= 0, top_k >= 0, 0 < top_p <= 1");
+  }
+  if (options.prompt.empty()) {
+    return absl::InvalidArgumentError("the prompt is empty, expected at least one token");
+  }
+  for (size_t i = 0; i < options.prompt.size(); ++i) {
+    if (options.prompt[i] >= 0 && options.prompt[i] < model.vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("token ", i, " of the prompt is ",
+                                                   options.prompt[i], ", expected 0 to ",
+                                                   model.vocab_size - 1));
+  }
+  if (model.moe.router.gate != "expert-choice") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--router is expert-choice, expected one whose tokens choose: later ones would decide about "
+      "those before them");
+}
+
+std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
+                                   const GenerationOptions& options) {
+  std::vector<RunSetting> settings = SettingsOf(config, Corpus());
+  const auto add = [&](const char* name, int64_t value) {
+    settings.push_back({.kind = SettingKind::kLayout, .name = name, .value = value});
+  };
+  add("--checkpoint", step);
+  add("--prompt", static_cast<int64_t>(
+                      XXH3_64bits(options.prompt.data(), options.prompt.size() * sizeof(int32_t))));
+  add("--max-new-tokens", options.max_new_tokens);
+  return settings;
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <typename T>
+absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, CheckpointReader& reader,
+                                            const GenerationOptions& options, moe::Trainer& core) {
+  const Context& context = core.context();
+  const bool first = context.mesh->world().rank() == 0;
+  const auto prompt = static_cast<int64_t>(options.prompt.size());
+  MOE_ASSIGN_OR_RETURN(const auto model,
+                       Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
+  MOE_RETURN_IF_ERROR(RestoreWeights(reader, core.parameters(), context));
+  MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
+                                       config.model, first ? prompt + options.max_new_tokens : 0));
+  std::vector<float> logits(first ? config.model.vocab_size : 0);
+  const MatrixView<float> last(logits.data(), first ? 1 : 0, config.model.vocab_size);
+
+  GenerationReport report;
+  auto start = std::chrono::steady_clock::now();
+  absl::Span<const int32_t> left = options.prompt;
+  while (!left.empty()) {
+    const auto part = left.subspan(0, kPromptRows);
+    left.remove_prefix(part.size());
+    MOE_RETURN_IF_ERROR(model->Extend(first ? part : absl::Span<const int32_t>(), cache,
+                                      left.empty() ? last : MatrixView<float>()));
+  }
+  for (int64_t n = 0; n < options.max_new_tokens; ++n) {
+    int32_t token = 0;
+    if (first) {
+      MOE_ASSIGN_OR_RETURN(token, SampleToken(logits, options.sampling, prompt + n));
+      report.tokens.push_back(token);
+    }
+    if (n == 0) {
+      report.prompt_seconds = SecondsSince(start);
+      start = std::chrono::steady_clock::now();
+    }
+    if (first && options.on_token) MOE_RETURN_IF_ERROR(options.on_token(token));
+    if (n + 1 == options.max_new_tokens) break;
+    MOE_RETURN_IF_ERROR(model->Extend(
+        first ? absl::MakeConstSpan(&token, 1) : absl::Span<const int32_t>(), cache, last));
+  }
+  report.seconds = SecondsSince(start);
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampling& sampling,
+                                    int64_t place) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isfinite(logits[i])) continue;
+    return absl::DataLossError(
+        absl::StrCat("token ", place, ": logit ", i, " is ", logits[i], ", expected a finite one"));
+  }
+  if (sampling.temperature == 0) {
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (sampling.top_k > 0 && sampling.top_k < static_cast<int64_t>(ids.size())) {
+    ids.resize(sampling.top_k);
+  }
+  const auto largest = static_cast<double>(logits[ids[0]]);
+  std::vector<double> sums;  // of probabilities up to each, unnormalised
+  double sum = 0;
+  for (const int32_t id : ids) {
+    sum += std::exp((static_cast<double>(logits[id]) - largest) / sampling.temperature);
+    sums.push_back(sum);
+  }
+  const auto kept = std::lower_bound(sums.begin(), sums.end(), sampling.top_p * sum);
+  sums.erase(std::min(kept, sums.end() - 1) + 1, sums.end());
+  const double u = Uniform({.seed = sampling.seed,
+                            .purpose = RandomPurpose::kSample,
+                            .step = static_cast<uint64_t>(place)});
+  const auto chosen = std::upper_bound(sums.begin(), sums.end() - 1, u * sums.back());
+  return ids[chosen - sums.begin()];
+}
+
+absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const std::string& path,
+                                          const GenerationOptions& options,
+                                          std::unique_ptr<Communicator> world) {
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  const TrainConfig config = ForTokensOneByOne(given, world->size());
+  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, reader.manifest().step, options), *world));
+  MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
+  MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));
+  MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
+  return WithStorageType(config.dtype, [&]<typename T>(T) {
+    return core->session().OrEnd([&] { return GenerateAs<T>(config, reader, options, *core); });
+  });
+}
+
+}  // namespace moe::lm

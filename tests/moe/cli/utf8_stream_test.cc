@@ -1,0 +1,38 @@
+#include "moe/cli/generate/utf8_stream.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace moe::cli {
+namespace {
+
+// What comes with each byte, between bars; then what comes at the end.
+std::string Streamed(const std::string& bytes) {
+  Utf8Stream stream;
+  std::string text;
+  for (const char byte : bytes) text += stream.Take(static_cast<uint8_t>(byte)) + "|";
+  return text + stream.End();
+}
+
+TEST(Utf8StreamTest, ACharacterComesWithItsLastByte) {
+  EXPECT_EQ(Streamed("a\n"), "a|\n|");
+  EXPECT_EQ(Streamed("\xC3\xA9"), "|\xC3\xA9|");
+  EXPECT_EQ(Streamed("\xE2\x82\xAC"), "||\xE2\x82\xAC|");
+  EXPECT_EQ(Streamed("\xF0\x9F\x98\x80"), "|||\xF0\x9F\x98\x80|");
+}
+
+TEST(Utf8StreamTest, WhatIsNoCharacterIsReplaced) {
+  const std::string r = "\xEF\xBF\xBD";
+  EXPECT_EQ(Streamed("\x80\xFF"), r + "|" + r + "|");
+  EXPECT_EQ(Streamed("\xC3"), "|" + r);
+  EXPECT_EQ(Streamed("\xE2\x82z"), "||" + r + "z|");
+  EXPECT_EQ(Streamed("\xE2\x82\xC3\xA9"), "||" + r + "|\xC3\xA9|");
+  EXPECT_EQ(Streamed("\xC0\xAF"), r + "|" + r + "|");  // overlong
+  EXPECT_EQ(Streamed("\xE0\x80"), "|" + r + r + "|");  // overlong
+  EXPECT_EQ(Streamed("\xED\xA0"), "|" + r + r + "|");  // a surrogate
+  EXPECT_EQ(Streamed("\xF4\x90"), "|" + r + r + "|");  // above U+10FFFF
+}
+
+}  // namespace
+}  // namespace moe::cli
