@@ -165,8 +165,8 @@ class Trainer {
 
   int64_t step() const { return step_; }  // that has begun last, from 1
   // The state that steps move beside the parameters; the first call, or the first Step, allocates
-  // it (zeros). The set of parameters is fixed from then on, and with ZeRO the masters are in parts:
-  // weights that are read from files come before. Collective.
+  // it (zeros). The set of parameters is fixed from then on, and with ZeRO the masters are in
+  // parts: weights that are read from files come before. Collective.
   absl::StatusOr<Optimizer*> optimizer();
   // The next step is step + 1: a run whose state has been restored goes on.
   // kFailedPrecondition inside a step.

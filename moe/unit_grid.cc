@@ -85,8 +85,7 @@ uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<
       }
       data = elements.data();
     }
-    sum += Xxh3(data, box.rows() * box.cols() * sizeof(float),
-                                name + static_cast<uint64_t>(unit));
+    sum += Xxh3(data, box.rows() * box.cols() * sizeof(float), name + static_cast<uint64_t>(unit));
   }
   return sum;
 }

@@ -96,7 +96,7 @@ absl::Status Transformer<T>::Impl::AddLayer(ParameterStore& store) {
                                                          .activation = config.moe.activation,
                                                          .init_std = config.init_std,
                                                          .down_init_std = out_init_std,
-                                                        .pack_weights = config.moe.pack_weights},
+                                                         .pack_weights = config.moe.pack_weights},
                                                         prefix, store));
   layers.push_back({std::move(attention), std::move(dense)});
   return absl::OkStatus();

@@ -20,7 +20,8 @@ case "$target" in
   safetensors) sources=(io/{bounded_json,file,file_system,safetensors,safetensors_header}) ;;
   index) sources=(io/{bounded_json,shard_index}) ;;
   config) sources=(io/bounded_json) ;;
-  manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_format,manifest_read,tiling}) ;;
+  manifest) sources=(io/{bounded_json,safetensors,safetensors_header,file,file_system} checkpoint/{manifest,manifest_format,manifest_read,tiling}
+    ../kernels/base/{xxh3,xxh3_avx2}) ;;
   routing) sources=(io/{bounded_json,routing_trace}) ;;
   hf_config)
     sources=(io/{bounded_json,file,file_system} hf/{config_keys,hf_config,tensor_rule}

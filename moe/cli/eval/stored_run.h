@@ -20,7 +20,7 @@ void AddStoredRunSettings(Table& table);
 struct StoredRun {
   std::string path;  // of the step folder
   int64_t step = 0;
-  // What it was trained with (lm::StoredConfig), on the device and with the type that are asked for.
+  // What it was trained with (lm::StoredConfig), on the device and with the type asked for.
   lm::TrainConfig config;
   std::vector<std::string> warnings;  // of newer checkpoints that are damaged
 };

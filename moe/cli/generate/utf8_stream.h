@@ -7,8 +7,8 @@
 
 namespace moe::cli {
 
-// What it gives out, put together, is UTF-8: a character comes with its last byte, and U+FFFD stands
-// for each longest run of bytes that begins no character (Unicode 15, section 3.9).
+// What it gives out, put together, is UTF-8: a character comes with its last byte, and U+FFFD
+// stands for each longest run of bytes that begins no character (Unicode 15, section 3.9).
 class Utf8Stream {
  public:
   std::string Take(uint8_t byte);
