@@ -55,7 +55,8 @@ absl::Status CausalAttention(const AttentionShape& shape, MatrixView<const T> q,
 
 // The same for the last tokens of one sequence, whose keys and values are all there: q, out
 // [n, heads * D], k, v [m, kv_heads * D], m >= n; row r of q is token m - n + r. The bits of
-// CausalAttention of all m. Scratch: as above for m tokens. Errors: as above; kUnimplemented on CUDA.
+// CausalAttention of all m. Scratch: as above for m tokens. Errors: as above; kUnimplemented on
+// CUDA.
 template <typename T>
 absl::Status CausalAttentionOfLast(int heads, MatrixView<const T> q, MatrixView<const T> k,
                                    MatrixView<const T> v, MatrixView<T> out, Workspace& workspace,
