@@ -51,7 +51,7 @@ set(moe_public_headers
   moe/hf/block_run.h moe/hf/hf_config.h moe/hf/hf_model.h moe/hf/hf_weights.h moe/hf/model_rule.h moe/hf/tensor_rule.h
   moe/io/checkpoint.h moe/io/file.h moe/io/file_system.h moe/io/routing_trace.h moe/io/safetensors.h
   moe/io/safetensors_stream.h
-  moe/lm/text_data.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h
+  moe/lm/key_value_cache.h moe/lm/text_data.h moe/lm/tokens.h moe/lm/train_config.h moe/lm/trainer.h moe/lm/transformer.h
   dispatch/dispatch_plan.h dispatch/dispatcher.h dispatch/placement.h
   gating/capacity.h gating/gate.h gating/router.h gating/router_config.h gating/routing.h
   gating/token_choice_gate.h gating/token_groups.h
