@@ -28,9 +28,9 @@ enum class RotaryDirection : int8_t { kForward = 1, kBackward = -1 };
 
 // Rotates pairs (d, d + D/2) of every head by position * base^(-2d/D), position counted on from
 // first_position at the start of the row's sequence; in place. D must be even. Su et al. (2021),
-// arXiv:2104.09864, in the half-split layout of Llama. Angles in float64; their cosines and sines are kept for the
-// process, one table per (base, D, device), so that every device gives the same bits. A call that
-// needs more positions than those before it waits for a longer table.
+// arXiv:2104.09864, in the half-split layout of Llama. Angles in float64; their cosines and sines
+// are kept for the process, one table per (base, D, device), so that every device gives the same
+// bits. A call that needs more positions than those before it waits for a longer table.
 // Scratch: CUDA takes the offsets, B + 1 int64, at the call and leaves them to the caller's mark.
 template <typename T>
 absl::Status ApplyRotary(const AttentionShape& shape, float base, RotaryDirection direction,

@@ -52,8 +52,8 @@ print ids, and take them: --prompt-tokens.
 How a token is chosen from logits l
   temperature 0  the largest l, the lowest id where several are
   else           with probability proportional to e^(l / temperature), among the --top-k largest
-                 and, of these, the fewest that together have --top-p of their probability. The random
-                 number is a function of --seed and the token's place: Philox.
+                 and, of these, the fewest that together have --top-p of their probability. The
+                 random number is a function of --seed and the token's place: Philox.
 What a token's router does is not limited by capacity.
 
 Speed, on standard error: prompt, with packing the weights; then tokens a second, and the weights
