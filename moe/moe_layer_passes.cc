@@ -159,10 +159,10 @@ absl::Status MoeLayer<T>::ForwardRows(MatrixView<const T> x, const Batch& batch,
   const int64_t hidden = x.cols();
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Matrix<T>(plan.expert_rows(), hidden));
   MOE_RETURN_IF_ERROR(experts_->Prepare(rows, workspace, s.experts));
-  MOE_ASSIGN_OR_RETURN(const auto returned, MakeReturnedRows(*dispatcher_, plan, hidden,
-                                                             *context_.workspace, workspace));
-  const MatrixView<T> out = returned.out;
-  s.home_rows = returned.home;
+  MOE_ASSIGN_OR_RETURN(const auto rows_back, MakeReturnedRows(*dispatcher_, plan, hidden,
+                                                              *context_.workspace, workspace));
+  const MatrixView<T> out = rows_back.out;
+  s.home_rows = rows_back.home;
 
   MOE_RETURN_IF_ERROR(JoinStreams(exchange, compute));
   MOE_RETURN_IF_ERROR(ExchangeAroundExperts(
@@ -374,9 +374,9 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
       const auto d_weight,
       workspace.Array<float>(static_cast<int64_t>(saved.router.on_device.weight.size())));
   MOE_ASSIGN_OR_RETURN(const auto d_out, workspace.Matrix<T>(plan.expert_rows(), hidden));
-  MOE_ASSIGN_OR_RETURN(const auto returned,
+  MOE_ASSIGN_OR_RETURN(const auto rows_back,
                        MakeReturnedRows(*dispatcher_, plan, hidden, workspace, workspace));
-  const MatrixView<T> d_rows = returned.out, home_dx = returned.home;
+  const MatrixView<T> d_rows = rows_back.out, home_dx = rows_back.home;
 
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.

@@ -8,12 +8,10 @@
 
 #include <absl/strings/str_cat.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "kernels/base/rng.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
+#include "kernels/base/xxh3.h"
 #include "moe/lm/agreement.h"
 #include "moe/lm/evaluation.h"
 #include "moe/lm/key_value_cache.h"
@@ -68,8 +66,8 @@ std::vector<RunSetting> SettingsOf(const TrainConfig& config, int64_t step,
     settings.push_back({.kind = SettingKind::kLayout, .name = name, .value = value});
   };
   add("--checkpoint", step);
-  add("--prompt", static_cast<int64_t>(
-                      XXH3_64bits(options.prompt.data(), options.prompt.size() * sizeof(int32_t))));
+  add("--prompt",
+      static_cast<int64_t>(Xxh3(options.prompt.data(), options.prompt.size() * sizeof(int32_t))));
   add("--max-new-tokens", options.max_new_tokens);
   return settings;
 }
