@@ -57,7 +57,7 @@ class Trainer {
     sequences_.reserve(config.micro_batch_size);
   }
 
-  absl::Status Build();
+  absl::Status Build(const TrainHooks& hooks);
   absl::StatusOr<TrainReport> Run(const TrainHooks& hooks);
 
  private:
@@ -103,7 +103,7 @@ class Trainer {
 };
 
 template <typename T>
-absl::Status Trainer<T>::Build() {
+absl::Status Trainer<T>::Build(const TrainHooks& hooks) {
   MOE_ASSIGN_OR_RETURN(model_,
                        Transformer<T>::Create(ModelConfig(config_), core_.parameters(), context_));
   if (config_.dtype == DType::kFloat16) scaler_.emplace(config_.loss_scale);
@@ -114,7 +114,8 @@ absl::Status Trainer<T>::Build() {
                                                  config_.model.moe.router.num_experts);
     model_->CountSlots(routing_->slots());
   }
-  MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());
+  if (hooks.load_weights) MOE_RETURN_IF_ERROR(hooks.load_weights(core_.parameters(), context_));
+  MOE_ASSIGN_OR_RETURN(optimizer_, core_.optimizer());  // with ZeRO it takes the masters
   state_.emplace(core_.parameters(), *optimizer_, model_->router_shares(), context_);
   return absl::OkStatus();
 }
@@ -397,10 +398,7 @@ absl::StatusOr<TrainReport> TrainAs(const TrainConfig& config, const Corpus& cor
                                     const TrainHooks& hooks) {
   Trainer<T> trainer(config, corpus, settings, core);
   return core.session().OrEnd([&]() -> absl::StatusOr<TrainReport> {
-    MOE_RETURN_IF_ERROR(trainer.Build());
-    if (hooks.load_weights) {
-      MOE_RETURN_IF_ERROR(hooks.load_weights(core.parameters(), core.context()));
-    }
+    MOE_RETURN_IF_ERROR(trainer.Build(hooks));
     return trainer.Run(hooks);
   });
 }
