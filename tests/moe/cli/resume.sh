@@ -2,7 +2,7 @@
 # `moe train` that is killed, stopped and resumed: bash resume.sh <moe> [<mpiexec> ...]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 launcher=("${@:2}") # of four processes; empty: threads
-steps=1500
+steps=700
 train=("$moe" train "${model[@]}" --steps $steps --lr 0.01 --quiet)
 
 # started <what> <lines>: waits until the run in the background has written that many metrics.
