@@ -32,9 +32,9 @@ TYPED_TEST(CudaLinkTest, InputsOfSizeZeroLaunchNothingAndNeedNoDriver) {
   nothing(combine::WeightGradient<T>{none, none, nullptr, nullptr, nullptr});
   nothing(bias::Add<T>{none, nullptr});
   nothing(bias::Gradient<T>{none, nullptr, Write::kAdd});
-  nothing(rms_norm::Forward<T>{none, nullptr, 0, none, nullptr});
-  nothing(
-      rms_norm::Backward<T>{none, nullptr, nullptr, none, none, Write::kAdd, nullptr, Write::kAdd});
+  nothing(rms_norm::Forward<T>{{}, none, nullptr, 0, none, nullptr});
+  nothing(rms_norm::Backward<T>{
+      {}, none, nullptr, nullptr, none, none, Write::kAdd, nullptr, Write::kAdd});
   nothing(elementwise::Sum<T, T>{none, none, none});
   nothing(activation::Forward<T>{Activation::kSwiGlu, none, none, none});
   nothing(activation::Backward<T>{Activation::kSwiGlu, none, none, none, none, none});
