@@ -4,7 +4,9 @@
 #
 #   scripts/demo.sh [flags of moe train...]      e.g. scripts/demo.sh --steps 20
 #
-# Flags given here come last, so they win. Results: build/demo/run/metrics.jsonl.
+# Flags given here come last, so they win. Results: build/demo/run/metrics.jsonl, and the trained model:
+#
+#   build/demo/moe/cli/moe generate --checkpoint build/demo/run --prompt 'Life is '
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -21,7 +23,8 @@ if ! build >"$dir/build.log" 2>&1; then
   echo "demo: the build failed" >&2
   exit 1
 fi
-rm -f "$dir/run/metrics.jsonl" # of an earlier demo
+rm -rf "$dir/run" # of an earlier demo
 set -x
 exec "$dir/moe/cli/moe" train --data "$text" --out "$dir/run" --ranks 4 --ep 2 --num-experts 8 \
-  --topk 2 --steps 800 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 "$@"
+  --topk 2 --steps 800 --lr 0.002 --lr-warmup-steps 50 --eval-interval 100 --log-interval 20 \
+  --save "$dir/run/checkpoints" "$@"
