@@ -72,10 +72,7 @@ uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<
   const UnitGrid grid(tensor);
   std::vector<float> elements;  // of a unit that is narrower than its tensor
   uint64_t sum = 0;
-  for (int64_t unit = 0; unit < grid.size(); ++unit) {
-    const TensorBox box = grid.box(unit);
-    if (box.row_begin < first_row || box.row_begin >= first_row + rows.rows()) continue;
-    MOE_CHECK(box.row_end <= first_row + rows.rows());
+  grid.ForEachUnit(first_row, first_row + rows.rows(), [&](int64_t unit, const TensorBox& box) {
     const float* data = rows.row(box.row_begin - first_row) + box.col_begin;
     if (box.cols() != rows.stride()) {
       elements.clear();
@@ -86,7 +83,7 @@ uint64_t HashUnits(const CanonicalTensor& tensor, int64_t first_row, MatrixView<
       data = elements.data();
     }
     sum += Xxh3(data, box.rows() * box.cols() * sizeof(float), name + static_cast<uint64_t>(unit));
-  }
+  });
   return sum;
 }
 

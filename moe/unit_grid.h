@@ -2,9 +2,11 @@
 #ifndef MOE_MOE_UNIT_GRID_H_
 #define MOE_MOE_UNIT_GRID_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/base/tensor_view.h"
 #include "moe/canonical_tensor.h"
 
@@ -25,6 +27,21 @@ class UnitGrid {
   // Units count up leaf by leaf, in a leaf row by row. A leaf may be empty.
   int64_t size() const { return first_[kLeaves]; }
   TensorBox box(int64_t unit) const;
+  // Calls visit(unit, its box) for the units of rows [begin, end), which are whole row groups.
+  template <typename Visit>
+  void ForEachUnit(int64_t begin, int64_t end, Visit visit) const {
+    for (int s = 0; s < kLeaves; ++s) {
+      TensorBox box = leaf_[s];
+      const int64_t leaf_begin = box.row_begin, leaf_end = std::min(end, box.row_end);
+      if (box.cols() == 0) continue;
+      for (int64_t row = std::max(begin, leaf_begin); row < leaf_end; row = box.row_end) {
+        box.row_begin = row;
+        box.row_end = std::min(row + group_rows_, leaf_[s].row_end);
+        MOE_CHECK((row - leaf_begin) % group_rows_ == 0 && box.row_end <= end);
+        visit(first_[s] + (row - leaf_begin) / group_rows_, box);
+      }
+    }
+  }
   // The first row of the row group that `row` is in; rows() for row >= rows().
   int64_t FirstRowOfGroup(int64_t row) const;
   // The first row of the row group, or rows(), whose first element, row by row, is nearest to

@@ -79,7 +79,7 @@ struct CheckpointReader::State {
   absl::StatusOr<absl::Span<const uint8_t>> BoxBytes(const ManifestBox& box);
   template <typename T>
   absl::Status ReadBox(absl::string_view tensor, absl::string_view state, const TensorBox& box,
-                       MatrixView<T> out);
+                       MatrixView<T> out, bool check = true);
 };
 
 absl::StatusOr<absl::Span<const uint8_t>> CheckpointReader::State::BoxBytes(
@@ -117,7 +117,7 @@ absl::StatusOr<const uint8_t*> CheckpointReader::State::CheckedBox(size_t index)
 template <typename T>
 absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
                                               absl::string_view state_name, const TensorBox& box,
-                                              MatrixView<T> out) {
+                                              MatrixView<T> out, bool check) {
   const std::string what =
       absl::StrCat("CheckpointReader: ", path, ": '", tensor_name, "' ", state_name);
   const auto tensor = std::lower_bound(
@@ -155,9 +155,15 @@ absl::Status CheckpointReader::State::ReadBox(absl::string_view tensor_name,
         from.col_begin >= box.col_end) {
       continue;
     }
-    const size_t index = stored - manifest.boxes.begin();
-    MOE_ASSIGN_OR_RETURN(const uint8_t* const bytes, CheckedBox(index));
-    verified[index] = true;
+    const uint8_t* bytes = nullptr;
+    if (check) {
+      const size_t index = stored - manifest.boxes.begin();
+      MOE_ASSIGN_OR_RETURN(bytes, CheckedBox(index));
+      verified[index] = true;
+    } else {
+      MOE_ASSIGN_OR_RETURN(const auto unchecked, BoxBytes(*stored));
+      bytes = unchecked.data();
+    }
     CopyPart(bytes, from, box, out);
   }
   return absl::OkStatus();
@@ -223,6 +229,11 @@ absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_vi
 absl::Status CheckpointReader::ReadBox(absl::string_view tensor, absl::string_view state,
                                        const TensorBox& box, MatrixView<double> out) {
   return state_->ReadBox(tensor, state, box, out);
+}
+
+absl::Status CheckpointReader::ReadUnchecked(absl::string_view tensor, absl::string_view state,
+                                             const TensorBox& box, MatrixView<float> out) {
+  return state_->ReadBox(tensor, state, box, out, /*check=*/false);
 }
 
 absl::Status CheckpointReader::Verify(int threads) {

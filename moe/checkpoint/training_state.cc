@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -19,6 +20,13 @@ constexpr char kMaster[] = "master", kMean[] = "m", kMeanSquare[] = "v", kValue[
                kShare[] = "share";
 // Of parameters, in the order of TrainingState::Hashes.
 constexpr absl::string_view kStates[] = {kMaster, kMean, kMeanSquare, kValue};
+
+size_t PlaceOf(absl::string_view state) {
+  return static_cast<size_t>(std::find(std::begin(kStates), std::end(kStates), state) - kStates);
+}
+
+// Elements that are read at once, and hashed while a near cache has them.
+constexpr int64_t kBand = int64_t{1} << 16;
 
 ElementRange Common(ElementRange a, ElementRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
@@ -123,7 +131,8 @@ absl::Status TrainingState::CopyToHost() {
 
 absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_taken) {
   MOE_RETURN_IF_ERROR(CheckTensors(reader));
-  for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held));
+  Hashes hashes = {};  // of what this rank speaks for; it hashes the boxes of the rest
+  for (const Held& held : AllHeld()) MOE_RETURN_IF_ERROR(Read(reader, held, hashes));
   if (optimizer_ != nullptr) MOE_RETURN_IF_ERROR(optimizer_->PublishMasters());
   for (const auto& p : parameters_.parameters()) {
     if (p->frozen() || IsSliced(*p)) continue;
@@ -139,7 +148,8 @@ absl::Status TrainingState::Restore(CheckpointReader& reader, int64_t steps_take
                        MatrixView<double>(share.values->data(), 1, share.tensor.cols)));
   }
   if (optimizer_ != nullptr) optimizer_->set_steps_taken(steps_taken);
-  return CheckHashes(reader);
+  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
+  return CheckHashes(reader, hashes);
 }
 
 // Whether the checkpoint is of this model: the same tensors over all ranks, in the same shapes.
@@ -172,42 +182,59 @@ absl::Status TrainingState::CheckTensors(const CheckpointReader& reader) {
       reader.path(), ": ", stored, " tensors, expected the ", mine, " that this model has"));
 }
 
-absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held) {
+absl::Status TrainingState::Read(CheckpointReader& reader, const Held& held, Hashes& hashes) {
   const CanonicalTensor& tensor = *held.tensor;
-  const int64_t rows = held.rows.size(), size = rows * tensor.cols;
-  const TensorBox box = {held.rows.begin, held.rows.end, 0, tensor.cols};
+  if (tensor.cols == 0) return absl::OkStatus();
+  const UnitGrid grid(tensor);
   for (const auto& [state, data] : held.states) {
-    if (!OnCuda(context_)) {
-      MOE_RETURN_IF_ERROR(
-          reader.ReadBox(tensor.name, state, box, MatrixView<float>(data, rows, tensor.cols)));
-      continue;
+    uint64_t& hash = hashes[PlaceOf(state)];
+    for (int64_t row = held.rows.begin, end = row; row < held.rows.end; row = end) {
+      const bool own = held.own.begin <= row && row < held.own.end;
+      const int64_t last = own                    ? held.own.end
+                           : row < held.own.begin ? held.own.begin
+                                                  : held.rows.end;
+      end = std::min(last, grid.FirstRowOfGroup(row + std::max<int64_t>(1, kBand / tensor.cols)));
+      const int64_t size = (end - row) * tensor.cols;
+      float* const to = data + (row - held.rows.begin) * tensor.cols;
+      if (OnCuda(context_)) host_.resize(static_cast<size_t>(size));
+      const MatrixView<float> rows(OnCuda(context_) ? host_.data() : to, end - row, tensor.cols);
+      const TensorBox box = {row, end, 0, tensor.cols};
+      if (own) {
+        MOE_RETURN_IF_ERROR(reader.ReadUnchecked(tensor.name, state, box, rows));
+        hash += HashUnits(tensor, row, rows);
+      } else {
+        MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, box, rows));
+      }
+      if (!OnCuda(context_)) continue;
+      MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(host_.data(), to,
+                                                      size * static_cast<int64_t>(sizeof(float))));
+      MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
     }
-    host_.resize(static_cast<size_t>(size));
-    MOE_RETURN_IF_ERROR(reader.ReadBox(tensor.name, state, box,
-                                       MatrixView<float>(host_.data(), rows, tensor.cols)));
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(host_.data(), data,
-                                                    size * static_cast<int64_t>(sizeof(float))));
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingState::SumOverRanks(Hashes& hashes) {
+  int64_t sums[std::tuple_size_v<Hashes>];
+  std::transform(hashes.begin(), hashes.end(), sums,
+                 [](uint64_t hash) { return static_cast<int64_t>(hash); });
+  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(absl::MakeSpan(sums),
+                                                                ReduceOp::kSum, *context_.host));
+  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+  std::transform(std::begin(sums), std::end(sums), hashes.begin(),
+                 [](int64_t sum) { return static_cast<uint64_t>(sum); });
   return absl::OkStatus();
 }
 
 // Each rank adds the units that it speaks for.
 absl::StatusOr<TrainingState::Hashes> TrainingState::HashStates() {
   MOE_RETURN_IF_ERROR(CollectParts());
-  int64_t sums[std::size(kStates)] = {};
+  Hashes hashes = {};
   for (const StatePart& part : parts_) {
-    const auto state = std::find(std::begin(kStates), std::end(kStates), part.state);
-    uint64_t hash =
+    hashes[PlaceOf(part.state)] +=
         HashUnits(*part.tensor, part.box.row_begin, std::get<MatrixView<const float>>(part.data));
-    hash += static_cast<uint64_t>(sums[state - kStates]);
-    sums[state - kStates] = static_cast<int64_t>(hash);
   }
-  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(absl::MakeSpan(sums),
-                                                                ReduceOp::kSum, *context_.host));
-  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
-  Hashes hashes;
-  for (size_t i = 0; i < hashes.size(); ++i) hashes[i] = static_cast<uint64_t>(sums[i]);
+  MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
   return hashes;
 }
 
@@ -216,12 +243,12 @@ absl::StatusOr<uint64_t> TrainingState::HashWeights() {
   return hashes[0] + hashes[3];
 }
 
-absl::Status TrainingState::CheckHashes(const CheckpointReader& reader) {
-  MOE_ASSIGN_OR_RETURN(const Hashes hashes, HashStates());
+absl::Status TrainingState::CheckHashes(CheckpointReader& reader, const Hashes& hashes) {
   for (size_t i = 0; i < hashes.size(); ++i) {
     if (optimizer_ == nullptr && kStates[i] != kMaster && kStates[i] != kValue) continue;
     const std::string expected = reader.StateHash(kStates[i]), read = HashHex(hashes[i]);
     if (read == expected || (expected.empty() && hashes[i] == 0)) continue;
+    MOE_RETURN_IF_ERROR(reader.Verify(/*threads=*/1));  // it names the box
     return absl::DataLossError(absl::StrCat(reader.path(), ": all '", kStates[i],
                                             "' read have hash ", read, ", the manifest says ",
                                             expected));

@@ -62,8 +62,9 @@ class TrainingState {
   absl::StatusOr<Hashes> HashStates();
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader);
-  absl::Status Read(CheckpointReader& reader, const Held& held);
-  absl::Status CheckHashes(const CheckpointReader& reader);
+  absl::Status Read(CheckpointReader& reader, const Held& held, Hashes& hashes);
+  absl::Status SumOverRanks(Hashes& hashes);
+  absl::Status CheckHashes(CheckpointReader& reader, const Hashes& hashes);
 
   ParameterStore& parameters_;
   Optimizer* const optimizer_ = nullptr;  // nullptr: weights alone
