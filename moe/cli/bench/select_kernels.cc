@@ -56,6 +56,9 @@ class SelectKernels final : public KernelCases {
     MOE_ASSIGN_OR_RETURN(count_, Mirrored<int64_t>::Allocate(E(), device_, "counts"));
     MOE_ASSIGN_OR_RETURN(row_of_slot_, Mirrored<int32_t>::Allocate(S(), device_, "plan"));
     MOE_ASSIGN_OR_RETURN(slot_of_row_, Mirrored<int32_t>::Allocate(S(), device_, "plan"));
+    const std::vector<int64_t> one_micro_batch = {0, 1}, all_slots = {0, S()};
+    MOE_ASSIGN_OR_RETURN(micro_batches_, Mirrored<int64_t>::Of(one_micro_batch, device_, "plan"));
+    MOE_ASSIGN_OR_RETURN(slot_offset_, Mirrored<int64_t>::Of(all_slots, device_, "plan"));
     MOE_ASSIGN_OR_RETURN(begin_, Mirrored<int64_t>::Allocate(E() + 1, device_, "plan"));
     MOE_ASSIGN_OR_RETURN(sorted_count_, Mirrored<int32_t>::Allocate(E(), device_, "plan"));
     const int64_t scratch =
@@ -88,6 +91,8 @@ class SelectKernels final : public KernelCases {
     const expert_sort::CudaExpertSort sort = {.slots = S(),
                                               .expert = slots_.device().data(),
                                               .num_experts = spec_.router.num_experts,
+                                              .micro_batch_offsets = micro_batches_.device().data(),
+                                              .slot_offset = slot_offset_.device().data(),
                                               .row_of_slot = row_of_slot_.device().data(),
                                               .slot_of_row = slot_of_row_.device().data(),
                                               .expert_begin = begin_.device().data(),
@@ -142,7 +147,7 @@ class SelectKernels final : public KernelCases {
   Mirrored<T> logits_;
   Mirrored<int32_t> slots_, expert_, row_of_slot_, slot_of_row_, sorted_count_, scratch_;
   Mirrored<float> weight_;
-  Mirrored<int64_t> count_, begin_;
+  Mirrored<int64_t> count_, micro_batches_, slot_offset_, begin_;  // one micro-batch of one token
 };
 
 absl::Status CheckLimit(const char* name, int64_t value, int64_t most) {
