@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,19 +22,18 @@ namespace moe::lm {
 namespace {
 
 template <typename T>
-absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, CheckpointReader& reader,
+absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWeights& weights,
                                             const Tokens& text, moe::Trainer& core) {
   const Context& context = core.context();
   MOE_ASSIGN_OR_RETURN(const auto model,
                        Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
-  MOE_RETURN_IF_ERROR(RestoreWeights(reader, core.parameters(), context));
+  MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
   EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
   const auto start = std::chrono::steady_clock::now();
-  MOE_ASSIGN_OR_RETURN(
-      report.loss, MeanLoss<T>(config, text, report.sequences, reader.manifest().step, core, *model,
-                               batch, totals));
+  MOE_ASSIGN_OR_RETURN(report.loss, MeanLoss<T>(config, text, report.sequences, weights.step(),
+                                                core, *model, batch, totals));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.tokens = report.sequences * config.sequence_length;
   MOE_RETURN_IF_ERROR(
@@ -43,10 +44,31 @@ absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, Checkpoin
 
 }  // namespace
 
-absl::Status RestoreWeights(CheckpointReader& reader, ParameterStore& parameters,
-                            const Context& context) {
+bool IsPublicModel(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(absl::StrCat(path, "/config.json"), ignored);
+}
+
+absl::StatusOr<StoredWeights> StoredWeights::Open(const std::string& path) {
+  if (IsPublicModel(path)) {
+    MOE_ASSIGN_OR_RETURN(hf::HfModel model, hf::HfModel::Open(path));
+    return StoredWeights(std::move(model));
+  }
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  return StoredWeights(std::move(reader));
+}
+
+int64_t StoredWeights::step() const {
+  const auto* const reader = std::get_if<CheckpointReader>(&files_);
+  return reader == nullptr ? 0 : reader->manifest().step;
+}
+
+absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& context) {
   context.mesh->SetPhase({.name = "weights"});
-  const absl::Status status = TrainingState(parameters, context).Restore(reader, 0);
+  auto* const reader = std::get_if<CheckpointReader>(&files_);
+  const absl::Status status = reader == nullptr
+                                  ? std::get<hf::HfModel>(files_).Load(parameters, context)
+                                  : TrainingState(parameters, context).Restore(*reader, 0);
   return absl::IsDataLoss(status) ? WithFileFault(status, FileFault::kContent) : status;
 }
 
@@ -90,11 +112,11 @@ absl::StatusOr<float> MeanLoss(const TrainConfig& config, const Tokens& text, in
 absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::string& path,
                                           const Corpus& corpus, Tokens Corpus::*part,
                                           std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  MOE_ASSIGN_OR_RETURN(StoredWeights weights, StoredWeights::Open(path));
   std::vector<RunSetting> settings = SettingsOf(config, corpus);
   settings.push_back({.kind = SettingKind::kLayout,
                       .name = "--checkpoint",
-                      .value = reader.manifest().step,
+                      .value = weights.step(),
                       .text = path});
   MOE_RETURN_IF_ERROR(CheckAgreement(settings, *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
@@ -107,7 +129,7 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::
   }
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
   return WithStorageType(config.dtype, [&]<typename T>(T) {
-    return core->session().OrEnd([&] { return EvaluateAs<T>(config, reader, text, *core); });
+    return core->session().OrEnd([&] { return EvaluateAs<T>(config, weights, text, *core); });
   });
 }
 

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 
 #include <absl/status/statusor.h>
 
 #include "moe/checkpoint/reader.h"
+#include "moe/hf/hf_model.h"
 #include "moe/lm/sequence_batch.h"
 #include "moe/lm/step_totals.h"
 #include "moe/lm/trainer.h"
@@ -16,10 +18,26 @@
 
 namespace moe::lm {
 
-// All weights that this rank holds from a checkpoint, without optimiser state. Errors: as
-// TrainingState::Restore, with a FileFault for a damaged checkpoint. Collective, blocks the host.
-absl::Status RestoreWeights(CheckpointReader& reader, ParameterStore& parameters,
-                            const Context& context);
+// Whether `path` is the folder of a public model: it has a config.json.
+bool IsPublicModel(const std::string& path);
+
+// The weights of a model, without optimiser state: of a checkpoint, or of a public model.
+// Move-only.
+class StoredWeights {
+ public:
+  // `path`: a step folder, or that of a public model. Errors of CheckpointReader::Open and
+  // HfModel::Open.
+  static absl::StatusOr<StoredWeights> Open(const std::string& path);
+  int64_t step() const;  // of a public model 0
+  // All that this rank holds. Errors: as TrainingState::Restore and HfModel::Load, with a FileFault
+  // for what is damaged. Collective, blocks the host.
+  absl::Status Load(ParameterStore& parameters, const Context& context);
+
+ private:
+  using Files = std::variant<CheckpointReader, hf::HfModel>;
+  explicit StoredWeights(Files files) : files_(std::move(files)) {}
+  Files files_;
+};
 
 // Sequences of `text` that a pass takes: at most `most`. The last incomplete micro-batch is
 // shortened, or left out where padding or token blocks need whole ones.
@@ -39,8 +57,8 @@ struct EvaluationReport {
   double seconds = 0;  // without the model's loading; the slowest rank's
 };
 
-// The loss of at most config.eval_sequences sequences of a part of `corpus`, under the weights of
-// the checkpoint at `path`, a step folder, of a run that `config` says (StoredConfig). No optimiser
+// The loss of at most config.eval_sequences sequences of a part of `corpus`, under the
+// StoredWeights at `path`, of a model that `config` says (StoredConfig, HfModel). No optimiser
 // state is read, and no memory taken for any. Collective over `world`; the same report, and the
 // same bits at any layout, on every rank. kInvalidArgument, on every rank, unless all have the same
 // text, settings and checkpoint, and unless there is a sequence; kNotFound, and errors with a

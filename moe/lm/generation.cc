@@ -77,14 +77,14 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 }
 
 template <typename T>
-absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, CheckpointReader& reader,
+absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWeights& weights,
                                             const GenerationOptions& options, moe::Trainer& core) {
   const Context& context = core.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
   MOE_ASSIGN_OR_RETURN(const auto model,
                        Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
-  MOE_RETURN_IF_ERROR(RestoreWeights(reader, core.parameters(), context));
+  MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));
   MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
                                        config.model, first ? prompt + options.max_new_tokens : 0));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
@@ -156,14 +156,14 @@ absl::StatusOr<int32_t> SampleToken(absl::Span<const float> logits, const Sampli
 absl::StatusOr<GenerationReport> Generate(const TrainConfig& given, const std::string& path,
                                           const GenerationOptions& options,
                                           std::unique_ptr<Communicator> world) {
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(path));
+  MOE_ASSIGN_OR_RETURN(StoredWeights weights, StoredWeights::Open(path));
   const TrainConfig config = ForTokensOneByOne(given, world->size());
-  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, reader.manifest().step, options), *world));
+  MOE_RETURN_IF_ERROR(CheckAgreement(SettingsOf(config, weights.step(), options), *world));
   MOE_RETURN_IF_ERROR(ValidateTrainConfig(config, world->size()));
   MOE_RETURN_IF_ERROR(CheckOptions(options, config.model));
   MOE_ASSIGN_OR_RETURN(const auto core, CreateCore(config, std::move(world)));
   return WithStorageType(config.dtype, [&]<typename T>(T) {
-    return core->session().OrEnd([&] { return GenerateAs<T>(config, reader, options, *core); });
+    return core->session().OrEnd([&] { return GenerateAs<T>(config, weights, options, *core); });
   });
 }
 

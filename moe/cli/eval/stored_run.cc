@@ -11,6 +11,7 @@
 #include "moe/checkpoint/step_folders.h"
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/program.h"
+#include "moe/lm/evaluation.h"
 #include "moe/lm/run_settings.h"
 
 namespace moe::cli {
@@ -45,6 +46,12 @@ absl::StatusOr<FoundCheckpoint> Find(const std::string& path) {
 }
 
 absl::StatusOr<StoredRun> Open(const std::string& path) {
+  if (lm::IsPublicModel(path)) {
+    MOE_ASSIGN_OR_RETURN(const hf::HfModel model, hf::HfModel::Open(path));
+    StoredRun run = {.path = path, .is_public_model = true};
+    run.config.model = model.config();
+    return run;
+  }
   MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, Find(path));
   auto reader = CheckpointReader::Open(found.path);
   if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
@@ -62,10 +69,12 @@ absl::StatusOr<StoredRun> Open(const std::string& path) {
 }  // namespace
 
 void AddStoredRunSettings(Table& table) {
-  table.Add("--checkpoint PATH", Kind::kText,
-            "a checkpoint, or the folder of a run, whose newest whole one is taken; needed");
+  table.Add(
+      "--checkpoint PATH", Kind::kText,
+      "a checkpoint, the folder of a run, whose newest whole one is taken, or that of a public "
+      "model as moe train --init-from takes it; needed");
   table.Add("--dtype TYPE", {Kind::kWord, "", WordsOf(kComputeTypes)},
-            "of activations and compute weights; default: as trained");
+            "of activations and compute weights; default: as trained, f32 for a public model");
 }
 
 absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch) {

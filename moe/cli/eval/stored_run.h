@@ -18,16 +18,18 @@ namespace moe::cli {
 void AddStoredRunSettings(Table& table);
 
 struct StoredRun {
-  std::string path;  // of the step folder
+  std::string path;  // of the step folder, or of a public model
   int64_t step = 0;
-  // What it was trained with (lm::StoredConfig), on the device and with the type asked for.
+  bool is_public_model = false;
+  // What it was trained with (lm::StoredConfig), or the public model and defaults; on the device
+  // and with the type asked for.
   lm::TrainConfig config;
   std::vector<std::string> warnings;  // of newer checkpoints that are damaged
 };
 
 // The checkpoint, or the newest whole one of a run: --checkpoint is a step folder, the folder of
-// them, or the one above it, in which it is called checkpoints. Opens it; reads no weights. Exit
-// codes: kUsage: there is none; kBadInput: damaged.
+// them, or the one above it, in which it is called checkpoints; or a public model's folder. Opens
+// it; reads no weights. Exit codes: kUsage: there is none; kBadInput: damaged.
 absl::StatusOr<StoredRun> OpenStoredRun(const Settings& settings, const Launch& launch);
 
 }  // namespace moe::cli

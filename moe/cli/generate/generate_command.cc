@@ -227,7 +227,7 @@ absl::Status GenerateRun::Run() {
   if (launch_.rank() == 0 && !settings_.on("quiet")) {
     const int64_t length =
         static_cast<int64_t>(generation.prompt.size()) + generation.max_new_tokens;
-    if (length > run_.config.sequence_length) {
+    if (!run_.is_public_model && length > run_.config.sequence_length) {
       run_.warnings.push_back(absl::StrCat("prompt and new tokens are ", length,
                                            ", the model has learnt sequences of ",
                                            run_.config.sequence_length));

@@ -15,6 +15,17 @@ for layout in "1 1" "3 3 --dispatch direct" "8 4 --threads 1"; do
   [[ $(value "$work/stdout" loss_hex) == "$trained" ]] ||
     fail "eval on $layout: $(cat "$work/stdout"), training said $trained"
 done
+# Exported, a public model has it, too: of its files alone.
+run "$moe" ckpt export "$work/run/checkpoints/step-00000004" --format mixtral --out "$work/model"
+expect 0 "export"
+run "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
+expect 0 "eval of the exported model"
+[[ $(value "$work/stdout" loss_hex) == "$trained" ]] || fail "exported: $(cat "$work/stdout"), training said $trained"
+cp -r "$work/model" "$work/bad"
+truncate -s -8 "$work/bad/model.safetensors"
+run "$moe" eval --checkpoint "$work/bad" "${held_out[@]:2}" --seq-length 32
+expect 3 "eval of a damaged model"
+
 run "$moe" eval "${held_out[@]}" --seq-length 16 --micro-batch-size 5
 expect 0 "eval with another length"
 grep -qF "held-out: 16 sequences of 16 bytes" "$work/stdout" || fail "eval: $(cat "$work/stdout")"

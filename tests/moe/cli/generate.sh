@@ -24,6 +24,20 @@ grep -qF "warning: prompt and new tokens are 51, the model has learnt sequences 
 run "$moe" generate "${start[@]}" --temperature 1 --top-k 20 --top-p 0.9 --seed 6
 [[ $(cat "$work/stdout") != "$reference" ]] || fail "two seeds, one text"
 
+# A public model: what transformers writes, token for token (model.generate, greedy).
+models=$(dirname "${BASH_SOURCE[0]}")/../../golden/models
+while read -r family expected; do
+  for ranks in 1 3; do
+    run "$moe" generate --checkpoint "$models/$family" --prompt-tokens 1,2,3 --max-new-tokens 12 --ranks $ranks --quiet
+    expect 0 "generate with $family on $ranks"
+    [[ $(cat "$work/stdout") == "$expected" ]] || fail "$family on $ranks: $(cat "$work/stdout"), expected $expected"
+  done
+done <<'EOF'
+mixtral 21 4 28 4 10 19 4 22 22 22 3 11
+olmoe 23 26 1 8 1 1 22 26 26 26 8 22
+qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
+EOF
+
 # As JSON; from a file, and as ids.
 printf 'the router ' >"$work/start"
 run "$moe" generate "${start[@]}" -o json --quiet
