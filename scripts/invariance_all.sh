@@ -45,10 +45,11 @@ model=(--data "$work/text"
   --moe-ffn-hidden-size 40 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2
   --micro-batches 7 --steps 4 --lr 0.003 --moe-aux-loss-coeff 0.01 --capacity-factor 1.25 --seed 7)
 
-# What must be equal: every hexadecimal number of every step, and the weights; not the loss that a
-# resumed run begins with.
+# What must be equal: every hexadecimal number of every step, the last held-out loss, and the weights;
+# not the losses that a stopped run ends and a resumed one begins with.
 series() {
-  grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | grep -v val_loss_before | tr -d ' '
+  grep -oE '"([a-z_]+_hex|weights_xxh3)": *"[^"]*"' "$1" | grep -v val_loss_before | tr -d ' ' |
+    awk '/val_loss_hex/ {last = $0; next} {print} END {print last}'
 }
 
 equal=0 bad=0
