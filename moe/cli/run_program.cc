@@ -105,17 +105,21 @@ ExitCode Main(Invocation invocation) {
   }
 }
 
+// One line, of the first thread that comes here. Safe in a signal's handler.
+[[noreturn]] void LeaveWith(absl::string_view line, ExitCode code) {
+  static std::atomic<bool> said = false;
+  while (said.exchange(true)) ::pause();  // another thread is leaving
+  (void)!::write(STDERR_FILENO, line.data(), line.size());
+  ::_exit(static_cast<int>(code));
+}
+
 // Destructors and noexcept functions of libraries take memory, too, and nothing catches what those
 // throw.
 [[noreturn]] void LeaveWithoutMemory() {
   const absl::Status status =
       std::current_exception() != nullptr ? StatusOfException() : absl::OkStatus();
   if (!absl::IsResourceExhausted(status)) std::abort();
-  static std::atomic<bool> said = false;
-  while (said.exchange(true)) ::pause();  // another thread is leaving
-  constexpr absl::string_view kLine = "moe: out of memory\n";
-  (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
-  ::_exit(static_cast<int>(ExitCode::kMemory));
+  LeaveWith("moe: out of memory\n", ExitCode::kMemory);
 }
 
 // A standard stream that is closed must not become the first file that is opened.
@@ -127,11 +131,10 @@ void OpenStandardStreams() {
 
 // Of a mapped file that others shorten while it is read, or whose disk fails.
 void EndOnLostBytes(int) {
-  constexpr char kLine[] =
+  LeaveWith(
       "moe: a file became shorter while it was read, or its disk failed (SIGBUS): replace files by "
-      "renaming\n";
-  (void)!::write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
-  ::_exit(static_cast<int>(ExitCode::kIo));
+      "renaming\n",
+      ExitCode::kIo);
 }
 
 }  // namespace
