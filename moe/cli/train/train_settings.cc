@@ -23,7 +23,8 @@ void AddData(TrainOptions& options, Table& t) {
   AddDataSettings(options.data, t);
   t.Add("--init-from DIR", &options.init_from,
         "start with the weights of a public model of the family mixtral, olmoe, qwen2_moe or "
-        "qwen3_moe: config.json, which sets the model, and safetensors");
+        "qwen3_moe: config.json, which sets the model, and safetensors")
+      .Roles(kOfOneRun);
   t.Add("--out DIR", &options.out,
         "folder for metrics.jsonl, made if it is not there; one that holds a run is refused; "
         "without it no file is written")

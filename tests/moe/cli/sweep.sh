@@ -34,6 +34,7 @@ refused 2 "--ranks: 'two'" --ranks two
 refused 2 "--dtype is 'bf61', expected one of f32, bf16, f16; did you mean 'bf16'?" --dtype f32,bf61
 refused 2 "--router is 'mixtrall'" --router switch,mixtrall
 refused 2 "--routing is 'zip:1', expected uniform, zipf:S" --routing uniform,zip:1
+refused 2 "unknown flag '--init-from'" --measure train --init-from model
 refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 4
 refused 2 "--measure is 'trian'" --measure trian
 refused 2 "--repetitions is 0" -r 0
