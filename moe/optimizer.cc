@@ -34,15 +34,17 @@ namespace {
 void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
   int64_t at = 0;  // of the part
   for (const CanonicalTensor& part : piece.parameter->parts()) {
-    const UnitGrid grid(part);
-    for (int64_t u = 0; u < grid.size(); ++u) {
-      const TensorBox box = grid.box(u);
-      const int64_t row = at + box.row_begin * part.cols;
-      if (row < piece.range.begin || row >= piece.range.end) continue;
-      units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
-                       .rows = box.rows(),
-                       .cols = box.cols(),
-                       .stride = part.cols});
+    const ElementRange here = Common(piece.range, {at, at + part.size()});
+    if (here.size() > 0) {
+      UnitGrid(part).ForEachUnit(
+          (here.begin - at) / part.cols, (here.end - at) / part.cols,
+          [&](int64_t /*unit*/, const TensorBox& box) {
+            const int64_t row = at + box.row_begin * part.cols;
+            units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
+                             .rows = box.rows(),
+                             .cols = box.cols(),
+                             .stride = part.cols});
+          });
     }
     at += part.size();
   }

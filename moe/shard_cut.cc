@@ -54,8 +54,7 @@ std::vector<ParameterPiece> PiecesOf(const ParameterBucket& bucket, ElementRange
   std::vector<ParameterPiece> pieces;
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     const int64_t first = bucket.first[i];
-    const ElementRange common = {std::max(range.begin, first),
-                                 std::min(range.end, bucket.first[i + 1])};
+    const ElementRange common = Common(range, {first, bucket.first[i + 1]});
     if (common.size() <= 0) continue;
     pieces.push_back({bucket.parameters[i], {common.begin - first, common.end - first}, common});
   }

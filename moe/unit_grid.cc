@@ -36,17 +36,6 @@ UnitGrid::UnitGrid(const CanonicalTensor& tensor) : cols_(tensor.cols) {
     first_[s] = units;
     if (leaf_[s].cols() > 0) units += (leaf_[s].rows() + group_rows_ - 1) / group_rows_;
   }
-  first_[kLeaves] = units;
-}
-
-TensorBox UnitGrid::box(int64_t unit) const {
-  MOE_CHECK(unit >= 0 && unit < size());
-  const auto after = std::upper_bound(first_.begin(), first_.end(), unit);
-  const int64_t s = after - first_.begin() - 1;
-  TensorBox box = leaf_[s];
-  box.row_begin += (unit - first_[s]) * group_rows_;
-  box.row_end = std::min(box.row_end, box.row_begin + group_rows_);
-  return box;
 }
 
 int64_t UnitGrid::FirstRowOfGroup(int64_t row) const {

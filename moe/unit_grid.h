@@ -24,10 +24,8 @@ class UnitGrid {
 
   explicit UnitGrid(const CanonicalTensor& tensor);
 
-  // Units count up leaf by leaf, in a leaf row by row. A leaf may be empty.
-  int64_t size() const { return first_[kLeaves]; }
-  TensorBox box(int64_t unit) const;
   // Calls visit(unit, its box) for the units of rows [begin, end), which are whole row groups.
+  // Units count up leaf by leaf, in a leaf row by row; of all rows from 0. A leaf may be empty.
   template <typename Visit>
   void ForEachUnit(int64_t begin, int64_t end, Visit visit) const {
     for (int s = 0; s < kLeaves; ++s) {
@@ -52,7 +50,7 @@ class UnitGrid {
   const int64_t cols_;  // of the tensor
   std::array<TensorBox, kLeaves> leaf_;
   int64_t group_rows_ = 1;
-  std::array<int64_t, kLeaves + 1> first_;  // unit of each leaf
+  std::array<int64_t, kLeaves> first_;  // unit of each leaf
 };
 
 // Sum over units, modulo 2^64, of XXH3(the unit's float32 bytes, row by row; seed: XXH3 of the

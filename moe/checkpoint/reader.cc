@@ -188,10 +188,8 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path)
   auto mapped = MappedFile::Open(manifest_path);
   if (absl::IsInvalidArgument(mapped.status())) return Damaged(path, mapped.status().message());
   MOE_ASSIGN_OR_RETURN(const MappedFile document, std::move(mapped));
-  const absl::string_view text(reinterpret_cast<const char*>(document.bytes().data()),
-                               document.bytes().size());
   const std::string said_by = absl::StrCat("CheckpointReader: ", manifest_path);
-  MOE_ASSIGN_OR_RETURN(state->manifest, ParseManifest(said_by, text));
+  MOE_ASSIGN_OR_RETURN(state->manifest, ParseManifest(said_by, document.text()));
   const CheckpointManifest& manifest = state->manifest;
   MOE_RETURN_IF_ERROR(CheckTiling(said_by, manifest));
   state->verified.resize(manifest.boxes.size());

@@ -28,10 +28,6 @@ size_t PlaceOf(absl::string_view state) {
 // Elements that are read at once, and hashed while a near cache has them.
 constexpr int64_t kBand = int64_t{1} << 16;
 
-ElementRange Common(ElementRange a, ElementRange b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
-
 }  // namespace
 
 // Whole rows of a canonical tensor that this rank keeps, and their states, in memory of the
@@ -84,7 +80,7 @@ auto TrainingState::AllHeld() -> std::vector<Held> {
 }
 
 absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
-  MOE_RETURN_IF_ERROR(CollectParts());
+  MOE_RETURN_IF_ERROR(CollectParts(kStates));
   if (context_.mesh->world().rank() != 0) return parts_;
   for (const RouterShare& share : shares_) {
     if (share.values->empty()) continue;  // before the first step
@@ -97,12 +93,13 @@ absl::StatusOr<absl::Span<const StatePart>> TrainingState::PartsToWrite() {
   return parts_;
 }
 
-absl::Status TrainingState::CollectParts() {
+absl::Status TrainingState::CollectParts(absl::Span<const absl::string_view> states) {
   parts_.clear();
   for (const Held& held : AllHeld()) {
     const int64_t cols = held.tensor->cols;
     if (held.own.size() * cols == 0) continue;
     for (const auto& [state, data] : held.states) {
+      if (std::find(states.begin(), states.end(), state) == states.end()) continue;
       const float* const own = data + (held.own.begin - held.rows.begin) * cols;
       parts_.push_back({.tensor = held.tensor,
                         .state = state,
@@ -227,20 +224,15 @@ absl::Status TrainingState::SumOverRanks(Hashes& hashes) {
 }
 
 // Each rank adds the units that it speaks for.
-absl::StatusOr<TrainingState::Hashes> TrainingState::HashStates() {
-  MOE_RETURN_IF_ERROR(CollectParts());
+absl::StatusOr<uint64_t> TrainingState::HashWeights() {
+  MOE_RETURN_IF_ERROR(CollectParts({kMaster, kValue}));
   Hashes hashes = {};
   for (const StatePart& part : parts_) {
     hashes[PlaceOf(part.state)] +=
         HashUnits(*part.tensor, part.box.row_begin, std::get<MatrixView<const float>>(part.data));
   }
   MOE_RETURN_IF_ERROR(SumOverRanks(hashes));
-  return hashes;
-}
-
-absl::StatusOr<uint64_t> TrainingState::HashWeights() {
-  MOE_ASSIGN_OR_RETURN(const Hashes hashes, HashStates());
-  return hashes[0] + hashes[3];
+  return hashes[PlaceOf(kMaster)] + hashes[PlaceOf(kValue)];
 }
 
 absl::Status TrainingState::CheckHashes(CheckpointReader& reader, const Hashes& hashes) {

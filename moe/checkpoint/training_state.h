@@ -58,8 +58,8 @@ class TrainingState {
     return optimizer_ != nullptr && parameter.spec().trainable;
   }
   std::vector<Held> AllHeld();
-  absl::Status CollectParts();
-  absl::StatusOr<Hashes> HashStates();
+  // What this rank speaks for of the states named, in parts_.
+  absl::Status CollectParts(absl::Span<const absl::string_view> states);
   absl::Status CopyToHost();
   absl::Status CheckTensors(const CheckpointReader& reader);
   absl::Status Read(CheckpointReader& reader, const Held& held, Hashes& hashes);

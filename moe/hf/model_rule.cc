@@ -273,8 +273,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view file, absl::strin
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/config.json");
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
-  return ParseModelConfig(path, {text, file.bytes().size()});
+  return ParseModelConfig(path, file.text());
 }
 
 absl::Status CheckExpressible(const ModelRule& rule, const lm::TransformerConfig& config) {

@@ -56,9 +56,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
 
 absl::StatusOr<Checkpoint> Checkpoint::OpenIndex(const std::string& path) {
   MOE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const auto* const text = reinterpret_cast<const char*>(file.bytes().data());
   Checkpoint checkpoint;
-  MOE_ASSIGN_OR_RETURN(checkpoint.shard_of_, ParseShardIndex(path, {text, file.bytes().size()}));
+  MOE_ASSIGN_OR_RETURN(checkpoint.shard_of_, ParseShardIndex(path, file.text()));
   checkpoint.path_ = path;
   const size_t slash = path.rfind('/');
   checkpoint.folder_ = slash == std::string::npos ? "" : path.substr(0, slash + 1);

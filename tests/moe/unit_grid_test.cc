@@ -35,16 +35,16 @@ const Case kCases[] = {
 TEST(UnitGridTest, UnitsTileATensorOnce) {
   for (const auto& [tensor, units] : kCases) {
     SCOPED_TRACE(tensor.name);
-    const UnitGrid grid(tensor);
-    EXPECT_EQ(grid.size(), units);
     std::vector<int> covered(static_cast<size_t>(tensor.size()), 0);
-    for (int64_t unit = 0; unit < grid.size(); ++unit) {
-      const TensorBox box = grid.box(unit);
+    int64_t visited = 0;
+    UnitGrid(tensor).ForEachUnit(0, tensor.rows, [&](int64_t unit, const TensorBox& box) {
+      EXPECT_EQ(unit, visited++);
       EXPECT_TRUE(box.rows() == 1 || box.rows() * box.cols() <= UnitGrid::kElements);
       for (int64_t r = box.row_begin; r < box.row_end; ++r) {
         for (int64_t c = box.col_begin; c < box.col_end; ++c) ++covered[r * tensor.cols + c];
       }
-    }
+    });
+    EXPECT_EQ(visited, units);
     EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
   }
 }
