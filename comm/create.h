@@ -63,7 +63,8 @@ using RankBody = absl::FunctionRef<absl::Status(std::unique_ptr<Communicator> wo
 // ended) is waited for at most RunOptions::grace where options.exit_code is given: the process
 // reports, naming it, and leaves. Processes: a failed rank does not return (see RunOptions),
 // unless it is the only one.
-// Exceptions of `body` become kResourceExhausted (no memory, no threads) or kInternal.
+// Exceptions of `body` become the status of an absl::BadStatusOrAccess, kResourceExhausted (no
+// memory, no threads) or kInternal.
 //   kUnauthenticated: MPI sees other ranks than the launcher started (CheckMpiSize)
 //   kUnavailable: MPI does not start
 //   NCCL: those of MakeNcclCommunicator, JoinNcclOver and JoinNcclByTcp

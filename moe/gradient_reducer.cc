@@ -15,7 +15,11 @@
 namespace moe {
 namespace {
 
-absl::Status CheckTrainable(const Parameter& parameter) {
+absl::Status CheckTrainable(const Parameter& parameter, size_t known) {
+  if (static_cast<size_t>(parameter.index()) >= known) {
+    return absl::FailedPreconditionError(absl::StrCat("GradientReducer: ", parameter.spec().name,
+                                                      " came after the sums, expected before"));
+  }
   if (parameter.spec().trainable) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("GradientReducer: ", parameter.spec().name,
                                                  " is not trained, so it has no gradient"));
@@ -177,7 +181,7 @@ absl::Status GradientReducer::BeginRound() {
 }
 
 absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
-  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
   const auto b = static_cast<size_t>(place_[parameter.index()].bucket);
   Sums& sums = sums_[b];
   const auto parameters = [&](size_t i) {
@@ -307,7 +311,7 @@ ScaledSum GradientReducer::Sum(size_t b, ElementRange range, double scale) const
 }
 
 absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
-  MOE_RETURN_IF_ERROR(CheckTrainable(parameter));
+  MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
   const Place& place = place_[parameter.index()];
   const auto b = static_cast<size_t>(place.bucket);
   if (buckets_[b].sharded) {

@@ -11,27 +11,35 @@
 
 namespace moe {
 
+// What `round` says of the call's batch.
 template <typename T>
-absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
-                                      Batch batch) {
+absl::Status TrainedLayer<T>::SetRound(const Round& round, int64_t rows, Batch& batch) const {
   MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
-  if (round.empty() && x.rows() > 0) {
+  if (round.empty() && rows > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "TrainedLayer: ", x.rows(), " tokens in a round without a micro-batch, expected none"));
+        "TrainedLayer: ", rows, " tokens in a round without a micro-batch, expected none"));
   }
-  const int64_t bounds[] = {0, x.rows()};
-  if (batch.micro_batch_offsets.empty()) {
-    batch.micro_batch_offsets = bounds;
-    if (batch.first_global_token == 0 && !round.empty()) {
-      batch.first_global_token = round.micro_batch() * x.rows();
-    }
-  }
-  batch.step = round.step();
-  if (batch.micro_batch_offsets.size() != 2) {
+  if (batch.micro_batch_offsets.size() > 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
                      " micro-batches in a round, expected one"));
   }
+  if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
+    batch.first_global_token = round.micro_batch() * rows;
+  }
+  batch.step = round.step();
+  return absl::OkStatus();
+}
+
+template <typename T>
+void TrainedLayer<T>::Count() {
+  for (size_t e = 0; e < stats_.expert_count.size(); ++e) counts_[e] += stats_.expert_count[e];
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                                      Batch batch) {
+  MOE_RETURN_IF_ERROR(SetRound(round, x.rows(), batch));
   if (trainer_.evaluates()) {
     batch.mode = Mode::kEvaluation;
     return layer_->Forward(x, batch, y, nullptr, &stats_);
@@ -45,7 +53,7 @@ absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x,
     *offsets = kept;
   }
   MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved_, &stats_));
-  for (size_t e = 0; e < stats_.expert_count.size(); ++e) counts_[e] += stats_.expert_count[e];
+  Count();
   return absl::OkStatus();
 }
 
@@ -59,8 +67,46 @@ absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> d
 }
 
 template <typename T>
+absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                                      MoeLayerSaved<T>& saved, Batch batch) {
+  MOE_RETURN_IF_ERROR(SetRound(round, x.rows(), batch));
+  // More than M terms could leave the exact sums.
+  if (trainer_.evaluates() || forwards_ > round.index()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("TrainedLayer: ", forwards_, " Forwards with a state until round ",
+                     round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
+                     ", expected ", trainer_.evaluates() ? "none" : "one in each"));
+  }
+  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved, &stats_));
+  ++forwards_;
+  Count();
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
+                                       float d_router_loss, MatrixView<T> dx) {
+  const bool last = forwards_ - backwards_ == 1;
+  MOE_RETURN_IF_ERROR(layer_->Backward(dy, saved, d_router_loss, dx, [&](Parameter& parameter) {
+    return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
+  }));
+  ++backwards_;
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::CheckPasses() const {
+  if (forwards_ == backwards_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("TrainedLayer: the layer of ", layer_->parameters().front()->spec().name,
+                   " has ", forwards_, " Forwards with a state and ", backwards_,
+                   " Backwards in a step, expected as many: other ranks may wait for one"));
+}
+
+template <typename T>
 absl::Status TrainedLayer<T>::EndStep() {
   MOE_RETURN_IF_ERROR(layer_->EndStep(counts_));
+  forwards_ = backwards_ = 0;
   std::fill(counts_.begin(), counts_.end(), int64_t{0});
   return absl::OkStatus();
 }
@@ -206,6 +252,10 @@ absl::Status Trainer::CheckCurrent(const Round& round) const {
 
 absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) {
   MOE_RETURN_IF_ERROR(CheckCurrent(round));
+  return MarkReady(parameter);
+}
+
+absl::Status Trainer::MarkReady(const Parameter& parameter) {
   if (!evaluates() && rounds_begun_ < rounds()) {
     return reducer_->travels_each_round() ? reducer_->MarkReady(parameter) : absl::OkStatus();
   }
@@ -217,6 +267,7 @@ absl::Status Trainer::MarkReady(const Round& round, const Parameter& parameter) 
 absl::Status Trainer::Reduce() {
   MOE_RETURN_IF_ERROR(CheckInStep("Reduce"));
   if (gradients_ == Gradients::kReduced) return absl::OkStatus();
+  for (const auto& layer : layers_) MOE_RETURN_IF_ERROR(layer->CheckPasses());
   EndRound();
   context().mesh->SetPhase({.name = "gradients", .step = step_});
   MOE_RETURN_IF_ERROR(Timed(context(), {.name = "wait for gradients"}, *context().compute,

@@ -59,8 +59,9 @@ class TrainedLayerBase {
 
  private:
   friend class Trainer;
-  virtual absl::Span<int64_t> counts() = 0;  // slots per output, of this step so far
-  virtual absl::Status EndStep() = 0;        // counts() are of all ranks
+  virtual absl::Span<int64_t> counts() = 0;      // slots per output, of this step so far
+  virtual absl::Status CheckPasses() const = 0;  // before Reduce
+  virtual absl::Status EndStep() = 0;            // counts() are of all ranks
 };
 
 // An MoE layer that a trainer owns.
@@ -77,6 +78,15 @@ class TrainedLayer final : public TrainedLayerBase {
   // times Trainer::loss_scale(). Once in every round. Collective.
   absl::Status Backward(const Round& round, MatrixView<const T> dy, MatrixView<T> dx);
 
+  // The same in a host's graph, which keeps the state (layer().MakeSaved()): one Forward in a round,
+  // and its Backward any time before Trainer::Reduce, which else names the layer
+  // (kFailedPrecondition). d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
+  // Offsets in `batch`: the caller's until Backward.
+  absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
+                       MoeLayerSaved<T>& saved, Batch batch = {});
+  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
+                        MatrixView<T> dx);
+
   const RouterStats& stats() const { return stats_; }  // of the last Forward
   const MoeLayer<T>& layer() const { return *layer_; }
   MoeLayer<T>& layer() { return *layer_; }
@@ -88,13 +98,17 @@ class TrainedLayer final : public TrainedLayerBase {
         layer_(std::move(layer)),
         counts_(static_cast<size_t>(layer_->config().router.num_outputs()), 0) {}
   absl::Span<int64_t> counts() override { return absl::MakeSpan(counts_); }
+  absl::Status CheckPasses() const override;
   absl::Status EndStep() override;
+  absl::Status SetRound(const Round& round, int64_t rows, Batch& batch) const;
+  void Count();
 
   Trainer& trainer_;
   const std::unique_ptr<MoeLayer<T>> layer_;
   MoeLayerSaved<T> saved_;
   RouterStats stats_;
   std::vector<int64_t> counts_;
+  int64_t forwards_ = 0, backwards_ = 0;  // of this step, with states of the caller's
 };
 
 // Owns session, parameters, gradient reducer and optimiser of one rank, and runs its steps:
@@ -182,9 +196,12 @@ class Trainer {
   absl::Status CheckLastRound(const char* function) const;
   absl::Status CheckInStep(const char* function) const;
   absl::Status CheckReduced(const char* function) const;
+  absl::Status MarkReady(const Parameter& parameter);
   absl::Status Freeze();
   void EndRound();
   absl::Status EndLayers();
+  template <typename T>
+  friend class TrainedLayer;  // MarkReady of a Backward of no round
 
   const TrainerOptions options_;
   // Before what it lends to: it is destroyed last, and emptied first (~Trainer).

@@ -4,6 +4,7 @@
 #include <new>
 #include <system_error>
 
+#include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 
 namespace moe {
@@ -22,6 +23,8 @@ absl::Status Described() {
     throw;
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
+  } catch (const absl::BadStatusOrAccess& e) {
+    return e.status();
   } catch (const std::system_error& e) {
     if (e.code() == std::errc::not_enough_memory) return OutOfMemory();
     if (e.code() == std::errc::resource_unavailable_try_again) {

@@ -104,6 +104,47 @@ TEST(LayerTrainerTest, MisuseIsRefusedAndSaysWhatWasExpected) {
   });
 }
 
+// Passes of two rounds in a host's graph, the Backwards in reverse: the sums are those of passes in
+// turn. A Forward too many, and a Backward too few, are refused by name.
+TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
+  Weights in_turn, in_graph;
+  for (const bool graph : {false, true}) {
+    RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      const bool first = world->rank() == 0;
+      const Layout layout = {.ranks = 2, .expert_parallel = 2};
+      MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options(layout), std::move(world)));
+      MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
+      struct Pass {
+        MoeLayerSaved<float> saved;
+        std::vector<float> x, y, dx;
+      };
+      std::vector<Pass> passes(static_cast<size_t>(trainer->rounds()));
+      for (Pass& pass : passes) {
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer->BeginRound());
+        pass.x = pass.y = pass.dx = Rows(round);
+        if (!graph) {
+          MOE_RETURN_IF_ERROR(layer->Forward(round, View(pass.x), View(pass.y)));
+          MOE_RETURN_IF_ERROR(layer->Backward(round, View(pass.y), View(pass.dx)));
+          continue;
+        }
+        pass.saved = layer->layer().MakeSaved();
+        MOE_RETURN_IF_ERROR(layer->Forward(round, View(pass.x), View(pass.y), pass.saved));
+        MoeLayerSaved<float> more = layer->layer().MakeSaved();
+        EXPECT_THAT(std::string(layer->Forward(round, View(pass.x), View(pass.y), more).message()),
+                    HasSubstr("expected one in each"));
+      }
+      for (auto pass = passes.rbegin(); graph && pass != passes.rend(); ++pass) {
+        EXPECT_THAT(std::string(trainer->Reduce().message()), HasSubstr("the layer of mlp.gate"));
+        MOE_RETURN_IF_ERROR(layer->Backward(View(pass->y), pass->saved, 1.0f, View(pass->dx)));
+      }
+      MOE_RETURN_IF_ERROR(trainer->Step({.learning_rate = 0.01}).status());
+      if (first) Keep(*trainer, graph ? in_graph : in_turn);
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(in_graph, in_turn);
+}
+
 // Forward alone between steps: nothing is counted, drawn or moved.
 TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
   Weights plain, evaluated;
