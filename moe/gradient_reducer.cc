@@ -1,6 +1,7 @@
 #include "moe/gradient_reducer.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/elementwise/elementwise.h"
+#include "moe/unit_grid.h"
 
 namespace moe {
 namespace {
@@ -25,7 +27,35 @@ absl::Status CheckTrainable(const Parameter& parameter, size_t known) {
                                                  " is not trained, so it has no gradient"));
 }
 
+// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the
+// norm is made. `first`: where these elements begin in the sum.
+void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
+  int64_t at = 0;  // of the part
+  for (const CanonicalTensor& part : piece.parameter->parts()) {
+    const ElementRange here = Common(piece.range, {at, at + part.size()});
+    if (here.size() > 0) {
+      UnitGrid(part).ForEachUnit(
+          (here.begin - at) / part.cols, (here.end - at) / part.cols,
+          [&](int64_t /*unit*/, const TensorBox& box) {
+            const int64_t row = at + box.row_begin * part.cols;
+            units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
+                             .rows = box.rows(),
+                             .cols = box.cols(),
+                             .stride = part.cols});
+          });
+    }
+    at += part.size();
+  }
+}
+
 }  // namespace
+
+absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
+  if (finite()) return value > most ? most / value : 1.0;
+  return absl::DataLossError(absl::StrCat("the gradients are not finite (", non_finite,
+                                          " elements are NaN, infinite or off the exact grid), "
+                                          "expected finite ones: the weights have stayed"));
+}
 
 absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(
     const GradientReducerOptions& options, ParameterStore& store, const Context& context,
@@ -83,6 +113,14 @@ absl::Status GradientReducer::Allocate() {
     MOE_ASSIGN_OR_RETURN(sums.sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
                                                     "gradient bucket"));
     if (sums.in_lanes) ++in_lanes[static_cast<int>(bucket.group)];
+    std::vector<SquaresUnit> units;
+    for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
+      AppendUnits(piece, piece.bucket.begin - bucket.own.begin, units);
+    }
+    const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
+    MOE_ASSIGN_OR_RETURN(sums.units, Buffer::Allocate(bytes, *context_.memory, "units"));
+    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(units.data(), sums.units.data(), bytes));
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   }
   for (const int64_t buckets : in_lanes) {
     for (int64_t i = 0; i < std::min<int64_t>(buckets, 2); ++i) {
@@ -289,6 +327,7 @@ absl::Status GradientReducer::FinishGather() {
   return absl::OkStatus();
 }
 
+// How many elements of the buckets that end here were not finite: over the world each once.
 absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
   if (!exact()) return 0;
   absl::InlinedVector<int64_t, 64> counts(buckets_.size());
@@ -299,6 +338,35 @@ absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
   }
   MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
+  MOE_RETURN_IF_ERROR(CheckAllLaunched());
+  Stream& stream = *context_.compute;
+  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, NonFiniteShare());
+  const WorkspaceScope scope(*context_.workspace);
+  // The exact sum of squares, then the share of gradients that are not finite.
+  constexpr int64_t kFields = kSquareSumSize + 1;
+  MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
+  MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
+  MOE_RETURN_IF_ERROR(stream.Upload(&non_finite, &fields.back(), sizeof(non_finite)));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const absl::Span<const SquaresUnit> units = sums_[b].units.span<SquaresUnit>();
+    if (units.empty()) continue;
+    const ScaledSum gradient = Sum(b, buckets_[b].own, scale);
+    MOE_RETURN_IF_ERROR(AddSquares(gradient, units, fields.data(), *context_.workspace, stream));
+  }
+  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  const WorkspaceScope host_scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto all, OnHost<int64_t>(fields, context_));
+  int64_t squares[kSquareSumSize];
+  std::copy_n(all.begin(), kSquareSumSize, squares);
+  GradientNorm norm = {.non_finite = all.back()};
+  const bool finite = norm.non_finite == 0 && squares[kSquareSumDigits] == 0;
+  norm.value =
+      finite ? std::sqrt(SquareSumValue(squares)) : std::numeric_limits<double>::infinity();
+  return norm;
 }
 
 ScaledSum GradientReducer::Sum(size_t b, ElementRange range, double scale) const {

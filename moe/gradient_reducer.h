@@ -3,6 +3,7 @@
 #define MOE_MOE_GRADIENT_REDUCER_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -27,6 +28,16 @@ struct GradientReducerOptions {
   int64_t max_terms = 0;
   int unit_log2 = ExactGrid().unit_log2;  // of the exact grid
   ZeroStage zero = ZeroStage::kNone;
+};
+
+// The L2 norm of gradients, the same on every rank.
+struct GradientNorm {
+  double value = 0;        // infinite where a gradient is not finite
+  int64_t non_finite = 0;  // elements that are NaN, infinite or off the exact grid (0 in fast)
+
+  bool finite() const { return std::isfinite(value); }
+  // What makes the norm of gradients `most` where it is more, else 1. kDataLoss unless finite.
+  absl::StatusOr<double> ClipFactor(double most) const;
 };
 
 // Packs the parameters of a store into buckets (MakeBuckets) and sums each bucket over its group on
@@ -68,10 +79,12 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: this rank's share of how many gradient elements were NaN, infinite or off the
-  // grid (layout-invariant; 0 in fast). The sum over the world has each element once. Blocks the
-  // host.
-  absl::StatusOr<int64_t> NonFiniteShare() const;
+  // After Finish: the norm of all summed gradients times `scale`, of the trainable parameters of all
+  // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
+  // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
+  // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on are
+  // not finite. Collective over the world; blocks the host. kFailedPrecondition before Finish.
+  absl::StatusOr<GradientNorm> Norm(double scale) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
@@ -116,6 +129,7 @@ class GradientReducer {
     Lane* lane = nullptr;  // that holds this round's partials
     Event filled;
     std::vector<int64_t> counts;  // elements of each rank's part, the counter in the last
+    Buffer units;                 // SquaresUnit, of the own part
   };
 
   struct Place {
@@ -145,6 +159,7 @@ class GradientReducer {
   template <typename T>
   absl::Status Travel(size_t b);
   absl::Status CheckAllLaunched() const;
+  absl::StatusOr<int64_t> NonFiniteShare() const;
 
   const GradientReducerOptions options_;
   ParameterStore& store_;

@@ -5,12 +5,8 @@
 #include <limits>
 #include <numbers>
 
-#include <absl/strings/str_cat.h>
-
 #include "kernels/adamw/adamw.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/exact_sum/scaled_sum.h"
-#include "moe/unit_grid.h"
 
 namespace moe {
 
@@ -28,27 +24,6 @@ double LearningRateSchedule::At(int64_t step) const {
 }
 
 namespace {
-
-// Of the elements `piece.range` of a parameter, whole row groups, in units of whose squares the
-// norm is made. `first`: where these elements begin in the sum.
-void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<SquaresUnit>& units) {
-  int64_t at = 0;  // of the part
-  for (const CanonicalTensor& part : piece.parameter->parts()) {
-    const ElementRange here = Common(piece.range, {at, at + part.size()});
-    if (here.size() > 0) {
-      UnitGrid(part).ForEachUnit(
-          (here.begin - at) / part.cols, (here.end - at) / part.cols,
-          [&](int64_t /*unit*/, const TensorBox& box) {
-            const int64_t row = at + box.row_begin * part.cols;
-            units.push_back({.begin = first + row - piece.range.begin + box.col_begin,
-                             .rows = box.rows(),
-                             .cols = box.cols(),
-                             .stride = part.cols});
-          });
-    }
-    at += part.size();
-  }
-}
 
 // The byte of a bucket's packed parameters where its element is.
 int64_t ByteOf(const ParameterBucket& bucket, const PackedParameters& packed, int64_t element) {
@@ -98,13 +73,6 @@ absl::Status Optimizer::Keep(const ParameterBucket& bucket, State& state) {
                                          slice.master.data(),
                                          piece.range.size() * static_cast<int64_t>(sizeof(float))));
   }
-  std::vector<SquaresUnit> units;
-  for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
-    AppendUnits(piece, piece.bucket.begin - bucket.own.begin, units);
-  }
-  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
-  MOE_ASSIGN_OR_RETURN(state.units, Buffer::Allocate(bytes, *context_.memory, "units"));
-  MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), state.units.data(), bytes));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   if (!bucket.sharded) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(state.packed, store_.Pack(bucket.parameters, stream));
@@ -135,55 +103,21 @@ std::vector<Optimizer::Slice> Optimizer::Slices() const {
   return all;
 }
 
-absl::StatusOr<StepOutcome> Optimizer::MeasureGradients(double gradient_scale) {
+absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
   Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, reducer_.NonFiniteShare());
-  // The exact sum of squares, then the share of gradients that are not finite.
-  constexpr int64_t kFields = kSquareSumSize + 1;
-  MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
-  MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
-  MOE_RETURN_IF_ERROR(stream.Upload(&non_finite, &fields.back(), sizeof(non_finite)));
-  for (size_t b = 0; b < states_.size(); ++b) {
-    const absl::Span<const SquaresUnit> units = states_[b].units.span<SquaresUnit>();
-    if (units.empty()) continue;
-    const ScaledSum gradient = reducer_.Sum(b, reducer_.buckets()[b].own, gradient_scale);
-    MOE_RETURN_IF_ERROR(AddSquares(gradient, units, fields.data(), *context_.workspace, stream));
-  }
-  MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  const WorkspaceScope scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto all, OnHost<int64_t>(fields, context_));
-  int64_t squares[kSquareSumSize];
-  std::copy_n(all.begin(), kSquareSumSize, squares);
-  StepOutcome outcome = {.non_finite = all.back()};
-  const bool finite = outcome.non_finite == 0 && squares[kSquareSumDigits] == 0;
-  outcome.gradient_norm =
-      finite ? std::sqrt(SquareSumValue(squares)) : std::numeric_limits<double>::infinity();
-  return outcome;
-}
-
-absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options) {
-  Stream& stream = *context_.compute;
-  const WorkspaceScope scope(*context_.workspace);
-  MOE_ASSIGN_OR_RETURN(const StepOutcome outcome, MeasureGradients(options.gradient_scale));
-  const double norm = outcome.gradient_norm;
-  if (!std::isfinite(norm)) {
-    if (options.non_finite == NonFiniteGradients::kSkip) return outcome;
-    return absl::DataLossError(
-        absl::StrCat("Optimizer: the gradients are not finite (", outcome.non_finite,
-                     " elements are NaN, infinite or off the exact grid), expected finite ones: "
-                     "the weights have stayed"));
-  }
+  MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer_.Norm(options.gradient_scale));
+  if (!norm.finite() && options.non_finite == NonFiniteGradients::kSkip) return norm;
+  const double most =
+      options_.clip_grad > 0 ? options_.clip_grad : std::numeric_limits<double>::infinity();
+  MOE_ASSIGN_OR_RETURN(const double clip, norm.ClipFactor(most));
 
   ++step_;
-  const bool clip = options_.clip_grad > 0 && norm > options_.clip_grad;
-  AdamWOptions adamw = {
-      .learning_rate = static_cast<float>(options.learning_rate),
-      .beta1 = options_.beta1,
-      .beta2 = options_.beta2,
-      .epsilon = options_.epsilon,
-      .gradient_scale = clip ? static_cast<float>(options_.clip_grad / norm) : 1.0f,
-      .step = step_};
+  AdamWOptions adamw = {.learning_rate = static_cast<float>(options.learning_rate),
+                        .beta1 = options_.beta1,
+                        .beta2 = options_.beta2,
+                        .epsilon = options_.epsilon,
+                        .gradient_scale = static_cast<float>(clip),
+                        .step = step_};
   for (size_t b = 0; b < states_.size(); ++b) {
     for (const Slice& slice : states_[b].slices) {
       const ScaledSum gradient = reducer_.Sum(b, slice.piece.bucket, options.gradient_scale);
@@ -196,7 +130,7 @@ absl::StatusOr<StepOutcome> Optimizer::Step(const StepOptions& options) {
   }
   MOE_RETURN_IF_ERROR(FinishPublishing());
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  return outcome;
+  return norm;
 }
 
 absl::Status Optimizer::PublishMasters() {

@@ -47,20 +47,13 @@ struct OptimizerOptions {
 // What a step does with gradients that are not finite. Either way the weights stay.
 enum class NonFiniteGradients : uint8_t {
   kRefuse,  // kDataLoss: a run that goes on would train on nothing
-  kSkip,    // for a dynamic loss scale: StepOutcome says so
+  kSkip,    // for a dynamic loss scale: the norm says so
 };
 
 struct StepOptions {
   double gradient_scale = 1;  // times the reducer's sums: 1 / micro-batches / loss scale
   double learning_rate = 0;
   NonFiniteGradients non_finite = NonFiniteGradients::kRefuse;
-};
-
-// The same on every rank.
-struct StepOutcome {
-  // Before clipping; infinite where a gradient was not finite: then the weights have stayed.
-  double gradient_norm = 0;
-  int64_t non_finite = 0;  // gradient elements that were NaN, infinite or off the exact grid
 };
 
 // Replicas take the same step from the same sums, so their weights stay equal without exchange.
@@ -74,10 +67,9 @@ class Optimizer {
                                                            GradientReducer& reducer,
                                                            const Context& context);
 
-  // One step from the reducer's sums. Collective over the world. The gradient norm is the root of
-  // an exact sum of the units' sums of squares (unit_grid.h), each from the rank that speaks for
-  // the unit, so the same bits at any layout; squares of a unit from 2^72 on are not finite.
-  absl::StatusOr<StepOutcome> Step(const StepOptions& options);
+  // One step from the reducer's sums. Collective over the world. Returns their norm, before
+  // clipping; where it is not finite, the weights have stayed.
+  absl::StatusOr<GradientNorm> Step(const StepOptions& options);
 
   // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
   // of elements piece.range (without ZeRO all), in memory of its device. Among the ranks that have
@@ -106,7 +98,6 @@ class Optimizer {
     std::vector<Slice> slices;        // `master` where keeps_masters, if not of a vector
     PackedParameters packed;          // where sharded
     std::vector<int64_t> part_bytes;  // of each rank's part of it
-    Buffer units;                     // SquaresUnit, of the own part
   };
 
   Optimizer(const OptimizerOptions& options, ParameterStore& store, GradientReducer& reducer,
@@ -114,7 +105,6 @@ class Optimizer {
       : options_(options), store_(store), reducer_(reducer), context_(context) {}
   static absl::Span<float> MasterOf(const Slice& slice);
   absl::Status Keep(const ParameterBucket& bucket, State& state);
-  absl::StatusOr<StepOutcome> MeasureGradients(double gradient_scale);
   absl::Status Publish(size_t b);
   absl::Status FinishPublishing();
 

@@ -153,6 +153,10 @@ double Trainer::loss_scale() const {
   return std::ldexp(1.0, loss_scale_log2_);
 }
 
+double Trainer::gradient_scale() const {
+  return 1.0 / (static_cast<double>(micro_batches_) * loss_scale());
+}
+
 absl::Status Trainer::Freeze() {
   int partials = 1;
   for (const auto& parameter : store_.parameters()) {
@@ -277,13 +281,9 @@ absl::Status Trainer::Reduce() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> Trainer::NonFinite() {
-  MOE_RETURN_IF_ERROR(CheckReduced("NonFinite"));
-  MOE_ASSIGN_OR_RETURN(int64_t count, reducer_->NonFiniteShare());
-  MOE_RETURN_IF_ERROR(
-      context().mesh->world().AllReduce<int64_t>({&count, 1}, ReduceOp::kSum, *context().host));
-  MOE_RETURN_IF_ERROR(context().host->Synchronize());
-  return count;
+absl::StatusOr<GradientNorm> Trainer::MeasureGradients() const {
+  MOE_RETURN_IF_ERROR(CheckReduced("MeasureGradients"));
+  return reducer_->Norm(gradient_scale());
 }
 
 absl::StatusOr<Optimizer*> Trainer::optimizer() {
@@ -325,21 +325,21 @@ absl::Status Trainer::ResumeAfter(int64_t step) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepOutcome> Trainer::Step(const StepOptions& options) {
+absl::StatusOr<GradientNorm> Trainer::Step(const StepOptions& options) {
   MOE_RETURN_IF_ERROR(CheckInStep("Step"));
   MOE_RETURN_IF_ERROR(Reduce());
   MOE_RETURN_IF_ERROR(optimizer().status());
   context().mesh->SetPhase({.name = "optimiser", .step = step_});
   StepOptions scaled = options;
-  scaled.gradient_scale /= static_cast<double>(micro_batches_) * loss_scale();
-  StepOutcome outcome;
+  scaled.gradient_scale *= gradient_scale();
+  GradientNorm norm;
   MOE_RETURN_IF_ERROR(Timed(context(), {.phase = Phase::kOptimizer, .name = "optimiser"},
                             *context().compute, [&]() -> absl::Status {
-                              MOE_ASSIGN_OR_RETURN(outcome, optimizer_->Step(scaled));
+                              MOE_ASSIGN_OR_RETURN(norm, optimizer_->Step(scaled));
                               return absl::OkStatus();
                             }));
   MOE_RETURN_IF_ERROR(EndStep());
-  return outcome;
+  return norm;
 }
 
 absl::Status Trainer::EndStep() {

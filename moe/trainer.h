@@ -144,6 +144,8 @@ class Trainer {
   // Of the step or evaluation that has begun; else of a step.
   int64_t rounds() const { return RoundsOf(context().mesh->world().size(), dealt_); }
   double loss_scale() const;
+  // What makes the mean gradient of the reducer's sums: 1 / micro_batches / loss_scale.
+  double gradient_scale() const;
   // The sums of this step; valid after the first BeginStep.
   GradientReducer& reducer() { return *reducer_; }
 
@@ -159,13 +161,13 @@ class Trainer {
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
   absl::Status Reduce();
-  // After Reduce: gradient elements that are NaN, infinite or off the exact grid (layout-invariant;
-  // 0 in fast), the same on every rank. Step looks itself. Collective.
-  absl::StatusOr<int64_t> NonFinite();
+  // After Reduce: the norm of the mean gradient of all ranks' parameters. Step does it, too.
+  // Collective.
+  absl::StatusOr<GradientNorm> MeasureGradients() const;
   // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
   // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
   // kDataLoss for gradients that are not finite, unless options say kSkip.
-  absl::StatusOr<StepOutcome> Step(const StepOptions& options);
+  absl::StatusOr<GradientNorm> Step(const StepOptions& options);
   // Ends an evaluation, or a step whose weights something else moves, or nothing: after Reduce, or
   // with gradients that no rank marked ready and that are forgotten. Part of Step. Collective.
   absl::Status EndStep();

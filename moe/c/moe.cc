@@ -34,6 +34,7 @@ struct moe_trainer {
   std::unique_ptr<moe::Trainer> trainer;
   moe::Round round;
   bool reduced = false;  // the gradients of this step are sums
+  double clip = 1;       // times which moe_gradient gives them
   std::vector<std::unique_ptr<moe_layer>> layers;
 
   absl::StatusOr<moe::Parameter*> At(int64_t index) const {
@@ -268,10 +269,10 @@ double moe_router_loss(const moe_layer* layer) {
 
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const moe::StepOutcome outcome,
+    MOE_ASSIGN_OR_RETURN(const moe::GradientNorm norm,
                          trainer->trainer->Step({.learning_rate = learning_rate}));
     trainer->reduced = false;
-    if (gradient_norm != nullptr) *gradient_norm = outcome.gradient_norm;
+    if (gradient_norm != nullptr) *gradient_norm = norm.value;
     return absl::OkStatus();
   });
 }
@@ -280,6 +281,20 @@ moe_code moe_reduce(moe_trainer* trainer) {
   return Run([&]() -> absl::Status {
     MOE_RETURN_IF_ERROR(trainer->trainer->Reduce());
     trainer->reduced = true;
+    trainer->clip = 1;
+    return absl::OkStatus();
+  });
+}
+
+moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm) {
+  return Run([&]() -> absl::Status {
+    if (!(most >= 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("moe_clip_grad_norm: a norm of ", most, ", expected >= 0"));
+    }
+    MOE_ASSIGN_OR_RETURN(const moe::GradientNorm measured, trainer->trainer->MeasureGradients());
+    MOE_ASSIGN_OR_RETURN(trainer->clip, measured.ClipFactor(most));
+    if (norm != nullptr) *norm = measured.value;
     return absl::OkStatus();
   });
 }
@@ -337,8 +352,8 @@ moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient) {
     }
     moe::Stream& compute = *trainer->trainer->context().compute;
     const absl::Span<float> out(gradient, static_cast<size_t>(found->size()));
-    const double mean = 1.0 / static_cast<double>(trainer->trainer->micro_batches());
-    MOE_RETURN_IF_ERROR(trainer->trainer->reducer().Gradient(*found, mean, out, compute).status());
+    const double scale = trainer->clip * trainer->trainer->gradient_scale();
+    MOE_RETURN_IF_ERROR(trainer->trainer->reducer().Gradient(*found, scale, out, compute).status());
     return compute.Synchronize();
   });
 }

@@ -114,9 +114,14 @@ double moe_router_loss(const moe_layer* layer); /* of the last forward call */
  * MOE_DATA_LOSS: gradients that are not finite; no weight has moved. */
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm);
 
-/* With an optimiser of the program's own in place of moe_step: moe_reduce, then moe_gradient and
- * moe_write of each parameter that is trained, then moe_end_step. */
+/* With an optimiser of the program's own in place of moe_step: moe_reduce, moe_clip_grad_norm or
+ * not, moe_gradient and moe_write of each parameter that is trained, then moe_end_step. */
 moe_code moe_reduce(moe_trainer* trainer); /* sums the gradients over ranks */
+/* As torch.nn.utils.clip_grad_norm_: makes the L2 norm of the mean gradient of all ranks' weights
+ * `most` where it is more, as moe_gradient gives it until the step ends. norm: before that; may be
+ * null. most: INFINITY = the norm alone. MOE_DATA_LOSS: gradients that are not finite. It is
+ * collective. */
+moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm);
 moe_code moe_end_step(moe_trainer* trainer);
 
 /* ---- Weights that this rank holds, of all layers. The set is fixed from the first step on. */
@@ -132,7 +137,7 @@ moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_paramet
 /* values, gradient [rows * cols]. */
 moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values);
 moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values);
-/* Between moe_reduce and moe_end_step: the mean over the micro-batches. */
+/* Between moe_reduce and moe_end_step: the mean over the micro-batches, clipped if it was. */
 moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient);
 /* From now on the master is `values`, which stay: memory of the program's own framework. */
 moe_code moe_adopt(moe_trainer* trainer, int64_t index, float* values);

@@ -262,10 +262,10 @@ absl::Status RankRun<T>::GatherTokens() {
 
 template <typename T>
 absl::Status RankRun<T>::CheckGradients() {
-  MOE_ASSIGN_OR_RETURN(const int64_t bad, trainer_.NonFinite());
-  if (bad == 0) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer_.MeasureGradients());
+  if (norm.non_finite == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
-      "weight gradients: ", bad, " elements are not finite or above 2^23 / ", blocks_,
+      "weight gradients: ", norm.non_finite, " elements are not finite or above 2^23 / ", blocks_,
       " times the largest |dy|, expected none: look at x and dy, or use --numerics fast"));
 }
 

@@ -94,7 +94,7 @@ class Trainer {
   std::unique_ptr<RoutingRecorder> routing_;  // nullptr: not recorded
   ForwardStats stats_;
   ExchangeBytes exchanged_;  // in steps; validation counts apart
-  StepOutcome outcome_;
+  GradientNorm gradient_norm_;
   std::optional<LossScaler> scaler_;  // for float16
   const std::vector<RunSetting>& settings_;
   Optimizer* optimizer_ = nullptr;
@@ -191,9 +191,9 @@ absl::Status Trainer<T>::Reduce(int64_t step) {
 // Moves the weights, unless gradients have overflowed: all ranks see the same sums and do the same.
 template <typename T>
 absl::Status Trainer<T>::Optimize(int64_t step) {
-  MOE_ASSIGN_OR_RETURN(outcome_, core_.Step({.learning_rate = LearningRate(step),
-                                             .non_finite = NonFiniteGradients::kSkip}));
-  return std::isfinite(outcome_.gradient_norm) ? Taken() : Skipped(step);
+  MOE_ASSIGN_OR_RETURN(gradient_norm_, core_.Step({.learning_rate = LearningRate(step),
+                                                   .non_finite = NonFiniteGradients::kSkip}));
+  return gradient_norm_.finite() ? Taken() : Skipped(step);
 }
 
 template <typename T>
@@ -209,14 +209,14 @@ absl::Status Trainer<T>::Skipped(int64_t step) {
       scaler_.has_value() ? scaler_->StepSkipped() : absl::DataLossError("");
   if (skipped.ok()) return skipped;
   std::string why = scaler_.has_value() ? absl::StrCat(" and ", skipped.message()) : "";
-  if (!scaler_.has_value() && outcome_.non_finite > 0) {
+  if (!scaler_.has_value() && gradient_norm_.non_finite > 0) {
     // The limit of an exact grid (exact_sum.h), in units of the gradient.
-    why = absl::StrCat(" (", outcome_.non_finite, " elements are not finite or above ",
+    why = absl::StrCat(" (", gradient_norm_.non_finite, " elements are not finite or above ",
                        std::ldexp(1.0, 13) / static_cast<double>(config_.micro_batches),
                        ", a bound that --numerics fast lacks)");
   }
   return absl::DataLossError(
-      absl::StrCat("step ", step, ": gradient norm is ", outcome_.gradient_norm, why,
+      absl::StrCat("step ", step, ": gradient norm is ", gradient_norm_.value, why,
                    ", expected a finite one: lower --lr or raise --lr-warmup-steps"));
 }
 
@@ -286,9 +286,9 @@ absl::StatusOr<TrainReport> Trainer<T>::Run(const TrainHooks& hooks) {
     metrics.loss = totals_->MeanLoss();
     metrics.has_validation = false;
     metrics.learning_rate = rate;
-    metrics.grad_norm = outcome_.gradient_norm;
+    metrics.grad_norm = gradient_norm_.value;
     metrics.loss_scale = scale;
-    metrics.skipped = !std::isfinite(outcome_.gradient_norm);
+    metrics.skipped = !gradient_norm_.finite();
     metrics.aux_loss = totals_->MeanAuxLoss(config_.micro_batches);
     metrics.router_entropy = totals_->MeanEntropy();
     metrics.expert_load = totals_->expert_load();

@@ -26,6 +26,7 @@
 
 enum { kTokens = 8, kHidden = 4, kElements = kTokens * kHidden, kLargest = 1024 };
 
+static const double kLargestNorm = 0.05;
 static const moe_layer_config kLayer = {
     .num_experts = 4, .hidden_size = kHidden, .ffn_hidden_size = 6, .aux_loss_coeff = 0.01f};
 
@@ -78,7 +79,11 @@ static void TrainsWithAnOptimiserOfItsOwn(void) {
     if (step == 0) first = last;
     CHECK_OK(moe_backward(layer, dy, dx));
     CHECK_REFUSED(moe_gradient(trainer, 0, gradient), MOE_FAILED_PRECONDITION, "moe_reduce");
+    CHECK_REFUSED(moe_clip_grad_norm(trainer, 1, NULL), MOE_FAILED_PRECONDITION, "Reduce");
     CHECK_OK(moe_reduce(trainer));
+    CHECK_REFUSED(moe_clip_grad_norm(trainer, -1, NULL), MOE_INVALID_ARGUMENT, "a norm of -1");
+    double norm = 0, squares = 0;
+    CHECK_OK(moe_clip_grad_norm(trainer, kLargestNorm, &norm));
     for (int64_t p = 0; p < parameters; ++p) {
       moe_parameter parameter;
       CHECK_OK(moe_parameter_at(trainer, p, &parameter));
@@ -86,8 +91,11 @@ static void TrainsWithAnOptimiserOfItsOwn(void) {
       CHECK_OK(moe_gradient(trainer, p, gradient));
       for (int64_t i = 0; i < parameter.rows * parameter.cols; ++i) {
         memory[p][i] -= gradient[i] > 0 ? 0.005f : -0.005f;
+        squares += (double)gradient[i] * gradient[i];
       }
     }
+    const double clipped = norm < kLargestNorm ? norm : kLargestNorm;
+    CHECK(fabs(sqrt(squares) - clipped) < 1e-6 * clipped);
     CHECK_OK(moe_end_step(trainer));
   }
   printf("loss %.4f -> %.4f\n", first, last);

@@ -190,7 +190,7 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
         *context.workspace, *context.compute));
     MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
     MOE_RETURN_IF_ERROR(reducer->Finish());
-    EXPECT_EQ(*reducer->NonFiniteShare(), rank == 2 ? 2 : 0);  // the last rank speaks
+    EXPECT_EQ(reducer->Norm(1)->non_finite, 2);
     EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
     return absl::OkStatus();
   });
@@ -223,9 +223,9 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
     EXPECT_EQ(
         reducer->Gradient(*state, 1, absl::MakeSpan(scratch), *context.compute).status().code(),
         absl::StatusCode::kInvalidArgument);
-    MOE_ASSIGN_OR_RETURN(const StepOutcome outcome,
+    MOE_ASSIGN_OR_RETURN(const GradientNorm norm,
                          optimizer->Step({.gradient_scale = 0.5, .learning_rate = 1e-3}));
-    EXPECT_EQ(outcome.gradient_norm, std::sqrt(2.0));
+    EXPECT_EQ(norm.value, std::sqrt(2.0));
     EXPECT_EQ(std::vector<float>(state->master().begin(), state->master().end()), before);
     return absl::OkStatus();
   });
@@ -269,9 +269,10 @@ TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
       EXPECT_EQ(optimizer->Step({.learning_rate = 0.1}).status().code(),
                 absl::StatusCode::kDataLoss);
       MOE_ASSIGN_OR_RETURN(
-          const StepOutcome skipped,
+          const GradientNorm skipped,
           optimizer->Step({.learning_rate = 0.1, .non_finite = NonFiniteGradients::kSkip}));
-      EXPECT_TRUE(std::isinf(skipped.gradient_norm));
+      EXPECT_TRUE(std::isinf(skipped.value));
+      EXPECT_EQ(skipped.ClipFactor(1).status().code(), absl::StatusCode::kDataLoss);
       EXPECT_EQ(skipped.non_finite, numerics == Numerics::kFast ? 0 : 1);
       for (size_t i = 0; i < before.size(); ++i) {
         const auto after = store.parameters()[i]->master();
@@ -301,7 +302,6 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
   const auto most = std::nextafter(static_cast<float>(INT64_MAX / kRanks), 0.0f) * 0x1p-50f;
   for (const float x : {most, -most, std::nextafter(most, 1e30f)}) {
     RunLocalRanks(kRanks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-      const int rank = world->rank();
       MOE_ASSIGN_OR_RETURN(const auto session, Session::Create({}, std::move(world)));
       const Context& context = session->context();
       ParameterStore store(DType::kFloat32, 1);
@@ -319,7 +319,7 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
       MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
       MOE_RETURN_IF_ERROR(reducer->Finish());
       const bool fits = std::fabs(x) <= most;
-      EXPECT_EQ(*reducer->NonFiniteShare(), fits || rank != kRanks - 1 ? 0 : kRanks);
+      EXPECT_EQ(reducer->Norm(1)->non_finite, fits ? 0 : kRanks);
       float scratch[1];
       MOE_ASSIGN_OR_RETURN(const auto sum,
                            reducer->Gradient(*p, 1.0, absl::MakeSpan(scratch), *context.compute));
@@ -364,8 +364,10 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
         MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
-      MOE_ASSIGN_OR_RETURN(const StepOutcome outcome, optimizer->Step({.learning_rate = 1e-3}));
-      EXPECT_EQ(outcome.gradient_norm, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
+      MOE_ASSIGN_OR_RETURN(const GradientNorm norm, optimizer->Step({.learning_rate = 1e-3}));
+      EXPECT_EQ(norm.value, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
+      EXPECT_EQ(*norm.ClipFactor(2), 2 / norm.value);
+      EXPECT_EQ(*norm.ClipFactor(5), 1);
       return absl::OkStatus();
     });
   }

@@ -2,6 +2,7 @@
 // rank that dies at any collective ends all of them.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -36,6 +37,7 @@ using testing::Death;
 using testing::DyingCommunicator;
 using ::testing::HasSubstr;
 using testing::kHidden;
+using testing::kMicroBatches;
 using testing::kTokens;
 using testing::LayerConfig;
 using testing::Layout;
@@ -75,6 +77,74 @@ TEST(LayerTrainerTest, WeightsHaveTheSameBitsAtAnyLayout) {
       });
     });
     EXPECT_EQ(all, one) << layout.ranks << " ranks";
+  }
+}
+
+struct Norms {
+  double measured = 0;
+  double summed = 0;  // by the test, of all gradients: one rank alone has them
+};
+
+// Of a layer and of a dense parameter that the host added, whose mean gradient is 1.
+Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
+  Norms norms;
+  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+    const MicroBatchRange mine = MicroBatchesOf(world->rank(), world->size(), kMicroBatches);
+    TrainerOptions options = Options(layout);
+    options.zero = zero;
+    MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(options, std::move(world)));
+    MoeLayerConfig config = LayerConfig(1);
+    config.train_experts = train_experts;
+    MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
+    MOE_ASSIGN_OR_RETURN(Parameter* const dense,
+                         trainer->parameters().Add({.name = "head", .rows = 5, .cols = 8}));
+    const Context& context = trainer->context();
+    for (int64_t r = 0; r < trainer->rounds(); ++r) {
+      MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
+      const auto add = [](absl::Span<float> out, Write write) {
+        for (float& x : out) x = write == Write::kAdd ? x + 1 : 1;
+        return absl::OkStatus();
+      };
+      if (r < mine.end - mine.begin) {
+        MOE_RETURN_IF_ERROR(dense->grad().Add(add, *context.workspace, *context.compute));
+      }
+      if (zero == ZeroStage::kGradients || r + 1 == trainer->rounds()) {
+        MOE_RETURN_IF_ERROR(trainer->reducer().MarkReady(*dense));
+      }
+    }
+    MOE_RETURN_IF_ERROR(trainer->Reduce());
+    MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer->MeasureGradients());
+    if (context.mesh->world().rank() == 0) norms.measured = norm.value;
+    if (context.mesh->world().size() > 1) return trainer->EndStep();
+    for (const auto& p : trainer->parameters().parameters()) {
+      if (!p->spec().trainable) continue;
+      std::vector<float> scratch(static_cast<size_t>(p->size()));
+      MOE_ASSIGN_OR_RETURN(const auto gradient,
+                           trainer->reducer().Gradient(*p, trainer->gradient_scale(),
+                                                       absl::MakeSpan(scratch), *context.compute));
+      for (const float g : gradient) norms.summed += static_cast<double>(g) * g;
+    }
+    norms.summed = std::sqrt(norms.summed);
+    return trainer->EndStep();
+  });
+  return norms;
+}
+
+TEST(LayerTrainerTest, TheGradientNormHasTheSameBitsAtAnyLayoutAndZeroStage) {
+  for (const bool train_experts : {true, false}) {
+    const Norms one = NormsOf({}, ZeroStage::kNone, train_experts);
+    EXPECT_NEAR(one.measured, one.summed, 1e-12 * one.summed);
+    EXPECT_GT(one.measured, std::sqrt(40.0));  // the dense parameter's
+    for (const ZeroStage zero : {ZeroStage::kNone, ZeroStage::kOptimizer, ZeroStage::kGradients}) {
+      for (const Layout& layout :
+           {Layout{.ranks = 2, .expert_parallel = 1}, Layout{.ranks = 2, .expert_parallel = 2},
+            Layout{.ranks = 3, .expert_parallel = 3}, Layout{.ranks = 3},
+            Layout{.ranks = 4, .expert_parallel = 2}}) {
+        EXPECT_EQ(NormsOf(layout, zero, train_experts).measured, one.measured)
+            << layout.ranks << " ranks, ep " << layout.expert_parallel << ", zero "
+            << static_cast<int>(zero) << ", experts trained " << train_experts;
+      }
+    }
   }
 }
 
@@ -218,9 +288,9 @@ TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
 
     MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
     EXPECT_THAT(message(trainer->EndStep()), HasSubstr("are no sums, expected Reduce"));
-    EXPECT_THAT(message(trainer->NonFinite().status()), HasSubstr("expected Reduce"));
+    EXPECT_THAT(message(trainer->MeasureGradients().status()), HasSubstr("expected Reduce"));
     MOE_RETURN_IF_ERROR(trainer->Reduce());
-    EXPECT_EQ(*trainer->NonFinite(), 0);
+    EXPECT_GT(trainer->MeasureGradients()->value, 0);
     MOE_RETURN_IF_ERROR(trainer->EndStep());
     MOE_RETURN_IF_ERROR(trainer->BeginRound().status());
     MOE_RETURN_IF_ERROR(trainer->EndStep());  // nothing was marked: forgotten
@@ -337,8 +407,8 @@ TEST(LayerTrainerTest, GradientsThatAreNotFiniteEndTheStepOnEveryRank) {
           RunRound(*trainer, *layer, bad ? std::numeric_limits<float>::infinity() : 0.0f));
     }
     MOE_RETURN_IF_ERROR(trainer->Reduce());
-    MOE_ASSIGN_OR_RETURN(const int64_t count, trainer->NonFinite());
-    EXPECT_GT(count, 0);
+    MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer->MeasureGradients());
+    EXPECT_GT(norm.non_finite, 0);
     EXPECT_EQ(trainer->Step({.learning_rate = 0.01}).status().code(), absl::StatusCode::kDataLoss);
     Keep(*trainer, after);
     EXPECT_EQ(after, before);

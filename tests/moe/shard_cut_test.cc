@@ -148,8 +148,8 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
     }
-    MOE_ASSIGN_OR_RETURN(const int64_t bad, reducer->NonFiniteShare());
-    EXPECT_EQ(bad, 0);
+    MOE_ASSIGN_OR_RETURN(const GradientNorm norm, reducer->Norm(0.5));
+    EXPECT_EQ(norm.non_finite, 0);
     EXPECT_EQ(reducer->Sum(*store.parameters()[0], 1).ok(), zero == ZeroStage::kNone || ranks == 1);
     for (size_t b = 0; b < reducer->buckets().size(); ++b) {
       const ElementRange own = reducer->buckets()[b].own;
