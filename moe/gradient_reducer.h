@@ -79,7 +79,7 @@ class GradientReducer {
   // Makes the compute stream wait for the last bucket.
   absl::Status Finish();
 
-  // After Finish: the norm of all summed gradients times `scale`, of the trainable parameters of all
+  // After Finish: the norm of all summed gradients times `scale`, of trainable parameters of all
   // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
   // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
   // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on are
