@@ -1,6 +1,8 @@
 #include "moe/experts.h"
 
+#include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
@@ -21,13 +23,17 @@ absl::StatusOr<absl::Span<const int64_t>> Rebase(absl::Span<const int64_t> offse
   return out;
 }
 
-// Where the values of parameters are now: ParameterStore::Adopt moves them.
+// Where the values of parameters are now: ParameterStore::Adopt moves them. `part`: of each, this
+// one of its parts(); nothing: all.
 template <typename T>
 absl::StatusOr<absl::Span<const MatrixView<const T>>> Weights(
-    absl::Span<Parameter* const> parameters, Workspace& workspace) {
+    absl::Span<Parameter* const> parameters, Workspace& workspace,
+    std::optional<size_t> part = {}) {
   MOE_ASSIGN_OR_RETURN(const auto out,
                        workspace.Array<MatrixView<const T>>(std::ssize(parameters)));
-  for (size_t i = 0; i < parameters.size(); ++i) out[i] = parameters[i]->template view<T>();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    out[i] = part ? parameters[i]->template part<T>(*part) : parameters[i]->template view<T>();
+  }
   return out;
 }
 absl::StatusOr<absl::Span<const absl::Span<const float>>> Biases(
@@ -69,6 +75,7 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                 .group = group,
                                 .init_std = config.init_std,
                                 .trainable = config.train,
+                                .borrowable = !config.train && !config.pack_weights,
                                 .parts = std::move(up)},
                                experts->gate_up_, store));
     const std::string down = prefix + "down_proj.weight";
@@ -78,6 +85,7 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
                                                 .group = group,
                                                 .init_std = config.down_init_std,
                                                 .trainable = config.train,
+                                                .borrowable = !config.train && !config.pack_weights,
                                                 .parts = {{.name = down,
                                                            .rows = hidden,
                                                            .cols = width,
@@ -180,6 +188,29 @@ absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
   return version;
 }
 
+// Columns of y are chains of their own, so products of parts have the bits of the whole one's.
+template <typename T>
+absl::Status Experts<T>::ProjectInPlace(absl::Span<Parameter* const> weight,
+                                        absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                        MatrixView<T> y, const GemmTree& tree,
+                                        const Context& context) {
+  const auto gemm = [&](std::optional<size_t> part, MatrixView<T> columns) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const auto weights, Weights<T>(weight, *context.host_workspace, part));
+    return GroupedGemm<T>(x, offsets, weights, columns, *context.workspace, *context.compute,
+                          context.gemm, tree);
+  };
+  if (std::all_of(weight.begin(), weight.end(), [](auto* p) { return p->contiguous(); })) {
+    return gemm(std::nullopt, y);
+  }
+  int64_t begin = 0;
+  for (size_t i = 0; i < weight.front()->parts().size(); ++i) {
+    const int64_t end = begin + weight.front()->parts()[i].rows;
+    MOE_RETURN_IF_ERROR(gemm(i, ColumnRange(y, begin, end)));
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
 template <typename T>
 absl::Status Experts<T>::Project(const Projection& projection, int first,
                                  absl::Span<const int64_t> offsets, MatrixView<const T> x,
@@ -197,9 +228,7 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
                                        absl::MakeConstSpan(projection.packed).subspan(first, count),
                                        version, y, *context.workspace, *context.compute, tree));
   } else {
-    MOE_ASSIGN_OR_RETURN(const auto weights, Weights<T>(mine(projection.weight), host));
-    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets, weights, y, *context.workspace, *context.compute,
-                                       context.gemm, tree));
+    MOE_RETURN_IF_ERROR(ProjectInPlace(mine(projection.weight), offsets, x, y, tree, context));
   }
   if (projection.bias.empty()) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto biases, Biases(mine(projection.bias), host));

@@ -93,6 +93,10 @@ class Experts {
   absl::Status Project(const Projection& projection, int first, absl::Span<const int64_t> offsets,
                        MatrixView<const T> x, MatrixView<T> y, const GemmTree& tree,
                        const Context& context) const;
+  // y = x W^T of weights that are not packed.
+  static absl::Status ProjectInPlace(absl::Span<Parameter* const> weight,
+                                     absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                     MatrixView<T> y, const GemmTree& tree, const Context& context);
   // All copies of a projection, if one of its weights has changed; the version they are of.
   absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;
   // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of

@@ -99,6 +99,12 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
         absl::StrCat("MoeLayer: x [", x.rows(), ", ", x.cols(), "], y [", y.rows(), ", ", y.cols(),
                      "], expected both [T, ", config_.router.hidden_size, "]"));
   }
+  for (const Parameter* const parameter : parameters()) {
+    if (saved == nullptr || parameter->contiguous()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "MoeLayer: the parts of ", parameter->spec().name,
+        " lie apart in a file that they are borrowed from, expected Forward without a state"));
+  }
   MoeLayerSaved<T> local;
   MoeLayerSaved<T>& state = saved == nullptr ? local : *saved;
   std::optional<Scratch> scratch;  // where the state does not lie there

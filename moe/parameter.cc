@@ -62,15 +62,37 @@ MatrixView<const float> Parameter::view<float>() const {
 
 template <typename T>
 MatrixView<const T> Parameter::view() const {
-  MOE_CHECK(compute_.data() != nullptr || size() == 0);  // the store computes in float
-  return {reinterpret_cast<const T*>(compute_.data()), spec_.rows, spec_.cols};
+  MOE_CHECK(contiguous());
+  const std::byte* const values =
+      borrowed_.empty() ? compute_.data() : borrowed_.front().values.data();
+  MOE_CHECK(values != nullptr || size() == 0);  // the store computes in float
+  return {reinterpret_cast<const T*>(values), spec_.rows, spec_.cols};
 }
 template MatrixView<const BFloat16> Parameter::view<BFloat16>() const;
 template MatrixView<const Float16> Parameter::view<Float16>() const;
 
-absl::Span<const std::byte> Parameter::replica() const {
-  if (!has_master()) return compute_;
-  return {reinterpret_cast<const std::byte*>(master_.data()), master_.size() * sizeof(float)};
+template <typename T>
+MatrixView<const T> Parameter::part(size_t i) const {
+  const CanonicalTensor& part = spec_.parts[i];
+  if (!contiguous()) {
+    return {reinterpret_cast<const T*>(borrowed_[i].values.data()), part.rows, part.cols};
+  }
+  int64_t begin = 0;
+  for (size_t before = 0; before < i; ++before) begin += spec_.parts[before].rows;
+  return RowRange(view<T>(), begin, begin + part.rows);
+}
+template MatrixView<const float> Parameter::part<float>(size_t) const;
+template MatrixView<const BFloat16> Parameter::part<BFloat16>(size_t) const;
+template MatrixView<const Float16> Parameter::part<Float16>(size_t) const;
+
+std::vector<absl::Span<const std::byte>> Parameter::replica() const {
+  if (has_master())
+    return {absl::MakeSpan(reinterpret_cast<const std::byte*>(master_.data()),
+                           master_.size() * sizeof(float))};
+  if (borrowed_.empty()) return {compute_};
+  std::vector<absl::Span<const std::byte>> pieces;
+  for (const BorrowedRows& rows : borrowed_) pieces.push_back(rows.values);
+  return pieces;
 }
 
 absl::Status Parameter::CheckWhole(const char* function) const {
@@ -88,8 +110,12 @@ absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     return values;
   }
-  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(std::ssize(compute_)));
-  MOE_RETURN_IF_ERROR(stream.CopyBytes(compute_.data(), copy.data(), copy.bytes()));
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(size() * SizeOf(type_)));
+  std::byte* to = copy.data();
+  for (const auto piece : replica()) {
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(piece.data(), to, std::ssize(piece)));
+    to += piece.size();
+  }
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const auto host = MakeInlineStream();
   const auto out = absl::MakeSpan(values);
@@ -161,8 +187,11 @@ absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& paramet
     parameter.master_ = parameter.owned_.span<float>();
   }
   if (compute_ == DType::kFloat32) return absl::OkStatus();
+  const int64_t bytes = parameter.size() * SizeOf(compute_);
+  const bool may_go = parameter.spec_.borrowable && parameter.master_.empty() &&
+                      StartsAtZero(parameter.spec_) && &memory == &CpuMemory();
   MOE_ASSIGN_OR_RETURN(parameter.owned_compute_,
-                       Buffer::Allocate(parameter.size() * SizeOf(compute_), memory, name));
+                       Buffer::Allocate(bytes, may_go ? ZeroPages() : memory, name));
   parameter.compute_ = parameter.owned_compute_.span<std::byte>();
   return absl::OkStatus();
 }
@@ -207,6 +236,38 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
   return RefreshCompute(parameter, *MakeInlineStream(&threads_));
 }
 
+bool ParameterStore::CanBorrow(const Parameter& parameter) const {
+  return parameter.spec().borrowable && compute_ != DType::kFloat32 && !parameter.has_master() &&
+         !OnDevice(parameter);
+}
+
+absl::Status ParameterStore::Borrow(Parameter& parameter, std::vector<BorrowedRows> rows) const {
+  const std::string& name = parameter.spec().name;
+  if (!CanBorrow(parameter)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ParameterStore::Borrow: ", name,
+                     " is no frozen matrix in 16 bits that its layer reads by rows, on the CPU"));
+  }
+  const auto parts = parameter.parts();
+  bool fits = rows.size() == 1 || rows.size() == parts.size();
+  for (size_t i = 0; fits && i < rows.size(); ++i) {
+    const int64_t elements = rows.size() == 1 ? parameter.size() : parts[i].size();
+    fits = std::ssize(rows[i].values) == elements * SizeOf(compute_) &&
+           reinterpret_cast<uintptr_t>(rows[i].values.data()) % SizeOf(compute_) == 0;
+  }
+  if (!fits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ParameterStore::Borrow: ", rows.size(), " blocks for ", name, ", expected ",
+                     parameter.spec().rows, " * ", parameter.spec().cols,
+                     " elements at an even address, in one block or in one for each part"));
+  }
+  parameter.borrowed_ = std::move(rows);
+  parameter.compute_ = {};
+  parameter.owned_compute_ = Buffer();
+  ++parameter.version_;
+  return absl::OkStatus();
+}
+
 absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const float> values,
                                          Stream& stream, std::optional<int64_t> first) const {
   const int64_t begin = first.value_or(0), count = std::ssize(values);
@@ -217,6 +278,11 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
         ", expected ", parameter.spec().rows, " * ", parameter.spec().cols));
   }
   MOE_RETURN_IF_ERROR(parameter.CheckWhole("WriteMaster"));
+  if (!parameter.borrowed_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ParameterStore::WriteMaster: ", parameter.spec().name,
+                     " is borrowed, expected memory of its own"));
+  }
   if (!parameter.has_master()) {
     ++parameter.version_;
     MOE_ASSIGN_OR_RETURN(const Buffer rounded, Buffer::Allocate(count * SizeOf(compute_)));
@@ -295,6 +361,14 @@ int64_t ParameterStore::bytes() const {
   int64_t total = 0;
   for (const auto& p : parameters_) total += p->owned_.bytes() + p->owned_compute_.bytes();
   for (const Buffer& block : packed_) total += block.bytes();
+  return total;
+}
+
+int64_t ParameterStore::borrowed_bytes() const {
+  int64_t total = 0;
+  for (const auto& p : parameters_) {
+    for (const BorrowedRows& rows : p->borrowed_) total += std::ssize(rows.values);
+  }
   return total;
 }
 

@@ -50,9 +50,18 @@ struct ParameterSpec {
   // State of a layer that the host reads and writes, and that is not trained (a router's expert
   // bias): memory of the host whatever the store's.
   bool host_state = false;
+  // The layer reads it by rows that need not lie together: its values may be borrowed
+  // (ParameterStore::Borrow).
+  bool borrowable = false;
   // The canonical tensors it consists of, one behind the other in memory; empty: one of its own
   // name and shape that tensor parallelism does not cut.
   std::vector<CanonicalTensor> parts;
+};
+
+// Whole rows of a parameter, in memory that the store does not own and nobody writes.
+struct BorrowedRows {
+  absl::Span<const std::byte> values;  // of the store's compute type
+  std::shared_ptr<const void> owner;   // keeps them
 };
 
 // One tensor on this rank, in memory of the store's device, or of the host (ParameterSpec).
@@ -75,13 +84,19 @@ class Parameter {
   // BFloat16 and Float16 (present when it is the store's compute type).
   template <typename T>
   MatrixView<const T> view() const;
+  // false where parts() were borrowed one by one: view<T>() may not be called then.
+  bool contiguous() const { return borrowed_.size() < 2; }
+  // The rows of parts()[i].
+  template <typename T>
+  MatrixView<const T> part(size_t i) const;
   absl::Span<const float> vector() const {
     MOE_CHECK(has_master());
     return master_;
   }
-  // What all ranks of the group have of it: the master, or the compute copy without one.
-  absl::Span<const std::byte> replica() const;
-  // Grows with every RefreshCompute and Adopt: what is made of the weights is of one version.
+  // What all ranks of the group have of it, in row-major order: the master, or the compute copy
+  // without one, in one piece or, where it is borrowed so, in several.
+  std::vector<absl::Span<const std::byte>> replica() const;
+  // Grows with every RefreshCompute, Adopt and Borrow: what is made of weights is of one version.
   int64_t version() const { return version_; }
 
   // Where partial gradients go; set by the GradientReducer, which may make room for them only when
@@ -105,8 +120,9 @@ class Parameter {
 
   DType type_ = DType::kFloat32;  // of compute_
   absl::Span<float> master_;
-  absl::Span<std::byte> compute_;  // empty for float
-  Buffer owned_, owned_compute_;   // their memory; empty where it was adopted or packed
+  absl::Span<std::byte> compute_;  // empty for float, and where the values are borrowed
+  std::vector<BorrowedRows> borrowed_;
+  Buffer owned_, owned_compute_;  // their memory; empty where it was adopted or packed
   bool packed_ = false;
   int64_t version_ = 0;
   GradAccumulator grad_;
@@ -159,9 +175,19 @@ class ParameterStore {
   // kFailedPrecondition where there is none.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
 
+  // Whether Borrow can have the values of this parameter: it is `borrowable`, has no master, and is
+  // memory of the host.
+  bool CanBorrow(const Parameter& parameter) const;
+  // From now on the values are `rows`, in memory that their owner keeps and nobody writes, and the
+  // parameter's own memory is given back: one block of all, or one for each of its parts(). Not
+  // between a Forward and its Backward. kInvalidArgument for other sizes or an odd address;
+  // kFailedPrecondition unless CanBorrow.
+  absl::Status Borrow(Parameter& parameter, std::vector<BorrowedRows> rows) const;
+
   // Overwrites the values, in the master and, rounded, in the compute copy: all, or from `first` on
   // in row-major order as many as there are. `values`: memory of the host, read before the call
-  // returns. `stream` as below. kInvalidArgument for another number, or one beyond the end.
+  // returns. `stream` as below. kInvalidArgument for another number, or one beyond the end;
+  // kFailedPrecondition where they are borrowed.
   absl::Status WriteMaster(Parameter& parameter, absl::Span<const float> values, Stream& stream,
                            std::optional<int64_t> first = {}) const;
 
@@ -181,9 +207,11 @@ class ParameterStore {
   absl::Status RefreshPart(Parameter& parameter, int64_t begin, absl::Span<const float> master,
                            Stream& stream) const;
 
-  // Elements on this rank, and the bytes of masters and compute copies that the store owns.
+  // Elements on this rank, the bytes of masters and compute copies that the store owns, and those
+  // of values that it borrows.
   int64_t total_size() const;
   int64_t bytes() const;
+  int64_t borrowed_bytes() const;
 
  private:
   absl::Status Allocate(MemoryResource& memory, Parameter& parameter) const;

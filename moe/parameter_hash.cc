@@ -1,6 +1,7 @@
 #include "moe/parameter_hash.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -41,12 +42,18 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
 
 // Of what all ranks of its group have.
 absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
-  absl::Span<const std::byte> values = parameter.replica();
+  const auto pieces = parameter.replica();
+  absl::Span<const std::byte> values = pieces.front();
   std::vector<std::byte> copy;
-  if (OnCuda(context)) {
-    copy.resize(values.size());
-    MOE_RETURN_IF_ERROR(context.compute->CopyBytes(values.data(), copy.data(),
-                                                   static_cast<int64_t>(values.size())));
+  if (OnCuda(context) || pieces.size() > 1) {
+    size_t bytes = 0;
+    for (const auto piece : pieces) bytes += piece.size();
+    copy.resize(bytes);
+    std::byte* to = copy.data();
+    for (const auto piece : pieces) {
+      MOE_RETURN_IF_ERROR(context.compute->CopyBytes(piece.data(), to, std::ssize(piece)));
+      to += piece.size();
+    }
     values = copy;
   }
   MOE_RETURN_IF_ERROR(context.compute->Synchronize());

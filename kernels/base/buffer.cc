@@ -41,7 +41,44 @@ class CpuMemoryResource final : public MemoryResource {
   }
 };
 
+class ZeroPagesResource final : public MemoryResource {
+ public:
+  Device device() const override { return {}; }
+  absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
+    // Pages that are huge begin where their size divides the address: what is too much goes.
+    const auto wanted = Whole(bytes), huge = static_cast<uintptr_t>(kHugePage);
+    void* const all = ::mmap(nullptr, wanted + huge, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("ZeroPages: ", bytes, " bytes are not available"));
+    }
+    auto* const data = static_cast<std::byte*>(all);
+    const uintptr_t before = (huge - reinterpret_cast<uintptr_t>(data) % huge) % huge;
+    if (before > 0) ::munmap(data, before);
+    if (before < huge) ::munmap(data + before + wanted, huge - before);
+#ifdef MADV_HUGEPAGE
+    if (bytes >= kHugePage) ::madvise(data + before, wanted, MADV_HUGEPAGE);
+#endif
+    return data + before;
+  }
+  void Free(std::byte* data, int64_t bytes) override {
+    ::munmap(data, Whole(bytes));
+  }
+
+ private:
+  static uintptr_t Whole(int64_t bytes) {
+    return static_cast<uintptr_t>((bytes + kPage - 1) / kPage * kPage);
+  }
+  static constexpr int64_t kPage = int64_t{64} << 10;  // a multiple of any system's
+};
+
 }  // namespace
+
+MemoryResource& ZeroPages() {
+  static ZeroPagesResource* const memory = new ZeroPagesResource;
+  return *memory;
+}
 
 MemoryResource& CpuMemory() {
   static CpuMemoryResource* const memory = new CpuMemoryResource;

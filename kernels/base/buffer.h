@@ -31,6 +31,9 @@ class MemoryResource {
 // destroyed. `CpuMemory()` is thread-safe.
 MemoryResource& CpuMemory();
 
+// Host memory that the system gives as it is written: for what may never be. Else as CpuMemory.
+MemoryResource& ZeroPages();
+
 // Memory of a CUDA device, from a pool that gives nothing back to the driver; one resource a
 // device, never destroyed, thread-safe. Allocate waits for the device to zero the memory: not for a
 // hot path. Errors as MakeStream has them.

@@ -207,15 +207,69 @@ absl::StatusOr<std::map<std::string, Parameter*>> LayerWeights::ParametersToLoad
   return by_name;
 }
 
+template <typename Visit>
+absl::Status LayerWeights::ForEachPart(Visit visit) const {
+  for (const LayerTensor& tensor : tensors_) {
+    if (tensor.rule->experts != ExpertAxis::kStacked) {
+      MOE_RETURN_IF_ERROR(visit(tensor, tensor.expert, *tensor.found.tensor));
+      continue;
+    }
+    for (int32_t e = 0; e < config_.moe.router.num_experts; ++e) {
+      MOE_RETURN_IF_ERROR(visit(tensor, e, RowsOf(*tensor.found.tensor, e, 1)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWeights::Borrow(ParameterStore& store,
+                                  std::map<std::string, Parameter*>& by_name) const {
+  const SafetensorsType type =
+      store.compute() == DType::kBFloat16 ? SafetensorsType::kBF16 : SafetensorsType::kF16;
+  std::map<std::string, std::vector<BorrowedRows>> found;  // gate before up
+  MOE_RETURN_IF_ERROR(
+      ForEachPart([&](const LayerTensor& tensor, int32_t expert, const SafetensorsTensor& part) {
+        const TensorRule& rule = *tensor.rule;
+        const std::string name = ParameterName(rule.parameter, expert);
+        const auto parameter = by_name.find(name);
+        if (parameter == by_name.end() || !store.CanBorrow(*parameter->second))
+          return absl::OkStatus();
+        const absl::Span<const uint8_t> bytes = tensor.found.file->Data(part);
+        auto& rows = found[name];
+        const bool fits = part.type == type && !rule.transposed &&
+                          rule.rows != TensorRows::kInterleaved &&
+                          reinterpret_cast<uintptr_t>(bytes.data()) % sizeof(uint16_t) == 0;
+        if (!fits) return absl::OkStatus();
+        rows.insert(rule.rows == TensorRows::kGate ? rows.begin() : rows.end(),
+                    {.values = {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
+                     .owner = tensor.found.file->mapping()});
+        return absl::OkStatus();
+      }));
+  for (auto& [name, rows] : found) {
+    Parameter& parameter = *by_name.at(name);
+    if (rows.size() == 2 && rows[0].values.end() == rows[1].values.begin()) {
+      rows[0].values = {rows[0].values.data(), rows[0].values.size() + rows[1].values.size()};
+      rows.pop_back();
+    }
+    size_t bytes = 0;
+    for (const BorrowedRows& each : rows) bytes += each.values.size();
+    if (bytes != static_cast<size_t>(parameter.size()) * sizeof(uint16_t)) continue;  // not all fit
+    MOE_RETURN_IF_ERROR(store.Borrow(parameter, std::move(rows)));
+    by_name.erase(name);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& host,
-                                absl::string_view prefix) const {
-  MOE_ASSIGN_OR_RETURN(const auto by_name, ParametersToLoad(store, prefix));
+                                absl::string_view prefix, LoadBy by) const {
+  MOE_ASSIGN_OR_RETURN(auto by_name, ParametersToLoad(store, prefix));
+  if (by == LoadBy::kBorrow) MOE_RETURN_IF_ERROR(Borrow(store, by_name));
   std::vector<float> scratch, values;
   // `part` of a tensor is all that the parameter has of it.
   const auto load = [&](const LayerTensor& tensor, int32_t expert,
                         const SafetensorsTensor& part) -> absl::Status {
     const auto found = by_name.find(ParameterName(tensor.rule->parameter, expert));
-    if (found == by_name.end()) return absl::OkStatus();  // an expert of another rank
+    // An expert of another rank, or borrowed.
+    if (found == by_name.end()) return absl::OkStatus();
     scratch.resize(part.num_elements);
     MOE_RETURN_IF_ERROR(tensor.found.file->ReadFloat32(part, absl::MakeSpan(scratch)));
     Parameter& parameter = *found->second;
@@ -230,15 +284,7 @@ absl::Status LayerWeights::Load(ParameterStore& store, Stream& stream, Stream& h
                              absl::MakeConstSpan(values).subspan(first, last + 1 - first),
                              parameter.spec().host_state ? host : stream, first);
   };
-  for (const LayerTensor& tensor : tensors_) {
-    if (tensor.rule->experts != ExpertAxis::kStacked) {
-      MOE_RETURN_IF_ERROR(load(tensor, tensor.expert, *tensor.found.tensor));
-      continue;
-    }
-    for (int32_t e = 0; e < config_.moe.router.num_experts; ++e) {
-      MOE_RETURN_IF_ERROR(load(tensor, e, RowsOf(*tensor.found.tensor, e, 1)));
-    }
-  }
+  MOE_RETURN_IF_ERROR(ForEachPart(load));
   MOE_RETURN_IF_ERROR(host.Synchronize());
   return stream.Synchronize();
 }

@@ -39,6 +39,17 @@ absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::s
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
 
+// Where the values of a layer's matrices are once it is loaded.
+enum class LoadBy : uint8_t {
+  kCopy,  // in the store's own memory
+  // In the checkpoint's mapped files wherever they are there as the store would have them: frozen
+  // experts (MoeLayerConfig::train_experts, shared ones too) without pack_weights, on the CPU, in
+  // the store's 16-bit type, as rows in the layer's order, at an even address. All else is copied;
+  // ParameterStore::borrowed_bytes says how much is not. The store keeps the mappings; the files
+  // must not change meanwhile (MappedFile).
+  kBorrow,
+};
+
 // The tensors of one layer, all found, with the right shapes and readable element types. Holds the
 // checkpoint open. Move-only; reading is thread-safe.
 class LayerWeights {
@@ -71,12 +82,17 @@ class LayerWeights {
   //   kInvalidArgument, naming the parameter: the checkpoint's layer has none of its name or size,
   //     or has one that the store lacks: of the layer, or of an expert that is there in part
   absl::Status Load(ParameterStore& store, Stream& stream, Stream& host,
-                    absl::string_view prefix = "") const;
+                    absl::string_view prefix = "", LoadBy by = LoadBy::kCopy) const;
 
  private:
   LayerWeights(const HfConfig& config, Checkpoint checkpoint)
       : config_(config), checkpoint_(std::move(checkpoint)) {}
   absl::Status FindTensors(const std::string& prefix);
+  // visit(tensor, expert, part): what each tensor has of a parameter; absl::Status.
+  template <typename Visit>
+  absl::Status ForEachPart(Visit visit) const;
+  // Removes from `by_name` the parameters whose values `store` now borrows.
+  absl::Status Borrow(ParameterStore& store, std::map<std::string, Parameter*>& by_name) const;
   // The parameters of `store` below `prefix`, by the names of a layer without one.
   absl::StatusOr<std::map<std::string, Parameter*>> ParametersToLoad(
       const ParameterStore& store, absl::string_view prefix) const;

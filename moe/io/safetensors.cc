@@ -57,7 +57,7 @@ int BitsOf(SafetensorsType type) {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   MOE_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
   MOE_ASSIGN_OR_RETURN(SafetensorsFile file, Parse(path, mapped.bytes()));
-  file.file_ = std::move(mapped);
+  file.file_ = std::make_shared<const MappedFile>(std::move(mapped));
   return file;
 }
 

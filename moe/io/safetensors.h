@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,6 +90,8 @@ class SafetensorsFile {
 
   // The bytes of a tensor of this file, row-major, little-endian; aligned to nothing.
   absl::Span<const uint8_t> Data(const SafetensorsTensor& tensor) const;
+  // Keeps what Data gives when this is gone; null after Parse.
+  std::shared_ptr<const MappedFile> mapping() const { return file_; }
   // out [num_elements] = the tensor as float32: F32 as it is, F16 and BF16 exactly, F64 rounded to
   // nearest even. kInvalidArgument for another type or length.
   absl::Status ReadFloat32(const SafetensorsTensor& tensor, absl::Span<float> out) const;
@@ -97,7 +100,7 @@ class SafetensorsFile {
   SafetensorsFile() = default;
 
   std::string path_;
-  MappedFile file_;
+  std::shared_ptr<const MappedFile> file_;  // shared with who borrows from it
   absl::Span<const uint8_t> data_;
   std::vector<SafetensorsTensor> tensors_;
   SafetensorsMetadata metadata_;
