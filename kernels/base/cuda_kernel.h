@@ -85,4 +85,12 @@ inline unsigned GridBlocks(int64_t items, int64_t per_block) {
   auto& name = *static_cast<type(*)[count]>(cusim::StaticShared(&name##_site, sizeof(type[count])))
 #endif
 
+// Declares `name`, the dynamic shared memory of the block, bytes from a multiple of 1,024 on.
+#if defined(__CUDACC__)
+#define MOE_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
+#else
+#define MOE_DYNAMIC_SHARED(name) \
+  auto* const name = static_cast<unsigned char*>(cusim::DynamicShared())
+#endif
+
 #endif  // MOE_KERNELS_BASE_CUDA_KERNEL_H_

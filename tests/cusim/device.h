@@ -22,6 +22,8 @@
 #undef __shared__
 #undef __launch_bounds__
 #define __launch_bounds__(...)  // NOLINT(bugprone-reserved-identifier): the name is CUDA's
+#undef __grid_constant__
+#define __grid_constant__  // NOLINT(bugprone-reserved-identifier)
 
 namespace cusim {
 

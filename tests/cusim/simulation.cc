@@ -127,6 +127,8 @@ void Simulation::Finish(Block& block) {
          "found beside array " + std::to_string(overrun) + " when the block ended",
          block.threads.front());
   }
+  const std::string unfinished = UnfinishedWork(block);
+  if (!unfinished.empty()) Fail("unfinished work", unfinished, block.threads.front());
   const auto is_it = [&](const auto& b) {
     return b.get() == &block;
   };
@@ -204,8 +206,9 @@ void Simulation::FailStuck() {
   for (const auto& block : blocks_) {
     for (const Thread& thread : block->threads) {
       if (thread.state == State::kDone || ++shown > kShown) continue;
-      Blame(thread, thread.state == State::kAtBarrier ? "  waits in __syncthreads"
-                                                      : "  waits in a warp operation");
+      Blame(thread, thread.state == State::kAtBarrier              ? "  waits in __syncthreads"
+                    : thread.state == State::kAtTransactionBarrier ? "  " + WaitsFor(thread)
+                                                                   : "  waits in a warp operation");
     }
   }
   std::abort();
@@ -253,8 +256,42 @@ void* SharedMemory::Get(const void* site, size_t bytes) {
   std::memset(memory + kRedZoneBytes, kUnwrittenByte, bytes);
   ASAN_POISON_MEMORY_REGION(memory, kRedZoneBytes);
   ASAN_POISON_MEMORY_REGION(memory + kRedZoneBytes + bytes, kRedZoneBytes);
-  arrays_.push_back({site, bytes, memory});
+  // Dynamic shared memory is declared with the alignment that swizzled tiles need.
+  const size_t alignment = site == nullptr ? 1024 : kChunkBytes;
+  const auto address = static_cast<uint32_t>(RoundUp(next_address_, alignment));
+  next_address_ = address + static_cast<uint32_t>(bytes);
+  arrays_.push_back({site, bytes, memory, address});
   return memory + kRedZoneBytes;
+}
+
+const SharedMemory::Array* SharedMemory::Find(uint32_t address, size_t bytes) const {
+  for (const Array& array : arrays_) {
+    if (address >= array.address && address + bytes <= array.address + array.bytes) return &array;
+  }
+  return nullptr;
+}
+
+int64_t SharedMemory::AddressOf(const void* memory) const {
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  for (const Array& array : arrays_) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(array.memory) + kRedZoneBytes;
+    if (at >= begin && at < begin + array.bytes) {
+      return array.address + static_cast<int64_t>(at - begin);
+    }
+  }
+  return -1;
+}
+
+unsigned char* SharedMemory::At(uint32_t address, size_t bytes) const {
+  const Array* const array = Find(address, bytes);
+  return array == nullptr ? nullptr : array->memory + kRedZoneBytes + (address - array->address);
+}
+
+unsigned char* SharedMemory::SeenAt(uint32_t address, size_t bytes) {
+  auto* const array = const_cast<Array*>(Find(address, bytes));
+  if (array == nullptr) return nullptr;
+  if (array->seen.empty()) array->seen.assign(array->bytes, kUnwrittenByte);
+  return array->seen.data() + (address - array->address);
 }
 
 int SharedMemory::FindOverrun() const {

@@ -1,0 +1,46 @@
+#include "kernels/base/cuda_tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+namespace moe::cuda {
+namespace {
+
+CUtensorMapSwizzle DriversName(Swizzle swizzle) {
+  switch (swizzle) {
+    case Swizzle::kNone:
+      break;
+    case Swizzle::k32:
+      return CU_TENSOR_MAP_SWIZZLE_32B;
+    case Swizzle::k64:
+      return CU_TENSOR_MAP_SWIZZLE_64B;
+    case Swizzle::k128:
+      return CU_TENSOR_MAP_SWIZZLE_128B;
+  }
+  return CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
+}  // namespace
+
+cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
+  // Programs do not link the driver: they start where there is none.
+  constexpr unsigned kSince = 12000;
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             kSince, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  const cuuint64_t size[3] = {static_cast<cuuint64_t>(shape.size[0]),
+                              static_cast<cuuint64_t>(shape.size[1]),
+                              static_cast<cuuint64_t>(shape.size[2])};
+  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(shape.stride_bytes[0]),
+                                static_cast<cuuint64_t>(shape.stride_bytes[1])};
+  const cuuint32_t step[3] = {1, 1, 1};
+  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(shape.data), size, stride,
+      shape.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, DriversName(shape.swizzle),
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace moe::cuda

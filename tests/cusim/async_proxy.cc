@@ -1,0 +1,258 @@
+#include "tests/cusim/async_proxy.h"
+
+#include <cstring>
+#include <string>
+
+#include "tests/cusim/simulation.h"
+
+namespace cusim {
+namespace {
+
+Thread& Current() {
+  return TheSimulation().current();
+}
+Block& CurrentBlock() {
+  return *Current().block;
+}
+
+[[noreturn]] void Fault(const char* fault, const std::string& detail, Site site) {
+  Current().site = site;
+  TheSimulation().Fail(fault, detail, Current());
+}
+
+std::string Text(Site site) {
+  return std::string(site.file) + ":" + std::to_string(site.line);
+}
+
+// Whether the async proxy sees other bytes than other accesses do.
+bool Unseen(uint32_t address, size_t bytes) {
+  SharedMemory& shared = CurrentBlock().shared;
+  return std::memcmp(shared.At(address, bytes), shared.SeenAt(address, bytes), bytes) != 0;
+}
+
+TransactionBarrier& Find(const void* barrier, Site site) {
+  const uint32_t address = SharedAddress(barrier, site);
+  const auto found = CurrentBlock().async.barriers.find(address);
+  if (found == CurrentBlock().async.barriers.end()) {
+    Fault("transaction barrier", "used before it was initialised", site);
+  }
+  return found->second;
+}
+
+void Wake(uint32_t barrier) {
+  for (Thread& thread : CurrentBlock().threads) {
+    if (thread.state == State::kAtTransactionBarrier && thread.barrier == barrier) {
+      TheSimulation().MakeReady(thread);
+    }
+  }
+}
+
+// Ends the phase if nothing is missing.
+void CompletePhase(TransactionBarrier& barrier, uint32_t address, Site site) {
+  if (barrier.pending > 0) return;
+  if (barrier.bytes < 0 || (barrier.bytes == 0 && !barrier.copies.empty())) {
+    Fault("too few transaction bytes",
+          "the phase of the barrier of " + Text(barrier.site) +
+              " expected fewer bytes than are copied",
+          site);
+  }
+  if (barrier.bytes == 0) {
+    ++barrier.phase;
+    barrier.pending = barrier.arrivals;
+  }
+  Wake(address);  // or there are copies that a waiting thread has to make
+}
+
+}  // namespace
+
+uint32_t SharedAddress(const void* shared, Site site) {
+  const int64_t address = CurrentBlock().shared.AddressOf(shared);
+  if (address < 0) Fault("not shared memory", "an address that lies in no array", site);
+  return static_cast<uint32_t>(address);
+}
+
+unsigned char* SharedChunk(uint32_t address, Site site) {
+  unsigned char* const memory = CurrentBlock().shared.At(address, kChunkBytes);
+  if (memory == nullptr) Fault("not shared memory", "an operand leaves its array", site);
+  return memory;
+}
+
+void FenceAsyncProxy(Site site) {
+  const TsanIgnore ignore;
+  auto& chunks = CurrentBlock().async.chunks;
+  CurrentBlock().shared.ForUnseen(
+      [&](uint32_t address, const unsigned char* memory, unsigned char* seen, size_t bytes) {
+        const auto chunk = chunks.find(address);
+        if (chunk != chunks.end()) {
+          if (chunk->second.products > 0) {
+            Fault("write to operands in flight", "found by a fence", site);
+          }
+          chunk->second.swizzle_bytes = AsyncProxy::kNoCopy;
+        }
+        std::memcpy(seen, memory, bytes);
+      });
+}
+
+void InitBarrier(void* barrier, uint32_t arrivals, Site site) {
+  const TsanIgnore ignore;
+  CurrentBlock().async.barriers[SharedAddress(barrier, site)] = {
+      .arrivals = arrivals, .pending = arrivals, .site = site};
+}
+
+void ArriveAtBarrier(void* barrier, uint32_t expected_bytes, Site site) {
+  TransactionBarrier& b = Find(barrier, site);
+  if (b.pending == 0) {
+    Fault("transaction barrier",
+          "more arrivals than the " + std::to_string(b.arrivals) + " of a phase", site);
+  }
+  TsanRelease(&b.phase_order[b.phase % 2]);
+  b.bytes += expected_bytes;
+  --b.pending;
+  CompletePhase(b, SharedAddress(barrier, site), site);
+  MaybePreempt();
+}
+
+void IssueCopy(const BulkCopy& copy, void* barrier, Site site) {
+  const TsanIgnore ignore;
+  TransactionBarrier& b = Find(barrier, site);
+  const uint32_t address = SharedAddress(barrier, site);
+  if (Unseen(address, sizeof(uint64_t))) {
+    Fault("missing fence.proxy.async",
+          "between the initialisation of a barrier and a bulk copy that completes on it", site);
+  }
+  if (copy.map.magic != TensorMap::kMagic) Fault("tensor map", "of other bytes", site);
+  if (copy.to % 128 != 0) {
+    Fault("misaligned bulk copy", "to shared memory, expected a multiple of 128", site);
+  }
+  for (uint32_t at = copy.to; at < copy.to + copy.bytes(); at += kChunkBytes) {
+    SharedChunk(at, site);
+    AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[at];
+    if (chunk.products > 0) {
+      Fault("write to operands in flight", "a bulk copy begins before their product has ended",
+            site);
+    }
+    ++chunk.copies;
+  }
+  b.copies.push_back(copy);
+  TsanRelease(&b.issue_order);
+  if (b.pending == 0) Wake(address);
+}
+
+bool AwaitBarrier(void* barrier, uint32_t parity, Site site, BulkCopy& copy) {
+  Thread& thread = Current();
+  TransactionBarrier& b = Find(barrier, site);
+  if (parity > 1) Fault("transaction barrier", "a parity that is neither 0 nor 1", site);
+  while (b.phase % 2 == parity) {
+    if (b.pending == 0 && !b.copies.empty()) {
+      const TsanIgnore ignore;
+      copy = b.copies.front();
+      b.copies.pop_front();
+      TsanAcquire(&b.issue_order);
+      return true;
+    }
+    thread.site = site;
+    thread.barrier = SharedAddress(barrier, site);
+    thread.parity = parity;
+    thread.state = State::kAtTransactionBarrier;
+    TheSimulation().SwitchToHost();
+  }
+  TsanAcquire(&b.phase_order[parity]);
+  return false;
+}
+
+void FinishCopy(void* barrier, const BulkCopy& copy, Site site) {
+  const TsanIgnore ignore;
+  TransactionBarrier& b = Find(barrier, site);
+  SharedMemory& shared = CurrentBlock().shared;
+  for (uint32_t at = copy.to; at < copy.to + copy.bytes(); at += kChunkBytes) {
+    AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[at];
+    --chunk.copies;
+    chunk.swizzle_bytes = copy.map.swizzle_bytes;
+    std::memcpy(shared.SeenAt(at, kChunkBytes), shared.At(at, kChunkBytes), kChunkBytes);
+  }
+  TsanRelease(&b.phase_order[b.phase % 2]);
+  b.bytes -= copy.bytes();
+  CompletePhase(b, SharedAddress(barrier, site), site);
+}
+
+void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site) {
+  const TsanIgnore ignore;
+  SharedChunk(address, site);
+  AsyncProxy::Chunk& chunk = CurrentBlock().async.chunks[address];
+  if (chunk.copies > 0) {
+    Fault("operand that is not there yet", "its bulk copy was not waited for", site);
+  }
+  if (Unseen(address, kChunkBytes)) {
+    Fault("missing fence.proxy.async", "between a write to an operand and its product", site);
+  }
+  if (chunk.swizzle_bytes != AsyncProxy::kNoCopy && chunk.swizzle_bytes != swizzle_bytes) {
+    Fault("swizzle mismatch",
+          "an operand that was copied with " + std::to_string(chunk.swizzle_bytes) +
+              " bytes of swizzle is read with " + std::to_string(swizzle_bytes),
+          site);
+  }
+  ++chunk.products;
+  ++CurrentBlock().async.reads;
+}
+
+void FinishRead(uint32_t address, Site site) {
+  const TsanIgnore ignore;
+  if (Unseen(address, kChunkBytes)) {
+    Fault("write to operands in flight", "found when their product ended", site);
+  }
+  --CurrentBlock().async.chunks[address].products;
+  --CurrentBlock().async.reads;
+}
+
+void CountProduct(Site site) {
+  if (CurrentBlock().warps.size() % 4 != 0) {
+    Fault("divergent warpgroup", "a block of other than whole warpgroups", site);
+  }
+  ++CurrentBlock().warps[Current().warp].products;
+}
+
+void SetRegisters(int registers, bool more, Site site) {
+  constexpr int kOfMultiprocessor = 64 << 10, kFewest = 24, kMost = 256;
+  if (registers < kFewest || registers > kMost || registers % 8 != 0) {
+    Fault("wrong number of registers", std::to_string(registers), site);
+  }
+  int& mine = CurrentBlock().warps[Current().warp].registers;
+  if (mine != 0 && mine != registers && (mine < registers) != more) {
+    Fault("wrong number of registers", "setmaxnreg goes the other way", site);
+  }
+  mine = registers;
+  int sum = 0;
+  for (const Warp& warp : CurrentBlock().warps) sum += warp.registers * 32;
+  if (sum > kOfMultiprocessor) {
+    Fault("wrong number of registers", std::to_string(sum) + " in one block", site);
+  }
+}
+
+std::shared_ptr<void>& ThreadSlot() {
+  return Current().slot;
+}
+
+std::string WaitsFor(const Thread& thread) {
+  const TransactionBarrier& b = thread.block->async.barriers.at(thread.barrier);
+  return "waits for parity " + std::to_string(thread.parity) + " of the barrier of " +
+         Text(b.site) + ", shared address " + std::to_string(thread.barrier) + ", which misses " +
+         std::to_string(b.pending) + " arrivals and " + std::to_string(b.bytes) + " bytes,";
+}
+
+std::string UnfinishedWork(const Block& block) {
+  if (block.async.reads > 0) return "the block ends before its products do";
+  for (const auto& [address, barrier] : block.async.barriers) {
+    if (!barrier.copies.empty()) {
+      return "the block ends before a bulk copy that nobody waited for, on the barrier of " +
+             Text(barrier.site);
+    }
+  }
+  for (size_t w = 0; w < block.warps.size(); ++w) {
+    if (block.warps[w].products != block.warps[w / 4 * 4].products) {
+      return "divergent warpgroup: its warps made different numbers of products";
+    }
+  }
+  return "";
+}
+
+}  // namespace cusim

@@ -1,0 +1,83 @@
+// What happens behind the threads' backs on a Hopper GPU: bulk copies into shared memory, barriers
+// that count their bytes, and products that read shared memory. The state, for hopper.h.
+#ifndef MOE_TESTS_CUSIM_ASYNC_PROXY_H_
+#define MOE_TESTS_CUSIM_ASYNC_PROXY_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "tests/cusim/intrinsics.h"
+#include "tests/cusim/tensor_map.h"
+
+namespace cusim {
+
+inline constexpr uint32_t kChunkBytes = 16;
+
+// cp.async.bulk.tensor.3d: the box that begins at `from`, to the shared address `to`.
+struct BulkCopy {
+  TensorMap map;
+  int32_t from[3];
+  uint32_t to;
+  uint32_t bytes() const { return map.box[0] * map.box[1] * map.box[2] * 2; }
+};
+
+struct TransactionBarrier {
+  uint32_t arrivals = 0;  // a phase needs
+  uint32_t pending = 0;   // it still waits for
+  int64_t bytes = 0;      // expected and not copied yet
+  uint32_t phase = 0;
+  std::deque<BulkCopy> copies = {};  // under way
+  char issue_order = 0, phase_order[2] = {};
+  Site site = {};  // of Init
+};
+
+struct AsyncProxy {
+  static constexpr uint32_t kNoCopy = 1;  // no swizzle has it
+
+  struct Chunk {
+    uint32_t products = 0;             // that read it
+    uint32_t copies = 0;               // that write it
+    uint32_t swizzle_bytes = kNoCopy;  // of the copy that wrote it last
+  };
+  std::map<uint32_t, TransactionBarrier> barriers;
+  std::unordered_map<uint32_t, Chunk> chunks;  // by address
+  uint64_t reads = 0;                          // chunks of products under way
+};
+
+// The address of `shared`, and the memory at an address: 16 bytes. Faults outside of shared memory.
+uint32_t SharedAddress(const void* shared, Site site);
+unsigned char* SharedChunk(uint32_t address, Site site);
+
+// fence.proxy.async: what was written so far is what bulk copies and products find.
+void FenceAsyncProxy(Site site);
+
+// mbarrier.init, .arrive with .expect_tx.
+void InitBarrier(void* barrier, uint32_t arrivals, Site site);
+void ArriveAtBarrier(void* barrier, uint32_t expected_bytes, Site site);
+
+// Begins a copy that is to complete on `barrier`.
+void IssueCopy(const BulkCopy& copy, void* barrier, Site site);
+
+// Waits for the phase of this parity. True if it needs `copy` first, which the caller makes and
+// then tells FinishCopy: a copy takes place when a thread can wait no longer, never before.
+bool AwaitBarrier(void* barrier, uint32_t parity, Site site, BulkCopy& copy);
+void FinishCopy(void* barrier, const BulkCopy& copy, Site site);
+
+// A product of the calling thread's warp reads 16 bytes from now on, until FinishRead.
+void BeginRead(uint32_t address, uint32_t swizzle_bytes, Site site);
+void FinishRead(uint32_t address, Site site);
+// Counts a product of the warp: all four warps of a warpgroup must come to the same number.
+void CountProduct(Site site);
+
+// setmaxnreg
+void SetRegisters(int registers, bool more, Site site);
+
+// A place for what a thread keeps from one call to the next; empty when it begins.
+std::shared_ptr<void>& ThreadSlot();
+
+}  // namespace cusim
+
+#endif  // MOE_TESTS_CUSIM_ASYNC_PROXY_H_
