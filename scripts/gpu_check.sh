@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What only a GPU can show: the tests labelled gpu, compute-sanitizer over some of them, `moe bench`
-# on the device, the same work by PyTorch and Triton, and one table of it all, in under nine minutes.
+# What only a GPU can show: Hopper's instructions one by one, the tests labelled gpu, compute-sanitizer
+# over some of them, `moe bench` on the device, the same work by PyTorch and Triton, and one table of
+# it all, in under nine minutes.
 #
 #   scripts/gpu_check.sh [--out DIR] [--seconds N]     builds build/gpu first
 #   scripts/gpu_check.sh --bundle DIR [--build DIR]    needs no GPU: makes DIR, to be carried to a
@@ -83,6 +84,9 @@ run_tests() {
   "${with[@]}" ctest --test-dir "$tests" -L '^gpu$' --no-tests=error --output-on-failure -j 4
 }
 
+# Every instruction of Hopper GPUs that kernels are made of, alone: what else fails fails after it.
+probe() { MOE_TEST_GPU=1 ours "$bin/hopper_probe_test"; }
+
 # One test program after the other, without the cases that have no device in them.
 sanitize() { # tool
   local test failed='' rc=0
@@ -102,7 +106,7 @@ peer() { python3 "$peers/$1.py" >"$out/$1.jsonl"; }
 
 # step <name> <seconds> <command...>: output to $out/<name>.log and a line to steps.tsv: name, exit
 # code, seconds, the last line of the output.
-export -f build_all ours run_tests sanitize bench peer
+export -f build_all ours probe run_tests sanitize bench peer
 export is_bundle dir jobs GPU_CHECK_LIBRARIES sanitizer tests bin moe out peers
 step() {
   local name=$1 budget=$2 left=$((seconds - SECONDS)) start=$SECONDS rc=124 last="no time was left"
@@ -139,6 +143,7 @@ rows=(--num-experts 128 --topk 8 --tokens 32768 --hidden-size 4096 -d bf16)
 [[ $is_bundle || $build ]] || step build 300 build_all
 step device 20 nvidia-smi --format=csv,noheader \
   --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu
+step hopper_probe 20 probe
 step tests 100 run_tests
 need_gpu
 if [[ $sanitizer ]]; then

@@ -1,0 +1,34 @@
+// Products of one tile in every layout that wgmma takes, checked on the device.
+#ifndef MOE_TESTS_KERNELS_HOPPER_PROBE_H_
+#define MOE_TESTS_KERNELS_HOPPER_PROBE_H_
+
+#include "kernels/base/cuda_tensor_map.h"
+#include "kernels/base/cuda_types.h"
+
+namespace moe::testing {
+
+// Block i multiplies the one-hot matrices of depth d = (i * step + 21) % kDepth: a [kRows, kDepth]
+// is row + 1 at depth d and 0 elsewhere, b [columns, kDepth] likewise, so that every element of the
+// product names its row and column.
+struct HopperProbe {
+  static constexpr int kRows = 64, kDepth = 64, kMaxColumns = 256;
+
+  bool float16 = false;  // else bfloat16
+  // Device memory, a matrix for each depth d one behind the other: row by row, or, of operands
+  // whose rows are contiguous, step by step of the depth.
+  const void* a = nullptr;  // [kDepth, kRows, kDepth]
+  const void* b = nullptr;  // [kDepth, columns, kDepth]
+  bool a_rows_contiguous = false, b_rows_contiguous = false;
+  cuda::Swizzle swizzle = cuda::Swizzle::k128;
+  int columns = kMaxColumns;  // 16, 32, 64, 128, 192 or 256
+  int blocks = 1, step = 1;
+  int* wrong = nullptr;  // device memory; elements that are not what they should be are added
+};
+
+// Enqueues it; the error of the maps or of the launch. Rows of an operand that are contiguous must
+// fill the swizzle's width.
+cudaError_t RunHopperProbe(const HopperProbe& probe, cudaStream_t stream);
+
+}  // namespace moe::testing
+
+#endif  // MOE_TESTS_KERNELS_HOPPER_PROBE_H_
