@@ -171,8 +171,19 @@ __device__ inline uint64_t OperandAt(const void* shared, OperandPlace place MOE_
          static_cast<uint64_t>(place.swizzle) << 62;
 }
 
-// Before the first product whose sums other code has written.
-__device__ inline void FenceSums() {
+// What other code does with sums stays on its side of this: to the compiler they are but registers.
+template <int kSums>
+__device__ __forceinline__ void KeepSums([[maybe_unused]] float (&sums)[kSums]) {
+#if defined(__CUDACC__)
+  MOE_UNROLL
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+#endif
+}
+
+// Before the first product of `sums` that other code has written.
+template <int kSums>
+__device__ __forceinline__ void FenceSums(float (&sums)[kSums]) {
+  KeepSums(sums);
 #if defined(__CUDACC__)
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #else
@@ -190,14 +201,15 @@ __device__ inline void CommitProducts() {
 }
 
 // All but the last kPending groups have ended: their operands may be overwritten, and if none is
-// left, sums may be read.
-template <int kPending>
-__device__ inline void WaitForProducts(MOE_SITE) {
+// left, `sums` may be read.
+template <int kPending, int kSums>
+__device__ __forceinline__ void WaitForProducts(float (&sums)[kSums] MOE_AND_SITE) {
 #if defined(__CUDACC__)
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #else
   cusim::Products::OfThread().Wait(kPending, site);
 #endif
+  KeepSums(sums);
 }
 
 #if defined(__CUDACC__)

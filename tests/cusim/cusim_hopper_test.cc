@@ -116,7 +116,7 @@ struct Product {
       const int s = i % kStages;
       const auto parity = static_cast<uint32_t>(i / kStages % 2);
       if (plant != Plant::kNoWait) full[s].Wait(parity ^ (plant == Plant::kWrongParity ? 1 : 0));
-      if (plant != Plant::kMissingSumsFence) FenceSums();
+      if (plant != Plant::kMissingSumsFence) FenceSums(sums);
       const OperandPlace place = {plant == Plant::kSwizzleMismatch ? Swizzle::k64 : Swizzle::k128,
                                   0, 1024};
       const unsigned char* const stage = tiles + s * kStageBytes;
@@ -128,7 +128,7 @@ struct Product {
       if (plant == Plant::kEarlyRelease && releases) empty[s].Arrive();
       if (plant == Plant::kSumsReadEarly && threadIdx.x == kWarpgroupThreads) out[0] = sums[0];
       if (plant == Plant::kSumsWrittenEarly) sums[0] = 0;
-      WaitForProducts<0>();
+      WaitForProducts<0>(sums);
       if (plant != Plant::kEarlyRelease && releases) empty[s].Arrive();
       if (plant == Plant::kSumsReadEarly) return;
     }
@@ -213,8 +213,8 @@ void MultiplyOnes(bool fence, bool write_again, int warps, float* out) {
   if (fence) FenceAsyncProxy();
   __syncthreads();
   if (t / kWarpLanes >= static_cast<unsigned>(warps)) return;
-  float sums[kColumns / 2];
-  FenceSums();
+  float sums[kColumns / 2] = {};
+  FenceSums(sums);
   const OperandPlace place = {Swizzle::kNone, 128, 256};
   AddProduct<BFloat16, kColumns, Major::kDepth, Major::kDepth>(
       sums, OperandAt(tiles, place), OperandAt(tiles + kRows * 32, place), false);
@@ -223,7 +223,7 @@ void MultiplyOnes(bool fence, bool write_again, int warps, float* out) {
     __syncthreads();
     if (t == 0) elements[0] = BFloat16(2.0f);
   }
-  WaitForProducts<0>();
+  WaitForProducts<0>(sums);
   out[t] = sums[0];
 }
 

@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
   }
   TakeRegisters<232>();
   arrived[0].Wait(0);
-  float sums[kColumns / 2];
-  FenceSums();
+  float sums[kColumns / 2] = {};
+  FenceSums(sums);
   MOE_UNROLL
   for (int depth = 0; depth < kDepth; depth += kProductDepth) {
     AddProduct<T, kColumns, kMajorA, kMajorB>(
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
         depth > 0);
   }
   CommitProducts();
-  WaitForProducts<0>();
+  WaitForProducts<0>(sums);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   const int first_row = thread / kWarpLanes * 16 + thread % kWarpLanes / 4;
   const int first_column = thread % 4 * 2;
