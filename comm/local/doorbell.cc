@@ -1,7 +1,5 @@
 #include "comm/local/doorbell.h"
 
-#include <climits>
-
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,10 +34,10 @@ void Relax() {
 
 // Ring and Sleep are a Dekker pair: one writes count_ then reads sleepers_, the other writes
 // sleepers_ then reads count_ (inside the kernel). Both need sequential consistency.
-void Doorbell::Ring() {
+void Doorbell::Ring(int most) {
   count_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
-  (void)syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  (void)syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 }
 
 bool Doorbell::Sleep(uint32_t seen, Clock::time_point deadline, absl::FunctionRef<bool()> done) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdint>
 
 #include <absl/functional/function_ref.h>
@@ -20,13 +21,13 @@ class alignas(64) Doorbell {
   uint32_t count() const { return count_.load(std::memory_order_acquire); }
 
   // Everything before it is visible to whoever sees the new count. A system call only when
-  // somebody sleeps.
-  void Ring();
+  // somebody sleeps, which wakes `most` of them.
+  void Ring(int most = INT_MAX);
 
   // Rings only if somebody sleeps, and writes nothing else. Enough where those who are awake look
   // at the condition itself, and what made it true was a sequentially consistent store.
-  void RingSleepers() {
-    if (sleepers_.load(std::memory_order_seq_cst) != 0) Ring();
+  void RingSleepers(int most = INT_MAX) {
+    if (most != 0 && sleepers_.load(std::memory_order_seq_cst) != 0) Ring(most);
   }
 
   // Sleeps until count() != seen or done(), which is tested once the sleeper is known to ringers;

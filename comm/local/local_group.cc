@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <sched.h>
 
 #include "comm/patience.h"
 #include "comm/wait_report.h"
@@ -105,16 +106,19 @@ void LocalFate::Remove(LocalGroup* group) {
 }
 
 LocalGroup::LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members,
-                       absl::Duration timeout)
+                       absl::Duration timeout, int cores)
     : fate_(std::move(fate)),
       members_(std::move(members)),
       timeout_(timeout),
-      may_spin_(members_.size() <= std::thread::hardware_concurrency()),
+      cores_(cores),
+      may_spin_(size() <= cores_),
       posts_(members_.size()),
+      begun_(members_.size()),
+      finished_(members_.size()),
       host_posts_(members_.size()),
       mailboxes_(members_.size() * members_.size()),
       ranks_(members_.size()) {
-  for (Meeting& meeting : meetings_) meeting.arrivals = std::vector<Arrival>(members_.size());
+  for (Meeting& meeting : meetings_) meeting.arrivals = std::vector<Counter>(members_.size());
   for (RankState& rank : ranks_) {
     rank.first.resize(members_.size());
     rank.blocked.resize(members_.size());
@@ -124,6 +128,10 @@ LocalGroup::LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members
 
 LocalGroup::~LocalGroup() {
   fate_->Remove(this);
+}
+
+int LocalGroup::Cores() {
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 void LocalGroup::WakeAll() {
@@ -189,16 +197,10 @@ LocalGroup::Standing LocalGroup::Look(const LocalCaller& caller,
   return standing;
 }
 
-absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
-  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
-  Meeting& meeting = meetings_[lane];
-  std::atomic<uint64_t>& mine = meeting.arrivals[caller.rank].count;
-  const uint64_t round = mine.load(std::memory_order_relaxed) + 1;
-  // In the one order of all sequentially consistent operations, the last to store sees everybody,
-  // and sees who sleeps; whoever goes to sleep after that sees the store.
-  mine.store(round, std::memory_order_seq_cst);
+absl::Status LocalGroup::AwaitAll(Lane lane, const LocalCaller& caller,
+                                  const std::vector<Counter>& counters, uint64_t count, int most) {
   const auto is_missing = [&](int r) {
-    return meeting.arrivals[r].count.load(std::memory_order_seq_cst) < round;
+    return counters[r].count.load(std::memory_order_seq_cst) < count;
   };
   const auto all_here = [&] {
     for (int r = 0; r < size(); ++r) {
@@ -206,12 +208,24 @@ absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller) {
     }
     return true;
   };
+  Doorbell& bell = meetings_[lane].bell;
   if (all_here()) {
-    meeting.bell.RingSleepers();
+    bell.RingSleepers(most);
     return absl::OkStatus();
   }
-  return WaitUntil(meeting.bell, ranks_[caller.rank].meeting_spin[lane], caller, all_here, all_here,
+  return WaitUntil(bell, ranks_[caller.rank].meeting_spin[lane], caller, all_here, all_here,
                    is_missing);
+}
+
+absl::Status LocalGroup::Meet(Lane lane, const LocalCaller& caller, int most) {
+  if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  std::vector<Counter>& arrivals = meetings_[lane].arrivals;
+  std::atomic<uint64_t>& mine = arrivals[caller.rank].count;
+  const uint64_t round = mine.load(std::memory_order_relaxed) + 1;
+  // In the one order of all sequentially consistent operations, the last to store sees everybody,
+  // and sees who sleeps; whoever goes to sleep after that sees the store.
+  mine.store(round, std::memory_order_seq_cst);
+  return AwaitAll(lane, caller, arrivals, round, most);
 }
 
 LocalGroup::Inside::Inside(LocalGroup& group, const LocalCaller& caller)
@@ -233,24 +247,52 @@ absl::Status LocalGroup::Shown(const LocalCaller& caller, absl::FunctionRef<absl
   return status;
 }
 
-absl::Status LocalGroup::Collective(
-    const LocalCaller& caller, const LocalPost& post,
-    absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)> work) {
+// Until it is finished, no rank leaves the collective: posts stay as they are, and `owner`, asleep or
+// not, keeps what its work uses.
+absl::Status LocalGroup::RunWork(int owner, uint64_t number) {
+  uint64_t before = number - 1;
+  if (!begun_[owner].count.compare_exchange_strong(before, number, std::memory_order_relaxed)) {
+    return absl::OkStatus();
+  }
+  const LocalPost& post = posts_[owner];
+  for (int r = 0; r < size(); ++r) {
+    MOE_RETURN_IF_ERROR(CheckSameCollective(post, posts_[r], world_rank(owner), world_rank(r)));
+  }
+  MOE_RETURN_IF_ERROR((*post.work)(posts_));
+  finished_[owner].count.store(number, std::memory_order_seq_cst);
+  return absl::OkStatus();
+}
+
+absl::Status LocalGroup::Collective(const LocalCaller& caller, LocalPost post, LocalWork work) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
+  post.work = &work;
+  if (!may_spin_) ranks_[caller.rank].core.store(sched_getcpu(), std::memory_order_relaxed);
   return Shown(caller, [&]() -> absl::Status {
+    const uint64_t number = ++ranks_[caller.rank].collectives;
     posts_[caller.rank] = post;
-    MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller));
+    MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller, may_spin_ ? INT_MAX : cores_ - 1));
     {
       const Inside inside(*this, caller);
       MOE_RETURN_IF_ERROR(inside.status());
-      for (int r = 0; r < size(); ++r) {
-        MOE_RETURN_IF_ERROR(
-            CheckSameCollective(post, posts_[r], world_rank(caller.rank), world_rank(r)));
+      const auto run = [&](int owner) {
+        absl::Status status = Caught([&] { return RunWork(owner, number); });
+        if (status.ok()) return status;
+        fate_->Kill(world_rank(owner), std::move(status));
+        return fate_->StatusOf(world_rank(caller.rank));
+      };
+      MOE_RETURN_IF_ERROR(run(caller.rank));
+      if (!may_spin_) {
+        const int core = sched_getcpu();
+        for (const bool near : {true, false}) {
+          for (int r = 0; r < size(); ++r) {
+            const int other = ranks_[r].core.load(std::memory_order_relaxed);
+            if ((other == core) == near) MOE_RETURN_IF_ERROR(run(r));
+          }
+        }
       }
-      MOE_RETURN_IF_ERROR(work(posts_));
     }
     const int64_t done_ns = MonotonicNs();
-    MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller));
+    MOE_RETURN_IF_ERROR(AwaitAll(kStreamLane, caller, finished_, number, INT_MAX));
     ranks_[caller.rank].lingered_ns += MonotonicNs() - done_ns;
     return absl::OkStatus();
   });

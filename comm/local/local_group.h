@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -62,6 +63,11 @@ struct LocalCaller {
   CommPhase phase;
 };
 
+struct LocalPost;
+
+// A rank's part of a collective, from what all ranks show.
+using LocalWork = absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)>;
+
 // What a rank shows the others for the length of one collective. A cache line of its own: it is
 // written while peers write theirs.
 struct alignas(64) LocalPost {
@@ -73,6 +79,7 @@ struct alignas(64) LocalPost {
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   absl::Span<const int64_t> send_bytes;  // AllToAllV: to each rank
+  const LocalWork* work = nullptr;       // set by Collective
 };
 
 // One send of SendRecv, in a list by destination until the receiver has copied it.
@@ -84,8 +91,9 @@ struct LocalSend {
 
 class LocalGroup {
  public:
-  // `members[i]` is the world rank of rank i.
-  LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members, absl::Duration timeout);
+  // `members[i]` is the world rank of rank i; `cores`: that they have, all of them together.
+  LocalGroup(std::shared_ptr<LocalFate> fate, std::vector<int> members, absl::Duration timeout,
+             int cores = Cores());
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
@@ -100,14 +108,17 @@ class LocalGroup {
   // Each side meets on its own lane.
   enum Lane : uint8_t { kStreamLane, kHostLane };
 
-  // Returns when every rank has called it on this lane, or with the reason the world died.
-  absl::Status Meet(Lane lane, const LocalCaller& caller);
+  // Returns when every rank has called it on this lane, or with the reason the world died. The last
+  // to come wakes `most` of those who sleep.
+  absl::Status Meet(Lane lane, const LocalCaller& caller, int most = INT_MAX);
 
   // One collective: shows `post` to all, runs `work` on everyone's posts when all are there, and
-  // returns when all have finished theirs, so that buffers may be reused. `work` failing ends the
-  // world. Posts that disagree (see SameCollective) fail before `work`.
-  absl::Status Collective(const LocalCaller& caller, const LocalPost& post,
-                          absl::FunctionRef<absl::Status(absl::Span<const LocalPost>)> work);
+  // returns when everyone's has run, so that buffers may be reused. `work` failing ends the
+  // world. Posts that disagree (see CheckSameCollective) fail before `work`.
+  //
+  // Of ranks that outnumber the cores those that are awake do the work of those that sleep, each of
+  // which then wakes up once a collective: `work` may run on another rank's thread.
+  absl::Status Collective(const LocalCaller& caller, LocalPost post, LocalWork work);
 
   absl::Status SendRecv(const LocalCaller& caller, absl::Span<const SendRecvOp> ops);
 
@@ -120,18 +131,20 @@ class LocalGroup {
 
   void WakeAll();
 
+  static int Cores();  // of this machine, 1 at least
+
   // Rank `caller.rank` has done a part of what its peers wait for.
   void Progressed(const LocalCaller& caller) {
     ranks_[caller.rank].parts_done.fetch_add(1, std::memory_order_relaxed);
   }
 
  private:
-  // Written by its own rank only, so that a meeting costs one transfer of a cache line per peer.
-  struct alignas(64) Arrival {
-    std::atomic<uint64_t> count{0};  // times this rank has met on the lane
+  // A rank's, on a cache line of its own, so that a meeting costs one transfer per peer.
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> count{0};
   };
   struct Meeting {
-    std::vector<Arrival> arrivals;  // [R]
+    std::vector<Counter> arrivals;  // [R]; times the rank has met on the lane
     Doorbell bell;                  // rung by the last to arrive, for those who sleep
   };
   struct alignas(64) Mailbox {
@@ -141,14 +154,22 @@ class LocalGroup {
     Doorbell bell;               // SendRecv: something came, or something of mine was taken
     std::atomic<int> inside{0};  // this rank's Inside objects
     std::atomic<uint64_t> parts_done{0};
+    std::atomic<int> core{0};    // where it came to a collective; its memory may be in cache there
     SpinBudget spin;             // SendRecv; this and the rest: used by this rank only
     SpinBudget meeting_spin[2];  // by lane
     int64_t lingered_ns = 0;
+    uint64_t collectives = 0;
     std::vector<LocalSend> sends;   // storage of this rank's posts
     std::vector<LocalSend*> first;  // per peer
     std::vector<char> taken;        // per op: received, or nothing to receive
     std::vector<char> blocked;      // per peer
   };
+
+  // Waits until every counter has come to `count`. Who finds that they have wakes `most` sleepers.
+  absl::Status AwaitAll(Lane lane, const LocalCaller& caller, const std::vector<Counter>& counters,
+                        uint64_t count, int most);
+  // Runs the work of rank `owner` in collective `number`, unless somebody has begun it.
+  absl::Status RunWork(int owner, uint64_t number);
 
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
 
@@ -194,10 +215,13 @@ class LocalGroup {
   const std::shared_ptr<LocalFate> fate_;
   const std::vector<int> members_;
   const absl::Duration timeout_;
+  const int cores_;
   const bool may_spin_;  // ranks that outnumber the cores only keep their peers from running
   Meeting meetings_[2];  // by lane
   std::vector<LocalPost> posts_;   // entry r: written by rank r before a Meet, read after it
-  std::vector<void*> host_posts_;  // the same, host lane
+  std::vector<Counter> begun_;     // collectives whose work of this rank was begun, by whichever
+  std::vector<Counter> finished_;  // and finished
+  std::vector<void*> host_posts_;  // as posts_, host lane
   std::vector<Mailbox> mailboxes_;
   std::vector<RankState> ranks_;
 };

@@ -71,6 +71,32 @@ TEST_F(LocalMemoryTest, AnExceptionInsideACollectiveEndsTheWorld) {
   EXPECT_THAT(std::string(results[0].message()), HasSubstr("stopped by rank 1: out of memory"));
 }
 
+// On one core rank 1, which comes last, does the work of rank 0, which sleeps, and fails in its name.
+TEST_F(LocalMemoryTest, WhoIsAwakeWorksForWhoSleeps) {
+  LocalGroup group(fate_, {0, 1}, kDeadline, /*cores=*/1);
+  std::atomic<int> works = 0, for_others = 0;
+  const auto results = OnTwo([&](int rank) -> absl::Status {
+    const auto thread = std::this_thread::get_id();
+    for (int round = 0; round <= 20; ++round) {
+      if (rank == 1) absl::SleepFor(absl::Milliseconds(1));
+      MOE_RETURN_IF_ERROR(
+          group.Collective({.rank = rank, .operation = "Test"}, {.operation = "Test"},
+                           [&](absl::Span<const LocalPost>) -> absl::Status {
+                             ++works;
+                             for_others += thread != std::this_thread::get_id() ? 1 : 0;
+                             if (rank == 0 && round == 20) throw std::bad_alloc();
+                             return absl::OkStatus();
+                           }));
+      EXPECT_GE(works, 2 * (round + 1));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_GT(for_others, 0);
+  EXPECT_EQ(works, 2 * 21);
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kResourceExhausted) << results[0];
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kAborted) << results[1];
+}
+
 TEST_F(LocalMemoryTest, AnExceptionInsideAHostExchangeEndsTheWorld) {
   const auto results = OnTwo([&](int rank) {
     int mine = 0;
