@@ -142,6 +142,8 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->spec_ = spec;
+  if (use_ != StoreUse::kTraining) parameter->spec_.initializer = Initializer::kZeros;
+  if (use_ == StoreUse::kInference) parameter->spec_.trainable = false;
   std::vector<CanonicalTensor>& parts = parameter->spec_.parts;
   if (parts.empty()) parts = {{.name = spec.name, .rows = spec.rows, .cols = spec.cols}};
   int64_t elements = 0;
@@ -157,12 +159,12 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   const auto stream = MakeInlineStream(&threads_);
   absl::Span<float> values = parameter->master();
   Buffer drawn;  // where there is no master, and its memory, which is zeros, is not what is wanted
-  if (values.empty() && !StartsAtZero(spec)) {
+  if (values.empty() && !StartsAtZero(parameter->spec_)) {
     MOE_ASSIGN_OR_RETURN(drawn, Buffer::Allocate(parameter->size() * SizeOf(DType::kFloat32),
                                                  CpuMemory(), spec.name));
     values = drawn.span<float>();
   }
-  Initialize(spec, seed_, threads_, values);
+  Initialize(parameter->spec_, seed_, threads_, values);
   MOE_RETURN_IF_ERROR(Round(values, compute_, parameter->compute_.data(), *stream));
   ++parameter->version_;
   if (OnDevice(*parameter)) {

@@ -141,6 +141,13 @@ inline Stream& StreamOf(const Parameter& parameter, const Context& context) {
   return parameter.spec().host_state ? *context.host : *context.compute;
 }
 
+// What the parameters of a store are for.
+enum class StoreUse : uint8_t {
+  kTraining,
+  kReading,    // they start as zeros, since a file has their values: nothing is drawn
+  kInference,  // the same, and none of them is trainable
+};
+
 // Owns the parameters that live on this rank, in the order they were added (forward order).
 class ParameterStore {
  public:
@@ -159,6 +166,9 @@ class ParameterStore {
   // kInvalidArgument for a name already there, a negative size, trained host state, or parts that
   // are not as large as the whole; kResourceExhausted. Initial values are there on return.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
+
+  // Of the parameters that are added from now on.
+  void set_use(StoreUse use) { use_ = use; }
 
   DType compute() const { return compute_; }
   const MemoryResource& memory() const { return memory_; }
@@ -220,6 +230,7 @@ class ParameterStore {
 
   const DType compute_;
   const uint64_t seed_;
+  StoreUse use_ = StoreUse::kTraining;
   MemoryResource& memory_;
   ThreadPool& threads_;
   std::unique_ptr<Stream> upload_;  // CUDA devices, once there is a parameter

@@ -40,7 +40,8 @@ absl::Status HfModel::FindTensors() {
   return absl::OkStatus();
 }
 
-absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, absl::Span<float> master,
+absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first,
+                                 Parameter& parameter, const ParameterStore& store,
                                  Stream& stream) const {
   constexpr int64_t kMostElements = int64_t{1} << 20;
   const auto found = tensors_.find(tensor.name);
@@ -57,21 +58,19 @@ absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, absl::Span<float
     const int64_t count = std::min(most, rows - row);
     values.resize(count * cols);
     MOE_RETURN_IF_ERROR(file->ReadFloat32(RowsOf(*whole, row, count), absl::MakeSpan(values)));
-    MOE_RETURN_IF_ERROR(stream.Upload(values.data(), master.data() + row * cols,
-                                      static_cast<int64_t>(values.size() * sizeof(float))));
+    MOE_RETURN_IF_ERROR(store.WriteMaster(parameter, values, stream, first + row * cols));
   }
   return absl::OkStatus();
 }
 
 absl::Status HfModel::Load(ParameterStore& store, const Context& context) const {
   for (const auto& parameter : store.parameters()) {
-    Stream& stream = parameter->spec().trainable ? *context.compute : *context.host;
-    absl::Span<float> rest = parameter->master();
+    int64_t first = 0;
     for (const CanonicalTensor& part : parameter->parts()) {
-      MOE_RETURN_IF_ERROR(LoadTensor(part, rest.subspan(0, part.size()), stream));
-      rest.remove_prefix(part.size());
+      MOE_RETURN_IF_ERROR(
+          LoadTensor(part, first, *parameter, store, StreamOf(*parameter, context)));
+      first += part.size();
     }
-    MOE_RETURN_IF_ERROR(store.RefreshCompute(*parameter, stream));
   }
   return context.compute->Synchronize();
 }

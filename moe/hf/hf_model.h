@@ -35,8 +35,9 @@ class HfModel {
   HfModel(ModelConfig config, Checkpoint files)
       : config_(std::move(config)), files_(std::move(files)) {}
   absl::Status FindTensors();
-  absl::Status LoadTensor(const CanonicalTensor& tensor, absl::Span<float> master,
-                          Stream& stream) const;
+  // To `parameter`, from element `first` on.
+  absl::Status LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
+                          const ParameterStore& store, Stream& stream) const;
 
   ModelConfig config_;
   Checkpoint files_;

@@ -25,6 +25,7 @@ template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWeights& weights,
                                             const Tokens& text, moe::Trainer& core) {
   const Context& context = core.context();
+  core.parameters().set_use(weights.use());
   MOE_ASSIGN_OR_RETURN(const auto model,
                        Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
   MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));
@@ -61,6 +62,10 @@ absl::StatusOr<StoredWeights> StoredWeights::Open(const std::string& path) {
 int64_t StoredWeights::step() const {
   const auto* const reader = std::get_if<CheckpointReader>(&files_);
   return reader == nullptr ? 0 : reader->manifest().step;
+}
+
+StoreUse StoredWeights::use() const {
+  return std::holds_alternative<hf::HfModel>(files_) ? StoreUse::kInference : StoreUse::kReading;
 }
 
 absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& context) {

@@ -29,6 +29,8 @@ class StoredWeights {
   // HfModel::Open.
   static absl::StatusOr<StoredWeights> Open(const std::string& path);
   int64_t step() const;  // of a public model 0
+  // Of the store that they are loaded into. A checkpoint has masters.
+  StoreUse use() const;
   // All that this rank holds. Errors: as TrainingState::Restore and HfModel::Load, with a FileFault
   // for what is damaged. Collective, blocks the host.
   absl::Status Load(ParameterStore& parameters, const Context& context);

@@ -82,6 +82,7 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWei
   const Context& context = core.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
+  core.parameters().set_use(weights.use());
   MOE_ASSIGN_OR_RETURN(const auto model,
                        Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
   MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));

@@ -213,6 +213,19 @@ TEST(ParameterStoreTest, AMatrixThatIsFrozenIn16BitsIsWrittenAndReadWithoutAMast
   EXPECT_TRUE(absl::IsInvalidArgument(store.Add({.name = "s", .host_state = true}).status()));
 }
 
+TEST(ParameterStoreTest, WhatAFileWillFillStartsAtZeroAndForInferenceFrozen) {
+  for (const StoreUse use : {StoreUse::kReading, StoreUse::kInference}) {
+    ParameterStore store(DType::kFloat32, 1);
+    store.set_use(use);
+    for (const Initializer initializer : {Initializer::kNormal, Initializer::kOnes}) {
+      const Parameter& p =
+          **store.Add({.name = absl::StrCat("w", static_cast<int>(initializer)), .initializer = initializer});
+      EXPECT_THAT(p.master(), ElementsAre(0));
+      EXPECT_EQ(p.spec().trainable, use == StoreUse::kReading);
+    }
+  }
+}
+
 TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefused) {
   ParameterStore store(DType::kFloat32, 1);
   Parameter& weight = **store.Add({.name = "w", .rows = 2, .cols = 3});

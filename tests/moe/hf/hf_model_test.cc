@@ -93,6 +93,23 @@ TEST_P(HfModelGolden, HasTheLogitsOfTransformers) {
   }
 }
 
+TEST_P(HfModelGolden, AStoreForInferenceHasTheSameBitsInTwoBytesAnElement) {
+  const HfModel hf = OpenGolden(GetParam());
+  const GoldenRun golden = ReadRun(GetParam());
+  ::moe::testing::OneRank<BFloat16> trained(hf.config());
+  ASSERT_TRUE(hf.Load(trained.store, trained.session->context()).ok());
+  ParameterStore store(DType::kBFloat16, 3);
+  store.set_use(StoreUse::kInference);
+  const Context& context = trained.session->context();
+  const auto model = lm::Transformer<BFloat16>::Create(hf.config(), store, context);
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_TRUE(hf.Load(store, context).ok());
+  EXPECT_EQ(Losses(**model, golden.tokens, 3), Losses(*trained.model, golden.tokens, 3));
+  int64_t bytes = 0;
+  for (const auto& p : store.parameters()) bytes += p->size() * (p->spec().rows == 1 ? 6 : 2);
+  EXPECT_EQ(store.bytes(), bytes);
+}
+
 TEST_P(HfModelGolden, ConfigurationsAreWrittenAsTheyAreRead) {
   const HfModel hf = OpenGolden(GetParam());
   ASSERT_TRUE(CheckExpressible(hf.rule(), hf.config()).ok());
