@@ -40,9 +40,8 @@ absl::Status HfModel::FindTensors() {
   return absl::OkStatus();
 }
 
-absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first,
-                                 Parameter& parameter, const ParameterStore& store,
-                                 Stream& stream) const {
+absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
+                                 const ParameterStore& store, Stream& stream) const {
   constexpr int64_t kMostElements = int64_t{1} << 20;
   const auto found = tensors_.find(tensor.name);
   if (found == tensors_.end() || found->second.tensor->num_elements != tensor.size()) {

@@ -218,8 +218,8 @@ TEST(ParameterStoreTest, WhatAFileWillFillStartsAtZeroAndForInferenceFrozen) {
     ParameterStore store(DType::kFloat32, 1);
     store.set_use(use);
     for (const Initializer initializer : {Initializer::kNormal, Initializer::kOnes}) {
-      const Parameter& p =
-          **store.Add({.name = absl::StrCat("w", static_cast<int>(initializer)), .initializer = initializer});
+      const Parameter& p = **store.Add(
+          {.name = absl::StrCat("w", static_cast<int>(initializer)), .initializer = initializer});
       EXPECT_THAT(p.master(), ElementsAre(0));
       EXPECT_EQ(p.spec().trainable, use == StoreUse::kReading);
     }
