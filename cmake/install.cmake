@@ -44,7 +44,7 @@ set(moe_public_headers
   moe/canonical_tensor.h moe/context.h moe/experts.h moe/gradient_reducer.h moe/loss_scaler.h moe/main.h
   moe/micro_batches.h moe/moe_layer.h moe/optimizer.h moe/parameter.h moe/phase_clock.h moe/saved_memory.h
   moe/session.h moe/shard_cut.h moe/shared_expert.h moe/trace_export.h moe/trainer.h
-  moe/c/moe.h
+  moe/c/moe.h moe/torch.h
   moe/checkpoint/checkpointer.h moe/checkpoint/manifest.h moe/checkpoint/reader.h
   moe/checkpoint/step_folders.h moe/checkpoint/stop_signal.h moe/checkpoint/training_state.h
   moe/checkpoint/writer.h
@@ -97,6 +97,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moe-config.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moe-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/moe-config.cmake ${PROJECT_BINARY_DIR}/moe-config-version.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/moe-torch.cmake
   DESTINATION ${moe_package_dir} COMPONENT dev)
 
 # moe.pc, true wherever the tree is moved to. Its user's code needs Abseil, archives what they link.

@@ -80,6 +80,7 @@ endif()
 
 # Every header that is installed compiles alone, against the installed tree.
 file(GLOB_RECURSE headers RELATIVE ${SCRATCH}/prefix/include/moe-1 ${SCRATCH}/prefix/include/*.h)
+list(REMOVE_ITEM headers moe/torch.h) # needs LibTorch
 set(sources "")
 foreach(header ${headers})
   string(MAKE_C_IDENTIFIER ${header} name)

@@ -1,0 +1,275 @@
+// MoE layers in a model of LibTorch (CPU, float32). Compiled with the program's own LibTorch.
+#ifndef MOE_MOE_TORCH_H_
+#define MOE_MOE_TORCH_H_
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+#include <torch/torch.h>
+
+#include "moe/trainer.h"
+
+// All errors are exceptions, absl::BadStatusOrAccess, which RunRanks and moe::Main make statuses of.
+namespace moe::torch {
+
+using ::torch::Tensor;
+
+inline void Check(const absl::Status& status) {
+  if (!status.ok()) throw absl::BadStatusOrAccess(status);
+}
+inline void CheckTensor(const std::string& name, const Tensor& t) {
+  if (t.is_cpu() && t.scalar_type() == ::torch::kFloat32) return;
+  Check(absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", t.toString(), ", expected float32 on the CPU")));
+}
+inline MatrixView<float> View(const Tensor& t) {
+  return {t.data_ptr<float>(), t.size(0), t.size(1)};
+}
+
+// The steps of one rank: a moe::Trainer whose weights are tensors. Every rank makes the same calls.
+//
+//   rounds() times {BeginRound · forward · backward} · Reduce · the host's optimiser
+class Trainer {
+ public:
+  // Collective. Errors: those of moe::Trainer::Create.
+  Trainer(const TrainerOptions& options, std::unique_ptr<Communicator> world)
+      : trainer_(moe::Trainer::Create(options, std::move(world)).value()) {}
+
+  moe::Trainer& operator*() { return *trainer_; }
+  moe::Trainer* operator->() { return trainer_.get(); }
+
+  // Parameters of `module` that need a gradient and are no MoeFfn's join the steps, under their
+  // names in it: all ranks start from rank 0's values, gradients are exact sums too. Before the
+  // first step. Collective.
+  void Adopt(::torch::nn::Module& module) {
+    for (const auto& item : module.named_parameters()) {
+      const Tensor& t = item.value();
+      bool known = !t.requires_grad();
+      for (const Weight& w : weights_) known = known || w.tensor.is_same(t);
+      if (known) continue;
+      const int64_t rows = t.dim() > 1 ? t.size(0) : 1;
+      Parameter* const p = trainer_->parameters()
+                               .Add({.name = item.key(),
+                                     .rows = rows,
+                                     .cols = t.numel() / std::max<int64_t>(rows, 1),
+                                     .initializer = Initializer::kZeros,
+                                     .weight_decay = t.dim() > 1})
+                               .value();
+      weights_.push_back({.parameter = p, .tensor = t, .dense = true});
+      Follow(weights_.size() - 1, 1);
+      const Context& context = trainer_->context();
+      Check(context.mesh->world().Broadcast<float>(p->master(), 0, *context.compute));
+    }
+  }
+
+  // The next round; what is in .grad before a step's first is forgotten.
+  Round BeginRound() {
+    Follow(0, weights_.size());
+    const Round next = trainer_->BeginRound().value();
+    for (Weight& w : weights_) AddGradient(w, next.index() > 0);
+    return round_ = next;
+  }
+  const Round& round() const { return round_; }  // that has begun last
+
+  // After the last round, ends the step: .grad of every trained parameter is the mean over the
+  // micro-batches of all ranks. kDataLoss, with no step for the optimiser, where elements are NaN,
+  // infinite or off the exact grid. Collective.
+  void Reduce() {
+    EndRounds();
+    Check(trainer_->Reduce());
+    const int64_t non_finite = trainer_->NonFinite().value();
+    Stream& stream = *trainer_->context().compute;
+    const double mean = 1.0 / static_cast<double>(trainer_->micro_batches());
+    for (Weight& w : weights_) {
+      if (!w.parameter->spec().trainable) continue;
+      Tensor& grad = w.tensor.mutable_grad();
+      if (!grad.defined()) grad = ::torch::empty(w.tensor.sizes(), ::torch::kFloat32);
+      Check(trainer_->reducer().Gradient(*w.parameter, mean, Values(grad), stream).status());
+    }
+    Check(stream.Synchronize());
+    Check(trainer_->EndStep());
+    if (non_finite == 0) return;
+    Check(absl::DataLossError(absl::StrCat("step ", trainer_->step(), ": ", non_finite,
+                                           " gradient elements are not finite")));
+  }
+  // In place of Reduce and an optimiser of the host's: moe::Trainer::Step.
+  StepOutcome Step(const StepOptions& options) {
+    EndRounds();
+    return trainer_->Step(options).value();
+  }
+
+ private:
+  friend class MoeFfnImpl;
+  struct Weight {
+    Parameter* parameter;
+    Tensor tensor, held;  // held: the memory that the parameter is in, whatever `tensor` gets
+    bool dense;           // of the host's own module
+  };
+  static absl::Span<float> Values(const Tensor& t) {
+    return {t.data_ptr<float>(), static_cast<size_t>(t.numel())};
+  }
+  // Torch gives tensors other memory without a word.
+  void Follow(size_t first, size_t count) {
+    for (size_t i = first; i < first + count; ++i) {
+      Weight& w = weights_[i];
+      CheckTensor(w.parameter->spec().name, w.tensor);
+      if (!w.tensor.is_contiguous()) w.tensor.set_data(w.tensor.detach().contiguous());
+      if (w.held.defined() && w.held.data_ptr() == w.tensor.data_ptr()) continue;
+      Check(trainer_->parameters().Adopt(*w.parameter, Values(w.tensor)));
+      w.held = w.tensor.detach();
+    }
+  }
+  // What backward of a round left in .grad is one term of the sum.
+  void AddGradient(Weight& w, bool counts) {
+    Tensor grad = std::exchange(w.tensor.mutable_grad(), Tensor());
+    if (!w.dense || !counts || !grad.defined()) return;
+    grad = grad.contiguous();
+    const Context& context = trainer_->context();
+    Check(w.parameter->grad().Add(
+        [&](absl::Span<float> out, Write write) {
+          const absl::Span<const float> from = Values(grad);
+          for (size_t i = 0; i < out.size(); ++i) {
+            out[i] = write == Write::kOverwrite ? from[i] : out[i] + from[i];
+          }
+          return absl::OkStatus();
+        },
+        *context.workspace, *context.compute));
+  }
+  void EndRounds() {
+    for (Weight& w : weights_) {
+      AddGradient(w, true);
+      if (w.dense) Check(trainer_->MarkReady(round_, *w.parameter));
+    }
+  }
+
+  std::vector<Weight> weights_;  // goes after what computes with them
+  const std::unique_ptr<moe::Trainer> trainer_;
+  Round round_;
+};
+
+// A forward pass that waits for its backward.
+struct Pass : ::torch::CustomClassHolder {
+  std::shared_ptr<Trainer> trainer;
+  TrainedLayer<float>* layer = nullptr;
+  Batch batch;
+  std::optional<MoeLayerSaved<float>> saved;
+};
+
+struct MoeFunction : ::torch::autograd::Function<MoeFunction> {
+  // `anchor`: a weight, so that outputs have a gradient where x has none.
+  static ::torch::autograd::variable_list forward(::torch::autograd::AutogradContext* ctx,
+                                                  const Tensor& x, const Tensor& /*anchor*/,
+                                                  const c10::intrusive_ptr<Pass>& pass) {
+    const Tensor y = ::torch::empty_like(x);
+    RouterStats stats;
+    if (pass->saved.has_value()) {
+      const Round& round = pass->trainer->round();
+      Check(pass->layer->Forward(round, View(x), View(y), *pass->saved, pass->batch));
+      stats = pass->layer->stats();
+    } else {
+      Check(pass->layer->layer().Forward(View(x), pass->batch, View(y), nullptr, &stats));
+    }
+    ctx->save_for_backward({x});
+    ctx->saved_data["pass"] = c10::IValue::make_capsule(pass);
+    return {y, ::torch::tensor(static_cast<float>(stats.loss()))};
+  }
+  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* ctx,
+                                                   ::torch::autograd::variable_list grads) {
+    const auto capsule = ctx->saved_data["pass"].toCapsule();
+    Pass& pass = static_cast<Pass&>(*capsule);
+    auto saved = std::exchange(pass.saved, std::nullopt);
+    if (!saved.has_value()) {
+      Check(absl::FailedPreconditionError(
+          "MoeFfn: backward of a pass in eval(), or a second one, expected one in train()"));
+    }
+    const Tensor x = ctx->get_saved_variables()[0];  // throws where x was changed in place
+    const Tensor dy = grads[0].defined() ? grads[0].contiguous() : ::torch::zeros_like(x);
+    const Tensor dx = ::torch::empty_like(x);
+    const float d_loss = grads[1].defined() ? grads[1].item<float>() : 0.0f;
+    Check(pass.layer->Backward(View(dy), *saved, d_loss, View(dx)));
+    return {dx, Tensor(), Tensor()};
+  }
+};
+
+// A layer. Its parameters are those of this rank, named as the store's below `prefix`
+// ("gate.weight", "experts.0.down_proj.weight"); what is not trained is a buffer.
+class MoeFfnImpl : public ::torch::nn::Module {
+ public:
+  // `prefix`: its place in the model ("blocks.0.moe."). Before the first step. Collective.
+  MoeFfnImpl(std::shared_ptr<Trainer> trainer, const MoeLayerConfig& config,
+             const std::string& prefix)
+      : trainer_(std::move(trainer)),
+        layer_(trainer_->trainer_->AddMoeLayer<float>(prefix, config).value()),
+        first_(trainer_->weights_.size()) {
+    for (Parameter* const p : layer_->layer().parameters()) {
+      const ParameterSpec& spec = p->spec();
+      const Tensor t =
+          spec.rows == 1 ? ::torch::empty({spec.cols}) : ::torch::empty({spec.rows, spec.cols});
+      std::copy(p->master().begin(), p->master().end(), t.data_ptr<float>());
+      trainer_->weights_.push_back(
+          {.parameter = p, .tensor = Register(spec.name.substr(prefix.size()), t, spec.trainable)});
+    }
+  }
+
+  // x [..., T, H], sequences of T tokens → {y, like x; the router's loss, []}. Add the second to the
+  // loss, or leave it out. Collective, backward too: a rank without tokens passes none.
+  std::pair<Tensor, Tensor> forward(const Tensor& x) {
+    CheckTensor("MoeFfn: x", x);
+    trainer_->Follow(first_, layer_->layer().parameters().size());
+    const Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+    std::vector<int64_t> sequences;  // their bounds
+    const int64_t length = x.dim() > 2 ? x.size(-2) : 0;
+    for (int64_t at = 0; length > 0 && at <= rows.size(0); at += length) sequences.push_back(at);
+    const auto pass = c10::make_intrusive<Pass>();
+    pass->trainer = trainer_;
+    pass->layer = layer_;
+    const Round& round = trainer_->round();
+    pass->batch = {.sequence_offsets = sequences,
+                   .first_global_token = round.empty() ? 0 : round.micro_batch() * rows.size(0),
+                   .step = round.step(),
+                   .mode = is_training() ? Mode::kTraining : Mode::kEvaluation};
+    if (is_training() && ::torch::GradMode::is_enabled()) pass->saved = layer_->layer().MakeSaved();
+    const auto weights = parameters();
+    const auto out = MoeFunction::apply(rows, weights.empty() ? rows : weights.front(), pass);
+    return {out[0].view(x.sizes()), out[1]};
+  }
+
+  TrainedLayer<float>& layer() { return *layer_; }
+
+ private:
+  // One module for each part of the name: torch's names have no dots.
+  Tensor Register(const std::string& name, const Tensor& value, bool trainable) {
+    ::torch::nn::Module* at = this;
+    size_t from = 0;
+    for (size_t dot; (dot = name.find('.', from)) != std::string::npos; from = dot + 1) {
+      const std::string part = name.substr(from, dot - from);
+      const auto children = at->named_children();
+      const auto* const child = children.find(part);
+      at = child != nullptr
+               ? child->get()
+               : at->register_module(part, std::make_shared<::torch::nn::Module>()).get();
+    }
+    return trainable ? at->register_parameter(name.substr(from), value)
+                     : at->register_buffer(name.substr(from), value);
+  }
+
+  const std::shared_ptr<Trainer> trainer_;
+  TrainedLayer<float>* const layer_;
+  const size_t first_;  // of the trainer's weights
+};
+
+class MoeFfn : public ::torch::nn::ModuleHolder<MoeFfnImpl> {
+ public:
+  using ::torch::nn::ModuleHolder<MoeFfnImpl>::ModuleHolder;
+  using Impl = MoeFfnImpl;
+};
+
+}  // namespace moe::torch
+
+#endif  // MOE_MOE_TORCH_H_

@@ -1,0 +1,261 @@
+// Layers in a LibTorch model against the same mixture written in torch's operations, and misuses.
+#include "moe/torch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/local_ranks.h"
+
+namespace {
+
+using moe::testing::RunLocalRanks;
+using ::testing::HasSubstr;
+using torch::Tensor;
+using Named = std::map<std::string, Tensor>;
+
+constexpr int64_t kMicroBatches = 4, kRows = 32, kHidden = 32, kFfn = 48, kExperts = 8;
+
+moe::MoeLayerConfig Config(const std::string& gate, int top_k) {
+  return {.router = {.gate = gate,
+                     .num_experts = kExperts,
+                     .top_k = top_k,
+                     .hidden_size = kHidden,
+                     .aux_loss_coeff = 0.02f,
+                     .z_loss_coeff = 0.001f},
+          .ffn_hidden_size = kFfn,
+          .init_std = 0.3,
+          .down_init_std = 0.3};
+}
+
+// x [T, H] → {y, the router's loss}, float64.
+std::pair<Tensor, Tensor> Reference(const Tensor& x, Named& w, const moe::RouterConfig& router) {
+  const Tensor logits = x.matmul(w["gate.weight"].t()), p = torch::softmax(logits, -1);
+  const auto [value, index] = p.topk(router.top_k, -1);
+  const Tensor weight = router.gate == "mixtral" ? value / value.sum(-1, true) : value;
+  Tensor y = torch::zeros_like(x), count = torch::zeros({kExperts}, torch::kFloat64);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    const Tensor hit = index == e, rows = hit.any(1).nonzero().squeeze(1);
+    count[e] = hit.sum().to(torch::kFloat64);
+    if (rows.numel() == 0) continue;
+    const std::string name = "experts." + std::to_string(e) + ".";
+    const Tensor both = x.index_select(0, rows).matmul(w[name + "gate_up_proj.weight"].t());
+    const Tensor hidden = torch::silu(both.narrow(1, 0, kFfn)) * both.narrow(1, kFfn, kFfn);
+    const Tensor out = hidden.matmul(w[name + "down_proj.weight"].t());
+    const Tensor share = (weight * hit).sum(1).index_select(0, rows).unsqueeze(1);
+    y = y.index_add(0, rows, out * share);
+  }
+  const double tokens = static_cast<double>(x.size(0));
+  const Tensor aux = 0.02 * kExperts / (router.top_k * tokens * tokens) * (p.sum(0) * count).sum();
+  return {y, aux + 0.001 / tokens * torch::logsumexp(logits, -1).pow(2).sum()};
+}
+
+// Values of every pass and gradient, from ranks that share `out`.
+void RunStep(int ranks, int ep, const moe::MoeLayerConfig& config, const std::vector<Tensor>& x,
+             const std::vector<Tensor>& g, Named& out, Named* weights) {
+  std::mutex mu;
+  RunLocalRanks(ranks, [&](std::unique_ptr<moe::Communicator> world) -> absl::Status {
+    at::set_num_threads(1);
+    const auto trainer = std::make_shared<moe::torch::Trainer>(
+        moe::TrainerOptions{.session = {.expert_parallel_size = ep},
+                            .micro_batches = kMicroBatches},
+        std::move(world));
+    moe::torch::MoeFfn layer(trainer, config, "mlp.");
+    torch::nn::Linear dense(kHidden, kHidden);
+    trainer->Adopt(*dense);
+    {
+      const torch::NoGradGuard off;
+      dense->weight.copy_(torch::eye(kHidden));  // dx of the layer is the gradient of this one
+      dense->bias.zero_();
+    }
+    for (int64_t r = 0; r < (*trainer)->rounds(); ++r) {
+      const moe::Round round = trainer->BeginRound();
+      const auto m = static_cast<size_t>(std::max<int64_t>(0, round.micro_batch()));
+      const int64_t rows = round.empty() ? 0 : kRows;
+      const Tensor xm = x[m].narrow(0, 0, rows).clone().requires_grad_();
+      const auto [y, loss] = layer(dense(xm));
+      ((y * g[m].narrow(0, 0, rows)).sum() + loss).backward();
+      if (round.empty()) continue;
+      const std::lock_guard<std::mutex> lock(mu);
+      out["y" + std::to_string(m)] = y.detach();
+      out["loss" + std::to_string(m)] = loss.detach();
+      out["dx" + std::to_string(m)] = xm.grad();
+    }
+    trainer->Reduce();
+    const std::lock_guard<std::mutex> lock(mu);
+    for (auto& item : layer->named_parameters()) out[item.key()] = item.value().grad();
+    out["dense"] = dense->weight.grad();
+    if (weights != nullptr) {
+      for (auto& item : layer->named_parameters()) {
+        (*weights)[item.key()] = item.value().detach().to(torch::kFloat64).requires_grad_();
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
+  for (const auto& [gate, top_k] :
+       {std::pair<std::string, int>{"mixtral", 2}, {"qwen2", 3}, {"switch", 1}}) {
+    const moe::MoeLayerConfig config = Config(gate, top_k);
+    torch::manual_seed(5);
+    std::vector<Tensor> x, g;
+    for (int64_t m = 0; m < kMicroBatches; ++m) {
+      x.push_back(torch::randn({kRows, kHidden}));
+      g.push_back(torch::randn({kRows, kHidden}) / kRows);
+    }
+    Named one, weights, want;
+    RunStep(1, 1, config, x, g, one, &weights);
+    want["dense"] = torch::zeros({kHidden, kHidden}, torch::kFloat64);
+    for (size_t m = 0; m < x.size(); ++m) {
+      const Tensor xm = x[m].to(torch::kFloat64).requires_grad_();
+      const auto [y, loss] = Reference(xm, weights, config.router);
+      ((y * g[m]).sum() + loss).backward();
+      want["y" + std::to_string(m)] = y.detach();
+      want["loss" + std::to_string(m)] = loss.detach();
+      want["dx" + std::to_string(m)] = xm.grad();
+      want["dense"] += xm.grad().t().matmul(x[m].to(torch::kFloat64)) / kMicroBatches;
+    }
+    for (auto& [name, w] : weights) want[name] = w.grad() / kMicroBatches;
+    ASSERT_EQ(one.size(), want.size());
+    for (const auto& [name, have] : one) {
+      // Sums of at most kMicroBatches * kRows terms with some tens of roundings each, of 2^-24.
+      const double scale = want[name].abs().max().item<double>();
+      EXPECT_LT((have - want[name]).abs().max().item<double>(), 1e-5 * scale) << gate << name;
+    }
+    for (const auto& [ranks, ep] : {std::pair{2, 1}, {2, 2}, {3, 3}}) {
+      Named other;
+      RunStep(ranks, ep, config, x, g, other, nullptr);
+      ASSERT_EQ(other.size(), one.size());
+      for (const auto& [name, have] : one) {
+        EXPECT_TRUE(torch::equal(other[name], have)) << ranks << " ranks, EP " << ep << name;
+      }
+    }
+  }
+}
+
+// A layer of one rank, one micro-batch, in a round.
+struct One {
+  std::shared_ptr<moe::torch::Trainer> trainer;
+  moe::torch::MoeFfn layer = nullptr;
+  Tensor x = torch::randn({2, 4, kHidden});
+  explicit One(std::unique_ptr<moe::Communicator> world)
+      : trainer(std::make_shared<moe::torch::Trainer>(moe::TrainerOptions{.micro_batches = 1},
+                                                      std::move(world))),
+        layer(trainer, Config("mixtral", 2), "mlp.") {
+    trainer->BeginRound();
+  }
+  Tensor Loss() {
+    const auto [y, loss] = layer(x);
+    return y.square().sum() + loss;
+  }
+};
+
+template <typename Run>
+std::string ErrorOf(const Run& run) {
+  try {
+    run();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+void WithOne(const std::function<void(One&)>& run) {
+  RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+    One one(std::move(world));
+    run(one);
+    return absl::OkStatus();
+  });
+}
+
+TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
+  WithOne([](One& one) {
+    const Tensor loss = one.Loss();
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected one in each"));
+    EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("the layer of mlp.gate.weight"));
+    loss.backward({}, /*retain_graph=*/true);
+    EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("or a second one"));
+    torch::nn::Linear late(2, 2);
+    one.trainer->Adopt(*late);
+    EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("came after the sums"));
+  });
+  WithOne([](One& one) {
+    const Tensor loss = one.Loss();
+    one.x.add_(1);
+    EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+  });
+  WithOne([](One& one) {
+    one.layer->eval();
+    EXPECT_THAT(ErrorOf([&] { one.Loss().backward(); }), HasSubstr("of a pass in eval()"));
+    one.x = one.x.to(torch::kFloat64);
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected float32 on the CPU"));
+    one.x = torch::randn({4, 5});
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected both [T, 32]"));
+    one.x = torch::randn({4, kHidden});
+    one.layer->to(torch::kFloat64);
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("mlp.gate.weight is CPUDoubleType"));
+  });
+  WithOne([](One& one) {
+    (one.Loss() * 1e30).backward();
+    EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("are not finite"));
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("has ended"));
+  });
+}
+
+// Forward without gradients, anywhere; torch::load and to() move memory, and the layer follows.
+TEST(TorchTest, WeightsThatTorchMovesAreFollowed) {
+  WithOne([](One& one) {
+    const torch::NoGradGuard off;
+    const Tensor before = one.Loss();
+    std::stringstream file;
+    torch::save(one.layer, file);
+    for (Tensor& p : one.layer->parameters()) p.zero_();
+    EXPECT_FALSE(torch::equal(one.Loss(), before));
+    torch::load(one.layer, file);
+    EXPECT_TRUE(torch::equal(one.Loss(), before));
+    one.layer->to(torch::kFloat64);
+    one.layer->to(torch::kFloat32);
+    EXPECT_TRUE(torch::equal(one.Loss(), before));
+    for (Tensor& p : one.layer->parameters()) p.zero_();
+    EXPECT_FALSE(torch::equal(one.Loss(), before));
+  });
+}
+
+// The library's optimiser, and torch's, move the same tensors.
+TEST(TorchTest, EitherOptimiserLowersTheLoss) {
+  for (const bool own : {false, true}) {
+    RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+      const auto trainer = std::make_shared<moe::torch::Trainer>(
+          moe::TrainerOptions{.micro_batches = 1}, std::move(world));
+      moe::torch::MoeFfn layer(trainer, Config("mixtral", 2), "mlp.");
+      torch::optim::AdamW host(layer->parameters(), torch::optim::AdamWOptions(1e-2));
+      const Tensor x = torch::randn({16, kHidden});
+      std::vector<double> losses;
+      for (int step = 0; step < 10; ++step) {
+        trainer->BeginRound();
+        const auto [y, router] = layer(x);
+        const Tensor loss = (y + x).square().mean();
+        losses.push_back(loss.item<double>());
+        (loss + router).backward();
+        if (own) {
+          trainer->Step({.learning_rate = 0.01});
+        } else {
+          trainer->Reduce();
+          host.step();
+        }
+      }
+      EXPECT_LT(losses.back(), 0.7 * losses.front()) << own;
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
