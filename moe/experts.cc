@@ -44,6 +44,27 @@ absl::StatusOr<absl::Span<const absl::Span<const float>>> Biases(
   return out;
 }
 
+// What is added to the rows of a projection.
+ParameterSpec BiasOf(const ParameterSpec& weight) {
+  const auto named = [](const std::string& name) {
+    return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
+  };
+  ParameterSpec bias = {.name = named(weight.name),
+                        .cols = weight.rows,
+                        .group = weight.group,
+                        .initializer = Initializer::kZeros,
+                        .weight_decay = false,
+                        .trainable = weight.trainable};
+  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
+    const bool cut = part.axis == TensorAxis::kRows;
+    bias.parts.push_back({.name = named(part.name),
+                          .cols = part.rows,
+                          .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
+                          .item = cut ? part.item : 1});
+  }
+  return bias;
+}
+
 }  // namespace
 
 template <typename T>
@@ -58,6 +79,8 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
   const bool gated = IsGated(config.activation);
   const int64_t hidden = config.hidden_size, width = config.ffn_hidden_size;
   auto experts = std::unique_ptr<Experts>(new Experts(config));
+  const bool borrowable = !config.train && !config.pack_weights;
+  std::vector<ParameterSpec> gate_up, down;
   for (const std::string& prefix : prefixes) {
     const auto part = [&](const char* name) -> CanonicalTensor {
       return {.name = absl::StrCat(prefix, name),
@@ -68,65 +91,52 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
     };
     std::vector<CanonicalTensor> up = {part("up_proj.weight")};
     if (gated) up.insert(up.begin(), part("gate_proj.weight"));
-    MOE_RETURN_IF_ERROR(
-        experts->AddProjection({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
-                                .rows = width * (gated ? 2 : 1),
-                                .cols = hidden,
-                                .group = group,
-                                .init_std = config.init_std,
-                                .trainable = config.train,
-                                .borrowable = !config.train && !config.pack_weights,
-                                .parts = std::move(up)},
-                               experts->gate_up_, store));
-    const std::string down = prefix + "down_proj.weight";
-    MOE_RETURN_IF_ERROR(experts->AddProjection({.name = down,
-                                                .rows = hidden,
-                                                .cols = width,
-                                                .group = group,
-                                                .init_std = config.down_init_std,
-                                                .trainable = config.train,
-                                                .borrowable = !config.train && !config.pack_weights,
-                                                .parts = {{.name = down,
-                                                           .rows = hidden,
-                                                           .cols = width,
-                                                           .axis = TensorAxis::kColumns,
-                                                           .item = kCutItem}}},
-                                               experts->down_, store));
+    gate_up.push_back({.name = prefix + (gated ? "gate_up_proj.weight" : "up_proj.weight"),
+                       .rows = width * (gated ? 2 : 1),
+                       .cols = hidden,
+                       .group = group,
+                       .init_std = config.init_std,
+                       .trainable = config.train,
+                       .borrowable = borrowable,
+                       .parts = std::move(up)});
+    const std::string name = prefix + "down_proj.weight";
+    down.push_back({.name = name,
+                    .rows = hidden,
+                    .cols = width,
+                    .group = group,
+                    .init_std = config.down_init_std,
+                    .trainable = config.train,
+                    .borrowable = borrowable,
+                    .parts = {{.name = name,
+                               .rows = hidden,
+                               .cols = width,
+                               .axis = TensorAxis::kColumns,
+                               .item = kCutItem}}});
   }
+  MOE_RETURN_IF_ERROR(experts->AddProjection(gate_up, experts->gate_up_, store));
+  MOE_RETURN_IF_ERROR(experts->AddProjection(down, experts->down_, store));
   return experts;
 }
 
 template <typename T>
-absl::Status Experts<T>::AddProjection(const ParameterSpec& weight, Projection& projection,
-                                       ParameterStore& store) {
-  MOE_ASSIGN_OR_RETURN(Parameter* const parameter, store.Add(weight));
-  projection.weight.push_back(parameter);
-  if (config_.pack_weights) {
+absl::Status Experts<T>::AddProjection(absl::Span<const ParameterSpec> weights,
+                                       Projection& projection, ParameterStore& store) {
+  const auto add = [&](absl::Span<const ParameterSpec> specs,
+                       std::vector<Parameter*>& parameters) -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(parameters, store.AddSlab(specs));
+    all_.insert(all_.end(), parameters.begin(), parameters.end());
+    return absl::OkStatus();
+  };
+  MOE_RETURN_IF_ERROR(add(weights, projection.weight));
+  for (const ParameterSpec& weight : weights) {
+    if (!config_.pack_weights) break;
     MOE_ASSIGN_OR_RETURN(projection.packed.emplace_back(),
                          PackedWeights<T>::Create(weight.rows, weight.cols));
   }
-  all_.push_back(parameter);
   if (!config_.biases) return absl::OkStatus();
-  const auto named = [](const std::string& name) {
-    return absl::StrCat(absl::StripSuffix(name, "weight"), "bias");
-  };
-  ParameterSpec bias = {.name = named(weight.name),
-                        .cols = weight.rows,
-                        .group = weight.group,
-                        .initializer = Initializer::kZeros,
-                        .weight_decay = false,
-                        .trainable = config_.train};
-  for (const CanonicalTensor& part : weight.parts) {  // cut with the rows that it is added to
-    const bool cut = part.axis == TensorAxis::kRows;
-    bias.parts.push_back({.name = named(part.name),
-                          .cols = part.rows,
-                          .axis = cut ? TensorAxis::kColumns : TensorAxis::kNone,
-                          .item = cut ? part.item : 1});
-  }
-  MOE_ASSIGN_OR_RETURN(Parameter* const added, store.Add(bias));
-  projection.bias.push_back(added);
-  all_.push_back(added);
-  return absl::OkStatus();
+  std::vector<ParameterSpec> biases;
+  for (const ParameterSpec& weight : weights) biases.push_back(BiasOf(weight));
+  return add(biases, projection.bias);
 }
 
 template <typename T>

@@ -82,12 +82,12 @@ class Experts {
 
  private:
   explicit Experts(const ExpertsConfig& config) : config_(config) {}
-  // The parameters of one projection of every network.
+  // The parameters of one projection of every network: a slab of weights, one of biases.
   struct Projection {
     std::vector<Parameter*> weight, bias;          // bias: empty without
     mutable std::vector<PackedWeights<T>> packed;  // copies, kept from call to call; empty without
   };
-  absl::Status AddProjection(const ParameterSpec& weight, Projection& projection,
+  absl::Status AddProjection(absl::Span<const ParameterSpec> weights, Projection& projection,
                              ParameterStore& store);
   // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
   absl::Status Project(const Projection& projection, int first, absl::Span<const int64_t> offsets,

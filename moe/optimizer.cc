@@ -41,8 +41,16 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const OptimizerOpti
                                                              const Context& context) {
   auto optimizer = std::unique_ptr<Optimizer>(new Optimizer(options, store, reducer, context));
   optimizer->states_.resize(reducer.buckets().size());
+  std::vector<size_t> packs[2];  // buckets, by group
   for (size_t b = 0; b < reducer.buckets().size(); ++b) {
-    MOE_RETURN_IF_ERROR(optimizer->Keep(reducer.buckets()[b], optimizer->states_[b]));
+    const ParameterBucket& bucket = reducer.buckets()[b];
+    MOE_RETURN_IF_ERROR(optimizer->Keep(bucket, optimizer->states_[b]));
+    if (!bucket.sharded) continue;
+    std::vector<size_t>& pack = packs[static_cast<int>(bucket.group)];
+    pack.push_back(b);
+    if (!store.EndsSlab(*bucket.parameters.back())) continue;
+    MOE_RETURN_IF_ERROR(optimizer->Pack(pack));
+    pack.clear();
   }
   return optimizer;
 }
@@ -73,14 +81,36 @@ absl::Status Optimizer::Keep(const ParameterBucket& bucket, State& state) {
                                          slice.master.data(),
                                          piece.range.size() * static_cast<int64_t>(sizeof(float))));
   }
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  if (!bucket.sharded) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(state.packed, store_.Pack(bucket.parameters, stream));
-  int64_t element = 0;
-  for (const int64_t count : bucket.counts) {
-    state.part_bytes.push_back(ByteOf(bucket, state.packed, element + count) -
-                               ByteOf(bucket, state.packed, element));
-    element += count;
+  return stream.Synchronize();
+}
+
+absl::Status Optimizer::Pack(absl::Span<const size_t> buckets) {
+  std::vector<Parameter*> parameters;
+  for (const size_t b : buckets) {
+    const auto& more = reducer_.buckets()[b].parameters;
+    parameters.insert(parameters.end(), more.begin(), more.end());
+  }
+  MOE_ASSIGN_OR_RETURN(const PackedParameters all, store_.Pack(parameters, *context_.compute));
+  auto element_bytes = all.element_bytes.begin();
+  auto first_byte = all.first_byte.begin();
+  for (const size_t b : buckets) {
+    const ParameterBucket& bucket = reducer_.buckets()[b];
+    State& state = states_[b];
+    const auto count = std::ssize(bucket.parameters);
+    const int64_t begin = *first_byte, bytes = first_byte[count] - begin;
+    state.packed.block = all.block.subspan(static_cast<size_t>(begin), static_cast<size_t>(bytes));
+    state.packed.element_bytes.assign(element_bytes, element_bytes + count);
+    for (auto at = first_byte; at <= first_byte + count; ++at) {
+      state.packed.first_byte.push_back(*at - begin);
+    }
+    element_bytes += count;
+    first_byte += count;
+    int64_t element = 0;
+    for (const int64_t part : bucket.counts) {
+      state.part_bytes.push_back(ByteOf(bucket, state.packed, element + part) -
+                                 ByteOf(bucket, state.packed, element));
+      element += part;
+    }
   }
   return absl::OkStatus();
 }

@@ -96,7 +96,7 @@ class Optimizer {
     Buffer values;  // m, v and, where `keeps_masters`, masters, each of the kept elements
     bool keeps_masters = false;
     std::vector<Slice> slices;        // `master` where keeps_masters, if not of a vector
-    PackedParameters packed;          // where sharded
+    PackedParameters packed;          // where sharded: the bucket's range of a block
     std::vector<int64_t> part_bytes;  // of each rank's part of it
   };
 
@@ -105,6 +105,8 @@ class Optimizer {
       : options_(options), store_(store), reducer_(reducer), context_(context) {}
   static absl::Span<float> MasterOf(const Slice& slice);
   absl::Status Keep(const ParameterBucket& bucket, State& state);
+  // What layers read of buckets that have slabs in common moves into one block.
+  absl::Status Pack(absl::Span<const size_t> buckets);
   absl::Status Publish(size_t b);
   absl::Status FinishPublishing();
 

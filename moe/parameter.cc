@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 
@@ -86,9 +87,10 @@ template MatrixView<const BFloat16> Parameter::part<BFloat16>(size_t) const;
 template MatrixView<const Float16> Parameter::part<Float16>(size_t) const;
 
 std::vector<absl::Span<const std::byte>> Parameter::replica() const {
-  if (has_master())
+  if (has_master()) {
     return {absl::MakeSpan(reinterpret_cast<const std::byte*>(master_.data()),
                            master_.size() * sizeof(float))};
+  }
   if (borrowed_.empty()) return {compute_};
   std::vector<absl::Span<const std::byte>> pieces;
   for (const BorrowedRows& rows : borrowed_) pieces.push_back(rows.values);
@@ -128,6 +130,36 @@ absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
 }
 
 absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
+  MOE_ASSIGN_OR_RETURN(const auto added, AddSlab({&spec, 1}));
+  return added.front();
+}
+
+absl::StatusOr<std::vector<Parameter*>> ParameterStore::AddSlab(
+    absl::Span<const ParameterSpec> specs) {
+  std::vector<std::unique_ptr<Parameter>> slab;
+  for (const ParameterSpec& spec : specs) {
+    const ParameterSpec& first = specs.front();
+    if (spec.rows != first.rows || spec.cols != first.cols || spec.group != first.group ||
+        spec.trainable != first.trainable || spec.host_state != first.host_state) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ParameterStore: ", spec.name, " is of another shape or group than ",
+                       first.name, ", expected a slab of equal parameters"));
+    }
+    MOE_ASSIGN_OR_RETURN(slab.emplace_back(), Make(spec));
+    slab.back()->slab_ = static_cast<int>(parameters_.size());
+    slab.back()->index_ = static_cast<int>(parameters_.size() + slab.size()) - 1;
+  }
+  MOE_RETURN_IF_ERROR(Allocate(slab));
+  std::vector<Parameter*> added;
+  for (auto& parameter : slab) {
+    MOE_RETURN_IF_ERROR(Fill(*parameter));
+    added.push_back(parameter.get());
+  }
+  std::move(slab.begin(), slab.end(), std::back_inserter(parameters_));
+  return added;
+}
+
+absl::StatusOr<std::unique_ptr<Parameter>> ParameterStore::Make(const ParameterSpec& spec) const {
   if (spec.rows < 0 || spec.cols < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("ParameterStore: ", spec.name, " is [", spec.rows, ", ", spec.cols, "]"));
@@ -144,34 +176,40 @@ absl::StatusOr<Parameter*> ParameterStore::Add(const ParameterSpec& spec) {
   parameter->spec_ = spec;
   if (use_ != StoreUse::kTraining) parameter->spec_.initializer = Initializer::kZeros;
   if (use_ == StoreUse::kInference) parameter->spec_.trainable = false;
+  parameter->type_ = compute_;
   std::vector<CanonicalTensor>& parts = parameter->spec_.parts;
   if (parts.empty()) parts = {{.name = spec.name, .rows = spec.rows, .cols = spec.cols}};
   int64_t elements = 0;
   for (const CanonicalTensor& part : parts) elements += part.size();
-  if (elements != parameter->size()) {
-    return absl::InvalidArgumentError(absl::StrCat("ParameterStore: the parts of ", spec.name,
-                                                   " have ", elements, " elements, expected ",
-                                                   parameter->size()));
+  if (elements == parameter->size()) return parameter;
+  return absl::InvalidArgumentError(absl::StrCat("ParameterStore: the parts of ", spec.name,
+                                                 " have ", elements, " elements, expected ",
+                                                 parameter->size()));
+}
+
+// In the master itself where the host can write it, else by way of memory of the host.
+absl::Status ParameterStore::Fill(Parameter& parameter) {
+  const ParameterSpec& spec = parameter.spec_;
+  const bool on_device = OnDevice(parameter);
+  const auto inline_stream = MakeInlineStream(&threads_);
+  if (!on_device && parameter.has_master()) {
+    Initialize(spec, seed_, threads_, parameter.master_);
+    return RefreshCompute(parameter, *inline_stream);
   }
-  parameter->index_ = static_cast<int>(parameters_.size());
-  parameter->type_ = compute_;
-  MOE_RETURN_IF_ERROR(Allocate(CpuMemory(), *parameter));
-  const auto stream = MakeInlineStream(&threads_);
-  absl::Span<float> values = parameter->master();
-  Buffer drawn;  // where there is no master, and its memory, which is zeros, is not what is wanted
-  if (values.empty() && !StartsAtZero(parameter->spec_)) {
-    MOE_ASSIGN_OR_RETURN(drawn, Buffer::Allocate(parameter->size() * SizeOf(DType::kFloat32),
-                                                 CpuMemory(), spec.name));
-    values = drawn.span<float>();
+  if (StartsAtZero(spec)) {  // as all memory does
+    ++parameter.version_;
+    return absl::OkStatus();
   }
-  Initialize(parameter->spec_, seed_, threads_, values);
-  MOE_RETURN_IF_ERROR(Round(values, compute_, parameter->compute_.data(), *stream));
-  ++parameter->version_;
-  if (OnDevice(*parameter)) {
-    MOE_RETURN_IF_ERROR(MoveToDevice(*parameter));
+  MOE_ASSIGN_OR_RETURN(
+      const Buffer drawn,
+      Buffer::Allocate(parameter.size() * SizeOf(DType::kFloat32), CpuMemory(), spec.name));
+  Initialize(spec, seed_, threads_, drawn.span<float>());
+  if (on_device && upload_ == nullptr) {
+    MOE_ASSIGN_OR_RETURN(upload_, MakeStream(memory_.device()));
   }
-  parameters_.push_back(std::move(parameter));
-  return parameters_.back().get();
+  Stream& stream = on_device ? *upload_ : *inline_stream;
+  MOE_RETURN_IF_ERROR(WriteMaster(parameter, drawn.span<float>(), stream));
+  return stream.Synchronize();
 }
 
 Parameter* ParameterStore::Find(absl::string_view name) const {
@@ -180,38 +218,45 @@ Parameter* ParameterStore::Find(absl::string_view name) const {
   return found == parameters_.end() ? nullptr : found->get();
 }
 
-absl::Status ParameterStore::Allocate(MemoryResource& memory, Parameter& parameter) const {
-  const std::string& name = parameter.spec_.name;
+bool ParameterStore::EndsSlab(const Parameter& parameter) const {
+  const auto next = static_cast<size_t>(parameter.index()) + 1;
+  return next == parameters_.size() || parameters_[next]->slab() != parameter.slab();
+}
+
+absl::Status ParameterStore::Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const {
+  if (slab.empty()) return absl::OkStatus();
+  const Parameter& first = *slab.front();
+  MemoryResource& memory = OnDevice(first) ? memory_ : CpuMemory();
+  const auto size = static_cast<size_t>(first.size());
+  const auto allocate = [&](DType type,
+                            MemoryResource& from) -> absl::StatusOr<std::shared_ptr<const Buffer>> {
+    MOE_ASSIGN_OR_RETURN(
+        Buffer buffer,
+        Buffer::Allocate(std::ssize(slab) * first.size() * SizeOf(type), from, first.spec_.name));
+    return std::make_shared<const Buffer>(std::move(buffer));
+  };
   // Biases are read in float32.
-  if (compute_ == DType::kFloat32 || !parameter.frozen() || parameter.spec_.rows == 1) {
-    const int64_t bytes = parameter.size() * SizeOf(DType::kFloat32);
-    MOE_ASSIGN_OR_RETURN(parameter.owned_, Buffer::Allocate(bytes, memory, name));
-    parameter.master_ = parameter.owned_.span<float>();
+  if (compute_ == DType::kFloat32 || !first.frozen() || first.spec_.rows == 1) {
+    MOE_ASSIGN_OR_RETURN(const auto masters, allocate(DType::kFloat32, memory));
+    for (size_t i = 0; i < slab.size(); ++i) {
+      slab[i]->owned_ = masters;
+      slab[i]->master_ = masters->span<float>().subspan(i * size, size);
+    }
   }
   if (compute_ == DType::kFloat32) return absl::OkStatus();
-  const int64_t bytes = parameter.size() * SizeOf(compute_);
-  const bool may_go = parameter.spec_.borrowable && parameter.master_.empty() &&
-                      StartsAtZero(parameter.spec_) && &memory == &CpuMemory();
-  MOE_ASSIGN_OR_RETURN(parameter.owned_compute_,
-                       Buffer::Allocate(bytes, may_go ? ZeroPages() : memory, name));
-  parameter.compute_ = parameter.owned_compute_.span<std::byte>();
+  const size_t bytes = size * static_cast<size_t>(SizeOf(compute_));
+  const bool may_go = first.spec_.borrowable && first.master_.empty() &&
+                      StartsAtZero(first.spec_) && &memory == &CpuMemory();
+  MOE_ASSIGN_OR_RETURN(const auto copies, allocate(compute_, may_go ? ZeroPages() : memory));
+  for (size_t i = 0; i < slab.size(); ++i) {
+    slab[i]->owned_compute_ = copies;
+    slab[i]->compute_ = copies->span<std::byte>().subspan(i * bytes, bytes);
+  }
   return absl::OkStatus();
 }
 
 bool ParameterStore::OnDevice(const Parameter& parameter) const {
   return memory_.device().kind == DeviceKind::kCuda && !parameter.spec_.host_state;
-}
-
-absl::Status ParameterStore::MoveToDevice(Parameter& parameter) {
-  if (upload_ == nullptr) {
-    MOE_ASSIGN_OR_RETURN(upload_, MakeStream(memory_.device()));
-  }
-  const Buffer master = std::move(parameter.owned_), compute = std::move(parameter.owned_compute_);
-  MOE_RETURN_IF_ERROR(Allocate(memory_, parameter));
-  MOE_RETURN_IF_ERROR(upload_->CopyBytes(master.data(), parameter.owned_.data(), master.bytes()));
-  MOE_RETURN_IF_ERROR(
-      upload_->CopyBytes(compute.data(), parameter.owned_compute_.data(), compute.bytes()));
-  return upload_->Synchronize();
 }
 
 absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> values) {
@@ -234,7 +279,7 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
   }
   if (values.data() == parameter.master_.data()) return absl::OkStatus();
   parameter.master_ = values;
-  parameter.owned_ = Buffer();
+  parameter.owned_ = nullptr;
   return RefreshCompute(parameter, *MakeInlineStream(&threads_));
 }
 
@@ -265,7 +310,7 @@ absl::Status ParameterStore::Borrow(Parameter& parameter, std::vector<BorrowedRo
   }
   parameter.borrowed_ = std::move(rows);
   parameter.compute_ = {};
-  parameter.owned_compute_ = Buffer();
+  parameter.owned_compute_ = nullptr;
   ++parameter.version_;
   return absl::OkStatus();
 }
@@ -316,26 +361,26 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
   constexpr int64_t kLine = 64;  // bytes
   PackedParameters packed;
   int64_t bytes = 0;
+  int slab = -1;
   for (const Parameter* p : parameters) {
-    if (p->size() > 0 && p->owned_.bytes() == 0) {
+    if (p->owned_ == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
           "ParameterStore::Pack: ", p->spec().name,
           " is in memory that was adopted or packed before, expected the store's own"));
     }
     const bool as_float = compute_ == DType::kFloat32 || p->is_vector();
     packed.element_bytes.push_back(SizeOf(as_float ? DType::kFloat32 : compute_));
+    if (std::exchange(slab, p->slab()) != p->slab()) bytes = (bytes + kLine - 1) / kLine * kLine;
     packed.first_byte.push_back(bytes);
-    bytes += (p->size() * packed.element_bytes.back() + kLine - 1) / kLine * kLine;
+    bytes += p->size() * packed.element_bytes.back();
   }
   packed.first_byte.push_back(bytes);
   MOE_ASSIGN_OR_RETURN(Buffer block, Buffer::Allocate(bytes, memory_, "packed parameters"));
   packed.block = block.span<uint8_t>();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const absl::Span<const std::byte> from =
-        packed.element_bytes[i] == sizeof(float)
-            ? absl::MakeConstSpan(parameters[i]->owned_.data(),
-                                  static_cast<size_t>(parameters[i]->owned_.bytes()))
-            : parameters[i]->compute_;
+    const absl::Span<const std::byte> from = packed.element_bytes[i] == sizeof(float)
+                                                 ? parameters[i]->replica().front()
+                                                 : parameters[i]->compute_;
     MOE_RETURN_IF_ERROR(stream.CopyBytes(from.data(), packed.block.data() + packed.first_byte[i],
                                          static_cast<int64_t>(from.size())));
   }
@@ -344,12 +389,12 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
     Parameter& p = *parameters[i];
     std::byte* const now = block.data() + packed.first_byte[i];
     const auto size = static_cast<size_t>(p.size());
-    p.owned_ = Buffer();
+    p.owned_ = nullptr;
     if (packed.element_bytes[i] == sizeof(float)) {
       p.master_ = absl::MakeSpan(reinterpret_cast<float*>(now), size);
     } else {
       p.master_ = {};
-      p.owned_compute_ = Buffer();
+      p.owned_compute_ = nullptr;
       p.compute_ = absl::MakeSpan(now, size * static_cast<size_t>(packed.element_bytes[i]));
     }
     p.packed_ = true;
@@ -361,7 +406,10 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
 
 int64_t ParameterStore::bytes() const {
   int64_t total = 0;
-  for (const auto& p : parameters_) total += p->owned_.bytes() + p->owned_compute_.bytes();
+  for (const auto& p : parameters_) {
+    if (p->owned_ != nullptr) total += p->size() * SizeOf(DType::kFloat32);
+    if (p->owned_compute_ != nullptr) total += p->size() * SizeOf(compute_);
+  }
   for (const Buffer& block : packed_) total += block.bytes();
   return total;
 }

@@ -110,11 +110,13 @@ class Parameter {
 
   // Position in ParameterStore::parameters(); the same on all ranks of the parameter's group.
   int index() const { return index_; }
+  // That of the first parameter of its slab; of one that was added alone, its own.
+  int slab() const { return slab_; }
 
  private:
   friend class ParameterStore;
   ParameterSpec spec_;
-  int index_ = 0;
+  int index_ = 0, slab_ = 0;
   absl::Status CheckWhole(const char* function) const;
   bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
 
@@ -122,7 +124,9 @@ class Parameter {
   absl::Span<float> master_;
   absl::Span<std::byte> compute_;  // empty for float, and where the values are borrowed
   std::vector<BorrowedRows> borrowed_;
-  Buffer owned_, owned_compute_;  // their memory; empty where it was adopted or packed
+  // Their memory, shared by the parameters of a slab; nullptr where it was adopted, borrowed or
+  // packed.
+  std::shared_ptr<const Buffer> owned_, owned_compute_;
   bool packed_ = false;
   int64_t version_ = 0;
   GradAccumulator grad_;
@@ -166,6 +170,10 @@ class ParameterStore {
   // kInvalidArgument for a name already there, a negative size, trained host state, or parts that
   // are not as large as the whole; kResourceExhausted. Initial values are there on return.
   absl::StatusOr<Parameter*> Add(const ParameterSpec& spec);
+  // One Add after the other of specs that differ in names (and parts) alone, whose values lie one
+  // behind the other, in one slab [specs, rows, cols], until Adopt: what one product of a CUDA
+  // device reads of many experts. kInvalidArgument also for specs of several shapes or groups.
+  absl::StatusOr<std::vector<Parameter*>> AddSlab(absl::Span<const ParameterSpec> specs);
 
   // Of the parameters that are added from now on.
   void set_use(StoreUse use) { use_ = use; }
@@ -175,12 +183,15 @@ class ParameterStore {
   absl::Span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   // nullptr where this rank holds none of that name, as of other ranks' experts.
   Parameter* Find(absl::string_view name) const;
+  // Whether `parameter` is the last of its slab.
+  bool EndsSlab(const Parameter& parameter) const;
 
   // From now on the master is `values`, [rows * cols] in row-major order, memory of the host: what
   // is in it counts, layers read it and the optimiser writes it. The caller keeps it until another
   // Adopt of the parameter, or until the store is gone. Not between a Forward and its Backward.
   // Memory that the master is already in costs one comparison and changes nothing: a host whose
-  // framework can move a tensor calls this before every Forward. Blocks.
+  // framework can move a tensor calls this before every Forward. The store's own is given back once
+  // all masters of a slab were adopted. Blocks.
   // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device;
   // kFailedPrecondition where there is none.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
@@ -210,7 +221,8 @@ class ParameterStore {
   // in float, compute copies else, but masters of vectors (a row or a column), which layers read as
   // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds
   // it by RefreshPart. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
-  // Blocks. kFailedPrecondition for a parameter whose master was adopted; kResourceExhausted.
+  // Slabs stay slabs: their parameters come whole and in order. Blocks. kFailedPrecondition for a
+  // parameter whose master was adopted; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
   // Rounds `master`, elements from `begin` on, into the compute copy.
@@ -224,9 +236,10 @@ class ParameterStore {
   int64_t borrowed_bytes() const;
 
  private:
-  absl::Status Allocate(MemoryResource& memory, Parameter& parameter) const;
+  absl::StatusOr<std::unique_ptr<Parameter>> Make(const ParameterSpec& spec) const;
+  absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const;
   bool OnDevice(const Parameter& parameter) const;  // a CUDA device
-  absl::Status MoveToDevice(Parameter& parameter);
+  absl::Status Fill(Parameter& parameter);          // with the initial values
 
   const DType compute_;
   const uint64_t seed_;

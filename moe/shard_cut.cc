@@ -69,19 +69,23 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
   const auto close = [&](ParameterBucket& bucket) {
     closed.push_back(std::exchange(bucket, {}));
   };
-  for (auto p = all.rbegin(); p != all.rend(); ++p) {
-    if (!(*p)->spec().trainable) continue;
-    ParameterBucket& bucket = open[static_cast<int>((*p)->spec().group)];
-    bucket.group = (*p)->spec().group;
-    bucket.parameters.push_back(p->get());
-    bucket.first.push_back(bucket.elements() + (*p)->size());
-    if (bucket.elements() * options.element_bytes >= options.bucket_bytes) close(bucket);
+  for (auto end = all.end(); end != all.begin();) {
+    const auto slab = all.begin() + end[-1]->slab();
+    for (auto p = slab; p != end; ++p) {
+      if (!(*p)->spec().trainable) continue;
+      ParameterBucket& bucket = open[static_cast<int>((*p)->spec().group)];
+      bucket.group = (*p)->spec().group;
+      bucket.parameters.push_back(p->get());
+      bucket.first.push_back(bucket.elements() + (*p)->size());
+      if (bucket.elements() * options.element_bytes >= options.bucket_bytes) close(bucket);
+    }
+    end = slab;
   }
   for (ParameterBucket& bucket : open) {
     if (!bucket.parameters.empty()) close(bucket);
   }
   std::stable_sort(closed.begin(), closed.end(), [](const auto& a, const auto& b) {
-    return a.parameters.back()->index() > b.parameters.back()->index();
+    return a.parameters.back()->slab() > b.parameters.back()->slab();
   });
   std::vector<int64_t> debts[2];  // by group
   for (ParameterBucket& bucket : closed) {

@@ -76,7 +76,7 @@ struct BucketOptions {
 };
 
 // The trainable parameters, replicated and expert parameters apart, last first (the order in which
-// backward ends with them): a bucket is where its first parameter is.
+// backward ends with them), but those of a slab first to last: a bucket is where its first slab is.
 std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const BucketOptions& options,
                                          Mesh& mesh);
 

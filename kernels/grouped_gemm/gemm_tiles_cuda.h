@@ -3,43 +3,13 @@
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_TILES_CUDA_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <span>
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
 namespace moe::gemm {
-
-// One matrix a group, by value in a kernel's arguments: 128 views are 2 KiB of the 4 KiB there are.
-// More groups take several launches.
-template <typename T>
-class GroupMatrices {
- public:
-  static constexpr int kCapacity = 128;
-
-  explicit GroupMatrices(std::span<const MatrixView<T>> matrices)
-      : count_(static_cast<int>(matrices.size())),
-        rows_(matrices.front().rows()),
-        cols_(matrices.front().cols()) {
-    for (int g = 0; g < count_; ++g) {
-      data_[g] = matrices[g].data();
-      stride_[g] = matrices[g].stride();
-    }
-  }
-  __device__ MatrixView<T> operator[](int g) const { return {data_[g], rows_, cols_, stride_[g]}; }
-  MOE_HOST_DEVICE int count() const { return count_; }
-  MOE_HOST_DEVICE int64_t rows() const { return rows_; }
-  MOE_HOST_DEVICE int64_t cols() const { return cols_; }
-
- private:
-  int count_;
-  int64_t rows_, cols_;
-  T* data_[kCapacity] = {};
-  int64_t stride_[kCapacity] = {};
-};
 
 // The rows of groups, as the kernel reads them.
 struct GroupRows {
@@ -79,7 +49,7 @@ struct RowGroups {
   static constexpr Write write = Write::kOverwrite;
 
   MatrixView<const T> a;
-  GroupMatrices<const T> b;
+  MatrixSlab<const T> b;
   MatrixView<TOut> c;
   GroupRows groups;
 
@@ -89,7 +59,7 @@ struct RowGroups {
     return (groups.Begin(g) - groups.Begin(0)) / tile_rows + g;
   }
   int64_t TileCount(int tile_rows, int tile_cols) const {
-    return (groups.rows / tile_rows + b.count()) * TilesOf(c.cols(), tile_cols);
+    return (groups.rows / tile_rows + b.count) * TilesOf(c.cols(), tile_cols);
   }
   // False if the block's tile is empty. Neighbouring blocks share rows of a, of which there are
   // more than of b.
@@ -97,7 +67,7 @@ struct RowGroups {
     const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
     const int64_t row_tile = blockIdx.x / col_tiles;
     int g = 0;
-    for (int end = b.count(); end - g > 1;) {
+    for (int end = static_cast<int>(b.count); end - g > 1;) {
       const int middle = (g + end) / 2;
       (Start(middle, tile_rows) <= row_tile ? g : end) = middle;
     }
@@ -136,35 +106,20 @@ struct WeightGradient {
   }
 };
 
-// Calls run(matrices, offsets of their groups) for lots of groups that fit a kernel's arguments.
-template <typename T, typename Function>
-cudaError_t ForLots(std::span<const MatrixView<T>> matrices, const int64_t* offsets, Function run) {
-  while (!matrices.empty()) {
-    const size_t lot = std::min<size_t>(matrices.size(), GroupMatrices<T>::kCapacity);
-    const cudaError_t error = run(GroupMatrices<T>(matrices.first(lot)), offsets);
-    if (error != cudaSuccess) return error;
-    matrices = matrices.subspan(lot);
-    if (offsets != nullptr) offsets += lot;
-  }
-  return cudaSuccess;
-}
-
-// launch(product) with ForwardGroups or InputGradientGroups of each lot, or with WeightGradient. An
-// output of size zero launches nothing.
+// launch(product) with ForwardGroups, InputGradientGroups or WeightGradient. An output of size zero
+// launches nothing, nor do no groups.
 template <typename T, typename TOut, typename Function>
-cudaError_t LaunchLots(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
+cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
   const auto& [in, offsets, weight, weight_layout, out] = gemm;
-  if (out.rows() == 0 || out.cols() == 0) return cudaSuccess;
-  return ForLots(weight, offsets, [&](const auto& lot, const int64_t* lot_offsets) {
-    const GroupRows rows = {lot_offsets, out.rows()};
-    if (weight_layout == Layout::kPlain) {
-      return launch(InputGradientGroups<T, TOut>{{in, lot, out, rows}});
-    }
-    return launch(ForwardGroups<T, TOut>{{in, lot, out, rows}});
-  });
+  if (out.rows() == 0 || out.cols() == 0 || weight.count == 0) return cudaSuccess;
+  const GroupRows rows = {offsets, out.rows()};
+  if (weight_layout == Layout::kPlain) {
+    return launch(InputGradientGroups<T, TOut>{{in, weight, out, rows}});
+  }
+  return launch(ForwardGroups<T, TOut>{{in, weight, out, rows}});
 }
 template <typename T, typename Function>
-cudaError_t LaunchLots(const CudaWeightGradient<T>& gradient, Function launch) {
+cudaError_t LaunchGroups(const CudaWeightGradient<T>& gradient, Function launch) {
   const auto& [dy, x, dw, write] = gradient;
   if (dw.rows() == 0 || dw.cols() == 0) return cudaSuccess;
   return launch(WeightGradient<T>{dy, x, dw, write});

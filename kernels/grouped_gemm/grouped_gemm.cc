@@ -1,5 +1,6 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 
+#include <iterator>
 #include <type_traits>
 
 #include <absl/strings/str_cat.h>
@@ -84,6 +85,27 @@ absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets
   return device.data();
 }
 
+// The weights of all groups, which the kernels read as one slab.
+template <typename T>
+absl::StatusOr<gemm::MatrixSlab<const T>> SlabOf(absl::string_view function,
+                                                 absl::Span<const MatrixView<const T>> weight) {
+  gemm::MatrixSlab<const T> slab;
+  if (weight.empty()) return slab;
+  slab = {weight[0], std::ssize(weight)};
+  if (weight.size() > 1) slab.distance = weight[1].data() - weight[0].data();
+  for (size_t g = 0; g < weight.size(); ++g) {
+    if (weight[g].data() == slab[static_cast<int64_t>(g)].data() &&
+        weight[g].stride() == slab.first.stride()) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": weight ", g, " is elsewhere than ", slab.distance,
+                     " elements after the one before, with rows ", slab.first.stride(),
+                     " apart: expected one slab on a CUDA device (ParameterStore::AddSlab)"));
+  }
+  return slab;
+}
+
 template <typename T, typename TOut>
 absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& products,
                      Workspace& workspace, Stream& stream, const GemmOptions& options) {
@@ -103,12 +125,11 @@ absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& p
     }
     return absl::OkStatus();
   }
+  MOE_ASSIGN_OR_RETURN(const auto slab, SlabOf(function, weight));
   MOE_ASSIGN_OR_RETURN(const int64_t* const device_offsets,
                        OffsetsOnDevice(offsets, workspace, stream));
-  return LaunchKernel<T>(function,
-                         gemm::CudaGroupedGemm<T, TOut>{
-                             a, device_offsets, {weight.data(), weight.size()}, weight_layout, c},
-                         stream);
+  return LaunchKernel<T>(
+      function, gemm::CudaGroupedGemm<T, TOut>{a, device_offsets, slab, weight_layout, c}, stream);
 }
 
 template <typename T, typename TOut>

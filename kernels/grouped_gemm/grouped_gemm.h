@@ -44,8 +44,9 @@ namespace moe {
 //
 // CUDA: float32 by the same chains, with the CPU's bits; 16-bit types on tensor cores, 16 terms at
 // a time in ascending order, within (terms + 1) * 2^-23 of the sum of their magnitudes. There too a
-// row's bits depend on that row and its group's weight alone. Where `options` say cuBLAS,
-// gemm_cublas.h has the contract. CUDA has no trees yet.
+// row's bits depend on that row and its group's weight alone. The weights of all groups lie at
+// equal distances there, as in one slab [L, O, K]. Where `options` say cuBLAS, gemm_cublas.h has
+// the contract, and weights may lie anywhere. CUDA has no trees yet.
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
@@ -54,9 +55,9 @@ namespace moe {
 // the stream has passed, releases a mark from before the call. On CUDA, memory of the device, it
 // holds the offsets of several groups, likewise until the caller releases such a mark; one group
 // takes none.
-// Errors: kInvalidArgument if shapes disagree, offsets do not ascend or a tree is not of the
-// reduced index; kResourceExhausted; kUnimplemented on CUDA for trees, and where the build has no
-// CUDA.
+// Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree is not of the reduced
+// index or, on CUDA, weights are no slab; kResourceExhausted; kUnimplemented on CUDA for trees, and
+// where the build has no CUDA.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 template <typename T>

@@ -4,7 +4,6 @@
 #define MOE_KERNELS_GROUPED_GEMM_GROUPED_GEMM_CUDA_H_
 
 #include <cstdint>
-#include <span>
 
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
@@ -12,6 +11,18 @@
 #include "kernels/grouped_gemm/gemm_problem.h"
 
 namespace moe::gemm {
+
+// Matrices of one shape at equal distances in memory: those of a tensor [count, rows, cols].
+template <typename T>
+struct MatrixSlab {
+  MatrixView<T> first;
+  int64_t count = 0;
+  int64_t distance = 0;  // from one to the next, in elements
+
+  MOE_HOST_DEVICE MatrixView<T> operator[](int64_t g) const {
+    return {first.data() + g * distance, first.rows(), first.cols(), first.stride()};
+  }
+};
 
 // GroupedGemm (weight [cols, depth], kTransposed) and GroupedGemmInputGradient (weight
 // [depth, cols], kPlain): out rows of group g = in rows of group g * weight[g].
@@ -22,13 +33,12 @@ namespace moe::gemm {
 // leave [0, N] give wrong results, but no access out of bounds.
 // Without offsets there is one group, of all rows.
 //
-// `weight` is host memory and read before the call returns; what its views, all of one shape, point
-// to is device memory.
+// `weight` is device memory: one slab, whatever the number of groups.
 template <typename T, typename TOut = T>
 struct CudaGroupedGemm {
   MatrixView<const T> in;            // [N, depth]
   const int64_t* offsets = nullptr;  // [groups + 1]
-  std::span<const MatrixView<const T>> weight;
+  MatrixSlab<const T> weight;
   Layout weight_layout = Layout::kTransposed;
   MatrixView<TOut> out;  // [N, cols]
 };

@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) MmaKernel(const Groups grou
 
 template <typename Problem>
 cudaError_t Run(const Problem& problem, cudaStream_t stream) {
-  return LaunchLots(problem, [&](const auto& groups) {
+  return LaunchGroups(problem, [&](const auto& groups) {
     using Groups = std::decay_t<decltype(groups)>;
     return LaunchTiles<Groups>(&MmaKernel<Groups>, groups, kTile, kTile, kThreads, stream);
   });

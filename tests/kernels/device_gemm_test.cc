@@ -22,7 +22,7 @@ namespace moe {
 namespace {
 
 using gemm::Layout;
-using testing::DeviceMatrix;
+using testing::DeviceArray;
 using ::testing::ElementsAre;
 using testing::kLayouts;
 using testing::MatrixLayout;
@@ -112,17 +112,26 @@ Matrix<T> RowsOf(const Matrix<T>& all, int64_t begin, int64_t end) {
   return rows;
 }
 
-// The groups' matrices in memory of a device.
+// The groups' matrices in memory of a device: a slab, each where its layout has 16 bytes begin.
 template <typename T>
 struct DeviceWeights {
-  std::vector<DeviceMatrix<T>> memory;
+  DeviceArray<T> memory;
   std::vector<MatrixView<const T>> views;
 };
 template <typename T>
 DeviceWeights<T> WeightsOn(const TestDevice& device, const Groups<T>& groups) {
-  DeviceWeights<T> weights;
+  std::vector<T> all;
+  std::vector<size_t> begins;
   for (const Matrix<T>& w : groups.weight) {
-    weights.views.push_back(weights.memory.emplace_back(device.Copy(w)).view());
+    all.resize((all.size() + 7) / 8 * 8);
+    begins.push_back(all.size() + static_cast<size_t>(w.layout().offset));
+    all.insert(all.end(), w.memory().begin(), w.memory().end());
+  }
+  DeviceWeights<T> weights = {device.Copy(all), {}};
+  for (size_t g = 0; g < begins.size(); ++g) {
+    const MatrixView<const T> w = groups.weight[g].view();
+    weights.views.push_back(
+        {weights.memory.span().data() + begins[g], w.rows(), w.cols(), w.stride()});
   }
   return weights;
 }
@@ -239,17 +248,20 @@ TYPED_TEST_SUITE(DeviceGemmTest, Types);
 TYPED_TEST(DeviceGemmTest, ProductsByHand) {
   using T = TypeParam;
   const auto x = Matrix<T>::Of(3, 2, {1, 2, 3, 4, 5, 6}), dy = Matrix<T>::Of(3, 1, {1, 2, 3});
-  const auto w0 = Matrix<T>::Of(2, 2, {1, 0, 0, 1}), w2 = Matrix<T>::Of(2, 2, {0, 10, 20, 30});
+  const auto slab = Matrix<T>::Of(6, 2, {1, 0, 0, 1, 9, 9, 9, 9, 0, 10, 20, 30});
   for (const Path& path : this->paths_) {
     SCOPED_TRACE(path.name());
     const auto& device = path.device;
     Stream& stream = device->stream();
     Workspace workspace(device->memory());
     const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
-    const auto first = device->Copy(w0), last = device->Copy(w2);
+    const auto slab_there = device->Copy(slab);
     const auto y = device->Copy(Matrix<T>(3, 2, -1));
     const auto dw = device->Copy(Matrix<float>(1, 2, 7));
-    const std::vector<MatrixView<const T>> weight = {first.view(), {nullptr, 2, 2}, last.view()};
+    std::vector<MatrixView<const T>> weight;
+    for (const int64_t row : {0, 2, 4}) {
+      weight.push_back(RowRange(MatrixView<const T>(slab_there.view()), row, row + 2));
+    }
     const auto run = [&](auto function) {
       EXPECT_TRUE(function(x_there.view(), {0, 1, 1, 3}, weight, y.view(), workspace, stream,
                            path.options, {})
@@ -352,6 +364,28 @@ TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   }
 }
 
+// What no kernel could find is refused, not computed with.
+TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
+  using T = TypeParam;
+  for (const Path& path : this->paths_) {
+    if (path.cublas != nullptr) continue;
+    const auto& device = path.device;
+    Workspace workspace(device->memory());
+    const auto memory = device->Copy(std::vector<T>(64));
+    const auto at = [&](size_t first, int64_t stride) {
+      return MatrixView<const T>(memory.span().data() + first, 2, 4, stride);
+    };
+    const MatrixView<T> y = memory.view(3, 2, 2);
+    for (const auto& last : {at(18, 4), at(16, 5)}) {
+      const absl::Status status =
+          GroupedGemm<T>(memory.view(3, 4, 4), {0, 1, 2, 3}, {at(0, 4), at(8, 4), last}, y,
+                         workspace, device->stream(), path.options);
+      EXPECT_EQ(absl::IsInvalidArgument(status), !device->is_cpu()) << path.name() << status;
+    }
+    EXPECT_TRUE(device->stream().Synchronize().ok());
+  }
+}
+
 // 256 + 1 + 1: 258 in one rounding, 256 if every sum were rounded to bfloat16. A product too small
 // for float32 rounds to -0, and one more term of zeros would turn that into +0.
 TYPED_TEST(DeviceGemmTest, RoundsOnceAfterTheWholeSum) {
@@ -417,14 +451,13 @@ TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
 TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
   using T = TypeParam;
   const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(8, 8, kLayouts[0], 2);
-  const std::vector<MatrixView<const T>> views(3, weight.view());
   Matrix<T> out(9, 8, kLayouts[1], -1);
   for (const auto& offsets : {std::vector<int64_t>{0, 1, 3, 5},
                               {5, 1000, -5, -7},
                               {9, 5, 2, 0},
                               {-1, 7, 59, 1ll << 62}}) {
-    const gemm::CudaGroupedGemm<T> product = {in.view(), offsets.data(), views, Layout::kPlain,
-                                              out.view()};
+    const gemm::CudaGroupedGemm<T> product = {
+        in.view(), offsets.data(), {weight.view(), 3}, Layout::kPlain, out.view()};
     if constexpr (std::is_same_v<T, float>) {
       EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
     } else {

@@ -241,6 +241,42 @@ TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefu
   EXPECT_THAT(weight.master(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
+// What layers read of a slab lies one behind the other, and has the values of lone parameters.
+TEST(ParameterStoreTest, ParametersOfASlabLieOneBehindTheOtherUntilAdopted) {
+  const ParameterSpec specs[] = {{.name = "a", .rows = 3, .cols = 5},
+                                 {.name = "b", .rows = 3, .cols = 5}};
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    ParameterStore store(type, 1), lone(type, 1);
+    ASSERT_TRUE(store.Add({.name = "before"}).ok());
+    const std::vector<Parameter*> slab = *store.AddSlab(specs);
+    const std::byte* const first = slab[0]->replica().data();
+    EXPECT_EQ(slab[1]->replica().data() - first, 15 * 4);
+    if (type == DType::kBFloat16) {
+      EXPECT_EQ(slab[1]->view<BFloat16>().data() - slab[0]->view<BFloat16>().data(), 15);
+    }
+    EXPECT_EQ(slab[1]->slab(), 1);
+    EXPECT_FALSE(store.EndsSlab(*slab[0]));
+    EXPECT_TRUE(store.EndsSlab(*slab[1]));
+    ASSERT_TRUE(lone.Add(specs[1]).ok());
+    EXPECT_EQ(slab[1]->master(), lone.Find("b")->master());
+    const int64_t bytes = store.bytes();
+    std::vector<float> values(15, 7.0f);
+    const std::vector<float> other(slab[1]->master().begin(), slab[1]->master().end());
+    ASSERT_TRUE(store.Adopt(*slab[0], absl::MakeSpan(values)).ok());
+    EXPECT_EQ(store.bytes(), bytes - 15 * 4);
+    EXPECT_THAT(slab[1]->master(), ::testing::ElementsAreArray(other));
+    if (type == DType::kBFloat16) {
+      EXPECT_EQ(slab[0]->view<BFloat16>()(2, 4), BFloat16(7.0f));
+      EXPECT_EQ(slab[1]->view<BFloat16>().data() - slab[0]->view<BFloat16>().data(), 15);
+    }
+  }
+  ParameterStore store(DType::kFloat32, 1);
+  const absl::Status status =
+      store.AddSlab({{.name = "a", .rows = 3}, {.name = "b", .rows = 4}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(store.Find("a"), nullptr);
+}
+
 TEST(ParameterStoreTest, MastersAreFoundByNameWrittenAndRead) {
   ParameterStore store(DType::kBFloat16, 1);
   Parameter* const weight = *store.Add({.name = "w", .rows = 2, .cols = 2});
