@@ -1,4 +1,4 @@
-// Trains a small GPT of LibTorch, its feed-forward networks mixtures of experts, to continue a text.
+// Trains a small GPT of LibTorch, its feed-forward networks mixtures of experts, on a text.
 // Started by hand it runs 4 ranks as threads (or as many as the argument says); under mpirun every
 // process is a rank. The weights' hash at the end is the same for any number of ranks.
 #include <cmath>

@@ -15,7 +15,7 @@
 
 #include "moe/trainer.h"
 
-// All errors are exceptions, absl::BadStatusOrAccess, which RunRanks and moe::Main make statuses of.
+// Errors are exceptions, absl::BadStatusOrAccess, of which RunRanks and moe::Main make statuses.
 namespace moe::torch {
 
 using ::torch::Tensor;
@@ -99,7 +99,7 @@ class Trainer {
                                            " gradient elements are not finite")));
   }
   // In place of Reduce and an optimiser of the host's: moe::Trainer::Step.
-  StepOutcome Step(const StepOptions& options) {
+  auto Step(const StepOptions& options) {
     EndRounds();
     return trainer_->Step(options).value();
   }

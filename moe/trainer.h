@@ -78,7 +78,7 @@ class TrainedLayer final : public TrainedLayerBase {
   // times Trainer::loss_scale(). Once in every round. Collective.
   absl::Status Backward(const Round& round, MatrixView<const T> dy, MatrixView<T> dx);
 
-  // The same in a host's graph, which keeps the state (layer().MakeSaved()): one Forward in a round,
+  // The same in a host's graph, which keeps the state, layer().MakeSaved(): one Forward in a round,
   // and its Backward any time before Trainer::Reduce, which else names the layer
   // (kFailedPrecondition). d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
   // Offsets in `batch`: the caller's until Backward.

@@ -7,7 +7,8 @@
 namespace moe {
 
 // What the exception that is being handled means: the status of an absl::BadStatusOrAccess,
-// kResourceExhausted where memory or threads have run out, else kInternal. Takes no memory for std::bad_alloc.
+// kResourceExhausted where memory or threads have run out, else kInternal. Takes no memory for
+// std::bad_alloc.
 absl::Status StatusOfException() noexcept;
 
 // What run() returns, a status or a StatusOr, or the status of its exception.
