@@ -3,8 +3,8 @@
 #
 #   scripts/package_deb.sh
 #
-# Then checks them: by lintian, where it is installed; and the README's first program is built against
-# what they hold, unpacked into a folder, by CMake and by pkg-config, and run. Changes nothing outside build/.
+# Then checks them: by lintian, where it is installed; and the first programs in C++ and in C are built
+# against what they hold, unpacked into a folder, by CMake and by pkg-config, and run. Changes nothing outside build/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -34,7 +34,8 @@ lib=$(dirname "$check"/usr/lib/*/libmoe.so)
 export PKG_CONFIG_PATH=$lib/pkgconfig LD_LIBRARY_PATH=$lib
 read -ra flags < <(pkg-config --cflags --libs moe)
 c++ -std=c++20 "$check/project/first_layer.cc" -o "$check/first_layer" "${flags[@]}"
-for program in "$check/cmake/first_layer" "$check/first_layer"; do
+cc -std=c11 examples/first_layer.c -o "$check/first_layer_c" "${flags[@]}" -lm
+for program in "$check/cmake/first_layer" "$check/first_layer" "$check/first_layer_c"; do
   "$program" | tee "$check/out"
   grep -q "step 200  loss 0\.00" "$check/out"
 done
