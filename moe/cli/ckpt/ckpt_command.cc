@@ -24,6 +24,7 @@
 #include "moe/cli/bench/tables.h"
 #include "moe/cli/ckpt/diff.h"
 #include "moe/cli/ckpt/export.h"
+#include "moe/cli/eval/stored_run.h"
 #include "moe/hf/model_rule.h"
 
 namespace moe::cli {
@@ -37,7 +38,7 @@ constexpr char kHead[] =
        moe ckpt verify STEP|DIR [--threads N] [-o FORM]
        moe ckpt diff STEP STEP [-o FORM]
        moe ckpt prune DIR [--keep N] [--keep-every N] [--dry-run] [-o FORM]
-       moe ckpt export STEP --format FAMILY --out DIR [--dtype f32|bf16|f16]
+       moe ckpt export STEP|DIR --format FAMILY --out DIR [--dtype f32|bf16|f16]
 
 Checkpoints of training runs (docs/checkpoint.md). DIR is the folder of the step folders, or the
 folder above it, in which it is called checkpoints; STEP is one step folder.
@@ -46,7 +47,7 @@ folder above it, in which it is called checkpoints; STEP is one step folder.
   moe ckpt verify run/checkpoints/step-00000120
   moe ckpt diff before/step-00000120 after/step-00000120 -o json
   moe ckpt prune run --keep 2 --keep-every 1000
-  moe ckpt export run/checkpoints/step-00000120 --format mixtral --out model --dtype bf16
+  moe ckpt export run --format mixtral --out model --dtype bf16
 )";
 
 constexpr char kTail[] = R"(
@@ -97,7 +98,7 @@ std::vector<Operands::Word> Actions() {
           {"verify", "every hash of one checkpoint, or of all of a run"},
           {"diff", "what differs between two checkpoints, in ulps"},
           {"prune", "removes all but the newest checkpoints"},
-          {"export", "one checkpoint as a model of Hugging Face's transformers"}};
+          {"export", "a checkpoint, or a run's newest, as a model of Hugging Face's transformers"}};
 }
 
 constexpr bench::Column kStepColumns[] = {
@@ -310,7 +311,10 @@ absl::Status Export(const Settings& settings, const std::string& path) {
       return absl::InvalidArgumentError(absl::StrCat("moe ckpt export needs --", flag));
     }
   }
-  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(path));
+  auto found = FindStored(path);
+  MOE_RETURN_IF_ERROR(InputError("STEP", found.status()));
+  PrintWarnings("ckpt", found->warnings);
+  MOE_ASSIGN_OR_RETURN(CheckpointReader reader, OpenStep(found->path));
   MOE_ASSIGN_OR_RETURN(const auto warnings,
                        ckpt::Export(reader, {.format = settings.text("format"),
                                              .folder = settings.text("out"),

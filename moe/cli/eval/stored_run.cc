@@ -26,7 +26,30 @@ bool IsStep(const std::string& path) {
          StepOf(fs::path(path).lexically_normal().filename().string()).has_value();
 }
 
-absl::StatusOr<FoundCheckpoint> Find(const std::string& path) {
+absl::StatusOr<StoredRun> Open(const std::string& path) {
+  if (lm::IsPublicModel(path)) {
+    MOE_ASSIGN_OR_RETURN(const hf::HfModel model, hf::HfModel::Open(path));
+    StoredRun run = {.path = path, .is_public_model = true};
+    run.config.model = model.config();
+    return run;
+  }
+  MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, FindStored(path));
+  auto reader = CheckpointReader::Open(found.path);
+  if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
+  MOE_RETURN_IF_ERROR(reader.status());
+  StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
+  run.warnings = std::move(found.warnings);
+  auto config = lm::StoredConfig(reader->manifest().sections);
+  if (!config.ok()) {
+    return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
+  }
+  run.config = *std::move(config);
+  return run;
+}
+
+}  // namespace
+
+absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) {
     return absl::NotFoundError(
@@ -44,29 +67,6 @@ absl::StatusOr<FoundCheckpoint> Find(const std::string& path) {
   }
   return absl::DataLossError(all.warnings.front());
 }
-
-absl::StatusOr<StoredRun> Open(const std::string& path) {
-  if (lm::IsPublicModel(path)) {
-    MOE_ASSIGN_OR_RETURN(const hf::HfModel model, hf::HfModel::Open(path));
-    StoredRun run = {.path = path, .is_public_model = true};
-    run.config.model = model.config();
-    return run;
-  }
-  MOE_ASSIGN_OR_RETURN(FoundCheckpoint found, Find(path));
-  auto reader = CheckpointReader::Open(found.path);
-  if (absl::IsNotFound(reader.status())) return absl::DataLossError(reader.status().message());
-  MOE_RETURN_IF_ERROR(reader.status());
-  StoredRun run = {.path = std::move(found.path), .step = reader->manifest().step};
-  run.warnings = std::move(found.warnings);
-  auto config = lm::StoredConfig(reader->manifest().sections);
-  if (!config.ok()) {
-    return absl::DataLossError(absl::StrCat(run.path, ": ", config.status().message()));
-  }
-  run.config = *std::move(config);
-  return run;
-}
-
-}  // namespace
 
 void AddStoredRunSettings(Table& table) {
   table.Add(

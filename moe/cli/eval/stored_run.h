@@ -8,11 +8,16 @@
 
 #include <absl/status/statusor.h>
 
+#include "moe/checkpoint/reader.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/settings.h"
 #include "moe/lm/trainer.h"
 
 namespace moe::cli {
+
+// `path`, if it is a step folder, else the newest whole one in it, or in its folder `checkpoints`;
+// what is newer and damaged is a warning. kNotFound: none; kDataLoss: all are damaged.
+absl::StatusOr<FoundCheckpoint> FindStored(const std::string& path);
 
 // --checkpoint and --dtype.
 void AddStoredRunSettings(Table& table);

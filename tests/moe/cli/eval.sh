@@ -16,7 +16,7 @@ for layout in "1 1" "3 3 --dispatch direct" "8 4 --threads 1"; do
     fail "eval on $layout: $(cat "$work/stdout"), training said $trained"
 done
 # Exported, a public model has it, too: of its files alone.
-run "$moe" ckpt export "$work/run/checkpoints/step-00000004" --format mixtral --out "$work/model"
+run "$moe" ckpt export "$work/run" --format mixtral --out "$work/model"
 expect 0 "export"
 run "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
 expect 0 "eval of the exported model"
