@@ -249,8 +249,8 @@ TEST(ParameterStoreTest, ParametersOfASlabLieOneBehindTheOtherUntilAdopted) {
     ParameterStore store(type, 1), lone(type, 1);
     ASSERT_TRUE(store.Add({.name = "before"}).ok());
     const std::vector<Parameter*> slab = *store.AddSlab(specs);
-    const std::byte* const first = slab[0]->replica().data();
-    EXPECT_EQ(slab[1]->replica().data() - first, 15 * 4);
+    const std::byte* const first = slab[0]->replica().front().data();
+    EXPECT_EQ(slab[1]->replica().front().data() - first, 15 * 4);
     if (type == DType::kBFloat16) {
       EXPECT_EQ(slab[1]->view<BFloat16>().data() - slab[0]->view<BFloat16>().data(), 15);
     }
