@@ -197,16 +197,19 @@ LocalGroup::Standing LocalGroup::Look(const LocalCaller& caller,
   return standing;
 }
 
+bool LocalGroup::HaveAll(const std::vector<Counter>& counters, uint64_t count) {
+  return std::all_of(counters.begin(), counters.end(), [&](const Counter& counter) {
+    return counter.count.load(std::memory_order_seq_cst) >= count;
+  });
+}
+
 absl::Status LocalGroup::AwaitAll(Lane lane, const LocalCaller& caller,
                                   const std::vector<Counter>& counters, uint64_t count, int most) {
   const auto is_missing = [&](int r) {
     return counters[r].count.load(std::memory_order_seq_cst) < count;
   };
   const auto all_here = [&] {
-    for (int r = 0; r < size(); ++r) {
-      if (is_missing(r)) return false;
-    }
-    return true;
+    return HaveAll(counters, count);
   };
   Doorbell& bell = meetings_[lane].bell;
   if (all_here()) {
@@ -247,8 +250,8 @@ absl::Status LocalGroup::Shown(const LocalCaller& caller, absl::FunctionRef<absl
   return status;
 }
 
-// Until it is finished, no rank leaves the collective: posts stay as they are, and `owner`, asleep or
-// not, keeps what its work uses.
+// Until it is finished, no rank leaves the collective: posts stay as they are, and `owner`, asleep
+// or not, keeps what its work uses.
 absl::Status LocalGroup::RunWork(int owner, uint64_t number) {
   uint64_t before = number - 1;
   if (!begun_[owner].count.compare_exchange_strong(before, number, std::memory_order_relaxed)) {
@@ -263,6 +266,18 @@ absl::Status LocalGroup::RunWork(int owner, uint64_t number) {
   return absl::OkStatus();
 }
 
+// First of ranks that came from this core.
+absl::Status LocalGroup::ForOthers(absl::FunctionRef<absl::Status(int)> run) const {
+  const int core = sched_getcpu();
+  for (const bool near : {true, false}) {
+    for (int r = 0; r < size(); ++r) {
+      const int other = ranks_[r].core.load(std::memory_order_relaxed);
+      if ((other == core) == near) MOE_RETURN_IF_ERROR(run(r));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LocalGroup::Collective(const LocalCaller& caller, LocalPost post, LocalWork work) {
   if (fate_->dead()) return fate_->StatusOf(world_rank(caller.rank));
   post.work = &work;
@@ -273,22 +288,17 @@ absl::Status LocalGroup::Collective(const LocalCaller& caller, LocalPost post, L
     MOE_RETURN_IF_ERROR(Meet(kStreamLane, caller, may_spin_ ? INT_MAX : cores_ - 1));
     {
       const Inside inside(*this, caller);
-      MOE_RETURN_IF_ERROR(inside.status());
       const auto run = [&](int owner) {
         absl::Status status = Caught([&] { return RunWork(owner, number); });
         if (status.ok()) return status;
         fate_->Kill(world_rank(owner), std::move(status));
         return fate_->StatusOf(world_rank(caller.rank));
       };
-      MOE_RETURN_IF_ERROR(run(caller.rank));
-      if (!may_spin_) {
-        const int core = sched_getcpu();
-        for (const bool near : {true, false}) {
-          for (int r = 0; r < size(); ++r) {
-            const int other = ranks_[r].core.load(std::memory_order_relaxed);
-            if ((other == core) == near) MOE_RETURN_IF_ERROR(run(r));
-          }
-        }
+      if (inside.status().ok()) {
+        MOE_RETURN_IF_ERROR(run(caller.rank));
+        if (!may_spin_) MOE_RETURN_IF_ERROR(ForOthers(run));
+      } else if (!HaveAll(finished_, number)) {  // else it died when this was over
+        return inside.status();
       }
     }
     const int64_t done_ns = MonotonicNs();

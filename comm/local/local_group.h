@@ -168,6 +168,8 @@ class LocalGroup {
   // Waits until every counter has come to `count`. Who finds that they have wakes `most` sleepers.
   absl::Status AwaitAll(Lane lane, const LocalCaller& caller, const std::vector<Counter>& counters,
                         uint64_t count, int most);
+  static bool HaveAll(const std::vector<Counter>& counters, uint64_t count);
+  absl::Status ForOthers(absl::FunctionRef<absl::Status(int)> run) const;
   // Runs the work of rank `owner` in collective `number`, unless somebody has begun it.
   absl::Status RunWork(int owner, uint64_t number);
 

@@ -34,8 +34,8 @@ inline constexpr int64_t kTileRows = 6;
 inline constexpr int64_t kMaxTileCols = 64;
 
 // A panel is the part of b that rows pass by at a time, 128 KiB of words: it stays in a
-// second-level cache meanwhile. Those of a plain b are few rows of its memory, because lines a power
-// of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
+// second-level cache meanwhile. Those of a plain b are few rows of its memory, because lines a
+// power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
 // second-level cache.
 struct Shape {
   int64_t panel_cols;

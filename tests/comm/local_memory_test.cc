@@ -71,7 +71,8 @@ TEST_F(LocalMemoryTest, AnExceptionInsideACollectiveEndsTheWorld) {
   EXPECT_THAT(std::string(results[0].message()), HasSubstr("stopped by rank 1: out of memory"));
 }
 
-// On one core rank 1, which comes last, does the work of rank 0, which sleeps, and fails in its name.
+// On one core rank 1, which comes last, does the work of rank 0, which sleeps, and fails in its
+// name.
 TEST_F(LocalMemoryTest, WhoIsAwakeWorksForWhoSleeps) {
   LocalGroup group(fate_, {0, 1}, kDeadline, /*cores=*/1);
   std::atomic<int> works = 0, for_others = 0;
@@ -95,6 +96,21 @@ TEST_F(LocalMemoryTest, WhoIsAwakeWorksForWhoSleeps) {
   EXPECT_EQ(works, 2 * 21);
   EXPECT_EQ(results[0].code(), absl::StatusCode::kResourceExhausted) << results[0];
   EXPECT_EQ(results[1].code(), absl::StatusCode::kAborted) << results[1];
+}
+
+// What rank 1 does once a collective is over is not that collective's failure on rank 0.
+TEST_F(LocalMemoryTest, ACollectiveThatIsOverStaysSoThoughTheWorldEnds) {
+  LocalGroup group(fate_, {0, 1}, kDeadline, /*cores=*/1);
+  const auto results = OnTwo([&](int rank) {
+    if (rank == 1) absl::SleepFor(absl::Milliseconds(20));
+    absl::Status status =
+        group.Collective({.rank = rank, .operation = "Test"}, {.operation = "Test"},
+                         [](absl::Span<const LocalPost>) { return absl::OkStatus(); });
+    if (rank == 1) fate_->Kill(1, absl::AbortedError("later"));
+    return status;
+  });
+  EXPECT_TRUE(results[0].ok()) << results[0];
+  EXPECT_TRUE(results[1].ok()) << results[1];
 }
 
 TEST_F(LocalMemoryTest, AnExceptionInsideAHostExchangeEndsTheWorld) {
