@@ -432,6 +432,11 @@ TEST(RunRanksTest, ExceptionsBecomeStatuses) {
       [](std::unique_ptr<Communicator>) -> absl::Status { throw std::runtime_error("odd"); });
   EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(other.message()), HasSubstr("odd"));
+  const absl::Status kept = RunRanks(Threads(1), [](std::unique_ptr<Communicator>) -> absl::Status {
+    throw absl::BadStatusOrAccess(absl::NotFoundError("no such layer"));
+  });
+  EXPECT_EQ(kept.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(kept.message()), HasSubstr("no such layer"));
 }
 
 TEST(MpiWorldTest, BeforeMpiIsInitialisedIsRefused) {
