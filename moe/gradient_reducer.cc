@@ -51,6 +51,10 @@ void AppendUnits(const ParameterPiece& piece, int64_t first, std::vector<Squares
 }  // namespace
 
 absl::StatusOr<double> GradientNorm::ClipFactor(double most) const {
+  if (!(most >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clipping to a norm of ", most, ", expected >= 0"));
+  }
   if (finite()) return value > most ? most / value : 1.0;
   return absl::DataLossError(absl::StrCat("the gradients are not finite (", non_finite,
                                           " elements are NaN, infinite or off the exact grid), "

@@ -36,7 +36,8 @@ struct GradientNorm {
   int64_t non_finite = 0;  // elements that are NaN, infinite or off the exact grid (0 in fast)
 
   bool finite() const { return std::isfinite(value); }
-  // What makes the norm of gradients `most` where it is more, else 1. kDataLoss unless finite.
+  // What makes the norm of gradients `most` where it is more, else 1. kInvalidArgument unless
+  // most >= 0, kDataLoss unless finite.
   absl::StatusOr<double> ClipFactor(double most) const;
 };
 

@@ -288,10 +288,6 @@ moe_code moe_reduce(moe_trainer* trainer) {
 
 moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm) {
   return Run([&]() -> absl::Status {
-    if (!(most >= 0)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("moe_clip_grad_norm: a norm of ", most, ", expected >= 0"));
-    }
     MOE_ASSIGN_OR_RETURN(const moe::GradientNorm measured, trainer->trainer->MeasureGradients());
     MOE_ASSIGN_OR_RETURN(trainer->clip, measured.ClipFactor(most));
     if (norm != nullptr) *norm = measured.value;

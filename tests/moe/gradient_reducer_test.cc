@@ -368,6 +368,7 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
       EXPECT_EQ(norm.value, std::sqrt(4.0 + 9.0 + 9.0)) << "ep " << ep;
       EXPECT_EQ(*norm.ClipFactor(2), 2 / norm.value);
       EXPECT_EQ(*norm.ClipFactor(5), 1);
+      EXPECT_EQ(norm.ClipFactor(-1).status().code(), absl::StatusCode::kInvalidArgument);
       return absl::OkStatus();
     });
   }
