@@ -4,7 +4,7 @@
 set -eu
 one=$("$1" 1)
 echo "$one"
-echo "$one" | grep -q 'step 60  loss [01]\.' # 4.9 at the start
+echo "$one" | grep -q 'step 60  loss [01]\.'
 for ranks in 2 3 4; do
   test "$("$1" $ranks | grep weights)" = "$(echo "$one" | grep weights)"
 done

@@ -3,6 +3,7 @@
 #define MOE_MOE_TORCH_H_
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@
 // Errors are exceptions, absl::BadStatusOrAccess, of which RunRanks and moe::Main make statuses.
 namespace moe::torch {
 
+namespace autograd = ::torch::autograd;
+namespace nn = ::torch::nn;  // for TORCH_MODULE, too
 using ::torch::Tensor;
 
 inline void Check(const absl::Status& status) {
@@ -47,7 +50,7 @@ class Trainer {
   // Parameters of `module` that need a gradient and are no MoeFfn's join the steps, under their
   // names in it: all ranks start from rank 0's values, gradients are exact sums too. Before the
   // first step. Collective.
-  void Adopt(::torch::nn::Module& module) {
+  void Adopt(nn::Module& module) {
     for (const auto& item : module.named_parameters()) {
       const Tensor& t = item.value();
       bool known = !t.requires_grad();
@@ -71,6 +74,7 @@ class Trainer {
   // The next round; what is in .grad before a step's first is forgotten.
   Round BeginRound() {
     Follow(0, weights_.size());
+    norm_.reset();
     const Round next = trainer_->BeginRound().value();
     for (Weight& w : weights_) AddGradient(w, next.index() > 0);
     return round_ = next;
@@ -78,28 +82,40 @@ class Trainer {
   const Round& round() const { return round_; }  // that has begun last
 
   // After the last round, ends the step: .grad of every trained parameter is the mean over the
-  // micro-batches of all ranks. kDataLoss, with no step for the optimiser, where elements are NaN,
-  // infinite or off the exact grid. Collective.
+  // micro-batches of all ranks. kDataLoss, with no step for the optimiser, where that is not finite
+  // (GradientNorm). Collective.
   void Reduce() {
     EndRounds();
     Check(trainer_->Reduce());
-    const int64_t non_finite = trainer_->NonFinite().value();
+    const GradientNorm norm = trainer_->MeasureGradients().value();
     Stream& stream = *trainer_->context().compute;
-    const double mean = 1.0 / static_cast<double>(trainer_->micro_batches());
+    const double scale = trainer_->gradient_scale();
     for (Weight& w : weights_) {
       if (!w.parameter->spec().trainable) continue;
-      Tensor& grad = w.tensor.mutable_grad();
-      if (!grad.defined()) grad = ::torch::empty(w.tensor.sizes(), ::torch::kFloat32);
-      Check(trainer_->reducer().Gradient(*w.parameter, mean, Values(grad), stream).status());
+      const Tensor grad = ::torch::empty(w.tensor.sizes(), ::torch::kFloat32);
+      Check(trainer_->reducer().Gradient(*w.parameter, scale, Values(grad), stream).status());
+      w.tensor.mutable_grad() = grad;
     }
     Check(stream.Synchronize());
     Check(trainer_->EndStep());
-    if (non_finite == 0) return;
-    Check(absl::DataLossError(absl::StrCat("step ", trainer_->step(), ": ", non_finite,
-                                           " gradient elements are not finite")));
+    Check(norm.ClipFactor(std::numeric_limits<double>::infinity()).status());
+    norm_ = norm;
+  }
+  // Between Reduce and the optimiser, as torch.nn.utils.clip_grad_norm_: scales .grad where its L2
+  // norm is more than `max_norm`, and returns the norm from before, of all experts of all ranks and
+  // all that was adopted, each once: the same bits on every rank, at any layout. What the host has
+  // done to .grad since Reduce does not count. kFailedPrecondition before Reduce, kInvalidArgument
+  // unless max_norm >= 0.
+  double ClipGradNorm(double max_norm) {
+    if (!norm_) Check(absl::FailedPreconditionError("ClipGradNorm: expected Reduce before it"));
+    const double factor = norm_->ClipFactor(max_norm).value();
+    for (Weight& w : weights_) {
+      if (factor < 1 && w.parameter->spec().trainable) w.tensor.mutable_grad().mul_(factor);
+    }
+    return std::exchange(norm_->value, factor * norm_->value);
   }
   // In place of Reduce and an optimiser of the host's: moe::Trainer::Step.
-  auto Step(const StepOptions& options) {
+  GradientNorm Step(const StepOptions& options) {
     EndRounds();
     return trainer_->Step(options).value();
   }
@@ -116,8 +132,7 @@ class Trainer {
   }
   // Torch gives tensors other memory without a word.
   void Follow(size_t first, size_t count) {
-    for (size_t i = first; i < first + count; ++i) {
-      Weight& w = weights_[i];
+    for (Weight& w : absl::MakeSpan(weights_).subspan(first, count)) {
       CheckTensor(w.parameter->spec().name, w.tensor);
       if (!w.tensor.is_contiguous()) w.tensor.set_data(w.tensor.detach().contiguous());
       if (w.held.defined() && w.held.data_ptr() == w.tensor.data_ptr()) continue;
@@ -127,16 +142,13 @@ class Trainer {
   }
   // What backward of a round left in .grad is one term of the sum.
   void AddGradient(Weight& w, bool counts) {
-    Tensor grad = std::exchange(w.tensor.mutable_grad(), Tensor());
+    const Tensor grad = std::exchange(w.tensor.mutable_grad(), Tensor());
     if (!w.dense || !counts || !grad.defined()) return;
-    grad = grad.contiguous();
     const Context& context = trainer_->context();
     Check(w.parameter->grad().Add(
         [&](absl::Span<float> out, Write write) {
-          const absl::Span<const float> from = Values(grad);
-          for (size_t i = 0; i < out.size(); ++i) {
-            out[i] = write == Write::kOverwrite ? from[i] : out[i] + from[i];
-          }
+          Tensor sum = ::torch::from_blob(out.data(), grad.sizes(), ::torch::kFloat32);
+          write == Write::kOverwrite ? sum.copy_(grad) : sum.add_(grad);
           return absl::OkStatus();
         },
         *context.workspace, *context.compute));
@@ -151,6 +163,7 @@ class Trainer {
   std::vector<Weight> weights_;  // goes after what computes with them
   const std::unique_ptr<moe::Trainer> trainer_;
   Round round_;
+  std::optional<GradientNorm> norm_;  // of .grad, from Reduce to the next round
 };
 
 // A forward pass that waits for its backward.
@@ -161,11 +174,11 @@ struct Pass : ::torch::CustomClassHolder {
   std::optional<MoeLayerSaved<float>> saved;
 };
 
-struct MoeFunction : ::torch::autograd::Function<MoeFunction> {
+struct MoeFunction : autograd::Function<MoeFunction> {
   // `anchor`: a weight, so that outputs have a gradient where x has none.
-  static ::torch::autograd::variable_list forward(::torch::autograd::AutogradContext* ctx,
-                                                  const Tensor& x, const Tensor& /*anchor*/,
-                                                  const c10::intrusive_ptr<Pass>& pass) {
+  static autograd::variable_list forward(autograd::AutogradContext* ctx, const Tensor& x,
+                                         const Tensor& /*anchor*/,
+                                         const c10::intrusive_ptr<Pass>& pass) {
     const Tensor y = ::torch::empty_like(x);
     RouterStats stats;
     if (pass->saved.has_value()) {
@@ -179,8 +192,8 @@ struct MoeFunction : ::torch::autograd::Function<MoeFunction> {
     ctx->saved_data["pass"] = c10::IValue::make_capsule(pass);
     return {y, ::torch::tensor(static_cast<float>(stats.loss()))};
   }
-  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* ctx,
-                                                   ::torch::autograd::variable_list grads) {
+  static autograd::variable_list backward(autograd::AutogradContext* ctx,
+                                          autograd::variable_list grads) {
     const auto capsule = ctx->saved_data["pass"].toCapsule();
     Pass& pass = static_cast<Pass&>(*capsule);
     auto saved = std::exchange(pass.saved, std::nullopt);
@@ -199,7 +212,7 @@ struct MoeFunction : ::torch::autograd::Function<MoeFunction> {
 
 // A layer. Its parameters are those of this rank, named as the store's below `prefix`
 // ("gate.weight", "experts.0.down_proj.weight"); what is not trained is a buffer.
-class MoeFfnImpl : public ::torch::nn::Module {
+class MoeFfnImpl : public nn::Module {
  public:
   // `prefix`: its place in the model ("blocks.0.moe."). Before the first step. Collective.
   MoeFfnImpl(std::shared_ptr<Trainer> trainer, const MoeLayerConfig& config,
@@ -209,16 +222,17 @@ class MoeFfnImpl : public ::torch::nn::Module {
         first_(trainer_->weights_.size()) {
     for (Parameter* const p : layer_->layer().parameters()) {
       const ParameterSpec& spec = p->spec();
-      const Tensor t =
-          spec.rows == 1 ? ::torch::empty({spec.cols}) : ::torch::empty({spec.rows, spec.cols});
-      std::copy(p->master().begin(), p->master().end(), t.data_ptr<float>());
+      const Tensor values =
+          ::torch::from_blob(p->master().data(), {spec.rows, spec.cols}, ::torch::kFloat32);
+      const Tensor t = (spec.rows == 1 ? values[0] : values).clone();
       trainer_->weights_.push_back(
-          {.parameter = p, .tensor = Register(spec.name.substr(prefix.size()), t, spec.trainable)});
+          {.parameter = p,
+           .tensor = Register(*this, spec.name.substr(prefix.size()), t, spec.trainable)});
     }
   }
 
-  // x [..., T, H], sequences of T tokens → {y, like x; the router's loss, []}. Add the second to the
-  // loss, or leave it out. Collective, backward too: a rank without tokens passes none.
+  // x [..., T, H], sequences of T tokens → {y, like x; the router's loss, []}. Add the second to
+  // the loss, or leave it out. Collective, backward too: a rank without tokens passes none.
   std::pair<Tensor, Tensor> forward(const Tensor& x) {
     CheckTensor("MoeFfn: x", x);
     trainer_->Follow(first_, layer_->layer().parameters().size());
@@ -244,19 +258,17 @@ class MoeFfnImpl : public ::torch::nn::Module {
 
  private:
   // One module for each part of the name: torch's names have no dots.
-  Tensor Register(const std::string& name, const Tensor& value, bool trainable) {
-    ::torch::nn::Module* at = this;
-    size_t from = 0;
-    for (size_t dot; (dot = name.find('.', from)) != std::string::npos; from = dot + 1) {
-      const std::string part = name.substr(from, dot - from);
-      const auto children = at->named_children();
-      const auto* const child = children.find(part);
-      at = child != nullptr
-               ? child->get()
-               : at->register_module(part, std::make_shared<::torch::nn::Module>()).get();
+  static Tensor Register(nn::Module& at, const std::string& name, const Tensor& value,
+                         bool trainable) {
+    const size_t dot = name.find('.');
+    if (dot == std::string::npos) {
+      return trainable ? at.register_parameter(name, value) : at.register_buffer(name, value);
     }
-    return trainable ? at->register_parameter(name.substr(from), value)
-                     : at->register_buffer(name.substr(from), value);
+    const std::string part = name.substr(0, dot);
+    const auto children = at.named_children();
+    const auto* const child = children.find(part);
+    return Register(child ? **child : *at.register_module(part, std::make_shared<nn::Module>()),
+                    name.substr(dot + 1), value, trainable);
   }
 
   const std::shared_ptr<Trainer> trainer_;
@@ -264,11 +276,7 @@ class MoeFfnImpl : public ::torch::nn::Module {
   const size_t first_;  // of the trainer's weights
 };
 
-class MoeFfn : public ::torch::nn::ModuleHolder<MoeFfnImpl> {
- public:
-  using ::torch::nn::ModuleHolder<MoeFfnImpl>::ModuleHolder;
-  using Impl = MoeFfnImpl;
-};
+TORCH_MODULE(MoeFfn);
 
 }  // namespace moe::torch
 

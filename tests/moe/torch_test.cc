@@ -22,6 +22,7 @@ using torch::Tensor;
 using Named = std::map<std::string, Tensor>;
 
 constexpr int64_t kMicroBatches = 4, kRows = 32, kHidden = 32, kFfn = 48, kExperts = 8;
+constexpr double kMaxNorm = 0.01;
 
 moe::MoeLayerConfig Config(const std::string& gate, int top_k) {
   return {.router = {.gate = gate,
@@ -88,10 +89,19 @@ void RunStep(int ranks, int ep, const moe::MoeLayerConfig& config, const std::ve
       out["loss" + std::to_string(m)] = loss.detach();
       out["dx" + std::to_string(m)] = xm.grad();
     }
+    const auto keep = [&](const std::string& when) {
+      for (auto& item : layer->named_parameters()) {
+        out[when + item.key()] = item.value().grad().clone();
+      }
+      out[when + "dense"] = dense->weight.grad().clone();
+      out[when + "bias"] = dense->bias.grad().clone();
+    };
     trainer->Reduce();
     const std::lock_guard<std::mutex> lock(mu);
-    for (auto& item : layer->named_parameters()) out[item.key()] = item.value().grad();
-    out["dense"] = dense->weight.grad();
+    keep("");
+    const Tensor norm = torch::tensor(trainer->ClipGradNorm(kMaxNorm), torch::kFloat64);
+    EXPECT_TRUE(torch::equal(out.emplace("norm", norm).first->second, norm));  // on every rank
+    keep("clipped ");
     if (weights != nullptr) {
       for (auto& item : layer->named_parameters()) {
         (*weights)[item.key()] = item.value().detach().to(torch::kFloat64).requires_grad_();
@@ -114,6 +124,7 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
     Named one, weights, want;
     RunStep(1, 1, config, x, g, one, &weights);
     want["dense"] = torch::zeros({kHidden, kHidden}, torch::kFloat64);
+    want["bias"] = torch::zeros({kHidden}, torch::kFloat64);
     for (size_t m = 0; m < x.size(); ++m) {
       const Tensor xm = x[m].to(torch::kFloat64).requires_grad_();
       const auto [y, loss] = Reference(xm, weights, config.router);
@@ -122,8 +133,18 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
       want["loss" + std::to_string(m)] = loss.detach();
       want["dx" + std::to_string(m)] = xm.grad();
       want["dense"] += xm.grad().t().matmul(x[m].to(torch::kFloat64)) / kMicroBatches;
+      want["bias"] += xm.grad().sum(0) / kMicroBatches;
     }
-    for (auto& [name, w] : weights) want[name] = w.grad() / kMicroBatches;
+    Named gradients = {{"dense", want["dense"]}, {"bias", want["bias"]}};
+    for (auto& [name, w] : weights) gradients[name] = w.grad() / kMicroBatches;
+    Tensor squares = torch::zeros({}, torch::kFloat64);
+    for (const auto& [name, gradient] : gradients) squares += gradient.square().sum();
+    want["norm"] = squares.sqrt();
+    ASSERT_GT(want["norm"].item<double>(), 2 * kMaxNorm);
+    for (const auto& [name, gradient] : gradients) {
+      want[name] = gradient;
+      want["clipped " + name] = gradient * kMaxNorm / want["norm"];
+    }
     ASSERT_EQ(one.size(), want.size());
     for (const auto& [name, have] : one) {
       // Sums of at most kMicroBatches * kRows terms with some tens of roundings each, of 2^-24.
@@ -207,6 +228,35 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     (one.Loss() * 1e30).backward();
     EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("are not finite"));
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("has ended"));
+  });
+}
+
+TEST(TorchTest, ClipGradNormIsTorchs) {
+  WithOne([](One& one) {
+    one.Loss().backward();
+    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(1); }), HasSubstr("expected Reduce"));
+    one.trainer->Reduce();
+    std::vector<Tensor> theirs;
+    for (const Tensor& p : one.layer->parameters()) {
+      theirs.push_back(p.detach().clone());
+      theirs.back().mutable_grad() = p.grad().clone();
+    }
+    const auto expect_theirs = [&](double tolerance) {
+      for (size_t i = 0; i < theirs.size(); ++i) {
+        const Tensor mine = one.layer->parameters()[i].grad();
+        EXPECT_TRUE(torch::allclose(mine, theirs[i].grad(), tolerance, 0)) << i;
+      }
+    };
+    const double norm = one.trainer->ClipGradNorm(1e9);  // long enough
+    expect_theirs(0);
+    const double their_norm = torch::nn::utils::clip_grad_norm_(theirs, 0.5 * norm);
+    EXPECT_NEAR(norm, their_norm, 1e-5 * norm);
+    EXPECT_EQ(one.trainer->ClipGradNorm(0.5 * norm), norm);
+    expect_theirs(1e-5);
+    EXPECT_EQ(one.trainer->ClipGradNorm(1e9), 0.5 * norm);
+    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(-1); }), HasSubstr("a norm of -1"));
+    one.trainer->BeginRound();
+    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(1); }), HasSubstr("expected Reduce"));
   });
 }
 
