@@ -19,7 +19,7 @@ file(MAKE_DIRECTORY ${project})
 file(COPY ${SOURCE}/tests/tree/consumer/CMakeLists.txt ${SOURCE}/examples/first_layer.cc
   DESTINATION ${project})
 file(COPY ${SOURCE}/examples/custom_gate.cc ${SOURCE}/examples/first_layer.c
-  DESTINATION ${project})
+  ${SOURCE}/examples/load_layer.cc DESTINATION ${project})
 run(${CMAKE_COMMAND} --install ${BUILD} --strip --prefix ${SCRATCH}/prefix)
 file(GLOB_RECURSE libraries ${SCRATCH}/prefix/libmoe*.a ${SCRATCH}/prefix/libmoe*.so)
 run(readelf -SW ${libraries})
@@ -57,20 +57,26 @@ if(NOT last LESS first)
 endif()
 message(STATUS "loss ${first} -> ${last}")
 
-# A gate registered from outside, and the first program in C, built by what pkg-config says. It says
-# it of the folder in which it finds moe.pc, so the tree is moved.
+# The other programs, built by what pkg-config says. It says it of the folder in which it finds
+# moe.pc, so the tree is moved.
 file(RENAME ${SCRATCH}/prefix ${SCRATCH}/moved)
 file(GLOB_RECURSE pc ${SCRATCH}/moved/moe.pc)
 cmake_path(GET pc PARENT_PATH pc_dir)
 cmake_path(GET pc_dir PARENT_PATH lib_dir)
 set(ENV{PKG_CONFIG_PATH} ${pc_dir})
 set(run_here ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${lib_dir})
-run(sh -c "c++ -std=c++20 ${project}/custom_gate.cc -o ${project}/custom_gate $(pkg-config --cflags --libs --static moe)")
+foreach(program custom_gate load_layer)
+  run(sh -c "c++ -std=c++20 ${project}/${program}.cc -o ${project}/${program} $(pkg-config --cflags --libs --static moe)")
+endforeach()
 run(sh -c "cc -std=c11 -c ${project}/first_layer.c -o ${project}/first_layer_c.o $(pkg-config --cflags moe)")
 run(sh -c "c++ ${project}/first_layer_c.o -o ${project}/first_layer_c $(pkg-config --libs --static moe)")
 run(${run_here} ${project}/first_layer_c)
 if(NOT output MATCHES "step 200  loss 0\\.00")
   message(FATAL_ERROR "first_layer_c printed:\n${output}")
+endif()
+run(${run_here} ${project}/load_layer ${SOURCE}/tests/golden/models/qwen3_moe)
+if(NOT output MATCHES "64 tokens")
+  message(FATAL_ERROR "load_layer printed:\n${output}")
 endif()
 run(${run_here} ${project}/custom_gate)
 file(RENAME ${SCRATCH}/moved ${SCRATCH}/prefix)
