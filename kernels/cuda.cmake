@@ -12,7 +12,8 @@ set(MOE_CUDA_SOURCES
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu
   attention/attention_cuda.cu
-  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
+  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu
+  grouped_gemm/grouped_gemm_wgmma_cuda.cu)
 list(TRANSFORM MOE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 if(MOE_CUDA_SIMULATED)
   set_source_files_properties(${MOE_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)

@@ -40,6 +40,12 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                    const Arguments&... arguments) {
 #if defined(__CUDACC__)
+  constexpr size_t kGivenUnasked = 48 << 10;
+  if (shape.shared_bytes > kGivenUnasked) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
   // <<<>>> has no result, and the last error of this thread may be another call's.
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;

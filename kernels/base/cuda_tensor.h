@@ -94,6 +94,18 @@ __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[
 #endif
 }
 
+// An 8 x 8 matrix of 16-bit elements of which this lane holds elements 2t and 2t + 1 of row g: those
+// of column g.
+__device__ inline uint32_t Transposed(uint32_t pair) {
+#if defined(__CUDACC__)
+  uint32_t out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+#else
+  return cusim::TransposedMatrix(pair);
+#endif
+}
+
 // d (16 x 8, float32) += a (16 x 16, T) * b (16 x 8, T); T: BFloat16 or Float16. A register of a or
 // b holds two elements, the lower half first:
 //   a[0], a[1]  rows g and g + 8, columns 2t, 2t + 1     a[2], a[3]  the same, columns + 8

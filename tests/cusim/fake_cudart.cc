@@ -131,6 +131,13 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int de
   properties->multiProcessorCount = 2;
   return cudaSuccess;
 }
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  if (!IsDevice(device)) return Return(cudaErrorInvalidDevice);
+  if (attribute != cudaDevAttrMultiProcessorCount) return Return(cudaErrorNotSupported);
+  *value = 2;
+  return cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   return Return(Driver() != cudaSuccess ? Driver() : TheMachine().kernel_image);

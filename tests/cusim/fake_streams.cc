@@ -304,8 +304,8 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
       b.z > kMostThreadsZ || count(b) > kMostThreads) {
     return cudaErrorInvalidConfiguration;
   }
-  // No kernel asks for more than every GPU gives without being asked.
-  if (grid.dynamic_shared_bytes > (48u << 10)) return cudaErrorInvalidValue;
+  constexpr size_t kMostOfHopper = 227 << 10;
+  if (grid.dynamic_shared_bytes > kMostOfHopper) return cudaErrorInvalidValue;
   if (machine.driver != cudaSuccess) return machine.driver;
   if (machine.kernel_image != cudaSuccess) return machine.kernel_image;
   Streams& streams = Streams::Get();

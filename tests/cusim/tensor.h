@@ -92,6 +92,18 @@ inline void LoadMatricesTransposed(const void* row, uint32_t (&out)[4],
   }
 }
 
+// movmatrix.sync.aligned.m8n8.trans.b16: elements 2t, 2t + 1 of column g of the matrix of which
+// lane 4g + t has those of row g.
+inline uint32_t TransposedMatrix(uint32_t pair, const char* file = __builtin_FILE(),
+                                 int line = __builtin_LINE()) {
+  const auto lanes = MeetInWarp({"movmatrix", 0xffffffffu, false, {file, line}}, Pack(pair));
+  const int g = Lane() / 4, t = Lane() % 4;
+  const auto at = [&](int row) {
+    return static_cast<uint16_t>(Unpack<uint32_t>(lanes[row * 4 + g / 2]) >> g % 2 * 16);
+  };
+  return PairOf(at(2 * t), at(2 * t + 1));
+}
+
 // cp.async in software: copies from global to shared memory that happen behind the thread's back.
 
 // The cp.async.* of one thread, an object on its stack. A copy takes place as late as allowed: in

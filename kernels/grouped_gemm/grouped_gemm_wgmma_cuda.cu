@@ -1,0 +1,304 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/base/cuda_hopper.h"
+#include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_tensor.h"
+#include "kernels/base/cuda_tensor_map.h"
+#include "kernels/base/cuda_vector.h"
+#include "kernels/grouped_gemm/gemm_tiles_cuda.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
+
+namespace moe::gemm {
+namespace {
+
+using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+// A tile is 128 columns of the output by up to 256 rows of one group. Weights are the product's 64
+// rows of each of two warpgroups, the group's rows its columns: as many as there are, in one of
+// kWidths, so that few rows cost few products. 128 sums a thread.
+constexpr int kTileCols = 128, kTileDepth = 64, kStages = 4;
+constexpr int kConsumers = kTileCols / kProductRows;
+constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+constexpr int kConsumerWarps = kConsumers * kWarpgroupThreads / kWarpLanes;
+constexpr int kWidthCount = 6;
+constexpr int kMostRows = 256;
+MOE_HOST_DEVICE constexpr int WidthAt(int i) {
+  return i < 4 ? 16 << i : 64 * (i - 1);  // 16, 32, 64, 128, 192, 256
+}
+static_assert(WidthAt(3) == 128 && WidthAt(kWidthCount - 1) == kMostRows);
+
+// Rows of 64 elements, 128 bytes, swizzled: eight of them are a block.
+constexpr int kRowBytes = kTileDepth * 2;
+constexpr int kHalfBytes = kProductRows * kRowBytes;
+constexpr int kWeightBytes = kConsumers * kHalfBytes;
+constexpr int kStageBytes = kWeightBytes + kMostRows * kRowBytes;
+constexpr OperandPlace kPlace = {Swizzle::k128, kHalfBytes, 8 * kRowBytes};
+
+template <typename T>
+struct Arguments {
+  TensorMap weight;
+  TensorMap rows[kWidthCount];  // one for each number of rows that is copied at once
+  MatrixView<T> out;
+  GroupRows groups;
+  int group_count;
+  int depth;
+};
+
+// Tile after tile of one block; the groups' rows are read on the way. Blocks next to each other
+// share weights.
+class Tiles {
+ public:
+  __device__ Tiles(const GroupRows& groups, int group_count, int64_t cols)
+      : groups_(groups),
+        group_count_(group_count),
+        col_tiles_(static_cast<unsigned>(TilesOf(cols, kTileCols))),
+        next_(blockIdx.x) {}
+
+  // False after the last one. In 32 bits: a division of 64 is a call.
+  __device__ bool Next() {
+    for (; group < group_count_; ++group) {
+      const int64_t begin = groups_.Begin(group), end = groups_.Begin(group + 1);
+      const auto row_tiles =
+          end > begin ? static_cast<unsigned>(TilesOf(end - begin, kMostRows)) : 0;
+      if (next_ < row_tiles * col_tiles_) {
+        row = begin + int64_t{next_ % row_tiles} * kMostRows;
+        rows = static_cast<int>(Min<int64_t>(end - row, kMostRows));
+        col = static_cast<int>(next_ / row_tiles) * kTileCols;
+        width = 0;
+        while (WidthAt(width) < rows) ++width;
+        next_ += gridDim.x;
+        return true;
+      }
+      next_ -= row_tiles * col_tiles_;
+    }
+    return false;
+  }
+
+  int group = 0;
+  int64_t row = 0;  // of all rows
+  int rows = 0;
+  int col = 0;
+  int width = 0;  // WidthAt(width) >= rows
+
+ private:
+  const GroupRows& groups_;
+  const int group_count_;
+  const unsigned col_tiles_;
+  unsigned next_;  // from the first tile of `group` on
+};
+
+// Where a role stands in the ring of stages.
+struct Stage {
+  int index = 0;
+  uint32_t parity = 0;
+  __device__ void Advance() {
+    if (++index < kStages) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
+
+struct Ring {
+  unsigned char* tiles;
+  TransactionBarrier* full;   // bytes have arrived
+  TransactionBarrier* empty;  // products have ended
+};
+
+// One thread copies the stages of all tiles, as they become free.
+template <typename T, Major kWeightMajor>
+__device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
+  Stage stage;
+  for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
+    const TensorMap& rows = arguments.rows[tile.width];
+    const auto bytes = static_cast<uint32_t>(kWeightBytes + WidthAt(tile.width) * kRowBytes);
+    for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
+      ring.empty[stage.index].Wait(stage.parity ^ 1);
+      TransactionBarrier& full = ring.full[stage.index];
+      unsigned char* const to = ring.tiles + stage.index * kStageBytes;
+      full.ArriveExpecting(bytes);
+      MOE_UNROLL
+      for (int half = 0; half < kConsumers; ++half) {
+        const int col = tile.col + half * kProductRows;
+        if constexpr (kWeightMajor == Major::kDepth) {
+          CopyTile(arguments.weight, depth, col, tile.group, to + half * kHalfBytes, full);
+        } else {
+          CopyTile(arguments.weight, col, depth, tile.group, to + half * kHalfBytes, full);
+        }
+      }
+      CopyTile(rows, depth, static_cast<int>(tile.row), 0, to + kWeightBytes, full);
+      stage.Advance();
+    }
+  }
+}
+
+// Stores a warpgroup's 64 columns of `tile`, two neighbouring elements at a time.
+template <typename T, int kWidth>
+__device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const Tiles& tile,
+                                          int first_col, MatrixView<T> out) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const bool pairs =
+      (reinterpret_cast<uintptr_t>(out.data()) | static_cast<uintptr_t>(out.stride()) * sizeof(T)) %
+          (2 * sizeof(T)) ==
+      0;
+  MOE_UNROLL
+  for (int i = 0; i < kWidth / 4; ++i) {
+    // Column g and rows 2t, 2t + 1 of 8 x 8 elements; then row g and columns 2t, 2t + 1.
+    const uint32_t pair = Transposed(static_cast<uint32_t>(T(sums[2 * i]).bits) |
+                                     static_cast<uint32_t>(T(sums[2 * i + 1]).bits) << 16);
+    const int row = i / 2 * 8 + lane / 4;
+    const int64_t col = first_col + i % 2 * 8 + lane % 4 * 2;
+    if (row >= tile.rows || col >= out.cols()) continue;
+    T* const to = &out(tile.row + row, col);
+    const auto elements = __builtin_bit_cast(Elements<T, 2>, pair);
+    if (pairs && col + 1 < out.cols()) {
+      Store(elements, to);
+    } else {
+      to[0] = elements.at[0];
+      if (col + 1 < out.cols()) to[1] = elements.at[1];
+    }
+  }
+}
+
+// One warpgroup multiplies a tile: its 64 columns by kWidth rows, in ascending depth. Inline: sums of
+// products under way cannot pass through a call.
+template <typename T, int kWidth, Major kWeightMajor>
+__device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ring& ring,
+                                         const Tiles& tile, Stage& stage) {
+  const int half = static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1;
+  const bool releases = threadIdx.x % kWarpLanes == 0;
+  constexpr int kWeightStep = kWeightMajor == Major::kDepth ? 2 : kRowBytes;
+  float sums[kWidth / 2] = {};  // else registers of all widths would live from tile to tile
+  int before = 0;
+  MOE_NO_UNROLL
+  for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
+    ring.full[stage.index].Wait(stage.parity);
+    const unsigned char* const tiles = ring.tiles + stage.index * kStageBytes;
+    FenceSums(sums);
+    MOE_UNROLL
+    for (int k = 0; k < kTileDepth; k += kProductDepth) {
+      AddProduct<T, kWidth, kWeightMajor, Major::kDepth>(
+          sums, OperandAt(tiles + half * kHalfBytes + k * kWeightStep, kPlace),
+          OperandAt(tiles + kWeightBytes + k * 2, kPlace), true);
+    }
+    CommitProducts();
+    WaitForProducts<1>(sums);  // those of the stage before
+    if (depth > 0 && releases) ring.empty[before].Arrive();
+    before = stage.index;
+    stage.Advance();
+  }
+  WaitForProducts<0>(sums);
+  if (releases) ring.empty[before].Arrive();
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes % 4;
+  StoreSums<T, kWidth>(sums, tile, tile.col + half * kProductRows + warp * 16, arguments.out);
+}
+
+template <typename T, Major kWeightMajor, int kIndex = 0>
+__device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, const Ring& ring,
+                                                const Tiles& tile, Stage& stage) {
+  if constexpr (kIndex + 1 < kWidthCount) {
+    if (tile.width != kIndex) {
+      MultiplyInWidth<T, kWeightMajor, kIndex + 1>(arguments, ring, tile, stage);
+      return;
+    }
+  }
+  Multiply<T, WidthAt(kIndex), kWeightMajor>(arguments, ring, tile, stage);
+}
+
+// As many blocks as multiprocessors; each walks the tiles. Of its three warpgroups the first copies
+// and the others multiply.
+template <typename T, Major kWeightMajor>
+__global__ void __launch_bounds__(kThreads, 1)
+    WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
+#if MOE_HOPPER
+  MOE_DYNAMIC_SHARED(tiles);
+  MOE_SHARED_ARRAY(TransactionBarrier, full, kStages);
+  MOE_SHARED_ARRAY(TransactionBarrier, empty, kStages);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      full[s].Init(1);
+      empty[s].Init(kConsumerWarps);
+    }
+    FenceAsyncProxy();
+  }
+  __syncthreads();
+  const Ring ring = {tiles, full, empty};
+  if (threadIdx.x < kWarpgroupThreads) {
+    GiveRegistersBack<40>();
+    if (threadIdx.x == 0) Produce<T, kWeightMajor>(arguments, ring);
+  } else {
+    TakeRegisters<232>();
+    Stage stage;
+    for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
+      MultiplyInWidth<T, kWeightMajor>(arguments, ring, tile, stage);
+    }
+  }
+#endif
+}
+
+template <typename T>
+cudaError_t EncodeMaps(const WgmmaGemm<T>& gemm, Arguments<T>& arguments) {
+  const auto& [first, count, distance] = gemm.weight;
+  cudaError_t error = EncodeTensorMap(
+      {.data = first.data(),
+       .size = {first.cols(), first.rows(), count},
+       .stride_bytes = {first.stride() * 2, std::max<int64_t>(distance, first.stride()) * 2},
+       .box = {kTileDepth, kProductRows, 1}},
+      arguments.weight);
+  const auto& in = gemm.in;
+  for (int i = 0; i < kWidthCount && error == cudaSuccess; ++i) {
+    error = EncodeTensorMap({.data = in.data(),
+                             .size = {in.cols(), in.rows(), 1},
+                             .stride_bytes = {in.stride() * 2, in.stride() * 2},
+                             .box = {kTileDepth, static_cast<uint32_t>(WidthAt(i)), 1}},
+                            arguments.rows[i]);
+  }
+  return error;
+}
+static_assert(kTileDepth == kProductRows, "weights of both layouts are copied in the same box");
+
+}  // namespace
+
+template <typename T>
+bool TakesWgmma(const WgmmaGemm<T>& gemm) {
+  constexpr int64_t kElements = 16 / sizeof(T);
+  const auto aligned = [](MatrixView<const T> m) {
+    return reinterpret_cast<uintptr_t>(m.data()) % 16 == 0 && m.stride() % kElements == 0;
+  };
+  return aligned(gemm.in) && aligned(gemm.weight.first) && gemm.weight.distance % kElements == 0 &&
+         gemm.in.cols() > 0;
+}
+
+template <typename T>
+cudaError_t RunWgmma(const WgmmaGemm<T>& gemm, cudaStream_t stream) {
+  const MatrixView<T>& out = gemm.out;
+  if (out.rows() == 0 || out.cols() == 0 || gemm.weight.count == 0) return cudaSuccess;
+  Arguments<T> arguments = {.weight = {},
+                            .rows = {},
+                            .out = out,
+                            .groups = {gemm.offsets, out.rows()},
+                            .group_count = static_cast<int>(gemm.weight.count),
+                            .depth = static_cast<int>(gemm.in.cols())};
+  cudaError_t error = EncodeMaps(gemm, arguments);
+  if (error != cudaSuccess) return error;
+  int device = 0, multiprocessors = 0;
+  error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  const LaunchShape shape = {dim3(static_cast<unsigned>(multiprocessors)), dim3(kThreads),
+                             size_t{kStages} * kStageBytes};
+  if (gemm.weight_layout == Layout::kPlain) {
+    return Launch(&WgmmaKernel<T, Major::kRow>, shape, stream, arguments);
+  }
+  return Launch(&WgmmaKernel<T, Major::kDepth>, shape, stream, arguments);
+}
+
+#define MOE_INSTANTIATE(T)                       \
+  template bool TakesWgmma(const WgmmaGemm<T>&); \
+  template cudaError_t RunWgmma(const WgmmaGemm<T>&, cudaStream_t);
+MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
+#undef MOE_INSTANTIATE
+
+}  // namespace moe::gemm
