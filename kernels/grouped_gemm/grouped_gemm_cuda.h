@@ -84,8 +84,8 @@ struct WeightSlab {
 };
 
 // CudaGroupedGemm on Hopper GPUs (compute capability 9.0) alone: wgmma, whose operands bulk copies
-// bring. The same contract and order of sums as RunMma, the rounding within 16 terms its own; no two
-// runs differ, nor does a row's result by the number of rows.
+// bring. The same contract and order of sums as RunMma, the rounding within 16 terms its own; no
+// two runs differ, nor does a row's result by the number of rows.
 template <typename T>
 struct WgmmaGemm {
   MatrixView<const T> in;            // [N, depth]

@@ -160,8 +160,8 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kWidth / 2], const
   }
 }
 
-// One warpgroup multiplies a tile: its 64 columns by kWidth rows, in ascending depth. Inline: sums of
-// products under way cannot pass through a call.
+// One warpgroup multiplies a tile: its 64 columns by kWidth rows, in ascending depth. Inline: sums
+// of products under way cannot pass through a call.
 template <typename T, int kWidth, Major kWeightMajor>
 __device__ __forceinline__ void Multiply(const Arguments<T>& arguments, const Ring& ring,
                                          const Tiles& tile, Stage& stage) {
