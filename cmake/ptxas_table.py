@@ -87,7 +87,7 @@ def main():
         sys.exit(__doc__)
     now = measured(paths[0])
     if not now:
-        sys.exit(f"ptxas_table: no kernels in {paths[0]}: build the target moe_kernels_cuda first")
+        sys.exit(f"ptxas_table: no kernels in {paths[0]}: build the target moe_kernels first")
     if update:
         write(paths[1], now)
         print(f"ptxas_table: {len(now)} rows written to {paths[1]}")

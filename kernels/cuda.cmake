@@ -1,5 +1,6 @@
-# moe_kernels_cuda: the objects of the .cu files, which moe_kernels takes in. Included from the top,
-# after cmake/cuda.cmake. SIMULATED compiles them for the simulator (cmake/cusim.cmake).
+# moe_kernels_cuda and, for Hopper GPUs alone, moe_kernels_hopper: the objects of the .cu files, which
+# moe_kernels takes in. Included from the top, after cmake/cuda.cmake. SIMULATED compiles them for the
+# simulator (cmake/cusim.cmake).
 set(MOE_CUDA_SOURCES
   expert_capacity/expert_capacity_cuda.cu expert_sort/expert_sort_cuda.cu
   topk_gate/gate_backward_cuda.cu topk_gate/topk_gate_cuda.cu
@@ -12,31 +13,36 @@ set(MOE_CUDA_SOURCES
   embedding/embedding_cuda.cu
   router_loss/router_loss_cuda.cu
   attention/attention_cuda.cu
-  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu
-  grouped_gemm/grouped_gemm_wgmma_cuda.cu)
+  grouped_gemm/grouped_gemm_fma_cuda.cu grouped_gemm/grouped_gemm_mma_cuda.cu)
+set(MOE_HOPPER_SOURCES grouped_gemm/grouped_gemm_wgmma_cuda.cu)
+if(NOT MOE_CUDA_FOUND AND NOT MOE_CUDA_SIMULATED)
+  return()
+endif()
 list(TRANSFORM MOE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
-if(MOE_CUDA_SIMULATED)
-  set_source_files_properties(${MOE_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
-  add_library(moe_kernels_cuda OBJECT ${MOE_CUDA_SOURCES})
-  target_link_libraries(moe_kernels_cuda PRIVATE cusim moe_private_flags)
-  return()
-endif()
-if(NOT MOE_CUDA_FOUND)
-  return()
-endif()
+list(TRANSFORM MOE_HOPPER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(moe_kernels_cuda OBJECT ${MOE_CUDA_SOURCES})
-target_include_directories(moe_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
-# Never -lcuda: with the static runtime alone a program starts where no driver is.
-target_link_libraries(moe_kernels_cuda PUBLIC CUDA::cudart_static)
-target_compile_definitions(moe_kernels_cuda PRIVATE NDEBUG) # an assertion costs registers
-target_compile_options(moe_kernels_cuda PRIVATE
-  --fmad=false  # numerics contract: a * b + c is two roundings unless the code says fma
-  --diag-error=20013,20015  # a call of a function of the host: the kernel would be compiled without it
-  -Xcompiler=-ffp-contract=off,-Wall
-  -Xptxas=-v
-  --compress-mode=size  # a tenth of the default's: programs of one GPU hold the code of three
-  $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
+add_library(moe_kernels_hopper OBJECT ${MOE_HOPPER_SOURCES})
+if(MOE_CUDA_SIMULATED)
+  set_source_files_properties(${MOE_CUDA_SOURCES} ${MOE_HOPPER_SOURCES} PROPERTIES LANGUAGE CXX)
+  target_link_libraries(moe_kernels_cuda PRIVATE cusim moe_private_flags)
+  target_link_libraries(moe_kernels_hopper PRIVATE cusim moe_private_flags)
+  return()
+endif()
+set_target_properties(moe_kernels_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
 # What ptxas says of each kernel (registers, shared memory, spills), kept beside the objects.
 set(MOE_PTXAS_LOGS ${PROJECT_BINARY_DIR}/ptxas)
-set_target_properties(moe_kernels_cuda PROPERTIES CUDA_COMPILER_LAUNCHER
-  "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")
+foreach(objects moe_kernels_cuda moe_kernels_hopper)
+  target_include_directories(${objects} PUBLIC ${PROJECT_SOURCE_DIR})
+  # Never -lcuda: with the static runtime alone a program starts where no driver is.
+  target_link_libraries(${objects} PUBLIC CUDA::cudart_static)
+  target_compile_definitions(${objects} PRIVATE NDEBUG) # an assertion costs registers, and wgmma its overlap
+  target_compile_options(${objects} PRIVATE
+    --fmad=false  # numerics contract: a * b + c is two roundings unless the code says fma
+    --diag-error=20013,20015  # a call of a function of the host: the kernel would be compiled without it
+    -Xcompiler=-ffp-contract=off,-Wall
+    -Xptxas=-v
+    --compress-mode=size  # a tenth of the default's: programs of one GPU hold the code of three
+    $<$<BOOL:${MOE_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
+  set_target_properties(${objects} PROPERTIES CUDA_COMPILER_LAUNCHER
+    "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh;${MOE_PTXAS_LOGS};${CMAKE_CXX_COMPILER_LAUNCHER}")
+endforeach()

@@ -1,6 +1,6 @@
-// Hopper's instructions (sm_90a), each in a function of its own: barriers that count bytes, copies
-// of tiles by tensor maps, and products of a warpgroup whose operands lie in shared memory. PTX
-// ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma".
+// Hopper's instructions, for files compiled for sm_90a alone, each in a function of its own:
+// barriers that count bytes, copies of tiles by tensor maps, and products of a warpgroup whose
+// operands lie in shared memory. PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma".
 #ifndef MOE_KERNELS_BASE_CUDA_HOPPER_H_
 #define MOE_KERNELS_BASE_CUDA_HOPPER_H_
 
@@ -14,14 +14,6 @@
 
 #if !defined(__CUDACC__)
 #include <cusim/hopper.h>
-#endif
-
-// Whether the code that is compiled may call them: kernels have no body elsewhere. True on the
-// simulator.
-#if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define MOE_HOPPER 1
-#else
-#define MOE_HOPPER 0
 #endif
 
 // The last parameter, on the simulator alone: where the kernel calls, which faults are named with.

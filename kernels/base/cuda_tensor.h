@@ -94,8 +94,8 @@ __device__ inline void LoadMatricesTransposed(const Chunk* row, uint32_t (&out)[
 #endif
 }
 
-// An 8 x 8 matrix of 16-bit elements of which this lane holds elements 2t and 2t + 1 of row g: those
-// of column g.
+// Of an 8 x 8 matrix of 16-bit elements this lane holds elements 2t and 2t + 1 of row g: those of
+// column g.
 __device__ inline uint32_t Transposed(uint32_t pair) {
 #if defined(__CUDACC__)
   uint32_t out;

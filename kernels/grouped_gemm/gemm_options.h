@@ -14,7 +14,7 @@ class Cublas;  // gemm_cublas.h
 enum class GroupedGemmKernel : uint8_t {
   kAuto,    // as kMma, but one group of a 16-bit type by cuBLAS where GemmOptions has it
   kCublas,  // cuBLAS, one call a group
-  kMma,     // this project's kernels: mma.sync for 16-bit types, chains of fmaf for float32
+  kMma,     // this project's kernels: mma.sync or wgmma for 16-bit types, fmaf for float32
 };
 
 // Without cuBLAS the bits of a row depend on that row and its weight alone. With it they may depend

@@ -64,13 +64,17 @@ absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& 
 }
 
 // `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
-// float32, tensor cores for 16-bit types.
+// float32, tensor cores for 16-bit types. The number of rows has no say in which of them: a row's
+// bits would depend on it.
 template <typename T, typename Problem>
 absl::Status LaunchKernel(absl::string_view function, const Problem& problem, Stream& stream) {
   return LaunchOn(function, stream, [&](auto cuda) {
     if constexpr (std::is_same_v<T, float>) {
       return gemm::RunFma(problem, cuda);
     } else {
+      if constexpr (std::is_same_v<Problem, gemm::CudaGroupedGemm<T>>) {
+        if (gemm::TakesWgmma(problem)) return gemm::RunWgmma(problem, cuda);
+      }
       return gemm::RunMma(problem, cuda);
     }
   });

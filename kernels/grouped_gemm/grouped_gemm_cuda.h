@@ -75,31 +75,15 @@ cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
 template <typename T>
 cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream);
 
-// The weights of all groups as one tensor.
+// Hopper GPUs (compute capability 9.0) alone: wgmma, whose operands bulk copies bring. The contract
+// of RunMma and its order, 16 terms at a time; the rounding within 16 is its own, so that bits may
+// differ from RunMma's. T: BFloat16 or Float16.
 template <typename T>
-struct WeightSlab {
-  MatrixView<const T> first;
-  int64_t count = 0;
-  int64_t distance = 0;  // from one to the next, in elements
-};
-
-// CudaGroupedGemm on Hopper GPUs (compute capability 9.0) alone: wgmma, whose operands bulk copies
-// bring. The same contract and order of sums as RunMma, the rounding within 16 terms its own; no
-// two runs differ, nor does a row's result by the number of rows.
+cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream);
+// Whether the current device is one, and its copy engine can read the operands: there are terms,
+// and rows and weights begin at multiples of 16 bytes. Whatever the number of rows.
 template <typename T>
-struct WgmmaGemm {
-  MatrixView<const T> in;            // [N, depth]
-  const int64_t* offsets = nullptr;  // [groups + 1], device memory
-  WeightSlab<T> weight;              // device memory
-  Layout weight_layout = Layout::kTransposed;
-  MatrixView<T> out;  // [N, cols]
-};
-// Whether the copy engine can read the operands: rows and weights begin at multiples of 16 bytes. A
-// depth or a slab of nothing it cannot describe.
-template <typename T>
-bool TakesWgmma(const WgmmaGemm<T>& gemm);
-template <typename T>
-cudaError_t RunWgmma(const WgmmaGemm<T>& gemm, cudaStream_t stream);
+bool TakesWgmma(const CudaGroupedGemm<T>& gemm);
 
 }  // namespace moe::gemm
 

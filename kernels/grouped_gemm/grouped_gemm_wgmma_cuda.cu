@@ -210,7 +210,6 @@ __device__ __forceinline__ void MultiplyInWidth(const Arguments<T>& arguments, c
 template <typename T, Major kWeightMajor>
 __global__ void __launch_bounds__(kThreads, 1)
     WgmmaKernel(const __grid_constant__ Arguments<T> arguments) {
-#if MOE_HOPPER
   MOE_DYNAMIC_SHARED(tiles);
   MOE_SHARED_ARRAY(TransactionBarrier, full, kStages);
   MOE_SHARED_ARRAY(TransactionBarrier, empty, kStages);
@@ -233,11 +232,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       MultiplyInWidth<T, kWeightMajor>(arguments, ring, tile, stage);
     }
   }
-#endif
+}
+
+// Of the current device; 0 where there is none, which the launch refuses.
+int Attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
 }
 
 template <typename T>
-cudaError_t EncodeMaps(const WgmmaGemm<T>& gemm, Arguments<T>& arguments) {
+cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) {
   const auto& [first, count, distance] = gemm.weight;
   cudaError_t error = EncodeTensorMap(
       {.data = first.data(),
@@ -260,17 +265,18 @@ static_assert(kTileDepth == kProductRows, "weights of both layouts are copied in
 }  // namespace
 
 template <typename T>
-bool TakesWgmma(const WgmmaGemm<T>& gemm) {
+bool TakesWgmma(const CudaGroupedGemm<T>& gemm) {
   constexpr int64_t kElements = 16 / sizeof(T);
   const auto aligned = [](MatrixView<const T> m) {
     return reinterpret_cast<uintptr_t>(m.data()) % 16 == 0 && m.stride() % kElements == 0;
   };
   return aligned(gemm.in) && aligned(gemm.weight.first) && gemm.weight.distance % kElements == 0 &&
-         gemm.in.cols() > 0;
+         gemm.in.cols() > 0 && Attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         Attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
 template <typename T>
-cudaError_t RunWgmma(const WgmmaGemm<T>& gemm, cudaStream_t stream) {
+cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
   const MatrixView<T>& out = gemm.out;
   if (out.rows() == 0 || out.cols() == 0 || gemm.weight.count == 0) return cudaSuccess;
   Arguments<T> arguments = {.weight = {},
@@ -279,24 +285,19 @@ cudaError_t RunWgmma(const WgmmaGemm<T>& gemm, cudaStream_t stream) {
                             .groups = {gemm.offsets, out.rows()},
                             .group_count = static_cast<int>(gemm.weight.count),
                             .depth = static_cast<int>(gemm.in.cols())};
-  cudaError_t error = EncodeMaps(gemm, arguments);
+  const cudaError_t error = EncodeMaps(gemm, arguments);
   if (error != cudaSuccess) return error;
-  int device = 0, multiprocessors = 0;
-  error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  const LaunchShape shape = {dim3(static_cast<unsigned>(multiprocessors)), dim3(kThreads),
-                             size_t{kStages} * kStageBytes};
+  const auto blocks = static_cast<unsigned>(Attribute(cudaDevAttrMultiProcessorCount));
+  const LaunchShape shape = {dim3(blocks), dim3(kThreads), size_t{kStages} * kStageBytes};
   if (gemm.weight_layout == Layout::kPlain) {
     return Launch(&WgmmaKernel<T, Major::kRow>, shape, stream, arguments);
   }
   return Launch(&WgmmaKernel<T, Major::kDepth>, shape, stream, arguments);
 }
 
-#define MOE_INSTANTIATE(T)                       \
-  template bool TakesWgmma(const WgmmaGemm<T>&); \
-  template cudaError_t RunWgmma(const WgmmaGemm<T>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                             \
+  template bool TakesWgmma(const CudaGroupedGemm<T>&); \
+  template cudaError_t RunWgmma(const CudaGroupedGemm<T>&, cudaStream_t);
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE

@@ -18,6 +18,8 @@ namespace {
 using cusim::Streams;
 using cusim::TheMachine;
 
+constexpr int kMultiprocessors = 2;
+
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -127,16 +129,26 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int de
   *properties = {};
   std::strcpy(properties->name, "simulated GPU");
   properties->totalGlobalMem = TheMachine().memory_bytes;
-  properties->major = 9;
-  properties->multiProcessorCount = 2;
+  properties->major = TheMachine().major;
+  properties->multiProcessorCount = kMultiprocessors;
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (Driver() != cudaSuccess) return Return(Driver());
   if (!IsDevice(device)) return Return(cudaErrorInvalidDevice);
-  if (attribute != cudaDevAttrMultiProcessorCount) return Return(cudaErrorNotSupported);
-  *value = 2;
-  return cudaSuccess;
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = TheMachine().major;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      return cudaSuccess;
+    default:
+      return Return(cudaErrorNotSupported);
+  }
 }
 cudaError_t CUDARTAPI cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};

@@ -38,6 +38,7 @@ struct Machine {
   cudaError_t driver = cudaSuccess;        // what every call returns where there is no driver
   cudaError_t kernel_image = cudaSuccess;  // what a launch returns: no code for this architecture
   cudaError_t work = cudaSuccess;          // what waiting returns: a kernel that failed
+  int major = 9;                           // compute capability 9.0
   int devices = 2;                         // at a program's start: CUSIM_DEVICES, if set
   size_t memory_bytes = size_t{4} << 30;   // of each device
   // Pairs (reader, owner of the memory) that cannot be peers; all others can.

@@ -17,6 +17,9 @@
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 #include "tests/kernels/device_memory.h"
 #include "tests/kernels/gemm_matrix.h"
+#if defined(MOE_TEST_SCHEDULES)
+#include "tests/cusim/fake_streams.h"
+#endif
 
 namespace moe {
 namespace {
@@ -462,10 +465,18 @@ TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
       EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
     } else {
       EXPECT_EQ(gemm::RunMma(product, nullptr), cudaSuccess);
+      ASSERT_TRUE(gemm::TakesWgmma(product));
+      EXPECT_EQ(gemm::RunWgmma(product, nullptr), cudaSuccess);
     }
     EXPECT_TRUE(out.edges_intact());
     ASSERT_TRUE(offsets.back() != 5 || (out(5, 0) == -1 && out(8, 7) == -1));
   }
+}
+
+// By mma.sync what a Hopper GPU multiplies by wgmma.
+TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationOnGpusBeforeHopper) {
+  const cusim::ScopedMachine machine({.major = 8});
+  testing::ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
 }
 #endif
 

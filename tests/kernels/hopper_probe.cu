@@ -71,7 +71,6 @@ __device__ void CopySlabs(const TensorMap& map, const Slabs& slabs, int matrix,
 template <typename T, int kColumns, Major kMajorA, Major kMajorB>
 __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
     ProbeKernel(const __grid_constant__ Parameters parameters) {
-#if MOE_HOPPER
   MOE_DYNAMIC_SHARED(tiles);
   MOE_SHARED_ARRAY(TransactionBarrier, arrived, 1);
   const auto& [a_map, b_map, a, b, step, wrong] = parameters;
@@ -113,7 +112,6 @@ __global__ void __launch_bounds__(2 * kWarpgroupThreads, 1)
     count += sums[i] == static_cast<float>((row + 1) * (column + 1)) ? 0 : 1;
   }
   if (count > 0) atomicAdd(wrong, count);
-#endif
 }
 
 template <typename T, int kColumns, Major kMajorA, Major kMajorB>

@@ -1,6 +1,7 @@
 // The grouped product for Hopper GPUs, called directly.
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,6 +11,9 @@
 #include "kernels/base/dtype.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 #include "tests/kernels/device_memory.h"
+#if defined(MOE_TEST_SCHEDULES)
+#include "tests/cusim/fake_streams.h"
+#endif
 
 namespace moe::gemm {
 namespace {
@@ -60,13 +64,13 @@ std::vector<T> Run(const TestDevice& device, const Shape& shape, bool one_weight
   const auto offsets_there = device.Copy(offsets);
   const auto out = device.Copy(std::vector<T>(size_t(rows * cols), T(-77.0f)));
   const bool plain = layout == Layout::kPlain;
-  const WgmmaGemm<T> gemm = {.in = in_there.view(rows, depth, depth),
-                             .offsets = offsets_there.span().data(),
-                             .weight = {plain ? weight_there.view(depth, cols, cols)
-                                              : weight_there.view(cols, depth, depth),
-                                        groups, each},
-                             .weight_layout = layout,
-                             .out = out.view(rows, cols, cols)};
+  const CudaGroupedGemm<T> gemm = {.in = in_there.view(rows, depth, depth),
+                                   .offsets = offsets_there.span().data(),
+                                   .weight = {plain ? weight_there.view(depth, cols, cols)
+                                                    : weight_there.view(cols, depth, depth),
+                                              groups, each},
+                                   .weight_layout = layout,
+                                   .out = out.view(rows, cols, cols)};
   EXPECT_TRUE(TakesWgmma(gemm));
   const absl::Status launched = device.stream().Launch([&](void* stream) {
     return CudaStatus(RunWgmma(gemm, static_cast<cudaStream_t>(stream)), "RunWgmma");
@@ -122,6 +126,29 @@ TYPED_TEST(WgmmaGemmTest, ARowsBitsDependNeitherOnItsGroupNorOnOthers) {
 TYPED_TEST(WgmmaGemmTest, DeepProductsGoRoundTheStages) {
   Run<TypeParam>(*this->device_, {{0, 5}, 33, 64 * 9 + 8});
 }
+
+#if defined(MOE_TEST_SCHEDULES)
+// By what does not change from step to step: a row's bits must not depend on how many there are.
+TYPED_TEST(WgmmaGemmTest, IsChosenByDeviceAlignmentAndDepth) {
+  using T = TypeParam;
+  alignas(16) T memory[16] = {};
+  const auto takes = [&](MatrixView<const T> in, MatrixView<const T> weight, int64_t distance) {
+    return TakesWgmma<T>({.in = in, .weight = {weight, 2, distance}});
+  };
+  const MatrixView<const T> aligned(memory, 3, 7, 8);
+  EXPECT_TRUE(takes(aligned, aligned, 64));
+  EXPECT_TRUE(takes({memory + 8, 1000, 7, 16}, {memory + 8, 5, 7, 8}, 8));
+  EXPECT_TRUE(takes({memory, 0, 7, 8}, aligned, 64));
+  EXPECT_FALSE(takes({memory, 3, 0, 8}, {memory, 3, 0, 8}, 64));
+  EXPECT_FALSE(takes({memory + 1, 3, 7, 8}, aligned, 64));
+  EXPECT_FALSE(takes({memory, 3, 7, 9}, aligned, 64));
+  EXPECT_FALSE(takes(aligned, {memory + 1, 3, 7, 8}, 64));
+  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 9}, 64));
+  EXPECT_FALSE(takes(aligned, aligned, 63));
+  const cusim::ScopedMachine machine({.major = 8});
+  EXPECT_FALSE(takes(aligned, aligned, 64));
+}
+#endif
 
 }  // namespace
 }  // namespace moe::gemm

@@ -68,7 +68,7 @@ class PtxasTableTest(unittest.TestCase):
     def test_no_logs_and_bad_arguments_say_what_to_do(self):
         result = self.run_script()
         self.assertEqual(result.returncode, 1)
-        self.assertIn("build the target moe_kernels_cuda first", result.stderr)
+        self.assertIn("build the target moe_kernels first", result.stderr)
         self.assertIn("LOG_FOLDER", self.run_script("--no-such-flag").stderr)
 
 
