@@ -45,6 +45,7 @@ std::string HostName() {
 
 std::string ProcValue(const std::string& path, absl::string_view key) {
   std::ifstream file(path);
+  file.exceptions(std::ios::badbit);
   for (std::string line; std::getline(file, line);) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
     if (parts.size() == 2 && absl::StripAsciiWhitespace(parts[0]) == key) {
@@ -52,6 +53,14 @@ std::string ProcValue(const std::string& path, absl::string_view key) {
     }
   }
   return "";
+}
+
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  file.exceptions(std::ios::badbit);  // no memory is not an empty file
+  std::string line;
+  std::getline(file, line);
+  return line;
 }
 
 Facts BuildFacts() {
@@ -92,10 +101,7 @@ MachineLoad ParseLoad(absl::string_view text, int cores) {
 
 MachineLoad LookAtLoad() {
   const auto look = [] {
-    std::ifstream file("/proc/loadavg");
-    std::string line;
-    std::getline(file, line);
-    return ParseLoad(line, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+    return ParseLoad(FirstLine("/proc/loadavg"), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   };
   MachineLoad quietest = look();
   for (int i = 0; i < 5; ++i) {

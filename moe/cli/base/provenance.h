@@ -28,6 +28,8 @@ Facts Provenance(const Device& device = {});
 
 // The value behind "key: value" of a /proc file; empty if there is none.
 std::string ProcValue(const std::string& path, absl::string_view key);
+// Empty where there is none.
+std::string FirstLine(const std::string& path);
 
 // Use of this machine's cores, by others too, which makes measured times longer and noisier.
 struct MachineLoad {

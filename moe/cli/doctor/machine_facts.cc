@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -33,13 +32,6 @@ namespace moe::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string FirstLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 int64_t KibibytesOf(absl::string_view key) {
   int64_t kib = 0;
