@@ -81,7 +81,8 @@ cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream);
 template <typename T>
 cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream);
 // Whether the current device is one, and its copy engine can read the operands: there are terms,
-// and rows and weights begin at multiples of 16 bytes. Whatever the number of rows.
+// rows and weights begin at multiples of 16 bytes, and each weight after the one before, by a row
+// or more. Whatever the number of rows.
 template <typename T>
 bool TakesWgmma(const CudaGroupedGemm<T>& gemm);
 

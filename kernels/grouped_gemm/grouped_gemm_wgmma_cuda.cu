@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/base/cuda_hopper.h"
@@ -247,7 +246,7 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
   cudaError_t error = EncodeTensorMap(
       {.data = first.data(),
        .size = {first.cols(), first.rows(), count},
-       .stride_bytes = {first.stride() * 2, std::max<int64_t>(distance, first.stride()) * 2},
+       .stride_bytes = {first.stride() * 2, (count > 1 ? distance : first.stride()) * 2},
        .box = {kTileDepth, kProductRows, 1}},
       arguments.weight);
   const auto& in = gemm.in;
@@ -270,8 +269,10 @@ bool TakesWgmma(const CudaGroupedGemm<T>& gemm) {
   const auto aligned = [](MatrixView<const T> m) {
     return reinterpret_cast<uintptr_t>(m.data()) % 16 == 0 && m.stride() % kElements == 0;
   };
-  return aligned(gemm.in) && aligned(gemm.weight.first) && gemm.weight.distance % kElements == 0 &&
-         gemm.in.cols() > 0 && Attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+  const auto& [first, count, distance] = gemm.weight;
+  const bool is_tensor = count <= 1 || (distance % kElements == 0 && distance >= first.stride());
+  return aligned(gemm.in) && aligned(first) && is_tensor && gemm.in.cols() > 0 &&
+         Attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
          Attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 

@@ -453,14 +453,15 @@ TYPED_TEST(DeviceGemmTest, MoreTilesThanAGridHasBlocksAreAnError) {
 // row is in two groups, which ThreadSanitizer would find. Rows after the last group stay.
 TYPED_TEST(DeviceGemmTest, WrongOffsetsStayInBounds) {
   using T = TypeParam;
-  const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(8, 8, kLayouts[0], 2);
+  const auto in = Mixed<T>(9, 8, kLayouts[0], 1), weight = Mixed<T>(24, 8, kLayouts[0], 2);
+  const auto first = RowRange(MatrixView<const T>(weight.view()), 0, 8);
   Matrix<T> out(9, 8, kLayouts[1], -1);
   for (const auto& offsets : {std::vector<int64_t>{0, 1, 3, 5},
                               {5, 1000, -5, -7},
                               {9, 5, 2, 0},
                               {-1, 7, 59, 1ll << 62}}) {
     const gemm::CudaGroupedGemm<T> product = {
-        in.view(), offsets.data(), {weight.view(), 3}, Layout::kPlain, out.view()};
+        in.view(), offsets.data(), {first, 3, 64}, Layout::kPlain, out.view()};
     if constexpr (std::is_same_v<T, float>) {
       EXPECT_EQ(gemm::RunFma(product, nullptr), cudaSuccess);
     } else {

@@ -144,7 +144,9 @@ TYPED_TEST(WgmmaGemmTest, IsChosenByDeviceAlignmentAndDepth) {
   EXPECT_FALSE(takes({memory, 3, 7, 9}, aligned, 64));
   EXPECT_FALSE(takes(aligned, {memory + 1, 3, 7, 8}, 64));
   EXPECT_FALSE(takes(aligned, {memory, 3, 7, 9}, 64));
-  EXPECT_FALSE(takes(aligned, aligned, 63));
+  for (const int64_t distance : {63, 0, -64}) EXPECT_FALSE(takes(aligned, aligned, distance));
+  EXPECT_FALSE(takes(aligned, {memory, 3, 7, 16}, 8));  // side by side
+  EXPECT_TRUE(TakesWgmma<T>({.in = aligned, .weight = {aligned, 1}}));
   const cusim::ScopedMachine machine({.major = 8});
   EXPECT_FALSE(takes(aligned, aligned, 64));
 }
