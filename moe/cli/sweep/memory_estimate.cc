@@ -125,7 +125,8 @@ double StateBytes(const MemoryShape& shape, const Sizes& s) {
   const double experts = layers * std::min(s.experts, s.local_experts()) * expert;
   const auto of_element = [&](int ranks) {
     return StateBytesOfElement(shape.zero, shape.dtype, shape.numerics, ranks) -
-           (shape.trained ? 0 : 8);  // moments
+           (shape.trained ? 0 : 8) +          // moments
+           (shape.saves ? 12.0 / ranks : 0);  // of masters and moments
   };
   return shared * of_element(shape.ranks) +
          experts * of_element(shape.ranks / shape.expert_parallel_size);
@@ -207,7 +208,8 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
           .numerics = config.numerics,
           .expert_parallel_size = config.expert_parallel_size,
           .zero = config.zero,
-          .ranks = ranks};
+          .ranks = ranks,
+          .saves = !config.checkpoints.folder.empty()};
 }
 
 std::string TooBig(const MemoryEstimate& estimate, int ranks, int64_t available_bytes,

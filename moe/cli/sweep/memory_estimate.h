@@ -28,6 +28,7 @@ struct MemoryShape {
   int expert_parallel_size = 1;
   ZeroStage zero = ZeroStage::kNone;
   int ranks = 1;        // of the world, with ZeRO
+  bool saves = false;   // checkpoints: a copy of what the rank writes is kept
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
 };
@@ -39,7 +40,8 @@ MemoryShape ShapeOfTraining(const lm::TrainConfig& config, int64_t parameters_to
 struct MemoryEstimate {
   // Per parameter of the rank: master weight and gradient (float32; layout-invariant: int64 sums),
   // AdamW's two moments when trained, a compute copy where that is not float32; with ZeRO this
-  // rank's part (StateBytesOfElement), without the buffers of rounds.
+  // rank's part (StateBytesOfElement), without the buffers of rounds. Where it saves also 12 bytes
+  // for each parameter that this rank writes, which is one of those that hold it.
   double state_bytes = 0;
   // What forward keeps for backward over all layers, and the scratch of the widest backward step;
   // times 3/2, the middle of what the growing workspace holds: all of it to twice that.

@@ -36,6 +36,7 @@ done <<'EOF'
 mixtral 21 4 28 4 10 19 4 22 22 22 3 11
 olmoe 23 26 1 8 1 1 22 26 26 26 8 22
 qwen2_moe 1 17 1 1 1 1 34 34 1 17 1 1
+qwen3_moe 8 8 8 8 8 8 8 8 8 8 8 8
 EOF
 
 # As JSON; from a file, and as ids.

@@ -193,6 +193,16 @@ TEST(MemoryEstimate, ParametersAreThoseOfTheRank) {
                             .ranks = 16})
                 .state_bytes,
             (2 + 20.0 / 16) * 1000 + (2 + 20.0 / 4) * 3 * 2 * 210);
+  // All ranks together have one copy more of masters and moments.
+  const auto saving = [&](bool saves) {
+    return EstimateMemory({.model = model,
+                           .parameters_total = total,
+                           .expert_parallel_size = 4,
+                           .ranks = 16,
+                           .saves = saves})
+        .state_bytes;
+  };
+  EXPECT_EQ(16 * (saving(true) - saving(false)), 12.0 * static_cast<double>(total));
 }
 
 TEST(MemoryEstimate, HugeShapesAreFiniteAndHuge) {
