@@ -25,10 +25,7 @@ template <typename T>
 absl::StatusOr<EvaluationReport> EvaluateAs(const TrainConfig& config, StoredWeights& weights,
                                             const Tokens& text, moe::Trainer& core) {
   const Context& context = core.context();
-  core.parameters().set_use(weights.use());
-  MOE_ASSIGN_OR_RETURN(const auto model,
-                       Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
-  MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));
+  MOE_ASSIGN_OR_RETURN(const auto model, weights.MakeModel<T>(config, core));
   SequenceBatch batch(config.sequence_length, config.micro_batch_size);
   StepTotals totals(model->moe_layers(), config.model.moe.router.num_outputs());
   EvaluationReport report = {.sequences = EvaluationSequences(config, text, config.eval_sequences)};
@@ -64,8 +61,17 @@ int64_t StoredWeights::step() const {
   return reader == nullptr ? 0 : reader->manifest().step;
 }
 
-StoreUse StoredWeights::use() const {
-  return std::holds_alternative<hf::HfModel>(files_) ? StoreUse::kInference : StoreUse::kReading;
+template <typename T>
+absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(const TrainConfig& config,
+                                                                         moe::Trainer& core) {
+  ParameterStore& store = core.parameters();
+  // A checkpoint has masters.
+  store.set_use(std::holds_alternative<hf::HfModel>(files_) ? StoreUse::kInference
+                                                            : StoreUse::kReading);
+  MOE_ASSIGN_OR_RETURN(auto model,
+                       Transformer<T>::Create(ModelConfig(config), store, core.context()));
+  MOE_RETURN_IF_ERROR(Load(store, core.context()));
+  return model;
 }
 
 absl::Status StoredWeights::Load(ParameterStore& parameters, const Context& context) {
@@ -139,6 +145,8 @@ absl::StatusOr<EvaluationReport> Evaluate(const TrainConfig& config, const std::
 }
 
 #define MOE_INSTANTIATE(T)                                                                     \
+  template absl::StatusOr<std::unique_ptr<Transformer<T>>> StoredWeights::MakeModel(           \
+      const TrainConfig&, moe::Trainer&);                                                      \
   template absl::StatusOr<float> MeanLoss(const TrainConfig&, const Tokens&, int64_t, int64_t, \
                                           moe::Trainer&, Transformer<T>&, SequenceBatch&,      \
                                           StepTotals&);

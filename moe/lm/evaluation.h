@@ -29,15 +29,17 @@ class StoredWeights {
   // HfModel::Open.
   static absl::StatusOr<StoredWeights> Open(const std::string& path);
   int64_t step() const;  // of a public model 0
-  // Of the store that they are loaded into. A checkpoint has masters.
-  StoreUse use() const;
-  // All that this rank holds. Errors: as TrainingState::Restore and HfModel::Load, with a FileFault
+  // A model of the trainer's with all of them that this rank holds; only its forward passes are for
+  // use. Errors: as Transformer::Create, TrainingState::Restore and HfModel::Load, with a FileFault
   // for what is damaged. Collective, blocks the host.
-  absl::Status Load(ParameterStore& parameters, const Context& context);
+  template <typename T>
+  absl::StatusOr<std::unique_ptr<Transformer<T>>> MakeModel(const TrainConfig& config,
+                                                            moe::Trainer& core);
 
  private:
   using Files = std::variant<CheckpointReader, hf::HfModel>;
   explicit StoredWeights(Files files) : files_(std::move(files)) {}
+  absl::Status Load(ParameterStore& parameters, const Context& context);
   Files files_;
 };
 

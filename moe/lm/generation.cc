@@ -82,10 +82,7 @@ absl::StatusOr<GenerationReport> GenerateAs(const TrainConfig& config, StoredWei
   const Context& context = core.context();
   const bool first = context.mesh->world().rank() == 0;
   const auto prompt = static_cast<int64_t>(options.prompt.size());
-  core.parameters().set_use(weights.use());
-  MOE_ASSIGN_OR_RETURN(const auto model,
-                       Transformer<T>::Create(ModelConfig(config), core.parameters(), context));
-  MOE_RETURN_IF_ERROR(weights.Load(core.parameters(), context));
+  MOE_ASSIGN_OR_RETURN(const auto model, weights.MakeModel<T>(config, core));
   MOE_ASSIGN_OR_RETURN(auto cache, KeyValueCache<T>::Create(
                                        config.model, first ? prompt + options.max_new_tokens : 0));
   std::vector<float> logits(first ? config.model.vocab_size : 0);
