@@ -97,6 +97,20 @@ std::vector<absl::Span<const std::byte>> Parameter::replica() const {
   return pieces;
 }
 
+absl::StatusOr<Buffer> Parameter::ReadReplica(Stream& stream) const {
+  const auto pieces = replica();
+  int64_t bytes = 0;
+  for (const auto piece : pieces) bytes += std::ssize(piece);
+  MOE_ASSIGN_OR_RETURN(Buffer copy, Buffer::Allocate(bytes));
+  std::byte* to = copy.data();
+  for (const auto piece : pieces) {
+    MOE_RETURN_IF_ERROR(stream.CopyBytes(piece.data(), to, std::ssize(piece)));
+    to += piece.size();
+  }
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  return copy;
+}
+
 absl::Status Parameter::CheckWhole(const char* function) const {
   if (!packed_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -112,13 +126,7 @@ absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
     MOE_RETURN_IF_ERROR(stream.Synchronize());
     return values;
   }
-  MOE_ASSIGN_OR_RETURN(const Buffer copy, Buffer::Allocate(size() * SizeOf(type_)));
-  std::byte* to = copy.data();
-  for (const auto piece : replica()) {
-    MOE_RETURN_IF_ERROR(stream.CopyBytes(piece.data(), to, std::ssize(piece)));
-    to += piece.size();
-  }
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, ReadReplica(stream));
   const auto host = MakeInlineStream();
   const auto out = absl::MakeSpan(values);
   if (type_ == DType::kBFloat16) {

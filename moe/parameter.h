@@ -96,6 +96,8 @@ class Parameter {
   // What all ranks of the group have of it, in row-major order: the master, or the compute copy
   // without one, in one piece or, where it is borrowed so, in several.
   std::vector<absl::Span<const std::byte>> replica() const;
+  // A copy of it on the host, once `stream` has passed what is in it. Blocks.
+  absl::StatusOr<Buffer> ReadReplica(Stream& stream) const;
   // Grows with every RefreshCompute, Adopt and Borrow: what is made of weights is of one version.
   int64_t version() const { return version_; }
 

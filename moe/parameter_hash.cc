@@ -1,7 +1,6 @@
 #include "moe/parameter_hash.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -42,22 +41,16 @@ absl::Status SumOnHost(absl::Span<int64_t> values, const Context& context) {
 
 // Of what all ranks of its group have.
 absl::StatusOr<int64_t> HashOf(const Parameter& parameter, const Context& context) {
+  const auto hash = [](absl::Span<const std::byte> values) {
+    return static_cast<int64_t>(Xxh3(values.data(), values.size()));
+  };
   const auto pieces = parameter.replica();
-  absl::Span<const std::byte> values = pieces.front();
-  std::vector<std::byte> copy;
-  if (OnCuda(context) || pieces.size() > 1) {
-    size_t bytes = 0;
-    for (const auto piece : pieces) bytes += piece.size();
-    copy.resize(bytes);
-    std::byte* to = copy.data();
-    for (const auto piece : pieces) {
-      MOE_RETURN_IF_ERROR(context.compute->CopyBytes(piece.data(), to, std::ssize(piece)));
-      to += piece.size();
-    }
-    values = copy;
+  if (!OnCuda(context) && pieces.size() == 1) {
+    MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+    return hash(pieces.front());
   }
-  MOE_RETURN_IF_ERROR(context.compute->Synchronize());
-  return static_cast<int64_t>(Xxh3(values.data(), values.size()));
+  MOE_ASSIGN_OR_RETURN(const Buffer copy, parameter.ReadReplica(*context.compute));
+  return hash(copy.span<std::byte>());
 }
 
 // Names of the parameters of all ranks of an expert-parallel group, sorted.
