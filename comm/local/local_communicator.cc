@@ -178,14 +178,14 @@ class LocalCommunicator final : public Communicator {
 absl::Status LocalCommunicator::DoCollective(CollectiveCall call, Stream& stream) {
   return stream.Enqueue(
       [group = group_, caller = Caller(NameOf(call.kind)), call = std::move(call)] {
-        LocalPost post{.operation = caller.operation,
-                       .send = call.send.data(),
-                       .inout = call.recv.data(),
-                       .count = call.count(),
-                       .type = call.type,
-                       .op = call.op,
-                       .root = call.root,
-                       .send_bytes = call.send_counts};
+        const LocalPost post{.operation = caller.operation,
+                             .send = call.send.data(),
+                             .inout = call.recv.data(),
+                             .count = call.count(),
+                             .type = call.type,
+                             .op = call.op,
+                             .root = call.root,
+                             .send_bytes = call.send_counts};
         return group->Collective(
             caller, post, [&](Posts posts) { return Share(*group, caller, call).Run(posts); });
       });

@@ -27,7 +27,7 @@ struct MemoryShape {
   Numerics numerics = Numerics::kLayoutInvariant;
   int expert_parallel_size = 1;
   ZeroStage zero = ZeroStage::kNone;
-  int ranks = 1;        // of the world, with ZeRO
+  int ranks = 1;        // of the world, with ZeRO and where it saves
   bool saves = false;   // checkpoints: a copy of what the rank writes is kept
   double row_skew = 1;  // rows for experts of the rank with the most / mean over ranks, if known
   bool trained = true;  // false: no optimiser, embedding, attention or output layer (layer mode)
