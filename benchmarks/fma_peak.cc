@@ -10,8 +10,16 @@
 #include <iostream>
 #include <string>
 
+#include <absl/status/status.h>
+
+#include "kernels/grouped_gemm/simd_targets.h"
+
 int main() {
   using Clock = std::chrono::steady_clock;
+  if (const absl::Status status = moe::gemm::UseSimdTargetOfEnvironment(); !status.ok()) {
+    std::fprintf(stderr, "fma_peak: %s\n", status.ToString().c_str());
+    return 2;
+  }
   moe::gemm::RunFma(400'000);  // the clock may rise only now
   for (std::string line; std::getline(std::cin, line);) {
     const auto begin = Clock::now();

@@ -168,7 +168,6 @@ struct Options {
   bool cpu_clock = false;
   std::string type = "both";
   bool json = false;
-  std::string target;  // the best
 };
 
 // Wall clock, or with `cpu` the CPU time of this process: the same for one thread that owns its
@@ -343,11 +342,9 @@ int main(int argc, char** argv) {
       ("leaves", value(options.leaves), "of trees: 1, 2, 4, 8 or 16")              //
       ("type", value(options.type), "f32, bf16 or both")                           //
       ("json", po::bool_switch(&options.json), "a JSON object per row")            //
-      ("target", value(options.target),
-       "SIMD target: AVX3_BF16, AVX3, AVX2, NEON; empty for the best")(
-          "rounds", value(options.rounds), "timed rounds")(
-          "cpu-clock", po::bool_switch(&options.cpu_clock),
-          "time by the CPU clock of the process: for one thread on a shared machine");
+      ("rounds", value(options.rounds), "timed rounds")                            //
+      ("cpu-clock", po::bool_switch(&options.cpu_clock),
+       "time by the CPU clock of the process: for one thread on a shared machine");
   try {
     po::variables_map vm;
     po::store(po::parse_command_line(argc, argv, flags), vm);
@@ -379,13 +376,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "gemm_bench: --cpu-clock is expected with one thread\n");
     return 2;
   }
-  const std::vector<std::string> targets = moe::gemm::SimdTargets();
-  if (!options.target.empty() &&
-      std::find(targets.begin(), targets.end(), options.target) == targets.end()) {
-    std::fprintf(stderr, "gemm_bench: --target: this CPU has no '%s'\n", options.target.c_str());
+  if (const absl::Status status = moe::gemm::UseSimdTargetOfEnvironment(); !status.ok()) {
+    std::fprintf(stderr, "gemm_bench: %s\n", status.ToString().c_str());
     return 2;
   }
-  moe::gemm::UseSimdTarget(options.target);
   const absl::StatusOr<bool> right = moe::bench::Run(options);
   if (!right.ok()) {
     std::fprintf(stderr, "gemm_bench: %s\n", right.status().ToString().c_str());

@@ -16,13 +16,22 @@ import sys
 
 CORES = len(os.sched_getaffinity(0))
 RUN_SECONDS = 300
-# Force kernels of an older machine on OpenBLAS, and by it on PyTorch.
-SLOWING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+# What holds each library to AVX2 where the CPU has more: ours, oneDNN (its own name and PyTorch's
+# copy), PyTorch's own loops, MKL, OpenBLAS.
+AVX2 = {"MOE_SIMD": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell"}
+# Force kernels of an older machine on ours or on a peer.
+SLOWING = ("OPENBLAS_L2_SIZE", *AVX2)
+
+
+held = {}  # AVX2 once --avx2 was given
 
 
 def clean_environment(**more):
-    """Without what slows a peer."""
-    return {name: text for name, text in os.environ.items() if name not in SLOWING} | more
+    """Without what slows ours or a peer, but for what a flag asks for."""
+    kept = {name: text for name, text in os.environ.items() if name not in SLOWING}
+    return kept | held | more
 
 
 def one_thread():
@@ -81,6 +90,7 @@ class Core:
         allowed = sorted(os.sched_getaffinity(0))
         if args.core >= 0 and args.core not in allowed:
             sys.exit(f"--core is {args.core}, expected one of {allowed}")
+        held.update(AVX2 if args.avx2 else {})
         os.sched_setaffinity(0, {args.core if args.core >= 0 else allowed[-1]})
         self._loop = Worker([args.fma_peak])
         self._speed = "gflops_per_cpu_s" if cpu_clock else "gflops_per_s"
@@ -108,6 +118,7 @@ def core_arguments(description):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fma-peak", required=True, help="benchmarks/fma_peak.cc, compiled")
     parser.add_argument("--core", type=int, default=-1, help="-1: the last")
+    parser.add_argument("--avx2", action="store_true", help="hold ours and the peers to AVX2")
     parser.add_argument("--rounds", type=int, default=7)
     return parser
 
@@ -128,10 +139,12 @@ def spread(values, form):
 
 
 def machine():
+    """The CPU's name, its cores, and what it is held to."""
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         models = [line.split(":", 1)[1].strip() for line in cpuinfo
                   if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {CORES} cores"
+    only = " with AVX2 alone" if held else ""
+    return f"{models[0] if models else platform.machine()}{only}, {CORES} cores"
 
 
 def add_torch(parser):

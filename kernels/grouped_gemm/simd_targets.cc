@@ -1,7 +1,11 @@
 #include "kernels/grouped_gemm/simd_targets.h"
 
 #include <cstdint>
+#include <cstdlib>
 
+#include <absl/algorithm/container.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <hwy/targets.h>
 
 #include "kernels/base/status_macros.h"
@@ -17,7 +21,7 @@ constexpr char kWithDot[] = "AVX3_BF16";
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
-  if (HasBFloat16Dot()) names.emplace_back(kWithDot);
+  if (DotsBFloat16()) names.emplace_back(kWithDot);
   for (const int64_t target : kFused) {
     if (hwy::SupportedTargets() & target) names.emplace_back(hwy::TargetName(target));
   }
@@ -35,6 +39,19 @@ void UseSimdTarget(absl::string_view name) {
   MOE_CHECK(chosen != 0 || name.empty());
   hwy::SetSupportedTargetsForTest(chosen);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+absl::Status UseSimdTargetOfEnvironment() {
+  const char* const name = std::getenv(kSimdVariable);
+  if (name == nullptr) return absl::OkStatus();
+  const std::vector<std::string> targets = SimdTargets();
+  if (!absl::c_linear_search(targets, name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kSimdVariable, " is '", name,
+                     "', expected one of this CPU's: ", absl::StrJoin(targets, ", ")));
+  }
+  UseSimdTarget(name);
+  return absl::OkStatus();
 }
 
 }  // namespace moe::gemm

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "kernels/base/caught.h"
+#include "kernels/grouped_gemm/simd_targets.h"
 #include "moe/cli/base/launch.h"
 #include "moe/cli/base/program.h"
 #include "moe/cli/base/provenance.h"
@@ -82,6 +83,9 @@ ExitCode Main(Invocation invocation) {
   const auto end = [&](const absl::Status& status) {
     return EndCommand(invocation, "", status);
   };
+  if (const absl::Status status = gemm::UseSimdTargetOfEnvironment(); !status.ok()) {
+    return end(status);
+  }
   if (invocation.args.empty()) {
     return end(absl::InvalidArgumentError("no command, expected moe COMMAND; see moe --help"));
   }
@@ -151,7 +155,9 @@ int RunProgram(int argc, char** argv) {
     invocation.program = argc > 0 ? argv[0] : "moe";
     invocation.args.assign(argv + (argc > 0 ? 1 : 0), argv + argc);
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-      invocation.environment.emplace_back(*entry);
+      if (!absl::StartsWith(*entry, absl::StrCat(gemm::kSimdVariable, "="))) {  // no flag's
+        invocation.environment.emplace_back(*entry);
+      }
     }
     const auto launch = LaunchOf(invocation.environment);
     if (launch.ok()) invocation.launch = *launch;

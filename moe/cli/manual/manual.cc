@@ -224,6 +224,8 @@ the first rank alone.
 constexpr char kProgramTail[] = R"(
 Settings: a flag wins over the environment: MOE_ and the flag's name in capitals, _ for -, without a
 leading moe- (MOE_ROUTER_TOPK for --moe-router-topk). A --config file and defaults come after it.
+MOE_SIMD is one of the SIMD targets that moe doctor lists (AVX2), instead of the best: to measure
+what an older CPU would do. Bits are the same but for EMU128.
 NO_COLOR, if set, is for text without colours. Launchers say who a process is by
 OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID or RANK, and what belongs to each.
 

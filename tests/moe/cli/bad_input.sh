@@ -56,6 +56,7 @@ mkdir results
 
 # The environment and configuration files.
 MOE_STEPS=many train 2 "MOE_STEPS is 'many'"
+MOE_SIMD=AVX1 train 2 "MOE_SIMD is 'AVX1', expected one of this CPU's: "
 echo '{"num_expert": 8}' >config.json
 train 2 "config.json: unknown key 'num_expert'; did you mean 'num_experts'?" --config config.json
 echo '{"steps": 1, "steps": 2}' >config.json

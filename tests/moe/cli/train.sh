@@ -58,6 +58,14 @@ run bash -c "$again --out $work/b"
 expect 0 "reproduce: $again"
 [[ $(bits "$metrics") == "$(bits "$work/b/metrics.jsonl")" ]] || fail "the run did not repeat"
 
+# So does a CPU without AVX-512.
+if "$moe" doctor | grep -q "SIMD .*AVX2"; then
+  MOE_SIMD=AVX2 run bash -c "$again --out $work/avx2"
+  expect 0 "MOE_SIMD=AVX2"
+  [[ $(bits "$metrics") == "$(bits "$work/avx2/metrics.jsonl")" ]] || fail "AVX2 has other bits"
+  grep -q '"simd":"AVX2"' "$work/avx2/metrics.jsonl" || fail "the run does not say that it had AVX2"
+fi
+
 # So do the settings in the first line.
 sed 's/.*"settings"://; s/}$//' <<<"$start" >"$work/settings.json"
 run "$moe" train --config "$work/settings.json" --out "$work/c"
