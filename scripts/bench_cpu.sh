@@ -11,8 +11,11 @@
 #   layer     layer_table.py     beside PyTorch
 #   cores     cores_table.py     a layer on two cores, and on more ranks than cores
 #   numerics  numerics_table.py  training steps, layout-invariant beside fast
+#   rounding  rounding_table.py  a layer's rounding errors beside PyTorch's
+# gemm and layer take --avx2: ours and the peers held to AVX2, on whatever CPU.
 # A peer that is not installed (scripts/install_deps.sh --bench) is said, and has no column. PyTorch
-# is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between.
+# is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between (for
+# rounding the first that has safetensors, too).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -30,7 +33,7 @@ if ((${#parts[@]} == 0)); then
     echo "bench_cpu: flags are expected after the part that reads them: --part NAME $*" >&2
     exit 2
   fi
-  parts=(exchange gemm gate layer cores numerics)
+  parts=(exchange gemm gate layer cores numerics rounding)
 fi
 need() {
   [[ -x $dir/$1 ]] && return
@@ -85,6 +88,17 @@ beside_torch() {  # gate, layer
     "${flags[@]}" "$@"
 }
 
+rounding() {
+  local python
+  while read -r python; do
+    if "$python" -c "import safetensors, torch" 2>/dev/null; then
+      "$python" benchmarks/rounding_table.py --moe "$moe" "$@"
+      return
+    fi
+  done < <(pythons | grep -vx -- --python)
+  echo "No Python with PyTorch and safetensors: not measured."
+}
+
 alone() {  # cores, numerics
   local part=$1
   shift
@@ -99,8 +113,9 @@ for part in "${parts[@]}"; do
     layer) title="Layer" run=(beside_torch layer) ;;
     cores) title="Cores" run=(alone cores) ;;
     numerics) title="Layout-invariant against fast" run=(alone numerics) ;;
+    rounding) title="Rounding" run=(rounding) ;;
     *)
-      echo "bench_cpu: --part '$part', expected exchange, gemm, gate, layer, cores or numerics" >&2
+      echo "bench_cpu: --part '$part', expected exchange, gemm, gate, layer, cores, numerics or rounding" >&2
       exit 2
       ;;
   esac

@@ -36,7 +36,7 @@ inline constexpr int64_t kMaxTileCols = 64;
 // A panel is the part of b that rows pass by at a time, 128 KiB of words: it stays in a
 // second-level cache meanwhile. Those of a plain b are few rows of its memory, because lines a
 // power of two apart share few cache sets: 470 pieces of 256 bytes, 4 KiB apart, do not fit any
-// second-level cache.
+// second-level cache. Depths are whole chains.
 struct Shape {
   int64_t panel_cols;
   int64_t panel_depth;  // in words, like all depths here
@@ -53,11 +53,12 @@ inline constexpr Shape kStripsOfB = {
 // at 32 and 64 rows of float32.
 inline constexpr Shape kPlainB = {
     .panel_cols = 64, .panel_depth = 128, .block_rows = 252, .col_step = 256};
-// One tile of rows, or few steps, wait for memory: whole rows of b, read from front to back. Input
+// One tile of rows, or few steps, wait for memory: long rows of b, read from front to back. Input
 // gradients of one tile read float32 weights in place: 1.2 times as fast as kPlainB at 4 rows, and
-// slower from 8 on, where sums go to and fro too often.
+// slower from 8 on, where sums go to and fro too often. 256 columns are 0.85 times as fast.
 inline constexpr Shape kWideB = {
-    .panel_cols = 1024, .panel_depth = 32, .block_rows = 252, .col_step = 256};
+    .panel_cols = 1024, .panel_depth = 128, .block_rows = 252, .col_step = 256};
+inline constexpr int64_t kFewWords = 32;
 // Gradients of weights, of segments of more rows than kPlainB has steps: deep panels, so that sums
 // stay in registers for longer, and the rows of a transposed a packed once for all of them. 1.15
 // times as fast as kPlainB from 192 rows on, at 128 no faster.
@@ -73,6 +74,7 @@ inline constexpr Shape kTallB = {
 inline constexpr Shape kTreeB = {
     .panel_cols = 128, .panel_depth = 512, .block_rows = 512, .col_step = 256};
 inline constexpr int64_t kTreeRows = 32;
+inline constexpr int64_t kMostPanelWords = 512;  // of all shapes
 
 // Whether a chain of the depth ends with half a word, whose other half is not what lies behind it.
 template <typename T, typename TOut>
@@ -94,7 +96,7 @@ constexpr bool PacksRows(const Problem<T, TOut>& problem) {
 template <typename T, typename TOut>
 constexpr bool IsWide(const Problem<T, TOut>& problem) {
   if (problem.exact.used()) return false;  // sums of a panel wait in cache to be added
-  return problem.c.rows() <= kTileRows || WordsOf<T>(problem.depth()) <= kWideB.panel_depth;
+  return problem.c.rows() <= kTileRows || WordsOf<T>(problem.depth()) <= kFewWords;
 }
 
 // Whether the tile reads whole strips of b where they lie: there is no other tile to pack for.

@@ -85,6 +85,15 @@ constexpr int64_t RowBytes(const PackedDotRows&) {
   return sizeof(float);
 }
 
+template <int kRows>
+MOE_DOT_TARGET inline __attribute__((always_inline)) void Clear(__m512 (&sum)[kRows][kVectors]) {
+  MOE_DOT_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_DOT_UNROLL
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_setzero_ps();
+  }
+}
+
 // sum = sums that waited, `stride` floats from row to row, + sum; and the way there.
 template <int kRows>
 MOE_DOT_TARGET inline __attribute__((always_inline)) void AddSums(const float* from, int64_t stride,
@@ -113,17 +122,10 @@ MOE_DOT_TARGET void DotTileOf(const Rows& rows, const float* __restrict strip,
                               absl::Span<const TilePiece> pieces, const TileSums& c,
                               Prefetchers& ahead) {
   constexpr int64_t kLine = kVectors * kLanes;
-  alignas(64) float leaves[kMaxWaiting][kRows * kLine];
-  float(*waiting)[kRows * kLine] = leaves;
+  alignas(64) float beside_c[kMaxWaiting][kRows * kLine];
+  int waiting = c.continues ? 1 : 0;
   __m512 sum[kRows][kVectors];
-  MOE_DOT_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    MOE_DOT_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] =
-          c.continues ? _mm512_loadu_ps(c.data + i * c.stride + j * kLanes) : _mm512_setzero_ps();
-    }
-  }
+  Clear<kRows>(sum);
   const int64_t row_bytes = RowBytes(rows), word_bytes = WordBytes<kRows>(rows);
   static_assert(Prefetcher::kSteps == 4);
   const TilePiece* piece = pieces.data();
@@ -141,15 +143,22 @@ MOE_DOT_TARGET void DotTileOf(const Rows& rows, const float* __restrict strip,
       DotWord<kRows>(a + 3 * word_bytes, row_bytes, b + 3 * kLine, sum);
     }
     for (; k < piece->words; ++k, a += word_bytes, b += kLine) DotWord<kRows>(a, row_bytes, b, sum);
-    for (int fold = 0; fold < piece->folds; ++fold) AddSums<kRows>(*--waiting, kLine, sum);
+    for (int fold = 0; fold < piece->folds; ++fold) {
+      if (--waiting == 0) {
+        AddSums<kRows>(c.data, c.stride, sum);
+      } else {
+        AddSums<kRows>(beside_c[waiting - 1], kLine, sum);
+      }
+    }
     if (piece == last) break;
     if (piece->folds < 0) continue;
-    StoreSums<kRows>(sum, *waiting++, kLine);
-    MOE_DOT_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      MOE_DOT_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_setzero_ps();
+    if (waiting == 0) {
+      StoreSums<kRows>(sum, c.data, c.stride);
+    } else {
+      StoreSums<kRows>(sum, beside_c[waiting - 1], kLine);
     }
+    ++waiting;
+    Clear<kRows>(sum);
   }
   float* to = c.data;
   for (int fold = 0; fold < c.folds; ++fold) AddSums<kRows>(to -= c.node, c.stride, sum);

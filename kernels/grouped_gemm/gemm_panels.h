@@ -17,7 +17,7 @@ struct Panel {
   int64_t k = 0, col = 0, cols = 0;
   int64_t depth = 0;                 // its words,
   int64_t word = 0;                  // and an upper bound of those of all segments before it
-  bool first = false, last = false;  // of the depth blocks that make one chain, of all of them
+  bool first = false, last = false;  // of the depth blocks that make one sum, of all of them
   int64_t segment = 0, part = 0;     // which depth block it is
   int64_t begin = 0;                 // words of the segment before it
   // Rows of a plain b that it takes, almost: `steps` from each of `parts` parts of a tree.
@@ -30,13 +30,14 @@ struct Panel {
 struct Piece {
   int64_t k, steps, words;
   int64_t word;  // words of the panel before it
-  int folds;     // where a leaf ends here, the nodes of this panel that are added to it; else -1
+  int folds;     // where a chain ends here, the sums that wait and are added to it; else -1
 };
 
 struct Pieces {
   absl::Span<const Piece> all() const { return {piece.data(), count}; }
 
-  std::array<Piece, kMaxTreeLeaves * GemmTree::kMaxParts> piece;
+  // A chain's end, a leaf's or a part's each end one.
+  std::array<Piece, kMaxTreeLeaves * GemmTree::kMaxParts + kMostPanelWords / kChainWords> piece;
   size_t count = 0;
 };
 
@@ -54,7 +55,8 @@ class Panels {
         tree_(problem.tree),
         subtree_(problem.is_tree() ? LeavesPerPanel(problem) : 0),
         depth_(problem.depth()),
-        segments_(problem.exact.segments) {
+        segments_(problem.exact.segments),
+        adds_(problem.write == Write::kAdd) {
     if (subtree_ == 0) return;
     for (int s = 0; s <= tree_.cut.leaves; ++s) leaf_[s] = tree_.cut.Begin(s);
   }
@@ -78,41 +80,55 @@ class Panels {
   Pieces PiecesOf(const Panel& panel) const {
     Pieces pieces;
     if (subtree_ == 0) {
-      const int64_t left = Begin(panel.segment + 1) - panel.k;
-      pieces.piece[pieces.count++] = {panel.k, std::min(panel.depth * kStepsPerWord<T>, left),
-                                      panel.depth, 0, 0};
-      return pieces;
+      const int64_t words = Words(panel.segment), begin = Begin(panel.segment);
+      AddPieces(panel, {begin, Begin(panel.segment + 1) - begin}, 0, 0, words, 0, pieces);
     }
     int64_t word = 0;  // of the subtree
-    for (int s = FirstLeaf(panel.segment); s < FirstLeaf(panel.segment + 1); ++s) {
-      if (leaf_[s] == leaf_[s + 1]) continue;
-      int64_t next = word;
-      for (int part = 0; part < tree_.parts; ++part, word = next) {
-        const int64_t steps = PartSteps(s, part), words = WordsOf<T>(steps);
-        next = word + words;
-        const int64_t begin = std::max(word, panel.begin) - word;
-        const int64_t end = std::min(word + words, panel.begin + panel.depth) - word;
-        if (begin >= end) continue;
-        const int64_t step = begin * kStepsPerWord<T>;
-        const bool ends = part + 1 == tree_.parts && end == words;
-        pieces.piece[pieces.count++] = {.k = PartBegin(s, part) + step,
-                                        .steps = std::min(end * kStepsPerWord<T>, steps) - step,
-                                        .words = end - begin,
-                                        .word = word + begin - panel.begin,
-                                        .folds = ends ? Folds(s, 1, subtree_) : -1};
+    for (int s = FirstLeaf(panel.segment); subtree_ > 0 && s < FirstLeaf(panel.segment + 1); ++s) {
+      const int64_t leaf = word, end = word + LeafWords(s);
+      for (int part = 0; part < tree_.parts; ++part) {
+        const Steps steps = {PartBegin(s, part), PartSteps(s, part)};
+        const int folds = leaf_[s] < leaf_[s + 1] ? Folds(s, 1, subtree_) : 0;
+        AddPieces(panel, steps, word, leaf, end, folds, pieces);
+        word += WordsOf<T>(steps.count);
       }
     }
-    if (pieces.count == 0) pieces.piece[pieces.count++] = {};  // all leaves are empty
+    if (pieces.count == 0) pieces.piece[pieces.count++] = {};  // no steps, or empty leaves
     return pieces;
   }
 
  private:
+  struct Steps {
+    int64_t k, count;
+  };
+
+  // The pieces of `steps`, which begin at word `word` of the segment, within the panel. They are of
+  // a leaf, words [begin, end), after which `folds` nodes are added.
+  void AddPieces(const Panel& panel, const Steps& steps, int64_t word, int64_t begin, int64_t end,
+                 int folds, Pieces& pieces) const {
+    const int64_t stop = std::min(word + WordsOf<T>(steps.count), panel.begin + panel.depth);
+    for (int64_t from = std::max(word, panel.begin), to; from < stop; from = to) {
+      const int64_t chain = (from - begin) / kChainWords;
+      to = std::min(stop, begin + (chain + 1) * kChainWords);
+      const bool ends = to == end || (to - begin) % kChainWords == 0;
+      const int64_t step = (from - word) * kStepsPerWord<T>;
+      pieces.piece[pieces.count++] = {
+          .k = steps.k + step,
+          .steps = std::min((to - word) * kStepsPerWord<T>, steps.count) - step,
+          .words = to - from,
+          .word = from - panel.begin,
+          .folds = ends ? (chain > 0 || adds_ ? 1 : 0) + (to == end ? folds : 0) : -1};
+    }
+  }
+
   Panel At(int64_t col, int64_t segment, int64_t part) const {
     if (col >= block_.col_end) return {};
     // A product over nothing still writes zeros: one panel of no steps.
     const int64_t words = Words(segment);
-    const EvenCut depths(std::max<int64_t>(words, 1), shape_.panel_depth);
-    const int64_t begin = depths.Begin(part), end = std::min(depths.Begin(part + 1), words);
+    const int64_t chains = (words + kChainWords - 1) / kChainWords;
+    const EvenCut depths(std::max<int64_t>(chains, 1), shape_.panel_depth / kChainWords);
+    const int64_t begin = depths.Begin(part) * kChainWords;
+    const int64_t end = std::min(depths.Begin(part + 1) * kChainWords, words);
     const bool ends = part + 1 == depths.parts;
     const int64_t step = begin * kStepsPerWord<T>;
     Panel panel = {
@@ -206,6 +222,7 @@ class Panels {
   int subtree_;  // its leaves; 0: no tree
   int64_t depth_;
   absl::Span<const int64_t> segments_;
+  bool adds_;                                     // to what c holds
   std::array<int64_t, kMaxTreeLeaves + 1> leaf_;  // first value of each, and the extent
 };
 

@@ -8,20 +8,21 @@
 
 namespace moe::gemm {
 
-// Leaves that wait within one call: log2 of the most.
+// Sums that wait within one call beside those in c: of leaves, log2 of the most of a tree.
 inline constexpr int kMaxWaiting = 4;
 
 // Words that follow each other in rows of a and columns of b, from word `a` and `b` of those on.
 struct TilePiece {
   int64_t a, b, words;
-  // Where a leaf ends here: how many of those that wait are added to it, the last one first; the
-  // sum waits then, unless it is the last. Negative: the leaf goes on with the next piece.
+  // Where a chain ends here: how many of the sums that wait are added to its own, the last one
+  // first; the sum waits then, the first that does in c. Negative: the chain goes on with the next
+  // piece.
   int folds;
 };
 
-// Sums start from those in `data` if `continues`, else from 0. At the end `folds` sums that wait
-// before them, each `node` floats before the other, are added, and they go where the last of these
-// was.
+// Where sums go. If `continues`, those of the depth blocks before wait there. At the end `folds` sums
+// that wait before them, each `node` floats before the other, are added, and they go where the last
+// of these was.
 struct TileSums {
   float* data;
   int64_t stride;

@@ -15,6 +15,9 @@
 
 namespace moe::gemm {
 
+// Words of a chain of multiply-adds (grouped_gemm.h): of pairs of BFloat16, or terms of other types.
+inline constexpr int64_t kChainWords = 128;
+
 // How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *
 // b [depth, cols]. Strips, for b alone, are packed weights: packed_weights.h has their picture.
 enum class Layout : uint8_t { kPlain, kTransposed, kStrips };
@@ -55,8 +58,8 @@ inline void CountNonFinite(const ExactSink& sink, int64_t count) {
   if (count > 0) std::atomic_ref(*sink.non_finite).fetch_add(count, std::memory_order_relaxed);
 }
 
-// The specification: for every element one chain of std::fma for each leaf, and sums of them, in
-// the order that grouped_gemm.h gives, rounded once.
+// The specification: for every element chains of std::fma and sums of them, in the order that
+// grouped_gemm.h gives, rounded once.
 template <typename T, typename TOut>
 void Reference(const Problem<T, TOut>& problem);
 

@@ -31,6 +31,34 @@ float Add(float left, float right) {
   }
 }
 
+// An element's terms in order: chains of kChainWords words, each from 0 on, added up in order.
+template <typename T>
+class ChainSum {
+ public:
+  explicit ChainSum(std::optional<float> old = std::nullopt) : sum_(old) {}
+
+  void Add(T x, T y) { chain_ = MultiplyAdd(x, y, chain_); }
+  void EndWord() {
+    if (++words_ == kChainWords) EndChain();
+  }
+  // Nothing without terms and old value.
+  std::optional<float> Result() {
+    if (words_ > 0) EndChain();
+    return sum_;
+  }
+
+ private:
+  void EndChain() {
+    sum_ = sum_ ? gemm::Add<T>(*sum_, chain_) : chain_;
+    chain_ = 0;
+    words_ = 0;
+  }
+
+  std::optional<float> sum_;
+  float chain_ = 0;
+  int64_t words_ = 0;
+};
+
 // The node over leaves [first, last), `leaf(s)` being one of them; nothing if they are empty.
 template <typename T, class Leaf>
 std::optional<float> Node(const Leaf& leaf, int first, int last) {
@@ -57,33 +85,36 @@ void Reference(const Problem<T, TOut>& problem) {
   const auto a_at = [&](int64_t i, int64_t k) {
     return a_layout == Layout::kPlain ? a(i, k) : a(k, i);
   };
-  const auto chain = [&](int64_t i, int64_t j, int64_t begin, int64_t end, float sum) {
+  const auto add = [&](int64_t i, int64_t j, int64_t begin, int64_t end, ChainSum<T>& sum) {
     for (int64_t word = begin; word < end; word += kStepsPerWord<T>) {
       for (int64_t k = word + kStepsPerWord<T> - 1; k >= word; --k) {
         const bool filled_up = k == end;
-        sum = MultiplyAdd(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j), sum);
+        sum.Add(filled_up ? T(0.0f) : a_at(i, k), filled_up ? T(0.0f) : b_at(k, j));
       }
+      sum.EndWord();
     }
-    return sum;
   };
   const auto root = [&](int64_t i, int64_t j) {
-    const auto leaf = [&](int s) -> std::optional<float> {
+    const auto leaf = [&](int s) {
       const int64_t begin = tree.cut.Begin(s), end = tree.cut.Begin(s + 1);
-      if (begin == end) return std::nullopt;
-      float sum = 0.0f;
+      ChainSum<T> sum;
       for (int part = 0; part < tree.parts; ++part) {
         const int64_t first = tree.Begin(part), times = tree.Times(part);
-        sum = chain(i, j, first + times * begin, first + times * end, sum);
+        add(i, j, first + times * begin, first + times * end, sum);
       }
-      return sum;
+      return sum.Result();
     };
-    return Node<T>(leaf, 0, tree.cut.leaves).value_or(0.0f);
+    return Node<T>(leaf, 0, tree.cut.leaves);
+  };
+  const auto all = [&](int64_t i, int64_t j) {
+    ChainSum<T> sum(write == Write::kAdd ? std::optional(static_cast<float>(c(i, j)))
+                                         : std::nullopt);
+    add(i, j, 0, problem.depth(), sum);
+    return sum.Result();
   };
   for (int64_t i = 0; i < c.rows(); ++i) {
     for (int64_t j = 0; j < c.cols(); ++j) {
-      const float old = write == Write::kAdd ? static_cast<float>(c(i, j)) : 0.0f;
-      c(i, j) =
-          static_cast<TOut>(problem.is_tree() ? root(i, j) : chain(i, j, 0, problem.depth(), old));
+      c(i, j) = static_cast<TOut>((problem.is_tree() ? root(i, j) : all(i, j)).value_or(0.0f));
     }
   }
 }

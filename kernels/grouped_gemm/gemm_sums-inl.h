@@ -42,8 +42,8 @@ class Sums {
         slot_(slot.sums),
         node_(slot.node) {}
 
-  // The sums of the tile whose first element is (row, j) of the panel. It goes on from its own
-  // earlier depth blocks, or from Load's.
+  // The sums of the tile whose first element is (row, j) of the panel. It adds to those of its own
+  // earlier depth blocks, or to Load's.
   TileSums Tile(int64_t row, int64_t j) const {
     return {SumsOf(panel_.waiting, row, j), stride(j), !panel_.first || adds_, panel_.folds, node_};
   }

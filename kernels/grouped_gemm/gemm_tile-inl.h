@@ -118,6 +118,15 @@ HWY_INLINE void Word(const Rows& a, int64_t k, const float* HWY_RESTRICT b,
   }
 }
 
+template <int kRows>
+HWY_INLINE void Clear(FloatVector (&sum)[kRows][kVectors]) {
+  MOE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    MOE_UNROLL
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(FloatTag());
+  }
+}
+
 // sum = sums that waited, `stride` floats from row to row, + sum.
 template <int kRows>
 HWY_INLINE void AddSums(const float* HWY_RESTRICT from, int64_t stride,
@@ -144,21 +153,14 @@ HWY_INLINE void StoreSums(const FloatVector (&sum)[kRows][kVectors], float* HWY_
 }
 
 // c [kRows, kTileCols] from a * b: over the words of each piece in ascending order, one fused
-// multiply-add per element and step, leaves in between added as the pieces say. T: what words hold.
+// multiply-add per element and step, chains in between added as the pieces say. T: what words hold.
 template <typename T, int kRows, class Rows>
 HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePiece> pieces,
                        const TileSums c, Prefetchers& ahead) {
-  const FloatTag d;
-  HWY_ALIGN float leaves[kMaxWaiting][kRows * kTileCols];
-  float(*waiting)[kRows * kTileCols] = leaves;
+  HWY_ALIGN float beside_c[kMaxWaiting][kRows * kTileCols];
+  int waiting = c.continues ? 1 : 0;
   FloatVector sum[kRows][kVectors];
-  MOE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    MOE_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = c.continues ? hn::LoadU(d, c.data + i * c.stride + j * kLanes) : hn::Zero(d);
-    }
-  }
+  Clear<kRows>(sum);
   const TilePiece* piece = pieces.data();
   const TilePiece* const last = piece + pieces.size() - 1;
   for (;; ++piece) {
@@ -179,15 +181,22 @@ HWY_NOINLINE void Tile(const Rows a, const Strip strip, absl::Span<const TilePie
     for (; k < end; ++k, b += strip.stride) {
       Word<T, kRows>(a, k, b, sum);
     }
-    for (int fold = 0; fold < piece->folds; ++fold) AddSums<kRows>(*--waiting, kTileCols, sum);
+    for (int fold = 0; fold < piece->folds; ++fold) {
+      if (--waiting == 0) {
+        AddSums<kRows>(c.data, c.stride, sum);
+      } else {
+        AddSums<kRows>(beside_c[waiting - 1], kTileCols, sum);
+      }
+    }
     if (piece == last) break;
     if (piece->folds < 0) continue;
-    StoreSums<kRows>(sum, *waiting++, kTileCols);
-    MOE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      MOE_UNROLL
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
+    if (waiting == 0) {
+      StoreSums<kRows>(sum, c.data, c.stride);
+    } else {
+      StoreSums<kRows>(sum, beside_c[waiting - 1], kTileCols);
     }
+    ++waiting;
+    Clear<kRows>(sum);
   }
   float* to = c.data;
   for (int fold = 0; fold < c.folds; ++fold) AddSums<kRows>(to -= c.node, c.stride, sum);

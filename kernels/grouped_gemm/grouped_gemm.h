@@ -20,18 +20,20 @@ namespace moe {
 // T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in
 // float32.
 //
-// Order of summation: an output element starts from 0 (Write::kOverwrite) or from its old value
-// (Write::kAdd, float32 outputs only) and takes its terms in ascending order of the reduced index,
-// one fused multiply-add each, rounded to the output type once at the end. BFloat16 takes them two
-// by two, the second first, an odd last one beside zeros, and on x86 takes subnormal factors and
-// sums as zeros: that is what one dot product of AVX-512 does, which runs twice as many operations
-// as multiply-adds. An element therefore has the same bits for any number of rows, tiles or
-// threads, on any SIMD width, with or without that instruction, in body or tail; the reference is a
-// loop over std::fma. (Which NaN an element becomes is not part of this.)
+// Order of summation: an output element takes its terms in ascending order of the reduced index, in
+// chains of 128 (of BFloat16 256). A chain starts from 0 and takes one fused multiply-add a term; the
+// sums of chains are added in order, in float32, to its old value first if it is added to
+// (Write::kAdd, float32 outputs only), and rounded to the output type once at the end. So rounding
+// errors grow with the square root of 128 + K / 128 and not of K. BFloat16 takes terms two by two,
+// the second first, an odd last one beside zeros, and on x86 takes subnormal factors and sums as
+// zeros: that is what one dot product of AVX-512 does, which runs twice as many operations as
+// multiply-adds. An element therefore has the same bits for any number of rows, tiles or threads, on
+// any SIMD width, with or without that instruction, in body or tail; the reference is a loop over
+// std::fma. (Which NaN an element becomes is not part of this.)
 //
 // Trees: ranks that share the reduced index of a product have part of its terms each. So that they
 // add up to the bits of one rank, forward products and input gradients take a GemmTree: each leaf
-// is such a chain, BFloat16 in pairs from the first value of the leaf in each part on; a node is
+// is such a sum, BFloat16 in pairs from the first value of the leaf in each part on; a node is
 // the float32 sum of its left and its right child, or the one that is not empty; the root is
 // rounded to the output type once. Sums of nodes of BFloat16, too, take subnormal numbers as zeros
 // on x86.
@@ -50,7 +52,7 @@ namespace moe {
 //
 // All views live on stream.device() and stay valid until the stream passes this point; offsets
 // [L + 1] and the weight views themselves are host memory and are read before the call returns.
-// `workspace` lends packing buffers, up to 1.25 MiB a thread, for trees 2.5 MiB: for the length of
+// `workspace` lends packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB: for the length of
 // the call on an inline stream. On a CPU stream that queues they stay lent until the caller, once
 // the stream has passed, releases a mark from before the call. On CUDA, memory of the device, it
 // holds the offsets of several groups, likewise until the caller releases such a mark; one group

@@ -202,8 +202,8 @@ int64_t MultiplyPanel(const Problem<T, TOut>& problem, const Block& block, const
 template <class T, class TOut>
 void PackA(const Problem<T, TOut>& problem, const Block& block, const EvenCut& tiles,
            const Panel& panel, const Pieces& pieces, float* to) {
-  if (problem.a_layout == Layout::kTransposed) {  // one piece
-    return PackTransposedRows(problem, panel.k, pieces.piece[0].steps, block.row_begin, tiles, to);
+  if (problem.a_layout == Layout::kTransposed) {
+    return PackTransposedRows(problem, panel.k, panel.steps, block.row_begin, tiles, to);
   }
   ForEachRun<T>(pieces, [&](int64_t k, int64_t steps, int64_t word) HWY_ATTR {
     PackPlainRows(problem, k, steps, block.row_begin, tiles.total, panel.depth, to + word);
@@ -239,10 +239,10 @@ Prefetcher PrefetchFor(const Problem<T, TOut>& problem, const Panel& panel, cons
           words};
 }
 
-// Each depth block adds to the float32 sums that the one before left. Storing and loading a float32
-// keeps its bits, so an element still is one chain of multiply-adds, or one of each leaf.
+// Each depth block, of whole chains, adds to the float32 sums that the one before left.
 template <class T, class TOut>
 void Run(const Problem<T, TOut>& problem, const Block& block, const Slot& slot) {
+  if (problem.depth() == 0 && problem.write == Write::kAdd) return;  // -0 stays -0
   const EvenCut tiles(block.row_end - block.row_begin, kTileRows);
   const FlushSubnormals flush(std::is_same_v<T, BFloat16>);
   const Panels<T> panels(problem, block);

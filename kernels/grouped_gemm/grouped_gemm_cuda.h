@@ -54,8 +54,8 @@ struct CudaWeightGradient {
 
 // Float32, with the bits of the CPU.
 //
-// Enqueue on `stream` and return; the error of the launch alone. One chain of fmaf an element, in
-// ascending order of the reduced index: the bits of gemm::Reference.
+// Enqueue on `stream` and return; the error of the launch alone. Chains of fmaf and their sums: the
+// bits of gemm::Reference.
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream);
 cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t stream);
 

@@ -16,6 +16,7 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 constexpr int kTile = 64, kTileDepth = 16, kOwned = 4;
 constexpr int kThreadsAcross = kTile / kOwned;
 constexpr int kThreads = kThreadsAcross * kThreadsAcross, kBlocks = 2;
+static_assert(kChainWords % kTileDepth == 0);
 
 // A tile of either operand in shared memory. Four elements more in a row than it needs spread the
 // writes of a tile that is turned over banks, and keep rows aligned.
@@ -58,8 +59,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups grou
   auto& [a_tile, b_tile] = shared;
   Tile<float, float> tile;
   if (!groups.Find(kTile, kTile, tile)) return;
-  float sums[kOwned][kOwned] = {};
-  if (groups.write == Write::kAdd) {
+  float sums[kOwned][kOwned] = {}, chains[kOwned][kOwned] = {};
+  bool added = groups.write == Write::kAdd;  // something is in sums
+  if (added) {
     ForOwned(tile, sums, [&](int64_t row, int64_t col, float& sum) { sum = tile.c(row, col); });
   }
   const int64_t depth = kPlainA ? tile.a.cols() : tile.a.rows();
@@ -73,10 +75,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups grou
       const auto a = Load<kOwned>(&a_tile.at[d][threadIdx.x / kThreadsAcross * kOwned]);
       const auto b = Load<kOwned>(&b_tile.at[d][threadIdx.x % kThreadsAcross * kOwned]);
       for (int i = 0; i < kOwned; ++i) {
-        for (int j = 0; j < kOwned; ++j) sums[i][j] = fmaf(a.at[i], b.at[j], sums[i][j]);
+        for (int j = 0; j < kOwned; ++j) chains[i][j] = fmaf(a.at[i], b.at[j], chains[i][j]);
       }
     }
     __syncthreads();
+    if ((done + kTileDepth) % kChainWords != 0 && done + kTileDepth < depth) continue;
+    for (int i = 0; i < kOwned; ++i) {
+      for (int j = 0; j < kOwned; ++j) {
+        sums[i][j] = added ? sums[i][j] + chains[i][j] : chains[i][j];
+        chains[i][j] = 0;
+      }
+    }
+    added = true;
   }
   ForOwned(tile, sums, [&](int64_t row, int64_t col, float sum) { tile.c(row, col) = sum; });
 }

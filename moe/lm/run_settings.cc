@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Grows when steps get other bits (docs/architecture.md, numerics contract).
-constexpr int kNumericsVersion = 2;
+constexpr int kNumericsVersion = 3;
 
 // Values of enumerations that a checkpoint may hold: 0 to this.
 template <typename V>

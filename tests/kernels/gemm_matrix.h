@@ -77,19 +77,53 @@ struct Groups {
   }
 };
 
-// The specification, written out: std::fma in ascending order, and for BFloat16 the second of two
-// terms first, an odd last one beside zeros. a(k), b(k): the factors of term k, as float.
-template <typename T, class A, class B>
-float Chain(int64_t depth, float sum, const A& a, const B& b) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    for (int64_t k = 0; k < depth; k += 2) {
-      sum = k + 1 < depth ? std::fma(a(k + 1), b(k + 1), sum) : std::fma(0.0f, 0.0f, sum);
-      sum = std::fma(a(k), b(k), sum);
+// The specification, written out: std::fma in ascending order in chains of 128 terms, BFloat16 of 256
+// and the second of two first, an odd last one beside zeros; the chains' sums added in order.
+template <typename T>
+class Chains {
+ public:
+  Chains() = default;
+  explicit Chains(float old) : sum_(old), begun_(true) {}
+
+  // a(k), b(k): the factors of term k, as float.
+  template <class A, class B>
+  void Add(int64_t depth, const A& a, const B& b) {
+    for (int64_t k = 0; k < depth; ++k) {
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        chain_ =
+            k + 1 < depth ? std::fma(a(k + 1), b(k + 1), chain_) : std::fma(0.0f, 0.0f, chain_);
+        chain_ = std::fma(a(k), b(k), chain_);
+        ++k;
+      } else {
+        chain_ = std::fma(a(k), b(k), chain_);
+      }
+      if (++words_ == 128) End();
     }
-  } else {
-    for (int64_t k = 0; k < depth; ++k) sum = std::fma(a(k), b(k), sum);
   }
-  return sum;
+  float Sum() {
+    if (words_ > 0) End();
+    return sum_;
+  }
+
+ private:
+  void End() {
+    sum_ = begun_ ? sum_ + chain_ : chain_;
+    begun_ = true;
+    chain_ = 0;
+    words_ = 0;
+  }
+
+  float sum_ = 0;
+  bool begun_ = false;
+  float chain_ = 0;
+  int words_ = 0;
+};
+
+template <typename T, class A, class B>
+float SumOfChains(int64_t depth, std::optional<float> old, const A& a, const B& b) {
+  auto sum = old ? Chains<T>(*old) : Chains<T>();
+  sum.Add(depth, a, b);
+  return sum.Sum();
 }
 
 // A tree, written out: leaves [first, last), each a list of its chains' terms in order.
@@ -105,17 +139,17 @@ std::optional<float> TreeNodeOf(const GemmTree& tree, int first, int last, const
   const int64_t begin = items * first / tree.cut.leaves * tree.cut.item;
   const int64_t end = std::min(items * last / tree.cut.leaves * tree.cut.item, tree.cut.extent);
   if (begin >= end) return std::nullopt;
-  float sum = 0;
+  Chains<T> sum;
   int64_t part_begin = 0;
   for (int part = 0; part < tree.parts; ++part) {
     const int64_t times = part == 0 ? tree.first_times : 1;
     const int64_t from = part_begin + times * begin;
-    sum = Chain<T>(
-        times * (end - begin), sum, [&](int64_t k) { return a(from + k); },
+    sum.Add(
+        times * (end - begin), [&](int64_t k) { return a(from + k); },
         [&](int64_t k) { return b(from + k); });
     part_begin += times * tree.cut.extent;
   }
-  return sum;
+  return sum.Sum();
 }
 
 // Trees over an index cut in `parts` parts, the first `first_times` as long as the others, or in
@@ -161,7 +195,7 @@ Matrix<TOut> Expected(const Matrix<T>& x, const Groups<T>& groups, bool transpos
           return static_cast<float>(transposed ? w.at(c, k) : w.at(k, c));
         };
         y.at(n, c) = TOut(tree.cut.leaves == 1
-                              ? Chain<T>(x.cols(), 0.0f, at_a, at_b)
+                              ? SumOfChains<T>(x.cols(), std::nullopt, at_a, at_b)
                               : TreeNodeOf<T>(tree, 0, tree.cut.leaves, at_a, at_b).value_or(0.0f));
       }
     }

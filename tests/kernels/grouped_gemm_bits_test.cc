@@ -33,7 +33,7 @@ void AddExpectedWeightGradient(const Matrix<T>& dy, const Matrix<T>& x, Matrix<f
                                int64_t begin, int64_t end) {
   for (int64_t o = 0; o < dw.rows(); ++o) {
     for (int64_t k = 0; k < dw.cols(); ++k) {
-      dw.at(o, k) = Chain<T>(
+      dw.at(o, k) = SumOfChains<T>(
           end - begin, dw.at(o, k),
           [&](int64_t n) { return static_cast<float>(dy.at(begin + n, o)); },
           [&](int64_t n) { return static_cast<float>(x.at(begin + n, k)); });

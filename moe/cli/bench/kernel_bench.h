@@ -69,7 +69,7 @@ struct KernelRow {
   // choose by the largest logits, or weigh in a way of their own, are not checked.
   // gemm: GFLOP/s against a loop in registers on the same threads, of multiply-adds or, for
   // bfloat16, of dot products where the CPU has them; on a GPU against one dense product by cuBLAS,
-  // unless it is missing. Checked: sampled elements, which must have the bits of a chain of
+  // unless it is missing. Checked: sampled elements, which must have the bits of chains of
   // std::fma; tensor cores' are within what the order of their sums leaves open.
   KernelTimes times;
 };
