@@ -25,11 +25,11 @@ struct GemmOptions {
   Cublas* cublas = nullptr;  // of the stream that is given with the options; kCublas needs it
 };
 
-// The order in which a product adds its terms. One leaf, as by default: one sum of chains over all of
-// them. Several: the reduced index is `parts` parts of cut.extent values, one after the other (gate
-// and up; q, k and v), each cut alike, and leaf s of a balanced binary tree is such a sum over the
-// values of leaf s of part 0, then of part 1, and so on. Every value of part 0 may stand for
-// `first_times` (heads of queries that share one of keys): that part is so many times as long.
+// The order in which a product adds its terms. One leaf, as by default: one sum of chains over all
+// of them. Several: the reduced index is `parts` parts of cut.extent values, one after the other
+// (gate and up; q, k and v), each cut alike, and leaf s of a balanced binary tree is such a sum
+// over the values of leaf s of part 0, then of part 1, and so on. Every value of part 0 may stand
+// for `first_times` (heads of queries that share one of keys): that part is so many times as long.
 // grouped_gemm.h has the rest.
 struct GemmTree {
   static constexpr int kMaxParts = 3;

@@ -20,9 +20,9 @@ struct TilePiece {
   int folds;
 };
 
-// Where sums go. If `continues`, those of the depth blocks before wait there. At the end `folds` sums
-// that wait before them, each `node` floats before the other, are added, and they go where the last
-// of these was.
+// Where sums go. If `continues`, those of the depth blocks before wait there. At the end `folds`
+// sums that wait before them, each `node` floats before the other, are added, and they go where the
+// last of these was.
 struct TileSums {
   float* data;
   int64_t stride;

@@ -15,7 +15,8 @@
 
 namespace moe::gemm {
 
-// Words of a chain of multiply-adds (grouped_gemm.h): of pairs of BFloat16, or terms of other types.
+// Words of a chain of multiply-adds (grouped_gemm.h): of pairs of BFloat16, or terms of other
+// types.
 inline constexpr int64_t kChainWords = 128;
 
 // How an operand lies in memory, seen from the product c [rows, cols] = a [rows, depth] *

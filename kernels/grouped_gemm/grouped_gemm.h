@@ -21,15 +21,15 @@ namespace moe {
 // float32.
 //
 // Order of summation: an output element takes its terms in ascending order of the reduced index, in
-// chains of 128 (of BFloat16 256). A chain starts from 0 and takes one fused multiply-add a term; the
-// sums of chains are added in order, in float32, to its old value first if it is added to
+// chains of 128 (of BFloat16 256). A chain starts from 0 and takes one fused multiply-add a term;
+// the sums of chains are added in order, in float32, to its old value first if it is added to
 // (Write::kAdd, float32 outputs only), and rounded to the output type once at the end. So rounding
 // errors grow with the square root of 128 + K / 128 and not of K. BFloat16 takes terms two by two,
 // the second first, an odd last one beside zeros, and on x86 takes subnormal factors and sums as
 // zeros: that is what one dot product of AVX-512 does, which runs twice as many operations as
-// multiply-adds. An element therefore has the same bits for any number of rows, tiles or threads, on
-// any SIMD width, with or without that instruction, in body or tail; the reference is a loop over
-// std::fma. (Which NaN an element becomes is not part of this.)
+// multiply-adds. An element therefore has the same bits for any number of rows, tiles or threads,
+// on any SIMD width, with or without that instruction, in body or tail; the reference is a loop
+// over std::fma. (Which NaN an element becomes is not part of this.)
 //
 // Trees: ranks that share the reduced index of a product have part of its terms each. So that they
 // add up to the bits of one rank, forward products and input gradients take a GemmTree: each leaf

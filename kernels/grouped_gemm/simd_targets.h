@@ -10,9 +10,9 @@
 
 namespace moe::gemm {
 
-// The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128": no
-// SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16" the
-// same with dot products of bfloat16. All but "EMU128" have the same bits.
+// The targets with fused multiply-add that may be used on this CPU, best first, and last "EMU128":
+// no SIMD, where products run the plain loops of the specification. "AVX3" is AVX-512, "AVX3_BF16"
+// the same with dot products of bfloat16. All but "EMU128" have the same bits.
 std::vector<std::string> SimdTargets();
 
 // Makes everything that dispatches at run time use `name`, one of SimdTargets(), from now on; ""

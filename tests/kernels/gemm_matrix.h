@@ -77,8 +77,8 @@ struct Groups {
   }
 };
 
-// The specification, written out: std::fma in ascending order in chains of 128 terms, BFloat16 of 256
-// and the second of two first, an odd last one beside zeros; the chains' sums added in order.
+// The specification, written out: std::fma in ascending order in chains of 128 terms, BFloat16 of
+// 256 and the second of two first, an odd last one beside zeros; the chains' sums added in order.
 template <typename T>
 class Chains {
  public:
