@@ -67,7 +67,7 @@ set(moe_public_headers
   kernels/base/workspace.h
   kernels/exact_sum/exact_sum.h kernels/exact_sum/exact_sum_cpu.h
   kernels/exact_sum/grad_accumulator.h kernels/exact_sum/scaled_sum.h
-  kernels/exact_sum/square_sum.h
+  kernels/exact_sum/square_sum.h kernels/exact_sum/sum_view.h
   kernels/grouped_gemm/gemm_cublas.h kernels/grouped_gemm/gemm_options.h
   kernels/grouped_gemm/gemm_problem.h kernels/grouped_gemm/packed_weights.h
   kernels/activation/activation.h kernels/activation/activation_kind.h

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/caught.h"
@@ -103,29 +102,31 @@ GradientReducer::~GradientReducer() {
 }
 
 absl::Status GradientReducer::Allocate() {
-  const int64_t counter = exact() ? 1 : 0;
+  constexpr int64_t kLine = 64;  // bytes
+  Stream& stream = *context_.compute;
   int64_t in_lanes[2] = {};  // buckets, by group
   sums_.resize(buckets_.size());
+  std::vector<SquaresUnit> units;
+  int64_t elements = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const ParameterBucket& bucket = buckets_[b];
-    Sums& sums = sums_[b];
+    BucketSums& sums = sums_[b];
     sums.in_lanes = bucket.sharded && travels_each_round();
-    sums.counts = bucket.counts;
-    sums.counts.back() += counter;
-    const int64_t elements = sums.in_lanes ? bucket.own.size() + (bucket.last_rank ? counter : 0)
-                                           : bucket.elements() + counter;
-    MOE_ASSIGN_OR_RETURN(sums.sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
-                                                    "gradient bucket"));
     if (sums.in_lanes) ++in_lanes[static_cast<int>(bucket.group)];
-    std::vector<SquaresUnit> units;
+    sums.first = elements;
     for (const ParameterPiece& piece : PiecesOf(bucket, bucket.own)) {
-      AppendUnits(piece, piece.bucket.begin - bucket.own.begin, units);
+      AppendUnits(piece, At(b, piece.bucket.begin), units);
     }
-    const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
-    MOE_ASSIGN_OR_RETURN(sums.units, Buffer::Allocate(bytes, *context_.memory, "units"));
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(units.data(), sums.units.data(), bytes));
-    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    const int64_t line = kLine / element_bytes();
+    elements += (Summed(b).size() + line - 1) / line * line;
   }
+  MOE_ASSIGN_OR_RETURN(
+      sum_, Buffer::Allocate(elements * element_bytes(), *context_.memory, "sums of gradients"));
+  const auto bytes = static_cast<int64_t>(units.size() * sizeof(SquaresUnit));
+  MOE_ASSIGN_OR_RETURN(units_, Buffer::Allocate(bytes, *context_.memory, "units"));
+  MOE_ASSIGN_OR_RETURN(non_finite_, Buffer::Allocate(sizeof(int64_t), *context_.memory, "counter"));
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(units.data(), units_.data(), bytes));
+  MOE_RETURN_IF_ERROR(stream.Synchronize());
   for (const int64_t buckets : in_lanes) {
     for (int64_t i = 0; i < std::min<int64_t>(buckets, 2); ++i) {
       MOE_ASSIGN_OR_RETURN(Lane* const lane, AddLane());
@@ -138,7 +139,7 @@ absl::Status GradientReducer::Allocate() {
 absl::StatusOr<GradientReducer::Lane*> GradientReducer::AddLane() {
   int64_t elements = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (sums_[b].in_lanes) elements = std::max(elements, buckets_[b].elements() + 1);
+    if (sums_[b].in_lanes) elements = std::max(elements, buckets_[b].elements());
   }
   auto lane = std::make_unique<Lane>();
   MOE_ASSIGN_OR_RETURN(lane->sum, Buffer::Allocate(elements * element_bytes(), *context_.memory,
@@ -147,32 +148,22 @@ absl::StatusOr<GradientReducer::Lane*> GradientReducer::AddLane() {
   return lanes_.back().get();
 }
 
-void GradientReducer::SetAccumulators(size_t b, const Buffer& sum) {
-  const ParameterBucket& bucket = buckets_[b];
-  for (Parameter* const parameter : bucket.parameters) {
+void GradientReducer::SetAccumulators(size_t b, const Buffer& sum, int64_t first) {
+  for (Parameter* const parameter : buckets_[b].parameters) {
     Place& place = place_[parameter->index()];
     const auto size = static_cast<size_t>(parameter->size());
-    const auto first = static_cast<size_t>(place.offset);
-    if (!exact()) {
-      parameter->set_grad(GradAccumulator(sum.span<float>().subspan(first, size), &place.empty));
-      continue;
-    }
-    const auto all = sum.span<int64_t>();
-    int64_t* const counter = &all[static_cast<size_t>(bucket.elements())];
-    parameter->set_grad(GradAccumulator(all.subspan(first, size), grid_, counter, &place.empty));
+    const auto begin = static_cast<size_t>(first + place.offset);
+    parameter->set_grad(
+        exact() ? GradAccumulator(sum.span<int64_t>().subspan(begin, size), grid_,
+                                  non_finite_.span<int64_t>().data(), &place.empty)
+                : GradAccumulator(sum.span<float>().subspan(begin, size), &place.empty));
   }
-}
-
-absl::Status GradientReducer::EmptyCounter(size_t b, const Buffer& sum) {
-  if (!exact()) return absl::OkStatus();
-  return context_.compute->Zero(&sum.span<int64_t>()[static_cast<size_t>(buckets_[b].elements())],
-                                sizeof(int64_t));
 }
 
 // Called by the first partial of a round. What fails is told by the next MarkReady, but for memory,
 // which the partial needs now.
 void GradientReducer::Open(size_t b) {
-  Sums& sums = sums_[b];
+  BucketSums& sums = sums_[b];
   if (sums.lane != nullptr) return;
   if (free_.empty()) {
     const absl::StatusOr<Lane*> added = AddLane();
@@ -184,8 +175,7 @@ void GradientReducer::Open(size_t b) {
   if (sums.lane->travelled.state() != nullptr) {
     opened_.Update(context_.compute->WaitFor(sums.lane->travelled));
   }
-  opened_.Update(EmptyCounter(b, sums.lane->sum));
-  SetAccumulators(b, sums.lane->sum);
+  SetAccumulators(b, sums.lane->sum, 0);
 }
 
 absl::Status GradientReducer::Begin(int loss_scale_log2) {
@@ -194,7 +184,7 @@ absl::Status GradientReducer::Begin(int loss_scale_log2) {
   grid_.unit_log2 = unit_log2;
   if (first) MOE_RETURN_IF_ERROR(Allocate());
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    Sums& sums = sums_[b];
+    BucketSums& sums = sums_[b];
     sums.ready = 0;
     sums.empty = true;
     if (first) {
@@ -202,20 +192,18 @@ absl::Status GradientReducer::Begin(int loss_scale_log2) {
           sums.in_lanes ? [this, b] { Open(b); } : std::function<void()>();
       for (Parameter* const p : buckets_[b].parameters) p->set_open_grad(open);
     }
-    if (sums.in_lanes) continue;
-    if (first || other_unit) SetAccumulators(b, sums.sum);
-    MOE_RETURN_IF_ERROR(EmptyCounter(b, sums.sum));
+    if (!sums.in_lanes && (first || other_unit)) SetAccumulators(b, sum_, sums.first);
   }
   for (Place& place : place_) place.empty = true;
   next_ = 0;
-  return absl::OkStatus();
+  return context_.compute->Zero(non_finite_.data(), non_finite_.bytes());
 }
 
 absl::Status GradientReducer::BeginRound() {
   if (!travels_each_round()) return absl::OkStatus();
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   next_ = 0;
-  for (Sums& sums : sums_) sums.ready = 0;
+  for (BucketSums& sums : sums_) sums.ready = 0;
   for (Place& place : place_) {
     if (sums_[place.bucket].in_lanes) place.empty = true;
   }
@@ -225,7 +213,7 @@ absl::Status GradientReducer::BeginRound() {
 absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
   MOE_RETURN_IF_ERROR(CheckTrainable(parameter, place_.size()));
   const auto b = static_cast<size_t>(place_[parameter.index()].bucket);
-  Sums& sums = sums_[b];
+  BucketSums& sums = sums_[b];
   const auto parameters = [&](size_t i) {
     return static_cast<int>(buckets_[i].parameters.size());
   };
@@ -254,8 +242,7 @@ absl::Status GradientReducer::Launch(size_t b) {
   const char* const name = bucket.sharded ? "reduce-scatter" : "all-reduce";
   group.SetPhase({.name = name, .step = context_.mesh->world().phase().step});
   MOE_RETURN_IF_ERROR(stream_.WaitFor(sums_[b].filled));
-  const int64_t all =
-      std::accumulate(sums_[b].counts.begin(), sums_[b].counts.end(), int64_t{0}) * element_bytes();
+  const int64_t all = bucket.elements() * element_bytes();
   const int64_t bytes = (bucket.sharded ? 1 : 2) * all * (group.size() - 1) / group.size();
   Traffic& traffic = traffic_[static_cast<int>(bucket.group)];
   ++traffic.buckets;
@@ -272,18 +259,17 @@ absl::Status GradientReducer::Launch(size_t b) {
 template <typename T>
 absl::Status GradientReducer::Travel(size_t b) {
   const ParameterBucket& bucket = buckets_[b];
-  Sums& sums = sums_[b];
+  BucketSums& sums = sums_[b];
   AllReducer& reducer = bucket.group == ParameterGroup::kReplicated ? *world_ : *expert_;
-  if (!bucket.sharded) return reducer.Sum(sums.sum.span<T>(), stream_);
-  const auto elements = std::accumulate(sums.counts.begin(), sums.counts.end(), size_t{0});
-  const Buffer& whole = sums.in_lanes ? sums.lane->sum : sums.sum;
-  const absl::Span<T> all = whole.span<T>().first(elements);
-  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, sums.counts, stream_));
-  if (!sums.in_lanes) return absl::OkStatus();
-  const absl::Span<T> kept = sums.sum.span<T>();
+  const absl::Span<T> kept = SumsOf<T>(b);
+  if (!bucket.sharded) return reducer.Sum(kept, stream_);
+  if (!sums.in_lanes) return reducer.ReduceScatter(kept, bucket.counts, stream_);
+  const auto all = sums.lane->sum.span<T>().first(static_cast<size_t>(bucket.elements()));
+  MOE_RETURN_IF_ERROR(reducer.ReduceScatter(all, bucket.counts, stream_));
   const auto own = all.subspan(static_cast<size_t>(bucket.own.begin), kept.size());
   MOE_RETURN_IF_ERROR(std::exchange(sums.empty, false)
-                          ? stream_.CopyBytes(own.data(), kept.data(), sums.sum.bytes())
+                          ? stream_.CopyBytes(own.data(), kept.data(),
+                                              static_cast<int64_t>(kept.size() * sizeof(T)))
                           : AddPartial<T>(own, kept, stream_));
   Lane* const lane = std::exchange(sums.lane, nullptr);
   MOE_ASSIGN_OR_RETURN(lane->travelled, stream_.Record());
@@ -331,35 +317,17 @@ absl::Status GradientReducer::FinishGather() {
   return absl::OkStatus();
 }
 
-// How many elements of the buckets that end here were not finite: over the world each once.
-absl::StatusOr<int64_t> GradientReducer::NonFiniteShare() const {
-  if (!exact()) return 0;
-  absl::InlinedVector<int64_t, 64> counts(buckets_.size());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (!buckets_[b].last_rank) continue;
-    const absl::Span<int64_t> sum = sums_[b].sum.span<int64_t>();
-    MOE_RETURN_IF_ERROR(context_.compute->CopyBytes(&sum.back(), &counts[b], sizeof(int64_t)));
-  }
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
 absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
   MOE_RETURN_IF_ERROR(CheckAllLaunched());
   Stream& stream = *context_.compute;
-  MOE_ASSIGN_OR_RETURN(const int64_t non_finite, NonFiniteShare());
   const WorkspaceScope scope(*context_.workspace);
-  // The exact sum of squares, then the share of gradients that are not finite.
+  // The exact sum of squares, then how many partials the grid could not hold: of each rank its own,
+  // so over the world each once.
   constexpr int64_t kFields = kSquareSumSize + 1;
   MOE_ASSIGN_OR_RETURN(const auto fields, context_.workspace->Array<int64_t>(kFields));
   MOE_RETURN_IF_ERROR(stream.Zero(fields.data(), kFields * sizeof(int64_t)));
-  MOE_RETURN_IF_ERROR(stream.Upload(&non_finite, &fields.back(), sizeof(non_finite)));
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const absl::Span<const SquaresUnit> units = sums_[b].units.span<SquaresUnit>();
-    if (units.empty()) continue;
-    const ScaledSum gradient = Sum(b, buckets_[b].own, scale);
-    MOE_RETURN_IF_ERROR(AddSquares(gradient, units, fields.data(), *context_.workspace, stream));
-  }
+  MOE_RETURN_IF_ERROR(stream.CopyBytes(non_finite_.data(), &fields.back(), non_finite_.bytes()));
+  MOE_RETURN_IF_ERROR(AddSquares(Sums(scale), units_.span<SquaresUnit>(), fields.data(), stream));
   MOE_RETURN_IF_ERROR(context_.mesh->world().AllReduce<int64_t>(fields, ReduceOp::kSum, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   const WorkspaceScope host_scope(*context_.host_workspace);
@@ -373,13 +341,13 @@ absl::StatusOr<GradientNorm> GradientReducer::Norm(double scale) const {
   return norm;
 }
 
-ScaledSum GradientReducer::Sum(size_t b, ElementRange range, double scale) const {
-  const Sums& sums = sums_[b];
-  const int64_t before = sums.in_lanes ? buckets_[b].own.begin : 0;
-  const auto first = static_cast<size_t>(range.begin - before);
-  const auto size = static_cast<size_t>(range.size());
-  if (!exact()) return ScaledSum(sums.sum.span<float>().subspan(first, size), scale);
-  return ScaledSum(sums.sum.span<int64_t>().subspan(first, size), grid_, scale);
+ScaledSum GradientReducer::Sums(double scale) const {
+  return exact() ? ScaledSum(sum_.span<int64_t>(), grid_, scale)
+                 : ScaledSum(sum_.span<float>(), scale);
+}
+
+int64_t GradientReducer::At(size_t b, int64_t element) const {
+  return sums_[b].first + element - Summed(b).begin;
 }
 
 absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, double scale) const {
@@ -391,7 +359,7 @@ absl::StatusOr<ScaledSum> GradientReducer::Sum(const Parameter& parameter, doubl
         absl::StrCat("GradientReducer: the gradient of ", parameter.spec().name,
                      " is in parts on several ranks (ZeRO), expected a whole one"));
   }
-  return Sum(b, {place.offset, place.offset + parameter.size()}, scale);
+  return Sums(scale).Part(At(b, place.offset), parameter.size());
 }
 
 absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Parameter& parameter,
@@ -405,8 +373,7 @@ absl::StatusOr<absl::Span<const float>> GradientReducer::Gradient(const Paramete
 }
 
 int64_t GradientReducer::bytes() const {
-  int64_t total = 0;
-  for (const Sums& sums : sums_) total += sums.sum.bytes();
+  int64_t total = sum_.bytes();
   for (const auto& lane : lanes_) total += lane->sum.bytes();
   return total;
 }

@@ -46,12 +46,12 @@ struct GradientNorm {
 // every rank, whatever order gradients finish in, so ranks cannot cross. Source: Li et al.,
 // "PyTorch Distributed" (VLDB 2020), arXiv:2006.15704, section 3.2.
 //
-// fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, each with one more
-// element that counts the values the grid could not hold.
+// fast: float32 buckets. layout-invariant: int64 buckets on the exact grid, beside which each rank
+// counts the values of its own that the grid could not hold.
 //
-// With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own), the last
-// one the counter, too. kGradients: partials of a round add up in one of a few buffers, two for
-// each group unless backward has more buckets open at a time, from which they go to the part's sum.
+// With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own).
+// kGradients: partials of a round add up in one of a few buffers, two for each group unless backward
+// has more buckets open at a time, from which they go to the part's sum.
 class GradientReducer {
  public:
   // Buckets that still travel end first: what sums them uses memory of this object.
@@ -84,15 +84,17 @@ class GradientReducer {
   // ranks, every expert and every replica once, at any ZeRO stage. It is the root of an exact sum
   // of the units' sums of squares (unit_grid.h), each from the rank that speaks for the unit, so
   // the same bits at any layout in layout-invariant numerics; squares of a unit from 2^72 on are
-  // not finite. Collective over the world; blocks the host. kFailedPrecondition before Finish.
+  // not finite. Collective over the world; blocks the host; on CUDA one launch. kFailedPrecondition
+  // before Finish.
   absl::StatusOr<GradientNorm> Norm(double scale) const;
 
   // The summed gradient times `scale` (1 / number of micro-batches / loss scale): a view into the
   // bucket, in memory of the compute stream's device. kFailedPrecondition where ZeRO has it in
   // parts on several ranks.
   absl::StatusOr<ScaledSum> Sum(const Parameter& parameter, double scale) const;
-  // … of elements `range` of bucket `b`, which are among those kept.
-  ScaledSum Sum(size_t b, ElementRange range, double scale) const;
+  // … of all buckets, and where in it element `element` of bucket `b` is, one of those kept.
+  ScaledSum Sums(double scale) const;
+  int64_t At(size_t b, int64_t element) const;
   // Sum as float32 in `scratch`, which has parameter.size() elements or more there.
   absl::StatusOr<absl::Span<const float>> Gradient(const Parameter& parameter, double scale,
                                                    absl::Span<float> scratch, Stream& stream) const;
@@ -121,16 +123,14 @@ class GradientReducer {
     Buffer sum;
     Event travelled;
   };
-  // The sums of a bucket. float32, or int64 with one counter behind the last element.
-  struct Sums {
-    int ready = 0;  // parameters, of this round
-    Buffer sum;     // where `in_lanes`, of the own part; else of all
-    bool in_lanes = false;
-    bool empty = true;     // the own part, of what has travelled in this step
-    Lane* lane = nullptr;  // that holds this round's partials
+  // The sums of a bucket.
+  struct BucketSums {
+    int ready = 0;          // parameters, of this round
+    int64_t first = 0;      // where they begin in `sum_`
+    bool in_lanes = false;  // the own part of them; else all
+    bool empty = true;      // the own part, of what has travelled in this step
+    Lane* lane = nullptr;   // that holds this round's partials
     Event filled;
-    std::vector<int64_t> counts;  // elements of each rank's part, the counter in the last
-    Buffer units;                 // SquaresUnit, of the own part
   };
 
   struct Place {
@@ -154,13 +154,22 @@ class GradientReducer {
   absl::Status Allocate();
   absl::StatusOr<Lane*> AddLane();
   void Open(size_t b);
-  void SetAccumulators(size_t b, const Buffer& sum);
-  absl::Status EmptyCounter(size_t b, const Buffer& sum);
+  // Elements of bucket b that `sum_` has.
+  ElementRange Summed(size_t b) const {
+    const ParameterBucket& bucket = buckets_[b];
+    return sums_[b].in_lanes ? bucket.own : ElementRange{0, bucket.elements()};
+  }
+  template <typename T>
+  absl::Span<T> SumsOf(size_t b) const {
+    return sum_.span<T>().subspan(static_cast<size_t>(sums_[b].first),
+                                  static_cast<size_t>(Summed(b).size()));
+  }
+  // sum: of the bucket's elements, from `first` on in it.
+  void SetAccumulators(size_t b, const Buffer& sum, int64_t first);
   absl::Status Launch(size_t b);
   template <typename T>
   absl::Status Travel(size_t b);
   absl::Status CheckAllLaunched() const;
-  absl::StatusOr<int64_t> NonFiniteShare() const;
 
   const GradientReducerOptions options_;
   ParameterStore& store_;
@@ -171,7 +180,10 @@ class GradientReducer {
   std::unique_ptr<AllReducer> world_, expert_;
   std::vector<Place> place_;              // by parameter index
   std::vector<ParameterBucket> buckets_;  // in launch order
-  std::vector<Sums> sums_;                // of each; empty before the first step
+  std::vector<BucketSums> sums_;          // of each; empty before the first step
+  Buffer sum_;                            // float32 or int64, of all buckets
+  Buffer units_;                          // SquaresUnit, of the own parts
+  Buffer non_finite_;                     // one int64, of this rank's partials in this step
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::deque<Lane*> free_;  // the one that has travelled longest ago first
   absl::Status opened_;     // the first failure of Open

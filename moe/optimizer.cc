@@ -148,52 +148,83 @@ absl::StatusOr<GradientNorm> Optimizer::Step(const StepOptions& options) {
                         .epsilon = options_.epsilon,
                         .gradient_scale = static_cast<float>(clip),
                         .step = step_};
-  for (size_t b = 0; b < states_.size(); ++b) {
-    for (const Slice& slice : states_[b].slices) {
-      const ScaledSum gradient = reducer_.Sum(b, slice.piece.bucket, options.gradient_scale);
-      adamw.weight_decay =
-          slice.piece.parameter->spec().weight_decay ? options_.weight_decay : 0.0f;
-      MOE_RETURN_IF_ERROR(AdamW(adamw, gradient, MasterOf(slice), slice.mean, slice.mean_square,
-                                *context_.workspace, stream));
-    }
-    MOE_RETURN_IF_ERROR(Publish(b));
+  // What ranks share out travels as soon as it has moved; all else moves at once.
+  const auto& buckets = reducer_.buckets();
+  for (size_t begin = 0, end = 1; end <= buckets.size(); ++end) {
+    if (!buckets[end - 1].sharded && end < buckets.size()) continue;
+    MOE_RETURN_IF_ERROR(Move(adamw, options.gradient_scale, begin, end));
+    MOE_RETURN_IF_ERROR(Publish(begin, end));
+    begin = end;
   }
   MOE_RETURN_IF_ERROR(FinishPublishing());
   MOE_RETURN_IF_ERROR(stream.Synchronize());
   return norm;
 }
 
+absl::Status Optimizer::Move(const AdamWOptions& adamw, double gradient_scale, size_t begin,
+                             size_t end) {
+  int64_t count = 0;
+  for (size_t b = begin; b < end; ++b) count += std::ssize(states_[b].slices);
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto slices, context_.host_workspace->Array<AdamWSlice>(count));
+  auto to = slices.begin();
+  for (size_t b = begin; b < end; ++b) {
+    for (const Slice& slice : states_[b].slices) {
+      *to++ = {.first = reducer_.At(b, slice.piece.bucket.begin),
+               .size = slice.piece.range.size(),
+               .weight = MasterOf(slice).data(),
+               .m = slice.mean.data(),
+               .v = slice.mean_square.data(),
+               .weight_decay =
+                   slice.piece.parameter->spec().weight_decay ? options_.weight_decay : 0.0f};
+    }
+  }
+  return AdamW(adamw, reducer_.Sums(gradient_scale), slices, *context_.workspace,
+               *context_.compute);
+}
+
 absl::Status Optimizer::PublishMasters() {
-  for (size_t b = 0; b < states_.size(); ++b) MOE_RETURN_IF_ERROR(Publish(b));
+  MOE_RETURN_IF_ERROR(Publish(0, states_.size()));
   return FinishPublishing();
 }
 
-absl::Status Optimizer::Publish(size_t b) {
-  const State& state = states_[b];
-  const bool sharded = reducer_.buckets()[b].sharded;
-  for (const Slice& slice : state.slices) {
-    Parameter& parameter = *slice.piece.parameter;
-    if (!sharded) {
-      MOE_RETURN_IF_ERROR(store_.RefreshCompute(parameter, *context_.compute));
-    } else if (!slice.master.empty()) {
-      MOE_RETURN_IF_ERROR(
-          store_.RefreshPart(parameter, slice.piece.range.begin, slice.master, *context_.compute));
+absl::Status Optimizer::Publish(size_t begin, size_t end) {
+  int64_t count = 0;
+  for (size_t b = begin; b < end; ++b) count += std::ssize(states_[b].slices);
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(auto parts, context_.host_workspace->Array<MasterPart>(count));
+  auto to = parts.begin();
+  for (size_t b = begin; b < end; ++b) {
+    for (const Slice& slice : states_[b].slices) {
+      if (reducer_.buckets()[b].sharded && slice.master.empty()) continue;  // layers read it
+      *to++ = {slice.piece.parameter, slice.piece.range.begin, MasterOf(slice)};
     }
   }
-  if (!sharded) return absl::OkStatus();
-  return reducer_.Gather(b, state.packed.block, state.part_bytes);
+  parts.remove_suffix(static_cast<size_t>(parts.end() - to));
+  MOE_RETURN_IF_ERROR(store_.RefreshParts(parts, context_));
+  for (size_t b = begin; b < end; ++b) {
+    if (!reducer_.buckets()[b].sharded) continue;
+    MOE_RETURN_IF_ERROR(reducer_.Gather(b, states_[b].packed.block, states_[b].part_bytes));
+  }
+  return absl::OkStatus();
 }
 
 // What was gathered is there: vectors are rounded where they are read.
 absl::Status Optimizer::FinishPublishing() {
   MOE_RETURN_IF_ERROR(reducer_.FinishGather());
+  int64_t count = 0;
+  for (const ParameterBucket& bucket : reducer_.buckets()) {
+    if (bucket.sharded) count += std::ssize(bucket.parameters);
+  }
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto parts, context_.host_workspace->Array<MasterPart>(count));
+  auto to = parts.begin();
   for (const ParameterBucket& bucket : reducer_.buckets()) {
     if (!bucket.sharded) continue;
-    for (Parameter* const parameter : bucket.parameters) {
-      MOE_RETURN_IF_ERROR(store_.RefreshCompute(*parameter, *context_.compute));
-    }
+    for (Parameter* const parameter : bucket.parameters)
+      *to++ = {parameter, 0, parameter->master()};
   }
-  return absl::OkStatus();
+  return store_.RefreshParts(parts, context_);
 }
 
 int64_t Optimizer::bytes() const {

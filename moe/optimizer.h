@@ -16,6 +16,8 @@
 
 namespace moe {
 
+struct AdamWOptions;
+
 enum class LearningRateDecay : uint8_t {
   kCosine,    // Loshchilov and Hutter, "SGDR" (2017), arXiv:1608.03983, one cycle
   kLinear,    // a straight line
@@ -68,7 +70,8 @@ class Optimizer {
                                                            const Context& context);
 
   // One step from the reducer's sums. Collective over the world. Returns their norm, before
-  // clipping; where it is not finite, the weights have stayed.
+  // clipping; where it is not finite, the weights have stayed. On CUDA some launches, whatever the
+  // number of parameters; with ZeRO some for each bucket.
   absl::StatusOr<GradientNorm> Step(const StepOptions& options);
 
   // What this rank keeps of a trained parameter: masters, means of the gradient and of its square
@@ -107,7 +110,9 @@ class Optimizer {
   absl::Status Keep(const ParameterBucket& bucket, State& state);
   // What layers read of buckets that have slabs in common moves into one block.
   absl::Status Pack(absl::Span<const size_t> buckets);
-  absl::Status Publish(size_t b);
+  // Of buckets [begin, end).
+  absl::Status Move(const AdamWOptions& adamw, double gradient_scale, size_t begin, size_t end);
+  absl::Status Publish(size_t begin, size_t end);
   absl::Status FinishPublishing();
 
   const OptimizerOptions options_;

@@ -348,20 +348,50 @@ absl::Status ParameterStore::WriteMaster(Parameter& parameter, absl::Span<const 
   const absl::Span<float> master = parameter.master_.subspan(begin, values.size());
   MOE_RETURN_IF_ERROR(
       stream.Upload(values.data(), master.data(), count * static_cast<int64_t>(sizeof(float))));
-  return RefreshPart(parameter, begin, master, stream);
+  return RefreshPart({&parameter, begin, master}, stream);
 }
 
 absl::Status ParameterStore::RefreshCompute(Parameter& parameter, Stream& stream) const {
-  if (parameter.has_master()) return RefreshPart(parameter, 0, parameter.master(), stream);
+  if (parameter.has_master()) return RefreshPart({&parameter, 0, parameter.master()}, stream);
   ++parameter.version_;
   return absl::OkStatus();
 }
 
-absl::Status ParameterStore::RefreshPart(Parameter& parameter, int64_t begin,
-                                         absl::Span<const float> master, Stream& stream) const {
-  ++parameter.version_;
+absl::Status ParameterStore::RefreshPart(const MasterPart& part, Stream& stream) const {
+  ++part.parameter->version_;
   if (compute_ == DType::kFloat32) return absl::OkStatus();
-  return Round(master, compute_, parameter.compute_.data() + begin * SizeOf(compute_), stream);
+  std::byte* const out = part.parameter->compute_.data() + part.begin * SizeOf(compute_);
+  return Round(part.values, compute_, out, stream);
+}
+
+absl::Status ParameterStore::RefreshParts(absl::Span<const MasterPart> parts,
+                                          const Context& context) const {
+  for (const MasterPart& part : parts) ++part.parameter->version_;
+  switch (compute_) {
+    case DType::kBFloat16:
+      return RoundParts<BFloat16>(parts, context);
+    case DType::kFloat16:
+      return RoundParts<Float16>(parts, context);
+    default:
+      return absl::OkStatus();
+  }
+}
+
+template <typename T>
+absl::Status ParameterStore::RoundParts(absl::Span<const MasterPart> parts,
+                                        const Context& context) const {
+  constexpr int64_t kAligned = 16;  // where a slice begins, a thread block begins at whole vectors
+  const WorkspaceScope scope(*context.host_workspace);
+  MOE_ASSIGN_OR_RETURN(const auto slices,
+                       context.host_workspace->Array<CastSlice<T>>(std::ssize(parts)));
+  int64_t first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const MasterPart& part = parts[i];
+    slices[i] = {first, std::ssize(part.values), part.values.data(),
+                 reinterpret_cast<T*>(part.parameter->compute_.data()) + part.begin};
+    first += (slices[i].size + kAligned - 1) / kAligned * kAligned;
+  }
+  return CastSlices<T>(slices, *context.workspace, *context.compute);
 }
 
 absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* const> parameters,

@@ -142,6 +142,13 @@ struct PackedParameters {
   std::vector<int64_t> first_byte, element_bytes;
 };
 
+// Elements from `begin` on of a parameter's master, as they are now.
+struct MasterPart {
+  Parameter* parameter;
+  int64_t begin;
+  absl::Span<const float> values;
+};
+
 // Of the device whose memory `parameter` is.
 inline Stream& StreamOf(const Parameter& parameter, const Context& context) {
   return parameter.spec().host_state ? *context.host : *context.compute;
@@ -222,14 +229,14 @@ class ParameterStore {
   // `parameters` moves into one block of the store's, so that ranks can gather it at once: masters
   // in float, compute copies else, but masters of vectors (a row or a column), which layers read as
   // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds
-  // it by RefreshPart. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
+  // it by RefreshParts. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
   // Slabs stay slabs: their parameters come whole and in order. Blocks. kFailedPrecondition for a
   // parameter whose master was adopted; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
-  // Rounds `master`, elements from `begin` on, into the compute copy.
-  absl::Status RefreshPart(Parameter& parameter, int64_t begin, absl::Span<const float> master,
-                           Stream& stream) const;
+  // Rounds parts of masters into the compute copies: on a CUDA device in one launch, whatever their
+  // number. They may be empty where a compute copy has changed. Enqueued on context.compute.
+  absl::Status RefreshParts(absl::Span<const MasterPart> parts, const Context& context) const;
 
   // Elements on this rank, the bytes of masters and compute copies that the store owns, and those
   // of values that it borrows.
@@ -241,7 +248,10 @@ class ParameterStore {
   absl::StatusOr<std::unique_ptr<Parameter>> Make(const ParameterSpec& spec) const;
   absl::Status Allocate(absl::Span<const std::unique_ptr<Parameter>> slab) const;
   bool OnDevice(const Parameter& parameter) const;  // a CUDA device
-  absl::Status Fill(Parameter& parameter);          // with the initial values
+  absl::Status RefreshPart(const MasterPart& part, Stream& stream) const;
+  template <typename T>
+  absl::Status RoundParts(absl::Span<const MasterPart> parts, const Context& context) const;
+  absl::Status Fill(Parameter& parameter);  // with the initial values
 
   const DType compute_;
   const uint64_t seed_;

@@ -96,7 +96,6 @@ std::vector<ParameterBucket> MakeBuckets(const ParameterStore& store, const Buck
     const auto mine = bucket.counts.begin() + holders.rank();
     bucket.own.begin = std::accumulate(bucket.counts.begin(), mine, int64_t{0});
     bucket.own.end = bucket.own.begin + *mine;
-    bucket.last_rank = holders.rank() == holders.size() - 1;
     bucket.sharded = options.zero != ZeroStage::kNone && holders.size() > 1;
   }
   return closed;

@@ -53,7 +53,6 @@ struct ParameterBucket {
   std::vector<int64_t> first = {0};  // element of each, and the end
   std::vector<int64_t> counts;       // ShardCut over the ranks of the group
   ElementRange own;                  // this rank's part: it alone speaks for these elements
-  bool last_rank = false;            // of the group
   bool sharded = false;              // by ZeRO: the state of `own` alone is kept here
 
   int64_t elements() const { return first.back(); }

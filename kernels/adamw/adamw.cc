@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "kernels/adamw/adamw_op.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
-#include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
@@ -24,47 +24,68 @@ adamw::Step StepOf(const AdamWOptions& o) {
           .correction1 = static_cast<float>(1.0 - std::pow(static_cast<double>(o.beta1), step)),
           .correction2 = static_cast<float>(1.0 - std::pow(static_cast<double>(o.beta2), step)),
           .epsilon = o.epsilon,
-          .learning_rate = o.learning_rate,
-          .weight_decay = o.weight_decay};
+          .learning_rate = o.learning_rate};
+}
+
+absl::Status CheckSlices(absl::Span<const AdamWSlice> slices, int64_t gradients) {
+  int64_t end = 0;
+  for (const AdamWSlice& slice : slices) {
+    if (slice.first < end || slice.size < 0 || slice.first + slice.size > gradients) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("AdamW: a slice of gradients [", slice.first, ", ", slice.first + slice.size,
+                       "), expected one in [", end, ", ", gradients, ")"));
+    }
+    end = slice.first + slice.size;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl::Span<float> weight,
-                   absl::Span<float> m, absl::Span<float> v, Workspace& workspace, Stream& stream) {
-  const int64_t n = gradient.size();
-  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "weight", weight.size(), n));
-  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "m", m.size(), n));
-  MOE_RETURN_IF_ERROR(CheckLength("AdamW", "v", v.size(), n));
-  MOE_RETURN_IF_ERROR(gradient.Check("AdamW"));
+absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradients,
+                   absl::Span<const AdamWSlice> slices, Workspace& workspace, Stream& stream) {
+  MOE_RETURN_IF_ERROR(gradients.Check("AdamW"));
+  MOE_RETURN_IF_ERROR(CheckSlices(slices, gradients.size()));
   if (options.step < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("AdamW: step is ", options.step, ", expected >= 1"));
   }
+  if (slices.empty()) return absl::OkStatus();
   const adamw::Step step = StepOf(options);
   if (IsCuda(stream)) {
     const WorkspaceScope scope(workspace);
-    MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, gradient.ToFloat(workspace, stream));
+    MOE_ASSIGN_OR_RETURN(const auto table, UploadArray(slices, workspace, stream));
     return LaunchOn("AdamW", stream, [&](auto cuda) {
-      return adamw::Run({.step = step,
-                         .gradient = values.data(),
-                         .weight = weight.data(),
-                         .m = m.data(),
-                         .v = v.data(),
-                         .n = n},
-                        cuda);
+      return gradients.VisitView([&](auto view) {
+        return adamw::Run(
+            adamw::AdamW<decltype(view)>{.step = step,
+                                         .gradients = view,
+                                         .slices = table.data(),
+                                         .count = std::ssize(table),
+                                         .first = slices.front().first,
+                                         .end = slices.back().first + slices.back().size},
+            cuda);
+      });
     });
   }
   ThreadPool& threads = stream.threads();
   return stream.Enqueue([=, &threads] {
-    threads.For(n, kGrain, [&](int64_t begin, int64_t end) {
-      float values[kBlock];
-      for (int64_t i = begin; i < end; i += kBlock) {
-        const int64_t count = std::min(kBlock, end - i);
-        gradient.Read(i, count, values);
-        adamw::Run({step, values, weight.data() + i, m.data() + i, v.data() + i, count});
-      }
-    });
+    for (const AdamWSlice& slice : slices) {
+      threads.For(slice.size, kGrain, [&](int64_t begin, int64_t end) {
+        float values[kBlock];
+        for (int64_t i = begin; i < end; i += kBlock) {
+          const int64_t count = std::min(kBlock, end - i);
+          gradients.Read(slice.first + i, count, values);
+          adamw::Run(step, values,
+                     {.first = 0,
+                      .size = count,
+                      .weight = slice.weight + i,
+                      .m = slice.m + i,
+                      .v = slice.v + i,
+                      .weight_decay = slice.weight_decay});
+        }
+      });
+    }
     return absl::OkStatus();
   });
 }

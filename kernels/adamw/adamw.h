@@ -7,6 +7,7 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
+#include "kernels/adamw/adamw_slice.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 #include "kernels/exact_sum/scaled_sum.h"
@@ -18,7 +19,6 @@ struct AdamWOptions {
   float beta1 = 0.9f;
   float beta2 = 0.95f;
   float epsilon = 1e-8f;
-  float weight_decay = 0.1f;
   float gradient_scale = 1.0f;  // multiplies every gradient first (clipping)
   int64_t step = 1;             // counts from 1, for bias correction
 };
@@ -27,12 +27,15 @@ struct AdamWOptions {
 // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 // w = w - lr * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + weight_decay * w)
 //
-// All float32 [n] once the gradient's sum is scaled, elementwise, in place; bits do not depend on
-// threads or position. `workspace`, memory of the stream's device, lends CUDA 4 n bytes until the
-// stream has passed.
-// Errors: kInvalidArgument if lengths differ or step < 1; of the gradient's grid and the workspace.
-absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradient, absl::Span<float> weight,
-                   absl::Span<float> m, absl::Span<float> v, Workspace& workspace, Stream& stream);
+// for the elements of every slice: float32 once the gradients' sum is scaled, elementwise, in place;
+// bits do not depend on threads or position. Slices come in ascending order of what they have of
+// the gradients, without an element in common, in memory of the host that is read before the call
+// returns, or by a stream of the CPU. On CUDA one launch, for which `workspace`, memory of the
+// device, lends the table of slices until the stream has passed.
+// Errors: kInvalidArgument if a slice begins before the one before ends, or ends after the
+// gradients, or if step < 1; of the gradients' grid and the workspace.
+absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradients,
+                   absl::Span<const AdamWSlice> slices, Workspace& workspace, Stream& stream);
 
 }  // namespace moe
 

@@ -21,7 +21,7 @@ HWY_INLINE FloatLanes Constant(float x) {
   return hn::Set(FloatTag(), x);
 }
 
-HWY_INLINE State Update(const Step& s, FloatLanes gradient, State x) {
+HWY_INLINE State Update(const Step& s, float weight_decay, FloatLanes gradient, State x) {
   const auto g = hn::Mul(Constant(s.gradient_scale), gradient);
   const auto m = hn::Add(hn::Mul(Constant(s.beta1), x.m), hn::Mul(Constant(s.one_minus_beta1), g));
   const auto v =
@@ -30,18 +30,18 @@ HWY_INLINE State Update(const Step& s, FloatLanes gradient, State x) {
   const auto direction =
       hn::Div(hn::Div(m, Constant(s.correction1)), hn::Add(root, Constant(s.epsilon)));
   const auto change = hn::Mul(Constant(s.learning_rate),
-                              hn::Add(direction, hn::Mul(Constant(s.weight_decay), x.weight)));
+                              hn::Add(direction, hn::Mul(Constant(weight_decay), x.weight)));
   return {hn::Sub(x.weight, change), m, v};
 }
 
 // By value, so that no store can change what it reads next.
-void Compute(AdamW a) {
-  ForLanes(a.n, [&](int64_t i, auto lanes) MOE_LANES {
-    const State x = Update(a.step, lanes.Load(a.gradient + i),
-                           {lanes.Load(a.weight + i), lanes.Load(a.m + i), lanes.Load(a.v + i)});
-    lanes.Store(x.weight, a.weight + i);
-    lanes.Store(x.m, a.m + i);
-    lanes.Store(x.v, a.v + i);
+void Compute(Step step, const float* gradient, AdamWSlice s) {
+  ForLanes(s.size, [&](int64_t i, auto lanes) MOE_LANES {
+    const State x = Update(step, s.weight_decay, lanes.Load(gradient + i),
+                           {lanes.Load(s.weight + i), lanes.Load(s.m + i), lanes.Load(s.v + i)});
+    lanes.Store(x.weight, s.weight + i);
+    lanes.Store(x.m, s.m + i);
+    lanes.Store(x.v, s.v + i);
   });
 }
 
@@ -53,8 +53,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace moe::adamw {
 
-void Run(const AdamW& adamw) {
-  MOE_SIMD(Compute)(adamw);
+void Run(const Step& step, const float* gradient, const AdamWSlice& slice) {
+  MOE_SIMD(Compute)(step, gradient, slice);
 }
 
 }  // namespace moe::adamw

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/adamw/adamw_slice.h"
 #include "kernels/base/cuda_types.h"
+#include "kernels/exact_sum/sum_view.h"
 
 namespace moe::adamw {
 
@@ -19,27 +21,28 @@ struct Step {
   float correction2;  // 1 - beta2^step
   float epsilon;
   float learning_rate;
-  float weight_decay;
 };
 
-// Arrays [n], none of them shared.
+// Memory of the host: `slice.size` elements, whose gradients are at `gradient`. In the order of
+// operations of AdamW's header, with no fused multiply-add, so that the bits are the same on every
+// SIMD target.
+void Run(const Step& step, const float* gradient, const AdamWSlice& slice);
+
+template <class View>
 struct AdamW {
   Step step;
-  const float* gradient;
-  float* weight;
-  float* m;
-  float* v;
-  int64_t n;
+  View gradients;
+  const AdamWSlice* slices;  // [count], of elements [first, end) of the gradients
+  int64_t count;
+  int64_t first, end;
 };
-
-// Memory of the host. In the order of operations of AdamW's header, with no fused multiply-add, so
-// that the bits are the same on every SIMD target.
-void Run(const AdamW& adamw);
 
 // Memory of the device. Enqueues on `stream` and returns; the error of the launch alone. The bits
 // of the CPU: the same IEEE additions, products, divisions and square root in the same order, none
-// of them fused or approximated. NaNs stay NaNs, of another payload.
-cudaError_t Run(const AdamW& adamw, cudaStream_t stream);
+// of them fused or approximated. NaNs stay NaNs, of another payload. View: SumView of
+// float or int64_t.
+template <class View>
+cudaError_t Run(const AdamW<View>& adamw, cudaStream_t stream);
 
 }  // namespace moe::adamw
 

@@ -1,5 +1,6 @@
 #include "kernels/elementwise/elementwise.h"
 
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
@@ -12,6 +13,28 @@ absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream)
   const auto n = static_cast<int64_t>(in.size());
   MOE_RETURN_IF_ERROR(CheckLength("Cast", "out", out.size(), n));
   return RunOp("Cast", elementwise::Cast<From, To>{in.data(), out.data(), n}, stream);
+}
+
+template <typename To>
+absl::Status CastSlices(absl::Span<const CastSlice<To>> slices, Workspace& workspace,
+                        Stream& stream) {
+  if (slices.empty()) return absl::OkStatus();
+  if (IsCuda(stream)) {
+    const WorkspaceScope scope(workspace);
+    MOE_ASSIGN_OR_RETURN(const auto table, UploadArray(slices, workspace, stream));
+    const int64_t end = slices.back().first + slices.back().size;
+    return LaunchOn("CastSlices", stream, [&](auto cuda) {
+      return elementwise::Run(
+          elementwise::CastSlices<To>{table.data(), std::ssize(table), slices.front().first, end},
+          cuda);
+    });
+  }
+  return stream.Enqueue([=, &threads = stream.threads()] {
+    for (const CastSlice<To>& slice : slices) {
+      elementwise::Run(elementwise::Cast<float, To>{slice.in, slice.out, slice.size}, threads);
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Scale(absl::Span<const float> in, float factor, absl::Span<float> out, Write write,
@@ -57,6 +80,8 @@ template absl::Status Cast(absl::Span<const float>, absl::Span<Float16>, Stream&
 template absl::Status Cast(absl::Span<const BFloat16>, absl::Span<float>, Stream&);
 template absl::Status Cast(absl::Span<const Float16>, absl::Span<float>, Stream&);
 template absl::Status Cast(absl::Span<const float>, absl::Span<float>, Stream&);
+template absl::Status CastSlices(absl::Span<const CastSlice<BFloat16>>, Workspace&, Stream&);
+template absl::Status CastSlices(absl::Span<const CastSlice<Float16>>, Workspace&, Stream&);
 template absl::Status AddPartial(absl::Span<const float>, absl::Span<float>, Stream&);
 template absl::Status AddPartial(absl::Span<const int64_t>, absl::Span<int64_t>, Stream&);
 

@@ -12,6 +12,8 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/base/workspace.h"
+#include "kernels/elementwise/cast_slice.h"
 
 namespace moe {
 
@@ -19,6 +21,13 @@ namespace moe {
 // Instantiated for float -> 16-bit types, those -> float, float -> float.
 template <typename From, typename To>
 absl::Status Cast(absl::Span<const From> in, absl::Span<To> out, Stream& stream);
+// Of many arrays: on CUDA one launch, for which `workspace`, memory of the device, lends the table
+// of slices until the stream has passed. Slices come in ascending order, with or without elements
+// between them, in memory of the host that is read before the call returns, or by a stream of the
+// CPU. Instantiated for BFloat16 and Float16.
+template <typename To>
+absl::Status CastSlices(absl::Span<const CastSlice<To>> slices, Workspace& workspace,
+                        Stream& stream);
 
 // out[i] (+)= in[i] * factor: what ExactToFloat is to a sum in float32. The product is rounded to
 // float32 before it is added, which rounds again. in, out [n]; out may be `in`.

@@ -2,6 +2,7 @@
 
 #include "kernels/base/cuda_elements.h"
 #include "kernels/base/cuda_kernel.h"
+#include "kernels/base/cuda_slices.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/elementwise/elementwise_op.h"
 
@@ -85,6 +86,21 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ArrayKernel(Op op) {
       op.in, op.out);
 }
 
+// A block owns kSliceElements elements, a thread some of them.
+template <typename To>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) CastSlicesKernel(CastSlices<To> op) {
+  ForSlices(op.slices, op.count, op.first, [](const CastSlice<To>& s, int64_t begin, int64_t n) {
+    const float* const in = s.in + begin;
+    To* const out = s.out + begin;
+    ForColumns<To>(n, VectorColumns<To>(n, in, out), static_cast<int>(threadIdx.x), kRowThreads,
+                   [&](int64_t i, auto width) {
+                     StoreElements(
+                         Result<decltype(width)::value>(Cast<float, To>(), in + i, out + i),
+                         out + i);
+                   });
+  });
+}
+
 // A warp owns a row.
 template <class Op>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) RowKernel(Op op) {
@@ -115,6 +131,14 @@ cudaError_t Run(const Op& op, cudaStream_t stream) {
   }
 }
 
+template <typename To>
+cudaError_t Run(const CastSlices<To>& op, cudaStream_t stream) {
+  if (op.first == op.end) return cudaSuccess;
+  return Launch(&CastSlicesKernel<To>, SliceShape(op.first, op.end), stream, op);
+}
+
+template cudaError_t Run(const CastSlices<BFloat16>&, cudaStream_t);
+template cudaError_t Run(const CastSlices<Float16>&, cudaStream_t);
 #define MOE_INSTANTIATE(...) template cudaError_t Run(const __VA_ARGS__&, cudaStream_t);
 MOE_FOR_ELEMENTWISE(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE

@@ -8,6 +8,7 @@
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/tensor_view.h"
+#include "kernels/elementwise/cast_slice.h"
 
 namespace moe {
 class ThreadPool;
@@ -21,6 +22,14 @@ struct Cast {
   const From* in;
   To* out;
   int64_t n;
+};
+
+// On CUDA.
+template <typename To>
+struct CastSlices {
+  const CastSlice<To>* slices;  // [count], of elements [first, end)
+  int64_t count;
+  int64_t first, end;
 };
 
 struct Scale {
@@ -61,6 +70,8 @@ template <class Op>
 void Run(const Op& op, ThreadPool& threads);
 template <class Op>
 cudaError_t Run(const Op& op, cudaStream_t stream);
+template <typename To>
+cudaError_t Run(const CastSlices<To>& op, cudaStream_t stream);
 
 // instantiate(Op) for every one.
 // clang-format off

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) ToFloatKernel(ToFloat
 
 // Half a warp owns a unit, each lane one of the 16 partial sums of its blocks. Terms are integers
 // by the time they meet, so that the order does not matter.
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSquares s) {
+template <class View>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSquares<View> s) {
   ForRows<kPartials>(s.count, [&](int64_t u, int lane) {
     const SquaresUnit unit = s.units[u];
     const bool dense = unit.stride == unit.cols;
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) SquaresKernel(AddSqua
           const auto element = static_cast<uint32_t>(begin + i);
           at = unit.begin + element / cols * unit.stride + element % cols;
         }
-        const auto value = static_cast<double>(s.x[at]);
+        const auto value = static_cast<double>(s.x.Scaled(s.x.sum[at]));
         return partial + value * value;
       });
     }
@@ -101,9 +102,12 @@ cudaError_t Run(const ToFloat& to_float, cudaStream_t stream) {
   return Launch(&ToFloatKernel, ElementShape<float>(to_float.n), stream, to_float);
 }
 
-cudaError_t Run(const AddSquares& squares, cudaStream_t stream) {
+template <class View>
+cudaError_t Run(const AddSquares<View>& squares, cudaStream_t stream) {
   if (squares.count == 0) return cudaSuccess;
-  return Launch(&SquaresKernel, RowShape<kPartials>(squares.count), stream, squares);
+  return Launch(&SquaresKernel<View>, RowShape<kPartials>(squares.count), stream, squares);
 }
+template cudaError_t Run(const AddSquares<SumView<float>>&, cudaStream_t);
+template cudaError_t Run(const AddSquares<SumView<int64_t>>&, cudaStream_t);
 
 }  // namespace moe::exact_sum

@@ -8,6 +8,7 @@
 #include "kernels/base/cuda_types.h"
 #include "kernels/base/dtype.h"
 #include "kernels/exact_sum/square_sum.h"
+#include "kernels/exact_sum/sum_view.h"
 
 namespace moe {
 class ThreadPool;
@@ -34,9 +35,10 @@ struct ToFloat {
   int64_t n;
 };
 
-// AddSquares on CUDA, of float32.
+// AddSquares on CUDA. View: SumView of float or int64_t.
+template <class View>
 struct AddSquares {
-  const float* x;
+  View x;
   const SquaresUnit* units;  // [count]
   int64_t* sum;              // [kSquareSumSize], added to
   int64_t count;
@@ -52,7 +54,8 @@ void Run(const ToFloat& to_float, ThreadPool& threads);
 // exact in float64, are summed in the same order. NaNs stay NaNs, of another payload.
 cudaError_t Run(const Accumulate& accumulate, cudaStream_t stream);
 cudaError_t Run(const ToFloat& to_float, cudaStream_t stream);
-cudaError_t Run(const AddSquares& squares, cudaStream_t stream);
+template <class View>
+cudaError_t Run(const AddSquares<View>& squares, cudaStream_t stream);
 
 }  // namespace moe::exact_sum
 

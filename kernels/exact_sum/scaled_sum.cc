@@ -52,13 +52,6 @@ absl::Status ScaledSum::ToFloat(absl::Span<float> out, Stream& stream) const {
   return Scale(float_, static_cast<float>(scale_), out, Write::kOverwrite, stream);
 }
 
-absl::StatusOr<absl::Span<const float>> ScaledSum::ToFloat(Workspace& workspace,
-                                                           Stream& stream) const {
-  MOE_ASSIGN_OR_RETURN(const absl::Span<float> out, workspace.Array<float>(size()));
-  MOE_RETURN_IF_ERROR(ToFloat(out, stream));
-  return out;
-}
-
 void ScaledSum::ReadRows(int64_t begin, int64_t rows, int64_t cols, int64_t stride,
                          float* out) const {
   if (is_exact_) {
@@ -72,14 +65,15 @@ void ScaledSum::ReadRows(int64_t begin, int64_t rows, int64_t cols, int64_t stri
 }
 
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
-                        Workspace& workspace, Stream& stream) {
+                        Stream& stream) {
   MOE_RETURN_IF_ERROR(x.Check("AddSquares"));
   const auto size = static_cast<int64_t>(units.size());
   if (IsCuda(stream)) {
-    const WorkspaceScope scope(workspace);
-    MOE_ASSIGN_OR_RETURN(const absl::Span<const float> values, x.ToFloat(workspace, stream));
     return LaunchOn("AddSquares", stream, [&](auto cuda) {
-      return exact_sum::Run(exact_sum::AddSquares{values.data(), units.data(), sum, size}, cuda);
+      return x.VisitView([&](auto view) {
+        return exact_sum::Run(exact_sum::AddSquares<decltype(view)>{view, units.data(), sum, size},
+                              cuda);
+      });
     });
   }
   ThreadPool& threads = stream.threads();

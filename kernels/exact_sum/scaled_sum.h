@@ -2,6 +2,7 @@
 #ifndef MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
 #define MOE_KERNELS_EXACT_SUM_SCALED_SUM_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include <absl/status/status.h>
@@ -10,14 +11,14 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/stream.h"
-#include "kernels/base/workspace.h"
 #include "kernels/exact_sum/exact_sum.h"
 #include "kernels/exact_sum/square_sum.h"
+#include "kernels/exact_sum/sum_view.h"
 
 namespace moe {
 
 // A view: element i is sum[i] * scale, as Scale and ExactToFloat make it. Operations that take it
-// convert a block at a time, in cache; on CUDA, all of it, into their workspace.
+// convert what they read.
 class ScaledSum {
  public:
   ScaledSum(absl::Span<const float> sum, double scale) : float_(sum), scale_(scale) {}
@@ -31,10 +32,24 @@ class ScaledSum {
     return is_exact_ ? CheckGrid(function, grid_) : absl::OkStatus();
   }
 
-  // All elements, to memory of the stream's device, or to the `workspace` of it.
+  // Its elements from `begin` on.
+  ScaledSum Part(int64_t begin, int64_t size) const {
+    ScaledSum part = *this;
+    const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(size);
+    if (is_exact_) part.exact_ = exact_.subspan(first, count);
+    if (!is_exact_) part.float_ = float_.subspan(first, count);
+    return part;
+  }
+  // visit(SumView), after Check.
+  template <typename Visit>
+  auto VisitView(Visit visit) const {
+    if (!is_exact_) return visit(SumView<float>{float_.data(), static_cast<float>(scale_)});
+    return visit(SumView<int64_t>{exact_.data(), std::ldexp(scale_, grid_.unit_log2)});
+  }
+
+  // All elements, to memory of the stream's device.
   // Errors: kInvalidArgument unless `out` is as long, and of the grid.
   absl::Status ToFloat(absl::Span<float> out, Stream& stream) const;
-  absl::StatusOr<absl::Span<const float>> ToFloat(Workspace& workspace, Stream& stream) const;
 
   // Elements [begin, begin + n) of sums in memory of the host, at once, after Check.
   void Read(int64_t begin, int64_t n, float* out) const { ReadRows(begin, 1, n, n, out); }
@@ -52,11 +67,10 @@ class ScaledSum {
 // Adds to sum[kSquareSumSize] one term for each unit: the sum of its elements' squares in float64,
 // row by row in blocks of 4096 elements, each summed in ascending order over 16 interleaved
 // partials folded pairwise, blocks added in ascending order. Terms are added exactly: units may be
-// dealt over calls, threads and ranks. `units` and `sum` are in memory of the stream's device; on
-// CUDA `workspace` lends 4 bytes an element until the stream has passed. Errors: of the grid and
-// the workspace.
+// dealt over calls, threads and ranks. On CUDA one launch. `units` and `sum` are in memory of the
+// stream's device. Errors: of the grid.
 absl::Status AddSquares(const ScaledSum& x, absl::Span<const SquaresUnit> units, int64_t* sum,
-                        Workspace& workspace, Stream& stream);
+                        Stream& stream);
 
 }  // namespace moe
 

@@ -59,6 +59,8 @@ void RunGrids(const std::vector<Grid>& grids, const Options& options);
 // that LaunchOptions() has now. The null stream runs it before the call returns. What
 // kernels/base/cuda_kernel.h calls; the errors are those of <<<>>>.
 cudaError_t LaunchGrid(Grid grid, cudaStream_t stream);
+// How many it has enqueued since the program began.
+int64_t Launches();
 
 // Of the last run. The hash covers every choice of the scheduler.
 struct Stats {

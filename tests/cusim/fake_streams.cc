@@ -1,6 +1,7 @@
 #include "tests/cusim/fake_streams.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -18,6 +19,7 @@ int FirstDevices() {
 }
 
 Machine machine = {.devices = FirstDevices()};
+std::atomic<int64_t> launches = 0;
 thread_local bool in_host_function = false;
 
 template <typename Handle>
@@ -294,6 +296,10 @@ cudaError_t Streams::Elapsed(const char* function, cudaEvent_t start, cudaEvent_
   return cudaSuccess;
 }
 
+int64_t Launches() {
+  return launches;
+}
+
 cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
   const auto count = [](dim3 d) {
     return size_t{d.x} * d.y * d.z;
@@ -314,6 +320,7 @@ cudaError_t LaunchGrid(Grid grid, cudaStream_t stream) {
   if (stream != nullptr && streams.DeviceOf("kernel launch", stream) != device) {
     return cudaErrorInvalidResourceHandle;
   }
+  ++launches;
   streams.Enqueue("kernel launch", stream,
                   [grid = std::move(grid), options = LaunchOptions()] { RunGrid(grid, options); });
   return cudaSuccess;

@@ -18,6 +18,8 @@ using testing::TestDevice;
 
 using Floats = Matrix<float>;
 
+constexpr float kDecay = 0.1f;
+
 // Arrays are matrices of one row. Gradients from 1e-37, whose squares are subnormal or 0, to 1e18.
 struct State {
   Floats gradient, weight, m, v;
@@ -32,15 +34,22 @@ struct State {
       v.at(0, i) *= v.at(0, i);
     }
   }
-  absl::Status Step(const AdamWOptions& options, const TestDevice& device) {
+  absl::Status Step(const AdamWOptions& options, const TestDevice& device,
+                    float weight_decay = kDecay) {
     const auto from = device.Copy(gradient);
-    return Step(options, ScaledSum(Row(from), 1), device);
+    return Step(options, ScaledSum(Row(from), 1), device, weight_decay);
   }
-  absl::Status Step(const AdamWOptions& options, const ScaledSum& sum, const TestDevice& device) {
+  absl::Status Step(const AdamWOptions& options, const ScaledSum& sum, const TestDevice& device,
+                    float weight_decay = kDecay) {
     const auto w = device.Copy(weight), first = device.Copy(m), second = device.Copy(v);
     Workspace workspace(device.memory());
-    const absl::Status status =
-        AdamW(options, sum, Row(w), Row(first), Row(second), workspace, device.stream());
+    const AdamWSlice slice = {.first = 0,
+                              .size = weight.cols(),
+                              .weight = Row(w).data(),
+                              .m = Row(first).data(),
+                              .v = Row(second).data(),
+                              .weight_decay = weight_decay};
+    const absl::Status status = AdamW(options, sum, {&slice, 1}, workspace, device.stream());
     weight = device.Read(w);
     m = device.Read(first);
     v = device.Read(second);
@@ -58,16 +67,19 @@ void ExpectSame(const State& got, const State& want) {
 }
 
 // The equations of the header in float32, one rounding an operation.
-void ReferenceStep(const AdamWOptions& o, State& s) {
+struct Range {
+  int64_t begin, end;
+};
+void ReferenceStep(const AdamWOptions& o, State& s, Range range, float weight_decay = kDecay) {
   const auto correction1 = static_cast<float>(1 - std::pow(double{o.beta1}, double(o.step)));
   const auto correction2 = static_cast<float>(1 - std::pow(double{o.beta2}, double(o.step)));
-  for (int64_t i = 0; i < s.weight.cols(); ++i) {
+  for (int64_t i = range.begin; i < range.end; ++i) {
     const float g = o.gradient_scale * s.gradient.at(0, i);
     float &m = s.m.at(0, i), &v = s.v.at(0, i), &weight = s.weight.at(0, i);
     m = o.beta1 * m + (1.0f - o.beta1) * g;
     v = o.beta2 * v + (1.0f - o.beta2) * (g * g);
     const float direction = m / correction1 / (std::sqrt(v / correction2) + o.epsilon);
-    weight -= o.learning_rate * (direction + o.weight_decay * weight);
+    weight -= o.learning_rate * (direction + weight_decay * weight);
   }
 }
 
@@ -97,7 +109,7 @@ TEST(AdamWTest, FirstStepMovesByTheLearningRate) {
     s.gradient = Floats::Of(1, 3, {3, -0.5f, 0});
     s.weight = Floats(1, 3, 1.0f);
     s.m = s.v = Floats(1, 3);
-    ASSERT_TRUE(s.Step({.learning_rate = 0.125f, .weight_decay = 0}, device).ok());
+    ASSERT_TRUE(s.Step({.learning_rate = 0.125f}, device, 0).ok());
     EXPECT_NEAR(s.weight(0, 0), 0.875, 1e-6);
     EXPECT_NEAR(s.weight(0, 1), 1.125, 1e-6);
     EXPECT_EQ(s.weight(0, 2), 1);
@@ -111,7 +123,7 @@ TEST(AdamWTest, WeightDecayIsDecoupledFromTheGradient) {
     State s(1);
     s.weight = Floats(1, 1, 2.0f);
     s.gradient = s.m = s.v = Floats(1, 1);
-    ASSERT_TRUE(s.Step({.learning_rate = 0.5f, .weight_decay = 0.25f}, device).ok());
+    ASSERT_TRUE(s.Step({.learning_rate = 0.5f}, device, 0.25f).ok());
     EXPECT_EQ(s.weight(0, 0), 1.75);  // 2 - 0.5 * 0.25 * 2
   });
 }
@@ -123,7 +135,7 @@ TEST(AdamWTest, HasTheBitsOfThePlainEquationsForAnyLengthAndLayout) {
       SCOPED_TRACE(::testing::Message() << n << " elements, step " << step);
       const AdamWOptions options = {.gradient_scale = 0.7f, .step = step};
       ASSERT_TRUE(got.Step(options, device).ok());
-      ReferenceStep(options, want);
+      ReferenceStep(options, want, {0, n});
       ExpectSame(got, want);
     }
   };
@@ -140,7 +152,7 @@ TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
     State got(9), want(9);
     got.gradient.at(0, 5) = testing::kNaN;
     ASSERT_TRUE(got.Step({}, device).ok());
-    ReferenceStep({}, want);
+    ReferenceStep({}, want, {0, 9});
     for (Floats State::*member : {&State::weight, &State::m, &State::v}) {
       EXPECT_TRUE(std::isnan((got.*member)(0, 5)));
       (got.*member).at(0, 5) = (want.*member).at(0, 5);
@@ -149,18 +161,72 @@ TEST(AdamWTest, ANaNShowsInItsOwnElementAlone) {
   });
 }
 
-TEST(AdamWTest, RefusesDifferentLengthsAndStepZero) {
+// Slices of every length, next to each other and apart, some empty, some of several thread blocks,
+// of sums of both types; what lies between them stays.
+TEST(AdamWTest, ManySlicesHaveTheBitsOfOneAfterTheOther) {
+  constexpr int64_t kSize = 30000, kGap = 5;
+  std::vector<AdamWSlice> slices;
+  int64_t first = 3;
+  for (const int64_t size : {1, 0, 4, 8190, 7, 16, 0, 9000, 129, 8192, 64, 3}) {
+    slices.push_back({.first = first,
+                      .size = size,
+                      .weight = nullptr,
+                      .m = nullptr,
+                      .v = nullptr,
+                      .weight_decay = slices.size() % 2 == 0 ? kDecay : 0.0f});
+    first += size + (size % 2 == 0 ? kGap : 0);
+  }
+  ASSERT_LE(first, kSize);
+  std::vector<int64_t> exact(kSize);
+  for (int64_t i = 0; i < kSize; ++i) exact[i] = (i * 7919 - 100003) << i % 30;
+  ForEachDevice([&](const TestDevice& device) {
+    const State start(kSize);
+    const auto floats = device.Copy(start.gradient);
+    const auto integers = device.Copy(exact);
+    Workspace workspace(device.memory());
+    for (const ScaledSum& sum :
+         {ScaledSum(State::Row(floats), 0.7), ScaledSum(integers.span(), {}, 0.3)}) {
+      State got = start, want = start;
+      const auto w = device.Copy(start.weight), m = device.Copy(start.m), v = device.Copy(start.v);
+      std::vector<AdamWSlice> placed = slices;
+      for (AdamWSlice& slice : placed) {
+        slice.weight = State::Row(w).data() + slice.first;
+        slice.m = State::Row(m).data() + slice.first;
+        slice.v = State::Row(v).data() + slice.first;
+        const auto part = device.Copy(std::vector<float>(size_t(slice.size)));
+        ASSERT_TRUE(sum.Part(slice.first, slice.size).ToFloat(part.span(), device.stream()).ok());
+        const std::vector<float> gradient = device.Read(part);
+        for (int64_t i = 0; i < slice.size; ++i) {
+          want.gradient.at(0, slice.first + i) = gradient[i];
+        }
+        ReferenceStep({}, want, {slice.first, slice.first + slice.size}, slice.weight_decay);
+      }
+      ASSERT_TRUE(AdamW({}, sum, placed, workspace, device.stream()).ok());
+      got.weight = device.Read(w);
+      got.m = device.Read(m);
+      got.v = device.Read(v);
+      ExpectSame(got, want);
+    }
+  });
+}
+
+TEST(AdamWTest, RefusesSlicesOutOfOrderOrOfNoGradientAndStepZero) {
   ForEachDevice([](const TestDevice& device) {
     State s(3);
     EXPECT_EQ(testing::Message(s.Step({.step = 0}, device)), "AdamW: step is 0, expected >= 1");
-    State m = s, v = s, weight = s;
-    m.m = Floats(1, 2);
-    EXPECT_EQ(testing::Message(m.Step({}, device)), "AdamW: m is [2], expected [3]");
-    v.v = Floats(1, 4);
-    EXPECT_EQ(testing::Message(v.Step({}, device)), "AdamW: v is [4], expected [3]");
-    weight.weight = Floats(1, 4);
-    EXPECT_EQ(testing::Message(weight.Step({}, device)), "AdamW: weight is [4], expected [3]");
-    EXPECT_TRUE(s.Step({}, device).ok());
+    s.weight = Floats(1, 4);
+    EXPECT_EQ(testing::Message(s.Step({}, device)),
+              "AdamW: a slice of gradients [0, 4), expected one in [0, 3)");
+    const auto gradient = device.Random(9, 1);
+    const auto refused = [&](const std::vector<AdamWSlice>& slices) {
+      Workspace workspace(device.memory());
+      return testing::Message(AdamW({}, {gradient.span(), 1}, slices, workspace, device.stream()));
+    };
+    EXPECT_EQ(refused({{4, 2, nullptr, nullptr, nullptr, 0}, {5, 1, nullptr, nullptr, nullptr, 0}}),
+              "AdamW: a slice of gradients [5, 6), expected one in [6, 9)");
+    EXPECT_EQ(refused({{4, -1, nullptr, nullptr, nullptr, 0}}),
+              "AdamW: a slice of gradients [4, 3), expected one in [0, 9)");
+    EXPECT_EQ(refused({}), "");
   });
 }
 

@@ -120,6 +120,32 @@ TYPED_TEST(CastTypesTest, EqualsTheScalarConversionForAnyLengthAndAlignment) {
   });
 }
 
+// Arrays of every length, numbered through with and without gaps, some of several thread blocks.
+TYPED_TEST(CastTypesTest, ManyArraysHaveTheBitsOfOneAfterTheOther) {
+  using T = TypeParam;
+  ForEachDevice([](const TestDevice& device) {
+    std::vector<Placed<float>> in;
+    std::vector<Placed<T>> out;
+    std::vector<CastSlice<T>> slices;
+    std::vector<std::vector<T>> want;
+    int64_t first = 0;
+    for (const int64_t n : {5, 0, 16, 9001, 1, 8192, 0, 333}) {
+      const auto values = RandomFloats(n, n);
+      want.emplace_back();
+      for (const float x : values) want.back().push_back(T(x));
+      const Offsets at = testing::kOffsets[slices.size() % std::size(testing::kOffsets)];
+      in.emplace_back(device, values, at.in);
+      out.emplace_back(device, std::vector<T>(size_t(n)), at.out);
+      slices.push_back({first, n, in.back().span().data(), out.back().span().data()});
+      first += n + (n % 2 == 0 ? 16 : 0);
+    }
+    Workspace workspace(device.memory());
+    ASSERT_TRUE(CastSlices<T>(slices, workspace, device.stream()).ok());
+    ASSERT_TRUE(CastSlices<T>({}, workspace, device.stream()).ok());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(SameBits(out[i].Read(), want[i])) << i;
+  });
+}
+
 TEST(ScaleTest, MultipliesAndAddsForAnyLengthAndAlignment) {
   const auto check = [](const TestDevice& device, int64_t n, Offsets at) {
     const auto x = RandomFloats(n, 5);

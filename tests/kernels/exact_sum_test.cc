@@ -293,13 +293,11 @@ using SquareSum = std::vector<int64_t>;
 
 SquareSum SquaresOf(const TestDevice& device, const std::vector<float>& x,
                     const std::vector<SquaresUnit>& units) {
-  Workspace workspace(device.memory());
   const auto values = device.Copy(x);
   const auto on_device = device.Copy(units);
   const auto sum = device.Copy(SquareSum(kSquareSumSize, 0));
-  EXPECT_TRUE(AddSquares({values.span(), 1}, on_device.span(), sum.span().data(), workspace,
-                         device.stream())
-                  .ok());
+  EXPECT_TRUE(
+      AddSquares({values.span(), 1}, on_device.span(), sum.span().data(), device.stream()).ok());
   return device.Read(sum);
 }
 
@@ -426,12 +424,12 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
     }
     const std::vector<SquaresUnit> units = {{0, 1, 5000, 5000}, {5000, 40, 60, 100}};
     int64_t squares[kSquareSumSize] = {}, squares_of_all[kSquareSumSize] = {};
-    ASSERT_TRUE(AddSquares(sum, units, squares, workspace, *stream).ok());
-    ASSERT_TRUE(AddSquares({all, 1}, units, squares_of_all, workspace, *stream).ok());
+    ASSERT_TRUE(AddSquares(sum, units, squares, *stream).ok());
+    ASSERT_TRUE(AddSquares({all, 1}, units, squares_of_all, *stream).ok());
     EXPECT_THAT(squares, ::testing::ElementsAreArray(squares_of_all));
   }
   EXPECT_EQ(
-      testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, workspace, *stream)),
+      testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, *stream)),
       "AddSquares: max_terms is 0, expected >= 1");
 }
 

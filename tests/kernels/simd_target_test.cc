@@ -66,9 +66,8 @@ Values UnfusedFloat() {
     std::vector<int64_t> sum(n);
     int64_t non_finite = 0;
     int64_t squares[kSquareSumSize] = {};
-    EXPECT_TRUE(AdamW({}, {x, 1}, absl::MakeSpan(weight), absl::MakeSpan(m), absl::MakeSpan(v),
-                      workspace, *stream)
-                    .ok());
+    const AdamWSlice slice = {0, n, weight.data(), m.data(), v.data(), 0.1f};
+    EXPECT_TRUE(AdamW({}, {x, 1}, {&slice, 1}, workspace, *stream).ok());
     EXPECT_TRUE((Cast<float, BFloat16>(x, absl::MakeSpan(narrow), *stream).ok()));
     EXPECT_TRUE((Cast<float, Float16>(x, absl::MakeSpan(half), *stream).ok()));
     EXPECT_TRUE((Cast<Float16, float>(half, absl::MakeSpan(wide), *stream).ok()));
@@ -82,7 +81,7 @@ Values UnfusedFloat() {
     Append(wide, all);
     EXPECT_TRUE(ExactToFloat({}, sum, 1.0 / 3, absl::MakeSpan(wide), *stream).ok());
     const SquaresUnit unit = {.begin = 0, .rows = 1, .cols = n, .stride = n};
-    EXPECT_TRUE(AddSquares({x, 1}, {&unit, 1}, squares, workspace, *stream).ok());
+    EXPECT_TRUE(AddSquares({x, 1}, {&unit, 1}, squares, *stream).ok());
     Append(wide, all);
     Append(Values{SquareSumValue(squares), static_cast<double>(non_finite)}, all);
   }

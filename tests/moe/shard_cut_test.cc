@@ -154,7 +154,9 @@ std::vector<float> SumInParts(int ranks, ZeroStage zero, Numerics numerics, int6
     for (size_t b = 0; b < reducer->buckets().size(); ++b) {
       const ElementRange own = reducer->buckets()[b].own;
       std::vector<float> sum(static_cast<size_t>(own.size()));
-      MOE_RETURN_IF_ERROR(reducer->Sum(b, own, 0.5).ToFloat(absl::MakeSpan(sum), *context.compute));
+      MOE_RETURN_IF_ERROR(reducer->Sums(0.5)
+                              .Part(reducer->At(b, own.begin), own.size())
+                              .ToFloat(absl::MakeSpan(sum), *context.compute));
       parts[rank].insert(parts[rank].end(), sum.begin(), sum.end());
       if (rank == 0) counts.push_back(reducer->buckets()[b].counts);
     }

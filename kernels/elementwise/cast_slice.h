@@ -1,0 +1,19 @@
+// One array of many that are cast together. Plain C++: .cu files include it.
+#ifndef MOE_KERNELS_ELEMENTWISE_CAST_SLICE_H_
+#define MOE_KERNELS_ELEMENTWISE_CAST_SLICE_H_
+
+#include <cstdint>
+
+namespace moe {
+
+// Elements [first, first + size) of all, which are numbered through.
+template <typename To>
+struct CastSlice {
+  int64_t first, size;
+  const float* in;  // [size]
+  To* out;          // [size]
+};
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_ELEMENTWISE_CAST_SLICE_H_
