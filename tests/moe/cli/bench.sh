@@ -1,88 +1,70 @@
 #!/usr/bin/env bash
-# `moe bench` on threads and, given <mpiexec>, on processes: bash bench.sh <moe> [<mpiexec>]
+# `moe bench` on threads (mpi_commands.sh has processes): bash bench.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-mpiexec=${2:-}
 parsers=$(realpath "$(dirname "${BASH_SOURCE[0]}")/nccl_parsers.py")
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 cd "$work" || exit 1
 # Exactly three calls of two sizes: these runs test results, not speed.
 short=(-b 4K -e 16K -f 4 -n 3 -w 1 -T 0)
 
-# refused <exit code> <part of the line> <flags...>
-refused() {
-  local code=$1 part=$2
-  shift 2
-  run "$moe" bench "$@"
-  expect "$code" "bench $*"
-  (($(wc -l <stderr) == 1)) || fail "bench $*: $(wc -l <stderr) lines on stderr"
-  grep -qF -- "$part" stderr || fail "bench $*: no '$part' in: $(cat stderr)"
-  [[ ! -s stdout ]] || fail "bench $*: wrote to stdout"
-}
 
 # Bad calls.
-refused 2 "no operation, expected moe bench alltoall|"
-refused 2 "unknown operation 'alltoal'; did you mean 'alltoall'?" alltoal
-refused 2 "unknown flag '--rank'; did you mean '--ranks'?" alltoall --rank 2
-refused 2 "-b is '4Q', expected bytes" alltoall -b 4Q
-refused 2 "-e is 1K, expected at least -b 4K" alltoall -b 4K -e 1K
-refused 2 "-f is 1, expected at least 2" alltoall -f 1
-refused 2 "expected either -i or -f" alltoall -f 2 -i 4K
-refused 2 "-n is 0, expected 1 to" alltoall -n 0
-refused 2 "--routing is 'zip:1', expected uniform, zipf:S" alltoallv --routing zip:1
-refused 2 "alltoall has equal blocks; use: moe bench alltoallv --routing ragged" alltoall --routing ragged
-refused 2 "--tokens is 4, expected none: moe bench alltoall does not read it" alltoall --tokens 4
-refused 2 "--node-size is 3, expected a divisor of the 4 ranks" alltoall --dispatch hierarchical --node-size 3
-refused 2 "the ring sums f32 and i64" allreduce --all-reduce ring -d bf16
-refused 2 "which has no library" allreduce --all-reduce library
-refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" alltoall --fail-if 'busw<1'
-refused 2 "only p2p has a picture" alltoall --svg x.svg
-refused 2 "only p2p has a picture" alltoall --svg x.svg -b 1024G -e 1024G -f 2147483647 # one size
-refused 2 "cannot open 'none'" alltoallv --routing matrix:none
-refused 2 "cannot open 'none'" alltoallv --routing trace:none
+refused 2 "no operation, expected moe bench alltoall|" bench
+refused 2 "unknown operation 'alltoal'; did you mean 'alltoall'?" bench alltoal
+refused 2 "unknown flag '--rank'; did you mean '--ranks'?" bench alltoall --rank 2
+refused 2 "-b is '4Q', expected bytes" bench alltoall -b 4Q
+refused 2 "-e is 1K, expected at least -b 4K" bench alltoall -b 4K -e 1K
+refused 2 "-f is 1, expected at least 2" bench alltoall -f 1
+refused 2 "expected either -i or -f" bench alltoall -f 2 -i 4K
+refused 2 "-n is 0, expected 1 to" bench alltoall -n 0
+refused 2 "--routing is 'zip:1', expected uniform, zipf:S" bench alltoallv --routing zip:1
+refused 2 "alltoall has equal blocks; use: moe bench alltoallv --routing ragged" bench alltoall --routing ragged
+refused 2 "--tokens is 4, expected none: moe bench alltoall does not read it" bench alltoall --tokens 4
+refused 2 "--node-size is 3, expected a divisor of the 4 ranks" bench alltoall --dispatch hierarchical --node-size 3
+refused 2 "the ring sums f32 and i64" bench allreduce --all-reduce ring -d bf16
+refused 2 "which has no library" bench allreduce --all-reduce library
+refused 2 "--fail-if is 'busw<1': at 'busw<1', expected a column" bench alltoall --fail-if 'busw<1'
+refused 2 "only p2p has a picture" bench alltoall --svg x.svg
+refused 2 "only p2p has a picture" bench alltoall --svg x.svg -b 1024G -e 1024G -f 2147483647 # one size
+refused 2 "cannot open 'none'" bench alltoallv --routing matrix:none
+refused 2 "cannot open 'none'" bench alltoallv --routing trace:none
 cat >trace <<'END'
 {"schema":"moe.routing/1","ranks":6,"expert_parallel_size":6,"num_experts":8,"topk":2,"hidden_size":16,"dtype":"bf16","moe_layers":2}
 {"step":0,"layer":0,"tokens":[9,9,9,9,9,9],"slots":[[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,2,2,0,0,0,0],[9,5,1,1,0,0,0,0]]}
 {"step":0,"layer":1,"tokens":[9,9,9,9,9,0],"slots":[[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[2,2,2,2,2,2,3,3],[0,0,0,0,0,0,0,0]]}
 END
-refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" alltoallv --routing trace:trace
+refused 2 "4 ranks for routing recorded on 6, expected 1, 2, 3, 6" bench alltoallv --routing trace:trace
 sed '2s/9,5/9,50/' trace >bad_trace
-refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" alltoallv --ranks 6 --routing trace:bad_trace
+refused 3 "bad_trace:2: slots[0][1] is 50, expected a whole number from 0 to 9" bench alltoallv --ranks 6 --routing trace:bad_trace
 echo "1 2 3" >matrix
 printf '1 2\n3 4\n' >square
 for flag in -J --trace; do
-  refused 2 "expected another file than --routing" alltoallv --routing matrix:square --ranks 2 $flag ./square
+  refused 2 "expected another file than --routing" bench alltoallv --routing matrix:square --ranks 2 $flag ./square
 done
 [[ $(cat square) == $'1 2\n3 4' ]] || fail "the traffic matrix was written to"
 for flag in -J --trace; do
-  refused 2 "expected another file than" p2p --svg o $flag o
+  refused 2 "expected another file than" bench p2p --svg o $flag o
 done
 echo '{}' >config.json
-refused 2 "expected another file than --config" alltoall --config config.json -J config.json
-refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" alltoallv --routing matrix:matrix --ranks 2
-refused 4 "/proc/x.json" alltoall -J /proc/x.json
+refused 2 "expected another file than --config" bench alltoall --config config.json -J config.json
+refused 3 "line 1 has 3 numbers, expected one for each of 2 ranks" bench alltoallv --routing matrix:matrix --ranks 2
+refused 4 "/proc/x.json" bench alltoall -J /proc/x.json
 echo '{"ranks": 3, "routing": "zipf:1", "rank": 1}' >config.json
-refused 2 "config.json: unknown key 'rank'; did you mean 'ranks'?" alltoallv --config config.json
+refused 2 "config.json: unknown key 'rank'; did you mean 'ranks'?" bench alltoallv --config config.json
 echo '{"gradient_clipping": 1}' >config.json
-refused 2 "config.json: gradient_clipping has no meaning for this command, which has no --clip-grad" alltoallv --config config.json
-refused 2 "--backend is nccl" alltoall --backend nccl
+refused 2 "config.json: gradient_clipping has no meaning for this command, which has no --clip-grad" bench alltoallv --config config.json
+refused 2 "--backend is nccl" bench alltoall --backend nccl
 
-# Every operation, routing and way to travel is right, on one rank and on more than there are cores too.
-calls=(alltoall allreduce p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64"
-  "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1")
-more=(alltoallv allgather memcpy "alltoall --dispatch direct" "allreduce -d bf16" "allreduce -d f16"
-  "alltoallv --routing hot_expert:0.5 --dispatch direct" "alltoallv --routing ragged -d f64"
-  "alltoallv --routing zero_rank")
-for ranks in 1 8 3; do
-  ((ranks == 3)) && calls+=("${more[@]}")
-  for call in "${calls[@]}"; do
+# Rows of every operation, on one rank and on more than there are cores too; bench_ranks_test has
+# every routing, type and way to travel.
+for ranks in 1 3; do
+  for call in alltoall allreduce allgather memcpy p2p "alltoallv --routing zipf:1.2" "reducescatter -d i64" \
+    "alltoallv --routing hot_rank:0.9 --dispatch hierarchical --node-size 1"; do
     # shellcheck disable=SC2086
-    run "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
-    expect 0 "$call on $ranks ranks"
+    expect 0 "$call on $ranks ranks" "$moe" bench $call --ranks "$ranks" "${short[@]}" -oe jsonl
     rows=$([[ $call == p2p ]] && echo $((2 * ranks * ranks)) || echo 2)
     (($(grep -c '"nwrong":0,.*"status":"ok","error":null,"busiest_tx":.*,"settings":"[^"]*"}$' stderr) == rows)) ||
-      fail "$call on $ranks ranks: not $rows right rows: $(cat stderr)"
-    grep -q "^# Out of bounds values : 0 OK" stdout || fail "$call on $ranks ranks: no footer"
+      fail "$what: not $rows right rows: $(cat stderr)"
+    says "# Out of bounds values : 0 OK"
   done
 done
 run "$moe" bench alltoall --ranks 1 "${short[@]}"
@@ -90,14 +72,12 @@ grep -q "With one rank nothing crosses a bus" stdout || fail "one rank: no note"
 
 # A traffic matrix, seeds and hosts by flag.
 printf '0 1\n3 0 # half as much comes back\n' >matrix
-run "$moe" bench alltoallv --routing matrix:matrix --ranks 2 -b 3000 -e 3000 -n 3 -T 0 --node-size 1 -o jsonl
-expect 0 "matrix"
+expect 0 "matrix" "$moe" bench alltoallv --routing matrix:matrix --ranks 2 -b 3000 -e 3000 -n 3 -T 0 --node-size 1 -o jsonl
 [[ $(value stdout bytes_cross_host) == 4000 && $(value stdout bytes_self) == 0 &&
   $(value stdout size_bytes) == 3000 && $(value stdout hosts) == 2 ]] || fail "matrix: $(cat stdout)"
 # The same from a file of settings, over which flags go.
 echo '{"ranks": 3, "routing": "matrix:matrix", "minbytes": "3000", "maxbytes": "3000", "iters": 3}' >config.json
-run "$moe" bench alltoallv --config config.json --ranks 2 -T 0 --node-size 1 -o jsonl
-expect 0 "--config"
+expect 0 "--config" "$moe" bench alltoallv --config config.json --ranks 2 -T 0 --node-size 1 -o jsonl
 [[ $(value stdout bytes_cross_host) == 4000 && $(value stdout ranks) == 2 ]] || fail "--config: $(cat stdout)"
 for seed in 1 1 2; do
   run "$moe" bench alltoallv --routing ragged --seed $seed --ranks 3 "${short[@]}" -o jsonl
@@ -108,96 +88,81 @@ done
 # Forms. nccl-tests' line, as programs that read nccl-tests do.
 for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1" allreduce allgather reducescatter; do
   # shellcheck disable=SC2086
-  run "$moe" bench $call --ranks 2 -b 64K -e 256K -n 3 -T 0 --format nccl
-  expect 0 "$call --format nccl"
+  expect 0 "$call --format nccl" "$moe" bench $call --ranks 2 -b 64K -e 256K -n 3 -T 0 --format nccl
   python3 "$parsers" stdout 2 || fail "$call --format nccl: $(cat stdout)"
 done
 (($(grep -cE '^[0-9 ]{12}  [0-9 ]{12}     float     sum      -1(  [0-9. ]{7}  [0-9. ]{6}  [0-9. ]{6}       0){2}$' stdout) == 2)) ||
   fail "--format nccl: $(cat stdout)"
-run "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
-expect 0 "p2p --format nccl"
+expect 0 "p2p --format nccl" "$moe" bench p2p --ranks 2 -b 64K -e 64K -n 3 -T 0 -c 0 --format nccl
 (($(grep -cE '^ +65536 .* N/A  .* N/A$' stdout) == 4)) || fail "p2p --format nccl: $(cat stdout)"
 # Every row says what it comes from.
 for call in "alltoall --ranks 2 -b 4K -e 4K" gemm gate "layer --ranks 2"; do
   # shellcheck disable=SC2086
-  run "$moe" bench $call -n 1 -T 0 -o jsonl
-  expect 0 "$call -o jsonl"
+  expect 0 "$call -o jsonl" "$moe" bench $call -n 1 -T 0 -o jsonl
   origin='"version":"[0-9.]+","commit":"[^"]+","host":"[^"]+","cpu":"[^"]+","gpu":null,"date":"20[0-9-]+T[0-9:]+Z"'
   (($(grep -cE "$origin" stdout) == $(wc -l <stdout))) || fail "$call: $(cat stdout)"
 done
-run "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
-expect 0 "-o csv"
+expect 0 "-o csv" "$moe" bench alltoall --ranks 2 "${short[@]}" -o csv -J rows.json
 awk -F, 'NR == 1 { n = NF } NF != n || n < 30 { exit 1 } END { exit NR != 3 }' stdout || fail "-o csv: $(cat stdout)"
 [[ $(head -c 1 rows.json) == "[" && $(grep -c '"op":"alltoall"' rows.json) == 2 ]] || fail "-J: $(cat rows.json)"
-run "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0 --svg pairs.svg
-expect 0 "p2p"
+expect 0 "p2p" "$moe" bench p2p --ranks 3 -b 4K -e 4K -n 3 -T 0 --svg pairs.svg
 (($(grep -cE '^ +[012]( +[0-9.]+.*){3}$' stdout) == 3)) || fail "p2p: $(cat stdout)"
 (($(grep -c '<rect .*<title>' pairs.svg) == 9)) || fail "--svg: not nine cells"
 
 # Products of experts, on one rank.
 gemm=(gemm --tokens 64 --hidden-size 33 --moe-ffn-hidden-size 17 --num-experts 4 -n 3 -T 0)
-run "$moe" bench "${gemm[@]}" --routing zipf:1 -oe jsonl
-expect 0 "gemm"
+expect 0 "gemm" "$moe" bench "${gemm[@]}" --routing zipf:1 -oe jsonl
 (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 3)) || fail "gemm: $(cat stderr)"
 (($(grep -cE '^  (forward|input_grad|weight_grad) +128 ' stdout) == 3)) || fail "gemm: $(cat stdout)"
-run "$moe" bench "${gemm[@]}" -d bf16 -o csv --fail-if 'peak_pct<1000'
-expect 1 "gemm --fail-if"
-refused 2 "gemm runs on one rank" gemm --ranks 2
-refused 2 "expected uniform, zipf:S or hot_expert:P" gemm --routing ragged
-refused 2 "--router is switch, expected none: moe bench gemm does not read it" gemm --router switch
-refused 2 "-d is i64, expected f32, bf16 or f16" gemm -d i64
-refused 2 "--moe-router-topk is 5, expected 1 to the 4 experts" gemm --num-experts 4 --topk 5
-run "$moe" bench "${gemm[@]}" --fail-if 'time>0 && p50>0 && p99>0 && cv>=0 && wrong==0'
-expect 1 "gemm --fail-if with short names"
+expect 1 "gemm --fail-if" "$moe" bench "${gemm[@]}" -d bf16 -o csv --fail-if 'peak_pct<1000'
+refused 2 "gemm runs on one rank" bench gemm --ranks 2
+refused 2 "expected uniform, zipf:S or hot_expert:P" bench gemm --routing ragged
+refused 2 "--router is switch, expected none: moe bench gemm does not read it" bench gemm --router switch
+refused 2 "-d is i64, expected f32, bf16 or f16" bench gemm -d i64
+refused 2 "--moe-router-topk is 5, expected 1 to the 4 experts" bench gemm --num-experts 4 --topk 5
+expect 1 "gemm --fail-if with short names" "$moe" bench "${gemm[@]}" --fail-if 'time>0 && p50>0 && p99>0 && cv>=0 && wrong==0'
 
 # Sizes that no machine has.
 huge=2147483647
-refused 2 "expected at most 1e12" gemm --tokens 1 --hidden-size $huge --moe-ffn-hidden-size $huge
-refused 2 "expected at most 1e12" permute --hidden-size $huge
-refused 2 "expected at most 1e12" gate --tokens $huge --num-experts $huge --topk 1
-refused 2 "expected at most 2147483647 rows" combine --tokens $huge --hidden-size 1
-refused 2 "expected at most 1e12" layer --ranks 2 --hidden-size $huge --moe-ffn-hidden-size $huge
-refused 2 "expected at most 1e12" layer --ranks 2 --num-experts $huge --tokens 1024
+refused 2 "expected at most 1e12" bench gemm --tokens 1 --hidden-size $huge --moe-ffn-hidden-size $huge
+refused 2 "expected at most 1e12" bench permute --hidden-size $huge
+refused 2 "expected at most 1e12" bench gate --tokens $huge --num-experts $huge --topk 1
+refused 2 "expected at most 2147483647 rows" bench combine --tokens $huge --hidden-size 1
+refused 2 "expected at most 1e12" bench layer --ranks 2 --hidden-size $huge --moe-ffn-hidden-size $huge
+refused 2 "expected at most 1e12" bench layer --ranks 2 --num-experts $huge --tokens 1024
 
 # A whole layer.
 layer=(layer --tokens 32 --hidden-size 16 --moe-ffn-hidden-size 8 --num-experts 5 -n 3 -T 0)
 for ranks in 1 3; do
-  run "$moe" bench "${layer[@]}" --ranks "$ranks" -oe jsonl
-  expect 0 "layer on $ranks ranks"
+  expect 0 "layer on $ranks ranks" "$moe" bench "${layer[@]}" --ranks "$ranks" -oe jsonl
   (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer: $(cat stderr)"
 done
 (($(grep -cE '^  (forward|backward) +(gate|plan|dispatch|expert|combine|all) ' stdout) == 12)) || fail "layer: $(cat stdout)"
-run "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
-expect 1 "layer --fail-if"
-run "$moe" bench "${layer[@]}" --ranks 2 --pack-weights -oe jsonl
-expect 0 "layer --pack-weights"
+expect 1 "layer --fail-if" "$moe" bench "${layer[@]}" --ranks 4 --dispatch hierarchical --node-size 2 -d bf16 --fail-if 'share_pct==100'
+expect 0 "layer --pack-weights" "$moe" bench "${layer[@]}" --ranks 2 --pack-weights -oe jsonl
 (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer --pack-weights: $(cat stderr)"
-refused 2 "--pack-weights is true, expected none" gemm --pack-weights
-refused 2 "--moe-router-topk is 9" layer --num-experts 8 --topk 9
-refused 2 "--router is switch, expected none with --routing" layer --routing zipf:1 --router switch
-refused 2 "--moe-router-topk is 2, expected none: the trace says it" layer --ranks 6 --routing trace:trace --topk 2
+refused 2 "--pack-weights is true, expected none" bench gemm --pack-weights
+refused 2 "--moe-router-topk is 9" bench layer --num-experts 8 --topk 9
+refused 2 "--router is switch, expected none with --routing" bench layer --routing zipf:1 --router switch
+refused 2 "--moe-router-topk is 2, expected none: the trace says it" bench layer --ranks 6 --routing trace:trace --topk 2
 for call in "--routing zipf:1.2 --capacity-factor 1" "--routing hot_rank:0.9" "--routing ragged --ep 1" \
   "--routing zero_rank --moe-overlap-degree 2" "--router switch --capacity-factor 1.25"; do
   # shellcheck disable=SC2086
-  run "$moe" bench "${layer[@]}" --ranks 3 $call -oe jsonl --fail-if 'tokens_per_s<=0 || dead_experts>5'
-  expect 0 "layer $call"
+  expect 0 "layer $call" "$moe" bench "${layer[@]}" --ranks 3 $call -oe jsonl --fail-if 'tokens_per_s<=0 || dead_experts>5'
   (($(grep -c '"nwrong":0,"status":"ok"' stderr) == 12)) || fail "layer $call: $(cat stderr)"
   grep -q '^# [0-9]* tokens/s, drop ' stdout || fail "layer $call: $(cat stdout)"
 done
 
 # Recorded routing.
 for ranks in 1 2 3 6; do
-  run "$moe" bench alltoallv --routing trace:trace --ranks "$ranks" -n 4 -T 0 -o jsonl
-  expect 0 "trace on $ranks ranks"
+  expect 0 "trace on $ranks ranks" "$moe" bench alltoallv --routing trace:trace --ranks "$ranks" -n 4 -T 0 -o jsonl
   grep -q '"dtype":"bf16".*"nwrong":0,' stdout || fail "trace on $ranks ranks: $(cat stdout)"
 done
 # One rank: 106 and 90 slots of 16 x 2 bytes, two calls of each.
 run "$moe" bench alltoallv --routing trace:trace --ranks 1 -n 4 -T 0 -o jsonl
 grep -q '"size_bytes":3136,' stdout || fail "bytes of a trace: $(cat stdout)"
-run "$moe" bench alltoallv --routing trace:trace --ranks 6 --dispatch hierarchical --node-size 2 "${short[@]}"
-expect 0 "trace of given sizes"
-run "$moe" bench layer --routing trace:trace --ranks 3 -n 3 -T 0 --moe-ffn-hidden-size 8 -o jsonl
-expect 0 "layer of a trace"
+expect 0 "trace of given sizes" "$moe" bench alltoallv --routing trace:trace --ranks 6 --dispatch hierarchical --node-size 2 "${short[@]}"
+expect 0 "layer of a trace" "$moe" bench layer --routing trace:trace --ranks 3 -n 3 -T 0 --moe-ffn-hidden-size 8 -o jsonl
 grep -q '"hidden":16,.*"routing":"trace:trace",.*"nwrong":0,' stdout || fail "layer of a trace: $(cat stdout)"
 
 # What no other key tells, and what changes results: a report holds such rows apart.
@@ -205,47 +170,38 @@ run "$moe" bench alltoall --ranks 2 --node-size 1 --dispatch hierarchical "${sho
 (($(grep -c '"settings":"--node-size 1"}$' stderr) == 2)) || fail "settings: $(cat stderr)"
 
 # The kernels of a layer.
-for call in gate permute combine "permute -d bf16 --threads 2" "combine -d bf16 --topk 3" "combine -d half" \
-  "gate --router switch --num-experts 24" "gate --routing trace:trace" "permute --routing trace:trace" \
-  "combine --routing hot_expert:1" "gemm --routing trace:trace --moe-ffn-hidden-size 8"; do
+for call in "permute -d bf16 --threads 2" "combine -d half --topk 3" "gate --router switch --num-experts 24" \
+  "gate --routing trace:trace" "permute --routing trace:trace" "combine --routing hot_expert:1" \
+  "gemm --routing trace:trace --moe-ffn-hidden-size 8"; do
   # shellcheck disable=SC2086
-  run "$moe" bench $call -n 3 -T 0 -oe jsonl -J kernels.json
-  expect 0 "$call"
+  expect 0 "$call" "$moe" bench $call -n 3 -T 0 -oe jsonl -J kernels.json
   rows=$(grep -c '"nwrong":0,"status":"ok","error":null,"version":.*,"settings":"[^"]*"}$' stderr)
   ((rows == $(wc -l <stderr) && rows >= 2)) || fail "$call: $(cat stderr)"
-  run "$moe" report kernels.json --out kernels.html
-  expect 0 "report of $call"
+  expect 0 "report of $call" "$moe" report kernels.json --out kernels.html
 done
-run "$moe" bench permute -n 3 -T 0 --fail-if 'memcpy_pct<1000'
-expect 1 "permute --fail-if"
+expect 1 "permute --fail-if" "$moe" bench permute -n 3 -T 0 --fail-if 'memcpy_pct<1000'
 run "$moe" bench gate --router deepseek-v3 -n 3 -T 0 -o jsonl
 grep -q '"nwrong":null,"status":"ok"' stdout || fail "gate of its own rule: $(cat stdout)"
-refused 2 "--hidden-size is 8, expected none: moe bench gate does not read it" gate --hidden-size 8
-refused 2 "expected f32 for a gate" gate -d bf16
-refused 2 "permute runs on one rank" permute --ranks 2
-refused 2 "--moe-router-topk is 9" combine --topk 9
+refused 2 "--hidden-size is 8, expected none: moe bench gate does not read it" bench gate --hidden-size 8
+refused 2 "expected f32 for a gate" bench gate -d bf16
+refused 2 "permute runs on one rank" bench permute --ranks 2
+refused 2 "--moe-router-topk is 9" bench combine --topk 9
 
 # Bounds: exit 1 and the row, after the table.
-run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
-expect 1 "--fail-if"
+expect 1 "--fail-if" "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'time>0 && size==16384'
 grep -qF "holds at size 16384" stderr || fail "--fail-if: $(cat stderr)"
 grep -q "^# Avg bus" stdout || fail "--fail-if: no table"
-run "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'busbw<0 || wrong>0'
-expect 0 "--fail-if that does not hold"
-run "$moe" bench allgather --ranks 2 "${short[@]}" -c 0 --fail-if 'wrong>=0'
-expect 0 "-c 0: nothing was checked"
+expect 0 "--fail-if that does not hold" "$moe" bench allgather --ranks 2 "${short[@]}" --fail-if 'busbw<0 || wrong>0'
+expect 0 "-c 0: nothing was checked" "$moe" bench allgather --ranks 2 "${short[@]}" -c 0 --fail-if 'wrong>=0'
 grep -qE '  +N/A  ' stdout || fail "-c 0: #wrong is not N/A"
-run bash -c '"$0" bench alltoall -n 1 -T 0 >/dev/full' "$moe"
-expect 4 "full standard output"
-run "$moe" bench --help
-expect 0 "--help"
+expect 4 "full standard output" bash -c '"$0" bench alltoall -n 1 -T 0 >/dev/full' "$moe"
+expect 0 "--help" "$moe" bench --help
 grep -qF "busbw    algbw (n-1)/n" stdout || fail "--help: no formulas"
 cp stdout help
 # Of one operation: what it reads, and nothing of others; together they are the whole.
 : >of_one
 for operation in $(sed -n '/^Operations/,/^$/s/^  \([a-z0-9]*\) .*/\1/p' help); do
-  run "$moe" bench "$operation" --help
-  expect 0 "$operation --help"
+  expect 0 "$operation --help" "$moe" bench "$operation" --help
   head -n 1 stdout | grep -qx "usage: moe bench $operation \[flags\]" || fail "$operation --help: $(head -n 1 stdout)"
   flags_in stdout >>of_one
   grep -vxFf help stdout | sed 1,3d | grep . && fail "$operation --help: lines of its own"
@@ -255,23 +211,4 @@ done
 run "$moe" bench allreduce --help
 ! grep -qE -- '--routing|--svg|--tokens|gemm' stdout || fail "allreduce --help: $(grep -E -- '--routing|--svg|--tokens|gemm' stdout)"
 
-if [[ -n $mpiexec ]]; then
-  for call in "alltoall --dispatch direct" "alltoallv --routing zipf:1.2 --dispatch hierarchical --node-size 1" \
-    "allreduce --all-reduce library" "allreduce -d bf16" reducescatter allgather p2p; do
-    # shellcheck disable=SC2086
-    run "$mpiexec" -n 3 "$moe" bench $call "${short[@]}"
-    expect 0 "$call on three processes"
-    (($(grep -c "^# Out of bounds values : 0 OK" stdout) == 1)) || fail "$call on three processes: $(cat stdout)"
-  done
-  run "$mpiexec" -n 3 "$moe" bench "${layer[@]}"
-  expect 0 "layer on three processes"
-  (($(grep -cE '^  (forward|backward) +all ' stdout) == 2)) || fail "layer on three processes: $(cat stdout)"
-  run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --dispatch direct
-  ! grep -qF "needs peer memory" stderr || fail "direct on processes ran staged: $(cat stderr)"
-  run "$mpiexec" -n 3 "$moe" bench alltoall "${short[@]}" --fail-if 'time>0'
-  expect 1 "--fail-if on three processes"
-  (($(grep -c "^moe bench: " stderr) == 1)) || fail "--fail-if on three processes: $(grep "^moe bench: " stderr)"
-  run "$mpiexec" -n 3 "$moe" bench allreduce --all-reduce direct
-  expect 2 "direct all-reduce on processes"
-fi
 finish

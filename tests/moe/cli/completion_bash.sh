@@ -3,8 +3,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/completion_lib.sh"
 
-run "$moe" completion bash
-expect 0 "completion bash"
+expect 0 "completion bash" "$moe" completion bash
 cp "$work/stdout" "$work/moe.bash"
 bash -n "$work/moe.bash" || fail "bash -n"
 source "$work/moe.bash"

@@ -6,8 +6,7 @@ command -v fish >/dev/null || skip "no fish"
 export HOME=$work/home
 mkdir "$HOME"
 
-run "$moe" completion fish
-expect 0 "completion fish"
+expect 0 "completion fish" "$moe" completion fish
 cp "$work/stdout" "$work/moe.fish"
 fish -n "$work/moe.fish" || fail "fish -n"
 

@@ -6,8 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/completion_lib.sh"
 command -v zsh >/dev/null || skip "no zsh"
 driver=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/complete.zsh
 
-run "$moe" completion zsh
-expect 0 "completion zsh"
+expect 0 "completion zsh" "$moe" completion zsh
 script=$work/_moe
 cp "$work/stdout" "$script"
 zsh -n "$script" || fail "zsh -n"

@@ -2,58 +2,45 @@
 # `moe eval`: the loss that training reported, at any layout: bash eval.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-run "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --quiet --save "$work/run/checkpoints" \
+expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 4 --lr 0.01 --quiet --save "$work/run/checkpoints" \
   --out "$work/run"
-expect 0 "training"
 trained=$(value "$work/run/metrics.jsonl" val_loss_hex)
 held_out=(--checkpoint "$work/run" --data "$text" --split held-out --eval-sequences 16)
 for layout in "1 1" "3 3 --dispatch direct" "8 4 --threads 1"; do
   read -r ranks ep flags <<<"$layout"
   # shellcheck disable=SC2086 # several words
-  run "$moe" eval "${held_out[@]}" --ranks "$ranks" --ep "$ep" $flags -o json
-  expect 0 "eval on $layout"
+  expect 0 "eval on $layout" "$moe" eval "${held_out[@]}" --ranks "$ranks" --ep "$ep" $flags -o json
   [[ $(value "$work/stdout" loss_hex) == "$trained" ]] ||
     fail "eval on $layout: $(cat "$work/stdout"), training said $trained"
 done
 # Exported, a public model has it, too: of its files alone.
-run "$moe" ckpt export "$work/run" --format mixtral --out "$work/model"
-expect 0 "export"
-run "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
-expect 0 "eval of the exported model"
+expect 0 "export" "$moe" ckpt export "$work/run" --format mixtral --out "$work/model"
+expect 0 "eval of the exported model" "$moe" eval --checkpoint "$work/model" "${held_out[@]:2}" --seq-length 32 --ranks 2 --ep 2 -o json
 [[ $(value "$work/stdout" loss_hex) == "$trained" ]] || fail "exported: $(cat "$work/stdout"), training said $trained"
 cp -r "$work/model" "$work/bad"
 truncate -s -8 "$work/bad/model.safetensors"
-run "$moe" eval --checkpoint "$work/bad" "${held_out[@]:2}" --seq-length 32
-expect 3 "eval of a damaged model"
+expect 3 "eval of a damaged model" "$moe" eval --checkpoint "$work/bad" "${held_out[@]:2}" --seq-length 32
 
-run "$moe" eval "${held_out[@]}" --seq-length 16 --micro-batch-size 5
-expect 0 "eval with another length"
+expect 0 "eval with another length" "$moe" eval "${held_out[@]}" --seq-length 16 --micro-batch-size 5
 grep -qF "held-out: 16 sequences of 16 bytes" "$work/stdout" || fail "eval: $(cat "$work/stdout")"
-run "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
-expect 0 "eval as bf16"
+expect 0 "eval as bf16" "$moe" eval --checkpoint "$work/run" --data "$text" --dtype bf16
 grep -qF "40,000 bytes, all: 1,249 sequences of 32 bytes" "$work/stdout" || fail "eval: $(cat "$work/stdout")"
 
-# refused <exit code> <words> <flags ...>
-refused() {
-  run "$moe" eval "${@:3}"
-  expect "$1" "eval ${*:3}"
-  grep -qF -- "$2" "$work/stderr" || fail "eval ${*:3}: no '$2' in: $(cat "$work/stderr")"
-}
-refused 2 "--checkpoint is missing" --data "$text"
-refused 2 "--data is missing" --checkpoint "$work/run"
-refused 2 "is no folder" --checkpoint "$work/none" --data "$text"
-refused 2 "has no checkpoint" --checkpoint "$work" --data "$text"
-refused 2 "--ep is 3, expected a divisor of the 4 ranks" "${held_out[@]}" --ep 3
-refused 2 "the text is 16384 bytes, expected at least one sequence of 20000" "${held_out[@]}" --seq-length 20000
+refused 2 "--checkpoint is missing" eval --data "$text"
+refused 2 "--data is missing" eval --checkpoint "$work/run"
+refused 2 "is no folder" eval --checkpoint "$work/none" --data "$text"
+refused 2 "has no checkpoint" eval --checkpoint "$work" --data "$text"
+refused 2 "--ep is 3, expected a divisor of the 4 ranks" eval "${held_out[@]}" --ep 3
+refused 2 "the text is 16384 bytes, expected at least one sequence of 20000" eval "${held_out[@]}" --seq-length 20000
 head -c 1 "$text" >"$work/byte"
-refused 2 "the text is 1 bytes" --checkpoint "$work/run" --data "$work/byte"
+refused 2 "the text is 1 bytes" eval --checkpoint "$work/run" --data "$work/byte"
 step=$work/run/checkpoints/step-00000004
 shard=$step/shard-00000-of-00002.safetensors
 # Weights and moments alike: what eval does not read, it does not check.
 size=$(stat -c %s "$shard")
 head -c $((size / 2)) /dev/zero | dd of="$shard" bs=1M seek=$((size / 3)) oflag=seek_bytes conv=notrunc status=none
-refused 3 "has hash" "${held_out[@]}"
+refused 3 "has hash" eval "${held_out[@]}"
 truncate -s 100 "$shard"
-refused 3 "100 bytes, the manifest says" "${held_out[@]}"
-refused 3 "100 bytes, the manifest says" --checkpoint "$step" --data "$text"
+refused 3 "100 bytes, the manifest says" eval "${held_out[@]}"
+refused 3 "100 bytes, the manifest says" eval --checkpoint "$step" --data "$text"
 finish

@@ -2,25 +2,21 @@
 # `moe generate`: the same text at any number of ranks: bash generate.sh <moe>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-run "$moe" train "${model[@]}" --ranks 2 --steps 8 --lr 0.02 --quiet --save "$work/run" \
+expect 0 "training" "$moe" train "${model[@]}" --ranks 2 --steps 8 --lr 0.02 --quiet --save "$work/run" \
   --num-query-groups 1 --qk-layernorm head
-expect 0 "training"
 start=(--checkpoint "$work/run" --prompt "the router " --max-new-tokens 40)
 for sampling in "--temperature 0" "--temperature 1 --top-k 20 --top-p 0.9 --seed 5"; do
   reference=
   for layout in "1" "3 --dispatch direct" "8"; do
     # shellcheck disable=SC2086 # several words
-    run "$moe" generate "${start[@]}" $sampling --ranks $layout
-    expect 0 "generate $sampling on $layout"
+    expect 0 "generate $sampling on $layout" "$moe" generate "${start[@]}" $sampling --ranks $layout
     reference=${reference:-$(cat "$work/stdout")}
     [[ -n $reference && $(cat "$work/stdout") == "$reference" ]] ||
       fail "generate $sampling on $layout: '$(cat "$work/stdout")', expected '$reference'"
   done
 done
-grep -qE "prompt of 11 tokens in [0-9.]+ s; 40 tokens in [0-9.]+ s, [0-9.]+ tok/s" "$work/stderr" ||
-  fail "speed: $(cat "$work/stderr")"
-grep -qF "warning: prompt and new tokens are 51, the model has learnt sequences of 32" "$work/stderr" ||
-  fail "no warning of the length: $(cat "$work/stderr")"
+matches "prompt of 11 tokens in [0-9.]+ s; 40 tokens in [0-9.]+ s, [0-9.]+ tok/s" "$work/stderr"
+says "warning: prompt and new tokens are 51, the model has learnt sequences of 32" "$work/stderr"
 run "$moe" generate "${start[@]}" --temperature 1 --top-k 20 --top-p 0.9 --seed 6
 [[ $(cat "$work/stdout") != "$reference" ]] || fail "two seeds, one text"
 
@@ -41,35 +37,27 @@ EOF
 
 # As JSON; from a file, and as ids.
 printf 'the router ' >"$work/start"
-run "$moe" generate "${start[@]}" -o json --quiet
-expect 0 "-o json"
+expect 0 "-o json" "$moe" generate "${start[@]}" -o json --quiet
 [[ ! -s $work/stderr ]] || fail "--quiet, but: $(cat "$work/stderr")"
 tokens=$(grep -o '"tokens":\[[0-9,]*\]' "$work/stdout")
-grep -qF '"prompt_tokens":[116,104,101,32,114,111,117,116,101,114,32]' "$work/stdout" ||
-  fail "-o json: $(cat "$work/stdout")"
+says '"prompt_tokens":[116,104,101,32,114,111,117,116,101,114,32]'
 for flags in "--prompt-file $work/start" "--prompt-tokens 116,104,101,32,114,111,117,116,101,114,32"; do
   # shellcheck disable=SC2086 # several words
   run "$moe" generate --checkpoint "$work/run" --max-new-tokens 40 -o json $flags
   [[ $(grep -o '"tokens":\[[0-9,]*\]' "$work/stdout") == "$tokens" ]] || fail "$flags: other tokens"
 done
 
-# refused <exit code> <words> <flags ...>
-refused() {
-  run "$moe" generate "${@:3}"
-  expect "$1" "generate ${*:3}"
-  grep -qF -- "$2" "$work/stderr" || fail "generate ${*:3}: no '$2' in: $(cat "$work/stderr")"
-}
 : >"$work/empty"
 from=(--checkpoint "$work/run")
-refused 2 "--checkpoint is missing" --prompt a
-refused 2 "--prompt is missing" "${from[@]}"
-refused 2 "--prompt is ''" "${from[@]}" --prompt ""
-refused 2 "--prompt-file is empty" "${from[@]}" --prompt-file "$work/empty"
-refused 2 "--prompt-file: " "${from[@]}" --prompt-file "$work/none"
-refused 2 "--prompt and --prompt-tokens, expected one of them" "${from[@]}" --prompt a --prompt-tokens 1
-refused 2 "--prompt-tokens is 1;2" "${from[@]}" --prompt-tokens "1;2"
-refused 2 "token 1 of the prompt is 256, expected 0 to 255" "${from[@]}" --prompt-tokens 1,256
-refused 2 "--temperature is -1" "${from[@]}" --prompt a --temperature -1
-refused 2 "--top-p is 0" "${from[@]}" --prompt a --top-p 0
-refused 2 "--max-new-tokens is 0" "${from[@]}" --prompt a --max-new-tokens 0
+refused 2 "--checkpoint is missing" generate --prompt a
+refused 2 "--prompt is missing" generate "${from[@]}"
+refused 2 "--prompt is ''" generate "${from[@]}" --prompt ""
+refused 2 "--prompt-file is empty" generate "${from[@]}" --prompt-file "$work/empty"
+refused 2 "--prompt-file: " generate "${from[@]}" --prompt-file "$work/none"
+refused 2 "--prompt and --prompt-tokens, expected one of them" generate "${from[@]}" --prompt a --prompt-tokens 1
+refused 2 "--prompt-tokens is 1;2" generate "${from[@]}" --prompt-tokens "1;2"
+refused 2 "token 1 of the prompt is 256, expected 0 to 255" generate "${from[@]}" --prompt-tokens 1,256 --quiet
+refused 2 "--temperature is -1" generate "${from[@]}" --prompt a --temperature -1
+refused 2 "--top-p is 0" generate "${from[@]}" --prompt a --top-p 0
+refused 2 "--max-new-tokens is 0" generate "${from[@]}" --prompt a --max-new-tokens 0
 finish

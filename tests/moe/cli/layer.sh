@@ -3,8 +3,6 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 data=$2
 mpiexec=${3:-}
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 cd "$work" || exit 1
 
 # layer <case> <flags...>: forward and backward; files y and g.
@@ -29,8 +27,7 @@ for path in "$data"/*/config.json; do
   [[ ! -s stderr ]] || fail "$case: --quiet is not: $(cat stderr)"
 done
 layer mixtral-1
-grep -qE "^mixtral layer 0 \| 11 tokens \| H 13 F 7 E 5 K 2 \| 4 ranks, ep 4 \| f32 \| forward .* ms \| backward .* ms \| wrote y, g$" stdout ||
-  fail "summary: $(cat stdout)"
+matches "^mixtral layer 0 \| 11 tokens \| H 13 F 7 E 5 K 2 \| 4 ranks, ep 4 \| f32 \| forward .* ms \| backward .* ms \| wrote y, g$"
 grep -qF "layer 0, the only one with experts" stderr || fail "no layer named: $(cat stderr)"
 layer mixtral-1 --dtype bf16
 expect 0 "bf16"
@@ -64,103 +61,94 @@ rm big
 # Forward alone.
 case=$data/qwen3_moe-1
 forward=("$moe" layer --hf-config "$case/config.json" --input "$case/io.safetensors" --output y)
-run "${forward[@]}" --weights "$case/model.safetensors.index.json"
-expect 0 "an index, forward"
+expect 0 "an index, forward" "${forward[@]}" --weights "$case/model.safetensors.index.json"
 grep -aq '"dx"' y && fail "forward: wrote dx"
 if [[ -n $mpiexec ]]; then
   layer mixtral-2 --ranks 1
   mv y y1
   mv g g1
   case=$data/mixtral-2
-  run "$mpiexec" -n 3 "$moe" layer --hf-config "$case/config.json" --weights "$case" \
+  expect 0 "three processes" "$mpiexec" -n 3 "$moe" layer --hf-config "$case/config.json" --weights "$case" \
     --input "$case/io.safetensors" --output y --grad-output "$case/io.safetensors" --grads g
-  expect 0 "three processes"
   cmp -s y y1 && cmp -s g g1 || fail "three processes: other bytes"
   (($(grep -c '^mixtral layer' stdout) == 1)) || fail "three processes: not one result"
 fi
 
-# refused <exit code> <part of the line> <flags...>: the flags come after a call that is right.
+# wrong <exit code> <part of the line> <flags...>: they come after a call that is right.
 case=$data/mixtral-1
 rm -f y g
-refused() {
-  local code=$1 part=$2
-  shift 2
-  layer mixtral-1 --quiet "$@"
-  expect "$code" "$*"
-  (($(wc -l <stderr) == 1)) || fail "$*: $(wc -l <stderr) lines on stderr"
-  grep -qF -- "$part" stderr || fail "$*: no '$part' in: $(cat stderr)"
-  [[ ! -s stdout ]] || fail "$*: wrote to stdout"
-  ls ./*.tmp-* >/dev/null 2>&1 && fail "$*: left a temporary file"
-  [[ ! -e y && ! -e g ]] || fail "$*: left files"
-  rm -f y g
+outputs=(y g)
+right=(layer --hf-config "$case/config.json" --weights "$case" --input "$case/io.safetensors" --output y
+  --grad-output "$case/io.safetensors" --grads g --quiet)
+wrong() {
+  refused "$1" "$2" "${right[@]}" "${@:3}"
+  ls ./*.tmp-* >/dev/null 2>&1 && fail "$what: left a temporary file"
 }
 
 # Flags and paths.
-refused 2 "unknown flag '--layers'; did you mean '--layer'?" --layers 1
-refused 2 "--ep is 3, expected a divisor of the 4 ranks: 1, 2, 4" --ranks 4 --ep 3
-refused 2 "--layer is 'x', expected a whole number" --layer x
-refused 2 "--layer: layer 4 does not exist, expected 0 to 3" --layer 4
-refused 2 "--threads is 0" --threads 0
-refused 2 "--hf-config: cannot open 'none'" --hf-config none
-refused 2 "--weights: cannot open 'none'" --weights none
-refused 2 "--input: cannot open 'none'" --input none
-refused 2 "--grad-output: cannot open 'none'" --grad-output none
-refused 2 "expected another file than --output" --grads y
-refused 2 "expected another file than --input" --output "$case/../mixtral-1/io.safetensors"
+wrong 2 "unknown flag '--layers'; did you mean '--layer'?" --layers 1
+wrong 2 "--ep is 3, expected a divisor of the 4 ranks: 1, 2, 4" --ranks 4 --ep 3
+wrong 2 "--layer is 'x', expected a whole number" --layer x
+wrong 2 "--layer: layer 4 does not exist, expected 0 to 3" --layer 4
+wrong 2 "--threads is 0" --threads 0
+wrong 2 "--hf-config: cannot open 'none'" --hf-config none
+wrong 2 "--weights: cannot open 'none'" --weights none
+wrong 2 "--input: cannot open 'none'" --input none
+wrong 2 "--grad-output: cannot open 'none'" --grad-output none
+wrong 2 "expected another file than --output" --grads y
+wrong 2 "expected another file than --input" --output "$case/../mixtral-1/io.safetensors"
 cp -r "$case" model
-refused 2 "expected another file than --weights" --weights model --output model/model.safetensors
-refused 2 "expected another file than --weights" --weights model --trace model/../model/model.safetensors
+wrong 2 "expected another file than --weights" --weights model --output model/model.safetensors
+wrong 2 "expected another file than --weights" --weights model --trace model/../model/model.safetensors
 cmp -s "$case/model.safetensors" model/model.safetensors || fail "the weights were written to"
 echo '{}' >settings.json
-refused 2 "expected another file than --config" --config settings.json --trace settings.json
+wrong 2 "expected another file than --config" --config settings.json --trace settings.json
 cp -r "$data/qwen3_moe-1" sharded
 for file in model-00002-of-00002.safetensors model.safetensors.index.json; do
-  refused 2 "expected another file than --weights" --weights sharded --output sharded/$file
+  wrong 2 "expected another file than --weights" --weights sharded --output sharded/$file
   cmp -s "$data/qwen3_moe-1/$file" sharded/$file || fail "$file was written to"
 done
-refused 2 "its folder is not there" --output none/y
-run "$moe" layer
-expect 2 "no flags"
-run "${forward[@]}" --weights "$case" --grads g
-expect 2 "--grads alone"
+wrong 2 "its folder is not there" --output none/y
+expect 2 "no flags" "$moe" layer
+expect 2 "--grads alone" "${forward[@]}" --weights "$case" --grads g
 
 # Outputs that cannot be written.
-refused 4 "--output: cannot write '/proc/y'" --output /proc/y
-refused 4 "--grads: cannot write '/proc/g'" --grads /proc/g
-refused 4 "--output: cannot write '/dev/full'" --output /dev/full
+wrong 4 "--output: cannot write '/proc/y'" --output /proc/y
+wrong 4 "--grads: cannot write '/proc/g'" --grads /proc/g
+wrong 4 "--output: cannot write '/dev/full'" --output /dev/full
 
 # Configurations.
 config() { sed "$1" "$case/config.json" >config.json; }
 config 's/"hidden_size": 13/"hidden_size": -13/'
-refused 3 "config.json: hidden_size is -13, expected a whole number from 1" --hf-config config.json
+wrong 3 "config.json: hidden_size is -13, expected a whole number from 1" --hf-config config.json
 config 's/mixtral/dbrx/'
-refused 3 "model_type is 'dbrx', which is not supported" --hf-config config.json
+wrong 3 "model_type is 'dbrx', which is not supported" --hf-config config.json
 config 's/"silu"/"relu"/'
-refused 3 "hidden_act is 'relu'" --hf-config config.json
+wrong 3 "hidden_act is 'relu'" --hf-config config.json
 config 's/"hidden_size": 13/"hidden_size": 14/'
-refused 3 "gate.weight': has shape [5, 13], expected [5, 14]" --hf-config config.json
+wrong 3 "gate.weight': has shape [5, 13], expected [5, 14]" --hf-config config.json
 config 's/"num_local_experts": 5/"num_local_experts": 4096/'
-refused 3 "gate.weight': has shape [5, 13], expected [4096, 13]" --hf-config config.json
+wrong 3 "gate.weight': has shape [5, 13], expected [4096, 13]" --hf-config config.json
 head -c 40 "$case/config.json" >config.json
-refused 3 "config.json: " --hf-config config.json
+wrong 3 "config.json: " --hf-config config.json
 
 # Weights and tokens. A model of the same sizes under other names lacks every tensor.
 bytes=$(stat -c %s "$case/model.safetensors")
 head -c $((bytes - 1)) "$case/model.safetensors" >model.safetensors
-refused 3 "model.safetensors: " --weights model.safetensors
+wrong 3 "model.safetensors: " --weights model.safetensors
 head -c 4 "$case/model.safetensors" >model.safetensors
-refused 3 "model.safetensors: " --weights model.safetensors
+wrong 3 "model.safetensors: " --weights model.safetensors
 sed 's/experts\.3\.w2/experts.9.w2/' "$case/model.safetensors" >model.safetensors
-refused 3 "tensor 'model.layers.0.block_sparse_moe.experts.3.w2.weight': is missing" \
+wrong 3 "tensor 'model.layers.0.block_sparse_moe.experts.3.w2.weight': is missing" \
   --weights model.safetensors
-refused 3 "block_sparse_moe.gate.weight': is missing" --weights "$data/olmoe-1"
-refused 3 "io.safetensors: tensor 'x': has shape [17, 20], expected [tokens, 13]" \
+wrong 3 "block_sparse_moe.gate.weight': is missing" --weights "$data/olmoe-1"
+wrong 3 "io.safetensors: tensor 'x': has shape [17, 20], expected [tokens, 13]" \
   --input "$data/mixtral-2/io.safetensors"
-refused 3 "tensor 'dy': has shape [11, 15], expected [11, 13]" \
+wrong 3 "tensor 'dy': has shape [11, 15], expected [11, 13]" \
   --grad-output "$data/qwen3_moe-1/io.safetensors"
-refused 3 "tensor 'x': is missing" --input "$case/grads.safetensors"
+wrong 3 "tensor 'x': is missing" --input "$case/grads.safetensors"
 cp "$data"/qwen3_moe-1/model*.json index.json
-refused 3 "which is not there" --weights index.json --hf-config "$data/qwen3_moe-1/config.json"
+wrong 3 "which is not there" --weights index.json --hf-config "$data/qwen3_moe-1/config.json"
 
 # Empty files, files of one byte, and folders.
 mkdir folder
@@ -169,13 +157,13 @@ mkdir index
 printf x >byte
 for file in empty byte; do
   for flag in --hf-config --weights --input --grad-output; do
-    refused 3 "$flag: $file: " "$flag" $file
+    wrong 3 "$flag: $file: " "$flag" $file
   done
   cp $file index/model.safetensors.index.json
-  refused 3 "--weights: index/model.safetensors.index.json: " --weights index
+  wrong 3 "--weights: index/model.safetensors.index.json: " --weights index
 done
 for flag in --hf-config --input --grad-output; do
-  refused 2 "$flag: 'folder' is a folder, expected a file" "$flag" folder
+  wrong 2 "$flag: 'folder' is a folder, expected a file" "$flag" folder
 done
-refused 2 "--weights: " --weights folder
+wrong 2 "--weights: " --weights folder
 finish

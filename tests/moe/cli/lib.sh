@@ -9,6 +9,8 @@ for name in ${!MOE_@} ${!OMPI_COMM_@} ${!PMI_@} ${!PMIX_@} ${!SLURM_@} RANK WORL
   unset "$name"
 done
 export NO_COLOR=1
+# Open MPI: as root, and with more ranks than cores.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 failures=0
 
 fail() {
@@ -21,19 +23,51 @@ finish() {
   exit $((failures > 0))
 }
 
-# run <command...>: sets rc and seconds, leaves $work/stdout and $work/stderr.
+# run <command...>: sets what, rc and seconds, leaves $work/stdout and $work/stderr.
 run() {
   local begin=$SECONDS
+  what=$*
   timeout 300 "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
   rc=$?
   seconds=$((SECONDS - begin))
 }
 
-# expect <exit code> <what>: of the last run.
+# expect <exit code> <what> [<command...>]: of the command, or of the last run; sets what.
 expect() {
+  (($# == 2)) || run "${@:3}"
+  what=$2
   ((rc == $1)) && return
-  fail "$2: exit code $rc, expected $1"
+  fail "$what: exit code $rc, expected $1"
   tail -n 5 "$work/stderr"
+}
+
+# says <text> [<file>], matches <extended regular expression> [<file>]: in what the last run wrote
+# to standard output, or in a file.
+says() { grep -qF -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat "${2:-$work/stdout}")"; }
+matches() { grep -qE -- "$1" "${2:-$work/stdout}" || fail "$what: no '$1' in: $(cat "${2:-$work/stdout}")"; }
+
+# refused <exit code> <part of the line> <arguments of moe...>: one line on standard error, nothing
+# on standard output, and none of these files.
+outputs=()
+refused() {
+  local file
+  expect "$1" "${*:3}" "$moe" "${@:3}"
+  (($(wc -l <"$work/stderr") == 1)) || fail "$what: $(wc -l <"$work/stderr") lines on stderr"
+  says "$2" "$work/stderr"
+  [[ ! -s $work/stdout ]] || fail "$what: wrote to stdout"
+  for file in ${outputs[@]+"${outputs[@]}"}; do
+    [[ ! -e $file ]] || fail "$what: left $file"
+    rm -rf "$file"
+  done
+}
+
+# needs_device <none|simulated|any>, the devices that the build has: ends the test unless the last
+# run, which asked for one, found it.
+needs_device() {
+  [[ $1 == simulated || $rc != 10 ]] && return
+  (($(wc -l <"$work/stderr") == 1)) || fail "no device: $(cat "$work/stderr")"
+  [[ $1 == any ]] || says "this build has no CUDA: configure with -DMOE_ENABLE_CUDA=ON" "$work/stderr"
+  finish
 }
 
 # flags_in <file>: every flag that the text of a --help lists, one a line.

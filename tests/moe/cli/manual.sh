@@ -37,8 +37,7 @@ for command in $commands; do
   for heading in NAME SYNOPSIS DESCRIPTION OPTIONS "EXIT STATUS" EXAMPLES "SEE ALSO"; do
     [[ -n $(section "$page" "$heading") ]] || fail "$page: no $heading"
   done
-  run "$moe" "$command" --help
-  expect 0 "$command --help"
+  expect 0 "$command --help" "$moe" "$command" --help
   # Every flag, with its letter.
   while IFS= read -r flag; do
     section "$page" OPTIONS | grep -E -- "^ +(.*, )?$flag(,| |\$)" >/dev/null || fail "$page: no $flag"

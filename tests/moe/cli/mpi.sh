@@ -3,15 +3,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=$2
 mpi=$3
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 
 # The same bits as threads.
 invariant=("${model[@]}" --numerics layout-invariant --steps 3 --lr 0.01 --quiet)
-run "$moe" train "${invariant[@]}" --ranks 1 --out "$work/local"
-expect 0 "one thread"
-run "$mpiexec" -n 4 "$moe" train "${invariant[@]}" --ep 2 --all-reduce library --out "$work/mpi"
-expect 0 "four processes"
+expect 0 "one thread" "$moe" train "${invariant[@]}" --ranks 1 --out "$work/local"
+expect 0 "four processes" "$mpiexec" -n 4 "$moe" train "${invariant[@]}" --ep 2 --all-reduce library --out "$work/mpi"
 [[ -n $(bits "$work/mpi/metrics.jsonl") &&
   $(bits "$work/mpi/metrics.jsonl") == "$(bits "$work/local/metrics.jsonl")" ]] ||
   fail "four processes: other bits than one thread"
@@ -19,15 +15,12 @@ expect 0 "four processes"
 grep -qE "^reproduce +mpirun -n 4 " "$work/stdout" || fail "reproduce: no mpirun"
 
 # Refusals come from the first process alone. Launchers add lines of their own.
-run "$mpiexec" -n 2 "$moe" train "${model[@]}" --ep 3 --out "$work/refused"
-expect 2 "EP 3 on two processes"
+expect 2 "EP 3 on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --ep 3 --out "$work/refused"
 (($(grep -c "^moe train: " "$work/stderr") == 1)) ||
   fail "EP 3: $(grep -c "^moe train: " "$work/stderr") lines"
 [[ ! -e $work/refused ]] || fail "EP 3: left files"
-run "$mpiexec" -n 2 "$moe" train "${model[@]}" --ranks 3
-expect 2 "--ranks 3 on two processes"
-run "$mpiexec" -n 2 "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0
-expect 6 "divergence on two processes"
+expect 2 "--ranks 3 on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --ranks 3
+expect 6 "divergence on two processes" "$mpiexec" -n 2 "$moe" train "${model[@]}" --quiet --steps 50 --lr 1e30 --clip-grad 0
 (($(grep -c "^moe train: " "$work/stderr") == 1)) ||
   fail "divergence: $(grep -c "^moe train: " "$work/stderr") lines"
 

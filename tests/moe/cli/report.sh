@@ -1,18 +1,15 @@
 #!/usr/bin/env bash
-# `moe report` end to end: bash report.sh <moe> <tests/moe/cli/report/data>
+# `moe report` end to end, in a browser too where there is one (Debian: chromium):
+#   bash report.sh <moe> <tests/moe/cli/report/data>
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 data=$2
 cd "$work" || exit 1
 
-run "$moe" train "${model[@]}" --ranks 2 --steps 12 --capacity-factor 1 --quiet --out train
-expect 0 "a training run"
-run "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J bench.json
-expect 0 "a benchmark"
-run "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
-expect 0 "pairs"
-for op in gate permute combine gemm; do
-  run "$moe" bench $op --tokens 32 -n 2 -T 0 -J $op.json
-  expect 0 "$op"
+expect 0 "a training run" "$moe" train "${model[@]}" --ranks 2 --steps 12 --capacity-factor 1 --quiet --out train
+expect 0 "a benchmark" "$moe" bench alltoall --ranks 2 -b 4K -e 64K -T 0.1 -J bench.json
+expect 0 "pairs" "$moe" bench p2p --ranks 3 -b 64K -e 64K -T 0.05 -J pairs.json
+for op in gate permute combine gemm layer; do
+  expect 0 "$op" "$moe" bench $op --tokens 32 -n 2 -T 0 -J $op.json
 done
 
 # The page: strict HTML, SVG that is XML, nothing to load, the script that its policy names.
@@ -68,24 +65,25 @@ PYTHON
 
 # page <flags...>: writes out.html and leaves the titles of its charts in `charts`.
 page() {
-  run "$moe" report "$@" --out out.html
-  expect 0 "$*"
+  expect 0 "$*" "$moe" report "$@" --out out.html
   grep -qE '^wrote out.html, [0-9.]+ KiB$' stdout || fail "$*: said: $(cat stdout)"
   python3 check.py out.html >charts 2>problem || fail "$*: $(tail -n 1 problem)"
 }
-page train bench.json pairs.json gate.json permute.json combine.json gemm.json "$data/sweep.jsonl"
+page train bench.json pairs.json {gate,permute,combine,gemm,layer}.json "$data/sweep.jsonl" \
+  --compare "$data/bench_before.json" "$data/bench_after.json"
+cp out.html page.html
 for chart in "Loss" "Learning rate" "Gradient norm" "Speed" "Dropped slots" \
   "MaxVio: load of the busiest expert" "Time of a step by phase" \
   "Expert load, MoE layer 1: train" "Capacity factor against dropped slots" \
   "Capacity factor against loss" "Speed against loss" "alltoall: bus bandwidth over size" \
-  "p2p: GB/s between ranks, 64 KiB" "Kernels: percent of the limit"; do
+  "p2p: GB/s between ranks, 64 KiB" "Kernels: percent of the limit" \
+  "alltoallv: skew against bus bandwidth" "Change from bench_before to bench_after"; do
   grep -qxF "$chart" charts || fail "no chart '$chart'"
 done
-page --compare "$data/bench_before.json" "$data/bench_after.json"
-grep -qxF "alltoallv: skew against bus bandwidth" charts || fail "no skew chart"
-grep -qxF "Change from bench_before to bench_after" charts || fail "no comparison"
-cp out.html again.html
-page --compare "$data/bench_before.json" "$data/bench_after.json"
+for times in once twice; do
+  page --compare "$data/bench_before.json" "$data/bench_after.json"
+  [[ $times == twice ]] || cp out.html again.html
+done
 cmp -s out.html again.html || fail "the same inputs gave other bytes"
 
 # Names and texts from outside stay texts.
@@ -96,56 +94,120 @@ page 'evil/<b onclick=x>&.json' --title "$evil"
 page ./train/../train/metrics.jsonl train --title "$(printf '\xff\xfe')"
 
 # A bound.
-run "$moe" report bench.json --out out.html --fail-if 'busbw < 1e-9 || wrong > 0' -q
-expect 0 "a bound that is kept"
+expect 0 "a bound that is kept" "$moe" report bench.json --out out.html --fail-if 'busbw < 1e-9 || wrong > 0' -q
 [[ ! -s stdout ]] || fail "--quiet is not"
-run "$moe" report bench.json --out out.html --fail-if 'busbw < 0.9*base'
-expect 2 "a base without a comparison"
+expect 2 "a base without a comparison" "$moe" report bench.json --out out.html --fail-if 'busbw < 0.9*base'
 grep -qF "moe report --compare A B" stderr || fail "a base without a comparison: $(cat stderr)"
-run "$moe" report --compare bench.json bench.json --out out.html --fail-if 'busbw < 0.9*base'
-expect 0 "a run beside itself"
-run "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
+expect 0 "a run beside itself" "$moe" report --compare bench.json bench.json --out out.html --fail-if 'busbw < 0.9*base'
+expect 1 "a base that is broken" "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
   --fail-if 'busbw < 0.99*base'
-expect 1 "a base that is broken"
 rm out.html
-run "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
+expect 1 "a bound that is broken" "$moe" report --compare "$data/bench_before.json" "$data/bench_after.json" --out out.html \
   --fail-if 'worse_pct > 5'
-expect 1 "a bound that is broken"
 [[ -s out.html ]] || fail "a broken bound: no page"
 (($(wc -l <stderr) == 1)) && grep -qF "holds for" stderr || fail "a broken bound: $(cat stderr)"
 
-# refused <exit code> <part of the line> <flags...>
-refused() {
-  local code=$1 part=$2
-  shift 2
-  rm -f out.html
-  run "$moe" report --out out.html "$@"
-  expect "$code" "$*"
-  (($(wc -l <stderr) == 1)) || fail "$*: $(wc -l <stderr) lines on stderr"
-  grep -qF -- "$part" stderr || fail "$*: no '$part' in: $(cat stderr)"
-  [[ ! -s stdout && ! -e out.html ]] || fail "$*: left output"
-}
-refused 2 "no input, expected moe report RUN..."
-refused 2 "'none'" none
-refused 2 "metrics.jsonl" evil
-refused 2 "unknown flag '--titel'; did you mean '--title'?" bench.json --titel x
-refused 2 "--compare expects two inputs" --compare bench.json
-refused 2 "--compare expects two inputs" --compare=bench.json bench.json
-refused 2 "expected two of one command" --compare bench.json train
-refused 2 "expected a column" bench.json --fail-if 'val_loss > 1'
-refused 4 "--out: cannot write '/proc/out'" bench.json --out /proc/out
-refused 2 "--out" bench.json --out none/out.html
+rm out.html
+outputs=(out.html)
+refused 2 "no input, expected moe report RUN..." report --out out.html
+refused 2 "'none'" report --out out.html none
+refused 2 "metrics.jsonl" report --out out.html evil
+refused 2 "unknown flag '--titel'; did you mean '--title'?" report --out out.html bench.json --titel x
+refused 2 "--compare expects two inputs" report --out out.html --compare bench.json
+refused 2 "--compare expects two inputs" report --out out.html --compare=bench.json bench.json
+refused 2 "expected two of one command" report --out out.html --compare bench.json train
+refused 2 "expected a column" report --out out.html bench.json --fail-if 'val_loss > 1'
+refused 4 "--out: cannot write '/proc/out'" report --out out.html bench.json --out /proc/out
+refused 2 "--out" report --out out.html bench.json --out none/out.html
 cp bench.json kept.json
-refused 2 "expected another file than RUN" train bench.json --out ./bench.json
+refused 2 "expected another file than RUN" report --out out.html train bench.json --out ./bench.json
 cmp -s bench.json kept.json || fail "an input was written to"
 cp train/metrics.jsonl kept.jsonl
-refused 2 "expected another file than RUN" train --out train/metrics.jsonl
+refused 2 "expected another file than RUN" report --out out.html train --out train/metrics.jsonl
 cmp -s train/metrics.jsonl kept.jsonl || fail "an input was written to"
 : >empty
-refused 3 "empty: holds no rows" empty
+refused 3 "empty: holds no rows" report --out out.html empty
 echo '{"a": 1}' >unknown.json
-refused 3 "unknown.json: a row of no known command" unknown.json
+refused 3 "unknown.json: a row of no known command" report --out out.html unknown.json
 (head -n 3 train/metrics.jsonl && echo '{"step":') >cut.jsonl
-refused 3 "cut.jsonl: malformed JSON" train cut.jsonl
-refused 3 "(line 4, " train cut.jsonl
+refused 3 "cut.jsonl: malformed JSON" report --out out.html train cut.jsonl
+refused 3 "(line 4, " report --out out.html train cut.jsonl
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || {
+  echo "left out: no browser"
+  finish
+}
+
+# dom <page> <width>: the document after its scripts, in dom.html.
+dom() {
+  expect 0 "chromium on $1" "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
+    --window-size="$2,900" --virtual-time-budget=5000 --dump-dom "file://$work/$1"
+  mv stdout dom.html
+}
+attribute() { grep -m1 '<html' dom.html | sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\1/p"; }
+
+# The page's own check: no script error, every chart has its marks.
+dom page.html 1280
+[[ $(attribute check) == ok ]] || fail "the page says: $(attribute check)"
+drawings=$(grep -c '<svg class="drawing"' page.html)
+(($(attribute charts) == drawings && drawings >= 20)) ||
+  fail "$(attribute charts) charts of $drawings"
+marks=$(grep -oE 'data-marks="[0-9]+"' page.html | grep -oE '[0-9]+' |
+  awk '{ sum += $1 } END { print sum }')
+[[ $(attribute marks) == "$marks" ]] || fail "$(attribute marks) marks of $marks"
+
+# And can say no: a mark is missing, and a script that is not the page's own does not run.
+sed '0,/class="mark /s//class="/' page.html >broken.html
+dom broken.html 1280
+[[ $(attribute check) == *" marks"* ]] || fail "a missing mark: $(attribute check)"
+sed 's|</h1>|</h1><script>document.documentElement.dataset.check = "ran"; throw 1</script>|' \
+  page.html >injected.html
+dom injected.html 1280
+[[ $(attribute check) == ok ]] || fail "a foreign script: $(attribute check)"
+
+# Layout, by a script of the test's own: texts stay on the page and on their drawing and do not
+# touch each other, letters are not tiny but smaller than the headings, and a click sorts.
+cat >layout.js <<'JS'
+addEventListener("load", () => {
+  const found = [];
+  if (document.documentElement.scrollWidth > innerWidth) found.push("the page scrolls sideways");
+  for (const chart of document.querySelectorAll(".drawing")) {
+    const frame = chart.getBoundingClientRect(), id = chart.parentNode.id;
+    const texts = Array.from(chart.querySelectorAll("text"));
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    boxes.forEach((a, i) => {
+      const name = id + " '" + texts[i].textContent + "'";
+      if (a.left < frame.left - 2 || a.right > frame.right + 2 || a.top < frame.top - 2 ||
+          a.bottom > frame.bottom + 2) found.push(name + " is cut off");
+      // Boxes of letters are higher than what is inked: a fifth above and below is air.
+      const air = a.height / 5;
+      if (a.height < 11) found.push(name + " is tiny");
+      const letters = (e) => parseFloat(getComputedStyle(e).fontSize);
+      if (letters(texts[i]) * frame.width / chart.viewBox.baseVal.width >=
+          letters(chart.parentNode.querySelector("h3"))) found.push(name + " is as large as titles");
+      boxes.slice(i + 1).forEach((b, j) => {
+        if (a.left < b.right && b.left < a.right && a.top + air < b.bottom - air &&
+            b.top + air < a.bottom - air) {
+          found.push(name + " touches '" + texts[i + 1 + j].textContent + "'");
+        }
+      });
+    });
+  }
+  const table = Array.from(document.querySelectorAll("table")).pop();
+  const column = Array.from(table.tHead.rows[0].cells).findIndex((h) => h.textContent === "size");
+  const sizes = () => Array.from(table.tBodies[0].rows, (r) => Number(r.cells[column].dataset.value));
+  for (const sign of [1, -1]) {
+    table.tHead.rows[0].cells[column].firstChild.click();
+    if (sizes().some((v, i, all) => i > 0 && sign * (v - all[i - 1]) < 0)) found.push("not sorted");
+  }
+  document.documentElement.dataset.layout = found.length === 0 ? "ok" : found.join("; ");
+});
+JS
+{
+  sed 's|<meta http-equiv=[^>]*>||; s|</body>||; s|</html>||' page.html
+  echo "<script>$(cat layout.js)</script></body></html>"
+} >layout.html
+for width in 390 800 1280 1920; do
+  dom layout.html "$width"
+  [[ $(attribute layout) == ok ]] || fail "layout, $width wide: $(attribute layout)"
+done
 finish

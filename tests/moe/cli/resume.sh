@@ -14,8 +14,7 @@ started() {
   fail "$1: no step within 30 s"
 }
 
-run "${train[@]}" --ranks 1 --out "$work/a"
-expect 0 "a run that never stops"
+expect 0 "a run that never stops" "${train[@]}" --ranks 1 --out "$work/a"
 resumable=("${train[@]}" --save "$work/ckpt" --save-interval 20 --resume auto --out "$work/b")
 if ((${#launcher[@]})); then
   ranks=("${launcher[@]}" "${resumable[@]}" --ep 4)
@@ -43,23 +42,19 @@ kill -USR1 $pid
 wait $pid
 rc=$?
 expect 11 "stopped by SIGUSR1"
-grep -qF "stopped on request; the same command with --resume auto goes on" "$work/stderr" ||
-  fail "stopped: $(cat "$work/stderr")"
+says "stopped on request; the same command with --resume auto goes on" "$work/stderr"
 step=$(sed -n 's/.*\/step-0*\([0-9]*\)$/\1/p' <<<"$(grep '^files' "$work/stdout")")
-grep -qE "^trained [0-9]+ steps after step [0-9]+, stopped on request, in " "$work/stdout" ||
-  fail "stopped: $(head -n 1 "$work/stdout")"
+matches "^trained [0-9]+ steps after step [0-9]+, stopped on request, in "
 [[ $(cat "$work/ckpt/latest") == "step-$(printf %08d "$step")" ]] || fail "stopped: step $step, latest $(cat "$work/ckpt/latest")"
 
 # At another layout to the end: all lines are those of the run that never stopped.
-run "${resumable[@]}" --ranks 3
-expect 0 "resumed on three ranks"
+expect 0 "resumed on three ranks" "${resumable[@]}" --ranks 3
 [[ $(bits "$work/a/metrics.jsonl" | grep -v val_loss_before) == \
   $(bits "$work/b/metrics.jsonl" | grep -v val_loss_before) ]] || fail "resumed: other bits"
 (($(value "$work/b/metrics.jsonl" first_step) == step)) || fail "resumed after another step than $step"
 (($(find "$work/ckpt" -name 'step-*' | wc -l) == 3)) || fail "kept: $(ls "$work/ckpt")"
 
 # Once more: there is nothing left to train.
-run "${resumable[@]}" --ranks 2
-expect 0 "resumed after the last step"
+expect 0 "resumed after the last step" "${resumable[@]}" --ranks 2
 grep -qF "trained 0 steps after step $steps in" "$work/stdout" || fail "after the last step: $(head -n 1 "$work/stdout")"
 finish

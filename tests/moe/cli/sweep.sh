@@ -2,23 +2,11 @@
 # `moe sweep` on threads and, given <mpiexec>, on processes: bash sweep.sh <moe> [<mpiexec>]
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 mpiexec=${2:-}
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1
 cd "$work" || exit 1
 # Three calls: these runs test results, not speed.
 layer=(--hidden-size 16 --moe-ffn-hidden-size 8 --tokens 32 -n 3 -w 1 -T 0 --threads 1)
 train=(--measure train "${model[@]}" --steps 3)
 
-# refused <exit code> <part of the line> <flags...>
-refused() {
-  local code=$1 part=$2
-  shift 2
-  run "$moe" sweep "$@"
-  expect "$code" "sweep $*"
-  (($(wc -l <stderr) == 1)) || fail "sweep $*: $(wc -l <stderr) lines on stderr"
-  grep -qF -- "$part" stderr || fail "sweep $*: no '$part' in: $(cat stderr)"
-  [[ ! -s stdout ]] || fail "sweep $*: wrote to stdout"
-}
 
 # rows <file> <python expression over the list r>: prints its value.
 rows() { python3 -c 'import json, sys; r = [json.loads(l) for l in open(sys.argv[1])]; print(eval(sys.argv[2]))' "$1" "$2"; }
@@ -26,38 +14,37 @@ rows() { python3 -c 'import json, sys; r = [json.loads(l) for l in open(sys.argv
 same() { [[ $2 == "$3" ]] || fail "$1: $2, expected $3"; }
 
 # Bad calls, before anything runs.
-refused 2 "--num-experts: '4;8', expected a whole number from 1, or a range" --num-experts '4;8'
-refused 2 "--num-experts: '0'" --num-experts 8,0
-refused 2 "--moe-router-topk: '4-1', expected a range" --topk 4-1
-refused 2 "--moe-expert-capacity-factor: '-1'" --capacity-factor none,-1
-refused 2 "--ranks: 'two'" --ranks two
-refused 2 "--dtype is 'bf61', expected one of f32, bf16, f16; did you mean 'bf16'?" --dtype f32,bf61
-refused 2 "--router is 'mixtrall'" --router switch,mixtrall
-refused 2 "--routing is 'zip:1', expected uniform, zipf:S" --routing uniform,zip:1
-refused 2 "unknown flag '--init-from'" --measure train --init-from model
-refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" --num-expert 4
-refused 2 "--measure is 'trian'" --measure trian
-refused 2 "--repetitions is 0" -r 0
-refused 2 "expected none with --measure layer" --steps 3
-refused 2 "expected none with --measure train" "${train[@]}" --routing zipf:1
-refused 2 "--data is missing" --measure train
-refused 2 "--data: " --measure train --data none
-refused 2 "--retry is true, expected --resume FILE with it" --retry
-refused 2 "--moe-router-topk is 9" --topk 9,10 --num-experts 4,8 # no point is possible
-refused 2 "--lr is 0" "${train[@]}" --lr 0
-refused 2 "none.jsonl" "${layer[@]}" --resume none.jsonl
+refused 2 "--num-experts: '4;8', expected a whole number from 1, or a range" sweep --num-experts '4;8'
+refused 2 "--num-experts: '0'" sweep --num-experts 8,0
+refused 2 "--moe-router-topk: '4-1', expected a range" sweep --topk 4-1
+refused 2 "--moe-expert-capacity-factor: '-1'" sweep --capacity-factor none,-1
+refused 2 "--ranks: 'two'" sweep --ranks two
+refused 2 "--dtype is 'bf61', expected one of f32, bf16, f16; did you mean 'bf16'?" sweep --dtype f32,bf61
+refused 2 "--router is 'mixtrall'" sweep --router switch,mixtrall
+refused 2 "--routing is 'zip:1', expected uniform, zipf:S" sweep --routing uniform,zip:1
+refused 2 "unknown flag '--init-from'" sweep --measure train --init-from model
+refused 2 "unknown flag '--num-expert'; did you mean '--num-experts'?" sweep --num-expert 4
+refused 2 "--measure is 'trian'" sweep --measure trian
+refused 2 "--repetitions is 0" sweep -r 0
+refused 2 "expected none with --measure layer" sweep --steps 3
+refused 2 "expected none with --measure train" sweep "${train[@]}" --routing zipf:1
+refused 2 "--data is missing" sweep --measure train
+refused 2 "--data: " sweep --measure train --data none
+refused 2 "--retry is true, expected --resume FILE with it" sweep --retry
+refused 2 "--moe-router-topk is 9" sweep --topk 9,10 --num-experts 4,8 # no point is possible
+refused 2 "--lr is 0" sweep "${train[@]}" --lr 0
+refused 2 "none.jsonl" sweep "${layer[@]}" --resume none.jsonl
 echo '{"steps_per_print": 1}' >config.json
-refused 2 "config.json: steps_per_print has no meaning for this command" "${layer[@]}" --config config.json
-refused 4 "/proc/x" "${layer[@]}" -J /proc/x
-refused 2 "--out" "${layer[@]}" -J none/x
+refused 2 "config.json: steps_per_print has no meaning for this command" sweep "${layer[@]}" --config config.json
+refused 4 "/proc/x" sweep "${layer[@]}" -J /proc/x
+refused 2 "--out" sweep "${layer[@]}" -J none/x
 echo "not rows" >notes
-refused 3 "notes: line 1: " "${layer[@]}" --resume notes
-refused 2 "--out is 'notes', expected a new file" "${layer[@]}" -J notes
+refused 3 "notes: line 1: " sweep "${layer[@]}" --resume notes
+refused 2 "--out is 'notes', expected a new file" sweep "${layer[@]}" -J notes
 same "notes" "$(cat notes)" "not rows"
 
 # Every combination, in the documented order, in a file and on the screen.
-run "$moe" sweep "${layer[@]}" --num-experts 4-8*2 --topk 1-2 --ranks 1,3 -r 2 -J layer.jsonl
-expect 0 "a sweep of layers"
+expect 0 "a sweep of layers" "$moe" sweep "${layer[@]}" --num-experts 4-8*2 --topk 1-2 --ranks 1,3 -r 2 -J layer.jsonl
 same "order" "$(rows layer.jsonl '[(x["ranks"], x["experts"], x["topk"]) for x in r]')" \
   "[(1, 4, 1), (1, 4, 2), (1, 8, 1), (1, 8, 2), (3, 4, 1), (3, 4, 2), (3, 8, 1), (3, 8, 2)]"
 same "ep of a layer" "$(rows layer.jsonl 'all(x["ep"] == x["ranks"] and x["dp"] == 1 for x in r)')" True
@@ -69,14 +56,13 @@ grep -qE '^\[1/8\] R=1 E=4 k=1 cf=none eta --:--:--$' stderr || fail "progress: 
 grep -qE '^\[8/8\] R=3 E=8 k=2 cf=none eta 00:00:0[0-9]$' stderr || fail "progress: $(cat stderr)"
 
 # A skew and a capacity: what is dropped, and by how much the load is uneven.
-run "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 --topk 1 --routing uniform,hot_expert:1 \
+expect 0 "a skewed layer" "$moe" sweep "${layer[@]}" --ranks 2 --num-experts 4 --topk 1 --routing uniform,hot_expert:1 \
   --capacity-factor none,1 --ep 1,2 -r 1 -q -J skew.jsonl
-expect 0 "a skewed layer"
 # All tokens want expert 0, which takes a quarter of them: 24 of 32 are dropped.
 same "drops" "$(rows skew.jsonl '[(x["ep"], x["routing"], x["cf"], x["drop_end"], x["max_vio"], x["dead"]) for x in r][:4]')" \
   "[(1, 'uniform', 'none', 0.0, 0.0, 0), (1, 'uniform', 1.0, 0.0, 0.0, 0), (1, 'hot_expert:1', 'none', 0.0, 3.0, 3), (1, 'hot_expert:1', 1.0, 75.0, 3.0, 3)]"
 same "ep 2" "$(rows skew.jsonl '[x["drop_end"] for x in r[4:]]')" "[0.0, 0.0, 0.0, 75.0]"
-refused 2 "--routing is 'matrix:x', expected uniform" --routing matrix:x
+refused 2 "--routing is 'matrix:x', expected uniform" sweep --routing matrix:x
 
 # Forms, read back.
 cat >forms.py <<'PYTHON'
@@ -99,15 +85,13 @@ assert any(r["pareto"] == "*" for r in rows), rows
 assert list(rows[0])[:5] == ["schema", "measure", "experts", "topk", "cf"], rows
 PYTHON
 for form in csv json jsonl md; do
-  run "$moe" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 -r 1 -q -o $form -oe csv
-  expect 0 "-o $form"
+  expect 0 "-o $form" "$moe" sweep "${layer[@]}" --num-experts 4,8 --ranks 1 -r 1 -q -o $form -oe csv
   python3 forms.py $form || fail "-o $form: $(cat stdout)"
   (($(wc -l <stderr) == 3)) || fail "-o $form -oe csv: $(cat stderr)"
 done
 
 # Points that cannot be are rows; the others are measured. A limit of memory is one of the reasons.
-run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 -J errors.jsonl
-expect 1 "values that do not go together"
+expect 1 "values that do not go together" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 -J errors.jsonl
 same "status" "$(rows errors.jsonl '[x["status"] for x in r]')" "['ok', 'error', 'ok', 'ok']"
 same "reason" "$(rows errors.jsonl 'r[1]["error"]')" "--moe-router-topk is 3, expected at most 2 (--num-experts)"
 tail -n 1 stderr | grep -qF "moe sweep: 1 of 4 points failed, the first: --moe-router-topk is 3" || fail "verdict: $(tail -n 1 stderr)"
@@ -115,34 +99,28 @@ run "$moe" sweep "${layer[@]}" --hidden-size 1024 --moe-ffn-hidden-size 8,4096 -
 expect 1 "a point above --max-memory"
 same "too big" "$(rows memory.jsonl '[x["status"] for x in r]')" "['ok', 'error']"
 same "too big" "$(rows memory.jsonl '"expected at most --max-memory 100 MiB" in r[1]["error"]')" True
-run "$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000 --hidden-size 4096 --ranks 1 -r 1 -o jsonl
-expect 1 "a point above any memory"
+expect 1 "a point above any memory" "$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000 --hidden-size 4096 --ranks 1 -r 1 -o jsonl
 grep -qF "that are available" stdout || fail "a point above any memory: $(cat stdout)"
 grep -qF "at most 1e12" <("$moe" sweep "${layer[@]}" --moe-ffn-hidden-size 8,2000000000 --hidden-size 4096 --ranks 1 -r 1 -q 2>&1) || fail "a point above 1e12"
 
 # A point that fails while it runs. Threads go on; processes end, and --resume goes on behind it.
-run "$moe" sweep "${train[@]}" --ranks 2 --lr 1e30 --num-experts 4,8 -J failed.jsonl
-expect 1 "points that diverge"
+expect 1 "points that diverge" "$moe" sweep "${train[@]}" --ranks 2 --lr 1e30 --num-experts 4,8 -J failed.jsonl
 same "points that diverge" "$(rows failed.jsonl '["gradient norm is" in x["error"] for x in r]')" "[True, True]"
 
 # Training: capacity against drops and loss. The same points again are not run again.
 axes=(--capacity-factor none,0.5,1 --num-experts 4,8 --ranks 2 --ep 2)
-run "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
-expect 0 "a sweep of training"
+expect 0 "a sweep of training" "$moe" sweep "${train[@]}" "${axes[@]}" -J train.jsonl
 same "dropless drops" "$(rows train.jsonl 'all((x["drop_init"] == x["drop_end"] == 0) == (x["cf"] == "none") for x in r if x["cf"] != 1)')" True
 same "losses" "$(rows train.jsonl 'all(1 < x["val_loss"] < 6 and x["tok_s_sd"] is None and x["ar_ms"] > 0 and x["peak_mib"] > 0 for x in r)')" True
 cp train.jsonl whole.jsonl
-run "$moe" sweep "${train[@]}" "${axes[@]}" --resume train.jsonl
-expect 0 "--resume of a finished sweep"
+expect 0 "--resume of a finished sweep" "$moe" sweep "${train[@]}" "${axes[@]}" --resume train.jsonl
 cmp -s train.jsonl whole.jsonl || fail "--resume of a finished sweep wrote"
 (($(wc -l <stdout) == 7)) || fail "--resume of a finished sweep: $(cat stdout)"
 [[ ! -s stderr ]] || fail "--resume of a finished sweep ran: $(cat stderr)"
-run "$moe" sweep "${train[@]}" "${axes[@]}" --lr 0.003 --capacity-factor 1 --resume train.jsonl
-expect 0 "--resume with other settings"
+expect 0 "--resume with other settings" "$moe" sweep "${train[@]}" "${axes[@]}" --lr 0.003 --capacity-factor 1 --resume train.jsonl
 grep -qF "6 of 6 rows are of other settings and left alone, the first in line 1" stderr || fail "other settings: $(cat stderr)"
 same "other settings" "$(wc -l <train.jsonl)" 8
-run "$moe" report whole.jsonl layer.jsonl --out page.html
-expect 0 "the report of a sweep"
+expect 0 "the report of a sweep" "$moe" report whole.jsonl layer.jsonl --out page.html
 for chart in "Capacity factor against dropped slots" "Capacity factor against loss" "Speed against loss"; do
   grep -qF "$chart" page.html || fail "the report has no chart '$chart'"
 done
@@ -153,12 +131,12 @@ wanted=$(rows whole.jsonl "$facts")
 # Rows of another build, and of one of before rows said so, are not gone on with.
 sed 's/"commit":"[^"]*"/"commit":"0123456789ab"/' whole.jsonl >other.jsonl
 cp other.jsonl other_before.jsonl
-refused 2 "--resume is 'other.jsonl', expected rows of this build, moe $(value whole.jsonl version 1), commit $(value whole.jsonl commit 1)" \
+refused 2 "--resume is 'other.jsonl', expected rows of this build, moe $(value whole.jsonl version 1), commit $(value whole.jsonl commit 1)" sweep \
   "${train[@]}" "${axes[@]}" --resume other.jsonl
-refused 2 "; line 1 is of moe $(value whole.jsonl version 1), commit 0123456789ab, " "${train[@]}" "${axes[@]}" --resume other.jsonl
+refused 2 "; line 1 is of moe $(value whole.jsonl version 1), commit 0123456789ab, " sweep "${train[@]}" "${axes[@]}" --resume other.jsonl
 cmp -s other.jsonl other_before.jsonl || fail "rows of another build were written to"
 sed 's/"version":"[^"]*"/"version":null/' whole.jsonl >other.jsonl
-refused 2 "; line 1 is of an unknown build" "${train[@]}" "${axes[@]}" --resume other.jsonl
+refused 2 "; line 1 is of an unknown build" sweep "${train[@]}" "${axes[@]}" --resume other.jsonl
 same "provenance" "$(rows whole.jsonl 'all(x[k] for x in r for k in ("version", "commit", "build", "host", "cpu", "date"))')" True
 
 # kill -9 at any moment costs at most the point in flight.
@@ -168,8 +146,7 @@ until [[ -s killed.jsonl ]]; do sleep 0.02; done
 kill -9 $pid
 wait $pid 2>/dev/null
 printf '{"schema":"moe.sweep/1","measure":"tr' >>killed.jsonl # as if in the middle of a row
-run "$moe" sweep "${train[@]}" "${axes[@]}" --resume killed.jsonl
-expect 0 "--resume after kill -9"
+expect 0 "--resume after kill -9" "$moe" sweep "${train[@]}" "${axes[@]}" --resume killed.jsonl
 same "rows after kill -9" "$(rows killed.jsonl "$facts")" "$wanted"
 
 # Ctrl-C: the rows so far, and the command that goes on. A shell has its background jobs ignore the
@@ -183,17 +160,14 @@ same "exit code of an interrupt" $? 130
 grep -qE "interrupted with [1-5] of 6 points done; go on with:" stderr || fail "interrupt: $(cat stderr)"
 (($(wc -l <stdout) == 1 + $(wc -l <'stopped run.jsonl'))) || fail "interrupt: $(cat stdout)"
 again=$(grep -F -- "--resume" stderr)
-run bash -c "$again"
-expect 0 "the command after an interrupt: $again"
+expect 0 "the command after an interrupt: $again" bash -c "$again"
 same "rows after an interrupt" "$(rows 'stopped run.jsonl' 'len(r), len({x["settings"] for x in r})')" "(6, 6)"
 
 # Errors count as done, but with --retry.
 cp errors.jsonl again.jsonl
-run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl
-expect 1 "--resume with an error row"
+expect 1 "--resume with an error row" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl
 same "an error row stays" "$(wc -l <again.jsonl)" 4
-run "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl --retry
-expect 1 "--retry"
+expect 1 "--retry" "$moe" sweep "${layer[@]}" --num-experts 2,4 --topk 1,3 --ranks 1 -r 1 --resume again.jsonl --retry
 same "--retry" "$(wc -l <again.jsonl)" 5
 
 # Seeds of repetitions are seed, seed + 1, ...
@@ -202,35 +176,27 @@ both=$(rows stdout 'r[0]["val_loss"]')
 one=$(for seed in 7 8; do "$moe" sweep "${train[@]}" --ranks 1 --seed $seed -q -o jsonl; done | rows /dev/stdin '(r[0]["val_loss"] + r[1]["val_loss"]) / 2')
 same "mean of two seeds" "$both" "$one"
 
-run bash -c '"$0" sweep --num-experts 4 -n 1 -T 0 -r 1 --ranks 1 >/dev/full' "$moe"
-expect 4 "full standard output"
-run "$moe" sweep "${layer[@]}" --ranks 1 -r 1 -J /dev/full
-expect 4 "a full disk"
-run "$moe" sweep --help
-expect 0 "--help"
+expect 4 "full standard output" bash -c '"$0" sweep --num-experts 4 -n 1 -T 0 -r 1 --ranks 1 >/dev/full' "$moe"
+expect 4 "a full disk" "$moe" sweep "${layer[@]}" --ranks 1 -r 1 -J /dev/full
+expect 0 "--help" "$moe" sweep --help
 grep -qF "4-64*2            4, 8, 16, 32, 64" stdout || fail "--help: no notation"
 
 if [[ -n $mpiexec ]]; then
-  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 -J mpi.jsonl
-  expect 1 "three processes"
+  expect 1 "three processes" "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 -J mpi.jsonl
   same "three processes" "$(rows mpi.jsonl '[(x["ep"], x["backend"], x["status"]) for x in r]')" \
     "[(1, 'mpi', 'ok'), (1, 'mpi', 'ok'), (2, 'mpi', 'error'), (2, 'mpi', 'error'), (3, 'mpi', 'ok'), (3, 'mpi', 'ok')]"
   (($(wc -l <stdout) == 7)) || fail "three processes: $(cat stdout)"
   head -n 3 mpi.jsonl >part.jsonl
-  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 --resume part.jsonl
-  expect 1 "--resume on three processes"
+  expect 1 "--resume on three processes" "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1,2,3 --capacity-factor none,1 --resume part.jsonl
   same "--resume on three processes" "$(rows part.jsonl "$facts")" "$(rows mpi.jsonl "$facts")"
-  run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --num-experts 4,8 -r 1 -q -o jsonl
-  expect 0 "layers on three processes"
+  expect 0 "layers on three processes" "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --num-experts 4,8 -r 1 -q -o jsonl
   same "layers on three processes" "$(rows stdout '[(x["ranks"], x["experts"]) for x in r]')" "[(3, 4), (3, 8)]"
   run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1 --lr 1e30 --num-experts 4,8 -J ended.jsonl
   expect 6 "a point that diverges on three processes"
   same "it is a row" "$(rows ended.jsonl '[(x["experts"], "gradient norm is" in x["error"]) for x in r]')" "[(4, True)]"
-  run "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1 --lr 1e30 --num-experts 4,8 --resume ended.jsonl
-  expect 6 "--resume behind it"
+  expect 6 "--resume behind it" "$mpiexec" -n 3 "$moe" sweep "${train[@]}" --ep 1 --lr 1e30 --num-experts 4,8 --resume ended.jsonl
   same "--resume behind it" "$(rows ended.jsonl '[x["experts"] for x in r]')" "[4, 8]"
-  run "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --ranks 1,3
-  expect 2 "other ranks than the launcher's"
+  expect 2 "other ranks than the launcher's" "$mpiexec" -n 3 "$moe" sweep "${layer[@]}" --ranks 1,3
   grep -qF "ranks is 1, the launcher" stderr || fail "other ranks: $(cat stderr)"
 fi
 finish

@@ -5,27 +5,19 @@ devices=$2
 short=("${model[@]}" --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --device cuda)
 
 run "$moe" train "${short[@]}" --ranks 1 --numerics layout-invariant --out "$work/one"
-if [[ $devices != simulated && $rc == 10 ]]; then
-  (($(wc -l <"$work/stderr") == 1)) || fail "no device: $(cat "$work/stderr")"
-  [[ $devices == any ]] || grep -qF -- "--device is cuda: this build has no CUDA: configure with -DMOE_ENABLE_CUDA=ON" "$work/stderr" ||
-    fail "no CUDA in the build: $(cat "$work/stderr")"
-  finish
-fi
+needs_device "$devices"
 expect 0 "one rank"
 
 # Ranks that share devices have the bits of one.
-run "$moe" train "${short[@]}" --ranks 64 --numerics layout-invariant
-expect 2 "more ranks than GPUs"
+expect 2 "more ranks than GPUs" "$moe" train "${short[@]}" --ranks 64 --numerics layout-invariant
 grep -qF -- "or --share-device" "$work/stderr" || fail "more ranks than GPUs: $(cat "$work/stderr")"
-run "$moe" train "${short[@]}" --ranks 2 --ep 2 --share-device --numerics layout-invariant --out "$work/two"
-expect 0 "two ranks"
+expect 0 "two ranks" "$moe" train "${short[@]}" --ranks 2 --ep 2 --share-device --numerics layout-invariant --out "$work/two"
 [[ $(value "$work/one/metrics.jsonl" weights_xxh3) == "$(value "$work/two/metrics.jsonl" weights_xxh3)" ]] ||
   fail "one rank and two have other weights"
 
 for ranks in 1 2; do
-  run "$moe" train "${short[@]}" --ranks $ranks --share-device --numerics layout-invariant --dtype f16 \
+  expect 0 "float16 on $ranks ranks" "$moe" train "${short[@]}" --ranks $ranks --share-device --numerics layout-invariant --dtype f16 \
     --initial-loss-scale 4194304 --hysteresis 1 --out "$work/f16-$ranks"
-  expect 0 "float16 on $ranks ranks"
   grep -q '"skipped":true' "$work/f16-$ranks/metrics.jsonl" || fail "float16 on $ranks ranks: no step was skipped"
 done
 [[ $(value "$work/f16-1/metrics.jsonl" weights_xxh3) == "$(value "$work/f16-2/metrics.jsonl" weights_xxh3)" ]] ||
@@ -33,8 +25,6 @@ done
 
 run "$moe" train "${short[@]}" --ranks 1 --dtype bf16 --grouped-gemm cublas --numerics fast
 [[ $devices != simulated && $rc == 10 ]] || expect 0 "products by cuBLAS"
-run "$moe" train "${short[@]}" --ranks 1 --grouped-gemm cublas
-expect 2 "cuBLAS in layout-invariant numerics"
-run "$moe" train "${short[@]}" --ranks 1 --grouped-gemm wgmma
-expect 10 "a kernel that is not there"
+expect 2 "cuBLAS in layout-invariant numerics" "$moe" train "${short[@]}" --ranks 1 --grouped-gemm cublas
+expect 10 "a kernel that is not there" "$moe" train "${short[@]}" --ranks 1 --grouped-gemm wgmma
 finish

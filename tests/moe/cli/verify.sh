@@ -6,8 +6,7 @@ layouts=$2 mpiexec=${3:-}
 # Everything as it comes, in less than a minute; without MPI its layouts are skipped.
 chosen=()
 [[ $layouts == default ]] || chosen=(--layouts "$layouts")
-run "$moe" verify "${chosen[@]}"
-expect 0 "defaults"
+expect 0 "defaults" "$moe" verify "${chosen[@]}"
 ((${#chosen[@]})) || ((seconds < 60)) || fail "defaults took $seconds s, expected below 60"
 grep -qE "^verified [0-9]+ one-rank products .*: 0 failed" "$work/stdout" || fail "no summary"
 for gate in mixtral deepseek-v3 gshard switch gpt-oss llama4 qwen2 longcat expert-choice \
@@ -17,14 +16,12 @@ done
 if [[ -n $mpiexec ]]; then
   grep -qE " mpi .* layout-invariant +one rank .* ok" "$work/stdout" || fail "no MPI layout ran"
 fi
-run "$moe" verify --mpirun /nowhere/mpirun --router mixtral
-expect 0 "no mpirun"
+expect 0 "no mpirun" "$moe" verify --mpirun /nowhere/mpirun --router mixtral
 (($(grep -c skipped "$work/stdout") == 1)) || fail "no mpirun: not one line says what is skipped"
 grep -qE "^verified .*, [0-9]+ skipped \(.*mpirun" "$work/stdout" || fail "no mpirun: no count"
 run "$moe" verify --mpirun /nowhere/mpirun --router mixtral --layouts ranks=2 -v
 grep -q "skipped: " "$work/stdout" || fail "no mpirun, -v: no row"
-run "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
-expect 10 "no mpirun, but named"
+expect 10 "no mpirun, but named" "$moe" verify --mpirun /nowhere/mpirun --layouts transport=mpi
 
 # Ended while its processes run, it leaves neither them nor files.
 if [[ -n $mpiexec ]]; then
@@ -51,58 +48,31 @@ if [[ -n $mpiexec ]]; then
   done
 fi
 
-# Every planted fault is found, in the tensor it is in.
-local_only=(--layouts 'ranks=1,2,4 transport=local' -q)
-declare -A where=(
-  [gradient-scale-by-ep]="experts.down_proj.weight"
-  [rank-local-balance]="gate.weight"
-  [shuffled-float-sum]="experts.gate_up_proj.weight"
-  [unstable-tie]="expert_count"
-  [stale-count]="gate.e_score_correction_bias"
-  [biased-weights]=" y "
-  [group-mask-zero]="expert_count"
-)
-run "$moe" verify --inject help
-expect 0 "--inject help"
-mapfile -t faults <"$work/stdout"
-((${#faults[@]} == ${#where[@]})) || fail "--inject help: ${#faults[@]} names"
-((${#chosen[@]} == 0)) || faults=("${faults[0]}")
-for fault in "${faults[@]}"; do
-  run "$moe" verify --inject "$fault" "${local_only[@]}"
-  expect 1 "$fault"
-  grep -qE -- "${where[$fault]}.* FAILED" "$work/stdout" ||
-    fail "$fault: no failure in ${where[$fault]}"
-done
-run "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
-expect 0 "a fault that one rank cannot show"
+# A planted fault is found; verify_test plants all of them.
+expect 0 "--inject help" "$moe" verify --inject help
+says gradient-scale-by-ep
+expect 1 "a planted fault" "$moe" verify --inject gradient-scale-by-ep --layouts 'ranks=1,2,4 transport=local' -q
+matches "experts.down_proj.weight.* FAILED"
+expect 0 "a fault that one rank cannot show" "$moe" verify --inject gradient-scale-by-ep --numerics fast --layouts ranks=1 -q
 grep -q MISSED "$work/stdout" || fail "a missed fault: not said"
 
 # Usage.
-refuse() {
-  local pattern=$1
-  shift
-  run "$moe" verify "$@"
-  expect 2 "$*"
-  grep -qE "$pattern" "$work/stderr" || fail "$*: $(cat "$work/stderr")"
-  (($(wc -l <"$work/stderr") == 1)) || fail "$*: not one line"
-}
-refuse "did you mean '--layouts'" --layout ranks=1
-refuse "unknown axis 'rank'.*did you mean 'ranks'" --layouts rank=1
-refuse "ranks is '0'" --layouts ranks=0
-refuse "no ep of 3 divides" --layouts 'ranks=2 ep=3'
-refuse "did you mean 'staged'" --layouts dispatch=stagged
-refuse "did you mean 'gradient-scale-by-ep'" --inject gradient-scale
-refuse "expected an expert bias" --inject biased-weights --router mixtral
-refuse "did you mean 'mixtral'" --router mixtrall
-refuse "expected at most 6" --topk 7
-refuse "expected a divisor of 7 \(--micro-batch-tokens\)" --moe-token-group 4
-refuse "lower --hidden-size" --hidden-size 100000
-refuse "no such flag beside capacity" --capacity-factor 2 --layouts capacity=1.0
-OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 refuse "a launcher started this process"
+refused 2 "did you mean '--layouts'" verify --layout ranks=1
+refused 2 "did you mean 'ranks'" verify --layouts rank=1
+refused 2 "ranks is '0'" verify --layouts ranks=0
+refused 2 "no ep of 3 divides" verify --layouts 'ranks=2 ep=3'
+refused 2 "did you mean 'staged'" verify --layouts dispatch=stagged
+refused 2 "did you mean 'gradient-scale-by-ep'" verify --inject gradient-scale
+refused 2 "expected an expert bias" verify --inject biased-weights --router mixtral
+refused 2 "did you mean 'mixtral'" verify --router mixtrall
+refused 2 "expected at most 6" verify --topk 7
+refused 2 "expected a divisor of 7 (--micro-batch-tokens)" verify --moe-token-group 4
+refused 2 "lower --hidden-size" verify --hidden-size 100000
+refused 2 "no such flag beside capacity" verify --capacity-factor 2 --layouts capacity=1.0
+OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 refused 2 "a launcher started this process" verify
 
 # Forms.
-run "$moe" verify --router mixtral --layouts 'ranks=1,2 transport=local' -o jsonl
-expect 0 "-o jsonl"
+expect 0 "-o jsonl" "$moe" verify --router mixtral --layouts 'ranks=1,2 transport=local' -o jsonl
 if command -v python3 >/dev/null; then
   python3 - "$work/stdout" <<'PY' || fail "-o jsonl: malformed"
 import json, sys
@@ -115,19 +85,15 @@ assert exact and all(r["max_ulp"] == 0 and r["differing"] == 0 for r in exact)
 assert any(r["max_of_bound"] > 0 for r in rows)
 PY
 fi
-run "$moe" verify --router mixtral --layouts 'ranks=1 transport=local' -o csv -oe md
-expect 0 "-o csv -oe md"
+expect 0 "-o csv -oe md" "$moe" verify --router mixtral --layouts 'ranks=1 transport=local' -o csv -oe md
 head -n 1 "$work/stdout" | grep -q "^router,ranks,ep," || fail "-o csv: no header"
 head -n 1 "$work/stderr" | grep -q "^| router | ranks " || fail "-oe md: no header"
 
 # Other shapes.
-run "$moe" verify --dtype bf16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
+expect 0 "bf16, seven experts" "$moe" verify --dtype bf16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
   --layouts 'ranks=1,3,5 transport=local' -q
-expect 0 "bf16, seven experts"
-run "$moe" verify --dtype f16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
+expect 0 "f16" "$moe" verify --dtype f16 --router deepseek-v3 --num-experts 7 --topk 3 --hidden-size 33 \
   --layouts 'ranks=1,3 transport=local' -q
-expect 0 "f16"
-run "$moe" verify --moe-pad-expert-input-to-capacity --capacity-factor 1.25 --router mixtral \
+expect 0 "padding" "$moe" verify --moe-pad-expert-input-to-capacity --capacity-factor 1.25 --router mixtral \
   --layouts 'ranks=2 transport=local' -q
-expect 0 "padding"
 finish
