@@ -36,7 +36,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::UnorderedElementsAre;
 
 constexpr int64_t kVocab = 5, kHidden = 8, kWidth = 3, kExperts = 2, kLayers = 2;
 
@@ -108,11 +107,10 @@ class CkptExportTest : public IoTest {
   }
   void WriteCheckpoint(const CheckpointSections& sections, absl::Span<const StatePart> parts) {
     fs::remove_all(Path("run"));
-    auto writer = CheckpointWriter::Create({.folder = Path("run"), .files = &disk_}, 0, 1);
-    ASSERT_TRUE(writer.ok()) << writer.status();
-    ASSERT_TRUE((*writer)->Start({.step = 7, .sections = sections}, parts).ok());
+    auto writer = CheckpointWriter::Create({.folder = Path("run"), .files = &disk_}, 0, 1).value();
+    ASSERT_TRUE(writer->Start({.step = 7, .sections = sections}, parts).ok());
     const auto world = MakeLocalWorld({.ranks = 1});
-    ASSERT_TRUE((*writer)->Publish(*world[0], *MakeInlineStream()).ok());
+    ASSERT_TRUE(writer->Publish(*world[0], *MakeInlineStream()).ok());
   }
   std::string Step() const { return Path("run/") + StepFolderName(7); }
 
@@ -154,32 +152,31 @@ TEST_F(CkptExportTest, MixtralHasEveryWeightUnderItsName) {
   Save(TinyConfig());
   ASSERT_EQ(Export(), 0) << error_;
   EXPECT_EQ(error_, "");
-  EXPECT_THAT(Names(),
-              UnorderedElementsAre("config.json", "generation_config.json", "model.safetensors"));
-  const auto file = SafetensorsFile::Open(Path("model/model.safetensors"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->tensors().size(), values_.size());
-  EXPECT_EQ(file->metadata().at("format"), "pt");
-  ExpectTensor(*file, "model.embed_tokens.weight", {kVocab, kHidden}, "model.embed_tokens.weight");
-  ExpectTensor(*file, "model.norm.weight", {kHidden}, "model.norm.weight");
-  ExpectTensor(*file, "lm_head.weight", {kVocab, kHidden}, "lm_head.weight");
+  EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("config.json", "generation_config.json",
+                                                       "model.safetensors"));
+  const auto file = SafetensorsFile::Open(Path("model/model.safetensors")).value();
+  EXPECT_EQ(file.tensors().size(), values_.size());
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  ExpectTensor(file, "model.embed_tokens.weight", {kVocab, kHidden}, "model.embed_tokens.weight");
+  ExpectTensor(file, "model.norm.weight", {kHidden}, "model.norm.weight");
+  ExpectTensor(file, "lm_head.weight", {kVocab, kHidden}, "lm_head.weight");
   for (int64_t l = 0; l < kLayers; ++l) {
     const std::string layer = absl::StrCat("model.layers.", l, ".");
     for (const char* const norm : {"input_layernorm.weight", "post_attention_layernorm.weight"}) {
-      ExpectTensor(*file, layer + norm, {kHidden}, layer + norm);
+      ExpectTensor(file, layer + norm, {kHidden}, layer + norm);
     }
     for (const char* const part : {"q", "k", "v", "o"}) {
       const std::string name = absl::StrCat(layer, "self_attn.", part, "_proj.weight");
-      ExpectTensor(*file, name, {kHidden, kHidden}, name);
+      ExpectTensor(file, name, {kHidden, kHidden}, name);
     }
-    ExpectTensor(*file, layer + "block_sparse_moe.gate.weight", {kExperts, kHidden},
+    ExpectTensor(file, layer + "block_sparse_moe.gate.weight", {kExperts, kHidden},
                  layer + "mlp.gate.weight");
     for (int64_t e = 0; e < kExperts; ++e) {
       const std::string to = absl::StrCat(layer, "block_sparse_moe.experts.", e, ".");
       const std::string from = absl::StrCat(layer, "mlp.experts.", e, ".");
-      ExpectTensor(*file, to + "w1.weight", {kWidth, kHidden}, from + "gate_proj.weight");
-      ExpectTensor(*file, to + "w2.weight", {kHidden, kWidth}, from + "down_proj.weight");
-      ExpectTensor(*file, to + "w3.weight", {kWidth, kHidden}, from + "up_proj.weight");
+      ExpectTensor(file, to + "w1.weight", {kWidth, kHidden}, from + "gate_proj.weight");
+      ExpectTensor(file, to + "w2.weight", {kHidden, kWidth}, from + "down_proj.weight");
+      ExpectTensor(file, to + "w3.weight", {kWidth, kHidden}, from + "up_proj.weight");
     }
   }
   EXPECT_EQ(Json::parse(Read(Path("model/config.json"))),
@@ -197,13 +194,11 @@ TEST_F(CkptExportTest, MixtralHasEveryWeightUnderItsName) {
 std::map<std::string, std::pair<std::vector<int64_t>, std::string>> TensorsOf(
     const std::string& folder) {
   std::map<std::string, std::pair<std::vector<int64_t>, std::string>> tensors;
-  auto files = Checkpoint::Open(folder);
-  EXPECT_TRUE(files.ok()) << files.status();
-  for (const std::string& name : files->Names()) {
-    const auto found = files->Find(name);
-    EXPECT_TRUE(found.ok()) << found.status();
-    const auto bytes = found->file->Data(*found->tensor);
-    tensors[name] = {found->tensor->shape, std::string(bytes.begin(), bytes.end())};
+  auto files = Checkpoint::Open(folder).value();
+  for (const std::string& name : files.Names()) {
+    const auto found = files.Find(name).value();
+    const auto bytes = found.file->Data(*found.tensor);
+    tensors[name] = {found.tensor->shape, std::string(bytes.begin(), bytes.end())};
   }
   return tensors;
 }
@@ -235,8 +230,7 @@ TEST_F(CkptExportTest, WhatWasImportedIsExportedByteForByte) {
     WriteCheckpoint(SectionsOf(config), parts);
     ASSERT_EQ(Export({}, "", family), 0) << error_;
     EXPECT_EQ(TensorsOf(Path("model")), TensorsOf(folder));
-    const auto again = hf::HfModel::Open(Path("model"));
-    ASSERT_TRUE(again.ok()) << again.status();
+    const auto again = hf::HfModel::Open(Path("model")).value();
     fs::remove_all(Path("model"));
     for (const std::string& other : hf::ModelTypes()) {
       if (other == family) continue;
@@ -250,12 +244,11 @@ TEST_F(CkptExportTest, SixteenBitsAreRoundedOnce) {
   for (const auto& [flag, type, name] : {std::tuple("bf16", SafetensorsType::kBF16, "bfloat16"),
                                          std::tuple("f16", SafetensorsType::kF16, "float16")}) {
     ASSERT_EQ(Export({"--dtype", flag}), 0) << error_;
-    const auto file = SafetensorsFile::Open(Path("model/model.safetensors"));
-    ASSERT_TRUE(file.ok()) << file.status();
-    const auto* const tensor = file->Find("model.layers.1.block_sparse_moe.experts.1.w2.weight");
+    const auto file = SafetensorsFile::Open(Path("model/model.safetensors")).value();
+    const auto* const tensor = file.Find("model.layers.1.block_sparse_moe.experts.1.w2.weight");
     EXPECT_EQ(tensor->type, type);
     std::vector<float> values(tensor->num_elements);
-    ASSERT_TRUE(file->ReadFloat32(*tensor, absl::MakeSpan(values)).ok());
+    ASSERT_TRUE(file.ReadFloat32(*tensor, absl::MakeSpan(values)).ok());
     EXPECT_EQ(values[0], type == SafetensorsType::kBF16 ? 1.0f : 1.0f + 1.0f / 256);
     EXPECT_EQ(Json::parse(Read(Path("model/config.json")))["dtype"], name);
     fs::remove_all(Path("model"));
@@ -268,21 +261,18 @@ TEST_F(CkptExportTest, SixteenBitsAreRoundedOnce) {
 
 TEST_F(CkptExportTest, ShardsHaveAnIndex) {
   Save(TinyConfig());
-  auto reader = CheckpointReader::Open(Step());
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  auto reader = CheckpointReader::Open(Step()).value();
   const int64_t embedding = kVocab * kHidden * 4;
   const auto done =
-      ckpt::Export(*reader, {.folder = Path("model"), .max_shard_bytes = 12 * embedding});
-  ASSERT_TRUE(done.ok()) << done.status();
+      ckpt::Export(reader, {.folder = Path("model"), .max_shard_bytes = 12 * embedding}).value();
   const Json index = Json::parse(Read(Path("model/model.safetensors.index.json")));
   std::map<std::string, int64_t> bytes;
   int64_t total = 0;
   for (const auto& [name, shard] : index["weight_map"].items()) {
-    const auto file = SafetensorsFile::Open(Path("model/" + shard.get<std::string>()));
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_NE(file->Find(name), nullptr) << name;
-    bytes[shard] += file->Find(name)->size_bytes;
-    total += file->Find(name)->size_bytes;
+    const auto file = SafetensorsFile::Open(Path("model/" + shard.get<std::string>())).value();
+    ASSERT_NE(file.Find(name), nullptr) << name;
+    bytes[shard] += file.Find(name)->size_bytes;
+    total += file.Find(name)->size_bytes;
   }
   EXPECT_EQ(index["weight_map"].size(), values_.size());
   EXPECT_EQ(index["metadata"]["total_size"], total);

@@ -25,7 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-using ::moe::testing::Cut;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -36,7 +35,7 @@ class CkptTest : public IoTest {
   void Save(int64_t step) {
     CheckpointOptions options = {
         .folder = Folder(), .keep = 99, .first_step = step - 1, .files = &disk_};
-    ASSERT_TRUE(::moe::testing::Save(options, 2, Cut::kRows, step).ok());
+    ASSERT_TRUE(::moe::testing::Save(options, 2, ::moe::testing::Cut::kRows, step).ok());
   }
   void Damage(int64_t step) {
     std::fstream file(Step(step) + "/shard-00001-of-00002.safetensors",
@@ -125,9 +124,8 @@ TEST_F(CkptTest, PruneKeepsTheNewestThatAreReadable) {
               ElementsAre("removed", "removed", "kept", "kept", "damaged", "kept"));
   EXPECT_TRUE(fs::exists(Step(1)));
   EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "2", "--keep-every", "3"}), 0) << error_;
-  const auto steps = ListSteps(Folder());
-  ASSERT_TRUE(steps.ok());
-  EXPECT_THAT(*steps, ElementsAre(3, 4, 5, 6));
+  const auto steps = ListSteps(Folder()).value();
+  EXPECT_THAT(steps, ElementsAre(3, 4, 5, 6));
   EXPECT_EQ(Ckpt({"prune", Path("run"), "--keep", "0"}), 2);
 }
 

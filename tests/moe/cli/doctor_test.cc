@@ -12,7 +12,6 @@ namespace moe::cli {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 MachineFacts Healthy() {
   return {.version = "1.0",
@@ -52,7 +51,7 @@ TEST(Doctor, HealthyMachineNeedsNothing) {
   for (const Finding& finding : Diagnose(Healthy(), 4)) {
     EXPECT_TRUE(finding.verdict == Verdict::kOk || finding.verdict == Verdict::kNote)
         << finding.subject;
-    EXPECT_THAT(finding.remedy, IsEmpty()) << finding.subject;
+    EXPECT_THAT(finding.remedy, ::testing::IsEmpty()) << finding.subject;
   }
 }
 

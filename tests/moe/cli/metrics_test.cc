@@ -264,12 +264,11 @@ class MetricsFileTest : public IoTest {};
 
 TEST_F(MetricsFileTest, MakesTheFolderAndWritesLines) {
   const fs::path folder = root_ / "a/b";
-  auto file = MetricsFile::Create(folder.string() + "/");
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_TRUE((*file)->Append("{\"step\":1}").ok());
+  auto file = MetricsFile::Create(folder.string() + "/").value();
+  EXPECT_TRUE(file->Append("{\"step\":1}").ok());
   EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n");  // while the run goes on
-  EXPECT_TRUE((*file)->Append("{\"step\":2}").ok());
-  file->reset();
+  EXPECT_TRUE(file->Append("{\"step\":2}").ok());
+  file.reset();
   EXPECT_EQ(Read(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
 }
 
@@ -331,20 +330,19 @@ TEST_F(MetricsFileTest, AFolderThatCannotBeMadeIsAnIoError) {
 
 // The system ends a write at the limit on file size just as at the end of a full disk.
 TEST_F(MetricsFileTest, AFullDiskLeavesWholeLines) {
-  auto file = MetricsFile::Create(root_.string());
-  ASSERT_TRUE(file.ok());
-  ASSERT_TRUE((*file)->Append(std::string(99, 'a')).ok());
+  auto file = MetricsFile::Create(root_.string()).value();
+  ASSERT_TRUE(file->Append(std::string(99, 'a')).ok());
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   rlimit small = before;
   small.rlim_cur = 150;
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status status = (*file)->Append(std::string(99, 'b'));
+  const absl::Status status = file->Append(std::string(99, 'b'));
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kIo) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("metrics.jsonl"));
-  file->reset();
+  file.reset();
   EXPECT_EQ(Read(root_ / "metrics.jsonl"), std::string(99, 'a') + "\n");
 }
 

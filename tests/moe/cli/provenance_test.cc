@@ -14,8 +14,6 @@
 namespace moe::cli {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
 TEST(ProvenanceTest, HasEveryKeyInOrderAndAValueForEach) {
@@ -25,8 +23,8 @@ TEST(ProvenanceTest, HasEveryKeyInOrderAndAValueForEach) {
     keys.push_back(key);
     EXPECT_NE(value, "") << key;
   }
-  EXPECT_THAT(keys, ElementsAre("version", "commit", "build", "features", "host", "cpu", "cores",
-                                "simd", "date"));
+  EXPECT_THAT(keys, ::testing::ElementsAre("version", "commit", "build", "features", "host", "cpu",
+                                           "cores", "simd", "date"));
   std::map<std::string, std::string> value(facts.begin(), facts.end());
   EXPECT_THAT(value["version"], MatchesRegex("[0-9]+[.][0-9]+[.][0-9]+"));
   EXPECT_THAT(value["commit"], MatchesRegex("unknown|[0-9a-f]{12}[+]?"));
@@ -50,7 +48,7 @@ TEST_F(ProcValueTest, IsTheFirstOfItsKey) {
       Write("proc", "processor\t: 0\nmodel name\t: A CPU: 2 GHz\nmodel name\t: B\n");
   EXPECT_EQ(ProcValue(path, "model name"), "A CPU: 2 GHz");
   EXPECT_EQ(ProcValue(path, "model"), "");
-  EXPECT_THAT(ProcValue(path + ".none", "model name"), IsEmpty());
+  EXPECT_THAT(ProcValue(path + ".none", "model name"), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -1,14 +1,9 @@
 // Cases of moe bench on ranks: exact results, planted faults, the same row everywhere.
-#include <algorithm>
-#include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/base/status_macros.h"
@@ -19,16 +14,13 @@
 namespace moe::bench {
 namespace {
 
-using ::moe::testing::CommTest;
-using ::moe::testing::CommTestName;
 using ::moe::testing::Env;
-using ::moe::testing::EveryCommTestParam;
 using ::moe::testing::ForwardingCommunicator;
 
 // Short: these test results, not speed.
 constexpr MeasureOptions kShort = {.iterations = 3, .warmup = 1, .budget = absl::ZeroDuration()};
 
-class BenchCollectivesTest : public CommTest {
+class BenchCollectivesTest : public ::moe::testing::CommTest {
  protected:
   // The row that all ranks agreed on; nothing in a process that sits out.
   static std::optional<BenchRow> Measure(const CaseSpec& spec,
@@ -36,14 +28,13 @@ class BenchCollectivesTest : public CommTest {
     std::mutex mu;
     std::optional<BenchRow> agreed;
     OnEachRank([&](Communicator& comm, Stream& stream) {
-      const auto row = MeasureCollective(spec, options, {}, comm, stream);
-      ASSERT_TRUE(row.ok()) << row.status();
-      double times[2] = {row->time_us, -row->time_us};
+      const auto row = MeasureCollective(spec, options, {}, comm, stream).value();
+      double times[2] = {row.time_us, -row.time_us};
       ASSERT_TRUE(comm.AllReduce<double>(absl::MakeSpan(times), ReduceOp::kMax, stream).ok());
       ASSERT_TRUE(stream.Synchronize().ok());
       EXPECT_EQ(times[0], -times[1]) << "ranks disagree";
       const std::lock_guard<std::mutex> lock(mu);
-      agreed = *row;
+      agreed = row;
     });
     return agreed;
   }
@@ -100,16 +91,15 @@ TEST_P(BenchCollectivesTest, TheOtherFormIsRightAndChecked) {
     for (CaseSpec& spec : std::vector<CaseSpec>(specs)) {
       spec.form = Form::kOther;
       spec.size_bytes = 400 * comm.size();
-      const auto timed = CollectiveCase::Create(spec, comm, stream);
-      ASSERT_TRUE(timed.ok()) << timed.status();
+      const auto timed = CollectiveCase::Create(spec, comm, stream).value();
       for (int i = 0; i < 2; ++i) {
-        ASSERT_TRUE((*timed)->Prepare().ok());
+        ASSERT_TRUE(timed->Prepare().ok());
         if (comm.size() > 1 && spec.op != Op::kPointToPoint) {
-          EXPECT_GT((*timed)->CountWrong().value(), 0) << NameOf(spec.op);
+          EXPECT_GT(timed->CountWrong().value(), 0) << NameOf(spec.op);
         }
         ASSERT_TRUE(comm.Barrier().ok());
-        ASSERT_TRUE((*timed)->Call().ok());
-        EXPECT_EQ((*timed)->CountWrong().value(), 0) << NameOf(spec.op);
+        ASSERT_TRUE(timed->Call().ok());
+        EXPECT_EQ(timed->CountWrong().value(), 0) << NameOf(spec.op);
       }
     }
   });
@@ -178,11 +168,10 @@ TEST_P(BenchCollectivesTest, TheLimitCopiesWhatTheRankMoves) {
 
 TEST_P(BenchCollectivesTest, PairsAreAllMeasured) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
-    const auto rows = MeasurePairs({.size_bytes = 400}, kShort, {}, comm, stream);
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    ASSERT_EQ(rows->size(), static_cast<size_t>(ranks()) * ranks());
+    const auto rows = MeasurePairs({.size_bytes = 400}, kShort, {}, comm, stream).value();
+    ASSERT_EQ(rows.size(), static_cast<size_t>(ranks()) * ranks());
     for (int i = 0; i < ranks() * ranks(); ++i) {
-      const BenchRow& row = (*rows)[i];
+      const BenchRow& row = rows[i];
       EXPECT_EQ(row.source, i / ranks());
       EXPECT_EQ(row.destination, i % ranks());
       EXPECT_EQ(row.wrong, 0);
@@ -234,13 +223,12 @@ TEST_P(BenchCollectivesTest, APlantedWrongElementIsCountedInEveryCall) {
       FaultCommunicator faulty(comm, comm.size() - 1);
       const CaseSpec spec = {.op = op, .size_bytes = 64 * comm.size(), .all_reduce = own};
       int64_t wrong = 0;
-      const auto timed = CollectiveCase::Create(spec, faulty, stream);
-      ASSERT_TRUE(timed.ok()) << timed.status();
+      const auto timed = CollectiveCase::Create(spec, faulty, stream).value();
       faulty.Arm(kind);
       for (int i = 0; i < 3; ++i) {
-        ASSERT_TRUE((*timed)->Prepare().ok());
-        ASSERT_TRUE((*timed)->Call().ok());
-        wrong += (*timed)->CountWrong().value();
+        ASSERT_TRUE(timed->Prepare().ok());
+        ASSERT_TRUE(timed->Call().ok());
+        wrong += timed->CountWrong().value();
       }
       EXPECT_EQ(wrong, comm.rank() == comm.size() - 1 ? 3 : 0) << NameOf(op);
     });
@@ -252,21 +240,21 @@ TEST_P(BenchCollectivesTest, WrongElementsOfOneRankReachTheRowOfAll) {
     FaultCommunicator faulty(comm, comm.size() - 1);
     faulty.Arm(CollectiveKind::kAllToAllV);
     const auto row =
-        MeasureCollective({.op = Op::kAllToAllV, .size_bytes = 4096}, kShort, {}, faulty, stream);
-    ASSERT_TRUE(row.ok()) << row.status();
-    EXPECT_EQ(row->wrong, 3);  // one for each timed call
-    EXPECT_STREQ(row->status(), "wrong");
+        MeasureCollective({.op = Op::kAllToAllV, .size_bytes = 4096}, kShort, {}, faulty, stream)
+            .value();
+    EXPECT_EQ(row.wrong, 3);  // one for each timed call
+    EXPECT_STREQ(row.status(), "wrong");
   });
 }
 
 TEST_P(BenchCollectivesTest, AResultThatIsNotWrittenIsWrong) {
   OnEachRank([&](Communicator& comm, Stream& stream) {
-    const auto timed = CollectiveCase::Create({.op = Op::kMemcpy, .size_bytes = 400}, comm, stream);
-    ASSERT_TRUE(timed.ok());
-    ASSERT_TRUE((*timed)->Call().ok());
-    EXPECT_EQ((*timed)->CountWrong().value(), 0);
-    ASSERT_TRUE((*timed)->Prepare().ok());
-    EXPECT_EQ((*timed)->CountWrong().value(), 100);  // every element of the last result is gone
+    const auto timed =
+        CollectiveCase::Create({.op = Op::kMemcpy, .size_bytes = 400}, comm, stream).value();
+    ASSERT_TRUE(timed->Call().ok());
+    EXPECT_EQ(timed->CountWrong().value(), 0);
+    ASSERT_TRUE(timed->Prepare().ok());
+    EXPECT_EQ(timed->CountWrong().value(), 100);  // every element of the last result is gone
   });
 }
 
@@ -300,7 +288,8 @@ TEST_P(BenchCollectivesTest, IterationsGrowUntilTheTimeIsUp) {
   EXPECT_EQ(short_one->iterations, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, BenchCollectivesTest, EveryCommTestParam(), CommTestName);
+INSTANTIATE_TEST_SUITE_P(Ranks, BenchCollectivesTest, ::moe::testing::EveryCommTestParam(),
+                         ::moe::testing::CommTestName);
 
 }  // namespace
 }  // namespace moe::bench

@@ -64,10 +64,9 @@ KernelSpec SmallSpec(KernelOp op, DType type = DType::kFloat32) {
 TEST_F(BenchDeviceTest, RowKernelsAreRight) {
   for (const KernelOp op : {KernelOp::kPermute, KernelOp::kCombine}) {
     for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-      const auto rows = MeasureKernels(SmallSpec(op, type), kShort, *device_);
-      ASSERT_TRUE(rows.ok()) << rows.status();
-      EXPECT_EQ(rows->size(), op == KernelOp::kPermute ? 2u : 3u);
-      for (const KernelRow& row : *rows) {
+      const auto rows = MeasureKernels(SmallSpec(op, type), kShort, *device_).value();
+      EXPECT_EQ(rows.size(), op == KernelOp::kPermute ? 2u : 3u);
+      for (const KernelRow& row : rows) {
         EXPECT_EQ(row.times.wrong, 0) << row.kernel << " " << moe::NameOf(type);
         EXPECT_GT(row.times.time_us.min, 0);
         EXPECT_GT(row.times.limit_per_ns, 0);
@@ -99,10 +98,9 @@ KernelSpec SmallGate(const char* gate, DType type) {
 TEST_F(BenchDeviceTest, GatesAreRight) {
   for (const char* gate : {"mixtral", "qwen2"}) {
     for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-      const auto rows = MeasureKernels(SmallGate(gate, type), kShort, *device_);
-      ASSERT_TRUE(rows.ok()) << rows.status();
+      const auto rows = MeasureKernels(SmallGate(gate, type), kShort, *device_).value();
       std::vector<std::string> kernels;
-      for (const KernelRow& row : *rows) {
+      for (const KernelRow& row : rows) {
         EXPECT_EQ(row.times.wrong, 0) << gate << " " << row.kernel << " " << row.pass;
         kernels.push_back(row.kernel);
       }
@@ -114,17 +112,17 @@ TEST_F(BenchDeviceTest, GatesAreRight) {
     }
   }
   // Selects by the sum of a score and a bias: timed, and not checked.
-  const auto rows = MeasureKernels(SmallGate("deepseek-v3", DType::kFloat32), kShort, *device_);
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  ASSERT_EQ(rows->size(), 2u);
-  EXPECT_EQ((*rows)[0].times.wrong, -1);
+  const auto rows =
+      MeasureKernels(SmallGate("deepseek-v3", DType::kFloat32), kShort, *device_).value();
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].times.wrong, -1);
 }
 
 TEST_F(BenchDeviceTest, BytesOfSelectionAndSort) {
-  const auto rows = MeasureKernels(SmallGate("mixtral", DType::kBFloat16), kShort, *device_);
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  EXPECT_EQ((*rows)[0].bytes, 150 * 24 * 2 + 450 * 8 + 24 * 8);
-  EXPECT_EQ((*rows)[1].bytes, 450 * 12 + 25 * 8 + 24 * 4);
+  const auto rows =
+      MeasureKernels(SmallGate("mixtral", DType::kBFloat16), kShort, *device_).value();
+  EXPECT_EQ(rows[0].bytes, 150 * 24 * 2 + 450 * 8 + 24 * 8);
+  EXPECT_EQ(rows[1].bytes, 450 * 12 + 25 * 8 + 24 * 4);
 }
 
 // What a run did not write again is wrong.
@@ -166,9 +164,8 @@ KernelSpec SmallGemm(DType type) {
 
 TEST_F(BenchDeviceTest, ProductsAreRightAndPlantedFaultsAreCounted) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-    const auto rows = MeasureKernels(SmallGemm(type), kShort, *device_);
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    for (const KernelRow& row : *rows) {
+    const auto rows = MeasureKernels(SmallGemm(type), kShort, *device_).value();
+    for (const KernelRow& row : rows) {
       EXPECT_EQ(row.times.wrong, 0) << row.kernel;
       EXPECT_FALSE(row.times.limit_per_ns <= 0);  // NaN where cuBLAS is missing
     }
@@ -216,14 +213,14 @@ TEST_F(BenchDeviceTest, ACollectiveCountsWhatItDidNotWrite) {
   const auto world = MakeLocalWorld({.ranks = 1});
   for (const Op op : {Op::kMemcpy, Op::kAllToAll, Op::kAllReduce}) {
     const auto timed = CollectiveCase::Create(
-        {.op = op, .size_bytes = 400, .all_reduce = AllReduceAlgorithm::kDirect}, *world[0],
-        device_->stream());
-    ASSERT_TRUE(timed.ok()) << timed.status();
-    ASSERT_TRUE((*timed)->Prepare().ok());
+                           {.op = op, .size_bytes = 400, .all_reduce = AllReduceAlgorithm::kDirect},
+                           *world[0], device_->stream())
+                           .value();
+    ASSERT_TRUE(timed->Prepare().ok());
     // A sum starts from its input, which is the result on one rank.
-    EXPECT_EQ((*timed)->CountWrong().value(), op == Op::kAllReduce ? 0 : 100) << NameOf(op);
-    ASSERT_TRUE((*timed)->Call().ok());
-    EXPECT_EQ((*timed)->CountWrong().value(), 0) << NameOf(op);
+    EXPECT_EQ(timed->CountWrong().value(), op == Op::kAllReduce ? 0 : 100) << NameOf(op);
+    ASSERT_TRUE(timed->Call().ok());
+    EXPECT_EQ(timed->CountWrong().value(), 0) << NameOf(op);
   }
 }
 

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "moe/cli/bench/bench_row.h"

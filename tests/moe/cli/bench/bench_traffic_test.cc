@@ -1,6 +1,5 @@
 // Traffic matrices: every generator against its distribution, sums and distances.
 #include <cmath>
-#include <numeric>
 #include <string>
 #include <vector>
 

@@ -95,11 +95,10 @@ TEST(CompareTest, SizesThatAreWrittenAlikeAreNoRepetitions) {
   report::Run a = BenchRun({1, 2}, 1);
   a.bench[0].size_bytes = 1 << 20;
   a.bench[1].size_bytes = (1 << 20) + 256;  // of three digits, 1 MiB as well
-  const auto comparison = Compare(a, a);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  ASSERT_EQ(comparison->differences.size(), 2u);
-  EXPECT_EQ(comparison->differences[0].what, "1 MiB");
-  EXPECT_EQ(comparison->differences[1].what, "1,048,832 B");
+  const auto comparison = Compare(a, a).value();
+  ASSERT_EQ(comparison.differences.size(), 2u);
+  EXPECT_EQ(comparison.differences[0].what, "1 MiB");
+  EXPECT_EQ(comparison.differences[1].what, "1,048,832 B");
 }
 
 // Two points of a sweep that differ in one setting, as rows of `moe sweep -J`: a fast one and a
@@ -133,12 +132,11 @@ TEST(CompareTest, SweepPointsAreAsManyAsTheirSettings) {
       {R"("hidden":64)", R"("hidden":128)"}};  // of another program's, without settings
   for (const auto& [first, second] : kPairs) {
     const report::Run run = TwoPoints(first, second);
-    const auto comparison = Compare(run, run);
-    ASSERT_TRUE(comparison.ok()) << comparison.status();
-    ASSERT_EQ(comparison->differences.size(), 2u) << second;
-    EXPECT_EQ(comparison->differences[0].a, 100) << second;
-    EXPECT_EQ(comparison->differences[1].a, 50) << second;
-    EXPECT_NE(comparison->differences[0].what, comparison->differences[1].what) << second;
+    const auto comparison = Compare(run, run).value();
+    ASSERT_EQ(comparison.differences.size(), 2u) << second;
+    EXPECT_EQ(comparison.differences[0].a, 100) << second;
+    EXPECT_EQ(comparison.differences[1].a, 50) << second;
+    EXPECT_NE(comparison.differences[0].what, comparison.differences[1].what) << second;
   }
   const report::Run run = TwoPoints(R"("settings":"--seed 1")", R"("settings":"--seed 1")");
   EXPECT_EQ(Compare(run, run)->differences.size(), 1u);
@@ -152,14 +150,13 @@ TEST(CompareTest, RowsOfABenchmarkAreAsManyAsTheirSettings) {
   };
   const auto run =
       ParseRun("layer.jsonl", row("", 10) + row("--node-size 2", 20) +
-                                  row("--moe-router-num-groups 4", 40) + row("--node-size 2", 30));
-  ASSERT_TRUE(run.ok()) << run.status();
-  const auto comparison = Compare(*run, *run);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  ASSERT_EQ(comparison->differences.size(), 3u);
-  EXPECT_EQ(comparison->differences[1].a, 25);
-  EXPECT_EQ(comparison->differences[1].what, "layer · moe-router-num-groups default · node-size 2");
-  EXPECT_EQ(comparison->differences[2].what, "layer · moe-router-num-groups 4 · node-size default");
+                                  row("--moe-router-num-groups 4", 40) + row("--node-size 2", 30))
+          .value();
+  const auto comparison = Compare(run, run).value();
+  ASSERT_EQ(comparison.differences.size(), 3u);
+  EXPECT_EQ(comparison.differences[1].a, 25);
+  EXPECT_EQ(comparison.differences[1].what, "layer · moe-router-num-groups default · node-size 2");
+  EXPECT_EQ(comparison.differences[2].what, "layer · moe-router-num-groups 4 · node-size default");
 }
 
 TEST(CompareTest, KernelsOfAsManyRowsAndOtherTopKAreNoRepetitions) {
@@ -168,24 +165,21 @@ TEST(CompareTest, KernelsOfAsManyRowsAndOtherTopKAreNoRepetitions) {
                         R"(,"topk":)", top_k, R"(,"experts":8,"hidden":64,"ffn":64,"seed":)", seed,
                         R"(,"rows":2048,"time_us":10,"gflops_per_s":5})", "\n");
   };
-  const auto run = ParseRun("gemm.jsonl", row(1, 0) + row(2, 0) + row(2, 1) + row(2, 1));
-  ASSERT_TRUE(run.ok()) << run.status();
-  const auto comparison = Compare(*run, *run);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  ASSERT_EQ(comparison->differences.size(), 3u);
-  EXPECT_NE(comparison->differences[0].what, comparison->differences[1].what);
-  EXPECT_NE(comparison->differences[1].what, comparison->differences[2].what);
+  const auto run = ParseRun("gemm.jsonl", row(1, 0) + row(2, 0) + row(2, 1) + row(2, 1)).value();
+  const auto comparison = Compare(run, run).value();
+  ASSERT_EQ(comparison.differences.size(), 3u);
+  EXPECT_NE(comparison.differences[0].what, comparison.differences[1].what);
+  EXPECT_NE(comparison.differences[1].what, comparison.differences[2].what);
 }
 
 TEST(CompareTest, LowerLossIsBetterAndHasNoNoise) {
   report::Run a = {.name = "a", .path = "a"}, b = a;
   a.totals = TrainTotals{.validation_loss = 4, .weights_hash = "x"};
   b.totals = TrainTotals{.validation_loss = 3, .weights_hash = "x"};
-  const auto comparison = Compare(a, b);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  EXPECT_TRUE(comparison->same_weights);
-  EXPECT_EQ(comparison->differences[0].change_pct, -25);
-  EXPECT_EQ(comparison->differences[0].verdict, Verdict::kUnknownNoise);
+  const auto comparison = Compare(a, b).value();
+  EXPECT_TRUE(comparison.same_weights);
+  EXPECT_EQ(comparison.differences[0].change_pct, -25);
+  EXPECT_EQ(comparison.differences[0].verdict, Verdict::kUnknownNoise);
 }
 
 TEST(CompareTest, RefusesWhatHasNothingInCommon) {
@@ -202,18 +196,16 @@ TEST(ChecksTest, BoundsAreOnTheColumnsThatAreThere) {
   const std::vector<report::Run> runs = {BenchRun({100, 80}, 3)};
   const auto rows = CheckRows(runs, nullptr);
   ASSERT_EQ(rows.size(), 2u);
-  const auto failed = RowsThatFail("busbw < 90 && size >= 1024", rows);
-  ASSERT_TRUE(failed.ok()) << failed.status();
-  EXPECT_THAT(*failed, ElementsAre(rows[1].name));
+  const auto failed = RowsThatFail("busbw < 90 && size >= 1024", rows).value();
+  EXPECT_THAT(failed, ElementsAre(rows[1].name));
   // Nothing was measured that this could fail on.
   EXPECT_EQ(RowsThatFail("val_loss > 4", rows).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ChecksTest, WorseIsABoundOnTheComparison) {
   const std::vector<report::Run> runs = {BenchRun({100}, 3), BenchRun({80}, 3)};
-  const auto comparison = Compare(runs[0], runs[1]);
-  ASSERT_TRUE(comparison.ok());
-  const auto rows = CheckRows(runs, &*comparison);
+  const auto comparison = Compare(runs[0], runs[1]).value();
+  const auto rows = CheckRows(runs, &comparison);
   EXPECT_EQ(RowsThatFail("worse_pct > 15", rows)->size(), 1u);
   EXPECT_EQ(RowsThatFail("worse_pct > 25", rows)->size(), 0u);
   EXPECT_EQ(RowsThatFail("busbw_change_pct < -15", rows)->size(), 1u);
@@ -225,9 +217,8 @@ TEST(ChecksTest, BaseIsTheOtherRunsValueOfTheColumn) {
   runs[0].bench[1].time_us = 10;
   runs[1].bench[0].time_us = 12;
   runs[1].bench.push_back({.op = "alltoall", .size_bytes = 2048, .busbw = 50});
-  const auto comparison = Compare(runs[0], runs[1]);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  const auto rows = CheckRows(runs, &*comparison);
+  const auto comparison = Compare(runs[0], runs[1]).value();
+  const auto rows = CheckRows(runs, &comparison);
   const auto failed = [&](const std::string& text) {
     const auto names = RowsThatFail(text, rows, bench::FailIf::Base::kPresent);
     EXPECT_TRUE(names.ok()) << names.status();
@@ -254,16 +245,14 @@ TEST(ChecksTest, EverySweepPointIsJudgedAlone) {
   const char* const kWide = R"("hidden":128,"settings":"--hidden-size 128")";
   // Their means, 75 and 70, would pass.
   const std::vector<report::Run> runs = {TwoPoints(kNarrow, kWide), TwoPoints(kNarrow, kWide, 40)};
-  const auto comparison = Compare(runs[0], runs[1]);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  const auto failed = RowsThatFail("tok_s < 0.9*base", CheckRows(runs, &*comparison),
-                                   bench::FailIf::Base::kPresent);
-  ASSERT_TRUE(failed.ok()) << failed.status();
-  EXPECT_THAT(*failed, ElementsAre(HasSubstr("H 128")));
+  const auto comparison = Compare(runs[0], runs[1]).value();
+  const auto failed =
+      RowsThatFail("tok_s < 0.9*base", CheckRows(runs, &comparison), bench::FailIf::Base::kPresent)
+          .value();
+  EXPECT_THAT(failed, ElementsAre(HasSubstr("H 128")));
   const auto alone =
-      RowsThatFail("tok_s < 45", CheckRows(absl::MakeConstSpan(runs).subspan(1), nullptr));
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_THAT(*alone, ElementsAre(HasSubstr("H 128")));
+      RowsThatFail("tok_s < 45", CheckRows(absl::MakeConstSpan(runs).subspan(1), nullptr)).value();
+  EXPECT_THAT(alone, ElementsAre(HasSubstr("H 128")));
 }
 
 TEST(ChecksTest, BaseOfATrainingRun) {
@@ -272,9 +261,8 @@ TEST(ChecksTest, BaseOfATrainingRun) {
   report::Run b = a;
   b.steps[1].step_ms = 12;
   const std::vector<report::Run> runs = {a, b, a};
-  const auto comparison = Compare(a, b);
-  ASSERT_TRUE(comparison.ok()) << comparison.status();
-  const auto rows = CheckRows(runs, &*comparison);
+  const auto comparison = Compare(a, b).value();
+  const auto rows = CheckRows(runs, &comparison);
   const auto present = bench::FailIf::Base::kPresent;
   EXPECT_EQ(RowsThatFail("step_ms > 1.1*base", rows, present)->size(), 1u);
   EXPECT_EQ(RowsThatFail("step_ms > 1.3*base", rows, present)->size(), 0u);

@@ -37,17 +37,17 @@ TEST(ParseRunTest, ATrainingRun) {
                                      std::string("\n") + kStep + "\n\n" +
                                      R"({"step":2,"loss":5,"val_loss":4.5,"new_key":{"x":[1]},)" +
                                      R"("expert_load":[[2,2],[2,2]]})" + "\n" +
-                                     R"({"steps":2,"tokens":64,"weights_xxh3":"ab"})" + "\n");
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->kind, RunKind::kTrain);
-  ASSERT_EQ(run->steps.size(), 2u);
-  EXPECT_EQ(run->steps[0].drop_fraction, 0.25);
-  EXPECT_TRUE(std::isnan(run->steps[0].validation_loss));
-  EXPECT_EQ(run->steps[1].validation_loss, 4.5);
-  EXPECT_THAT(run->steps[0].expert_load, ElementsAre(3, 1, 0, 4));
-  EXPECT_EQ(run->num_layers, 2);
-  EXPECT_EQ(run->num_experts, 2);
-  EXPECT_EQ(run->totals->weights_hash, "ab");
+                                     R"({"steps":2,"tokens":64,"weights_xxh3":"ab"})" + "\n")
+                       .value();
+  EXPECT_EQ(run.kind, RunKind::kTrain);
+  ASSERT_EQ(run.steps.size(), 2u);
+  EXPECT_EQ(run.steps[0].drop_fraction, 0.25);
+  EXPECT_TRUE(std::isnan(run.steps[0].validation_loss));
+  EXPECT_EQ(run.steps[1].validation_loss, 4.5);
+  EXPECT_THAT(run.steps[0].expert_load, ElementsAre(3, 1, 0, 4));
+  EXPECT_EQ(run.num_layers, 2);
+  EXPECT_EQ(run.num_experts, 2);
+  EXPECT_EQ(run.totals->weights_hash, "ab");
 }
 
 TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
@@ -56,20 +56,18 @@ TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
   // The first line of a training run, and a training run of before there was one.
   const std::string head =
       R"({"schema":"moe.train/1","provenance":{)" + origin + day + R"(4"},"ranks":2})" + "\n";
-  const auto run = ParseRun("f", head + kStep);
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->steps.size(), 1u);
-  EXPECT_THAT(Page("t", {*run}, {}), HasSubstr("version 1.2.3 · commit ab12 · host &lt;h&gt; · cpu "
-                                               "Z 80 · date 2026-11-24<"));
+  const auto run = ParseRun("f", head + kStep).value();
+  EXPECT_EQ(run.steps.size(), 1u);
+  EXPECT_THAT(Page("t", {run}, {}), HasSubstr("version 1.2.3 · commit ab12 · host &lt;h&gt; · cpu "
+                                              "Z 80 · date 2026-11-24<"));
   EXPECT_TRUE(ParseRun("f", kStep)->origin.empty());
   EXPECT_THAT(ErrorOf(head), HasSubstr("holds no rows"));
   EXPECT_THAT(ErrorOf(R"({"provenance":{"version":1}})"), HasSubstr("version is 1"));
   EXPECT_THAT(ErrorOf(R"({"provenance":"x"})"), HasSubstr("provenance is no object"));
   // Rows have their own.
   const std::string row = "{" + origin + R"("experts":8,"topk":2,)" + day;
-  const auto sweep = ParseRun("f", row + "5\"}\n" + row + "4\"}\n");
-  ASSERT_TRUE(sweep.ok()) << sweep.status();
-  EXPECT_THAT(Page("t", {*sweep}, {}), HasSubstr("date 2026-11-24 to 2026-11-25<"));
+  const auto sweep = ParseRun("f", row + "5\"}\n" + row + "4\"}\n").value();
+  EXPECT_THAT(Page("t", {sweep}, {}), HasSubstr("date 2026-11-24 to 2026-11-25<"));
   const auto bench =
       ParseRun("f", R"({"provenance":{"host":"h"},)" + std::string(kBench).substr(1));
   ASSERT_TRUE(bench.ok()) << bench.status();
@@ -80,22 +78,21 @@ TEST(ParseRunTest, WhereResultsComeFromIsReadAndShown) {
 TEST(ParseRunTest, BenchRowsAsAListARowOrLines) {
   const std::string row = kBench;
   for (const std::string& document : {"[" + row + ",\n" + row + "]", row + "\n" + row, row}) {
-    const auto run = ParseRun("f", document);
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(run->kind, RunKind::kBench);
-    EXPECT_EQ(run->bench.size(), document == row ? 1u : 2u);
-    EXPECT_EQ(run->bench[0].busbw, 0.5);
-    EXPECT_EQ(run->bench[0].imbalance(), 2.5);
-    EXPECT_TRUE(std::isnan(run->bench[0].wrong));
+    const auto run = ParseRun("f", document).value();
+    EXPECT_EQ(run.kind, RunKind::kBench);
+    EXPECT_EQ(run.bench.size(), document == row ? 1u : 2u);
+    EXPECT_EQ(run.bench[0].busbw, 0.5);
+    EXPECT_EQ(run.bench[0].imbalance(), 2.5);
+    EXPECT_TRUE(std::isnan(run.bench[0].wrong));
   }
 }
 
 TEST(ParseRunTest, ASweepPointWithoutACapacityFactorIsDropless) {
   for (const char* cf : {"null", "\"none\""}) {
-    const auto run = ParseRun("f", std::string(R"({"experts":8,"topk":2,"cf":)") + cf + "}");
-    ASSERT_TRUE(run.ok()) << run.status();
-    EXPECT_EQ(run->kind, RunKind::kSweep);
-    EXPECT_TRUE(std::isinf(run->sweep[0].capacity_factor));
+    const auto run =
+        ParseRun("f", std::string(R"({"experts":8,"topk":2,"cf":)") + cf + "}").value();
+    EXPECT_EQ(run.kind, RunKind::kSweep);
+    EXPECT_TRUE(std::isinf(run.sweep[0].capacity_factor));
   }
 }
 
@@ -153,9 +150,8 @@ using ReadRunTest = IoTest;
 
 TEST_F(ReadRunTest, AFolderMeansItsMetrics) {
   Write("metrics.jsonl", kStep);
-  const auto run = ReadRun(root_.string());
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->path, root_.string());
+  const auto run = ReadRun(root_.string()).value();
+  EXPECT_EQ(run.path, root_.string());
   EXPECT_EQ(ReadRun(Path("none")).status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ReadRun(Path("none")).status().message()), HasSubstr("none"));
 }
@@ -168,10 +164,9 @@ TEST(ShortNamesTest, AreAsLongAsTheyMustBe) {
 }
 
 TEST(ExpertLoadTest, IsOverTheEvenLoad) {
-  const auto run = ParseRun("f", kStep);
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_THAT(ExpertLoadMap(*run, 0).values, ElementsAre(1.5, 0.5));
-  EXPECT_THAT(ExpertLoadMap(*run, 1).values, ElementsAre(0, 2));
+  const auto run = ParseRun("f", kStep).value();
+  EXPECT_THAT(ExpertLoadMap(run, 0).values, ElementsAre(1.5, 0.5));
+  EXPECT_THAT(ExpertLoadMap(run, 1).values, ElementsAre(0, 2));
 }
 
 TEST(ExpertLoadTest, ManyStepsAndExpertsAreAveraged) {
@@ -193,9 +188,8 @@ TEST(LayerPhasesTest, WhatIsBetweenThePhasesIsAPartOfItsOwn) {
     return absl::StrCat(R"({"op":"layer","pass":"forward","phase":")", phase,
                         R"(","hidden":64,"time_us":)", time_us, "}\n");
   };
-  const auto run = ParseRun("f", row("gate", 10) + row("expert", 60) + row("all", 100));
-  ASSERT_TRUE(run.ok()) << run.status();
-  const std::string html = LayerPhases({*run});
+  const auto run = ParseRun("f", row("gate", 10) + row("expert", 60) + row("all", 100)).value();
+  const std::string html = LayerPhases({run});
   EXPECT_THAT(html, HasSubstr("data-marks=\"3\""));
   EXPECT_THAT(html, HasSubstr("forward\nexpert: 60 us, 60 % of 100 us"));
   EXPECT_THAT(html, HasSubstr("between phases: 30 us"));
@@ -204,22 +198,21 @@ TEST(LayerPhasesTest, WhatIsBetweenThePhasesIsAPartOfItsOwn) {
 TEST(PageTest, NoNameOfAnInputIsMarkup) {
   const std::string evil = "<script>alert(1)</script>";
   auto run = ParseRun("f", R"({"op":"<script>alert(1)</script>","algorithm":"\"><img src=x>",)"
-                           R"("routing":"<script>alert(1)</script>","size_bytes":8,"time_us":1})");
-  ASSERT_TRUE(run.ok()) << run.status();
-  run->name = evil;
-  run->path = evil + "2";
-  const std::string page = Page(evil, {*run}, {BenchSection({*run})});
+                           R"("routing":"<script>alert(1)</script>","size_bytes":8,"time_us":1})")
+                 .value();
+  run.name = evil;
+  run.path = evil + "2";
+  const std::string page = Page(evil, {run}, {BenchSection({run})});
   EXPECT_THAT(page, Not(HasSubstr(evil)));
   EXPECT_THAT(page, Not(HasSubstr("<img")));
   EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(1)"));
 }
 
 TEST(PageTest, SectionsOfOtherKindsAreEmpty) {
-  const auto run = ParseRun("f", kStep);
-  ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_TRUE(BenchSection({*run}).empty());
-  EXPECT_TRUE(SweepSection({*run}).empty());
-  EXPECT_FALSE(TrainSection({*run}).empty());
+  const auto run = ParseRun("f", kStep).value();
+  EXPECT_TRUE(BenchSection({run}).empty());
+  EXPECT_TRUE(SweepSection({run}).empty());
+  EXPECT_FALSE(TrainSection({run}).empty());
 }
 
 }  // namespace
