@@ -2,7 +2,6 @@
 // MOE_ENABLE_CUDA=SIMULATED links in place of CUDA's own. fake_streams.h says what they find.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -22,6 +21,7 @@ constexpr int kMultiprocessors = 2;
 
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local cusim::HostWaits host_waits;
 
 cudaError_t Return(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -68,6 +68,10 @@ bool EnablePeer(int device, int owner) {
 }
 
 }  // namespace
+
+cusim::HostWaits cusim::WaitsOfThisThread() {
+  return host_waits;
+}
 
 extern "C" {
 
@@ -176,6 +180,7 @@ cudaError_t CUDARTAPI cudaDeviceEnablePeerAccess(int owner, unsigned flags) {
 }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   if (Driver() != cudaSuccess) return Return(Driver());
+  ++host_waits.synchronizations;
   Streams::Get().SynchronizeAll(__func__);
   return Return(TheMachine().work);
 }
@@ -192,6 +197,7 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
+  ++host_waits.synchronizations;
   if (stream != nullptr) Streams::Get().Synchronize(__func__, stream);
   return Return(TheMachine().work);
 }
@@ -222,6 +228,7 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
+  ++host_waits.synchronizations;
   Streams::Get().Synchronize(__func__, event);
   return Return(TheMachine().work);
 }
@@ -269,11 +276,11 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
 }
 cudaError_t CUDARTAPI cudaHostAlloc(void** data, size_t bytes, unsigned) {
   if (Driver() != cudaSuccess) return Return(Driver());
-  *data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  *data = cusim::AllocatePinned(bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFreeHost(void* data) {
-  std::free(data);
+  if (data != nullptr) cusim::FreePinned(__func__, data);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
@@ -287,6 +294,7 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaS
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                       cudaStream_t stream) {
   const int device = DeviceOfStream(__func__, stream);
+  if (cusim::DeviceOfMemory(to) < 0 && !cusim::IsPinned(to)) ++host_waits.copies;
   Streams::Get().Enqueue(__func__, stream, [=] {
     CheckRange("cudaMemcpyAsync, from", device, from, bytes);
     CheckRange("cudaMemcpyAsync, to", device, to, bytes);

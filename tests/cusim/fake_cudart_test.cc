@@ -60,6 +60,32 @@ TEST_F(FakeCudart, NothingRunsBeforeTheHostWaits) {
   EXPECT_EQ(cudaEventQuery(event_), cudaSuccess);
 }
 
+TEST_F(FakeCudart, CountsWhatHoldsTheHost) {
+  const cusim::HostWaits before = cusim::WaitsOfThisThread();
+  const auto waited = [&] {
+    return cusim::WaitsOfThisThread() - before;
+  };
+  const size_t bytes = 8;
+  void *pinned = nullptr, *device = cusim::AllocateDevice(0, bytes);
+  char pageable[bytes];
+  ASSERT_EQ(cudaHostAlloc(&pinned, bytes, cudaHostAllocDefault), cudaSuccess);
+  const auto copy = [&](void* to, const void* from) {
+    EXPECT_EQ(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_[0]), cudaSuccess);
+  };
+  copy(device, pageable);
+  copy(pinned, device);
+  EXPECT_TRUE(waited() == cusim::HostWaits());
+  copy(pageable, device);
+  EXPECT_TRUE(waited() == (cusim::HostWaits{.copies = 1}));
+  ASSERT_EQ(cudaEventRecord(event_, stream_[0]), cudaSuccess);
+  ASSERT_EQ(cudaEventSynchronize(event_), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream_[0]), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(waited() == (cusim::HostWaits{.synchronizations = 3, .copies = 1}));
+  ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+  cusim::FreeDevice("test", device);
+}
+
 TEST_F(FakeCudart, TheNullStreamRunsAtOnce) {
   ASSERT_EQ(Launch(nullptr, [this] { order_ += 'a'; }), cudaSuccess);
   EXPECT_EQ(order_, "a");

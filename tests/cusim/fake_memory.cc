@@ -39,6 +39,7 @@ struct Memory {
   size_t quarantine_bytes = 0;
   std::map<int, size_t> used;             // by device
   std::set<std::pair<int, int>> granted;  // (who may touch, whose memory)
+  std::map<uintptr_t, size_t> pinned;     // bytes by first address
   int64_t count = 0;
 };
 
@@ -116,6 +117,34 @@ int DeviceOfMemory(const void* data) {
   const std::lock_guard<std::mutex> lock(memory.mu);
   const auto found = Find(memory, data);
   return found == memory.allocations.end() ? -1 : found->second.device;
+}
+
+void* AllocatePinned(size_t bytes) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  void* data = nullptr;
+  if (posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
+  memory.pinned.emplace(reinterpret_cast<uintptr_t>(data), bytes);
+  return data;
+}
+
+void FreePinned(const char* function, void* data) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  if (memory.pinned.erase(reinterpret_cast<uintptr_t>(data)) == 0) {
+    Misuse(function, "no pinned memory");
+  }
+  std::free(data);
+}
+
+bool IsPinned(const void* data) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mu);
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const auto after = memory.pinned.upper_bound(address);
+  if (after == memory.pinned.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return address < begin + bytes;
 }
 
 size_t UsedDeviceBytes(int device) {

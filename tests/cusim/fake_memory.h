@@ -17,6 +17,11 @@ void FreeDevice(const char* function, void* data);
 // The device whose memory `data` lies in, -1 for memory of the host.
 int DeviceOfMemory(const void* data);
 
+// Memory of the host that copies of a device reach without the CPU; nullptr if there is none.
+void* AllocatePinned(size_t bytes);
+void FreePinned(const char* function, void* data);
+bool IsPinned(const void* data);
+
 size_t UsedDeviceBytes(int device);
 // Since the process began: a test holds it still over a step.
 int64_t DeviceAllocations();

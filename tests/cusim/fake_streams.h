@@ -54,6 +54,18 @@ using ScopedMachine = Scoped<Machine>;
 // The order of streams from here on. At the start of the process: CUSIM_SEED, else 1.
 void SeedStreams(uint32_t seed);
 
+// How often the calling thread was held since it began.
+struct HostWaits {
+  int64_t synchronizations = 0;  // with a stream, an event or the device
+  int64_t copies = 0;            // to memory of the host that is not pinned
+
+  bool operator==(const HostWaits&) const = default;
+  HostWaits operator-(const HostWaits& before) const {
+    return {synchronizations - before.synchronizations, copies - before.copies};
+  }
+};
+HostWaits WaitsOfThisThread();
+
 // A kernel that waits for kernels in other streams. Its functions are called one at a time, with
 // the streams locked: they must not call CUDA.
 class External {

@@ -1,0 +1,136 @@
+// How often a pass of a layer on CUDA devices holds the host, and nobody may add to it: a host that
+// waits leaves the device without work.
+#include <array>
+#include <cmath>
+#include <memory>
+#include <ostream>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <gtest/gtest.h>
+
+#include "moe/gradient_reducer.h"
+#include "moe/moe_layer.h"
+#include "moe/session.h"
+#include "tests/comm/nccl_ranks.h"
+#include "tests/cusim/fake_streams.h"
+#include "tests/moe/trained_layer.h"
+
+namespace cusim {
+
+void PrintTo(const HostWaits& waits, std::ostream* out) {
+  *out << waits.synchronizations << " synchronizations, " << waits.copies << " copies";
+}
+
+}  // namespace cusim
+
+namespace moe {
+namespace {
+
+using cusim::HostWaits;
+using testing::DeviceRows;
+using testing::kHidden;
+using testing::kTokens;
+
+struct Waits {
+  HostWaits forward, backward;
+};
+
+enum class Stats : bool { kNotWanted, kWanted };
+
+// Of the second forward and backward: the first makes memory.
+absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
+                                    std::unique_ptr<Communicator> world) {
+  const int ranks = world->size();
+  MOE_ASSIGN_OR_RETURN(const Device device, DeviceOfRank(DeviceKind::kCuda, *world));
+  MOE_ASSIGN_OR_RETURN(
+      const auto session,
+      Session::Create({.device = device, .expert_parallel_size = ranks}, std::move(world)));
+  const Context& context = session->context();
+  ParameterStore store(DType::kFloat32, 1, context);
+  MOE_ASSIGN_OR_RETURN(const auto layer, MoeLayer<float>::Create(config, "", store, context));
+  MOE_ASSIGN_OR_RETURN(
+      const auto reducer,
+      GradientReducer::Create({.max_terms = 64}, store, context, session->gradient_stream()));
+  MOE_RETURN_IF_ERROR(reducer->Begin());
+
+  std::vector<float> values(kTokens * kHidden);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+  std::array<DeviceRows, 3> rows;
+  for (DeviceRows& each : rows) {
+    MOE_ASSIGN_OR_RETURN(each, DeviceRows::Create(kTokens, context));
+    MOE_RETURN_IF_ERROR(each.Write(values, context));
+  }
+  auto& [x, y, dx] = rows;
+  const std::array<int64_t, 3> offsets = {0, 2, kTokens};
+  const Batch batch = {.micro_batch_offsets = offsets};
+  Waits waits;
+  for (int pass = 0; pass < 2; ++pass) {
+    const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
+    MoeLayerSaved<float> saved;
+    RouterStats stats;
+    const HostWaits before = cusim::WaitsOfThisThread();
+    MOE_RETURN_IF_ERROR(layer->Forward(x.view(), batch, y.view(), &saved,
+                                       wanted == Stats::kWanted ? &stats : nullptr));
+    waits.forward = cusim::WaitsOfThisThread() - before;
+    const HostWaits between = cusim::WaitsOfThisThread();
+    MOE_RETURN_IF_ERROR(layer->Backward(y.view(), saved, 1, dx.view(),
+                                        [](Parameter&) { return absl::OkStatus(); }));
+    waits.backward = cusim::WaitsOfThisThread() - between;
+    MOE_RETURN_IF_ERROR(context.compute->Synchronize());
+  }
+  return waits;
+}
+
+MoeLayerConfig Config() {
+  return {.router = {.num_experts = 4,
+                     .top_k = 2,
+                     .hidden_size = kHidden,
+                     .aux_loss_coeff = 0.1f,
+                     .z_loss_coeff = 0.05f},
+          .ffn_hidden_size = 12,
+          .shared_expert_ffn_hidden_size = 8,
+          .projection_biases = true};
+}
+
+MoeLayerConfig WithCapacity() {
+  MoeLayerConfig config = Config();
+  config.router.capacity_factor = 1.0;
+  return config;
+}
+
+void ExpectWaits(const MoeLayerConfig& config, Stats wanted, int ranks, HostWaits forward,
+                 HostWaits backward) {
+  testing::RunNcclRanks({.ranks = ranks},
+                        [&](absl::StatusOr<std::unique_ptr<Communicator>> comm, int) {
+                          ASSERT_TRUE(comm.ok()) << comm.status();
+                          const auto waits = WaitsOfPasses(config, wanted, *std::move(comm));
+                          ASSERT_TRUE(waits.ok()) << waits.status();
+                          EXPECT_EQ(waits->forward, forward);
+                          EXPECT_EQ(waits->backward, backward);
+                        });
+}
+
+// Forward: one for the counts by micro-batch and expert, which a copy brings, and four for the
+// plan's all-gather, which one rank makes, too: a collective in memory of the host copies what it
+// received to the host and back, and so does its roll call.
+TEST(HostWaitsTest, OneRank) {
+  for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
+    ExpectWaits(config, Stats::kNotWanted, 1, {5, 3}, {0, 0});
+  }
+}
+
+// And one for the router's measures, which four copies bring.
+TEST(HostWaitsTest, OneRankWithStats) {
+  ExpectWaits(Config(), Stats::kWanted, 1, {6, 7}, {0, 0});
+}
+
+// Forward: one for the routing, four copies, and four for each of the plan's two collectives.
+TEST(HostWaitsTest, RanksOverNccl) {
+  for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
+    ExpectWaits(config, Stats::kNotWanted, 2, {9, 8}, {0, 0});
+  }
+}
+
+}  // namespace
+}  // namespace moe
