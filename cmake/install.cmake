@@ -60,7 +60,7 @@ set(moe_public_headers
   comm/nccl/nccl_world.h comm/ring_all_reduce.h comm/world_plan.h
   kernels/base/buffer.h kernels/base/caught.h kernels/base/cuda_devices.h
   kernels/base/device_arrays.h
-  kernels/base/dtype.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h
+  kernels/base/dtype.h kernels/base/group_offsets.h kernels/base/host_task.h kernels/base/log.h kernels/base/nvtx_range.h
   kernels/base/parallel.h kernels/base/status_macros.h kernels/base/stream.h
   kernels/base/stream_stamps.h kernels/base/tensor_view.h kernels/base/trace.h
   kernels/base/tree_cut.h

@@ -40,8 +40,8 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
                                                  const ExpertPlacement& placement,
                                                  const DispatchPlanOptions& options,
                                                  Communicator& comm, Workspace& workspace,
-                                                 Stream& stream) {
-  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, workspace);
+                                                 Stream& stream, Workspace* staging) {
+  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, workspace, staging);
   MOE_RETURN_IF_ERROR(builder.Check(options));
   MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
   MOE_RETURN_IF_ERROR(builder.StartMessage(options));
@@ -75,18 +75,19 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream
 DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
                                          absl::Span<const int64_t> micro_batch_offsets,
                                          const ExpertPlacement& placement, Communicator& comm,
-                                         Workspace& workspace)
+                                         Workspace& workspace, Workspace* staging)
     : routing_(routing),
       offsets_(micro_batch_offsets),
       placement_(placement),
       comm_(comm),
       workspace_(workspace),
+      staging_(staging),
       routed_(routing.num_routed_experts),
       slots_{.offset = routing.slot_offset.data(),
              .expert = routing.expert.data(),
              .dropped = routing.dropped.empty() ? nullptr : routing.dropped.data(),
              .routed = routing.num_routed_experts},
-      micro_batches_(std::max<int64_t>(1, static_cast<int64_t>(micro_batch_offsets.size()) - 1)) {
+      micro_batches_(MicroBatches(micro_batch_offsets)) {
   plan_.ranks_ = comm.size();
   plan_.rank_ = comm.rank();
   plan_.tokens_ = routing.tokens();
@@ -94,7 +95,6 @@ DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
 }
 
 absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) const {
-  const int64_t slots = routing_.slots();
   if (placement_.ranks() != comm_.size() || placement_.num_experts() != routed_ || routed_ < 1 ||
       routing_.num_experts < routed_) {
     return Invalid(absl::StrCat("placement of ", placement_.num_experts(), " experts on ",
@@ -105,26 +105,33 @@ absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) cons
   if (options.overlap_degree < 1) {
     return Invalid(absl::StrCat("overlap degree ", options.overlap_degree, ", expected >= 1"));
   }
-  if (slots > kMaxRows || plan_.tokens_ > kMaxRows) return BadSlotOffsets();
-  if (!routing_.dropped.empty() && static_cast<int64_t>(routing_.dropped.size()) != slots) {
-    return Invalid(absl::StrCat("dropped [", routing_.dropped.size(), "], expected [", slots, "]"));
+  return CheckRouting(routing_, offsets_);
+}
+
+absl::Status DispatchPlanBuilder::CheckRouting(const Routing& routing,
+                                               absl::Span<const int64_t> micro_batch_offsets) {
+  const int64_t slots = routing.slots(), tokens = routing.tokens();
+  if (slots > kMaxRows || tokens > kMaxRows) return BadSlotOffsets(routing);
+  if (!routing.dropped.empty() && static_cast<int64_t>(routing.dropped.size()) != slots) {
+    return Invalid(absl::StrCat("dropped [", routing.dropped.size(), "], expected [", slots, "]"));
   }
-  if (!offsets_.empty() && !AreOffsets(offsets_, plan_.tokens_)) {
-    return Invalid(absl::StrCat("micro_batch_offsets [", offsets_.size(),
-                                "], expected ascending offsets from 0 to ", plan_.tokens_));
+  if (!micro_batch_offsets.empty() && !AreOffsets(micro_batch_offsets, tokens)) {
+    return Invalid(absl::StrCat("micro_batch_offsets [", micro_batch_offsets.size(),
+                                "], expected ascending offsets from 0 to ", tokens));
   }
-  const int64_t most = kMaxRows / (int64_t{routed_} * micro_batches_);
-  if (routing_.padded_rows < 0 || routing_.padded_rows > most) {
-    return Invalid(absl::StrCat("padded_rows ", routing_.padded_rows, " for ", routed_,
-                                " experts in ", micro_batches_, " micro-batches, expected 0 .. ",
-                                most));
+  const int64_t experts = routing.num_routed_experts, batches = MicroBatches(micro_batch_offsets);
+  if (experts < 1) return Invalid(absl::StrCat(experts, " experts, expected 1 or more"));
+  const int64_t most = kMaxRows / (experts * batches);
+  if (routing.padded_rows < 0 || routing.padded_rows > most) {
+    return Invalid(absl::StrCat("padded_rows ", routing.padded_rows, " for ", experts,
+                                " experts in ", batches, " micro-batches, expected 0 .. ", most));
   }
   return absl::OkStatus();
 }
 
-absl::Status DispatchPlanBuilder::BadSlotOffsets() const {
-  return Invalid(absl::StrCat("slot_offset [", routing_.slot_offset.size(), "] and ",
-                              routing_.slots(),
+absl::Status DispatchPlanBuilder::BadSlotOffsets(const Routing& routing) {
+  return Invalid(absl::StrCat("slot_offset [", routing.slot_offset.size(), "] and ",
+                              routing.slots(),
                               " slots, expected ascending offsets from 0 to the number of slots, "
                               "fewer than 2^31"));
 }
@@ -132,7 +139,8 @@ absl::Status DispatchPlanBuilder::BadSlotOffsets() const {
 absl::Status DispatchPlanBuilder::CheckSlotOffsets() const {
   const int64_t slots = routing_.slots();
   const bool no_tokens = routing_.slot_offset.empty() && slots == 0;
-  return no_tokens || AreOffsets(routing_.slot_offset, slots) ? absl::OkStatus() : BadSlotOffsets();
+  return no_tokens || AreOffsets(routing_.slot_offset, slots) ? absl::OkStatus()
+                                                              : BadSlotOffsets(routing_);
 }
 
 absl::Status DispatchPlanBuilder::StartMessage(const DispatchPlanOptions& options) {
@@ -172,7 +180,7 @@ absl::Status DispatchPlanBuilder::CheckPadding() const {
                               " (padded_rows)"));
 }
 
-absl::StatusOr<int64_t> DispatchPlanBuilder::StartHomeRows() {
+absl::Status DispatchPlanBuilder::OrderHomeRows() {
   absl::Span<int64_t> home_begin;
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.chunks_ + 1, 0, home_begin));
   MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, home_start_));
@@ -193,11 +201,6 @@ absl::StatusOr<int64_t> DispatchPlanBuilder::StartHomeRows() {
     exchange_start_[e] = exchange_start_[e - 1] + my_rows(e - 1);
   }
   plan_.home_begin_ = home_begin;
-  return rows;
-}
-
-absl::Status DispatchPlanBuilder::OrderHomeRows() {
-  MOE_ASSIGN_OR_RETURN(const int64_t rows, StartHomeRows());
   absl::Span<int32_t> home_row_of_slot, home_slot, next, exchange;
   MOE_RETURN_IF_ERROR(Take(routing_.slots(), home_row_of_slot));
   MOE_RETURN_IF_ERROR(Take(rows, home_slot));

@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "dispatch/placement.h"
 #include "gating/routing.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/workspace.h"
 
@@ -53,8 +54,9 @@ class DispatchPlan {
   // span is one micro-batch), the same options, padding and E. `placement` is of the routed
   // experts. Costs one AllGather of B*E + d*R + 4 int32, one all-to-all of one int32 per expert row
   // (the token it carries), and two host waits. With padding no host wait would be needed; on the
-  // CPU a wait is free. `stream` is synchronised; nothing else of `comm` may be under way. A group
-  // of one rank reads the slots twice and exchanges no tokens; arrays that are equal are one: five
+  // CPU a wait is free. `stream` is synchronised; nothing else of `comm` may be under way. It may
+  // be a CUDA stream of a backend that moves such memory, which costs fewer waits than memory of
+  // the host may (docs/nccl.md); `staging` is memory of its device then. A group of one rank reads the slots twice and exchanges no tokens; arrays that are equal are one: five
   // int32 a slot and one a token, where every slot is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
@@ -64,7 +66,8 @@ class DispatchPlan {
                                             absl::Span<const int64_t> micro_batch_offsets,
                                             const ExpertPlacement& placement,
                                             const DispatchPlanOptions& options, Communicator& comm,
-                                            Workspace& workspace, Stream& stream);
+                                            Workspace& workspace, Stream& stream,
+                                            Workspace* staging = nullptr);
 
   // This plan with its (device) arrays in `workspace`, memory of the stream's device; enqueues
   // their copies. On a CPU: this plan.
@@ -72,29 +75,29 @@ class DispatchPlan {
 
   // The same plan for a group of one rank, built by the device of `stream`: the arrays of `routing`
   // are memory of that device, and the slots are sorted there (kernels/expert_sort) into
-  // `workspace`. `host_workspace` and `host`, a stream of the CPU, are for the tables. One host
-  // wait, for B*E counts. Nothing is sent and no peer read: send_token, expert_source, return_place
-  // and what names peers are empty (names_peers), and send rows are as many as expert rows; of
-  // dispatchers, the staged ones alone take such a plan. Ids out of range
-  // have no row, as those of identity experts; slot_offset must ascend from 0 to the slots, which
-  // the host does not see. Errors: as Build, but for ids and slot_offset; kInvalidArgument if the
-  // group has other ranks or E is above kMaxSortedExperts.
+  // `workspace`; `host_workspace` is for tables. Enqueues: no host waits, and the host does not
+  // learn how many slots travel. So the plan has one chunk with a row for every slot, of which
+  // those that no slot takes are last and empty: -1 as their token and slot. Without padding the
+  // device alone knows offsets and counts.
+  // Nothing is sent and no peer read: send_token, expert_source, return_place and what names peers
+  // are empty (names_peers); of dispatchers, the staged ones alone take such a plan. No row have
+  // ids out of range, as those of identity experts, and an expert's slots beyond padded_rows;
+  // slot_offset must ascend from 0 to the slots, which the host does not see.
+  // Errors: as Build, but for these; kInvalidArgument if E is above kMaxSortedExperts.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
                                                     absl::Span<const int64_t> micro_batch_offsets,
-                                                    const DispatchPlanOptions& options,
-                                                    Communicator& comm, Workspace& host_workspace,
-                                                    Stream& host, Workspace& workspace,
+                                                    Workspace& host_workspace, Workspace& workspace,
                                                     Stream& stream);
 
-  int chunks() const { return chunks_; }                          // d
-  int ranks() const { return ranks_; }                            // R
-  int rank() const { return rank_; }                              // of this plan's holder
-  bool names_peers() const { return names_peers_; }               // it is not of BuildOnDevice
-  int64_t tokens() const { return tokens_; }                      // T
-  int64_t slots() const { return Size(home_row_of_slot_); }       // of the routing
-  int64_t send_rows() const { return send_begin_.back(); }        // S, all chunks
-  int64_t recv_rows() const { return recv_begin_.back(); }        // received rows, all chunks
-  int64_t expert_rows() const { return expert_offsets_.back(); }  // N, all chunks
+  int chunks() const { return chunks_; }                        // d
+  int ranks() const { return ranks_; }                          // R
+  int rank() const { return rank_; }                            // of this plan's holder
+  bool names_peers() const { return names_peers_; }             // it is not of BuildOnDevice
+  int64_t tokens() const { return tokens_; }                    // T
+  int64_t slots() const { return Size(home_row_of_slot_); }     // of the routing
+  int64_t send_rows() const { return send_begin_.back(); }      // S, all chunks
+  int64_t recv_rows() const { return recv_begin_.back(); }      // received rows, all chunks
+  int64_t expert_rows() const { return expert_begin_.back(); }  // N, all chunks
   int64_t return_rows() const {
     return Size(home_slot_);
   }  // rows that come home = kept slots (or padded)
@@ -102,13 +105,14 @@ class DispatchPlan {
   absl::Span<const int32_t> chunk_first_expert() const { return chunk_first_expert_; }
 
   // [L + 1] expert l reads expert rows expert_offsets[l] .. expert_offsets[l + 1].
-  absl::Span<const int64_t> expert_offsets() const { return expert_offsets_; }
+  const GroupOffsets& expert_offsets() const { return expert_offsets_; }
   // [L * G + 1] row offsets per (local expert, segment); G = R * B segments, one per (source rank,
   // micro-batch), ascending: a weight gradient's partials run over exactly one of these.
-  absl::Span<const int64_t> segment_offsets() const { return segment_offsets_; }
+  const GroupOffsets& segment_offsets() const { return segment_offsets_; }
   int64_t segments() const { return segments_; }  // G
 
-  // [B, E of the routed experts] slots of this rank that travel, by micro-batch and expert.
+  // [B, E of the routed experts] slots of this rank that travel, by micro-batch and expert; memory
+  // of the device for BuildOnDevice.
   absl::Span<const int32_t> kept_slots() const { return kept_slots_; }
 
   // (device) [slots] row of home_rows where the slot's expert row comes back; -1 = dropped or
@@ -119,7 +123,7 @@ class DispatchPlan {
 
   int64_t send_begin(int chunk) const { return send_begin_[chunk]; }
   int64_t recv_begin(int chunk) const { return recv_begin_[chunk]; }
-  int64_t expert_begin(int chunk) const { return expert_offsets_[chunk_first_expert_[chunk]]; }
+  int64_t expert_begin(int chunk) const { return expert_begin_[chunk]; }
   int64_t home_begin(int chunk) const { return home_begin_[chunk]; }
 
   // (device) [send rows of the chunk] token that each carries; -1 = an empty place.
@@ -166,7 +170,7 @@ class DispatchPlan {
   // Expert rows of local expert `expert` that are `source`'s start here; SourceBegin(expert, R) is
   // where the next expert's start.
   int64_t SourceBegin(int64_t expert, int source) const {
-    return segment_offsets_[expert * segments_ + source * (segments_ / ranks_)];
+    return segment_offsets_.host()[expert * segments_ + source * (segments_ / ranks_)];
   }
   // Home row, at rank `source`, of its first row for local expert `expert`; the others follow it.
   int64_t PeerHomeRow(int64_t expert, int source) const {
@@ -204,8 +208,9 @@ class DispatchPlan {
   int64_t tokens_ = 0, segments_ = 0, send_stride_ = 0;
   int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
   absl::Span<const int32_t> chunk_first_expert_;
-  absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_;  // [d + 1]
-  absl::Span<const int64_t> expert_offsets_, segment_offsets_, peer_home_row_;
+  absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_, expert_begin_;  // [d + 1]
+  GroupOffsets expert_offsets_, segment_offsets_;
+  absl::Span<const int64_t> peer_home_row_;
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
   absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_,
       expert_home_row_, return_order_, return_place_;

@@ -10,18 +10,29 @@
 #include <absl/types/span.h>
 
 #include "dispatch/dispatch_plan.h"
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 
 namespace moe {
+
+// B: no offsets are one micro-batch.
+inline int64_t MicroBatches(absl::Span<const int64_t> micro_batch_offsets) {
+  return std::max<int64_t>(1, static_cast<int64_t>(micro_batch_offsets.size()) - 1);
+}
 
 // Steps run in the order they are declared in. Until GatherCounts this rank works alone; from then
 // on every count of every rank is known here.
 class DispatchPlanBuilder {
  public:
+  // staging: of the device of a CUDA stream.
   DispatchPlanBuilder(const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-                      const ExpertPlacement& placement, Communicator& comm, Workspace& workspace);
+                      const ExpertPlacement& placement, Communicator& comm, Workspace& workspace,
+                      Workspace* staging);
 
-  absl::Status Check(const DispatchPlanOptions& options) const;  // sizes
+  // Sizes, of the routing alone and of all.
+  static absl::Status CheckRouting(const Routing& routing,
+                                   absl::Span<const int64_t> micro_batch_offsets);
+  absl::Status Check(const DispatchPlanOptions& options) const;
   absl::Status CheckSlotOffsets() const;
   absl::Status StartMessage(const DispatchPlanOptions& options);
   absl::Status CountKeptSlots();  // checks ids too
@@ -35,9 +46,6 @@ class DispatchPlanBuilder {
 
   // For a group of one rank, instead of the steps after SumCounts.
   absl::Status OrderRowsOfOneRank();
-
-  // For a group of one rank, instead of the steps about slots and rows: by a CUDA device.
-  absl::Status SortOnDevice(Workspace& workspace, Stream& stream);
 
   DispatchPlan plan() const { return plan_; }
 
@@ -89,6 +97,23 @@ class DispatchPlanBuilder {
     std::fill(array.begin(), array.end(), fill);
     return absl::OkStatus();
   }
+  // collective(send, recv), both where `stream` computes; blocks the host.
+  template <typename Collective>
+  absl::Status Exchange(absl::Span<const int32_t> send, absl::Span<int32_t> recv, Stream& stream,
+                        Collective collective) {
+    if (!IsCuda(stream)) {
+      MOE_RETURN_IF_ERROR(collective(send, recv));
+      return stream.Synchronize();
+    }
+    const WorkspaceScope scope(*staging_);
+    const auto received = static_cast<int64_t>(recv.size());
+    MOE_ASSIGN_OR_RETURN(const auto from, UploadArray(send, *staging_, stream));
+    MOE_ASSIGN_OR_RETURN(const auto to, staging_->Array<int32_t>(received));
+    MOE_RETURN_IF_ERROR(collective(from, to));
+    MOE_RETURN_IF_ERROR(
+        stream.CopyBytes(to.data(), recv.data(), received * static_cast<int64_t>(sizeof(int32_t))));
+    return stream.Synchronize();
+  }
   bool padded() const { return routing_.padded_rows > 0; }
   int64_t micro_batch_begin(int64_t b) const { return offsets_.empty() ? 0 : offsets_[b]; }
   int64_t micro_batch_end(int64_t b) const {
@@ -100,9 +125,8 @@ class DispatchPlanBuilder {
     return rows_[source * int64_t{routed_} + expert];
   }
 
-  absl::Status BadSlotOffsets() const;
+  static absl::Status BadSlotOffsets(const Routing& routing);
   absl::Status CheckPadding() const;
-  absl::StatusOr<int64_t> StartHomeRows();
   void PlaceSlots(int64_t begin, int64_t end, HomeOrder order) const;  // of tokens
   template <typename Visit>
   void ForEachSendRow(absl::Span<const int32_t> pair_of_expert, absl::Span<int32_t> last_token,
@@ -120,6 +144,7 @@ class DispatchPlanBuilder {
   const ExpertPlacement& placement_;
   Communicator& comm_;
   Workspace& workspace_;
+  Workspace* const staging_;
   const int32_t routed_;  // E of the routed experts
   const Slots slots_;
   const int64_t micro_batches_;  // B

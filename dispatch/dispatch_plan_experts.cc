@@ -24,8 +24,9 @@ absl::Status DispatchPlanBuilder::GatherCounts(Stream& stream) {
   const auto length = static_cast<int64_t>(message_.size());
   absl::Span<int32_t> messages;
   MOE_RETURN_IF_ERROR(Take<int32_t>(length * plan_.ranks_, 0, messages));
-  MOE_RETURN_IF_ERROR(comm_.AllGather<int32_t>(message_, messages, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
+  MOE_RETURN_IF_ERROR(Exchange(message_, messages, stream, [&](auto send, auto recv) {
+    return comm_.AllGather<int32_t>(send, recv, stream);
+  }));
   messages_ = messages;
   plan_.send_stride_ = length;
   plan_.send_table_ = messages_.subspan(kHeaderSize);
@@ -78,8 +79,9 @@ absl::Status DispatchPlanBuilder::OrderSegments() {
   const int64_t first = placement_.FirstExpert(plan_.rank_);
   const int64_t local = placement_.LocalExperts(plan_.rank_);
   absl::Span<int32_t> chunk_first_expert;
-  absl::Span<int64_t> expert_offsets, segment_offsets;
+  absl::Span<int64_t> expert_offsets, segment_offsets, expert_begin;
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.chunks_ + 1, 0, chunk_first_expert));
+  MOE_RETURN_IF_ERROR(Take(plan_.chunks_ + 1, expert_begin));
   MOE_RETURN_IF_ERROR(Take<int64_t>(local + 1, 0, expert_offsets));
   MOE_RETURN_IF_ERROR(Take<int64_t>(local * plan_.segments_ + 1, 0, segment_offsets));
   for (int c = 0; c <= plan_.chunks_; ++c) {
@@ -94,7 +96,9 @@ absl::Status DispatchPlanBuilder::OrderSegments() {
     }
     expert_offsets[l + 1] = segment_offsets[segment];
   }
+  for (int c = 0; c <= plan_.chunks_; ++c) expert_begin[c] = expert_offsets[chunk_first_expert[c]];
   plan_.chunk_first_expert_ = chunk_first_expert;
+  plan_.expert_begin_ = expert_begin;
   plan_.expert_offsets_ = expert_offsets;
   plan_.segment_offsets_ = segment_offsets;
   return absl::OkStatus();
@@ -143,9 +147,9 @@ absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
       recv_counts[r] += plan_.ExpertRows(c, r, plan_.rank_);
     }
   }
-  MOE_RETURN_IF_ERROR(
-      comm_.AllToAllV<int32_t>(home_source_, send_counts, expert_source_, recv_counts, stream));
-  return stream.Synchronize();
+  return Exchange(home_source_, expert_source_, stream, [&](auto send, auto recv) {
+    return comm_.AllToAllV<int32_t>(send, send_counts, recv, recv_counts, stream);
+  });
 }
 
 absl::Status DispatchPlanBuilder::OrderExpertRows() {

@@ -1,11 +1,9 @@
 // The rest of a plan for a group of one rank: nothing is sent, home rows are expert rows.
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
-#include <absl/strings/str_cat.h>
-
 #include "dispatch/dispatch_plan_builder.h"
-#include "kernels/base/device_arrays.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/expert_sort/expert_sort.h"
 
@@ -48,50 +46,54 @@ absl::Status DispatchPlanBuilder::FindSourcesOfOneRank(absl::Span<const int32_t>
   return FindExpertSources();
 }
 
-// A CUDA device may order the rows: one rank's chunks, home rows and expert rows are all in the
-// order of its experts, so that one sort of the slots gives every array.
+// One rank's home rows and expert rows are all in the order of its experts, so that one sort of the
+// slots gives every array.
 absl::StatusOr<DispatchPlan> DispatchPlan::BuildOnDevice(
     const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-    const DispatchPlanOptions& options, Communicator& comm, Workspace& host_workspace, Stream& host,
-    Workspace& workspace, Stream& stream) {
-  if (comm.size() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("DispatchPlan::BuildOnDevice: a group of ",
-                                                   comm.size(), " ranks, expected one"));
-  }
-  const ExpertPlacement placement(routing.num_routed_experts, 1);
-  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, host_workspace);
-  MOE_RETURN_IF_ERROR(builder.Check(options));
-  MOE_RETURN_IF_ERROR(builder.StartMessage(options));
-  MOE_RETURN_IF_ERROR(builder.SortOnDevice(workspace, stream));
-  MOE_RETURN_IF_ERROR(builder.GatherCounts(host));
-  MOE_RETURN_IF_ERROR(builder.SumCounts());
-  return builder.plan();
-}
-
-absl::Status DispatchPlanBuilder::SortOnDevice(Workspace& workspace, Stream& stream) {
-  MOE_ASSIGN_OR_RETURN(const SortedSlots sorted, SortByExpert({.slot_offset = routing_.slot_offset,
-                                                               .expert = routing_.expert,
-                                                               .dropped = routing_.dropped,
-                                                               .micro_batch_offsets = offsets_,
-                                                               .num_experts = routed_,
-                                                               .padded_rows = routing_.padded_rows},
-                                                              workspace, stream));
-  MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(sorted.count, workspace_, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  std::copy(count.begin(), count.end(), kept_.begin());
-  MOE_RETURN_IF_ERROR(CheckPadding());
-
-  MOE_ASSIGN_OR_RETURN(const int64_t rows, StartHomeRows());
-  for (int c = 0; c < plan_.chunks_; ++c) {
-    send_counts_[c] = static_cast<int32_t>(plan_.home_begin_[c + 1] - plan_.home_begin_[c]);
-  }
-  plan_.names_peers_ = false;
-  plan_.send_begin_ = plan_.home_begin_;
-  plan_.home_row_of_slot_ = sorted.row_of_slot;
-  plan_.home_slot_ = sorted.slot_of_row.first(rows);
-  plan_.expert_token_ = sorted.token_of_row.first(rows);
-  plan_.return_order_ = sorted.own_row.first(rows);
-  return absl::OkStatus();
+    Workspace& host_workspace, Workspace& workspace, Stream& stream) {
+  MOE_RETURN_IF_ERROR(DispatchPlanBuilder::CheckRouting(routing, micro_batch_offsets));
+  const int32_t experts = routing.num_routed_experts;
+  MOE_ASSIGN_OR_RETURN(const SortedSlots sorted,
+                       SortByExpert({.slot_offset = routing.slot_offset,
+                                     .expert = routing.expert,
+                                     .dropped = routing.dropped,
+                                     .micro_batch_offsets = micro_batch_offsets,
+                                     .num_experts = experts,
+                                     .padded_rows = routing.padded_rows},
+                                    workspace, stream));
+  const auto rows = static_cast<int64_t>(sorted.slot_of_row.size());
+  DispatchPlan plan;
+  plan.names_peers_ = false;
+  plan.tokens_ = plan.max_tokens_ = routing.tokens();
+  plan.segments_ = MicroBatches(micro_batch_offsets);
+  plan.max_return_rows_ = plan.max_expert_rows_ = rows;
+  MOE_ASSIGN_OR_RETURN(const auto begin, host_workspace.Array<int64_t>(2));
+  MOE_ASSIGN_OR_RETURN(const auto chunk, host_workspace.Array<int32_t>(2));
+  MOE_ASSIGN_OR_RETURN(const auto pair, host_workspace.Array<int32_t>(1));
+  begin[0] = chunk[0] = 0;
+  begin[1] = rows;
+  chunk[1] = experts;
+  pair[0] = static_cast<int32_t>(rows);
+  plan.send_begin_ = plan.recv_begin_ = plan.home_begin_ = plan.expert_begin_ = begin;
+  plan.chunk_first_expert_ = chunk;
+  plan.send_table_ = plan.expert_table_ = pair;
+  // Multiples of `each`, up to all rows, where padding fixes them.
+  const auto offsets = [&](absl::Span<const int64_t> device,
+                           int64_t each) -> absl::StatusOr<GroupOffsets> {
+    if (each == 0) return GroupOffsets::OnDevice(device, {});
+    MOE_ASSIGN_OR_RETURN(const auto host, host_workspace.Array<int64_t>(std::ssize(device)));
+    for (int64_t i = 0; i < std::ssize(host); ++i) host[i] = i * each;
+    return GroupOffsets::OnDevice(device, host);
+  };
+  MOE_ASSIGN_OR_RETURN(plan.expert_offsets_,
+                       offsets(sorted.expert_begin, plan.segments_ * routing.padded_rows));
+  MOE_ASSIGN_OR_RETURN(plan.segment_offsets_, offsets(sorted.segment_begin, routing.padded_rows));
+  plan.kept_slots_ = sorted.count;
+  plan.home_row_of_slot_ = sorted.row_of_slot;
+  plan.home_slot_ = sorted.slot_of_row;
+  plan.expert_token_ = sorted.token_of_row;
+  plan.return_order_ = sorted.own_row;
+  return plan;
 }
 
 }  // namespace moe

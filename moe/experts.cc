@@ -15,12 +15,19 @@
 namespace moe {
 namespace {
 
-// Offsets of groups [first, last), counted from the first of them.
-absl::StatusOr<absl::Span<const int64_t>> Rebase(absl::Span<const int64_t> offsets, int first,
-                                                 int last, Workspace& workspace) {
+// The rows [begin, end) of some groups, and their offsets counted from the first of them.
+struct RowsOfGroups {
+  int64_t begin, end;
+  GroupOffsets offsets;
+};
+// Of groups [first, last); of all `rows`, where a device knows the offsets alone.
+absl::StatusOr<RowsOfGroups> RowsOf(const GroupOffsets& offsets, int first, int last, int64_t rows,
+                                    Workspace& workspace) {
+  if (!offsets.known_to_host()) return RowsOfGroups{0, rows, offsets};
+  const auto all = offsets.host();
   MOE_ASSIGN_OR_RETURN(const absl::Span<int64_t> out, workspace.Array<int64_t>(last - first + 1));
-  for (int g = first; g <= last; ++g) out[g - first] = offsets[g] - offsets[first];
-  return out;
+  for (int g = first; g <= last; ++g) out[g - first] = all[g] - all[first];
+  return RowsOfGroups{all[first], all[last], out};
 }
 
 // Where the values of parameters are now: ParameterStore::Adopt moves them. `part`: of each, this
@@ -158,13 +165,14 @@ MatrixView<T> Experts<T>::UpColumns(MatrixView<T> gate_up) const {
 }
 
 template <typename T>
-absl::Status Experts<T>::Forward(int first, int last, absl::Span<const int64_t> offsets,
+absl::Status Experts<T>::Forward(int first, int last, const GroupOffsets& offsets,
                                  ExpertsSaved<T>& saved, MatrixView<T> out,
                                  const Context& context) const {
-  const int64_t begin = offsets[first], end = offsets[last];
-  if (begin == end) return absl::OkStatus();
   const WorkspaceScope scope(*context.workspace), host_scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, *context.host_workspace));
+  MOE_ASSIGN_OR_RETURN(const auto mine,
+                       RowsOf(offsets, first, last, saved.rows.rows(), *context.host_workspace));
+  const auto& [begin, end, local] = mine;
+  if (begin == end) return absl::OkStatus();
   const auto gate_up = RowRange(saved.gate_up, begin, end);
   const auto hidden = RowRange(saved.hidden, begin, end);
   MOE_RETURN_IF_ERROR(
@@ -201,7 +209,7 @@ absl::StatusOr<int64_t> Experts<T>::PackChanged(const Projection& projection,
 // Columns of y are chains of their own, so products of parts have the bits of the whole one's.
 template <typename T>
 absl::Status Experts<T>::ProjectInPlace(absl::Span<Parameter* const> weight,
-                                        absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                        const GroupOffsets& offsets, MatrixView<const T> x,
                                         MatrixView<T> y, const GemmTree& tree,
                                         const Context& context) {
   const auto gemm = [&](std::optional<size_t> part, MatrixView<T> columns) -> absl::Status {
@@ -223,7 +231,7 @@ absl::Status Experts<T>::ProjectInPlace(absl::Span<Parameter* const> weight,
 
 template <typename T>
 absl::Status Experts<T>::Project(const Projection& projection, int first,
-                                 absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                 const GroupOffsets& offsets, MatrixView<const T> x,
                                  MatrixView<T> y, const GemmTree& tree,
                                  const Context& context) const {
   const size_t count = offsets.size() - 1;
@@ -234,7 +242,7 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
   };
   if (config_.pack_weights) {
     MOE_ASSIGN_OR_RETURN(const int64_t version, PackChanged(projection, *context.compute));
-    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets,
+    MOE_RETURN_IF_ERROR(GroupedGemm<T>(x, offsets.host(),
                                        absl::MakeConstSpan(projection.packed).subspan(first, count),
                                        version, y, *context.workspace, *context.compute, tree));
   } else {
@@ -272,21 +280,25 @@ absl::Status Experts<T>::AddGradients(const Projection& projection, int first, i
 }
 
 template <typename T>
-absl::Status Experts<T>::Backward(int first, int last, absl::Span<const int64_t> offsets,
+absl::Status Experts<T>::Backward(int first, int last, const GroupOffsets& offsets,
                                   absl::Span<const int64_t> segment_offsets, int64_t segments,
                                   ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                                   MatrixView<T> d_rows, const Context& context) const {
-  const int64_t begin = offsets[first], end = offsets[last];
-  if (begin == end) return absl::OkStatus();
   Workspace& workspace = *context.workspace;
   Stream& stream = *context.compute;
   const WorkspaceScope scope(workspace), host_scope(*context.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto local, Rebase(offsets, first, last, *context.host_workspace));
+  MOE_ASSIGN_OR_RETURN(const auto rows,
+                       RowsOf(offsets, first, last, saved.rows.rows(), *context.host_workspace));
+  const auto& [begin, end, local] = rows;
+  if (begin == end) return absl::OkStatus();
   const auto weights = [&](const Projection& projection) {
     return Weights<T>(absl::MakeConstSpan(projection.weight).subspan(first, last - first),
                       *context.host_workspace);
   };
-  const auto mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
+  absl::Span<const int64_t> mine;
+  if (config_.train) {
+    mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
+  }
 
   MOE_RETURN_IF_ERROR(AddGradients(down_, first, last, mine, d_out, saved.hidden, context));
   MOE_ASSIGN_OR_RETURN(const auto d_hidden,

@@ -11,6 +11,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/activation/activation.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "moe/context.h"
 #include "moe/parameter.h"
@@ -62,15 +63,16 @@ class Experts {
   absl::Status Prepare(MatrixView<const T> rows, Workspace& workspace,
                        ExpertsSaved<T>& saved) const;
 
-  // out rows of networks [first, last) from saved.rows; offsets [L + 1] (memory of the host) over
-  // all rows. Writes the same rows of saved. Rows of other networks are untouched.
-  absl::Status Forward(int first, int last, absl::Span<const int64_t> offsets,
-                       ExpertsSaved<T>& saved, MatrixView<T> out, const Context& context) const;
+  // out rows of networks [first, last) from saved.rows; offsets [L + 1] over all rows. Writes the
+  // same rows of saved. Rows of other networks are untouched. Offsets that a device knows alone are
+  // for all networks in one call; rows after theirs may be overwritten.
+  absl::Status Forward(int first, int last, const GroupOffsets& offsets, ExpertsSaved<T>& saved,
+                       MatrixView<T> out, const Context& context) const;
 
   // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
-  // segment_offsets [L * G + 1], of the host. In fast numerics the segments of a network are
-  // merged. Overwrites saved.gate_up with its gradient.
-  absl::Status Backward(int first, int last, absl::Span<const int64_t> offsets,
+  // segment_offsets [L * G + 1], of the host; not read if the networks are frozen. In fast numerics
+  // the segments of a network are merged. Overwrites saved.gate_up with its gradient.
+  absl::Status Backward(int first, int last, const GroupOffsets& offsets,
                         absl::Span<const int64_t> segment_offsets, int64_t segments,
                         ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
                         const Context& context) const;
@@ -90,12 +92,12 @@ class Experts {
   absl::Status AddProjection(absl::Span<const ParameterSpec> weights, Projection& projection,
                              ParameterStore& store);
   // y = x W^T + b for rows of networks [first, first + offsets.size() - 1).
-  absl::Status Project(const Projection& projection, int first, absl::Span<const int64_t> offsets,
+  absl::Status Project(const Projection& projection, int first, const GroupOffsets& offsets,
                        MatrixView<const T> x, MatrixView<T> y, const GemmTree& tree,
                        const Context& context) const;
   // y = x W^T of weights that are not packed.
   static absl::Status ProjectInPlace(absl::Span<Parameter* const> weight,
-                                     absl::Span<const int64_t> offsets, MatrixView<const T> x,
+                                     const GroupOffsets& offsets, MatrixView<const T> x,
                                      MatrixView<T> y, const GemmTree& tree, const Context& context);
   // All copies of a projection, if one of its weights has changed; the version they are of.
   absl::StatusOr<int64_t> PackChanged(const Projection& projection, Stream& stream) const;

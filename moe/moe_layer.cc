@@ -83,6 +83,8 @@ bool MoeLayer<T>::CanPlanOnDevice() const {
   const RouterConfig& router = config_.router;
   return OnCuda(context_) && placement_.ranks() == 1 && router.num_experts <= kMaxSortedExperts &&
          router.num_outputs() == router.num_experts &&
+         (context_.gemm.cublas == nullptr ||
+          (context_.gemm.kernel == GroupedGemmKernel::kAuto && router.num_experts > 1)) &&
          dispatcher_->algorithm() == DispatchAlgorithm::kStaged;
 }
 

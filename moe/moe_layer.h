@@ -171,7 +171,7 @@ class MoeLayer {
   absl::Status Route(const Batch& batch, const Context& kept, MoeLayerSaved<T>& saved,
                      RouterStats* stats);
   absl::Status CheckRouter(const MoeLayerSaved<T>& saved, const RouterStats* stats) const;
-  // Where no peer has to know tokens, and the host none for identity experts.
+  // Where no peer has to know tokens, and the host none for identity experts or calls of cuBLAS.
   bool CanPlanOnDevice() const;
   absl::StatusOr<DispatchPlan> MakePlan(const RouterSaved<T>& routed,
                                         absl::Span<const int64_t> micro_batch_offsets,

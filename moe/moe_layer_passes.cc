@@ -221,7 +221,11 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
     MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets, kept));
     if (!counted_slots_.empty()) {
-      AddKeptSlots(plan.kept_slots(), counted_slots_, routing.num_routed_experts);
+      absl::Span<const int32_t> kept_slots = plan.kept_slots();
+      if (plans_on_device_) {
+        MOE_ASSIGN_OR_RETURN(kept_slots, OnHost(kept_slots, context_));
+      }
+      AddKeptSlots(kept_slots, counted_slots_, routing.num_routed_experts);
     }
     saved.plan = plan;
     return absl::OkStatus();
@@ -247,17 +251,19 @@ template <typename T>
 absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
                                                    absl::Span<const int64_t> offsets,
                                                    const Context& kept) {
-  Communicator& group = context_.mesh->expert_parallel();
   Workspace& host = *kept.host_workspace;
   Workspace& workspace = *kept.workspace;
-  const DispatchPlanOptions options = {.overlap_degree = config_.overlap_degree};
   if (plans_on_device_) {
-    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, options, group, host,
-                                       *context_.host, workspace, *context_.compute);
+    return DispatchPlan::BuildOnDevice(routed.on_device, offsets, host, workspace,
+                                       *context_.compute);
   }
-  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
-                       DispatchPlan::Build(routed.routing, offsets, placement_, options, group,
-                                           host, *context_.host));
+  Communicator& group = context_.mesh->expert_parallel();
+  const bool moves = group.moves(context_.compute->device().kind);
+  MOE_ASSIGN_OR_RETURN(
+      const DispatchPlan plan,
+      DispatchPlan::Build(routed.routing, offsets, placement_,
+                          {.overlap_degree = config_.overlap_degree}, group, host,
+                          moves ? *context_.compute : *context_.host, context_.workspace));
   return plan.OnDevice(workspace, *context_.compute);
 }
 
@@ -387,6 +393,10 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
+  absl::Span<const int64_t> segments = plan.segment_offsets().host();
+  if (config_.train_experts && segments.empty()) {  // gradients of weights are launched by the host
+    MOE_ASSIGN_OR_RETURN(segments, OnHost(plan.segment_offsets().device(), context_));
+  }
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(context_, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
@@ -404,8 +414,8 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
                                            exchange_workspace, exchange);
       },
       [&](int first, int last) {
-        return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
-                                  plan.segments(), saved.experts, d_out, d_rows, context_);
+        return experts_->Backward(first, last, plan.expert_offsets(), segments, plan.segments(),
+                                  saved.experts, d_out, d_rows, context_);
       },
       [&](int chunk) {
         return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);

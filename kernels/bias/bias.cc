@@ -29,7 +29,7 @@ void Reference(const Gradient<T>& g) {
 }  // namespace bias
 
 template <typename T>
-absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
+absl::Status AddBias(MatrixView<T> y, const GroupOffsets& offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream) {
   constexpr const char* kFunction = "AddBias";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "y", y, y.rows(), y.cols()));
@@ -38,9 +38,14 @@ absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
     MOE_RETURN_IF_ERROR(CheckLength(kFunction, "bias", b.size(), y.cols()));
   }
   for (size_t g = 0; g < bias.size(); ++g) {
-    if (offsets[g] == offsets[g + 1]) continue;
-    MOE_RETURN_IF_ERROR(RunOp(
-        kFunction, bias::Add<T>{RowRange(y, offsets[g], offsets[g + 1]), bias[g].data()}, stream));
+    bias::Add<T> add = {.y = y, .bias = bias[g].data()};
+    if (offsets.known_to_host()) {
+      add.y = RowRange(y, offsets.host()[g], offsets.host()[g + 1]);
+      if (add.y.rows() == 0) continue;
+    } else {
+      add.rows = &offsets.device()[g];
+    }
+    MOE_RETURN_IF_ERROR(RunOp(kFunction, add, stream));
   }
   return absl::OkStatus();
 }
@@ -57,7 +62,7 @@ absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Writ
 #define MOE_INSTANTIATE(T)                                                           \
   template void bias::Reference(const bias::Add<T>&);                                \
   template void bias::Reference(const bias::Gradient<T>&);                           \
-  template absl::Status AddBias(MatrixView<T>, absl::Span<const int64_t>,            \
+  template absl::Status AddBias(MatrixView<T>, const GroupOffsets&,                  \
                                 absl::Span<const absl::Span<const float>>, Stream&); \
   template absl::Status BiasGradient(MatrixView<const T>, absl::Span<float>, Write, Stream&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)

@@ -8,6 +8,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 
@@ -17,18 +18,18 @@ namespace moe {
 // once.
 //
 //   y        [N, C]  any stride >= C; columns beyond C are not touched
-//   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, ascending; groups
-//                    may be empty
+//   offsets  [L+1]   group g owns rows [offsets[g], offsets[g + 1]); from 0 to N, or to less if a
+//                    device knows them alone; ascending; groups may be empty
 //   bias     [L]     bias[g] is [C]
 //
-// y and every bias[g] live on stream.device() and stay valid until the stream passes this point;
-// offsets and the L spans themselves are host memory and are read before the call returns. Enqueues
-// one task per group that has rows, which its rows share among stream.threads(); reads and writes
-// N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
+// y, every bias[g] and offsets of the device live on stream.device() and stay valid until the
+// stream passes this point; offsets of the host and the L spans themselves are read before the call
+// returns. Enqueues one task per group that has rows or may have some, which its rows share among
+// stream.threads(); reads and writes N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
 // Errors: kInvalidArgument if shapes disagree or offsets do not ascend.
 // Instantiated for float, BFloat16 and Float16.
 template <typename T>
-absl::Status AddBias(MatrixView<T> y, absl::Span<const int64_t> offsets,
+absl::Status AddBias(MatrixView<T> y, const GroupOffsets& offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream);
 
 // d_bias[c] (+)= sum_n dy[n, c].   One group: dy [N, C], d_bias [C] float32.

@@ -11,7 +11,9 @@ using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernel
 // A warp owns a row.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
-    AddBiasKernel(MatrixView<T> y, const float* __restrict__ bias) {
+    AddBiasKernel(MatrixView<T> y, const float* __restrict__ bias,
+                  const int64_t* __restrict__ rows) {
+  if (rows != nullptr) y = RowRange(y, rows[0], rows[1]);
   ForRows<kWarpLanes>(y.rows(), [&](int64_t n, int lane) {
     T* const row = y.row(n);
     const auto sum = [&](int64_t c, auto width) {
@@ -43,9 +45,9 @@ __global__ void __launch_bounds__(kColumnThreads)
 
 template <typename T>
 cudaError_t Run(const Add<T>& add, cudaStream_t stream) {
-  const auto& [y, bias] = add;
+  const auto& [y, bias, rows] = add;
   if (y.rows() == 0 || y.cols() == 0) return cudaSuccess;
-  return Launch(&AddBiasKernel<T>, RowShape<kWarpLanes>(y.rows()), stream, y, bias);
+  return Launch(&AddBiasKernel<T>, RowShape<kWarpLanes>(y.rows()), stream, y, bias, rows);
 }
 
 template <typename T>

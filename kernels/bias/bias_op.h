@@ -20,6 +20,9 @@ template <typename T>
 struct Add {
   MatrixView<T> y;    // [N, C]
   const float* bias;  // [C]
+  // [2] of a CUDA device: the rows of the group are y's from the first to before the second;
+  // nullptr: all of them.
+  const int64_t* rows = nullptr;
 };
 
 // BiasGradient.

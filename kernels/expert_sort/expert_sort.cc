@@ -51,6 +51,8 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
   MOE_ASSIGN_OR_RETURN(const auto row_of_slot, workspace.Array<int32_t>(count));
   MOE_ASSIGN_OR_RETURN(const auto rows, workspace.Array<int32_t>(3 * most_rows));
   MOE_ASSIGN_OR_RETURN(const auto expert_begin, workspace.Array<int64_t>(slots.num_experts + 1));
+  MOE_ASSIGN_OR_RETURN(const auto segment_begin,
+                       workspace.Array<int64_t>(slots.num_experts * micro_batches + 1));
   MOE_ASSIGN_OR_RETURN(const auto counts,
                        workspace.Array<int32_t>(micro_batches * slots.num_experts));
   expert_sort::CudaExpertSort sort = {
@@ -62,9 +64,11 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
       .micro_batch_offsets = device_offsets.data(),
       .slot_offset = slot_offset.data(),
       .padded_rows = slots.padded_rows,
+      .most_rows = most_rows,
       .row_of_slot = row_of_slot.data(),
       .slot_of_row = rows.data(),
       .expert_begin = expert_begin.data(),
+      .segment_begin = segment_begin.data(),
       .count = counts.data(),
       .scratch = nullptr};
   MOE_ASSIGN_OR_RETURN(const auto scratch,
@@ -75,15 +79,14 @@ absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& wo
                               .token_of_row = rows.subspan(most_rows, most_rows),
                               .own_row = rows.subspan(2 * most_rows),
                               .expert_begin = expert_begin,
+                              .segment_begin = segment_begin,
                               .count = counts};
-  const expert_sort::CudaRowTokens tokens_of_rows = {
-      .most_rows = most_rows,
-      .rows = expert_begin.data() + slots.num_experts,
-      .slot_of_row = rows.data(),
-      .tokens = tokens,
-      .slot_offset = slot_offset.data(),
-      .token_of_row = rows.data() + most_rows,
-      .own_row = rows.data() + 2 * most_rows};
+  const expert_sort::CudaRowTokens tokens_of_rows = {.most_rows = most_rows,
+                                                     .slot_of_row = rows.data(),
+                                                     .tokens = tokens,
+                                                     .slot_offset = slot_offset.data(),
+                                                     .token_of_row = rows.data() + most_rows,
+                                                     .own_row = rows.data() + 2 * most_rows};
   MOE_RETURN_IF_ERROR(LaunchOn(kName, stream, [&](auto cuda) {
     const auto error = expert_sort::Run(sort, cuda);
     return error != decltype(error){} ? error : expert_sort::Run(tokens_of_rows, cuda);

@@ -26,15 +26,16 @@ struct SlotsToSort {
 };
 
 // Rows: the slots that have one, by (expert, slot); with padding by (expert, micro-batch, place),
-// of which a slot takes the first that is free. M = S or E * B * P rows at most; without padding
-// only the first expert_begin[E] are written.
+// of which a slot takes the first that is free. There is room for M = S or E * B * P rows; without
+// padding those from expert_begin[E] on are empty places.
 struct SortedSlots {
   absl::Span<const int32_t> row_of_slot;   // [S] -1 = none
   absl::Span<const int32_t> slot_of_row;   // [M] -1 = an empty place
   absl::Span<const int32_t> token_of_row;  // [M] likewise
   absl::Span<const int32_t> own_row;       // [M] 0, 1, 2, ...
   absl::Span<const int64_t> expert_begin;  // [E + 1] first row of each expert; the last is the rows
-  absl::Span<const int32_t> count;         // [B, E] slots with a row, or beyond P of them
+  absl::Span<const int64_t> segment_begin;  // [E * B + 1] the same by (expert, micro-batch)
+  absl::Span<const int32_t> count;          // [B, E] slots with a row, or beyond P of them
 };
 
 // Enqueues the sort; the host waits for nothing. Stable, the same bits every time. Results are
@@ -42,7 +43,7 @@ struct SortedSlots {
 // (-1): `count` tells.
 // Errors: kUnimplemented on a CPU stream (DispatchPlan::Build sorts there); kInvalidArgument if
 // lengths disagree or E is above kMaxSortedExperts; that of a launch, where E < 1 or there are 2^31
-// slots or places. Cost: the slots' ids are read twice, 13 int32 a slot written or read beside
+// slots or places. Cost: the slots' ids are read twice, 14 int32 a slot written or read beside
 // them.
 absl::StatusOr<SortedSlots> SortByExpert(const SlotsToSort& slots, Workspace& workspace,
                                          Stream& stream);

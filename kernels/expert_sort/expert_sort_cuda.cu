@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CudaExpertSort s) {
   for (int e = static_cast<int>(threadIdx.x); e < s.num_experts; e += kThreads) {
     s.scratch[e * Columns() + blockIdx.x] = count[e];
   }
-  const int64_t rows = s.num_experts * s.micro_batches * s.padded_rows;
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < s.most_rows;
        row += int64_t{gridDim.x} * kThreads) {
     s.slot_of_row[row] = -1;
   }
@@ -155,9 +154,15 @@ __device__ inline void PlaceExperts(const CudaExpertSort& s, const Chunk& chunk,
         place[e] = sum_before(e, blockIdx.x) - (padded > 0 ? earlier : 0);
         if (blockIdx.x == 0) {
           s.expert_begin[e] = begin;
-          if (e == s.num_experts - 1) s.expert_begin[e + 1] = begin + (padded > 0 ? padded : rows);
+          if (e == s.num_experts - 1) {
+            const int64_t end = begin + (padded > 0 ? padded : rows);
+            s.expert_begin[e + 1] = end;
+            s.segment_begin[int64_t{e + 1} * s.micro_batches] = end;
+          }
         }
         if (static_cast<int32_t>(blockIdx.x) != chunk.first_column) return;
+        s.segment_begin[int64_t{e} * s.micro_batches + chunk.micro_batch] =
+            padded > 0 ? begin + chunk.micro_batch * s.padded_rows : begin + earlier;
         s.count[int64_t{chunk.micro_batch} * s.num_experts + e] =
             sum_before(e, chunk.end_column) - earlier;
       });
@@ -202,8 +207,7 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(CudaExpertSort s) {
 
 // A thread owns a row and looks for its slot's token: the last whose slots begin at or before it.
 __global__ void __launch_bounds__(kThreads) RowTokensKernel(CudaRowTokens r) {
-  const int64_t rows = *r.rows;
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < r.most_rows;
        row += int64_t{gridDim.x} * kThreads) {
     const int32_t slot = r.slot_of_row[row];
     int64_t token = -1;

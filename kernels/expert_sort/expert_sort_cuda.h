@@ -27,12 +27,14 @@ struct CudaExpertSort {
   const int64_t* micro_batch_offsets;  // [B + 1], in tokens
   const int64_t* slot_offset;          // [T + 1]
   int64_t padded_rows = 0;             // P; 0 = no padding
+  int64_t most_rows = 0;               // M: S, with padding E * B * P
 
-  int32_t* row_of_slot;   // [S] -1 = not kept
-  int32_t* slot_of_row;   // [E * B * P] -1 = empty; without padding [S], the kept ones written
-  int64_t* expert_begin;  // [E + 1] first row of each expert; the last is the rows
-  int32_t* count;         // [B, E] kept slots
-  int32_t* scratch;       // [ScratchElements]
+  int32_t* row_of_slot;    // [S] -1 = not kept
+  int32_t* slot_of_row;    // [M] -1 = empty
+  int64_t* expert_begin;   // [E + 1] first row of each expert; the last is the rows
+  int64_t* segment_begin;  // [E * B + 1] the same of each expert's in each micro-batch
+  int32_t* count;          // [B, E] kept slots
+  int32_t* scratch;        // [ScratchElements]
 };
 
 // Most chunks that the slots can make: every micro-batch has at least one.
@@ -55,13 +57,12 @@ cudaError_t Run(const CudaExpertSort& sort, cudaStream_t stream);
 // The token of every sorted row, and the row's own number: what gathers into and out of expert
 // order read where one rank holds all experts. Pointers are to device memory.
 struct CudaRowTokens {
-  int64_t most_rows = 0;       // N at most; nothing is launched for 0
-  const int64_t* rows;         // [1] N: expert_begin[E]
-  const int32_t* slot_of_row;  // [N]
+  int64_t most_rows = 0;       // M; nothing is launched for 0
+  const int32_t* slot_of_row;  // [M]
   int64_t tokens = 0;          // T > 0
   const int64_t* slot_offset;  // [T + 1]
-  int32_t* token_of_row;       // [N] -1 = empty
-  int32_t* own_row;            // [N] 0, 1, 2, ...
+  int32_t* token_of_row;       // [M] -1 = empty
+  int32_t* own_row;            // [M] 0, 1, 2, ...
 };
 
 // Enqueues one kernel. Errors: that of the launch.

@@ -24,16 +24,18 @@ using gemm::Problem;
 template <typename T, typename TOut>
 struct GroupProducts {
   MatrixView<const T> a;
-  absl::Span<const int64_t> offsets;
+  GroupOffsets offsets;
   absl::Span<const MatrixView<const T>> weight;
   Layout weight_layout;
   MatrixView<TOut> c;
   GemmTree tree;
 
+  // The host knows the offsets.
   Problem<T, TOut> operator[](size_t g) const {
-    return {.a = RowRange(a, offsets[g], offsets[g + 1]),
+    const int64_t begin = offsets.host()[g], end = offsets.host()[g + 1];
+    return {.a = RowRange(a, begin, end),
             .b = weight[g],
-            .c = RowRange(c, offsets[g], offsets[g + 1]),
+            .c = RowRange(c, begin, end),
             .b_layout = weight_layout,
             .tree = tree};
   }
@@ -80,12 +82,13 @@ absl::Status LaunchKernel(absl::string_view function, const Problem& problem, St
   });
 }
 
-// The offsets in memory of the stream's device, taken from `workspace`; nullptr where all rows are
-// one group, which is what the kernels take that to mean.
-absl::StatusOr<const int64_t*> OffsetsOnDevice(absl::Span<const int64_t> offsets,
-                                               Workspace& workspace, Stream& stream) {
+// The offsets in memory of the stream's device, taken from `workspace` if they are not there;
+// nullptr where all rows are one group, which is what the kernels take that to mean.
+absl::StatusOr<const int64_t*> OffsetsOnDevice(const GroupOffsets& offsets, Workspace& workspace,
+                                               Stream& stream) {
+  if (!offsets.device().empty()) return offsets.device().data();
   if (offsets.size() <= 2) return nullptr;
-  MOE_ASSIGN_OR_RETURN(const auto device, UploadArray(offsets, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto device, UploadArray(offsets.host(), workspace, stream));
   return device.data();
 }
 
@@ -124,6 +127,10 @@ absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& p
   MOE_ASSIGN_OR_RETURN(const bool takes_cublas,
                        TakesCublas<T>(function, options, weight.size(), a.cols()));
   if (takes_cublas) {
+    if (!offsets.known_to_host()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(function, ": cuBLAS multiplies, expected offsets that the host knows"));
+    }
     for (size_t g = 0; g < weight.size(); ++g) {
       MOE_RETURN_IF_ERROR(options.cublas->Multiply(function, products[g], stream));
     }
@@ -137,8 +144,7 @@ absl::Status Enqueue(absl::string_view function, const GroupProducts<T, TOut>& p
 }
 
 template <typename T, typename TOut>
-absl::Status Forward(absl::string_view function, MatrixView<const T> x,
-                     absl::Span<const int64_t> offsets,
+absl::Status Forward(absl::string_view function, MatrixView<const T> x, const GroupOffsets& offsets,
                      absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> y,
                      Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   MOE_RETURN_IF_ERROR(CheckShape(function, "x", x, y.rows(), x.cols()));
@@ -153,7 +159,7 @@ absl::Status Forward(absl::string_view function, MatrixView<const T> x,
 
 template <typename T, typename TOut>
 absl::Status InputGradient(absl::string_view function, MatrixView<const T> dy,
-                           absl::Span<const int64_t> offsets,
+                           const GroupOffsets& offsets,
                            absl::Span<const MatrixView<const T>> weight, MatrixView<TOut> dx,
                            Workspace& workspace, Stream& stream, GemmOptions options,
                            GemmTree tree) {
@@ -189,14 +195,14 @@ absl::Status gemm::CheckTree(absl::string_view function, const GemmTree& tree, i
 }
 
 template <typename T>
-absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
+absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
                          Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
   return Forward<T, T>("GroupedGemm", x, offsets, weight, y, workspace, stream, options, tree);
 }
 
 template <typename T>
-absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
+absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets& offsets,
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options, GemmTree tree) {
@@ -241,15 +247,15 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
                                 stream, options, tree);
 }
 
-#define MOE_INSTANTIATE(T)                                                                   \
-  template absl::Status GroupedGemm(MatrixView<const T>, absl::Span<const int64_t>,          \
-                                    absl::Span<const MatrixView<const T>>, MatrixView<T>,    \
-                                    Workspace&, Stream&, GemmOptions, GemmTree);             \
-  template absl::Status GroupedGemmInputGradient(                                            \
-      MatrixView<const T>, absl::Span<const int64_t>, absl::Span<const MatrixView<const T>>, \
-      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree);                            \
-  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,         \
-                                           MatrixView<float>, Write, Workspace&, Stream&,    \
+#define MOE_INSTANTIATE(T)                                                                \
+  template absl::Status GroupedGemm(MatrixView<const T>, const GroupOffsets&,             \
+                                    absl::Span<const MatrixView<const T>>, MatrixView<T>, \
+                                    Workspace&, Stream&, GemmOptions, GemmTree);          \
+  template absl::Status GroupedGemmInputGradient(                                         \
+      MatrixView<const T>, const GroupOffsets&, absl::Span<const MatrixView<const T>>,    \
+      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree);                         \
+  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,      \
+                                           MatrixView<float>, Write, Workspace&, Stream&, \
                                            GemmOptions)
 #define MOE_INSTANTIATE_DENSE(T, TOut)                                                        \
   template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>,      \

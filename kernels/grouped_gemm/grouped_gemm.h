@@ -8,6 +8,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
@@ -15,8 +16,9 @@
 
 namespace moe {
 
-// Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]; offsets run from 0 to N. Groups may
-// be empty. All weights have one shape.
+// Group g owns rows [offsets[g], offsets[g + 1]) and weight[g]; offsets run from 0 to N, those that
+// a device knows alone from 0 to N or less: rows after the last group are not touched then. Groups
+// may be empty. All weights have one shape.
 // T (float, BFloat16 or Float16) is the storage type of the inputs; every product is accumulated in
 // float32.
 //
@@ -50,27 +52,28 @@ namespace moe {
 // equal distances there, as in one slab [L, O, K]. Where `options` say cuBLAS, gemm_cublas.h has
 // the contract, and weights may lie anywhere. CUDA has no trees yet.
 //
-// All views live on stream.device() and stay valid until the stream passes this point; offsets
-// [L + 1] and the weight views themselves are host memory and are read before the call returns.
+// All views live on stream.device() and stay valid until the stream passes this point, offsets of
+// the device too; those of the host [L + 1] and the weight views themselves are read before the
+// call returns.
 // `workspace` lends packing buffers, up to 1.5 MiB a thread, for trees 2.5 MiB: for the length of
 // the call on an inline stream. On a CPU stream that queues they stay lent until the caller, once
 // the stream has passed, releases a mark from before the call. On CUDA, memory of the device, it
-// holds the offsets of several groups, likewise until the caller releases such a mark; one group
-// takes none.
+// holds the offsets of several groups that only the host knows, likewise until the caller releases
+// such a mark.
 // Errors: kInvalidArgument if shapes disagree, offsets do not ascend, a tree is not of the reduced
-// index or, on CUDA, weights are no slab; kResourceExhausted; kUnimplemented on CUDA for trees, and
-// where the build has no CUDA.
+// index or, on CUDA, weights are no slab or cuBLAS is to take groups that the host does not know;
+// kResourceExhausted; kUnimplemented on CUDA for trees, and where the build has no CUDA.
 
 // y[n, o] = sum_k x[n, k] * weight[g][o, k].   x [N, K], weight[g] [O, K], y [N, O].
 template <typename T>
-absl::Status GroupedGemm(MatrixView<const T> x, absl::Span<const int64_t> offsets,
+absl::Status GroupedGemm(MatrixView<const T> x, const GroupOffsets& offsets,
                          absl::Span<const MatrixView<const T>> weight, MatrixView<T> y,
                          Workspace& workspace, Stream& stream, GemmOptions options = {},
                          GemmTree tree = {});
 
 // dx[n, k] = sum_o dy[n, o] * weight[g][o, k].   dy [N, O], weight[g] [O, K], dx [N, K].
 template <typename T>
-absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, absl::Span<const int64_t> offsets,
+absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets& offsets,
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options = {}, GemmTree tree = {});

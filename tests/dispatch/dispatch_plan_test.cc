@@ -99,8 +99,8 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
     EXPECT_EQ(plan.segments(), 3);  // 3 ranks, 1 micro-batch
     if (comm.rank() == 0) {
       EXPECT_THAT(plan.send_token(0), ElementsAre(0, 1, 1, 2, 2));  // a b | b c | c
-      EXPECT_THAT(plan.expert_offsets(), ElementsAre(0, 3, 5));
-      EXPECT_THAT(plan.segment_offsets(), ElementsAre(0, 2, 2, 3, 4, 4, 5));
+      EXPECT_THAT(plan.expert_offsets().host(), ElementsAre(0, 3, 5));
+      EXPECT_THAT(plan.segment_offsets().host(), ElementsAre(0, 2, 2, 3, 4, 4, 5));
       EXPECT_THAT(plan.expert_peer(0), ElementsAre(0, 0, 2, 0, 2));
       EXPECT_THAT(plan.expert_token(0), ElementsAre(0, 1, 1, 0, 0));  // a b q | a p
       // Received: a b from rank 0, p q from rank 2.
@@ -116,8 +116,8 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
     if (comm.rank() == 1) {
       EXPECT_EQ(plan.tokens(), 0);
       EXPECT_THAT(plan.send_token(0), IsEmpty());
-      EXPECT_THAT(plan.expert_offsets(), ElementsAre(0, 2));
-      EXPECT_THAT(plan.segment_offsets(), ElementsAre(0, 2, 2, 2));
+      EXPECT_THAT(plan.expert_offsets().host(), ElementsAre(0, 2));
+      EXPECT_THAT(plan.segment_offsets().host(), ElementsAre(0, 2, 2, 2));
       EXPECT_THAT(plan.expert_token(0), ElementsAre(1, 2));
     }
     if (comm.rank() == 2) {
@@ -145,8 +145,8 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
     expert_offsets.push_back(segment_offsets.back());
   }
   EXPECT_EQ(plan.segments(), world.ranks * world.micro_batches);
-  EXPECT_EQ(plan.expert_offsets(), absl::MakeConstSpan(expert_offsets));
-  EXPECT_EQ(plan.segment_offsets(), absl::MakeConstSpan(segment_offsets));
+  EXPECT_EQ(plan.expert_offsets().host(), absl::MakeConstSpan(expert_offsets));
+  EXPECT_EQ(plan.segment_offsets().host(), absl::MakeConstSpan(segment_offsets));
 
   std::vector<std::vector<OracleRow>> home_of(world.ranks);
   for (int r = 0; r < world.ranks; ++r) home_of[r] = world.HomeRows(r);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,6 @@ namespace {
 using expert_sort::kChunkSlots;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr int32_t kUnwritten = -77;  // of a row behind the last one
 
 // A routing: token t has the slots slot_offset[t] .. [t + 1].
 struct Slots {
@@ -41,7 +40,7 @@ struct Slots {
 
 struct Sorted {
   std::vector<int32_t> row_of_slot, slot_of_row, token_of_row, own_row;
-  std::vector<int64_t> expert_begin;
+  std::vector<int64_t> expert_begin, segment_begin;
   std::vector<int32_t> count;
 };
 
@@ -70,11 +69,8 @@ class ExpertSortTest : public ::testing::Test {
                   .token_of_row = Read(sorted.token_of_row),
                   .own_row = Read(sorted.own_row),
                   .expert_begin = Read(sorted.expert_begin),
+                  .segment_begin = Read(sorted.segment_begin),
                   .count = Read(sorted.count)};
-    for (auto* rows : {&out.slot_of_row, &out.token_of_row, &out.own_row}) {
-      EXPECT_EQ(rows->size(), s.most_rows());
-      std::fill(rows->begin() + out.expert_begin.back(), rows->end(), kUnwritten);
-    }
     return out;
   }
   Sorted Sort(const Slots& s) { return TrySort(s).value(); }
@@ -95,8 +91,11 @@ class ExpertSortTest : public ::testing::Test {
 Sorted SortInPlainLoops(const Slots& s) {
   const int64_t batches = s.micro_batches(), experts = s.num_experts;
   Sorted out = {.row_of_slot = std::vector<int32_t>(s.slots(), -1),
-                .slot_of_row = std::vector<int32_t>(s.most_rows(), kUnwritten),
+                .slot_of_row = std::vector<int32_t>(s.most_rows(), -1),
+                .token_of_row = std::vector<int32_t>(s.most_rows(), -1),
+                .own_row = std::vector<int32_t>(s.most_rows()),
                 .expert_begin = {0},
+                .segment_begin = {0},
                 .count = std::vector<int32_t>(batches * experts)};
   const auto for_each_kept = [&](auto visit) {
     for (int64_t b = 0; b + 1 < std::ssize(s.micro_batch_offsets); ++b) {
@@ -110,15 +109,13 @@ Sorted SortInPlainLoops(const Slots& s) {
   };
   for_each_kept([&](int64_t b, int64_t, int64_t, int32_t e) { ++out.count[b * experts + e]; });
   for (int64_t e = 0; e < experts; ++e) {
-    int64_t rows = batches * s.padded_rows;
-    for (int64_t b = 0; b < batches && s.padded_rows == 0; ++b) rows += out.count[b * experts + e];
-    out.expert_begin.push_back(out.expert_begin.back() + rows);
+    for (int64_t b = 0; b < batches; ++b) {
+      const int64_t rows = s.padded_rows > 0 ? s.padded_rows : out.count[b * experts + e];
+      out.segment_begin.push_back(out.segment_begin.back() + rows);
+    }
+    out.expert_begin.push_back(out.segment_begin.back());
   }
-  std::fill_n(out.slot_of_row.begin(), out.expert_begin.back(), -1);
-  out.token_of_row = out.own_row = out.slot_of_row;
-  for (int64_t row = 0; row < out.expert_begin.back(); ++row) {
-    out.own_row[row] = static_cast<int32_t>(row);
-  }
+  std::iota(out.own_row.begin(), out.own_row.end(), 0);
   std::vector<int64_t> taken(experts), taken_in_batch(batches * experts);
   for_each_kept([&](int64_t b, int64_t t, int64_t slot, int32_t e) {
     const int64_t place = taken_in_batch[b * experts + e]++;
@@ -135,6 +132,7 @@ Sorted SortInPlainLoops(const Slots& s) {
 void ExpectEqual(const Sorted& got, const Sorted& want) {
   EXPECT_EQ(got.count, want.count);
   EXPECT_EQ(got.expert_begin, want.expert_begin);
+  EXPECT_EQ(got.segment_begin, want.segment_begin);
   EXPECT_TRUE(got.row_of_slot == want.row_of_slot);
   EXPECT_TRUE(got.slot_of_row == want.slot_of_row);
   EXPECT_TRUE(got.token_of_row == want.token_of_row);
@@ -180,10 +178,11 @@ Slots SlotsByHand() {
 TEST_F(ExpertSortTest, RowsByHand) {
   const Sorted sorted = Sort(SlotsByHand());
   EXPECT_THAT(sorted.row_of_slot, ElementsAre(0, 2, 3, -1, -1, 4, 1));
-  EXPECT_THAT(sorted.slot_of_row, ElementsAre(0, 6, 1, 2, 5, kUnwritten, kUnwritten));
-  EXPECT_THAT(sorted.token_of_row, ElementsAre(0, 2, 0, 1, 2, kUnwritten, kUnwritten));
-  EXPECT_THAT(sorted.own_row, ElementsAre(0, 1, 2, 3, 4, kUnwritten, kUnwritten));
+  EXPECT_THAT(sorted.slot_of_row, ElementsAre(0, 6, 1, 2, 5, -1, -1));
+  EXPECT_THAT(sorted.token_of_row, ElementsAre(0, 2, 0, 1, 2, -1, -1));
+  EXPECT_THAT(sorted.own_row, ElementsAre(0, 1, 2, 3, 4, 5, 6));
   EXPECT_THAT(sorted.expert_begin, ElementsAre(0, 2, 2, 5));
+  EXPECT_THAT(sorted.segment_begin, ElementsAre(0, 1, 2, 2, 2, 4, 5));
   EXPECT_THAT(sorted.count, ElementsAre(1, 0, 2, 1, 0, 1));
 }
 

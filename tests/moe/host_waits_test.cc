@@ -62,7 +62,7 @@ absl::StatusOr<Waits> WaitsOfPasses(MoeLayerConfig config, Stats wanted,
     MOE_RETURN_IF_ERROR(each.Write(values, context));
   }
   auto& [x, y, dx] = rows;
-  const std::array<int64_t, 3> offsets = {0, 2, kTokens};
+  const std::array<int64_t, 3> offsets = {0, kTokens / 2, kTokens};
   const Batch batch = {.micro_batch_offsets = offsets};
   Waits waits;
   for (int pass = 0; pass < 2; ++pass) {
@@ -111,24 +111,31 @@ void ExpectWaits(const MoeLayerConfig& config, Stats wanted, int ranks, HostWait
                         });
 }
 
-// Forward: one for the counts by micro-batch and expert, which a copy brings, and four for the
-// plan's all-gather, which one rank makes, too: a collective in memory of the host copies what it
-// received to the host and back, and so does its roll call.
+// Backward: one for the offsets of segments, which a copy brings, since the host launches the
+// gradients of weights. Padding fixes the offsets.
 TEST(HostWaitsTest, OneRank) {
   for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
-    ExpectWaits(config, Stats::kNotWanted, 1, {5, 3}, {0, 0});
+    ExpectWaits(config, Stats::kNotWanted, 1, {0, 0}, {1, 1});
   }
+  MoeLayerConfig padded = WithCapacity();
+  padded.router.pad_to_capacity = true;
+  padded.router.micro_batch_tokens = kTokens / 2;
+  ExpectWaits(padded, Stats::kNotWanted, 1, {0, 0}, {0, 0});
+  MoeLayerConfig frozen = Config();
+  frozen.train_experts = false;
+  ExpectWaits(frozen, Stats::kNotWanted, 1, {0, 0}, {0, 0});
 }
 
-// And one for the router's measures, which four copies bring.
+// Forward: one for the router's measures, which four copies bring.
 TEST(HostWaitsTest, OneRankWithStats) {
-  ExpectWaits(Config(), Stats::kWanted, 1, {6, 7}, {0, 0});
+  ExpectWaits(Config(), Stats::kWanted, 1, {1, 4}, {1, 1});
 }
 
-// Forward: one for the routing, four copies, and four for each of the plan's two collectives.
+// Forward: one for the routing, four copies, and one for each of the plan's two collectives, with
+// the copy of what it received.
 TEST(HostWaitsTest, RanksOverNccl) {
   for (const MoeLayerConfig& config : {Config(), WithCapacity()}) {
-    ExpectWaits(config, Stats::kNotWanted, 2, {9, 8}, {0, 0});
+    ExpectWaits(config, Stats::kNotWanted, 2, {3, 6}, {0, 0});
   }
 }
 

@@ -60,6 +60,7 @@ class SelectKernels final : public KernelCases {
     MOE_ASSIGN_OR_RETURN(micro_batches_, Mirrored<int64_t>::Of(one_micro_batch, device_, "plan"));
     MOE_ASSIGN_OR_RETURN(slot_offset_, Mirrored<int64_t>::Of(all_slots, device_, "plan"));
     MOE_ASSIGN_OR_RETURN(begin_, Mirrored<int64_t>::Allocate(E() + 1, device_, "plan"));
+    MOE_ASSIGN_OR_RETURN(segment_begin_, Mirrored<int64_t>::Allocate(E() + 1, device_, "plan"));
     MOE_ASSIGN_OR_RETURN(sorted_count_, Mirrored<int32_t>::Allocate(E(), device_, "plan"));
     const int64_t scratch =
         expert_sort::ScratchElements({.slots = S(), .num_experts = spec_.router.num_experts});
@@ -72,8 +73,8 @@ class SelectKernels final : public KernelCases {
   double SelectBytes() const {
     return static_cast<double>(tokens_ * E() * static_cast<int64_t>(sizeof(T)) + 8 * S() + 8 * E());
   }
-  // Ids; both maps between slots and rows; first rows; counts.
-  double PlanBytes() const { return static_cast<double>(12 * S() + 8 * (E() + 1) + 4 * E()); }
+  // Ids; both maps between slots and rows; first rows of experts and segments; counts.
+  double PlanBytes() const { return static_cast<double>(12 * S() + 16 * (E() + 1) + 4 * E()); }
 
   absl::Status Select() {
     const GateRule rule = {.weights = weighing_ == Weighing::kPlain ? GateWeights::kScores
@@ -93,9 +94,11 @@ class SelectKernels final : public KernelCases {
                                               .num_experts = spec_.router.num_experts,
                                               .micro_batch_offsets = micro_batches_.device().data(),
                                               .slot_offset = slot_offset_.device().data(),
+                                              .most_rows = S(),
                                               .row_of_slot = row_of_slot_.device().data(),
                                               .slot_of_row = slot_of_row_.device().data(),
                                               .expert_begin = begin_.device().data(),
+                                              .segment_begin = segment_begin_.device().data(),
                                               .count = sorted_count_.device().data(),
                                               .scratch = scratch_.device().data()};
     return LaunchOn("plan", device_.stream(),
@@ -147,7 +150,8 @@ class SelectKernels final : public KernelCases {
   Mirrored<T> logits_;
   Mirrored<int32_t> slots_, expert_, row_of_slot_, slot_of_row_, sorted_count_, scratch_;
   Mirrored<float> weight_;
-  Mirrored<int64_t> count_, micro_batches_, slot_offset_, begin_;  // one micro-batch of one token
+  // One micro-batch of one token.
+  Mirrored<int64_t> count_, micro_batches_, slot_offset_, begin_, segment_begin_;
 };
 
 absl::Status CheckLimit(const char* name, int64_t value, int64_t most) {

@@ -1,0 +1,40 @@
+// Where the rows of groups begin and end, for who needs it: the host, kernels, or both.
+#ifndef MOE_KERNELS_BASE_GROUP_OFFSETS_H_
+#define MOE_KERNELS_BASE_GROUP_OFFSETS_H_
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include <absl/types/span.h>
+
+namespace moe {
+
+// [G + 1] offsets: group g owns rows [offset g, offset g + 1). A view, as an absl::Span is.
+class GroupOffsets {
+ public:
+  GroupOffsets() = default;
+  // Of the host; an operation on a CUDA device uploads what its kernels need.
+  template <std::convertible_to<absl::Span<const int64_t>> Offsets>
+  GroupOffsets(const Offsets& host) : host_(host) {}                  // NOLINT: a span
+  GroupOffsets(std::initializer_list<int64_t> host) : host_(host) {}  // NOLINT: a span
+  // Both; `host` is empty where a device knows them alone. They may then end before the last row.
+  static GroupOffsets OnDevice(absl::Span<const int64_t> device, absl::Span<const int64_t> host) {
+    GroupOffsets offsets(host);
+    offsets.device_ = device;
+    return offsets;
+  }
+
+  size_t size() const { return known_to_host() ? host_.size() : device_.size(); }  // G + 1
+  bool known_to_host() const { return !host_.empty(); }
+  absl::Span<const int64_t> host() const { return host_; }
+  absl::Span<const int64_t> device() const { return device_; }  // empty: not there yet
+
+ private:
+  absl::Span<const int64_t> host_, device_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_KERNELS_BASE_GROUP_OFFSETS_H_
