@@ -56,8 +56,9 @@ class DispatchPlan {
   // (the token it carries), and two host waits. With padding no host wait would be needed; on the
   // CPU a wait is free. `stream` is synchronised; nothing else of `comm` may be under way. It may
   // be a CUDA stream of a backend that moves such memory, which costs fewer waits than memory of
-  // the host may (docs/nccl.md); `staging` is memory of its device then. A group of one rank reads the slots twice and exchanges no tokens; arrays that are equal are one: five
-  // int32 a slot and one a token, where every slot is kept.
+  // the host may (docs/nccl.md); `staging` is memory of its device then. A group of one rank reads
+  // the slots twice and exchanges no tokens; arrays that are equal are one: five int32 a slot and
+  // one a token, where every slot is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
   // AllGather, on all ranks alike, if ranks disagree on d or padded_rows or an expert rank would

@@ -25,7 +25,8 @@ namespace moe {
 // y, every bias[g] and offsets of the device live on stream.device() and stay valid until the
 // stream passes this point; offsets of the host and the L spans themselves are read before the call
 // returns. Enqueues one task per group that has rows or may have some, which its rows share among
-// stream.threads(); reads and writes N*C elements. Same bits for an element in body or tail, on any number of threads, for any N.
+// stream.threads(); reads and writes N*C elements. Same bits for an element in body or tail, on any
+// number of threads, for any N.
 // Errors: kInvalidArgument if shapes disagree or offsets do not ascend.
 // Instantiated for float, BFloat16 and Float16.
 template <typename T>

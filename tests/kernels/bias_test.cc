@@ -75,6 +75,21 @@ TYPED_TEST(BiasTest, EveryRowTakesTheBiasOfItsGroup) {
   });
 }
 
+TYPED_TEST(BiasTest, OffsetsThatTheDeviceAloneKnowsMayEndBeforeTheRows) {
+  ForEachDevice([](const TestDevice& device) {
+    if (device.is_cpu()) return;
+    const auto rows = device.Copy(Matrix<TypeParam>(5, 2, 1.0f));
+    const auto offsets = device.Copy(std::vector<int64_t>{0, 1, 1, 4});
+    const auto bias = device.Copy(std::vector<float>{10, 20}),
+               more = device.Copy(std::vector<float>{30, 40});
+    ASSERT_TRUE(AddBias<TypeParam>(rows.view(), GroupOffsets::OnDevice(offsets.span(), {}),
+                                   {bias.span(), bias.span(), more.span()}, device.stream())
+                    .ok());
+    EXPECT_EQ(device.Read(rows).values(),
+              (std::vector<double>{11, 21, 31, 41, 31, 41, 31, 41, 1, 1}));
+  });
+}
+
 // 1 + 2^-8 lies between two bfloat16 numbers, and so does the sum of two of them.
 TEST(AddBiasTest, BFloat16IsTheFloat32SumRoundedOnce) {
   ForEachDevice([](const TestDevice& device) {

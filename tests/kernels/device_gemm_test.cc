@@ -367,6 +367,39 @@ TYPED_TEST(DeviceGemmTest, BitsDependOnTheRowAndItsGroupAlone) {
   }
 }
 
+// They may end before the rows, of which the rest is left alone. cuBLAS takes the host's alone.
+TYPED_TEST(DeviceGemmTest, OffsetsThatTheDeviceAloneKnowsGiveTheSameBits) {
+  using T = TypeParam;
+  const int64_t cols = 10, depth = 43, spare = 7;
+  const Groups<T> groups({3, 0, 140}, cols, depth, kLayouts[0]);
+  const int64_t rows = groups.total();
+  const auto x = Mixed<T>(rows + spare, depth, kLayouts[0], 1);
+  for (const Path& path : this->paths_) {
+    const auto& device = path.device;
+    if (device->is_cpu()) continue;
+    SCOPED_TRACE(path.name());
+    Workspace workspace(device->memory());
+    const auto [weight, views] = WeightsOn(*device, groups);
+    const auto x_there = device->Copy(x);
+    const auto offsets = device->Copy(groups.offsets);
+    const Matrix<T> zeros(rows + spare, cols, kLayouts[0]);
+    const auto want = device->Copy(zeros), got = device->Copy(zeros);
+    const absl::Status status =
+        GroupedGemm<T>(x_there.view(), GroupOffsets::OnDevice(offsets.span(), {}), views,
+                       got.view(), workspace, device->stream(), path.options);
+    if (path.options.kernel == GroupedGemmKernel::kCublas) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      continue;
+    }
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(GroupedGemm<T>(RowRange(MatrixView<const T>(x_there.view()), 0, rows),
+                               groups.offsets, views, RowRange(want.view(), 0, rows), workspace,
+                               device->stream(), path.options)
+                    .ok());
+    EXPECT_TRUE(SameBits(device->Read(got), device->Read(want)));
+  }
+}
+
 // What no kernel could find is refused, not computed with.
 TYPED_TEST(DeviceGemmTest, WeightsAtUnequalDistancesAreRefusedOnADevice) {
   using T = TypeParam;

@@ -56,14 +56,15 @@ class ExpertSortTest : public ::testing::Test {
     const auto slot_offset = device_->Copy(s.slot_offset);
     const auto expert = device_->Copy(s.expert);
     const auto dropped = device_->Copy(s.dropped);
-    MOE_ASSIGN_OR_RETURN(const SortedSlots sorted,
-                         SortByExpert({.slot_offset = slot_offset.span(),
-                                       .expert = expert.span(),
-                                       .dropped = dropped.span(),
-                                       .micro_batch_offsets = s.micro_batch_offsets,
-                                       .num_experts = s.num_experts,
-                                       .padded_rows = s.padded_rows},
-                                      workspace, device_->stream()));
+    const auto result = SortByExpert({.slot_offset = slot_offset.span(),
+                                      .expert = expert.span(),
+                                      .dropped = dropped.span(),
+                                      .micro_batch_offsets = s.micro_batch_offsets,
+                                      .num_experts = s.num_experts,
+                                      .padded_rows = s.padded_rows},
+                                     workspace, device_->stream());
+    device_->stream().Synchronize().IgnoreError();  // also after an error: the workspace goes
+    MOE_ASSIGN_OR_RETURN(const SortedSlots sorted, result);
     Sorted out = {.row_of_slot = Read(sorted.row_of_slot),
                   .slot_of_row = Read(sorted.slot_of_row),
                   .token_of_row = Read(sorted.token_of_row),
