@@ -86,6 +86,17 @@ TEST_F(GemmCublasTest, IsMadeWhereItIsOfUseAlone) {
   EXPECT_EQ(MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, Device()).value(), nullptr);
 }
 
+TEST_F(GemmCublasTest, RefusesGroupsThatTheHostDoesNotKnow) {
+  const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCuda).value();
+  const auto offsets = device_.Copy(std::vector<int64_t>{0, 2});
+  const auto values = device_.Copy(std::vector<float>(8, 1.0f));
+  const MatrixView<const float> rows = values.view(2, 2, 2);
+  const absl::Status status = GroupedGemm<float>(
+      rows, GroupOffsets::OnDevice(offsets.span(), {}), {&rows, 1}, values.view(2, 2, 2),
+      workspace_, device_.stream(), {GroupedGemmKernel::kCublas, cublas.get()});
+  EXPECT_EQ(Text(status), "GroupedGemm: cuBLAS multiplies, expected offsets that the host knows");
+}
+
 TEST_F(GemmCublasTest, RefusalsSayWhy) {
   const auto demand = [](RowBits rows, Device device) {
     return MakeCublas(GroupedGemmKernel::kCublas, rows, device).status();
