@@ -222,15 +222,36 @@ absl::Status GradientReducer::MarkReady(const Parameter& parameter) {
                                                       " was marked ready twice in one ",
                                                       travels_each_round() ? "round" : "step"));
   }
-  MOE_RETURN_IF_ERROR(parameter.grad().ClearIfEmpty(*context_.compute));
   MOE_RETURN_IF_ERROR(opened_);
   if (sums.ready == parameters(b)) {
+    MOE_RETURN_IF_ERROR(ClearEmpty(b));
     MOE_ASSIGN_OR_RETURN(sums.filled, context_.compute->Record());
   }
   for (; next_ < buckets_.size() && sums_[next_].ready == parameters(next_); ++next_) {
     MOE_RETURN_IF_ERROR(Launch(next_));
   }
   return absl::OkStatus();
+}
+
+// Zeros for the parameters of a full bucket that no partial has reached, neighbours at once.
+absl::Status GradientReducer::ClearEmpty(size_t b) {
+  const ParameterBucket& bucket = buckets_[b];
+  if (sums_[b].in_lanes) Open(b);
+  std::byte* const sums = sums_[b].in_lanes ? sums_[b].lane->sum.data()
+                                            : sum_.data() + sums_[b].first * element_bytes();
+  const auto reached = [&](const Parameter* p) {
+    return !std::exchange(place_[p->index()].empty, false);
+  };
+  size_t begin = 0;  // of the run that ends at i
+  for (size_t i = 0; i <= bucket.parameters.size(); ++i) {
+    if (i < bucket.parameters.size() && !reached(bucket.parameters[i])) continue;
+    const int64_t from = bucket.first[begin], to = bucket.first[i];
+    begin = i + 1;
+    if (from >= to) continue;
+    MOE_RETURN_IF_ERROR(
+        context_.compute->Zero(sums + from * element_bytes(), (to - from) * element_bytes()));
+  }
+  return opened_;
 }
 
 absl::Status GradientReducer::Launch(size_t b) {

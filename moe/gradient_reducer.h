@@ -50,7 +50,7 @@ struct GradientNorm {
 // counts the values of its own that the grid could not hold.
 //
 // With ZeRO a rank gets the sums of its own part of a bucket alone (ParameterBucket::own).
-// kGradients: partials of a round add up in one of a few buffers, two for each group unless backward
+// kGradients: partials of a round add up in a few buffers, two for each group unless backward
 // has more buckets open at a time, from which they go to the part's sum.
 class GradientReducer {
  public:
@@ -166,6 +166,7 @@ class GradientReducer {
   }
   // sum: of the bucket's elements, from `first` on in it.
   void SetAccumulators(size_t b, const Buffer& sum, int64_t first);
+  absl::Status ClearEmpty(size_t b);
   absl::Status Launch(size_t b);
   template <typename T>
   absl::Status Travel(size_t b);

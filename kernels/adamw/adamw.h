@@ -27,11 +27,11 @@ struct AdamWOptions {
 // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 // w = w - lr * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + weight_decay * w)
 //
-// for the elements of every slice: float32 once the gradients' sum is scaled, elementwise, in place;
-// bits do not depend on threads or position. Slices come in ascending order of what they have of
-// the gradients, without an element in common, in memory of the host that is read before the call
-// returns, or by a stream of the CPU. On CUDA one launch, for which `workspace`, memory of the
-// device, lends the table of slices until the stream has passed.
+// for the elements of every slice: float32 once the gradients' sum is scaled, in place. Bits do not
+// depend on threads or position. Slices come in ascending order of what they have of the gradients,
+// without an element in common, in memory of the host that is read before the call returns, or by a
+// stream of the CPU. On CUDA one launch, for which `workspace`, memory of the device, lends the
+// table of slices until the stream has passed.
 // Errors: kInvalidArgument if a slice begins before the one before ends, or ends after the
 // gradients, or if step < 1; of the gradients' grid and the workspace.
 absl::Status AdamW(const AdamWOptions& options, const ScaledSum& gradients,

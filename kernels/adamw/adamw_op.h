@@ -28,6 +28,7 @@ struct Step {
 // SIMD target.
 void Run(const Step& step, const float* gradient, const AdamWSlice& slice);
 
+// View: SumView of float or int64_t.
 template <class View>
 struct AdamW {
   Step step;
@@ -39,8 +40,7 @@ struct AdamW {
 
 // Memory of the device. Enqueues on `stream` and returns; the error of the launch alone. The bits
 // of the CPU: the same IEEE additions, products, divisions and square root in the same order, none
-// of them fused or approximated. NaNs stay NaNs, of another payload. View: SumView of
-// float or int64_t.
+// of them fused or approximated. NaNs stay NaNs, of another payload.
 template <class View>
 cudaError_t Run(const AdamW<View>& adamw, cudaStream_t stream);
 

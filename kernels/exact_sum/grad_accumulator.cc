@@ -12,10 +12,4 @@ absl::Status GradAccumulator::Add(
   return ExactAccumulate(grid_, partial, exact_sum_, NextWrite(), non_finite_, stream);
 }
 
-absl::Status GradAccumulator::ClearIfEmpty(Stream& stream) const {
-  if (NextWrite() == Write::kAdd) return absl::OkStatus();
-  return exact() ? stream.Zero(exact_sum_.data(), exact_sum_.size() * sizeof(int64_t))
-                 : stream.Zero(float_sum_.data(), float_sum_.size() * sizeof(float));
-}
-
 }  // namespace moe

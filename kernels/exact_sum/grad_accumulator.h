@@ -57,9 +57,6 @@ class GradAccumulator {
   absl::Status Add(absl::FunctionRef<absl::Status(absl::Span<float> out, Write write)> compute,
                    Workspace& workspace, Stream& stream) const;
 
-  // Zeros, if no partial has come. After the last one.
-  absl::Status ClearIfEmpty(Stream& stream) const;
-
  private:
   absl::Span<float> float_sum_;
   absl::Span<int64_t> exact_sum_;

@@ -428,9 +428,8 @@ TEST(ScaledSumTest, PartsAndOperationsSeeWhatToFloatWrites) {
     ASSERT_TRUE(AddSquares({all, 1}, units, squares_of_all, *stream).ok());
     EXPECT_THAT(squares, ::testing::ElementsAreArray(squares_of_all));
   }
-  EXPECT_EQ(
-      testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, *stream)),
-      "AddSquares: max_terms is 0, expected >= 1");
+  EXPECT_EQ(testing::Message(AddSquares({exact, {.max_terms = 0}, 1}, {}, nullptr, *stream)),
+            "AddSquares: max_terms is 0, expected >= 1");
 }
 
 }  // namespace

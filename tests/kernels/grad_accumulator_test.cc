@@ -28,18 +28,16 @@ TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
     const auto exact = device.Copy(std::vector<int64_t>(cols, 3));
     const auto first_float = device.Random(cols, 4);
     const auto first_exact = device.Copy(std::vector<int64_t>(cols, 3));
-    const auto cleared = device.Copy(std::vector<int64_t>(cols, 3));
-    bool empty[] = {true, true, true};
+    bool empty[] = {true, true};
     const auto non_finite = device.Copy<int64_t>({0});
     const GradAccumulator accumulators[] = {
         GradAccumulator(floats.span()),
         GradAccumulator(exact.span(), kGrid, non_finite.span().data()),
         GradAccumulator(first_float.span(), &empty[0]),
-        GradAccumulator(first_exact.span(), kGrid, non_finite.span().data(), &empty[1]),
-        GradAccumulator(cleared.span(), kGrid, non_finite.span().data(), &empty[2])};
+        GradAccumulator(first_exact.span(), kGrid, non_finite.span().data(), &empty[1])};
     for (const uint64_t seed : {2, 3}) {
       const auto dy = device.Random(rows * cols, seed);
-      for (const GradAccumulator& accumulator : absl::MakeSpan(accumulators, 4)) {
+      for (const GradAccumulator& accumulator : accumulators) {
         const auto add = [&](absl::Span<float> out, Write write) {
           return BiasGradient<float>(dy.view(rows, cols, cols), out, write, device.stream());
         };
@@ -47,9 +45,7 @@ TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
       }
       EXPECT_TRUE(device.stream().Synchronize().ok());  // dy goes
     }
-    EXPECT_TRUE(accumulators[4].ClearIfEmpty(device.stream()).ok());
     EXPECT_EQ(workspace.used_bytes(), 0);
-    EXPECT_EQ(device.Read(cleared), std::vector<int64_t>(cols));
     return std::tuple(device.Read(floats), device.Read(exact), device.Read(first_float),
                       device.Read(first_exact), device.Read(non_finite));
   });
@@ -105,7 +101,7 @@ TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
                               &empty);
   for (const GradAccumulator& grad : {plain, exact}) {
     // Of any copy.
-    for (int adds = 0; adds < 3; ++adds) {
+    for (int adds = 1; adds < 3; ++adds) {
       std::fill(floats.begin(), floats.end(), kNaN);
       std::fill(sum.begin(), sum.end(), 99);
       empty = true;
@@ -113,8 +109,6 @@ TEST(GradAccumulatorTest, TheFirstPartialOfAnEmptySumOverwritesIt) {
         ASSERT_TRUE(GradAccumulator(grad).Add(fill, workspace, *stream).ok());
         EXPECT_FALSE(empty);
       }
-      ASSERT_TRUE(grad.ClearIfEmpty(*stream).ok());
-      EXPECT_FALSE(empty);
       if (grad.exact()) {
         EXPECT_EQ(sum, std::vector<int64_t>(3, 2 * adds));
       } else {

@@ -131,7 +131,7 @@ TEST(GradientReducerTest, LayoutInvariantSumsDoNotDependOnTheAlgorithmOrBuckets)
                              &buckets));
 }
 
-// What no partial reaches is 0, whatever the step before left there.
+// What no partial reaches is 0, whatever the step before left there, beside what one reaches.
 TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
   for (const auto numerics : {Numerics::kFast, Numerics::kLayoutInvariant}) {
     RunLocalRanks(2, [&](std::unique_ptr<Communicator> world) -> absl::Status {
@@ -140,27 +140,38 @@ TEST(GradientReducerTest, ParametersWithoutAPartialHaveNoGradient) {
                            Session::Create({.numerics = numerics}, std::move(world)));
       const Context& context = session->context();
       ParameterStore store(DType::kFloat32, 1);
-      MOE_ASSIGN_OR_RETURN(Parameter* const p, store.Add({.name = "w", .rows = 33}));
+      constexpr int kParameters = 6;
+      for (int i = 0; i < kParameters; ++i) {
+        MOE_RETURN_IF_ERROR(store.Add({.name = absl::StrCat("w", i), .rows = 11 + i}).status());
+      }
       MOE_ASSIGN_OR_RETURN(
           const auto reducer,
           GradientReducer::Create({.max_terms = 6}, store, context, session->gradient_stream()));
       std::vector<float> scratch(33);
-      for (const int step : {0, 1, 2}) {  // of both ranks, of one, of none
-        const bool adds = step == 0 || (step == 1 && odd);
+      for (int step = 0; step < 8; ++step) {
+        // Of both ranks, of one, of none; in each step another parameter begins.
+        const auto adders = [&](const Parameter& p) {
+          return step == 7 ? 0 : 2 - (p.index() + step) / 2 % 3;
+        };
         MOE_RETURN_IF_ERROR(reducer->Begin());
-        for (int round = 0; adds && round < 3; ++round) {
-          MOE_RETURN_IF_ERROR(p->grad().Add(
-              [&](absl::Span<float> out, Write write) {
-                for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
-                return absl::OkStatus();
-              },
-              *context.workspace, *context.compute));
+        for (const auto& p : store.parameters()) {
+          for (int round = 0; adders(*p) > (odd ? 0 : 1) && round < 3; ++round) {
+            MOE_RETURN_IF_ERROR(p->grad().Add(
+                [&](absl::Span<float> out, Write write) {
+                  for (float& x : out) x = write == Write::kAdd ? x + 0.5f : 0.5f;
+                  return absl::OkStatus();
+                },
+                *context.workspace, *context.compute));
+          }
+          MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
         }
-        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
         MOE_RETURN_IF_ERROR(reducer->Finish());
-        MOE_ASSIGN_OR_RETURN(const auto sum,
-                             reducer->Gradient(*p, 1, absl::MakeSpan(scratch), *context.compute));
-        EXPECT_THAT(sum, ::testing::Each(1.5f * static_cast<float>(2 - step))) << step;
+        for (const auto& p : store.parameters()) {
+          MOE_ASSIGN_OR_RETURN(const auto sum,
+                               reducer->Gradient(*p, 1, absl::MakeSpan(scratch), *context.compute));
+          EXPECT_THAT(sum, ::testing::Each(1.5f * static_cast<float>(adders(*p))))
+              << p->spec().name << ", step " << step;
+        }
       }
       return absl::OkStatus();
     });

@@ -94,7 +94,7 @@ void ExpectLaunches(const Case& c, int64_t launches) {
   }
 }
 
-// Squares, AdamW and, of a 16-bit type, roundings; with ZeRO also of the vectors that were gathered.
+// Squares, AdamW and, of a 16-bit type, roundings; with ZeRO also of gathered vectors.
 TEST(StepLaunchesTest, AreAsManyForAnyNumberOfParametersAndHaveTheBitsOfTheCpu) {
   ExpectLaunches<float>({}, 2);
   ExpectLaunches<BFloat16>({}, 3);
