@@ -16,8 +16,6 @@ namespace {
 
 using ::moe::testing::Layout;
 using testing::ExpectSameTrace;
-using testing::MakeCorpus;
-using testing::SmallConfig;
 using testing::Trace;
 using testing::TrainIn;
 
@@ -45,7 +43,7 @@ class DeviceTrainTest : public ::testing::Test {
   }
 
   static TrainConfig Config(DType dtype) {
-    TrainConfig config = SmallConfig();
+    TrainConfig config = testing::SmallConfig();
     config.dtype = dtype;
     config.steps = 2;
     config.sequence_length = 8;
@@ -58,7 +56,7 @@ class DeviceTrainTest : public ::testing::Test {
     return config;
   }
 
-  const Corpus corpus_ = MakeCorpus();
+  const Corpus corpus_ = testing::MakeCorpus();
 };
 
 TEST_F(DeviceTrainTest, LossIsTheCpusWithinRounding) {

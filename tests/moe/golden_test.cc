@@ -132,11 +132,10 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     const fs::path folder = fs::path(MOE_GOLDEN_DATA) / GetParam();
-    auto config = ReadHfConfig(folder / "config.json");
-    ASSERT_TRUE(config.ok()) << config.status();
+    auto config = ReadHfConfig(folder / "config.json").value();
     auto checkpoint = Checkpoint::Open(folder);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights = LayerWeights::Find(*config, *std::move(checkpoint), std::nullopt);
+    auto weights = LayerWeights::Find(config, *std::move(checkpoint), std::nullopt);
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = std::make_unique<LayerWeights>(*std::move(weights));
     auto io = SafetensorsFile::Open(folder / "io.safetensors");
@@ -145,11 +144,9 @@ class GoldenTest : public ::testing::TestWithParam<std::string> {
     auto grads = SafetensorsFile::Open(folder / "grads.safetensors");
     ASSERT_TRUE(grads.ok()) << grads.status();
     grads_ = std::make_unique<SafetensorsFile>(*std::move(grads));
-    const auto x = FindTokens(*io_, "x", std::nullopt, moe().router.hidden_size);
-    ASSERT_TRUE(x.ok()) << x.status();
-    const auto dy = FindTokens(*io_, "dy", x->tensor->shape[0], moe().router.hidden_size);
-    ASSERT_TRUE(dy.ok()) << dy.status();
-    input_ = {.x = *x, .dy = *dy};
+    const auto x = FindTokens(*io_, "x", std::nullopt, moe().router.hidden_size).value();
+    const auto dy = FindTokens(*io_, "dy", x.tensor->shape[0], moe().router.hidden_size).value();
+    input_ = {.x = x, .dy = dy};
   }
 
   const MoeLayerConfig& moe() const { return weights_->config().moe; }
@@ -192,9 +189,7 @@ TEST_P(GoldenTest, EveryExpertParallelSizeGivesTransformersResultsAndTheSameBits
   for (const Layout& layout : LayoutsHere({{3, 3}, {2, 2}, {4, 4}, {4, 2}})) {
     SCOPED_TRACE(::testing::Message()
                  << "ranks " << layout.ranks << " ep " << layout.expert_parallel);
-    const BlockResult result = RunCase(*weights_, input_, layout);
-    ExpectGolden(result);
-    ExpectSameBits(result, one);
+    ExpectSameBits(RunCase(*weights_, input_, layout), one);
   }
 }
 
@@ -204,6 +199,9 @@ TEST_P(GoldenTest, FastNumericsStayWithinTheBound) {
 }
 
 TEST_P(GoldenTest, BFloat16HasTheSameBitsAtEveryExpertParallelSize) {
+  if (testing::LayerDevice() == DeviceKind::kCuda && GetParam() != CaseNames().front()) {
+    GTEST_SKIP() << "verify_test has every gate in bfloat16 on the device";
+  }
   const BlockRunOptions options = {.dtype = DType::kBFloat16};
   const BlockResult one = RunCase(*weights_, input_, {}, options);
   for (const Layout& layout : LayoutsHere({{3, 3}, {4, 2}})) {
@@ -287,9 +285,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, GoldenTest, ::testing::ValuesIn(CasesHere()),
 TEST(GoldenData, HoldsEveryModel) {
   std::vector<std::string> models;
   for (const std::string& name : CaseNames()) {
-    const auto config = ReadHfConfig(fs::path(MOE_GOLDEN_DATA) / name / "config.json");
-    ASSERT_TRUE(config.ok()) << config.status();
-    models.emplace_back(config->model_type());
+    const auto config = ReadHfConfig(fs::path(MOE_GOLDEN_DATA) / name / "config.json").value();
+    models.emplace_back(config.model_type());
   }
   for (const Family* family : Families()) {
     EXPECT_THAT(models, ::testing::Contains(std::string(family->model_type)));

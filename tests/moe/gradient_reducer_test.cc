@@ -2,6 +2,7 @@
 // global norm.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -19,6 +20,20 @@ namespace moe {
 namespace {
 
 using testing::RunLocalRanks;
+
+// Adds what `fill` writes to the parameter's gradient, and says that it is whole.
+absl::Status Contribute(Parameter& parameter, const std::function<void(absl::Span<float>)>& fill,
+                        GradientReducer& reducer, const Context& context) {
+  MOE_RETURN_IF_ERROR(parameter.grad().Add(
+      [&](absl::Span<float> out, Write write) {
+        const std::vector<float> before(out.begin(), out.end());
+        fill(out);
+        for (size_t i = 0; write == Write::kAdd && i < out.size(); ++i) out[i] += before[i];
+        return absl::OkStatus();
+      },
+      *context.workspace, *context.compute));
+  return reducer.MarkReady(parameter);
+}
 
 // Sizes that straddle every bucket limit used below.
 constexpr int64_t kSizes[] = {3, 5, 70, 1, 64, 17, 250};
@@ -66,16 +81,11 @@ std::vector<float> ReduceOnce(int ranks, int ep, Numerics numerics, int64_t buck
       for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
       if (rank % 2 == 1) std::reverse(order.begin(), order.end());
       for (const int p : order) {
-        MOE_RETURN_IF_ERROR(parameters[p]->grad().Add(
-            [&](absl::Span<float> out, Write write) {
-              for (size_t i = 0; i < out.size(); ++i) {
-                const float x = Partial(rank, p, static_cast<int64_t>(i));
-                out[i] = write == Write::kAdd ? out[i] + x : x;
-              }
-              return absl::OkStatus();
-            },
-            *context.workspace, *context.compute));
-        MOE_RETURN_IF_ERROR(reducer->MarkReady(*parameters[p]));
+        const auto partials = [&](absl::Span<float> out) {
+          for (size_t i = 0; i < out.size(); ++i)
+            out[i] = Partial(rank, p, static_cast<int64_t>(i));
+        };
+        MOE_RETURN_IF_ERROR(Contribute(*parameters[p], partials, *reducer, context));
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
     }
@@ -191,15 +201,12 @@ TEST(GradientReducerTest, NonFinitePartialsAreCountedOnEveryRank) {
         const auto reducer,
         GradientReducer::Create({.max_terms = 3}, store, context, session->gradient_stream()));
     MOE_RETURN_IF_ERROR(reducer->Begin());
-    MOE_RETURN_IF_ERROR(p->grad().Add(
-        [&](absl::Span<float> out, Write) {
-          std::fill(out.begin(), out.end(), 1.0f);
-          if (rank == 1) out[2] = std::numeric_limits<float>::quiet_NaN();
-          if (rank == 2) out[0] = std::numeric_limits<float>::infinity();
-          return absl::OkStatus();
-        },
-        *context.workspace, *context.compute));
-    MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+    const auto fill = [&](absl::Span<float> out) {
+      std::fill(out.begin(), out.end(), 1.0f);
+      if (rank == 1) out[2] = std::numeric_limits<float>::quiet_NaN();
+      if (rank == 2) out[0] = std::numeric_limits<float>::infinity();
+    };
+    MOE_RETURN_IF_ERROR(Contribute(*p, fill, *reducer, context));
     MOE_RETURN_IF_ERROR(reducer->Finish());
     EXPECT_EQ(reducer->Norm(1)->non_finite, 2);
     EXPECT_EQ(reducer->MarkReady(*p).code(), absl::StatusCode::kFailedPrecondition);
@@ -222,13 +229,10 @@ TEST(GradientReducerTest, UntrainedStateHasNoGradientAndTheOptimizerLeavesIt) {
     MOE_ASSIGN_OR_RETURN(const auto optimizer, Optimizer::Create({}, store, *reducer, context));
     MOE_RETURN_IF_ERROR(reducer->Begin());
     EXPECT_EQ(reducer->MarkReady(*state).code(), absl::StatusCode::kInvalidArgument);
-    MOE_RETURN_IF_ERROR(weight->grad().Add(
-        [](absl::Span<float> out, Write) {
-          std::fill(out.begin(), out.end(), 1.0f);
-          return absl::OkStatus();
-        },
-        *context.workspace, *context.compute));
-    MOE_RETURN_IF_ERROR(reducer->MarkReady(*weight));
+    const auto ones = [](absl::Span<float> out) {
+      std::fill(out.begin(), out.end(), 1.0f);
+    };
+    MOE_RETURN_IF_ERROR(Contribute(*weight, ones, *reducer, context));
     MOE_RETURN_IF_ERROR(reducer->Finish());
     std::vector<float> scratch(3);
     EXPECT_EQ(
@@ -267,14 +271,11 @@ TEST(OptimizerTest, GradientsThatAreNotFiniteMoveNoWeightOnAnyRank) {
       for (const auto& p : store.parameters()) {
         before.emplace_back(p->master().begin(), p->master().end());
         const bool bad = rank == 1 && p->spec().group == ParameterGroup::kExpert;
-        MOE_RETURN_IF_ERROR(p->grad().Add(
-            [&](absl::Span<float> out, Write) {
-              std::fill(out.begin(), out.end(), 1.0f);
-              if (bad) out[2] = std::numeric_limits<float>::quiet_NaN();
-              return absl::OkStatus();
-            },
-            *context.workspace, *context.compute));
-        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+        const auto fill = [&](absl::Span<float> out) {
+          std::fill(out.begin(), out.end(), 1.0f);
+          if (bad) out[2] = std::numeric_limits<float>::quiet_NaN();
+        };
+        MOE_RETURN_IF_ERROR(Contribute(*p, fill, *reducer, context));
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
       EXPECT_EQ(optimizer->Step({.learning_rate = 0.1}).status().code(),
@@ -321,13 +322,8 @@ TEST(GradientReducerTest, TheSumOfAllTermsStaysWithinTheGridAtItsEdge) {
                            GradientReducer::Create({.max_terms = kRanks}, store, context,
                                                    session->gradient_stream()));
       MOE_RETURN_IF_ERROR(reducer->Begin());
-      MOE_RETURN_IF_ERROR(p->grad().Add(
-          [&](absl::Span<float> out, Write) {
-            out[0] = x;
-            return absl::OkStatus();
-          },
-          *context.workspace, *context.compute));
-      MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+      MOE_RETURN_IF_ERROR(Contribute(
+          *p, [&](absl::Span<float> out) { out[0] = x; }, *reducer, context));
       MOE_RETURN_IF_ERROR(reducer->Finish());
       const bool fits = std::fabs(x) <= most;
       EXPECT_EQ(reducer->Norm(1)->non_finite, fits ? 0 : kRanks);
@@ -366,13 +362,10 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
       for (const auto& p : store.parameters()) {
         // Summed over the ranks that hold it, every element is 1.
         const bool shared = p->spec().group == ParameterGroup::kReplicated || ep == 1;
-        MOE_RETURN_IF_ERROR(p->grad().Add(
-            [&](absl::Span<float> out, Write) {
-              std::fill(out.begin(), out.end(), shared ? 0.5f : 1.0f);
-              return absl::OkStatus();
-            },
-            *context.workspace, *context.compute));
-        MOE_RETURN_IF_ERROR(reducer->MarkReady(*p));
+        const auto fill = [&](absl::Span<float> out) {
+          std::fill(out.begin(), out.end(), shared ? 0.5f : 1.0f);
+        };
+        MOE_RETURN_IF_ERROR(Contribute(*p, fill, *reducer, context));
       }
       MOE_RETURN_IF_ERROR(reducer->Finish());
       MOE_ASSIGN_OR_RETURN(const GradientNorm norm, optimizer->Step({.learning_rate = 1e-3}));
@@ -385,42 +378,39 @@ TEST(OptimizerTest, ClipsByTheGlobalNormWithEveryExpertCountedOnce) {
   }
 }
 
-TEST(LearningRateScheduleTest, WarmsUpLinearlyThenFollowsACosine) {
-  const LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
-  EXPECT_DOUBLE_EQ(s.At(1), 0.25);
-  EXPECT_DOUBLE_EQ(s.At(4), 1.0);
-  EXPECT_DOUBLE_EQ(s.At(5), 1.0);
-  EXPECT_DOUBLE_EQ(s.At(9), 0.55);  // half way: the mean
-  EXPECT_GT(s.At(12), 0.13);        // 0.1 + 0.9 (1 + cos(7 pi / 8)) / 2
-  EXPECT_LT(s.At(12), 0.14);
-  EXPECT_DOUBLE_EQ(s.At(13), 0.1);
-  EXPECT_DOUBLE_EQ(s.At(99), 0.1);
-}
-
-// As PyTorch's CosineAnnealingLR(T_max=3) from 2.
-TEST(LearningRateScheduleTest, TheLastStepLearns) {
-  const LearningRateSchedule s = {.peak = 2, .total_steps = 3};
-  EXPECT_DOUBLE_EQ(s.At(1), 2.0);
-  EXPECT_DOUBLE_EQ(s.At(2), 1.5);
-  EXPECT_DOUBLE_EQ(s.At(3), 0.5);
+TEST(LearningRateScheduleTest, WarmsUpAndDecaysByHand) {
+  const LearningRateSchedule cosine = {
+      .peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
+  LearningRateSchedule linear = cosine, constant = cosine;
+  linear.decay = LearningRateDecay::kLinear;
+  constant.decay = LearningRateDecay::kConstant;
+  const LearningRateSchedule torch = {.peak = 2, .total_steps = 3};  // CosineAnnealingLR(T_max=3)
+  const LearningRateSchedule warm_up_alone = {.peak = 2, .warmup_steps = 4, .total_steps = 4};
+  const struct {
+    const LearningRateSchedule& schedule;
+    int64_t step;
+    double rate;
+  } cases[] = {{cosine, 1, 0.25},
+               {cosine, 4, 1},
+               {cosine, 5, 1},
+               {cosine, 9, 0.55},  // half way: the mean
+               {cosine, 12, 0.1 + 0.45 * (1 + std::cos(7 * std::acos(-1.0) / 8))},
+               {cosine, 13, 0.1},
+               {cosine, 99, 0.1},
+               {torch, 1, 2},
+               {torch, 2, 1.5},
+               {torch, 3, 0.5},
+               {warm_up_alone, 1, 0.5},
+               {warm_up_alone, 4, 2},
+               {linear, 2, 0.5},
+               {linear, 7, 0.775},  // a quarter of the way
+               {linear, 99, 0.1},
+               {constant, 2, 0.5},
+               {constant, 99, 1}};
+  for (const auto& [schedule, step, rate] : cases) {
+    EXPECT_DOUBLE_EQ(schedule.At(step), rate) << step << " of " << schedule.total_steps;
+  }
   EXPECT_DOUBLE_EQ((LearningRateSchedule{.peak = 2, .total_steps = 1}.At(1)), 2.0);
-}
-
-TEST(LearningRateScheduleTest, AWarmUpOfEveryStepEndsAtThePeak) {
-  const LearningRateSchedule s = {.peak = 2, .warmup_steps = 4, .total_steps = 4};
-  EXPECT_DOUBLE_EQ(s.At(1), 0.5);
-  EXPECT_DOUBLE_EQ(s.At(4), 2.0);
-}
-
-TEST(LearningRateScheduleTest, DecaysInALineOrNotAtAll) {
-  LearningRateSchedule s = {.peak = 1, .minimum = 0.1, .warmup_steps = 4, .total_steps = 12};
-  s.decay = LearningRateDecay::kLinear;
-  EXPECT_DOUBLE_EQ(s.At(2), 0.5);
-  EXPECT_DOUBLE_EQ(s.At(7), 0.775);  // a quarter of the way
-  EXPECT_DOUBLE_EQ(s.At(99), 0.1);
-  s.decay = LearningRateDecay::kConstant;
-  EXPECT_DOUBLE_EQ(s.At(2), 0.5);
-  EXPECT_DOUBLE_EQ(s.At(99), 1.0);
 }
 
 TEST(ParameterStoreTest, InitialValuesDependOnSeedAndNameOnly) {

@@ -2,7 +2,6 @@
 #ifndef MOE_TESTS_MOE_LAYER_HARNESS_H_
 #define MOE_TESTS_MOE_LAYER_HARNESS_H_
 
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <ostream>

@@ -30,7 +30,6 @@ namespace {
 using testing::Death;
 using testing::DyingCommunicator;
 using testing::Layout;
-using testing::RunLocalRanks;
 using testing::RunSteps;
 
 constexpr Layout kOverlapping = {.ranks = 3, .expert_parallel = 3, .overlap = 2};
@@ -73,7 +72,7 @@ TEST(LayerTrainerTest, ARankThatDiesAtAnyCollectiveEndsAllRanks) {
 std::vector<std::string> PhasesOfAStep(const Layout& layout) {
   std::vector<std::string> phases;
   const auto probe = testing::NotePhases(2, phases);
-  RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
+  testing::RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) {
     if (world->rank() == 1) {
       world = std::make_unique<DyingCommunicator>(std::move(world), probe);
     }

@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +21,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::kHidden;
-using testing::kMicroBatches;
 using testing::kTokens;
 using testing::LayerConfig;
 using testing::Layout;
@@ -30,7 +28,6 @@ using testing::Options;
 using testing::Rows;
 using testing::RunLocalRanks;
 using testing::RunRound;
-using testing::RunStep;
 using testing::RunSteps;
 using testing::View;
 
@@ -74,7 +71,8 @@ struct Norms {
 Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
   Norms norms;
   RunLocalRanks(layout.ranks, [&](std::unique_ptr<Communicator> world) -> absl::Status {
-    const MicroBatchRange mine = MicroBatchesOf(world->rank(), world->size(), kMicroBatches);
+    const MicroBatchRange mine =
+        MicroBatchesOf(world->rank(), world->size(), testing::kMicroBatches);
     TrainerOptions options = Options(layout);
     options.zero = zero;
     MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(options, std::move(world)));
@@ -219,7 +217,7 @@ TEST(LayerTrainerTest, AnEvaluationChangesNothing) {
           }
           MOE_RETURN_IF_ERROR(trainer->EndStep());
         }
-        MOE_RETURN_IF_ERROR(RunStep(*trainer, *layer));
+        MOE_RETURN_IF_ERROR(testing::RunStep(*trainer, *layer));
       }
       if (first) Keep(*trainer, *weights);
       return absl::OkStatus();

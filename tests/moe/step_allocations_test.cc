@@ -13,7 +13,6 @@ namespace moe::lm {
 namespace {
 
 using ::moe::testing::Layout;
-using testing::MakeCorpus;
 using testing::SmallConfig;
 
 constexpr auto kDirect = DispatchAlgorithm::kDirect;
@@ -34,7 +33,7 @@ int64_t AllocationsOfLaterSteps(const TrainConfig& given, const Layout& layout) 
   TrainConfig config = testing::LaidOut(given, layout);
   config.steps = 6;
   config.eval_interval = 0;
-  const Corpus corpus = MakeCorpus();
+  const Corpus corpus = testing::MakeCorpus();
   int64_t after_two = -1, after_five = -2;
   const TrainHooks hooks = {.on_step = [&](const StepMetrics& metrics) {
     if (metrics.step == 2) after_two = Allocations();

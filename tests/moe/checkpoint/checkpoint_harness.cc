@@ -1,8 +1,6 @@
 #include "tests/moe/checkpoint/checkpoint_harness.h"
 
 #include <algorithm>
-#include <mutex>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>

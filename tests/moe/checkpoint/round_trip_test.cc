@@ -28,13 +28,11 @@ namespace moe {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::CheckElements;
 using testing::Cut;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::NewestWholeStep;
 using testing::Save;
-using ::testing::UnorderedElementsAre;
 
 class CheckpointTest : public IoTest {
  protected:
@@ -73,15 +71,14 @@ TEST_F(CheckpointTest, AnyLayoutWritesWhatAnyLayoutReads) {
       if (step % 2 == 0) options.max_box_bytes = 24;  // of 3 doubles, 6 floats
       if (step % 2 == 0) options.max_shard_bytes = 100;
       ASSERT_TRUE(Save(options, ranks, cut, step).ok());
-      auto reader = CheckpointReader::Open(Step(step));
-      ASSERT_TRUE(reader.ok()) << reader.status();
+      auto reader = CheckpointReader::Open(Step(step)).value();
       for (const int64_t rows : {1, 2, 5}) {
-        const absl::Status read = CheckElements(*reader, rows, 6 - rows);
+        const absl::Status read = testing::CheckElements(reader, rows, 6 - rows);
         EXPECT_TRUE(read.ok()) << read;
       }
-      EXPECT_TRUE(reader->Verify(2).ok());
-      EXPECT_EQ(reader->manifest().step, step);
-      EXPECT_EQ(reader->manifest().sections.trainer,
+      EXPECT_TRUE(reader.Verify(2).ok());
+      EXPECT_EQ(reader.manifest().step, step);
+      EXPECT_EQ(reader.manifest().sections.trainer,
                 absl::StrCat(R"({"seed":1234,"steps":[)", step, "]}"));
     }
   }
@@ -101,10 +98,9 @@ TEST_F(CheckpointTest, ShardsAreOrdinaryFilesOfAtMostTheirSize) {
                          "shard-00001-of-00002.2.safetensors", "shard-00001-of-00002.safetensors"));
   for (const std::string& name : names) {
     if (name == kManifestName) continue;
-    const auto shard = SafetensorsFile::Open(Step(7) + "/" + name);
-    ASSERT_TRUE(shard.ok()) << shard.status();
+    const auto shard = SafetensorsFile::Open(Step(7) + "/" + name).value();
     int64_t bytes = 0;
-    for (const SafetensorsTensor& tensor : shard->tensors()) {
+    for (const SafetensorsTensor& tensor : shard.tensors()) {
       EXPECT_LE(tensor.size_bytes, 56);
       bytes += tensor.size_bytes;
     }
@@ -197,9 +193,9 @@ TEST_F(CheckpointTest, TheNewestAndEveryNthStay) {
     ASSERT_TRUE(Save(options, 1, Cut::kRows, step).ok());
   }
   EXPECT_THAT(Names(Folder()),
-              UnorderedElementsAre("latest", "notes.txt", "step-00000001.old", "step-00000004",
-                                   "step-00000008", "step-00000009", "step-00000010", "step-1",
-                                   ".tmp-mine"));
+              ::testing::UnorderedElementsAre("latest", "notes.txt", "step-00000001.old",
+                                              "step-00000004", "step-00000008", "step-00000009",
+                                              "step-00000010", "step-1", ".tmp-mine"));
   for (const std::string& name : foreign) EXPECT_EQ(Read(Folder() + "/" + name), name);
 }
 
@@ -314,42 +310,40 @@ TEST_F(CheckpointTest, ADamagedBoxIsNamedWhereItIsRead) {
   std::string bytes = Read(path);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);  // of 'weight' v
   Rewrite(path, bytes);
-  auto reader = CheckpointReader::Open(Step(3));
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  auto reader = CheckpointReader::Open(Step(3)).value();
   std::vector<float> row(7);
-  EXPECT_TRUE(reader->ReadBox("weight", "v", {0, 1, 0, 7}, {row.data(), 1, 7}).ok());
-  EXPECT_TRUE(reader->ReadBox("weight", "m", {4, 5, 0, 7}, {row.data(), 1, 7}).ok());
+  EXPECT_TRUE(reader.ReadBox("weight", "v", {0, 1, 0, 7}, {row.data(), 1, 7}).ok());
+  EXPECT_TRUE(reader.ReadBox("weight", "m", {4, 5, 0, 7}, {row.data(), 1, 7}).ok());
   // The whole box is hashed, not the row that is wanted.
-  const absl::Status status = reader->ReadBox("weight", "v", {2, 3, 0, 7}, {row.data(), 1, 7});
+  const absl::Status status = reader.ReadBox("weight", "v", {2, 3, 0, 7}, {row.data(), 1, 7});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()),
               ::testing::MatchesRegex(
                   "CheckpointReader: .*/step-00000003: shard-00001-of-00002.safetensors: box "
                   "'weight' v \\[2,5\\) x \\[0,7\\) has hash [0-9a-f]{16}, the manifest says "
                   "[0-9a-f]{16}"));
-  EXPECT_EQ(reader->Verify(2), status);
+  EXPECT_EQ(reader.Verify(2), status);
 }
 
 TEST_F(CheckpointTest, WhatDoesNotFitIsRefused) {
   ASSERT_TRUE(Save(Options(), 1, Cut::kRows, 3).ok());
-  auto reader = CheckpointReader::Open(Step(3));
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  auto reader = CheckpointReader::Open(Step(3)).value();
   std::vector<float> out(40);
   std::vector<double> doubles(4);
   const MatrixView<float> row(out.data(), 1, 7);
   using Code = absl::StatusCode;
-  EXPECT_EQ(reader->ReadBox("none", "m", {0, 1, 0, 7}, row).code(), Code::kNotFound);
-  EXPECT_EQ(reader->ReadBox("weight", "x", {0, 1, 0, 7}, row).code(), Code::kNotFound);
-  EXPECT_EQ(reader->ReadBox("weight", "m", {0, 2, 0, 7}, row).code(), Code::kInvalidArgument);
-  EXPECT_EQ(reader->ReadBox("weight", "m", {5, 6, 0, 7}, row).code(), Code::kInvalidArgument);
-  EXPECT_EQ(reader->ReadBox("weight", "m", {-1, 0, 0, 7}, row).code(), Code::kInvalidArgument);
-  EXPECT_EQ(reader->ReadBox("shares", "share", {0, 1, 0, 4}, {out.data(), 1, 4}).code(),
+  EXPECT_EQ(reader.ReadBox("none", "m", {0, 1, 0, 7}, row).code(), Code::kNotFound);
+  EXPECT_EQ(reader.ReadBox("weight", "x", {0, 1, 0, 7}, row).code(), Code::kNotFound);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {0, 2, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {5, 6, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("weight", "m", {-1, 0, 0, 7}, row).code(), Code::kInvalidArgument);
+  EXPECT_EQ(reader.ReadBox("shares", "share", {0, 1, 0, 4}, {out.data(), 1, 4}).code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(reader->ReadBox("norm", "m", {0, 1, 0, 4}, {doubles.data(), 1, 4}).code(),
+  EXPECT_EQ(reader.ReadBox("norm", "m", {0, 1, 0, 4}, {doubles.data(), 1, 4}).code(),
             Code::kInvalidArgument);
-  EXPECT_TRUE(reader->ReadBox("shares", "share", {0, 1, 0, 4}, {doubles.data(), 1, 4}).ok());
-  EXPECT_EQ(reader->Find("none"), nullptr);
-  EXPECT_EQ(reader->Find("weight")->rows, 5);
+  EXPECT_TRUE(reader.ReadBox("shares", "share", {0, 1, 0, 4}, {doubles.data(), 1, 4}).ok());
+  EXPECT_EQ(reader.Find("none"), nullptr);
+  EXPECT_EQ(reader.Find("weight")->rows, 5);
 }
 
 TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
@@ -367,9 +361,8 @@ TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
   Rewrite(second, second_bytes);
   // Sizes and headers are alike: the hashes of the boxes tell.
   Rewrite(first, Read(Step(3) + "/shard-00000-of-00002.safetensors"));
-  auto reader = CheckpointReader::Open(Step(4));
-  ASSERT_TRUE(reader.ok()) << reader.status();
-  EXPECT_THAT(std::string(reader->Verify(2).message()),
+  auto reader = CheckpointReader::Open(Step(4)).value();
+  EXPECT_THAT(std::string(reader.Verify(2).message()),
               HasSubstr("box 'norm' m [0,1) x [0,3) has hash"));
   Rewrite(first, first_bytes.substr(0, first_bytes.size() - 1));
   EXPECT_THAT(ErrorOfOpen(4), HasSubstr(" bytes, the manifest says "));
@@ -386,9 +379,8 @@ TEST_F(CheckpointTest, ShardsOfAnotherPlaceAreFound) {
 }
 
 TEST_F(CheckpointTest, TheNewestThatIsWholeIsFound) {
-  const auto none = FindCheckpoint(Folder());
-  ASSERT_TRUE(none.ok()) << none.status();
-  EXPECT_EQ(none->path, "");
+  const auto none = FindCheckpoint(Folder()).value();
+  EXPECT_EQ(none.path, "");
   for (int64_t step = 1; step <= 3; ++step) {
     CheckpointOptions options = Options();
     options.first_step = step - 1;
@@ -397,11 +389,10 @@ TEST_F(CheckpointTest, TheNewestThatIsWholeIsFound) {
   fs::resize_file(Step(3) + "/manifest.json", 100);
   fs::remove(Step(2) + "/shard-00000-of-00001.safetensors");
   fs::create_directories(Step(9));  // not even a manifest
-  const auto found = FindCheckpoint(Folder());
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->path, Step(1));
-  EXPECT_EQ(found->step, 1);
-  EXPECT_THAT(found->warnings,
+  const auto found = FindCheckpoint(Folder()).value();
+  EXPECT_EQ(found.path, Step(1));
+  EXPECT_EQ(found.step, 1);
+  EXPECT_THAT(found.warnings,
               ElementsAre(HasSubstr("step-00000009 is passed over: "),
                           HasSubstr("does not end with a checksum"),
                           HasSubstr("shard-00000-of-00001.safetensors is missing")));

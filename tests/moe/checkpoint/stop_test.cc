@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
-#include <vector>
 
 #include <absl/status/status.h>
 #include <gmock/gmock.h>
@@ -143,14 +142,13 @@ TEST_F(CheckpointStopTest, AFullDiskCostsOneCheckpoint) {
     FaultyFiles files(Graveyard(), Fault::kDiskFull, call);
     fs::remove_all(Path("run"));
     fs::copy(Path("before"), Path("run"), fs::copy_options::recursive);
-    auto writer = CheckpointWriter::Create(Options(files), 0, 1);
-    ASSERT_TRUE(writer.ok()) << writer.status();
+    auto writer = CheckpointWriter::Create(Options(files), 0, 1).value();
     const auto world = MakeLocalWorld({.ranks = 1});
     const auto stream = MakeInlineStream();
     const auto save = [&](int64_t step) {
       const auto memory = testing::PartsOf(0, 1, Cut::kRows, step);
-      EXPECT_TRUE((*writer)->Start(testing::StateOf(step), memory.parts).ok());
-      return (*writer)->Publish(*world[0], *stream);
+      EXPECT_TRUE(writer->Start(testing::StateOf(step), memory.parts).ok());
+      return writer->Publish(*world[0], *stream);
     };
     const absl::Status full = save(kNew);
     if (!files.reached()) break;

@@ -19,7 +19,6 @@ namespace moe {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class SafetensorsStreamTest : public IoTest {};
@@ -53,24 +52,22 @@ TEST_F(SafetensorsStreamTest, WhatIsWrittenIsRead) {
       {"ids", SafetensorsType::kI32, {2}, BytesOf(absl::MakeConstSpan(ids))},
       {"w", SafetensorsType::kF32, {2, 2}, BytesOf(absl::MakeConstSpan(weights))}};
   ASSERT_TRUE(WriteSafetensors(Path("m"), tensors, metadata).ok());
-  const auto file = SafetensorsFile::Open(Path("m"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->metadata(), metadata);
-  ASSERT_EQ(file->tensors().size(), tensors.size());
+  const auto file = SafetensorsFile::Open(Path("m")).value();
+  EXPECT_EQ(file.metadata(), metadata);
+  ASSERT_EQ(file.tensors().size(), tensors.size());
   for (const SafetensorsSource& source : tensors) {
-    const SafetensorsTensor* const tensor = file->Find(source.name);
+    const SafetensorsTensor* const tensor = file.Find(source.name);
     ASSERT_NE(tensor, nullptr) << source.name;
     EXPECT_EQ(tensor->type, source.type);
     EXPECT_EQ(tensor->shape, source.shape);
-    EXPECT_EQ(file->Data(*tensor), source.bytes) << source.name;
+    EXPECT_EQ(file.Data(*tensor), source.bytes) << source.name;
   }
 }
 
 TEST_F(SafetensorsStreamTest, AnEmptyFileIsAFile) {
   ASSERT_TRUE(WriteSafetensors(Path("m"), {}).ok());
-  const auto file = SafetensorsFile::Open(Path("m"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_TRUE(file->tensors().empty());
+  const auto file = SafetensorsFile::Open(Path("m")).value();
+  EXPECT_TRUE(file.tensors().empty());
 }
 
 TEST_F(SafetensorsStreamTest, WhatCouldNotBeReadIsNotWritten) {
@@ -102,10 +99,9 @@ TEST_F(SafetensorsStreamTest, AnEarlierFileIsReplaced) {
 // Who has the earlier file open goes on reading the earlier file.
 TEST_F(SafetensorsStreamTest, AnOpenFileKeepsItsBytes) {
   ASSERT_TRUE(WriteSafetensors(Path("m"), {Source("x", SafetensorsType::kU8, {2}, "ab")}).ok());
-  const auto before = SafetensorsFile::Open(Path("m"));
-  ASSERT_TRUE(before.ok());
+  const auto before = SafetensorsFile::Open(Path("m")).value();
   ASSERT_TRUE(WriteSafetensors(Path("m"), {Source("x", SafetensorsType::kU8, {1}, "c")}).ok());
-  EXPECT_THAT(before->Data(*before->Find("x")), ElementsAre('a', 'b'));
+  EXPECT_THAT(before.Data(*before.Find("x")), ::testing::ElementsAre('a', 'b'));
 }
 
 TEST_F(SafetensorsStreamTest, TheFileHasTheUsualPermissions) {
@@ -154,20 +150,21 @@ TEST_F(SafetensorsStreamTest, DataComesInAnyPieces) {
                                                Source("y", SafetensorsType::kU8, {3}, "cde")})
                   .ok());
   auto stream = SafetensorsStream::Create(
-      Path("pieces"), {{.name = "x", .type = SafetensorsType::kU8, .shape = {2}, .size_bytes = 2},
-                       {.name = "y", .type = SafetensorsType::kU8, .shape = {3}, .size_bytes = 3}});
-  ASSERT_TRUE(stream.ok()) << stream.status();
-  for (const char* piece : {"a", "", "bcd"}) ASSERT_TRUE(stream->Append(AsBytes(piece)).ok());
-  const absl::Status early = stream->Commit();
+                    Path("pieces"),
+                    {{.name = "x", .type = SafetensorsType::kU8, .shape = {2}, .size_bytes = 2},
+                     {.name = "y", .type = SafetensorsType::kU8, .shape = {3}, .size_bytes = 3}})
+                    .value();
+  for (const char* piece : {"a", "", "bcd"}) ASSERT_TRUE(stream.Append(AsBytes(piece)).ok());
+  const absl::Status early = stream.Commit();
   EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(early.message()), HasSubstr("the last 1 bytes of data are missing"));
-  const absl::Status beyond = stream->Append(AsBytes("ef"));
+  const absl::Status beyond = stream.Append(AsBytes("ef"));
   EXPECT_EQ(beyond.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(beyond.message()), HasSubstr("2 bytes of data, expected at most 1 more"));
-  ASSERT_TRUE(stream->Append(AsBytes("e")).ok());
-  ASSERT_TRUE(stream->Commit().ok());
+  ASSERT_TRUE(stream.Append(AsBytes("e")).ok());
+  ASSERT_TRUE(stream.Commit().ok());
   EXPECT_EQ(Read(Path("pieces")), Read(Path("whole")));
-  EXPECT_EQ(Read(Path("whole")), stream->header() + "abcde");
+  EXPECT_EQ(Read(Path("whole")), stream.header() + "abcde");
 }
 
 }  // namespace

@@ -2,10 +2,8 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/cross_entropy/cross_entropy.h"

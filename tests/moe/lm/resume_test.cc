@@ -19,7 +19,6 @@ namespace moe::lm::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using ::moe::testing::Layout;
 using ::testing::HasSubstr;
 using Resume = TrainCheckpoints::Resume;
 
@@ -76,10 +75,10 @@ void ExpectSameEnd(const Trace& resumed, const Trace& whole) {
 TEST_F(ResumeTest, AtAnyLayoutARunGoesOnAsIfItHadNotStopped) {
   const Trace whole = TrainIn(config_, {}, corpus_);
   ASSERT_TRUE(whole.status.ok()) << whole.status;
-  const std::vector<Layout> layouts = {{},
-                                       {.ranks = 5, .expert_parallel = 5},
-                                       {.ranks = 3, .threads = 2},
-                                       {.ranks = 8, .expert_parallel = 4}};
+  const std::vector<::moe::testing::Layout> layouts = {{},
+                                                       {.ranks = 5, .expert_parallel = 5},
+                                                       {.ranks = 3, .threads = 2},
+                                                       {.ranks = 8, .expert_parallel = 4}};
   // Each saves for the next: 2 steps, 3, 4, and the rest.
   for (size_t i = 0; i < layouts.size(); ++i) {
     SCOPED_TRACE(layouts[i]);

@@ -63,15 +63,14 @@ Tokens Of(const std::vector<uint8_t>& text) {
 
 TEST_F(TextDataTest, HoldsOutTheSecondBlockOfEveryTwenty) {
   const std::string text = Text(2 * kPeriod + 5);
-  const auto corpus = ReadCorpus({Write("a", text)}, 16);
-  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto corpus = ReadCorpus({Write("a", text)}, 16).value();
   std::string train, held_out;
   for (int64_t block = 0; block <= 2 * kHeldOutEvery; ++block) {
     const std::string part = text.substr(block * kHeldOutBlock, kHeldOutBlock);
     (block == 1 || block == 21 ? held_out : train) += part;
   }
-  EXPECT_EQ(Bytes(corpus->train), train);
-  EXPECT_EQ(Bytes(corpus->held_out), held_out);
+  EXPECT_EQ(Bytes(corpus.train), train);
+  EXPECT_EQ(Bytes(corpus.held_out), held_out);
 }
 
 TEST_F(TextDataTest, BlocksRunAcrossFiles) {
@@ -98,11 +97,10 @@ TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
   const std::string outside = Write("outside", text);
   fs::create_symlink(outside, root_ / "text/a_link");
   fs::create_directory_symlink(root_ / "text/c", root_ / "text/folder_link");
-  const auto corpus = ReadCorpus({(root_ / "text").string()}, 16);
-  ASSERT_TRUE(corpus.ok()) << corpus.status();
-  EXPECT_THAT(corpus->files, ElementsAre(upper, b, c));
-  EXPECT_EQ(corpus->skipped_files, 4);
-  EXPECT_EQ(corpus->train.size() + corpus->held_out.size(), 3 * kPeriod);
+  const auto corpus = ReadCorpus({(root_ / "text").string()}, 16).value();
+  EXPECT_THAT(corpus.files, ElementsAre(upper, b, c));
+  EXPECT_EQ(corpus.skipped_files, 4);
+  EXPECT_EQ(corpus.train.size() + corpus.held_out.size(), 3 * kPeriod);
 }
 
 TEST_F(TextDataTest, NamedSymbolicLinksAreFollowed) {
@@ -112,9 +110,8 @@ TEST_F(TextDataTest, NamedSymbolicLinksAreFollowed) {
   fs::create_directory_symlink(root_ / "folder", root_ / "folder_link");
   const std::string file_link = (root_ / "file_link").string();
   const std::string folder_link = (root_ / "folder_link").string();
-  const auto corpus = ReadCorpus({file_link, folder_link}, 16);
-  ASSERT_TRUE(corpus.ok()) << corpus.status();
-  EXPECT_THAT(corpus->files, ElementsAre(file_link, folder_link + "/a"));
+  const auto corpus = ReadCorpus({file_link, folder_link}, 16).value();
+  EXPECT_THAT(corpus.files, ElementsAre(file_link, folder_link + "/a"));
 }
 
 TEST_F(TextDataTest, NamedPathsMustHoldText) {
@@ -137,9 +134,8 @@ TEST_F(TextDataTest, TextMustReachOneSequenceInBothSplits) {
     const int64_t held_out_blocks = (length + 1 + kHeldOutBlock - 1) / kHeldOutBlock;
     const int64_t least =
         kHeldOutBlock + (held_out_blocks - 1) * (kPeriod - kHeldOutBlock) + length + 1;
-    const auto enough = ReadCorpus({Write("text", Text(least))}, length);
-    ASSERT_TRUE(enough.ok()) << enough.status();
-    EXPECT_EQ(SequenceCount(enough->held_out, length), 1);
+    const auto enough = ReadCorpus({Write("text", Text(least))}, length).value();
+    EXPECT_EQ(SequenceCount(enough.held_out, length), 1);
     const absl::Status status = ReadCorpus({Write("text", Text(least - 1))}, length).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(least) + " bytes or more"));

@@ -6,8 +6,6 @@
 #include <functional>
 #include <iterator>
 #include <limits>
-#include <mutex>
-#include <ostream>
 #include <string>
 #include <vector>
 

@@ -16,7 +16,6 @@ namespace {
 using ::moe::testing::OneRank;
 using ::moe::testing::SmallConfig;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const Parameter* Find(const ParameterStore& store, const std::string& name) {
   const Parameter* const found = store.Find(name);
@@ -115,7 +114,7 @@ TEST(Transformer, BadConfigurationsAreRefusedWithTheNearestValidChoice) {
     spoil(config);
     const absl::Status status = ValidateTransformerConfig(config);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << with;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(with));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(with));
   };
   EXPECT_TRUE(ValidateTransformerConfig(SmallConfig()).ok());
   refused("hidden_size is 14, expected an even multiple of the 2 attention heads, nearest 16",

@@ -19,12 +19,10 @@ using ::moe::testing::MakeModelWork;
 using ::moe::testing::ModelResult;
 using ::moe::testing::ModelWork;
 using ::moe::testing::OneRank;
-using ::moe::testing::OracleBatch;
 using ::moe::testing::OracleLoss;
 using ::moe::testing::RunModel;
 using ::moe::testing::SmallConfig;
 using ::moe::testing::TransformerOracle;
-using ::testing::HasSubstr;
 
 // Relative error of a float32 sum of K terms whose roundings are independent, sqrt(K) of 2^-24
 // (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), for the
@@ -36,7 +34,7 @@ double SumError(const TransformerConfig& config, size_t tokens) {
   return std::sqrt(static_cast<double>(longest)) * 0x1p-24;
 }
 
-OracleBatch OneBatch(const ModelWork& work) {
+::moe::testing::OracleBatch OneBatch(const ModelWork& work) {
   return {
       .tokens = work.tokens, .targets = work.targets, .sequence_offsets = work.SequenceOffsets(0)};
 }
@@ -229,7 +227,7 @@ TEST(Transformer, BadBatchesAreRefusedBeforeAnyWork) {
   };
   const auto refused = [](const absl::Status& status, const char* with) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(with));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(with));
   };
   EXPECT_TRUE(evaluate(tokens, tokens, good, 3).ok());
   refused(evaluate(outside, tokens, good, 3), "tokens[1] is 11, expected 0 to 10");

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/moe/lm/train_harness.h"

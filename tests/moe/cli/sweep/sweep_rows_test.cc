@@ -170,16 +170,15 @@ TEST(SweepRow, ReadsBackAsItWasWritten) {
     std::string line = JsonLine(row);
     ASSERT_EQ(line.back(), '\n');
     line.pop_back();
-    const auto back = ParseSweepRow(line);
-    ASSERT_TRUE(back.ok()) << back.status();
-    EXPECT_EQ(JsonLine(*back), JsonLine(row));
-    EXPECT_EQ(IdentityOf(*back), IdentityOf(row));
-    EXPECT_EQ(back->text("cf"), factor > 0 ? "1.25" : "none");
-    EXPECT_EQ(back->text("dp"), "2");
-    EXPECT_EQ(back->text("seed"), "18446744073709551615");
-    EXPECT_EQ(back->number("tok_s"), 1234.5678901234567);
-    EXPECT_EQ(back->number("peak_mib"), 3);
-    EXPECT_FALSE(back->failed());
+    const auto back = ParseSweepRow(line).value();
+    EXPECT_EQ(JsonLine(back), JsonLine(row));
+    EXPECT_EQ(IdentityOf(back), IdentityOf(row));
+    EXPECT_EQ(back.text("cf"), factor > 0 ? "1.25" : "none");
+    EXPECT_EQ(back.text("dp"), "2");
+    EXPECT_EQ(back.text("seed"), "18446744073709551615");
+    EXPECT_EQ(back.number("tok_s"), 1234.5678901234567);
+    EXPECT_EQ(back.number("peak_mib"), 3);
+    EXPECT_FALSE(back.failed());
   }
 }
 
@@ -227,15 +226,14 @@ TEST(SweepRow, TheReportReadsIt) {
   const std::string lines = JsonLine(MeasuredRow(PointAt(8, 1.25), Speed(100, 2))) +
                             JsonLine(MeasuredRow(PointAt(8, 0), Speed(90, 1.9))) +
                             JsonLine(ErrorRow(PointAt(1, 1), "no"));
-  const auto run = report::ParseRun("rows.jsonl", lines);
-  ASSERT_TRUE(run.ok()) << run.status();
-  ASSERT_EQ(run->sweep.size(), 3u);
-  EXPECT_EQ(run->sweep[0].capacity_factor, 1.25);
-  EXPECT_TRUE(std::isinf(run->sweep[1].capacity_factor));
-  EXPECT_EQ(run->sweep[1].validation_loss, 1.9);
-  EXPECT_EQ(run->sweep[0].drop_initial_pct, 5);
-  EXPECT_EQ(run->sweep[0].dp, 2);
-  EXPECT_TRUE(run->sweep[2].failed());
+  const auto run = report::ParseRun("rows.jsonl", lines).value();
+  ASSERT_EQ(run.sweep.size(), 3u);
+  EXPECT_EQ(run.sweep[0].capacity_factor, 1.25);
+  EXPECT_TRUE(std::isinf(run.sweep[1].capacity_factor));
+  EXPECT_EQ(run.sweep[1].validation_loss, 1.9);
+  EXPECT_EQ(run.sweep[0].drop_initial_pct, 5);
+  EXPECT_EQ(run.sweep[0].dp, 2);
+  EXPECT_TRUE(run.sweep[2].failed());
 }
 
 class ResultFileTest : public IoTest {
@@ -254,17 +252,15 @@ class ResultFileTest : public IoTest {
 
 TEST_F(ResultFileTest, GoesOnWhereItStopped) {
   {
-    auto file = ResultFile::Create(path_);
-    ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE(file->Append(row_).ok());
+    auto file = ResultFile::Create(path_).value();
+    ASSERT_TRUE(file.Append(row_).ok());
     EXPECT_EQ(Content(), JsonLine(row_));  // at once, not when it closes
   }
   EXPECT_TRUE(absl::IsAlreadyExists(ResultFile::Create(path_).status()));
-  auto file = ResultFile::Continue(path_);
-  ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_EQ(file->lines().size(), 1u);
-  EXPECT_EQ(JsonLine(file->lines()[0].row), JsonLine(row_));
-  ASSERT_TRUE(file->Append(other_).ok());
+  auto file = ResultFile::Continue(path_).value();
+  ASSERT_EQ(file.lines().size(), 1u);
+  EXPECT_EQ(JsonLine(file.lines()[0].row), JsonLine(row_));
+  ASSERT_TRUE(file.Append(other_).ok());
   EXPECT_EQ(Content(), JsonLine(row_) + JsonLine(other_));
 }
 
@@ -282,10 +278,9 @@ TEST_F(ResultFileTest, ACutLastLineIsCutOffWhereverItWasCut) {
 
 TEST_F(ResultFileTest, AWholeLastLineWithoutItsEndCounts) {
   Put(JsonLine(row_).substr(0, JsonLine(row_).size() - 1));
-  auto file = ResultFile::Continue(path_);
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->lines().size(), 1u);
-  ASSERT_TRUE(file->Append(other_).ok());
+  auto file = ResultFile::Continue(path_).value();
+  EXPECT_EQ(file.lines().size(), 1u);
+  ASSERT_TRUE(file.Append(other_).ok());
   EXPECT_EQ(Content(), JsonLine(row_) + JsonLine(other_));
 }
 
@@ -310,8 +305,7 @@ TEST_F(ResultFileTest, TooManyRowsAreRefused) {
 }
 
 TEST_F(ResultFileTest, OneSweepWritesAtATime) {
-  auto file = ResultFile::Create(path_);
-  ASSERT_TRUE(file.ok());
+  auto file = ResultFile::Create(path_).value();
   EXPECT_TRUE(absl::IsFailedPrecondition(ResultFile::Continue(path_).status()));
 }
 
