@@ -21,7 +21,6 @@ namespace moe {
 namespace {
 
 using ::testing::Each;
-using ::testing::HasSubstr;
 using testing::Tagged;
 
 class CommOrderTest : public testing::CommTest {};
@@ -201,9 +200,9 @@ TEST_P(CommOrderTest, PeerMemoryThatOneRankLacksIsAnErrorOnAll) {
     const bool last = comm.rank() == comm.size() - 1;
     const auto status = comm.AllocatePeerBuffer(last ? int64_t{1} << 60 : 64).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    EXPECT_THAT(
-        std::string(status.message()),
-        HasSubstr(absl::StrCat("rank ", comm.size() - 1, " has no 1152921504606846976 bytes")));
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr(
+                    absl::StrCat("rank ", comm.size() - 1, " has no 1152921504606846976 bytes")));
     EXPECT_TRUE(comm.AllocatePeerBuffer(64).ok());  // the world lives
   });
 }

@@ -14,7 +14,6 @@
 namespace moe {
 namespace {
 
-using ::testing::Each;
 using ::testing::ElementsAreArray;
 
 using testing::Tagged;
@@ -253,7 +252,7 @@ TEST_P(CommContractTest, ReduceScatterAndAllGatherWorkInPlace) {
     ASSERT_TRUE(comm.ReduceScatter<int32_t>(x, own, ReduceOp::kSum, stream).ok());
     ASSERT_TRUE(comm.AllGather<int32_t>(own, absl::MakeSpan(x), stream).ok());
     ASSERT_TRUE(stream.Synchronize().ok());
-    EXPECT_THAT(x, Each(comm.size() * (comm.size() + 1) / 2));
+    EXPECT_THAT(x, ::testing::Each(comm.size() * (comm.size() + 1) / 2));
   });
 }
 

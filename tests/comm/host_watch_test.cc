@@ -29,8 +29,6 @@
 namespace moe {
 namespace {
 
-using ::testing::MatchesRegex;
-
 constexpr int kRanks = 3;
 
 // What processes share: the cards that they hand round, and how many have joined.
@@ -134,7 +132,8 @@ TEST_F(HostWatchTest, NamesEveryRankThatIsGoneWhenItComesToLook) {
   for (int c = std::fgetc(said_); c != '\n' && c != EOF; c = std::fgetc(said_)) {
     line += static_cast<char>(c);
   }
-  EXPECT_THAT(line, MatchesRegex(absl::StrCat("on host [^ ]+ ", Gone(0), ", ", Gone(1))));
+  EXPECT_THAT(line,
+              ::testing::MatchesRegex(absl::StrCat("on host [^ ]+ ", Gone(0), ", ", Gone(1))));
   Reap(2);
   EXPECT_EQ(Said(), "");  // one line for one failure
 }

@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

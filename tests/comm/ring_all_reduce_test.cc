@@ -17,8 +17,6 @@ namespace moe {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
-using testing::EnvStream;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
@@ -33,7 +31,7 @@ float FloatValue(int rank, size_t i) {
 class RingAllReduceTest : public ::testing::TestWithParam<int> {
  protected:
   static void OnEachRank(absl::FunctionRef<void(Communicator&, Stream&)> body) {
-    testing::Env().Run(GetParam(), kPatience, EnvStream::kQueue, body);
+    testing::Env().Run(GetParam(), kPatience, testing::EnvStream::kQueue, body);
   }
 };
 
@@ -44,7 +42,7 @@ TEST_P(RingAllReduceTest, AddsOneTwoThree) {
     ASSERT_TRUE(ring.Sum(absl::MakeSpan(x), stream).ok());
     ASSERT_TRUE(stream.Synchronize().ok());
     const auto ranks = static_cast<float>(comm.size());
-    EXPECT_THAT(x, ElementsAre(ranks, 2 * ranks, 3 * ranks));
+    EXPECT_THAT(x, ::testing::ElementsAre(ranks, 2 * ranks, 3 * ranks));
   });
 }
 
@@ -175,19 +173,6 @@ TEST_P(RingAllReduceTest, DirectSumsInRankOrder) {
       for (int r = 1; r < comm.size(); ++r) expected += FloatValue(r, i);
       ASSERT_EQ(x[i], expected) << "i=" << i;
     }
-  });
-}
-
-TEST_P(RingAllReduceTest, AlgorithmsAgreeOnInt64) {
-  OnEachRank([](Communicator& comm, Stream& stream) {
-    std::vector<int64_t> a(501), b(501);
-    for (size_t i = 0; i < a.size(); ++i) a[i] = b[i] = Value(comm.rank(), i);
-    const auto ring = AllReducer::Create(AllReduceAlgorithm::kRing, comm).value();
-    const auto direct = AllReducer::Create(AllReduceAlgorithm::kDirect, comm).value();
-    ASSERT_TRUE(ring->Sum(absl::MakeSpan(a), stream).ok());
-    ASSERT_TRUE(direct->Sum(absl::MakeSpan(b), stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok());
-    EXPECT_EQ(a, b);
   });
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -16,7 +15,6 @@
 namespace moe {
 namespace {
 
-using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -83,7 +81,7 @@ TEST(MarkDropped, ByPositionQueuesSecondChoicesAfterAllFirstOnes) {
   EXPECT_THAT(slots.Dropped(0.6, DropPolicy::kPosition), ElementsAre(0, 0, 0, 1, 0, 1));
   // C = 1.
   EXPECT_THAT(slots.Dropped(0.3, DropPolicy::kPosition), ElementsAre(0, 1, 0, 1, 1, 1));
-  EXPECT_THAT(slots.Dropped(1.0, DropPolicy::kPosition), Each(0));
+  EXPECT_THAT(slots.Dropped(1.0, DropPolicy::kPosition), ::testing::Each(0));
 }
 
 TEST(MarkDropped, ByProbabilityKeepsTheLargestWeights) {
@@ -176,10 +174,11 @@ TEST(MarkDropped, KeepsExactlyTheCapacityAndTheBestOfEachExpert) {
 class TokenGroupsTest : public testing::Test {
  protected:
   absl::StatusOr<TokenGroups> Make(int64_t group) {
-    const auto batch = CopyBatch(
-        {.sequence_offsets = sequences_, .micro_batch_offsets = micro_batches_}, 12, workspace_);
-    EXPECT_TRUE(batch.ok()) << batch.status();
-    return MakeTokenGroups({group}, *batch, workspace_);
+    const auto batch =
+        CopyBatch({.sequence_offsets = sequences_, .micro_batch_offsets = micro_batches_}, 12,
+                  workspace_)
+            .value();
+    return MakeTokenGroups({group}, batch, workspace_);
   }
 
   std::vector<int64_t> sequences_ = {0, 2, 2, 6, 12};

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -48,11 +47,12 @@ struct GateRun {
   void Select() {
     batch = *CopyBatch(batch, Logits().rows(), workspace);
     const TokenGroups groups = *MakeTokenGroups({}, batch, workspace);
-    const auto selected = gate->Select(
-        {.logits = Logits(), .batch = batch, .groups = groups, .expert_bias = expert_bias},
-        workspace, *stream);
-    ASSERT_TRUE(selected.ok()) << selected.status();
-    selection = *selected;
+    const auto selected =
+        gate->Select(
+                {.logits = Logits(), .batch = batch, .groups = groups, .expert_bias = expert_bias},
+                workspace, *stream)
+            .value();
+    selection = selected;
     dropped.assign(selection.expert.size(), 0);
   }
 

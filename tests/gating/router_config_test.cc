@@ -10,8 +10,6 @@
 namespace moe {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 RouterConfig Valid() {
@@ -30,10 +28,10 @@ std::string MessageAfter(Change change) {
 }
 
 TEST(RouterConfig, EveryGateHasAValidConfiguration) {
-  EXPECT_THAT(GateNames(),
-              ElementsAre("switch", "gshard", "topk", "mixtral", "qwen2", "qwen3", "olmoe",
-                          "deepseek-v2", "deepseek-v3", "gpt-oss", "llama4", "longcat",
-                          "expert-choice", "noisy-topk", "sinkhorn", "sparsemixer"));
+  EXPECT_THAT(GateNames(), ::testing::ElementsAre("switch", "gshard", "topk", "mixtral", "qwen2",
+                                                  "qwen3", "olmoe", "deepseek-v2", "deepseek-v3",
+                                                  "gpt-oss", "llama4", "longcat", "expert-choice",
+                                                  "noisy-topk", "sinkhorn", "sparsemixer"));
   for (const std::string& gate : GateNames()) {
     RouterConfig config = Valid();
     config.gate = gate;
@@ -104,9 +102,10 @@ TEST(RouterConfig, SizesMustBePositive) {
 TEST(RouterConfig, CapacityFactorMustBeFiniteAndPositive) {
   for (const double factor : {0.0, -1.0, std::numeric_limits<double>::infinity(),
                               std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_THAT(MessageAfter([&](RouterConfig& c) { c.capacity_factor = factor; }),
-                AllOf(HasSubstr("RouterConfig.capacity_factor is "),
-                      HasSubstr("expected a finite number above 0, or none (dropless)")));
+    EXPECT_THAT(
+        MessageAfter([&](RouterConfig& c) { c.capacity_factor = factor; }),
+        ::testing::AllOf(HasSubstr("RouterConfig.capacity_factor is "),
+                         HasSubstr("expected a finite number above 0, or none (dropless)")));
   }
 }
 

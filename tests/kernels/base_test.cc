@@ -31,7 +31,6 @@
 namespace moe {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // Small, of whole huge pages, and of some and a rest.
@@ -212,7 +211,7 @@ TEST(StreamTest, ACudaStreamIsThereOrSaysWhatIsMissing) {
   if (stream.ok()) return;
   EXPECT_EQ(stream.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(stream.status().message()),
-              AnyOf(HasSubstr("MOE_ENABLE_CUDA=ON"), HasSubstr("driver")));
+              ::testing::AnyOf(HasSubstr("MOE_ENABLE_CUDA=ON"), HasSubstr("driver")));
 }
 
 TEST(ThreadPoolTest, RangesCoverEveryElementOnceForAnyThreadCount) {

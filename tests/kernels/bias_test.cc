@@ -12,8 +12,6 @@ namespace {
 
 using testing::ForEachDevice;
 using testing::Matrix;
-using testing::MatrixLayout;
-using testing::RandomFloats;
 using testing::SameBits;
 using testing::TestDevice;
 
@@ -55,7 +53,7 @@ std::vector<float> Gradient(const TestDevice& device, const Matrix<T>& dy,
 Biases RandomBiases(int64_t groups, int64_t cols, uint64_t seed) {
   Biases biases;
   for (int64_t g = 0; g < groups; ++g) {
-    biases.push_back(RandomFloats(cols, seed + static_cast<uint64_t>(g)));
+    biases.push_back(testing::RandomFloats(cols, seed + static_cast<uint64_t>(g)));
   }
   return biases;
 }
@@ -125,7 +123,7 @@ TYPED_TEST(BiasTest, HasTheBitsOfTheReferenceForAnyWidthAndLayout) {
   ForEachDevice(
       [](const TestDevice& device) {
         for (const int64_t cols : {1, 7, 16, 31, 63, 64, 65, 277, 1049}) {
-          for (const MatrixLayout layout : testing::kLayouts) {
+          for (const testing::MatrixLayout layout : testing::kLayouts) {
             ExpectTheReference(device, Matrix<TypeParam>::Random(19, cols, layout, 1),
                                {0, 0, 3, 11, 12, 19});
           }
@@ -173,16 +171,15 @@ TYPED_TEST(BiasTest, NothingToAddLeavesZerosOrTheOldValue) {
 }
 
 TEST(AddBiasTest, OffsetsAndSpansAreReadBeforeTheCallReturns) {
-  auto stream = MakeStream({.kind = DeviceKind::kCpu});
-  ASSERT_TRUE(stream.ok());
+  auto stream = MakeStream({.kind = DeviceKind::kCpu}).value();
   Matrix<float> y(3, 2, 1.0f);
   const std::vector<float> a = {1, 2}, b = {10, 20};
   std::vector<int64_t> offsets = {0, 1, 3};
   std::vector<absl::Span<const float>> spans = {a, b};
-  ASSERT_TRUE(AddBias<float>(y.view(), offsets, spans, **stream).ok());
+  ASSERT_TRUE(AddBias<float>(y.view(), offsets, spans, *stream).ok());
   offsets.assign(3, -1000000);
   spans.assign(2, {});
-  ASSERT_TRUE((*stream)->Synchronize().ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
   EXPECT_EQ(y.values(), (std::vector<double>{2, 3, 11, 21, 11, 21}));
 }
 

@@ -16,9 +16,6 @@ namespace {
 
 using testing::ForEachDevice;
 using testing::Matrix;
-using testing::MatrixLayout;
-using testing::RandomFloats;
-using testing::SameBits;
 using testing::TestDevice;
 
 // Tokens with 0, 1, 2 ... slots, some of them dropped, rows in any order.
@@ -31,7 +28,7 @@ struct Slots {
       }
       offset.push_back(static_cast<int64_t>(row.size()));
     }
-    weight = RandomFloats(static_cast<int64_t>(row.size()), 10);
+    weight = testing::RandomFloats(static_cast<int64_t>(row.size()), 10);
   }
   std::vector<int64_t> offset = {0};
   std::vector<int32_t> row;
@@ -90,7 +87,7 @@ void ExpectThePlainLoops(const TestDevice& device, const Slots& slots, const Mat
       combine::Reference(combine::Combine<T>{rows.view(), slots.offset.data(), slots.row.data(),
                                              weighted ? slots.weight.data() : nullptr, want.view(),
                                              write});
-      EXPECT_TRUE(SameBits(device.Read(got), want))
+      EXPECT_TRUE(testing::SameBits(device.Read(got), want))
           << "weighted=" << weighted << " add=" << (write == Write::kAdd);
     }
   }

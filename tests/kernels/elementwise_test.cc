@@ -14,7 +14,6 @@ namespace {
 
 using testing::ForEachDevice;
 using testing::kInfinity;
-using testing::kOffsets;
 using testing::Matrix;
 using testing::MatrixLayout;
 using testing::Offsets;
@@ -166,7 +165,7 @@ TEST(ScaleTest, MultipliesAndAddsForAnyLengthAndAlignment) {
     scale(in, 0.7f, Write::kAdd);
   };
   ForEachDevice([&](const TestDevice& device) {
-    for (const Offsets at : kOffsets) {
+    for (const Offsets at : testing::kOffsets) {
       for (const int64_t n : {0, 1, 4, 333, 1029}) check(device, n, at);
     }
     check(device, 40009, {});  // of several threads

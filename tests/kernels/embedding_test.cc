@@ -12,7 +12,6 @@ using testing::ForEachDevice;
 using testing::kLayouts;
 using testing::Matrix;
 using testing::MatrixLayout;
-using testing::SameBits;
 using testing::TestDevice;
 
 // Half of the tokens name one row, the others any.
@@ -71,7 +70,7 @@ TYPED_TEST(EmbeddingBackwardTest, HasTheBitsOfAscendingTokensForAnyShapeAndLayou
       for (int64_t t = 0; t < tokens; ++t) {
         for (int64_t h = 0; h < cols; ++h) want.at(ids[t], h) += static_cast<float>(dx.at(t, h));
       }
-      EXPECT_TRUE(SameBits(Gradient(device, ids, dx, old, write), want))
+      EXPECT_TRUE(testing::SameBits(Gradient(device, ids, dx, old, write), want))
           << tokens << " tokens, " << vocabulary << " x " << cols;
     }
   };

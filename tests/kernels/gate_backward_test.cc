@@ -14,7 +14,6 @@ using testing::ForEachDevice;
 using testing::kLayouts;
 using testing::Matrix;
 using testing::MatrixLayout;
-using testing::SameBits;
 using testing::TestDevice;
 
 // Tokens with 0 to K slots; every third slot is dropped, and its d_weight no number.
@@ -98,8 +97,8 @@ TEST(GateBackwardTest, HasTheBitsOfOneThreadForAnyWidthAndLayout) {
       for (const GateWeights weights : {GateWeights::kScores, GateWeights::kNormalised}) {
         const GateRule rule = {
             .score = function, .weights = weights, .scale = 2.5f, .epsilon = 0.25f};
-        EXPECT_TRUE(
-            SameBits(Gradient(device, rule, score, slots, out), Gradient(one, rule, score, slots)))
+        EXPECT_TRUE(testing::SameBits(Gradient(device, rule, score, slots, out),
+                                      Gradient(one, rule, score, slots)))
             << "E=" << experts << " K=" << k << " sigmoid " << (function == ScoreFunction::kSigmoid)
             << " normalised " << (weights == GateWeights::kNormalised);
       }

@@ -22,7 +22,6 @@ using testing::MatrixLayout;
 using testing::RunGate;
 using testing::SameBits;
 using testing::SameNumbers;
-using testing::Simd;
 using testing::TestDevice;
 
 constexpr GateRule kSoftmax = {}, kSigmoid = {.score = ScoreFunction::kSigmoid};
@@ -212,7 +211,7 @@ TEST(SigmoidScores, AreWithinTwoUlpsOfTheExactValueOnEveryTarget) {
         }
         EXPECT_LE(worst, 2) << "at " << worst_at;
       },
-      Simd::kAll);
+      testing::Simd::kAll);
 }
 
 TEST(SigmoidScores, LogSumExpHasTheBitsOfASoftmaxAlsoWhereItIsNotFinite) {

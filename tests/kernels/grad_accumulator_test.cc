@@ -11,9 +11,7 @@
 namespace moe {
 namespace {
 
-using testing::ExpectSameBitsOnEveryDevice;
 using testing::kNaN;
-using testing::TestDevice;
 using testing::TestStream;
 
 constexpr ExactGrid kGrid = {.unit_log2 = -34, .max_terms = 4};
@@ -22,7 +20,7 @@ constexpr ExactGrid kGrid = {.unit_log2 = -34, .max_terms = 4};
 // second takes the scratch of the first.
 TEST(GradAccumulatorTest, HasTheSameBitsOnEveryDevice) {
   const int64_t rows = 5, cols = 21;
-  ExpectSameBitsOnEveryDevice([&](const TestDevice& device) {
+  testing::ExpectSameBitsOnEveryDevice([&](const testing::TestDevice& device) {
     Workspace workspace(device.memory());
     const auto floats = device.Random(cols, 1);
     const auto exact = device.Copy(std::vector<int64_t>(cols, 3));

@@ -5,7 +5,6 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -81,10 +80,9 @@ TEST(GroupedGemm, ReadsOffsetsAndWeightViewsBeforeItReturns) {
   const Matrix<float> want = Expected<float, float>(x, groups, true, 0);
   auto y = Unwritten<float>(5, 4);
   Workspace workspace;
-  auto stream = MakeStream({});
-  ASSERT_TRUE(stream.ok());
+  auto stream = MakeStream({}).value();
   std::promise<void> gate;
-  ASSERT_TRUE((*stream)
+  ASSERT_TRUE(stream
                   ->Enqueue([opened = gate.get_future()]() mutable {
                     opened.wait();
                     return absl::OkStatus();
@@ -92,13 +90,13 @@ TEST(GroupedGemm, ReadsOffsetsAndWeightViewsBeforeItReturns) {
                   .ok());
   std::vector<MatrixView<const float>> views = groups.views();
   const absl::Status status =
-      GroupedGemm<float>(x.view(), groups.offsets, views, y.view(), workspace, **stream);
+      GroupedGemm<float>(x.view(), groups.offsets, views, y.view(), workspace, *stream);
   std::fill(views.begin(), views.end(), MatrixView<const float>());
   std::fill(groups.offsets.begin(), groups.offsets.end(), -1);
   EXPECT_GT(workspace.used_bytes(), 0) << "the queued task still needs it";
   gate.set_value();
   ASSERT_TRUE(status.ok()) << status;
-  ASSERT_TRUE((*stream)->Synchronize().ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
   EXPECT_TRUE(SameBits(y, want));
 }
 

@@ -1,6 +1,5 @@
 // kernels/router_loss, the balance of experts: by hand, then against plain loops and the bits of a
 // CPU, on every device.
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,16 +12,12 @@
 namespace moe {
 namespace {
 
-using testing::Added;
 using ::testing::Each;
 using ::testing::ElementsAre;
-using testing::ElementsOf;
 using testing::ForEachDevice;
 using testing::kLayouts;
 using testing::Loss;
 using testing::Matrix;
-using testing::MatrixLayout;
-using testing::PositiveScores;
 using testing::Result;
 using testing::TestDevice;
 
@@ -38,7 +33,7 @@ struct Case {
   float coeff = 1;
   ScoreFunction function = ScoreFunction::kSoftmax;
   bool gradient = true;
-  MatrixLayout in = {}, out = {};
+  testing::MatrixLayout in = {}, out = {};
   int64_t further = 0;  // columns of the gradient that no expert has
 
   int64_t tokens() const { return static_cast<int64_t>(score.size()) / experts; }
@@ -63,7 +58,7 @@ Result Balance(const TestDevice& device, const Case& c) {
       {.offsets = c.groups, .micro_batch = c.micro_batch}, loss.span().data(),
       c.gradient ? gradient.view() : MatrixView<float>(), workspace, device.stream());
   EXPECT_TRUE(status.ok()) << status;
-  return {Added(device, loss), ElementsOf(device.Read(gradient))};
+  return {testing::Added(device, loss), testing::ElementsOf(device.Read(gradient))};
 }
 
 // check(a function from a Case to its Result).
@@ -245,7 +240,7 @@ TEST(LoadBalanceLoss, IsTheFormulaInPlainLoopsAndHasTheSameBitsOnEveryDevice) {
 // With two choices of three, and without, of counted and of given shares.
 void ExpectBitsOfTheCpu(Case c) {
   const int64_t tokens = c.groups.back();
-  c.score = PositiveScores(tokens, c.experts);
+  c.score = testing::PositiveScores(tokens, c.experts);
   c.k = 3;
   c.choices = 2;
   for (int64_t s = 0; s < 3 * tokens; ++s) {

@@ -17,8 +17,6 @@
 namespace moe {
 namespace {
 
-using ::testing::HasSubstr;
-
 template <typename T>
 class PackedWeightsTest : public ::testing::Test {
  protected:
@@ -77,7 +75,7 @@ class PackedWeightsErrors : public ::testing::Test {
   }
   static void Expect(const absl::Status& status, const std::string& text) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(text));
   }
 
   std::vector<float> data_ = std::vector<float>(64, 1.0f), y_ = data_;

@@ -2,7 +2,6 @@
 #include "kernels/permute/permute.h"
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -16,7 +15,6 @@ namespace {
 
 using testing::ForEachDevice;
 using testing::Matrix;
-using testing::SameBits;
 using testing::TestDevice;
 
 template <typename T>
@@ -87,7 +85,8 @@ void ExpectThePlainLoops(const TestDevice& device, const Sources& sources, const
                                    device.stream());
       };
       ASSERT_TRUE(gather().ok());
-      EXPECT_TRUE(SameBits(device.Read(got), want)) << "many=" << many << " scaled=" << scaled;
+      EXPECT_TRUE(testing::SameBits(device.Read(got), want))
+          << "many=" << many << " scaled=" << scaled;
     }
   }
 }

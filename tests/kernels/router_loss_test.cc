@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -14,14 +13,10 @@ namespace moe {
 namespace {
 
 using testing::Added;
-using ::testing::ElementsAre;
-using testing::ElementsOf;
 using testing::ForEachDevice;
 using testing::kLayouts;
 using testing::Loss;
 using testing::Matrix;
-using testing::MatrixLayout;
-using testing::PositiveScores;
 using testing::Result;
 using testing::TestDevice;
 
@@ -30,7 +25,7 @@ struct Scores {
   int64_t cols = 1, experts = 1;
   std::vector<float> logits, score, log_sum_exp;
   ScoreFunction function = ScoreFunction::kSoftmax;
-  MatrixLayout in = {}, out = {};
+  testing::MatrixLayout in = {}, out = {};
 
   // f(scores in the device's memory, a workspace of it).
   template <typename Function>
@@ -58,7 +53,7 @@ Result ZLoss(const TestDevice& device, const Scores& scores, std::vector<int64_t
                                          gradient.view(), workspace, device.stream());
     std::fill(micro_batches.begin(), micro_batches.end(), int64_t{-1});  // may change at once
     EXPECT_TRUE(status.ok()) << status;
-    result = {Added(device, loss), ElementsOf(device.Read(gradient))};
+    result = {Added(device, loss), testing::ElementsOf(device.Read(gradient))};
   });
   return result;
 }
@@ -74,7 +69,7 @@ TEST(ZLoss, IsTheMeanSquareOfLogSumExpOfEachMicroBatch) {
                                 {0, 0, 2, 3}, 0.5f);
     EXPECT_DOUBLE_EQ(result.loss, 0.5 * (4 + 16) / 2 + 0.5 * 9);
     // 1 + 0.5 * 2 * lse * p / T
-    EXPECT_THAT(result.gradient, ElementsAre(1.5f, 1.5f, 1.5f, 2.5f, -.5f, -.5f));
+    EXPECT_THAT(result.gradient, ::testing::ElementsAre(1.5f, 1.5f, 1.5f, 2.5f, -.5f, -.5f));
   });
 }
 
@@ -165,7 +160,7 @@ TEST(RouterLoss, ZLossAndEntropyHaveTheSameBitsForAnyWidthAndLayout) {
     s.cols = experts + 2;
     s.logits = testing::RandomFloats(tokens * s.cols, 2);
     s.log_sum_exp = testing::RandomFloats(tokens, 3);
-    s.score = PositiveScores(tokens, experts);
+    s.score = testing::PositiveScores(tokens, experts);
     const TestDevice one{Device()};
     const Result want = ZLoss(one, s, micro_batches, 0.5f);
     const double entropy = EntropyOf(one, s);

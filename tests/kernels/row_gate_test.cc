@@ -12,7 +12,6 @@ namespace moe {
 namespace {
 
 using testing::ForEachDevice;
-using testing::kFloatRounding;
 using testing::kLayoutPairs;
 using testing::Matrix;
 using testing::MatrixLayout;
@@ -136,7 +135,7 @@ TYPED_TEST(RowGateTest, ForwardEqualsThePlainLoopForAnyWidthAndLayout) {
     Matrix<T> want(tokens, cols, out);
     for (int64_t t = 0; t < tokens; ++t) {
       const double sigmoid = 1 / (1 + std::exp(-double{logit[t]}));
-      EXPECT_NEAR(got.gate[t], sigmoid, 2 * kFloatRounding * sigmoid + 0x1p-149);
+      EXPECT_NEAR(got.gate[t], sigmoid, 2 * testing::kFloatRounding * sigmoid + 0x1p-149);
       if (device.has_host_math()) {
         EXPECT_EQ(got.gate[t], static_cast<float>(sigmoid));
       }

@@ -31,11 +31,10 @@ TEST(StreamTimerTest, TimesTheWorkBetweenItsPointsAlone) {
       ASSERT_TRUE(Sleep(stream, ms).ok());
       ASSERT_TRUE(timer->Stop().ok());
       ASSERT_TRUE(Sleep(stream, 200).ok());
-      const auto ns = timer->ElapsedNs();
-      ASSERT_TRUE(ns.ok()) << ns.status();
+      const auto ns = timer->ElapsedNs().value();
       // CUDA's clock has a resolution of half a microsecond.
-      EXPECT_GE(*ns, ms * 1e6 - 1e3);
-      EXPECT_LT(*ns, ms * 1e6 + 150e6);  // a loaded machine; the work around takes more
+      EXPECT_GE(ns, ms * 1e6 - 1e3);
+      EXPECT_LT(ns, ms * 1e6 + 150e6);  // a loaded machine; the work around takes more
     }
   }
 }
