@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
@@ -38,6 +39,7 @@
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/packed_weights.h"
 #include "kernels/grouped_gemm/simd_targets.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 
 namespace moe::bench {
 
@@ -91,12 +93,14 @@ struct GemmData {
                                        OutTree());
   }
   absl::Status WeightGradient(Workspace& workspace, Stream& stream) {
+    const auto empty = std::make_unique<bool[]>(experts);  // what is there is overwritten
+    std::fill_n(empty.get(), experts, true);
+    std::vector<GradAccumulator> grads;
     for (int64_t e = 0; e < experts; ++e) {
-      MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
-          {dy.data() + e * rows * out, rows, out}, {x.data() + e * rows * in, rows, in},
-          {dw.data() + e * out * in, out, in}, Write::kOverwrite, workspace, stream));
+      grads.emplace_back(dw.subspan(e * out * in, out * in), &empty[e]);
     }
-    return absl::OkStatus();
+    return AddWeightGradients<T>({dy.data(), rows * experts, out}, {x.data(), rows * experts, in},
+                                 offsets, grads, workspace, stream);
   }
 
   // Elements of the four outputs, spread evenly, that do not have the bits of the specification.

@@ -7,16 +7,16 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
 #include "kernels/exact_sum/exact_sum_op.h"
+#include "kernels/exact_sum/exact_term_cuda.h"
 
 namespace moe::exact_sum {
 namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A thread owns elements. Those that the grid cannot hold are rare: each thread that found some
-// adds their number once, an integer, so that the order does not matter.
+// A thread owns elements.
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Accumulate a) {
-  int64_t non_finite = 0;
+  int non_finite = 0;
   ForElements<float>(
       a.n,
       [&](int64_t i, auto width) {
@@ -25,19 +25,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks) AccumulateKernel(Accu
         Elements<int64_t, kWidth> sum = {};
         if (a.write == Write::kAdd) sum = LoadElements<kWidth>(a.sum + i);
         for (int j = 0; j < kWidth; ++j) {
-          const double q = rint(static_cast<double>(partial.at[j]) * a.inverse_unit);
-          const bool is_integer = fabs(q) < 0x1p63;  // a NaN is not
-          const int64_t term = is_integer ? static_cast<int64_t>(q) : 0;
-          const bool holds = is_integer && term <= a.limit && term >= -a.limit;
-          sum.at[j] += holds ? term : 0;
-          non_finite += holds ? 0 : 1;
+          sum.at[j] += ExactTerm(partial.at[j], a.inverse_unit, a.limit, non_finite);
         }
         StoreElements(sum, a.sum + i);
       },
       a.partial, a.sum);
-  if (non_finite == 0) return;
-  ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_device>(*a.non_finite)
-      .fetch_add(non_finite, ::cuda::memory_order_relaxed);
+  CountNonFinite(non_finite, a.non_finite);
 }
 
 // A thread owns elements.

@@ -160,6 +160,26 @@ MOE_INSTANTIATE(Float16, float)
 MOE_INSTANTIATE(Float16, Float16)
 #undef MOE_INSTANTIATE
 
+template <typename T>
+absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& options,
+                                 size_t groups, int64_t depth) {
+  if (options.kernel == GroupedGemmKernel::kCublas && options.cublas == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(function, ": GroupedGemmKernel::kCublas without GemmOptions::cublas"));
+  }
+  if (depth == 0 || options.kernel == GroupedGemmKernel::kMma) return false;
+  if (options.kernel == GroupedGemmKernel::kCublas) return true;
+  return options.cublas != nullptr && groups == 1 && !std::is_same_v<T, float>;
+}
+
+#define MOE_INSTANTIATE(T)                                                                    \
+  template absl::StatusOr<bool> TakesCublas<T>(absl::string_view, const GemmOptions&, size_t, \
+                                               int64_t);
+MOE_INSTANTIATE(float)
+MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
+#undef MOE_INSTANTIATE
+
 absl::StatusOr<std::unique_ptr<Cublas>> MakeCublas(GroupedGemmKernel kernel, RowBits rows,
                                                    Device device) {
   if (kernel == GroupedGemmKernel::kMma) return nullptr;

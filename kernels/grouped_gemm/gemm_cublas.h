@@ -3,6 +3,7 @@
 #ifndef MOE_KERNELS_GROUPED_GEMM_GEMM_CUBLAS_H_
 #define MOE_KERNELS_GROUPED_GEMM_GEMM_CUBLAS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -45,6 +46,12 @@ class Cublas {
   const int device_;
   const Buffer workspace_;
 };
+
+// Whether it multiplies, as `options` say. It does not say what it makes of products without terms.
+// Errors: kInvalidArgument, in the name of `function`, for kCublas without one.
+template <typename T>
+absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& options,
+                                 size_t groups, int64_t depth);
 
 // Whether a row must have the same bits for any number of rows beside it.
 enum class RowBits : uint8_t { kMayDependOnCount, kIndependent };

@@ -34,6 +34,7 @@ struct Tile {
   MatrixView<const T> a, b;
   MatrixView<TOut> c;
   int64_t row, col;
+  Write write = Write::kOverwrite;
 };
 
 MOE_HOST_DEVICE inline int64_t TilesOf(int64_t n, int tile) {
@@ -46,7 +47,6 @@ struct RowGroups {
   using T = In;
   using TOut = Out;
   static constexpr Layout kALayout = Layout::kPlain, kBLayout = kWeightLayout;
-  static constexpr Write write = Write::kOverwrite;
 
   MatrixView<const T> a;
   MatrixSlab<const T> b;
@@ -84,30 +84,58 @@ struct ForwardGroups : RowGroups<T, TOut, Layout::kTransposed> {};
 template <typename T, typename TOut>
 struct InputGradientGroups : RowGroups<T, TOut, Layout::kPlain> {};
 
-// The product of CudaWeightGradient.
-template <typename In>
-struct WeightGradient {
-  using T = In;
-  using TOut = float;
-  static constexpr Layout kALayout = Layout::kTransposed, kBLayout = Layout::kPlain;
+// The segments of one weight's rows, counted from its first row.
+struct Segments {
+  const int64_t* rows;  // of all weights: first row of each, and the last one's end
+  int64_t each;
 
-  MatrixView<const T> a, b;
-  MatrixView<float> c;
-  Write write;
-
-  int64_t TileCount(int tile_rows, int tile_cols) const {
-    return TilesOf(c.rows(), tile_rows) * TilesOf(c.cols(), tile_cols);
-  }
-  __device__ bool Find(int tile_rows, int tile_cols, Tile<T, float>& tile) const {
-    const auto col_tiles = static_cast<unsigned>(TilesOf(c.cols(), tile_cols));
-    tile = {a, b, c, int64_t{blockIdx.x / col_tiles} * tile_rows,
-            int64_t{blockIdx.x % col_tiles} * tile_cols};
-    return true;
+  __device__ int count() const { return static_cast<int>(each); }
+  __device__ int64_t End(int s) const { return rows[s + 1] - rows[0]; }
+  // f(begin, end) for those that have rows.
+  template <typename Function>
+  __device__ void ForEach(Function f) const {
+    int64_t begin = 0;
+    MOE_NO_UNROLL
+    for (int s = 0; s < count(); ++s) {
+      const int64_t end = End(s);
+      if (begin < end) f(begin, end);
+      begin = end;
+    }
   }
 };
 
-// launch(product) with ForwardGroups, InputGradientGroups or WeightGradient. An output of size zero
-// launches nothing, nor do no groups.
+// The products of CudaWeightGradients. Neighbouring blocks share rows of dy and x.
+template <typename In, typename Sum>
+struct WeightGradients : CudaWeightGradients<In, Sum> {
+  using T = In;
+  using TOut = Sum;
+  static constexpr Layout kALayout = Layout::kTransposed, kBLayout = Layout::kPlain;
+
+  int64_t TileCount(int tile_rows, int tile_cols) const {
+    return this->count * TilesOf(this->dy.cols(), tile_rows) * TilesOf(this->x.cols(), tile_cols);
+  }
+  // The block's tile, of the sum that is returned.
+  __device__ const GradientSum<Sum>* Find(int tile_rows, int tile_cols, Tile<T, Sum>& tile) const {
+    const auto row_tiles = static_cast<unsigned>(TilesOf(this->dy.cols(), tile_rows));
+    const auto col_tiles = static_cast<unsigned>(TilesOf(this->x.cols(), tile_cols));
+    const GradientSum<Sum>& grad = this->sums[blockIdx.x / col_tiles / row_tiles];
+    const int64_t begin = this->segments[grad.first_segment];
+    const int64_t end = this->segments[grad.first_segment + this->each];
+    tile = {RowRange(this->dy, begin, end),
+            RowRange(this->x, begin, end),
+            {grad.sum, this->dy.cols(), this->x.cols()},
+            int64_t{blockIdx.x / col_tiles % row_tiles} * tile_rows,
+            int64_t{blockIdx.x % col_tiles} * tile_cols,
+            grad.write};
+    return &grad;
+  }
+  __device__ Segments Of(const GradientSum<Sum>& grad) const {
+    return {this->segments + grad.first_segment, this->each};
+  }
+};
+
+// launch(product) with ForwardGroups, InputGradientGroups or WeightGradients. An output of size
+// zero launches nothing, nor do no groups.
 template <typename T, typename TOut, typename Function>
 cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) {
   const auto& [in, offsets, weight, weight_layout, out] = gemm;
@@ -118,11 +146,12 @@ cudaError_t LaunchGroups(const CudaGroupedGemm<T, TOut>& gemm, Function launch) 
   }
   return launch(ForwardGroups<T, TOut>{{in, weight, out, rows}});
 }
-template <typename T, typename Function>
-cudaError_t LaunchGroups(const CudaWeightGradient<T>& gradient, Function launch) {
-  const auto& [dy, x, dw, write] = gradient;
-  if (dw.rows() == 0 || dw.cols() == 0) return cudaSuccess;
-  return launch(WeightGradient<T>{dy, x, dw, write});
+template <typename T, typename TSum, typename Function>
+cudaError_t LaunchGroups(const CudaWeightGradients<T, TSum>& gradients, Function launch) {
+  if (gradients.dy.cols() == 0 || gradients.x.cols() == 0 || gradients.count == 0) {
+    return cudaSuccess;
+  }
+  return launch(WeightGradients<T, TSum>{gradients});
 }
 
 // A block a tile; refuses a product of more tiles than a grid has blocks.

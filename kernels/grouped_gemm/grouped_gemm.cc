@@ -52,19 +52,6 @@ absl::Status RunOnCpu(const GroupProducts<T, TOut>& products, Workspace& workspa
   return gemm::Run<T, TOut>(problems, mark, workspace, stream);
 }
 
-// Whether cuBLAS multiplies. It does not say what it makes of products without terms.
-template <typename T>
-absl::StatusOr<bool> TakesCublas(absl::string_view function, const GemmOptions& options,
-                                 size_t groups, int64_t depth) {
-  if (options.kernel == GroupedGemmKernel::kCublas && options.cublas == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(function, ": GroupedGemmKernel::kCublas without GemmOptions::cublas"));
-  }
-  if (depth == 0 || options.kernel == GroupedGemmKernel::kMma) return false;
-  if (options.kernel == GroupedGemmKernel::kCublas) return true;
-  return options.cublas != nullptr && groups == 1 && !std::is_same_v<T, float>;
-}
-
 // `problem`, a struct of grouped_gemm_cuda.h, on a stream of a CUDA device: chains of fmaf for
 // float32, tensor cores for 16-bit types. The number of rows has no say in which of them: a row's
 // bits would depend on it.
@@ -210,27 +197,6 @@ absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets
                              options, tree);
 }
 
-template <typename T>
-absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
-                                Write write, Workspace& workspace, Stream& stream,
-                                GemmOptions options) {
-  constexpr char kFunction[] = "GemmWeightGradient";
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, x.rows(), dw.rows()));
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "x", x, dy.rows(), dw.cols()));
-  MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dw", dw, dy.cols(), x.cols()));
-  const Problem<T, float> problem = {
-      .a = dy, .b = x, .c = dw, .a_layout = Layout::kTransposed, .write = write};
-  if (IsCuda(stream)) {
-    MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kFunction, options, 1, x.rows()));
-    if (takes_cublas) return options.cublas->Multiply(kFunction, problem, stream);
-    return LaunchKernel<T>(kFunction, gemm::CudaWeightGradient<T>{dy, x, dw, write}, stream);
-  }
-  const Workspace::Mark mark = workspace.mark();
-  MOE_ASSIGN_OR_RETURN(const auto problems, (workspace.Array<Problem<T, float>>(1)));
-  problems[0] = problem;
-  return gemm::Run<T, float>(problems, mark, workspace, stream);
-}
-
 template <typename T, typename TOut>
 absl::Status Gemm(MatrixView<const T> x, MatrixView<const T> weight, MatrixView<TOut> y,
                   Workspace& workspace, Stream& stream, GemmOptions options, GemmTree tree) {
@@ -253,10 +219,7 @@ absl::Status GemmInputGradient(MatrixView<const T> dy, MatrixView<const T> weigh
                                     Workspace&, Stream&, GemmOptions, GemmTree);          \
   template absl::Status GroupedGemmInputGradient(                                         \
       MatrixView<const T>, const GroupOffsets&, absl::Span<const MatrixView<const T>>,    \
-      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree);                         \
-  template absl::Status GemmWeightGradient(MatrixView<const T>, MatrixView<const T>,      \
-                                           MatrixView<float>, Write, Workspace&, Stream&, \
-                                           GemmOptions)
+      MatrixView<T>, Workspace&, Stream&, GemmOptions, GemmTree)
 #define MOE_INSTANTIATE_DENSE(T, TOut)                                                        \
   template absl::Status Gemm(MatrixView<const T>, MatrixView<const T>, MatrixView<TOut>,      \
                              Workspace&, Stream&, GemmOptions, GemmTree);                     \

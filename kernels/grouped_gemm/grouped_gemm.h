@@ -24,14 +24,13 @@ namespace moe {
 //
 // Order of summation: an output element takes its terms in ascending order of the reduced index, in
 // chains of 128 (of BFloat16 256). A chain starts from 0 and takes one fused multiply-add a term;
-// the sums of chains are added in order, in float32, to its old value first if it is added to
-// (Write::kAdd, float32 outputs only), and rounded to the output type once at the end. So rounding
-// errors grow with the square root of 128 + K / 128 and not of K. BFloat16 takes terms two by two,
-// the second first, an odd last one beside zeros, and on x86 takes subnormal factors and sums as
-// zeros: that is what one dot product of AVX-512 does, which runs twice as many operations as
-// multiply-adds. An element therefore has the same bits for any number of rows, tiles or threads,
-// on any SIMD width, with or without that instruction, in body or tail; the reference is a loop
-// over std::fma. (Which NaN an element becomes is not part of this.)
+// the sums of chains are added in order, in float32, and rounded to the output type once at the
+// end. So rounding errors grow with the square root of 128 + K / 128 and not of K. BFloat16 takes
+// terms two by two, the second first, an odd last one beside zeros, and on x86 takes subnormal
+// factors and sums as zeros: that is what one dot product of AVX-512 does, which runs twice as many
+// operations as multiply-adds. An element therefore has the same bits for any number of rows, tiles
+// or threads, on any SIMD width, with or without that instruction, in body or tail; the reference
+// is a loop over std::fma. (Which NaN an element becomes is not part of this.)
 //
 // Trees: ranks that share the reduced index of a product have part of its terms each. So that they
 // add up to the bits of one rank, forward products and input gradients take a GemmTree: each leaf
@@ -77,13 +76,6 @@ absl::Status GroupedGemmInputGradient(MatrixView<const T> dy, const GroupOffsets
                                       absl::Span<const MatrixView<const T>> weight,
                                       MatrixView<T> dx, Workspace& workspace, Stream& stream,
                                       GemmOptions options = {}, GemmTree tree = {});
-
-// dw[o, k] (+)= sum_n dy[n, o] * x[n, k].   One group: dy [N, O], x [N, K], dw [O, K].
-// With N = 0, kOverwrite writes zeros.
-template <typename T>
-absl::Status GemmWeightGradient(MatrixView<const T> dy, MatrixView<const T> x, MatrixView<float> dw,
-                                Write write, Workspace& workspace, Stream& stream,
-                                GemmOptions options = {});
 
 // The dense layer is one group: y = x * weight^T, dx = dy * weight.
 // TOut may be float where T is a 16-bit type (router and output logits).

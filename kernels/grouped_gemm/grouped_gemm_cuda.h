@@ -43,13 +43,30 @@ struct CudaGroupedGemm {
   MatrixView<TOut> out;  // [N, cols]
 };
 
-// GemmWeightGradient: dw (+)= dy^T x.
-template <typename T>
-struct CudaWeightGradient {
-  MatrixView<const T> dy;  // [N, O]
-  MatrixView<const T> x;   // [N, K]
-  MatrixView<float> dw;    // [O, K]
-  Write write = Write::kOverwrite;
+// Where the gradient of one weight adds up. TSum: float, or int64_t, the integers of an exact grid
+// (exact_sum.h).
+template <typename TSum>
+struct GradientSum {
+  TSum* sum;              // [O, K]
+  Write write;            // of the first partial
+  int64_t first_segment;  // of the weight's
+
+  // Of exact sums alone.
+  double inverse_unit = 0;
+  int64_t limit = 0;              // of a partial
+  int64_t* non_finite = nullptr;  // added to
+};
+
+// AddWeightGradients: sums[g] (+)= dy^T x over the rows of segments [first_segment, + each); exact
+// sums take one partial for each segment that has rows. Every weight has rows.
+template <typename T, typename TSum>
+struct CudaWeightGradients {
+  MatrixView<const T> dy;   // [N, O]
+  MatrixView<const T> x;    // [N, K]
+  const int64_t* segments;  // device memory: first row of each, ascending, and the last one's end
+  int64_t each;
+  const GradientSum<TSum>* sums;  // [count], device memory
+  int64_t count;
 };
 
 // Float32, with the bits of the CPU.
@@ -57,7 +74,8 @@ struct CudaWeightGradient {
 // Enqueue on `stream` and return; the error of the launch alone. Chains of fmaf and their sums: the
 // bits of gemm::Reference.
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream);
-cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t stream);
+template <typename TSum>
+cudaError_t RunFma(const CudaWeightGradients<float, TSum>& gradients, cudaStream_t stream);
 
 // 16-bit types on tensor cores (mma.sync, sm_80 and later).
 //
@@ -72,8 +90,8 @@ cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t strea
 // others element by element, with the same bits.
 template <typename T, typename TOut>
 cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream);
-template <typename T>
-cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream);
+template <typename T, typename TSum>
+cudaError_t RunMma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t stream);
 
 // Hopper GPUs (compute capability 9.0) alone: wgmma, whose operands bulk copies bring. The contract
 // of RunMma and its order, 16 terms at a time; the rounding within 16 is its own, so that bits may

@@ -4,6 +4,7 @@
 
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_vector.h"
+#include "kernels/exact_sum/exact_term_cuda.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
@@ -37,45 +38,43 @@ __device__ void Fetch(MatrixView<const float> m, int64_t outer, int64_t depth, S
   }
 }
 
-// f(row, column, sum) for this thread's elements that lie in c.
-template <typename Function>
-__device__ void ForOwned(const Tile<float, float>& tile, float (&sums)[kOwned][kOwned],
-                         Function f) {
+// f(row, column, i, j) for this thread's elements [i][j] that lie in c.
+template <typename Product, typename Function>
+__device__ void ForOwned(const Product& tile, Function f) {
   const int64_t first_row = tile.row + threadIdx.x / kThreadsAcross * kOwned;
   const int64_t first_col = tile.col + threadIdx.x % kThreadsAcross * kOwned;
   for (int i = 0; i < kOwned; ++i) {
     for (int j = 0; j < kOwned; ++j) {
       const int64_t row = first_row + i, col = first_col + j;
-      if (row < tile.c.rows() && col < tile.c.cols()) f(row, col, sums[i][j]);
+      if (row < tile.c.rows() && col < tile.c.cols()) f(row, col, i, j);
     }
   }
 }
 
+// The terms of a * b for the tile that begins at (row, col): added to `sums` if `added`, else in
+// their place.
 template <typename Groups>
-__global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups groups) {
+__device__ void AddProducts(MatrixView<const float> a, MatrixView<const float> b, int64_t row,
+                            int64_t col, SharedTile (&shared)[2], bool added,
+                            float (&sums)[kOwned][kOwned]) {
   constexpr bool kPlainA = Groups::kALayout == Layout::kPlain;
   constexpr bool kPlainB = Groups::kBLayout == Layout::kPlain;
-  MOE_SHARED_ARRAY(SharedTile, shared, 2);
   auto& [a_tile, b_tile] = shared;
-  Tile<float, float> tile;
-  if (!groups.Find(kTile, kTile, tile)) return;
-  float sums[kOwned][kOwned] = {}, chains[kOwned][kOwned] = {};
-  bool added = groups.write == Write::kAdd;  // something is in sums
-  if (added) {
-    ForOwned(tile, sums, [&](int64_t row, int64_t col, float& sum) { sum = tile.c(row, col); });
-  }
-  const int64_t depth = kPlainA ? tile.a.cols() : tile.a.rows();
+  float chains[kOwned][kOwned] = {};
+  const int64_t depth = kPlainA ? a.cols() : a.rows();
   for (int64_t done = 0; done < depth; done += kTileDepth) {
-    Fetch<kPlainA>(tile.a, tile.row, done, a_tile);
-    Fetch<!kPlainB>(tile.b, tile.col, done, b_tile);
+    Fetch<kPlainA>(a, row, done, a_tile);
+    Fetch<!kPlainB>(b, col, done, b_tile);
     __syncthreads();
     // Not a term more than there are: fmaf(0, 0, -0) is +0.
     const int terms = static_cast<int>(depth - done < kTileDepth ? depth - done : kTileDepth);
     for (int d = 0; d < terms; ++d) {
-      const auto a = Load<kOwned>(&a_tile.at[d][threadIdx.x / kThreadsAcross * kOwned]);
-      const auto b = Load<kOwned>(&b_tile.at[d][threadIdx.x % kThreadsAcross * kOwned]);
+      const auto left = Load<kOwned>(&a_tile.at[d][threadIdx.x / kThreadsAcross * kOwned]);
+      const auto right = Load<kOwned>(&b_tile.at[d][threadIdx.x % kThreadsAcross * kOwned]);
       for (int i = 0; i < kOwned; ++i) {
-        for (int j = 0; j < kOwned; ++j) chains[i][j] = fmaf(a.at[i], b.at[j], chains[i][j]);
+        for (int j = 0; j < kOwned; ++j) {
+          chains[i][j] = fmaf(left.at[i], right.at[j], chains[i][j]);
+        }
       }
     }
     __syncthreads();
@@ -88,7 +87,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups grou
     }
     added = true;
   }
-  ForOwned(tile, sums, [&](int64_t row, int64_t col, float sum) { tile.c(row, col) = sum; });
+}
+
+template <typename Groups>
+__global__ void __launch_bounds__(kThreads, kBlocks) FmaKernel(const Groups groups) {
+  using TOut = typename Groups::TOut;
+  MOE_SHARED_ARRAY(SharedTile, shared, 2);
+  Tile<float, TOut> tile;
+  const auto found = groups.Find(kTile, kTile, tile);
+  if (!found) return;
+  TOut sums[kOwned][kOwned] = {};
+  if (tile.write == Write::kAdd) {
+    ForOwned(tile, [&](int64_t row, int64_t col, int i, int j) { sums[i][j] = tile.c(row, col); });
+  }
+  if constexpr (std::is_same_v<TOut, float>) {
+    AddProducts<Groups>(tile.a, tile.b, tile.row, tile.col, shared, tile.write == Write::kAdd,
+                        sums);
+  } else {
+    int non_finite = 0;
+    groups.Of(*found).ForEach([&](int64_t begin, int64_t end) {
+      float partial[kOwned][kOwned] = {};
+      AddProducts<Groups>(RowRange(tile.a, begin, end), RowRange(tile.b, begin, end), tile.row,
+                          tile.col, shared, /*added=*/false, partial);
+      ForOwned(tile, [&](int64_t, int64_t, int i, int j) {
+        sums[i][j] +=
+            exact_sum::ExactTerm(partial[i][j], found->inverse_unit, found->limit, non_finite);
+      });
+    });
+    exact_sum::CountNonFinite(non_finite, found->non_finite);
+  }
+  ForOwned(tile, [&](int64_t row, int64_t col, int i, int j) { tile.c(row, col) = sums[i][j]; });
 }
 
 template <typename Problem>
@@ -104,8 +132,11 @@ cudaError_t Run(const Problem& problem, cudaStream_t stream) {
 cudaError_t RunFma(const CudaGroupedGemm<float>& gemm, cudaStream_t stream) {
   return Run(gemm, stream);
 }
-cudaError_t RunFma(const CudaWeightGradient<float>& gradient, cudaStream_t stream) {
-  return Run(gradient, stream);
+template <typename TSum>
+cudaError_t RunFma(const CudaWeightGradients<float, TSum>& gradients, cudaStream_t stream) {
+  return Run(gradients, stream);
 }
+template cudaError_t RunFma(const CudaWeightGradients<float, float>&, cudaStream_t);
+template cudaError_t RunFma(const CudaWeightGradients<float, int64_t>&, cudaStream_t);
 
 }  // namespace moe::gemm

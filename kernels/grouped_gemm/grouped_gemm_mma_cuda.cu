@@ -3,6 +3,7 @@
 #include "kernels/base/cuda_kernel.h"
 #include "kernels/base/cuda_tensor.h"
 #include "kernels/base/cuda_vector.h"
+#include "kernels/exact_sum/exact_term_cuda.h"
 #include "kernels/grouped_gemm/gemm_tiles_cuda.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
@@ -11,20 +12,31 @@ namespace {
 
 using namespace moe::cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
 
-// A block owns 128 x 128 elements of the output, each of its 2 x 2 warps 64 x 64: 128 registers of
-// sums a thread. Smaller tiles of a warp would read more of shared memory than tensor cores leave
-// time for. Two blocks fit a multiprocessor: 255 registers a thread, and 48 KiB, the most that
-// needs no leave from the driver.
+// A block owns 128 x 128 elements of the output, in 48 KiB of shared memory, the most that needs no
+// leave from the driver.
 constexpr int kTile = 128, kTileDepth = 32, kStages = 3;
-constexpr int kThreads = 128, kBlocks = 2;
-constexpr int kWarpTile = 64, kWarpsAcross = kTile / kWarpTile;
+constexpr int kWarpRows = 64;
 constexpr int kFragment = 16;                     // rows and columns of mma.sync, depth of a step
-constexpr int kRowTiles = kWarpTile / kFragment;  // of a warp
-constexpr int kColTiles = kWarpTile / 8;          // mma.sync makes 8 columns
+constexpr int kRowTiles = kWarpRows / kFragment;  // of a warp
 constexpr int kChunk = 8;                         // elements
 constexpr int kTileChunks = kTile * kTileDepth / kChunk;
 
-using Sums = float[kRowTiles][kColTiles][4];
+// A block's warps: two rows of them, kAcross in each.
+template <int kAcross>
+struct Warps {
+  static constexpr int kThreads = kTile / kWarpRows * kAcross * kWarpLanes;
+  static constexpr int kCols = kTile / kAcross;  // of a warp
+  static constexpr int kColTiles = kCols / 8;    // mma.sync makes 8 columns
+  template <typename Sum>
+  using Sums = Sum[kRowTiles][kColTiles][4];
+};
+// Warps of 64 x 64: 128 registers of sums a thread. Smaller tiles of a warp would read more of
+// shared memory than tensor cores leave time for. Two blocks fit a multiprocessor.
+using WideWarps = Warps<2>;
+constexpr int kBlocks = 2;
+// Warps of 64 x 32, as many on a multiprocessor, in one block: 64 registers of sums a thread, and
+// 128 of integers.
+using ExactWarps = Warps<4>;
 
 // How a tile of an operand lies in memory, global or shared: with the depth along its rows
 // (128 rows of 4 chunks) or down its columns (32 rows of 16 chunks).
@@ -39,7 +51,8 @@ struct OperandTile {
     return row * kRowChunks + mixed;
   }
 
-  // The row and the chunk of it that are the i-th of this thread's.
+  // The row and the chunk of it that are the i-th of this thread's, one of kThreads.
+  template <int kThreads>
   __device__ static int OwnRow(int i) {
     return static_cast<int>(threadIdx.x) / kRowChunks + i * (kThreads / kRowChunks);
   }
@@ -87,8 +100,8 @@ __device__ bool RowsAlignedTo(MatrixView<T> m, int bytes) {
          0;
 }
 
-// Fetches the tiles of an operand that begin at `outer`, in ascending depth.
-template <typename Operand, typename T>
+// Fetches the tiles of an operand that begin at `outer`, in ascending depth, by kThreads threads.
+template <typename Operand, typename T, int kThreads>
 class OperandFetch {
  public:
   __device__ OperandFetch(MatrixView<const T> m, int64_t outer)
@@ -99,44 +112,55 @@ class OperandFetch {
     if (!whole_) return;
     MOE_UNROLL
     for (int i = 0; i < kOwnChunks; ++i) {
-      const int64_t row = Operand::OwnRow(i), column = int64_t{Operand::OwnChunk()} * kChunk;
+      const int64_t row = OwnRow(i), column = int64_t{Operand::OwnChunk()} * kChunk;
       from_[i] =
           m.data() + (kAlongRows ? Min(outer + row, m.rows() - 1) * m.stride() + column
                                  : row * m.stride() + Min(outer + column, m.cols() - kChunk));
     }
   }
 
-  // The tile at `depth`, of which `depth_left` remain. Beyond the matrix: zeros in the depth, which
-  // every sum has terms of; else anything, since it only reaches sums that nobody stores.
-  __device__ void operator()(int64_t depth, int64_t depth_left, Chunk* tile, AsyncCopies& copies) {
-    if (!whole_ || depth_left < kTileDepth) {
-      FetchPart(depth, tile, copies);
+  // The next tile: the first of the depth that is left up to `end`. Beyond that: zeros, since every
+  // sum has terms of all of the depth. Beyond the matrix: anything, since it only reaches sums that
+  // nobody stores.
+  __device__ void operator()(int64_t left, int64_t end, Chunk* tile, AsyncCopies& copies) {
+    if (!whole_ || left < kTileDepth) {
+      FetchPart(left, end, tile, copies);
+      if (whole_) Advance(left);
       return;
     }
     MOE_UNROLL
     for (int i = 0; i < kOwnChunks; ++i) {
       copies.Copy(PlaceIn(tile, i), from_[i], kVectorBytes);
-      from_[i] += kAlongRows ? kTileDepth : kTileDepth * m_.stride();
     }
+    Advance(kTileDepth);
   }
 
  private:
   static constexpr bool kAlongRows = Operand::kAlongRows;
   static constexpr int kOwnChunks = kTileChunks / kThreads;
 
+  __device__ static int OwnRow(int i) { return Operand::template OwnRow<kThreads>(i); }
   __device__ static Chunk* PlaceIn(Chunk* tile, int i) {
-    return tile + Operand::Place(Operand::OwnRow(i), Operand::OwnChunk());
+    return tile + Operand::Place(OwnRow(i), Operand::OwnChunk());
   }
 
-  // Zeros beyond the matrix.
-  __device__ void FetchPart(int64_t depth, Chunk* tile, AsyncCopies& copies) const {
+  __device__ void Advance(int64_t depth) {
+    MOE_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i) from_[i] += kAlongRows ? depth : depth * m_.stride();
+  }
+
+  // Zeros beyond the depth and the matrix.
+  __device__ void FetchPart(int64_t left, int64_t end, Chunk* tile, AsyncCopies& copies) const {
+    const int64_t depth = end - left;
     const int64_t first_row = kAlongRows ? outer_ : depth;
+    const int64_t end_row = kAlongRows ? m_.rows() : end;
     const int64_t column = (kAlongRows ? depth : outer_) + Operand::OwnChunk() * kChunk;
+    const int64_t end_column = kAlongRows ? end : m_.cols();
     MOE_NO_UNROLL
     for (int i = 0; i < kOwnChunks; ++i) {
-      const int64_t row = first_row + Operand::OwnRow(i);
-      const int64_t left = row < m_.rows() ? m_.cols() - column : 0;
-      const int valid = left <= 0 ? 0 : left < kChunk ? static_cast<int>(left) : kChunk;
+      const int64_t row = first_row + OwnRow(i);
+      const int64_t there = row < end_row ? end_column - column : 0;
+      const int valid = there <= 0 ? 0 : there < kChunk ? static_cast<int>(there) : kChunk;
       const T* const from = m_.data() + (valid == 0 ? 0 : row * m_.stride() + column);
       if (aligned_) {
         copies.Copy(PlaceIn(tile, i), from, valid * static_cast<int>(sizeof(T)));
@@ -161,32 +185,43 @@ class OperandFetch {
   const T* from_[kOwnChunks];   // in the next tile
 };
 
+// A depth in one segment, beside Segments.
+struct WholeDepth {
+  int64_t depth;
+  __device__ constexpr int count() const { return 1; }
+  __device__ int64_t End(int) const { return depth; }
+};
+
 // The tiles of both operands in shared memory, kStages of them, one of which is computed with while
-// the others are under way.
-template <typename Groups>
+// the others are under way, those of the next segment too. No tile has rows of two.
+template <typename Groups, typename Cuts, int kAcross>
 class Pipeline {
  public:
   using A = OperandTile<Groups::kALayout == Layout::kPlain>;
   using B = OperandTile<Groups::kBLayout == Layout::kTransposed>;
   using T = typename Groups::T;
   using Product = Tile<T, typename Groups::TOut>;
+  using Block = Warps<kAcross>;
+  using Sums = typename Block::template Sums<float>;
 
-  __device__ Pipeline(const Product& tile, Chunk* shared)
+  __device__ Pipeline(const Product& tile, const Cuts& cuts, Chunk* shared)
       : shared_(shared),
-        depth_(Groups::kALayout == Layout::kPlain ? tile.a.cols() : tile.a.rows()),
+        cuts_(cuts),
+        end_(cuts.End(0)),
+        left_(end_),
         fetch_a_(tile.a, tile.row),
-        fetch_b_(tile.b, tile.col) {}
+        fetch_b_(tile.b, tile.col) {
+    for (int s = 0; s < kStages - 1; ++s) Fetch(s);
+  }
 
-  // Adds all terms, in ascending depth.
-  __device__ void Sum(Sums& sums) {
-    for (int s = 0; s < kStages - 1; ++s) Fetch(int64_t{s} * kTileDepth, s);
-    int stage = 0;
-    for (int64_t depth = 0; depth < depth_; depth += kTileDepth) {
+  // Adds the terms of the next segment, of `depth`, in ascending order.
+  __device__ void Sum(int64_t depth, Sums& sums) {
+    for (; depth > 0; depth -= kTileDepth) {
       copies_.Wait<kStages - 2>();
       __syncthreads();  // the stage has arrived for all, and all are through with the one before
-      Fetch(depth + (kStages - 1) * kTileDepth, (stage + kStages - 1) % kStages);
-      AddProducts(stage, sums);
-      stage = (stage + 1) % kStages;
+      Fetch((stage_ + kStages - 1) % kStages);
+      AddProducts(stage_, sums);
+      stage_ = (stage_ + 1) % kStages;
     }
   }
 
@@ -194,19 +229,26 @@ class Pipeline {
   __device__ Chunk* StageOf(int stage) { return shared_ + stage * 2 * kTileChunks; }
 
   // One group of copies, also beyond the depth: what Wait() counts.
-  __device__ void Fetch(int64_t depth, int stage) {
-    if (depth < depth_) {
-      fetch_a_(depth, depth_ - depth, StageOf(stage), copies_);
-      fetch_b_(depth, depth_ - depth, StageOf(stage) + kTileChunks, copies_);
+  __device__ void Fetch(int stage) {
+    while (left_ <= 0 && cut_ + 1 < cuts_.count()) {
+      const int64_t begin = end_;
+      end_ = cuts_.End(++cut_);
+      left_ = end_ - begin;
+    }
+    if (left_ > 0) {
+      fetch_a_(left_, end_, StageOf(stage), copies_);
+      fetch_b_(left_, end_, StageOf(stage) + kTileChunks, copies_);
+      left_ -= kTileDepth;
     }
     copies_.Commit();
   }
 
   __device__ void AddProducts(int stage, Sums& sums) {
+    constexpr int kColTiles = Block::kColTiles;
     const Chunk* const a_tile = StageOf(stage);
     const Chunk* const b_tile = a_tile + kTileChunks;
     const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-    const int row = warp / kWarpsAcross * kWarpTile, col = warp % kWarpsAcross * kWarpTile;
+    const int row = warp / kAcross * kWarpRows, col = warp % kAcross * Block::kCols;
     const int matrix = static_cast<int>(threadIdx.x) % kWarpLanes / 8;
     MOE_UNROLL
     for (int depth = 0; depth < kTileDepth; depth += kFragment) {
@@ -231,20 +273,23 @@ class Pipeline {
   }
 
   Chunk* const shared_;
-  const int64_t depth_;
-  OperandFetch<A, T> fetch_a_;
-  OperandFetch<B, T> fetch_b_;
+  const Cuts cuts_;
+  int stage_ = 0;       // to be computed with
+  int cut_ = 0;         // segment that is copied
+  int64_t end_, left_;  // of it: where it ends, and what is not yet under way
+  OperandFetch<A, T, Block::kThreads> fetch_a_;
+  OperandFetch<B, T, Block::kThreads> fetch_b_;
   AsyncCopies copies_;
 };
 
-// f(row, column, first sum, second sum) for the pairs of neighbouring columns that this thread has
-// sums of, as far as they lie in `tile`. The second column may lie beyond it.
-template <typename Product, typename Function>
-__device__ void ForPairs(const Product& tile, Sums& sums, Function f) {
+// f(row, column, i, j, k) for the pairs of neighbouring columns that this thread has sums [i][j][k]
+// and [i][j][k + 1] of, as far as they lie in `tile`. The second column may lie beyond it.
+template <int kAcross, typename Product, typename Function>
+__device__ void ForPairs(const Product& tile, Function f) {
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
-  const int64_t first_row = tile.row + warp / kWarpsAcross * kWarpTile + lane / 4;
-  const int64_t first_col = tile.col + warp % kWarpsAcross * kWarpTile + lane % 4 * 2;
+  const int64_t first_row = tile.row + warp / kAcross * kWarpRows + lane / 4;
+  const int64_t first_col = tile.col + warp % kAcross * Warps<kAcross>::kCols + lane % 4 * 2;
   MOE_UNROLL
   for (int i = 0; i < kRowTiles; ++i) {
     MOE_UNROLL
@@ -252,45 +297,92 @@ __device__ void ForPairs(const Product& tile, Sums& sums, Function f) {
       const int64_t row = first_row + i * kFragment + half * 8;
       if (row >= tile.c.rows()) continue;
       MOE_UNROLL
-      for (int j = 0; j < kColTiles; ++j) {
+      for (int j = 0; j < Warps<kAcross>::kColTiles; ++j) {
         const int64_t col = first_col + j * 8;
-        if (col < tile.c.cols()) f(row, col, sums[i][j][half * 2], sums[i][j][half * 2 + 1]);
+        if (col < tile.c.cols()) f(row, col, i, j, half * 2);
       }
     }
   }
 }
 
-template <typename Groups>
-__global__ void __launch_bounds__(kThreads, kBlocks) MmaKernel(const Groups groups) {
-  using TOut = typename Groups::TOut;
-  MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
-  Tile<typename Groups::T, TOut> tile;
-  if (!groups.Find(kTile, kTile, tile)) return;
-  Sums sums = {};
+// The sums that a tile begins with: what is there, if it is added to.
+template <int kAcross, typename Product, typename Sums>
+__device__ void LoadSums(const Product& tile, Sums& sums) {
+  using Sum = std::remove_all_extents_t<Sums>;
   const auto& c = tile.c;
-  if (groups.write == Write::kAdd) {
-    ForPairs(tile, sums, [&](int64_t row, int64_t col, float& first, float& second) {
-      first = static_cast<float>(c(row, col));
-      if (col + 1 < c.cols()) second = static_cast<float>(c(row, col + 1));
-    });
-  }
-  Pipeline<Groups>(tile, shared).Sum(sums);
+  if (tile.write != Write::kAdd) return;
+  ForPairs<kAcross>(tile, [&](int64_t row, int64_t col, int i, int j, int k) {
+    sums[i][j][k] = static_cast<Sum>(c(row, col));
+    if (col + 1 < c.cols()) sums[i][j][k + 1] = static_cast<Sum>(c(row, col + 1));
+  });
+}
+template <int kAcross, typename Product, typename Sums>
+__device__ void StoreSums(const Product& tile, const Sums& sums) {
+  using TOut = std::remove_reference_t<decltype(*tile.c.data())>;
+  const auto& c = tile.c;
   const bool pairs = RowsAlignedTo(c, 2 * sizeof(TOut));
-  ForPairs(tile, sums, [&](int64_t row, int64_t col, float first, float second) {
+  ForPairs<kAcross>(tile, [&](int64_t row, int64_t col, int i, int j, int k) {
+    const Elements<TOut, 2> pair = {{TOut(sums[i][j][k]), TOut(sums[i][j][k + 1])}};
     if (pairs && col + 1 < c.cols()) {
-      Store(Elements<TOut, 2>{{TOut(first), TOut(second)}}, &c(row, col));
+      Store(pair, &c(row, col));
       return;
     }
-    c(row, col) = TOut(first);
-    if (col + 1 < c.cols()) c(row, col + 1) = TOut(second);
+    c(row, col) = pair.at[0];
+    if (col + 1 < c.cols()) c(row, col + 1) = pair.at[1];
   });
+}
+
+template <typename Groups>
+__global__ void __launch_bounds__(WideWarps::kThreads, kBlocks) MmaKernel(const Groups groups) {
+  MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
+  Tile<typename Groups::T, typename Groups::TOut> tile;
+  if (!groups.Find(kTile, kTile, tile)) return;
+  const int64_t depth = Groups::kALayout == Layout::kPlain ? tile.a.cols() : tile.a.rows();
+  WideWarps::Sums<float> sums = {};
+  LoadSums<2>(tile, sums);
+  Pipeline<Groups, WholeDepth, 2>(tile, {depth}, shared).Sum(depth, sums);
+  StoreSums<2>(tile, sums);
+}
+
+// Integers of all segments stay in registers.
+template <typename Groups>
+__global__ void __launch_bounds__(ExactWarps::kThreads, 1) ExactMmaKernel(const Groups groups) {
+  MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
+  Tile<typename Groups::T, int64_t> tile;
+  const GradientSum<int64_t>& grad = *groups.Find(kTile, kTile, tile);
+  const Segments segments = groups.Of(grad);
+  Pipeline<Groups, Segments, 4> pipeline(tile, segments, shared);
+  ExactWarps::Sums<int64_t> totals = {};
+  LoadSums<4>(tile, totals);
+  int non_finite = 0;
+  segments.ForEach([&](int64_t begin, int64_t end) {
+    ExactWarps::Sums<float> sums = {};
+    pipeline.Sum(end - begin, sums);
+    const double inverse_unit = grad.inverse_unit;
+    const int64_t limit = grad.limit;
+    ForPairs<4>(tile, [&](int64_t, int64_t col, int i, int j, int k) {
+      const auto add = [&](int at) {
+        totals[i][j][at] += exact_sum::ExactTerm(sums[i][j][at], inverse_unit, limit, non_finite);
+      };
+      add(k);
+      if (col + 1 < tile.c.cols()) add(k + 1);
+    });
+  });
+  StoreSums<4>(tile, totals);
+  exact_sum::CountNonFinite(non_finite, grad.non_finite);
 }
 
 template <typename Problem>
 cudaError_t Run(const Problem& problem, cudaStream_t stream) {
   return LaunchGroups(problem, [&](const auto& groups) {
     using Groups = std::decay_t<decltype(groups)>;
-    return LaunchTiles<Groups>(&MmaKernel<Groups>, groups, kTile, kTile, kThreads, stream);
+    if constexpr (std::is_same_v<typename Groups::TOut, int64_t>) {
+      return LaunchTiles<Groups>(&ExactMmaKernel<Groups>, groups, kTile, kTile,
+                                 ExactWarps::kThreads, stream);
+    } else {
+      return LaunchTiles<Groups>(&MmaKernel<Groups>, groups, kTile, kTile, WideWarps::kThreads,
+                                 stream);
+    }
   });
 }
 
@@ -300,15 +392,16 @@ template <typename T, typename TOut>
 cudaError_t RunMma(const CudaGroupedGemm<T, TOut>& gemm, cudaStream_t stream) {
   return Run(gemm, stream);
 }
-template <typename T>
-cudaError_t RunMma(const CudaWeightGradient<T>& gradient, cudaStream_t stream) {
-  return Run(gradient, stream);
+template <typename T, typename TSum>
+cudaError_t RunMma(const CudaWeightGradients<T, TSum>& gradients, cudaStream_t stream) {
+  return Run(gradients, stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                     \
-  template cudaError_t RunMma(const CudaGroupedGemm<T, T>&, cudaStream_t);     \
-  template cudaError_t RunMma(const CudaGroupedGemm<T, float>&, cudaStream_t); \
-  template cudaError_t RunMma(const CudaWeightGradient<T>&, cudaStream_t);
+#define MOE_INSTANTIATE(T)                                                         \
+  template cudaError_t RunMma(const CudaGroupedGemm<T, T>&, cudaStream_t);         \
+  template cudaError_t RunMma(const CudaGroupedGemm<T, float>&, cudaStream_t);     \
+  template cudaError_t RunMma(const CudaWeightGradients<T, float>&, cudaStream_t); \
+  template cudaError_t RunMma(const CudaWeightGradients<T, int64_t>&, cudaStream_t);
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)
 #undef MOE_INSTANTIATE

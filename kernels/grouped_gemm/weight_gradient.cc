@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <type_traits>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
+#include "kernels/base/device_arrays.h"
 #include "kernels/base/run_op.h"
 #include "kernels/base/shape_check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/gemm_task.h"
-#include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/grouped_gemm_cuda.h"
 
 namespace moe {
 namespace {
@@ -101,10 +105,10 @@ absl::Status RunOnCpu(MatrixView<const T> dy, MatrixView<const T> x,
 
 // One product after the other; exact sums by way of a float32 partial.
 template <typename T>
-absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
+absl::Status RunOnCublas(MatrixView<const T> dy, MatrixView<const T> x,
                          absl::Span<const int64_t> segments,
                          absl::Span<const GradAccumulator> grads, Workspace& workspace,
-                         Stream& stream, const GemmOptions& options) {
+                         Stream& stream, Cublas& cublas) {
   const size_t each = (segments.size() - 1) / grads.size();
   for (size_t g = 0; g < grads.size(); ++g) {
     const size_t partials = grads[g].exact() ? each : 1, step = each / partials;
@@ -114,14 +118,53 @@ absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
       if (begin == end) continue;
       MOE_RETURN_IF_ERROR(grads[g].Add(
           [&](absl::Span<float> out, Write write) {
-            return GemmWeightGradient<T>(RowRange(dy, begin, end), RowRange(x, begin, end),
-                                         MatrixView<float>(out.data(), dy.cols(), x.cols()), write,
-                                         workspace, stream, options);
+            const gemm::Problem<T, float> problem = {.a = RowRange(dy, begin, end),
+                                                     .b = RowRange(x, begin, end),
+                                                     .c = {out.data(), dy.cols(), x.cols()},
+                                                     .a_layout = gemm::Layout::kTransposed,
+                                                     .write = write};
+            return cublas.Multiply(kName, problem, stream);
           },
           workspace, stream));
     }
   }
   return absl::OkStatus();
+}
+
+gemm::GradientSum<float> SumOf(const GradAccumulator& grad, int64_t first_segment, float) {
+  return {grad.float_sum().data(), grad.NextWrite(), first_segment};
+}
+gemm::GradientSum<int64_t> SumOf(const GradAccumulator& grad, int64_t first_segment, int64_t) {
+  return {grad.exact_sum().data(), grad.NextWrite(),
+          first_segment,           std::ldexp(1.0, -grad.grid().unit_log2),
+          grad.grid().limit(),     grad.non_finite()};
+}
+
+// One launch.
+template <typename T, typename TSum>
+absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
+                         absl::Span<const int64_t> segments,
+                         absl::Span<const GradAccumulator> grads, Workspace& workspace,
+                         Stream& stream) {
+  const WorkspaceScope scope(workspace);
+  const int64_t each = (std::ssize(segments) - 1) / std::ssize(grads);
+  std::vector<gemm::GradientSum<TSum>> sums;
+  for (int64_t g = 0; g < std::ssize(grads); ++g) {
+    const int64_t first = g * each;
+    if (segments[first] < segments[first + each]) sums.push_back(SumOf(grads[g], first, TSum()));
+  }
+  if (sums.empty()) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto cuts, UploadArray(segments, workspace, stream));
+  MOE_ASSIGN_OR_RETURN(const auto to, UploadArray(absl::MakeConstSpan(sums), workspace, stream));
+  const gemm::CudaWeightGradients<T, TSum> gradients = {dy,   x,         cuts.data(),
+                                                        each, to.data(), std::ssize(sums)};
+  return LaunchOn(kName, stream, [&](auto cuda) {
+    if constexpr (std::is_same_v<T, float>) {
+      return gemm::RunFma(gradients, cuda);
+    } else {
+      return gemm::RunMma(gradients, cuda);
+    }
+  });
 }
 
 }  // namespace
@@ -133,8 +176,13 @@ absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
                                 Stream& stream, GemmOptions options) {
   MOE_RETURN_IF_ERROR(CheckShape(kName, "x", x, dy.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(Check(dy.rows(), dy.cols() * x.cols(), segments, grads));
-  return IsCuda(stream) ? RunOnDevice(dy, x, segments, grads, workspace, stream, options)
-                        : RunOnCpu(dy, x, segments, grads, workspace, stream);
+  if (!IsCuda(stream)) return RunOnCpu(dy, x, segments, grads, workspace, stream);
+  MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kName, options, 1, dy.rows()));
+  if (takes_cublas) {
+    return RunOnCublas(dy, x, segments, grads, workspace, stream, *options.cublas);
+  }
+  return grads.front().exact() ? RunOnDevice<T, int64_t>(dy, x, segments, grads, workspace, stream)
+                               : RunOnDevice<T, float>(dy, x, segments, grads, workspace, stream);
 }
 
 #define MOE_INSTANTIATE(T)                                                 \

@@ -18,17 +18,21 @@ namespace moe {
 
 // For every weight g of G: grads[g] += dy^T x over its rows, one partial of the numerics contract
 // (grad_accumulator.h) for each of its S segments that has rows; in float32 one for all of them.
+// A partial adds its terms in the order of grouped_gemm.h, from 0 or from what is there on.
 //
 //   dy        [N, O], x [N, K], T: float, BFloat16 or Float16
 //   segments  [G S + 1] ascending: rows [segments[g S + s], segments[g S + s + 1]) are segment s of
 //             weight g
 //   grads     [G], each of O * K elements, row behind row; all exact or none
 //
-// The bits of GradAccumulator::Add around GemmWeightGradient. Exact sums on the CPU take a tile of
-// a product while it is in cache: 16 bytes of memory an element, instead of 28. Memory of the
-// stream's device, valid until the stream has passed, but for `segments` and `grads`: host, read
-// before the call returns. Scratch as in GemmWeightGradient.
-// Errors: kInvalidArgument if shapes disagree; of the workspace.
+// Exact sums on the CPU take a tile of a product while it is in cache: 16 bytes of memory an
+// element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 16
+// bytes an element. Where `options` say cuBLAS, each weight one group, it is a product after the
+// other, exact sums by way of float32.
+// Memory of the stream's device, valid until the stream has passed, but for `segments` and `grads`:
+// host, read before the call returns. Scratch on the CPU as in grouped_gemm.h; on CUDA free for
+// later work in the stream when the call returns.
+// Errors: kInvalidArgument if shapes disagree, and for cuBLAS without one; of the workspace.
 template <typename T>
 absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
                                 absl::Span<const int64_t> segments,

@@ -1,5 +1,7 @@
 // Matrix products on every device of this build, and by cuBLAS where it is. This project's kernels
 // have the specification's bits in float32; the others are within a bound.
+#include "tests/kernels/device_gemm.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -11,7 +13,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/gemm_problem.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/grouped_gemm_cuda.h"
@@ -29,81 +30,9 @@ using testing::DeviceArray;
 using ::testing::ElementsAre;
 using testing::kLayouts;
 using testing::MatrixLayout;
+using testing::Placed;
 using testing::TestDevice;
 using testing::TestDevices;
-
-// A device, and what multiplies there.
-struct Path {
-  std::unique_ptr<TestDevice> device;
-  std::unique_ptr<Cublas> cublas;
-  GemmOptions options;
-
-  bool HasBitsOfFloat() const { return cublas == nullptr; }
-  ::testing::Message name() const {
-    return ::testing::Message() << device->name() << (cublas == nullptr ? "" : ", cuBLAS");
-  }
-};
-
-std::vector<Path> Paths() {
-  std::vector<Path> paths;
-  for (auto& device : TestDevices()) paths.push_back({.device = std::move(device)});
-  const Device last = paths.back().device->stream().device();
-  if (auto cublas = MakeCublas(GroupedGemmKernel::kCublas, RowBits::kMayDependOnCount, last);
-      cublas.ok()) {
-    const GemmOptions options = {GroupedGemmKernel::kCublas, cublas->get()};
-    paths.push_back({std::make_unique<TestDevice>(last), *std::move(cublas), options});
-  }
-  return paths;
-}
-
-// Each addition errs by at most 2^-23 of a partial sum (grouped_gemm_cuda.h; where sums are
-// rounded to nearest, and products too, by half of that each); a result in bfloat16, of 8 bits, by
-// 2^-8 of itself, one in float16, of 11, by 2^-11, below the normal numbers by 2^-25.
-template <typename T, typename TOut>
-void ExpectInBound(const gemm::Problem<T, TOut>& problem, const Matrix<TOut>& got) {
-  const auto& [a, b, old, a_layout, b_layout, write, tree, exact] = problem;
-  for (int64_t i = 0; i < got.rows(); ++i) {
-    for (int64_t j = 0; j < got.cols(); ++j) {
-      double sum = write == Write::kAdd ? double{static_cast<float>(old(i, j))} : 0.0;
-      double magnitudes = std::abs(sum);
-      for (int64_t k = 0; k < problem.depth(); ++k) {
-        const double term =
-            double{static_cast<float>(a_layout == Layout::kPlain ? a(i, k) : a(k, i))} *
-            double{static_cast<float>(b_layout == Layout::kPlain ? b(k, j) : b(j, k))};
-        sum += term;
-        magnitudes += std::abs(term);
-      }
-      const double bound = std::ldexp(static_cast<double>(problem.depth() + 1), -23) * magnitudes;
-      constexpr bool kHalf = std::is_same_v<TOut, Float16>;
-      const double most = std::abs(sum) + bound;
-      if (kHalf && most > 65504) {  // beyond the largest number, or close
-        ASSERT_GE(std::abs(got(i, j)), 65472) << i << " " << j;
-        continue;
-      }
-      const double rounding = std::is_same_v<TOut, float> ? 0.0
-                              : kHalf                     ? std::ldexp(most, -11) + 0x1p-25
-                                                          : std::ldexp(most, -8);
-      ASSERT_NEAR(got(i, j), sum, bound + rounding) << i << " " << j;
-    }
-  }
-}
-
-// `got` is what became of the output, which was `old`.
-template <typename T, typename TOut>
-void ExpectProduct(const Path& path, gemm::Problem<T, TOut> problem, const Matrix<TOut>& old,
-                   Matrix<TOut> got) {
-  Matrix<TOut> want = old;
-  problem.c = want.view();
-  if (std::is_same_v<T, float> && path.HasBitsOfFloat()) {
-    gemm::Reference<T, TOut>(problem);
-  } else {
-    ExpectInBound(problem, got);
-    for (int64_t r = 0; r < got.rows(); ++r) {
-      std::copy_n(got.view().row(r), got.cols(), want.view().row(r));
-    }
-  }
-  EXPECT_TRUE(SameBits(got, want)) << "elements, those beside the rows included";
-}
 
 // Rows [begin, end) without what is beside them.
 template <typename T>
@@ -138,13 +67,6 @@ DeviceWeights<T> WeightsOn(const TestDevice& device, const Groups<T>& groups) {
   }
   return weights;
 }
-
-// Layouts of the two inputs and of the output. Where all rows begin at multiples of 16 bytes copies
-// are asynchronous on CUDA.
-struct Layouts {
-  MatrixLayout in, weight, out;
-};
-constexpr Layouts kAligned = {kLayouts[0], kLayouts[1], kLayouts[0]};
 
 template <typename T>
 class DeviceGemmTest : public ::testing::Test {
@@ -217,50 +139,23 @@ class DeviceGemmTest : public ::testing::Test {
     }
   }
 
-  void CheckWeightGradient(int64_t rows, int64_t out, int64_t in,
-                           const Layouts& layouts = kAligned) {
-    const auto dy = Mixed<T>(rows, out, layouts.in, 1), x = Mixed<T>(rows, in, layouts.weight, 2);
-    const auto old = Mixed<float>(out, in, layouts.out, 3);
-    for (const Write write : {Write::kOverwrite, Write::kAdd}) {
-      for (const Path& path : paths_) {
-        const auto& device = path.device;
-        SCOPED_TRACE(path.name() << ", " << rows << " rows, dw " << out << " x " << in);
-        Workspace workspace(device->memory());
-        const auto dy_there = device->Copy(dy), x_there = device->Copy(x);
-        const auto dw = device->Copy(old);
-        ASSERT_TRUE(GemmWeightGradient<T>(dy_there.view(), x_there.view(), dw.view(), write,
-                                          workspace, device->stream(), path.options)
-                        .ok());
-        ExpectProduct<T, float>(path,
-                                {.a = dy.view(),
-                                 .b = x.view(),
-                                 .c = {},
-                                 .a_layout = Layout::kTransposed,
-                                 .write = write},
-                                old, device->Read(dw));
-      }
-    }
-  }
-
   std::vector<Path> paths_ = Paths();
 };
 using Types = ::testing::Types<float, BFloat16, Float16>;
 TYPED_TEST_SUITE(DeviceGemmTest, Types);
 
-// Group 0 has row 0, group 1 none, group 2 the rest; dw is of all rows.
+// Group 0 has row 0, group 1 none, group 2 the rest.
 TYPED_TEST(DeviceGemmTest, ProductsByHand) {
   using T = TypeParam;
-  const auto x = Matrix<T>::Of(3, 2, {1, 2, 3, 4, 5, 6}), dy = Matrix<T>::Of(3, 1, {1, 2, 3});
+  const auto x = Matrix<T>::Of(3, 2, {1, 2, 3, 4, 5, 6});
   const auto slab = Matrix<T>::Of(6, 2, {1, 0, 0, 1, 9, 9, 9, 9, 0, 10, 20, 30});
   for (const Path& path : this->paths_) {
     SCOPED_TRACE(path.name());
     const auto& device = path.device;
     Stream& stream = device->stream();
     Workspace workspace(device->memory());
-    const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
-    const auto slab_there = device->Copy(slab);
+    const auto x_there = device->Copy(x), slab_there = device->Copy(slab);
     const auto y = device->Copy(Matrix<T>(3, 2, -1));
-    const auto dw = device->Copy(Matrix<float>(1, 2, 7));
     std::vector<MatrixView<const T>> weight;
     for (const int64_t row : {0, 2, 4}) {
       weight.push_back(RowRange(MatrixView<const T>(slab_there.view()), row, row + 2));
@@ -273,22 +168,12 @@ TYPED_TEST(DeviceGemmTest, ProductsByHand) {
     };
     EXPECT_THAT(run(GroupedGemm<T>), ElementsAre(1, 2, 40, 180, 60, 280));
     EXPECT_THAT(run(GroupedGemmInputGradient<T>), ElementsAre(1, 2, 80, 150, 120, 230));
-    for (const Write write : {Write::kAdd, Write::kOverwrite}) {
-      ASSERT_TRUE(GemmWeightGradient<T>(dy_there.view(), x_there.view(), dw.view(), write,
-                                        workspace, stream, path.options)
-                      .ok());
-      const double old = write == Write::kAdd ? 7 : 0;
-      EXPECT_THAT(device->Read(dw).values(), ElementsAre(22 + old, 28 + old));
-    }
   }
 }
 
 // More depth than the pipeline has stages, a group of more than one tile.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnySchedule) {
-  testing::ForSchedules([this] {
-    this->CheckGroups({2, 129}, 16, 104);
-    this->CheckWeightGradient(100, 16, 24);
-  });
+  testing::ForSchedules([this] { this->CheckGroups({2, 129}, 16, 104); });
 }
 
 // Groups that end inside a tile, empty ones between and at either end.
@@ -298,19 +183,17 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyGroups) {
   std::vector<int64_t> many;  // more than one launch takes
   for (int64_t g = 0; g < 131; ++g) many.push_back(g % 64 == 2 || g > 126 ? 1 + g % 3 : 0);
   this->CheckGroups(many, 5, 3);
-  this->CheckWeightGradient(8, 131, 136);  // tiles both ways
 }
 
-// No rows: kOverwrite writes zeros, kAdd leaves what was there. No terms: y is zero.
+// No terms: y is zero.
 TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyWidthAndDepth) {
   using T = TypeParam;
-  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100}) {
+  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
     if (testing::kSanitized && depth != 33) continue;
     const int64_t width = 1 + depth % 18;
     this->CheckGroups({3, 9}, width, depth);
     this->template CheckDense<T>(12, width, depth);
     this->template CheckDense<float>(12, width, depth);
-    this->CheckWeightGradient(depth, 1 + depth % 13, width);
   }
   this->template CheckDense<float>(0, 21, 40);
   this->template CheckDense<float>(3, 0, 5);
@@ -323,14 +206,11 @@ TYPED_TEST(DeviceGemmTest, EqualsTheSpecificationForAnyLayout) {
     this->template CheckDense<float>(20, 24, 40, {in, out, in});
     if (testing::kSanitized) continue;
     this->CheckGroups({18}, 9, 33, {out, in, out});
-    this->CheckWeightGradient(40, 24, 16, {in, out, in});
-    this->CheckWeightGradient(33, 17, 9, {out, in, out});
   }
   // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
   const MatrixLayout padded = {0, 3, 0};
   this->CheckGroups({3, 17}, 21, 37, {padded, padded, padded});
   this->template CheckDense<T>(20, 21, 37, {padded, padded, padded});
-  this->CheckWeightGradient(40, 21, 13, {padded, padded, padded});
 }
 
 // The same rows of one group: alone, and between two others, one of which is all NaN, by offsets

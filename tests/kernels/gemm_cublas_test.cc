@@ -13,6 +13,7 @@
 #include <cublas_v2.h>
 
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "tests/cusim/fake_cublas.h"
 #include "tests/cusim/fake_streams.h"
 #include "tests/kernels/device_memory.h"
@@ -32,12 +33,14 @@ std::string Text(const absl::Status& status) {
 
 class GemmCublasTest : public ::testing::Test {
  protected:
-  // The products that cuBLAS got of one of each: four groups, one group, y = x w^T and dw = dy^T x.
+  // The products that cuBLAS got of one of each: four groups, one group, y = x w^T, and three
+  // weights, dw = dy^T x, of which one has no rows.
   template <typename T>
   std::vector<int64_t> Taken(const GemmOptions& options) {
     const auto values = device_.Copy(std::vector<T>(64, T(1.0f)));
     const auto results = device_.Copy(std::vector<T>(64));
-    const auto sums = device_.Copy(std::vector<float>(64));
+    const auto sums = device_.Copy(std::vector<float>(16));
+    const std::vector<GradAccumulator> grads(3, GradAccumulator(sums.span()));
     const MatrixView<const T> in = values.view(6, 4, 4), weight = values.view(5, 4, 4);
     const MatrixView<T> out = results.view(6, 5, 5);
     const std::vector<MatrixView<const T>> weights(4, weight);
@@ -52,9 +55,7 @@ class GemmCublasTest : public ::testing::Test {
     before = cusim::CublasProducts();
     count(Gemm<T>(in, weight, out, workspace_, stream, options), before);
     before = cusim::CublasProducts();
-    count(
-        GemmWeightGradient<T>(in, in, sums.view(4, 4, 4), Write::kAdd, workspace_, stream, options),
-        before);
+    count(AddWeightGradients<T>(in, in, {0, 2, 2, 6}, grads, workspace_, stream, options), before);
     EXPECT_TRUE(stream.Synchronize().ok());
     return taken;
   }
@@ -66,7 +67,7 @@ class GemmCublasTest : public ::testing::Test {
 TEST_F(GemmCublasTest, AutoTakesItForOneGroupOfBFloat16) {
   const auto cublas = MakeCublas(GroupedGemmKernel::kAuto, kAnyRows, kCuda).value();
   const GemmOptions options = {GroupedGemmKernel::kAuto, cublas.get()};
-  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(0, 1, 1));
+  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(0, 1, 2));
   EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(0, 0, 0));
   EXPECT_THAT(Taken<BFloat16>({}), ::testing::ElementsAre(0, 0, 0));
 }
@@ -74,8 +75,8 @@ TEST_F(GemmCublasTest, AutoTakesItForOneGroupOfBFloat16) {
 TEST_F(GemmCublasTest, OnDemandItTakesAllButEmptyGroups) {
   const auto cublas = MakeCublas(GroupedGemmKernel::kCublas, kAnyRows, kCuda).value();
   const GemmOptions options = {GroupedGemmKernel::kCublas, cublas.get()};
-  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(3, 1, 1));
-  EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(3, 1, 1));
+  EXPECT_THAT(Taken<BFloat16>(options), ::testing::ElementsAre(3, 1, 2));
+  EXPECT_THAT(Taken<float>(options), ::testing::ElementsAre(3, 1, 2));
   EXPECT_THAT(Taken<BFloat16>({GroupedGemmKernel::kMma, cublas.get()}),
               ::testing::ElementsAre(0, 0, 0));
 }

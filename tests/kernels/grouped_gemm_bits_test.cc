@@ -151,8 +151,8 @@ class GroupedGemmBits : public ::testing::Test {
     SCOPED_TRACE(::testing::Message() << "N " << rows << ", O " << out << ", K " << in);
     const auto x = Mixed<T>(rows, in, pad, 3);
     const auto dy = Mixed<T>(rows, out, pad, 4);
-    const auto old = Mixed<float>(out, in, pad, 5);
-    Matrix<float> want_sum = old, want(out, in, Padded(pad)), sum, dw;
+    const auto old = Mixed<float>(out, in, 0, 5);
+    Matrix<float> want_sum = old, want(out, in, Padded(0)), sum, dw;
     ExactSums exact(out * in);
     AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
     AddExpectedWeightGradient(dy, x, want, 0, rows);
@@ -160,13 +160,16 @@ class GroupedGemmBits : public ::testing::Test {
     ForEachMachine(
         [&](Stream& stream) {
           sum = old;
-          dw = Unwritten<float>(out, in, pad);
-          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.view(), x.view(), sum.view(), Write::kAdd,
-                                                    workspace_, stream));
-          MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(dy.view(), x.view(), dw.view(),
-                                                    Write::kOverwrite, workspace_, stream));
+          dw = Unwritten<float>(out, in);
           exact = ExactSums(out * in);
-          return AddWeightGradient<T>(dy.view(), x.view(), exact.Accumulator(), workspace_, stream);
+          bool empty = true;
+          for (const GradAccumulator& grad :
+               {GradAccumulator(absl::MakeSpan(sum.memory())),
+                GradAccumulator(absl::MakeSpan(dw.memory()), &empty), exact.Accumulator()}) {
+            MOE_RETURN_IF_ERROR(
+                AddWeightGradient<T>(dy.view(), x.view(), grad, workspace_, stream));
+          }
+          return absl::OkStatus();
         },
         [&] {
           EXPECT_TRUE(SameBits(sum, want_sum));
@@ -468,8 +471,8 @@ TEST(GroupedGemmSubnormals, OfBFloat16AreZeros) {
     gemm::UseSimdTarget(target);
     for (size_t n = 0; n < dy.size(); ++n) {
       float dw = kSubnormal;
-      ASSERT_TRUE(GemmWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1}, {&dw, 1, 1},
-                                               Write::kAdd, workspace, *stream)
+      ASSERT_TRUE(AddWeightGradient<BFloat16>({&dy[n], 1, 1}, {&x[n], 1, 1},
+                                              GradAccumulator({&dw, 1}), workspace, *stream)
                       .ok());
       EXPECT_EQ(dw, 0.0f) << target << ' ' << n;
     }

@@ -24,6 +24,7 @@
 #include "kernels/grouped_gemm/fma_peak.h"
 #include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
 #include "moe/cli/bench/collectives.h"
 #include "moe/cli/bench/kernel_bench.h"
 #include "moe/cli/bench/kernel_device.h"
@@ -102,7 +103,12 @@ class Products final : public KernelCases {
     MOE_ASSIGN_OR_RETURN(y_, Mirrored<T>::Allocate(n * spec_.ffn, device_, "y"));
     MOE_ASSIGN_OR_RETURN(dx_, Mirrored<T>::Allocate(n * spec_.hidden, device_, "dx"));
     MOE_ASSIGN_OR_RETURN(dw_, Mirrored<float>::Allocate(weights, device_, "weight gradients"));
-    for (int e = 0; e < spec_.router.num_experts; ++e) weight_.push_back(WeightOf<const T>(w_, e));
+    const int64_t size = spec_.ffn * spec_.hidden;
+    empty_ = std::make_unique<bool[]>(spec_.router.num_experts);
+    for (int e = 0; e < spec_.router.num_experts; ++e) {
+      weight_.emplace_back(w_.device().data() + e * size, spec_.ffn, spec_.hidden);
+      grads_.emplace_back(dw_.device().subspan(e * size, size), &empty_[e]);
+    }
     Add(this, device_, "", "forward", &Products::Operations, &Products::Forward,
         &Products::WrongForward, y_.bytes());
     Add(this, device_, "", "input_grad", &Products::Operations, &Products::InputGradient,
@@ -142,13 +148,9 @@ class Products final : public KernelCases {
   }
   absl::Status WeightGradient() {
     const WorkspaceScope scratch(workspace_);
-    for (int e = 0; e < spec_.router.num_experts; ++e) {
-      MOE_RETURN_IF_ERROR(GemmWeightGradient<T>(
-          RowRange(Rows<const T>(dy_, spec_.ffn), offsets_[e], offsets_[e + 1]),
-          RowRange(Rows<const T>(x_, spec_.hidden), offsets_[e], offsets_[e + 1]),
-          WeightOf<float>(dw_, e), Write::kOverwrite, workspace_, device_.stream()));
-    }
-    return absl::OkStatus();
+    std::fill_n(empty_.get(), grads_.size(), true);
+    return AddWeightGradients<T>(Rows<const T>(dy_, spec_.ffn), Rows<const T>(x_, spec_.hidden),
+                                 offsets_, grads_, workspace_, device_.stream());
   }
 
   // Elements spread over each result that are not what the specification says.
@@ -191,11 +193,6 @@ class Products final : public KernelCases {
   MatrixView<U> Rows(const Mirrored<T>& array, int64_t cols) const {
     return MatrixView<U>(array.device().data(), offsets_.back(), cols);
   }
-  template <typename U>
-  MatrixView<U> WeightOf(const Mirrored<std::remove_const_t<U>>& array, int e) const {
-    return MatrixView<U>(array.device().data() + e * spec_.ffn * spec_.hidden, spec_.ffn,
-                         spec_.hidden);
-  }
   // wrong(row, its expert, column of F, column of H) at places spread by odd strides.
   template <typename Wrong>
   absl::StatusOr<int64_t> CountWrong(Wrong wrong) const {
@@ -222,6 +219,8 @@ class Products final : public KernelCases {
   Mirrored<T> x_, dy_, w_, y_, dx_;
   Mirrored<float> dw_;
   std::vector<MatrixView<const T>> weight_;
+  std::unique_ptr<bool[]> empty_;  // whose gradients overwrite what is there
+  std::vector<GradAccumulator> grads_;
 };
 
 // About a millisecond of multiply-adds.

@@ -1,0 +1,201 @@
+// Gradients of weights on every device of this build, and by cuBLAS where it is: sums in float32, and
+// exact ones of a partial for each segment.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/exact_sum/exact_sum.h"
+#include "kernels/grouped_gemm/weight_gradient.h"
+#include "tests/kernels/device_gemm.h"
+#include "tests/kernels/device_memory.h"
+#include "tests/kernels/gemm_matrix.h"
+
+namespace moe {
+namespace {
+
+using gemm::Layout;
+using ::testing::ElementsAre;
+using testing::kLayouts;
+using testing::Placed;
+using testing::TestDevice;
+
+template <typename T>
+class DeviceWeightGradientTest : public ::testing::Test {
+ protected:
+  // Weight g has segments of rows[g] rows; every other weight's sum is empty before. Rows before
+  // the first segment and behind the last are NaN.
+  void CheckWeightGradients(const std::vector<std::vector<int64_t>>& rows, int64_t out, int64_t in,
+                            const Layouts& layouts = kAligned) {
+    std::vector<int64_t> segments = {2};
+    for (const auto& each : rows) {
+      for (const int64_t r : each) segments.push_back(segments.back() + r);
+    }
+    const int64_t end = segments.back();
+    auto dy = Mixed<T>(end + 3, out, layouts.in, 1), x = Mixed<T>(end + 3, in, layouts.weight, 2);
+    for (const int64_t r : {int64_t{0}, int64_t{1}, end, end + 2}) {
+      std::fill_n(dy.view().row(r), out, T(testing::kNaN));
+      std::fill_n(x.view().row(r), in, T(testing::kNaN));
+    }
+    const auto offset = static_cast<size_t>(layouts.out.offset);
+    for (const Path& path : paths_) {
+      SCOPED_TRACE(path.name() << ", " << end - 2 << " rows, dw " << out << " x " << in);
+      CheckFloatSums(path, dy, x, segments, rows.size(), offset);
+    }
+    if (end > 2) {
+      dy.at(2, out - 1) = T(testing::kNaN);
+      x.at(end - 1, 0) = T(testing::kInfinity);
+    }
+    for (const Path& path : paths_) {
+      SCOPED_TRACE(path.name() << ", " << end - 2 << " rows, exact dw " << out << " x " << in);
+      CheckExactSums(path, dy, x, segments, rows.size(), offset);
+    }
+  }
+
+  void CheckFloatSums(const Path& path, const Matrix<T>& dy, const Matrix<T>& x,
+                      const std::vector<int64_t>& segments, size_t count, size_t offset) {
+    const TestDevice& device = *path.device;
+    Workspace workspace(device.memory());
+    const auto old = Mixed<float>(dy.cols(), x.cols(), kLayouts[0], 3);
+    const auto dy_there = device.Copy(dy), x_there = device.Copy(x);
+    std::vector<Placed<float>> sums;
+    std::vector<GradAccumulator> grads;
+    bool empty[kMostWeights];
+    for (size_t g = 0; g < count; ++g) {
+      empty[g] = g % 2 == 0;
+      sums.emplace_back(device, old.memory(), offset);
+      grads.emplace_back(sums[g].span(), &empty[g]);
+    }
+    ASSERT_TRUE(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, grads, workspace,
+                                      device.stream(), path.options)
+                    .ok());
+    const size_t each = (segments.size() - 1) / count;
+    for (size_t g = 0; g < count; ++g) {
+      SCOPED_TRACE(g);
+      const int64_t begin = segments[g * each], end = segments[(g + 1) * each];
+      Matrix<float> got = old;
+      got.memory() = sums[g].Read();
+      if (begin == end) {
+        EXPECT_TRUE(SameBits(got, old));
+        EXPECT_EQ(empty[g], g % 2 == 0);
+        continue;
+      }
+      EXPECT_FALSE(empty[g]);
+      ExpectProduct<T, float>(path,
+                              {.a = dy.view(begin, end),
+                               .b = x.view(begin, end),
+                               .c = {},
+                               .a_layout = Layout::kTransposed,
+                               .write = g % 2 == 0 ? Write::kOverwrite : Write::kAdd},
+                              old, got);
+    }
+  }
+
+  // The bits of sums of float32 partials, a segment each. Some of them the grid cannot hold.
+  void CheckExactSums(const Path& path, const Matrix<T>& dy, const Matrix<T>& x,
+                      const std::vector<int64_t>& segments, size_t count, size_t offset) {
+    constexpr ExactGrid kGrid = {.unit_log2 = -56, .max_terms = 3};
+    const TestDevice& device = *path.device;
+    Workspace workspace(device.memory());
+    const auto size = static_cast<size_t>(dy.cols() * x.cols());
+    const auto dy_there = device.Copy(dy), x_there = device.Copy(x);
+    const auto partial_there = device.Copy(std::vector<float>(size));
+    const auto non_finite = device.Copy(std::vector<int64_t>{5});
+    std::vector<Placed<int64_t>> sums;
+    std::vector<GradAccumulator> grads;
+    bool empty[kMostWeights];
+    for (size_t g = 0; g < count; ++g) {
+      empty[g] = g % 2 == 0;
+      sums.emplace_back(device, std::vector<int64_t>(size, 7), offset);
+      grads.emplace_back(sums[g].span(), kGrid, non_finite.span().data(), &empty[g]);
+    }
+    ASSERT_TRUE(AddWeightGradients<T>(dy_there.view(), x_there.view(), segments, grads, workspace,
+                                      device.stream(), path.options)
+                    .ok());
+    EXPECT_TRUE(device.is_cpu() || workspace.used_bytes() == 0);
+    const auto host = MakeInlineStream();
+    const size_t each = (segments.size() - 1) / count;
+    int64_t want_non_finite = 5;
+    for (size_t g = 0; g < count; ++g) {
+      SCOPED_TRACE(g);
+      std::vector<int64_t> want(size, 7);
+      Write write = g % 2 == 0 ? Write::kOverwrite : Write::kAdd;
+      for (size_t s = g * each; s < (g + 1) * each; ++s) {
+        if (segments[s] == segments[s + 1]) continue;
+        bool first = true;
+        ASSERT_TRUE(
+            AddWeightGradient<T>(
+                RowRange(MatrixView<const T>(dy_there.view()), segments[s], segments[s + 1]),
+                RowRange(MatrixView<const T>(x_there.view()), segments[s], segments[s + 1]),
+                GradAccumulator(partial_there.span(), &first), workspace, device.stream(),
+                path.options)
+                .ok());
+        ASSERT_TRUE(ExactAccumulate(kGrid, device.Read(partial_there), absl::MakeSpan(want), write,
+                                    &want_non_finite, *host)
+                        .ok());
+        write = Write::kAdd;
+      }
+      EXPECT_EQ(sums[g].Read(), want);
+    }
+    EXPECT_EQ(device.Read(non_finite).front(), want_non_finite);
+  }
+
+  static constexpr size_t kMostWeights = 4;
+  std::vector<Path> paths_ = Paths();
+};
+using Types = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(DeviceWeightGradientTest, Types);
+
+TYPED_TEST(DeviceWeightGradientTest, ByHand) {
+  using T = TypeParam;
+  const auto x = Matrix<T>::Of(3, 2, {1, 2, 3, 4, 5, 6}), dy = Matrix<T>::Of(3, 1, {1, 2, 3});
+  for (const Path& path : this->paths_) {
+    SCOPED_TRACE(path.name());
+    const auto& device = path.device;
+    Workspace workspace(device->memory());
+    const auto x_there = device->Copy(x), dy_there = device->Copy(dy);
+    const auto dw = device->Copy(std::vector<float>{7, 7});
+    for (bool empty : {false, true}) {
+      const float old = empty ? 0 : 7;
+      ASSERT_TRUE(AddWeightGradient<T>(dy_there.view(), x_there.view(),
+                                       GradAccumulator(dw.span(), &empty), workspace,
+                                       device->stream(), path.options)
+                      .ok());
+      EXPECT_THAT(device->Read(dw), ElementsAre(22 + old, 28 + old));
+    }
+  }
+}
+
+// Empty segments, ends inside a tile, more depth than the pipeline has stages.
+TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnySchedule) {
+  testing::ForSchedules([this] {
+    this->CheckWeightGradients({{0, 40, 0, 100}, {0, 0, 0, 0}, {1, 0, 65, 64}}, 16, 24);
+  });
+}
+
+TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyShape) {
+  this->CheckWeightGradients({{8, 3}, {0, 5}}, 131, 136);  // tiles both ways
+  this->CheckWeightGradients({{0, 0}, {0, 0}}, 9, 8);
+  // No terms: a sum stays as it was.
+  for (const int64_t depth : {0, 1, 7, 8, 16, 31, 32, 33, 64, 65, 96, 100, 300}) {
+    if (testing::kSanitized && depth != 33) continue;
+    this->CheckWeightGradients({{depth}, {depth}}, 1 + depth % 13, 1 + depth % 18);
+  }
+}
+
+TYPED_TEST(DeviceWeightGradientTest, EqualsTheSpecificationForAnyLayout) {
+  for (const auto& [in, out] : testing::kLayoutPairs) {
+    if (testing::kSanitized) break;
+    this->CheckWeightGradients({{40, 3}, {2, 34}}, 24, 16, {in, out, in});
+    this->CheckWeightGradients({{33, 3}, {2, 34}}, 17, 9, {out, in, out});
+  }
+  // Rows at multiples of 16 bytes that end within 16 bytes, what follows them not to be read.
+  const testing::MatrixLayout padded = {0, 3, 0};
+  this->CheckWeightGradients({{40}, {8}}, 21, 13, {padded, padded, padded});
+}
+
+}  // namespace
+}  // namespace moe
