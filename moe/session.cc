@@ -60,6 +60,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(const SessionOptions& o
         absl::StrCat("Session: ", options.threads, " threads, expected >= 1"));
   }
   const bool cuda = options.device.kind == DeviceKind::kCuda;
+  if (!cuda && options.cuda_stream != nullptr) {
+    return absl::InvalidArgumentError("Session: a CUDA stream on the CPU, expected its device");
+  }
   if (!IsTreeLeaves(options.tensor_leaves)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Session: --tensor-leaves ", options.tensor_leaves, ", expected 1, 2, 4, 8 or 16"));
@@ -111,7 +114,7 @@ absl::Status Session::MakeStreams(const SessionOptions& options) {
   const bool cuda = options.device.kind == DeviceKind::kCuda;
   if (cuda) {
     host_ = MakeInlineStream(&pool_);
-    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(options.device, &pool_));
+    MOE_ASSIGN_OR_RETURN(compute_, MakeStream(options.device, &pool_, options.cuda_stream));
   } else {
     compute_ = MakeInlineStream(&pool_);
   }

@@ -17,6 +17,10 @@ namespace moe {
 
 struct SessionOptions {
   Device device;  // where layers compute
+  // A cudaStream_t of the program's, on `device`: the compute stream, in order with what the
+  // program puts there. The program keeps it until the session is gone. nullptr: one of the
+  // session's own.
+  void* cuda_stream = nullptr;
   int expert_parallel_size = 1;
   int threads = 1;  // of this rank
   Numerics numerics = Numerics::kLayoutInvariant;

@@ -17,7 +17,8 @@ namespace moe {
 
 class LocalFate;
 
-// What the ranks of one world have in common before they meet. Whoever knows it can join.
+// What the ranks of one world have in common before they meet: the bytes of an ncclUniqueId, also
+// of one that the program made. Whoever knows it can join.
 using NcclId = std::array<char, 128>;
 
 // Whether this build has NCCL. The library itself is looked for when a rank is made.

@@ -37,8 +37,13 @@ absl::StatusOr<CudaDevice> CudaDeviceAt(int index);
 // CudaMemory has them.
 absl::Status EnablePeerAccess(int from, int to);
 
+// The device of `cuda_stream`, a cudaStream_t. kInvalidArgument for null, and for CUDA's default
+// streams, which are of whatever device is current; kUnimplemented without CUDA.
+absl::StatusOr<Device> DeviceOfCudaStream(void* cuda_stream);
+
 // MakeStream of a CUDA device: callers call that.
-absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads);
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads,
+                                                       void* cuda_stream);
 
 }  // namespace moe
 

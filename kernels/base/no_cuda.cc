@@ -26,7 +26,10 @@ absl::StatusOr<CudaDevice> CudaDeviceAt(int) {
 absl::Status EnablePeerAccess(int, int) {
   return NoCuda();
 }
-absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*) {
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int, ThreadPool*, void*) {
+  return NoCuda();
+}
+absl::StatusOr<Device> DeviceOfCudaStream(void*) {
   return NoCuda();
 }
 absl::StatusOr<std::unique_ptr<StreamTimer>> MakeCudaStreamTimer(Stream&) {

@@ -117,7 +117,13 @@ inline bool IsCuda(const Stream& stream) {
 // CPU: a worker thread with a FIFO (about 85 us a hand-off on two cores: for communication that
 // overlaps). CUDA: a non-blocking stream, or kUnimplemented, with the remedy, where the build has
 // no CUDA or the machine no device for it. `threads`, if given, must outlive the stream.
-absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr);
+//
+// With `cuda_stream`, a cudaStream_t of the caller's on that CUDA device, no stream is made: work
+// goes there, in order with the caller's own. The caller keeps it until this one is gone, which
+// waits for all that is in it. kInvalidArgument: of another device, or one of CUDA's default
+// streams, which are of whatever device is current.
+absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads = nullptr,
+                                                   void* cuda_stream = nullptr);
 
 // CPU only: runs each task before Enqueue returns. What compute uses on the CPU.
 std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads = nullptr);

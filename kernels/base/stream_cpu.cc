@@ -259,8 +259,12 @@ std::unique_ptr<Stream> MakeInlineStream(ThreadPool* threads) {
   return std::make_unique<InlineStream>(threads != nullptr ? *threads : ThreadPool::Serial());
 }
 
-absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads) {
-  if (device.kind == DeviceKind::kCuda) return MakeCudaStream(device.index, threads);
+absl::StatusOr<std::unique_ptr<Stream>> MakeStream(Device device, ThreadPool* threads,
+                                                   void* cuda_stream) {
+  if (device.kind == DeviceKind::kCuda) return MakeCudaStream(device.index, threads, cuda_stream);
+  if (cuda_stream != nullptr) {
+    return absl::InvalidArgumentError("MakeStream: a CUDA stream on the CPU, expected none");
+  }
   return Caught([&]() -> absl::StatusOr<std::unique_ptr<Stream>> {
     return std::make_unique<QueueStream>(threads != nullptr ? *threads : ThreadPool::Serial());
   });

@@ -153,16 +153,18 @@ class HostTasks {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int index, cudaStream_t stream, ThreadPool& threads)
+  // `own`: made for this alone.
+  CudaStream(int index, cudaStream_t stream, bool own, ThreadPool& threads)
       : index_(index),
         name_(absl::StrCat("stream of CUDA device ", index)),
         stream_(stream),
+        own_(own),
         threads_(threads),
         staging_(stream, name_) {}
   ~CudaStream() override {
     CudaStatus(cudaStreamSynchronize(stream_), name_).IgnoreError();
     host_.WaitForRunning();
-    CudaStatus(cudaStreamDestroy(stream_), name_).IgnoreError();
+    if (own_) CudaStatus(cudaStreamDestroy(stream_), name_).IgnoreError();
   }
 
   Device device() const override { return {DeviceKind::kCuda, index_}; }
@@ -263,6 +265,7 @@ class CudaStream final : public Stream {
   const int index_;
   const std::string name_;
   const cudaStream_t stream_;
+  const bool own_;
   ThreadPool& threads_;
   HostTasks host_;
   CudaStaging staging_;
@@ -271,7 +274,19 @@ class CudaStream final : public Stream {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads) {
+absl::StatusOr<Device> DeviceOfCudaStream(void* cuda_stream) {
+  const auto stream = static_cast<cudaStream_t>(cuda_stream);
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
+    return absl::InvalidArgumentError(
+        "one of CUDA's default streams, expected one of cudaStreamCreateWithFlags");
+  }
+  int index = 0;
+  MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamGetDevice(stream, &index), "cudaStreamGetDevice"));
+  return Device{DeviceKind::kCuda, index};
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* threads,
+                                                       void* cuda_stream) {
   const std::string name = absl::StrCat("MakeStream of CUDA device ", index);
   int count = 0;
   MOE_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), name));
@@ -279,9 +294,19 @@ absl::StatusOr<std::unique_ptr<Stream>> MakeCudaStream(int index, ThreadPool* th
   if (index < 0 || index >= count) return CudaStatus(cudaErrorInvalidDevice, name);
   MOE_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), name));
   MOE_RETURN_IF_ERROR(CudaStatus(cuda::ProbeKernelImage(), name));
-  cudaStream_t stream = nullptr;
-  MOE_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), name));
-  return std::make_unique<CudaStream>(index, stream,
+  auto stream = static_cast<cudaStream_t>(cuda_stream);
+  const bool own = stream == nullptr;
+  if (own) {
+    MOE_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), name));
+  } else {
+    MOE_ASSIGN_OR_RETURN(const Device of, DeviceOfCudaStream(stream));
+    if (of.index != index) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": the stream given is of CUDA device ", of.index));
+    }
+  }
+  return std::make_unique<CudaStream>(index, stream, own,
                                       threads != nullptr ? *threads : ThreadPool::Serial());
 }
 

@@ -59,7 +59,7 @@ void CheckRange(const char* function, int device, const void* data, size_t bytes
 }
 
 // Whether cudaDeviceEnablePeerAccess is called for this pair for the first time. It opens what
-// cudaMalloc gave, of which there is none here, and no pool.
+// cudaMalloc gave, of which the library has none, and no pool.
 bool EnablePeer(int device, int owner) {
   static std::mutex* const mu = new std::mutex;
   static auto* const enabled = new std::set<std::pair<int, int>>;  // guarded by mu
@@ -196,6 +196,10 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t stream) {
   Streams::Get().Destroy(__func__, stream);
   return cudaSuccess;
 }
+cudaError_t CUDARTAPI cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  *device = DeviceOfStream(__func__, stream);
+  return cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
   ++host_waits.synchronizations;
   if (stream != nullptr) Streams::Get().Synchronize(__func__, stream);
@@ -272,6 +276,17 @@ cudaError_t CUDARTAPI cudaMallocFromPoolAsync(void** data, size_t bytes, cudaMem
 }
 cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
   Streams::Get().Enqueue(__func__, stream, [data] { cusim::FreeDevice("cudaFreeAsync", data); });
+  return cudaSuccess;
+}
+// What a program of its own allocates; no code of the library does.
+cudaError_t CUDARTAPI cudaMalloc(void** data, size_t bytes) {
+  if (Driver() != cudaSuccess) return Return(Driver());
+  *data = cusim::AllocateDevice(current_device, bytes);
+  return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
+}
+cudaError_t CUDARTAPI cudaFree(void* data) {
+  Streams::Get().SynchronizeAll(__func__);
+  if (data != nullptr) cusim::FreeDevice(__func__, data);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaHostAlloc(void** data, size_t bytes, unsigned) {

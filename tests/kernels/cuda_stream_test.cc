@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,47 @@ TEST(CudaStreamTest, EventsOrderStreamsOfBothKinds) {
       EXPECT_EQ(y, 1);
     }
   }
+}
+
+TEST(CudaStreamTest, OverTheProgramsOwnStreamItsWorkAndTheProgramsTakeTurns) {
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  cudaStream_t own = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking), cudaSuccess);
+  int x = 1;
+  const auto times_10_plus = [&](int digit) {
+    return cusim::Grid{.grid = dim3(1), .block = dim3(1), .body = [&x, digit] {
+                         x = 10 * x + digit;
+                       }};
+  };
+  {
+    const auto stream = MakeStream(kCuda, nullptr, own).value();
+    for (const int digit : {2, 3}) {
+      EXPECT_EQ(cusim::LaunchGrid(times_10_plus(digit), own), cudaSuccess);
+      EXPECT_TRUE(LaunchOne(*stream, times_10_plus(digit + 5).body).ok());
+    }
+    EXPECT_TRUE(stream
+                    ->Enqueue([&] {
+                      x = 10 * x;
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    EXPECT_EQ(x, 1);
+  }
+  EXPECT_EQ(x, 127380);  // it waited for what was in it, and left the stream
+  EXPECT_EQ(cusim::LaunchGrid(times_10_plus(1), own), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(own), cudaSuccess);
+  EXPECT_EQ(x, 1273801);
+
+  for (const auto& [device, stream, expected] :
+       {std::tuple(Device{DeviceKind::kCuda, 1}, own, "the stream given is of CUDA device 0"),
+        {kCuda, cudaStreamLegacy, "one of CUDA's default streams"},
+        {kCuda, cudaStreamPerThread, "one of CUDA's default streams"},
+        {Device{}, own, "on the CPU"}}) {
+    const absl::Status status = MakeStream(device, nullptr, stream).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(Text(status), HasSubstr(expected));
+  }
+  EXPECT_EQ(cudaStreamDestroy(own), cudaSuccess);
 }
 
 TEST(CudaStreamTest, AnInlineStreamWaitsForACudaStream) {
