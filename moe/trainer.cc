@@ -8,6 +8,7 @@
 
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/storage_type.h"
 
 namespace moe {
 
@@ -95,6 +96,34 @@ absl::Status TrainedLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>&
 }
 
 template <typename T>
+absl::Status TrainedLayer<T>::ForwardRows(const Round& round, const void* x, int64_t rows,
+                                          void* y) {
+  rows_ = rows;
+  return Forward(round, RowsAt(x, rows), RowsAt(y, rows));
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::BackwardRows(const Round& round, const void* dy, void* dx) {
+  return Backward(round, RowsAt(dy, rows_), RowsAt(dx, rows_));
+}
+
+template <typename T>
+absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
+    const Round& round, const void* x, int64_t rows, void* y, Batch batch) {
+  auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
+  MOE_RETURN_IF_ERROR(Forward(round, RowsAt(x, rows), RowsAt(y, rows), *saved, batch));
+  return GraphBackward([this, rows, saved](const void* dy, float d_router_loss, void* dx) {
+    return Backward(RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows));
+  });
+}
+
+template <typename T>
+absl::Status TrainedLayer<T>::ForwardAlone(const void* x, int64_t rows, void* y,
+                                           const Batch& batch) {
+  return layer_->Forward(RowsAt(x, rows), batch, RowsAt(y, rows), nullptr, &stats_);
+}
+
+template <typename T>
 absl::Status TrainedLayer<T>::CheckPasses() const {
   if (forwards_ == backwards_) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -147,6 +176,13 @@ absl::StatusOr<TrainedLayer<T>*> Trainer::AddMoeLayer(const std::string& prefix,
   TrainedLayer<T>* const borrowed = trained.get();
   layers_.push_back(std::move(trained));
   return borrowed;
+}
+
+absl::StatusOr<TrainedLayerBase*> Trainer::AddMoeLayer(const std::string& prefix,
+                                                       const MoeLayerConfig& config) {
+  return WithStorageType(store_.compute(), [&](auto element) -> absl::StatusOr<TrainedLayerBase*> {
+    return AddMoeLayer<decltype(element)>(prefix, config);
+  });
 }
 
 double Trainer::loss_scale() const {

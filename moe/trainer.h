@@ -3,6 +3,7 @@
 #define MOE_MOE_TRAINER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,10 +53,29 @@ class Round {
   uint64_t number_ = 0;  // of all rounds of the trainer
 };
 
-// What a trainer does with each of its layers, whatever their type.
+// A layer of a trainer whatever its type, for bindings to other languages and frameworks: rows
+// [rows, H] of the trainer's type, dense, in memory of the session's device.
 class TrainedLayerBase {
  public:
+  // Of one Forward, once, as TrainedLayer's Backward with a state. Copies share the state, which
+  // goes with the last of them.
+  using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
+
   virtual ~TrainedLayerBase() = default;
+  virtual absl::Span<Parameter* const> parameters() const = 0;
+  const RouterStats& stats() const { return stats_; }  // of the last Forward
+
+  // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows.
+  virtual absl::Status ForwardRows(const Round& round, const void* x, int64_t rows, void* y) = 0;
+  virtual absl::Status BackwardRows(const Round& round, const void* dy, void* dx) = 0;
+  // As its Forward with a state.
+  virtual absl::StatusOr<GraphBackward> ForwardInGraph(const Round& round, const void* x,
+                                                       int64_t rows, void* y, Batch batch) = 0;
+  // In no round: nothing is kept or counted.
+  virtual absl::Status ForwardAlone(const void* x, int64_t rows, void* y, const Batch& batch) = 0;
+
+ protected:
+  RouterStats stats_;
 
  private:
   friend class Trainer;
@@ -87,7 +107,13 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
                         MatrixView<T> dx);
 
-  const RouterStats& stats() const { return stats_; }  // of the last Forward
+  absl::Span<Parameter* const> parameters() const override { return layer_->parameters(); }
+  absl::Status ForwardRows(const Round& round, const void* x, int64_t rows, void* y) override;
+  absl::Status BackwardRows(const Round& round, const void* dy, void* dx) override;
+  absl::StatusOr<GraphBackward> ForwardInGraph(const Round& round, const void* x, int64_t rows,
+                                               void* y, Batch batch) override;
+  absl::Status ForwardAlone(const void* x, int64_t rows, void* y, const Batch& batch) override;
+
   const MoeLayer<T>& layer() const { return *layer_; }
   MoeLayer<T>& layer() { return *layer_; }
 
@@ -102,12 +128,18 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Status EndStep() override;
   absl::Status SetRound(const Round& round, int64_t rows, Batch& batch) const;
   void Count();
+  MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
+    return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
+  }
+  MatrixView<T> RowsAt(void* data, int64_t rows) const {
+    return {static_cast<T*>(data), rows, layer_->config().router.hidden_size};
+  }
 
   Trainer& trainer_;
   const std::unique_ptr<MoeLayer<T>> layer_;
   MoeLayerSaved<T> saved_;
-  RouterStats stats_;
   std::vector<int64_t> counts_;
+  int64_t rows_ = 0;                      // of the last ForwardRows
   int64_t forwards_ = 0, backwards_ = 0;  // of this step, with states of the caller's
 };
 
@@ -139,6 +171,9 @@ class Trainer {
   template <typename T>
   absl::StatusOr<TrainedLayer<T>*> AddMoeLayer(const std::string& prefix,
                                                const MoeLayerConfig& config);
+  // Of the trainer's type.
+  absl::StatusOr<TrainedLayerBase*> AddMoeLayer(const std::string& prefix,
+                                                const MoeLayerConfig& config);
 
   int64_t micro_batches() const { return micro_batches_; }
   // Of the step or evaluation that has begun; else of a step.

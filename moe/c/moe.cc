@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +15,9 @@
 
 #include "comm/local/local_world.h"
 #include "comm/mpi/mpi_world.h"
+#include "comm/nccl/nccl_world.h"
 #include "kernels/base/caught.h"
+#include "kernels/base/cuda_devices.h"
 #include "kernels/base/status_macros.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/trainer.h"
@@ -22,20 +26,18 @@ struct moe_world {
   std::unique_ptr<moe::Communicator> communicator;
 };
 
-// A TrainedLayer of any type.
+// Of the trainer's, in which its round is.
 struct moe_layer {
-  virtual ~moe_layer() = default;
-  virtual absl::Status Forward(const void* x, int64_t rows, void* y) = 0;
-  virtual absl::Status Backward(const void* dy, void* dx) = 0;
-  virtual const moe::RouterStats& stats() const = 0;
+  moe_trainer* owner = nullptr;
+  moe::TrainedLayerBase* layer = nullptr;
 };
 
 struct moe_trainer {
   std::unique_ptr<moe::Trainer> trainer;
   moe::Round round;
-  bool reduced = false;  // the gradients of this step are sums
-  double clip = 1;       // times which moe_gradient gives them
-  std::vector<std::unique_ptr<moe_layer>> layers;
+  bool reduced = false;          // the gradients of this step are sums
+  double clip = 1;               // times which moe_gradient gives them
+  std::deque<moe_layer> layers;  // whose addresses the program has
 
   absl::StatusOr<moe::Parameter*> At(int64_t index) const {
     const auto all = trainer->parameters().parameters();
@@ -79,50 +81,13 @@ void TakeOrOff(double given, Field& field) {
   if (given != 0) field = static_cast<Field>(given < 0 ? 0 : given);
 }
 
-template <typename T>
-class LayerOf final : public moe_layer {
- public:
-  LayerOf(moe_trainer& owner, TrainedLayer<T>& layer) : owner_(owner), layer_(layer) {}
-  absl::Status Forward(const void* x, int64_t rows, void* y) override {
-    rows_ = rows;
-    return layer_.Forward(owner_.round, View(static_cast<const T*>(x)), View(static_cast<T*>(y)));
-  }
-  absl::Status Backward(const void* dy, void* dx) override {
-    return layer_.Backward(owner_.round, View(static_cast<const T*>(dy)),
-                           View(static_cast<T*>(dx)));
-  }
-  const RouterStats& stats() const override { return layer_.stats(); }
-
- private:
-  template <typename U>
-  MatrixView<U> View(U* rows) const {
-    return {rows, rows_, layer_.layer().config().router.hidden_size};
-  }
-
-  moe_trainer& owner_;
-  TrainedLayer<T>& layer_;
-  int64_t rows_ = 0;  // of the last Forward
-};
-
-template <typename T>
-absl::Status AddLayerOf(moe_trainer& owner, const char* prefix, const MoeLayerConfig& config) {
-  MOE_ASSIGN_OR_RETURN(auto* const layer, owner.trainer->AddMoeLayer<T>(prefix, config));
-  owner.layers.push_back(std::make_unique<LayerOf<T>>(owner, *layer));
-  return absl::OkStatus();
-}
-
 absl::Status AddLayer(moe_trainer& owner, const char* prefix, moe_frozen frozen,
                       MoeLayerConfig config) {
   config.train_router = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_EXPERTS;
   config.train_experts = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_ROUTER;
-  switch (owner.trainer->parameters().compute()) {
-    case DType::kBFloat16:
-      return AddLayerOf<BFloat16>(owner, prefix, config);
-    case DType::kFloat16:
-      return AddLayerOf<Float16>(owner, prefix, config);
-    default:
-      return AddLayerOf<float>(owner, prefix, config);
-  }
+  MOE_ASSIGN_OR_RETURN(TrainedLayerBase* const layer, owner.trainer->AddMoeLayer(prefix, config));
+  owner.layers.push_back({.owner = &owner, .layer = layer});
+  return absl::OkStatus();
 }
 
 absl::Status LoadLayer(moe_trainer& owner, const char* prefix, const std::string& folder,
@@ -147,6 +112,10 @@ absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Com
       .dtype = kTypes[given.dtype], .seed = given.seed, .micro_batches = given.micro_batches};
   Take(given.expert_parallel_size, options.session.expert_parallel_size);
   Take(given.threads, options.session.threads);
+  if (given.cuda_stream != nullptr) {
+    options.session.cuda_stream = given.cuda_stream;
+    MOE_ASSIGN_OR_RETURN(options.session.device, DeviceOfCudaStream(given.cuda_stream));
+  }
   if (given.numerics == MOE_FAST) options.session.numerics = Numerics::kFast;
   TakeOrOff(given.clip_grad, options.optimizer.clip_grad);
   TakeOrOff(given.weight_decay, options.optimizer.weight_decay);
@@ -190,6 +159,27 @@ moe_code moe_world_mpi(int64_t comm, double timeout_s, moe_world** world) {
   });
 }
 
+moe_code moe_nccl_id(char id[MOE_NCCL_ID_BYTES]) {
+  static_assert(sizeof(moe::NcclId) == MOE_NCCL_ID_BYTES);
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(const moe::NcclId made, moe::MakeNcclId());
+    std::memcpy(id, made.data(), sizeof(made));
+    return absl::OkStatus();
+  });
+}
+moe_code moe_world_nccl(const char id[MOE_NCCL_ID_BYTES], int rank, int ranks, int device,
+                        double timeout_s, moe_world** world) {
+  return Run([&]() -> absl::Status {
+    moe::NcclRankOptions options = {
+        .rank = rank, .size = ranks, .device = device, .timeout = moe::Timeout(timeout_s)};
+    std::memcpy(options.id.data(), id, sizeof(options.id));
+    auto made = std::make_unique<moe_world>();
+    MOE_ASSIGN_OR_RETURN(made->communicator, moe::MakeNcclCommunicator(options));
+    *world = made.release();
+    return absl::OkStatus();
+  });
+}
+
 int moe_world_rank(const moe_world* world) {
   return world->communicator->rank();
 }
@@ -225,7 +215,7 @@ moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_la
     moe::Take(given->top_k, config.router.top_k);
     if (given->capacity_factor != 0) config.router.capacity_factor = given->capacity_factor;
     MOE_RETURN_IF_ERROR(moe::AddLayer(*trainer, prefix, given->frozen, config));
-    *layer = trainer->layers.back().get();
+    *layer = &trainer->layers.back();
     return absl::OkStatus();
   });
 }
@@ -235,7 +225,7 @@ moe_code moe_layer_load(moe_trainer* trainer, const char* prefix, const char* fo
   return Run([&]() -> absl::Status {
     const std::optional<int64_t> which = index < 0 ? std::nullopt : std::optional(index);
     MOE_RETURN_IF_ERROR(moe::LoadLayer(*trainer, prefix, folder, which, frozen));
-    *layer = trainer->layers.back().get();
+    *layer = &trainer->layers.back();
     return absl::OkStatus();
   });
 }
@@ -258,13 +248,13 @@ moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches) {
 }
 
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y) {
-  return Run([&] { return layer->Forward(x, tokens, y); });
+  return Run([&] { return layer->layer->ForwardRows(layer->owner->round, x, tokens, y); });
 }
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx) {
-  return Run([&] { return layer->Backward(dy, dx); });
+  return Run([&] { return layer->layer->BackwardRows(layer->owner->round, dy, dx); });
 }
 double moe_router_loss(const moe_layer* layer) {
-  return layer->stats().loss();
+  return layer->layer->stats().loss();
 }
 
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm) {
@@ -339,6 +329,14 @@ moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values) {
   });
 }
 
+moe_code moe_refresh(moe_trainer* trainer, int64_t index) {
+  return Run([&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
+    return trainer->trainer->parameters().RefreshCompute(
+        *found, StreamOf(*found, trainer->trainer->context()));
+  });
+}
+
 moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient) {
   return Run([&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
@@ -346,11 +344,11 @@ moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient) {
       return absl::FailedPreconditionError(
           "moe_gradient: the gradients are no sums, expected moe_reduce before");
     }
-    moe::Stream& compute = *trainer->trainer->context().compute;
     const absl::Span<float> out(gradient, static_cast<size_t>(found->size()));
     const double scale = trainer->clip * trainer->trainer->gradient_scale();
-    MOE_RETURN_IF_ERROR(trainer->trainer->reducer().Gradient(*found, scale, out, compute).status());
-    return compute.Synchronize();
+    return trainer->trainer->reducer()
+        .Gradient(*found, scale, out, *trainer->trainer->context().compute)
+        .status();
   });
 }
 

@@ -1,4 +1,5 @@
-/* The library for programs in C11: MoE layers that are trained or run, over threads or MPI. */
+/* The library for programs in C11: MoE layers that are trained or run, on CPUs or CUDA devices,
+ * over threads, MPI or NCCL. */
 #ifndef MOE_MOE_C_MOE_H_
 #define MOE_MOE_C_MOE_H_
 
@@ -39,11 +40,21 @@ moe_code moe_world_threads(int ranks, double timeout_s, moe_world** worlds);
  * started with MPI_THREAD_MULTIPLE and ends. Collective. What becomes of the world and of MPI when
  * a rank fails: comm/mpi/mpi_world.h. */
 moe_code moe_world_mpi(int64_t comm, double timeout_s, moe_world** world);
+/* Ranks that have a CUDA device each, no two the same: all `ranks` that know `id`, which is for one
+ * world, made by one rank and sent to the others by the program: moe_nccl_id's, or the bytes of an
+ * ncclUniqueId of its own. `device`: CUDA ordinal. Collective. MOE_UNIMPLEMENTED in a build without
+ * NCCL; else comm/nccl/nccl_world.h. */
+enum { MOE_NCCL_ID_BYTES = 128 };
+moe_code moe_nccl_id(char id[MOE_NCCL_ID_BYTES]);
+moe_code moe_world_nccl(const char id[MOE_NCCL_ID_BYTES], int rank, int ranks, int device,
+                        double timeout_s, moe_world** world);
 int moe_world_rank(const moe_world* world);
 int moe_world_size(const moe_world* world);
 void moe_world_free(moe_world* world); /* may be null */
 
-/* ---- What one rank trains or runs. Memory of the host, on the CPU. */
+/* ---- What one rank trains or runs. Where the trainer has a CUDA stream, rows, gradients and
+ * masters are memory of the stream's device, and moe_forward, moe_backward, moe_gradient and
+ * moe_refresh return when their work is in the stream; all else is memory of the host. */
 typedef enum moe_dtype { MOE_FLOAT32 = 0, MOE_BFLOAT16, MOE_FLOAT16 } moe_dtype;
 typedef enum moe_numerics { MOE_LAYOUT_INVARIANT = 0, MOE_FAST } moe_numerics;
 
@@ -57,6 +68,9 @@ typedef struct moe_trainer_options {
   uint64_t seed;            /* of initial weights */
   double clip_grad;         /* the largest gradient norm [1]; below 0: any */
   double weight_decay;      /* of AdamW, of matrices [0.1]; below 0: none */
+  /* A cudaStream_t of the program's, none of CUDA's default ones: layers compute in it, on its
+   * device, until moe_trainer_free. A world of moe_world_nccl is of that device [the CPU] */
+  void* cuda_stream;
 } moe_trainer_options;
 
 typedef struct moe_trainer moe_trainer;
@@ -128,18 +142,22 @@ moe_code moe_end_step(moe_trainer* trainer);
 typedef struct moe_parameter {
   const char* name; /* as the trainer lives */
   int64_t rows, cols;
-  int trained;   /* 0: frozen, or state that moe_end_step moves */
+  int trained;   /* 0: frozen, or state that moe_end_step moves, which is memory of the host */
   float* master; /* [rows, cols] row-major; null: frozen in 16 bits, moe_read has the values */
 } moe_parameter;
 
 int64_t moe_parameter_count(const moe_trainer* trainer);
 moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_parameter* parameter);
-/* values, gradient [rows * cols]. */
+/* values [rows * cols], memory of the host. moe_read waits for the stream. */
 moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values);
 moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values);
-/* Between moe_reduce and moe_end_step: the mean over the micro-batches, clipped if it was. */
+/* After the program has changed a master in place: what layers read in 16 bits follows. */
+moe_code moe_refresh(moe_trainer* trainer, int64_t index);
+/* Between moe_reduce and moe_end_step: the mean over the micro-batches, clipped if it was.
+ * gradient [rows * cols]. */
 moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient);
-/* From now on the master is `values`, which stay: memory of the program's own framework. */
+/* From now on the master is `values`, which stay: memory of the program's own framework.
+ * MOE_UNIMPLEMENTED on a CUDA device. */
 moe_code moe_adopt(moe_trainer* trainer, int64_t index, float* values);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* moe/c/moe.h, from C: what a program does with a trainer of its own, and what it is told.
  *   c_api_test FOLDER   one rank; FOLDER: for files
- *   c_api_test          under mpiexec, where this build has MPI: a world of the program's own */
+ *   c_api_test          under mpiexec, where this build has MPI: a world of the program's own;
+ *                       where it has simulated CUDA devices: a stream, memory and NCCL of its own */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,6 +12,9 @@
 
 #ifdef MOE_TEST_MPI
 #include <mpi.h>
+#endif
+#ifdef MOE_TEST_CUDA
+#include <cuda_runtime_api.h>
 #endif
 
 #define CHECK(condition)                                                                 \
@@ -121,7 +125,9 @@ static void SaysWhatItRefuses(void) {
   CHECK_REFUSED(moe_parameter_at(trainer, 99, &parameter), MOE_INVALID_ARGUMENT, "parameter 99");
   moe_trainer_free(trainer);
   moe_trainer_free(NULL);
+  char id[MOE_NCCL_ID_BYTES] = {0};
   moe_world* worlds[1];
+  CHECK(moe_world_nccl(id, 1, 1, 0, 0, worlds) != MOE_OK); /* no NCCL, or no such rank */
   CHECK_REFUSED(moe_world_threads(0, 0, worlds), MOE_INVALID_ARGUMENT, "0 ranks");
   CHECK_OK(moe_world_threads(1, 0, worlds));
   CHECK(moe_world_rank(worlds[0]) == 0 && moe_world_size(worlds[0]) == 1);
@@ -197,6 +203,101 @@ static void RunsALoadedLayerIn16Bits(const char* folder) {
   moe_trainer_free(trainer);
 }
 
+/* What layers read of a master that the program has changed. */
+static void ReadsWhatIsRefreshed(void) {
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  const moe_trainer_options options = {.dtype = MOE_BFLOAT16};
+  CHECK_OK(moe_trainer_create(&options, NULL, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "", &kLayer, &layer));
+  uint16_t x[kHidden] = {0x3f80, 0x3f80, 0x3f80, 0x3f80}, before[kHidden], y[kHidden];
+  CHECK_OK(moe_begin_evaluation(trainer, 1));
+  CHECK_OK(moe_begin_round(trainer, NULL));
+  CHECK_OK(moe_forward(layer, x, 1, before));
+  for (int64_t p = 0; p < moe_parameter_count(trainer); ++p) {
+    moe_parameter parameter;
+    CHECK_OK(moe_parameter_at(trainer, p, &parameter));
+    if (strstr(parameter.name, "down_proj") == NULL) continue;
+    for (int64_t i = 0; i < parameter.rows * parameter.cols; ++i) parameter.master[i] *= -1;
+    CHECK_OK(moe_forward(layer, x, 1, y));
+    CHECK(memcmp(y, before, sizeof y) == 0);
+  }
+  for (int64_t p = 0; p < moe_parameter_count(trainer); ++p) CHECK_OK(moe_refresh(trainer, p));
+  CHECK_OK(moe_forward(layer, x, 1, y));
+  for (int i = 0; i < kHidden; ++i) CHECK(y[i] == (before[i] ^ 0x8000));
+  CHECK_OK(moe_end_step(trainer));
+  moe_trainer_free(trainer);
+}
+
+#ifdef MOE_TEST_CUDA
+/* The device's memory and its stream are the program's; the weights' signs turn in the stream. */
+static void TrainsOnTheProgramsDevice(void) {
+  moe_trainer* trainer = NULL;
+  moe_layer* layer = NULL;
+  moe_trainer_options options = {.cuda_stream = cudaStreamLegacy};
+  CHECK_REFUSED(moe_trainer_create(&options, NULL, &trainer), MOE_INVALID_ARGUMENT, "default");
+  cudaStream_t stream = NULL;
+  float *device_x = NULL, *device_y = NULL, *device_gradient = NULL;
+  CHECK(cudaSetDevice(1) == cudaSuccess);
+  CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  const size_t bytes = kElements * sizeof(float);
+  CHECK(cudaMalloc((void**)&device_x, bytes) == cudaSuccess);
+  CHECK(cudaMalloc((void**)&device_y, bytes) == cudaSuccess);
+  CHECK(cudaMalloc((void**)&device_gradient, kLargest * sizeof(float)) == cudaSuccess);
+  char id[MOE_NCCL_ID_BYTES];
+  moe_world* world = NULL;
+  CHECK_OK(moe_nccl_id(id));
+  CHECK_OK(moe_world_nccl(id, 0, 1, 1, 0, &world));
+  options.cuda_stream = stream;
+  CHECK_OK(moe_trainer_create(&options, world, &trainer));
+  CHECK_OK(moe_layer_create(trainer, "mlp.", &kLayer, &layer));
+  float x[kElements], y[kElements], dy[kElements], values[kLargest];
+  Fill(x);
+  CHECK_REFUSED(moe_adopt(trainer, 0, values), MOE_UNIMPLEMENTED, "CUDA");
+  double first = 0, last = 0;
+  for (int step = 0; step < 20; ++step) {
+    CHECK_OK(moe_begin_round(trainer, NULL));
+    CHECK(cudaMemcpyAsync(device_x, x, bytes, cudaMemcpyDefault, stream) == cudaSuccess);
+    CHECK_OK(moe_forward(layer, device_x, kTokens, device_y));
+    CHECK(cudaMemcpyAsync(y, device_y, bytes, cudaMemcpyDefault, stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    last = Loss(x, y, dy);
+    if (step == 0) first = last;
+    CHECK(cudaMemcpyAsync(device_y, dy, bytes, cudaMemcpyDefault, stream) == cudaSuccess);
+    CHECK_OK(moe_backward(layer, device_y, device_y));
+    if (step % 2 == 0) {
+      CHECK_OK(moe_step(trainer, 0.02, NULL));
+      continue;
+    }
+    CHECK_OK(moe_reduce(trainer));
+    double norm = 0, squares = 0;
+    CHECK_OK(moe_clip_grad_norm(trainer, INFINITY, &norm));
+    for (int64_t p = 0; p < moe_parameter_count(trainer); ++p) {
+      moe_parameter parameter;
+      float gradient[kLargest];
+      CHECK_OK(moe_parameter_at(trainer, p, &parameter));
+      const int64_t size = parameter.rows * parameter.cols;
+      CHECK_OK(moe_gradient(trainer, p, device_gradient));
+      CHECK(cudaMemcpyAsync(gradient, device_gradient, size * sizeof(float), cudaMemcpyDefault,
+                            stream) == cudaSuccess);
+      CHECK_OK(moe_read(trainer, p, values));
+      for (int64_t i = 0; i < size; ++i) {
+        squares += (double)gradient[i] * gradient[i];
+        values[i] -= gradient[i] > 0 ? 0.005f : -0.005f;
+      }
+      CHECK_OK(moe_write(trainer, p, values));
+    }
+    CHECK(fabs(sqrt(squares) - norm) < 1e-6 * norm);
+    CHECK_OK(moe_end_step(trainer));
+  }
+  printf("on a device: loss %.4f -> %.4f\n", first, last);
+  CHECK(last < 0.9 * first);
+  moe_trainer_free(trainer);
+  CHECK(cudaFree(device_x) == cudaSuccess && cudaFree(device_y) == cudaSuccess);
+  CHECK(cudaFree(device_gradient) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess);
+}
+#endif
+
 #ifdef MOE_TEST_MPI
 /* Every second process alone, the others together. */
 static void TrainsOverTheProgramsMpi(void) {
@@ -237,10 +338,14 @@ int main(int argc, char** argv) {
     TrainsWithAnOptimiserOfItsOwn();
     SaysWhatItRefuses();
     RunsALoadedLayerIn16Bits(argv[1]);
+    ReadsWhatIsRefreshed();
     return 0;
   }
 #ifdef MOE_TEST_MPI
   TrainsOverTheProgramsMpi();
+#endif
+#ifdef MOE_TEST_CUDA
+  TrainsOnTheProgramsDevice();
 #endif
   return 0;
 }
