@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<Experts<T>>> Experts<T>::Create(
   const bool gated = IsGated(config.activation);
   const int64_t hidden = config.hidden_size, width = config.ffn_hidden_size;
   auto experts = std::unique_ptr<Experts>(new Experts(config));
-  const bool borrowable = !config.train && !config.pack_weights;
+  const bool borrowable = !config.pack_weights;  // once frozen
   std::vector<ParameterSpec> gate_up, down;
   for (const std::string& prefix : prefixes) {
     const auto part = [&](const char* name) -> CanonicalTensor {

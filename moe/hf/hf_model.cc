@@ -1,6 +1,7 @@
 #include "moe/hf/hf_model.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -9,7 +10,6 @@
 #include <absl/strings/str_cat.h>
 
 #include "kernels/base/status_macros.h"
-#include "moe/hf/hf_weights.h"
 #include "moe/io/bounded_json.h"
 
 namespace moe::hf {
@@ -62,8 +62,27 @@ absl::Status HfModel::LoadTensor(const CanonicalTensor& tensor, int64_t first, P
   return absl::OkStatus();
 }
 
-absl::Status HfModel::Load(ParameterStore& store, const Context& context) const {
+absl::StatusOr<bool> HfModel::Borrow(const ParameterStore& store, Parameter& parameter) const {
+  std::vector<std::optional<BorrowedRows>> rows;
+  for (const CanonicalTensor& part : parameter.parts()) {
+    const auto found = tensors_.find(part.name);
+    if (found == tensors_.end()) return false;
+    rows.push_back(RowsToBorrow(*found->second.file, *found->second.tensor, store.compute()));
+    // The model's passes keep states, for which a parameter lies in one piece.
+    const size_t last = rows.size() - 1;
+    const bool apart = last > 0 && rows[last] && rows[last - 1] &&
+                       rows[last]->values.begin() != rows[last - 1]->values.end();
+    if (apart) return false;
+  }
+  return BorrowIfWhole(store, parameter, rows);
+}
+
+absl::Status HfModel::Load(ParameterStore& store, const Context& context, LoadBy by) const {
   for (const auto& parameter : store.parameters()) {
+    if (by == LoadBy::kBorrow) {
+      MOE_ASSIGN_OR_RETURN(const bool borrowed, Borrow(store, *parameter));
+      if (borrowed) continue;
+    }
     int64_t first = 0;
     for (const CanonicalTensor& part : parameter->parts()) {
       MOE_RETURN_IF_ERROR(

@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 
 #include "moe/context.h"
+#include "moe/hf/hf_weights.h"
 #include "moe/hf/model_rule.h"
 #include "moe/io/checkpoint.h"
 #include "moe/parameter.h"
@@ -28,13 +29,17 @@ class HfModel {
 
   // Overwrites the masters of all parameters of `store`, a Transformer of config() in any layout,
   // and refreshes their compute copies. Reads what this rank holds, a million elements at a time.
-  // Blocks. kInvalidArgument: the store has a parameter that is not the model's, or of other size.
-  absl::Status Load(ParameterStore& store, const Context& context) const;
+  // kBorrow: experts of a store for inference stay in the mapped files; all else is copied, gate
+  // and up projections that lie apart there (Mixtral's), too. Blocks.
+  // kInvalidArgument: the store has a parameter that is not the model's, or of other size.
+  absl::Status Load(ParameterStore& store, const Context& context, LoadBy by = LoadBy::kCopy) const;
 
  private:
   HfModel(ModelConfig config, Checkpoint files)
       : config_(std::move(config)), files_(std::move(files)) {}
   absl::Status FindTensors();
+  // Whether `store` now borrows all of it.
+  absl::StatusOr<bool> Borrow(const ParameterStore& store, Parameter& parameter) const;
   // To `parameter`, from element `first` on.
   absl::Status LoadTensor(const CanonicalTensor& tensor, int64_t first, Parameter& parameter,
                           const ParameterStore& store, Stream& stream) const;

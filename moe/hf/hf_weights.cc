@@ -131,12 +131,61 @@ SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t
   return part;
 }
 
+std::optional<BorrowedRows> RowsToBorrow(const SafetensorsFile& file, const SafetensorsTensor& part,
+                                         DType type) {
+  const absl::Span<const uint8_t> bytes = file.Data(part);
+  const bool fits =
+      part.type == (type == DType::kBFloat16 ? SafetensorsType::kBF16 : SafetensorsType::kF16) &&
+      reinterpret_cast<uintptr_t>(bytes.data()) % sizeof(uint16_t) == 0;
+  if (!fits) return std::nullopt;
+  return BorrowedRows{.values = {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
+                      .owner = file.mapping()};
+}
+
+absl::StatusOr<bool> BorrowIfWhole(const ParameterStore& store, Parameter& parameter,
+                                   absl::Span<const std::optional<BorrowedRows>> rows) {
+  if (!store.CanBorrow(parameter)) return false;
+  std::vector<BorrowedRows> whole;
+  int64_t bytes = 0;
+  for (const auto& each : rows) {
+    if (!each.has_value()) return false;
+    bytes += std::ssize(each->values);
+    if (!whole.empty() && whole.back().values.end() == each->values.begin()) {
+      const absl::Span<const std::byte> before = whole.back().values;
+      whole.back().values = {before.data(), before.size() + each->values.size()};
+    } else {
+      whole.push_back(*each);
+    }
+  }
+  if (bytes != parameter.size() * SizeOf(store.compute())) return false;
+  MOE_RETURN_IF_ERROR(store.Borrow(parameter, std::move(whole)));
+  return true;
+}
+
 absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config, Checkpoint checkpoint,
+                                                std::optional<int64_t> layer) {
+  return Find(config, std::make_shared<Checkpoint>(std::move(checkpoint)), layer);
+}
+
+absl::StatusOr<std::vector<LayerWeights>> LayerWeights::FindAll(const HfConfig& config,
+                                                                Checkpoint checkpoint) {
+  const auto shared = std::make_shared<Checkpoint>(std::move(checkpoint));
+  std::vector<LayerWeights> all;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.has_experts[layer]) continue;
+    MOE_ASSIGN_OR_RETURN(LayerWeights found, Find(config, shared, layer));
+    all.push_back(std::move(found));
+  }
+  return all;
+}
+
+absl::StatusOr<LayerWeights> LayerWeights::Find(const HfConfig& config,
+                                                std::shared_ptr<Checkpoint> checkpoint,
                                                 std::optional<int64_t> layer) {
   if (layer.has_value()) MOE_RETURN_IF_ERROR(CheckLayer(config, *layer));
   LayerWeights weights(config, std::move(checkpoint));
   const Family& family = *config.family;
-  Layers layers = FindLayers(weights.checkpoint_, config);
+  Layers layers = FindLayers(*weights.checkpoint_, config);
   weights.available_ = std::move(layers.available);
   if (!layer.has_value() && weights.available_.empty()) {
     return Bad(weights.path(),
@@ -156,7 +205,7 @@ absl::Status LayerWeights::FindTensors(const std::string& prefix) {
     const std::vector<int64_t> shape = TensorShape(rule, config_.moe);
     for (int32_t e = 0; e < TensorsOf(rule, config_.moe); ++e) {
       const std::string name = prefix + TensorName(rule, e);
-      MOE_ASSIGN_OR_RETURN(const CheckpointTensor found, FindTensor(checkpoint_, name, shape));
+      MOE_ASSIGN_OR_RETURN(const CheckpointTensor found, FindTensor(*checkpoint_, name, shape));
       tensors_.push_back({.rule = &rule, .expert = e, .found = found});
     }
   }
@@ -223,38 +272,21 @@ absl::Status LayerWeights::ForEachPart(Visit visit) const {
 
 absl::Status LayerWeights::Borrow(ParameterStore& store,
                                   std::map<std::string, Parameter*>& by_name) const {
-  const SafetensorsType type =
-      store.compute() == DType::kBFloat16 ? SafetensorsType::kBF16 : SafetensorsType::kF16;
-  std::map<std::string, std::vector<BorrowedRows>> found;  // gate before up
-  MOE_RETURN_IF_ERROR(
-      ForEachPart([&](const LayerTensor& tensor, int32_t expert, const SafetensorsTensor& part) {
-        const TensorRule& rule = *tensor.rule;
-        const std::string name = ParameterName(rule.parameter, expert);
-        const auto parameter = by_name.find(name);
-        if (parameter == by_name.end() || !store.CanBorrow(*parameter->second))
-          return absl::OkStatus();
-        const absl::Span<const uint8_t> bytes = tensor.found.file->Data(part);
-        auto& rows = found[name];
-        const bool fits = part.type == type && !rule.transposed &&
-                          rule.rows != TensorRows::kInterleaved &&
-                          reinterpret_cast<uintptr_t>(bytes.data()) % sizeof(uint16_t) == 0;
-        if (!fits) return absl::OkStatus();
-        rows.insert(rule.rows == TensorRows::kGate ? rows.begin() : rows.end(),
-                    {.values = {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
-                     .owner = tensor.found.file->mapping()});
-        return absl::OkStatus();
-      }));
-  for (auto& [name, rows] : found) {
-    Parameter& parameter = *by_name.at(name);
-    if (rows.size() == 2 && rows[0].values.end() == rows[1].values.begin()) {
-      rows[0].values = {rows[0].values.data(), rows[0].values.size() + rows[1].values.size()};
-      rows.pop_back();
-    }
-    size_t bytes = 0;
-    for (const BorrowedRows& each : rows) bytes += each.values.size();
-    if (bytes != static_cast<size_t>(parameter.size()) * sizeof(uint16_t)) continue;  // not all fit
-    MOE_RETURN_IF_ERROR(store.Borrow(parameter, std::move(rows)));
-    by_name.erase(name);
+  std::map<std::string, std::vector<std::optional<BorrowedRows>>> found;  // gate before up
+  MOE_RETURN_IF_ERROR(ForEachPart([&](const LayerTensor& tensor, int32_t expert,
+                                      const SafetensorsTensor& part) {
+    const TensorRule& rule = *tensor.rule;
+    const std::string name = ParameterName(rule.parameter, expert);
+    if (by_name.count(name) == 0) return absl::OkStatus();
+    auto& rows = found[name];
+    const bool in_order = !rule.transposed && rule.rows != TensorRows::kInterleaved;
+    rows.insert(rule.rows == TensorRows::kGate ? rows.begin() : rows.end(),
+                in_order ? RowsToBorrow(*tensor.found.file, part, store.compute()) : std::nullopt);
+    return absl::OkStatus();
+  }));
+  for (const auto& [name, rows] : found) {
+    MOE_ASSIGN_OR_RETURN(const bool borrowed, BorrowIfWhole(store, *by_name.at(name), rows));
+    if (borrowed) by_name.erase(name);
   }
   return absl::OkStatus();
 }

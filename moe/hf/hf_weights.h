@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,7 +40,7 @@ absl::StatusOr<CheckpointTensor> FindTensor(Checkpoint& checkpoint, const std::s
 // Rows [first, first + count) of the first dimension, as a tensor of the same file.
 SafetensorsTensor RowsOf(const SafetensorsTensor& tensor, int64_t first, int64_t count);
 
-// Where the values of a layer's matrices are once it is loaded.
+// Where the values of matrices are once they are loaded.
 enum class LoadBy : uint8_t {
   kCopy,  // in the store's own memory
   // In the checkpoint's mapped files wherever they are there as the store would have them: frozen
@@ -49,6 +50,14 @@ enum class LoadBy : uint8_t {
   // must not change meanwhile (MappedFile).
   kBorrow,
 };
+
+// What kBorrow has of `parameter`: `rows` in their order, each nullopt where a file has it
+// otherwise. false, with nothing done, unless they are all of it. Errors of ParameterStore::Borrow.
+absl::StatusOr<bool> BorrowIfWhole(const ParameterStore& store, Parameter& parameter,
+                                   absl::Span<const std::optional<BorrowedRows>> rows);
+// `part`, rows of a tensor in `file`, where it lies as a store that computes in `type` has it.
+std::optional<BorrowedRows> RowsToBorrow(const SafetensorsFile& file, const SafetensorsTensor& part,
+                                         DType type);
 
 // The tensors of one layer, all found, with the right shapes and readable element types. Holds the
 // checkpoint open. Move-only; reading is thread-safe.
@@ -63,11 +72,14 @@ class LayerWeights {
   // Messages: "<file>: tensor '<name>': what is, what was expected".
   static absl::StatusOr<LayerWeights> Find(const HfConfig& config, Checkpoint checkpoint,
                                            std::optional<int64_t> layer);
+  // All layers with experts of the configuration, in order; they share the checkpoint.
+  static absl::StatusOr<std::vector<LayerWeights>> FindAll(const HfConfig& config,
+                                                           Checkpoint checkpoint);
 
   int64_t layer() const { return layer_; }
   // Layers with experts that could have been chosen.
   absl::Span<const int64_t> available_layers() const { return available_; }
-  const std::string& path() const { return checkpoint_.path(); }
+  const std::string& path() const { return checkpoint_->path(); }
   const HfConfig& config() const { return config_; }
   absl::Span<const LayerTensor> tensors() const { return tensors_; }
 
@@ -85,8 +97,11 @@ class LayerWeights {
                     absl::string_view prefix = "", LoadBy by = LoadBy::kCopy) const;
 
  private:
-  LayerWeights(const HfConfig& config, Checkpoint checkpoint)
+  LayerWeights(const HfConfig& config, std::shared_ptr<Checkpoint> checkpoint)
       : config_(config), checkpoint_(std::move(checkpoint)) {}
+  static absl::StatusOr<LayerWeights> Find(const HfConfig& config,
+                                           std::shared_ptr<Checkpoint> checkpoint,
+                                           std::optional<int64_t> layer);
   absl::Status FindTensors(const std::string& prefix);
   // visit(tensor, expert, part): what each tensor has of a parameter; absl::Status.
   template <typename Visit>
@@ -98,7 +113,7 @@ class LayerWeights {
       const ParameterStore& store, absl::string_view prefix) const;
 
   HfConfig config_;
-  Checkpoint checkpoint_;
+  std::shared_ptr<Checkpoint> checkpoint_;  // by the layers of FindAll
   int64_t layer_ = 0;
   std::vector<int64_t> available_;
   std::vector<LayerTensor> tensors_;

@@ -1,30 +1,23 @@
 #include "moe/cli/ckpt/export.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
-
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/base/storage_type.h"
 #include "moe/cli/ckpt/pieces.h"
 #include "moe/hf/model_rule.h"
-#include "moe/io/file.h"
-#include "moe/io/safetensors_stream.h"
+#include "moe/io/model_files.h"
 #include "moe/lm/run_settings.h"
 
 namespace moe::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 struct Tensor {
   const ManifestTensor* source;
@@ -34,11 +27,6 @@ struct Tensor {
 absl::Status Damaged(const CheckpointReader& reader, absl::string_view reason) {
   return WithFileFault(absl::DataLossError(absl::StrCat("STEP: ", reader.path(), ": ", reason)),
                        FileFault::kContent);
-}
-
-constexpr SafetensorsType TypeOf(DType type) {
-  if (type == DType::kBFloat16) return SafetensorsType::kBF16;
-  return type == DType::kFloat16 ? SafetensorsType::kF16 : SafetensorsType::kF32;
 }
 
 // Every tensor of the model in its order, under the format's name.
@@ -65,7 +53,7 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const CheckpointReader& reader,
     left.erase(found);
     tensors.push_back({.source = source,
                        .entry = {.name = std::move(tensor.name),
-                                 .type = TypeOf(type),
+                                 .type = SafetensorsTypeOf(type),
                                  .shape = std::move(tensor.shape),
                                  .size_bytes = rows * cols * SizeOf(type)}});
   }
@@ -74,108 +62,24 @@ absl::StatusOr<std::vector<Tensor>> TensorsOf(const CheckpointReader& reader,
                                       "', which its settings do not ask for"));
 }
 
+// Of a file that could not be written.
 absl::Status Wrote(const absl::Status& status) {
-  if (status.ok() || absl::IsResourceExhausted(status)) return status;
+  if (FileFaultOf(status) != FileFault::kWrite) return status;
   return WithFileFault(absl::Status(status.code(), absl::StrCat("--out: ", status.message())),
                        FileFault::kWrite);
 }
 
-template <typename T>
-absl::Status AppendTensor(CheckpointReader& reader, const ManifestTensor& tensor,
+absl::Status AppendTensor(CheckpointReader& reader, const ManifestTensor& tensor, DType type,
                           SafetensorsStream& stream) {
   std::vector<float> master;
-  std::vector<T> rounded;
   for (const TensorBox& box : PiecesOf(tensor)) {
     master.resize(box.rows() * box.cols());
     const absl::Status read = reader.ReadBox(
         tensor.name, "master", box, MatrixView<float>(master.data(), box.rows(), box.cols()));
     if (!read.ok()) return Damaged(reader, read.message());
-    rounded.clear();
-    for (const float value : master) {
-      rounded.push_back(T(value));
-      if (std::isfinite(value) && !std::isfinite(static_cast<float>(rounded.back()))) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "'", tensor.name, "' has the weight ", value,
-            ", expected --dtype f32: ", NameOf(DTypeOf<T>::value), " has none so large"));
-      }
-    }
-    MOE_RETURN_IF_ERROR(Wrote(stream.Append(BytesOf<T>(rounded))));
+    MOE_RETURN_IF_ERROR(AppendRounded(tensor.name, master, type, stream));
   }
   return absl::OkStatus();
-}
-
-absl::Status WriteShard(CheckpointReader& reader, absl::Span<const Tensor> tensors,
-                        const std::string& path, DType type) {
-  std::vector<SafetensorsEntry> entries;
-  for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
-  auto stream = SafetensorsStream::Create(path, entries, {{"format", "pt"}});
-  MOE_RETURN_IF_ERROR(Wrote(stream.status()));
-  for (const Tensor& tensor : tensors) {
-    MOE_RETURN_IF_ERROR(WithStorageType(type, [&](auto element) {
-      return AppendTensor<decltype(element)>(reader, *tensor.source, *stream);
-    }));
-  }
-  return Wrote(stream->Commit());
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  auto file = WholeFile::Create(path);
-  MOE_RETURN_IF_ERROR(Wrote(file.status()));
-  MOE_RETURN_IF_ERROR(Wrote(file->Append(text)));
-  return Wrote(file->Commit());
-}
-absl::Status WriteJson(const std::string& path, const Json& document) {
-  return WriteText(path, document.dump(2) + "\n");
-}
-
-// Ends of the shards, as indices of `tensors`.
-std::vector<size_t> ShardEnds(absl::Span<const Tensor> tensors, int64_t max_bytes) {
-  std::vector<size_t> ends;
-  size_t first = 0;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t more = tensors[i].entry.size_bytes;
-    if (i > first &&
-        (bytes + more > max_bytes || static_cast<int64_t>(i - first) == kMaxSafetensorsTensors)) {
-      ends.push_back(i);
-      first = i;
-      bytes = 0;
-    }
-    bytes += more;
-  }
-  ends.push_back(tensors.size());
-  return ends;
-}
-
-// config.json comes last: what has none is no model. Adds every path before it is written.
-absl::Status WriteModel(CheckpointReader& reader, const ExportOptions& options,
-                        const std::string& config, absl::Span<const Tensor> tensors,
-                        std::vector<std::string>& paths) {
-  const auto path_of = [&](absl::string_view name) {
-    return paths.emplace_back(absl::StrCat(options.folder, "/", name));
-  };
-  const std::vector<size_t> ends = ShardEnds(tensors, options.max_shard_bytes);
-  Json map = Json::object();
-  int64_t bytes = 0;
-  size_t first = 0;
-  for (size_t shard = 0; shard < ends.size(); ++shard) {
-    const std::string name = ends.size() == 1 ? "model.safetensors"
-                                              : absl::StrFormat("model-%05d-of-%05d.safetensors",
-                                                                shard + 1, ends.size());
-    for (size_t i = first; i < ends[shard]; ++i) {
-      map[tensors[i].entry.name] = name;
-      bytes += tensors[i].entry.size_bytes;
-    }
-    MOE_RETURN_IF_ERROR(WriteShard(reader, tensors.subspan(first, ends[shard] - first),
-                                   path_of(name), options.type));
-    first = ends[shard];
-  }
-  if (ends.size() > 1) {
-    MOE_RETURN_IF_ERROR(WriteJson(path_of("model.safetensors.index.json"),
-                                  {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}));
-  }
-  MOE_RETURN_IF_ERROR(WriteJson(path_of("generation_config.json"), {{"_from_model_config", true}}));
-  return WriteText(path_of("config.json"), config);
 }
 
 absl::Status MakeEmptyFolder(const std::string& folder) {
@@ -188,7 +92,8 @@ absl::Status MakeEmptyFolder(const std::string& folder) {
   error.clear();
   fs::create_directories(folder, error);
   if (!error) return absl::OkStatus();
-  return Wrote(absl::UnavailableError(absl::StrCat(folder, ": ", error.message())));
+  return Wrote(WithFileFault(absl::UnavailableError(absl::StrCat(folder, ": ", error.message())),
+                             FileFault::kWrite));
 }
 
 }  // namespace
@@ -230,12 +135,17 @@ absl::StatusOr<std::vector<std::string>> Export(CheckpointReader& reader,
                                     capacity, ", ", options.format, " drops none"));
   }
   MOE_RETURN_IF_ERROR(MakeEmptyFolder(options.folder));
-  std::vector<std::string> paths;
-  const absl::Status status = WriteModel(reader, options, config, tensors, paths);
-  if (status.ok()) return warnings;
-  std::error_code ignored;
-  for (const std::string& path : paths) fs::remove(path, ignored);
-  return status;
+  std::vector<SafetensorsEntry> entries;
+  for (const Tensor& tensor : tensors) entries.push_back(tensor.entry);
+  // config.json comes last: what has none is no model.
+  MOE_RETURN_IF_ERROR(
+      Wrote(WriteModelFiles(options.folder, entries, options.max_shard_bytes,
+                            [&](size_t i, SafetensorsStream& stream) {
+                              return AppendTensor(reader, *tensors[i].source, options.type, stream);
+                            },
+                            {{"generation_config.json", "{\n  \"_from_model_config\": true\n}\n"},
+                             {"config.json", config}})));
+  return warnings;
 }
 
 }  // namespace moe::ckpt

@@ -10,14 +10,15 @@
 
 #include "kernels/base/dtype.h"
 #include "moe/checkpoint/reader.h"
+#include "moe/io/model_files.h"
 
 namespace moe::ckpt {
 
 struct ExportOptions {
-  std::string format = "mixtral";           // one of hf::ModelTypes()
-  std::string folder;                       // is made, or empty
-  DType type = DType::kFloat32;             // a storage type: masters are rounded to it once
-  int64_t max_shard_bytes = 5'000'000'000;  // of data; a larger tensor has a file of its own
+  std::string format = "mixtral";  // one of hf::ModelTypes()
+  std::string folder;              // is made, or empty
+  DType type = DType::kFloat32;    // a storage type: masters are rounded to it once
+  int64_t max_shard_bytes = kMaxShardBytes;
 };
 
 // Writes config.json, generation_config.json and model.safetensors, or numbered shards with

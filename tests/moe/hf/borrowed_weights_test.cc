@@ -17,6 +17,7 @@
 #include <gmock/gmock.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/hf/hf_save.h"
 #include "moe/hf/hf_weights.h"
 #include "moe/parameter_hash.h"
 #include "moe/session.h"
@@ -218,6 +219,33 @@ TEST_F(BorrowedWeightsTest, WhatTheStoreWouldNotHaveSoIsCopied) {
       EXPECT_EQ(same, y);
       return absl::OkStatus();
     });
+  }
+}
+
+TEST_F(BorrowedWeightsTest, AreSavedAsTheyWereRead) {
+  const std::string copy = Path("copy");
+  std::filesystem::create_directory(copy);
+  for (const Model& model : {kMixtral, kQwen, kGranite}) {
+    WriteModel(model);
+    RunLocalRanks(3, [&](std::unique_ptr<Communicator> world) -> absl::Status {
+      MOE_ASSIGN_OR_RETURN(const auto session,
+                           Session::Create({.expert_parallel_size = 3}, std::move(world)));
+      const auto weights = Find();
+      MOE_ASSIGN_OR_RETURN(const auto loaded,
+                           Loaded::Create(weights, LoadBy::kBorrow, session->context()));
+      return SaveLayers(weights->config(), {{.layer = 0, .prefix = "mlp."}}, *loaded.store,
+                        session->context(), {.folder = copy, .type = DType::kBFloat16});
+    });
+    const auto from = SafetensorsFile::Open(Path("model.safetensors"));
+    const auto to = SafetensorsFile::Open(copy + "/model.safetensors");
+    ASSERT_TRUE(to.ok()) << to.status();
+    ASSERT_EQ(to->tensors().size(), from->tensors().size());
+    for (const SafetensorsTensor& tensor : from->tensors()) {
+      const SafetensorsTensor* const saved = to->Find(tensor.name);
+      ASSERT_NE(saved, nullptr) << tensor.name;
+      EXPECT_EQ(saved->shape, tensor.shape) << tensor.name;
+      EXPECT_EQ(to->Data(*saved), from->Data(tensor)) << tensor.name;
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -194,6 +195,45 @@ TEST_F(HfModelFolder, TensorsThatAreNotTheConfigurationsAreRefusedByName) {
   EXPECT_TRUE(HfModel::Open(folder).ok());
   fs::remove(folder + "/model.safetensors");
   EXPECT_EQ(HfModel::Open(folder).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(HfModelFolder, ExpertsStayInTheMappedFilesWithTheBitsOfCopies) {
+  for (const std::string& family : ModelTypes()) {
+    Checkpoint files = Checkpoint::Open(GoldenFolder(family)).value();
+    std::vector<SafetensorsSource> tensors;
+    std::list<std::vector<BFloat16>> values;
+    for (const std::string& name : files.Names()) {
+      const CheckpointTensor found = files.Find(name).value();
+      std::vector<float> exact(found.tensor->num_elements);
+      ASSERT_TRUE(found.file->ReadFloat32(*found.tensor, absl::MakeSpan(exact)).ok());
+      values.emplace_back(exact.begin(), exact.end());
+      tensors.push_back({.name = name,
+                         .type = SafetensorsType::kBF16,
+                         .shape = found.tensor->shape,
+                         .bytes = BytesOf<BFloat16>(values.back())});
+    }
+    ASSERT_TRUE(WriteSafetensors(Path("model.safetensors"), tensors).ok());
+    Write("config.json", Changed(family, "{}"));
+    const auto hf = HfModel::Open(root_.string());
+    ASSERT_TRUE(hf.ok()) << hf.status();
+    const GoldenRun golden = ReadRun(family);
+    std::vector<float> losses[2];
+    int64_t bytes[2] = {}, experts = 0;
+    for (const LoadBy by : {LoadBy::kCopy, LoadBy::kBorrow}) {
+      const auto session = Session::Create({}, std::move(MakeLocalWorld({}).front())).value();
+      ParameterStore store(DType::kBFloat16, 3, session->context());
+      store.set_use(StoreUse::kInference);
+      const auto model =
+          lm::Transformer<BFloat16>::Create(hf->config(), store, session->context()).value();
+      ASSERT_TRUE(hf->Load(store, session->context(), by).ok());
+      losses[by == LoadBy::kBorrow] = Losses(*model, golden.tokens, 3);
+      bytes[by == LoadBy::kBorrow] = store.bytes();
+      experts = store.borrowed_bytes();
+      EXPECT_EQ(experts > 0, by == LoadBy::kBorrow);
+    }
+    EXPECT_EQ(losses[1], losses[0]) << family;
+    EXPECT_EQ(bytes[0] - bytes[1], experts);
+  }
 }
 
 TEST(ModelConfig, WhatIsNotComputedIsRefusedByKey) {
