@@ -1,4 +1,4 @@
-// MoE layers in a model of LibTorch (CPU, float32). Compiled with the program's own LibTorch.
+// MoE layers in a model of LibTorch, on the CPU. Compiled with the program's own LibTorch.
 #ifndef MOE_MOE_TORCH_H_
 #define MOE_MOE_TORCH_H_
 
@@ -26,16 +26,17 @@ using ::torch::Tensor;
 inline void Check(const absl::Status& status) {
   if (!status.ok()) throw absl::BadStatusOrAccess(status);
 }
-inline void CheckTensor(const std::string& name, const Tensor& t) {
-  if (t.is_cpu() && t.scalar_type() == ::torch::kFloat32) return;
-  Check(absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", t.toString(), ", expected float32 on the CPU")));
-}
-inline MatrixView<float> View(const Tensor& t) {
-  return {t.data_ptr<float>(), t.size(0), t.size(1)};
+inline void CheckTensor(const std::string& name, const Tensor& t, DType type = DType::kFloat32) {
+  const auto scalar = type == DType::kBFloat16  ? ::torch::kBFloat16
+                      : type == DType::kFloat16 ? ::torch::kFloat16
+                                                : ::torch::kFloat32;
+  if (t.is_cpu() && t.scalar_type() == scalar) return;
+  Check(absl::InvalidArgumentError(absl::StrCat(name, " is ", t.toString(), ", expected CPU",
+                                                ::torch::toString(scalar), "Type")));
 }
 
-// The steps of one rank: a moe::Trainer whose weights are tensors. Every rank makes the same calls.
+// The steps of one rank: a moe::Trainer whose masters are float32 tensors, whatever the type that
+// its layers compute in (TrainerOptions::dtype). Every rank makes the same calls.
 //
 //   rounds() times {BeginRound · forward · backward} · Reduce · the host's optimiser
 class Trainer {
@@ -54,7 +55,9 @@ class Trainer {
     for (const auto& item : module.named_parameters()) {
       const Tensor& t = item.value();
       bool known = !t.requires_grad();
-      for (const Weight& w : weights_) known = known || w.tensor.is_same(t);
+      for (const Weight& w : weights_) {
+        for (const Tensor& part : w.parts) known = known || part.is_same(t);
+      }
       if (known) continue;
       const int64_t rows = t.dim() > 1 ? t.size(0) : 1;
       Parameter* const p = trainer_->parameters()
@@ -64,7 +67,10 @@ class Trainer {
                                      .initializer = Initializer::kZeros,
                                      .weight_decay = t.dim() > 1})
                                .value();
-      weights_.push_back({.parameter = p, .tensor = t, .dense = true});
+      AddWeight({.parameter = p,
+                 .parts = {t},
+                 .memory = t.detach().contiguous().view({-1}),
+                 .dense = true});
       Follow(weights_.size() - 1, 1);
       const Context& context = trainer_->context();
       Check(context.mesh->world().Broadcast<float>(p->master(), 0, *context.compute));
@@ -92,9 +98,9 @@ class Trainer {
     const double scale = trainer_->gradient_scale();
     for (Weight& w : weights_) {
       if (!w.parameter->spec().trainable) continue;
-      const Tensor grad = ::torch::empty(w.tensor.sizes(), ::torch::kFloat32);
+      const Tensor grad = ::torch::empty_like(w.memory);
       Check(trainer_->reducer().Gradient(*w.parameter, scale, Values(grad), stream).status());
-      w.tensor.mutable_grad() = grad;
+      ForEachPart(w, grad, [](Tensor& part, const Tensor& own) { part.mutable_grad() = own; });
     }
     Check(stream.Synchronize());
     Check(trainer_->EndStep());
@@ -110,7 +116,8 @@ class Trainer {
     if (!norm_) Check(absl::FailedPreconditionError("ClipGradNorm: expected Reduce before it"));
     const double factor = norm_->ClipFactor(max_norm).value();
     for (Weight& w : weights_) {
-      if (factor < 1 && w.parameter->spec().trainable) w.tensor.mutable_grad().mul_(factor);
+      if (factor == 1 || !w.parameter->spec().trainable) continue;
+      for (Tensor& part : w.parts) part.mutable_grad().mul_(factor);
     }
     return std::exchange(norm_->value, factor * norm_->value);
   }
@@ -124,25 +131,45 @@ class Trainer {
   friend class MoeFfnImpl;
   struct Weight {
     Parameter* parameter;
-    Tensor tensor, held;  // held: the memory that the parameter is in, whatever `tensor` gets
-    bool dense;           // of the host's own module
+    std::vector<Tensor> parts = {};  // the parameter's parts(), or the host's own tensor
+    Tensor memory = {};              // [size], which the parameter is in and parts are views of
+    bool dense = false;              // of the host's own module
   };
   static absl::Span<float> Values(const Tensor& t) {
     return {t.data_ptr<float>(), static_cast<size_t>(t.numel())};
   }
-  // Torch gives tensors other memory without a word.
+  // do(part, its place in `memory`).
+  template <typename Do>
+  static void ForEachPart(Weight& w, const Tensor& memory, Do run) {
+    int64_t first = 0;
+    for (Tensor& part : w.parts) {
+      run(part, memory.narrow(0, first, part.numel()).view(part.sizes()));
+      first += part.numel();
+    }
+  }
+  void AddWeight(Weight weight) {
+    Check(trainer_->parameters().Adopt(*weight.parameter, Values(weight.memory)));
+    weights_.push_back(std::move(weight));
+  }
+  // Torch gives tensors other memory without a word: their values come back to the parameter's.
   void Follow(size_t first, size_t count) {
+    const ::torch::NoGradGuard off;
+    ParameterStore& store = trainer_->parameters();
     for (Weight& w : absl::MakeSpan(weights_).subspan(first, count)) {
-      CheckTensor(w.parameter->spec().name, w.tensor);
-      if (!w.tensor.is_contiguous()) w.tensor.set_data(w.tensor.detach().contiguous());
-      if (w.held.defined() && w.held.data_ptr() == w.tensor.data_ptr()) continue;
-      Check(trainer_->parameters().Adopt(*w.parameter, Values(w.tensor)));
-      w.held = w.tensor.detach();
+      ForEachPart(w, w.memory, [&](Tensor& part, const Tensor& own) {
+        CheckTensor(w.parameter->spec().name, part);
+        if (part.data_ptr() == own.data_ptr() && part.is_contiguous()) return;
+        own.copy_(part);
+        part.set_data(own);
+      });
+      if (store.compute() == DType::kFloat32) continue;
+      Check(store.RefreshCompute(*w.parameter, StreamOf(*w.parameter, trainer_->context())));
     }
   }
   // What backward of a round left in .grad is one term of the sum.
   void AddGradient(Weight& w, bool counts) {
-    const Tensor grad = std::exchange(w.tensor.mutable_grad(), Tensor());
+    Tensor grad;
+    for (Tensor& part : w.parts) grad = std::exchange(part.mutable_grad(), Tensor());
     if (!w.dense || !counts || !grad.defined()) return;
     const Context& context = trainer_->context();
     Check(w.parameter->grad().Add(
@@ -166,12 +193,14 @@ class Trainer {
   std::optional<GradientNorm> norm_;  // of .grad, from Reduce to the next round
 };
 
-// A forward pass that waits for its backward.
+// A forward pass, and what waits for its backward.
 struct Pass : ::torch::CustomClassHolder {
   std::shared_ptr<Trainer> trainer;
-  TrainedLayer<float>* layer = nullptr;
+  TrainedLayerBase* layer = nullptr;
+  std::vector<int64_t> sequences;  // their bounds
   Batch batch;
-  std::optional<MoeLayerSaved<float>> saved;
+  bool in_graph = false;                     // a backward may come
+  TrainedLayerBase::GraphBackward backward;  // until it was used
 };
 
 struct MoeFunction : autograd::Function<MoeFunction> {
@@ -180,24 +209,24 @@ struct MoeFunction : autograd::Function<MoeFunction> {
                                          const Tensor& /*anchor*/,
                                          const c10::intrusive_ptr<Pass>& pass) {
     const Tensor y = ::torch::empty_like(x);
-    RouterStats stats;
-    if (pass->saved.has_value()) {
-      const Round& round = pass->trainer->round();
-      Check(pass->layer->Forward(round, View(x), View(y), *pass->saved, pass->batch));
-      stats = pass->layer->stats();
+    TrainedLayerBase& layer = *pass->layer;
+    if (pass->in_graph) {
+      pass->backward = layer
+                           .ForwardInGraph(pass->trainer->round(), x.data_ptr(), x.size(0),
+                                           y.data_ptr(), pass->batch)
+                           .value();
     } else {
-      Check(pass->layer->layer().Forward(View(x), pass->batch, View(y), nullptr, &stats));
+      Check(layer.ForwardAlone(x.data_ptr(), x.size(0), y.data_ptr(), pass->batch));
     }
     ctx->save_for_backward({x});
     ctx->saved_data["pass"] = c10::IValue::make_capsule(pass);
-    return {y, ::torch::tensor(static_cast<float>(stats.loss()))};
+    return {y, ::torch::tensor(static_cast<float>(layer.stats().loss()))};
   }
   static autograd::variable_list backward(autograd::AutogradContext* ctx,
                                           autograd::variable_list grads) {
     const auto capsule = ctx->saved_data["pass"].toCapsule();
-    Pass& pass = static_cast<Pass&>(*capsule);
-    auto saved = std::exchange(pass.saved, std::nullopt);
-    if (!saved.has_value()) {
+    const auto run = std::exchange(static_cast<Pass&>(*capsule).backward, nullptr);
+    if (!run) {
       Check(absl::FailedPreconditionError(
           "MoeFfn: backward of a pass in eval(), or a second one, expected one in train()"));
     }
@@ -205,56 +234,74 @@ struct MoeFunction : autograd::Function<MoeFunction> {
     const Tensor dy = grads[0].defined() ? grads[0].contiguous() : ::torch::zeros_like(x);
     const Tensor dx = ::torch::empty_like(x);
     const float d_loss = grads[1].defined() ? grads[1].item<float>() : 0.0f;
-    Check(pass.layer->Backward(View(dy), *saved, d_loss, View(dx)));
+    Check(run(dy.data_ptr(), d_loss, dx.data_ptr()));
     return {dx, Tensor(), Tensor()};
   }
 };
 
-// A layer. Its parameters are those of this rank, named as the store's below `prefix`
-// ("gate.weight", "experts.0.down_proj.weight"); what is not trained is a buffer.
+// A layer that computes in the trainer's type. Its parameters are this rank's, float32, as
+// transformers names them below `prefix` ("gate.weight", "experts.0.gate_proj.weight"); what is not
+// trained is a buffer.
 class MoeFfnImpl : public nn::Module {
  public:
   // `prefix`: its place in the model ("blocks.0.moe."). Before the first step. Collective.
+  // kUnimplemented: frozen in 16 bits, of which there are no float32 values.
   MoeFfnImpl(std::shared_ptr<Trainer> trainer, const MoeLayerConfig& config,
              const std::string& prefix)
       : trainer_(std::move(trainer)),
-        layer_(trainer_->trainer_->AddMoeLayer<float>(prefix, config).value()),
+        hidden_(config.router.hidden_size),
+        layer_(trainer_->trainer_->AddMoeLayer(prefix, config).value()),
         first_(trainer_->weights_.size()) {
-    for (Parameter* const p : layer_->layer().parameters()) {
-      const ParameterSpec& spec = p->spec();
-      const Tensor values =
-          ::torch::from_blob(p->master().data(), {spec.rows, spec.cols}, ::torch::kFloat32);
-      const Tensor t = (spec.rows == 1 ? values[0] : values).clone();
-      trainer_->weights_.push_back(
-          {.parameter = p,
-           .tensor = Register(*this, spec.name.substr(prefix.size()), t, spec.trainable)});
+    for (Parameter* const p : layer_->parameters()) {
+      if (p->master().empty() && p->size() > 0) {
+        Check(absl::UnimplementedError(
+            absl::StrCat(p->spec().name, " is frozen in 16 bits, expected a trainer of float32")));
+      }
+      const Tensor memory =
+          ::torch::from_blob(p->master().data(), {p->size()}, ::torch::kFloat32).clone();
+      std::vector<Tensor> parts;
+      int64_t first = 0;
+      for (const CanonicalTensor& part : p->parts()) {
+        const Tensor flat =
+            memory.narrow(0, std::exchange(first, first + part.size()), part.size());
+        parts.push_back(
+            Register(*this, part.name.substr(prefix.size()),
+                     (part.rows == 1 ? flat : flat.view({part.rows, part.cols})).variable_data(),
+                     p->spec().trainable));
+      }
+      trainer_->AddWeight({.parameter = p, .parts = std::move(parts), .memory = memory});
     }
   }
 
-  // x [..., T, H], sequences of T tokens → {y, like x; the router's loss, []}. Add the second to
-  // the loss, or leave it out. Collective, backward too: a rank without tokens passes none.
+  // x [..., T, H], sequences of T tokens, of the trainer's type → {y, like x; the router's loss,
+  // [], float32}. Add the second to the loss, or leave it out. Collective, backward too: a rank
+  // without tokens passes none.
   std::pair<Tensor, Tensor> forward(const Tensor& x) {
-    CheckTensor("MoeFfn: x", x);
-    trainer_->Follow(first_, layer_->layer().parameters().size());
+    CheckTensor("MoeFfn: x", x, trainer_->trainer_->parameters().compute());
+    if (x.dim() < 2 || x.size(-1) != hidden_) {
+      Check(absl::InvalidArgumentError(
+          absl::StrCat("MoeFfn: x has ", x.dim(), " dimensions, ", x.dim() > 0 ? x.size(-1) : 1,
+                       " in the last, expected [..., T, ", hidden_, "]")));
+    }
+    trainer_->Follow(first_, layer_->parameters().size());
     const Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
-    std::vector<int64_t> sequences;  // their bounds
-    const int64_t length = x.dim() > 2 ? x.size(-2) : 0;
-    for (int64_t at = 0; length > 0 && at <= rows.size(0); at += length) sequences.push_back(at);
     const auto pass = c10::make_intrusive<Pass>();
+    const int64_t length = x.dim() > 2 ? x.size(-2) : 0;
+    for (int64_t at = 0; length > 0 && at <= rows.size(0); at += length) {
+      pass->sequences.push_back(at);
+    }
     pass->trainer = trainer_;
     pass->layer = layer_;
+    pass->in_graph = is_training() && ::torch::GradMode::is_enabled();
     const Round& round = trainer_->round();
-    pass->batch = {.sequence_offsets = sequences,
+    pass->batch = {.sequence_offsets = pass->sequences,
                    .first_global_token = round.empty() ? 0 : round.micro_batch() * rows.size(0),
                    .step = round.step(),
                    .mode = is_training() ? Mode::kTraining : Mode::kEvaluation};
-    if (is_training() && ::torch::GradMode::is_enabled()) pass->saved = layer_->layer().MakeSaved();
     const auto weights = parameters();
     const auto out = MoeFunction::apply(rows, weights.empty() ? rows : weights.front(), pass);
     return {out[0].view(x.sizes()), out[1]};
   }
-
-  TrainedLayer<float>& layer() { return *layer_; }
 
  private:
   // One module for each part of the name: torch's names have no dots.
@@ -272,7 +319,8 @@ class MoeFfnImpl : public nn::Module {
   }
 
   const std::shared_ptr<Trainer> trainer_;
-  TrainedLayer<float>* const layer_;
+  const int64_t hidden_;
+  TrainedLayerBase* const layer_;
   const size_t first_;  // of the trainer's weights
 };
 

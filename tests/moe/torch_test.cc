@@ -7,6 +7,7 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -47,8 +48,9 @@ std::pair<Tensor, Tensor> Reference(const Tensor& x, Named& w, const moe::Router
     count[e] = hit.sum().to(torch::kFloat64);
     if (rows.numel() == 0) continue;
     const std::string name = "experts." + std::to_string(e) + ".";
-    const Tensor both = x.index_select(0, rows).matmul(w[name + "gate_up_proj.weight"].t());
-    const Tensor hidden = torch::silu(both.narrow(1, 0, kFfn)) * both.narrow(1, kFfn, kFfn);
+    const Tensor xs = x.index_select(0, rows);
+    const Tensor hidden = torch::silu(xs.matmul(w[name + "gate_proj.weight"].t())) *
+                          xs.matmul(w[name + "up_proj.weight"].t());
     const Tensor out = hidden.matmul(w[name + "down_proj.weight"].t());
     const Tensor share = (weight * hit).sum(1).index_select(0, rows).unsqueeze(1);
     y = y.index_add(0, rows, out * share);
@@ -217,9 +219,10 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     one.layer->eval();
     EXPECT_THAT(ErrorOf([&] { one.Loss().backward(); }), HasSubstr("of a pass in eval()"));
     one.x = one.x.to(torch::kFloat64);
-    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected float32 on the CPU"));
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }),
+                HasSubstr("x is CPUDoubleType, expected CPUFloatType"));
     one.x = torch::randn({4, 5});
-    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected both [T, 32]"));
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected [..., T, 32]"));
     one.x = torch::randn({4, kHidden});
     one.layer->to(torch::kFloat64);
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("mlp.gate.weight is CPUDoubleType"));
@@ -276,6 +279,80 @@ TEST(TorchTest, WeightsThatTorchMovesAreFollowed) {
     EXPECT_TRUE(torch::equal(one.Loss(), before));
     for (Tensor& p : one.layer->parameters()) p.zero_();
     EXPECT_FALSE(torch::equal(one.Loss(), before));
+  });
+}
+
+TEST(TorchTest, NamesAreTransformers) {
+  WithOne([](One& one) {
+    std::vector<std::string> names, expected = {"gate.weight"};
+    for (int64_t e = 0; e < kExperts; ++e) {
+      for (const char* projection : {"gate_proj", "up_proj", "down_proj"}) {
+        expected.push_back(absl::StrCat("experts.", e, ".", projection, ".weight"));
+      }
+    }
+    for (const auto& item : one.layer->named_parameters()) {
+      names.push_back(item.key());
+      const bool down = item.key().find("down") != std::string::npos;
+      const std::vector<int64_t> shape = names.back() == "gate.weight"
+                                             ? std::vector<int64_t>{kExperts, kHidden}
+                                         : down ? std::vector<int64_t>{kHidden, kFfn}
+                                                : std::vector<int64_t>{kFfn, kHidden};
+      EXPECT_EQ(item.value().sizes().vec(), shape) << item.key();
+    }
+    EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected));
+  });
+}
+
+// Its own roundings apart, some in a row of 2^-8 or 2^-11, a layer in 16 bits is that of float32.
+TEST(TorchTest, LayersIn16BitsComputeFromFloat32Parameters) {
+  torch::manual_seed(5);
+  const Tensor x = torch::randn({kRows, kHidden}), g = torch::randn({kRows, kHidden}) / kRows;
+  const auto run = [&](moe::DType dtype, torch::ScalarType scalar) {
+    std::vector<Tensor> out;
+    RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+      const auto trainer = std::make_shared<moe::torch::Trainer>(
+          moe::TrainerOptions{.dtype = dtype, .micro_batches = 1}, std::move(world));
+      moe::torch::MoeFfn layer(trainer, Config("mixtral", kExperts), "mlp.");
+      trainer->BeginRound();
+      const Tensor in = x.to(scalar).detach().requires_grad_();
+      const auto [y, loss] = layer(in);
+      EXPECT_EQ(y.scalar_type(), scalar);
+      EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
+      ((y * g.to(scalar)).sum() + loss).backward();
+      trainer->Reduce();
+      out = {y.detach(), in.grad()};
+      for (const Tensor& p : layer->parameters()) {
+        EXPECT_EQ(p.scalar_type(), torch::kFloat32);
+        out.push_back(p.grad());
+      }
+      const torch::NoGradGuard off;
+      layer->parameters()[0].zero_();  // the gate: every expert has the same weight
+      EXPECT_FALSE(torch::equal(std::get<0>(layer(in)), y));
+      return absl::OkStatus();
+    });
+    return out;
+  };
+  const std::vector<Tensor> want = run(moe::DType::kFloat32, torch::kFloat32);
+  for (const auto& [dtype, scalar, tolerance] :
+       {std::tuple(moe::DType::kBFloat16, torch::kBFloat16, 0.05),
+        {moe::DType::kFloat16, torch::kFloat16, 0.05 / 8}}) {
+    const std::vector<Tensor> have = run(dtype, scalar);
+    ASSERT_EQ(have.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double scale = want[i].abs().max().item<double>();
+      EXPECT_LT((have[i].to(torch::kFloat32) - want[i]).abs().max().item<double>(),
+                tolerance * scale)
+          << i;
+    }
+  }
+  RunLocalRanks(1, [&](std::unique_ptr<moe::Communicator> world) {
+    const auto trainer = std::make_shared<moe::torch::Trainer>(
+        moe::TrainerOptions{.dtype = moe::DType::kBFloat16}, std::move(world));
+    moe::MoeLayerConfig config = Config("mixtral", 2);
+    config.train_experts = false;
+    EXPECT_THAT(ErrorOf([&] { moe::torch::MoeFfn(trainer, config, "mlp."); }),
+                HasSubstr("frozen in 16 bits"));
+    return absl::OkStatus();
   });
 }
 
