@@ -1,5 +1,5 @@
-// Gradients of weights on every device of this build, and by cuBLAS where it is: sums in float32, and
-// exact ones of a partial for each segment.
+// Gradients of weights on every device of this build, and by cuBLAS where it is: sums in float32,
+// and exact ones of a partial for each segment.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
