@@ -154,6 +154,7 @@ class GroupedGemmBits : public ::testing::Test {
     const auto old = Mixed<float>(out, in, 0, 5);
     Matrix<float> want_sum = old, want(out, in, Padded(0)), sum, dw;
     ExactSums exact(out * in);
+    bool empty = true;
     AddExpectedWeightGradient(dy, x, want_sum, 0, rows);
     AddExpectedWeightGradient(dy, x, want, 0, rows);
     const ExactSums want_exact = ExactSums(out * in).Plus(want);
@@ -162,7 +163,7 @@ class GroupedGemmBits : public ::testing::Test {
           sum = old;
           dw = Unwritten<float>(out, in);
           exact = ExactSums(out * in);
-          bool empty = true;
+          empty = true;
           for (const GradAccumulator& grad :
                {GradAccumulator(absl::MakeSpan(sum.memory())),
                 GradAccumulator(absl::MakeSpan(dw.memory()), &empty), exact.Accumulator()}) {
@@ -173,7 +174,8 @@ class GroupedGemmBits : public ::testing::Test {
         },
         [&] {
           EXPECT_TRUE(SameBits(sum, want_sum));
-          EXPECT_TRUE(SameBits(dw, want));
+          EXPECT_EQ(empty, rows == 0);
+          EXPECT_TRUE(rows == 0 || SameBits(dw, want));
           EXPECT_TRUE(exact == want_exact);
         });
   }
@@ -366,7 +368,7 @@ TYPED_TEST(GroupedGemmBits, WeightGradientHasTheBitsOfTheSpecification) {
   this->CheckWeightGradient(150, 300, 300, 0);  // all of these, with whole tiles
 }
 
-TYPED_TEST(GroupedGemmBits, WeightGradientOfNoRowsIsZeroOrUnchanged) {
+TYPED_TEST(GroupedGemmBits, WeightGradientOfNoRowsIsUnchanged) {
   this->CheckWeightGradient(0, 17, 65, 1);
 }
 
