@@ -26,12 +26,11 @@ namespace moe {
 //   grads     [G], each of O * K elements, row behind row; all exact or none
 //
 // Exact sums on the CPU take a tile of a product while it is in cache: 16 bytes of memory an
-// element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 8 or
-// 16 bytes an element. Where `options` say cuBLAS, each weight one group, it is a product after the
-// other, exact sums by way of float32.
-// Memory of the stream's device, valid until the stream has passed, but for `segments` and `grads`:
-// host, read before the call returns. Scratch on the CPU as in grouped_gemm.h; on CUDA free for
-// later work in the stream when the call returns.
+// element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 8
+// or 16 bytes an element. Where `options` say cuBLAS, each weight one group, it is a product after
+// the other, exact sums by way of float32. Memory of the stream's device, valid until the stream
+// has passed, but for `segments` and `grads`: host, read before the call returns. Scratch on the
+// CPU as in grouped_gemm.h; on CUDA free for later work in the stream when the call returns.
 // Errors: kInvalidArgument if shapes disagree, and for cuBLAS without one; of the workspace.
 template <typename T>
 absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
