@@ -39,8 +39,9 @@ class GemmCublasTest : public ::testing::Test {
   std::vector<int64_t> Taken(const GemmOptions& options) {
     const auto values = device_.Copy(std::vector<T>(64, T(1.0f)));
     const auto results = device_.Copy(std::vector<T>(64));
-    const auto sums = device_.Copy(std::vector<float>(16));
-    const std::vector<GradAccumulator> grads(3, GradAccumulator(sums.span()));
+    const auto sums = device_.Copy(std::vector<float>(3 * 16));
+    std::vector<GradAccumulator> grads;
+    for (size_t g = 0; g < 3; ++g) grads.emplace_back(sums.span().subspan(g * 16, 16));
     const MatrixView<const T> in = values.view(6, 4, 4), weight = values.view(5, 4, 4);
     const MatrixView<T> out = results.view(6, 5, 5);
     const std::vector<MatrixView<const T>> weights(4, weight);
