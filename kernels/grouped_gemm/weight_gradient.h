@@ -23,7 +23,7 @@ namespace moe {
 //   dy        [N, O], x [N, K], T: float, BFloat16 or Float16
 //   segments  [G S + 1] ascending: rows [segments[g S + s], segments[g S + s + 1]) are segment s of
 //             weight g
-//   grads     [G], each of O * K elements, row behind row; all exact or none
+//   grads     [G], each of O * K elements, row behind row; all exact or none, no two of one sum
 //
 // Exact sums on the CPU take a tile of a product while it is in cache: 16 bytes of memory an
 // element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 8
