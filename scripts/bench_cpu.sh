@@ -12,7 +12,7 @@
 #   cores     cores_table.py     a layer on two cores, and on more ranks than cores
 #   numerics  numerics_table.py  training steps, layout-invariant beside fast
 #   rounding  rounding_table.py  a layer's rounding errors beside PyTorch's
-# gemm and layer take --avx2: ours and the peers held to AVX2, on whatever CPU.
+# gemm, gate and layer take --avx2: ours and the peers held to AVX2, on whatever CPU.
 # A peer that is not installed (scripts/install_deps.sh --bench) is said, and has no column. PyTorch
 # is looked for in /usr/bin/python3 and in $MOE_BENCH_PYTHON, interpreters with colons between (for
 # rounding the first that has safetensors, too).
