@@ -1,5 +1,7 @@
 #include "kernels/base/cuda_tensor_map.h"
 
+#include <atomic>
+
 #include <cuda_runtime_api.h>
 
 namespace moe::cuda {
@@ -19,10 +21,10 @@ CUtensorMapSwizzle DriversName(Swizzle swizzle) {
   return CU_TENSOR_MAP_SWIZZLE_NONE;
 }
 
-}  // namespace
+using Encode = decltype(&cuTensorMapEncodeTiled);
 
-cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
-  // Programs do not link the driver: they start where there is none.
+// Programs do not link the driver: they start where there is none.
+cudaError_t Find(Encode& encode) {
   constexpr unsigned kSince = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -30,16 +32,30 @@ cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
                                                              kSince, cudaEnableDefault, &found);
   if (error != cudaSuccess) return error;
   if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  encode = reinterpret_cast<Encode>(function);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t EncodeTensorMap(const TensorShape& shape, TensorMap& map) {
+  static std::atomic<Encode> known = nullptr;  // the driver's, the same for all devices
+  Encode encode = known;
+  if (encode == nullptr) {
+    const cudaError_t error = Find(encode);
+    if (error != cudaSuccess) return error;
+    known = encode;
+  }
   const cuuint64_t size[3] = {static_cast<cuuint64_t>(shape.size[0]),
                               static_cast<cuuint64_t>(shape.size[1]),
                               static_cast<cuuint64_t>(shape.size[2])};
   const cuuint64_t stride[2] = {static_cast<cuuint64_t>(shape.stride_bytes[0]),
                                 static_cast<cuuint64_t>(shape.stride_bytes[1])};
   const cuuint32_t step[3] = {1, 1, 1};
-  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(shape.data), size, stride,
-      shape.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, DriversName(shape.swizzle),
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(shape.data), size, stride,
+             shape.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, DriversName(shape.swizzle),
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

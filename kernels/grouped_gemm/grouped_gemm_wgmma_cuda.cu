@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <limits>
 
 #include "kernels/base/cuda_hopper.h"
 #include "kernels/base/cuda_kernel.h"
@@ -26,6 +27,12 @@ MOE_HOST_DEVICE constexpr int WidthAt(int i) {
   return i < 4 ? 16 << i : 64 * (i - 1);  // 16, 32, 64, 128, 192, 256
 }
 static_assert(WidthAt(3) == 128 && WidthAt(kWidthCount - 1) == kMostRows);
+// Rows are copied in boxes of one of two sizes, each with a map, since the host encodes all maps at
+// every launch.
+constexpr int kBoxCount = 2;
+MOE_HOST_DEVICE constexpr int BoxRows(int box) {
+  return box == 0 ? 16 : 64;
+}
 
 // Rows of 64 elements, 128 bytes, swizzled: eight of them are a block.
 constexpr int kRowBytes = kTileDepth * 2;
@@ -37,7 +44,7 @@ constexpr OperandPlace kPlace = {Swizzle::k128, kHalfBytes, 8 * kRowBytes};
 template <typename T>
 struct Arguments {
   TensorMap weight;
-  TensorMap rows[kWidthCount];  // one for each number of rows that is copied at once
+  TensorMap rows[kBoxCount];
   MatrixView<T> out;
   GroupRows groups;
   int group_count;
@@ -109,8 +116,8 @@ template <typename T, Major kWeightMajor>
 __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
   Stage stage;
   for (Tiles tile(arguments.groups, arguments.group_count, arguments.out.cols()); tile.Next();) {
-    const TensorMap& rows = arguments.rows[tile.width];
-    const auto bytes = static_cast<uint32_t>(kWeightBytes + WidthAt(tile.width) * kRowBytes);
+    const int width = WidthAt(tile.width), box = width < BoxRows(1) ? 0 : 1;
+    const auto bytes = static_cast<uint32_t>(kWeightBytes + width * kRowBytes);
     for (int depth = 0; depth < arguments.depth; depth += kTileDepth) {
       ring.empty[stage.index].Wait(stage.parity ^ 1);
       TransactionBarrier& full = ring.full[stage.index];
@@ -125,7 +132,10 @@ __device__ void Produce(const Arguments<T>& arguments, const Ring& ring) {
           CopyTile(arguments.weight, col, depth, tile.group, to + half * kHalfBytes, full);
         }
       }
-      CopyTile(rows, depth, static_cast<int>(tile.row), 0, to + kWeightBytes, full);
+      for (int row = 0; row < width; row += BoxRows(box)) {
+        CopyTile(arguments.rows[box], depth, static_cast<int>(tile.row) + row, 0,
+                 to + kWeightBytes + row * kRowBytes, full);
+      }
       stage.Advance();
     }
   }
@@ -250,11 +260,11 @@ cudaError_t EncodeMaps(const CudaGroupedGemm<T>& gemm, Arguments<T>& arguments) 
        .box = {kTileDepth, kProductRows, 1}},
       arguments.weight);
   const auto& in = gemm.in;
-  for (int i = 0; i < kWidthCount && error == cudaSuccess; ++i) {
+  for (int i = 0; i < kBoxCount && error == cudaSuccess; ++i) {
     error = EncodeTensorMap({.data = in.data(),
                              .size = {in.cols(), in.rows(), 1},
                              .stride_bytes = {in.stride() * 2, in.stride() * 2},
-                             .box = {kTileDepth, static_cast<uint32_t>(WidthAt(i)), 1}},
+                             .box = {kTileDepth, static_cast<uint32_t>(BoxRows(i)), 1}},
                             arguments.rows[i]);
   }
   return error;
@@ -280,6 +290,11 @@ template <typename T>
 cudaError_t RunWgmma(const CudaGroupedGemm<T>& gemm, cudaStream_t stream) {
   const MatrixView<T>& out = gemm.out;
   if (out.rows() == 0 || out.cols() == 0 || gemm.weight.count == 0) return cudaSuccess;
+  // Copies take coordinates of 32 bits, up to one tile beyond the last element.
+  constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max() - kMostRows;
+  for (const int64_t size : {out.rows(), out.cols(), gemm.in.cols(), gemm.weight.count}) {
+    if (size > kMostSize) return cudaErrorInvalidValue;
+  }
   Arguments<T> arguments = {.weight = {},
                             .rows = {},
                             .out = out,

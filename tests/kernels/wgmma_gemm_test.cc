@@ -150,6 +150,22 @@ TYPED_TEST(WgmmaGemmTest, IsChosenByDeviceAlignmentAndDepth) {
   const cusim::ScopedMachine machine({.major = 8});
   EXPECT_FALSE(takes(aligned, aligned, 64));
 }
+
+// Its copies have coordinates of 32 bits.
+TYPED_TEST(WgmmaGemmTest, RefusesTwoToThe31RowsColumnsOrTerms) {
+  using T = TypeParam;
+  const auto refuses = [](int64_t rows, int64_t cols, int64_t depth) {
+    alignas(16) static T memory[1];
+    return RunWgmma<T>({.in = {memory, rows, depth, depth},
+                        .weight = {{memory, cols, depth, depth}, 1},
+                        .out = {memory, rows, cols, cols}},
+                       nullptr) == cudaErrorInvalidValue;
+  };
+  constexpr int64_t kMany = int64_t{1} << 31;
+  EXPECT_TRUE(refuses(kMany, 8, 8));
+  EXPECT_TRUE(refuses(8, kMany, 8));
+  EXPECT_TRUE(refuses(8, 8, kMany));
+}
 #endif
 
 }  // namespace
