@@ -1,4 +1,5 @@
-// Sums of integers before each, over a warp and over a block.
+// Sums of integers before each, over a warp and over a block. By hand, not by CUB's BlockScan: a
+// twin of it for the simulator would be longer.
 #ifndef MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 #define MOE_KERNELS_BASE_CUDA_BLOCK_SCAN_H_
 
