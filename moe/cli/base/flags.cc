@@ -27,11 +27,18 @@ struct Foreign {
   const char* name;
   const char* text;
 };
+constexpr char kOnlyExperts[] = "only experts are split over ranks, by --ep";
+constexpr char kDataParallel[] = "it is the number of ranks over --ep";
 constexpr Foreign kForeign[] = {
-    {"context-parallel-size", "only experts are split over ranks, by --ep"},
+    {"context-parallel-size", kOnlyExperts},
+    {"cp", kOnlyExperts},
+    {"data-parallel-size", kDataParallel},
+    {"dp", kDataParallel},
     {"load", "moe train goes on from a checkpoint by --resume"},
-    {"pipeline-model-parallel-size", "only experts are split over ranks, by --ep"},
-    {"tensor-model-parallel-size", "only experts are split over ranks, by --ep"},
+    {"pipeline-model-parallel-size", kOnlyExperts},
+    {"pp", kOnlyExperts},
+    {"tensor-model-parallel-size", kOnlyExperts},
+    {"tp", kOnlyExperts},
 };
 
 po::options_description Describe(const Settings& settings) {
@@ -201,7 +208,10 @@ std::string Nearest(absl::string_view word, const std::vector<std::string>& know
   for (const std::string& candidate : known) {
     // A short word is near everything: no more edits than half of what was meant.
     const int limit = std::min(best, static_cast<int>(candidate.size()) / 2 + 1);
-    if (const int distance = EditDistance(word, candidate); distance < limit) {
+    const int distance = EditDistance(word, candidate);
+    // As near as another, and nothing of the word is wrong: --moe-ffn-hidden-size, --hidden-size.
+    const bool tie = distance == best && absl::StrContains(candidate, word);
+    if (distance < limit || (tie && !nearest.empty())) {
       best = distance;
       nearest = candidate;
     }

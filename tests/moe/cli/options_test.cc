@@ -94,6 +94,9 @@ TEST(FlagTest, UnknownOnesSuggestTheNearest) {
             "unknown flag '--num-expert'; did you mean '--num-experts'?");
   EXPECT_EQ(LoadError({"--top-k=2"}), "unknown flag '--top-k'; did you mean '--topk'?");
   EXPECT_EQ(LoadError({"-ep", "2"}), "unknown flag '-ep'; did you mean '--ep'?");
+  // Of two that are as near, one that has all of it.
+  EXPECT_EQ(LoadError({"--ffn-hidden-size", "8"}),
+            "unknown flag '--ffn-hidden-size'; did you mean '--moe-ffn-hidden-size'?");
   EXPECT_EQ(LoadError({"--zzzzzzzz"}), "unknown flag '--zzzzzzzz'; --help lists all flags");
   // No abbreviations: a flag added later must not change what a script means.
   EXPECT_THAT(LoadError({"--num-exp", "8"}), HasSubstr("unknown flag"));
@@ -124,6 +127,7 @@ TEST(FlagTest, ThoseOfMegatronWithoutACounterpartSayWhy) {
   EXPECT_EQ(LoadError({"--tensor-model-parallel-size", "2"}),
             "unknown flag '--tensor-model-parallel-size'; only experts are split over ranks, by "
             "--ep");
+  EXPECT_EQ(LoadError({"--dp", "2"}), "unknown flag '--dp'; it is the number of ranks over --ep");
 }
 
 TEST(FlagTest, MalformedOnesSayWhatWasExpected) {
