@@ -9,6 +9,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/bias/bias.h"
+#include "kernels/grouped_gemm/gemm_cublas.h"
 #include "kernels/grouped_gemm/grouped_gemm.h"
 #include "kernels/grouped_gemm/weight_gradient.h"
 
@@ -255,7 +256,7 @@ absl::Status Experts<T>::Project(const Projection& projection, int first,
 
 template <typename T>
 absl::Status Experts<T>::AddGradients(const Projection& projection, int first, int last,
-                                      absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                                      const GroupOffsets& segments, MatrixView<const T> dy,
                                       MatrixView<const T> x, const Context& context) const {
   if (!config_.train) return absl::OkStatus();
   const WorkspaceScope scope(*context.host_workspace);
@@ -267,12 +268,12 @@ absl::Status Experts<T>::AddGradients(const Projection& projection, int first, i
   if (projection.bias.empty()) return absl::OkStatus();
   const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / (last - first);
   const int64_t step = context.numerics == Numerics::kFast ? each : 1;
-  for (int64_t s = 0; s + 1 < std::ssize(segments); s += step) {
-    const int64_t begin = segments[s], end = segments[s + step];
-    if (begin == end) continue;
+  for (int64_t s = 0; s < each * (last - first); s += step) {
+    const GroupOffsets rows = segments.subspan(s, step + 1);
+    if (rows.known_to_host() && rows.host().front() == rows.host().back()) continue;
     MOE_RETURN_IF_ERROR(projection.bias[first + s / each]->grad().Add(
         [&](absl::Span<float> out, Write write) {
-          return BiasGradient<T>(RowRange(dy, begin, end), out, write, *context.compute);
+          return BiasGradient<T>(dy, rows, out, write, *context.compute);
         },
         *context.workspace, *context.compute));
   }
@@ -281,7 +282,7 @@ absl::Status Experts<T>::AddGradients(const Projection& projection, int first, i
 
 template <typename T>
 absl::Status Experts<T>::Backward(int first, int last, const GroupOffsets& offsets,
-                                  absl::Span<const int64_t> segment_offsets, int64_t segments,
+                                  const GroupOffsets& segment_offsets, int64_t segments,
                                   ExpertsSaved<T>& saved, MatrixView<const T> d_out,
                                   MatrixView<T> d_rows, const Context& context) const {
   Workspace& workspace = *context.workspace;
@@ -295,9 +296,17 @@ absl::Status Experts<T>::Backward(int first, int last, const GroupOffsets& offse
     return Weights<T>(absl::MakeConstSpan(projection.weight).subspan(first, last - first),
                       *context.host_workspace);
   };
-  absl::Span<const int64_t> mine;
+  GroupOffsets mine;
   if (config_.train) {
     mine = segment_offsets.subspan(first * segments, (last - first) * segments + 1);
+    if (!mine.known_to_host()) {
+      MOE_ASSIGN_OR_RETURN(const bool by_cublas,
+                           TakesCublas<T>("Experts::Backward", context.gemm, 1, end - begin));
+      if (by_cublas) {
+        MOE_ASSIGN_OR_RETURN(const auto host, OnHost(mine.device(), context));
+        mine = GroupOffsets::OnDevice(mine.device(), host);
+      }
+    }
   }
 
   MOE_RETURN_IF_ERROR(AddGradients(down_, first, last, mine, d_out, saved.hidden, context));

@@ -70,10 +70,11 @@ class Experts {
                        MatrixView<T> out, const Context& context) const;
 
   // d_rows of networks [first, last) from d_out, and one gradient partial per (network, segment);
-  // segment_offsets [L * G + 1], of the host; not read if the networks are frozen. In fast numerics
-  // the segments of a network are merged. Overwrites saved.gate_up with its gradient.
+  // segment_offsets [L * G + 1]; not read if the networks are frozen. In fast numerics the segments
+  // of a network are merged. Overwrites saved.gate_up with its gradient. Where cuBLAS makes the
+  // gradients, the host waits for offsets that the device knows alone.
   absl::Status Backward(int first, int last, const GroupOffsets& offsets,
-                        absl::Span<const int64_t> segment_offsets, int64_t segments,
+                        const GroupOffsets& segment_offsets, int64_t segments,
                         ExpertsSaved<T>& saved, MatrixView<const T> d_out, MatrixView<T> d_rows,
                         const Context& context) const;
 
@@ -104,7 +105,7 @@ class Experts {
   // Adds the gradients of networks [first, last), one partial per segment. segments: their rows of
   // dy and x, as many for each network, [(last - first) * S + 1].
   absl::Status AddGradients(const Projection& projection, int first, int last,
-                            absl::Span<const int64_t> segments, MatrixView<const T> dy,
+                            const GroupOffsets& segments, MatrixView<const T> dy,
                             MatrixView<const T> x, const Context& context) const;
 
   MatrixView<T> UpColumns(MatrixView<T> gate_up) const;  // empty when not gated

@@ -393,10 +393,6 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   // A weight on the output has its gradient from what came home in forward, one on the input from
   // what comes home now.
   const bool weigh_input = routing.weight_on == WeightOn::kInput;
-  absl::Span<const int64_t> segments = plan.segment_offsets().host();
-  if (config_.train_experts && segments.empty()) {  // gradients of weights are launched by the host
-    MOE_ASSIGN_OR_RETURN(segments, OnHost(plan.segment_offsets().device(), context_));
-  }
   const auto weight_gradient = [&](MatrixView<const T> at_home, MatrixView<const T> returned) {
     return Timed(context_, kWeightBackward, compute, [&] {
       return CombineWeightGradient<T>(at_home, returned, saved.router.on_device.slot_offset,
@@ -414,8 +410,8 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
                                            exchange_workspace, exchange);
       },
       [&](int first, int last) {
-        return experts_->Backward(first, last, plan.expert_offsets(), segments, plan.segments(),
-                                  saved.experts, d_out, d_rows, context_);
+        return experts_->Backward(first, last, plan.expert_offsets(), plan.segment_offsets(),
+                                  plan.segments(), saved.experts, d_out, d_rows, context_);
       },
       [&](int chunk) {
         return dispatcher_->Return(plan, chunk, d_rows, home_dx, exchange_workspace, exchange);

@@ -26,6 +26,14 @@ class GroupOffsets {
     return offsets;
   }
 
+  // Offsets [first, first + count), of the same rows.
+  GroupOffsets subspan(size_t first, size_t count) const {
+    const auto cut = [&](absl::Span<const int64_t> all) {
+      return all.empty() ? all : all.subspan(first, count);
+    };
+    return OnDevice(cut(device_), cut(host_));
+  }
+
   size_t size() const { return known_to_host() ? host_.size() : device_.size(); }  // G + 1
   bool known_to_host() const { return !host_.empty(); }
   absl::Span<const int64_t> host() const { return host_; }

@@ -51,20 +51,28 @@ absl::Status AddBias(MatrixView<T> y, const GroupOffsets& offsets,
 }
 
 template <typename T>
-absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Write write,
-                          Stream& stream) {
+absl::Status BiasGradient(MatrixView<const T> dy, const GroupOffsets& segments,
+                          absl::Span<float> d_bias, Write write, Stream& stream) {
   constexpr const char* kFunction = "BiasGradient";
   MOE_RETURN_IF_ERROR(CheckShape(kFunction, "dy", dy, dy.rows(), dy.cols()));
   MOE_RETURN_IF_ERROR(CheckLength(kFunction, "d_bias", d_bias.size(), dy.cols()));
-  return RunOp(kFunction, bias::Gradient<T>{dy, d_bias.data(), write}, stream);
+  bias::Gradient<T> gradient = {.dy = dy, .d_bias = d_bias.data(), .write = write};
+  if (segments.known_to_host()) {
+    gradient.dy = RowRange(dy, segments.host().front(), segments.host().back());
+  } else {
+    gradient.rows = segments.device().data();
+    gradient.segments = static_cast<int64_t>(segments.size()) - 1;
+  }
+  return RunOp(kFunction, gradient, stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                           \
-  template void bias::Reference(const bias::Add<T>&);                                \
-  template void bias::Reference(const bias::Gradient<T>&);                           \
-  template absl::Status AddBias(MatrixView<T>, const GroupOffsets&,                  \
-                                absl::Span<const absl::Span<const float>>, Stream&); \
-  template absl::Status BiasGradient(MatrixView<const T>, absl::Span<float>, Write, Stream&);
+#define MOE_INSTANTIATE(T)                                                                        \
+  template void bias::Reference(const bias::Add<T>&);                                             \
+  template void bias::Reference(const bias::Gradient<T>&);                                        \
+  template absl::Status AddBias(MatrixView<T>, const GroupOffsets&,                               \
+                                absl::Span<const absl::Span<const float>>, Stream&);              \
+  template absl::Status BiasGradient(MatrixView<const T>, const GroupOffsets&, absl::Span<float>, \
+                                     Write, Stream&);
 MOE_FOR_STORAGE_TYPES(MOE_INSTANTIATE)
 #undef MOE_INSTANTIATE
 

@@ -33,15 +33,23 @@ template <typename T>
 absl::Status AddBias(MatrixView<T> y, const GroupOffsets& offsets,
                      absl::Span<const absl::Span<const float>> bias, Stream& stream);
 
-// d_bias[c] (+)= sum_n dy[n, c].   One group: dy [N, C], d_bias [C] float32.
+// d_bias[c] (+)= sum_n dy[n, c].   One group: rows n of dy [N, C] from the first of `segments` to
+// before the last; d_bias [C] float32.
 //
 // An element starts from 0 (Write::kOverwrite) or from its old value (Write::kAdd) and takes its
 // terms in ascending n, one float32 addition each: the same bits on any number of threads and any
-// SIMD width. With N = 0, kOverwrite writes zeros. Threads share the columns. Reads N*C elements.
+// SIMD width. Without rows kOverwrite writes zeros. Threads share the columns. Reads N*C elements.
 // Memory, errors and instances as above.
 template <typename T>
+absl::Status BiasGradient(MatrixView<const T> dy, const GroupOffsets& segments,
+                          absl::Span<float> d_bias, Write write, Stream& stream);
+
+// Of all rows.
+template <typename T>
 absl::Status BiasGradient(MatrixView<const T> dy, absl::Span<float> d_bias, Write write,
-                          Stream& stream);
+                          Stream& stream) {
+  return BiasGradient<T>(dy, {0, dy.rows()}, d_bias, write, stream);
+}
 
 }  // namespace moe
 

@@ -33,7 +33,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
 // A thread owns a column; neighbouring threads read neighbouring elements of a row.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
-    BiasGradientKernel(MatrixView<const T> dy, float* __restrict__ d_bias, Write write) {
+    BiasGradientKernel(MatrixView<const T> dy, float* __restrict__ d_bias, Write write,
+                       const int64_t* __restrict__ rows, int64_t segments) {
+  if (rows != nullptr) dy = RowRange(dy, rows[0], rows[segments]);
   const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (c >= dy.cols()) return;
   float sum = write == Write::kAdd ? d_bias[c] : 0.0f;
@@ -52,9 +54,10 @@ cudaError_t Run(const Add<T>& add, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t Run(const Gradient<T>& gradient, cudaStream_t stream) {
-  const auto& [dy, d_bias, write] = gradient;
+  const auto& [dy, d_bias, write, rows, segments] = gradient;
   if (dy.cols() == 0) return cudaSuccess;  // no rows still give zeros
-  return Launch(&BiasGradientKernel<T>, ColumnShape(dy.cols()), stream, dy, d_bias, write);
+  return Launch(&BiasGradientKernel<T>, ColumnShape(dy.cols()), stream, dy, d_bias, write, rows,
+                segments);
 }
 
 #define MOE_INSTANTIATE(T)                               \

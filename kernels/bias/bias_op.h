@@ -31,6 +31,9 @@ struct Gradient {
   MatrixView<const T> dy;  // [N, C]
   float* d_bias;           // [C]
   Write write;
+  // [segments + 1] of a CUDA device: rows [rows[0], rows[segments]) of dy; nullptr: all of them.
+  const int64_t* rows = nullptr;
+  int64_t segments = 0;
 };
 
 // The specification, in plain loops.

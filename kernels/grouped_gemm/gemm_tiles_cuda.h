@@ -114,13 +114,14 @@ struct WeightGradients : CudaWeightGradients<In, Sum> {
   int64_t TileCount(int tile_rows, int tile_cols) const {
     return this->count * TilesOf(this->dy.cols(), tile_rows) * TilesOf(this->x.cols(), tile_cols);
   }
-  // The block's tile, of the sum that is returned.
+  // The block's tile, of the sum that is returned; nullptr if nothing is added to it.
   __device__ const GradientSum<Sum>* Find(int tile_rows, int tile_cols, Tile<T, Sum>& tile) const {
     const auto row_tiles = static_cast<unsigned>(TilesOf(this->dy.cols(), tile_rows));
     const auto col_tiles = static_cast<unsigned>(TilesOf(this->x.cols(), tile_cols));
     const GradientSum<Sum>& grad = this->sums[blockIdx.x / col_tiles / row_tiles];
     const int64_t begin = this->segments[grad.first_segment];
     const int64_t end = this->segments[grad.first_segment + this->each];
+    if (begin == end && grad.write == Write::kAdd) return nullptr;
     tile = {RowRange(this->dy, begin, end),
             RowRange(this->x, begin, end),
             {grad.sum, this->dy.cols(), this->x.cols()},

@@ -58,7 +58,7 @@ struct GradientSum {
 };
 
 // AddWeightGradients: sums[g] (+)= dy^T x over the rows of segments [first_segment, + each); exact
-// sums take one partial for each segment that has rows. Every weight has rows.
+// sums take one partial for each segment that has rows.
 template <typename T, typename TSum>
 struct CudaWeightGradients {
   MatrixView<const T> dy;   // [N, O]

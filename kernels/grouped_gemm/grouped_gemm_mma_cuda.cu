@@ -349,7 +349,9 @@ template <typename Groups>
 __global__ void __launch_bounds__(ExactWarps::kThreads, 1) ExactMmaKernel(const Groups groups) {
   MOE_SHARED_ARRAY(Chunk, shared, kStages * 2 * kTileChunks);
   Tile<typename Groups::T, int64_t> tile;
-  const GradientSum<int64_t>& grad = *groups.Find(kTile, kTile, tile);
+  const GradientSum<int64_t>* const found = groups.Find(kTile, kTile, tile);
+  if (found == nullptr) return;
+  const GradientSum<int64_t>& grad = *found;
   const Segments segments = groups.Of(grad);
   Pipeline<Groups, Segments, 4> pipeline(tile, segments, shared);
   ExactWarps::Sums<int64_t> totals = {};

@@ -25,12 +25,15 @@ constexpr char kName[] = "AddWeightGradients";
 // Sums that no core's share of a third-level cache keeps.
 constexpr int64_t kStreamedBytes = int64_t{8} << 20;
 
-absl::Status Check(int64_t rows, int64_t elements, absl::Span<const int64_t> segments,
+absl::Status Check(int64_t rows, int64_t elements, const GroupOffsets& segments,
                    absl::Span<const GradAccumulator> grads) {
   const auto count = static_cast<int64_t>(segments.size()) - 1;
   const auto groups = static_cast<int64_t>(grads.size());
-  if (count < groups || groups == 0 || count % groups != 0 || segments.front() < 0 ||
-      segments.back() > rows || !std::is_sorted(segments.begin(), segments.end())) {
+  const auto fits = [rows](absl::Span<const int64_t> host) {
+    return host.empty() ||
+           (host.front() >= 0 && host.back() <= rows && std::is_sorted(host.begin(), host.end()));
+  };
+  if (count < groups || groups == 0 || count % groups != 0 || !fits(segments.host())) {
     return absl::InvalidArgumentError(absl::StrCat(
         kName, ": ", segments.size(), " segment offsets for ", groups, " weights and ", rows,
         " rows, expected a multiple of the weights and 1, ascending from 0 or more to ", rows,
@@ -140,21 +143,21 @@ gemm::GradientSum<int64_t> SumOf(const GradAccumulator& grad, int64_t first_segm
           grad.grid().limit(),     grad.non_finite()};
 }
 
-// One launch.
+// One launch, of all weights: the device knows which have rows.
 template <typename T, typename TSum>
 absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
-                         absl::Span<const int64_t> segments,
-                         absl::Span<const GradAccumulator> grads, Workspace& workspace,
-                         Stream& stream) {
+                         const GroupOffsets& segments, absl::Span<const GradAccumulator> grads,
+                         Workspace& workspace, Stream& stream) {
   const WorkspaceScope scope(workspace);
-  const int64_t each = (std::ssize(segments) - 1) / std::ssize(grads);
+  const int64_t each = (static_cast<int64_t>(segments.size()) - 1) / std::ssize(grads);
   std::vector<gemm::GradientSum<TSum>> sums;
-  for (int64_t g = 0; g < std::ssize(grads); ++g) {
-    const int64_t first = g * each;
-    if (segments[first] < segments[first + each]) sums.push_back(SumOf(grads[g], first, TSum()));
+  for (const GradAccumulator& grad : grads) {
+    sums.push_back(SumOf(grad, std::ssize(sums) * each, TSum()));
   }
-  if (sums.empty()) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto cuts, UploadArray(segments, workspace, stream));
+  absl::Span<const int64_t> cuts = segments.device();
+  if (cuts.empty()) {
+    MOE_ASSIGN_OR_RETURN(cuts, UploadArray(segments.host(), workspace, stream));
+  }
   MOE_ASSIGN_OR_RETURN(const auto to, UploadArray(absl::MakeConstSpan(sums), workspace, stream));
   const gemm::CudaWeightGradients<T, TSum> gradients = {dy,   x,         cuts.data(),
                                                         each, to.data(), std::ssize(sums)};
@@ -171,24 +174,28 @@ absl::Status RunOnDevice(MatrixView<const T> dy, MatrixView<const T> x,
 
 template <typename T>
 absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
-                                absl::Span<const int64_t> segments,
+                                const GroupOffsets& segments,
                                 absl::Span<const GradAccumulator> grads, Workspace& workspace,
                                 Stream& stream, GemmOptions options) {
   MOE_RETURN_IF_ERROR(CheckShape(kName, "x", x, dy.rows(), x.cols()));
   MOE_RETURN_IF_ERROR(Check(dy.rows(), dy.cols() * x.cols(), segments, grads));
-  if (!IsCuda(stream)) return RunOnCpu(dy, x, segments, grads, workspace, stream);
+  if (!IsCuda(stream)) return RunOnCpu(dy, x, segments.host(), grads, workspace, stream);
   MOE_ASSIGN_OR_RETURN(const bool takes_cublas, TakesCublas<T>(kName, options, 1, dy.rows()));
   if (takes_cublas) {
-    return RunOnCublas(dy, x, segments, grads, workspace, stream, *options.cublas);
+    if (!segments.known_to_host()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kName, ": cuBLAS multiplies, expected offsets that the host knows"));
+    }
+    return RunOnCublas(dy, x, segments.host(), grads, workspace, stream, *options.cublas);
   }
   return grads.front().exact() ? RunOnDevice<T, int64_t>(dy, x, segments, grads, workspace, stream)
                                : RunOnDevice<T, float>(dy, x, segments, grads, workspace, stream);
 }
 
-#define MOE_INSTANTIATE(T)                                                 \
-  template absl::Status AddWeightGradients(                                \
-      MatrixView<const T>, MatrixView<const T>, absl::Span<const int64_t>, \
-      absl::Span<const GradAccumulator>, Workspace&, Stream&, GemmOptions);
+#define MOE_INSTANTIATE(T)                                                                         \
+  template absl::Status AddWeightGradients(MatrixView<const T>, MatrixView<const T>,               \
+                                           const GroupOffsets&, absl::Span<const GradAccumulator>, \
+                                           Workspace&, Stream&, GemmOptions);
 MOE_INSTANTIATE(float)
 MOE_INSTANTIATE(BFloat16)
 MOE_INSTANTIATE(Float16)

@@ -8,6 +8,7 @@
 #include <absl/types/span.h>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/group_offsets.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor_view.h"
 #include "kernels/base/workspace.h"
@@ -27,14 +28,15 @@ namespace moe {
 //
 // Exact sums on the CPU take a tile of a product while it is in cache: 16 bytes of memory an
 // element and segment. On CUDA all weights are one launch, which keeps their sums in registers: 8
-// or 16 bytes an element. Where `options` say cuBLAS, each weight one group, it is a product after
-// the other, exact sums by way of float32. Memory of the stream's device, valid until the stream
-// has passed, but for `segments` and `grads`: host, read before the call returns. Scratch on the
-// CPU as in grouped_gemm.h; on CUDA free for later work in the stream when the call returns.
-// Errors: kInvalidArgument if shapes disagree, and for cuBLAS without one; of the workspace.
+// or 16 bytes an element; an empty sum of a weight without rows becomes zeros. Where `options` say
+// cuBLAS, each weight one group, it is a product after the other, exact sums by way of float32.
+// Memory of the stream's device, valid until the stream has passed, but for `grads` and offsets of
+// the host, read before the call returns. Scratch on the CPU as in grouped_gemm.h; on CUDA free for
+// later work in the stream when the call returns. Errors: kInvalidArgument if shapes disagree, for
+// cuBLAS without one, and for cuBLAS with offsets that the device knows alone; of the workspace.
 template <typename T>
 absl::Status AddWeightGradients(MatrixView<const T> dy, MatrixView<const T> x,
-                                absl::Span<const int64_t> segments,
+                                const GroupOffsets& segments,
                                 absl::Span<const GradAccumulator> grads, Workspace& workspace,
                                 Stream& stream, GemmOptions options = {});
 

@@ -50,6 +50,20 @@ std::vector<float> Gradient(const TestDevice& device, const Matrix<T>& dy,
   return device.Read(d_bias);
 }
 
+// Of the rows of some segments, by offsets that a device that has its own memory knows alone.
+std::vector<float> Gradient(const TestDevice& device, const Matrix<float>& dy,
+                            const std::vector<int64_t>& segments) {
+  const auto rows = device.Copy(dy);
+  const auto there = device.Copy(segments);
+  const auto d_bias = device.Copy(std::vector<float>(dy.cols(), 7));
+  const auto offsets =
+      device.is_cpu() ? GroupOffsets(segments) : GroupOffsets::OnDevice(there.span(), {});
+  EXPECT_TRUE(
+      BiasGradient<float>(rows.view(), offsets, d_bias.span(), Write::kOverwrite, device.stream())
+          .ok());
+  return device.Read(d_bias);
+}
+
 Biases RandomBiases(int64_t groups, int64_t cols, uint64_t seed) {
   Biases biases;
   for (int64_t g = 0; g < groups; ++g) {
@@ -154,6 +168,14 @@ TEST(BiasGradientTest, SumsInAscendingRowsFromZeroOrTheOldValue) {
     // 2 + 2^24 is exact, + 1 and + 1 are both rounded to 2^24 + 4. Added last, the 2 would stay 2.
     EXPECT_EQ(Gradient(device, dy, {0.5f, 2.0f}, Write::kAdd),
               (std::vector<float>{0x1p24f + 4, 4}));
+  });
+}
+
+TEST(BiasGradientTest, OfTheRowsOfSomeSegments) {
+  const auto dy = Matrix<float>::Of(4, 1, {1, 10, 100, 1000});
+  ForEachDevice([&](const TestDevice& device) {
+    EXPECT_EQ(Gradient(device, dy, {1, 1, 3}), (std::vector<float>{110}));
+    EXPECT_EQ(Gradient(device, dy, {2, 2}), (std::vector<float>{0}));
   });
 }
 
