@@ -33,6 +33,11 @@ cudaError_t Driver() {
   return TheMachine().driver;
 }
 
+// Nor may a thread that captures, as with cudaStreamCaptureModeThreadLocal.
+cudaError_t MayAllocate() {
+  return Driver() != cudaSuccess ? Driver() : Streams::Get().Spoil();
+}
+
 bool IsDevice(int device) {
   return device >= 0 && device < TheMachine().devices;
 }
@@ -104,6 +109,16 @@ const char* CUDARTAPI cudaGetErrorName(cudaError_t error) {
       return "cudaErrorPeerAccessAlreadyEnabled";
     case cudaErrorPeerAccessUnsupported:
       return "cudaErrorPeerAccessUnsupported";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnjoined:
+      return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureIsolation:
+      return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorCapturedEvent:
+      return "cudaErrorCapturedEvent";
     default:
       return "an error that the fake runtime has no name for";
   }
@@ -181,8 +196,8 @@ cudaError_t CUDARTAPI cudaDeviceEnablePeerAccess(int owner, unsigned flags) {
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
   if (Driver() != cudaSuccess) return Return(Driver());
   ++host_waits.synchronizations;
-  Streams::Get().SynchronizeAll(__func__);
-  return Return(TheMachine().work);
+  const cudaError_t error = Streams::Get().SynchronizeAll(__func__);
+  return Return(error != cudaSuccess ? error : TheMachine().work);
 }
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -202,15 +217,41 @@ cudaError_t CUDARTAPI cudaStreamGetDevice(cudaStream_t stream, int* device) {
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
   ++host_waits.synchronizations;
-  if (stream != nullptr) Streams::Get().Synchronize(__func__, stream);
-  return Return(TheMachine().work);
+  const cudaError_t error =
+      stream != nullptr ? Streams::Get().Synchronize(__func__, stream) : cudaSuccess;
+  return Return(error != cudaSuccess ? error : TheMachine().work);
 }
 cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  Streams::Get().Wait(__func__, stream, event);
-  return cudaSuccess;
+  return Return(Streams::Get().Wait(__func__, stream, event));
 }
 cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   Streams::Get().EnqueueHost(__func__, stream, [=] { function(data); });
+  return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  if (mode != cudaStreamCaptureModeThreadLocal) return Return(cudaErrorNotSupported);
+  return Return(Streams::Get().BeginCapture(__func__, stream));
+}
+cudaError_t CUDARTAPI cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return Return(Streams::Get().EndCapture(__func__, stream, graph));
+}
+cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                           unsigned long long flags) {
+  if (flags != 0) return Return(cudaErrorNotSupported);
+  *executable = Streams::Get().Instantiate(__func__, graph);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  Streams::Get().LaunchGraph(__func__, executable, stream);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) {
+  Streams::Get().DestroyGraph(__func__, graph);
+  return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  Streams::Get().DestroyGraph(__func__, executable);
   return cudaSuccess;
 }
 
@@ -233,11 +274,11 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t event) {
   ++host_waits.synchronizations;
-  Streams::Get().Synchronize(__func__, event);
-  return Return(TheMachine().work);
+  const cudaError_t error = Streams::Get().Synchronize(__func__, event);
+  return Return(error != cudaSuccess ? error : TheMachine().work);
 }
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t event) {
-  return Streams::Get().Passed(__func__, event) ? cudaSuccess : cudaErrorNotReady;
+  return Streams::Get().Query(__func__, event);
 }
 cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t stop) {
   return Return(Streams::Get().Elapsed(__func__, start, stop, ms));
@@ -280,17 +321,18 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* data, cudaStream_t stream) {
 }
 // What a program of its own allocates; no code of the library does.
 cudaError_t CUDARTAPI cudaMalloc(void** data, size_t bytes) {
-  if (Driver() != cudaSuccess) return Return(Driver());
+  if (const cudaError_t error = MayAllocate(); error != cudaSuccess) return Return(error);
   *data = cusim::AllocateDevice(current_device, bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFree(void* data) {
-  Streams::Get().SynchronizeAll(__func__);
+  const cudaError_t error = Streams::Get().SynchronizeAll(__func__);
+  if (error != cudaSuccess) return Return(error);
   if (data != nullptr) cusim::FreeDevice(__func__, data);
   return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaHostAlloc(void** data, size_t bytes, unsigned) {
-  if (Driver() != cudaSuccess) return Return(Driver());
+  if (const cudaError_t error = MayAllocate(); error != cudaSuccess) return Return(error);
   *data = cusim::AllocatePinned(bytes);
   return *data != nullptr ? cudaSuccess : Return(cudaErrorMemoryAllocation);
 }
@@ -309,7 +351,14 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* data, int value, size_t bytes, cudaS
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                       cudaStream_t stream) {
   const int device = DeviceOfStream(__func__, stream);
-  if (cusim::DeviceOfMemory(to) < 0 && !cusim::IsPinned(to)) ++host_waits.copies;
+  const auto pageable = [](const void* data) {
+    return cusim::DeviceOfMemory(data) < 0 && !cusim::IsPinned(data);
+  };
+  if (stream != nullptr && (pageable(to) || pageable(from))) {
+    const cudaError_t error = Streams::Get().Spoil(__func__, stream);
+    if (error != cudaSuccess) return Return(error);
+  }
+  if (pageable(to)) ++host_waits.copies;
   Streams::Get().Enqueue(__func__, stream, [=] {
     CheckRange("cudaMemcpyAsync, from", device, from, bytes);
     CheckRange("cudaMemcpyAsync, to", device, to, bytes);
