@@ -1,7 +1,6 @@
 #include "moe/cli/verify/faults.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -22,7 +21,30 @@ class FaultyGate final : public Gate {
 
   GateTraits traits() const override { return gate_->traits(); }
   absl::StatusOr<GateSelection> Select(const GateInput& input, Workspace& workspace,
-                                       Stream& stream) const override;
+                                       Stream& stream) const override {
+    MOE_ASSIGN_OR_RETURN(GateSelection selection, gate_->Select(input, workspace, stream));
+    MOE_RETURN_IF_ERROR(stream.Synchronize());
+    MOE_ASSIGN_OR_RETURN(const auto expert,
+                         workspace.Array<int32_t>(static_cast<int64_t>(selection.expert.size())));
+    MOE_ASSIGN_OR_RETURN(const auto count,
+                         workspace.Array<int64_t>(static_cast<int64_t>(selection.count.size())));
+    std::copy(selection.expert.begin(), selection.expert.end(), expert.begin());
+    for (int64_t t = 0; t < selection.score.rows(); ++t) {
+      const int64_t first = selection.slot_offset[t];
+      const int64_t slots = selection.slot_offset[t + 1] - first;
+      Tamper(input, {.logits = input.logits.row(t),
+                     .score = selection.score.row(t),
+                     .experts = selection.score.cols(),
+                     .expert = expert.subspan(first, slots),
+                     .weight = selection.weight.subspan(first, slots)});
+    }
+    std::fill(count.begin(), count.end(), int64_t{0});
+    for (const int32_t e : expert) ++count[e];
+    selection.expert = expert;
+    selection.count = count;
+    return selection;
+  }
+
   absl::Status Reweigh(const GateSelection& selection, absl::Span<const uint8_t> dropped,
                        Stream& stream) const override {
     return gate_->Reweigh(selection, dropped, stream);
@@ -44,93 +66,63 @@ class FaultyGate final : public Gate {
     absl::Span<int32_t> expert;
     absl::Span<float> weight;
   };
-  void Tamper(const GateInput& input, const Token& token) const;
-  void TakeHighestOfTies(const Token& token) const;
-  void MaskByZero(const GateInput& input, const Token& token) const;
+  void Tamper(const GateInput& input, const Token& token) const {
+    if (fault_ == Fault::kUnstableTie) return TakeHighestOfTies(token);
+    if (fault_ == Fault::kGroupMaskZero) return MaskByZero(input, token);
+    std::vector<float> biased(token.score, token.score + token.experts);
+    for (size_t e = 0; e < biased.size(); ++e) biased[e] += input.expert_bias[e];
+    Weigh(token, biased);
+  }
+
+  void TakeHighestOfTies(const Token& token) const {
+    for (int32_t& chosen : token.expert) {
+      for (auto e = static_cast<int32_t>(token.experts) - 1; e > chosen; --e) {
+        const bool tie = token.logits[e] == token.logits[chosen];
+        if (!tie || std::count(token.expert.begin(), token.expert.end(), e) != 0) continue;
+        chosen = e;
+        break;
+      }
+    }
+  }
+
+  void MaskByZero(const GateInput& input, const Token& token) const {
+    const int64_t size = token.experts / config_.num_groups;
+    std::vector<float> value(token.score, token.score + token.experts);
+    for (size_t e = 0; e < value.size(); ++e) value[e] += input.expert_bias[e];
+    std::vector<std::pair<float, int64_t>> worth;  // negative, so that the least is the best
+    for (int64_t g = 0; g < config_.num_groups; ++g) {
+      std::vector<float> mine(value.begin() + g * size, value.begin() + (g + 1) * size);
+      std::sort(mine.rbegin(), mine.rend());
+      worth.emplace_back(
+          -std::accumulate(mine.begin(), mine.begin() + std::min<int64_t>(2, size), 0.0f), g);
+    }
+    std::sort(worth.begin(), worth.end());
+    for (size_t i = config_.group_top_k; i < worth.size(); ++i) {
+      std::fill_n(value.begin() + worth[i].second * size, size, 0.0f);
+    }
+    std::vector<int32_t> order(value.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return value[a] > value[b]; });
+    std::copy_n(order.begin(), token.expert.size(), token.expert.begin());
+    Weigh(token, absl::MakeConstSpan(token.score, token.experts));
+  }
+
   // weight = value of the selected, normalised as the gate says, times the factor
-  void Weigh(const Token& token, absl::Span<const float> value) const;
+  void Weigh(const Token& token, absl::Span<const float> value) const {
+    float sum = 0;
+    for (const int32_t e : token.expert) sum += value[e];
+    const bool normalised = config_.norm_topk_prob.value_or(config_.gate == "deepseek-v3");
+    for (size_t j = 0; j < token.expert.size(); ++j) {
+      const float share = normalised ? value[token.expert[j]] / sum : value[token.expert[j]];
+      token.weight[j] = share * config_.scaling_factor;
+    }
+  }
 
   const std::unique_ptr<const Gate> gate_;
   const RouterConfig config_;
   const Fault fault_;
 };
-
-absl::StatusOr<GateSelection> FaultyGate::Select(const GateInput& input, Workspace& workspace,
-                                                 Stream& stream) const {
-  MOE_ASSIGN_OR_RETURN(GateSelection selection, gate_->Select(input, workspace, stream));
-  MOE_RETURN_IF_ERROR(stream.Synchronize());
-  MOE_ASSIGN_OR_RETURN(const auto expert,
-                       workspace.Array<int32_t>(static_cast<int64_t>(selection.expert.size())));
-  MOE_ASSIGN_OR_RETURN(const auto count,
-                       workspace.Array<int64_t>(static_cast<int64_t>(selection.count.size())));
-  std::copy(selection.expert.begin(), selection.expert.end(), expert.begin());
-  for (int64_t t = 0; t < selection.score.rows(); ++t) {
-    const int64_t first = selection.slot_offset[t];
-    const int64_t slots = selection.slot_offset[t + 1] - first;
-    Tamper(input, {.logits = input.logits.row(t),
-                   .score = selection.score.row(t),
-                   .experts = selection.score.cols(),
-                   .expert = expert.subspan(first, slots),
-                   .weight = selection.weight.subspan(first, slots)});
-  }
-  std::fill(count.begin(), count.end(), int64_t{0});
-  for (const int32_t e : expert) ++count[e];
-  selection.expert = expert;
-  selection.count = count;
-  return selection;
-}
-
-void FaultyGate::Tamper(const GateInput& input, const Token& token) const {
-  if (fault_ == Fault::kUnstableTie) return TakeHighestOfTies(token);
-  if (fault_ == Fault::kGroupMaskZero) return MaskByZero(input, token);
-  std::vector<float> biased(token.score, token.score + token.experts);
-  for (size_t e = 0; e < biased.size(); ++e) biased[e] += input.expert_bias[e];
-  Weigh(token, biased);
-}
-
-void FaultyGate::TakeHighestOfTies(const Token& token) const {
-  for (int32_t& chosen : token.expert) {
-    for (auto e = static_cast<int32_t>(token.experts) - 1; e > chosen; --e) {
-      const bool tie = token.logits[e] == token.logits[chosen];
-      if (!tie || std::count(token.expert.begin(), token.expert.end(), e) != 0) continue;
-      chosen = e;
-      break;
-    }
-  }
-}
-
-void FaultyGate::MaskByZero(const GateInput& input, const Token& token) const {
-  const int64_t size = token.experts / config_.num_groups;
-  std::vector<float> value(token.score, token.score + token.experts);
-  for (size_t e = 0; e < value.size(); ++e) value[e] += input.expert_bias[e];
-  std::vector<std::pair<float, int64_t>> worth;  // negative, so that the least is the best
-  for (int64_t g = 0; g < config_.num_groups; ++g) {
-    std::vector<float> mine(value.begin() + g * size, value.begin() + (g + 1) * size);
-    std::sort(mine.rbegin(), mine.rend());
-    worth.emplace_back(
-        -std::accumulate(mine.begin(), mine.begin() + std::min<int64_t>(2, size), 0.0f), g);
-  }
-  std::sort(worth.begin(), worth.end());
-  for (size_t i = config_.group_top_k; i < worth.size(); ++i) {
-    std::fill_n(value.begin() + worth[i].second * size, size, 0.0f);
-  }
-  std::vector<int32_t> order(value.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return value[a] > value[b]; });
-  std::copy_n(order.begin(), token.expert.size(), token.expert.begin());
-  Weigh(token, absl::MakeConstSpan(token.score, token.experts));
-}
-
-void FaultyGate::Weigh(const Token& token, absl::Span<const float> value) const {
-  float sum = 0;
-  for (const int32_t e : token.expert) sum += value[e];
-  const bool normalised = config_.norm_topk_prob.value_or(config_.gate == "deepseek-v3");
-  for (size_t j = 0; j < token.expert.size(); ++j) {
-    const float share = normalised ? value[token.expert[j]] / sum : value[token.expert[j]];
-    token.weight[j] = share * config_.scaling_factor;
-  }
-}
 
 bool LivesInGate(Fault fault) {
   return fault == Fault::kUnstableTie || fault == Fault::kBiasedWeights ||
@@ -146,31 +138,16 @@ const char* NameOf(Fault fault) {
 
 }  // namespace
 
-const std::vector<FaultInfo>& Faults() {
-  static const std::vector<FaultInfo>& faults = *new std::vector<FaultInfo>{
-      {Fault::kGradientScaleByEp, "gradient-scale-by-ep",
-       "divides expert gradients by EP, as a mean over ranks would", "mixtral"},
-      {Fault::kRankLocalBalance, "rank-local-balance",
-       "computes the balance loss over all tokens of a rank", "mixtral"},
-      {Fault::kShuffledFloatSum, "shuffled-float-sum",
-       "adds the gradients of rounds in float32, in an order that depends on the ranks", "mixtral"},
-      {Fault::kUnstableTie, "unstable-tie", "gives a tie between two experts to the higher id",
-       "mixtral"},
-      {Fault::kStaleCount, "stale-count", "moves the expert bias by the previous step's counts",
-       "deepseek-v3"},
-      {Fault::kBiasedWeights, "biased-weights",
-       "takes combine weights from the scores with the expert bias", "deepseek-v3"},
-      {Fault::kGroupMaskZero, "group-mask-zero",
-       "counts experts outside the chosen groups as 0 instead of -infinity", "deepseek-v3"},
-  };
-  return faults;
-}
-
-const FaultInfo* FindFault(absl::string_view name) {
-  for (const FaultInfo& info : Faults()) {
-    if (name == info.name) return &info;
-  }
-  return nullptr;
+absl::Span<const FaultInfo> Faults() {
+  static constexpr FaultInfo kFaults[] = {
+      {Fault::kGradientScaleByEp, "gradient-scale-by-ep", "mixtral"},
+      {Fault::kRankLocalBalance, "rank-local-balance", "mixtral"},
+      {Fault::kShuffledFloatSum, "shuffled-float-sum", "mixtral"},
+      {Fault::kUnstableTie, "unstable-tie", "mixtral"},
+      {Fault::kStaleCount, "stale-count", "deepseek-v3"},
+      {Fault::kBiasedWeights, "biased-weights", "deepseek-v3"},
+      {Fault::kGroupMaskZero, "group-mask-zero", "deepseek-v3"}};
+  return kFaults;
 }
 
 absl::Status CheckFault(const MoeLayerConfig& config, Fault fault) {

@@ -4,12 +4,10 @@
 #define MOE_MOE_CLI_VERIFY_FAULTS_H_
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <absl/strings/string_view.h>
+#include <absl/types/span.h>
 
 #include "moe/moe_layer.h"
 
@@ -28,13 +26,10 @@ enum class Fault : uint8_t {
 
 struct FaultInfo {
   Fault fault;
-  const char* name;     // of --inject
-  const char* summary;  // for --help
-  const char* router;   // a gate in whose results it shows
+  const char* name;    // of --inject
+  const char* router;  // a gate in whose results it shows
 };
-const std::vector<FaultInfo>& Faults();
-// nullptr if there is none.
-const FaultInfo* FindFault(absl::string_view name);
+absl::Span<const FaultInfo> Faults();
 
 // kInvalidArgument if the fault cannot show in this layer: no expert bias, no groups, no ties.
 absl::Status CheckFault(const MoeLayerConfig& config, Fault fault);

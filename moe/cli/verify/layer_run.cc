@@ -84,20 +84,188 @@ class RankRun {
         world_(context_.mesh->world()),
         held_(problem.tensors) {}
 
-  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config);
+  absl::StatusOr<LayerResult> Run(const MoeLayerConfig& config) {
+    MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", trainer_.parameters(), context_));
+    MOE_RETURN_IF_ERROR(SetParameters());
+    count_.assign(config.router.num_outputs(), 0);
+    last_count_ = count_;
+    MOE_RETURN_IF_ERROR(CountStep());
+    MOE_RETURN_IF_ERROR(FullStep());
+    MOE_RETURN_IF_ERROR(KeepBias());
+    return held_.Gather(world_, *context_.host);
+  }
 
  private:
-  absl::Status SetParameters();
+  absl::Status SetParameters() {
+    for (const auto& p : store_.parameters()) {
+      const auto it = problem_.parameters.find(p->spec().name);
+      if (it == problem_.parameters.end() || static_cast<int64_t>(it->second.size()) != p->size()) {
+        return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
+                                   " that the problem does not know");
+      }
+      MOE_RETURN_IF_ERROR(store_.WriteMaster(*p, it->second, StreamOf(*p, context_)));
+    }
+    return absl::OkStatus();
+  }
+
   // This rank's micro-batches in its `index`-th round.
-  MicroBatchRange Dealt(int64_t index) const;
-  absl::Status CountStep();
-  absl::Status FullStep();
-  absl::Status Forward(MicroBatchRange part, int64_t step, const Round* round);
-  absl::Status EndStep();
-  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter) const;
-  absl::Status KeepGradients();
-  absl::Status KeepBias();
-  void ShuffleAndAdd();
+  MicroBatchRange Dealt(int64_t index) const {
+    const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
+    if (fault_ == Fault::kRankLocalBalance) return mine;
+    const int64_t first = std::min(mine.begin + index, mine.end);
+    return {first, std::min(first + 1, mine.end)};
+  }
+
+  // The first step: counts alone.
+  absl::Status CountStep() {
+    const bool merged = fault_ == Fault::kRankLocalBalance;
+    MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
+    context_.mesh->SetPhase({});
+    for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+      MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+      MOE_RETURN_IF_ERROR(Forward(Dealt(round.index()), 0, nullptr));
+    }
+    MOE_RETURN_IF_ERROR(trainer_.EndStep());
+    return EndStep();
+  }
+
+  // kShuffledFloatSum: every round is a step of the trainer's.
+  absl::Status FullStep() {
+    const bool every_round = fault_ == Fault::kShuffledFloatSum;
+    const int64_t steps = every_round ? RoundsOf(world_.size(), micro_batches()) : 1;
+    for (int64_t s = 0; s < steps; ++s) {
+      MOE_RETURN_IF_ERROR(trainer_.BeginStep());
+      context_.mesh->SetPhase({});
+      for (int64_t r = 0; r < trainer_.rounds(); ++r) {
+        MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
+        MOE_RETURN_IF_ERROR(Forward(Dealt(s + r), 1, &round));
+      }
+      MOE_RETURN_IF_ERROR(trainer_.Reduce());
+      MOE_RETURN_IF_ERROR(KeepGradients());
+      MOE_RETURN_IF_ERROR(trainer_.EndStep());
+    }
+    if (every_round) ShuffleAndAdd();
+    return EndStep();
+  }
+
+  // One call of the layer; in a round of a step, backward and results besides.
+  absl::Status Forward(MicroBatchRange part, int64_t step, const Round* round) {
+    const int64_t hidden = problem_.spec.layer.router.hidden_size;
+    const int64_t first = problem_.micro_batch_offsets[part.begin];
+    const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
+    const auto rows = [&](const std::vector<float>& all) {
+      return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
+    };
+    const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
+    MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
+    MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
+    MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(tokens * hidden));
+    MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(tokens * hidden));
+    std::vector<int64_t> sequences = {0};
+    for (const int64_t s : problem_.sequence_offsets) {
+      if (s > first && s <= first + tokens) sequences.push_back(s - first);
+    }
+    const int64_t bounds[] = {0, tokens};
+    const Batch batch = {.sequence_offsets = sequences,
+                         .micro_batch_offsets = bounds,
+                         .first_global_token = first,
+                         .step = step};
+    const auto view = [&](auto span) {
+      return MatrixView(span.data(), tokens, hidden);
+    };
+    MoeLayerSaved<T> saved;
+    RouterStats stats;
+    MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
+    if (round != nullptr) {
+      MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), [&](Parameter& p) {
+        return trainer_.MarkReady(*round, p);
+      }));
+    }
+    MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
+    if (round == nullptr || part.begin == part.end) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
+    MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
+    held_.Put("y", first * hidden, ToFloats(host_y));
+    held_.Put("dx", first * hidden, ToFloats(host_dx));
+    const auto put = [&](const char* name, float value) {
+      held_.Put(name, part.begin, {&value, 1});
+      const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some
+      held_.Put(name, part.begin + 1, zeros);
+    };
+    put("aux_loss", static_cast<float>(stats.aux_loss));
+    put("z_loss", static_cast<float>(stats.z_loss));
+    put("dropped", static_cast<float>(stats.dropped_slots));
+    return absl::OkStatus();
+  }
+
+  // Counts of all ranks: integers, so the same everywhere.
+  absl::Status EndStep() {
+    MOE_RETURN_IF_ERROR(
+        world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.host));
+    MOE_RETURN_IF_ERROR(context_.host->Synchronize());
+    std::vector<float> counts;
+    for (const int64_t c : count_) counts.push_back(static_cast<float>(c));
+    held_.Put("expert_count", 0, counts);
+    MOE_RETURN_IF_ERROR(layer_->EndStep(fault_ == Fault::kStaleCount ? last_count_ : count_));
+    last_count_ = count_;
+    std::fill(count_.begin(), count_.end(), int64_t{0});
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<float>> GradientOf(const Parameter& parameter) const {
+    const bool scaled =
+        fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
+    const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
+    const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
+    MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
+    MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
+                         trainer_.reducer().Gradient(parameter, scale, scratch, *context_.compute));
+    MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
+    MOE_ASSIGN_OR_RETURN(const auto on_host, OnHost(gradient, context_));
+    return std::vector<float>(on_host.begin(), on_host.end());
+  }
+
+  absl::Status KeepGradients() {
+    for (const auto& p : store_.parameters()) {
+      if (!p->spec().trainable) continue;
+      MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p));
+      if (fault_ == Fault::kShuffledFloatSum) {
+        round_gradients_[p->spec().name].push_back(std::move(gradient));
+      } else {
+        held_.Put(p->spec().name, 0, gradient);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status KeepBias() {
+    for (const auto& p : store_.parameters()) {
+      if (!p->spec().trainable) held_.Put(p->spec().name, 0, p->master());
+    }
+    return absl::OkStatus();
+  }
+
+  // The order of the rounds depends on how many ranks there are, never on which rank adds.
+  void ShuffleAndAdd() {
+    for (const auto& p : store_.parameters()) {
+      if (!p->spec().trainable) continue;
+      auto& rounds = round_gradients_[p->spec().name];
+      RandomKey key = {.purpose = RandomPurpose::kShuffle,
+                       .step = static_cast<uint64_t>(world_.size())};
+      for (size_t i = rounds.size(); i > 1; --i) {
+        key.item = i;
+        std::swap(rounds[i - 1],
+                  rounds[static_cast<size_t>(Uniform(key) * static_cast<double>(i))]);
+      }
+      std::vector<float> sum(p->size());
+      for (const auto& round : rounds) {
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += round[i];
+      }
+      held_.Put(p->spec().name, 0, sum);
+    }
+  }
 
   int64_t micro_batches() const {
     return static_cast<int64_t>(problem_.spec.micro_batch_tokens.size());
@@ -115,197 +283,6 @@ class RankRun {
   // kShuffledFloatSum: gradients of every round by name.
   std::map<std::string, std::vector<std::vector<float>>> round_gradients_;
 };
-
-template <typename T>
-absl::Status RankRun<T>::SetParameters() {
-  for (const auto& p : store_.parameters()) {
-    const auto it = problem_.parameters.find(p->spec().name);
-    if (it == problem_.parameters.end() || static_cast<int64_t>(it->second.size()) != p->size()) {
-      return absl::InternalError("RunLayer: the layer has a parameter " + p->spec().name +
-                                 " that the problem does not know");
-    }
-    MOE_RETURN_IF_ERROR(store_.WriteMaster(*p, it->second, StreamOf(*p, context_)));
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-MicroBatchRange RankRun<T>::Dealt(int64_t index) const {
-  const MicroBatchRange mine = MicroBatchesOf(world_.rank(), world_.size(), micro_batches());
-  if (fault_ == Fault::kRankLocalBalance) return mine;
-  const int64_t first = std::min(mine.begin + index, mine.end);
-  return {first, std::min(first + 1, mine.end)};
-}
-
-// The first step: counts alone.
-template <typename T>
-absl::Status RankRun<T>::CountStep() {
-  const bool merged = fault_ == Fault::kRankLocalBalance;
-  MOE_RETURN_IF_ERROR(trainer_.BeginEvaluation(merged ? world_.size() : micro_batches()));
-  context_.mesh->SetPhase({});
-  for (int64_t r = 0; r < trainer_.rounds(); ++r) {
-    MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
-    MOE_RETURN_IF_ERROR(Forward(Dealt(round.index()), 0, nullptr));
-  }
-  MOE_RETURN_IF_ERROR(trainer_.EndStep());
-  return EndStep();
-}
-
-// kShuffledFloatSum: every round is a step of the trainer's.
-template <typename T>
-absl::Status RankRun<T>::FullStep() {
-  const bool every_round = fault_ == Fault::kShuffledFloatSum;
-  const int64_t steps = every_round ? RoundsOf(world_.size(), micro_batches()) : 1;
-  for (int64_t s = 0; s < steps; ++s) {
-    MOE_RETURN_IF_ERROR(trainer_.BeginStep());
-    context_.mesh->SetPhase({});
-    for (int64_t r = 0; r < trainer_.rounds(); ++r) {
-      MOE_ASSIGN_OR_RETURN(const Round round, trainer_.BeginRound());
-      MOE_RETURN_IF_ERROR(Forward(Dealt(s + r), 1, &round));
-    }
-    MOE_RETURN_IF_ERROR(trainer_.Reduce());
-    MOE_RETURN_IF_ERROR(KeepGradients());
-    MOE_RETURN_IF_ERROR(trainer_.EndStep());
-  }
-  if (every_round) ShuffleAndAdd();
-  return EndStep();
-}
-
-// One call of the layer; in a round of a step, backward and results besides.
-template <typename T>
-absl::Status RankRun<T>::Forward(MicroBatchRange part, int64_t step, const Round* round) {
-  const int64_t hidden = problem_.spec.layer.router.hidden_size;
-  const int64_t first = problem_.micro_batch_offsets[part.begin];
-  const int64_t tokens = problem_.micro_batch_offsets[part.end] - first;
-  const auto rows = [&](const std::vector<float>& all) {
-    return Convert<T>(absl::MakeConstSpan(all).subspan(first * hidden, tokens * hidden));
-  };
-  const std::vector<T> host_x = rows(problem_.x), host_dy = rows(problem_.dy);
-  MOE_ASSIGN_OR_RETURN(const auto x, OnDevice<T>(host_x, context_));
-  MOE_ASSIGN_OR_RETURN(const auto dy, OnDevice<T>(host_dy, context_));
-  MOE_ASSIGN_OR_RETURN(const auto y, context_.workspace->Array<T>(tokens * hidden));
-  MOE_ASSIGN_OR_RETURN(const auto dx, context_.workspace->Array<T>(tokens * hidden));
-  std::vector<int64_t> sequences = {0};
-  for (const int64_t s : problem_.sequence_offsets) {
-    if (s > first && s <= first + tokens) sequences.push_back(s - first);
-  }
-  const int64_t bounds[] = {0, tokens};
-  const Batch batch = {.sequence_offsets = sequences,
-                       .micro_batch_offsets = bounds,
-                       .first_global_token = first,
-                       .step = step};
-  const auto view = [&](auto span) {
-    return MatrixView(span.data(), tokens, hidden);
-  };
-  MoeLayerSaved<T> saved;
-  RouterStats stats;
-  MOE_RETURN_IF_ERROR(layer_->Forward(view(x), batch, view(y), &saved, &stats));
-  if (round != nullptr) {
-    MOE_RETURN_IF_ERROR(layer_->Backward(view(dy), saved, 1.0f, view(dx), [&](Parameter& p) {
-      return trainer_.MarkReady(*round, p);
-    }));
-  }
-  MOE_RETURN_IF_ERROR(context_.exchange->Synchronize());
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  for (size_t e = 0; e < count_.size(); ++e) count_[e] += stats.expert_count[e];
-  if (round == nullptr || part.begin == part.end) return absl::OkStatus();
-  MOE_ASSIGN_OR_RETURN(const auto host_y, OnHost<T>(y, context_));
-  MOE_ASSIGN_OR_RETURN(const auto host_dx, OnHost<T>(dx, context_));
-  held_.Put("y", first * hidden, ToFloats(host_y));
-  held_.Put("dx", first * hidden, ToFloats(host_dx));
-  const auto put = [&](const char* name, float value) {
-    held_.Put(name, part.begin, {&value, 1});
-    const std::vector<float> zeros(part.end - part.begin - 1);  // kRankLocalBalance merges some
-    held_.Put(name, part.begin + 1, zeros);
-  };
-  put("aux_loss", static_cast<float>(stats.aux_loss));
-  put("z_loss", static_cast<float>(stats.z_loss));
-  put("dropped", static_cast<float>(stats.dropped_slots));
-  return absl::OkStatus();
-}
-
-// Counts of all ranks: integers, so the same everywhere.
-template <typename T>
-absl::Status RankRun<T>::EndStep() {
-  MOE_RETURN_IF_ERROR(
-      world_.AllReduce<int64_t>(absl::MakeSpan(count_), ReduceOp::kSum, *context_.host));
-  MOE_RETURN_IF_ERROR(context_.host->Synchronize());
-  std::vector<float> counts;
-  for (const int64_t c : count_) counts.push_back(static_cast<float>(c));
-  held_.Put("expert_count", 0, counts);
-  MOE_RETURN_IF_ERROR(layer_->EndStep(fault_ == Fault::kStaleCount ? last_count_ : count_));
-  last_count_ = count_;
-  std::fill(count_.begin(), count_.end(), int64_t{0});
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::StatusOr<std::vector<float>> RankRun<T>::GradientOf(const Parameter& parameter) const {
-  const bool scaled =
-      fault_ == Fault::kGradientScaleByEp && parameter.spec().group == ParameterGroup::kExpert;
-  const double scale = scaled ? 1.0 / context_.mesh->expert_parallel_size() : 1.0;
-  const WorkspaceScope scope(*context_.workspace), host_scope(*context_.host_workspace);
-  MOE_ASSIGN_OR_RETURN(const auto scratch, context_.workspace->Array<float>(parameter.size()));
-  MOE_ASSIGN_OR_RETURN(const absl::Span<const float> gradient,
-                       trainer_.reducer().Gradient(parameter, scale, scratch, *context_.compute));
-  MOE_RETURN_IF_ERROR(context_.compute->Synchronize());
-  MOE_ASSIGN_OR_RETURN(const auto on_host, OnHost(gradient, context_));
-  return std::vector<float>(on_host.begin(), on_host.end());
-}
-
-template <typename T>
-absl::Status RankRun<T>::KeepGradients() {
-  for (const auto& p : store_.parameters()) {
-    if (!p->spec().trainable) continue;
-    MOE_ASSIGN_OR_RETURN(std::vector<float> gradient, GradientOf(*p));
-    if (fault_ == Fault::kShuffledFloatSum) {
-      round_gradients_[p->spec().name].push_back(std::move(gradient));
-    } else {
-      held_.Put(p->spec().name, 0, gradient);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The order of the rounds depends on how many ranks there are, never on which rank adds.
-template <typename T>
-void RankRun<T>::ShuffleAndAdd() {
-  for (const auto& p : store_.parameters()) {
-    if (!p->spec().trainable) continue;
-    auto& rounds = round_gradients_[p->spec().name];
-    RandomKey key = {.purpose = RandomPurpose::kShuffle,
-                     .step = static_cast<uint64_t>(world_.size())};
-    for (size_t i = rounds.size(); i > 1; --i) {
-      key.item = i;
-      std::swap(rounds[i - 1], rounds[static_cast<size_t>(Uniform(key) * static_cast<double>(i))]);
-    }
-    std::vector<float> sum(p->size());
-    for (const auto& round : rounds) {
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += round[i];
-    }
-    held_.Put(p->spec().name, 0, sum);
-  }
-}
-
-template <typename T>
-absl::Status RankRun<T>::KeepBias() {
-  for (const auto& p : store_.parameters()) {
-    if (!p->spec().trainable) held_.Put(p->spec().name, 0, p->master());
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::StatusOr<LayerResult> RankRun<T>::Run(const MoeLayerConfig& config) {
-  MOE_ASSIGN_OR_RETURN(layer_, MoeLayer<T>::Create(config, "", trainer_.parameters(), context_));
-  MOE_RETURN_IF_ERROR(SetParameters());
-  count_.assign(config.router.num_outputs(), 0);
-  last_count_ = count_;
-  MOE_RETURN_IF_ERROR(CountStep());
-  MOE_RETURN_IF_ERROR(FullStep());
-  MOE_RETURN_IF_ERROR(KeepBias());
-  return held_.Gather(world_, *context_.host);
-}
 
 }  // namespace
 

@@ -47,8 +47,7 @@ std::string Describe(const Layout& layout) {
   return absl::StrCat(
       "ranks=", layout.ranks, " ep=", layout.expert_parallel, " ", moe::NameOf(layout.transport),
       " ", cli::NameOf(layout.dispatch, cli::kDispatches), " overlap=", layout.overlap,
-      " capacity=",
-      layout.capacity.has_value() ? absl::StrCat(*layout.capacity) : std::string("none"));
+      " capacity=", layout.capacity.has_value() ? absl::StrCat(*layout.capacity) : "none");
 }
 
 std::vector<Layout> AllLayouts(const LayoutAxes& axes) {

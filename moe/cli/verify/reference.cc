@@ -1,6 +1,8 @@
 #include "moe/cli/verify/reference.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -38,6 +40,117 @@ Bounded Dot(const std::vector<Bounded>& a, const std::vector<Bounded>& b) {
   return sum.Total();
 }
 
+constexpr double kClampAt = 7.0;
+constexpr double kGateSlope = 1.702;  // gpt-oss: g sigmoid(1.702 g)
+
+Bounded Relu(const Bounded& a) {
+  return {std::max(a.value, 0.0), a.error};
+}
+// 1 where a > 0; at a kink either side is right.
+Bounded Step(const Bounded& a) {
+  return {a.value > 0 ? 1.0 : 0.0, std::fabs(a.value) <= a.error && a.error > 0 ? 1.0 : 0.0};
+}
+
+struct Activated {
+  Bounded value;
+  Bounded by_gate, by_up;  // its slopes
+};
+
+Activated Activate(Activation activation, const Bounded& g, const Bounded& u) {
+  switch (activation) {
+    case Activation::kSwiGlu: {
+      const Bounded s = Sigmoid(g);
+      return {g * s * u, u * (s + g * s * (Bounded(1) - s)), g * s};
+    }
+    case Activation::kGeGlu: {
+      const Bounded cdf = NormalCdf(g);
+      return {g * cdf * u, u * (cdf + g * NormalDensity(g)), g * cdf};
+    }
+    case Activation::kRelu:
+      return {Relu(g), Step(g), 0};
+    case Activation::kRelu2:
+      return {Relu(g) * Relu(g), Relu(g) * 2, 0};
+    case Activation::kClampedSwiGlu: {
+      const double infinity = std::numeric_limits<double>::infinity();
+      const Bounded low = Clamp(g, -infinity, kClampAt);
+      const Bounded s = Sigmoid(low * kGateSlope);
+      const Bounded up = Clamp(u, -kClampAt, kClampAt) + 1;
+      return {up * low * s,
+              up * (s + low * kGateSlope * s * (Bounded(1) - s)) * Inside(g, -infinity, kClampAt),
+              low * s * Inside(u, -kClampAt, kClampAt)};
+    }
+  }
+  return {};
+}
+
+// W x + b, stored.
+std::vector<Bounded> Project(const Grid<double>& weight, const Grid<double>& bias,
+                             const std::vector<Bounded>& x, const Storage& storage) {
+  std::vector<Bounded> y;
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    Sum sum;
+    for (int64_t c = 0; c < weight.cols; ++c) sum.Add(Bounded(weight(r, c)) * x[c]);
+    y.push_back(Stored(sum.Total(), storage));
+    if (!bias.data.empty()) y.back() = Stored(y.back() + bias(0, r), storage);
+  }
+  return y;
+}
+
+// W^T dy, stored; dW += dy x^T, db += dy.
+std::vector<Bounded> ProjectBackward(const Grid<double>& weight, const std::vector<Bounded>& x,
+                                     const std::vector<Bounded>& dy, const Storage& storage,
+                                     Grid<Sum>& d_weight, Grid<Sum>& d_bias) {
+  std::vector<Bounded> dx;
+  for (int64_t c = 0; c < weight.cols; ++c) {
+    Sum sum;
+    for (int64_t r = 0; r < weight.rows; ++r) {
+      sum.Add(Bounded(weight(r, c)) * dy[r]);
+      d_weight(r, c).Add(dy[r] * x[c]);
+    }
+    dx.push_back(Stored(sum.Total(), storage));
+  }
+  for (size_t r = 0; r < d_bias.data.size(); ++r) d_bias.data[r].Add(dy[r]);
+  return dx;
+}
+
+struct ExpertRun {
+  std::vector<Bounded> x, pre, hidden, out;
+};
+
+// One expert on one row.
+ExpertRun RunExpert(const ReferenceConfig& config, const ExpertWeights<double>& weights,
+                    int64_t ffn, std::vector<Bounded> x) {
+  const Storage& storage = config.storage;
+  ExpertRun run;
+  run.x = std::move(x);
+  run.pre = Project(weights.gate_up, weights.gate_up_bias, run.x, storage);
+  for (int64_t f = 0; f < ffn; ++f) {
+    const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
+    run.hidden.push_back(Stored(Activate(config.activation, run.pre[f], up).value, storage));
+  }
+  run.out = Project(weights.down, weights.down_bias, run.hidden, storage);
+  return run;
+}
+
+// Adds to `gradients`; returns the gradient by x.
+std::vector<Bounded> ExpertBackward(const ReferenceConfig& config,
+                                    const ExpertWeights<double>& weights, int64_t ffn,
+                                    const ExpertRun& run, const std::vector<Bounded>& d_out,
+                                    ExpertWeights<Sum>& gradients) {
+  const Storage& storage = config.storage;
+  const std::vector<Bounded> d_hidden = ProjectBackward(weights.down, run.hidden, d_out, storage,
+                                                        gradients.down, gradients.down_bias);
+  std::vector<Bounded> d_pre(run.pre.size());
+  for (int64_t f = 0; f < ffn; ++f) {
+    const Bounded up = config.gated_activation() ? run.pre[ffn + f] : Bounded();
+    const Activated at = Activate(config.activation, run.pre[f], up);
+    d_pre[f] = Stored(d_hidden[f] * at.by_gate, storage);
+    if (config.gated_activation()) d_pre[ffn + f] = Stored(d_hidden[f] * at.by_up, storage);
+  }
+  return ProjectBackward(weights.gate_up, run.x, d_pre, storage, gradients.gate_up,
+                         gradients.gate_up_bias);
+}
+
 class LayerRun {
  public:
   LayerRun(const ReferenceConfig& config, const LayerWeights<double>& weights,
@@ -50,15 +163,161 @@ class LayerRun {
         y_(batch.x.rows, config.hidden),
         dx_(batch.x.rows, config.hidden) {}
 
-  ReferenceResult Run();
+  ReferenceResult Run() {
+    Jitter();
+    tokens_ = RouteReference(config_, weights_, state_, batch_, seen_, result_.undecided);
+    d_logits_ = Grid<Sum>(seen_.rows, weights_.router.rows);
+    LayerWeights<double> shape = weights_;
+    ForEachGrid(gradients_, shape,
+                [](Grid<Sum>& out, Grid<double>& in) { out = Grid<Sum>(in.rows, in.cols); });
+    for (int64_t t = 0; t < seen_.rows; ++t) RunToken(t);
+
+    result_.expert_count.assign(config_.outputs(), 0);
+    result_.choices.resize(tokens_.size());
+    for (size_t b = 0; b + 1 < batch_.micro_batch_offsets.size(); ++b) {
+      const TokenRange range = {batch_.micro_batch_offsets[b], batch_.micro_batch_offsets[b + 1]};
+      const ReferenceLoss loss =
+          AddLossGradients(config_, state_, batch_, range, tokens_, d_logits_);
+      result_.aux_loss.push_back(loss.aux);
+      result_.z_loss.push_back(loss.z);
+      result_.dropped.push_back(0);
+      for (int64_t t = range.first; t < range.second; ++t) {
+        for (const ReferenceSlot& s : tokens_[t].slots) {
+          ++result_.expert_count[s.expert];
+          result_.dropped.back() += s.dropped ? 1 : 0;
+          result_.choices[t].push_back(s.expert);
+        }
+      }
+    }
+    RouterBackward();
+    Finish();
+    return std::move(result_);
+  }
 
  private:
-  void Jitter();
-  void RunToken(int64_t t);
-  void RunSlot(int64_t t, const ReferenceSlot& slot, Bounded& d_weight);
-  void RunShared(int64_t t);
-  void RouterBackward();
-  void Finish();
+  // x * U[1 - e, 1 + e]: exact here as in the product, which rounds the same product of two storage
+  // values to float32 and then to storage.
+  void Jitter() {
+    seen_ = batch_.x;
+    if (config_.gate.jitter == 0) return;
+    factor_ = Grid<double>(seen_.rows, seen_.cols);
+    for (int64_t t = 0; t < seen_.rows; ++t) {
+      const RandomKey key = {.seed = config_.seed,
+                             .purpose = RandomPurpose::kJitter,
+                             .step = static_cast<uint64_t>(batch_.step),
+                             .item = static_cast<uint64_t>(t)};
+      for (int64_t h = 0; h < seen_.cols; ++h) {
+        const double u = 2 * Uniform(key, static_cast<uint32_t>(h)) - 1;
+        factor_(t, h) = RoundTo({}, 1 + u * config_.gate.jitter);
+        const double product = RoundTo({}, seen_(t, h) * factor_(t, h));
+        seen_(t, h) = RoundTo(storage_, product);
+      }
+    }
+  }
+
+  void RunToken(int64_t t) {
+    const ReferenceToken& token = tokens_[t];
+    std::vector<Bounded> d_weight(token.slots.size());
+    for (size_t j = 0; j < token.slots.size(); ++j) RunSlot(t, token.slots[j], d_weight[j]);
+    if (config_.shared_ffn > 0) RunShared(t);
+    AddGateGradient(config_, token, d_weight, &d_logits_(t, 0));
+  }
+
+  void RunSlot(int64_t t, const ReferenceSlot& slot, Bounded& d_weight) {
+    const std::vector<Bounded> x = Row(batch_.x, t), dy = Row(batch_.dy, t);
+    const Bounded w = slot.weight;
+    if (slot.expert >= config_.experts) {  // the token itself
+      d_weight = Dot(dy, x);
+      for (int64_t h = 0; h < config_.hidden; ++h) {
+        y_(t, h).Add(w * x[h]);
+        dx_(t, h).Add(w * dy[h]);
+      }
+      return;
+    }
+    if (slot.dropped) return;
+    const bool on_input = config_.gate.weight_on_input;
+    const auto scaled = [&](const std::vector<Bounded>& row) {
+      std::vector<Bounded> out;
+      for (const Bounded& v : row) out.push_back(Stored(w * v, storage_));
+      return out;
+    };
+    const ExpertWeights<double>& weights = weights_.experts[slot.expert];
+    const ExpertRun run = RunExpert(config_, weights, config_.ffn, on_input ? scaled(x) : x);
+    const std::vector<Bounded> d_row =
+        ExpertBackward(config_, weights, config_.ffn, run, on_input ? dy : scaled(dy),
+                       gradients_.experts[slot.expert]);
+    d_weight = on_input ? Dot(x, d_row) : Dot(dy, run.out);
+    for (int64_t h = 0; h < config_.hidden; ++h) {
+      y_(t, h).Add(on_input ? run.out[h] : w * run.out[h]);
+      dx_(t, h).Add(on_input ? w * d_row[h] : d_row[h]);
+    }
+  }
+
+  void RunShared(int64_t t) {
+    const std::vector<Bounded> x = Row(batch_.x, t), dy = Row(batch_.dy, t);
+    const ExpertRun run = RunExpert(config_, weights_.shared, config_.shared_ffn, x);
+    std::vector<Bounded> d_out = dy;
+    Bounded gate = 1;
+    if (config_.shared_gated) {
+      const std::vector<Bounded> w = Row(weights_.shared_gate, 0);
+      gate = Sigmoid(Dot(w, x));
+      const Bounded d_logit = Dot(dy, run.out) * gate * (Bounded(1) - gate);
+      for (int64_t h = 0; h < config_.hidden; ++h) {
+        d_out[h] = Stored(gate * dy[h], storage_);
+        dx_(t, h).Add(d_logit * w[h]);
+        gradients_.shared_gate(0, h).Add(d_logit * x[h]);
+      }
+    }
+    const std::vector<Bounded> d_row =
+        ExpertBackward(config_, weights_.shared, config_.shared_ffn, run, d_out, gradients_.shared);
+    for (int64_t h = 0; h < config_.hidden; ++h) {
+      y_(t, h).Add(config_.shared_gated ? Stored(gate * run.out[h], storage_) : run.out[h]);
+      dx_(t, h).Add(d_row[h]);
+    }
+  }
+
+  void RouterBackward() {
+    for (int64_t t = 0; t < d_logits_.rows; ++t) {
+      std::vector<Bounded> d(d_logits_.cols);
+      for (int64_t r = 0; r < d_logits_.cols; ++r) d[r] = d_logits_(t, r).Total();
+      for (int64_t h = 0; h < config_.hidden; ++h) {
+        Sum sum;
+        for (int64_t r = 0; r < d_logits_.cols; ++r) {
+          sum.Add(d[r] * weights_.router(r, h));
+          gradients_.router(r, h).Add(d[r] * seen_(t, h));
+        }
+        const Bounded factor = factor_.data.empty() ? Bounded(1) : Bounded(factor_(t, h));
+        dx_(t, h).Add(sum.Total() * factor);
+      }
+      for (size_t r = 0; r < gradients_.router_bias.data.size(); ++r) {
+        gradients_.router_bias.data[r].Add(d[r]);
+      }
+    }
+  }
+
+  void Finish() {
+    // y and dx are rounded to storage after each of at most four parts: shared, identity, routed
+    // experts and, in dx, the router (the shared expert's gate besides).
+    constexpr int kStores = 5;
+    const auto totals = [&](const Grid<Sum>& sums) {
+      Grid<Bounded> out(sums.rows, sums.cols);
+      for (size_t i = 0; i < sums.data.size(); ++i) {
+        out.data[i] = sums.data[i].Total(storage_, kStores);
+      }
+      return out;
+    };
+    result_.y = totals(y_);
+    result_.dx = totals(dx_);
+    // Layout-invariant sums round one partial per micro-batch to a grid of 2^-50.
+    const double grid = 0x1p-51 * static_cast<double>(batch_.micro_batch_offsets.size());
+    ForEachGrid(result_.gradients, gradients_, [&](Grid<Bounded>& out, Grid<Sum>& sums) {
+      out = Grid<Bounded>(sums.rows, sums.cols);
+      for (size_t i = 0; i < sums.data.size(); ++i) {
+        out.data[i] = sums.data[i].Total();
+        out.data[i].error += grid;
+      }
+    });
+  }
 
   const ReferenceConfig& config_;
   const LayerWeights<double>& weights_;
@@ -71,162 +330,6 @@ class LayerRun {
   LayerWeights<Sum> gradients_;
   ReferenceResult result_;
 };
-
-// x * U[1 - e, 1 + e]: exact here as in the product, which rounds the same product of two storage
-// values to float32 and then to storage.
-void LayerRun::Jitter() {
-  seen_ = batch_.x;
-  if (config_.gate.jitter == 0) return;
-  factor_ = Grid<double>(seen_.rows, seen_.cols);
-  for (int64_t t = 0; t < seen_.rows; ++t) {
-    const RandomKey key = {.seed = config_.seed,
-                           .purpose = RandomPurpose::kJitter,
-                           .step = static_cast<uint64_t>(batch_.step),
-                           .item = static_cast<uint64_t>(t)};
-    for (int64_t h = 0; h < seen_.cols; ++h) {
-      const double u = 2 * Uniform(key, static_cast<uint32_t>(h)) - 1;
-      factor_(t, h) = RoundTo({}, 1 + u * config_.gate.jitter);
-      const double product = RoundTo({}, seen_(t, h) * factor_(t, h));
-      seen_(t, h) = RoundTo(storage_, product);
-    }
-  }
-}
-
-void LayerRun::RunSlot(int64_t t, const ReferenceSlot& slot, Bounded& d_weight) {
-  const std::vector<Bounded> x = Row(batch_.x, t), dy = Row(batch_.dy, t);
-  const Bounded w = slot.weight;
-  if (slot.expert >= config_.experts) {  // the token itself
-    d_weight = Dot(dy, x);
-    for (int64_t h = 0; h < config_.hidden; ++h) {
-      y_(t, h).Add(w * x[h]);
-      dx_(t, h).Add(w * dy[h]);
-    }
-    return;
-  }
-  if (slot.dropped) return;
-  const bool on_input = config_.gate.weight_on_input;
-  const auto scaled = [&](const std::vector<Bounded>& row) {
-    std::vector<Bounded> out;
-    for (const Bounded& v : row) out.push_back(Stored(w * v, storage_));
-    return out;
-  };
-  const ExpertWeights<double>& weights = weights_.experts[slot.expert];
-  const ReferenceExpertRun run =
-      RunReferenceExpert(config_, weights, config_.ffn, on_input ? scaled(x) : x);
-  const std::vector<Bounded> d_row =
-      ReferenceExpertBackward(config_, weights, config_.ffn, run, on_input ? dy : scaled(dy),
-                              gradients_.experts[slot.expert]);
-  d_weight = on_input ? Dot(x, d_row) : Dot(dy, run.out);
-  for (int64_t h = 0; h < config_.hidden; ++h) {
-    y_(t, h).Add(on_input ? run.out[h] : w * run.out[h]);
-    dx_(t, h).Add(on_input ? w * d_row[h] : d_row[h]);
-  }
-}
-
-void LayerRun::RunShared(int64_t t) {
-  const std::vector<Bounded> x = Row(batch_.x, t), dy = Row(batch_.dy, t);
-  ReferenceConfig plain = config_;
-  const ReferenceExpertRun run = RunReferenceExpert(plain, weights_.shared, config_.shared_ffn, x);
-  std::vector<Bounded> d_out = dy;
-  Bounded gate = 1;
-  if (config_.shared_gated) {
-    const std::vector<Bounded> w = Row(weights_.shared_gate, 0);
-    gate = Sigmoid(Dot(w, x));
-    const Bounded d_logit = Dot(dy, run.out) * gate * (Bounded(1) - gate);
-    for (int64_t h = 0; h < config_.hidden; ++h) {
-      d_out[h] = Stored(gate * dy[h], storage_);
-      dx_(t, h).Add(d_logit * w[h]);
-      gradients_.shared_gate(0, h).Add(d_logit * x[h]);
-    }
-  }
-  const std::vector<Bounded> d_row = ReferenceExpertBackward(
-      plain, weights_.shared, config_.shared_ffn, run, d_out, gradients_.shared);
-  for (int64_t h = 0; h < config_.hidden; ++h) {
-    y_(t, h).Add(config_.shared_gated ? Stored(gate * run.out[h], storage_) : run.out[h]);
-    dx_(t, h).Add(d_row[h]);
-  }
-}
-
-void LayerRun::RunToken(int64_t t) {
-  const ReferenceToken& token = tokens_[t];
-  std::vector<Bounded> d_weight(token.slots.size());
-  for (size_t j = 0; j < token.slots.size(); ++j) RunSlot(t, token.slots[j], d_weight[j]);
-  if (config_.shared_ffn > 0) RunShared(t);
-  AddGateGradient(config_, token, d_weight, &d_logits_(t, 0));
-}
-
-void LayerRun::RouterBackward() {
-  for (int64_t t = 0; t < d_logits_.rows; ++t) {
-    std::vector<Bounded> d(d_logits_.cols);
-    for (int64_t r = 0; r < d_logits_.cols; ++r) d[r] = d_logits_(t, r).Total();
-    for (int64_t h = 0; h < config_.hidden; ++h) {
-      Sum sum;
-      for (int64_t r = 0; r < d_logits_.cols; ++r) {
-        sum.Add(d[r] * weights_.router(r, h));
-        gradients_.router(r, h).Add(d[r] * seen_(t, h));
-      }
-      const Bounded factor = factor_.data.empty() ? Bounded(1) : Bounded(factor_(t, h));
-      dx_(t, h).Add(sum.Total() * factor);
-    }
-    for (size_t r = 0; r < gradients_.router_bias.data.size(); ++r) {
-      gradients_.router_bias.data[r].Add(d[r]);
-    }
-  }
-}
-
-void LayerRun::Finish() {
-  // y and dx are rounded to storage after each of at most four parts: shared, identity, routed
-  // experts and, in dx, the router (the shared expert's gate besides).
-  constexpr int kStores = 5;
-  const auto totals = [&](const Grid<Sum>& sums) {
-    Grid<Bounded> out(sums.rows, sums.cols);
-    for (size_t i = 0; i < sums.data.size(); ++i) {
-      out.data[i] = sums.data[i].Total(storage_, kStores);
-    }
-    return out;
-  };
-  result_.y = totals(y_);
-  result_.dx = totals(dx_);
-  // Layout-invariant sums round one partial per micro-batch to a grid of 2^-50.
-  const double grid = 0x1p-51 * static_cast<double>(batch_.micro_batch_offsets.size());
-  ForEachGrid(result_.gradients, gradients_, [&](Grid<Bounded>& out, Grid<Sum>& sums) {
-    out = Grid<Bounded>(sums.rows, sums.cols);
-    for (size_t i = 0; i < sums.data.size(); ++i) {
-      out.data[i] = sums.data[i].Total();
-      out.data[i].error += grid;
-    }
-  });
-}
-
-ReferenceResult LayerRun::Run() {
-  Jitter();
-  tokens_ = RouteReference(config_, weights_, state_, batch_, seen_, result_.undecided);
-  d_logits_ = Grid<Sum>(seen_.rows, weights_.router.rows);
-  LayerWeights<double> shape = weights_;
-  ForEachGrid(gradients_, shape,
-              [](Grid<Sum>& out, Grid<double>& in) { out = Grid<Sum>(in.rows, in.cols); });
-  for (int64_t t = 0; t < seen_.rows; ++t) RunToken(t);
-
-  result_.expert_count.assign(config_.outputs(), 0);
-  result_.choices.resize(tokens_.size());
-  for (size_t b = 0; b + 1 < batch_.micro_batch_offsets.size(); ++b) {
-    const TokenRange range = {batch_.micro_batch_offsets[b], batch_.micro_batch_offsets[b + 1]};
-    const ReferenceLoss loss = AddLossGradients(config_, state_, batch_, range, tokens_, d_logits_);
-    result_.aux_loss.push_back(loss.aux);
-    result_.z_loss.push_back(loss.z);
-    result_.dropped.push_back(0);
-    for (int64_t t = range.first; t < range.second; ++t) {
-      for (const ReferenceSlot& s : tokens_[t].slots) {
-        ++result_.expert_count[s.expert];
-        result_.dropped.back() += s.dropped ? 1 : 0;
-        result_.choices[t].push_back(s.expert);
-      }
-    }
-  }
-  RouterBackward();
-  Finish();
-  return std::move(result_);
-}
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // Which experts a token goes to, with what weights, and the gradient of the weights.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <absl/strings/str_cat.h>
@@ -9,6 +10,40 @@
 
 namespace moe::verify {
 namespace {
+
+// Compares as the definitions do, and notes where float32 might not.
+class Decisions {
+ public:
+  explicit Decisions(std::string& undecided) : undecided_(undecided) {}
+
+  // a and b are compared somewhere: is their order certain?
+  void Check(const Bounded& a, const Bounded& b, const std::string& what) {
+    const double gap = std::fabs(a.value - b.value);
+    const double bound = a.error + b.error;
+    // NaN and infinite bounds are undecided. A gap of 0 is a tie by construction.
+    if (gap == 0 || gap > bound || !undecided_.empty()) return;
+    undecided_ = absl::StrCat(what, ": a gap of ", gap, ", rounding bound ", bound);
+  }
+
+  // Ids 0 .. n-1 with the largest value first, ties to the lowest id. Every comparison among the
+  // first `count` and with the next is checked.
+  std::vector<int32_t> Largest(const std::vector<Bounded>& value, int64_t count,
+                               const std::string& what) {
+    std::vector<int32_t> order(value.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return value[a].value > value[b].value; });
+    for (int64_t i = 0; i < count && i + 1 < static_cast<int64_t>(order.size()); ++i) {
+      if (std::isinf(value[order[i + 1]].value)) continue;  // masked
+      Check(value[order[i]], value[order[i + 1]], what);
+    }
+    order.resize(std::min<size_t>(order.size(), count));
+    return order;
+  }
+
+ private:
+  std::string& undecided_;
+};
 
 std::vector<Bounded> Product(const Grid<double>& weight, int64_t first_row, int64_t rows,
                              const double* x) {
@@ -89,6 +124,62 @@ void AddNoise(const ReferenceConfig& config, const ReferenceBatch& batch, int64_
     const double z = static_cast<float>(Normal(key, static_cast<uint32_t>(e)));
     token.noise.push_back(z);
     token.noisy.push_back(token.logits[e] + (Softplus(token.width_logits[e]) + 0.01) * z);
+  }
+}
+
+// The values whose order Sinkhorn selects by: column_e * exp(l_te - max_t), the columns scaled
+// until they change by less than 1e-4, at most 100 times.
+//
+// Bounds: let every cost be known within a factor e^{+-d}. A half-step turns row (column) factors
+// known within e^{+-c} into column (row) factors within e^{+-(c + d)}, so after n iterations the
+// columns are within e^{+-2nd}: the error grows by 2d an iteration, not geometrically.
+void AddSinkhornValues(const std::vector<ReferenceToken>& tokens, TokenRange range, int64_t outputs,
+                       Decisions& decisions, std::vector<std::vector<Bounded>>& value) {
+  const int64_t count = range.second - range.first;
+  Grid<double> cost(count, outputs);
+  double d = 0;
+  for (int64_t t = 0; t < count; ++t) {
+    const std::vector<Bounded>& l = tokens[range.first + t].logits;
+    double most = l[0].value, error = 0;
+    for (const Bounded& v : l) {
+      most = std::max(most, v.value);
+      error = std::max(error, v.error);
+    }
+    d = std::max(d, 2 * error + kUnit);
+    for (int64_t e = 0; e < outputs; ++e) cost(t, e) = std::exp(l[e].value - most);
+  }
+  std::vector<double> column(outputs, 1.0);
+  double known_within = 0;
+  for (int i = 0; i < 100; ++i) {
+    std::vector<double> sum(outputs);
+    for (int64_t t = 0; t < count; ++t) {
+      double row = 0;
+      for (int64_t e = 0; e < outputs; ++e) row += column[e] * cost(t, e);
+      for (int64_t e = 0; e < outputs; ++e) {
+        sum[e] += cost(t, e) / (static_cast<double>(count) * row);
+      }
+    }
+    double change = 0, change_error = 0;
+    const double before = known_within;
+    known_within += 2 * d;
+    for (int64_t e = 0; e < outputs; ++e) {
+      const double next = 1 / (static_cast<double>(outputs) * (sum[e] + 1e-8));
+      change += std::fabs(next - column[e]) / static_cast<double>(outputs);
+      change_error += (next * std::expm1(known_within) + column[e] * std::expm1(before)) /
+                      static_cast<double>(outputs);
+      column[e] = next;
+    }
+    // Once the change is noise, the number of iterations is no matter: later ones change nothing
+    // that the bound of the values does not cover.
+    decisions.Check({change, change_error}, 1e-4, "Sinkhorn's last iteration");
+    if (change <= 1e-4) break;
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    std::vector<Bounded>& mine = value[range.first + t];
+    for (int64_t e = 0; e < outputs; ++e) {
+      const double v = column[e] * cost(t, e);
+      mine.push_back(Rounded(v, v * std::expm1(known_within + d)));
+    }
   }
 }
 
@@ -302,6 +393,78 @@ std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
     for (ReferenceToken& token : tokens) Reweigh(config.gate, token);
   }
   return tokens;
+}
+
+void AddGateGradient(const ReferenceConfig& config, const ReferenceToken& token,
+                     const std::vector<Bounded>& d_weight, Sum* d_logits) {
+  const ReferenceGate& gate = config.gate;
+  const size_t k = token.slots.size();
+  std::vector<Bounded> dw(k), d_score(k);
+  for (size_t j = 0; j < k; ++j) dw[j] = token.slots[j].dropped ? Bounded(0) : d_weight[j];
+  const int64_t outputs = config.outputs();
+
+  if (gate.selection == ReferenceSelection::kNoisyTopK) {  // w = softmax(h of the selected)
+    Sum mean;
+    for (size_t j = 0; j < k; ++j) mean.Add(token.slots[j].score * dw[j]);
+    for (size_t j = 0; j < k; ++j) {
+      const int32_t e = token.slots[j].expert;
+      const Bounded dh = token.slots[j].score * (dw[j] - mean.Total());
+      d_logits[e].Add(dh);
+      d_logits[outputs + e].Add(dh * token.noise[e] * Sigmoid(token.width_logits[e]));
+    }
+    return;
+  }
+
+  if (gate.near.has_value()) {  // dw_j / dl_e = w_j ([e = c_j] - share_e)
+    for (size_t j = 0; j < k; ++j) {
+      const ReferenceSlot& slot = token.slots[j];
+      for (int64_t e = 0; e < outputs; ++e) {
+        const Bounded chosen = e == slot.expert ? 1.0 : 0.0;
+        d_logits[e].Add(dw[j] * slot.score * (chosen - slot.share[e]));
+      }
+    }
+    return;
+  }
+
+  // w = u / S, S = sum_m u_m + epsilon over the slots that it holds:
+  // du_j = (dw_j - sum_m u_m dw_m / S) / S.
+  Sum total, dot;
+  total.Add(Bounded(gate.epsilon));
+  const auto counts = [&](size_t j) {
+    return !gate.sum_over_kept || !token.slots[j].dropped;
+  };
+  for (size_t j = 0; j < k; ++j) {
+    if (!counts(j)) continue;
+    total.Add(token.slots[j].score);
+    dot.Add(token.slots[j].score * dw[j]);
+  }
+  for (size_t j = 0; j < k; ++j) {
+    if (!gate.normalised) {
+      d_score[j] = dw[j];
+    } else if (counts(j)) {
+      const Bounded s = total.Total();
+      d_score[j] = (dw[j] - dot.Total() / s) / s;
+    }
+    d_score[j] = d_score[j] * gate.scale;
+  }
+  if (gate.score == ScoreFunction::kSigmoid) {
+    for (size_t j = 0; j < k; ++j) {
+      const int32_t e = token.slots[j].expert;
+      const Bounded s = token.score[e];
+      d_logits[e].Add(s * (Bounded(1) - s) * d_score[j]);
+    }
+    return;
+  }
+  // dl_e = p_e (dp_e - sum_i p_i dp_i)
+  std::vector<Bounded> dp(outputs);
+  Sum mean;
+  for (size_t j = 0; j < k; ++j) {
+    dp[token.slots[j].expert] = d_score[j];
+    mean.Add(token.score[token.slots[j].expert] * d_score[j]);
+  }
+  for (int64_t e = 0; e < outputs; ++e) {
+    d_logits[e].Add(token.score[e] * (dp[e] - mean.Total()));
+  }
 }
 
 }  // namespace moe::verify

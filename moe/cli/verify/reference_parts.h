@@ -36,27 +36,6 @@ using TokenRange = std::pair<int64_t, int64_t>;
 std::vector<TokenRange> GroupsOf(const ReferenceBatch& batch, TokenRange micro_batch,
                                  int64_t token_group);
 
-// Compares as the definitions do, and notes where float32 might not.
-class Decisions {
- public:
-  explicit Decisions(std::string& undecided) : undecided_(undecided) {}
-
-  // a and b are compared somewhere: is their order certain?
-  void Check(const Bounded& a, const Bounded& b, const std::string& what);
-
-  // Ids 0 .. n-1 with the largest value first, ties to the lowest id. Every comparison among the
-  // first `count` and with the next is checked.
-  std::vector<int32_t> Largest(const std::vector<Bounded>& value, int64_t count,
-                               const std::string& what);
-
- private:
-  std::string& undecided_;
-};
-
-// value [tokens] of the tokens of `range`: what Sinkhorn selects by, [outputs] each.
-void AddSinkhornValues(const std::vector<ReferenceToken>& tokens, TokenRange range, int64_t outputs,
-                       Decisions& decisions, std::vector<std::vector<Bounded>>& value);
-
 // Logits, scores, slots and weights of all tokens. `seen` [tokens, H]: as the router sees them.
 std::vector<ReferenceToken> RouteReference(const ReferenceConfig& config,
                                            const LayerWeights<double>& weights,
@@ -74,20 +53,6 @@ struct ReferenceLoss {
 ReferenceLoss AddLossGradients(const ReferenceConfig& config, const ReferenceState& state,
                                const ReferenceBatch& batch, TokenRange micro_batch,
                                const std::vector<ReferenceToken>& tokens, Grid<Sum>& d_logits);
-
-// One expert on one row, and back.
-struct ReferenceExpertRun {
-  std::vector<Bounded> x, pre, hidden, out;
-};
-ReferenceExpertRun RunReferenceExpert(const ReferenceConfig& config,
-                                      const ExpertWeights<double>& weights, int64_t ffn,
-                                      std::vector<Bounded> x);
-// Adds to `gradients`; returns the gradient by x.
-std::vector<Bounded> ReferenceExpertBackward(const ReferenceConfig& config,
-                                             const ExpertWeights<double>& weights, int64_t ffn,
-                                             const ReferenceExpertRun& run,
-                                             const std::vector<Bounded>& d_out,
-                                             ExpertWeights<Sum>& gradients);
 
 }  // namespace moe::verify
 

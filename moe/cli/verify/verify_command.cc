@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/time/clock.h>
 #include <fmt/format.h>
 
@@ -100,7 +101,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
     return ExitCodeOf(PrintOnce(invocation, PrintSettings(settings)));
   }
   if (settings.is("inject", "help")) {
-    return ExitCodeOf(PrintOnce(invocation, FaultNames()));
+    return ExitCodeOf(PrintOnce(invocation, absl::StrJoin(FaultNames(), "\n") + "\n"));
   }
   if (worker_files.empty()) MOE_RETURN_IF_ERROR(RefuseLauncher(invocation));
   MOE_ASSIGN_OR_RETURN(const VerifyOptions options, MakeVerifyOptions(settings));

@@ -1,9 +1,14 @@
 #include "moe/cli/verify/verify_options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
+#include <vector>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include "comm/nccl/nccl_world.h"
@@ -17,6 +22,123 @@
 
 namespace moe::cli {
 namespace {
+
+using Texts = std::vector<std::string>;
+
+bool Has(const auto& values, const auto& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+// --layouts: which values every axis of a layout takes.
+struct LayoutRequest {
+  verify::LayoutAxes axes;
+  Texts named;  // axes whose values were asked for
+
+  bool names(const char* axis) const { return Has(named, std::string(axis)); }
+};
+
+// More threads or processes than this on one machine measure nothing.
+constexpr int kMostRanks = 64;
+
+absl::Status Wrong(const std::string& axis, const std::string& value, const std::string& expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--layouts: ", axis, " is '", value, "', expected ", expected));
+}
+
+absl::StatusOr<std::vector<int>> Integers(const std::string& axis, const Texts& texts, int most) {
+  std::vector<int> values;
+  for (const std::string& text : texts) {
+    int value = 0;
+    if (!absl::SimpleAtoi(text, &value) || value < 1 || value > most) {
+      return Wrong(axis, text, absl::StrCat("a whole number from 1 to ", most));
+    }
+    values.push_back(value);
+  }
+  return values;
+}
+
+// The values that `texts` name.
+template <typename Value, size_t N>
+absl::StatusOr<std::vector<Value>> Named(const std::string& axis, const Texts& texts,
+                                         const Choice<Value> (&choices)[N]) {
+  const Texts names = WordsOf(choices);
+  std::vector<Value> values;
+  for (const std::string& text : texts) {
+    if (!Has(names, text)) {
+      return Wrong(
+          axis, text,
+          absl::StrCat("one of ", absl::StrJoin(names, ", "), DidYouMean(text, names, "", "")));
+    }
+    values.push_back(ValueOf(text, choices));
+  }
+  return values;
+}
+
+absl::Status SetCapacity(const Texts& texts, verify::LayoutAxes& axes) {
+  axes.capacity.clear();
+  for (const std::string& text : texts) {
+    double value = 0;
+    if (text == "none") {
+      axes.capacity.push_back(std::nullopt);
+    } else if (absl::SimpleAtod(text, &value) && std::isfinite(value) && value > 0) {
+      axes.capacity.push_back(value);
+    } else {
+      return Wrong("capacity", text, "none or a number above 0");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetAxis(const std::string& name, const Texts& values, verify::LayoutAxes& axes) {
+  if (name == "ranks") {
+    MOE_ASSIGN_OR_RETURN(axes.ranks, Integers(name, values, kMostRanks));
+  } else if (name == "ep") {
+    axes.expert_parallel.clear();
+    if (values == Texts{"all"}) return absl::OkStatus();
+    MOE_ASSIGN_OR_RETURN(axes.expert_parallel, Integers(name, values, kMostRanks));
+  } else if (name == "transport") {
+    MOE_ASSIGN_OR_RETURN(axes.transport, Named(name, values, kBackends));
+  } else if (name == "dispatch") {
+    MOE_ASSIGN_OR_RETURN(axes.dispatch, Named(name, values, kDispatches));
+  } else if (name == "overlap") {
+    MOE_ASSIGN_OR_RETURN(axes.overlap, Integers(name, values, 1024));
+  } else if (name == "capacity") {
+    return SetCapacity(values, axes);
+  } else {
+    const Texts names = {"ranks", "ep", "transport", "dispatch", "overlap", "capacity"};
+    return absl::InvalidArgumentError(absl::StrCat("--layouts: unknown axis '", name,
+                                                   "', expected ", absl::StrJoin(names, ", "),
+                                                   DidYouMean(name, names, "", "")));
+  }
+  return absl::OkStatus();
+}
+
+// "ranks=1,2,4 ep=all transport=local,mpi dispatch=staged,direct overlap=1,4 capacity=none,1.0":
+// any of the axes, in any order, separated by spaces; the others keep their defaults.
+// kInvalidArgument names what is wrong and the nearest valid choice.
+absl::StatusOr<LayoutRequest> ParseLayouts(const std::string& text) {
+  LayoutRequest request;
+  for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipWhitespace())) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
+    if (parts.second.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--layouts: '", word, "' has no values, expected axis=value,value such as ranks=1,2"));
+    }
+    if (Has(request.named, parts.first)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--layouts: ", parts.first, " is given twice, expected once"));
+    }
+    request.named.push_back(parts.first);
+    MOE_RETURN_IF_ERROR(SetAxis(parts.first, absl::StrSplit(parts.second, ','), request.axes));
+  }
+  if (verify::AllLayouts(request.axes).empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--layouts: no ep of ", absl::StrJoin(request.axes.expert_parallel, ","),
+                     " divides any of ranks ", absl::StrJoin(request.axes.ranks, ","),
+                     ", expected ep=all or a divisor"));
+  }
+  return request;
+}
 
 struct Preset {
   const char* name;
@@ -66,18 +188,20 @@ absl::StatusOr<Settings> WithSample(const Settings& settings, const Sample& samp
   return result;
 }
 
+// A gate in whose results the fault shows.
+absl::string_view RouterOf(verify::Fault fault) {
+  for (const verify::FaultInfo& info : verify::Faults()) {
+    if (info.fault == fault) return info.router;
+  }
+  return "";
+}
+
 // The gates to run: the one that was asked for, the one a fault shows in, or the samples.
 absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::Fault fault) {
   if (settings.value("router").origin != Origin::kDefault) return std::vector<Settings>{settings};
   std::vector<Settings> gates;
   for (const Sample& sample : Samples(settings.integer("num-experts") % 3 == 0)) {
-    const auto& faults = verify::Faults();
-    const bool wanted =
-        fault == verify::Fault::kNone ||
-        std::any_of(faults.begin(), faults.end(), [&](const verify::FaultInfo& info) {
-          return info.fault == fault && std::string(info.router) == sample.router;
-        });
-    if (!wanted) continue;
+    if (fault != verify::Fault::kNone && sample.router != RouterOf(fault)) continue;
     MOE_ASSIGN_OR_RETURN(Settings with, WithSample(settings, sample));
     gates.push_back(std::move(with));
   }
@@ -87,12 +211,12 @@ absl::StatusOr<std::vector<Settings>> GatesOf(const Settings& settings, verify::
 absl::StatusOr<verify::Fault> FaultOf(const Settings& settings) {
   if (settings.empty("inject")) return verify::Fault::kNone;
   const std::string& name = settings.text("inject");
-  if (const verify::FaultInfo* const info = verify::FindFault(name)) return info->fault;
-  std::vector<std::string> names;
-  for (const verify::FaultInfo& info : verify::Faults()) names.emplace_back(info.name);
+  for (const verify::FaultInfo& info : verify::Faults()) {
+    if (name == info.name) return info.fault;
+  }
   return absl::InvalidArgumentError(absl::StrCat("--inject is '", name,
                                                  "', expected a name of --inject help",
-                                                 DidYouMean(name, names, "", "")));
+                                                 DidYouMean(name, FaultNames(), "", "")));
 }
 
 absl::StatusOr<verify::ProblemSpec> SpecOf(const Settings& settings) {
@@ -145,7 +269,7 @@ std::vector<Numerics> NumericsOf(const Settings& settings) {
 // --capacity-factor is one more way to name the axis.
 absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
   if (!settings.given("moe-expert-capacity-factor")) return absl::OkStatus();
-  if (request.names_capacity) {
+  if (request.names("capacity")) {
     return WrongValue(settings, "moe-expert-capacity-factor",
                       "no such flag beside capacity=... of --layouts");
   }
@@ -159,15 +283,15 @@ absl::Status SetCapacityAxis(const Settings& settings, LayoutRequest& request) {
 // --backend is one more way to name the axis. GPUs: threads, unless it or the axis says otherwise.
 absl::Status SetTransportAxis(const Settings& settings, LayoutRequest& request) {
   if (settings.is("backend", "auto")) {
-    if (settings.is("device", "cuda") && !request.names_transport) {
+    if (settings.is("device", "cuda") && !request.names("transport")) {
       request.axes.transport = {Backend::kLocal};
     }
     return absl::OkStatus();
   }
-  if (request.names_transport) {
+  if (request.names("transport")) {
     return WrongValue(settings, "backend", "no such flag beside transport=... of --layouts");
   }
-  request.names_mpi = settings.is("backend", "mpi");
+  request.named.emplace_back("transport");
   request.axes.transport = {settings.choice("backend", kBackends)};
   return absl::OkStatus();
 }
@@ -221,9 +345,9 @@ absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
   return settings;
 }
 
-std::string FaultNames() {
-  std::string names;
-  for (const verify::FaultInfo& info : verify::Faults()) absl::StrAppend(&names, info.name, "\n");
+std::vector<std::string> FaultNames() {
+  std::vector<std::string> names;
+  for (const verify::FaultInfo& info : verify::Faults()) names.emplace_back(info.name);
   return names;
 }
 
@@ -242,12 +366,12 @@ absl::StatusOr<VerifyOptions> MakeVerifyOptions(const Settings& settings) {
   MOE_ASSIGN_OR_RETURN(const Device device, DeviceOf(settings));
   options.device = device.kind;
   MOE_RETURN_IF_ERROR(SetTransportAxis(settings, request));
-  if (options.device == DeviceKind::kCuda && !request.names_dispatch) {
+  if (options.device == DeviceKind::kCuda && !request.names("dispatch")) {
     request.axes.dispatch = {DispatchAlgorithm::kStaged, DispatchAlgorithm::kDirect};
   }
-  options.needs_processes = request.names_mpi;
-  const auto& transport = request.axes.transport;
-  if (std::count(transport.begin(), transport.end(), Backend::kNccl) != 0) {
+  options.needs_processes =
+      request.names("transport") && Has(request.axes.transport, Backend::kMpi);
+  if (Has(request.axes.transport, Backend::kNccl)) {
     MOE_RETURN_IF_ERROR(UseNccl(options));
   }
   MOE_RETURN_IF_ERROR(SetCapacityAxis(settings, request));

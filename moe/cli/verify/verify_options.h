@@ -27,8 +27,8 @@ absl::StatusOr<Settings> LoadVerifySettings(absl::Span<const std::string> args,
                                             absl::Span<const std::string> environment,
                                             std::vector<std::string>& warnings);
 
-// The names of --inject, one a line.
-std::string FaultNames();
+// The names of --inject.
+std::vector<std::string> FaultNames();
 
 struct VerifyOptions {
   std::vector<verify::ProblemSpec> problems;  // one per gate and capacity
@@ -43,18 +43,6 @@ struct VerifyOptions {
   bool quiet = false;
   absl::Duration comm_timeout;
 };
-
-// --layouts: which values every axis of a layout takes.
-struct LayoutRequest {
-  verify::LayoutAxes axes;
-  bool names_mpi = false;  // asked for, so its absence is an error
-  bool names_transport = false, names_dispatch = false, names_capacity = false;
-};
-
-// "ranks=1,2,4 ep=all transport=local,mpi dispatch=staged,direct overlap=1,4 capacity=none,1.0":
-// any of the axes, in any order, separated by spaces; the others keep their defaults.
-// kInvalidArgument names what is wrong and the nearest valid choice.
-absl::StatusOr<LayoutRequest> ParseLayouts(const std::string& text);
 
 // The rows of `moe verify`. Those that set fields set `options` and, of one gate, `spec`.
 Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec);

@@ -18,8 +18,8 @@ using verify::TensorReport;
 
 constexpr char kTableRow[] = "{:<13} {:<50} {:<16} {:<11} {:<28} {:>10} {:>9} {:>9}  {:<34} {}\n";
 
-std::string CapacityText(const verify::Layout& layout) {
-  return layout.capacity.has_value() ? absl::StrCat(*layout.capacity) : std::string("none");
+std::string CapacityText(const std::optional<double>& capacity) {
+  return capacity.has_value() ? absl::StrCat(*capacity) : "none";
 }
 
 const char* AgainstText(Against against) {
@@ -29,7 +29,7 @@ const char* AgainstText(Against against) {
 std::string LayoutText(const verify::Layout& l) {
   return fmt::format("{} ep {} {} {} overlap {} cf {}", Counted(l.ranks, "rank"), l.expert_parallel,
                      moe::NameOf(l.transport), NameOf(l.dispatch, kDispatches), l.overlap,
-                     CapacityText(l));
+                     CapacityText(l.capacity));
 }
 
 std::string FirstText(const TensorReport& t) {
@@ -109,11 +109,9 @@ std::vector<TensorReport> TensorsOf(const CaseReport& report) {
 std::string GateText(const verify::Problem& problem) {
   const MoeLayerConfig& layer = problem.spec.layer;
   const RouterConfig& r = layer.router;
-  const std::string capacity =
-      r.capacity_factor.has_value() ? absl::StrCat(*r.capacity_factor) : std::string("none");
   std::string text = fmt::format(
       "{:<13} E={} K={} H={} F={} cf={} {}, {} tokens in {} micro-batches, data seed {}\n", r.gate,
-      r.num_experts, r.top_k, r.hidden_size, layer.ffn_hidden_size, capacity,
+      r.num_experts, r.top_k, r.hidden_size, layer.ffn_hidden_size, CapacityText(r.capacity_factor),
       moe::NameOf(problem.spec.dtype), problem.tokens(), problem.spec.micro_batch_tokens.size(),
       problem.data_seed);
   if (!problem.redrawn.empty()) {

@@ -1,4 +1,6 @@
 // The flags of `moe verify` and its help.
+#include <utility>
+
 #include "moe/cli/base/choices.h"
 #include "moe/cli/base/command.h"
 #include "moe/cli/base/common_settings.h"
@@ -54,12 +56,6 @@ Exit codes: 0 all hold, 1 a comparison failed, 2 usage or under a launcher, 7 a 
 8 timeout, 10 a transport or device was named that this machine or build has not.
 )";
 
-std::vector<std::string> FaultWords() {
-  std::vector<std::string> words = {"help"};
-  for (const verify::FaultInfo& info : verify::Faults()) words.emplace_back(info.name);
-  return words;
-}
-
 }  // namespace
 
 Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
@@ -71,6 +67,8 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
                            .aux_loss_coeff = 0.1f,
                            .z_loss_coeff = 0.01f},
                 .ffn_hidden_size = 20};
+  std::vector<std::string> faults = FaultNames();
+  faults.insert(faults.begin(), "help");
   Table t;
   t.Group("What is run");
   t.Add("--layouts 'AXIS=V,V ...'", Kind::kText,
@@ -89,7 +87,7 @@ Table VerifySettings(VerifyOptions& options, verify::ProblemSpec& spec) {
         "one")
       .Least(1);
   t.Add("--seed N", &spec.seed, "of data, weights and the gates' noise");
-  t.Add("--inject FAULT", {Kind::kText, "", FaultWords()},
+  t.Add("--inject FAULT", {Kind::kText, "", std::move(faults)},
         "plant a fault around the product, which must be found; help lists them")
       .FlagOnly();
   AddDeviceSetting(t);
