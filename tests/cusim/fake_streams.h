@@ -8,9 +8,9 @@
 // Work of a library that takes part in several streams (NCCL's kernels) is an External: it may have
 // to wait for others, in streams of other host threads, and lets the rest go on meanwhile.
 //
-// What is put into a stream that is being captured (fake_graphs.cc) becomes a node of a graph, after
-// those before it in its stream and those of the events that it waits for, and nothing runs. A
-// launch runs copies of the nodes, picked at random from those whose turn it may be.
+// What is put into a stream that is being captured (fake_graphs.cc) becomes a node of a graph,
+// after those before it in its stream and those of the events that it waits for, and nothing runs.
+// A launch runs copies of the nodes, picked at random from those whose turn it may be.
 //
 // Misuse (an unknown stream or event, memory that was freed, a host function that calls CUDA,
 // waiting for what can never happen) is printed and aborts the process.
