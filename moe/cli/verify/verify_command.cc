@@ -55,7 +55,6 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
     MOE_RETURN_IF_ERROR(problem.status());
     plan.problems.push_back(*std::move(problem));
   }
-  ProcessLauncher launcher(invocation, options, plan.problems);
   std::vector<std::pair<VerifyWriter, std::FILE*>> writers;
   writers.emplace_back(VerifyWriter(options.output, options, plan.problems, stdout), stdout);
   if (!options.output_stderr.empty()) {
@@ -74,7 +73,7 @@ absl::StatusOr<ExitCode> Verify(const Invocation& invocation, const VerifyOption
     }
   };
   const auto run_processes = [&](int ranks, const std::vector<verify::Case>& cases) {
-    return launcher.Run(ranks, cases);
+    return RunProcesses(invocation, options, plan.problems, ranks, cases);
   };
   MOE_RETURN_IF_ERROR(verify::Verify(plan, run_processes, on_report));
   MOE_RETURN_IF_ERROR(printed);
@@ -111,8 +110,7 @@ absl::StatusOr<ExitCode> Run(Invocation invocation) {
   }
   if (!options.quiet) PrintWarnings(kCommand, warnings);
   if (options.needs_processes) {
-    if (const absl::Status status = ProcessLauncher::CheckPresent(options, invocation);
-        !status.ok()) {
+    if (const absl::Status status = CheckLauncher(options, invocation); !status.ok()) {
       return absl::UnimplementedError(
           absl::StrCat("a transport of processes is named, but ", status.message()));
     }

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "comm/create.h"
+#include "comm/descriptor.h"
 #include "comm/patience.h"
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
@@ -231,35 +232,22 @@ absl::StatusOr<std::vector<verify::LayerResult>> ReadResults(
   return results;
 }
 
-}  // namespace
+// A file in memory, which the processes that this one starts open by its path: there is nothing to
+// remove when this one ends, however it does.
+struct SharedFile {
+  Descriptor file;
+  std::string path;
+};
 
-absl::Status SharedFile::MakeEmpty() {
-  if (!file_.is_open()) file_ = Descriptor(memfd_create("moe-verify", MFD_CLOEXEC));
-  // Who inherits the descriptor writes where it stands.
-  if (ftruncate(file_.number(), 0) != 0 || lseek(file_.number(), 0, SEEK_SET) != 0) {
-    return IoError(absl::StrCat("make a file: ", std::strerror(errno)));
-  }
-  path_ = absl::StrCat("/proc/", getpid(), "/fd/", file_.number());
-  return absl::OkStatus();
+absl::StatusOr<SharedFile> MakeSharedFile() {
+  Descriptor file(memfd_create("moe-verify", MFD_CLOEXEC));
+  if (!file.is_open()) return IoError(absl::StrCat("make a file: ", std::strerror(errno)));
+  std::string path = absl::StrCat("/proc/", getpid(), "/fd/", file.number());
+  return SharedFile{std::move(file), std::move(path)};
 }
 
-absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_t cases) {
-  std::vector<std::string> arguments = {mpirun,
-                                        "-n",
-                                        absl::StrCat(ranks),
-                                        ThisProgram(invocation_.program),
-                                        "verify",
-                                        kWorkerFlag,
-                                        absl::StrCat(request_.path(), ":", results_.path())};
-  arguments.insert(arguments.end(), invocation_.args.begin(), invocation_.args.end());
-  const pid_t child =
-      Spawn(std::move(arguments), ChildEnvironment(invocation_.environment), errors_.number());
-  if (child < 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("'", mpirun, "' does not start: ", std::strerror(errno)));
-  }
-  const absl::Duration limit = options_.comm_timeout + static_cast<double>(cases) * kCaseTime;
-  const int code = Wait(child, limit);
+// What mpirun's end says of its processes.
+absl::Status EndOf(int code, int ranks, absl::Duration limit, const std::string& errors) {
   if (code == 0) return absl::OkStatus();
   if (code < 0) {
     return absl::DeadlineExceededError(
@@ -270,12 +258,13 @@ absl::Status ProcessLauncher::Launch(const std::string& mpirun, int ranks, size_
       code >= static_cast<int>(ExitCode::kMemory) && code <= static_cast<int>(ExitCode::kBackend);
   return WithExitCode(
       absl::InternalError(absl::StrCat("mpirun -n ", ranks, " ended with exit code ", code, ": ",
-                                       LastError(errors_.path()))),
+                                       LastError(errors))),
       ours ? static_cast<ExitCode>(code) : ExitCode::kPeer);
 }
 
-absl::Status ProcessLauncher::CheckPresent(const VerifyOptions& options,
-                                           const Invocation& invocation) {
+}  // namespace
+
+absl::Status CheckLauncher(const VerifyOptions& options, const Invocation& invocation) {
   if (!HasBackend(Backend::kMpi) && options.mpirun.empty()) {
     return absl::UnimplementedError("this build has no MPI");
   }
@@ -286,15 +275,33 @@ absl::Status ProcessLauncher::CheckPresent(const VerifyOptions& options,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<verify::LayerResult>> ProcessLauncher::Run(
-    int ranks, const std::vector<verify::Case>& cases) {
-  MOE_RETURN_IF_ERROR(CheckPresent(options_, invocation_));
-  for (SharedFile* const file : {&request_, &results_, &errors_}) {
-    MOE_RETURN_IF_ERROR(file->MakeEmpty());
+absl::StatusOr<std::vector<verify::LayerResult>> RunProcesses(
+    const Invocation& invocation, const VerifyOptions& options,
+    const std::vector<verify::Problem>& problems, int ranks,
+    const std::vector<verify::Case>& cases) {
+  MOE_RETURN_IF_ERROR(CheckLauncher(options, invocation));
+  MOE_ASSIGN_OR_RETURN(const SharedFile request, MakeSharedFile());
+  MOE_ASSIGN_OR_RETURN(const SharedFile results, MakeSharedFile());
+  MOE_ASSIGN_OR_RETURN(const SharedFile errors, MakeSharedFile());
+  WriteRequest(request.path, cases, problems);
+  const std::string mpirun = LauncherOf(options, invocation);
+  std::vector<std::string> arguments = {mpirun,
+                                        "-n",
+                                        absl::StrCat(ranks),
+                                        ThisProgram(invocation.program),
+                                        "verify",
+                                        kWorkerFlag,
+                                        absl::StrCat(request.path, ":", results.path)};
+  arguments.insert(arguments.end(), invocation.args.begin(), invocation.args.end());
+  const pid_t child =
+      Spawn(std::move(arguments), ChildEnvironment(invocation.environment), errors.file.number());
+  if (child < 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("'", mpirun, "' does not start: ", std::strerror(errno)));
   }
-  WriteRequest(request_.path(), cases, problems_);
-  MOE_RETURN_IF_ERROR(Launch(LauncherOf(options_, invocation_), ranks, cases.size()));
-  return ReadResults(results_.path(), cases, problems_);
+  const absl::Duration limit = options.comm_timeout + static_cast<double>(cases.size()) * kCaseTime;
+  MOE_RETURN_IF_ERROR(EndOf(Wait(child, limit), ranks, limit, errors.path));
+  return ReadResults(results.path, cases, problems);
 }
 
 absl::Status RunWorker(const std::string& files, const VerifyOptions& options,
