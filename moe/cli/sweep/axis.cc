@@ -1,13 +1,9 @@
 #include "moe/cli/sweep/axis.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <iterator>
-#include <limits>
 #include <optional>
 #include <set>
-#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -16,6 +12,7 @@
 #include <absl/strings/str_split.h>
 
 #include "kernels/base/status_macros.h"
+#include "moe/cli/bench/tables.h"
 
 namespace moe::sweep {
 
@@ -25,24 +22,19 @@ absl::Status Wrong(absl::string_view item, absl::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat("'", item, "', expected ", expected));
 }
 
-std::string BoundText(const AxisForm& form) {
-  return absl::StrCat(form.above ? "above " : "from ", form.least);
-}
-
 std::string FormText(const AxisForm& form) {
   if (form.kind == AxisKind::kText) return "some text";
   const std::string words = absl::StrJoin(form.words, ", ");
   return absl::StrCat(form.kind == AxisKind::kInteger ? "a whole number " : "a number ",
-                      BoundText(form), words.empty() ? "" : absl::StrCat(" or ", words),
+                      form.above ? "above " : "from ", form.least,
+                      words.empty() ? "" : absl::StrCat(" or ", words),
                       ", or a range: first-last, first-last+step or first-last*factor");
 }
 
 // Shortest text that reads back as the same number.
 std::string NumberText(double value, const AxisForm& form) {
   if (form.kind == AxisKind::kInteger) return absl::StrCat(static_cast<int64_t>(value));
-  char digits[32];
-  const auto end = std::to_chars(std::begin(digits), std::end(digits), value);
-  return std::string(digits, end.ptr);
+  return bench::Cell(value).text();
 }
 
 std::optional<double> Number(absl::string_view text, const AxisForm& form) {

@@ -55,39 +55,26 @@ bool IsCutRow(absl::string_view line) {
 
 }  // namespace
 
-ResultFile::~ResultFile() {
-  if (file_ >= 0) ::close(file_);
-}
-
-ResultFile& ResultFile::operator=(ResultFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(file_, other.file_);
-  std::swap(regular_, other.regular_);
-  std::swap(size_bytes_, other.size_bytes_);
-  std::swap(lines_, other.lines_);
-  return *this;
-}
-
 absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path, int flags) {
   ResultFile result;
   result.path_ = path;
-  result.file_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666);
+  result.file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666));
   // A pipe's or device's writing end cannot always be read.
-  if (result.file_ < 0 && errno != EISDIR && errno != ENOENT) {
-    result.file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+  if (!result.file_.is_open() && errno != EISDIR && errno != ENOENT) {
+    result.file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666));
   }
-  if (result.file_ < 0) return SystemError("open", path, errno);
+  if (!result.file_.is_open()) return SystemError("open", path, errno);
   struct stat facts = {};
-  if (::fstat(result.file_, &facts) != 0) return SystemError("look at", path, errno);
+  if (::fstat(result.file_.number(), &facts) != 0) return SystemError("look at", path, errno);
   result.regular_ = S_ISREG(facts.st_mode);
   if (!result.regular_) return result;
-  if (::flock(result.file_, LOCK_EX | LOCK_NB) != 0) {
+  if (::flock(result.file_.number(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
     return absl::FailedPreconditionError(
         absl::StrCat("'", path, "' is being written by another sweep"));
   }
   // Its size before the lock may be that before another sweep's last row.
-  if (::fstat(result.file_, &facts) != 0) return SystemError("look at", path, errno);
+  if (::fstat(result.file_.number(), &facts) != 0) return SystemError("look at", path, errno);
   result.size_bytes_ = facts.st_size;
   return result;
 }
@@ -112,7 +99,7 @@ absl::Status ResultFile::ReadLines() {
     return absl::DataLossError(
         absl::StrCat(path_, ": ", size_bytes_, " bytes, expected at most ", kMostBytes));
   }
-  MOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(file_, size_bytes_, path_));
+  MOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(file_.number(), size_bytes_, path_));
   size_t begin = 0;
   for (int64_t number = 1; begin < text.size(); ++number) {
     const size_t end = text.find('\n', begin);
@@ -135,7 +122,7 @@ absl::Status ResultFile::ReadLines() {
     begin = whole ? end + 1 : text.size();
   }
   size_bytes_ = static_cast<int64_t>(begin);
-  if (::ftruncate(file_, size_bytes_) != 0) return SystemError("cut", path_, errno);
+  if (::ftruncate(file_.number(), size_bytes_) != 0) return SystemError("cut", path_, errno);
   // An editor may have taken the last end of line away.
   return size_bytes_ > 0 && text[begin - 1] != '\n' ? Write("\n") : absl::OkStatus();
 }
@@ -148,13 +135,13 @@ absl::Status ResultFile::Write(const std::string& text) {
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t n = regular_
-                          ? ::pwrite(file_, text.data() + done, text.size() - done,
+                          ? ::pwrite(file_.number(), text.data() + done, text.size() - done,
                                      static_cast<off_t>(size_bytes_ + static_cast<int64_t>(done)))
-                          : ::write(file_, text.data() + done, text.size() - done);
+                          : ::write(file_.number(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const int error = n < 0 ? errno : EIO;
-      if (regular_ && done > 0 && ::ftruncate(file_, size_bytes_) != 0) {
+      if (regular_ && done > 0 && ::ftruncate(file_.number(), size_bytes_) != 0) {
         return SystemError("write, or cut back to whole lines,", path_, error);
       }
       return SystemError("write", path_, error);

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "comm/descriptor.h"
 #include "moe/cli/sweep/sweep_row.h"
 
 namespace moe::sweep {
@@ -29,9 +29,6 @@ class ResultFile {
   // A file that is there. kNotFound: it is not. kInvalidArgument: a folder. kDataLoss "<path>: line
   // N: <reason>". kFailedPrecondition: another sweep writes it. kUnavailable: the system failed.
   static absl::StatusOr<ResultFile> Continue(const std::string& path);
-  ~ResultFile();
-  ResultFile(ResultFile&& other) noexcept { *this = std::move(other); }
-  ResultFile& operator=(ResultFile&& other) noexcept;
 
   // What the file held when it was opened, in its order.
   const std::vector<Line>& lines() const { return lines_; }
@@ -46,7 +43,7 @@ class ResultFile {
   absl::Status Write(const std::string& text);
 
   std::string path_;
-  int file_ = -1;
+  Descriptor file_;
   bool regular_ = true;
   int64_t size_bytes_ = 0;  // of whole lines
   std::vector<Line> lines_;

@@ -47,27 +47,230 @@ absl::StatusOr<SweepText> ReadText(const Settings& settings) {
   return SweepText{.corpus = *std::move(corpus), .xxh3 = std::move(hash)};
 }
 
+// Of a point before the sweep, the same on every process; the largest of what they say holds.
+enum State : int64_t { kRun, kRefused, kThere };
+
 class SweepRun {
  public:
   SweepRun(const Invocation& invocation, const Settings& settings, const SweepPlan& plan)
       : invocation_(invocation), settings_(settings), plan_(plan), output_(settings, plan.size()) {}
 
-  absl::Status Run();
+  absl::Status Run() {
+    MOE_RETURN_IF_ERROR(Prepare());
+    std::optional<InterruptWatch> watch;
+    if (speaks()) watch.emplace([this] { Interrupted(); });
+    if (!plan_.launch().plan.processes()) {
+      MOE_RETURN_IF_ERROR(RunPoints(nullptr));
+    } else {
+      const auto body = [&](std::unique_ptr<Communicator> world) {
+        return OrAbort(*world, RunPoints(world.get()));
+      };
+      MOE_RETURN_IF_ERROR(RunRanks(RankOptions(plan_.launch(), comm_timeout(), kCommand), body));
+    }
+    return speaks() ? Verdict() : absl::OkStatus();
+  }
 
  private:
-  absl::Status Prepare();
-  absl::Status RunPoints(Communicator* world);
-  absl::Status AgreeAmongProcesses(Communicator& world);
-  // Why it would not fit, or "".
-  absl::Status Refusal(const PlannedPoint& planned) const;
-  absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world);
+  // Everything that can be refused, before a rank starts or a file is touched.
+  absl::Status Prepare() {
+    if (plan_.measure() == Measure::kTrain) {
+      MOE_ASSIGN_OR_RETURN(text_, ReadText(settings_));
+    }
+    if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--max-memory is ", settings_.text("max-memory"), ", expected more than 0 MiB"));
+    }
+    available_bytes_ = sweep::AvailableMemoryBytes();
+    std::vector<std::string> identities;
+    absl::Status first_refusal;
+    bool possible = false;
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      const PlannedPoint planned = plan_.At(i, text_);
+      possible |= planned.refused.ok();
+      if (first_refusal.ok()) first_refusal = planned.refused;
+      state_.push_back(Refusal(planned).ok() ? kRun : kRefused);
+      identities.push_back(sweep::IdentityOf(sweep::ErrorRow(planned.point, "")));
+    }
+    if (!possible) return first_refusal;
+    if (!speaks()) return absl::OkStatus();
+    MOE_RETURN_IF_ERROR(output_.Open());
+    sweep::Point mine;
+    mine.provenance = Provenance(plan_.launch().device);
+    MOE_ASSIGN_OR_RETURN(const std::string note,
+                         output_.Adopt(identities, sweep::BuildOf(sweep::ErrorRow(mine, ""))));
+    if (!note.empty() && !settings_.on("quiet")) Say(stderr, "moe sweep: {}\n", note);
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      if (output_.has(i)) state_[i] = kThere;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunPoints(Communicator* world) {
+    if (world != nullptr) {
+      MOE_RETURN_IF_ERROR(CheckWorldSize(plan_.launch(), *world));
+      MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
+    }
+    progress_ = std::make_unique<SweepProgress>(
+        SweepProgress::Options{.points = static_cast<int64_t>(plan_.size()),
+                               .to_run = std::count(state_.begin(), state_.end(), kRun),
+                               .quiet = settings_.on("quiet") || !speaks()},
+        StderrTerminal(), stderr);
+    absl::Status status;
+    for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
+      if (state_[i] == kThere) continue;
+      status = RunPoint(i, plan_.At(i, text_), world);
+    }
+    progress_->End();
+    // Also what there is before a failure: processes do not come back from one.
+    if (speaks()) {
+      const absl::Status printed = output_.Print();
+      if (status.ok()) status = printed;
+    }
+    return status;
+  }
+
+  // Rank 0 has read the file, machines differ in memory, and each process has read its own text:
+  // all must skip and refuse the same points.
+  absl::Status AgreeAmongProcesses(Communicator& world) {
+    const auto stream = MakeInlineStream();
+    MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
+    const auto hash =
+        static_cast<int64_t>(text_.xxh3.empty() ? 0 : std::stoull(text_.xxh3, nullptr, 16));
+    MOE_ASSIGN_OR_RETURN(const auto hashes, ExtremesOverRanks({hash}, world, *stream));
+    if (hashes[0].same()) return absl::OkStatus();
+    return absl::InvalidArgumentError("--data: the processes have read different texts");
+  }
+
+  // What stands between a point and its run: its settings, or memory.
+  absl::Status Refusal(const PlannedPoint& planned) const {
+    MOE_RETURN_IF_ERROR(planned.refused);
+    const auto max_mib =
+        settings_.empty("max-memory") ? std::optional<double>() : settings_.real("max-memory");
+    const std::string too_big =
+        sweep::TooBig(sweep::EstimateMemory(planned.memory), planned.launch.world.local_ranks,
+                      available_bytes_, max_mib);
+    return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
+  }
+
+  // Measures a point and keeps its row. An error: of processes, which have lost each other, or of
+  // the file; what goes wrong on threads is the row's.
+  absl::Status RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
+    const bool started = state_[index] == kRun;
+    absl::Status failed = started ? absl::OkStatus() : Refusal(planned);
+    if (!started && failed.ok()) {
+      failed = absl::ResourceExhaustedError("it is refused on another machine of the job");
+    }
+    std::vector<sweep::Figures> repetitions;
+    if (started) {
+      if (speaks()) progress_->Start(static_cast<int64_t>(index) + 1, planned.label);
+      const absl::Time begin = absl::Now();
+      for (int r = 0; r < plan_.repetitions() && failed.ok(); ++r) {
+        absl::StatusOr<sweep::Figures> figures = Repeat(planned, r, world);
+        failed = figures.status();
+        if (figures.ok()) repetitions.push_back(*figures);
+      }
+      progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
+    }
+    sweep::Point point = planned.point;
+    point.provenance = Provenance(planned.launch.device);
+    const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
+    if (!speaks()) {
+      // A process that leaves ends the job: time for rank 0 to learn of it and to write the row.
+      if (!end.ok()) absl::SleepFor(kTimeToWriteARow);
+      return end;
+    }
+    if (!failed.ok()) {
+      const std::string error(failed.message());
+      progress_->Error(static_cast<int64_t>(index) + 1, planned.label, error);
+      MOE_RETURN_IF_ERROR(output_.Add(index, sweep::ErrorRow(point, error)));
+      return end;
+    }
+    return output_.Add(index, sweep::MeasuredRow(point, sweep::Summarize(repetitions)));
+  }
+
   absl::StatusOr<sweep::Figures> Repeat(const PlannedPoint& planned, int repetition,
-                                        Communicator* world);
+                                        Communicator* world) {
+    sweep::Figures figures;
+    if (world != nullptr) {
+      MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
+      MOE_RETURN_IF_ERROR(
+          Caught([&] { return OnRank(planned, repetition, std::move(part), figures); }));
+      return figures;
+    }
+    const auto body = [&](std::unique_ptr<Communicator> threads) -> absl::Status {
+      sweep::Figures mine;
+      const bool first = threads->rank() == 0;
+      MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(threads), mine));
+      if (first) figures = mine;
+      return absl::OkStatus();
+    };
+    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(planned.launch, comm_timeout(), kCommand), body));
+    return figures;
+  }
+
+  // What one rank does in one repetition. `figures` is whole on rank 0.
   absl::Status OnRank(const PlannedPoint& planned, int repetition,
-                      std::unique_ptr<Communicator> world, sweep::Figures& figures);
-  void Interrupted();
-  std::string ResumeCommand() const;
-  absl::Status Verdict() const;
+                      std::unique_ptr<Communicator> world, sweep::Figures& figures) {
+    const bool first = world->rank() == 0;
+    if (plan_.measure() == Measure::kTrain) {
+      lm::TrainConfig config = planned.train;
+      config.seed += static_cast<uint64_t>(repetition);
+      sweep::TrainFigures steps;
+      const auto on_step = [&](const lm::StepMetrics& metrics) {
+        steps.Add(metrics);
+        progress_->Step(config.steps * repetition + metrics.step,
+                        config.steps * plan_.repetitions());
+        return absl::OkStatus();
+      };
+      MOE_ASSIGN_OR_RETURN(const lm::TrainReport report,
+                           lm::Train(config, text_.corpus, std::move(world), {on_step}));
+      if (first) figures = steps.Finish(report);
+      return absl::OkStatus();
+    }
+    bench::LayerSpec spec = planned.layer;
+    spec.seed += static_cast<uint64_t>(repetition);
+    MOE_ASSIGN_OR_RETURN(const bench::LayerResult result,
+                         bench::MeasureLayer(spec, planned.measure, std::move(world)));
+    for (const bench::LayerRow& row : result.rows) {
+      if (row.wrong == 0) continue;
+      return absl::InternalError(absl::StrCat(row.wrong, " elements of the ", row.pass,
+                                              " pass differ from the first call's, expected none"));
+    }
+    if (!first) return absl::OkStatus();
+    figures = sweep::LayerFigures(result);
+    figures.params_total = static_cast<double>(planned.layer_size.total);
+    figures.params_active = static_cast<double>(planned.layer_size.active);
+    return absl::OkStatus();
+  }
+
+  void Interrupted() {
+    Say(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.rows().size(),
+        plan_.size());
+    if (!output_.path().empty()) Say(stderr, "; go on with:\n  {}", ResumeCommand());
+    Say(stderr, "\n");
+    std::fflush(stderr);
+    (void)output_.Print();
+  }
+
+  std::string ResumeCommand() const {
+    // What the environment or a file says for the other measure would be refused as a flag.
+    const auto skip = [&](const Setting& s) {
+      return s.name == "out" || s.name == "resume" || IsOfOther(plan_.measure(), s);
+    };
+    return absl::StrCat(LauncherText(plan_.launch()), ShellQuote(invocation_.program), " sweep",
+                        FlagsOf(settings_, skip), " --resume ", ShellQuote(output_.path()));
+  }
+
+  absl::Status Verdict() const {
+    std::vector<sweep::SweepRow> failed = output_.rows();
+    std::erase_if(failed, [](const sweep::SweepRow& row) { return !row.failed(); });
+    if (failed.empty()) return absl::OkStatus();
+    return WithExitCode(
+        absl::InternalError(absl::StrCat(failed.size(), " of ", plan_.size(),
+                                         " points failed, the first: ", failed[0].text("error"))),
+        ExitCode::kCheckFailed);
+  }
+
   bool speaks() const { return plan_.launch().rank() == 0; }
   absl::Duration comm_timeout() const { return absl::Seconds(settings_.real("comm-timeout")); }
 
@@ -76,237 +279,15 @@ class SweepRun {
   const SweepPlan& plan_;
   SweepText text_;
   SweepOutput output_;
-  std::vector<int64_t> state_;  // [points], as below
+  std::vector<int64_t> state_;  // [points]
   int64_t available_bytes_ = 0;
   std::unique_ptr<SweepProgress> progress_;
 };
 
-// Of a point before the sweep, the same on every process; the largest of what they say holds.
-enum State : int64_t { kRun, kRefused, kThere };
-
-// Everything that can be refused, before a rank starts or a file is touched.
-absl::Status SweepRun::Prepare() {
-  if (plan_.measure() == Measure::kTrain) {
-    MOE_ASSIGN_OR_RETURN(text_, ReadText(settings_));
-  }
-  if (!settings_.empty("max-memory") && settings_.real("max-memory") <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--max-memory is ", settings_.text("max-memory"),
-                                                   ", expected more than 0 MiB"));
-  }
-  available_bytes_ = sweep::AvailableMemoryBytes();
-  std::vector<std::string> identities;
-  absl::Status first_refusal;
-  bool possible = false;
-  for (size_t i = 0; i < plan_.size(); ++i) {
-    const PlannedPoint planned = plan_.At(i, text_);
-    possible |= planned.refused.ok();
-    if (first_refusal.ok()) first_refusal = planned.refused;
-    state_.push_back(Refusal(planned).ok() ? kRun : kRefused);
-    identities.push_back(sweep::IdentityOf(sweep::ErrorRow(planned.point, "")));
-  }
-  if (!possible) return first_refusal;
-  if (!speaks()) return absl::OkStatus();
-  MOE_RETURN_IF_ERROR(output_.Open());
-  sweep::Point mine;
-  mine.provenance = Provenance(plan_.launch().device);
-  MOE_ASSIGN_OR_RETURN(const std::string note,
-                       output_.Adopt(identities, sweep::BuildOf(sweep::ErrorRow(mine, ""))));
-  if (!note.empty() && !settings_.on("quiet")) Say(stderr, "moe sweep: {}\n", note);
-  for (size_t i = 0; i < plan_.size(); ++i) {
-    if (output_.has(i)) state_[i] = kThere;
-  }
-  return absl::OkStatus();
-}
-
-// Rank 0 has read the file, machines differ in memory, and each process has read its own text: all
-// must skip and refuse the same points.
-absl::Status SweepRun::AgreeAmongProcesses(Communicator& world) {
-  const auto stream = MakeInlineStream();
-  MOE_RETURN_IF_ERROR(world.AllReduce<int64_t>(absl::MakeSpan(state_), ReduceOp::kMax, *stream));
-  const auto hash =
-      static_cast<int64_t>(text_.xxh3.empty() ? 0 : std::stoull(text_.xxh3, nullptr, 16));
-  MOE_ASSIGN_OR_RETURN(const auto hashes, ExtremesOverRanks({hash}, world, *stream));
-  if (hashes[0].same()) return absl::OkStatus();
-  return absl::InvalidArgumentError("--data: the processes have read different texts");
-}
-
-// What stands between a point and its run: its settings, or memory.
-absl::Status SweepRun::Refusal(const PlannedPoint& planned) const {
-  MOE_RETURN_IF_ERROR(planned.refused);
-  const auto max_mib =
-      settings_.empty("max-memory") ? std::optional<double>() : settings_.real("max-memory");
-  const std::string too_big =
-      sweep::TooBig(sweep::EstimateMemory(planned.memory), planned.launch.world.local_ranks,
-                    available_bytes_, max_mib);
-  return too_big.empty() ? absl::OkStatus() : absl::ResourceExhaustedError(too_big);
-}
-
-// What one rank does in one repetition. `figures` is whole on rank 0.
-absl::Status SweepRun::OnRank(const PlannedPoint& planned, int repetition,
-                              std::unique_ptr<Communicator> world, sweep::Figures& figures) {
-  const bool first = world->rank() == 0;
-  if (plan_.measure() == Measure::kTrain) {
-    lm::TrainConfig config = planned.train;
-    config.seed += static_cast<uint64_t>(repetition);
-    sweep::TrainFigures steps;
-    const auto on_step = [&](const lm::StepMetrics& metrics) {
-      steps.Add(metrics);
-      progress_->Step(config.steps * repetition + metrics.step, config.steps * plan_.repetitions());
-      return absl::OkStatus();
-    };
-    MOE_ASSIGN_OR_RETURN(const lm::TrainReport report,
-                         lm::Train(config, text_.corpus, std::move(world), {on_step}));
-    if (first) figures = steps.Finish(report);
-    return absl::OkStatus();
-  }
-  bench::LayerSpec spec = planned.layer;
-  spec.seed += static_cast<uint64_t>(repetition);
-  MOE_ASSIGN_OR_RETURN(const bench::LayerResult result,
-                       bench::MeasureLayer(spec, planned.measure, std::move(world)));
-  for (const bench::LayerRow& row : result.rows) {
-    if (row.wrong == 0) continue;
-    return absl::InternalError(absl::StrCat(row.wrong, " elements of the ", row.pass,
-                                            " pass differ from the first call's, expected none"));
-  }
-  if (!first) return absl::OkStatus();
-  figures = sweep::LayerFigures(result);
-  figures.params_total = static_cast<double>(planned.layer_size.total);
-  figures.params_active = static_cast<double>(planned.layer_size.active);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<sweep::Figures> SweepRun::Repeat(const PlannedPoint& planned, int repetition,
-                                                Communicator* world) {
-  sweep::Figures figures;
-  if (world != nullptr) {
-    MOE_ASSIGN_OR_RETURN(auto part, world->Split(0, world->rank()));
-    MOE_RETURN_IF_ERROR(
-        Caught([&] { return OnRank(planned, repetition, std::move(part), figures); }));
-    return figures;
-  }
-  const auto body = [&](std::unique_ptr<Communicator> threads) -> absl::Status {
-    sweep::Figures mine;
-    const bool first = threads->rank() == 0;
-    MOE_RETURN_IF_ERROR(OnRank(planned, repetition, std::move(threads), mine));
-    if (first) figures = mine;
-    return absl::OkStatus();
-  };
-  MOE_RETURN_IF_ERROR(RunRanks(RankOptions(planned.launch, comm_timeout(), kCommand), body));
-  return figures;
-}
-
-// Measures a point and keeps its row. An error: of processes, which have lost each other, or of the
-// file; what goes wrong on threads is the row's.
-absl::Status SweepRun::RunPoint(size_t index, const PlannedPoint& planned, Communicator* world) {
-  const bool started = state_[index] == kRun;
-  absl::Status failed = started ? absl::OkStatus() : Refusal(planned);
-  if (!started && failed.ok()) {
-    failed = absl::ResourceExhaustedError("it is refused on another machine of the job");
-  }
-  std::vector<sweep::Figures> repetitions;
-  if (started) {
-    if (speaks()) progress_->Start(static_cast<int64_t>(index) + 1, planned.label);
-    const absl::Time begin = absl::Now();
-    for (int r = 0; r < plan_.repetitions() && failed.ok(); ++r) {
-      absl::StatusOr<sweep::Figures> figures = Repeat(planned, r, world);
-      failed = figures.status();
-      if (figures.ok()) repetitions.push_back(*figures);
-    }
-    progress_->Finish(absl::ToDoubleSeconds(absl::Now() - begin));
-  }
-  sweep::Point point = planned.point;
-  point.provenance = Provenance(planned.launch.device);
-  const absl::Status end = world != nullptr && started ? failed : absl::OkStatus();
-  if (!speaks()) {
-    // A process that leaves ends the job: time for rank 0 to learn of it and to write the row.
-    if (!end.ok()) absl::SleepFor(kTimeToWriteARow);
-    return end;
-  }
-  if (!failed.ok()) {
-    const std::string error(failed.message());
-    progress_->Error(static_cast<int64_t>(index) + 1, planned.label, error);
-    MOE_RETURN_IF_ERROR(output_.Add(index, sweep::ErrorRow(point, error)));
-    return end;
-  }
-  return output_.Add(index, sweep::MeasuredRow(point, sweep::Summarize(repetitions)));
-}
-
-absl::Status SweepRun::RunPoints(Communicator* world) {
-  if (world != nullptr) {
-    MOE_RETURN_IF_ERROR(CheckWorldSize(plan_.launch(), *world));
-    MOE_RETURN_IF_ERROR(AgreeAmongProcesses(*world));
-  }
-  progress_ = std::make_unique<SweepProgress>(
-      SweepProgress::Options{.points = static_cast<int64_t>(plan_.size()),
-                             .to_run = std::count(state_.begin(), state_.end(), kRun),
-                             .quiet = settings_.on("quiet") || !speaks()},
-      StderrTerminal(), stderr);
-  absl::Status status;
-  for (size_t i = 0; i < plan_.size() && status.ok(); ++i) {
-    if (state_[i] == kThere) continue;
-    status = RunPoint(i, plan_.At(i, text_), world);
-  }
-  progress_->End();
-  // Also what there is before a failure: processes do not come back from one.
-  if (speaks()) {
-    const absl::Status printed = output_.Print();
-    if (status.ok()) status = printed;
-  }
-  return status;
-}
-
-std::string SweepRun::ResumeCommand() const {
-  // What the environment or a file says for the other measure would be refused as a flag.
-  const auto skip = [&](const Setting& s) {
-    return s.name == "out" || s.name == "resume" || IsOfOther(plan_.measure(), s);
-  };
-  return absl::StrCat(LauncherText(plan_.launch()), ShellQuote(invocation_.program), " sweep",
-                      FlagsOf(settings_, skip), " --resume ", ShellQuote(output_.path()));
-}
-
-void SweepRun::Interrupted() {
-  Say(stderr, "\nmoe sweep: interrupted with {} of {} points done", output_.rows().size(),
-      plan_.size());
-  if (!output_.path().empty()) Say(stderr, "; go on with:\n  {}", ResumeCommand());
-  Say(stderr, "\n");
-  std::fflush(stderr);
-  (void)output_.Print();
-}
-
-absl::Status SweepRun::Verdict() const {
-  std::vector<sweep::SweepRow> failed = output_.rows();
-  std::erase_if(failed, [](const sweep::SweepRow& row) { return !row.failed(); });
-  if (failed.empty()) return absl::OkStatus();
-  return WithExitCode(
-      absl::InternalError(absl::StrCat(failed.size(), " of ", plan_.size(),
-                                       " points failed, the first: ", failed[0].text("error"))),
-      ExitCode::kCheckFailed);
-}
-
-absl::Status SweepRun::Run() {
-  MOE_RETURN_IF_ERROR(Prepare());
-  std::optional<InterruptWatch> watch;
-  if (speaks()) watch.emplace([this] { Interrupted(); });
-  if (!plan_.launch().plan.processes()) {
-    MOE_RETURN_IF_ERROR(RunPoints(nullptr));
-  } else {
-    const auto body = [&](std::unique_ptr<Communicator> world) {
-      return OrAbort(*world, RunPoints(world.get()));
-    };
-    MOE_RETURN_IF_ERROR(RunRanks(RankOptions(plan_.launch(), comm_timeout(), kCommand), body));
-  }
-  return speaks() ? Verdict() : absl::OkStatus();
-}
-
-absl::StatusOr<Settings> Load(const Invocation& invocation, std::vector<std::string>& warnings) {
-  Settings settings(SweepSettings());
-  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
-  return settings;
-}
-
 absl::Status Run(const Invocation& invocation) {
   std::vector<std::string> warnings;
-  MOE_ASSIGN_OR_RETURN(const Settings settings, Load(invocation, warnings));
+  Settings settings(SweepSettings());
+  MOE_RETURN_IF_ERROR(LoadSettings(invocation.args, invocation.environment, settings, warnings));
   if (settings.on("help")) return PrintOnce(invocation, HelpText(SweepHelp()));
   if (settings.on("print-config")) return PrintOnce(invocation, PrintSettings(settings));
   MOE_ASSIGN_OR_RETURN(const SweepPlan plan, SweepPlan::Make(settings, invocation.environment));

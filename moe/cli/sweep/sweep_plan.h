@@ -103,15 +103,6 @@ class SweepPlan {
   std::map<int, Launch> launches_;                // by ranks
 };
 
-// What the row says of the point, whether it can run or not.
-void FillPoint(const Settings& settings, sweep::Point& point);
-
-// Fill `planned` with what runs, as `moe train` and `moe bench layer` would check and make it.
-// kInvalidArgument with flag, value and what was expected where values do not go together.
-absl::Status PlanTraining(const Settings& settings, const lm::Corpus& corpus,
-                          PlannedPoint& planned);
-absl::Status PlanLayer(const Settings& settings, PlannedPoint& planned);
-
 }  // namespace moe::cli
 
 #endif  // MOE_MOE_CLI_SWEEP_SWEEP_PLAN_H_
