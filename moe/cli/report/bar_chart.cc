@@ -89,6 +89,7 @@ void DrawInterval(const Interval& interval, const Rows& rows, size_t row, Svg& s
 }  // namespace
 
 std::string Render(const StackedBarChart& chart) {
+  if (chart.bars.empty()) return "";
   double longest = 0;
   for (const StackedBar& bar : chart.bars) {
     double total = 0;
@@ -132,6 +133,7 @@ StackedBar PhaseBar(std::string name, double whole, std::vector<double> phases) 
 }
 
 std::string Render(const IntervalChart& chart) {
+  if (chart.intervals.empty()) return "";
   double low = 0, high = 0;
   for (const Interval& i : chart.intervals) {
     const double half = i.half_width > 0 ? i.half_width : 0;

@@ -70,7 +70,6 @@ std::string KernelShares(absl::Span<const Run> runs) {
                            .parts = {"of a copy's bandwidth", "of the rate of multiply-adds"},
                            .bars = {}};
   const std::vector<Kernel> kernels = KernelsOf(runs, chart.text);
-  if (kernels.empty()) return "";
   const std::vector<std::string> names = PointLabels(KeysOf(kernels));
   for (size_t i = 0; i < std::min(kernels.size(), kMaxBars); ++i) {
     StackedBar bar = {.name = names[i], .parts = {Mean(kernels[i].shares_pct), 0}};
@@ -226,7 +225,7 @@ std::string LayerPhases(absl::Span<const Run> runs) {
   }
   chart.parts.push_back("between phases");
   chart.text.LeaveOut(passes.size() - chart.bars.size(), passes.size(), "passes", kInTable);
-  return chart.bars.empty() ? "" : Render(chart);
+  return Render(chart);
 }
 
 }  // namespace moe::report

@@ -74,21 +74,17 @@ struct Yardstick {
 };
 
 Yardstick YardstickOf(const NamedRows& rows) {
-  const auto any = [&](double BenchRow::*value) {
-    return std::any_of(rows.begin(), rows.end(),
-                       [&](const NamedRow<BenchRow>& r) { return r.row->*value > 0; });
-  };
   // The rate at which every rank copies as many bytes of its own.
   static constexpr char kMemcpy[] = "limit: memcpy of this size";
-  // The bus bandwidth of one rank is 0.
-  if (any(&BenchRow::busbw)) {
-    return {&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
-  }
-  if (any(&BenchRow::algbw)) {
-    return {&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy};
-  }
-  if (any(&BenchRow::gflops)) {
-    return {&BenchRow::gflops, "rate", "GFLOP/s", &BenchRow::peak_gflops, "limit: measured peak"};
+  // The first that the rows have; the bus bandwidth of one rank is 0.
+  for (const Yardstick& y :
+       {Yardstick{&BenchRow::busbw, "bus bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
+        Yardstick{&BenchRow::algbw, "bandwidth", "GB/s", &BenchRow::memcpy, kMemcpy},
+        Yardstick{&BenchRow::gflops, "rate", "GFLOP/s", &BenchRow::peak_gflops,
+                  "limit: measured peak"}}) {
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [&](const NamedRow<BenchRow>& r) { return r.row->*y.value > 0; });
+    if (any) return y;
   }
   return {&BenchRow::time_us, "time", "us", nullptr, ""};
 }
@@ -147,11 +143,26 @@ struct OfOperation {
   }
 };
 
+// The first series, and how many there are beside them.
+void AddSeries(const Series& all, XyStyle style,
+               std::vector<XyPoint> (*points_of)(const Yardstick&, const NamedRows&),
+               const Yardstick& yardstick, XyChart& chart) {
+  const std::vector<std::string> names = PointLabels(KeysOf(all));
+  bool whiskers = false;
+  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
+    chart.series.push_back({.name = names[i],
+                            .style = style,
+                            .look = static_cast<int>(i),
+                            .points = points_of(yardstick, all[i].rows)});
+    for (const XyPoint& p : chart.series.back().points) whiskers |= p.y_error > 0;
+  }
+  if (whiskers) chart.text.note += " Whiskers: standard deviation.";
+  chart.text.LeaveOut(all.size() - chart.series.size(), all.size(), "series", kInTable);
+}
+
 XyChart SizeChart(const OfOperation& operation, size_t index) {
   const auto& [op, rows, failed, to_itself] = operation;
   const Yardstick yardstick = YardstickOf(rows);
-  const Series all = SeriesOf(rows, true);
-  const std::vector<std::string> names = PointLabels(KeysOf(all));
   XyChart chart = {.text = ChartText{.id = absl::StrCat("bench-size-", index),
                                      .title = absl::StrCat(op, ": ", yardstick.name, " over size"),
                                      .note = yardstick.limit == nullptr ? "Lower is better."
@@ -160,20 +171,7 @@ XyChart SizeChart(const OfOperation& operation, size_t index) {
                    .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
                    .x_kind = HasBytes(rows) ? ScaleKind::kBytes : ScaleKind::kLog,
                    .y_kind = ScaleKind::kLog};
-  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
-    chart.series.push_back({.name = names[i],
-                            .style = XyStyle::kLinePoints,
-                            .look = static_cast<int>(i),
-                            .points = PointsOf(yardstick, all[i].rows)});
-  }
-  for (const XySeries& s : chart.series) {
-    const bool whiskers = std::any_of(s.points.begin(), s.points.end(),
-                                      [](const XyPoint& p) { return p.y_error > 0; });
-    if (!whiskers) continue;
-    chart.text.note += " Whiskers: standard deviation.";
-    break;
-  }
-  chart.text.LeaveOut(all.size() - chart.series.size(), all.size(), "series", kInTable);
+  AddSeries(SeriesOf(rows, true), XyStyle::kLinePoints, PointsOf, yardstick, chart);
   operation.SayWhatIsLeftOut(chart.text);
   if (yardstick.limit == nullptr) return chart;
   XySeries limit = LimitOf(yardstick, rows);
@@ -216,16 +214,9 @@ std::string SkewChart(const OfOperation& operation, size_t index) {
       .x_label = "imbalance: most loaded rank / mean",
       .y_label = absl::StrCat(yardstick.name, " (", yardstick.unit, ")"),
       .y_from_zero = true};
-  const Series all = SeriesOf(rows, false);
-  const std::vector<std::string> names = PointLabels(KeysOf(all));
-  for (size_t i = 0; i < std::min(all.size(), kMaxSeries); ++i) {
-    chart.series.push_back({.name = names[i],
-                            .look = static_cast<int>(i),
-                            .points = SkewPoints(yardstick, all[i].rows)});
-  }
-  chart.text.LeaveOut(all.size() - chart.series.size(), all.size(), "series", kInTable);
+  AddSeries(SeriesOf(rows, false), XyStyle::kPoints, SkewPoints, yardstick, chart);
   operation.SayWhatIsLeftOut(chart.text);
-  return HasPoints(chart) ? Render(chart) : "";
+  return Render(chart);
 }
 
 }  // namespace
@@ -257,9 +248,7 @@ Section BenchSection(absl::Span<const Run> runs) {
   section.body = "<div class=\"charts\">\n";
   for (size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].rows.empty()) continue;
-    const XyChart chart = SizeChart(ops[i], i);
-    if (HasPoints(chart)) section.body += Render(chart);
-    section.body += SkewChart(ops[i], i);
+    section.body += Render(SizeChart(ops[i], i)) + SkewChart(ops[i], i);
   }
   absl::StrAppend(&section.body, KernelShares(runs), PairMaps(runs), LayerPhases(runs), "</div>\n",
                   Render(TableOf<BenchRow>("All benchmark rows", all)));

@@ -61,13 +61,11 @@ struct XyChart {
   std::vector<std::string> x_categories;
 };
 
-// Whether there is something to draw: a finite point.
-bool HasPoints(const XyChart& chart);
-
-// Points that are not finite, or not positive on a logarithmic axis, are left out, and the note
-// says how many, or how many series have no other points. Curves of more than kMaxCurvePoints are
-// thinned to the lowest and the highest of every stretch, so that spikes stay. Marks: see XyStyle,
-// one for the front, if any, and a ring for every point on it.
+// A figure, empty without a finite point. Points that are not finite, or not positive on a
+// logarithmic axis, are left out, and the note says how many, or how many series have no other
+// points. Curves of more than kMaxCurvePoints are thinned to the lowest and the highest of every
+// stretch, so that spikes stay. Marks: see XyStyle, one for the front, if any, and a ring for every
+// point on it.
 std::string Render(const XyChart& chart);
 
 inline constexpr int kMaxCurvePoints = 600;
@@ -87,7 +85,7 @@ struct StackedBarChart {
   std::vector<StackedBar> bars;
 };
 
-// One mark per part that is not zero.
+// One mark per part that is not zero. Empty without bars.
 std::string Render(const StackedBarChart& chart);
 
 // Time of a step by phase, of training runs and of a sweep's points: all-to-all, experts,
@@ -113,7 +111,7 @@ struct IntervalChart {
   std::vector<Interval> intervals;
 };
 
-// One mark per interval.
+// One mark per interval. Empty without any.
 std::string Render(const IntervalChart& chart);
 
 // "better", "worse", "within noise", "noise unknown", "equal".

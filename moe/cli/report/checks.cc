@@ -127,19 +127,15 @@ absl::StatusOr<std::vector<std::string>> RowsThatFail(absl::string_view expressi
       const bench::FailIf bound,
       bench::FailIf::Parse(expression, std::vector<std::string>(columns.begin(), columns.end()),
                            base));
-  const auto value_of = [](const std::map<std::string, double>& values, absl::string_view column) {
-    const auto at = values.find(std::string(column));
-    return at == values.end() ? kNone : at->second;
+  const auto column_of = [](const std::map<std::string, double>& values) {
+    return [&values](absl::string_view column) -> std::optional<double> {
+      const auto at = values.find(std::string(column));
+      return at == values.end() ? kNone : at->second;
+    };
   };
   std::vector<std::string> failed;
   for (const CheckRow& row : rows) {
-    const auto lookup = [&](absl::string_view column) -> std::optional<double> {
-      return value_of(row.values, column);
-    };
-    const auto of_base = [&](absl::string_view column) -> std::optional<double> {
-      return value_of(row.base, column);
-    };
-    if (bound.Holds(lookup, of_base)) failed.push_back(row.name);
+    if (bound.Holds(column_of(row.values), column_of(row.base))) failed.push_back(row.name);
   }
   return failed;
 }

@@ -306,7 +306,7 @@ std::string Intervals(const Comparison& comparison) {
   chart.text.LeaveOut(ranked.size() - chart.intervals.size(), all, "figures",
                       "smaller changes; the table has all");
   chart.text.LeaveOut(all - ranked.size(), all, "figures", "0 before: no percentage");
-  return chart.intervals.empty() ? "" : Render(chart);
+  return Render(chart);
 }
 
 std::string Summary(const Comparison& comparison) {

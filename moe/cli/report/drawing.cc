@@ -24,10 +24,6 @@ std::string Corner(Place corner, double width, double height) {
                       Coordinate(width), "\" height=\"", Coordinate(height), "\"");
 }
 
-std::string Title(absl::string_view text) {
-  return absl::StrCat("<title>", Escape(text), "</title>");
-}
-
 std::string Fill(int colour) {
   return absl::StrFormat("fill=\"#%06x\"", colour);
 }
@@ -112,24 +108,25 @@ void Svg::Text(absl::string_view classes, Place at, Anchor anchor, absl::string_
                   Escape(text), "</text>\n");
 }
 
-void Svg::PathMark(absl::string_view classes, absl::string_view path, absl::string_view tooltip) {
+void Svg::Mark(absl::string_view element, absl::string_view classes, absl::string_view attributes,
+               absl::string_view tooltip) {
   ++num_marks_;
-  absl::StrAppend(&body_, "<path class=\"mark ", classes, "\" d=\"", path, "\">", Title(tooltip),
-                  "</path>\n");
+  absl::StrAppend(&body_, "<", element, " class=\"mark", classes.empty() ? "" : " ", classes, "\" ",
+                  attributes, "><title>", Escape(tooltip), "</title></", element, ">\n");
+}
+
+void Svg::PathMark(absl::string_view classes, absl::string_view path, absl::string_view tooltip) {
+  Mark("path", classes, absl::StrCat("d=\"", path, "\""), tooltip);
 }
 
 void Svg::RectangleMark(absl::string_view classes, Place corner, double width, double height,
                         absl::string_view tooltip) {
-  ++num_marks_;
-  absl::StrAppend(&body_, "<rect class=\"mark ", classes, "\" ", Corner(corner, width, height), ">",
-                  Title(tooltip), "</rect>\n");
+  Mark("rect", classes, Corner(corner, width, height), tooltip);
 }
 
 void Svg::ColouredMark(int colour, Place corner, double width, double height,
                        absl::string_view tooltip) {
-  ++num_marks_;
-  absl::StrAppend(&body_, "<rect class=\"mark\" ", Fill(colour), " ", Corner(corner, width, height),
-                  ">", Title(tooltip), "</rect>\n");
+  Mark("rect", "", absl::StrCat(Fill(colour), " ", Corner(corner, width, height)), tooltip);
 }
 
 void Svg::ColouredRectangle(int colour, Place corner, double width, double height) {

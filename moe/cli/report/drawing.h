@@ -57,6 +57,9 @@ class Svg {
   std::string Element() const;
 
  private:
+  void Mark(absl::string_view element, absl::string_view classes, absl::string_view attributes,
+            absl::string_view tooltip);
+
   const std::string head_, label_;
   std::string body_;
   int num_marks_ = 0;
@@ -130,7 +133,8 @@ class Scale {
 size_t LabelStride(const Scale& scale, double length);
 
 // Drawings are this wide. On a phone they shrink by a tenth or two, which kFontSize allows for;
-// where there is room they grow to what leaves their letters smaller than the headings (PageStyle).
+// where there is room they grow to what leaves their letters smaller than the headings (kStyle in
+// page.cc).
 inline constexpr double kDrawingWidth = 420;
 
 struct ChartText {

@@ -6,15 +6,15 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
-#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_replace.h>
 
 namespace moe::report {
 namespace {
 
-constexpr char kReplacement[] = "\xEF\xBF\xBD";  // U+FFFD
+constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr char kNothing[] = "–";
 
 // Bytes of the character that `text` begins with; 0 if it is not UTF-8 (RFC 3629: no overlong
@@ -33,15 +33,6 @@ size_t CharacterBytes(absl::string_view text) {
   const bool overlong = (lead == 0xE0 && at(1) < 0xA0) || (lead == 0xF0 && at(1) < 0x90);
   const bool outside = (lead == 0xED && at(1) > 0x9F) || (lead == 0xF4 && at(1) > 0x8F);
   return overlong || outside ? 0 : size;
-}
-
-const char* Reference(char c) {
-  constexpr std::pair<char, const char*> kReferences[] = {
-      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
-  for (const auto& [character, reference] : kReferences) {
-    if (character == c) return reference;
-  }
-  return nullptr;
 }
 
 // "-1234567.8" -> "-1,234,567.8"
@@ -66,21 +57,16 @@ std::string WithoutTrailingZeros(std::string digits) {
 }  // namespace
 
 std::string Escape(absl::string_view text) {
-  std::string escaped;
+  std::string shown;
   while (!text.empty()) {
     const size_t size = CharacterBytes(text);
     const char c = text.front();
     const bool control = size == 1 && ((c < ' ' && c != '\t' && c != '\n') || c == '\x7F');
-    if (size == 0 || control) {
-      absl::StrAppend(&escaped, kReplacement);
-    } else if (const char* const reference = Reference(c); reference != nullptr) {
-      absl::StrAppend(&escaped, reference);
-    } else {
-      absl::StrAppend(&escaped, text.substr(0, size));
-    }
+    absl::StrAppend(&shown, size == 0 || control ? kReplacement : text.substr(0, size));
     text.remove_prefix(size == 0 ? 1 : size);
   }
-  return escaped;
+  return absl::StrReplaceAll(
+      shown, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}, {"'", "&#39;"}});
 }
 
 std::string NumberText(double value, int digits) {

@@ -133,14 +133,6 @@ std::string ExpertLoadMaps(const Run& run, size_t index);
 std::string Page(absl::string_view title, absl::Span<const Run> runs,
                  absl::Span<const Section> sections);
 
-// Its style and its script. The script sorts tables; then it checks the page and says so in
-// attributes of <html>: data-charts, data-marks and data-tables count what is there, and data-check
-// is "ok", or what is wrong: a script error, or a chart without the marks it was drawn with.
-std::string PageStyle();
-absl::string_view PageScript();
-// base64 of the script's SHA-256.
-absl::string_view PageScriptHash();
-
 }  // namespace moe::report
 
 #endif  // MOE_MOE_CLI_REPORT_PAGE_H_

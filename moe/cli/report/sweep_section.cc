@@ -95,7 +95,6 @@ class SweepCharts {
   }
 
   std::string Rendered(XyChart chart) const {
-    if (!HasPoints(chart)) return "";
     chart.text.LeaveOut(failed_, all_, "rows", "failed");
     return Render(chart);
   }
@@ -195,7 +194,6 @@ class SweepCharts {
                    {Over(p, &SweepRow::a2a_ms).mean, Over(p, &SweepRow::expert_ms).mean,
                     Over(p, &SweepRow::all_reduce_ms).mean}));
     }
-    if (chart.bars.empty()) return "";
     chart.text.LeaveOut(timed - chart.bars.size(), points_.size(), "points", kInTable);
     chart.text.LeaveOut(points_.size() - timed, points_.size(), "points", "no such figure");
     chart.text.LeaveOut(failed_, all_, "rows", "failed");

@@ -61,7 +61,7 @@ std::string LossChart(const Runs& runs) {
     XySeries validation = ValidationOf(*runs[i], static_cast<int>(i));
     if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   }
-  return HasPoints(chart) ? Render(chart) : "";
+  return Render(chart);
 }
 
 // A chart over steps, of runs of which any has a value above 0.
@@ -113,7 +113,7 @@ std::string PhaseChart(const Runs& runs) {
                   SteadyMean(*run, &TrainStep::all_reduce_ms)}));
   }
   chart.text.LeaveOut(runs.size() - chart.bars.size(), runs.size(), "runs", "no such figure");
-  return chart.bars.empty() ? "" : Render(chart);
+  return Render(chart);
 }
 
 // The columns of the table, with what they have of a run.

@@ -76,6 +76,7 @@ class XyDrawing {
         svg_(kDrawingWidth, kHeight, chart.text.title) {}
 
   std::string Run() {
+    if (series_.empty()) return "";
     frame_.Draw(svg_, chart_.x_label, chart_.y_label);
     for (const XySeries& s : series_) DrawLine(s);
     if (chart_.front.has_value()) DrawFront();
@@ -266,10 +267,6 @@ class XyDrawing {
 };
 
 }  // namespace
-
-bool HasPoints(const XyChart& chart) {
-  return !Drawn(chart).empty();
-}
 
 std::vector<XyPoint> Thinned(const std::vector<XyPoint>& points) {
   const size_t n = points.size();
