@@ -28,10 +28,13 @@ bool Spin(int times, absl::FunctionRef<bool()> look) {
 
 // Offers the core a few times: a peer that waits for this very core comes sooner than by a sleep
 // and a wake-up.
-bool OfferCore(absl::FunctionRef<bool()> look) {
+bool OfferCore(SpinBudget& budget, absl::FunctionRef<bool()> look) {
   constexpr int kOffers = 4;
-  for (int i = 0; i < kOffers; ++i) {
+  bool again = budget.MayOffer(MonotonicNs());
+  for (int i = 0; i < kOffers && again; ++i) {
+    const int64_t offered_ns = MonotonicNs();
     std::this_thread::yield();
+    again = budget.ReportOffer(offered_ns, MonotonicNs());
     if (look()) return true;
   }
   return false;
@@ -167,7 +170,7 @@ absl::Status LocalGroup::WaitUntil(Doorbell& bell, SpinBudget& spin, const Local
       spin.Report(came);
       if (came) continue;
     }
-    if (OfferCore(look)) continue;
+    if (OfferCore(spin, look)) continue;
     if (!patience.has_value()) {
       patience.emplace(timeout_);
       before = Look(caller, is_missing);
