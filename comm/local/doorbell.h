@@ -43,8 +43,8 @@ class alignas(64) Doorbell {
 void Relax();
 
 // What one thread does before it sleeps. A peer that runs on another core comes within
-// microseconds, and spinning saves the wake-up; a peer that waits for this very core comes sooner if
-// the core is offered. Neither pays always: recent waits decide.
+// microseconds, and spinning saves the wake-up; a peer that waits for this very core comes sooner
+// if the core is offered. Neither pays always: recent waits decide.
 class SpinBudget {
  public:
   // Turns to spin for. Every 16th wait tries the full length again.

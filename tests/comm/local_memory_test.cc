@@ -1,5 +1,6 @@
-// Ranks that are threads, when one of them has no memory in the midst of a collective, and how often
-// they offer their core. A program of its own, since all of it takes its memory from counting_new.cc.
+// Ranks that are threads, when one of them has no memory in the midst of a collective, and how
+// often they offer their core. A program of its own, since all of it takes its memory from
+// counting_new.cc.
 #include <atomic>
 #include <memory>
 #include <new>
