@@ -209,9 +209,11 @@ std::string Nearest(absl::string_view word, const std::vector<std::string>& know
     // A short word is near everything: no more edits than half of what was meant.
     const int limit = std::min(best, static_cast<int>(candidate.size()) / 2 + 1);
     const int distance = EditDistance(word, candidate);
-    // As near as another, and nothing of the word is wrong: --moe-ffn-hidden-size, --hidden-size.
-    const bool tie = distance == best && absl::StrContains(candidate, word);
-    if (distance < limit || (tie && !nearest.empty())) {
+    // As near as the one found, but nothing of the word is wrong: --moe-ffn-hidden-size,
+    // --hidden-size.
+    const bool better_tie = !nearest.empty() && distance == best &&
+                            absl::StrContains(candidate, word) && !absl::StrContains(nearest, word);
+    if (distance < limit || better_tie) {
       best = distance;
       nearest = candidate;
     }
