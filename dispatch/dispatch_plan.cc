@@ -41,22 +41,16 @@ absl::StatusOr<DispatchPlan> DispatchPlan::Build(const Routing& routing,
                                                  const DispatchPlanOptions& options,
                                                  Communicator& comm, Workspace& workspace,
                                                  Stream& stream, Workspace* staging) {
-  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, comm, workspace, staging);
-  MOE_RETURN_IF_ERROR(builder.Check(options));
+  DispatchPlanBuilder builder(routing, micro_batch_offsets, placement, options, comm, workspace,
+                              staging);
+  MOE_RETURN_IF_ERROR(builder.Check());
   MOE_RETURN_IF_ERROR(builder.CheckSlotOffsets());
-  MOE_RETURN_IF_ERROR(builder.StartMessage(options));
-  MOE_RETURN_IF_ERROR(builder.CountKeptSlots());
+  MOE_RETURN_IF_ERROR(builder.StartMessage());
+  MOE_RETURN_IF_ERROR(builder.CountSlots());
   MOE_RETURN_IF_ERROR(builder.OrderHomeRows());
-  MOE_RETURN_IF_ERROR(builder.OrderSendRows());
   MOE_RETURN_IF_ERROR(builder.GatherCounts(stream));
   MOE_RETURN_IF_ERROR(builder.SumCounts());
-  if (comm.size() == 1) {
-    MOE_RETURN_IF_ERROR(builder.OrderRowsOfOneRank());
-    return builder.plan();
-  }
-  MOE_RETURN_IF_ERROR(builder.ExchangeTokens(stream));
-  MOE_RETURN_IF_ERROR(builder.OrderExpertRows());
-  MOE_RETURN_IF_ERROR(builder.FindHomeSources());
+  MOE_RETURN_IF_ERROR(builder.OrderExpertRows(stream));
   return builder.plan();
 }
 
@@ -74,11 +68,13 @@ absl::StatusOr<DispatchPlan> DispatchPlan::OnDevice(Workspace& workspace, Stream
 
 DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
                                          absl::Span<const int64_t> micro_batch_offsets,
-                                         const ExpertPlacement& placement, Communicator& comm,
+                                         const ExpertPlacement& placement,
+                                         const DispatchPlanOptions& options, Communicator& comm,
                                          Workspace& workspace, Workspace* staging)
     : routing_(routing),
       offsets_(micro_batch_offsets),
       placement_(placement),
+      options_(options),
       comm_(comm),
       workspace_(workspace),
       staging_(staging),
@@ -90,11 +86,12 @@ DispatchPlanBuilder::DispatchPlanBuilder(const Routing& routing,
       micro_batches_(MicroBatches(micro_batch_offsets)) {
   plan_.ranks_ = comm.size();
   plan_.rank_ = comm.rank();
+  plan_.reads_peers_ = options.reads_peers;
   plan_.tokens_ = routing.tokens();
   plan_.segments_ = plan_.ranks_ * micro_batches_;
 }
 
-absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) const {
+absl::Status DispatchPlanBuilder::Check() const {
   if (placement_.ranks() != comm_.size() || placement_.num_experts() != routed_ || routed_ < 1 ||
       routing_.num_experts < routed_) {
     return Invalid(absl::StrCat("placement of ", placement_.num_experts(), " experts on ",
@@ -102,8 +99,8 @@ absl::Status DispatchPlanBuilder::Check(const DispatchPlanOptions& options) cons
                                 routing_.num_experts, " experts routed and the group ",
                                 comm_.size(), " ranks"));
   }
-  if (options.overlap_degree < 1) {
-    return Invalid(absl::StrCat("overlap degree ", options.overlap_degree, ", expected >= 1"));
+  if (options_.overlap_degree < 1) {
+    return Invalid(absl::StrCat("overlap degree ", options_.overlap_degree, ", expected >= 1"));
   }
   return CheckRouting(routing_, offsets_);
 }
@@ -143,29 +140,53 @@ absl::Status DispatchPlanBuilder::CheckSlotOffsets() const {
                                                               : BadSlotOffsets(routing_);
 }
 
-absl::Status DispatchPlanBuilder::StartMessage(const DispatchPlanOptions& options) {
-  plan_.chunks_ = std::clamp<int>(options.overlap_degree, 1, placement_.LocalExperts(0));
-  const int64_t pairs = int64_t{plan_.chunks_} * plan_.ranks_;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(kHeaderSize + pairs + micro_batches_ * routed_, 0, message_));
-  send_counts_ = message_.subspan(kHeaderSize, pairs);
-  kept_ = message_.subspan(kHeaderSize + pairs);
+absl::Status DispatchPlanBuilder::StartMessage() {
+  plan_.chunks_ = std::clamp<int>(options_.overlap_degree, 1, placement_.LocalExperts(0));
+  const int64_t kept = kHeaderSize + most_pairs();
+  const int64_t batches = std::max(micro_batches_, kMicroBatchesAtOnce);
+  MOE_RETURN_IF_ERROR(Take<int32_t>(kept + batches * routed_, 0, message_));
+  message_[kTokens] = static_cast<int32_t>(plan_.tokens_);
+  message_[kMicroBatches] = static_cast<int32_t>(micro_batches_);
+  message_[kPaddedRows] = static_cast<int32_t>(routing_.padded_rows);
+  message_[kChunks] = plan_.chunks_;
+  send_counts_ = message_.subspan(kHeaderSize, int64_t{plan_.chunks_} * plan_.ranks_);
+  kept_ = message_.subspan(kept, micro_batches_ * routed_);
   plan_.kept_slots_ = kept_;
   return absl::OkStatus();
 }
 
-absl::Status DispatchPlanBuilder::CountKeptSlots() {
+absl::StatusOr<DispatchPlanBuilder::SendOrder> DispatchPlanBuilder::StartSendOrder(
+    absl::Span<int32_t> rows) {
+  SendOrder order = {};
+  if (!sends_once()) return order;
+  absl::Span<int32_t> pair_of_expert, last_token;
+  MOE_RETURN_IF_ERROR(Take(routed_, pair_of_expert));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), -1, last_token));
+  ForEachExpert([&](int c, int r, int64_t e) { pair_of_expert[e] = c * plan_.ranks_ + r; });
+  order.pair_of_expert = pair_of_expert.data();
+  order.last_token = last_token.data();
+  order.rows = rows.data();
+  return order;
+}
+
+absl::Status DispatchPlanBuilder::CountSlots() {
+  const WorkspaceScope scope(workspace_);
   const Slots slots = slots_;
   const int32_t experts = routing_.num_experts;
+  MOE_ASSIGN_OR_RETURN(const SendOrder send, StartSendOrder(send_counts_));
   for (int64_t b = 0; b < micro_batches_; ++b) {
     int32_t* const kept = &kept_[b * routed_];
-    const int64_t end = slots.FirstOf(micro_batch_end(b));
-    for (int64_t s = slots.FirstOf(micro_batch_begin(b)); s < end; ++s) {
-      const int32_t e = slots.expert[s];
-      if (e < 0 || e >= experts) {
-        return Invalid(
-            absl::StrCat("slot ", s, " names expert ", e, ", expected 0 .. ", experts - 1));
+    for (int64_t t = micro_batch_begin(b); t < micro_batch_end(b); ++t) {
+      for (int64_t s = slots.offset[t]; s < slots.offset[t + 1]; ++s) {
+        const int32_t e = slots.expert[s];
+        if (e < 0 || e >= experts) {
+          return Invalid(
+              absl::StrCat("slot ", s, " names expert ", e, ", expected 0 .. ", experts - 1));
+        }
+        if (!slots.kept(s)) continue;
+        ++kept[e];
+        if (send.pair_of_expert != nullptr) send.PlaceOf(e, static_cast<int32_t>(t));
       }
-      if (slots.kept(s)) ++kept[e];
     }
   }
   return CheckPadding();
@@ -181,10 +202,13 @@ absl::Status DispatchPlanBuilder::CheckPadding() const {
 }
 
 absl::Status DispatchPlanBuilder::OrderHomeRows() {
-  absl::Span<int64_t> home_begin;
-  MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.chunks_ + 1, 0, home_begin));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, home_start_));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, exchange_start_));
+  absl::Span<int64_t> start, send_begin;
+  absl::Span<int32_t> home_row_of_slot, home_slot, next, exchange, send_rows, send_token;
+  MOE_RETURN_IF_ERROR(Take(routed_, start));
+  MOE_RETURN_IF_ERROR(Take<int64_t>(std::ssize(send_counts_), 0, send_begin));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(std::ssize(send_counts_), 0, send_rows));
+  MOE_RETURN_IF_ERROR(Take(routed_, next));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(routed_, 0, exchange));
   const auto my_rows = [&](int64_t expert) {
     if (padded()) return micro_batches_ * routing_.padded_rows;
     int64_t rows = 0;
@@ -192,58 +216,68 @@ absl::Status DispatchPlanBuilder::OrderHomeRows() {
     return rows;
   };
   int64_t rows = 0;
-  ForEachExpert([&](int c, int, int64_t e) {
-    home_start_[e] = rows;
+  ForEachExpert([&](int, int, int64_t e) {
+    start[e] = rows;
     rows += my_rows(e);
-    home_begin[c + 1] = rows;  // every chunk has an expert of rank 0
   });
-  for (int64_t e = 1; e < routed_; ++e) {
-    exchange_start_[e] = exchange_start_[e - 1] + my_rows(e - 1);
+  int64_t value = 0;
+  for (int32_t e = 0; e < routed_; ++e) {
+    next[e] = static_cast<int32_t>(start[e]);
+    if (exchanges()) exchange[e] = static_cast<int32_t>(value - start[e]);
+    value += my_rows(e);
   }
-  plan_.home_begin_ = home_begin;
-  absl::Span<int32_t> home_row_of_slot, home_slot, next, exchange;
   MOE_RETURN_IF_ERROR(Take(routing_.slots(), home_row_of_slot));
   MOE_RETURN_IF_ERROR(Take(rows, home_slot));
-  MOE_RETURN_IF_ERROR(Take(rows, home_source_));
-  MOE_RETURN_IF_ERROR(Take(routed_, next));
-  MOE_RETURN_IF_ERROR(Take(routed_, exchange));
-  for (int32_t e = 0; e < routed_; ++e) {
-    next[e] = static_cast<int32_t>(home_start_[e]);
-    exchange[e] = static_cast<int32_t>(exchange_start_[e] - home_start_[e]);
+  MOE_RETURN_IF_ERROR(Take(rows, values_));
+  MOE_ASSIGN_OR_RETURN(SendOrder send, StartSendOrder(send_rows));
+  if (sends_once()) {
+    int64_t sent = 0;
+    for (size_t pair = 0; pair < send_counts_.size(); ++pair) {
+      send_begin[pair] = sent;
+      sent += send_counts_[pair];
+    }
+    MOE_RETURN_IF_ERROR(Take(sent, send_token));
+    send.begin = send_begin.data();
+    send.token = send_token.data();
   }
   if (padded()) {  // some places stay empty
     std::fill(home_slot.begin(), home_slot.end(), -1);
-    std::fill(home_source_.begin(), home_source_.end(), -1);
+    std::fill(values_.begin(), values_.end(), -1);
   }
-  const HomeOrder order = {.next = next.data(),
-                           .exchange = exchange.data(),
-                           .row_of_slot = home_row_of_slot.data(),
-                           .slot_of_row = home_slot.data(),
-                           .token = home_source_.data()};
+  const HomeOrder home = {.next = next.data(),
+                          .exchange = exchange.data(),
+                          .row_of_slot = home_row_of_slot.data(),
+                          .slot_of_row = home_slot.data(),
+                          .value = values_.data()};
   for (int64_t b = 0; b < micro_batches_; ++b) {
     for (int32_t e = 0; padded() && e < routed_; ++e) {
-      next[e] = static_cast<int32_t>(home_start_[e] + b * routing_.padded_rows);
+      next[e] = static_cast<int32_t>(start[e] + b * routing_.padded_rows);
     }
-    PlaceSlots(micro_batch_begin(b), micro_batch_end(b), order);
+    PlaceSlots(micro_batch_begin(b), micro_batch_end(b), home, send);
   }
   plan_.home_row_of_slot_ = home_row_of_slot;
   plan_.home_slot_ = home_slot;
+  if (sends_once()) plan_.send_token_ = send_token;
+  if (!exchanges()) (plan_.ranks_ == 1 ? plan_.expert_token_ : plan_.send_token_) = values_;
   return absl::OkStatus();
 }
 
-void DispatchPlanBuilder::PlaceSlots(int64_t begin, int64_t end, HomeOrder order) const {
+void DispatchPlanBuilder::PlaceSlots(int64_t begin, int64_t end, HomeOrder home,
+                                     SendOrder send) const {
   const Slots slots = slots_;
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t s = slots.offset[t]; s < slots.offset[t + 1]; ++s) {
       if (!slots.kept(s)) {
-        order.row_of_slot[s] = -1;
+        home.row_of_slot[s] = -1;
         continue;
       }
       const int32_t e = slots.expert[s];
-      const int32_t row = order.next[e]++;
-      order.row_of_slot[s] = row;
-      PutInTurn(static_cast<int32_t>(s), order.slot_of_row + row);
-      PutInTurn(static_cast<int32_t>(t), order.token + row + order.exchange[e]);
+      const int32_t row = home.next[e]++;
+      const auto token = static_cast<int32_t>(t);
+      home.row_of_slot[s] = row;
+      PutInTurn(static_cast<int32_t>(s), home.slot_of_row + row);
+      PutInTurn(send.pair_of_expert == nullptr ? token : send.PlaceOf(e, token),
+                home.value + row + home.exchange[e]);
     }
   }
 }

@@ -21,6 +21,8 @@ struct DispatchPlanOptions {
   // d of --moe-overlap-degree: local experts are cut into this many chunks, each exchanged and
   // computed on its own. At most the largest LocalExperts count; more are cut to that.
   int overlap_degree = 1;
+  // For kDirect: rows are read in peers' memory, neither sent nor received.
+  bool reads_peers = false;
 };
 
 // The permutation, and its split over ranks and chunks, that `Routing` implies.
@@ -29,8 +31,9 @@ struct DispatchPlanOptions {
 //   slots          (token, choice) pairs of this rank, in token order: Routing's own order
 //   send rows      one per distinct (chunk, destination rank, token): a token whose experts share a
 //                  rank (and chunk) travels there once. Sorted by (chunk, destination, token).
-//                  With padding to capacity: one per (chunk, destination, expert, micro-batch,
-//                  place in capacity), -1 for an empty place, so that shapes are static.
+//                  With padding to capacity they are home rows, so that shapes are static: one per
+//                  (chunk, destination, expert, micro-batch, place in capacity), -1 for an empty
+//                  place. So they are counted where peers are read, or there is one rank.
 //   received rows  sorted by (chunk, source rank, ...) as they arrive
 //   expert rows    one per kept slot of all ranks for my experts (capacity places when padded),
 //                  sorted by (expert, source rank, token, choice) = (expert, global token, choice).
@@ -40,7 +43,7 @@ struct DispatchPlanOptions {
 //   home rows      the same rows as they arrive at home, by (chunk, expert's rank, expert, token,
 //                  choice)
 // docs/dispatch.md draws them. Slots of identity experts (ids >= num_routed_experts) and dropped
-// slots have no row anywhere.
+// slots have no row anywhere. A plan has the arrays that its dispatchers read; others are empty.
 //
 // Immutable. Its arrays live in the workspace given to Build: host memory. A plan of OnDevice or
 // BuildOnDevice has those marked (device) in memory of a stream's device, for kernels alone to
@@ -52,16 +55,16 @@ class DispatchPlan {
   // Collective over `comm` (the expert-parallel group); every rank passes the same number of
   // micro-batches B (micro_batch_offsets [B + 1] over its T tokens, empty ones allowed; an empty
   // span is one micro-batch), the same options, padding and E. `placement` is of the routed
-  // experts. Costs one AllGather of B*E + d*R + 4 int32, one all-to-all of one int32 per expert row
-  // (the token it carries), and two host waits. With padding no host wait would be needed; on the
-  // CPU a wait is free. `stream` is synchronised; nothing else of `comm` may be under way. It may
-  // be a CUDA stream of a backend that moves such memory, which costs fewer waits than memory of
-  // the host may (docs/nccl.md); `staging` is memory of its device then. A group of one rank reads
-  // the slots twice and exchanges no tokens; arrays that are equal are one: five int32 a slot and
-  // one a token, where every slot is kept.
+  // experts. Costs an AllGather of 5E + R int32, where B is above 4 another one, and one all-to-all
+  // of one int32 per expert row: the place of its token among the rows that its rank sends here
+  // (with padding it is known), or to read peers the token. `stream` is synchronised; nothing else
+  // of `comm` may be under way. It may be a CUDA stream of a backend that moves such memory, which
+  // costs fewer waits than memory of the host may (docs/nccl.md); `staging` is memory of its device
+  // then. The slots are read twice. A group of one rank exchanges nothing; arrays that are equal
+  // are one: four int32 a slot, where every slot is kept.
   // Errors: kInvalidArgument, before anything is sent, if the routing's shapes disagree, an id is
   // out of range or an expert has more kept slots in a micro-batch than padded_rows; after the
-  // AllGather, on all ranks alike, if ranks disagree on d or padded_rows or an expert rank would
+  // AllGather, on all ranks alike, if ranks disagree on B, d or padded_rows or an expert rank would
   // hold 2^31 rows; any error of the communicator.
   static absl::StatusOr<DispatchPlan> Build(const Routing& routing,
                                             absl::Span<const int64_t> micro_batch_offsets,
@@ -79,11 +82,9 @@ class DispatchPlan {
   // `workspace`; `host_workspace` is for tables. Enqueues: no host waits, and the host does not
   // learn how many slots travel. So the plan has one chunk with a row for every slot, of which
   // those that no slot takes are last and empty: -1 as their token and slot. Without padding the
-  // device alone knows offsets and counts.
-  // Nothing is sent and no peer read: send_token, expert_source, return_place and what names peers
-  // are empty (names_peers); of dispatchers, the staged ones alone take such a plan. No row have
-  // ids out of range, as those of identity experts, and an expert's slots beyond padded_rows;
-  // slot_offset must ascend from 0 to the slots, which the host does not see.
+  // device alone knows offsets and counts. It is for staged dispatchers. No row have ids out of
+  // range, as those of identity experts, and an expert's slots beyond padded_rows; slot_offset must
+  // ascend from 0 to the slots, which the host does not see.
   // Errors: as Build, but for these; kInvalidArgument if E is above kMaxSortedExperts.
   static absl::StatusOr<DispatchPlan> BuildOnDevice(const Routing& routing,
                                                     absl::Span<const int64_t> micro_batch_offsets,
@@ -93,7 +94,7 @@ class DispatchPlan {
   int chunks() const { return chunks_; }                        // d
   int ranks() const { return ranks_; }                          // R
   int rank() const { return rank_; }                            // of this plan's holder
-  bool names_peers() const { return names_peers_; }             // it is not of BuildOnDevice
+  bool reads_peers() const { return reads_peers_; }             // as in the options
   int64_t tokens() const { return tokens_; }                    // T
   int64_t slots() const { return Size(home_row_of_slot_); }     // of the routing
   int64_t send_rows() const { return send_begin_.back(); }      // S, all chunks
@@ -127,6 +128,13 @@ class DispatchPlan {
   int64_t expert_begin(int chunk) const { return expert_begin_[chunk]; }
   int64_t home_begin(int chunk) const { return home_begin_[chunk]; }
 
+  // (device) [home rows of the chunk] slot of each, -1 = an empty place.
+  absl::Span<const int32_t> home_slot(int chunk) const {
+    return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
+  }
+  absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
+
+  // For several ranks that read no peers: what is sent and what is received.
   // (device) [send rows of the chunk] token that each carries; -1 = an empty place.
   absl::Span<const int32_t> send_token(int chunk) const {
     return Part(send_token_, send_begin_[chunk], send_begin_[chunk + 1]);
@@ -135,31 +143,28 @@ class DispatchPlan {
   absl::Span<const int32_t> expert_source(int chunk) const {
     return Part(expert_source_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // (device) [expert rows of the chunk] rank each comes from, the token it is there (-1 = empty
-  // place), and the home row in which it comes back there.
-  absl::Span<const int32_t> expert_peer(int chunk) const {
-    return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
+  // (device) [expert rows of the chunk] the chunk's return row that carries each home.
+  absl::Span<const int32_t> return_place(int chunk) const {
+    return Part(return_place_, expert_begin(chunk), expert_begin(chunk + 1));
   }
+  // Its inverse, for one rank too: (device) [return rows of the chunk] expert row (of all N) that
+  // each carries home.
+  absl::Span<const int32_t> return_order(int chunk) const {
+    return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+
+  // To read peers, or for one rank: (device) [expert rows of the chunk] token that each is at the
+  // rank it comes from; -1 = an empty place.
   absl::Span<const int32_t> expert_token(int chunk) const {
     return Part(expert_token_, expert_begin(chunk), expert_begin(chunk + 1));
+  }
+  // To read peers: that rank, and the home row in which it comes back there.
+  absl::Span<const int32_t> expert_peer(int chunk) const {
+    return Part(expert_peer_, expert_begin(chunk), expert_begin(chunk + 1));
   }
   absl::Span<const int32_t> expert_home_row(int chunk) const {
     return Part(expert_home_row_, expert_begin(chunk), expert_begin(chunk + 1));
   }
-  // (device) [return rows of the chunk] expert row (of all N) that each carries home.
-  absl::Span<const int32_t> return_order(int chunk) const {
-    return Part(return_order_, expert_begin(chunk), expert_begin(chunk + 1));
-  }
-  // The inverse, (device) [expert rows of the chunk]: the chunk's return row that carries each
-  // home.
-  absl::Span<const int32_t> return_place(int chunk) const {
-    return Part(return_place_, expert_begin(chunk), expert_begin(chunk + 1));
-  }
-  // (device) [home rows of the chunk] slot of each, -1 = an empty place.
-  absl::Span<const int32_t> home_slot(int chunk) const {
-    return Part(home_slot_, home_begin_[chunk], home_begin_[chunk + 1]);
-  }
-  absl::Span<const int32_t> home_slot() const { return home_slot_; }  // all chunks
   // (device) [home rows of the chunk] rank that computes each, and the expert row it is there (of
   // all N).
   absl::Span<const int32_t> home_peer(int chunk) const {
@@ -168,6 +173,7 @@ class DispatchPlan {
   absl::Span<const int32_t> home_source(int chunk) const {
     return Part(home_source_, home_begin_[chunk], home_begin_[chunk + 1]);
   }
+
   // Expert rows of local expert `expert` that are `source`'s start here; SourceBegin(expert, R) is
   // where the next expert's start.
   int64_t SourceBegin(int64_t expert, int source) const {
@@ -181,10 +187,10 @@ class DispatchPlan {
   // Rows that `source` sends to `destination` in this chunk (known for every pair), and expert rows
   // of `destination` that are `source`'s, which is also what returns from there.
   int64_t SendRows(int chunk, int source, int destination) const {
-    return send_table_[source * send_stride_ + chunk * ranks_ + destination];
+    return send_table_[PairAt(chunk, source, destination)];
   }
   int64_t ExpertRows(int chunk, int source, int destination) const {
-    return expert_table_[(int64_t{source} * chunks_ + chunk) * ranks_ + destination];
+    return expert_table_[PairAt(chunk, source, destination)];
   }
 
   // The largest T, return_rows() and expert_rows() of any rank: the size of peer memory.
@@ -196,6 +202,9 @@ class DispatchPlan {
   friend class DispatchPlanBuilder;
   DispatchPlan() = default;
 
+  size_t PairAt(int chunk, int source, int destination) const {
+    return (static_cast<size_t>(source) * chunks_ + chunk) * ranks_ + destination;
+  }
   template <typename T>
   static int64_t Size(absl::Span<T> all) {
     return static_cast<int64_t>(all.size());
@@ -205,8 +214,8 @@ class DispatchPlan {
   }
 
   int chunks_ = 1, ranks_ = 1, rank_ = 0;
-  bool names_peers_ = true;
-  int64_t tokens_ = 0, segments_ = 0, send_stride_ = 0;
+  bool reads_peers_ = false;
+  int64_t tokens_ = 0, segments_ = 0;
   int64_t max_tokens_ = 0, max_return_rows_ = 0, max_expert_rows_ = 0;
   absl::Span<const int32_t> chunk_first_expert_;
   absl::Span<const int64_t> send_begin_, recv_begin_, home_begin_, expert_begin_;  // [d + 1]
@@ -215,7 +224,7 @@ class DispatchPlan {
   absl::Span<const int32_t> home_row_of_slot_, home_slot_, home_peer_, home_source_;
   absl::Span<const int32_t> send_token_, expert_source_, expert_peer_, expert_token_,
       expert_home_row_, return_order_, return_place_;
-  absl::Span<const int32_t> kept_slots_, send_table_, expert_table_;
+  absl::Span<const int32_t> kept_slots_, send_table_, expert_table_;  // tables: [R, d, R]
 };
 
 }  // namespace moe

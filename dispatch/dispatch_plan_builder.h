@@ -26,26 +26,20 @@ class DispatchPlanBuilder {
  public:
   // staging: of the device of a CUDA stream.
   DispatchPlanBuilder(const Routing& routing, absl::Span<const int64_t> micro_batch_offsets,
-                      const ExpertPlacement& placement, Communicator& comm, Workspace& workspace,
-                      Workspace* staging);
+                      const ExpertPlacement& placement, const DispatchPlanOptions& options,
+                      Communicator& comm, Workspace& workspace, Workspace* staging);
 
   // Sizes, of the routing alone and of all.
   static absl::Status CheckRouting(const Routing& routing,
                                    absl::Span<const int64_t> micro_batch_offsets);
-  absl::Status Check(const DispatchPlanOptions& options) const;
+  absl::Status Check() const;
   absl::Status CheckSlotOffsets() const;
-  absl::Status StartMessage(const DispatchPlanOptions& options);
-  absl::Status CountKeptSlots();  // checks ids too
+  absl::Status StartMessage();
+  absl::Status CountSlots();  // checks ids too
   absl::Status OrderHomeRows();
-  absl::Status OrderSendRows();
   absl::Status GatherCounts(Stream& stream);
   absl::Status SumCounts();
-  absl::Status ExchangeTokens(Stream& stream);
-  absl::Status OrderExpertRows();
-  absl::Status FindHomeSources();
-
-  // For a group of one rank, instead of the steps after SumCounts.
-  absl::Status OrderRowsOfOneRank();
+  absl::Status OrderExpertRows(Stream& stream);
 
   DispatchPlan plan() const { return plan_; }
 
@@ -61,18 +55,50 @@ class DispatchPlanBuilder {
     bool kept(int64_t s) const {
       return expert[s] < routed && (dropped == nullptr || dropped[s] == 0);
     }
-    int64_t FirstOf(int64_t token) const { return offset == nullptr ? 0 : offset[token]; }
+  };
+  // Send rows while slots are counted or placed, by the pair (chunk, destination).
+  struct SendOrder {
+    const int32_t* pair_of_expert;  // [E]; nullptr: a token is not sent once to each pair
+    int32_t* last_token;            // [d * R] the last that has a row there
+    int32_t* rows;                  // [d * R] so far
+    const int64_t* begin;           // [d * R] where they begin in `token`
+    int32_t* token;                 // nullptr: rows are only counted
+
+    // Which of the pair's rows carries token t for expert e: the last one, or a new one.
+    int32_t PlaceOf(int32_t e, int32_t t) const {
+      const int32_t pair = pair_of_expert[e];
+      if (last_token[pair] == t) return rows[pair] - 1;
+      last_token[pair] = t;
+      if (token != nullptr) token[begin[pair] + rows[pair]] = t;
+      return rows[pair]++;
+    }
   };
   // Home rows while slots are placed.
   struct HomeOrder {
     int32_t* next;            // [E] the next row of each expert
-    const int32_t* exchange;  // [E] from there to its place in the token exchange
-    int32_t *row_of_slot, *slot_of_row, *token;
+    const int32_t* exchange;  // [E] from there to its value
+    int32_t *row_of_slot, *slot_of_row, *value;
   };
-  // What a rank tells all others, as int32: these, then SendRows by (chunk, destination), then kept
-  // slots by (micro-batch, expert).
-  enum Header : int { kTokens, kPaddedRows, kChunks, kReturnRows, kHeaderSize };
+  // The rows of one source for one local expert: neighbours in every order.
+  struct Run {
+    int32_t source, local;
+    int32_t rows;
+    int32_t expert_row, return_row;  // the first, of all N
+    int32_t chunk_row;               // first of the chunk, in both
+    int32_t value;                   // the first, of received_
+    int32_t source_row;              // received rows of the chunk before the source's
+    int32_t source_rows;             // received rows of the source
+  };
+  // What a rank tells all others, as int32: these; SendRows by (chunk, destination), with room for
+  // most chunks; kept slots by (micro-batch, expert), with room for kMicroBatchesAtOnce. So first
+  // messages have one length, also from ranks that disagree; more micro-batches come in a second.
+  enum Header : int { kTokens, kMicroBatches, kPaddedRows, kChunks, kHeaderSize };
+  static constexpr int64_t kMicroBatchesAtOnce = 4;
 
+  int64_t most_pairs() const { return int64_t{placement_.LocalExperts(0)} * plan_.ranks_; }
+  int64_t first_length() const {
+    return kHeaderSize + most_pairs() + kMicroBatchesAtOnce * routed_;
+  }
   int64_t chunk_first(int rank, int chunk) const {
     return int64_t{placement_.LocalExperts(rank)} * chunk / plan_.chunks_;
   }
@@ -114,34 +140,42 @@ class DispatchPlanBuilder {
         stream.CopyBytes(to.data(), recv.data(), received * static_cast<int64_t>(sizeof(int32_t))));
     return stream.Synchronize();
   }
+  absl::Status Gather(absl::Span<const int32_t> send, absl::Span<const int32_t>& gathered,
+                      Stream& stream);
   bool padded() const { return routing_.padded_rows > 0; }
+  // A token travels once to each pair, and not once for each place of padding, or read by peers.
+  bool sends_once() const { return plan_.ranks_ > 1 && !plan_.reads_peers_ && !padded(); }
+  // An experts' rank is told a value for each of its rows.
+  bool exchanges() const { return sends_once() || (plan_.ranks_ > 1 && plan_.reads_peers_); }
   int64_t micro_batch_begin(int64_t b) const { return offsets_.empty() ? 0 : offsets_[b]; }
   int64_t micro_batch_end(int64_t b) const {
     return offsets_.empty() ? plan_.tokens_ : offsets_[b + 1];
   }
   // Rows of `source` for `expert`, in one micro-batch and in all.
   int64_t SegmentRows(int source, int64_t b, int64_t expert) const;
+  int64_t Tokens(int source) const { return messages_[source * first_length() + kTokens]; }
   int64_t RowsOf(int source, int64_t expert) const {
     return rows_[source * int64_t{routed_} + expert];
   }
 
   static absl::Status BadSlotOffsets(const Routing& routing);
   absl::Status CheckPadding() const;
-  void PlaceSlots(int64_t begin, int64_t end, HomeOrder order) const;  // of tokens
-  template <typename Visit>
-  void ForEachSendRow(absl::Span<const int32_t> pair_of_expert, absl::Span<int32_t> last_token,
-                      Visit visit) const;
-  absl::Status OrderPaddedSendRows();
+  absl::StatusOr<SendOrder> StartSendOrder(absl::Span<int32_t> rows);
+  void PlaceSlots(int64_t begin, int64_t end, HomeOrder home, SendOrder send) const;  // of tokens
   absl::Status CheckAgreement() const;
   absl::Status OrderSegments();
   absl::Status SumPairs();
-  absl::Status FindExpertSources();
-  void FindChunkSources(int chunk, absl::Span<int32_t> mark);
-  absl::Status FindSourcesOfOneRank(absl::Span<const int32_t> place);
+  absl::Status ExchangeValues(Stream& stream);
+  absl::StatusOr<absl::Span<const Run>> Runs();  // in the order of return rows
+  absl::Status OrderReturns(absl::Span<const Run> runs);
+  absl::Status FindPeers(absl::Span<const Run> runs);
+  absl::Status FindHomeSources();
+  absl::Status OrderRowsOfOneRank();
 
   const Routing& routing_;
   const absl::Span<const int64_t> offsets_;
   const ExpertPlacement& placement_;
+  const DispatchPlanOptions options_;
   Communicator& comm_;
   Workspace& workspace_;
   Workspace* const staging_;
@@ -152,13 +186,13 @@ class DispatchPlanBuilder {
   DispatchPlan plan_;
   absl::Span<int32_t> message_;             // what this rank tells
   absl::Span<int32_t> send_counts_, kept_;  // its two tables
-  absl::Span<const int32_t> messages_;      // [R] messages
+  absl::Span<const int32_t> messages_;      // [R] first messages
+  absl::Span<const int32_t> more_kept_;     // [R, B - kMicroBatchesAtOnce, E] second ones
   absl::Span<int64_t> rows_;                // [R * E] RowsOf
-  // [E] where this rank's rows of an expert start: in home rows; in the token exchange (by id).
-  absl::Span<int64_t> home_start_, exchange_start_;
-  // Written at first as buffers of the token exchange, then as the plan's arrays of that name.
-  absl::Span<int32_t> home_source_, expert_source_;
-  absl::Span<int32_t> expert_token_;
+  // Of each home row by (expert, token, choice): its token, or where tokens are sent once the place
+  // of that among the rows for the expert's pair. And of each expert row, by (source, expert), what
+  // its source has.
+  absl::Span<int32_t> values_, received_;
 };
 
 }  // namespace moe

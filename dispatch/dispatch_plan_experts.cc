@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
 
 #include "dispatch/dispatch_plan_builder.h"
 #include "kernels/base/status_macros.h"
@@ -12,36 +14,41 @@ namespace moe {
 
 int64_t DispatchPlanBuilder::SegmentRows(int source, int64_t b, int64_t expert) const {
   if (padded()) return routing_.padded_rows;
-  const int64_t pairs = int64_t{plan_.chunks_} * plan_.ranks_;
-  return messages_[source * plan_.send_stride_ + kHeaderSize + pairs + b * routed_ + expert];
+  const int64_t more = b - kMicroBatchesAtOnce;
+  if (more >= 0) {
+    const int64_t batches = micro_batches_ - kMicroBatchesAtOnce;
+    return more_kept_[(source * batches + more) * routed_ + expert];
+  }
+  return messages_[source * first_length() + kHeaderSize + most_pairs() + b * routed_ + expert];
+}
+
+absl::Status DispatchPlanBuilder::Gather(absl::Span<const int32_t> send,
+                                         absl::Span<const int32_t>& gathered, Stream& stream) {
+  absl::Span<int32_t> all;
+  MOE_RETURN_IF_ERROR(Take(std::ssize(send) * plan_.ranks_, all));
+  gathered = all;
+  return Exchange(send, all, stream,
+                  [&](auto from, auto to) { return comm_.AllGather<int32_t>(from, to, stream); });
 }
 
 absl::Status DispatchPlanBuilder::GatherCounts(Stream& stream) {
-  message_[kTokens] = static_cast<int32_t>(plan_.tokens_);
-  message_[kPaddedRows] = static_cast<int32_t>(routing_.padded_rows);
-  message_[kChunks] = plan_.chunks_;
-  message_[kReturnRows] = static_cast<int32_t>(plan_.return_rows());
-  const auto length = static_cast<int64_t>(message_.size());
-  absl::Span<int32_t> messages;
-  MOE_RETURN_IF_ERROR(Take<int32_t>(length * plan_.ranks_, 0, messages));
-  MOE_RETURN_IF_ERROR(Exchange(message_, messages, stream, [&](auto send, auto recv) {
-    return comm_.AllGather<int32_t>(send, recv, stream);
-  }));
-  messages_ = messages;
-  plan_.send_stride_ = length;
-  plan_.send_table_ = messages_.subspan(kHeaderSize);
-  return CheckAgreement();
+  MOE_RETURN_IF_ERROR(Gather(message_.first(first_length()), messages_, stream));
+  MOE_RETURN_IF_ERROR(CheckAgreement());
+  if (micro_batches_ <= kMicroBatchesAtOnce) return absl::OkStatus();
+  return Gather(message_.subspan(first_length()), more_kept_, stream);
 }
 
 absl::Status DispatchPlanBuilder::CheckAgreement() const {
+  constexpr std::pair<Header, absl::string_view> kAlike[] = {
+      {kMicroBatches, "micro-batches"}, {kPaddedRows, "padded_rows"}, {kChunks, "overlap degree"}};
   for (int r = 0; r < plan_.ranks_; ++r) {
-    const auto other = messages_.subspan(r * plan_.send_stride_, kHeaderSize);
-    for (const Header field : {kPaddedRows, kChunks}) {
+    const auto other = messages_.subspan(r * first_length(), kHeaderSize);
+    for (const auto& [field, name] : kAlike) {
       // Against rank 0, so that all ranks say the same.
       if (other[field] == messages_[field]) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "DispatchPlan: ", field == kChunks ? "overlap degree " : "padded_rows ", other[field],
-          " on rank ", r, ", expected ", messages_[field], " as on rank 0"));
+      return absl::InvalidArgumentError(absl::StrCat("DispatchPlan: ", name, " ", other[field],
+                                                     " on rank ", r, ", expected ",
+                                                     messages_[field], " as on rank 0"));
     }
   }
   return absl::OkStatus();
@@ -56,9 +63,10 @@ absl::Status DispatchPlanBuilder::SumCounts() {
     }
   }
   for (int r = 0; r < plan_.ranks_; ++r) {
-    const auto other = messages_.subspan(r * plan_.send_stride_, kHeaderSize);
-    plan_.max_tokens_ = std::max<int64_t>(plan_.max_tokens_, other[kTokens]);
-    plan_.max_return_rows_ = std::max<int64_t>(plan_.max_return_rows_, other[kReturnRows]);
+    const auto home = rows_.subspan(r * experts, experts);
+    plan_.max_return_rows_ =
+        std::max(plan_.max_return_rows_, std::accumulate(home.begin(), home.end(), int64_t{0}));
+    plan_.max_tokens_ = std::max<int64_t>(plan_.max_tokens_, Tokens(r));
     int64_t rows = 0;
     for (int64_t e = placement_.FirstExpert(r); e < placement_.FirstExpert(r + 1); ++e) {
       for (int source = 0; source < plan_.ranks_; ++source) rows += RowsOf(source, e);
@@ -108,12 +116,11 @@ absl::Status DispatchPlanBuilder::OrderSegments() {
 absl::Status DispatchPlanBuilder::SumPairs() {
   const int64_t first = placement_.FirstExpert(plan_.rank_);
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  const int64_t pairs = int64_t{plan_.chunks_} * plan_.ranks_;
-  absl::Span<int32_t> expert_table;
-  absl::Span<int64_t> peer_home_row, recv_begin;
+  const auto pairs = std::ssize(send_counts_);
+  absl::Span<int32_t> expert_table, send_table;
+  absl::Span<int64_t> peer_home_row;
   MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.ranks_ * pairs, 0, expert_table));
   MOE_RETURN_IF_ERROR(Take<int64_t>(local * plan_.ranks_, 0, peer_home_row));
-  MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.chunks_ + 1, 0, recv_begin));
   for (int source = 0; source < plan_.ranks_; ++source) {
     int64_t home_row = 0;
     ForEachExpert([&](int c, int r, int64_t e) {
@@ -123,133 +130,170 @@ absl::Status DispatchPlanBuilder::SumPairs() {
       home_row += rows;
     });
   }
-  for (int c = 0; c < plan_.chunks_; ++c) {
-    recv_begin[c + 1] = recv_begin[c];
+  plan_.send_table_ = plan_.expert_table_ = expert_table;
+  plan_.peer_home_row_ = peer_home_row;
+  if (sends_once()) {
+    MOE_RETURN_IF_ERROR(Take(plan_.ranks_ * pairs, send_table));
     for (int r = 0; r < plan_.ranks_; ++r) {
+      const auto counts = messages_.subspan(r * first_length() + kHeaderSize, pairs);
+      std::copy(counts.begin(), counts.end(), send_table.begin() + r * pairs);
+    }
+    plan_.send_table_ = send_table;
+  }
+  // Where each chunk's rows begin.
+  absl::Span<int64_t> send_begin, recv_begin, home_begin;
+  for (absl::Span<int64_t>* const begin : {&send_begin, &recv_begin, &home_begin}) {
+    MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.chunks_ + 1, 0, *begin));
+  }
+  for (int c = 0; c < plan_.chunks_; ++c) {
+    send_begin[c + 1] = send_begin[c];
+    recv_begin[c + 1] = recv_begin[c];
+    home_begin[c + 1] = home_begin[c];
+    for (int r = 0; r < plan_.ranks_; ++r) {
+      send_begin[c + 1] += plan_.SendRows(c, plan_.rank_, r);
       recv_begin[c + 1] += plan_.SendRows(c, r, plan_.rank_);
+      home_begin[c + 1] += plan_.ExpertRows(c, plan_.rank_, r);
     }
   }
-  plan_.expert_table_ = expert_table;
-  plan_.peer_home_row_ = peer_home_row;
+  plan_.send_begin_ = send_begin;
   plan_.recv_begin_ = recv_begin;
+  plan_.home_begin_ = home_begin;
   return absl::OkStatus();
 }
 
-// Tells every expert's rank the token of each row it will get, by (expert, token, choice).
-absl::Status DispatchPlanBuilder::ExchangeTokens(Stream& stream) {
+// Tells every expert's rank the value of each row it will get, by (expert, token, choice).
+absl::Status DispatchPlanBuilder::ExchangeValues(Stream& stream) {
+  if (!exchanges()) return absl::OkStatus();
   absl::Span<int64_t> send_counts, recv_counts;
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, send_counts));
   MOE_RETURN_IF_ERROR(Take<int64_t>(plan_.ranks_, 0, recv_counts));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), expert_source_));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), received_));
   for (int r = 0; r < plan_.ranks_; ++r) {
     for (int c = 0; c < plan_.chunks_; ++c) {
       send_counts[r] += plan_.ExpertRows(c, plan_.rank_, r);
       recv_counts[r] += plan_.ExpertRows(c, r, plan_.rank_);
     }
   }
-  return Exchange(home_source_, expert_source_, stream, [&](auto send, auto recv) {
+  return Exchange(values_, received_, stream, [&](auto send, auto recv) {
     return comm_.AllToAllV<int32_t>(send, send_counts, recv, recv_counts, stream);
   });
 }
 
-absl::Status DispatchPlanBuilder::OrderExpertRows() {
+absl::StatusOr<absl::Span<const DispatchPlanBuilder::Run>> DispatchPlanBuilder::Runs() {
   const int64_t local = placement_.LocalExperts(plan_.rank_);
-  absl::Span<int32_t> peer, home_row, return_order, return_place;
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), expert_token_));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), peer));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), home_row));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), return_order));
-  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), return_place));
-  // Tokens came by (source, expert); experts want (expert, source).
-  int64_t from = 0;
-  for (int r = 0; r < plan_.ranks_; ++r) {
-    for (int64_t l = 0; l < local; ++l) {
-      const int64_t first = plan_.SourceBegin(l, r), end = plan_.SourceBegin(l, r + 1);
-      std::copy_n(expert_source_.begin() + from, end - first, expert_token_.begin() + first);
-      std::iota(home_row.begin() + first, home_row.begin() + end,
-                static_cast<int32_t>(plan_.PeerHomeRow(l, r)));
-      std::fill(peer.begin() + first, peer.begin() + end, r);
-      from += end - first;
+  absl::Span<Run> runs;
+  absl::Span<int32_t> value;  // [R] the next of each source
+  MOE_RETURN_IF_ERROR(Take(local * plan_.ranks_, runs));
+  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.ranks_, 0, value));
+  for (int r = 1; r < plan_.ranks_; ++r) {
+    value[r] = value[r - 1];
+    for (int c = 0; c < plan_.chunks_; ++c) {
+      value[r] += static_cast<int32_t>(plan_.ExpertRows(c, r - 1, plan_.rank_));
     }
   }
-  int64_t to = 0;
+  auto run = runs.begin();
+  int32_t return_row = 0;
   for (int c = 0; c < plan_.chunks_; ++c) {
+    int32_t source_row = 0;
     for (int r = 0; r < plan_.ranks_; ++r) {
+      const auto sent = static_cast<int32_t>(plan_.SendRows(c, r, plan_.rank_));
       for (int64_t l = chunk_first(plan_.rank_, c); l < chunk_first(plan_.rank_, c + 1); ++l) {
-        const int64_t first = plan_.SourceBegin(l, r), end = plan_.SourceBegin(l, r + 1);
-        std::iota(return_place.begin() + first, return_place.begin() + end,
-                  static_cast<int32_t>(to - plan_.expert_begin(c)));
-        std::iota(return_order.begin() + to, return_order.begin() + to + end - first,
-                  static_cast<int32_t>(first));
-        to += end - first;
+        const int64_t first = plan_.SourceBegin(l, r);
+        const auto rows = static_cast<int32_t>(plan_.SourceBegin(l, r + 1) - first);
+        *run++ = {.source = r,
+                  .local = static_cast<int32_t>(l),
+                  .rows = rows,
+                  .expert_row = static_cast<int32_t>(first),
+                  .return_row = return_row,
+                  .chunk_row = static_cast<int32_t>(plan_.expert_begin(c)),
+                  .value = value[r],
+                  .source_row = source_row,
+                  .source_rows = sent};
+        return_row += rows;
+        value[r] += rows;
       }
+      source_row += sent;
     }
   }
-  plan_.expert_token_ = expert_token_;
-  plan_.expert_peer_ = peer;
-  plan_.expert_home_row_ = home_row;
-  plan_.return_order_ = return_order;
-  plan_.return_place_ = return_place;
-  return FindExpertSources();
+  return runs;
 }
 
-absl::Status DispatchPlanBuilder::FindExpertSources() {
-  const WorkspaceScope scope(workspace_);
-  absl::Span<int32_t> mark;
-  MOE_RETURN_IF_ERROR(Take(plan_.max_tokens_, mark));
-  for (int c = 0; c < plan_.chunks_; ++c) FindChunkSources(c, mark);
-  plan_.expert_source_ = expert_source_;
+absl::Status DispatchPlanBuilder::OrderExpertRows(Stream& stream) {
+  if (plan_.ranks_ == 1) return OrderRowsOfOneRank();
+  MOE_RETURN_IF_ERROR(ExchangeValues(stream));
+  MOE_ASSIGN_OR_RETURN(const auto runs, Runs());
+  if (!plan_.reads_peers_) return OrderReturns(runs);
+  MOE_RETURN_IF_ERROR(FindPeers(runs));
+  return FindHomeSources();
+}
+
+absl::Status DispatchPlanBuilder::OrderReturns(absl::Span<const Run> runs) {
+  absl::Span<int32_t> source, order, place;
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), order));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), place));
+  for (const Run& run : runs) {
+    const auto returns = order.subspan(run.return_row, run.rows);
+    const auto places = place.subspan(run.expert_row, run.rows);
+    std::iota(returns.begin(), returns.end(), run.expert_row);
+    std::iota(places.begin(), places.end(), run.return_row - run.chunk_row);
+  }
+  plan_.return_order_ = order;
+  plan_.return_place_ = plan_.expert_source_ = place;  // each place of padding is received
+  if (!sends_once()) return absl::OkStatus();
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), source));
+  for (const Run& run : runs) {
+    const int32_t* const at = received_.data() + run.value;
+    int32_t* const row = source.data() + run.expert_row;
+    for (int32_t i = 0; i < run.rows; ++i) {
+      MOE_CHECK(at[i] >= 0 && at[i] < run.source_rows);  // a peer sent it
+      row[i] = run.source_row + at[i];
+    }
+  }
+  plan_.expert_source_ = source;
   return absl::OkStatus();
 }
 
-// A source's received rows are the distinct tokens of the chunk's expert rows, ascending.
-void DispatchPlanBuilder::FindChunkSources(int chunk, absl::Span<int32_t> mark) {
-  const int64_t begin = chunk_first(plan_.rank_, chunk), end = chunk_first(plan_.rank_, chunk + 1);
-  // Plain pointers: what peers sent is checked once.
-  const int32_t* const token_of = expert_token_.data();
-  int32_t* const source_of = expert_source_.data();
-  int32_t received = 0;
-  for (int r = 0; r < plan_.ranks_; ++r) {
-    const auto for_each_row = [&](auto visit) {
-      for (int64_t l = begin; l < end; ++l) {
-        const int64_t last = plan_.SourceBegin(l, r + 1);
-        for (int64_t n = plan_.SourceBegin(l, r); n < last; ++n) visit(n);
-      }
+absl::Status DispatchPlanBuilder::FindPeers(absl::Span<const Run> runs) {
+  absl::Span<int32_t> token, peer, home_row;
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), token));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), peer));
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), home_row));
+  for (const Run& run : runs) {
+    const int64_t tokens = Tokens(run.source);
+    const int32_t least = padded() ? -1 : 0;
+    for (int32_t i = 0; i < run.rows; ++i) {
+      const int32_t t = received_[run.value + i];
+      MOE_CHECK(t >= least && t < tokens);  // a peer sent it
+      token[run.expert_row + i] = t;
+    }
+    const auto fill = [&](absl::Span<int32_t> rows) {
+      return rows.subspan(run.expert_row, run.rows);
     };
-    if (padded()) {
-      for_each_row([&](int64_t n) { source_of[n] = received++; });
-      continue;
-    }
-    if (plan_.SendRows(chunk, r, plan_.rank_) == 0) continue;
-    int32_t* const tokens = mark.data();
-    const int64_t count = messages_[r * plan_.send_stride_ + kTokens];
-    std::fill_n(tokens, count, 0);
-    for_each_row([=](int64_t n) {
-      MOE_CHECK(token_of[n] >= 0 && token_of[n] < count);  // a peer sent it
-      tokens[token_of[n]] = 1;
-    });
-    for (int64_t t = 0; t < count; ++t) {  // one that did not come gets a number nobody reads
-      received += tokens[t];
-      tokens[t] = received - 1;
-    }
-    for_each_row([=](int64_t n) { source_of[n] = tokens[token_of[n]]; });
+    const auto peers = fill(peer), home = fill(home_row);
+    std::fill(peers.begin(), peers.end(), run.source);
+    std::iota(home.begin(), home.end(),
+              static_cast<int32_t>(plan_.PeerHomeRow(run.local, run.source)));
   }
-  MOE_CHECK(received == plan_.recv_begin(chunk + 1) - plan_.recv_begin(chunk));
+  plan_.expert_token_ = token;
+  plan_.expert_peer_ = peer;
+  plan_.expert_home_row_ = home_row;
+  return absl::OkStatus();
 }
 
 // Which expert row, at its rank, each home row is.
 absl::Status DispatchPlanBuilder::FindHomeSources() {
-  absl::Span<int32_t> peer;
+  absl::Span<int32_t> peer, source;
   MOE_RETURN_IF_ERROR(Take(plan_.return_rows(), peer));
-  WorkspaceScope scope(workspace_);
+  MOE_RETURN_IF_ERROR(Take(plan_.return_rows(), source));
+  const WorkspaceScope scope(workspace_);
   absl::Span<int64_t> remote;
   MOE_RETURN_IF_ERROR(Take<int64_t>(routed_, 0, remote));
   for (int r = 0; r < plan_.ranks_; ++r) {
     int64_t rows = 0;
     for (int64_t e = placement_.FirstExpert(r); e < placement_.FirstExpert(r + 1); ++e) {
-      for (int source = 0; source < plan_.ranks_; ++source) {
-        if (source == plan_.rank_) remote[e] = rows;
-        rows += RowsOf(source, e);
+      for (int from = 0; from < plan_.ranks_; ++from) {
+        if (from == plan_.rank_) remote[e] = rows;
+        rows += RowsOf(from, e);
       }
     }
   }
@@ -257,12 +301,26 @@ absl::Status DispatchPlanBuilder::FindHomeSources() {
   ForEachExpert([&](int, int r, int64_t e) {
     const int64_t end = home_row + RowsOf(plan_.rank_, e);
     std::fill(peer.begin() + home_row, peer.begin() + end, r);
-    std::iota(home_source_.begin() + home_row, home_source_.begin() + end,
-              static_cast<int32_t>(remote[e]));
+    std::iota(source.begin() + home_row, source.begin() + end, static_cast<int32_t>(remote[e]));
     home_row = end;
   });
   plan_.home_peer_ = peer;
-  plan_.home_source_ = home_source_;
+  plan_.home_source_ = source;
+  return absl::OkStatus();
+}
+
+// Nothing is exchanged: home rows are expert rows.
+absl::Status DispatchPlanBuilder::OrderRowsOfOneRank() {
+  absl::Span<int32_t> own_row, own_rank;
+  MOE_RETURN_IF_ERROR(Take(plan_.expert_rows(), own_row));
+  std::iota(own_row.begin(), own_row.end(), 0);
+  if (!plan_.reads_peers_) {
+    plan_.return_order_ = own_row;
+    return absl::OkStatus();
+  }
+  MOE_RETURN_IF_ERROR(Take<int32_t>(plan_.expert_rows(), 0, own_rank));
+  plan_.home_source_ = plan_.expert_home_row_ = own_row;
+  plan_.home_peer_ = plan_.expert_peer_ = own_rank;
   return absl::OkStatus();
 }
 

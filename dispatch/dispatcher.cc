@@ -67,9 +67,10 @@ absl::StatusOr<std::unique_ptr<Dispatcher<T>>> Dispatcher<T>::Create(
 template <typename T>
 absl::Status DispatcherBase<T>::CheckChunk(absl::string_view function, const DispatchPlan& plan,
                                            int chunk) const {
-  if (!plan.names_peers() && this->algorithm() != DispatchAlgorithm::kStaged) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(function, ": the plan names no peers, expected one of Build"));
+  const bool reads_peers = this->algorithm() == DispatchAlgorithm::kDirect;
+  if (plan.reads_peers() != reads_peers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        function, ": the plan has reads_peers = ", plan.reads_peers(), ", expected ", reads_peers));
   }
   if (plan.ranks() == comm_.size() && plan.rank() == comm_.rank() && chunk >= 0 &&
       chunk < plan.chunks()) {

@@ -135,9 +135,7 @@ class StagedDispatcher : public DispatcherBase<T> {
         [&](int p) { return plan.ExpertRows(chunk, me, p); }, exchange, this->clock());
   }
 
-  bool GathersOnce(const DispatchPlan& plan) const {
-    return plan.ranks() == 1 && algorithm() == DispatchAlgorithm::kStaged;
-  }
+  static bool GathersOnce(const DispatchPlan& plan) { return plan.ranks() == 1; }
   absl::StatusOr<MatrixView<const T>> SendTokens(const DispatchPlan& plan, int chunk,
                                                  MatrixView<const T> x, Workspace& workspace,
                                                  Stream& exchange) {
@@ -197,11 +195,17 @@ class HierarchicalDispatcher final : public StagedDispatcher<T> {
       shift[r] -= row;
       row += plan.SendRows(chunk, r, plan.rank());
     }
-    const auto source = plan.expert_source(chunk), peer = plan.expert_peer(chunk);
+    const auto source = plan.expert_source(chunk);
     MOE_ASSIGN_OR_RETURN(const auto shifted,
                          workspace.Array<int32_t>(static_cast<int64_t>(source.size())));
-    for (size_t n = 0; n < source.size(); ++n) {
-      shifted[n] = static_cast<int32_t>(source[n] + shift[peer[n]]);
+    const int64_t begin = plan.expert_begin(chunk);
+    for (int l = plan.chunk_first_expert()[chunk]; l < plan.chunk_first_expert()[chunk + 1]; ++l) {
+      for (int r = 0; r < plan.ranks(); ++r) {
+        for (int64_t n = plan.SourceBegin(l, r) - begin; n < plan.SourceBegin(l, r + 1) - begin;
+             ++n) {
+          shifted[n] = static_cast<int32_t>(source[n] + shift[r]);
+        }
+      }
     }
     return shifted;
   }

@@ -262,8 +262,10 @@ absl::StatusOr<DispatchPlan> MoeLayer<T>::MakePlan(const RouterSaved<T>& routed,
   MOE_ASSIGN_OR_RETURN(
       const DispatchPlan plan,
       DispatchPlan::Build(routed.routing, offsets, placement_,
-                          {.overlap_degree = config_.overlap_degree}, group, host,
-                          moves ? *context_.compute : *context_.host, context_.workspace));
+                          {.overlap_degree = config_.overlap_degree,
+                           .reads_peers = dispatcher_->algorithm() == DispatchAlgorithm::kDirect},
+                          group, host, moves ? *context_.compute : *context_.host,
+                          context_.workspace));
   return plan.OnDevice(workspace, *context_.compute);
 }
 

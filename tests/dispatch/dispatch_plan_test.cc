@@ -3,8 +3,11 @@
 #include "dispatch/dispatch_plan.h"
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,11 +54,11 @@ TEST(ExpertPlacementTest, EveryExpertIsOnOneRankAndCountsDifferByOneAtMost) {
 }
 
 absl::StatusOr<DispatchPlan> Build(const World& world, int overlap, Communicator& comm,
-                                   Workspace& workspace, Stream& stream) {
-  return DispatchPlan::Build(world.view(comm.rank()),
-                             world.routing[comm.rank()].micro_batch_offsets,
-                             ExpertPlacement(world.experts, world.ranks),
-                             {.overlap_degree = overlap}, comm, workspace, stream);
+                                   Workspace& workspace, Stream& stream, bool reads_peers = false) {
+  return DispatchPlan::Build(
+      world.view(comm.rank()), world.routing[comm.rank()].micro_batch_offsets,
+      ExpertPlacement(world.experts, world.ranks),
+      {.overlap_degree = overlap, .reads_peers = reads_peers}, comm, workspace, stream);
 }
 
 // 3 ranks, 4 experts, top-2. Experts 0 and 1 live on rank 0, expert 2 on rank 1, expert 3 on rank
@@ -95,20 +98,23 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
     const auto built = Build(world, 1, comm, workspace, stream);
     ASSERT_TRUE(built.ok()) << built.status();
     const DispatchPlan& plan = *built;
+    const auto built_to_read = Build(world, 1, comm, workspace, stream, /*reads_peers=*/true);
+    ASSERT_TRUE(built_to_read.ok()) << built_to_read.status();
+    const DispatchPlan& reading = *built_to_read;
     EXPECT_EQ(plan.chunks(), 1);
     EXPECT_EQ(plan.segments(), 3);  // 3 ranks, 1 micro-batch
     if (comm.rank() == 0) {
       EXPECT_THAT(plan.send_token(0), ElementsAre(0, 1, 1, 2, 2));  // a b | b c | c
       EXPECT_THAT(plan.expert_offsets().host(), ElementsAre(0, 3, 5));
       EXPECT_THAT(plan.segment_offsets().host(), ElementsAre(0, 2, 2, 3, 4, 4, 5));
-      EXPECT_THAT(plan.expert_peer(0), ElementsAre(0, 0, 2, 0, 2));
-      EXPECT_THAT(plan.expert_token(0), ElementsAre(0, 1, 1, 0, 0));  // a b q | a p
+      EXPECT_THAT(reading.expert_peer(0), ElementsAre(0, 0, 2, 0, 2));
+      EXPECT_THAT(reading.expert_token(0), ElementsAre(0, 1, 1, 0, 0));  // a b q | a p
       // Received: a b from rank 0, p q from rank 2.
       EXPECT_THAT(plan.expert_source(0), ElementsAre(0, 1, 3, 0, 2));
       // Home rows: a0 b0 | a1 || b2 c2 || c3
       EXPECT_THAT(plan.home_row_of_slot(), ElementsAre(0, 2, 3, 1, 5, 4));
-      EXPECT_THAT(plan.home_peer(0), ElementsAre(0, 0, 0, 1, 1, 2));
-      EXPECT_THAT(plan.home_source(0), ElementsAre(0, 1, 3, 0, 1, 0));
+      EXPECT_THAT(reading.home_peer(0), ElementsAre(0, 0, 0, 1, 1, 2));
+      EXPECT_THAT(reading.home_source(0), ElementsAre(0, 1, 3, 0, 1, 0));
       // To rank 0: a b, a; to rank 2: q, p.
       EXPECT_THAT(plan.return_order(0), ElementsAre(0, 1, 3, 2, 4));
       EXPECT_EQ(plan.PeerHomeRow(1, 2), 1);  // at rank 2: q0 p1 | p3
@@ -118,21 +124,26 @@ TEST(DispatchPlanTest, FollowsTheMapByHand) {
       EXPECT_THAT(plan.send_token(0), IsEmpty());
       EXPECT_THAT(plan.expert_offsets().host(), ElementsAre(0, 2));
       EXPECT_THAT(plan.segment_offsets().host(), ElementsAre(0, 2, 2, 2));
-      EXPECT_THAT(plan.expert_token(0), ElementsAre(1, 2));
+      EXPECT_THAT(reading.expert_token(0), ElementsAre(1, 2));
     }
     if (comm.rank() == 2) {
       EXPECT_THAT(plan.send_token(0), ElementsAre(0, 1, 0));  // p q | p: q travels once
       EXPECT_THAT(plan.home_row_of_slot(), ElementsAre(2, 1, 0, -1));
-      EXPECT_THAT(plan.expert_peer(0), ElementsAre(0, 2));
-      EXPECT_THAT(plan.expert_token(0), ElementsAre(2, 0));
+      EXPECT_THAT(reading.expert_peer(0), ElementsAre(0, 2));
+      EXPECT_THAT(reading.expert_token(0), ElementsAre(2, 0));
     }
   });
+}
+
+bool SendsRows(const DispatchPlan& plan) {
+  return plan.ranks() > 1 && !plan.reads_peers();
 }
 
 void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
   const int me = plan.rank();
   const int32_t first = world.FirstExpert(me), local = world.FirstExpert(me + 1) - first;
   const std::vector<OracleRow> want = world.ExpertRows(me);
+  const bool sends = SendsRows(plan);
   ASSERT_EQ(plan.expert_rows(), static_cast<int64_t>(want.size()));
 
   std::vector<int64_t> expert_offsets = {0}, segment_offsets = {0};
@@ -155,19 +166,36 @@ void ExpectExpertSide(const World& world, const DispatchPlan& plan) {
     for (int r = 0; r < world.ranks; ++r) {
       for (const int64_t token : world.SendTokens(c, r, me)) received.push_back({r, token, -1});
     }
-    ASSERT_EQ(plan.recv_begin(c + 1) - plan.recv_begin(c), static_cast<int64_t>(received.size()));
+    const int64_t chunk_rows = plan.expert_begin(c + 1) - plan.expert_begin(c);
+    ASSERT_EQ(plan.recv_begin(c + 1) - plan.recv_begin(c),
+              sends ? static_cast<int64_t>(received.size()) : chunk_rows);
+    const auto expect_rows = [=](absl::Span<const int32_t> rows, bool there) {
+      ASSERT_EQ(static_cast<int64_t>(rows.size()), there ? chunk_rows : 0);
+    };
+    expect_rows(plan.expert_source(c), sends);
+    expect_rows(plan.return_place(c), sends);
+    expect_rows(plan.return_order(c), !plan.reads_peers());
+    expect_rows(plan.expert_token(c), !sends);
+    expect_rows(plan.expert_peer(c), plan.reads_peers());
+    expect_rows(plan.expert_home_row(c), plan.reads_peers());
     for (int64_t n = plan.expert_begin(c); n < plan.expert_begin(c + 1); ++n) {
       const int64_t i = n - plan.expert_begin(c);
       EXPECT_EQ(world.ChunkOf(first + plan.chunk_first_expert()[c]), c);
+      if (sends) {
+        const OracleRow& from = received[plan.expert_source(c)[i]];
+        EXPECT_EQ(from.source, want[n].source) << "expert row " << n;
+        EXPECT_EQ(from.token, want[n].token) << "expert row " << n;
+        EXPECT_EQ(plan.return_order(c)[plan.return_place(c)[i]], n);
+      } else {
+        EXPECT_EQ(plan.expert_token(c)[i], want[n].token) << "expert row " << n;
+      }
+      if (!plan.reads_peers()) continue;
       EXPECT_EQ(plan.expert_peer(c)[i], want[n].source) << "expert row " << n;
-      EXPECT_EQ(plan.expert_token(c)[i], want[n].token) << "expert row " << n;
       const OracleRow& back = home_of[want[n].source][plan.expert_home_row(c)[i]];
       EXPECT_EQ(back.token, want[n].token) << "expert row " << n;
       EXPECT_EQ(back.slot, want[n].slot) << "expert row " << n;
-      const OracleRow& from = received[plan.expert_source(c)[i]];
-      EXPECT_EQ(from.source, want[n].source) << "expert row " << n;
-      EXPECT_EQ(from.token, want[n].token) << "expert row " << n;
     }
+    if (plan.reads_peers()) continue;
     // Sorted by home; within one home in expert-row order.
     std::vector<int32_t> order;
     for (int home = 0; home < world.ranks; ++home) {
@@ -188,6 +216,7 @@ void ExpectHomeSide(const World& world, const DispatchPlan& plan) {
     for (int r = 0; r < world.ranks; ++r) {
       for (const int64_t t : world.SendTokens(c, me, r)) tokens.push_back(static_cast<int32_t>(t));
     }
+    if (!SendsRows(plan)) tokens.clear();
     EXPECT_EQ(plan.send_token(c), absl::MakeConstSpan(tokens)) << "chunk " << c;
   }
   const std::vector<OracleRow> home = world.HomeRows(me);
@@ -205,6 +234,7 @@ void ExpectHomeSide(const World& world, const DispatchPlan& plan) {
     ASSERT_GE(row, 0) << "slot " << s;
     EXPECT_EQ(home[row].slot, static_cast<int64_t>(s));
     const int c = world.ChunkOf(mine.expert[s]), owner = world.Owner(mine.expert[s]);
+    if (!plan.reads_peers()) continue;
     const int64_t i = row - plan.home_begin(c);
     EXPECT_EQ(plan.home_peer(c)[i], owner) << "slot " << s;
     const std::vector<OracleRow> there = world.ExpertRows(owner);
@@ -237,7 +267,8 @@ void ExpectTables(const World& world, const DispatchPlan& plan) {
       for (int c = 0; c < plan.chunks(); ++c) {
         EXPECT_EQ(plan.ExpertRows(c, source, to), rows[c]);
         EXPECT_EQ(plan.SendRows(c, source, to),
-                  static_cast<int64_t>(world.SendTokens(c, source, to).size()));
+                  SendsRows(plan) ? static_cast<int64_t>(world.SendTokens(c, source, to).size())
+                                  : rows[c]);
       }
     }
   }
@@ -251,14 +282,17 @@ TEST(DispatchPlanTest, EqualsTheBruteForceWorld) {
         std::ostringstream where;
         where << c << ", rank " << comm.rank();
         SCOPED_TRACE(where.str());
-        Workspace workspace;
-        const auto plan = Build(world, c.overlap, comm, workspace, stream);
-        ASSERT_TRUE(plan.ok()) << plan.status();
-        EXPECT_EQ(plan->chunks(), world.chunks);
-        EXPECT_EQ(plan->tokens(), world.routing[comm.rank()].tokens());
-        ExpectExpertSide(world, *plan);
-        ExpectHomeSide(world, *plan);
-        ExpectTables(world, *plan);
+        for (const bool reads_peers : {false, true}) {
+          Workspace workspace;
+          const auto plan = Build(world, c.overlap, comm, workspace, stream, reads_peers);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_EQ(plan->reads_peers(), reads_peers);
+          EXPECT_EQ(plan->chunks(), world.chunks);
+          EXPECT_EQ(plan->tokens(), world.routing[comm.rank()].tokens());
+          ExpectExpertSide(world, *plan);
+          ExpectHomeSide(world, *plan);
+          ExpectTables(world, *plan);
+        }
       }
     });
   }
@@ -266,6 +300,7 @@ TEST(DispatchPlanTest, EqualsTheBruteForceWorld) {
 
 TEST(DispatchPlanTest, ATokenTravelsOnceToARankHoweverManyOfItsExpertsLiveThere) {
   const int ranks = std::min(2, Env().max_ranks());
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
   // Every token to all 6 experts: one send row per rank and token.
   const World world = MakeWorld({.ranks = ranks, .experts = 6, .top_k = 6, .tokens = {10}});
   Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
@@ -278,14 +313,14 @@ TEST(DispatchPlanTest, ATokenTravelsOnceToARankHoweverManyOfItsExpertsLiveThere)
   });
 }
 
-TEST(DispatchPlanTest, OneRankKeepsFiveIntegersASlotAndOneAToken) {
+TEST(DispatchPlanTest, OneRankKeepsFourIntegersASlot) {
   const World world = MakeWorld({.ranks = 1, .experts = 8, .top_k = 4, .tokens = {4096}});
   Env().Run(1, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
     const auto plan = Build(world, 1, comm, workspace, stream);
     ASSERT_TRUE(plan.ok()) << plan.status();
     const int64_t tables = int64_t{16} << 10;  // of experts and chunks
-    EXPECT_LE(workspace.used_bytes(), 4 * (5 * plan->slots() + plan->tokens()) + tables);
+    EXPECT_LE(workspace.used_bytes(), 4 * 4 * plan->slots() + tables);
   });
 }
 
@@ -350,11 +385,22 @@ TEST(DispatchPlanTest, RanksThatDisagreeAreRefusedOnAllOfThem) {
   Env().Run(ranks, kTimeout, EnvStream::kInline, [&](Communicator& comm, Stream& stream) {
     Workspace workspace;
     World mine = world;
-    mine.padded_rows = comm.rank() == 1 ? 9 : 8;
-    const auto plan = Build(mine, 1, comm, workspace, stream);
-    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(plan.status().message()),
-                HasSubstr("padded_rows 9 on rank 1, expected 8 as on rank 0"));
+    const auto refused = [&](int overlap, const char* message) {
+      const auto plan = Build(mine, overlap, comm, workspace, stream);
+      EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(plan.status().message()), HasSubstr(message));
+    };
+    const bool other = comm.rank() == 1;
+    mine.padded_rows = other ? 9 : 8;
+    refused(1, "padded_rows 9 on rank 1, expected 8 as on rank 0");
+    mine.padded_rows = 0;
+    refused(other ? 2 : 1, "overlap degree 2 on rank 1, expected 1 as on rank 0");
+    // As few as come at once, and more.
+    for (const auto& [few, many] : {std::pair(1, 2), std::pair(1, 9), std::pair(8, 9)}) {
+      mine.routing[comm.rank()].micro_batch_offsets.assign(1 + (other ? many : few), 2);
+      mine.routing[comm.rank()].micro_batch_offsets.front() = 0;
+      refused(1, absl::StrCat("micro-batches ", many, " on rank 1, expected ", few).c_str());
+    }
   });
 }
 

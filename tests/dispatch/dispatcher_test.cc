@@ -64,17 +64,20 @@ struct SolvedWorld : World {
 template <typename T>
 class Batch {
  public:
-  Batch(const SolvedWorld& world, const WorldCase& c, int64_t hidden, uint64_t seed,
-        Communicator& comm, Workspace& workspace, Stream& stream)
+  Batch(const SolvedWorld& world, const WorldCase& c, const Dispatcher<T>& dispatcher,
+        int64_t hidden, uint64_t seed, Communicator& comm, Workspace& workspace, Stream& stream)
       : world_(world),
         me_(comm.rank()),
         hidden_(hidden),
         seed_(seed),
         workspace_(workspace),
         stream_(stream),
-        plan_(DispatchPlan::Build(world.view(me_), world.routing[me_].micro_batch_offsets,
-                                  ExpertPlacement(world.experts, world.ranks),
-                                  {.overlap_degree = c.overlap}, comm, workspace, stream)
+        plan_(DispatchPlan::Build(
+                  world.view(me_), world.routing[me_].micro_batch_offsets,
+                  ExpertPlacement(world.experts, world.ranks),
+                  {.overlap_degree = c.overlap,
+                   .reads_peers = dispatcher.algorithm() == DispatchAlgorithm::kDirect},
+                  comm, workspace, stream)
                   .value()),
         x_(seed, me_, plan_.tokens(), hidden),
         expert_rows_(workspace.Matrix<T>(plan_.expert_rows(), hidden).value()),
@@ -109,7 +112,7 @@ class Batch {
     const auto out = dispatcher.ReturnBuffer(plan_, hidden_, workspace_);
     ASSERT_TRUE(out.ok()) << out.status();
     ASSERT_EQ(out->rows(), plan_.expert_rows());
-    const bool stays = plan_.ranks() == 1 && dispatcher.algorithm() == DispatchAlgorithm::kStaged;
+    const bool stays = plan_.ranks() == 1 && !plan_.reads_peers();
     ASSERT_EQ(dispatcher.ReturnsInPlace(plan_), stays);
     if (stays) home_rows_ = *out;
     for (int c = 0; c < plan_.chunks(); ++c) {
@@ -130,6 +133,15 @@ class Batch {
     }
   }
 
+  void ExpectRows(bool scaled) {
+    ExpectExpertRows(scaled);
+    ExpectHomeRows();
+  }
+  static void Clear(MatrixView<T> m) {
+    if (m.rows() > 0) std::fill_n(m.data(), m.rows() * m.cols(), T(-999.0f));
+  }
+
+ private:
   void ExpectExpertRows(bool scaled) {
     const std::vector<OracleRow>& want = world_.expert_rows[me_];
     ASSERT_EQ(expert_rows_.rows(), static_cast<int64_t>(want.size()));
@@ -159,11 +171,7 @@ class Batch {
       }
     }
   }
-  static void Clear(MatrixView<T> m) {
-    if (m.rows() > 0) std::fill_n(m.data(), m.rows() * m.cols(), T(-999.0f));
-  }
 
- private:
   const SolvedWorld& world_;
   const int me_;
   const int64_t hidden_;
@@ -213,20 +221,18 @@ template <typename T>
 void ExpectRowsGoWhereTheWorldSays(const SolvedWorld& world, const WorldCase& c,
                                    Dispatcher<T>& dispatcher, Communicator& comm, Stream& stream) {
   Workspace workspace;
-  Batch<T> batch(world, c, 5, c.seed * 10, comm, workspace, stream);
+  Batch<T> batch(world, c, dispatcher, 5, c.seed * 10, comm, workspace, stream);
   batch.Dispatch(dispatcher);
   batch.Return(dispatcher);
   ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
-  batch.ExpectExpertRows(false);
-  batch.ExpectHomeRows();
+  batch.ExpectRows(false);
 
   batch.Clear(batch.expert_rows());
   batch.Clear(batch.home_rows());
   batch.DispatchScaled(dispatcher);
   batch.Return(dispatcher);
   ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
-  batch.ExpectExpertRows(true);
-  batch.ExpectHomeRows();
+  batch.ExpectRows(true);
 }
 
 // One dispatcher of each kind takes all cases of a group, one after the other.
@@ -282,18 +288,15 @@ TYPED_TEST(DispatcherTest, BatchesFollowEachOtherInAQueueWithoutWaiting) {
       ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
       std::vector<std::unique_ptr<Batch<T>>> batches;
       for (size_t i = 0; i < cases.size(); ++i) {
-        batches.push_back(
-            std::make_unique<Batch<T>>(worlds[i], cases[i], 6, 100 * i, comm, workspace, stream));
+        batches.push_back(std::make_unique<Batch<T>>(worlds[i], cases[i], **dispatcher, 6, 100 * i,
+                                                     comm, workspace, stream));
       }
       for (auto& batch : batches) {
         batch->Dispatch(**dispatcher);
         batch->Return(**dispatcher);
       }
       ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
-      for (auto& batch : batches) {
-        batch->ExpectExpertRows(false);
-        batch->ExpectHomeRows();
-      }
+      for (auto& batch : batches) batch->ExpectRows(false);
     });
   }
 }
@@ -313,16 +316,13 @@ TYPED_TEST(DispatcherTest, OneDirectionRepeatsInAQueueWithoutWaiting) {
       ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
       std::vector<std::unique_ptr<Batch<T>>> batches;
       for (uint64_t i = 0; i < 4; ++i) {
-        batches.push_back(
-            std::make_unique<Batch<T>>(world, c, 40, 50 * i, comm, workspace, stream));
+        batches.push_back(std::make_unique<Batch<T>>(world, c, **dispatcher, 40, 50 * i, comm,
+                                                     workspace, stream));
       }
       for (auto& batch : batches) batch->Dispatch(**dispatcher);
       for (auto& batch : batches) batch->Return(**dispatcher);
       ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
-      for (auto& batch : batches) {
-        batch->ExpectExpertRows(false);
-        batch->ExpectHomeRows();
-      }
+      for (auto& batch : batches) batch->ExpectRows(false);
     });
   }
 }
@@ -339,7 +339,7 @@ TYPED_TEST(DispatcherTest, TokensComeBackAsTheyLeft) {
       Workspace workspace;
       auto dispatcher = Dispatcher<T>::Create(options, comm);
       ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-      Batch<T> batch(world, c, 33, 5, comm, workspace, stream);
+      Batch<T> batch(world, c, **dispatcher, 33, 5, comm, workspace, stream);
       batch.Dispatch(**dispatcher);
       const auto out = (*dispatcher)->ReturnBuffer(batch.plan(), 33, workspace).value();
       for (int64_t n = 0; n < out.rows(); ++n) {
@@ -375,7 +375,7 @@ TYPED_TEST(DispatcherTest, CountsBytesByWhereTheyGo) {
       auto dispatcher =
           Dispatcher<T>::Create({.algorithm = algorithm, .node_size = 2}, comm).value();
       if (dispatcher->algorithm() != algorithm) return;  // no peer memory here
-      Batch<T> batch(world, c, 8, 1, comm, workspace, stream);
+      Batch<T> batch(world, c, *dispatcher, 8, 1, comm, workspace, stream);
       ExchangeBytes before;
       const auto step = [&](const char* what, int64_t self, int64_t same, int64_t cross) {
         const ExchangeBytes now = dispatcher->bytes();
@@ -424,7 +424,7 @@ TYPED_TEST(DispatcherTest, RefusesBadArgumentsBeforeAnythingIsSent) {
       SCOPED_TRACE(Describe(c, options, 0));
       Workspace workspace;
       auto dispatcher = Dispatcher<T>::Create(options, comm).value();
-      Batch<T> batch(world, c, 6, 1, comm, workspace, stream);
+      Batch<T> batch(world, c, *dispatcher, 6, 1, comm, workspace, stream);
       const DispatchPlan& plan = batch.plan();
       const auto x = batch.x();
       const auto rows = batch.expert_rows(), home = batch.home_rows();

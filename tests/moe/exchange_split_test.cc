@@ -130,9 +130,10 @@ absl::Status MoveWithALateRank(std::unique_ptr<Communicator> inner, DispatchAlgo
                            .weight = weight,
                            .num_experts = 4,
                            .num_routed_experts = 4};
-  MOE_ASSIGN_OR_RETURN(
-      const DispatchPlan plan,
-      DispatchPlan::Build(routing, {}, ExpertPlacement(4, kRanks), {}, group, workspace, *stream));
+  MOE_ASSIGN_OR_RETURN(const DispatchPlan plan,
+                       DispatchPlan::Build(routing, {}, ExpertPlacement(4, kRanks),
+                                           {.reads_peers = algorithm == DispatchAlgorithm::kDirect},
+                                           group, workspace, *stream));
   MOE_ASSIGN_OR_RETURN(const auto dispatcher,
                        Dispatcher<float>::Create({.algorithm = algorithm, .node_size = 2}, group));
   EXPECT_EQ(dispatcher->algorithm(), algorithm);
