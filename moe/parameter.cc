@@ -117,6 +117,14 @@ absl::Status Parameter::CheckWhole(const char* function) const {
       function, ": ", spec_.name, " is in parts on several ranks (ZeRO), expected a whole master"));
 }
 
+absl::Status Parameter::CheckMaster(const char* function) const {
+  MOE_RETURN_IF_ERROR(CheckWhole(function));
+  if (has_master()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(function, ": ", spec_.name,
+                   " is frozen in 16 bits and has no master, expected a trained one"));
+}
+
 absl::StatusOr<std::vector<float>> Parameter::ReadMaster(Stream& stream) const {
   MOE_RETURN_IF_ERROR(CheckWhole("ReadMaster"));
   std::vector<float> values(static_cast<size_t>(size()));
@@ -279,16 +287,17 @@ absl::Status ParameterStore::Adopt(Parameter& parameter, absl::Span<float> value
         absl::StrCat("ParameterStore::Adopt: ", spec.name,
                      " is memory of a CUDA device, expected a store on the CPU"));
   }
-  MOE_RETURN_IF_ERROR(parameter.CheckWhole("Adopt"));
-  if (!parameter.has_master()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ParameterStore::Adopt: ", spec.name,
-                     " is frozen in 16 bits and has no master, expected WriteMaster"));
-  }
+  MOE_RETURN_IF_ERROR(parameter.CheckMaster("ParameterStore::Adopt"));
   if (values.data() == parameter.master_.data()) return absl::OkStatus();
   parameter.master_ = values;
   parameter.owned_ = nullptr;
   return RefreshCompute(parameter, *MakeInlineStream(&threads_));
+}
+
+absl::StatusOr<std::shared_ptr<float>> ParameterStore::Share(Parameter& parameter) const {
+  MOE_RETURN_IF_ERROR(parameter.CheckMaster("ParameterStore::Share"));
+  parameter.shared_ = true;
+  return std::shared_ptr<float>(parameter.owned_, parameter.master_.data());
 }
 
 bool ParameterStore::CanBorrow(const Parameter& parameter) const {
@@ -401,10 +410,10 @@ absl::StatusOr<PackedParameters> ParameterStore::Pack(absl::Span<Parameter* cons
   int64_t bytes = 0;
   int slab = -1;
   for (const Parameter* p : parameters) {
-    if (p->owned_ == nullptr) {
+    if (p->owned_ == nullptr || p->shared_) {
       return absl::FailedPreconditionError(absl::StrCat(
           "ParameterStore::Pack: ", p->spec().name,
-          " is in memory that was adopted or packed before, expected the store's own"));
+          " is in memory that was adopted, shared or packed before, expected the store's own"));
     }
     const bool as_float = compute_ == DType::kFloat32 || p->is_vector();
     packed.element_bytes.push_back(SizeOf(as_float ? DType::kFloat32 : compute_));

@@ -120,6 +120,7 @@ class Parameter {
   ParameterSpec spec_;
   int index_ = 0, slab_ = 0;
   absl::Status CheckWhole(const char* function) const;
+  absl::Status CheckMaster(const char* function) const;
   bool has_master() const { return static_cast<int64_t>(master_.size()) == size(); }
 
   DType type_ = DType::kFloat32;  // of compute_
@@ -129,7 +130,7 @@ class Parameter {
   // Their memory, shared by the parameters of a slab; nullptr where it was adopted, borrowed or
   // packed.
   std::shared_ptr<const Buffer> owned_, owned_compute_;
-  bool packed_ = false;
+  bool packed_ = false, shared_ = false;
   int64_t version_ = 0;
   GradAccumulator grad_;
   std::function<void()> open_grad_;
@@ -204,6 +205,10 @@ class ParameterStore {
   // kInvalidArgument for another size; kUnimplemented where the master is memory of a CUDA device;
   // kFailedPrecondition where there is none.
   absl::Status Adopt(Parameter& parameter, absl::Span<float> values);
+  // The other way: the master's memory for a tensor of the host's framework, on any device. It
+  // stays while somebody has what is returned, after the store, too, and from now on it is the
+  // master's for good, but for an Adopt. kFailedPrecondition where there is no master.
+  absl::StatusOr<std::shared_ptr<float>> Share(Parameter& parameter) const;
 
   // Whether Borrow can have the values of this parameter: it is `borrowable`, has no master, and is
   // memory of the host.
@@ -231,7 +236,7 @@ class ParameterStore {
   // they are. Other masters are given up: the caller has copied what it keeps of them, and rounds
   // it by RefreshParts. From then on Adopt, WriteMaster and ReadMaster give kFailedPrecondition.
   // Slabs stay slabs: their parameters come whole and in order. Blocks. kFailedPrecondition for a
-  // parameter whose master was adopted; kResourceExhausted.
+  // parameter whose master was adopted or shared; kResourceExhausted.
   absl::StatusOr<PackedParameters> Pack(absl::Span<Parameter* const> parameters, Stream& stream);
 
   // Rounds parts of masters into the compute copies: on a CUDA device in one launch, whatever their

@@ -9,12 +9,26 @@
 #include "kernels/base/caught.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/storage_type.h"
+#include "kernels/elementwise/elementwise.h"
 
 namespace moe {
 
-// What `round` says of the call's batch.
+namespace {
+
+// Of a call in `round`.
+Batch InRound(const Round& round, int64_t rows, Batch batch) {
+  if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
+    batch.first_global_token = round.micro_batch() * rows;
+  }
+  batch.step = round.step();
+  return batch;
+}
+
+}  // namespace
+
 template <typename T>
-absl::Status TrainedLayer<T>::SetRound(const Round& round, int64_t rows, Batch& batch) const {
+absl::Status TrainedLayer<T>::CheckRound(const Round& round, int64_t rows,
+                                         const Batch& batch) const {
   MOE_RETURN_IF_ERROR(trainer_.CheckCurrent(round));
   if (round.empty() && rows > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -25,10 +39,6 @@ absl::Status TrainedLayer<T>::SetRound(const Round& round, int64_t rows, Batch& 
         absl::StrCat("TrainedLayer: ", batch.micro_batch_offsets.size() - 1,
                      " micro-batches in a round, expected one"));
   }
-  if (batch.micro_batch_offsets.empty() && batch.first_global_token == 0 && !round.empty()) {
-    batch.first_global_token = round.micro_batch() * rows;
-  }
-  batch.step = round.step();
   return absl::OkStatus();
 }
 
@@ -40,18 +50,11 @@ void TrainedLayer<T>::Count() {
 template <typename T>
 absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
                                       Batch batch) {
-  MOE_RETURN_IF_ERROR(SetRound(round, x.rows(), batch));
+  MOE_RETURN_IF_ERROR(CheckRound(round, x.rows(), batch));
+  batch = InRound(round, x.rows(), batch);
   if (trainer_.evaluates()) {
     batch.mode = Mode::kEvaluation;
     return layer_->Forward(x, batch, y, nullptr, &stats_);
-  }
-  // Backward reads the offsets again.
-  for (auto* const offsets : {&batch.sequence_offsets, &batch.micro_batch_offsets}) {
-    MOE_ASSIGN_OR_RETURN(const auto kept,
-                         trainer_.context().host_workspace->template Array<int64_t>(
-                             static_cast<int64_t>(offsets->size())));
-    std::copy(offsets->begin(), offsets->end(), kept.begin());
-    *offsets = kept;
   }
   MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved_, &stats_));
   Count();
@@ -68,59 +71,57 @@ absl::Status TrainedLayer<T>::Backward(const Round& round, MatrixView<const T> d
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
-                                      MoeLayerSaved<T>& saved, Batch batch) {
-  MOE_RETURN_IF_ERROR(SetRound(round, x.rows(), batch));
-  // More than M terms could leave the exact sums.
-  if (trainer_.evaluates() || forwards_ > round.index()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("TrainedLayer: ", forwards_, " Forwards with a state until round ",
-                     round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
-                     ", expected ", trainer_.evaluates() ? "none" : "one in each"));
-  }
-  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, &saved, &stats_));
-  ++forwards_;
-  Count();
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved,
-                                       float d_router_loss, MatrixView<T> dx) {
-  const bool last = forwards_ - backwards_ == 1;
-  MOE_RETURN_IF_ERROR(layer_->Backward(dy, saved, d_router_loss, dx, [&](Parameter& parameter) {
-    return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
-  }));
-  ++backwards_;
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::ForwardRows(const Round& round, const void* x, int64_t rows,
-                                          void* y) {
+absl::Status TrainedLayer<T>::ForwardRows(const void* x, int64_t rows, void* y) {
   rows_ = rows;
-  return Forward(round, RowsAt(x, rows), RowsAt(y, rows));
+  return Forward(trainer_.round(), RowsAt(x, rows), RowsAt(y, rows));
 }
 
 template <typename T>
-absl::Status TrainedLayer<T>::BackwardRows(const Round& round, const void* dy, void* dx) {
-  return Backward(round, RowsAt(dy, rows_), RowsAt(dx, rows_));
+absl::Status TrainedLayer<T>::BackwardRows(const void* dy, void* dx) {
+  return Backward(trainer_.round(), RowsAt(dy, rows_), RowsAt(dx, rows_));
 }
 
 template <typename T>
 absl::StatusOr<TrainedLayerBase::GraphBackward> TrainedLayer<T>::ForwardInGraph(
-    const Round& round, const void* x, int64_t rows, void* y, Batch batch) {
+    const GraphForward& call) {
+  const Round& round = trainer_.round();
+  const MatrixView<const T> x = RowsAt(call.x, call.rows);
+  const MatrixView<T> y = RowsAt(call.y, call.rows);
+  std::vector<int64_t> sequences;
+  for (int64_t at = 0; call.sequence_length > 0 && at <= call.rows; at += call.sequence_length) {
+    sequences.push_back(at);
+  }
+  const Batch batch = InRound(round, call.rows, {.sequence_offsets = sequences, .mode = call.mode});
+  if (!call.backward) {
+    MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, nullptr, &stats_));
+    return GraphBackward([](const void*, float, void*) {
+      return absl::FailedPreconditionError(
+          "TrainedLayer: Backward of a Forward that kept nothing, expected one in training");
+    });
+  }
+  MOE_RETURN_IF_ERROR(CheckRound(round, call.rows, batch));
+  // More than M terms could leave the exact sums.
+  if (trainer_.evaluates() || forwards_ > round.index()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("TrainedLayer: ", forwards_, " Forwards in a graph until round ",
+                     round.index(), trainer_.evaluates() ? " of an evaluation" : " of a step",
+                     ", expected ", trainer_.evaluates() ? "none" : "one in each"));
+  }
   auto saved = std::make_shared<MoeLayerSaved<T>>(layer_->MakeSaved());  // copies share it
-  MOE_RETURN_IF_ERROR(Forward(round, RowsAt(x, rows), RowsAt(y, rows), *saved, batch));
-  return GraphBackward([this, rows, saved](const void* dy, float d_router_loss, void* dx) {
-    return Backward(RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows));
-  });
-}
-
-template <typename T>
-absl::Status TrainedLayer<T>::ForwardAlone(const void* x, int64_t rows, void* y,
-                                           const Batch& batch) {
-  return layer_->Forward(RowsAt(x, rows), batch, RowsAt(y, rows), nullptr, &stats_);
+  MOE_RETURN_IF_ERROR(layer_->Forward(x, batch, y, saved.get(), &stats_));
+  ++forwards_;
+  Count();
+  return GraphBackward(
+      [this, rows = call.rows, saved](const void* dy, float d_router_loss, void* dx) {
+        const bool last = forwards_ - backwards_ == 1;
+        MOE_RETURN_IF_ERROR(layer_->Backward(
+            RowsAt(dy, rows), *saved, d_router_loss, RowsAt(dx, rows), [&](Parameter& parameter) {
+              return last ? trainer_.MarkReady(parameter) : absl::OkStatus();
+            }));
+        ++backwards_;
+        saved->memory = {};
+        return absl::OkStatus();
+      });
 }
 
 template <typename T>
@@ -128,7 +129,7 @@ absl::Status TrainedLayer<T>::CheckPasses() const {
   if (forwards_ == backwards_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("TrainedLayer: the layer of ", layer_->parameters().front()->spec().name,
-                   " has ", forwards_, " Forwards with a state and ", backwards_,
+                   " has ", forwards_, " Forwards in a graph and ", backwards_,
                    " Backwards in a step, expected as many: other ranks may wait for one"));
 }
 
@@ -218,6 +219,7 @@ absl::Status Trainer::BeginStep(int loss_scale_log2) {
   if (options_.zero != ZeroStage::kNone) MOE_RETURN_IF_ERROR(optimizer().status());
   pass_ = Pass::kStep;
   gradients_ = Gradients::kHere;
+  clip_ = 1;
   loss_scale_log2_ = loss_scale_log2;
   context().mesh->SetPhase({.name = "step", .step = ++step_});
   return reducer_->Begin(loss_scale_log2);
@@ -240,21 +242,33 @@ absl::StatusOr<Round> Trainer::BeginRound() {
   }
   if (!evaluates() && rounds_begun_ > 0) MOE_RETURN_IF_ERROR(reducer_->BeginRound());
   EndRound();
-  round_.emplace(*context().workspace);
-  host_round_.emplace(*context().host_workspace);
+  scope_.emplace(*context().workspace);
+  host_scope_.emplace(*context().host_workspace);
   const Communicator& world = context().mesh->world();
   const MicroBatchRange mine = MicroBatchesOf(world.rank(), world.size(), dealt_);
-  Round round;
-  round.index_ = rounds_begun_++;
-  round.step_ = step_;
-  round.number_ = ++round_number_;
-  if (mine.begin + round.index_ < mine.end) round.micro_batch_ = mine.begin + round.index_;
-  return round;
+  round_.index_ = rounds_begun_++;
+  round_.step_ = step_;
+  ++round_.number_;
+  const int64_t micro_batch = mine.begin + round_.index_;
+  round_.micro_batch_ = micro_batch < mine.end ? micro_batch : -1;
+  return round_;
 }
 
 void Trainer::EndRound() {
-  host_round_.reset();
-  round_.reset();
+  host_scope_.reset();
+  scope_.reset();
+}
+
+absl::Status Trainer::AddGradient(const Parameter& parameter, absl::Span<const float> values) {
+  if (std::ssize(values) != parameter.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("Trainer::AddGradient: ", values.size(),
+                                                   " values for ", parameter.spec().name,
+                                                   ", expected ", parameter.size()));
+  }
+  Stream& stream = *context().compute;
+  return parameter.grad().Add(
+      [&](absl::Span<float> out, Write write) { return Scale(values, 1, out, write, stream); },
+      *context().workspace, stream);
 }
 
 absl::Status Trainer::CheckEnded(const char* function) const {
@@ -284,7 +298,7 @@ absl::Status Trainer::CheckReduced(const char* function) const {
 }
 
 absl::Status Trainer::CheckCurrent(const Round& round) const {
-  if (round_.has_value() && round.number_ == round_number_) return absl::OkStatus();
+  if (scope_.has_value() && round.number_ == round_.number_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("Trainer: round ", round.index_, " of step ", round.step_,
                    " has ended, expected the round that BeginRound returned last"));
@@ -320,6 +334,19 @@ absl::Status Trainer::Reduce() {
 absl::StatusOr<GradientNorm> Trainer::MeasureGradients() const {
   MOE_RETURN_IF_ERROR(CheckReduced("MeasureGradients"));
   return reducer_->Norm(gradient_scale());
+}
+
+absl::StatusOr<double> Trainer::ClipGradNorm(double most) {
+  MOE_ASSIGN_OR_RETURN(GradientNorm norm, MeasureGradients());
+  norm.value *= clip_;
+  MOE_ASSIGN_OR_RETURN(const double factor, norm.ClipFactor(most));
+  clip_ *= factor;
+  return norm.value;
+}
+
+absl::Status Trainer::Gradient(const Parameter& parameter, absl::Span<float> out) const {
+  MOE_RETURN_IF_ERROR(CheckReduced("Gradient"));
+  return reducer_->Gradient(parameter, clip_ * gradient_scale(), out, *context().compute).status();
 }
 
 absl::StatusOr<Optimizer*> Trainer::optimizer() {

@@ -54,11 +54,21 @@ class Round {
 };
 
 // A layer of a trainer whatever its type, for bindings to other languages and frameworks: rows
-// [rows, H] of the trainer's type, dense, in memory of the session's device.
+// [rows, H] of the trainer's type, dense, in memory of the session's device; in the trainer's
+// round().
 class TrainedLayerBase {
  public:
-  // Of one Forward, once, as TrainedLayer's Backward with a state. Copies share the state, which
-  // goes with the last of them.
+  // A Forward in a host's graph, which keeps what its Backward needs.
+  struct GraphForward {
+    const void* x = nullptr;
+    int64_t rows = 0;
+    void* y = nullptr;
+    int64_t sequence_length = 0;  // divides rows; 0: they are one sequence
+    Mode mode = Mode::kTraining;
+    bool backward = true;  // false: in any round or none; nothing is kept or counted
+  };
+  // Its Backward, once. d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
+  // Copies share what was kept. kFailedPrecondition for a second one, or where nothing was.
   using GraphBackward = std::function<absl::Status(const void* dy, float d_router_loss, void* dx)>;
 
   virtual ~TrainedLayerBase() = default;
@@ -66,13 +76,11 @@ class TrainedLayerBase {
   const RouterStats& stats() const { return stats_; }  // of the last Forward
 
   // As TrainedLayer's of these arguments; dy and dx have the last ForwardRows' rows.
-  virtual absl::Status ForwardRows(const Round& round, const void* x, int64_t rows, void* y) = 0;
-  virtual absl::Status BackwardRows(const Round& round, const void* dy, void* dx) = 0;
-  // As its Forward with a state.
-  virtual absl::StatusOr<GraphBackward> ForwardInGraph(const Round& round, const void* x,
-                                                       int64_t rows, void* y, Batch batch) = 0;
-  // In no round: nothing is kept or counted.
-  virtual absl::Status ForwardAlone(const void* x, int64_t rows, void* y, const Batch& batch) = 0;
+  virtual absl::Status ForwardRows(const void* x, int64_t rows, void* y) = 0;
+  virtual absl::Status BackwardRows(const void* dy, void* dx) = 0;
+  // One in a round, and its Backward any time before Trainer::Reduce, which else names the layer
+  // (kFailedPrecondition). Collective, as the Backward.
+  virtual absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) = 0;
 
  protected:
   RouterStats stats_;
@@ -98,21 +106,10 @@ class TrainedLayer final : public TrainedLayerBase {
   // times Trainer::loss_scale(). Once in every round. Collective.
   absl::Status Backward(const Round& round, MatrixView<const T> dy, MatrixView<T> dx);
 
-  // The same in a host's graph, which keeps the state, layer().MakeSaved(): one Forward in a round,
-  // and its Backward any time before Trainer::Reduce, which else names the layer
-  // (kFailedPrecondition). d_router_loss: the gradient by stats().loss(), as MoeLayer::Backward's.
-  // Offsets in `batch`: the caller's until Backward.
-  absl::Status Forward(const Round& round, MatrixView<const T> x, MatrixView<T> y,
-                       MoeLayerSaved<T>& saved, Batch batch = {});
-  absl::Status Backward(MatrixView<const T> dy, MoeLayerSaved<T>& saved, float d_router_loss,
-                        MatrixView<T> dx);
-
   absl::Span<Parameter* const> parameters() const override { return layer_->parameters(); }
-  absl::Status ForwardRows(const Round& round, const void* x, int64_t rows, void* y) override;
-  absl::Status BackwardRows(const Round& round, const void* dy, void* dx) override;
-  absl::StatusOr<GraphBackward> ForwardInGraph(const Round& round, const void* x, int64_t rows,
-                                               void* y, Batch batch) override;
-  absl::Status ForwardAlone(const void* x, int64_t rows, void* y, const Batch& batch) override;
+  absl::Status ForwardRows(const void* x, int64_t rows, void* y) override;
+  absl::Status BackwardRows(const void* dy, void* dx) override;
+  absl::StatusOr<GraphBackward> ForwardInGraph(const GraphForward& call) override;
 
   const MoeLayer<T>& layer() const { return *layer_; }
   MoeLayer<T>& layer() { return *layer_; }
@@ -126,7 +123,7 @@ class TrainedLayer final : public TrainedLayerBase {
   absl::Span<int64_t> counts() override { return absl::MakeSpan(counts_); }
   absl::Status CheckPasses() const override;
   absl::Status EndStep() override;
-  absl::Status SetRound(const Round& round, int64_t rows, Batch& batch) const;
+  absl::Status CheckRound(const Round& round, int64_t rows, const Batch& batch) const;
   void Count();
   MatrixView<const T> RowsAt(const void* data, int64_t rows) const {
     return {static_cast<const T*>(data), rows, layer_->config().router.hidden_size};
@@ -140,7 +137,7 @@ class TrainedLayer final : public TrainedLayerBase {
   MoeLayerSaved<T> saved_;
   std::vector<int64_t> counts_;
   int64_t rows_ = 0;                      // of the last ForwardRows
-  int64_t forwards_ = 0, backwards_ = 0;  // of this step, with states of the caller's
+  int64_t forwards_ = 0, backwards_ = 0;  // of this step, in a graph
 };
 
 // Owns session, parameters, gradient reducer and optimiser of one rank, and runs its steps:
@@ -162,8 +159,8 @@ class Trainer {
 
   Session& session() { return *session_; }
   const Context& context() const { return session_->context(); }
-  // For layers of one's own: add their parameters before the first step, and mark each ready in the
-  // last round, by MarkReady.
+  // For layers of one's own: add their parameters before the first step, in rounds AddGradient, and
+  // mark each ready in the last, by MarkReady.
   ParameterStore& parameters() { return store_; }
   const ParameterStore& parameters() const { return store_; }
 
@@ -192,6 +189,10 @@ class Trainer {
   absl::Status BeginEvaluation(int64_t micro_batches);
   // Begins a step if none has begun. kFailedPrecondition after the last round.
   absl::StatusOr<Round> BeginRound();
+  const Round& round() const { return round_; }  // that has begun last
+  // `values`, [parameter.size()] in memory of the session's device, are one term of the step's sum.
+  // Once in a round. Enqueued; kInvalidArgument for another size.
+  absl::Status AddGradient(const Parameter& parameter, absl::Span<const float> values);
   // The gradient of `parameter` is complete for this round.
   absl::Status MarkReady(const Round& round, const Parameter& parameter);
   // After the last round: the gradients are summed over all ranks when it returns. Part of Step.
@@ -199,6 +200,13 @@ class Trainer {
   // After Reduce: the norm of the mean gradient of all ranks' parameters. Step does it, too.
   // Collective.
   absl::StatusOr<GradientNorm> MeasureGradients() const;
+  // For an optimiser of one's own, from Reduce to the next step. As torch.nn.utils.clip_grad_norm_:
+  // scales what Gradient gives where its L2 norm is more than `most`, and returns the norm from
+  // before. Collective. kDataLoss where it is not finite, kInvalidArgument unless most >= 0.
+  absl::StatusOr<double> ClipGradNorm(double most);
+  // The mean gradient, as clipped. out: [parameter.size()] in memory of the session's device.
+  // Enqueued. Errors: those of GradientReducer::Gradient.
+  absl::Status Gradient(const Parameter& parameter, absl::Span<float> out) const;
   // Ends a step: Reduce, AdamW from the mean gradient over the M micro-batches, and what routers
   // learn from the counts of all ranks. options.gradient_scale multiplies the mean. Collective.
   // kDataLoss for gradients that are not finite, unless options say kSkip.
@@ -252,11 +260,12 @@ class Trainer {
   std::vector<int64_t> counts_;  // of all layers
   enum class Pass : uint8_t { kNone, kStep, kEvaluation } pass_ = Pass::kNone;
   enum class Gradients : uint8_t { kHere, kMarked, kReduced } gradients_ = Gradients::kHere;
+  double clip_ = 1;  // of Gradient
   int loss_scale_log2_ = 0;
   int64_t step_ = 0;
   int64_t rounds_begun_ = 0;  // of this step or evaluation
-  uint64_t round_number_ = 0;
-  std::optional<WorkspaceScope> round_, host_round_;
+  Round round_;
+  std::optional<WorkspaceScope> scope_, host_scope_;  // of the round
 };
 
 }  // namespace moe

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,27 +23,6 @@
 
 struct moe_world {
   std::unique_ptr<moe::Communicator> communicator;
-};
-
-// Of the trainer's, in which its round is.
-struct moe_layer {
-  moe_trainer* owner = nullptr;
-  moe::TrainedLayerBase* layer = nullptr;
-};
-
-struct moe_trainer {
-  std::unique_ptr<moe::Trainer> trainer;
-  moe::Round round;
-  bool reduced = false;          // the gradients of this step are sums
-  double clip = 1;               // times which moe_gradient gives them
-  std::deque<moe_layer> layers;  // whose addresses the program has
-
-  absl::StatusOr<moe::Parameter*> At(int64_t index) const {
-    const auto all = trainer->parameters().parameters();
-    if (index >= 0 && index < static_cast<int64_t>(all.size())) return all[index].get();
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter ", index, " of ", all.size(), ", expected one of them"));
-  }
 };
 
 namespace moe {
@@ -81,24 +59,46 @@ void TakeOrOff(double given, Field& field) {
   if (given != 0) field = static_cast<Field>(given < 0 ? 0 : given);
 }
 
-absl::Status AddLayer(moe_trainer& owner, const char* prefix, moe_frozen frozen,
-                      MoeLayerConfig config) {
-  config.train_router = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_EXPERTS;
-  config.train_experts = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_ROUTER;
-  MOE_ASSIGN_OR_RETURN(TrainedLayerBase* const layer, owner.trainer->AddMoeLayer(prefix, config));
-  owner.layers.push_back({.owner = &owner, .layer = layer});
-  return absl::OkStatus();
+// What C's opaque names stand for.
+Trainer& Of(moe_trainer* trainer) {
+  return *reinterpret_cast<Trainer*>(trainer);
+}
+const Trainer& Of(const moe_trainer* trainer) {
+  return *reinterpret_cast<const Trainer*>(trainer);
+}
+TrainedLayerBase& Of(moe_layer* layer) {
+  return *reinterpret_cast<TrainedLayerBase*>(layer);
+}
+const TrainedLayerBase& Of(const moe_layer* layer) {
+  return *reinterpret_cast<const TrainedLayerBase*>(layer);
 }
 
-absl::Status LoadLayer(moe_trainer& owner, const char* prefix, const std::string& folder,
-                       std::optional<int64_t> index, moe_frozen frozen) {
+absl::StatusOr<Parameter*> ParameterAt(const moe_trainer* trainer, int64_t index) {
+  const auto all = Of(trainer).parameters().parameters();
+  if (index >= 0 && index < static_cast<int64_t>(all.size())) return all[index].get();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter ", index, " of ", all.size(), ", expected one of them"));
+}
+
+absl::StatusOr<moe_layer*> AddLayer(Trainer& trainer, const char* prefix, moe_frozen frozen,
+                                    MoeLayerConfig config) {
+  config.train_router = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_EXPERTS;
+  config.train_experts = frozen == MOE_TRAIN_ALL || frozen == MOE_FREEZE_ROUTER;
+  MOE_ASSIGN_OR_RETURN(TrainedLayerBase* const layer, trainer.AddMoeLayer(prefix, config));
+  return reinterpret_cast<moe_layer*>(layer);
+}
+
+absl::StatusOr<moe_layer*> LoadLayer(Trainer& trainer, const char* prefix,
+                                     const std::string& folder, std::optional<int64_t> index,
+                                     moe_frozen frozen) {
   MOE_ASSIGN_OR_RETURN(const hf::HfConfig config, hf::ReadHfConfig(folder + "/config.json"));
   MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(folder));
   MOE_ASSIGN_OR_RETURN(const auto weights,
                        hf::LayerWeights::Find(config, std::move(checkpoint), index));
-  MOE_RETURN_IF_ERROR(AddLayer(owner, prefix, frozen, config.moe));
-  const Context& context = owner.trainer->context();
-  return weights.Load(owner.trainer->parameters(), *context.compute, *context.host, prefix);
+  MOE_ASSIGN_OR_RETURN(moe_layer* const layer, AddLayer(trainer, prefix, frozen, config.moe));
+  const Context& context = trainer.context();
+  MOE_RETURN_IF_ERROR(weights.Load(trainer.parameters(), *context.compute, *context.host, prefix));
+  return layer;
 }
 
 absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Communicator> world,
@@ -120,9 +120,8 @@ absl::Status CreateTrainer(const moe_trainer_options& given, std::unique_ptr<Com
   TakeOrOff(given.clip_grad, options.optimizer.clip_grad);
   TakeOrOff(given.weight_decay, options.optimizer.weight_decay);
   if (world == nullptr) world = std::move(MakeLocalWorld({}).front());
-  auto made = std::make_unique<moe_trainer>();
-  MOE_ASSIGN_OR_RETURN(made->trainer, Trainer::Create(options, std::move(world)));
-  *trainer = made.release();
+  MOE_ASSIGN_OR_RETURN(auto made, Trainer::Create(options, std::move(world)));
+  *trainer = reinterpret_cast<moe_trainer*>(made.release());
   return absl::OkStatus();
 }
 
@@ -198,7 +197,7 @@ moe_code moe_trainer_create(const moe_trainer_options* options, moe_world* world
   });
 }
 void moe_trainer_free(moe_trainer* trainer) {
-  delete trainer;
+  delete reinterpret_cast<moe::Trainer*>(trainer);
 }
 
 moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_layer_config* given,
@@ -214,8 +213,7 @@ moe_code moe_layer_create(moe_trainer* trainer, const char* prefix, const moe_la
     if (given->gate != nullptr) config.router.gate = given->gate;
     moe::Take(given->top_k, config.router.top_k);
     if (given->capacity_factor != 0) config.router.capacity_factor = given->capacity_factor;
-    MOE_RETURN_IF_ERROR(moe::AddLayer(*trainer, prefix, given->frozen, config));
-    *layer = &trainer->layers.back();
+    MOE_ASSIGN_OR_RETURN(*layer, moe::AddLayer(moe::Of(trainer), prefix, given->frozen, config));
     return absl::OkStatus();
   });
 }
@@ -224,82 +222,69 @@ moe_code moe_layer_load(moe_trainer* trainer, const char* prefix, const char* fo
                         moe_frozen frozen, moe_layer** layer) {
   return Run([&]() -> absl::Status {
     const std::optional<int64_t> which = index < 0 ? std::nullopt : std::optional(index);
-    MOE_RETURN_IF_ERROR(moe::LoadLayer(*trainer, prefix, folder, which, frozen));
-    *layer = &trainer->layers.back();
+    MOE_ASSIGN_OR_RETURN(*layer, moe::LoadLayer(moe::Of(trainer), prefix, folder, which, frozen));
     return absl::OkStatus();
   });
 }
 
 int64_t moe_rounds(const moe_trainer* trainer) {
-  return trainer->trainer->rounds();
+  return moe::Of(trainer).rounds();
 }
 
 moe_code moe_begin_round(moe_trainer* trainer, int64_t* micro_batch) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(trainer->round, trainer->trainer->BeginRound());
-    trainer->reduced = false;
-    if (micro_batch != nullptr) *micro_batch = trainer->round.micro_batch();
+    MOE_ASSIGN_OR_RETURN(const moe::Round round, moe::Of(trainer).BeginRound());
+    if (micro_batch != nullptr) *micro_batch = round.micro_batch();
     return absl::OkStatus();
   });
 }
 
 moe_code moe_begin_evaluation(moe_trainer* trainer, int64_t micro_batches) {
-  return Run([&] { return trainer->trainer->BeginEvaluation(micro_batches); });
+  return Run([&] { return moe::Of(trainer).BeginEvaluation(micro_batches); });
 }
 
 moe_code moe_forward(moe_layer* layer, const void* x, int64_t tokens, void* y) {
-  return Run([&] { return layer->layer->ForwardRows(layer->owner->round, x, tokens, y); });
+  return Run([&] { return moe::Of(layer).ForwardRows(x, tokens, y); });
 }
 moe_code moe_backward(moe_layer* layer, const void* dy, void* dx) {
-  return Run([&] { return layer->layer->BackwardRows(layer->owner->round, dy, dx); });
+  return Run([&] { return moe::Of(layer).BackwardRows(dy, dx); });
 }
 double moe_router_loss(const moe_layer* layer) {
-  return layer->layer->stats().loss();
+  return moe::Of(layer).stats().loss();
 }
 
 moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_norm) {
   return Run([&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const moe::GradientNorm norm,
-                         trainer->trainer->Step({.learning_rate = learning_rate}));
-    trainer->reduced = false;
+                         moe::Of(trainer).Step({.learning_rate = learning_rate}));
     if (gradient_norm != nullptr) *gradient_norm = norm.value;
     return absl::OkStatus();
   });
 }
 
 moe_code moe_reduce(moe_trainer* trainer) {
-  return Run([&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(trainer->trainer->Reduce());
-    trainer->reduced = true;
-    trainer->clip = 1;
-    return absl::OkStatus();
-  });
+  return Run([&] { return moe::Of(trainer).Reduce(); });
 }
 
 moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const moe::GradientNorm measured, trainer->trainer->MeasureGradients());
-    MOE_ASSIGN_OR_RETURN(trainer->clip, measured.ClipFactor(most));
-    if (norm != nullptr) *norm = measured.value;
+    MOE_ASSIGN_OR_RETURN(const double before, moe::Of(trainer).ClipGradNorm(most));
+    if (norm != nullptr) *norm = before;
     return absl::OkStatus();
   });
 }
 
 moe_code moe_end_step(moe_trainer* trainer) {
-  return Run([&]() -> absl::Status {
-    MOE_RETURN_IF_ERROR(trainer->trainer->EndStep());
-    trainer->reduced = false;
-    return absl::OkStatus();
-  });
+  return Run([&] { return moe::Of(trainer).EndStep(); });
 }
 
 int64_t moe_parameter_count(const moe_trainer* trainer) {
-  return static_cast<int64_t>(trainer->trainer->parameters().parameters().size());
+  return static_cast<int64_t>(moe::Of(trainer).parameters().parameters().size());
 }
 
 moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_parameter* parameter) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, moe::ParameterAt(trainer, index));
     const moe::ParameterSpec& spec = found->spec();
     *parameter = {.name = spec.name.c_str(),
                   .rows = spec.rows,
@@ -312,9 +297,9 @@ moe_code moe_parameter_at(const moe_trainer* trainer, int64_t index, moe_paramet
 
 moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, moe::ParameterAt(trainer, index));
     MOE_ASSIGN_OR_RETURN(const auto read,
-                         found->ReadMaster(StreamOf(*found, trainer->trainer->context())));
+                         found->ReadMaster(StreamOf(*found, moe::Of(trainer).context())));
     std::copy(read.begin(), read.end(), values);
     return absl::OkStatus();
   });
@@ -322,40 +307,32 @@ moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values) {
 
 moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
-    return trainer->trainer->parameters().WriteMaster(
-        *found, {values, static_cast<size_t>(found->size())},
-        StreamOf(*found, trainer->trainer->context()));
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, moe::ParameterAt(trainer, index));
+    return moe::Of(trainer).parameters().WriteMaster(*found,
+                                                     {values, static_cast<size_t>(found->size())},
+                                                     StreamOf(*found, moe::Of(trainer).context()));
   });
 }
 
 moe_code moe_refresh(moe_trainer* trainer, int64_t index) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
-    return trainer->trainer->parameters().RefreshCompute(
-        *found, StreamOf(*found, trainer->trainer->context()));
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, moe::ParameterAt(trainer, index));
+    return moe::Of(trainer).parameters().RefreshCompute(
+        *found, StreamOf(*found, moe::Of(trainer).context()));
   });
 }
 
 moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, trainer->At(index));
-    if (!trainer->reduced) {
-      return absl::FailedPreconditionError(
-          "moe_gradient: the gradients are no sums, expected moe_reduce before");
-    }
-    const absl::Span<float> out(gradient, static_cast<size_t>(found->size()));
-    const double scale = trainer->clip * trainer->trainer->gradient_scale();
-    return trainer->trainer->reducer()
-        .Gradient(*found, scale, out, *trainer->trainer->context().compute)
-        .status();
+    MOE_ASSIGN_OR_RETURN(const moe::Parameter* const found, moe::ParameterAt(trainer, index));
+    return moe::Of(trainer).Gradient(*found, {gradient, static_cast<size_t>(found->size())});
   });
 }
 
 moe_code moe_adopt(moe_trainer* trainer, int64_t index, float* values) {
   return Run([&]() -> absl::Status {
-    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, trainer->At(index));
-    return trainer->trainer->parameters().Adopt(*found,
-                                                {values, static_cast<size_t>(found->size())});
+    MOE_ASSIGN_OR_RETURN(moe::Parameter* const found, moe::ParameterAt(trainer, index));
+    return moe::Of(trainer).parameters().Adopt(*found,
+                                               {values, static_cast<size_t>(found->size())});
   });
 }

@@ -132,7 +132,7 @@ moe_code moe_step(moe_trainer* trainer, double learning_rate, double* gradient_n
  * not, moe_gradient and moe_write of each parameter that is trained, then moe_end_step. */
 moe_code moe_reduce(moe_trainer* trainer); /* sums the gradients over ranks */
 /* As torch.nn.utils.clip_grad_norm_: makes the L2 norm of the mean gradient of all ranks' weights
- * `most` where it is more, as moe_gradient gives it until the step ends. norm: before that; may be
+ * `most` where it is more, as moe_gradient gives it from now on. norm: before that; may be
  * null. most: INFINITY = the norm alone. MOE_DATA_LOSS: gradients that are not finite. It is
  * collective. */
 moe_code moe_clip_grad_norm(moe_trainer* trainer, double most, double* norm);
@@ -153,7 +153,7 @@ moe_code moe_read(const moe_trainer* trainer, int64_t index, float* values);
 moe_code moe_write(moe_trainer* trainer, int64_t index, const float* values);
 /* After the program has changed a master in place: what layers read in 16 bits follows. */
 moe_code moe_refresh(moe_trainer* trainer, int64_t index);
-/* Between moe_reduce and moe_end_step: the mean over the micro-batches, clipped if it was.
+/* After moe_reduce, until the next step begins: the mean over the micro-batches, clipped if it was.
  * gradient [rows * cols]. */
 moe_code moe_gradient(moe_trainer* trainer, int64_t index, float* gradient);
 /* From now on the master is `values`, which stay: memory of the program's own framework.

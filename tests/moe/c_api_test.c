@@ -82,7 +82,7 @@ static void TrainsWithAnOptimiserOfItsOwn(void) {
     last = Loss(x, y, dy);
     if (step == 0) first = last;
     CHECK_OK(moe_backward(layer, dy, dx));
-    CHECK_REFUSED(moe_gradient(trainer, 0, gradient), MOE_FAILED_PRECONDITION, "moe_reduce");
+    CHECK_REFUSED(moe_gradient(trainer, 0, gradient), MOE_FAILED_PRECONDITION, "Reduce");
     CHECK_REFUSED(moe_clip_grad_norm(trainer, 1, NULL), MOE_FAILED_PRECONDITION, "Reduce");
     CHECK_OK(moe_reduce(trainer));
     CHECK_REFUSED(moe_clip_grad_norm(trainer, -1, NULL), MOE_INVALID_ARGUMENT, "a norm of -1");

@@ -81,15 +81,11 @@ Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
     MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", config));
     MOE_ASSIGN_OR_RETURN(Parameter* const dense,
                          trainer->parameters().Add({.name = "head", .rows = 5, .cols = 8}));
-    const Context& context = trainer->context();
+    const Communicator& all = trainer->context().mesh->world();
     for (int64_t r = 0; r < trainer->rounds(); ++r) {
       MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
-      const auto add = [](absl::Span<float> out, Write write) {
-        for (float& x : out) x = write == Write::kAdd ? x + 1 : 1;
-        return absl::OkStatus();
-      };
       if (r < mine.end - mine.begin) {
-        MOE_RETURN_IF_ERROR(dense->grad().Add(add, *context.workspace, *context.compute));
+        MOE_RETURN_IF_ERROR(trainer->AddGradient(*dense, std::vector<float>(40, 1)));
       }
       if (zero == ZeroStage::kGradients || r + 1 == trainer->rounds()) {
         MOE_RETURN_IF_ERROR(trainer->reducer().MarkReady(*dense));
@@ -97,17 +93,17 @@ Norms NormsOf(const Layout& layout, ZeroStage zero, bool train_experts) {
     }
     MOE_RETURN_IF_ERROR(trainer->Reduce());
     MOE_ASSIGN_OR_RETURN(const GradientNorm norm, trainer->MeasureGradients());
-    if (context.mesh->world().rank() == 0) norms.measured = norm.value;
-    if (context.mesh->world().size() > 1) return trainer->EndStep();
+    if (all.rank() == 0) norms.measured = norm.value;
+    if (all.size() > 1) return trainer->EndStep();
     for (const auto& p : trainer->parameters().parameters()) {
       if (!p->spec().trainable) continue;
       std::vector<float> scratch(static_cast<size_t>(p->size()));
-      MOE_ASSIGN_OR_RETURN(const auto gradient,
-                           trainer->reducer().Gradient(*p, trainer->gradient_scale(),
-                                                       absl::MakeSpan(scratch), *context.compute));
-      for (const float g : gradient) norms.summed += static_cast<double>(g) * g;
+      MOE_RETURN_IF_ERROR(trainer->Gradient(*p, absl::MakeSpan(scratch)));
+      for (const float g : scratch) norms.summed += static_cast<double>(g) * g;
     }
     norms.summed = std::sqrt(norms.summed);
+    EXPECT_EQ(*trainer->ClipGradNorm(norm.value / 2), norm.value);
+    EXPECT_EQ(*trainer->ClipGradNorm(norm.value), norm.value / 2);  // clipped once
     return trainer->EndStep();
   });
   return norms;
@@ -168,8 +164,8 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
       MOE_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(Options(layout), std::move(world)));
       MOE_ASSIGN_OR_RETURN(auto* const layer, trainer->AddMoeLayer<float>("mlp.", LayerConfig(1)));
       struct Pass {
-        MoeLayerSaved<float> saved;
         std::vector<float> x, y, dx;
+        TrainedLayerBase::GraphBackward backward;
       };
       std::vector<Pass> passes(static_cast<size_t>(trainer->rounds()));
       for (Pass& pass : passes) {
@@ -180,15 +176,17 @@ TEST(LayerTrainerTest, StatesOfAHostsGraphGoThroughAStepInAnyOrder) {
           MOE_RETURN_IF_ERROR(layer->Backward(round, View(pass.y), View(pass.dx)));
           continue;
         }
-        pass.saved = layer->layer().MakeSaved();
-        MOE_RETURN_IF_ERROR(layer->Forward(round, View(pass.x), View(pass.y), pass.saved));
-        MoeLayerSaved<float> more = layer->layer().MakeSaved();
-        EXPECT_THAT(std::string(layer->Forward(round, View(pass.x), View(pass.y), more).message()),
+        const TrainedLayerBase::GraphForward call = {
+            .x = pass.x.data(), .rows = View(pass.x).rows(), .y = pass.y.data()};
+        MOE_ASSIGN_OR_RETURN(pass.backward, layer->ForwardInGraph(call));
+        EXPECT_THAT(std::string(layer->ForwardInGraph(call).status().message()),
                     HasSubstr("expected one in each"));
       }
       for (auto pass = passes.rbegin(); graph && pass != passes.rend(); ++pass) {
         EXPECT_THAT(std::string(trainer->Reduce().message()), HasSubstr("the layer of mlp.gate"));
-        MOE_RETURN_IF_ERROR(layer->Backward(View(pass->y), pass->saved, 1.0f, View(pass->dx)));
+        MOE_RETURN_IF_ERROR(pass->backward(pass->y.data(), 1.0f, pass->dx.data()));
+        EXPECT_THAT(std::string(pass->backward(pass->y.data(), 1.0f, pass->dx.data()).message()),
+                    HasSubstr("another Backward"));
       }
       MOE_RETURN_IF_ERROR(trainer->Step({.learning_rate = 0.01}).status());
       if (first) Keep(*trainer, graph ? in_graph : in_turn);
@@ -272,6 +270,9 @@ TEST(LayerTrainerTest, AStepWithoutAnOptimiserEndsOnceItsGradientsAreSums) {
     MOE_RETURN_IF_ERROR(RunRound(*trainer, *layer));
     EXPECT_THAT(message(trainer->EndStep()), HasSubstr("are no sums, expected Reduce"));
     EXPECT_THAT(message(trainer->MeasureGradients().status()), HasSubstr("expected Reduce"));
+    const Parameter& gate = *trainer->parameters().parameters().front();
+    EXPECT_THAT(message(trainer->Gradient(gate, absl::MakeSpan(x))), HasSubstr("expected Reduce"));
+    EXPECT_TRUE(absl::IsInvalidArgument(trainer->AddGradient(gate, {})));
     MOE_RETURN_IF_ERROR(trainer->Reduce());
     EXPECT_GT(trainer->MeasureGradients()->value, 0);
     MOE_RETURN_IF_ERROR(trainer->EndStep());

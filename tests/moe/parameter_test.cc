@@ -241,6 +241,21 @@ TEST(ParameterStoreTest, AdoptingTheSameMemoryChangesNothingAndAnotherSizeIsRefu
   EXPECT_THAT(weight.master(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
+TEST(ParameterStoreTest, ASharedMasterStaysAfterTheStoreAndIsNotPacked) {
+  std::shared_ptr<float> memory;
+  {
+    ParameterStore store(DType::kBFloat16, 1);
+    Parameter* const weight = *store.Add({.name = "w", .rows = 2, .cols = 3});
+    Parameter& frozen = **store.Add({.name = "f", .rows = 2, .cols = 3, .trainable = false});
+    memory = *store.Share(*weight);
+    EXPECT_EQ(memory.get(), weight->master().data());
+    memory.get()[5] = 7;
+    EXPECT_TRUE(absl::IsFailedPrecondition(store.Pack({&weight, 1}, *MakeInlineStream()).status()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(store.Share(frozen).status()));
+  }
+  EXPECT_EQ(memory.get()[5], 7);
+}
+
 // What layers read of a slab lies one behind the other, and has the values of lone parameters.
 TEST(ParameterStoreTest, ParametersOfASlabLieOneBehindTheOtherUntilAdopted) {
   const ParameterSpec specs[] = {{.name = "a", .rows = 3, .cols = 5},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -23,7 +24,7 @@ using torch::Tensor;
 using Named = std::map<std::string, Tensor>;
 
 constexpr int64_t kMicroBatches = 4, kRows = 32, kHidden = 32, kFfn = 48, kExperts = 8;
-constexpr double kMaxNorm = 0.01;
+constexpr double kMaxNorm = 0.01, kNoLimit = std::numeric_limits<double>::infinity();
 
 moe::MoeLayerConfig Config(const std::string& gate, int top_k) {
   return {.router = {.gate = gate,
@@ -61,8 +62,9 @@ std::pair<Tensor, Tensor> Reference(const Tensor& x, Named& w, const moe::Router
 }
 
 // Values of every pass and gradient, from ranks that share `out`.
-void RunStep(int ranks, int ep, const moe::MoeLayerConfig& config, const std::vector<Tensor>& x,
-             const std::vector<Tensor>& g, Named& out, Named* weights) {
+void RunStep(int ranks, int ep, double max_norm, const moe::MoeLayerConfig& config,
+             const std::vector<Tensor>& x, const std::vector<Tensor>& g, Named& out,
+             Named* weights) {
   std::mutex mu;
   RunLocalRanks(ranks, [&](std::unique_ptr<moe::Communicator> world) -> absl::Status {
     at::set_num_threads(1);
@@ -91,19 +93,12 @@ void RunStep(int ranks, int ep, const moe::MoeLayerConfig& config, const std::ve
       out["loss" + std::to_string(m)] = loss.detach();
       out["dx" + std::to_string(m)] = xm.grad();
     }
-    const auto keep = [&](const std::string& when) {
-      for (auto& item : layer->named_parameters()) {
-        out[when + item.key()] = item.value().grad().clone();
-      }
-      out[when + "dense"] = dense->weight.grad().clone();
-      out[when + "bias"] = dense->bias.grad().clone();
-    };
-    trainer->Reduce();
+    const Tensor norm = torch::tensor(trainer->Reduce(max_norm), torch::kFloat64);
     const std::lock_guard<std::mutex> lock(mu);
-    keep("");
-    const Tensor norm = torch::tensor(trainer->ClipGradNorm(kMaxNorm), torch::kFloat64);
+    for (auto& item : layer->named_parameters()) out[item.key()] = item.value().grad();
+    out["dense"] = dense->weight.grad();
+    out["bias"] = dense->bias.grad();
     EXPECT_TRUE(torch::equal(out.emplace("norm", norm).first->second, norm));  // on every rank
-    keep("clipped ");
     if (weights != nullptr) {
       for (auto& item : layer->named_parameters()) {
         (*weights)[item.key()] = item.value().detach().to(torch::kFloat64).requires_grad_();
@@ -123,8 +118,9 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
       x.push_back(torch::randn({kRows, kHidden}));
       g.push_back(torch::randn({kRows, kHidden}) / kRows);
     }
-    Named one, weights, want;
-    RunStep(1, 1, config, x, g, one, &weights);
+    Named one, clipped, weights, want;
+    RunStep(1, 1, kNoLimit, config, x, g, one, &weights);
+    RunStep(1, 1, kMaxNorm, config, x, g, clipped, nullptr);
     want["dense"] = torch::zeros({kHidden, kHidden}, torch::kFloat64);
     want["bias"] = torch::zeros({kHidden}, torch::kFloat64);
     for (size_t m = 0; m < x.size(); ++m) {
@@ -143,11 +139,12 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
     for (const auto& [name, gradient] : gradients) squares += gradient.square().sum();
     want["norm"] = squares.sqrt();
     ASSERT_GT(want["norm"].item<double>(), 2 * kMaxNorm);
+    want.insert(gradients.begin(), gradients.end());
+    ASSERT_EQ(one.size(), want.size());
     for (const auto& [name, gradient] : gradients) {
-      want[name] = gradient;
+      one["clipped " + name] = clipped[name];
       want["clipped " + name] = gradient * kMaxNorm / want["norm"];
     }
-    ASSERT_EQ(one.size(), want.size());
     for (const auto& [name, have] : one) {
       // Sums of at most kMicroBatches * kRows terms with some tens of roundings each, of 2^-24.
       const double scale = want[name].abs().max().item<double>();
@@ -155,9 +152,9 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
     }
     for (const auto& [ranks, ep] : {std::pair{2, 1}, {2, 2}, {3, 3}}) {
       Named other;
-      RunStep(ranks, ep, config, x, g, other, nullptr);
-      ASSERT_EQ(other.size(), one.size());
-      for (const auto& [name, have] : one) {
+      RunStep(ranks, ep, kMaxNorm, config, x, g, other, nullptr);
+      ASSERT_EQ(other.size(), clipped.size());
+      for (const auto& [name, have] : clipped) {
         EXPECT_TRUE(torch::equal(other[name], have)) << ranks << " ranks, EP " << ep << name;
       }
     }
@@ -168,11 +165,13 @@ TEST(TorchTest, GradientsAreTorchsAndHaveTheSameBitsAtAnyLayout) {
 struct One {
   std::shared_ptr<moe::torch::Trainer> trainer;
   moe::torch::MoeFfn layer = nullptr;
-  Tensor x = torch::randn({2, 4, kHidden});
+  Tensor x;
   explicit One(std::unique_ptr<moe::Communicator> world)
       : trainer(std::make_shared<moe::torch::Trainer>(moe::TrainerOptions{.micro_batches = 1},
                                                       std::move(world))),
         layer(trainer, Config("mixtral", 2), "mlp.") {
+    torch::manual_seed(5);
+    x = torch::randn({2, 4, kHidden});
     trainer->BeginRound();
   }
   Tensor Loss() {
@@ -205,7 +204,7 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected one in each"));
     EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("the layer of mlp.gate.weight"));
     loss.backward({}, /*retain_graph=*/true);
-    EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("or a second one"));
+    EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("was used by another Backward"));
     torch::nn::Linear late(2, 2);
     one.trainer->Adopt(*late);
     EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(); }), HasSubstr("came after the sums"));
@@ -217,15 +216,15 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
   });
   WithOne([](One& one) {
     one.layer->eval();
-    EXPECT_THAT(ErrorOf([&] { one.Loss().backward(); }), HasSubstr("of a pass in eval()"));
+    EXPECT_THAT(ErrorOf([&] { one.Loss().backward(); }), HasSubstr("expected one in training"));
     one.x = one.x.to(torch::kFloat64);
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }),
-                HasSubstr("x is CPUDoubleType, expected CPUFloatType"));
+                HasSubstr("x is double on cpu, expected float on cpu"));
     one.x = torch::randn({4, 5});
     EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("expected [..., T, 32]"));
     one.x = torch::randn({4, kHidden});
     one.layer->to(torch::kFloat64);
-    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("mlp.gate.weight is CPUDoubleType"));
+    EXPECT_THAT(ErrorOf([&] { one.Loss(); }), HasSubstr("mlp.gate.weight is double on cpu"));
   });
   WithOne([](One& one) {
     (one.Loss() * 1e30).backward();
@@ -234,32 +233,38 @@ TEST(TorchTest, MisusesAreErrorsThatSayWhatWasExpected) {
   });
 }
 
-TEST(TorchTest, ClipGradNormIsTorchs) {
+TEST(TorchTest, ReduceClipsAsTorch) {
+  std::vector<Tensor> whole;
+  double norm = 0;
+  const auto gradients = [](One& one) {
+    std::vector<Tensor> all;
+    for (const Tensor& p : one.layer->parameters()) all.push_back(p.grad());
+    return all;
+  };
+  WithOne([&](One& one) {
+    one.Loss().backward();
+    norm = one.trainer->Reduce();
+    whole = gradients(one);
+  });
+  for (const double most : {2 * norm, 0.5 * norm}) {
+    WithOne([&](One& one) {
+      std::vector<Tensor> theirs;
+      for (const Tensor& gradient : whole) {
+        theirs.push_back(torch::empty_like(gradient).requires_grad_());
+        theirs.back().mutable_grad() = gradient.clone();
+      }
+      EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(theirs, most), norm, 1e-5 * norm);
+      one.Loss().backward();
+      EXPECT_EQ(one.trainer->Reduce(most), norm);
+      const std::vector<Tensor> mine = gradients(one);
+      for (size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_TRUE(torch::allclose(mine[i], theirs[i].grad(), most < norm ? 1e-5 : 0, 0)) << i;
+      }
+    });
+  }
   WithOne([](One& one) {
     one.Loss().backward();
-    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(1); }), HasSubstr("expected Reduce"));
-    one.trainer->Reduce();
-    std::vector<Tensor> theirs;
-    for (const Tensor& p : one.layer->parameters()) {
-      theirs.push_back(p.detach().clone());
-      theirs.back().mutable_grad() = p.grad().clone();
-    }
-    const auto expect_theirs = [&](double tolerance) {
-      for (size_t i = 0; i < theirs.size(); ++i) {
-        const Tensor mine = one.layer->parameters()[i].grad();
-        EXPECT_TRUE(torch::allclose(mine, theirs[i].grad(), tolerance, 0)) << i;
-      }
-    };
-    const double norm = one.trainer->ClipGradNorm(1e9);  // long enough
-    expect_theirs(0);
-    const double their_norm = torch::nn::utils::clip_grad_norm_(theirs, 0.5 * norm);
-    EXPECT_NEAR(norm, their_norm, 1e-5 * norm);
-    EXPECT_EQ(one.trainer->ClipGradNorm(0.5 * norm), norm);
-    expect_theirs(1e-5);
-    EXPECT_EQ(one.trainer->ClipGradNorm(1e9), 0.5 * norm);
-    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(-1); }), HasSubstr("a norm of -1"));
-    one.trainer->BeginRound();
-    EXPECT_THAT(ErrorOf([&] { one.trainer->ClipGradNorm(1); }), HasSubstr("expected Reduce"));
+    EXPECT_THAT(ErrorOf([&] { one.trainer->Reduce(-1); }), HasSubstr("a norm of -1"));
   });
 }
 
