@@ -77,10 +77,10 @@ class Trainer {
     return next;
   }
   // After the last round, ends the step: .grad of every trained parameter is the mean over the
-  // micro-batches of all ranks, and as torch.nn.utils.clip_grad_norm_ leaves it: scaled where the L2
-  // norm of all experts of all ranks and all that was adopted is more than `max_norm`. Returns the
-  // norm from before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss, and no
-  // parameter has a .grad. Collective.
+  // micro-batches of all ranks, and as torch.nn.utils.clip_grad_norm_ leaves it: scaled where the
+  // L2 norm of all experts of all ranks and all that was adopted is more than `max_norm`. Returns
+  // the norm from before (moe::Trainer::ClipGradNorm). Where that is not finite it is kDataLoss,
+  // and no parameter has a .grad. Collective.
   double Reduce(double max_norm = std::numeric_limits<double>::infinity()) {
     EndRounds();
     Check(trainer_->Reduce());
