@@ -51,8 +51,16 @@ struct RouterGradients {
 };
 
 // Who will read the routing of a call on a CUDA device: the host too, or the device alone, which
-// spares the copies.
+// spares the copies; then `stats` come by Router::ReadStats.
 enum class RoutingFor : uint8_t { kHost, kDevice };
+
+// What RouterStats are read from, while a device has them alone.
+struct RouterSums {
+  absl::Span<const double> entropy;         // [1]; empty: nothing is left to read
+  absl::Span<const double> aux_and_z;       // [2]; empty = no losses
+  absl::Span<const int64_t> count;          // [E]
+  absl::Span<const int64_t> dropped_slots;  // [1]
+};
 
 // What backward needs; views into the workspaces given to Forward (`tokens`: the caller's memory).
 template <typename T>
@@ -67,6 +75,7 @@ struct RouterSaved {
   GateSelection selection;
   absl::Span<const uint8_t> dropped;  // [slots] of the routing
   MatrixView<const float> d_aux;  // [T, logit_sets * E] gradient of the losses; empty = no losses
+  RouterSums sums;
 };
 
 // Logits, the configured gate, capacity and losses. Stateless but for its configuration, so threads
@@ -75,7 +84,7 @@ struct RouterSaved {
 //
 // On a stream of a CUDA device the tokens, the weight, the bias, d_weight, d_tokens and gradients
 // are memory of the device. Gates that run there (Gate::RunsOn) select, weigh and take the losses
-// there, and capacity drops there; the host waits for the routing if it reads it, and for the sums
+// there, and capacity drops there; the host waits for the routing if it reads it, with the sums
 // of `stats`. For other gates the logits come to the host, and the gradient by them goes back.
 // Memory of the host is taken from the workspace given as `host`; expert_bias is the host's too.
 template <typename T>
@@ -87,7 +96,8 @@ class Router {
   // Rows of the weight: logit_sets * E.
   int64_t weight_rows() const { return int64_t{traits_.logit_sets} * config_.num_outputs(); }
 
-  // tokens [T, H] in T. `saved` and `stats` may be null; the losses and their gradients do not
+  // tokens [T, H] in T. `saved` and `stats` may be null (`saved` not for kDevice
+  // with `stats`); the losses and their gradients do not
   // depend on batch.mode (noisy top-k's do: there is no noise in evaluation).
   // Ties: lowest expert id; between tokens the lowest token. Same bits for a token whatever else
   // the call carries, apart from capacity and losses, which are defined per token group.
@@ -99,6 +109,11 @@ class Router {
                                   RouterSaved<T>* saved, RouterStats* stats,
                                   Workspace* host = nullptr,
                                   RoutingFor reader = RoutingFor::kHost) const;
+
+  // Writes the `stats` that a Forward for RoutingFor::kDevice has left on the device, for which the
+  // host waits; none, if they were written then.
+  absl::Status ReadStats(const RouterSaved<T>& saved, Workspace& host, Stream& stream,
+                         RouterStats* stats) const;
 
   // From d_weight [slots] (gradient by the combine weights; not read where dropped): adds to
   // d_tokens [T, H], float32 product, one rounding; adds one float32 partial per micro-batch that

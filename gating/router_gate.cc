@@ -72,17 +72,32 @@ absl::Status Router<T>::Decide(const RouterInputs<T>& inputs, Gradient gradient,
     MOE_ASSIGN_OR_RETURN(s.routing.weight, DownloadArray(device.weight, host, stream));
     MOE_ASSIGN_OR_RETURN(s.routing.dropped, DownloadArray(device.dropped, host, stream));
   }
-  if (stats == nullptr) {
-    return !cuda || reader == RoutingFor::kHost ? stream.Synchronize() : absl::OkStatus();
+  if (stats != nullptr) {
+    s.sums = {.entropy = entropy,
+              .aux_and_z = losses.aux_and_z,
+              .count = s.selection.count,
+              .dropped_slots = dropped_slots};
   }
-  MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(s.selection.count, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray<int64_t>(dropped_slots, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto sums, DownloadArray(losses.aux_and_z, host, stream));
-  MOE_ASSIGN_OR_RETURN(const auto entropy_sum, DownloadArray<double>(entropy, host, stream));
+  if (cuda && reader == RoutingFor::kDevice) return absl::OkStatus();
+  if (stats == nullptr) return stream.Synchronize();
+  MOE_RETURN_IF_ERROR(ReadStats(s, host, stream, stats));
+  s.sums = {};
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Router<T>::ReadStats(const RouterSaved<T>& saved, Workspace& host, Stream& stream,
+                                  RouterStats* stats) const {
+  const RouterSums& sums = saved.sums;
+  if (sums.entropy.empty()) return absl::OkStatus();
+  MOE_ASSIGN_OR_RETURN(const auto count, DownloadArray(sums.count, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto drops, DownloadArray(sums.dropped_slots, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto losses, DownloadArray(sums.aux_and_z, host, stream));
+  MOE_ASSIGN_OR_RETURN(const auto entropy, DownloadArray(sums.entropy, host, stream));
   MOE_RETURN_IF_ERROR(stream.Synchronize());
-  stats->aux_loss = sums.empty() ? 0 : sums[0];
-  stats->z_loss = sums.empty() ? 0 : sums[1];
-  stats->entropy_sum = entropy_sum[0];
+  stats->aux_loss = losses.empty() ? 0 : losses[0];
+  stats->z_loss = losses.empty() ? 0 : losses[1];
+  stats->entropy_sum = entropy[0];
   stats->expert_count.assign(count.begin(), count.end());
   stats->dropped_slots = drops[0];
   return absl::OkStatus();
@@ -124,6 +139,8 @@ absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(
   template absl::Status Router<T>::Decide(const RouterInputs<T>&, Gradient, Workspace&,       \
                                           Workspace&, Stream&, RoutingFor, RouterSaved<T>&,   \
                                           RouterStats*) const;                                \
+  template absl::Status Router<T>::ReadStats(const RouterSaved<T>&, Workspace&, Stream&,      \
+                                             RouterStats*) const;                             \
   template absl::StatusOr<MatrixView<const float>> Router<T>::LogitGradient(                  \
       absl::Span<const float>, const RouterSaved<T>&, float, Workspace&, Stream&, Workspace*) \
       const;

@@ -68,11 +68,6 @@ absl::StatusOr<ReturnedRows<T>> MakeReturnedRows(Dispatcher<T>& dispatcher,
   return ReturnedRows<T>{out, home};
 }
 
-// Adds to slots[e] the kept slots [B, E] for expert e.
-void AddKeptSlots(absl::Span<const int32_t> kept, absl::Span<int64_t> slots, size_t experts) {
-  for (size_t i = 0; i < kept.size(); ++i) slots[i % experts] += kept[i];
-}
-
 // Forward and backward, as the time line names them. Backward's first exchange is combine's.
 constexpr Work kGate = {.phase = Phase::kGate, .name = "gate"};
 constexpr Work kGateBackward = {.phase = Phase::kGate, .name = "gate backward"};
@@ -113,7 +108,15 @@ absl::Status MoeLayer<T>::Forward(MatrixView<const T> x, const Batch& batch, Mat
   memory.Clear();
   state = {};
   state.memory = std::move(memory);
-  MOE_RETURN_IF_ERROR(Settle(Caught([&] { return ForwardRows(x, batch, y, state, stats); })));
+  const auto run = [&]() -> absl::Status {
+    MOE_ASSIGN_OR_RETURN(state.pass,
+                         RunPass(
+                             "forward graph", [&] { return ForwardKey(x, batch, y, state, stats); },
+                             [&] { return ForwardRows(x, batch, y, state, stats); }));
+    if (graphs_ != nullptr) MOE_RETURN_IF_ERROR(ReadStats(state, stats));
+    return CountSlots(state);
+  };
+  MOE_RETURN_IF_ERROR(Settle(Caught(run)));
   const Context kept = state.memory.In(context_);
   state.layer = this;
   state.stamp = kept.workspace->Stamp();
@@ -206,7 +209,11 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
                   &host, plans_on_device_ ? RoutingFor::kDevice : RoutingFor::kHost)
         .status();
   }));
-  MOE_RETURN_IF_ERROR(CheckRouter(saved, stats));
+  if (expert_bias_ != nullptr) {
+    MOE_RETURN_IF_ERROR(
+        CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name, PlaceOfLayer()));
+  }
+  if (graphs_ == nullptr) MOE_RETURN_IF_ERROR(ReadStats(saved, stats));  // else after the graph
   const Routing& routing = saved.router.routing;
   if (routing.num_routed_experts < routing.num_experts) {
     MOE_ASSIGN_OR_RETURN(const auto row, host.Array<int32_t>(routing.slots()));
@@ -219,32 +226,42 @@ absl::Status MoeLayer<T>::Route(const Batch& batch, const Context& kept, MoeLaye
   }
   return Timed(context_, kPlan, compute, [&]() -> absl::Status {
     MOE_ASSIGN_OR_RETURN(const auto offsets, MicroBatchOffsets(batch, saved.x.rows(), host));
-    MOE_ASSIGN_OR_RETURN(const DispatchPlan plan, MakePlan(saved.router, offsets, kept));
-    if (!counted_slots_.empty()) {
-      absl::Span<const int32_t> kept_slots = plan.kept_slots();
-      if (plans_on_device_) {
-        MOE_ASSIGN_OR_RETURN(kept_slots, OnHost(kept_slots, context_));
-      }
-      AddKeptSlots(kept_slots, counted_slots_, routing.num_routed_experts);
-    }
-    saved.plan = plan;
+    MOE_ASSIGN_OR_RETURN(saved.plan, MakePlan(saved.router, offsets, kept));
     return absl::OkStatus();
   });
 }
 
 template <typename T>
-absl::Status MoeLayer<T>::CheckRouter(const MoeLayerSaved<T>& saved,
-                                      const RouterStats* stats) const {
+int64_t MoeLayer<T>::PlaceOfLayer() const {
   const CommPhase& phase = context_.mesh->world().phase();
-  const int64_t layer = phase.layer >= 0 ? phase.layer : config_.router.layer;
-  if (expert_bias_ != nullptr) {
-    MOE_RETURN_IF_ERROR(CheckExpertBias(expert_bias_->master(), expert_bias_->spec().name, layer));
-  }
-  if (stats == nullptr || std::isfinite(stats->entropy_sum)) return absl::OkStatus();
-  const auto& router = saved.router;
+  return phase.layer >= 0 ? phase.layer : config_.router.layer;
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::ReadStats(const MoeLayerSaved<T>& saved, RouterStats* stats) const {
+  if (stats == nullptr) return absl::OkStatus();
+  const RouterSaved<T>& router = saved.router;
+  const WorkspaceScope scope(*context_.host_workspace);
+  MOE_RETURN_IF_ERROR(
+      router_->ReadStats(router, *context_.host_workspace, *context_.compute, stats));
+  if (std::isfinite(stats->entropy_sum)) return absl::OkStatus();
   MOE_ASSIGN_OR_RETURN(const auto logits, OnHost(AllOf(router.logits), context_));
   return CheckLogits(logits, router.logits.cols(), config_.router.num_outputs(),
-                     router.batch.first_global_token, layer);
+                     router.batch.first_global_token, PlaceOfLayer());
+}
+
+template <typename T>
+absl::Status MoeLayer<T>::CountSlots(const MoeLayerSaved<T>& saved) {
+  if (counted_slots_.empty()) return absl::OkStatus();
+  const WorkspaceScope scope(*context_.host_workspace);
+  absl::Span<const int32_t> kept = saved.plan->kept_slots();
+  if (plans_on_device_) {
+    MOE_ASSIGN_OR_RETURN(kept, OnHost(kept, context_));
+  }
+  // [B, E]
+  const size_t experts = saved.router.routing.num_routed_experts;
+  for (size_t i = 0; i < kept.size(); ++i) counted_slots_[i % experts] += kept[i];
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -369,7 +386,23 @@ absl::Status MoeLayer<T>::Backward(MatrixView<const T> dy, MoeLayerSaved<T>& sav
   }
   saved.used = true;
   const Scratch scratch(context_);
-  return Settle(Caught([&] { return BackwardRows(dy, saved, d_router_loss, dx, ready); }));
+  const auto run = [&](GradientReady tell) {
+    return RunPass(
+               "backward graph", [&] { return BackwardKey(dy, saved, d_router_loss, dx); },
+               [&] { return BackwardRows(dy, saved, d_router_loss, dx, tell); })
+        .status();
+  };
+  if (graphs_ == nullptr) return Settle(Caught([&] { return run(ready); }));
+  // What the gradients' owner enqueues must not come into the graph, nor before it is launched.
+  ready_.clear();
+  return Settle(Caught([&]() -> absl::Status {
+    MOE_RETURN_IF_ERROR(run([&](Parameter& parameter) {
+      ready_.push_back(&parameter);
+      return absl::OkStatus();
+    }));
+    for (Parameter* const parameter : ready_) MOE_RETURN_IF_ERROR(ready(*parameter));
+    return absl::OkStatus();
+  }));
 }
 
 template <typename T>
@@ -448,22 +481,14 @@ absl::Status MoeLayer<T>::BackwardRows(MatrixView<const T> dy, MoeLayerSaved<T>&
   return ready(*router_weight_);
 }
 
-template absl::Status MoeLayer<float>::Forward(MatrixView<const float>, const Batch&,
-                                               MatrixView<float>, MoeLayerSaved<float>*,
-                                               RouterStats*);
-template absl::Status MoeLayer<float>::Backward(MatrixView<const float>, MoeLayerSaved<float>&,
-                                                float, MatrixView<float>, GradientReady);
-template absl::Status MoeLayer<BFloat16>::Forward(MatrixView<const BFloat16>, const Batch&,
-                                                  MatrixView<BFloat16>, MoeLayerSaved<BFloat16>*,
-                                                  RouterStats*);
-template absl::Status MoeLayer<Float16>::Forward(MatrixView<const Float16>, const Batch&,
-                                                 MatrixView<Float16>, MoeLayerSaved<Float16>*,
-                                                 RouterStats*);
-template absl::Status MoeLayer<BFloat16>::Backward(MatrixView<const BFloat16>,
-                                                   MoeLayerSaved<BFloat16>&, float,
-                                                   MatrixView<BFloat16>, GradientReady);
-template absl::Status MoeLayer<Float16>::Backward(MatrixView<const Float16>,
-                                                  MoeLayerSaved<Float16>&, float,
-                                                  MatrixView<Float16>, GradientReady);
+#define MOE_INSTANTIATE(T)                                                                     \
+  template absl::Status MoeLayer<T>::Forward(MatrixView<const T>, const Batch&, MatrixView<T>, \
+                                             MoeLayerSaved<T>*, RouterStats*);                 \
+  template absl::Status MoeLayer<T>::Backward(MatrixView<const T>, MoeLayerSaved<T>&, float,   \
+                                              MatrixView<T>, GradientReady);
+MOE_INSTANTIATE(float)
+MOE_INSTANTIATE(BFloat16)
+MOE_INSTANTIATE(Float16)
+#undef MOE_INSTANTIATE
 
 }  // namespace moe

@@ -154,7 +154,9 @@ absl::Status ValidateTrainConfig(const TrainConfig& config, int ranks) {
         absl::StrCat("--dtype is ", NameOf(config.dtype), ", expected f32, bf16 or f16"));
   }
   MOE_RETURN_IF_ERROR(ValidateLossScale(config.loss_scale));
-  return ValidateTransformerConfig(ModelConfig(config));
+  MOE_RETURN_IF_ERROR(ValidateTransformerConfig(ModelConfig(config)));
+  if (!config.model.moe.cuda_graph) return absl::OkStatus();
+  return CheckCudaGraph(config.model.moe, config.device, ep, config.grouped_gemm);
 }
 
 }  // namespace moe::lm
