@@ -5,7 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2
 data=$3
 export CUSIM_DEVICES=3
-short=("${model[@]}" --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --numerics layout-invariant --device cuda)
+short=("${model[@]}" --seq-length 8 --micro-batches 3 --steps 2 --lr-warmup-steps 1 --eval-sequences 2
+  --numerics layout-invariant --device cuda)
 
 run "$moe" train "${short[@]}" --ranks 1 --backend nccl --out "$work/one"
 needs_device "$devices"

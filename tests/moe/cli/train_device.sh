@@ -2,7 +2,8 @@
 # moe train --device cuda: train_device.sh <moe> none|simulated|any, the devices that the build has.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 devices=$2
-short=("${model[@]}" --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --device cuda)
+# Little work: a simulator does it.
+short=("${model[@]}" --seq-length 8 --micro-batches 2 --steps 2 --lr-warmup-steps 1 --eval-sequences 2 --device cuda)
 
 run "$moe" train "${short[@]}" --ranks 1 --numerics layout-invariant --out "$work/one"
 needs_device "$devices"

@@ -11,10 +11,11 @@ matches "^mixtral +3 ranks ep 3 local .* layout-invariant +one rank .* ok"
 grep -qE "^mixtral +1 rank .* float64 .* ok" "$work/stdout" || fail "not compared with float64"
 ! grep -qE " mpi | hierarchical " "$work/stdout" || fail "layouts that were not asked for"
 
-expect 0 "bfloat16, tensor cores" "$moe" verify --device cuda --router deepseek-v3 --dtype bf16 --num-experts 8 --topk 2 \
-  --hidden-size 32 --moe-ffn-hidden-size 32 --numerics layout-invariant --layouts 'ranks=1,2 capacity=none'
-expect 0 "float16, tensor cores" "$moe" verify --device cuda --router mixtral --dtype f16 --num-experts 8 --topk 2 \
-  --hidden-size 32 --moe-ffn-hidden-size 32 --layouts 'ranks=1,2 capacity=none'
+# Products of whole tiles. Layouts in 16 bits are moe_layer_test's.
+tiles=(--device cuda --num-experts 8 --topk 2 --hidden-size 32 --moe-ffn-hidden-size 32
+  --layouts 'ranks=2 ep=2 dispatch=staged overlap=1 capacity=none')
+expect 0 "bfloat16, tensor cores" "$moe" verify "${tiles[@]}" --router deepseek-v3 --dtype bf16 --numerics layout-invariant
+expect 0 "float16, tensor cores" "$moe" verify "${tiles[@]}" --router mixtral --dtype f16
 expect 1 "a planted fault" "$moe" verify "${small[@]}" --layouts 'ranks=2 capacity=none' --inject gradient-scale-by-ep -q
 grep -qE "experts.down_proj.weight.* FAILED" "$work/stdout" || fail "the planted fault: not in its tensor"
 
