@@ -43,6 +43,23 @@ std::vector<Source> GptOssTensors(const std::string& prefix) {
       {prefix + "experts.down_proj", {2, 2, 2}},    {prefix + "experts.down_proj_bias", {2, 2}}};
 }
 
+// All that a rank with the second expert alone holds of it, but for names and shapes as in `like`.
+void AddLayer(const std::string& prefix, ParameterStore& store, ParameterSpec like = {}) {
+  like.initializer = Initializer::kZeros;
+  for (const auto& [name, rows, cols] : std::vector<std::tuple<std::string, int64_t, int64_t>>{
+           {"gate.weight", 2, 2},
+           {"gate.bias", 1, 2},
+           {"experts.1.gate_up_proj.weight", 4, 2},
+           {"experts.1.gate_up_proj.bias", 1, 4},
+           {"experts.1.down_proj.weight", 2, 2},
+           {"experts.1.down_proj.bias", 1, 2}}) {
+    like.name = prefix + name;
+    like.rows = rows;
+    like.cols = cols;
+    EXPECT_TRUE(store.Add(like).ok());
+  }
+}
+
 class HfWeightsTest : public IoTest {
  protected:
   // Element i of every tensor is i.
@@ -70,6 +87,12 @@ class HfWeightsTest : public IoTest {
     return LayerWeights::Find(parsed, std::move(checkpoint), layer);
   }
 
+  LayerWeights GptOss() const {
+    auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    return *std::move(weights);
+  }
+
   void ExpectDataLoss(const std::string& config, const std::vector<Source>& tensors,
                       const std::string& part, std::optional<int64_t> layer = std::nullopt) {
     const std::string path = WriteTensors(tensors);
@@ -82,66 +105,33 @@ class HfWeightsTest : public IoTest {
 };
 
 TEST_F(HfWeightsTest, GptOssTensorsAreTransposedAndUnwoven) {
-  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
-  ASSERT_TRUE(weights.ok()) << weights.status();
+  const LayerWeights weights = GptOss();
   ParameterStore store(DType::kFloat32, 0);
-  const auto add = [&](const char* name, int64_t rows, int64_t cols) {
-    return *store.Add({.name = name, .rows = rows, .cols = cols});
-  };
-  // What a rank with the second expert alone holds of it.
-  add("gate.weight", 2, 2);
-  add("gate.bias", 1, 2);
-  const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
-  const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
-  const Parameter* const down = add("experts.1.down_proj.weight", 2, 2);
-  add("experts.1.down_proj.bias", 1, 2);
+  AddLayer("", store);
   const auto stream = MakeInlineStream();
-  ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
+  ASSERT_TRUE(weights.Load(store, *stream, *stream).ok());
   // Expert 1's part of [E, H, 2F] is [[8, 9, 10, 11], [12, 13, 14, 15]]: columns g0 u0 g1 u1.
-  EXPECT_THAT(gate_up->master(), ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
-  EXPECT_THAT(bias->master(), ElementsAre(4, 6, 5, 7));
-  EXPECT_THAT(down->master(), ElementsAre(4, 6, 5, 7));  // [E, F, H]: [[4, 5], [6, 7]] transposed
+  EXPECT_THAT(store.Find("experts.1.gate_up_proj.weight")->master(),
+              ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
+  EXPECT_THAT(store.Find("experts.1.gate_up_proj.bias")->master(), ElementsAre(4, 6, 5, 7));
+  // [E, F, H]: [[4, 5], [6, 7]] transposed
+  EXPECT_THAT(store.Find("experts.1.down_proj.weight")->master(), ElementsAre(4, 6, 5, 7));
 }
 
 TEST_F(HfWeightsTest, FrozenMatricesOf16BitsAreLoadedWithoutMasters) {
-  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
-  ASSERT_TRUE(weights.ok()) << weights.status();
+  const LayerWeights weights = GptOss();
   ParameterStore store(DType::kBFloat16, 0);
-  const auto add = [&](const char* name, int64_t rows, int64_t cols) {
-    return *store.Add(
-        {.name = name, .rows = rows, .cols = cols, .init_std = 0, .trainable = false});
-  };
-  add("gate.weight", 2, 2);
-  add("gate.bias", 1, 2);
-  const Parameter* const gate_up = add("experts.1.gate_up_proj.weight", 4, 2);
-  const Parameter* const bias = add("experts.1.gate_up_proj.bias", 1, 4);
-  add("experts.1.down_proj.weight", 2, 2);
-  add("experts.1.down_proj.bias", 1, 2);
+  AddLayer("", store, {.trainable = false});
   const auto stream = MakeInlineStream();
-  ASSERT_TRUE(weights->Load(store, *stream, *stream).ok());
-  EXPECT_THAT(*gate_up->ReadMaster(*stream), ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
-  EXPECT_THAT(bias->master(), ElementsAre(4, 6, 5, 7));
+  ASSERT_TRUE(weights.Load(store, *stream, *stream).ok());
+  EXPECT_THAT(*store.Find("experts.1.gate_up_proj.weight")->ReadMaster(*stream),
+              ElementsAre(8, 12, 10, 14, 9, 13, 11, 15));
+  EXPECT_THAT(store.Find("experts.1.gate_up_proj.bias")->master(), ElementsAre(4, 6, 5, 7));
   EXPECT_EQ(store.bytes(), (4 + 8 + 4) * 2 + (2 + 4 + 2) * 6);
 }
 
-// All that a rank with expert 1 has of a gpt-oss layer, zeros.
-void AddLayer(const std::string& prefix, ParameterStore& store) {
-  for (const auto& [name, rows, cols] : std::vector<std::tuple<std::string, int64_t, int64_t>>{
-           {"gate.weight", 2, 2},
-           {"gate.bias", 1, 2},
-           {"experts.1.gate_up_proj.weight", 4, 2},
-           {"experts.1.gate_up_proj.bias", 1, 4},
-           {"experts.1.down_proj.weight", 2, 2},
-           {"experts.1.down_proj.bias", 1, 2}}) {
-    const ParameterSpec spec = {
-        .name = prefix + name, .rows = rows, .cols = cols, .initializer = Initializer::kZeros};
-    EXPECT_TRUE(store.Add(spec).ok());
-  }
-}
-
 TEST_F(HfWeightsTest, LayersOfOneStoreAreLoadedByTheirPrefixes) {
-  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
-  ASSERT_TRUE(weights.ok()) << weights.status();
+  const LayerWeights weights = GptOss();
   ParameterStore store(DType::kFloat32, 0);
   for (const char* prefix : {"layers.1.", "layers.10."}) AddLayer(prefix, store);
   const auto stream = MakeInlineStream();
@@ -150,21 +140,20 @@ TEST_F(HfWeightsTest, LayersOfOneStoreAreLoadedByTheirPrefixes) {
     return std::count_if(all.begin(), all.end(),
                          [](const auto& parameter) { return parameter->master().back() != 0; });
   };
-  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layers.1.").ok());
+  ASSERT_TRUE(weights.Load(store, *stream, *stream, "layers.1.").ok());
   EXPECT_EQ(loaded(0), 6);
   EXPECT_EQ(loaded(1), 0);
-  ASSERT_TRUE(weights->Load(store, *stream, *stream, "layers.10.").ok());
+  ASSERT_TRUE(weights.Load(store, *stream, *stream, "layers.10.").ok());
   EXPECT_EQ(loaded(1), 6);
 }
 
 TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
-  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
-  ASSERT_TRUE(weights.ok()) << weights.status();
+  const LayerWeights weights = GptOss();
   ParameterStore store(DType::kFloat32, 0);
   const auto stream = MakeInlineStream();
   const auto expect_refused = [&](absl::string_view prefix, absl::StatusCode code,
                                   const std::string& named) {
-    const absl::Status status = weights->Load(store, *stream, *stream, prefix);
+    const absl::Status status = weights.Load(store, *stream, *stream, prefix);
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(named));
   };
@@ -188,7 +177,7 @@ TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
   add("bare.gate.weight", 2, 2);
   expect_refused("bare.", kInvalid, "'bare.gate.bias' is not in the store");
   add("bare.gate.bias", 1, 2);
-  EXPECT_TRUE(weights->Load(store, *stream, *stream, "bare.").ok());  // a rank without experts
+  EXPECT_TRUE(weights.Load(store, *stream, *stream, "bare.").ok());  // a rank without experts
   add("bare.experts.0.down_proj.weight", 2, 2);
   expect_refused("bare.", kInvalid, "'bare.experts.0.down_proj.bias' is not in the store");
   for (const auto& parameter : store.parameters()) {
@@ -198,9 +187,8 @@ TEST_F(HfWeightsTest, LoadRefusesWhatIsNotTheWholeLayerNamingTheParameter) {
 }
 
 TEST_F(HfWeightsTest, GradientsGoBackWhereWeightsCameFrom) {
-  const auto weights = Find(kGptOssConfig, WriteTensors(GptOssTensors("model.layers.0.mlp.")));
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  LayerGradients gradients(*weights);
+  const LayerWeights weights = GptOss();
+  LayerGradients gradients(weights);
   ASSERT_TRUE(gradients.Set(ParameterKind::kExpertGateUp, 1, {8, 12, 10, 14, 9, 13, 11, 15}).ok());
   EXPECT_FALSE(gradients.Set(ParameterKind::kExpertGateUp, 1, {1, 2}).ok());
   ASSERT_EQ(gradients.tensors().size(), 6u);

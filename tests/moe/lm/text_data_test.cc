@@ -2,13 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
+
+#include "tests/moe/io/io_test.h"
 
 namespace moe::lm {
 namespace {
@@ -19,26 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPeriod = kHeldOutBlock * kHeldOutEvery;
 
-// A folder of its own for every test.
-class TextDataTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    root_ = fs::path(::testing::TempDir()) /
-            ("text_data_" + std::to_string(getpid()) + "_" + test->name());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  std::string Write(const std::string& name, const std::string& bytes) {
-    const fs::path path = root_ / name;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path.string();
-  }
-
-  fs::path root_;
-};
+using TextDataTest = IoTest;
 
 // A text whose bytes tell their place: never 0, and blocks differ.
 std::string Text(int64_t bytes) {
@@ -89,6 +70,7 @@ TEST_F(TextDataTest, BlocksRunAcrossFiles) {
 
 TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
   const std::string text = Text(kPeriod);
+  fs::create_directories(root_ / "text/c");
   const std::string b = Write("text/b", text);
   const std::string c = Write("text/c/z", text);
   const std::string upper = Write("text/Z", text);  // by bytes: before the small letters
@@ -97,7 +79,7 @@ TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
   const std::string outside = Write("outside", text);
   fs::create_symlink(outside, root_ / "text/a_link");
   fs::create_directory_symlink(root_ / "text/c", root_ / "text/folder_link");
-  const auto corpus = ReadCorpus({(root_ / "text").string()}, 16).value();
+  const auto corpus = ReadCorpus({Path("text")}, 16).value();
   EXPECT_THAT(corpus.files, ElementsAre(upper, b, c));
   EXPECT_EQ(corpus.skipped_files, 4);
   EXPECT_EQ(corpus.train.size() + corpus.held_out.size(), 3 * kPeriod);
@@ -106,16 +88,17 @@ TEST_F(TextDataTest, WalksFoldersInNameOrderAndSkipsWhatIsNoText) {
 TEST_F(TextDataTest, NamedSymbolicLinksAreFollowed) {
   const std::string text = Text(kPeriod);
   fs::create_symlink(Write("file", text), root_ / "file_link");
+  fs::create_directory(root_ / "folder");
   Write("folder/a", text);
   fs::create_directory_symlink(root_ / "folder", root_ / "folder_link");
-  const std::string file_link = (root_ / "file_link").string();
-  const std::string folder_link = (root_ / "folder_link").string();
+  const std::string file_link = Path("file_link");
+  const std::string folder_link = Path("folder_link");
   const auto corpus = ReadCorpus({file_link, folder_link}, 16).value();
   EXPECT_THAT(corpus.files, ElementsAre(file_link, folder_link + "/a"));
 }
 
 TEST_F(TextDataTest, NamedPathsMustHoldText) {
-  const std::string missing = (root_ / "missing").string();
+  const std::string missing = Path("missing");
   EXPECT_EQ(ReadCorpus({missing}, 16).status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ReadCorpus({missing}, 16).status().message()), HasSubstr(missing));
   const std::string empty = Write("empty", "");
@@ -123,8 +106,7 @@ TEST_F(TextDataTest, NamedPathsMustHoldText) {
   EXPECT_THAT(std::string(ReadCorpus({empty}, 16).status().message()), HasSubstr("is empty"));
   EXPECT_EQ(ReadCorpus({"/dev/null"}, 16).status().code(), absl::StatusCode::kInvalidArgument);
   fs::create_directory(root_ / "folder");
-  EXPECT_EQ(ReadCorpus({(root_ / "folder").string()}, 16).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadCorpus({Path("folder")}, 16).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadCorpus({}, 16).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
